@@ -26,7 +26,7 @@ from eagle_eye.agent.node_check.runner import OUTPUT_BYTES_MAX, Ran
 from eagle_eye.agent.processes.process_registry import TrainingProcess
 from eagle_eye.schema.configuration import ConfigurationError
 from tests.agent.fakes import REPOSITORY, until
-from tests.agent.test_evidence_requests import Desk
+from tests.agent.test_evidence_requests import EvidenceSite
 
 REPORT = {"verdict": "healthy", "reason": "fine", "refused": False, "checks": []}
 RANK = TrainingProcess(4711, "llm", 3, 8, 0)
@@ -198,17 +198,17 @@ def test_what_does_not_fit_waits_with_the_server(host: Host) -> None:
 
 
 def test_requests_for_evidence_and_for_checks_do_not_mind_each_other(host: Host) -> None:
-    desk = Desk()
+    evidence = EvidenceSite()
     asked = [
         {"id": "ev_1", "kind": "evidence", "deadline_s": 20.0, "job": "j", "attempt": 0},
         {"id": "chk_1", "kind": "node_check", "deadline_s": 20.0},
     ]
-    for taker in (desk.requests, host.checks):
+    for taker in (evidence.requests, host.checks):
         assert isinstance(taker, (EvidenceRequests, NodeChecks))
         taker.answered({"requests": asked})
-    until(lambda: len(host.sent) == 2 and len(desk.sent) == 1)
-    assert desk.drops.snapshot() == host.drops.snapshot() == {}
-    desk.requests.close()
+    until(lambda: len(host.sent) == 2 and len(evidence.sent) == 1)
+    assert evidence.drops.snapshot() == host.drops.snapshot() == {}
+    evidence.requests.close()
 
 
 def python(code: str) -> list[str]:

@@ -13,7 +13,7 @@ import pytest
 
 from eagle_eye.agent.collectors.processes import SETTLE_S, ProcessesCollector
 from eagle_eye.agent.loop.drops import Drops
-from eagle_eye.agent.processes.exit_watcher import Ends, exits_are_told
+from eagle_eye.agent.processes.exit_watcher import Ends, exits_are_reported
 from eagle_eye.agent.processes.process_registry import TrainingProcesses
 from eagle_eye.detectors.progress.process_exit import ProcessExit
 from eagle_eye.detectors.types import Happening, Verdict
@@ -21,7 +21,7 @@ from eagle_eye.schema.events import Event
 from tests.agent.fakes import REPOSITORY, FakeClock, Listener, script, until
 from tests.detectors.windows import NOW_S, Story
 
-KERNEL_TELLS = exits_are_told(os.uname().release)
+KERNEL_TELLS = exits_are_reported(os.uname().release)
 # Maps a file of torch's name, starts a data loader that inherits everything, and ends as it is told.
 TRAINING = """
     import mmap, os, signal, sys
@@ -158,11 +158,11 @@ def test_the_hook_of_the_same_process_says_the_same(
 
 
 @pytest.mark.parametrize(
-    ("release", "told"),
+    ("release", "reported"),
     [("6.15.0", True), ("6.18.44-fc", True), ("7.0", True), ("6.14.9", False), ("5.14.0-503.el9", False), ("x", False)],
 )
-def test_which_kernels_tell_every_exit_code(release: str, told: bool) -> None:
-    assert exits_are_told(release) == told
+def test_which_kernels_tell_every_exit_code(release: str, reported: bool) -> None:
+    assert exits_are_reported(release) == reported
 
 
 def test_on_an_older_kernel_a_code_that_could_be_read_by_chance_is_not() -> None:

@@ -149,7 +149,7 @@ def test_a_manager_that_has_gone_is_one_warning(
     for _ in range(5):
         clock.advance(100.0)
         manager.alive()
-    assert caplog.text.count("cannot be told") == 1
+    assert caplog.text.count("cannot be notified") == 1
 
 
 def test_a_manager_that_does_not_read_is_not_waited_for(systemd: Systemd) -> None:

@@ -180,7 +180,7 @@ def test_a_dead_group_does_not_run_though_the_last_quorum_had_it(world: Trio) ->
 
 def test_the_server_hears_of_the_job_where_that_is_wanted(world: Trio) -> None:
     assert world.orchestrator.jobs() == {}
-    world.terms = replace(world.terms, told=True)
+    world.terms = replace(world.terms, reported=True)
     assert world.reopened().jobs() == {"llm": JobUpdate(0, "running")}
 
 

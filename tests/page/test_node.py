@@ -70,7 +70,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
         )
         out = Node(node="n1", state="excluded", reason="new cable", updated_s=now_s - 40, by="tok_1")
         found = compared(None, "GPU-1", Comparison("chk_0", "n7", now_s - 900, 45.0, 4_000.0, 2.0))
-        started.front.services.store.commit(
+        started.dispatcher.services.store.commit(
             Change(
                 nodes=(out,),
                 incidents=(bad,),

@@ -187,9 +187,9 @@ def _run_sending(configuration: AgentConfiguration, *, once: bool) -> int:
 
         exposition = Exposition(configuration.node, agent_version(), drops, delivery, assembly.nvml.devices_by_uuid)
         uplink.start()
-        with contextlib.ExitStack() as open_doors:
+        with contextlib.ExitStack() as servers:
             if configuration.nvrx_health_socket and not once:
-                open_doors.callback(_answer_nvrx(configuration, drops).stop)
+                servers.callback(_answer_nvrx(configuration, drops).stop)
             common = (drops, clock, wake, exposition, uplink.notify, base)
             _run_loop(configuration, assembly, spool, *common, once=once)
         uplink.stop(FLUSH_ONCE_S if once else FLUSH_S)
@@ -279,8 +279,8 @@ def _check(configuration: AgentConfiguration, gpus: int | None) -> int:
         for runner in runners:
             runner.close()
     verdict = judge(ticks[-1], gpus, _changed_s(folder / REPAIRED_FILE))
-    told, unseen = lines(verdict)
-    for line in told:
+    reported, unseen = lines(verdict)
+    for line in reported:
         print(line)
     for line in unseen:
         print(line, file=sys.stderr)

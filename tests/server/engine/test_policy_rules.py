@@ -252,5 +252,5 @@ def test_what_no_pace_can_show_is_told_of_whatever_it_would_save() -> None:
     ],
 )
 def test_what_is_new_cheap_doubtful_or_perhaps_its_work_drains_nobody(changes: dict[str, Any]) -> None:
-    told = incident(**{**ONE_KIND, "slowdown_ratio": 0.2, "onset_s": NOW_S - 400, **changes})
-    assert decide(told, situation(settings=act())).kind == "notify"
+    reported = incident(**{**ONE_KIND, "slowdown_ratio": 0.2, "onset_s": NOW_S - 400, **changes})
+    assert decide(reported, situation(settings=act())).kind == "notify"

@@ -364,9 +364,9 @@ def _event(news: News, devices: Mapping[str, int], boot_s: float, named: Callabl
         text += f" ({news.more} more until {until:%Y-%m-%dT%H:%M:%SZ})"
     if said.kind == "host_error":
         what, _, part = said.subject.partition(" ")
-        told = {"what": what, "device": part, "text": text}
+        reported = {"what": what, "device": part, "text": text}
         if what.startswith("nic_"):
-            told["link"] = named(part)
-        return Event(time_s, said.kind, device, {key: value for key, value in told.items() if value})
+            reported["link"] = named(part)
+        return Event(time_s, said.kind, device, {key: value for key, value in reported.items() if value})
     attributes: dict[str, Any] = {"text": text} if said.kind == "machine_check" else {"code": said.code, "text": text}
     return Event(time_s, said.kind, device, attributes)

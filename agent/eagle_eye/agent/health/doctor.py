@@ -92,7 +92,7 @@ def standings(collectors: Sequence[Collector], within_s: float = COLLECT_S) -> l
 
 
 def table(findings: Sequence[HostFinding], out: TextIO, *, colours: bool) -> None:
-    """Write the findings as aligned lines, what to do below each, and how many there are."""
+    """Write the findings as aligned lines, what to do below each, and how many there are; a GPU host has no rich."""
     width = max((len(finding.subject) for finding in findings), default=0)
     for finding in findings:
         state = f"{finding.state:<11}"

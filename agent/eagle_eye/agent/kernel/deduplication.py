@@ -26,11 +26,11 @@ class News(NamedTuple):
 
 
 @dataclass
-class _Told:
+class _Reported:
     """What was told last of a message, and what has been folded since."""
 
     message: Message
-    told_s: float
+    reported_s: float
     last_s: float
     more: int = 0
 
@@ -44,37 +44,37 @@ class Repeats:
     """
 
     def __init__(self) -> None:
-        self._told: dict[tuple[str, str, str], _Told] = {}
+        self._reported: dict[tuple[str, str, str], _Reported] = {}
 
     def add(self, message: Message, at_s: float) -> list[News]:
         """Take a message; return what is to be told now."""
         key = (message.kind, message.subject, message.address)
         fold_s = _fold_s(message)
-        known = self._told.get(key)
+        known = self._reported.get(key)
         news: list[News] = []
         if known is not None:
-            if known.more and at_s - known.told_s > fold_s:
+            if known.more and at_s - known.reported_s > fold_s:
                 news.append(_fold(known))
-            if at_s - known.told_s <= fold_s:
+            if at_s - known.reported_s <= fold_s:
                 known.more += 1
                 known.last_s = max(known.last_s, at_s)
                 return news
-            del self._told[key]  # so that the order is that of their telling
-        elif len(self._told) >= KEYS_MAX:
-            oldest = self._told.pop(next(iter(self._told)))
+            del self._reported[key]  # so that the order is that of their telling
+        elif len(self._reported) >= KEYS_MAX:
+            oldest = self._reported.pop(next(iter(self._reported)))
             news += [_fold(oldest)] if oldest.more else []
-        self._told[key] = _Told(message, at_s, at_s)
+        self._reported[key] = _Reported(message, at_s, at_s)
         return [*news, News(message, at_s)]
 
     def due(self, now_s: float) -> list[News]:
         """Return the repeats whose time is over at ``now_s``, and forget what has not been repeated."""
         news: list[News] = []
-        for key, known in list(self._told.items()):
-            if now_s - known.told_s > _fold_s(known.message):
+        for key, known in list(self._reported.items()):
+            if now_s - known.reported_s > _fold_s(known.message):
                 if known.more:
                     news.append(_fold(known))
                 else:
-                    del self._told[key]
+                    del self._reported[key]
         return news
 
 
@@ -82,9 +82,9 @@ def _fold_s(message: Message) -> float:
     return KILLS_FOLD_S if message.kind == "oom_kill" else FOLD_S
 
 
-def _fold(known: _Told) -> News:
+def _fold(known: _Reported) -> News:
     news = News(known.message, known.last_s, known.more)
-    known.told_s, known.more = known.last_s, 0
+    known.reported_s, known.more = known.last_s, 0
     return news
 
 
@@ -93,7 +93,7 @@ class _Link:
     """A link's state as it is and as it was told; ``changes`` since ``minute_s``."""
 
     kind: Kind
-    told: Kind
+    reported: Kind
     last_s: float
     minute_s: float
     changes: int = 1
@@ -122,14 +122,14 @@ class LinkChanges:
         known.changes += 1
         if known.changes > CHANGES_MAX:
             return []
-        known.told = message.kind
+        known.reported = message.kind
         return [News(message, at_s)]
 
     def due(self, now_s: float) -> list[News]:
         """Return the states in which links that changed too often ended up."""
         news: list[News] = []
         for link, known in self._links.items():
-            if known.told != known.kind and now_s - known.minute_s > FOLD_S:
-                known.told = known.kind
+            if known.reported != known.kind and now_s - known.minute_s > FOLD_S:
+                known.reported = known.kind
                 news.append(News(Message(known.kind, link), known.last_s))
         return news

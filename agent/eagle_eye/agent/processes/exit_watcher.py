@@ -12,7 +12,7 @@ from typing import Protocol
 
 from eagle_eye.agent.processes.process_exit import exit_code, is_running, open_pidfd
 
-TOLD_SINCE = (6, 15)  # Linux that keeps the exit code for whoever holds a pidfd (PIDFD_GET_INFO)
+REPORTED_SINCE = (6, 15)  # Linux that keeps the exit code for whoever holds a pidfd (PIDFD_GET_INFO)
 
 Ended = Callable[[int, "int | None"], None]  # a process's id and its exit code
 
@@ -37,10 +37,10 @@ class Watcher(Protocol):
         ...
 
 
-def exits_are_told(release: str) -> bool:
+def exits_are_reported(release: str) -> bool:
     """Whether this kernel tells every exit code to whoever holds a pidfd; older ones only to the parent for certain."""
     found = re.match(r"(\d+)\.(\d+)", release)
-    return found is not None and (int(found[1]), int(found[2])) >= TOLD_SINCE
+    return found is not None and (int(found[1]), int(found[2])) >= REPORTED_SINCE
 
 
 class Ends:
@@ -52,7 +52,7 @@ class Ends:
 
     def __init__(self, ended: Ended, release: str = os.uname().release) -> None:
         self._ended = ended
-        self._told = exits_are_told(release)
+        self._reported = exits_are_reported(release)
         self._pidfds: dict[int, int] = {}  # by process
         self._polled: set[int] = set()  # processes that the system gave no descriptor for
         self._lock = threading.Lock()
@@ -115,7 +115,7 @@ class Ends:
             with self._lock:
                 # Asked again: a descriptor may have been closed since, and its number given to another process's.
                 ended = [(pid, pidfd) for pid, pidfd in self._pidfds.items() if pidfd in ready and _is_ready(pidfd)]
-                codes = {pid: exit_code(pid, pidfd) if self._told else None for pid, pidfd in ended}
+                codes = {pid: exit_code(pid, pidfd) if self._reported else None for pid, pidfd in ended}
                 for pid, pidfd in ended:
                     del self._pidfds[pid]
                     self._close(pidfd)

@@ -81,8 +81,8 @@ class Hang:
         if culprit is not None:
             # Where GPUs alone accuse, one rank's write or evaluation that nobody announces is not told of.
             due = state.ripe or ("rank_process" in kinds and state.outlasts_pauses)
-            told = bool(kinds & RANKS_SAY) or (due and not works(window, culprit, state.advanced_s))
-            return [self._verdict(window, state, culprit, kinds, silent, lag)] if told else []
+            raised = bool(kinds & RANKS_SAY) or (due and not works(window, culprit, state.advanced_s))
+            return [self._verdict(window, state, culprit, kinds, silent, lag)] if raised else []
         return self._unknown(window, state, lag)
 
     def _within_usual_pause(self, window: Window, state: Progress, silent: set[int]) -> list[Verdict]:

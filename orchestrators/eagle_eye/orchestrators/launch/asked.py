@@ -38,8 +38,8 @@ def _exclude(rules: Rules, state: State, wish: on.ExcludeAsked) -> Step:
     if wish.now:
         state = _distrusting(state, wish.over_attempt, wish.distrust_since_s)
     if nodes <= state.excluded:
-        told: list[to.Order] = [to.Persist()] if state.distrust_since_s != known_s else []
-        return state, [*told, to.Answer(wish.request, True, f"{named}: excluded already")]
+        reported: list[to.Order] = [to.Persist()] if state.distrust_since_s != known_s else []
+        return state, [*reported, to.Answer(wish.request, True, f"{named}: excluded already")]
     if not wish.now:
         state = replace(state, draining=state.draining | (nodes - state.excluded))
         text = f"{named}: not used from the next start on, if the job can do without"

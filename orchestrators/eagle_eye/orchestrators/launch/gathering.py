@@ -143,7 +143,7 @@ def renew(
     """While gathering: the ranks of these of the ``kept`` nodes are stopped after all, and new in the attempt."""
     kept = state.kept - nodes
     scope: RestartScope = "rank" if kept else "job"
-    told = {"from": state.scope, "to": scope, "reason": reason, "stay": sorted(kept)}
+    reported = {"from": state.scope, "to": scope, "reason": reason, "stay": sorted(kept)}
     alive = nodes - state.lost
     state = replace(
         state,
@@ -153,7 +153,7 @@ def renew(
         regroup_due_s=now.monotonic_s + rules.regroup_within_s if kept else NEVER_S,
     )  # fmt: skip
     stop = to.StopRanks(tuple(node for node in state.members if node in alive))
-    return consider(rules, state, now, [*(orders or []), to.Say("widened", told), stop])
+    return consider(rules, state, now, [*(orders or []), to.Say("widened", reported), stop])
 
 
 def abandon(rules: Rules, state: State, why: dict[str, str], now: on.Moment) -> Step:

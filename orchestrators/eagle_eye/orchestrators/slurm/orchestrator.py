@@ -117,7 +117,7 @@ class SlurmOrchestrator:
 
     def pace_left(self) -> dict[str, float | None]:
         """Return what is left of running jobs' pace without one of their nodes, by plan; None where a spare is free."""
-        told: dict[str, float | None] = {}
+        reported: dict[str, float | None] = {}
         for job in self.plans:
             job_id = self.names.id_of(job)
             found = () if job_id is None else self.cluster.jobs(job_id)
@@ -125,8 +125,8 @@ class SlurmOrchestrator:
             if plan is not None:
                 nodes = sum(one.nodes_wanted for one in found)
                 spare = self.restarting.room(found, (), plan).free > nodes
-                told[job] = None if spare else pace_left_ratio(plan, nodes)
-        return told
+                reported[job] = None if spare else pace_left_ratio(plan, nodes)
+        return reported
 
     def preview(self, request: Exclusion | Restart) -> str:
         """Return what would be done. Raises CannotCarryOutError where it would be refused."""

@@ -55,7 +55,7 @@ class ErrorCount(NamedTuple):
         return ErrorCount(self.times + other.times, min(self.first_s, other.first_s), max(self.last_s, other.last_s))
 
 
-def told(node: str, device: int, attributes: Mapping[str, Any], time_s: float) -> GpuReport | None:
+def reported(node: str, device: int, attributes: Mapping[str, Any], time_s: float) -> GpuReport | None:
     """Return what an inventory event says, None when it is not to be believed."""
     uuid, model = attributes.get("uuid"), attributes.get("model")
     if not isinstance(uuid, str) or not 0 < len(uuid) <= UUID_CHARS_MAX or not uuid.isprintable() or device < 0:
@@ -91,11 +91,11 @@ def seated(known: Gpu | None, now: GpuReport) -> Gpu:
             first_seen_s=now.time_s,
             seen_s=now.time_s,
         )
-        return _as_told(first, now)
+        return _as_reported(first, now)
     if now.time_s <= known.seen_s:
         return known
     if (now.node, now.device) == (known.node, known.device):
-        return _as_told(known, now)
+        return _as_reported(known, now)
     moves = [*known.moves, Seat(known.node, known.device, known.since_s, now.time_s)]
     moved = replace(
         known,
@@ -107,10 +107,10 @@ def seated(known: Gpu | None, now: GpuReport) -> Gpu:
         moves=moves[-MOVES_KEPT:],
         moves_dropped=known.moves_dropped + max(0, len(moves) - MOVES_KEPT),
     )
-    return _as_told(moved, now)
+    return _as_reported(moved, now)
 
 
-def _as_told(known: Gpu, now: GpuReport) -> Gpu:
+def _as_reported(known: Gpu, now: GpuReport) -> Gpu:
     return replace(
         known,
         seen_s=now.time_s,
@@ -126,7 +126,7 @@ def _as_told(known: Gpu, now: GpuReport) -> Gpu:
 class Stock(NamedTuple):
     """What a node tells of by its last look at its GPUs, and what it told of before and does no longer."""
 
-    told: tuple[Gpu, ...]
+    reported: tuple[Gpu, ...]
     missing: tuple[Gpu, ...]
 
 
@@ -136,18 +136,18 @@ def stock(gpus: Sequence[Gpu]) -> Stock | None:
     One in whose place another has come since, from elsewhere or new, is not missed.
     """
     newest_s = max((gpu.seen_s for gpu in gpus), default=0.0)
-    told = tuple(gpu for gpu in gpus if newest_s - gpu.seen_s <= TOGETHER_S)
-    if not told or any(gpu.told_with != len(told) for gpu in told):
+    reported = tuple(gpu for gpu in gpus if newest_s - gpu.seen_s <= TOGETHER_S)
+    if not reported or any(gpu.told_with != len(reported) for gpu in reported):
         return None
     gone = [gpu for gpu in gpus if TOGETHER_S < newest_s - gpu.seen_s <= MISSED_S]
-    came_s = sorted(_came_s(gpu) for gpu in told)
+    came_s = sorted(_came_s(gpu) for gpu in reported)
     missing = []
     for gpu in sorted(gone, key=lambda gpu: -gpu.seen_s):
         if came_s and came_s[-1] > gpu.seen_s:
             came_s.pop()  # it was exchanged
         else:
             missing.append(gpu)
-    return Stock(told, tuple(missing))
+    return Stock(reported, tuple(missing))
 
 
 def _came_s(gpu: Gpu) -> float:

@@ -1,4 +1,4 @@
-"""Series of a metric as what a picture shows: the accused's course and the band of its peers. Pure.
+"""Series of a metric as what a chart shows: the accused's course and the band of its peers. Pure.
 
 NaN: nothing was observed, which is never the same as 0.
 """

@@ -1,7 +1,7 @@
 """From named to gone: how soon a slow or hanging node leaves its job, and that one that was given more work stays.
 
-    python -m benchmarks.detection.leaving
-    python -m benchmarks.detection.leaving --traces 40 --first-seed 84000000 --physics second
+    python -m benchmarks.detection.exclusions
+    python -m benchmarks.detection.exclusions --traces 40 --first-seed 84000000 --physics second
 
 Each group has simulated traces of its own seeds. ``slow``: a GPU or node computes at least 1.3 times as long, nothing
 else is wrong, and the work is equal; sites with collective timings, without, and without what profiling counters show.

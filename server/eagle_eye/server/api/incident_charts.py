@@ -47,7 +47,7 @@ from eagle_eye.server.store.store import (
 
 WHERE_MAX = 16  # nodes of an incident of which is told where they are
 AUDIT_MAX = 400
-ACTIONS_TOLD_MAX = 100
+ACTIONS_REPORTED_MAX = 100
 EMPTY_STEPS = 5  # that are shown before the first observation
 
 router = APIRouter(prefix="/api/v1/incidents", tags=["incidents"])
@@ -71,7 +71,7 @@ Parts = Annotated[Needs, Depends(services)]
 
 
 @router.get("/{incident}/picture")
-def picture(
+def chart(
     parts: Parts,
     _: Reader,
     incident: str,
@@ -91,7 +91,7 @@ def picture(
     panel = _panel(record, metric, node, device)
     start_s, end_s = moments(start, end, around(record, parts.clock.now_s()))
     if end_s - start_s > LENGTH_S_MAX:
-        raise Refusal(400, "too_much", f"{end_s - start_s:.0f} s; a picture shows {LENGTH_S_MAX:.0f} s at most")
+        raise Refusal(400, "too_much", f"{end_s - start_s:.0f} s; a chart shows {LENGTH_S_MAX:.0f} s at most")
     with parts.turns.one():
         who = _cast(parts, record, panel)
         drawing = panel.drawing
@@ -112,11 +112,11 @@ def dossier(parts: Parts, _: Reader, incident: str) -> Response:
     """What a person needs in order to act: where the accused are, what to type, what happened, what can be drawn."""
     record = found(parts, INCIDENTS, incident)
     store = parts.store
-    actions = store.actions_of(incident)[-ACTIONS_TOLD_MAX:]
+    actions = store.actions_of(incident)[-ACTIONS_REPORTED_MAX:]
     gathered = store.page(EVIDENCE, {"incident_id": incident}, limit=PAGE_LIMIT_MAX).items
     deliveries = store.page(DELIVERIES, {"group": incident}, limit=PAGE_LIMIT_MAX)
     audit = store.audit(limit=AUDIT_MAX, subject=[incident, *(action.id for action in actions)])
-    told = story(record, actions, deliveries.items, gathered, audit.items[::-1])
+    reported = story(record, actions, deliveries.items, gathered, audit.items[::-1])
     blamed = dict.fromkeys([*([record.node] if record.node else []), *record.nodes])
     blamed.update(dict.fromkeys(name for action in actions for name in action.exclude))
     nodes = {name: node for name in list(blamed)[:WHERE_MAX] if (node := store.get(NODES, name)) is not None}
@@ -137,11 +137,11 @@ def dossier(parts: Parts, _: Reader, incident: str) -> Response:
             "deliveries": [views.delivery(delivery) for delivery in deliveries.items],
             "story": [
                 {"time": rfc3339(e.time_s), "kind": e.kind, "text": e.text, "id": e.id, "who": e.who}
-                for e in told.entries
+                for e in reported.entries
             ],
-            "story_left_out": told.left_out,
+            "story_left_out": reported.left_out,
             "cut": deliveries.next is not None or audit.next is not None,
-            "panels": [_told(panel) for panel in panels(record.evidence, "" if fault is None else fault.trouble)],
+            "panels": [_reported(panel) for panel in panels(record.evidence, "" if fault is None else fault.trouble)],
         }
     )
 
@@ -192,10 +192,10 @@ def _drawn(
 ) -> dict[str, Any]:
     drawing = panel.drawing
     name = _name(who)
-    told_s = max(record.detected_s, record.onset_s)
+    reported_s = max(record.detected_s, record.onset_s)
     return {
         "incident_id": record.id,
-        **_told(panel),
+        **_reported(panel),
         "shows": sentence.what(drawing.metric, drawing),
         "start": rfc3339(shown.start_s),
         "end": rfc3339(shown.end_s),
@@ -222,7 +222,7 @@ def _drawn(
             }
             for first, last in bands.silences(got)
         ],
-        "said": sentence.said(got, shown, drawing, who, name, told_s),
+        "said": sentence.said(got, shown, drawing, who, name, reported_s),
         "resolutions": resolutions(spans),
     }
 
@@ -248,7 +248,7 @@ def _number(value: float) -> float | str | None:
     return float(f"{value:.7g}") if abs(value) < 1e7 else value
 
 
-def _told(panel: Panel) -> dict[str, Any]:
+def _reported(panel: Panel) -> dict[str, Any]:
     drawing = panel.drawing
     return {
         "metric": drawing.metric.name,

@@ -12,7 +12,7 @@ from eagle_eye.schema.action import EvidenceItem, MemberRank
 from eagle_eye.schema.events import Event
 from eagle_eye.schema.frame import Frame, Rank, block
 from eagle_eye.schema.metrics import Scope
-from eagle_eye.server.api import job_pictures
+from eagle_eye.server.api import job_charts
 from eagle_eye.server.history.embedded_history import EmbeddedHistory
 from eagle_eye.server.model.account_records import Attempt, AttemptMembers, Gpu
 from eagle_eye.server.model.records import AuditEntry, Delivery, Job, Node
@@ -75,7 +75,7 @@ def server(tmp_path_factory: pytest.TempPathFactory, clock: FakeClock) -> Iterat
         other = Job(
             job="notebook", attempt=0, state="running", ranks=[MemberRank(0, "n1", 7)], restart_owner="", updated_s=NOW
         )
-        started.front.services.store.commit(
+        started.dispatcher.services.store.commit(
             Change(
                 incidents=(
                     incident(evidence=[COMPUTE], **SLOW),
@@ -168,7 +168,7 @@ def test_a_dossier_says_where_the_accused_is_and_what_to_type(server: Running) -
 def test_a_job_of_which_even_one_node_has_many_frames_still_has_a_course(
     server: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(job_pictures, "FRAMES_MAX", 1)
+    monkeypatch.setattr(job_charts, "FRAMES_MAX", 1)
     found = server.client.get("/api/v1/jobs/job/course").json()
     assert found["nodes_read"] == 1
     assert any(value is not None for value in found["series"]["step_seconds"]["median"])
@@ -218,13 +218,13 @@ def test_old_pictures_are_drawn_from_minutes(tmp_path: Path) -> None:
         for node in NODES[:4]:
             times = [start_s + at for at in range(0, 600, 5)]
             server.send(body(*(sample(node, at, time_s) for at, time_s in enumerate(times, 1)), sent_s=NOW))
-        history = server.front.services.history
+        history = server.dispatcher.services.history
         assert isinstance(history, EmbeddedHistory)
         compact(history)
         clock.advance(7_200)
         keep_up(history)
         known = incident(evidence=[COMPUTE], **SLOW | {"onset_s": start_s, "detected_s": start_s + 300})
-        server.front.services.store.commit(Change(incidents=(known,)))
+        server.dispatcher.services.store.commit(Change(incidents=(known,)))
         found = picture(server, start=start_s, end=start_s + 3_600, points=60)
         assert found["step_seconds"] == 60.0
         assert [one["resolution_seconds"] for one in found["resolutions"]] == [60]
@@ -236,15 +236,15 @@ def test_racks_and_switches_come_from_the_sites_file(tmp_path: Path) -> None:
     places = tmp_path / "places.json"
     places.write_text('{"rack_of_node": {"n1": "r12"}, "switch_of_node": {"n1": "leaf-3"}}')
     with running(tmp_path / "data", topology_file=str(places)) as server:
-        server.front.services.store.commit(Change(incidents=(incident(),)))
+        server.dispatcher.services.store.commit(Change(incidents=(incident(),)))
         (place,) = server.client.get("/api/v1/incidents/inc_1/dossier").json()["where"]
         assert (place["rack"], place["switch"]) == ("r12", "leaf-3")
 
 
 def test_inventory_events_bring_address_and_serial(tmp_path: Path) -> None:
-    told = {"uuid": "GPU-9", "model": "H100", "pci_address": "0000:1b:00.0", "serial": "16520\n"}
+    reported = {"uuid": "GPU-9", "model": "H100", "pci_address": "0000:1b:00.0", "serial": "16520\n"}
     with running(tmp_path) as server:
-        server.send(body(frame(events=[Event(NOW, "inventory", 3, told)])))
-        server.front.services.bookkeeper.look([], NOW)
+        server.send(body(frame(events=[Event(NOW, "inventory", 3, reported)])))
+        server.dispatcher.services.bookkeeper.look([], NOW)
         found = server.client.get("/api/v1/gpus/GPU-9").json()
         assert (found["device"], found["pci_address"], found["serial"]) == (3, "0000:1b:00.0", "")

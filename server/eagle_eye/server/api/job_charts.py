@@ -13,7 +13,7 @@ from eagle_eye.server.accounts.archive import Archive
 from eagle_eye.server.accounts.goodput import clipped
 from eagle_eye.server.accounts.timeline import TimelineSpan
 from eagle_eye.server.api.history import moments
-from eagle_eye.server.api.pictures import numbers, resolutions
+from eagle_eye.server.api.incident_charts import numbers, resolutions
 from eagle_eye.server.api.requests import Reader, Since, answer, missing, services
 from eagle_eye.server.charts import course, lanes
 from eagle_eye.server.charts.members import members_of
@@ -191,10 +191,10 @@ def _past(parts: Needs, job: str, since: str | None, until: str | None) -> _Past
     attempts = [a for a in page.items if a.started_s < end_s and (a.ended_s is None or a.ended_s > start_s)]
     incidents = store.page(INCIDENTS, {"job": job}, limit=PAGE_LIMIT_MAX)
     actions = store.page(ACTIONS, {"job": job}, limit=PAGE_LIMIT_MAX)
-    told = [i for i in incidents.items if i.onset_s < end_s and (i.ended_s is None or i.ended_s > start_s)]
+    reported = [i for i in incidents.items if i.onset_s < end_s and (i.ended_s is None or i.ended_s > start_s)]
     asked = [a for a in actions.items if start_s <= a.created_s <= end_s]
-    cut = len(told) > MARKS_MAX or len(asked) > MARKS_MAX or bool(incidents.next or actions.next or page.next)
-    return _Past(start_s, end_s, attempts[::-1], told[:MARKS_MAX], asked[:MARKS_MAX], cut)
+    cut = len(reported) > MARKS_MAX or len(asked) > MARKS_MAX or bool(incidents.next or actions.next or page.next)
+    return _Past(start_s, end_s, attempts[::-1], reported[:MARKS_MAX], asked[:MARKS_MAX], cut)
 
 
 def _over(run: list[Attempt]) -> bool:

@@ -1,4 +1,4 @@
-"""Lemon scores: what raises them, what does not, and when nobody can tell."""
+"""Recurrence scores: what raises them, what does not, and when nobody can tell."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ def past(**more: Any) -> NodeRecord:
 
 def test_a_node_with_a_clean_past_scores_nothing() -> None:
     clean = score(past(), NOTHING)
-    assert (clean.score, clean.contributions, clean.is_lemon) == (0.0, (), False)
+    assert (clean.score, clean.contributions, clean.is_recurrent) == (0.0, (), False)
 
 
 def test_a_node_that_is_hardly_known_cannot_be_told() -> None:
     young = score(past(known_s=3 * DAY_S, tickets=9), NOTHING)
-    assert (young.score, young.is_lemon) == (None, False)
+    assert (young.score, young.is_recurrent) == (None, False)
     assert young.reason == "known for 3.0 days, failures: 0; 7 days or 3 failures are needed"
 
 
@@ -40,23 +40,23 @@ def test_a_node_that_failed_often_is_told_however_young() -> None:
     assert score(past(known_s=DAY_S, multi_node_failures=3), NOTHING).score == pytest.approx(0.6)
 
 
-def test_failures_that_other_jobs_confirm_make_a_lemon() -> None:
+def test_failures_that_other_jobs_confirm_make_a_recurrent_node() -> None:
     found = score(past(multi_node_failures=3, excluding_jobs=3, taken_out=3), NOTHING)
-    assert found.is_lemon
+    assert found.is_recurrent
     assert [c.signal for c in found.contributions] == ["multi_node_failures", "excluding_jobs", "taken_out"]
 
 
 @pytest.mark.parametrize("signal", [s for s in SIGNALS if "ratio" not in s.field], ids=lambda signal: signal.field)
-def test_no_single_kind_of_evidence_makes_a_lemon(signal: Any) -> None:
+def test_no_single_kind_of_evidence_makes_a_recurrent_node(signal: Any) -> None:
     found = score(past(**{signal.field: 1_000}), NOTHING)
     assert found.score == pytest.approx(signal.weight)
-    assert not found.is_lemon
+    assert not found.is_recurrent
 
 
-def test_a_share_of_failures_rests_on_failures_and_makes_no_lemon_with_them_alone() -> None:
+def test_a_share_of_failures_rests_on_failures_and_makes_no_recurrent_node_with_them_alone() -> None:
     found = score(past(single_node_attempts=10, single_node_failures=10), NOTHING)
     assert [c.signal for c in found.contributions] == ["single_node_failures", "single_node_failure_ratio"]
-    assert not found.is_lemon
+    assert not found.is_recurrent
 
 
 def test_a_rate_needs_enough_attempts() -> None:
@@ -68,8 +68,8 @@ def test_what_half_of_the_fleet_has_is_the_fleets() -> None:
     fleet = {f"n{i}": past(driver_errors=2) for i in range(FLEET_MIN)}
     fleet["n0"] = past(driver_errors=5)
     made = scores(fleet, 0.0)
-    assert made.lemons["n1"].score == 0
-    (own,) = made.lemons["n0"].contributions
+    assert made.by_node["n1"].score == 0
+    (own,) = made.by_node["n0"].contributions
     assert (own.signal, own.value, own.usual) == ("driver_errors", 5, 2)
 
 
@@ -77,10 +77,10 @@ def test_in_a_small_fleet_nothing_is_usual() -> None:
     assert usual([past(tickets=2)] * (FLEET_MIN - 1))["tickets"] == 0
 
 
-def test_lemons_come_worst_first() -> None:
+def test_recurrent_nodes_come_worst_first() -> None:
     bad = {"multi_node_failures": 3, "excluding_jobs": 3}
     made = scores({"a": past(**bad), "b": past(**bad, tickets=2), "c": past(), "d": past(known_s=0)}, 0.0)
-    assert [node for node, _ in made.lemons_by_score()] == ["b", "a"]
+    assert [node for node, _ in made.recurrent_by_score()] == ["b", "a"]
 
 
 COUNTED = (

@@ -1,4 +1,4 @@
-"""Which stretch of time a picture shows."""
+"""Which stretch of time a chart shows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is answered about pictures, as types: an incident's evidence drawn and its dossier, a job's course and timeline.
+"""What is answered about charts, as types: an incident's evidence drawn and its dossier, a job's course and timeline.
 
 The types of the records that they hold are given: they are made where all answers are.
 """
@@ -31,8 +31,8 @@ _COUNTS = many(int)
 _TIMES: Named = {"time": many(float), "step_seconds": float}
 Resolution = made("Resolution", start=Time, end=Time, resolution_seconds=float | None)
 Panel = made("Panel", **_PANEL)
-Picture = made(
-    "Picture",
+IncidentChart = made(
+    "IncidentChart",
     incident_id=str,
     **_PANEL,
     shows=str,
@@ -45,9 +45,9 @@ Picture = made(
     name=str,
     accused=list[str],
     accused_series=int,
-    peers=made("PicturePeers", nodes=int, nodes_total=int, series=int, said=str),
+    peers=made("ChartPeers", nodes=int, nodes_total=int, series=int, said=str),
     columns=made(
-        "PictureColumns",
+        "ChartColumns",
         time=many(float),
         accused=_COLUMN,
         low=_COLUMN,
@@ -200,8 +200,8 @@ def dossier(
     )
 
 
-PICTURES: Mapping[tuple[str, str], type[Struct]] = {
-    ("get", "/api/v1/incidents/{incident}/picture"): Picture,
+CHARTS: Mapping[tuple[str, str], type[Struct]] = {
+    ("get", "/api/v1/incidents/{incident}/picture"): IncidentChart,
     ("get", "/api/v1/jobs/{job}/course"): JobCourse,
     ("get", "/api/v1/jobs/{job}/timeline"): JobTimeline,
 }

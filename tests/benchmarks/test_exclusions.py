@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.detection.leaving import GROUPS, explained_s, found, main, scenarios
+from benchmarks.detection.exclusions import GROUPS, explained_s, found, main, scenarios
 from eagle_eye.server.backtest.run import VerdictLine
 from eagle_eye.server.engine.settings import DetectionSettings
 from eagle_eye.simulator.recording import Recording
@@ -61,8 +61,8 @@ def test_every_group_has_all_its_faults_and_seeds_of_its_own() -> None:
 
 
 def test_a_run_of_one_trace_keeps_its_figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    out = tmp_path / "leaving.json"
-    monkeypatch.setattr(sys, "argv", ["leaving", "--traces", "1", "--groups", "slow", "--out", str(out)])
+    out = tmp_path / "exclusions.json"
+    monkeypatch.setattr(sys, "argv", ["exclusions", "--traces", "1", "--groups", "slow", "--out", str(out)])
     assert main() == 0
     figures = json.loads(out.read_text())["groups"]["slow"]
     assert (figures["traces"], figures["right"] + len(figures["not_right"])) == (1, 1)

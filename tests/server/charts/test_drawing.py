@@ -48,8 +48,8 @@ def test_each_metric_is_drawn_once_and_the_job_beside_it() -> None:
         EvidenceItem("gpu_power_watts", "n1", 3, 5.0, 400.0, 100.0, "watts"),
     ]
     found = panels(items, "stop")
-    told = [(p.drawing.metric.name, p.node, p.drawing.threshold, bool(p.evidence)) for p in found]
-    assert told == [
+    reported = [(p.drawing.metric.name, p.node, p.drawing.threshold, bool(p.evidence)) for p in found]
+    assert reported == [
         ("train_step", "n1", None, True),
         ("gpu_power_watts", "n1", 100.0, True),
         ("gpu_utilization_ratio", None, None, False),
