@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from eagle_eye.schema.rows import encode_outline, outline_id, outline_of
-from eagle_eye.server.history.history import Batch, Entry
+from eagle_eye.server.history.history import Batch, StreamRef
 from eagle_eye.server.history.journal import Journal
 from eagle_eye.server.history.segments.facts import RAW_FOLDER, Sealed
 from eagle_eye.server.history.segments.levels import HOURS, LEVELS, MINUTES, Level, LevelFacts
@@ -151,9 +151,10 @@ def _journal(folder: Path, nodes: int, minutes: int) -> list[int]:
     fleet = Fleet(load, "stream")
     rows = FleetRows(fleet.frames)
     outlines = []
+    refs = [StreamRef(name, "stream") for name in fleet.names]
     for frame in fleet.frames:
         raw = encode_outline(outline_of(frame))
-        outlines.append(((outline_id(raw), raw),))
+        outlines.append((outline_id(raw), raw))
     values = FleetValues(fleet.jobs, load.gpus, load.interval_s, load.step_s, BEGIN_S)
     stretches: list[int] = []
     settings = HistorySettings(retention_s=FOREVER_S, retention_bytes=1 << 40)  # the time of the frames is not now
@@ -164,19 +165,11 @@ def _journal(folder: Path, nodes: int, minutes: int) -> list[int]:
             each = -(-nodes // COMMITS_PER_S)
             for first in range(0, nodes, each):
                 received_s = BEGIN_S + second + first / nodes
-                journal.submit_all(
-                    [
-                        Batch(
-                            fleet.names[at],
-                            "stream",
-                            received_s,
-                            0.0004,
-                            (Entry(second + 1, BEGIN_S + second + at / nodes, raws[at]),),
-                            outlines[at] if second == 0 else (),
-                        )
-                        for at in range(first, min(first + each, nodes))
-                    ]
-                ).result()
+                some = range(first, min(first + each, nodes))
+                lines = (
+                    (refs[at], second + 1, BEGIN_S + second + at / nodes, received_s, 0.0004, raws[at]) for at in some
+                )
+                journal.submit(Batch.of(lines, dict(outlines[at] for at in some) if second == 0 else {})).result()
             if (second + 1) % STRETCH_S == 0 or second + 1 == minutes * 60:
                 ((through,),) = journal.reader.read("SELECT max(id) FROM chunks", ())
                 stretches.append(through)

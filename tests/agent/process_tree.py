@@ -11,8 +11,8 @@ from pathlib import Path
 from eagle_eye.agent.collectors.processes import LOOK_S, SETTLE_WITH_GPUS_S, ProcessesCollector
 from eagle_eye.agent.loop.collector import Observed
 from eagle_eye.agent.loop.drops import Drops
-from eagle_eye.agent.processes.ends import Ended
-from eagle_eye.agent.processes.training_processes import TrainingProcesses
+from eagle_eye.agent.processes.exit_watcher import Ended
+from eagle_eye.agent.processes.process_registry import TrainingProcesses
 from eagle_eye.schema.frame import WIRE_VERSION, Frame, decode_frame, encode_frame
 from tests.agent.fakes import FakeClock
 

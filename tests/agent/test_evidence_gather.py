@@ -22,11 +22,11 @@ from eagle_eye.agent.evidence.flight_dumps import FlightDumps
 from eagle_eye.agent.evidence.gather import BUG_REPORT, EVIDENCE, CannotGather, Gatherer, gather_now
 from eagle_eye.agent.evidence.kernel_log import KernelLog
 from eagle_eye.agent.evidence.process_states import ProcessStates
-from eagle_eye.agent.evidence.scene import EvidenceSource, Scene, Task
+from eagle_eye.agent.evidence.source import EvidenceSource, Scene, Task
 from eagle_eye.agent.evidence.stacks import Stacks
 from eagle_eye.agent.external_tool import find
 from eagle_eye.agent.loop.drops import Drops
-from eagle_eye.agent.processes.training_processes import TrainingProcess
+from eagle_eye.agent.processes.process_registry import TrainingProcess
 from tests.agent.fakes import script, until
 from tests.agent.test_evidence_bundle import unpacked
 
@@ -198,7 +198,7 @@ def test_a_py_spy_that_fails_is_named_with_the_reason(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, why: str
 ) -> None:
     # Two seconds for the program, and two to tell what came of it: a busy machine takes neither.
-    monkeypatch.setattr("eagle_eye.agent.evidence.scene.TOOLS_EARLIER_S", 2.0)
+    monkeypatch.setattr("eagle_eye.agent.evidence.source.TOOLS_EARLIER_S", 2.0)
     with rank() as process:
         reported, _ = gather([Stacks(fake_pyspy(tmp_path, text))], process, within_s=4.0)
     assert [why in gap.why for gap in reported.missing] == [True]

@@ -17,7 +17,7 @@ from eagle_eye.agent.evidence import requests as taking
 from eagle_eye.agent.evidence.bundle import FORMAT
 from eagle_eye.agent.evidence.gather import EVIDENCE, HANGING_MAX, Gatherer
 from eagle_eye.agent.evidence.requests import REMEMBERED_MAX, WAITING_MAX, EvidenceRequests
-from eagle_eye.agent.evidence.scene import Scene, Task
+from eagle_eye.agent.evidence.source import Scene, Task
 from eagle_eye.agent.evidence.upload import BUNDLE_TYPE, FAILURE_TYPE, Upload, UploadTarget
 from eagle_eye.agent.loop.clock import SystemClock
 from eagle_eye.agent.loop.collector import CollectFailed

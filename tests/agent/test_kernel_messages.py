@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from eagle_eye.agent.kernel.deduplication import BRING_UP_S, CHANGES_MAX, FOLD_S, KEYS_MAX, LinkChanges, News, Repeats
 from eagle_eye.agent.kernel.messages import Message, bus_address, message, panic, record, whole_machine_check
-from eagle_eye.agent.kernel.news import BRING_UP_S, CHANGES_MAX, FOLD_S, KEYS_MAX, LinkChanges, News, Repeats
 from eagle_eye.detectors.hardware.host_errors import CORRECTED, UNCORRECTED
 from eagle_eye.detectors.signs.gpu_errors import BURST_S
 from eagle_eye.detectors.signs.memory_kills import RANK_NEAR_S

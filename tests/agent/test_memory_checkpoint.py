@@ -10,7 +10,7 @@ import pytest
 
 from eagle_eye.agent.collectors.memory_checkpoint import LOOK_EVERY_S, QUIET_S, MemoryCheckpointCollector
 from eagle_eye.agent.loop.collector import Observed
-from eagle_eye.agent.processes.training_processes import TrainingProcess, TrainingProcesses
+from eagle_eye.agent.processes.process_registry import TrainingProcess, TrainingProcesses
 from eagle_eye.schema.frame import block
 from eagle_eye.schema.memory_standing import (
     PERSIST_HANGS_S,

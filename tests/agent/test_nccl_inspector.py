@@ -14,7 +14,7 @@ from eagle_eye.agent.collectors.nccl_inspector import (
     NcclInspectorCollector,
 )
 from eagle_eye.agent.loop.drops import Drops
-from eagle_eye.agent.processes.training_processes import TrainingProcess, TrainingProcesses
+from eagle_eye.agent.processes.process_registry import TrainingProcess, TrainingProcesses
 from eagle_eye.schema.metrics import BY_NAME
 from tests.agent.fakes import FakeClock
 from tests.agent.nccl_fakes import HOST, FakeProc, inspector_line, process, published

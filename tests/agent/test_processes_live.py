@@ -13,8 +13,8 @@ import pytest
 
 from eagle_eye.agent.collectors.processes import SETTLE_S, ProcessesCollector
 from eagle_eye.agent.loop.drops import Drops
-from eagle_eye.agent.processes.ends import Ends, exits_are_reported
-from eagle_eye.agent.processes.training_processes import TrainingProcesses
+from eagle_eye.agent.processes.exit_watcher import Ends, exits_are_reported
+from eagle_eye.agent.processes.process_registry import TrainingProcesses
 from eagle_eye.detectors.progress.process_exit import ProcessExit
 from eagle_eye.detectors.types import Happening, Verdict
 from eagle_eye.schema.events import Event
@@ -198,7 +198,7 @@ def test_what_is_forgotten_or_gone_is_not_told() -> None:
 
 
 def test_where_no_descriptor_can_be_had_ends_are_found_by_looking(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("eagle_eye.agent.processes.ends.open_pidfd", lambda pid: None)
+    monkeypatch.setattr("eagle_eye.agent.processes.exit_watcher.open_pidfd", lambda pid: None)
     ends: list[tuple[int, int | None]] = []
     watch = Ends(lambda pid, code: ends.append((pid, code)))
     with script("import sys; sys.stdin.read(1)") as process:
@@ -217,7 +217,7 @@ def test_another_user_s_rank_on_a_gpu_is_named_as_not_seen(library: Path) -> Non
         import os, sys
         from eagle_eye.agent.collectors.processes import ProcessesCollector
         from eagle_eye.agent.loop.drops import Drops
-        from eagle_eye.agent.processes.training_processes import TrainingProcesses
+        from eagle_eye.agent.processes.process_registry import TrainingProcesses
         os.setgid(65534); os.setuid(65534)
         drops, pid = Drops(), int(sys.argv[1])
         now = iter(range(0, 10_000, 60))

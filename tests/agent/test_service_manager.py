@@ -12,7 +12,7 @@ import pytest
 
 from eagle_eye.agent.loop.collector import Observed
 from eagle_eye.agent.loop.service_manager import STATUS_CHARS_MAX, STATUS_EVERY_S, ServiceManager, status_of
-from eagle_eye.agent.loop.tick import CollectorStanding, Tick
+from eagle_eye.agent.loop.tick_result import CollectorStanding, Tick
 from tests.agent.fakes import REPOSITORY, FakeClock
 from tests.agent.test_loop import Scripted, Station, node_row
 

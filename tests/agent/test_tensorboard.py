@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from eagle_eye.agent.collectors.tensorboard import LOOK_S, TensorBoardCollector, event_files
 from eagle_eye.agent.loop.collector import Unsupported
 from eagle_eye.agent.loop.drops import Drops
-from eagle_eye.agent.processes.training_processes import TrainingProcess, TrainingProcesses
+from eagle_eye.agent.processes.process_registry import TrainingProcess, TrainingProcesses
 from eagle_eye.agent.training_logs.event_file import ENTER_BYTES, TORN_READS_MAX, EventFile
 from eagle_eye.agent.training_logs.reading import LogReading, Writer
 from eagle_eye.agent.training_logs.tensorboard_events import (

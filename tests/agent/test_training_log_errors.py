@@ -9,7 +9,7 @@ import pytest
 
 from eagle_eye.agent.collectors.training_log import TrainingLogCollector
 from eagle_eye.agent.loop.collector import Observed
-from eagle_eye.agent.processes.training_processes import TrainingProcess
+from eagle_eye.agent.processes.process_registry import TrainingProcess
 from eagle_eye.agent.training_logs.followed_logs import LINGER_S, LOOK_S
 from eagle_eye.agent.training_logs.line_prefixes import without_prefixes
 from eagle_eye.agent.training_logs.traceback_lines import Tracebacks

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from eagle_eye.cli.main import main
-from eagle_eye.server.accounts.gpus import compared
+from eagle_eye.server.accounts.gpu_inventory import compared
 from eagle_eye.server.model.account_records import Comparison, Gpu
 from eagle_eye.server.model.records import AuditEntry
 from eagle_eye.server.store.store import Change

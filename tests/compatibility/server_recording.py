@@ -17,14 +17,13 @@ from typing import Any
 import msgspec
 
 from eagle_eye.schema.frame import encode_frame
-from eagle_eye.server.history.history import Batch, Entry
 from eagle_eye.server.history.journal import Journal
 from eagle_eye.server.history.settings import HistorySettings
 from eagle_eye.server.model.records import AuditEntry, Job, Node
 from eagle_eye.server.security import auth
 from eagle_eye.server.store import store
 from eagle_eye.server.store.sqlite_store import SqliteStore
-from tests.server.builders import NOW, FakeClock, action, event, frame, incident, subscription
+from tests.server.builders import NOW, FakeClock, action, batch_of, event, frame, incident, subscription
 
 FRAMES = 3
 WINDOW_S = 900.0
@@ -60,8 +59,8 @@ def main(folder: Path) -> None:
             )
         )
         history: Any = Journal(data / DATABASES[1], HistorySettings(), 1 << 20, FakeClock())
-        entries = tuple(Entry(n, NOW + n, encode_frame(frame(n, time_s=NOW + n))) for n in range(1, FRAMES + 1))
-        history.submit(Batch("n1", "stream-n1", NOW + FRAMES, 0.5, entries)).result(10.0)
+        entries = [(n, NOW + n, encode_frame(frame(n, time_s=NOW + n))) for n in range(1, FRAMES + 1)]
+        history.submit(batch_of("n1", "stream-n1", NOW + FRAMES, 0.5, entries)).result(10.0)
         meaning = meaning_of(records)
         records.close()
         history.close()

@@ -134,6 +134,18 @@ class TestStaysQuiet:
         found = DETECTOR.detect(story.window(interval_s=15.0))
         assert [verdict.node for verdict in found] == (["n1"] if reported else [])
 
+    @pytest.mark.parametrize(("lasted", "named"), [(1, True), (6, False)], ids=["for a reading", "for minutes"])
+    def test_low_readings_that_stay_for_minutes_elsewhere_and_pass_are_chance(self, lasted: int, named: bool) -> None:
+        story = job(rows=60)
+        for first, column in zip((4, 14, 24, 34), (0, 2, 9, 12), strict=True):
+            for low in range(6):  # as many low readings, in a row or apart
+                row = first + low if lasted == 6 else (first + 9 * low) % 52
+                story.device["gpu_sm_clock_hertz"][row, column] *= 0.85
+        hookless(capped(story, rows=6, ratio=0.85))
+        story.times_s = NOW_S - 15.0 * np.arange(59, -1, -1)
+        found = DETECTOR.detect(story.window(interval_s=15.0))
+        assert [verdict.node for verdict in found] == (["n1"] if named else [])
+
     def test_a_lower_limit_that_does_not_slow_is_no_fault(self) -> None:
         story = job()
         story.device["gpu_power_limit_watts"][:, 5] = 650

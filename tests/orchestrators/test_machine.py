@@ -14,7 +14,7 @@ from eagle_eye.orchestrators.launch import happenings as on
 from eagle_eye.orchestrators.launch import orders as to
 from eagle_eye.orchestrators.launch.checkpoints import Span
 from eagle_eye.orchestrators.launch.machine import step
-from eagle_eye.orchestrators.launch.memory import Memory, remember, resume
+from eagle_eye.orchestrators.launch.persisted_state import Memory, remember, resume
 from eagle_eye.orchestrators.launch.plan import Fleet
 from eagle_eye.orchestrators.launch.state import ENDED, UP, Phase, Rules, State, due_s
 from eagle_eye.planning.plan import Plan

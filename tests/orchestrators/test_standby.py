@@ -16,7 +16,7 @@ import msgspec
 import psutil
 import pytest
 
-from eagle_eye.orchestrators.launch import standby, standbys
+from eagle_eye.orchestrators.launch import standby_process, standbys
 from eagle_eye.orchestrators.launch.messages import (
     Configure,
     Ended,
@@ -238,11 +238,11 @@ def test_one_whose_imports_have_begun_to_use_gpus_is_never_used(
 ) -> None:
     device = tmp_path / "nvidia-uvm"
     device.touch()
-    monkeypatch.setattr(standby, "GPU_DEVICES", (str(device),))
+    monkeypatch.setattr(standby_process, "GPU_DEVICES", (str(device),))
     monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=SimpleNamespace(is_initialized=lambda: initialised)))
     with contextlib.nullcontext() if initialised else device.open():
-        assert "begun to use GPUs" in standby.unsuited(0, vouched=vouched)
-    assert ("begun to use GPUs" in standby.unsuited(0, vouched=vouched)) == initialised
+        assert "begun to use GPUs" in standby_process.unsuited(0, vouched=vouched)
+    assert ("begun to use GPUs" in standby_process.unsuited(0, vouched=vouched)) == initialised
 
 
 TRAINING = """

@@ -8,7 +8,7 @@ import socket
 import ssl
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,7 +30,7 @@ from eagle_eye.server.engine.outlined import RowGroup
 from eagle_eye.server.engine.policy import Weighing
 from eagle_eye.server.engine.scheduler_contact import SchedulerReports
 from eagle_eye.server.engine.settings import PolicySettings
-from eagle_eye.server.history.history import Recorded, RecordedRow
+from eagle_eye.server.history.history import Batch, Recorded, RecordedRow, StreamRef
 from eagle_eye.server.model.clock import Clock
 from eagle_eye.server.model.records import Action, Incident, Job, OutboundEvent, Subscription
 from eagle_eye.server.monitor.watcher import IncidentCounts, JobProgress, Latest, Progress
@@ -161,6 +161,19 @@ def replayed(history: Any, since_s: float = 0.0, most: int = 100) -> list[Record
         Recorded(whole(one), one.received_s, one.offset_s) if isinstance(one, RecordedRow) else one
         for one in history.replay(since_s, most)
     ]
+
+
+def batch_of(
+    node: str,
+    stream: str,
+    received_s: float,
+    offset_s: float,
+    entries: Iterable[tuple[int, float, bytes]],
+    outlines: Mapping[bytes, bytes] | None = None,
+) -> Batch:
+    """Return frames of one stream, each as its sequence, its time and its bytes, as the history takes them."""
+    ref = StreamRef(node, stream)
+    return Batch.of(((ref, n, time_s, received_s, offset_s, raw) for n, time_s, raw in entries), outlines or {})
 
 
 def frame(sequence: int = 1, node: str = "n1", time_s: float = NOW, **more: Any) -> Frame:

@@ -58,13 +58,11 @@ def test_requests_of_one_layout_become_one_group() -> None:
     requests = [usual(frame(number, f"n{number}")) for number in (1, 2, 3)]
     ((columns,), odd) = read(requests, Fleet(10), WALL_S)
     assert odd == []
-    assert columns.rows.sequence.tolist() == [1, 2, 3]
-    assert [ref.name[0] for ref in columns.rows.refs] == ["n1", "n2", "n3"]
-    assert columns.rows.time_s.tolist() == columns.group.time_s == [frame(number).time_s for number in (1, 2, 3)]
+    assert columns.batch.sequence.tolist() == [1, 2, 3]
+    assert [ref.name[0] for ref in columns.batch.refs] == ["n1", "n2", "n3"]
+    assert columns.batch.time_s.tolist() == columns.group.time_s == [frame(number).time_s for number in (1, 2, 3)]
     assert columns.group.received_s == [505.0 + WALL_S] * 3
-    assert [raw.tobytes() for raw in columns.rows.raw] == [
-        one.body[REQUEST_HEAD.size + SIZE.size :] for one in requests
-    ]
+    assert [bytes(raw) for raw in columns.batch.raw] == [one.body[REQUEST_HEAD.size + SIZE.size :] for one in requests]
     whole = [
         one.outlined.frame(n, t, row.tobytes())
         for n, one, t, row in zip(
@@ -76,9 +74,9 @@ def test_requests_of_one_layout_become_one_group() -> None:
 
 def test_a_clock_that_is_off_is_corrected() -> None:
     ((columns,), _) = read([usual(frame(1, time_s=NOW - 3_600), NOW - 3_600)], Fleet(10), WALL_S)
-    assert columns.rows.offset_s.tolist() == [3_605.0]
+    assert columns.batch.offset_s.tolist() == [3_605.0]
     assert columns.group.time_s == [NOW + 5.0]
-    assert columns.rows.time_s.tolist() == [NOW - 3_600]
+    assert columns.batch.time_s.tolist() == [NOW - 3_600]
 
 
 def test_the_second_request_of_a_node_is_left() -> None:
@@ -127,7 +125,12 @@ def test_what_is_late_or_of_the_future_is_left(sent_s: float) -> None:
 def test_of_what_came_only_the_new_is_news() -> None:
     requests = [usual(frame(number, f"n{number}")) for number in (1, 2, 3)]
     ((columns,), _) = read(requests, Fleet(10), WALL_S)
-    assert columns.of([True, True, True]) is columns
-    news = columns.of([False, True, False])
-    assert (list(news.requests), news.rows.sequence.tolist(), len(news.group.numbers)) == ([requests[1]], [2], 1)
-    assert columns.of([False] * 3).requests == []
+    assert columns.new([True, True, True]) is columns.group
+    news = columns.new([False, True, False])
+    assert ([one.node for one in news.outlined], news.time_s, news.received_s) == (
+        ["n2"],
+        [columns.group.time_s[1]],
+        [columns.group.received_s[1]],
+    )
+    assert news.numbers.tobytes() == columns.group.numbers[1].tobytes()
+    assert columns.new([False] * 3).outlined == []

@@ -21,7 +21,7 @@ from eagle_eye.agent.evidence.requests import EvidenceRequests
 from eagle_eye.agent.evidence.upload import Upload, UploadTarget
 from eagle_eye.agent.loop.clock import SystemClock as AgentClock
 from eagle_eye.agent.loop.drops import Drops
-from eagle_eye.agent.processes.training_processes import TrainingProcess
+from eagle_eye.agent.processes.process_registry import TrainingProcess
 from eagle_eye.schema.frame import Frame
 from eagle_eye.server.engine.engine import Engine
 from eagle_eye.server.engine.settings import PolicySettings

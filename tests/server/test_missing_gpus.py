@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from eagle_eye.schema.action import Report
 from eagle_eye.schema.events import Event
 from eagle_eye.server.accounts.bookkeeper import Bookkeeper
-from eagle_eye.server.accounts.gpus import stock
+from eagle_eye.server.accounts.gpu_inventory import stock
 from eagle_eye.server.accounts.settings import AccountSettings
 from eagle_eye.server.engine import ledger
 from eagle_eye.server.engine.engine import Engine

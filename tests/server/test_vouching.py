@@ -160,7 +160,7 @@ class TestTheCap:
         bearer, _ = token(server)
         with monkeypatch.context() as patched:
             full = lambda _batches: (_ for _ in ()).throw(server_unavailable())  # noqa: E731
-            patched.setattr(server.dispatcher.services.history, "submit_all", full)
+            patched.setattr(server.dispatcher.services.history, "submit", full)
             assert write(server, bearer, "a", "b", "c").status_code == 503
         assert write(server, bearer, "d", "e", "f").status_code == 204
 

@@ -40,13 +40,13 @@ from eagle_eye.agent.loop.drops import Drops
 from eagle_eye.agent.loop.loop import Loop, Sink, agent_version, boot_id
 from eagle_eye.agent.loop.runner import Runner
 from eagle_eye.agent.loop.service_manager import ServiceManager
-from eagle_eye.agent.loop.tick import Tick
-from eagle_eye.agent.node_check.child import run as run_child
+from eagle_eye.agent.loop.tick_result import Tick
 from eagle_eye.agent.node_check.requests import PATH as NODE_CHECK_PATH
 from eagle_eye.agent.node_check.requests import NodeChecks
+from eagle_eye.agent.node_check.runner import run as run_child
 from eagle_eye.agent.nvml.simulation import SimulationFailed, cache_folder, simulate
 from eagle_eye.agent.printing import Nowhere, Printer
-from eagle_eye.agent.processes.training_processes import TrainingProcesses
+from eagle_eye.agent.processes.process_registry import TrainingProcesses
 from eagle_eye.agent.transport.node_token import NodeToken
 from eagle_eye.agent.transport.spool import Spool, SpoolTaken
 from eagle_eye.agent.transport.uplink import Destination, Uplink

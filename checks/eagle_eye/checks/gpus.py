@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from eagle_eye.agent.nvml.bus import gpus_on_the_bus
+from eagle_eye.agent.nvml.pci_presence import gpus_on_the_bus
 from eagle_eye.checks import child
 from eagle_eye.checks.check import Gpu, Host, printable
 from eagle_eye.checks.child import Children

@@ -356,11 +356,7 @@ def _frames(services: Services, outlines: Outlines) -> Ingest:
     config, limits = services.config.ingest, services.limits
     unknown = UnknownThings(services.telemetry)
     reader = RowsReader(outlines, unknown, config.body_bytes_max, services.clock)
-
     found = _found(services)
-
-    async def found_one(node: str) -> None:
-        await found([node])
 
     def asked_of(node: str) -> list[dict[str, Any]]:
         return services.evidence_requests.asked_of(node) + services.node_checks.asked_of(node)
@@ -370,18 +366,9 @@ def _frames(services: Services, outlines: Outlines) -> Ingest:
 
     parts = (services.history, services.fleet, services.tokens, services.telemetry, services.clock)
     observe, observe_rows = _observe(services), services.watcher.observe_rows
-    rows = RowsIngest(config, *parts, observe, observe_rows, found, asked_of, asks_anybody, reader)
-    return Ingest(
-        config,
-        *parts,
-        observe,
-        found_one,
-        asked_of,
-        limits.check_frames,
-        rows=rows,
-        inflated=reader.inflated,
-        unknown=unknown,
-    )
+    rows = RowsIngest(config, *parts, observe, observe_rows, found, asked_of, asks_anybody, reader, unknown)
+    tokens, telemetry = services.tokens, services.telemetry
+    return Ingest(config, tokens, telemetry, services.clock, limits.check_frames, rows, reader)
 
 
 def _remote_write(services: Services) -> RemoteWrite:

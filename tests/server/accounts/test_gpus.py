@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from eagle_eye.server.accounts.gpus import (
+from eagle_eye.server.accounts.gpu_inventory import (
     COMPARISONS_KEPT,
     MOVES_KEPT,
     MOVES_PLAUSIBLE,

@@ -204,7 +204,7 @@ def test_what_the_history_does_not_take_is_asked_for_again_and_then_kept(
         raise HistoryUnavailable("the disk is full")
 
     with monkeypatch.context() as patched:
-        patched.setattr(server.dispatcher.services.history, "submit_all", full)
+        patched.setattr(server.dispatcher.services.history, "submit", full)
         answer = write(server, temperature(50.0, NOW))
         assert (answer.status_code, answer.json()["reason"]) == (503, "storage")
         assert int(answer.headers["retry-after"]) > 0
@@ -266,7 +266,7 @@ def test_a_code_is_not_remembered_before_the_event_that_tells_of_it_is_durable(
         def full(_batch: object) -> None:
             raise HistoryUnavailable("the disk is full")
 
-        monkeypatch.setattr(server.dispatcher.services.history, "submit_all", full)
+        monkeypatch.setattr(server.dispatcher.services.history, "submit", full)
         clock.advance(15.0)
         assert write(server, *scraped(NOW + 15, 79.0)).status_code == 503
     with running(tmp_path, clock) as server:

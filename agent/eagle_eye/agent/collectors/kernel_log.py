@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from eagle_eye.agent.kernel.deduplication import LinkChanges, News, Repeats
 from eagle_eye.agent.kernel.host_error_lines import LASTING, STACK_FRAMES_MAX, TASK_BLOCKED, stack_frame
 from eagle_eye.agent.kernel.messages import (
     TEXT_CHARS_MAX,
@@ -23,7 +24,6 @@ from eagle_eye.agent.kernel.messages import (
     record,
     whole_machine_check,
 )
-from eagle_eye.agent.kernel.news import LinkChanges, News, Repeats
 from eagle_eye.agent.kernel.panic_dumps import panics
 from eagle_eye.agent.loop.collector import CollectFailed, Observed, Unsupported
 from eagle_eye.agent.loop.drops import Drops

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from eagle_eye.agent.files.foreign import Identity, NotTheirs, follow, open_file, shown, stat_of
 from eagle_eye.agent.loop.collector import Observed
 from eagle_eye.agent.nccl.process_environment import Environments, ProcessEnvironment, root_of
-from eagle_eye.agent.processes.training_processes import TrainingProcess, TrainingProcesses
+from eagle_eye.agent.processes.process_registry import TrainingProcess, TrainingProcesses
 from eagle_eye.schema.events import Event
 from eagle_eye.schema.memory_standing import (
     PERSIST_HANGS_S,

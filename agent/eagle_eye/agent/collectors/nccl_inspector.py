@@ -19,9 +19,9 @@ from eagle_eye.agent.files.growing import Tail
 from eagle_eye.agent.loop.collector import Observed
 from eagle_eye.agent.loop.drops import Drops
 from eagle_eye.agent.nccl.inspector_lines import CollectiveTotals, parse
-from eagle_eye.agent.nccl.inspector_metrics import FILE_BYTES_MAX, bus_bandwidth
+from eagle_eye.agent.nccl.inspector_prometheus import FILE_BYTES_MAX, bus_bandwidth
 from eagle_eye.agent.nccl.process_environment import Environments, ProcessEnvironment, root_of
-from eagle_eye.agent.processes.training_processes import TrainingProcess, TrainingProcesses
+from eagle_eye.agent.processes.process_registry import TrainingProcess, TrainingProcesses
 
 LINES_PER_COLLECT_MAX = 64  # of one rank: 8 ranks then cost below 0.2% of a core
 BYTES_PER_COLLECT_MAX = 131_072  # a line has 500 bytes, with traces up to 25,000

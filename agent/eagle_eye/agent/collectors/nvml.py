@@ -10,13 +10,13 @@ from pathlib import Path
 import pynvml
 
 from eagle_eye.agent.loop.collector import Observed
-from eagle_eye.agent.nvml.bus import Bus
 from eagle_eye.agent.nvml.codes import NEVER, Failure, reason
 from eagle_eye.agent.nvml.connection import Connection
 from eagle_eye.agent.nvml.device import Device, GpuReading
 from eagle_eye.agent.nvml.guard import GuardedCalls
 from eagle_eye.agent.nvml.inventory import Inventory, Seat
 from eagle_eye.agent.nvml.library import Library
+from eagle_eye.agent.nvml.pci_presence import Bus
 from eagle_eye.schema.events import WHOLE_NODE, Event
 
 LIMIT_S = 0.6  # for all GPUs together: within the 0.8 s for which an agent with frames of 1 s waits

@@ -1,4 +1,4 @@
-"""Who runs here: the training processes of this node, found without their help. Touches: /proc, pidfds."""
+"""Discovers this node's training processes without their cooperation. Touches: /proc, pidfds."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from eagle_eye.agent.loop.drops import Drops
 from eagle_eye.agent.processes import rank_work
 from eagle_eye.agent.processes.census import Census, Member
 from eagle_eye.agent.processes.choice import Candidate, ancestors, choose
-from eagle_eye.agent.processes.ends import Ended, Ends, Watcher
+from eagle_eye.agent.processes.exit_watcher import Ended, Ends, Watcher
 from eagle_eye.agent.processes.node_names import conflicts, node_names
 from eagle_eye.agent.processes.process_files import ProcessFiles
-from eagle_eye.agent.processes.ranks import Ranks
-from eagle_eye.agent.processes.training_processes import TrainingProcess, TrainingProcesses
+from eagle_eye.agent.processes.process_registry import TrainingProcess, TrainingProcesses
+from eagle_eye.agent.processes.rank_tracker import Ranks
 from eagle_eye.agent.processes.visible_devices import Gpus, gpus, listed_device, named_device
 
 LOOK_S = 5.0  # between looks at all processes; in between only ends are noticed

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from eagle_eye.agent.files.foreign import Identity, NotTheirs, shown
 from eagle_eye.agent.loop.collector import Observed, Unsupported
 from eagle_eye.agent.loop.drops import Drops
-from eagle_eye.agent.processes.training_processes import TrainingProcess, TrainingProcesses
+from eagle_eye.agent.processes.process_registry import TrainingProcess, TrainingProcesses
 from eagle_eye.agent.training_logs.attribution import Missing, Origin, writer_of
 from eagle_eye.agent.training_logs.event_file import EventFile
 from eagle_eye.agent.training_logs.line_prefixes import Line

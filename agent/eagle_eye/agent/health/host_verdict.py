@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import Literal, NamedTuple
 
 from eagle_eye.agent.kernel.host_error_lines import GPU_UNUSABLE
-from eagle_eye.agent.loop.tick import Tick
+from eagle_eye.agent.loop.tick_result import Tick
 from eagle_eye.schema.events import WHOLE_NODE, Event
 
 SOURCES = ("nvml", "kernel_log", "fabric", "mounts")  # the collectors without which nobody can call the host healthy

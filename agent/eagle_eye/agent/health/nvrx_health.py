@@ -29,7 +29,7 @@ from h2.settings import SettingCodes
 
 from eagle_eye.agent.health.host_verdict import EXIT_CODES
 from eagle_eye.agent.loop.drops import Drops
-from eagle_eye.agent.node_check.child import Ran
+from eagle_eye.agent.node_check.runner import Ran
 
 METHOD = b"/nvhcd.HealthCheckService/RunHealthCheck"
 CONNECTIONS_MAX = 8  # one launcher a node, and its restarts

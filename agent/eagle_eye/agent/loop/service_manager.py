@@ -8,7 +8,7 @@ import os
 import time
 from collections.abc import Callable, Mapping
 
-from eagle_eye.agent.loop.tick import Tick
+from eagle_eye.agent.loop.tick_result import Tick
 from eagle_eye.schema.systemd import NotifySocket, watchdog_s
 
 WATCHDOG_RATIO = 1 / 3  # of the manager's deadline: two signs of life may be late

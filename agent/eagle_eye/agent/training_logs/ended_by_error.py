@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from eagle_eye.agent.processes.training_processes import TrainingProcess
+from eagle_eye.agent.processes.process_registry import TrainingProcess
 from eagle_eye.agent.redact import redact
 from eagle_eye.agent.training_hook.message import TEXT_BYTES_MAX
 from eagle_eye.agent.training_logs.rank_courses import Key, key

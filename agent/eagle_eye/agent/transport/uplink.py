@@ -23,7 +23,7 @@ from eagle_eye.agent.transport.request_writer import RequestWriter
 from eagle_eye.agent.transport.server_connection import SYSTEMS, Trust, connect, path_on
 from eagle_eye.agent.transport.spool import STREAM_FRAMES_MAX, Batch, Spool
 from eagle_eye.schema.backoff import Backoff
-from eagle_eye.schema.frame import WIRE_VERSION, Frame, version_of
+from eagle_eye.schema.frame import WIRE_VERSION, version_of
 
 PATH = "/api/v1/frames"
 BYTES_PER_REQUEST = 4 << 20
@@ -84,7 +84,7 @@ class Lane:
         clock: Clock,
         jitter: Callable[[], float],
         answered: Callable[[Mapping[str, object]], None] = lambda _fields: None,
-        dated: Callable[[Frame], Frame] = lambda frame: frame,
+        base: ClockBase | None = None,
     ) -> None:
         self._take = take
         self._acknowledge = acknowledge
@@ -100,7 +100,7 @@ class Lane:
             destination.server,
             path_on(destination.server, PATH),
         )
-        self._writer = RequestWriter(clock.monotonic_s, dated)
+        self._writer = RequestWriter(clock.monotonic_s, base)
         self._backoff = Backoff(pace.backoff_s_min, pace.backoff_s_max, jitter)
         self._frames_max = STREAM_FRAMES_MAX
         self._said = ""
@@ -236,10 +236,9 @@ class Uplink:
             self._spread_s = spread_of(fields)
             answered(fields)
 
-        dated: Callable[[Frame], Frame] = (lambda frame: frame) if base is None else base.dated
         common = (spool.acknowledge, destination, token)
-        self.live = Lane(spool.newest, *common, live, drops, clock, jitter, heard, dated)
-        self.backlog = Lane(spool.backlog, *common, backlog, drops, clock, jitter, dated=dated)
+        self.live = Lane(spool.newest, *common, live, drops, clock, jitter, heard, base)
+        self.backlog = Lane(spool.backlog, *common, backlog, drops, clock, jitter, base=base)
         self._news = threading.Event()
         spool.listen(self._news.set)
         self._hurry = threading.Event()  # set while something waits that is urgent

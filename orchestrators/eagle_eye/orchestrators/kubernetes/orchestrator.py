@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from eagle_eye.orchestrators.errors import CannotCarryOutError
+from eagle_eye.orchestrators.fallback_layouts import no_spare, nodes_by_plan
 from eagle_eye.orchestrators.kubernetes import health_events, marks
 from eagle_eye.orchestrators.kubernetes.api import Api, Conflict
 from eagle_eye.orchestrators.kubernetes.eviction import (
@@ -37,7 +38,6 @@ from eagle_eye.orchestrators.kubernetes.jobs import (
 from eagle_eye.orchestrators.kubernetes.objects import Node, Pod
 from eagle_eye.orchestrators.kubernetes.resizing import Resizing
 from eagle_eye.orchestrators.kubernetes.workloads import Workload
-from eagle_eye.orchestrators.layouts import no_spare, nodes_by_plan
 from eagle_eye.orchestrators.protocol import Cause, Exclusion, JobState, Restart
 from eagle_eye.planning.plan import Plan
 

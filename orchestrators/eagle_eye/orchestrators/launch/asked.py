@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from eagle_eye.orchestrators.fallback_layouts import no_spare
 from eagle_eye.orchestrators.launch import happenings as on
 from eagle_eye.orchestrators.launch import orders as to
 from eagle_eye.orchestrators.launch.gathering import consider, gather, possible_nodes, renew_all, too_few
 from eagle_eye.orchestrators.launch.state import UP, Phase, Rules, State, Step
-from eagle_eye.orchestrators.layouts import no_spare
 
 SUSPECTED_MAX = 1_000
 

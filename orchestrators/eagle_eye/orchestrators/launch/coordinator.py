@@ -26,8 +26,8 @@ from eagle_eye.orchestrators.launch.checkpoints import (
 from eagle_eye.orchestrators.launch.gathering import pace_left_ratio
 from eagle_eye.orchestrators.launch.job import Job, ServerLink, Sight
 from eagle_eye.orchestrators.launch.machine import step
-from eagle_eye.orchestrators.launch.memory import MemoryFile, resume
 from eagle_eye.orchestrators.launch.output import Output
+from eagle_eye.orchestrators.launch.persisted_state import MemoryFile, resume
 from eagle_eye.orchestrators.launch.prepare import LAUNCH_VARIABLE
 from eagle_eye.orchestrators.launch.progress import Watcher
 from eagle_eye.orchestrators.launch.runners import Runners

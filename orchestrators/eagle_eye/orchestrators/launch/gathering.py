@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Set as AbstractSet
 from dataclasses import replace
 
-from eagle_eye.orchestrators import layouts
+from eagle_eye.orchestrators import fallback_layouts
 from eagle_eye.orchestrators.launch import happenings as on
 from eagle_eye.orchestrators.launch import orders as to
 from eagle_eye.orchestrators.launch.blame import Raised
@@ -40,7 +40,7 @@ def pace_left_ratio(rules: Rules, state: State) -> float | None:
     spares = state.ready - {*state.members} - state.unusable - state.draining
     if rules.layouts is None or spares or state.phase is Phase.GATHERING or state.phase in ENDED:
         return None
-    return 0.0 if members <= rules.fleet.least else layouts.pace_left_ratio(rules.layouts, members)
+    return 0.0 if members <= rules.fleet.least else fallback_layouts.pace_left_ratio(rules.layouts, members)
 
 
 def too_few(rules: Rules, usable: int) -> str:

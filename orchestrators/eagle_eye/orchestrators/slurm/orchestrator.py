@@ -9,7 +9,7 @@ from datetime import datetime, timezone
 import msgspec
 
 from eagle_eye.orchestrators.errors import CannotCarryOutError
-from eagle_eye.orchestrators.layouts import misfit, pace_left_ratio
+from eagle_eye.orchestrators.fallback_layouts import misfit, pace_left_ratio
 from eagle_eye.orchestrators.protocol import Exclusion, JobState, Restart
 from eagle_eye.orchestrators.slurm.answers import Job, Node
 from eagle_eye.orchestrators.slurm.cluster import Cluster
@@ -24,8 +24,8 @@ from eagle_eye.orchestrators.slurm.decisions import (
     way_of,
 )
 from eagle_eye.orchestrators.slurm.errors import SlurmError
-from eagle_eye.orchestrators.slurm.memory import Begun, Memory
 from eagle_eye.orchestrators.slurm.names import JobNames
+from eagle_eye.orchestrators.slurm.persisted_state import Begun, Memory
 from eagle_eye.orchestrators.slurm.reasons import drain_of, reason_of
 from eagle_eye.orchestrators.slurm.restarting import Restarting
 from eagle_eye.planning.plan import Plan

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from eagle_eye.orchestrators.errors import CannotCarryOutError
 from eagle_eye.orchestrators.protocol import Cause, Exclusion, JobState, Restart
 from eagle_eye.orchestrators.torchft.lighthouse import Lighthouse, Replica, Status
-from eagle_eye.orchestrators.torchft.memory import Memory
+from eagle_eye.orchestrators.torchft.persisted_state import Memory
 from eagle_eye.schema.action import JobUpdate
 
 POLL_S = 0.2

@@ -15,7 +15,7 @@ import msgspec
 from eagle_eye.detectors.faults import BY_NAME
 from eagle_eye.detectors.signs.xids import BY_CODE
 from eagle_eye.server.accounts import hindsight, recurrence_score
-from eagle_eye.server.accounts.gpus import is_one_gpu, sat_at
+from eagle_eye.server.accounts.gpu_inventory import is_one_gpu, sat_at
 from eagle_eye.server.accounts.hindsight import Afterwards, Outcome
 from eagle_eye.server.accounts.recurrence_score import NodeRecord, Scores
 from eagle_eye.server.accounts.timeline import TimelineSpan, timeline

@@ -9,17 +9,17 @@ from fastapi import APIRouter, Depends, Query, Response
 
 from eagle_eye.detectors.faults import BY_NAME as FAULTS
 from eagle_eye.schema.metrics import BY_NAME as METRICS
-from eagle_eye.server.accounts.gpus import sat_at
+from eagle_eye.server.accounts.gpu_inventory import sat_at
 from eagle_eye.server.api import views
 from eagle_eye.server.api.history import moments
 from eagle_eye.server.api.node_history import gpu
 from eagle_eye.server.api.requests import Reader, Since, answer, found, services
 from eagle_eye.server.charts import band as bands
 from eagle_eye.server.charts import sentence
-from eagle_eye.server.charts.cast import ACCUSED_MAX, Cast, cast
 from eagle_eye.server.charts.commands import commands
 from eagle_eye.server.charts.drawing import Drawing, Panel, drawing_of, panels
 from eagle_eye.server.charts.members import members_of, ranks_seen
+from eagle_eye.server.charts.peer_selection import ACCUSED_MAX, Cast, cast
 from eagle_eye.server.charts.reading import Turns, read
 from eagle_eye.server.charts.story import story
 from eagle_eye.server.charts.windows import LENGTH_S_MAX, POINTS, POINTS_MAX, Stretch, around, stretch

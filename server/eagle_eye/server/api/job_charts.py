@@ -16,8 +16,8 @@ from eagle_eye.server.api.history import moments
 from eagle_eye.server.api.incident_charts import numbers, resolutions
 from eagle_eye.server.api.requests import Reader, Since, answer, missing, services
 from eagle_eye.server.charts import course, lanes
-from eagle_eye.server.charts.cast import picked
 from eagle_eye.server.charts.members import members_of
+from eagle_eye.server.charts.peer_selection import picked
 from eagle_eye.server.charts.reading import Found, Turns, read
 from eagle_eye.server.charts.windows import LENGTH_S_MAX, POINTS, POINTS_MAX, stretch
 from eagle_eye.server.history.history import History

@@ -9,7 +9,7 @@ from typing import Annotated, Any, NamedTuple, Protocol
 from fastapi import APIRouter, Depends, Response
 
 from eagle_eye.server.accounts.archive import Archive
-from eagle_eye.server.accounts.gpus import sat_at
+from eagle_eye.server.accounts.gpu_inventory import sat_at
 from eagle_eye.server.accounts.recurrence_score import NodeRecord, RecurrenceScore, Scores
 from eagle_eye.server.api import views
 from eagle_eye.server.api.requests import Cursor, Limit, Reader, answer, found, given, listing, services

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from eagle_eye.schema.action import MemberRank
 from eagle_eye.schema.natural_order import natural
-from eagle_eye.server.charts.cast import picked
+from eagle_eye.server.charts.peer_selection import picked
 from eagle_eye.server.history.history import History
 from eagle_eye.server.ingest.fleet import Fleet
 from eagle_eye.server.store.store import ATTEMPTS, JOBS, MEMBERSHIPS, PAGE_LIMIT_MAX, Store

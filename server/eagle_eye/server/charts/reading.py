@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from eagle_eye.schema.metrics import MetricSpec
-from eagle_eye.server.charts.cast import picked
+from eagle_eye.server.charts.peer_selection import picked
 from eagle_eye.server.charts.windows import Stretch, stretch
 from eagle_eye.server.history.history import History, QueryPart, Run
 from eagle_eye.server.history.segments.downsampling import BucketSeries, Floats

@@ -8,8 +8,8 @@ import numpy as np
 
 from eagle_eye.schema.metrics import MetricSpec
 from eagle_eye.server.charts.band import Band, Floats
-from eagle_eye.server.charts.cast import Cast
 from eagle_eye.server.charts.drawing import Drawing
+from eagle_eye.server.charts.peer_selection import Cast
 from eagle_eye.server.charts.windows import Stretch
 
 _UNITS = {

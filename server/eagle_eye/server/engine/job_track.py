@@ -16,7 +16,7 @@ from eagle_eye.detectors.signs.progress import QUIET_PHASES
 from eagle_eye.detectors.types import Beginning, Curve, Floats, Happening, Link, Series, Window
 from eagle_eye.schema.action import MemberRank
 from eagle_eye.schema.metrics import Scope
-from eagle_eye.server.engine.advance import Advance
+from eagle_eye.server.engine.attempt_progress import Advance
 from eagle_eye.server.engine.checkpoints import REPORTED, CheckpointLog
 from eagle_eye.server.engine.earlier_attempt import NOTHING, Earlier
 from eagle_eye.server.engine.gpu_models import INVENTORY, Named

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from eagle_eye.detectors.types import Verdict
-from eagle_eye.server.accounts.gpus import Stock, stock
+from eagle_eye.server.accounts.gpu_inventory import Stock, stock
 from eagle_eye.server.engine.idle_faults import FEWER, INVENTORY, NO_JOB, fewer_gpus, gpus_missing, nvlinks_down
 from eagle_eye.server.engine.incidents import OPEN_STATES
 from eagle_eye.server.engine.settings import PolicySettings

@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple
 
 from msgspec.structs import replace
 
-from eagle_eye.server.accounts.gpus import compared
+from eagle_eye.server.accounts.gpu_inventory import compared
 from eagle_eye.server.delivery import events as outbound
 from eagle_eye.server.engine import idle_faults, ledger
 from eagle_eye.server.engine.check_suites import suite, unproven

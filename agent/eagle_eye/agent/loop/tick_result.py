@@ -1,4 +1,4 @@
-"""What one tick of the loop showed, for whoever looks on: /metrics, the service manager, a verdict on the host."""
+"""The result of one loop tick, for its consumers: /metrics, the service manager and the host verdict."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When the sender runs, and what becomes of its word. In a thread of its own; the sender is another process."""
+"""Supervises the sender process: starts it when segments wait, turns its reports into metrics and log lines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who runs here: the training processes of this node, and on which GPU each of them sits.
+"""Registry of this node's training processes and the GPU each one uses.
 
 One collector finds them and publishes; whoever reads a source that names a process or a rank looks up whose row
 its numbers belong to.

@@ -1,4 +1,4 @@
-"""What the ranks of a node do while others wait for them: something else, such as a write or a compilation, or nothing.
+"""What a node's ranks do while their peers wait for them: other work, such as a write or a compilation, or nothing.
 
 To whoever waits, a rank that saves, evaluates or compiles looks like one that hangs. Its host, its GPU and its process
 tell them apart, as far as they are observed.

@@ -1,4 +1,4 @@
-"""Tells at once when a process ends. Touches: pidfds, and one thread that sleeps until then."""
+"""Watches processes and reports each exit immediately. Touches: pidfds, and one thread that sleeps until then."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Writes a bill of materials for each artefact in a folder and for each container image, then the folder's SHA256SUMS.
 
-python -m release.describe dist
+PYTHONPATH=packaging python -m release.describe dist
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from packaging.utils import canonicalize_name
 
 from release.errors import ReleaseError
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 # The lock has torch's CPU build. PyPI's other one asks for CUDA's libraries, which NVIDIA licenses to its installer.
 CUDA = re.compile(r"(nvidia|cuda)-(?!ml-py)|triton$")
 OLDEST = "3.10"  # Ubuntu 22.04's

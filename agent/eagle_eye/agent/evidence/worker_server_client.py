@@ -12,7 +12,7 @@ import stat
 import struct
 
 from eagle_eye.agent.evidence.proc_files import environment, open_inside
-from eagle_eye.agent.evidence.scene import Scene
+from eagle_eye.agent.evidence.source import Scene
 from eagle_eye.agent.evidence.suspects import Suspect
 from eagle_eye.agent.files.foreign import NotTheirs
 

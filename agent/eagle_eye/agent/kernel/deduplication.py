@@ -1,4 +1,7 @@
-"""Which messages of the kernel are news: floods of one folded into a few, each change of a link told once. Pure."""
+"""Deduplicates kernel messages: collapses bursts of repeats into a few, and reports each link state change once.
+
+Pure.
+"""
 
 from __future__ import annotations
 

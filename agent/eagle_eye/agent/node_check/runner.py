@@ -1,4 +1,4 @@
-"""The active check as a child: its own session, a deadline, an end to what it may say, and gone when the agent is.
+"""Runs the active check as a child process: own session, timeout, bounded output; terminated if the agent dies.
 
 It runs with none of the agent's secrets and is the first that the kernel ends when memory is short. Touches: processes.
 """

@@ -1,7 +1,9 @@
 """The version: pyproject.toml has it, and what cannot read that repeats it.
 
-python -m release.version          says it, and where something else is repeated
-python -m release.version 0.2.0    writes it everywhere, and closes the changelog's section of what is unreleased
+PYTHONPATH=packaging python -m release.version [0.2.0]
+
+Without a version it says it, and where something else is repeated; with one it writes it everywhere, and closes the
+changelog's section of what is unreleased.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ REPEATED = re.compile(
     rf"(\beagle[-_]eye(?:-[a-z]+)*[:_-]v?|^version: |^appVersion: \"?|\bVERSION: )({VERSION})", re.MULTILINE
 )
 # The past, which keeps its numbers, and what is of other versions on purpose.
-ELSEWHERE = ("CHANGELOG.md", "docs/decisions/", "release/", "tests/", "benchmarks/")
+ELSEWHERE = ("CHANGELOG.md", "docs/decisions/", "packaging/release/", "tests/", "benchmarks/")
 READ = (".md", ".yaml", ".yml", ".toml", ".tpl", ".Dockerfile", ".sh")
 CHANGELOG = ROOT / "CHANGELOG.md"
 UNRELEASED = "## Unreleased\n"

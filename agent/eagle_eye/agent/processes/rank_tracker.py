@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 from eagle_eye.agent.loop.collector import Observed
 from eagle_eye.agent.loop.drops import Drops
-from eagle_eye.agent.processes.ends import Ended, Watcher
+from eagle_eye.agent.processes.exit_watcher import Ended, Watcher
 from eagle_eye.agent.processes.process_files import ProcessFiles
-from eagle_eye.agent.processes.training_processes import TrainingProcess, TrainingProcesses
+from eagle_eye.agent.processes.process_registry import TrainingProcess, TrainingProcesses
 from eagle_eye.schema.events import Event
 from eagle_eye.schema.frame import RANKS_MAX, Rank
 

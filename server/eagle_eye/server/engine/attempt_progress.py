@@ -1,4 +1,4 @@
-"""How far an attempt has come: its first and its newest step, and when that ended. Pure."""
+"""Training progress of one attempt: its first and latest step, and when the latest step finished. Pure."""
 
 from __future__ import annotations
 

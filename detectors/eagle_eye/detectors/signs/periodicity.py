@@ -1,4 +1,4 @@
-"""The rhythm of a job whose steps nobody reports: after how long what its GPUs and networks do repeats itself.
+"""The period of a job that reports no steps, estimated from its GPU and network activity.
 
 Where steps are longer than rows, a mean over less than whole steps tells when it was taken, not how fast the job is.
 """

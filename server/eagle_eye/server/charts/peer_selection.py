@@ -1,4 +1,4 @@
-"""Who is accused in a chart and whom they are compared with. Pure."""
+"""Which nodes a chart highlights, and which peers it compares them with. Pure."""
 
 from __future__ import annotations
 

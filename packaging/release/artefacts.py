@@ -61,7 +61,7 @@ def _of(file: Path) -> Artefact:
         recipe, python = recipes[name[1]], re.search(r"python(3\.\d+)", file.name)
         pythons = (python[1],) if python else recipe.pythons
         return Artefact(file.name, file, recipe.extras, (), pythons, vendored=PORTION in recipe.portions, base="")
-    raise ReleaseError(f"{file.name}: release/artefacts.py does not say what is in it")
+    raise ReleaseError(f"{file.name}: packaging/release/artefacts.py does not say what is in it")
 
 
 def _image(name: str) -> Artefact:

@@ -1,4 +1,4 @@
-"""The seam between a gathering and its sources."""
+"""The interface between evidence gathering and its sources."""
 
 from __future__ import annotations
 

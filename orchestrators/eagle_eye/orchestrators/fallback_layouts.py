@@ -1,4 +1,4 @@
-"""Plans that jobs of a scheduler follow where no spare is left: what --layouts names. Reads files, else pure."""
+"""Plans given by ``--layouts``: how a scheduler's job continues on fewer nodes when no spare is left."""
 
 from __future__ import annotations
 

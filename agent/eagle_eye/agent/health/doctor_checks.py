@@ -1,6 +1,7 @@
-"""What works on this host, looked at once, for people. Touches: files, one request to the server, nothing else.
+"""One-off checks of this host and the agent's setup, for the operator (``doctor``).
 
-Each check returns findings and raises nothing: one that cannot be made is a finding, too.
+Touches files and makes one request to the server. Each check returns findings and raises nothing: one that cannot be
+made is a finding, too.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ from typing import Literal, NamedTuple
 from eagle_eye.agent import external_tool as tool
 from eagle_eye.agent.config import AgentConfiguration, trust
 from eagle_eye.agent.files.bounded import content
-from eagle_eye.agent.loop.tick import CollectorStanding
-from eagle_eye.agent.nvml.bus import gpus_on_the_bus
+from eagle_eye.agent.loop.tick_result import CollectorStanding
+from eagle_eye.agent.nvml.pci_presence import gpus_on_the_bus
 from eagle_eye.agent.transport.server_connection import connect, path_on
 from eagle_eye.schema.frame import CONTENT_TYPE, encode_request
 

@@ -1,6 +1,6 @@
 """Builds the wheel and the sdist of what git tracks, to the byte the same in any folder, at any time, under any umask.
 
-    python -m release.build [--out dist]
+    PYTHONPATH=packaging python -m release.build [--out dist]
 
 SOURCE_DATE_EPOCH is the time that all files in them bear; the last commit's where it is not set. What is new and not
 tracked is left out and named.

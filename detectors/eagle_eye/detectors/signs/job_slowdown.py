@@ -1,4 +1,4 @@
-"""Whether the job as a whole has become slower, since when, and what of it the network explains."""
+"""Whether the whole job has slowed down, since when, and how much of it the network explains."""
 
 from __future__ import annotations
 
