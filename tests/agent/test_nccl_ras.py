@@ -17,7 +17,7 @@ from eagle_eye.agent.loop.drops import Drops
 from eagle_eye.agent.nccl import ras_client
 from eagle_eye.agent.nccl.process_environment import Environments
 from eagle_eye.agent.nccl.ras_client import DEFAULT_PORT, NoAnswer, TooLong, ask
-from eagle_eye.agent.nccl.ras_reply import BadReply, Communicator, Member, RasProblem, Reply
+from eagle_eye.agent.nccl.ras_reply import BadReply, Communicator, RasMember, RasProblem, Reply
 from eagle_eye.agent.processes.process_registry import TrainingProcess
 from tests.agent.fakes import FakeClock
 from tests.agent.nccl_fakes import FakeProc, process, published
@@ -154,7 +154,7 @@ HERE, THERE = "10.0.0.1", "10.0.0.2"
 
 
 def reply(*members: tuple[int, str, int, int], size: int = 2, **more: Any) -> Reply:
-    found = Communicator("0xa", size, tuple(Member(*member) for member in members))
+    found = Communicator("0xa", size, tuple(RasMember(*member) for member in members))
     return Reply("2.29.1", (found,), **more)
 
 
@@ -216,8 +216,8 @@ def test_where_every_node_asks_each_tells_of_its_own_ranks(node: Node) -> None:
 
 
 def test_a_count_comes_from_the_widest_communicator(node: Node) -> None:
-    narrow = Communicator("0xb", 1, (Member(0, HERE, 1000, 900),))
-    wide = Communicator("0xa", 2, (Member(0, HERE, 1000, 7), Member(1, HERE, 1001, 7)))
+    narrow = Communicator("0xb", 1, (RasMember(0, HERE, 1000, 900),))
+    wide = Communicator("0xa", 2, (RasMember(0, HERE, 1000, 7), RasMember(1, HERE, 1001, 7)))
     node.answer = Reply("x", (narrow, wide))
     assert node.agent(process(0)).collect(0.0).devices == {0: {"nccl_sequence": 7.0}}
 

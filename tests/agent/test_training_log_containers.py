@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from eagle_eye.agent.collectors.training_log import TrainingLogCollector
 from eagle_eye.agent.training_logs.container_lines import ContainerLines
-from eagle_eye.agent.training_logs.line_prefixes import Line, without_prefixes
+from eagle_eye.agent.training_logs.line_prefixes import LogLine, without_prefixes
 from eagle_eye.agent.training_logs.line_search import LINE_BYTES_MAX
 from tests.agent.fakes import FakeClock
 from tests.agent.training_log_site import FRAME, HEADER, Site, append, iteration, kinds
@@ -60,12 +60,12 @@ def test_pieces_of_a_line_are_put_together_by_stream() -> None:
     lines = cri("a", "P") + cri("other", stream="stderr") + cri("b", "P") + cri("c")
     assert unwrapped(lines) == cri("other", stream="stderr").encode() + cri("abc", "P").encode()
     assert unwrapped(cri("a", "P"), cri("b")) == cri("ab", "P").encode()
-    assert without_prefixes(cri("ab", "P").rstrip()) == Line("ab")
+    assert without_prefixes(cri("ab", "P").rstrip()) == LogLine("ab")
 
 
 def test_cri_lines_that_are_whole_are_left_to_the_prefixes() -> None:
     assert unwrapped(cri("[rank2]: text")) == cri("[rank2]: text").encode()
-    assert without_prefixes(cri("[rank2]: text").rstrip()) == Line("text", rank=2)
+    assert without_prefixes(cri("[rank2]: text").rstrip()) == LogLine("text", rank=2)
 
 
 def test_a_progress_bar_in_dockers_json_is_many_lines() -> None:

@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 
 from eagle_eye.agent.training_logs.frameworks import FRAMEWORKS, LogParser, expected
 from eagle_eye.agent.training_logs.line_patterns import BadLinePattern
-from eagle_eye.agent.training_logs.line_prefixes import Line, without_prefixes
+from eagle_eye.agent.training_logs.line_prefixes import LogLine, without_prefixes
 from eagle_eye.agent.training_logs.line_search import line_at, starts_of
 from eagle_eye.agent.training_logs.progress_bars import bar
 from eagle_eye.agent.training_logs.quantities import number, pairs, stamp_s
 from eagle_eye.agent.training_logs.reading import LogReading, Quiet, Writer
-from eagle_eye.agent.training_logs.torchtitan import Parser
+from eagle_eye.agent.training_logs.torchtitan import TorchtitanLogParser
 from eagle_eye.agent.training_logs.traceback_lines import Tracebacks
 from tests.agent.fakes import REPOSITORY
 
@@ -356,7 +356,7 @@ def test_megatrons_highest_rank_writes_steps_and_rank_0_checkpoints() -> None:
 
 
 def test_actors_that_count_ranks_of_their_own_are_left_aside() -> None:
-    parser = Parser()
+    parser = TorchtitanLogParser()
     for step in (1, 2, 3):
         assert (
             parser(f'{{"rank": 0, "source": "generator", "step": {step}, "time_us": 1, "log_type_name": "x"}}') is None
@@ -386,7 +386,7 @@ def test_no_line_takes_long_or_raises(framework: object, text: str) -> None:
     begun_s = time.process_time()
     for candidate in (line, " | " + line, line + " tps: 1 it/s 'loss' s/it]"):
         parse(without_prefixes(candidate).text)
-        Tracebacks().take(Line("Traceback (most recent call last):"))
+        Tracebacks().take(LogLine("Traceback (most recent call last):"))
         bar(candidate)
     assert time.process_time() - begun_s < 0.5
 
@@ -434,24 +434,24 @@ def test_a_lines_own_time_tells_differences_to_the_millisecond() -> None:
 @pytest.mark.parametrize(
     ("line", "expected"),
     [
-        ("[rank12]:[E302 08:15:02.1 x.cpp:1] text", Line("[E302 08:15:02.1 x.cpp:1] text", rank=12)),
-        ("[rank12]:W0302 08:15:02.1 text", Line("W0302 08:15:02.1 text", rank=12)),
-        ("[rank2]:[titan] text", Line("[titan] text", local_rank=2)),
-        ("[rank2]:[rank10]: text", Line("text", rank=10, local_rank=2)),
-        ("[rank12]: text", Line("text", rank=12)),
-        ("[default3]:text", Line("text", local_rank=3)),
-        (" 7: text", Line("text", task=7)),
-        ("7: [default3]:[rank59]: text", Line("text", rank=59, local_rank=3, task=7)),
-        ("(Trainer pid=41, ip=10.0.0.9) text", Line("text", pid=41)),
-        ("\x1b[36m(RayTrainWorker pid=41)\x1b[0m text", Line("text", pid=41)),
-        ("[1,5]<stdout>: text", Line("text", rank=5)),
-        ("2026-03-02T08:15:02.123456789Z stderr F [rank2]: text", Line("text", rank=2)),
-        ("[2026-03-02 08:15:02] text", Line("[2026-03-02 08:15:02] text")),
-        ("text 7: [rank1]: x", Line("text 7: [rank1]: x")),
-        ("", Line("")),
+        ("[rank12]:[E302 08:15:02.1 x.cpp:1] text", LogLine("[E302 08:15:02.1 x.cpp:1] text", rank=12)),
+        ("[rank12]:W0302 08:15:02.1 text", LogLine("W0302 08:15:02.1 text", rank=12)),
+        ("[rank2]:[titan] text", LogLine("[titan] text", local_rank=2)),
+        ("[rank2]:[rank10]: text", LogLine("text", rank=10, local_rank=2)),
+        ("[rank12]: text", LogLine("text", rank=12)),
+        ("[default3]:text", LogLine("text", local_rank=3)),
+        (" 7: text", LogLine("text", task=7)),
+        ("7: [default3]:[rank59]: text", LogLine("text", rank=59, local_rank=3, task=7)),
+        ("(Trainer pid=41, ip=10.0.0.9) text", LogLine("text", pid=41)),
+        ("\x1b[36m(RayTrainWorker pid=41)\x1b[0m text", LogLine("text", pid=41)),
+        ("[1,5]<stdout>: text", LogLine("text", rank=5)),
+        ("2026-03-02T08:15:02.123456789Z stderr F [rank2]: text", LogLine("text", rank=2)),
+        ("[2026-03-02 08:15:02] text", LogLine("[2026-03-02 08:15:02] text")),
+        ("text 7: [rank1]: x", LogLine("text 7: [rank1]: x")),
+        ("", LogLine("")),
     ],
 )
-def test_prefixes_are_taken_off_and_tell_whose_line_it_is(line: str, expected: Line) -> None:
+def test_prefixes_are_taken_off_and_tell_whose_line_it_is(line: str, expected: LogLine) -> None:
     assert without_prefixes(line) == expected
 
 
@@ -528,9 +528,9 @@ def test_any_lines_go_through_the_traceback_reader(lines: list[str]) -> None:
 
 def test_a_traceback_that_never_ends_is_given_up() -> None:
     reader = Tracebacks()
-    reader.take(Line(HEADER))
+    reader.take(LogLine(HEADER))
     for _ in range(2_000):
-        reader.take(Line("    frame"))
+        reader.take(LogLine("    frame"))
     assert not reader.under_way
 
 

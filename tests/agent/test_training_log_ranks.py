@@ -11,7 +11,7 @@ from eagle_eye.agent.loop.drops import Drops
 from eagle_eye.agent.processes.process_registry import TrainingProcess
 from eagle_eye.agent.training_logs.attribution import Missing, Origin, writer_of
 from eagle_eye.agent.training_logs.ended_by_error import SETTLED_S, EndedByError
-from eagle_eye.agent.training_logs.line_prefixes import Line
+from eagle_eye.agent.training_logs.line_prefixes import LogLine
 from eagle_eye.agent.training_logs.rank_course import ARRIVAL_S_MIN, RankCourse
 from eagle_eye.agent.training_logs.rank_courses import LINGER_S, RankCourses
 from eagle_eye.agent.training_logs.reading import LogReading, Writer
@@ -27,7 +27,7 @@ LAST_NODE = [process(rank) for rank in range(8, 16)]
 
 
 def whose(
-    line: Line = Line(""),  # noqa: B008 - frozen
+    line: LogLine = LogLine(""),  # noqa: B008 - frozen
     writer: Writer = Writer.ANY,
     here: Sequence[TrainingProcess] = FIRST_NODE,
     origin: Origin = Origin(),  # noqa: B008 - frozen
@@ -39,8 +39,8 @@ def whose(
 
 
 def test_the_rank_that_a_line_names_is_its_writer_on_one_node_alone() -> None:
-    assert whose(Line("", rank=3)) == 3
-    assert whose(Line("", rank=3), here=LAST_NODE) is Missing.ELSEWHERE
+    assert whose(LogLine("", rank=3)) == 3
+    assert whose(LogLine("", rank=3), here=LAST_NODE) is Missing.ELSEWHERE
     assert whose(rank=9, here=LAST_NODE) == 9
 
 
@@ -55,14 +55,14 @@ def test_the_one_process_that_writes_to_a_file_is_the_lines_writer() -> None:
     own = Origin((FIRST_NODE[5],))
     assert whose(origin=own) == 5
     assert whose(origin=own, writer=Writer.LAST) == 5
-    assert whose(Line("", rank=4), origin=own) is Missing.ELSEWHERE
+    assert whose(LogLine("", rank=4), origin=own) is Missing.ELSEWHERE
 
 
 def test_of_several_that_write_to_a_file_the_frameworks_rule_or_the_line_decides() -> None:
     shared = Origin(tuple(LAST_NODE))
     assert whose(origin=shared) is Missing.UNKNOWN
     assert whose(origin=shared, writer=Writer.LAST) == 15
-    assert whose(Line("", local_rank=2), origin=shared) == 10
+    assert whose(LogLine("", local_rank=2), origin=shared) == 10
 
 
 def test_what_the_path_says_counts() -> None:
@@ -72,17 +72,17 @@ def test_what_the_path_says_counts() -> None:
 
 
 def test_a_local_rank_alone_is_no_rank_of_a_job_on_several_nodes() -> None:
-    assert whose(Line("", local_rank=2)) is Missing.UNKNOWN
-    assert whose(Line("", local_rank=2), here=[process(rank, size=8) for rank in range(8)]) == 2
+    assert whose(LogLine("", local_rank=2)) is Missing.UNKNOWN
+    assert whose(LogLine("", local_rank=2), here=[process(rank, size=8) for rank in range(8)]) == 2
 
 
 def test_a_schedulers_task_is_a_rank_or_a_node_as_the_processes_say() -> None:
     one_a_rank = {item.pid: item.rank for item in LAST_NODE}
-    assert whose(Line("", task=9), here=LAST_NODE, tasks=one_a_rank) == 9
-    assert whose(Line("", task=1), here=LAST_NODE, tasks=one_a_rank) is Missing.ELSEWHERE
+    assert whose(LogLine("", task=9), here=LAST_NODE, tasks=one_a_rank) == 9
+    assert whose(LogLine("", task=1), here=LAST_NODE, tasks=one_a_rank) is Missing.ELSEWHERE
     one_a_node = {item.pid: 1 for item in LAST_NODE}
-    assert whose(Line("", task=1), Writer.LAST, here=LAST_NODE, tasks=one_a_node) == 15
-    assert whose(Line("", task=0), Writer.LAST, here=LAST_NODE, tasks=one_a_node) is Missing.ELSEWHERE
+    assert whose(LogLine("", task=1), Writer.LAST, here=LAST_NODE, tasks=one_a_node) == 15
+    assert whose(LogLine("", task=0), Writer.LAST, here=LAST_NODE, tasks=one_a_node) is Missing.ELSEWHERE
 
 
 def test_two_jobs_of_one_node_leave_a_shared_line_open() -> None:
@@ -93,13 +93,13 @@ def test_two_jobs_of_one_node_leave_a_shared_line_open() -> None:
 
 def test_of_two_attempts_the_newest_writes() -> None:
     here = [process(0, attempt=1), process(0)]
-    found = writer_of(Line("", rank=0), None, Writer.ANY, Origin(), here, {})
+    found = writer_of(LogLine("", rank=0), None, Writer.ANY, Origin(), here, {})
     assert isinstance(found, TrainingProcess)
     assert found.attempt == 1
 
 
 def test_where_no_rank_runs_every_line_is_elsewheres() -> None:
-    assert whose(Line("", rank=0), here=[]) is Missing.ELSEWHERE
+    assert whose(LogLine("", rank=0), here=[]) is Missing.ELSEWHERE
 
 
 def test_values_are_means_over_the_steps_since_the_last_row_and_repeat() -> None:

@@ -13,7 +13,7 @@ from contextlib import redirect_stderr, redirect_stdout
 from typing import Any, NoReturn
 from unittest import mock
 
-from eagle_eye.cli.arguments import Parser
+from eagle_eye.cli.arguments import CommandLineParser
 from eagle_eye.cli.main import COMMANDS, load
 from eagle_eye.orchestrators.orchestrate import settings
 from eagle_eye.orchestrators.orchestrate.kinds import KINDS
@@ -47,7 +47,7 @@ class _Read(Exception):
     """A program's parser has read its arguments: nothing of the program need run any more."""
 
 
-class _Parser(Parser):
+class _Parser(CommandLineParser):
     def __init__(self, *args: Any, **more: Any) -> None:
         super().__init__(*args, **{**more, "allow_abbrev": False})  # a document names a flag in full
 

@@ -13,7 +13,7 @@ from eagle_eye.orchestrators import logs
 from eagle_eye.orchestrators.errors import OrchestratorError
 from eagle_eye.orchestrators.launch import command
 from eagle_eye.orchestrators.launch.output import Output
-from eagle_eye.orchestrators.launch.persisted_state import Memory, MemoryFile
+from eagle_eye.orchestrators.launch.persisted_state import LauncherMemory, MemoryFile
 from eagle_eye.orchestrators.launch.plan import Fleet
 from eagle_eye.orchestrators.launch.state import State
 from eagle_eye.schema.configuration import ConfigurationError
@@ -70,13 +70,13 @@ def test_wrong_usage_is_one_line_that_names_the_flag(
 
 def test_what_a_launcher_remembers_belongs_to_one_launcher_and_one_job(tmp_path: Path) -> None:
     first = MemoryFile(tmp_path, "j")
-    assert first.memory == Memory("j", launch=first.memory.launch)
+    assert first.memory == LauncherMemory("j", launch=first.memory.launch)
     first.keep(State(attempt=4, excluded=frozenset({"n2"})))
     with pytest.raises(OrchestratorError, match="another launcher"):
         MemoryFile(tmp_path, "j")
     first.close()
     second = MemoryFile(tmp_path, "j")
-    assert second.memory == Memory("j", 4, ["n2"], phase="gathering", launch=first.memory.launch)
+    assert second.memory == LauncherMemory("j", 4, ["n2"], phase="gathering", launch=first.memory.launch)
     second.close()
     with pytest.raises(OrchestratorError, match="belongs to job 'j'"):
         MemoryFile(tmp_path, "k")

@@ -14,7 +14,7 @@ from eagle_eye.orchestrators.orchestrate.kinds import KINDS
 from eagle_eye.orchestrators.protocol import Exclusion, JobState, Restart
 from eagle_eye.orchestrators.torchft.lighthouse import Lighthouse, parse_status
 from eagle_eye.orchestrators.torchft.orchestrator import TorchftJob, TorchftOrchestrator
-from eagle_eye.orchestrators.torchft.persisted_state import Memory
+from eagle_eye.orchestrators.torchft.persisted_state import TorchftMemory
 from eagle_eye.schema.action import JobUpdate
 from tests.orchestrators.contract import OrchestratorContract, cause
 from tests.orchestrators.lighthouse import FakeLighthouse, status_page
@@ -38,7 +38,7 @@ class Trio:
         self.orchestrator = self.reopened()
 
     def reopened(self) -> TorchftOrchestrator:
-        memory = Memory(self.folder / "torchft.json", self.folder / "excluded")
+        memory = TorchftMemory(self.folder / "torchft.json", self.folder / "excluded")
         lighthouse = Lighthouse(self.lighthouse.url)
         made = TorchftOrchestrator(self.terms, lighthouse, memory, lambda: self.now_s, poll_s=0.01)
         self.open.append(made)
@@ -194,7 +194,7 @@ def test_a_page_that_is_not_understood_is_no_empty_quorum(world: Trio, page: str
 
 def test_no_lighthouse_is_no_answer(world: Trio) -> None:
     gone = TorchftOrchestrator(
-        world.terms, Lighthouse("http://127.0.0.1:1"), Memory(world.folder / "t", world.folder / "e")
+        world.terms, Lighthouse("http://127.0.0.1:1"), TorchftMemory(world.folder / "t", world.folder / "e")
     )
     with pytest.raises(CannotCarryOutError, match="ConnectError"):
         gone.state("llm")

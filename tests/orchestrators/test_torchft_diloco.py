@@ -21,7 +21,7 @@ from eagle_eye.orchestrators.errors import CannotCarryOutError
 from eagle_eye.orchestrators.protocol import Exclusion, Restart
 from eagle_eye.orchestrators.torchft.lighthouse import Lighthouse
 from eagle_eye.orchestrators.torchft.orchestrator import TorchftJob, TorchftOrchestrator
-from eagle_eye.orchestrators.torchft.persisted_state import Memory
+from eagle_eye.orchestrators.torchft.persisted_state import TorchftMemory
 from tests.loopback import free_port
 from tests.orchestrators.contract import cause
 from tests.orchestrators.test_torchft_real import HOW, TIMING, until
@@ -73,7 +73,7 @@ def test_a_diloco_group_is_replaced_and_goes_on_where_the_others_are(tmp_path: P
     port = free_port()
     page = Lighthouse(f"http://127.0.0.1:{port}")
     orchestrator = TorchftOrchestrator(
-        TorchftJob("llm", {}), page, Memory(tmp_path / "torchft.json", tmp_path / "excluded")
+        TorchftJob("llm", {}), page, TorchftMemory(tmp_path / "torchft.json", tmp_path / "excluded")
     )
     with ExitStack() as stack:
         stack.callback(orchestrator.close)

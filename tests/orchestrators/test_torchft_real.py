@@ -16,7 +16,7 @@ from benchmarks.torchft.processes import Group, Timing, ended, lighthouse
 from eagle_eye.orchestrators.protocol import Exclusion, Restart
 from eagle_eye.orchestrators.torchft.lighthouse import Lighthouse
 from eagle_eye.orchestrators.torchft.orchestrator import TorchftJob, TorchftOrchestrator
-from eagle_eye.orchestrators.torchft.persisted_state import Memory
+from eagle_eye.orchestrators.torchft.persisted_state import TorchftMemory
 from tests.loopback import free_port
 from tests.orchestrators.contract import cause
 
@@ -37,7 +37,7 @@ def test_a_replica_group_is_killed_the_other_trains_on_and_a_new_one_joins(tmp_p
     port = free_port()
     url = f"http://127.0.0.1:{port}"
     groups = [Group(f"group_{number}", [f"127.0.1.{number + 1}", "127.0.1.9"], tmp_path, url) for number in range(2)]
-    memory = Memory(tmp_path / "torchft.json", tmp_path / "excluded")
+    memory = TorchftMemory(tmp_path / "torchft.json", tmp_path / "excluded")
     orchestrator = TorchftOrchestrator(TorchftJob("llm", {}, on_within_s=30.0), Lighthouse(url), memory)
     beacon = lighthouse(port, tmp_path, TIMING)
     try:

@@ -43,7 +43,7 @@ class Failure(NamedTuple):
     of_the_node: bool
 
 
-class Report(NamedTuple):
+class DcgmReport(NamedTuple):
     """What the diagnostics said: how many tests passed, and what failed. ``problem``: why they could not be run."""
 
     passes: int
@@ -74,7 +74,7 @@ def run(asked: CheckOptions) -> Result:
     return judge(parse(ran.output), ran.status, ran.complaint)
 
 
-def judge(report: Report, status: int, complaint: str) -> Result:
+def judge(report: DcgmReport, status: int, complaint: str) -> Result:
     """Return what a report means. dcgmi ends with another status than 0 for mere settings, too: the report decides."""
     figures = (Measured(name="tests_passed", value=float(report.passes), unit="1"),)
     own = [failure for failure in report.failures if failure.of_the_node]
@@ -90,7 +90,7 @@ def judge(report: Report, status: int, complaint: str) -> Result:
     return passed(f"{report.passes} tests passed", *figures)
 
 
-def parse(output: bytes) -> Report:
+def parse(output: bytes) -> DcgmReport:
     """Return what a report of any version says; what is no report is a problem.
 
     Versions 2 to 4 name the outermost object and the devices differently; the tree of categories, tests and results
@@ -101,22 +101,22 @@ def parse(output: bytes) -> Report:
         # Libraries print around it.
         whole = json.loads(text[text.index("{") : text.rindex("}") + 1])
     except (ValueError, RecursionError):
-        return Report(0, (), f"{PROGRAM} gave no report: {printable(text) or 'nothing at all'}")
+        return DcgmReport(0, (), f"{PROGRAM} gave no report: {printable(text) or 'nothing at all'}")
     diagnostic = next((whole[key] for key in whole if "Diagnostic" in key and isinstance(whole[key], dict)), whole)
     if error := diagnostic.get("runtime_error"):
-        return Report(0, (), f"{PROGRAM}: {printable(str(error))}")
+        return DcgmReport(0, (), f"{PROGRAM}: {printable(str(error))}")
     passes, failures = 0, list[Failure]()
     for number, (category, test, result) in enumerate(_results(diagnostic)):
         if number >= TESTS_MAX:
-            return Report(0, tuple(failures), f"the report has more than {TESTS_MAX} results")
+            return DcgmReport(0, tuple(failures), f"the report has more than {TESTS_MAX} results")
         state = str(result.get("status", "")).strip().lower()
         if state == "pass":
             passes += 1
         elif state == "fail":
             failures += _failures(category, test, result)
         elif state not in ("skip", "not run", "notrun", "warn"):
-            return Report(0, tuple(failures), f"the status {printable(state)[:40]!r} of a test is unknown")
-    return Report(passes, tuple(failures), "")
+            return DcgmReport(0, tuple(failures), f"the status {printable(state)[:40]!r} of a test is unknown")
+    return DcgmReport(passes, tuple(failures), "")
 
 
 def _results(diagnostic: dict[str, Any]) -> Iterator[tuple[str, str, dict[str, Any]]]:

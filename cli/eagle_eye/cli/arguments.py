@@ -17,7 +17,7 @@ LINE_CHARS_MAX = 3_000  # of a message: some list all names that are known
 SHOWN_CHARS_MAX = 80  # of a wrong value
 
 
-class Parser(argparse.ArgumentParser):
+class CommandLineParser(argparse.ArgumentParser):
     """Argparse with errors of one line, near names, and ages such as -2h as values. Subparsers are of its kind."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 from eagle_eye.cli import guide
-from eagle_eye.cli.arguments import Parser, one_line, shown
+from eagle_eye.cli.arguments import CommandLineParser, one_line, shown
 from eagle_eye.schema.configuration import ConfigurationError
 from eagle_eye.schema.near_names import did_you_mean
 
@@ -130,7 +130,7 @@ def _run(command: Command, arguments: list[str]) -> int:
 
 def parser_of(command: Command, subcommand: Subcommand) -> argparse.ArgumentParser:
     """Return the command's parser, with all that its ``--help`` says."""
-    parser = Parser(prog=f"eagle-eye {command.name}")
+    parser = CommandLineParser(prog=f"eagle-eye {command.name}")
     subcommand.configure(parser)
     guide.complete(parser, command.name)
     return parser
@@ -145,7 +145,7 @@ def load(command: Command) -> Subcommand:
 
 
 def _overview(arguments: Sequence[str]) -> int:
-    parser = Parser(
+    parser = CommandLineParser(
         prog="eagle-eye",
         usage="eagle-eye [--version] COMMAND ...",
         description="Finds the faulty node of a distributed training job.",

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from eagle_eye.simulator.arrays import Booleans, Floats
-from eagle_eye.simulator.layout import Layout
+from eagle_eye.simulator.layout import RankLayout
 from eagle_eye.simulator.scenario import Scenario
 
 
@@ -50,7 +50,7 @@ class Recording:
     """
 
     scenario: Scenario
-    layout: Layout
+    layout: RankLayout
     job: str
     start: float
     end: float

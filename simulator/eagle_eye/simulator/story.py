@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from eagle_eye.simulator.job import Job
-from eagle_eye.simulator.layout import Layout
+from eagle_eye.simulator.layout import RankLayout
 from eagle_eye.simulator.physics import OWN, Physics
 from eagle_eye.simulator.scenario import STRENGTHS, Scenario, WrongScenario
 from eagle_eye.simulator.tracks import Quantity, Track
@@ -127,7 +127,7 @@ class Story:
     """Everything that happens in one run; the faults and situations add to it."""
 
     scenario: Scenario
-    layout: Layout
+    layout: RankLayout
     job: Job
     rng: np.random.Generator
     tracks: list[Track] = field(default_factory=list)

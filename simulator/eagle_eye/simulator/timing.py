@@ -14,7 +14,7 @@ import numpy as np
 
 from eagle_eye.simulator.arrays import Booleans, Floats, Integers, stream
 from eagle_eye.simulator.job import OVERHEAD_SHARE, TENSOR_SHARE, Job
-from eagle_eye.simulator.layout import Layout
+from eagle_eye.simulator.layout import RankLayout
 from eagle_eye.simulator.physics import Physics
 from eagle_eye.simulator.story import Attempt, Pause, StopKind, Story
 from eagle_eye.simulator.tracks import Quantity, Tracks
@@ -80,7 +80,7 @@ class _Recorder:
 class _Roughness:
     """What the second physics adds to steps: noise with a memory, uneven experts, stumbles, a load that drifts."""
 
-    def __init__(self, physics: Physics, layout: Layout) -> None:
+    def __init__(self, physics: Physics, layout: RankLayout) -> None:
         self._physics = physics
         self._rng = stream(physics.seed, "rough")
         self._shape = (layout.nodes, layout.gpus)
@@ -116,7 +116,7 @@ class Clockwork:
         self._story = story
         self._tracks = tracks
         self._job: Job = story.job
-        self._layout: Layout = story.layout
+        self._layout: RankLayout = story.layout
         layout, physics = self._layout, story.physics
         rng = stream(story.scenario.seed, "speed")
         node = 1.0 + physics.node_spread * rng.standard_normal((layout.nodes, 1))
@@ -315,7 +315,7 @@ def collectives_done(job: Job, share: Floats) -> Floats:
     return done
 
 
-def _model_speed(layout: Layout) -> Floats:
+def _model_speed(layout: RankLayout) -> Floats:
     """Return each node's compute factor by its GPU model against the job's first model, (N, 1)."""
     first = layout.models[0]
     speed = [

@@ -10,7 +10,7 @@ import msgspec
 
 from eagle_eye.orchestrators.errors import CannotCarryOutError
 from eagle_eye.orchestrators.kubernetes.api import Conflict, Eviction
-from eagle_eye.orchestrators.kubernetes.objects import Node, Pod
+from eagle_eye.orchestrators.kubernetes.objects import ClusterNode, Pod
 from eagle_eye.orchestrators.protocol import Cause
 
 NOW_S = 1_800_000_000.0
@@ -25,13 +25,13 @@ def cause(action: str = "act-1", incident: str = "inc-1", **changes: Any) -> Cau
     return Cause(incident, action, **{**values, "detected_s": NOW_S, "expires_s": NOW_S + 600, **changes})
 
 
-def node(name: str = "n1", **changes: Any) -> Node:
+def node(name: str = "n1", **changes: Any) -> ClusterNode:
     """A node that takes pods; ``changes`` are keys of its spec, ``annotations``, ``managers`` (of the cordon)."""
     metadata: dict[str, Any] = {"name": name, "resourceVersion": "7", "annotations": changes.pop("annotations", {})}
     if (manager := changes.pop("manager", None)) is not None:
         metadata["managedFields"] = [{"manager": manager, "fieldsV1": {"f:spec": {"f:unschedulable": {}}}}]
     conditions = changes.pop("conditions", [])
-    return msgspec.convert({"metadata": metadata, "spec": changes, "status": {"conditions": conditions}}, Node)
+    return msgspec.convert({"metadata": metadata, "spec": changes, "status": {"conditions": conditions}}, ClusterNode)
 
 
 def pod(name: str, on: str = "", job: str = "train", **changes: Any) -> Pod:
@@ -86,9 +86,9 @@ class Cluster:
             if asked in self.fails:
                 raise CannotCarryOutError(f"{what}: {self.fails[asked]}")
 
-    def node(self, name: str) -> Node | None:
+    def node(self, name: str) -> ClusterNode | None:
         self._ask("get node")
-        return msgspec.convert(self.nodes[name], Node) if name in self.nodes else None
+        return msgspec.convert(self.nodes[name], ClusterNode) if name in self.nodes else None
 
     def node_names(self) -> frozenset[str]:
         self._ask("list nodes")

@@ -10,13 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from eagle_eye.orchestrators.kubernetes import marks
-from eagle_eye.orchestrators.kubernetes.objects import Node
+from eagle_eye.orchestrators.kubernetes.objects import ClusterNode
 from tests.orchestrators.kubernetes.builders import Cluster, cause, node
 
 SINCE = "2027-01-15T08:00:00Z"
 
 
-def marked(before: Node | None = None, **changes: Any) -> Node:
+def marked(before: ClusterNode | None = None, **changes: Any) -> ClusterNode:
     """A node after our patch, with ``changes`` of its spec on top."""
     cluster = Cluster(nodes=("n1",))
     if before is not None:
@@ -26,7 +26,7 @@ def marked(before: Node | None = None, **changes: Any) -> Node:
     return cluster.node("n1") or node()
 
 
-def whose(one: Node, owner: str = "eagle-eye") -> str:
+def whose(one: ClusterNode, owner: str = "eagle-eye") -> str:
     return marks.whose(one, owner).state
 
 
@@ -56,7 +56,7 @@ def test_a_cordon_without_our_marks_is_somebody_elses() -> None:
 def test_a_cordon_that_was_lifted_and_put_on_anew_is_no_longer_ours() -> None:
     again = msgspec.to_builtins(marked())
     again["metadata"]["managedFields"] = [{"manager": "kubectl", "fieldsV1": {"f:spec": {"f:unschedulable": {}}}}]
-    found = marks.whose(msgspec.convert(again, Node), "eagle-eye")
+    found = marks.whose(msgspec.convert(again, ClusterNode), "eagle-eye")
     assert (found.state, found.why) == ("theirs", "cordoned anew by 'kubectl'")
 
 
@@ -66,7 +66,7 @@ def test_the_account_of_another_field_says_nothing_about_the_cordon() -> None:
         {"manager": "kubelet", "fieldsV1": {"f:status": {}}},
         {"manager": "eagle-eye", "fieldsV1": {"f:spec": {"f:unschedulable": {}, "f:taints": {}}}},
     ]
-    assert whose(msgspec.convert(seen, Node)) == "ours"
+    assert whose(msgspec.convert(seen, ClusterNode)) == "ours"
 
 
 def test_another_eagle_eyes_exclusion_is_not_ours() -> None:
@@ -94,7 +94,7 @@ def test_a_changed_annotation_says_that_somebody_has_taken_over(text: str) -> No
 def test_a_taken_off_annotation_makes_the_cordon_theirs() -> None:
     seen = msgspec.to_builtins(marked())
     seen["metadata"]["annotations"] = {}
-    assert whose(msgspec.convert(seen, Node)) == "theirs"
+    assert whose(msgspec.convert(seen, ClusterNode)) == "theirs"
 
 
 def test_a_lifted_cordon_is_seen_although_the_other_marks_are_there() -> None:

@@ -11,7 +11,7 @@ from eagle_eye.orchestrators.protocol import Cause, Exclusion, Restart
 from eagle_eye.orchestrators.slurm.cluster import Cluster
 from eagle_eye.orchestrators.slurm.names import JobNames
 from eagle_eye.orchestrators.slurm.orchestrator import SlurmOrchestrator
-from eagle_eye.orchestrators.slurm.persisted_state import Memory
+from eagle_eye.orchestrators.slurm.persisted_state import SlurmMemory
 from eagle_eye.orchestrators.slurm.restarting import Limits, Restarting, Time
 from eagle_eye.orchestrators.slurm.resubmission import Resubmission
 from eagle_eye.planning.plan import Plan
@@ -52,7 +52,7 @@ def orchestrator(
     plans: Mapping[str, Plan] | None = None,
 ) -> SlurmOrchestrator:
     clock = clock or Time()
-    memory = Memory(folder / "slurm.json", clock.now)
+    memory = SlurmMemory(folder / "slurm.json", clock.now)
     restarting = Restarting(cluster, memory, Resubmission(cluster), limits or Limits(), clock)
     names = JobNames(server or Server(), clock.monotonic)
     return SlurmOrchestrator(cluster, names, memory, restarting, owner, plans or {})

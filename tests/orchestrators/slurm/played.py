@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import replace
 
-from eagle_eye.orchestrators.slurm.answers import Job, Node
+from eagle_eye.orchestrators.slurm.answers import Job, SlurmNode
 from eagle_eye.orchestrators.slurm.cluster import Cluster
 from eagle_eye.orchestrators.slurm.commands import Commands
 from eagle_eye.orchestrators.slurm.errors import SlurmError, SlurmRefusedError
@@ -20,7 +20,7 @@ class Played(Cluster):
     def __init__(self) -> None:
         super().__init__(Commands())
         self.known = {
-            name: Node(name, frozenset({"idle"}), frozenset({"all"}), "") for name in ("n1", "n2", "n3", "n4")
+            name: SlurmNode(name, frozenset({"idle"}), frozenset({"all"}), "") for name in ("n1", "n2", "n3", "n4")
         }
         self.job = Job(
             id=17, array_id=0, task=-1, het_id=0, words=("RUNNING",), restarts=0, requeues=True, batch=True,
@@ -54,7 +54,7 @@ class Played(Cluster):
     def running_on(self, nodes: Collection[str]) -> tuple[Job, ...]:
         return (self.job,) if set(nodes) & set(self.hosts(self.job.nodes)) else ()
 
-    def nodes(self, names: Collection[str] = ()) -> tuple[Node, ...]:
+    def nodes(self, names: Collection[str] = ()) -> tuple[SlurmNode, ...]:
         return tuple(node for name, node in self.known.items() if not names or name in names)
 
     def hosts(self, host_list: str) -> tuple[str, ...]:
@@ -67,7 +67,7 @@ class Played(Cluster):
         self._do(f"drain {node}")
         self.known[node] = replace(self.known[node], words=frozenset({"idle", "drain"}), reason=reason)
 
-    def undrain(self, node: Node) -> None:
+    def undrain(self, node: SlurmNode) -> None:
         self._do(f"resume {node.name}")
         self.known[node.name] = replace(node, words=frozenset({"idle"}), reason="")
 

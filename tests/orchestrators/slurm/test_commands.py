@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from eagle_eye.orchestrators.slurm import commands
-from eagle_eye.orchestrators.slurm.answers import Node
+from eagle_eye.orchestrators.slurm.answers import SlurmNode
 from eagle_eye.orchestrators.slurm.cluster import Cluster
 from eagle_eye.orchestrators.slurm.commands import Commands, environment
 from eagle_eye.orchestrators.slurm.errors import SlurmError, SlurmRefusedError
@@ -106,7 +106,7 @@ def test_a_name_that_would_mean_other_nodes_reaches_no_command(tmp_path: Path, n
 @pytest.mark.parametrize(("words", "state"), [({"idle", "drain"}, "RESUME"), ({"down", "drain"}, "UNDRAIN")])
 def test_a_node_that_is_down_too_is_undrained_and_not_called_up(tmp_path: Path, words: set[str], state: str) -> None:
     run = played(tmp_path, scontrol=f'echo "$@" > {tmp_path}/said')
-    Cluster(run).undrain(Node("n1", frozenset(words), frozenset({"all"}), "eagle-eye x"))
+    Cluster(run).undrain(SlurmNode("n1", frozenset(words), frozenset({"all"}), "eagle-eye x"))
     assert (tmp_path / "said").read_text() == f"update NodeName=n1 State={state}\n"
 
 

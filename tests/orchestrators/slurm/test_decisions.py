@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from eagle_eye.orchestrators.errors import CannotCarryOutError
 from eagle_eye.orchestrators.protocol import Cause
-from eagle_eye.orchestrators.slurm.answers import Job, Node
+from eagle_eye.orchestrators.slurm.answers import Job, SlurmNode
 from eagle_eye.orchestrators.slurm.decisions import (
     Capacity,
     capacity_of,
@@ -29,8 +29,8 @@ JOB = Job(
 )  # fmt: skip
 
 
-def node(name: str, *words: str, partition: str = "all", reason: str = "") -> Node:
-    return Node(name, frozenset(words or ("idle",)), frozenset({partition}), reason)
+def node(name: str, *words: str, partition: str = "all", reason: str = "") -> SlurmNode:
+    return SlurmNode(name, frozenset(words or ("idle",)), frozenset({partition}), reason)
 
 
 def test_a_running_or_failed_batch_job_is_requeued() -> None:

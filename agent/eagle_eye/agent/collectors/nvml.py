@@ -11,7 +11,7 @@ import pynvml
 
 from eagle_eye.agent.loop.collector import Observed
 from eagle_eye.agent.nvml.codes import NEVER, Failure, reason
-from eagle_eye.agent.nvml.connection import Connection
+from eagle_eye.agent.nvml.connection import NvmlConnection
 from eagle_eye.agent.nvml.device import Device, GpuReading
 from eagle_eye.agent.nvml.guard import GuardedCalls
 from eagle_eye.agent.nvml.inventory import Inventory, Seat
@@ -52,7 +52,7 @@ class NvmlCollector:
         self._monotonic_s = monotonic_s
         self._calls: GuardedCalls[object] = GuardedCalls("nvml", monotonic_s=monotonic_s)
         self._bus = Bus(sys, monotonic_s)
-        self._connection = Connection(self._calls, self._bus, monotonic_s)
+        self._connection = NvmlConnection(self._calls, self._bus, monotonic_s)
         self._library: Library | None = None
         self._devices: tuple[Device, ...] = ()  # those in the tables
         self._described = ""

@@ -14,7 +14,7 @@ from eagle_eye.agent.loop.drops import Drops
 from eagle_eye.agent.processes.process_registry import TrainingProcess, TrainingProcesses
 from eagle_eye.agent.training_logs.attribution import Missing, Origin, writer_of
 from eagle_eye.agent.training_logs.event_file import EventFile
-from eagle_eye.agent.training_logs.line_prefixes import Line
+from eagle_eye.agent.training_logs.line_prefixes import LogLine
 from eagle_eye.agent.training_logs.log_finder import FoundLog, Pattern
 from eagle_eye.agent.training_logs.rank_courses import RankCourses
 from eagle_eye.agent.training_logs.tensorboard_events import Scalar
@@ -30,7 +30,7 @@ DEPTH_MAX = 3  # folders below the configured one
 SEEN_MAX = 65_536  # files that were seen; beyond, all are forgotten and count as there before
 
 _NAME = re.compile(r"events\.out\.tfevents\.[0-9]{1,20}\.(.{1,253}?)(?:\.([0-9]{1,10})\.[0-9]{1,10})?(?:\.v2)?")
-_NO_LINE = Line("")
+_NO_LINE = LogLine("")
 
 
 @dataclass

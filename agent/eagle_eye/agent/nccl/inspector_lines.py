@@ -44,17 +44,17 @@ class Collective(msgspec.Struct, gc=False):
     coll_busbw_gbs: float = math.nan
 
 
-class Line(msgspec.Struct, gc=False):
+class InspectorLine(msgspec.Struct, gc=False):
     """One line; those of point-to-point operations and of the Inspector itself have no ``coll_perf``."""
 
     header: Header | None = None
     coll_perf: Collective | None = None
 
 
-_decoder = msgspec.json.Decoder(Line)
+_decoder = msgspec.json.Decoder(InspectorLine)
 
 
-def parse(raw: bytes) -> tuple[list[Line], int]:
+def parse(raw: bytes) -> tuple[list[InspectorLine], int]:
     """Return whole lines as records, and how many were none. Never raises."""
     try:
         return _decoder.decode_lines(raw), 0
@@ -112,7 +112,7 @@ class CollectiveTotals:
         self.beyond = 0
         self._communicators: dict[str, _Communicator] = {}
 
-    def add(self, lines: Sequence[Line]) -> int:
+    def add(self, lines: Sequence[InspectorLine]) -> int:
         """Take lines in; return how many of them told of a collective."""
         reported = 0
         for line in lines:

@@ -43,7 +43,7 @@ class RasProblem(msgspec.Struct, frozen=True):
     pid: int | None = None
 
 
-class Member(msgspec.Struct, frozen=True, gc=False):
+class RasMember(msgspec.Struct, frozen=True, gc=False):
     """One rank of a communicator, and how many collectives its host has enqueued there."""
 
     rank: int
@@ -57,7 +57,7 @@ class Communicator(msgspec.Struct, frozen=True):
 
     id: str
     size: int
-    members: tuple[Member, ...]
+    members: tuple[RasMember, ...]
 
 
 class Reply(msgspec.Struct, frozen=True):
@@ -150,7 +150,7 @@ def _from_json(raw: bytes) -> Reply:
     found = _Troubles()
     for item in document.communicators:
         members = tuple(
-            Member(rank.rank, rank.host[:TEXT_CHARS_MAX], rank.pid, enqueued)
+            RasMember(rank.rank, rank.host[:TEXT_CHARS_MAX], rank.pid, enqueued)
             for rank in item.ranks
             if (enqueued := _enqueued(rank)) is not None
         )

@@ -30,7 +30,7 @@ class _NoGpu(Exception):
     pass
 
 
-class Connection:
+class NvmlConnection:
     """The library as it is open now. Calls into it are guarded: opening and closing may hang like any other."""
 
     def __init__(self, calls: GuardedCalls[object], bus: Bus, monotonic_s: Callable[[], float]) -> None:

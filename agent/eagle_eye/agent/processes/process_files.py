@@ -50,7 +50,7 @@ class Stat(NamedTuple):
         return self.state in ("Z", "X")
 
 
-class Status(NamedTuple):
+class ProcessStatus(NamedTuple):
     """Who a process is: the user that started it, and its number in its innermost namespace, its container's own.
 
     The user is the real one: a program with the set-user-ID bit runs as root and does what its user says.
@@ -88,7 +88,7 @@ class ProcessFiles:
         data = self._read(pid, "io", IO_BYTES_MAX)
         return sum(int(number) for number in _MOVED.findall(data or b""))
 
-    def status(self, pid: int) -> Status | None:
+    def status(self, pid: int) -> ProcessStatus | None:
         """Return whose process it is, and its own number."""
         data = self._read(pid, "status", STATUS_BYTES_MAX)
         if data is None:
@@ -96,7 +96,7 @@ class ProcessFiles:
         user, own_pid = _USER.search(data), _OWN_PID.search(data)
         if user is None:
             raise OSError(errno.EINVAL, "its status names no user", f"{self._root}/{pid}/status")
-        return Status(int(user[1]), int(own_pid[1]) if own_pid is not None else pid)
+        return ProcessStatus(int(user[1]), int(own_pid[1]) if own_pid is not None else pid)
 
     def cgroup(self, pid: int) -> str:
         """Return its control groups' lines; empty where they cannot be read."""

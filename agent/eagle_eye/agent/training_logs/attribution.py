@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from eagle_eye.agent.processes.process_registry import TrainingProcess
-from eagle_eye.agent.training_logs.line_prefixes import Line
+from eagle_eye.agent.training_logs.line_prefixes import LogLine
 from eagle_eye.agent.training_logs.reading import Writer
 
 
@@ -32,7 +32,7 @@ class Origin:
 
 
 def writer_of(
-    line: Line,
+    line: LogLine,
     rank: int | None,
     writer: Writer,
     origin: Origin,

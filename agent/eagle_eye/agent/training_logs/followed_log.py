@@ -12,7 +12,7 @@ from eagle_eye.agent.processes.process_registry import TrainingProcess
 from eagle_eye.agent.training_logs.attribution import Origin
 from eagle_eye.agent.training_logs.container_lines import ContainerLines
 from eagle_eye.agent.training_logs.frameworks import LogParser
-from eagle_eye.agent.training_logs.line_prefixes import Line, without_prefixes
+from eagle_eye.agent.training_logs.line_prefixes import LogLine, without_prefixes
 from eagle_eye.agent.training_logs.line_search import line_at, starts_of
 from eagle_eye.agent.training_logs.reading import Framework, LogReading, Quiet
 from eagle_eye.agent.training_logs.traceback_lines import HEADER, Tracebacks
@@ -32,7 +32,7 @@ class Said:
     ``line`` is the one that tells whose words they are: of a traceback its first.
     """
 
-    line: Line
+    line: LogLine
     reading: LogReading | None = None
     error: str | None = None
     watchdog: WatchdogLine | None = None

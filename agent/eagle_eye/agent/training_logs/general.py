@@ -38,7 +38,7 @@ _STEP, _LOSS, _NORM = _named(_STEPS), _named(_LOSSES), _named(_NORMS)
 _decoder = msgspec.json.Decoder(dict[str, object])
 
 
-class Parser:
+class GeneralLogParser:
     """Reads the lines of one log."""
 
     def __init__(self) -> None:
@@ -106,7 +106,7 @@ def _first(fields: dict[str, object], names: tuple[str, ...]) -> float | None:
 
 
 def _parser() -> Parse:
-    return Parser()
+    return GeneralLogParser()
 
 
 GENERAL = Framework("general", (b"loss", b"Loss"), _parser, general=True)

@@ -20,7 +20,7 @@ _TRAINING = (("loss", "learning_rate"), ("loss/policy_avg", "lr"))  # the second
 _SAVING = re.compile(r"\bSaving model checkpoint to \S{0,1000}?(?:checkpoint-([0-9]{1,12}))?/?(?:\s|$)")
 
 
-class Parser:
+class HuggingFaceLogParser:
     """Reads the lines of one log, or of the two that one process writes."""
 
     def __init__(self) -> None:
@@ -66,7 +66,7 @@ class Parser:
 
 
 def _parser() -> Parse:
-    return Parser()
+    return HuggingFaceLogParser()
 
 
 HUGGING_FACE = Framework(

@@ -16,7 +16,7 @@ _LOSSES = ("train_loss_step", "train_loss", "train/loss", "reduced_train_loss", 
 _NORMS = ("grad_norm", "train/grad_norm", "grad_2.0_norm_total")
 
 
-class Parser:
+class LightningCsvParser:
     """Reads the lines of one file."""
 
     def __init__(self) -> None:
@@ -41,7 +41,7 @@ class Parser:
 
 
 def _parser() -> Parse:
-    return Parser()
+    return LightningCsvParser()
 
 
 LIGHTNING_CSV = Framework("lightning_csv", (b"step,", b",step"), _parser, needles_once_known=(b",",))

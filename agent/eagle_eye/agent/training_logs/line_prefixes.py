@@ -25,7 +25,7 @@ _RAY = re.compile(r"\([A-Za-z_][^()]{0,200}?pid=([0-9]{1,10})(?:, ip=[0-9A-Fa-f.
 
 
 @dataclass(frozen=True)
-class Line:
+class LogLine:
     """A line without its prefixes, and what they said; None is what they did not say.
 
     ``rank`` is the rank in the job, ``local_rank`` that among the ranks of one launcher, ``task`` the scheduler's task.
@@ -38,14 +38,14 @@ class Line:
     pid: int | None = None
 
 
-def without_prefixes(line: str) -> Line:
+def without_prefixes(line: str) -> LogLine:
     """Return the line without colours and known prefixes."""
     if "\x1b" in line:
         line = _ANSI.sub("", line)
     rank = local_rank = task = pid = None
     at = 0
     if line[:1] not in _BEGINNINGS:
-        return Line(line)
+        return LogLine(line)
     for place in range(PREFIXES_MAX):
         if found := _CRI.match(line, at):
             pass
@@ -62,4 +62,4 @@ def without_prefixes(line: str) -> Line:
         else:
             break
         at = found.end()
-    return Line(line[at:], rank, local_rank, task, pid)
+    return LogLine(line[at:], rank, local_rank, task, pid)

@@ -33,7 +33,7 @@ class _Entry(msgspec.Struct):
 _decoder = msgspec.json.Decoder(_Entry)
 
 
-class Parser:
+class MlLogParser:
     """Reads the lines of one log."""
 
     def __init__(self) -> None:
@@ -90,7 +90,7 @@ def _number(value: object) -> float | None:
 
 
 def _parser() -> Parse:
-    return Parser()
+    return MlLogParser()
 
 
 MLLOG = Framework("mllog", (b":::MLLOG ",), _parser)

@@ -28,7 +28,7 @@ class _Record(msgspec.Struct):
 _decoder = msgspec.json.Decoder(_Record)
 
 
-class Parser:
+class TorchtitanLogParser:
     """Reads the lines of one log.
 
     The structured lines carry the step that the rank is at: it has finished one when it comes to the next.
@@ -89,7 +89,7 @@ def _text(line: str) -> LogReading | None:
 
 
 def _parser() -> Parse:
-    return Parser()
+    return TorchtitanLogParser()
 
 
 TORCHTITAN = Framework(

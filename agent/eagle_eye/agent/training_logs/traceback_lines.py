@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 
-from eagle_eye.agent.training_logs.line_prefixes import Line
+from eagle_eye.agent.training_logs.line_prefixes import LogLine
 
 HEADER = "Traceback (most recent call last):"
 STREAMS_MAX = 64  # ranks whose tracebacks may stand interleaved in one log
@@ -20,7 +20,7 @@ _NO_CAUSE = frozenset({"KeyboardInterrupt", "SystemExit", "GeneratorExit", "Sign
 
 @dataclass
 class _Open:
-    header: Line
+    header: LogLine
     lines: int = 0
     in_frame: bool = False
     place: list[str] = field(default_factory=list)  # of the frame last printed, the innermost, and its line of source
@@ -37,7 +37,7 @@ class Tracebacks:
         """Whether the next lines belong to a traceback."""
         return bool(self._open)
 
-    def take(self, line: Line) -> tuple[Line, str] | None:
+    def take(self, line: LogLine) -> tuple[LogLine, str] | None:
         """Take the log's next line; where it ends a traceback of an error return the header and what it says.
 
         That is the place of the innermost frame, where it was printed, and this line, as in a traceback.

@@ -36,13 +36,13 @@ class Hang:
     culprit lags with it, the node whose GPUs do something else than wait decides. One node must stand out; where none
     or several do, the verdict is a hang without a known culprit, which waits for the site's floor and asks for a
     restart only while the ranks are inside a collective: a job that stands still outside any is pausing, and so is one
-    whose GPUs go on computing or most of whose hosts write. A known culprit is told of as soon as a step is overdue.
+    whose GPUs go on computing or most of whose hosts write. A known culprit is reported as soon as a step is overdue.
     One whose process says nothing any more is acted on once the standstill is ``prompt``. One that lags looks just like
     a rank that saves, evaluates or compiles for the others and has not announced it: it is acted on at the site's
     floor, and before it only once the job has stood still for longer than it ever did by itself and a process of the
     node is seen to do nothing at all. While its host, its GPU or its process works, it gets the start's deadline.
     Without the hook, or where ranks do not count collectives, the GPUs stand in: those that run a kernel and do no work
-    wait in a collective, and the one node whose GPU runs none while all others wait is the culprit. It is told of at
+    wait in a collective, and the one node whose GPU runs none while all others wait is the culprit. It is reported at
     the floor, and acted on as above where its process is seen to do nothing; where nobody sees that it gets the start's
     deadline, for a compilation shows the same. A start without a first step is a hang after its deadline where steps
     were to be seen (``signs/unstarted.py``); the one node whose ranks were never heard of while the others' were is
@@ -79,7 +79,7 @@ class Hang:
         lag = behind(window)
         culprit, kinds = self._culprit(window, state, silent, lag)
         if culprit is not None:
-            # Where GPUs alone accuse, one rank's write or evaluation that nobody announces is not told of.
+            # Where GPUs alone accuse, one rank's write or evaluation that nobody announces is not reported.
             due = state.ripe or ("rank_process" in kinds and state.outlasts_pauses)
             raised = bool(kinds & RANKS_SAY) or (due and not works(window, culprit, state.advanced_s))
             return [self._verdict(window, state, culprit, kinds, silent, lag)] if raised else []

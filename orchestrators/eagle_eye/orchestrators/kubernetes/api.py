@@ -20,7 +20,7 @@ from kubernetes.config.config_exception import ConfigException
 
 from eagle_eye.orchestrators.errors import CannotCarryOutError
 from eagle_eye.orchestrators.kubernetes import marks
-from eagle_eye.orchestrators.kubernetes.objects import Node, Page, Pod, Resources, Status
+from eagle_eye.orchestrators.kubernetes.objects import ClusterNode, Page, Pod, Resources, Status
 from eagle_eye.orchestrators.kubernetes.workloads import KINDS, Ref
 
 PAGE = 500  # objects of one answer
@@ -71,7 +71,7 @@ class Api:
         """Connections are closed."""
         self._client.close()
 
-    def node(self, name: str) -> Node | None:
+    def node(self, name: str) -> ClusterNode | None:
         """Return the node as it is now; None where there is none of this name."""
         try:
             body = self._ask(f"get node {name}", lambda: self._core.read_node(name, **_RAW))
@@ -79,7 +79,7 @@ class Api:
             if error.status == 404:
                 return None
             raise refused(f"get node {name}", error) from None
-        return _decode(body, Node, f"node {name}")
+        return _decode(body, ClusterNode, f"node {name}")
 
     def node_names(self) -> frozenset[str]:
         """Return the names of all nodes of the cluster, as the API server has them in memory."""

@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple
 
 import msgspec
 
-from eagle_eye.orchestrators.kubernetes.objects import Node, Taint
+from eagle_eye.orchestrators.kubernetes.objects import ClusterNode, Taint
 from eagle_eye.orchestrators.protocol import Cause
 
 # The server's source of jobs takes a cordon for ours where a key contains "eagle-eye".
@@ -52,7 +52,7 @@ class Whose(NamedTuple):
     why: str = ""
 
 
-def whose(node: Node, owner: str) -> Whose:
+def whose(node: ClusterNode, owner: str) -> Whose:
     """Return whose the node's exclusion is, seen from the one who signs as ``owner``."""
     cordoned = node.spec.unschedulable
     text = (node.metadata.annotations or {}).get(ANNOTATION)
@@ -74,7 +74,7 @@ def whose(node: Node, owner: str) -> Whose:
     return Whose("ours", ours)
 
 
-def marking(node: Node, cause: Cause, owner: str, effect: TaintEffect, since: str) -> dict[str, Any]:
+def marking(node: ClusterNode, cause: Cause, owner: str, effect: TaintEffect, since: str) -> dict[str, Any]:
     """Return the patch that cordons the node and says why; it fails where the node has changed meanwhile."""
     ours = Exclusion(owner, cause.incident_id, cause.action_id, _line(cause.reason), since, effect)
     taints = [taint for taint in node.spec.taints or () if taint.key != TAINT]
@@ -88,7 +88,7 @@ def marking(node: Node, cause: Cause, owner: str, effect: TaintEffect, since: st
     }
 
 
-def unmarking(node: Node, *, uncordon: bool) -> dict[str, Any]:
+def unmarking(node: ClusterNode, *, uncordon: bool) -> dict[str, Any]:
     """Return the patch that takes our marks off; the cordon only where ``uncordon`` says so."""
     taints = [taint for taint in node.spec.taints or () if taint.key != TAINT]
     spec: dict[str, Any] = {"taints": [msgspec.to_builtins(taint) for taint in taints] or None}
@@ -118,13 +118,13 @@ def condition(status: ConditionStatus, reason: str, message: str, now: str) -> d
     }
 
 
-def has_condition(node: Node, status: str, message: str) -> bool:
+def has_condition(node: ClusterNode, status: str, message: str) -> bool:
     """Return whether our condition says this already."""
     said = [item for item in node.status.conditions or () if item.type == CONDITION]
     return [(item.status, item.message) for item in said] == [(status, _line(message))]
 
 
-def shows_fault(node: Node) -> bool:
+def shows_fault(node: ClusterNode) -> bool:
     """Return whether our condition says that there is a fault."""
     return any(item.type == CONDITION and item.status != "False" for item in node.status.conditions or ())
 
@@ -152,7 +152,7 @@ def _decoded(text: str) -> Exclusion | None:
         return None
 
 
-def _who_cordoned(node: Node) -> str | None:
+def _who_cordoned(node: ClusterNode) -> str | None:
     """Return who set ``spec.unschedulable``; None where the API server keeps no account."""
     for entry in node.metadata.managed_fields or ():
         spec = (entry.fields or {}).get("f:spec")

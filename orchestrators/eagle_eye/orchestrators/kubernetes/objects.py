@@ -76,7 +76,7 @@ class NodeStatus(msgspec.Struct, frozen=True):
     conditions: Sequence[Condition] | None = None
 
 
-class Node(msgspec.Struct, frozen=True):
+class ClusterNode(msgspec.Struct, frozen=True):
     """A node."""
 
     metadata: Metadata = Metadata()

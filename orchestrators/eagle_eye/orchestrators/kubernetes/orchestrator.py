@@ -35,7 +35,7 @@ from eagle_eye.orchestrators.kubernetes.jobs import (
     pods_of,
     selectors,
 )
-from eagle_eye.orchestrators.kubernetes.objects import Node, Pod
+from eagle_eye.orchestrators.kubernetes.objects import ClusterNode, Pod
 from eagle_eye.orchestrators.kubernetes.resizing import Resizing
 from eagle_eye.orchestrators.kubernetes.workloads import Workload
 from eagle_eye.orchestrators.protocol import Cause, Exclusion, JobState, Restart
@@ -244,7 +244,7 @@ class KubernetesOrchestrator:
             )
         raise CannotCarryOutError(f"{name}: changed by others {CONFLICTS_MAX} times while it was to be cordoned")
 
-    def _say(self, node: Node, cause: Cause) -> str:
+    def _say(self, node: ClusterNode, cause: Cause) -> str:
         """The node's condition and the site's sink say what is wrong; returns what of it failed, for people."""
         name, message = node.metadata.name, f"{cause.reason} (incident {cause.incident_id})"
         failed = ""
@@ -293,7 +293,7 @@ class KubernetesOrchestrator:
             return f"{name} takes pods again{failed}"
         raise CannotCarryOutError(f"{name}: changed by others {CONFLICTS_MAX} times while it was to be readmitted")
 
-    def _unsay(self, node: Node) -> str:
+    def _unsay(self, node: ClusterNode) -> str:
         name, failed = node.metadata.name, ""
         if marks.shows_fault(node):
             failed = self._set_condition(name, "False", "Readmitted", "readmitted")

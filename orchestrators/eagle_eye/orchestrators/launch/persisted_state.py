@@ -18,7 +18,7 @@ from eagle_eye.orchestrators.launch.state import ENDED, Phase, State
 from eagle_eye.orchestrators.whole_file import write_whole
 
 
-class Memory(msgspec.Struct, frozen=True):
+class LauncherMemory(msgspec.Struct, frozen=True):
     """What is kept of the state (state.py), and the id by which ranks of this folder's launchers know each other.
 
     ``phase`` is that in which the last launcher was; one that was killed is not in a last phase.
@@ -41,7 +41,7 @@ class Memory(msgspec.Struct, frozen=True):
     launch: str = ""
 
 
-def remember(memory: Memory, state: State) -> Memory:
+def remember(memory: LauncherMemory, state: State) -> LauncherMemory:
     """Return what is to be kept of the state."""
     return msgspec.structs.replace(
         memory,
@@ -61,7 +61,7 @@ def remember(memory: Memory, state: State) -> Memory:
     )
 
 
-def resume(memory: Memory, fleet: Fleet, attempts_before: int = 0) -> State:
+def resume(memory: LauncherMemory, fleet: Fleet, attempts_before: int = 0) -> State:
     """Return the state in which the next launcher begins: a new attempt, whatever the last one was in the midst of.
 
     ``attempts_before`` is the attempt that the server knows of: what was asked about those attempts is void. The
@@ -116,11 +116,11 @@ class MemoryFile:
         """Another launcher may use the folder."""
         os.close(self._lock)
 
-    def _read(self, job: str) -> Memory:
+    def _read(self, job: str) -> LauncherMemory:
         try:
-            memory = msgspec.json.decode(self._path.read_bytes(), type=Memory)
+            memory = msgspec.json.decode(self._path.read_bytes(), type=LauncherMemory)
         except FileNotFoundError:
-            memory = Memory(job)
+            memory = LauncherMemory(job)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise OrchestratorError(f"{self._path}: {error}; repair or remove it") from None
         if memory.job != job:

@@ -24,7 +24,7 @@ SYSTEM_FOLDER = Path("/var/lib/eagle-eye")
 _WORDS = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
 
 
-class _Parser(argparse.ArgumentParser):
+class _RaisingParser(argparse.ArgumentParser):
     """Raises instead of leaving the process."""
 
     def error(self, message: str) -> NoReturn:
@@ -45,7 +45,7 @@ class _Given(argparse.Namespace):
 
 def read(kind: Kind, arguments: Sequence[str], environ: Mapping[str, str]) -> argparse.Namespace:
     """Return the kind's options and the shared ones; raises ConfigurationError, and SystemExit after --help."""
-    parser = _Parser(prog=f"eagle-eye orchestrate {kind.name}", description=kind.help, allow_abbrev=False)
+    parser = _RaisingParser(prog=f"eagle-eye orchestrate {kind.name}", description=kind.help, allow_abbrev=False)
     add_shared(parser)
     shared = _settable(parser)
     kind.load().add_options(parser)

@@ -92,7 +92,7 @@ class Job:
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
+class SlurmNode:
     """One node; ``words`` are the names of its state, ``reason`` is why it is out, "" where nobody says."""
 
     name: str
@@ -142,16 +142,16 @@ def jobs_of_json(text: str) -> tuple[Job, ...]:
     return tuple(_read(jobs, _job_of_json, "squeue --json"))
 
 
-def nodes_of_text(text: str) -> tuple[Node, ...]:
+def nodes_of_text(text: str) -> tuple[SlurmNode, ...]:
     """Return the nodes of ``sinfo --Node --noheader --Format`` with NODE_FIELDS, and REASON_FIELD or not.
 
     sinfo has a line for each partition of a node. Raises SlurmError.
     """
-    found: dict[str, Node] = {}
+    found: dict[str, SlurmNode] = {}
     for node in _read(_lines(text), _node_of_line, "sinfo"):
         before = found.get(node.name)
         partitions = node.partitions | before.partitions if before else node.partitions
-        found[node.name] = Node(node.name, node.words, partitions, node.reason)
+        found[node.name] = SlurmNode(node.name, node.words, partitions, node.reason)
     return tuple(found.values())
 
 
@@ -234,7 +234,7 @@ def _job(*, job_id: int, array_id: int, task: int, partitions: str, restarts: in
     return Job(id=job_id, array_id=array_id, task=task, partitions=names, restarts=restarts, **rest)
 
 
-def _node_of_line(line: str) -> Node:
+def _node_of_line(line: str) -> SlurmNode:
     *fields, reason = [field.strip() for field in line.split(SEPARATOR, len(NODE_FIELDS))]
     if len(fields) != len(NODE_FIELDS) or (reason and not reason.endswith(SEPARATOR)):
         raise ValueError(f"expected {len(NODE_FIELDS)} or {len(NODE_FIELDS) + 1} fields")
@@ -244,7 +244,7 @@ def _node_of_line(line: str) -> Node:
     if not name or not words:
         raise ValueError("a node without a name or a state")
     partitions = frozenset({partition.rstrip("*")} - {""})
-    return Node(name, words, partitions, "" if reason in NONE_WORDS else reason)
+    return SlurmNode(name, words, partitions, "" if reason in NONE_WORDS else reason)
 
 
 def _optional(text: str, otherwise: int = 0) -> int:

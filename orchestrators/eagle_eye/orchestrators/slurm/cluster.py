@@ -13,7 +13,7 @@ from eagle_eye.orchestrators.slurm.answers import (
     REASON_FIELD,
     SEPARATOR,
     Job,
-    Node,
+    SlurmNode,
     format_of,
     jobs_of_json,
     jobs_of_text,
@@ -60,7 +60,7 @@ class Cluster:
             return ()
         return self._squeue("--states=running,suspended,completing,configuring", f"--nodelist={_names(nodes)}")
 
-    def nodes(self, names: Collection[str] = ()) -> tuple[Node, ...]:
+    def nodes(self, names: Collection[str] = ()) -> tuple[SlurmNode, ...]:
         """Return the nodes of these names that Slurm knows; for none all, then without their reasons."""
         only = (f"--nodes={_names(names)}",) if names else ()
         fields = (*NODE_FIELDS, REASON_FIELD) if names else NODE_FIELDS
@@ -93,7 +93,7 @@ class Cluster:
         """Nothing new starts on the node; what runs there goes on to its end."""
         self._update_node(node, "DRAIN", f"Reason={reason}")
 
-    def undrain(self, node: Node) -> None:
+    def undrain(self, node: SlurmNode) -> None:
         """The node is not drained any more; one that is down as well takes no job before it is back."""
         self._update_node(node.name, "UNDRAIN" if node.down else "RESUME")
 

@@ -11,7 +11,7 @@ from typing import Literal
 
 from eagle_eye.orchestrators.errors import CannotCarryOutError
 from eagle_eye.orchestrators.fallback_layouts import no_spare, nodes_by_plan
-from eagle_eye.orchestrators.slurm.answers import Job, Node
+from eagle_eye.orchestrators.slurm.answers import Job, SlurmNode
 from eagle_eye.orchestrators.slurm.reasons import drain_of
 from eagle_eye.planning.plan import Plan
 from eagle_eye.schema.slurm_states import JobPhase
@@ -132,7 +132,7 @@ def way_of(jobs: Sequence[Job], without: Collection[str], required: Collection[s
 
 def capacity_of(
     jobs: Sequence[Job],
-    nodes: Iterable[Node],
+    nodes: Iterable[SlurmNode],
     without: Collection[str],
     own: Collection[str],
     wanted: int = 0,
@@ -175,7 +175,7 @@ def _needs(room: Capacity) -> str:
     return f"it wants {room.wanted} nodes" if room.plan is None else f"its plan's layouts need {room.least} nodes"
 
 
-def foreign(node: Node, owner: str) -> str:
+def foreign(node: SlurmNode, owner: str) -> str:
     """Return why a drained node is not ours to put back, "" where it is."""
     drain = drain_of(node.reason)
     if drain is None:

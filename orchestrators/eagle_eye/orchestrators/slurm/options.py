@@ -17,7 +17,7 @@ from eagle_eye.orchestrators.slurm.cluster import Cluster
 from eagle_eye.orchestrators.slurm.commands import Commands, environment
 from eagle_eye.orchestrators.slurm.names import JobNames
 from eagle_eye.orchestrators.slurm.orchestrator import SlurmOrchestrator
-from eagle_eye.orchestrators.slurm.persisted_state import Memory
+from eagle_eye.orchestrators.slurm.persisted_state import SlurmMemory
 from eagle_eye.orchestrators.slurm.restarting import Limits, Restarting, Time
 from eagle_eye.orchestrators.slurm.resubmission import Resubmission
 
@@ -53,7 +53,7 @@ def build(options: argparse.Namespace) -> SlurmOrchestrator:
     commands = Commands(options.slurm_bin, options.command_timeout, environ, options.jwt_file)
     cluster = Cluster(commands, _words("--node-prefix", options.node_prefix))
     clock = Time()
-    memory = Memory(options.state_dir / "slurm.json", clock.now)
+    memory = SlurmMemory(options.state_dir / "slurm.json", clock.now)
     resubmission = Resubmission(cluster, _words("--submit-prefix", options.submit_prefix))
     limits = Limits(options.stop_within, options.run_within, options.when_full)
     names = JobNames(ServerClient(options.server, token(options.token_file)), time.monotonic)

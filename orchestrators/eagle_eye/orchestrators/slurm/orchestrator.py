@@ -11,7 +11,7 @@ import msgspec
 from eagle_eye.orchestrators.errors import CannotCarryOutError
 from eagle_eye.orchestrators.fallback_layouts import misfit, pace_left_ratio
 from eagle_eye.orchestrators.protocol import Exclusion, JobState, Restart
-from eagle_eye.orchestrators.slurm.answers import Job, Node
+from eagle_eye.orchestrators.slurm.answers import Job, SlurmNode
 from eagle_eye.orchestrators.slurm.cluster import Cluster
 from eagle_eye.orchestrators.slurm.decisions import (
     HOLDS_NODES,
@@ -25,7 +25,7 @@ from eagle_eye.orchestrators.slurm.decisions import (
 )
 from eagle_eye.orchestrators.slurm.errors import SlurmError
 from eagle_eye.orchestrators.slurm.names import JobNames
-from eagle_eye.orchestrators.slurm.persisted_state import Begun, Memory
+from eagle_eye.orchestrators.slurm.persisted_state import Begun, SlurmMemory
 from eagle_eye.orchestrators.slurm.reasons import drain_of, reason_of
 from eagle_eye.orchestrators.slurm.restarting import Restarting
 from eagle_eye.planning.plan import Plan
@@ -39,7 +39,7 @@ class SlurmOrchestrator:
 
     cluster: Cluster
     names: JobNames
-    memory: Memory
+    memory: SlurmMemory
     restarting: Restarting
     owner: str
     plans: Mapping[str, Plan] = field(default_factory=dict)
@@ -155,7 +155,7 @@ class SlurmOrchestrator:
             raise CannotCarryOutError(f"Slurm does not know job {job} (any more)")
         return found
 
-    def _nodes(self, names: Sequence[str]) -> tuple[Node, ...]:
+    def _nodes(self, names: Sequence[str]) -> tuple[SlurmNode, ...]:
         found = self.cluster.nodes(names)
         if missing := sorted(set(names) - {node.name for node in found}):
             raise CannotCarryOutError(f"Slurm has no node {', '.join(missing)}")
@@ -190,7 +190,7 @@ class SlurmOrchestrator:
         why_not = misfit(plan, self.restarting.wanted(found), self.cluster.gpus_per_node(found[0]))
         return (None, why_not) if why_not else (plan, "")
 
-    def _drain(self, node: Node, request: Exclusion) -> str:
+    def _drain(self, node: SlurmNode, request: Exclusion) -> str:
         if not node.drained:
             self.cluster.drain(node.name, reason_of(request.cause, self.owner))
             return f"{node.name} drained"
@@ -199,7 +199,7 @@ class SlurmOrchestrator:
             return f"{node.name} was drained already, not by us, and is left as it is: {node.reason or 'no reason'}"
         return f"{node.name} was drained already for incident {drain.incident_id}"
 
-    def _would_drain(self, node: Node, request: Exclusion) -> str:
+    def _would_drain(self, node: SlurmNode, request: Exclusion) -> str:
         if node.drained:
             return f"leave {node.name} drained as it is ({node.reason or 'no reason'})"
         reason = reason_of(request.cause, self.owner)

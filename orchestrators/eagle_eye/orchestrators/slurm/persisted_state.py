@@ -37,7 +37,7 @@ class Begun(msgspec.Struct, frozen=True):
     became: int = 0
 
 
-class Memory:
+class SlurmMemory:
     """The restarts begun, by action; from any thread. Raises OrchestratorError for a file that is not one of ours."""
 
     def __init__(self, path: Path, now: Callable[[], float]) -> None:

@@ -28,7 +28,7 @@ from eagle_eye.orchestrators.slurm.decisions import (
     way_of,
 )
 from eagle_eye.orchestrators.slurm.errors import SlurmRefusedError
-from eagle_eye.orchestrators.slurm.persisted_state import Begun, Memory
+from eagle_eye.orchestrators.slurm.persisted_state import Begun, SlurmMemory
 from eagle_eye.orchestrators.slurm.resubmission import Resubmission
 from eagle_eye.orchestrators.slurm.resume_word import resume_word, with_word
 from eagle_eye.planning.plan import Plan
@@ -60,7 +60,7 @@ class Restarting:
     """Restarts jobs, those that follow a plan on fewer nodes, too. Every method raises CannotCarryOutError."""
 
     cluster: Cluster
-    memory: Memory
+    memory: SlurmMemory
     resubmission: Resubmission
     limits: Limits
     time: Time

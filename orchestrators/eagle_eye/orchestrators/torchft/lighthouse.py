@@ -43,7 +43,7 @@ class Replica:
 
 
 @dataclass(frozen=True)
-class Status:
+class LighthouseStatus:
     """What the lighthouse knows. ``heartbeats``: seconds since each replica was heard, by id, also of dead ones."""
 
     quorum_id: int
@@ -71,7 +71,7 @@ class Lighthouse:
         """Connections are closed."""
         self._http.close()
 
-    def status(self) -> Status:
+    def status(self) -> LighthouseStatus:
         """Return what the lighthouse says now."""
         return parse_status(self._answered(lambda: self._http.get(f"{self.url}/status")).text)
 
@@ -95,7 +95,7 @@ class Lighthouse:
         return answer
 
 
-def parse_status(page: str) -> Status:
+def parse_status(page: str) -> LighthouseStatus:
     """Return what the page says; raises CannotCarryOutError where it is not a lighthouse's."""
     quorum = _QUORUM.search(page)
     if quorum is None:
@@ -106,7 +106,7 @@ def parse_status(page: str) -> Status:
         raise CannotCarryOutError(f"the lighthouse's /status is not understood: {str(error)[:200]}") from None
 
 
-def _status(quorum_id: int, page: str) -> Status:
+def _status(quorum_id: int, page: str) -> LighthouseStatus:
     members, _, heartbeats = page.partition("Heartbeats")
     replicas = []
     for block in members.split('<div class="member')[1:]:
@@ -119,4 +119,4 @@ def _status(quorum_id: int, page: str) -> Status:
     if replicas and not ages:
         # Without it every replica would pass for dead.
         raise CannotCarryOutError("the heartbeats on the lighthouse's /status are not understood")
-    return Status(quorum_id, tuple(replicas), ages)
+    return LighthouseStatus(quorum_id, tuple(replicas), ages)

@@ -11,7 +11,7 @@ from eagle_eye.orchestrators.errors import OrchestratorError
 from eagle_eye.orchestrators.option_values import positive, seconds
 from eagle_eye.orchestrators.torchft.lighthouse import Lighthouse
 from eagle_eye.orchestrators.torchft.orchestrator import TorchftJob, TorchftOrchestrator
-from eagle_eye.orchestrators.torchft.persisted_state import Memory
+from eagle_eye.orchestrators.torchft.persisted_state import TorchftMemory
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -38,7 +38,7 @@ def build(options: argparse.Namespace) -> TorchftOrchestrator:
         options.on_within,
         options.report_state,
     )
-    memory = Memory(options.state_dir / "torchft.json", options.exclude_file or options.state_dir / "excluded")
+    memory = TorchftMemory(options.state_dir / "torchft.json", options.exclude_file or options.state_dir / "excluded")
     return TorchftOrchestrator(job, Lighthouse(options.lighthouse), memory)
 
 

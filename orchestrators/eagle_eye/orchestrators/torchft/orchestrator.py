@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 from eagle_eye.orchestrators.errors import CannotCarryOutError
 from eagle_eye.orchestrators.protocol import Cause, Exclusion, JobState, Restart
-from eagle_eye.orchestrators.torchft.lighthouse import Lighthouse, Replica, Status
-from eagle_eye.orchestrators.torchft.persisted_state import Memory
+from eagle_eye.orchestrators.torchft.lighthouse import Lighthouse, LighthouseStatus, Replica
+from eagle_eye.orchestrators.torchft.persisted_state import TorchftMemory
 from eagle_eye.schema.action import JobUpdate
 
 POLL_S = 0.2
@@ -47,7 +47,7 @@ class TorchftOrchestrator:
         self,
         job: TorchftJob,
         lighthouse: Lighthouse,
-        memory: Memory,
+        memory: TorchftMemory,
         clock: Callable[[], float] = time.time,
         poll_s: float = POLL_S,
     ) -> None:
@@ -135,7 +135,7 @@ class TorchftOrchestrator:
         """Connections are closed."""
         self._lighthouse.close()
 
-    def _look(self) -> Status:
+    def _look(self) -> LighthouseStatus:
         status = self._lighthouse.status()
         now_s = self._clock()
         with self._lock:
@@ -152,7 +152,7 @@ class TorchftOrchestrator:
     def _nodes_of(self, replica: Replica) -> tuple[str, ...]:
         return self._job.groups.get(replica.group) or ((replica.host,) if replica.host else ())
 
-    def _condemned(self, request: Exclusion, status: Status) -> list[str]:
+    def _condemned(self, request: Exclusion, status: LighthouseStatus) -> list[str]:
         """Return the replicas on the nodes; raises CannotCarryOutError where they must not be ended."""
         alive = _alive(status)
         found = [replica for replica in alive if set(self._nodes_of(replica)) & set(request.nodes)]
@@ -221,7 +221,7 @@ def _group(replica_id: str) -> str:
     return Replica(replica_id, 0, "").group
 
 
-def _alive(status: Status) -> list[Replica]:
+def _alive(status: LighthouseStatus) -> list[Replica]:
     """Return the replicas of the latest quorum that are still heard."""
     return [r for r in status.replicas if status.heartbeats.get(r.id, float("inf")) < HEARTBEAT_S]
 

@@ -21,7 +21,7 @@ class Kept(msgspec.Struct, frozen=True):
     doomed: dict[str, list[str]] = {}
 
 
-class Memory:
+class TorchftMemory:
     """A file, and another with the excluded nodes one a line for whoever starts replica groups."""
 
     def __init__(self, file: Path, exclude_file: Path) -> None:

@@ -31,7 +31,7 @@ class Owner(Protocol):
         ...
 
 
-class Connection(asyncio.BufferedProtocol):
+class LoadConnection(asyncio.BufferedProtocol):
     """Sends a request, hands its answer to the owner. ``busy`` while an answer is waited for."""
 
     def __init__(self, owner: Owner) -> None:
@@ -99,12 +99,12 @@ class Connection(asyncio.BufferedProtocol):
         self._owner.answered(answer)
 
 
-async def connect(target: Target, owner: Owner, number: int, timeout_s: float) -> Connection:
+async def connect(target: Target, owner: Owner, number: int, timeout_s: float) -> LoadConnection:
     """Return an open connection, from the source address that fits its number. Raises OSError, TimeoutError."""
     loop = asyncio.get_running_loop()
     async with asyncio.timeout(timeout_s):
         _, connection = await loop.create_connection(
-            lambda: Connection(owner), target.host, target.port, ssl=target.ssl, local_addr=target.source(number)
+            lambda: LoadConnection(owner), target.host, target.port, ssl=target.ssl, local_addr=target.source(number)
         )
     return connection
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import msgspec
 
 from eagle_eye.simulator.load.answers import Answer, problem
-from eagle_eye.simulator.load.connection import Connection, connect
+from eagle_eye.simulator.load.connection import LoadConnection, connect
 from eagle_eye.simulator.load.target import ENROL_PATH, Target
 
 AT_ONCE = 16
@@ -31,7 +31,7 @@ class _Asking:
     def __init__(self) -> None:
         self._answer: asyncio.Future[Answer] | None = None
 
-    async def ask(self, connection: Connection, request: bytes) -> Answer:
+    async def ask(self, connection: LoadConnection, request: bytes) -> Answer:
         """Return the answer. Raises ConnectionError, TimeoutError."""
         self._answer = asyncio.get_running_loop().create_future()
         connection.send(request)

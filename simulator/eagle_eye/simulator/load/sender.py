@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from eagle_eye.schema.backoff import Backoff
 from eagle_eye.simulator.load.answers import Answer, BadAnswer, acknowledgement, problem
-from eagle_eye.simulator.load.connection import Connection, connect
+from eagle_eye.simulator.load.connection import LoadConnection, connect
 from eagle_eye.simulator.load.tally import Tally
 from eagle_eye.simulator.load.target import FRAMES_PATH, Target
 from eagle_eye.simulator.load.wire import Wire
@@ -53,7 +53,7 @@ class Sender:
         self._queue: deque[Waiting] = deque()
         self._sent: tuple[Waiting, ...] = ()  # what the request under way carries
         self._sent_s = 0.0
-        self._connection: Connection | None = None
+        self._connection: LoadConnection | None = None
         self._connecting: asyncio.Task[None] | None = None
         self._retry: asyncio.TimerHandle | None = None
         self._backoff = Backoff(BACKOFF_S_MIN, BACKOFF_S_MAX)
