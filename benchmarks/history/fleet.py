@@ -82,8 +82,8 @@ def main() -> None:
     args = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=args.folder) as folder:
         figures = _measure(Path(folder), args.nodes, args.minutes, args.runs, args.beside)
-    told = {"nodes": args.nodes, "minutes": args.minutes, "runs": args.runs, **figures}
-    text = msgspec.json.format(msgspec.json.encode(told), indent=1)
+    reported = {"nodes": args.nodes, "minutes": args.minutes, "runs": args.runs, **figures}
+    text = msgspec.json.format(msgspec.json.encode(reported), indent=1)
     sys.stdout.buffer.write(text + b"\n")
     if args.out:
         args.out.write_bytes(text + b"\n")
@@ -120,7 +120,7 @@ def _measure(folder: Path, nodes: int, minutes: int, runs: int, beside: Path | N
         for one in programs:
             _downsample(one, found[one.name]["segments"], spent[one.name])
     for one in programs:
-        found[one.name] = _told(one, spent[one.name], found["samples"])
+        found[one.name] = _reported(one, spent[one.name], found["samples"])
     found["load_average"] = os.getloadavg()[0]
     return found
 
@@ -207,9 +207,9 @@ def _facts(level: Level, shard: int) -> LevelFacts:
     )
 
 
-def _told(program: _Program, spent: dict[str, list[float]], samples: int) -> dict[str, Any]:
+def _reported(program: _Program, spent: dict[str, list[float]], samples: int) -> dict[str, Any]:
     million = samples / 1e6
-    told: dict[str, Any] = {name: statistics.median(spent[name]) for name in ("compactor_start", "worker_start")}
+    reported: dict[str, Any] = {name: statistics.median(spent[name]) for name in ("compactor_start", "worker_start")}
     stretches = [values for name, values in spent.items() if name.startswith("compaction ")]
     runs = {
         "compaction": [sum(values) for values in zip(*stretches, strict=True)],
@@ -218,13 +218,13 @@ def _told(program: _Program, spent: dict[str, list[float]], samples: int) -> dic
     }
     runs["all"] = [sum(values) for values in zip(*runs.values(), strict=True)]
     for name, values in runs.items():
-        told[f"{name}_cpu_s_per_million_samples"] = statistics.median(values) / million
-        told[f"{name}_cpu_s_per_million_samples_range"] = [min(values) / million, max(values) / million]
-    told["fleet_share_of_a_core"] = told["all_cpu_s_per_million_samples"] * FLEET_SAMPLES_PER_S / 1e6
+        reported[f"{name}_cpu_s_per_million_samples"] = statistics.median(values) / million
+        reported[f"{name}_cpu_s_per_million_samples_range"] = [min(values) / million, max(values) / million]
+    reported["fleet_share_of_a_core"] = reported["all_cpu_s_per_million_samples"] * FLEET_SAMPLES_PER_S / 1e6
     for folder in (RAW_FOLDER, *(level.name for level in LEVELS)):
         size = sum(path.stat().st_size for path in (program.folder / folder).rglob("*") if path.is_file())
-        told[f"{folder}_bytes_per_sample"] = size / samples
-    return told
+        reported[f"{folder}_bytes_per_sample"] = size / samples
+    return reported
 
 
 if __name__ == "__main__":

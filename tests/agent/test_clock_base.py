@@ -85,8 +85,8 @@ def test_an_event_that_was_dated_before_the_step_is_told_as_the_clock_says_now(c
     clock.jump(step_s)
     clock.advance(0.5)
     seen = Event(clock.now_s() - 0.2, "xid", 0, {"code": 79})
-    told = base.events([exit_, seen])
-    assert [clock.now_s() - event.time_s for event in told] == pytest.approx([0.7, 0.2], abs=1e-3)
+    reported = base.events([exit_, seen])
+    assert [clock.now_s() - event.time_s for event in reported] == pytest.approx([0.7, 0.2], abs=1e-3)
 
 
 def test_an_old_event_stays_old_when_the_clock_is_set(clock: FakeClock) -> None:

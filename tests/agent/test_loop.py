@@ -12,7 +12,7 @@ from eagle_eye.agent.loop.drops import Drops
 from eagle_eye.agent.loop.loop import Loop
 from eagle_eye.agent.loop.runner import Runner
 from eagle_eye.agent.loop.service_manager import ServiceManager
-from eagle_eye.agent.loop.tick import Tick
+from eagle_eye.agent.loop.tick_result import Tick
 from eagle_eye.schema.events import Event
 from eagle_eye.schema.frame import EVENTS_MAX, FRAME_BYTES_MAX, RANKS_MAX, Frame, Rank, values_of
 from eagle_eye.schema.rows import read_written

@@ -46,7 +46,7 @@ def main(folder: Path) -> None:
         records = SqliteStore(data / DATABASES[0])
         _, admin = auth.mint("admin", None, NOW, None)
         _, agent = auth.mint("agent", "n1", NOW, 3600.0)
-        told = AuditEntry(time_s=NOW, who=admin.id, verb="acknowledge", subject="inc_1", detail="seen")
+        reported = AuditEntry(time_s=NOW, who=admin.id, verb="acknowledge", subject="inc_1", detail="seen")
         records.commit(store.Change(subscriptions=(subscription(url=UNREACHABLE),), tokens=(admin, agent)))
         records.commit(
             store.Change(
@@ -55,7 +55,7 @@ def main(folder: Path) -> None:
                 jobs=(Job(job="job", attempt=1, state="running", ranks=[], restart_owner="", updated_s=NOW),),
                 nodes=(Node(node="n1", state="excluded", reason="act_2", updated_s=NOW),),
                 events=(event(),),
-                audit=(told,),
+                audit=(reported,),
             )
         )
         history: Any = Journal(data / DATABASES[1], HistorySettings(), 1 << 20, FakeClock())

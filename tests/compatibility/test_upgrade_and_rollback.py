@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from eagle_eye.schema.frame import Event
+from eagle_eye.schema.events import Event
 from tests.server.builders import frame
 from tests.server.own_process import OwnProcess, serving, wait_until
 
@@ -85,8 +85,8 @@ def incidents(server: OwnProcess) -> list[Any]:
 
 def power(server: OwnProcess, start_s: float) -> list[Any]:
     """Return the readings of the first frames, as the API has them."""
-    asked = {"metric": "gpu_power_watts", "job": "job", "start": start_s, "end": start_s + FRAMES + 0.5, "step": 1}
-    answer = server.client.get("/api/v1/query_range", params=asked)
+    end_s = start_s + FRAMES + 0.5
+    answer = server.client.get(f"/api/v1/query_range?metric=gpu_power_watts&job=job&start={start_s}&end={end_s}&step=1")
     assert answer.status_code == 200, answer.text
     return [series["points"] for series in answer.json()["series"]]
 

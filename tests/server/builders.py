@@ -282,7 +282,7 @@ def subscription(id_: str = "sub-1", url: str = "https://example.com/hook", **mo
 class Running:
     """A server that listens, a client of it, and its parts."""
 
-    front: Dispatcher[Services]
+    dispatcher: Dispatcher[Services]
     client: httpx.Client
     watcher: FakeWatcher
     url: str
@@ -294,7 +294,7 @@ class Running:
 
     def metric(self, name: str, **labels: str) -> float:
         """Return one of the server's own metrics, 0.0 when it was never counted."""
-        return self.front.services.telemetry.registry.get_sample_value(f"eagle_eye_{name}", labels) or 0.0
+        return self.dispatcher.services.telemetry.registry.get_sample_value(f"eagle_eye_{name}", labels) or 0.0
 
 
 def settings(folder: Path, **flags: Any) -> ServerConfig:

@@ -49,9 +49,7 @@ def ended(data: Path, *options: str) -> subprocess.CompletedProcess[str]:
 
 
 @contextmanager
-def serving(
-    data: Path, *options: str, log: Path | None = None, python: str = sys.executable
-) -> Iterator[OwnProcess]:
+def serving(data: Path, *options: str, log: Path | None = None, python: str = sys.executable) -> Iterator[OwnProcess]:
     """Run a server, which is killed in the end; its log is beside its folder, unless ``log`` is elsewhere."""
     log = log or data.with_name(f"{data.name}.log")
     with log.open("wb") as stderr:

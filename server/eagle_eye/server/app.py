@@ -32,15 +32,15 @@ from eagle_eye.server.api import (
     evidence,
     health,
     history,
+    incident_charts,
     incidents,
-    job_pictures,
+    job_charts,
     jobs,
     node_checks,
     node_history,
     nodes,
     nvrx,
     overview,
-    pictures,
     problems,
     stream,
     subscriptions,
@@ -136,7 +136,7 @@ class Services:
     archive: Archive
     job_sources: JobSources
     places: Places = field(default_factory=Places)  # as the site's file had them at the start
-    turns: Turns = field(default_factory=Turns)  # of those who have pictures drawn
+    turns: Turns = field(default_factory=Turns)  # of those who have charts drawn
     open_streams: OpenStreams = field(default_factory=OpenStreams)
     open_recordings: OpenStreams = field(default_factory=OpenStreams)
     open_uploads: OpenStreams = field(default_factory=OpenStreams)
@@ -199,7 +199,7 @@ def create_app(
     problems.install(api, services.telemetry)
     for module in (jobs, nodes, node_checks, incidents, evidence, actions, deliveries, subscriptions, enrolment):
         api.include_router(module.router)
-    for module in (overview, pictures, job_pictures):
+    for module in (overview, incident_charts, job_charts):
         api.include_router(module.router)
     for module in (accounts, node_history, audit, history, stream, health):
         api.include_router(module.router)

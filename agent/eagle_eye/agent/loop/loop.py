@@ -18,7 +18,7 @@ from eagle_eye.agent.loop.collector import Observed
 from eagle_eye.agent.loop.drops import Drops
 from eagle_eye.agent.loop.runner import Runner
 from eagle_eye.agent.loop.service_manager import ServiceManager
-from eagle_eye.agent.loop.tick import Tick
+from eagle_eye.agent.loop.tick_result import Tick
 from eagle_eye.schema.events import Event
 from eagle_eye.schema.frame import EVENTS_MAX, FRAME_BYTES_MAX, KEYS_MAX, RANKS_MAX, TEXT_CHARS_MAX, Rank
 from eagle_eye.schema.metrics import Scope

@@ -22,6 +22,7 @@ from eagle_eye.agent.transport.node_token import NodeToken
 from eagle_eye.agent.transport.request_writer import RequestWriter
 from eagle_eye.agent.transport.server_connection import SYSTEMS, Trust, connect, path_on
 from eagle_eye.agent.transport.spool import STREAM_FRAMES_MAX, Batch, Spool
+from eagle_eye.schema.backoff import Backoff
 from eagle_eye.schema.frame import WIRE_VERSION, version_of
 
 PATH = "/api/v1/frames"
@@ -100,7 +101,7 @@ class Lane:
             path_on(destination.server, PATH),
         )
         self._writer = RequestWriter(clock.monotonic_s, base)
-        self._failures = 0
+        self._backoff = Backoff(pace.backoff_s_min, pace.backoff_s_max, jitter)
         self._frames_max = STREAM_FRAMES_MAX
         self._said = ""
         self._said_unknown: set[str] = set()
@@ -133,9 +134,7 @@ class Lane:
     def backoff_s(self) -> float:
         """Return the wait after a failure: doubling, bounded, and anywhere between half and whole: a fleet spreads."""
         self.is_well = False
-        self._failures += 1
-        whole_s = min(self._pace.backoff_s_max, self._pace.backoff_s_min * 2.0 ** min(self._failures - 1, 30))
-        return whole_s * (0.5 + 0.5 * self._jitter())
+        return self._backoff.next_s()
 
     def _rest_s(self, took_s: float) -> float:
         return max(self._pace.every_s * (0.5 + self._jitter()), self._pace.rest * took_s)
@@ -145,7 +144,7 @@ class Lane:
         if answer.status == 200 and answer.watermark is not None and answer.watermark >= first:
             self._say("")
             self.is_well = True
-            self._failures = 0
+            self._backoff.reset()
             self._frames_max = STREAM_FRAMES_MAX
             acknowledged = min(answer.watermark, last)  # no server can have what was not sent
             self.delivered += sum(1 for sequence, _ in batch.frames if sequence <= acknowledged)
