@@ -29,8 +29,9 @@ from eagle_eye.agent.loop.clock import SystemClock
 from eagle_eye.agent.loop.drops import Drops
 from eagle_eye.agent.transport.spool import BYTES_MAX, Spool
 from eagle_eye.agent.transport.uplink import Destination, Uplink
-from eagle_eye.schema.frame import WIRE_VERSION, Frame, Rank, block, encode_frame
+from eagle_eye.schema.frame import Rank
 from eagle_eye.schema.metrics import Scope, names
+from eagle_eye.schema.rows import VERSION, Outline, RowWriter, Tail, table
 
 GPUS = 8
 PORTS = 10
@@ -40,6 +41,9 @@ WARM_UP = 5  # seconds in which connections are made
 UP_S = 30.0
 CPU_LIMIT_RATIO = 0.0005  # of one core, at 1 Hz
 LIVE_LIMIT_S = 1.0
+
+
+_writer = RowWriter()
 
 
 def main() -> int:
@@ -70,26 +74,25 @@ def realistic(stream: str, sequence: int) -> bytes:
     """Return a frame with every metric of the catalogue."""
     devices = {gpu: dict.fromkeys(names(Scope.DEVICE), 1.0 + gpu) for gpu in range(GPUS)}
     links = {f"mlx5_{port}/1": dict.fromkeys(names(Scope.LINK), 1.0) for port in range(PORTS)}
-    return encode_frame(
-        Frame(
-            version=WIRE_VERSION,
-            node=NODE,
-            boot_id="0f2a4c1e-5a36-4b8f-9f5b-0a9f6f1a2b3c",
-            stream=stream,
-            sequence=sequence,
-            time_s=time.time(),
-            interval_s=1.0,
-            agent_version="0.1.0",
-            job="llm-pretrain-70b",
-            ranks=[Rank("llm-pretrain-70b", gpu, 1024, gpu, 0, 100_000 + gpu, "stage-3") for gpu in range(GPUS)],
-            blocks=[
-                block(Scope.DEVICE, devices),
-                block(Scope.NODE, {-1: dict.fromkeys(names(Scope.NODE), 1.0)}),
-                block(Scope.LINK, links),
-            ],
-            collectors=dict.fromkeys(("host", "nvml", "fabric", "kernel_log", "training"), "ok"),
-        )
+    tables = [
+        table(Scope.DEVICE, devices),
+        table(Scope.NODE, {-1: dict.fromkeys(names(Scope.NODE), 1.0)}),
+        table(Scope.LINK, links),
+    ]
+    outline = Outline(
+        version=VERSION,
+        node=NODE,
+        boot_id="0f2a4c1e-5a36-4b8f-9f5b-0a9f6f1a2b3c",
+        stream=stream,
+        interval_s=1.0,
+        agent_version="0.1.0",
+        job="llm-pretrain-70b",
+        ranks=[Rank("llm-pretrain-70b", gpu, 1024, gpu, 0, 100_000 + gpu, "stage-3") for gpu in range(GPUS)],
+        blocks=[one.outline for one in tables],
+        collectors=dict.fromkeys(("host", "nvml", "fabric", "kernel_log", "training"), "ok"),
     )
+    numbers = b"".join([one.numbers for one in tables])
+    return _writer.write(outline, sequence, time.time(), numbers, Tail())
 
 
 def steady(url: str, folder: Path, seconds: int) -> dict[str, Any]:

@@ -147,17 +147,15 @@ def table(scope: Scope, rows: Mapping[int, Mapping[str, float]] | Mapping[str, M
     """
     keys: list[int | str] = list(rows)
     lines: list[Mapping[str, float]] = list(rows.values())
-    seen = dict.fromkeys(name for line in lines for name in line)
-    for name in seen:
-        if catalogue.BY_NAME[name].scope is not scope:
+    exact: list[str] = []
+    plain: list[str] = []
+    for name in {name: None for line in lines for name in line}:
+        spec = catalogue.BY_NAME[name]
+        if spec.scope is not scope:
             raise KeyError(f"{name} is not a {scope.value} metric")
-    exact = [name for name in seen if catalogue.BY_NAME[name].exact]
-    plain = [name for name in seen if not catalogue.BY_NAME[name].exact]
-    numbers = b"".join(
-        _column(type_, (line.get(name, math.nan) for line in lines))
-        for type_, names in (("d", exact), ("f", plain))
-        for name in names
-    )
+        (exact if spec.exact else plain).append(name)
+    numbers = _column("d", [line.get(name, math.nan) for name in exact for line in lines])
+    numbers += _column("f", [line.get(name, math.nan) for name in plain for line in lines])
     return Table(OutlineBlock(scope, keys, [*exact, *plain], len(exact)), numbers)
 
 

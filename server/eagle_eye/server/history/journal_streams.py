@@ -21,6 +21,7 @@ NOTED_AT_ONCE = 1_000  # streams' rows written in one transaction: new frames wa
 NODES_PER_SHARD = 256  # whose frames share chunks and segments: few enough to be sorted in memory, 5 min at a time
 
 _Name = tuple[str, str]
+_Ranges = tuple[tuple[int, int], ...]  # of a stream's sequences
 
 
 class Stream:
@@ -49,38 +50,40 @@ class Touched(dict[_Name, Stream]):
     def __init__(self) -> None:
         super().__init__()
         self.fresh: list[Stream] = []
-        # Of each frame its stream and when that was heard; its sequences too, where it was not the next one.
-        self._before: list[tuple[Stream, tuple[tuple[int, int], ...] | None, float]] = []
+        # Of each batch its lines' streams, the sequences of those where it was not the next one, when they were heard.
+        self._before: list[tuple[Sequence[Stream], list[_Ranges | None], list[float]]] = []
 
     def add(self, batch: Batch, streams: Sequence[Stream]) -> Appended:
         """Have the batch's sequences in their streams."""
         sequences: list[int] = batch.sequence.tolist()
         new = [True] * len(sequences)
-        before = self._before.append
+        before: list[_Ranges | None] = [None] * len(sequences)
+        heard_s = [stream.heard_s for stream in streams]
         usual = True
         for at, (stream, sequence, received_s) in enumerate(
             zip(streams, sequences, batch.received_s.tolist(), strict=True)
         ):
             of_stream = stream.sequences
             if sequence == of_stream.highest + 1:
-                before((stream, None, stream.heard_s))
                 of_stream.highest = sequence
             else:
-                before((stream, of_stream.snapshot(), stream.heard_s))
+                before[at] = of_stream.snapshot()
                 new[at] = of_stream.add(sequence)
                 usual = False
             if new[at] and received_s > stream.heard_s:
                 stream.heard_s = received_s
+        self._before.append((streams, before, heard_s))
         return Appended(new, sequences if usual else [stream.sequences.highest for stream in streams])
 
     def undo(self) -> None:
         """Take all streams back: a watermark that was rolled back must not be answered."""
-        for stream, sequences, heard_s in reversed(self._before):
-            if sequences is None:
-                stream.sequences.highest -= 1
-            else:
-                stream.sequences.restore(sequences)
-            stream.heard_s = heard_s
+        for streams, before, heard_s in reversed(self._before):
+            for stream, sequences, at_s in zip(reversed(streams), reversed(before), reversed(heard_s), strict=True):
+                if sequences is None:
+                    stream.sequences.highest -= 1
+                else:
+                    stream.sequences.restore(sequences)
+                stream.heard_s = at_s
         for stream in self.fresh:
             stream.forgotten = True
 
