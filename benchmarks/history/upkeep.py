@@ -1,10 +1,9 @@
-"""What downsampling and merging cost: CPU a million samples, and bytes a sample in each level.
+"""What downsampling costs: CPU a million samples, and bytes a sample in each level.
 
 ``python -m benchmarks.history.upkeep --nodes 64 --minutes 15 --runs 5 --out FILE``. The frames are those of
 ``python -m benchmarks.history``. They come in segments of five minutes, as a fleet's do, which are downsampled to
-minutes and these to hours; and in segments of half a minute, which are merged. Medians of all runs; of CPU the least
-and greatest too. The cost is that of the work itself: a process that does it also takes about a second of CPU to
-start, for up to 200 windows.
+minutes and these to hours. Medians of all runs; of CPU the least and greatest too. The cost is that of the work itself:
+a process that does it also takes about a second of CPU to start, for up to 200 windows.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from benchmarks.history.__main__ import encoded_frames, samples_of, submit
 from eagle_eye.schema.frame import Frame
 from eagle_eye.server.history.embedded_history import EmbeddedHistory
 from eagle_eye.server.history.segments import worker
-from eagle_eye.server.history.segments.tasks import Merge, Task, TaskResult
+from eagle_eye.server.history.segments.tasks import Downsample, TaskResult
 from eagle_eye.server.history.segments.upkeep import Upkeep
 from eagle_eye.server.history.settings import HistorySettings
 from eagle_eye.server.model.clock import SystemClock
@@ -33,7 +32,6 @@ from eagle_eye.server.model.clock import SystemClock
 FLEET_SAMPLES_PER_S = 3e6
 FOREVER_S = 4e9
 SEGMENT_S = 300.0
-SMALL_SEGMENT_S = 30.0
 
 
 def main() -> None:
@@ -65,39 +63,34 @@ def main() -> None:
 
 def _measure(folder: Path, frames: list[tuple[Frame, bytes]], samples: int) -> dict[str, float]:
     """Return the figures of one run in a new folder."""
-    levels_s, sizes = _kept_up(folder / "levels", frames, SEGMENT_S, merged=False)
-    merges_s, merged_sizes = _kept_up(folder / "merges", frames, SMALL_SEGMENT_S, merged=True)
+    levels_s, sizes = _kept_up(folder, frames, SEGMENT_S)
     million = samples / 1e6
     downsampling_s = (levels_s["1m"] + levels_s["1h"]) / million
     return {
         "minutes_cpu_s_per_million_samples": levels_s["1m"] / million,
         "hours_cpu_s_per_million_samples": levels_s["1h"] / million,
         "fleet_share_of_a_core_cpu": downsampling_s * FLEET_SAMPLES_PER_S / 1e6,
-        "merge_cpu_s_per_million_samples": merges_s["merge"] / million,
         "raw_bytes_per_sample": sizes["raw"] / samples,
         "minutes_bytes_per_sample": sizes["1m"] / samples,
         "hours_bytes_per_sample": sizes["1h"] / samples,
-        "small_segments_bytes_per_sample": merged_sizes["before"] / samples,
-        "merged_bytes_per_sample": merged_sizes["raw"] / samples,
     }
 
 
 def _kept_up(
-    folder: Path, frames: list[tuple[Frame, bytes]], segment_s: float, merged: bool
+    folder: Path, frames: list[tuple[Frame, bytes]], segment_s: float
 ) -> tuple[dict[str, float], dict[str, int]]:
     """Return the CPU seconds of each kind of work, and the bytes of each level, with segments so long."""
     spent_s: dict[str, float] = defaultdict(float)
 
-    def perform(task: Task) -> TaskResult:
+    def perform(task: Downsample) -> TaskResult:
         begin_s = time.process_time()
         answer = worker.perform(folder / "history", task)
         assert answer.outcome == "done", answer.reason
-        spent_s["merge" if isinstance(task, Merge) else task.facts.level] += time.process_time() - begin_s
+        spent_s[task.facts.level] += time.process_time() - begin_s
         return answer
 
     settings = HistorySettings(
         segment_s=3_600.0,
-        merge_below_bytes=64 << 20 if merged else 0,
         minutes_retention_s=FOREVER_S,  # the simulated time is not now
         hours_retention_s=FOREVER_S,
     )
@@ -112,13 +105,12 @@ def _kept_up(
         for part in parts.values():
             submit(history, part)
             history.compaction.compact()
-        before = history.segment_store.size()[1]
         Upkeep(history.journal, history.segment_store, settings, SystemClock()).work(perform)
         history.segment_store.measure()
         kept = history.segment_store.kept()
     finally:
         history.close()
-    return spent_s, {"before": before, **{level: one.bytes for level, one in kept.items()}}
+    return spent_s, {level: one.bytes for level, one in kept.items()}
 
 
 if __name__ == "__main__":

@@ -40,7 +40,7 @@ def compact(history: EmbeddedHistory, step: Step = no_step) -> None:
 
 
 def keep_up(history: EmbeddedHistory, step: Step = no_step) -> None:
-    """Downsample and merge what is due, without a process of its own."""
+    """Downsample what is due, without a process of its own."""
     history.upkeep._step = step
     history.upkeep.work(lambda task: worker.perform(history.segment_store.folder.parent, task, step))
 

@@ -85,23 +85,6 @@ class Backlog:
         if waiting is not None and (waiting.id <= due.through_id or not due.sources):
             del self._waiting[level.name][due.place]
 
-    def mergeable(self) -> list[SourceSegment]:
-        """Return the small raw segments all of which is downsampled. Raises HistoryUnavailable."""
-        if self._settings.merge_below_bytes == 0:
-            return []
-        rows = self._journal.reader.read(
-            f"SELECT {_SOURCE} FROM segments WHERE bytes < ? AND problem IS NULL AND id <= ?",  # noqa: S608
-            (self._settings.merge_below_bytes, self._seen[MINUTES.name]),
-        )
-        waiting = self._waiting[MINUTES.name]
-        return [
-            source
-            for source in (SourceSegment(*row) for row in rows)
-            if not any(
-                WindowKey(shard_of(source.name), start_s) in waiting for start_s in self._windows(MINUTES, source)
-            )
-        ]
-
     def _note(self, level: Level, now_s: float) -> None:
         """Have the windows of sources wait that were not here when this was looked at last."""
         for broken in self._journal.reader.read_together(lambda reader: lost(reader, level)):

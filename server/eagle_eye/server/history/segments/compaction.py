@@ -13,15 +13,17 @@ import msgspec
 
 from eagle_eye.server.history.journal import Journal
 from eagle_eye.server.history.journal_schema import BYTES_IN_USE, OLDEST_UNSEALED, UNSEALED
-from eagle_eye.server.history.segments.facts import Sealed, Step, no_step
+from eagle_eye.server.history.segments.facts import STRETCH_BYTES_MAX, Sealed, Step, no_step
 from eagle_eye.server.history.segments.processes import environment
 from eagle_eye.server.history.segments.segment_store import SegmentStore
 from eagle_eye.server.history.settings import HistorySettings
 from eagle_eye.server.model.clock import Clock
 from eagle_eye.server.model.errors import HistoryUnavailable
 
-LOOK_S = 5.0  # how often it is looked whether a stretch is due
-UNSEALED_BYTES_MAX = 8 << 30  # of frames in no segment: more are due however young they are
+LOOK_S = 10.0  # how often it is looked whether a stretch is due
+SEGMENT_BYTES = STRETCH_BYTES_MAX * 3 // 4  # of a group's frames are a segment's worth, however young they are
+NEARLY_RATIO = 0.5  # of that, or of segment_s: goes with what is due
+UNSEALED_BYTES_MAX = 8 << 30  # of frames in no segment: at more, all of them become segments
 UNSEALED_SHARE = 4  # and never more than this part of retention_bytes
 STALLED_S = 300.0  # a compactor that says nothing for this long is ended; a stretch takes seconds
 FAILED_WAIT_S = 60.0  # after a failure; each attempt costs CPU
@@ -74,20 +76,20 @@ class Compaction:
 
     def look(self) -> None:
         """Compact if a stretch is due, then retain. Raises HistoryUnavailable."""
-        if self._clock.monotonic_s() >= self._not_before_s and self._due():
-            self.compact()
+        if self._clock.monotonic_s() >= self._not_before_s and (due := self._due()):
+            self.compact(due)
         self._shelf.retain(self._clock.now_s())
 
-    def compact(self) -> None:
-        """Turn into segments all that is in the journal now. Raises HistoryUnavailable."""
+    def compact(self, shards: Sequence[int] = ()) -> None:
+        """Turn into segments what is in the journal now, of these groups (all if empty). Raises HistoryUnavailable."""
         with self._compacting:
-            self._compact()
+            self._compact(shards)
 
-    def _compact(self) -> None:
+    def _compact(self, shards: Sequence[int]) -> None:
         (through,) = self._journal.reader.read("SELECT max(id) FROM chunks", ())[0]
         if through is None or self._stop.is_set():
             return
-        arguments = [*self._command, str(self._journal.path), str(self._shelf.folder), str(through)]
+        arguments = [*self._command, str(self._journal.path), str(self._shelf.folder), str(through), *map(str, shards)]
         decoder = msgspec.json.Decoder(Sealed)
         with subprocess.Popen(
             arguments,
@@ -139,19 +141,25 @@ class Compaction:
         self._shelf.measure()
         self._step("put")
 
-    def _due(self) -> bool:
-        read = self._journal.reader.read
+    def _due(self) -> list[int]:
+        """Return the groups of nodes of which a segment is due, and those of which it soon is; []: none is due.
+
+        Groups go together, since a process costs half a second of CPU to start, whatever it has to do.
+        """
+        read, now_s = self._journal.reader.read, self._clock.now_s()
         ((oldest_s,),) = read(OLDEST_UNSEALED, ())
-        if oldest_s is None:
-            return False
-        if oldest_s <= self._clock.now_s() - self._settings.segment_s:
-            return True
-        size_max = min(UNSEALED_BYTES_MAX, self._settings.retention_bytes // UNSEALED_SHARE)
         ((in_use,),) = read(BYTES_IN_USE, ())
-        if in_use < size_max:
-            return False
-        ((size,),) = read(f"SELECT coalesce(sum(size), 0) FROM ({UNSEALED})", ())  # noqa: S608 - a constant
-        return bool(size >= size_max)
+        size_max = min(UNSEALED_BYTES_MAX, self._settings.retention_bytes // UNSEALED_SHARE)
+        if oldest_s is None or (now_s - oldest_s < self._settings.segment_s and in_use < min(SEGMENT_BYTES, size_max)):
+            return []
+        groups = read(f"SELECT shard, sum(size), min(received_s) FROM ({UNSEALED}) GROUP BY shard", ())  # noqa: S608
+        if sum(size for _, size, _ in groups) >= size_max:
+            return [shard for shard, _, _ in groups]
+        full = {
+            shard: max(size / SEGMENT_BYTES, (now_s - received_s) / self._settings.segment_s)
+            for shard, size, received_s in groups
+        }
+        return [shard for shard, ratio in full.items() if ratio >= NEARLY_RATIO] if max(full.values()) >= 1 else []
 
     def _failed(self, reason: str) -> None:
         self.failures += 1

@@ -1,4 +1,4 @@
-"""What /metrics says of downsampling and merging, read when scraped."""
+"""What /metrics says of downsampling, read when scraped."""
 
 from __future__ import annotations
 
@@ -36,10 +36,9 @@ class LevelsCollector(Collector):
                 "Windows that were downsampled, again too for what came late.",
                 self._upkeep.downsampled,
             ),
-            ("merged_segments", "Segments that went into larger ones.", self._upkeep.merged),
             (
                 "upkeep_failures",
-                "Times that segments could not be downsampled or merged; it is tried again.",
+                "Times that segments could not be downsampled; it is tried again.",
                 self._upkeep.failures,
             ),
             (
@@ -56,7 +55,7 @@ class LevelsCollector(Collector):
             yield CounterMetricFamily(f"{PROMETHEUS_PREFIX}history_{name}", text, value=value)
         yield GaugeMetricFamily(
             f"{PROMETHEUS_PREFIX}history_upkeep_ok",
-            "1 unless the last attempt to downsample or merge failed, or the disk has no room for it.",
+            "1 unless the last attempt to downsample failed, or the disk has no room for it.",
             value=self._upkeep.ok,
         )
 

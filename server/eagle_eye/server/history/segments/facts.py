@@ -11,6 +11,7 @@ FORMAT = "eagle-eye-segment/1"
 DOWNSAMPLED_FORMAT = "eagle-eye-downsampled/1"
 FACTS_FILE = "segment.json"
 RAW_FOLDER = "raw"
+STRETCH_BYTES_MAX = 128 << 20  # of encoded frames that are sorted in memory at once, and become one segment
 PARTIAL = ".partial-"  # how the name of a folder begins that is still being written
 
 Step = Callable[[str], None]

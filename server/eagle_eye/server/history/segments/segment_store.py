@@ -135,29 +135,6 @@ class SegmentStore:
             [(f.name, f.first_node, f.last_node, f.first_s, f.last_s, f.received_s, f.frames, f.bytes) for f in facts],
         )
 
-    def replace(self, sources: Sequence[str], merged: Facts) -> bool:
-        """Put a segment in the place of those that it was merged of, and return whether they were all there still."""
-
-        def change(writer: sqlite3.Connection) -> bool:
-            ids = [
-                row[0]
-                for name in sources
-                for row in writer.execute("SELECT id FROM segments WHERE name = ? AND problem IS NULL", (name,))
-            ]
-            if len(ids) != len(sources):
-                return False
-            writer.executemany("DELETE FROM segments WHERE id = ?", [(id_,) for id_ in ids])
-            self.add(writer, [merged])
-            # The oldest one's id: a window that was made of any of them was made of what it has there.
-            writer.execute("UPDATE segments SET id = ? WHERE name = ?", (min(ids), merged.name))
-            return True
-
-        done: bool = self._journal.change(change).result()
-        for name in sources if done else (merged.name,):
-            self._leaving.remove(self.folder / name)
-        self.measure()
-        return done
-
     def retain(self, now_s: float) -> None:
         """Retire what is older or more than the settings allow, the oldest first. Raises HistoryUnavailable."""
         while True:

@@ -1,4 +1,4 @@
-"""Downsampling and merging: what is due is found here, done by another process, and put in its place here."""
+"""Downsampling: what is due is found here, done by another process, and put in its place here."""
 
 from __future__ import annotations
 
@@ -16,12 +16,11 @@ import msgspec
 
 from eagle_eye.server.history.journal import Journal
 from eagle_eye.server.history.segments.backlog import Backlog, Due
-from eagle_eye.server.history.segments.facts import Step, no_step, shard_of
+from eagle_eye.server.history.segments.facts import Step, no_step
 from eagle_eye.server.history.segments.levels import HOURS, MINUTES, Level, LevelFacts
-from eagle_eye.server.history.segments.planning import merges
 from eagle_eye.server.history.segments.processes import environment
 from eagle_eye.server.history.segments.segment_store import SegmentStore
-from eagle_eye.server.history.segments.tasks import Downsample, Merge, Task, TaskResult
+from eagle_eye.server.history.segments.tasks import Downsample, TaskResult
 from eagle_eye.server.history.settings import HistorySettings
 from eagle_eye.server.model.clock import Clock
 from eagle_eye.server.model.errors import HistoryUnavailable
@@ -30,11 +29,11 @@ LOOK_S = 15.0  # how often it is looked whether anything is due
 # A worker that says nothing for this long is ended; a task takes seconds of CPU, at the lowest priority.
 STALLED_S = 900.0
 FAILED_WAIT_S = 60.0  # after a failure; each attempt costs CPU
-ROOM_BYTES = 1 << 30  # with less free on the disk nothing is merged or downsampled: frames come first
+ROOM_BYTES = 1 << 30  # with less free on the disk nothing is downsampled: frames come first
 TASKS_MAX = 200  # of one process: what it has learnt and allocated is given back now and then
 COMMAND = (sys.executable, "-m", "eagle_eye.server.history.segments.worker")
 
-Perform = Callable[[Task], TaskResult]
+Perform = Callable[[Downsample], TaskResult]
 _log = logging.getLogger(__name__)
 
 
@@ -43,7 +42,7 @@ class _Ended(Exception):
 
 
 class Upkeep:
-    """Has segments downsampled and merged when they are due. ``run`` is for a thread of its own."""
+    """Has segments downsampled when they are due. ``run`` is for a thread of its own."""
 
     def __init__(
         self,
@@ -65,12 +64,10 @@ class Upkeep:
         self._working = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._not_before_s = float("-inf")
-        self._unlike: set[str] = set()
         self._no_room = False
         self._ok = True
         self.failures = 0
         self.downsampled = 0
-        self.merged = 0
 
     @property
     def ok(self) -> bool:
@@ -85,7 +82,7 @@ class Upkeep:
             except HistoryUnavailable as error:
                 self._failed(str(error))
             except Exception:  # noqa: BLE001 - a bug must not end it for ever, or raw frames go as they are
-                _log.exception("downsampling and merging failed and are tried again")
+                _log.exception("downsampling failed and is tried again")
                 self._failed("a bug")
 
     def stop(self) -> None:
@@ -108,7 +105,7 @@ class Upkeep:
                     self._failed(str(error))
 
     def work(self, perform: Perform) -> None:
-        """Have everything performed that is due, minutes before hours before merges. Raises HistoryUnavailable."""
+        """Have everything performed that is due, minutes before hours. Raises HistoryUnavailable."""
         with self._working:
             self._work(perform)
 
@@ -119,13 +116,6 @@ class Upkeep:
                 if self._stop.is_set() or left == 0:
                     return
                 left -= self._downsample(level, due, perform)
-        settle_s = self._backlog.settle_s
-        sources = [one for one in self._backlog.mergeable() if one.name not in self._unlike]
-        for batch in merges(sources, self._settings.merge_below_bytes, settle_s, self._clock.now_s()):
-            if self._stop.is_set() or left == 0:
-                return
-            left -= 1
-            self._merge(tuple(one.name for one in batch), int(batch[0].first_s), perform)
 
     def _downsample(self, level: Level, due: Due, perform: Perform) -> int:
         """Have one window downsampled; return how many tasks it took."""
@@ -164,22 +154,6 @@ class Upkeep:
             self._step("put")
         return 1
 
-    def _merge(self, sources: tuple[str, ...], first_s: int, perform: Perform) -> None:
-        name = f"{first_s}-{shard_of(sources[0])}-{token_hex(4)}"
-        with self._discarding(self._shelf.folder / name):
-            answer = perform(Merge(name, sources))
-            if answer.outcome == "unlike":
-                self._unlike.add(answer.broken)
-                return
-            if answer.outcome == "broken":
-                self._shelf.set_aside(answer.broken, answer.reason)
-                return
-            if answer.outcome != "done" or answer.facts is None:
-                raise _Ended(f"merging {len(sources)} segments: {answer.reason}")
-            self._step("heard")
-            self.merged += len(sources) if self._shelf.replace(sources, answer.facts) else 0
-            self._step("put")
-
     def _broken(self, level: Level, task: Downsample, answer: TaskResult) -> None:
         """Set the broken segment aside: a source, or the window's own until now."""
         if answer.broken == task.existing:
@@ -201,7 +175,7 @@ class Upkeep:
     def _has_room(self) -> bool:
         no_room = shutil.disk_usage(self._shelf.folder).free < ROOM_BYTES
         if no_room and not self._no_room:
-            _log.warning("less than %d bytes are free: segments are neither downsampled nor merged", ROOM_BYTES)
+            _log.warning("less than %d bytes are free: segments are not downsampled", ROOM_BYTES)
         self._no_room = no_room
         return not no_room
 
@@ -210,7 +184,7 @@ class Upkeep:
         """Give a function that has a process perform tasks; it is started when the first one comes."""
         started: list[subprocess.Popen[bytes]] = []
 
-        def perform(task: Task) -> TaskResult:
+        def perform(task: Downsample) -> TaskResult:
             if not started:
                 started.append(self._start())
             return self._ask(started[0], task)
@@ -233,7 +207,7 @@ class Upkeep:
             process.kill()
         return process
 
-    def _ask(self, process: subprocess.Popen[bytes], task: Task) -> TaskResult:
+    def _ask(self, process: subprocess.Popen[bytes], task: Downsample) -> TaskResult:
         assert process.stdin is not None  # noqa: S101 - for the type checker
         assert process.stdout is not None  # noqa: S101
         assert process.stderr is not None  # noqa: S101
@@ -256,4 +230,4 @@ class Upkeep:
         self.failures += 1
         self._ok = False
         self._not_before_s = self._clock.monotonic_s() + FAILED_WAIT_S
-        _log.error("segments could not be downsampled or merged; it is tried again: %s", reason)
+        _log.error("segments could not be downsampled; it is tried again: %s", reason)

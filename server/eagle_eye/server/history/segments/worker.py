@@ -1,4 +1,4 @@
-"""The process that downsamples and merges segments, beside the server and after everybody else.
+"""The process that downsamples segments, beside the server and after everybody else.
 
 ``python -m eagle_eye.server.history.segments.worker FOLDER`` reads tasks from standard input, a JSON line each,
 does one after the other below the history's FOLDER, and answers on standard output. It changes no
@@ -18,25 +18,20 @@ from eagle_eye.server.history.segments import series
 from eagle_eye.server.history.segments.deriving import derive
 from eagle_eye.server.history.segments.facts import RAW_FOLDER, Step, no_step
 from eagle_eye.server.history.segments.levels import LEVEL_OF_NAME, MINUTES, Book, LevelFacts
-from eagle_eye.server.history.segments.merging import Unlike, merge
 from eagle_eye.server.history.segments.processes import settle
 from eagle_eye.server.history.segments.reader import BrokenSegment
-from eagle_eye.server.history.segments.tasks import Downsample, Merge, Task, TaskResult
+from eagle_eye.server.history.segments.tasks import Downsample, TaskResult
 from eagle_eye.server.model.errors import HistoryUnavailable
 
 NICENESS = 15  # yields also to the compactor, on which the journal's size depends
 
 
-def perform(folder: Path, task: Task, step: Step = no_step) -> TaskResult:
+def perform(folder: Path, task: Downsample, step: Step = no_step) -> TaskResult:
     """Do the task below the history's folder, and return what became of it."""
     try:
-        if isinstance(task, Merge):
-            return TaskResult("done", facts=merge(folder / RAW_FOLDER, task.name, task.sources, step))
         return TaskResult("done", level_facts=_downsample(folder, task, step))
     except BrokenSegment as error:
         return TaskResult("broken", broken=error.segment, reason=f"{error}"[:500])
-    except Unlike as error:
-        return TaskResult("unlike", broken=f"{error}")
     except (OSError, pa.ArrowException, HistoryUnavailable, MemoryError) as error:
         return TaskResult("failed", reason=f"{type(error).__name__}: {error}"[:500])
 
@@ -61,7 +56,7 @@ def main(arguments: Sequence[str]) -> int:
     """Do what is asked until standard input ends."""
     (folder,) = arguments
     settle(NICENESS)
-    decoder = msgspec.json.Decoder(Task)
+    decoder = msgspec.json.Decoder(Downsample)
     for line in sys.stdin.buffer:
         answer = perform(Path(folder), decoder.decode(line))
         sys.stdout.buffer.write(msgspec.json.encode(answer) + b"\n")
