@@ -20,7 +20,7 @@ import tomllib
 from eagle_eye.cli.main import main
 from eagle_eye.server.admin import tokens_command
 from eagle_eye.server.command import as_toml
-from eagle_eye.server.history.settings import HistorySettings, without_meaning
+from eagle_eye.server.history.settings import HistorySettings, of_earlier_versions
 from eagle_eye.server.security.auth import sha256
 from eagle_eye.server.store.sqlite_store import RECORDS_FILE, SqliteStore
 from tests.loopback import free_port
@@ -75,10 +75,16 @@ def test_a_configuration_error_is_one_line_and_exit_code_2(
     assert key in message
 
 
-def test_a_key_that_means_nothing_any_more_is_said_in_one_line() -> None:
-    assert without_meaning(HistorySettings()) == []
-    (line,) = without_meaning(HistorySettings(merge_below_bytes=0))
-    assert line == "history.merge_below_bytes = 0 has no effect: segments are not merged any more; remove it"
+def test_keys_of_earlier_versions_are_said_in_a_line_each() -> None:
+    assert of_earlier_versions(HistorySettings()) == []
+    lines = of_earlier_versions(HistorySettings(merge_below_bytes=0, hours_retention_s=60.0))
+    assert lines == [
+        "history.merge_below_bytes = 0 has no effect: segments are not merged any more; remove it",
+        (
+            "history.hours_retention_s = 60.0 limits only the hours that an earlier version left:"
+            " minutes alone are made now, see minutes_retention_s"
+        ),
+    ]
 
 
 def test_an_unknown_key_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

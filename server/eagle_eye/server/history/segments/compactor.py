@@ -8,6 +8,7 @@ a core with nobody who waits for it.
 
 from __future__ import annotations
 
+import shutil
 import sqlite3
 import sys
 from collections.abc import Callable, Sequence
@@ -19,9 +20,18 @@ import msgspec
 import pyarrow as pa
 
 from eagle_eye.server.history.journal_schema import UNSEALED
-from eagle_eye.server.history.segments.facts import STRETCH_BYTES_MAX, Facts, Sealed, Step, no_step
+from eagle_eye.server.history.segments.facts import (
+    MINUTES_FOLDER,
+    STRETCH_BYTES_MAX,
+    Facts,
+    MinutesFacts,
+    Sealed,
+    Step,
+    no_step,
+)
 from eagle_eye.server.history.segments.gathering import Gathered, Gatherer
 from eagle_eye.server.history.segments.group_tables import GroupTables
+from eagle_eye.server.history.segments.minutes import MinutesWriter
 from eagle_eye.server.history.segments.processes import settle
 from eagle_eye.server.history.segments.row_tables import Tables
 from eagle_eye.server.history.segments.writer import SegmentWriter
@@ -57,12 +67,12 @@ def compact(
             if shards and stretch.shard not in shards:
                 continue
             late, timely = gatherer.gather(*stretch)
-            facts = [
+            written = [
                 _write(folder, journal_id, stretch, frames, frames is late, tables_of, step)
                 for frames in (timely, late)
                 if frames.frames
             ]
-            done(Sealed(stretch.shard, stretch.chunks[-1], facts))
+            done(Sealed(stretch.shard, stretch.chunks[-1], [raw for raw, _ in written], [own for _, own in written]))
             step("told")
     finally:
         connection.close()
@@ -90,7 +100,7 @@ def _write(
     late: bool,
     tables_of: Callable[[Gathered, int], Tables],
     step: Step,
-) -> Facts:
+) -> tuple[Facts, MinutesFacts]:
     first_s = float(frames.time_s.min())
     facts = Facts(
         name=f"{int(first_s)}-{stretch.shard}-{token_hex(4)}",
@@ -108,12 +118,17 @@ def _write(
         bytes=0,
     )
     writer = SegmentWriter(folder, facts.name, step, tables_of(frames.sample(), 0))
+    minutes = MinutesWriter(folder.parent / MINUTES_FOLDER, facts.name, step)
     try:
         for first, group in frames.groups():
-            writer.write(tables_of(group, first))
-        return writer.finish(facts)
+            tables = tables_of(group, first)
+            writer.write(tables)
+            minutes.add(tables, first)
+        return writer.finish(facts), minutes.finish(facts)
     except BaseException:
         writer.discard()
+        minutes.discard()
+        shutil.rmtree(folder / facts.name, ignore_errors=True)  # written, and its minutes could not be
         raise
 
 

@@ -1,4 +1,4 @@
-"""Downsampling beside the server: killed at whatever step, it loses and doubles nothing."""
+"""Raw segments without minutes get them beside the server: killed at whatever step, nothing is lost or doubled."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ import pytest
 from eagle_eye.schema.metrics import BY_NAME
 from eagle_eye.server.history.embedded_history import EmbeddedHistory
 from eagle_eye.server.history.history import Run
+from eagle_eye.server.history.segments.compaction import Compaction
 from eagle_eye.server.history.segments.downsampling import BucketSeries
-from eagle_eye.server.history.segments.upkeep import Upkeep
+from eagle_eye.server.history.segments.facts import MINUTES_FOLDER
 from eagle_eye.server.model.errors import HistoryUnavailable
 from tests.server.builders import NOW, FakeClock
-from tests.server.segments.kept import FOREVER_S, WITHIN_S, batch, compact, keep_up, opened, rich, told
+from tests.server.segments.kept import FOREVER_S, WITHIN_S, batch, compact, opened, remake, rich, told
 
 DAY_S = 86_400
 LATER = NOW + 3 * DAY_S
@@ -26,12 +27,12 @@ LATER = NOW + 3 * DAY_S
 KILLED = """
 import os, sys
 from pathlib import Path
-from tests.server.segments import test_upkeep
+from tests.server.segments import test_remaking
 
-for number in test_upkeep.STEPS:
+for number in test_remaking.STEPS:
     child = os.fork()
     if child == 0:
-        test_upkeep.killed_at(Path(sys.argv[1]), number)
+        test_remaking.killed_at(Path(sys.argv[1]), number)
         os._exit(0)
     _, status = os.waitpid(child, 0)
     print(os.waitstatus_to_exitcode(status), flush=True)
@@ -50,9 +51,13 @@ def filled(history: EmbeddedHistory, segments: int = 3) -> None:
             raws = [rich(10 * at + n, node) for n in (1, 2)]
             history.submit(batch(raws, NOW + 10 * segments)).result(WITHIN_S)
         compact(history)
-    clock = history.upkeep._clock
-    assert isinstance(clock, FakeClock)
-    clock.advance(2 * DAY_S)
+
+
+def without_minutes(history: EmbeddedHistory) -> None:
+    """Have no minutes, as if an earlier version had written the segments."""
+    history.journal.change(lambda writer: writer.execute("DELETE FROM levels")).result(WITHIN_S)
+    shutil.rmtree(history.segment_store.levels.folder(MINUTES_FOLDER))
+    history.segment_store.levels.folder(MINUTES_FOLDER).mkdir()
 
 
 def courses(history: EmbeddedHistory) -> object:
@@ -81,17 +86,14 @@ def killed_at(root: Path, number: int) -> None:
 
     shutil.copytree(root / "whole", root / f"killed-{number}")
     with opened(root / f"killed-{number}", FakeClock(LATER)) as history:
-        keep_up(history, step)
+        remake(history, step)
 
 
 def test_a_process_that_is_killed_at_any_step_leaves_each_frame_once(tmp_path: Path) -> None:
     with opened(tmp_path / "whole") as history:
         filled(history)
-        expected = told(history)
-    shutil.copytree(tmp_path / "whole", tmp_path / "done")
-    with opened(tmp_path / "done", FakeClock(LATER)) as history:
-        keep_up(history)
-        seen = courses(history)
+        expected, seen = told(history), courses(history)
+        without_minutes(history)
     root = Path(__file__).parents[3]
     done = subprocess.run(
         [sys.executable, "-c", KILLED, str(tmp_path)],
@@ -106,9 +108,9 @@ def test_a_process_that_is_killed_at_any_step_leaves_each_frame_once(tmp_path: P
     for path in sorted(tmp_path.glob("killed-*")):
         with opened(path, FakeClock(LATER)) as history:
             assert told(history) == expected
-            keep_up(history)
+            remake(history)
             assert (told(history), courses(history)) == (expected, seen)
-            for level, table in (("raw", "segments"), ("1m", "downsampled WHERE level = '1m'")):
+            for level, table in (("raw", "segments"), ("1m", "levels")):
                 named = {name for (name,) in history.journal.reader.read(f"SELECT name FROM {table}", ())}
                 assert {folder.name for folder in (path / "history" / level).iterdir()} == named
             assert history.segment_store.size()[0] == 3
@@ -140,24 +142,28 @@ def test_who_reads_for_too_long_is_told_so(tmp_path: Path) -> None:
         assert history.segment_store.set_aside_total == 0
 
 
-def test_the_process_does_what_is_due_beside_the_server(tmp_path: Path) -> None:
+def test_the_process_makes_them_beside_the_server(tmp_path: Path) -> None:
     with opened(tmp_path) as history:
         filled(history)
-        expected = told(history)
-        history.upkeep.look()
-        assert (history.upkeep.failures, history.upkeep.downsampled) == (0, 2)
-        assert history.upkeep.ok
-        assert told(history) == expected
+        seen = courses(history)
+        without_minutes(history)
+    with opened(tmp_path) as history:
+        history.compaction.look()
+        assert history.compaction.failures == 0
+        assert courses(history) == seen
+        assert remake(history) == 0
 
 
 def test_a_process_that_fails_is_counted_and_costs_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with opened(tmp_path) as history:
         filled(history)
         expected = told(history)
+        without_minutes(history)
+    with opened(tmp_path) as history:
         command = (sys.executable, "-S", "-c", "import sys; sys.exit('no room')")
-        settings = history.upkeep._settings
-        failing = Upkeep(history.journal, history.segment_store, settings, history.upkeep._clock, command)
+        settings, clock = history.compaction._settings, history.compaction._clock
+        failing = Compaction(history.journal, history.segment_store, settings, clock, command)
         failing.look()
-        assert (failing.failures, failing.ok) == (1, False)
+        assert failing.failures == 1
         assert "no room" in caplog.text
         assert told(history) == expected
