@@ -69,7 +69,7 @@ test-grafana-schema: venv  ## checks the dashboards with Grafana's own types (np
 check: venv  ## style, types and import rules
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy $(SOURCES:%=%/eagle_eye) dashboards release tests benchmarks
+	$(BIN)/mypy $(SOURCES:%=%/eagle_eye) dashboards packaging/release tests benchmarks
 	$(BIN)/mypy --python-version 3.10 schema/eagle_eye agent/eagle_eye cli/eagle_eye checks/eagle_eye
 	$(BIN)/lint-imports
 
@@ -96,9 +96,9 @@ images:  ## container images of agent, server and orchestrator; CONTAINER=podman
 dist: export SOURCE_DATE_EPOCH ?= $(shell git log -1 --format=%ct)
 dist: venv  ## what a release is made of: wheel, sdist, .deb, .rpm, bills of materials, SHA256SUMS
 	rm -rf dist
-	$(BIN)/python -m release.build --out dist
+	PYTHONPATH=packaging $(BIN)/python -m release.build --out dist
 	$(BIN)/python packaging/host/build.py --out dist
-	$(BIN)/python -m release.describe dist
+	PYTHONPATH=packaging $(BIN)/python -m release.describe dist
 
 docs: venv .venv-docs/.ready  ## the documentation as a site: build/site/index.html
 	rm -rf build/site-pages

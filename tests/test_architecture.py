@@ -31,7 +31,7 @@ PORTIONS = (
     *("schema", "agent", "detectors", "server", "orchestrators", "checks", "cli", "demo", "simulator", "learning"),
     *("checkpoint", "planning"),
 )
-FOLDERS = (*PORTIONS, "server/eagle_eye/server/engine", "benchmarks", "tests", "packaging", "release", "dashboards")
+FOLDERS = (*PORTIONS, "server/eagle_eye/server/engine", "benchmarks", "tests", "packaging", "dashboards")
 
 
 def test_the_namespace_package_stays_one() -> None:

@@ -109,9 +109,9 @@ def measure_calls(situation: str, calls: int) -> dict[str, Any]:
                 yardstick.append(end_s - middle_s)
         sender = training._sender
         assert sender is not None
-        told = {"sent": sender._number - sender.unsent, "unsent": sender.unsent, "failures": training.failures}
+        reported = {"sent": sender._number - sender.unsent, "unsent": sender.unsent, "failures": training.failures}
         training.detach()
-    return {"step": percentiles(costs), "empty": percentiles(yardstick), **told}
+    return {"step": percentiles(costs), "empty": percentiles(yardstick), **reported}
 
 
 def percentiles(costs: list[float]) -> dict[str, float]:

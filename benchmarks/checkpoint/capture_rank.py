@@ -65,9 +65,9 @@ class Rank:
 
     def settle(self) -> None:
         """What all ranks captured is whole, so that no block pays for the one before."""
-        told: list[set[int]] = [set()] * dist.get_world_size()
-        dist.all_gather_object(told, self.captured)
-        last = max(set.intersection(*told), default=0)
+        reported: list[set[int]] = [set()] * dist.get_world_size()
+        dist.all_gather_object(reported, self.captured)
+        last = max(set.intersection(*reported), default=0)
         self.captured.clear()
         one = self.checkpointer
         await_that(lambda: (one.whole_step or 0) >= last, WHOLE_WITHIN_S, f"step {last} whole")

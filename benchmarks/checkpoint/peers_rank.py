@@ -143,9 +143,9 @@ def looked_at(saver: Any, lock: threading.Lock, step: Callable[[], int], first: 
 
 
 def _all(ready: bool) -> bool:
-    told = torch.tensor(int(ready))
-    dist.all_reduce(told, dist.ReduceOp.MIN)
-    return bool(told)
+    reported = torch.tensor(int(ready))
+    dist.all_reduce(reported, dist.ReduceOp.MIN)
+    return bool(reported)
 
 
 if __name__ == "__main__":

@@ -225,15 +225,15 @@ def main() -> None:
 
 def _over_loopback(rank: int, size_bytes: int) -> float:
     """Return how long TCP takes from rank 0 to rank 1, at rank 1; 0 at rank 0."""
-    told: list[Any] = [None]
+    reported: list[Any] = [None]
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        told[0] = listener.getsockname()[1]
-        dist.broadcast_object_list(told, src=1)
+        reported[0] = listener.getsockname()[1]
+        dist.broadcast_object_list(reported, src=1)
         took_s = 0.0
         if rank == 1:
             took_s = receive_over_loopback(listener, size_bytes)
         else:
-            send_over_loopback(told[0], size_bytes)
+            send_over_loopback(reported[0], size_bytes)
         dist.barrier()
         return took_s
 

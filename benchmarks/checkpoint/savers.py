@@ -259,8 +259,8 @@ class Flash:
     def __init__(self, job: Job, disk: Path) -> None:
         rank = dist.get_rank()
         self._run = f"eagle-eye-benchmark-{os.getpid()}"
-        told = {"GROUP_RANK": rank, "GROUP_WORLD_SIZE": 2, "NODE_RANK": rank, "NODE_NUM": 2}
-        os.environ.update({name: str(value) for name, value in told.items()})
+        reported = {"GROUP_RANK": rank, "GROUP_WORLD_SIZE": 2, "NODE_RANK": rank, "NODE_NUM": 2}
+        os.environ.update({name: str(value) for name, value in reported.items()})
         os.environ["TORCHELASTIC_RUN_ID"] = self._run
         flash = "dlrover.trainer.torch.flash_checkpoint"
         self._memory: Any = importlib.import_module(f"{flash}.checkpointer").StorageType.MEMORY
@@ -304,10 +304,10 @@ class Gemini:
         config: Any = importlib.import_module("lm_resiliency").InMemoryCkptConfig
         made: Any = importlib.import_module("lm_resiliency.experimental").InMemoryCheckpointManager
         folder = str(disk / "lm-resiliency")
-        told = config(
+        reported = config(
             interval=1, replication_jump=1, disk_flush_interval=0, disk_folder=folder, run_id="peers", pin_memory=False
         )
-        self._manager = made(told)
+        self._manager = made(reported)
         self._job = job
         self._saved = 0
         self._newest = 0

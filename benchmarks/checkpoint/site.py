@@ -136,9 +136,9 @@ def run_ranks(
             time.sleep(TICK_S)
         for rank, process in sorted(enumerate(processes), key=lambda one: not one[1].poll()):  # who failed comes first
             if process.poll() is None or process.returncode != 0:
-                told = (work / f"rank{rank}.log").read_text(errors="replace")
+                reported = (work / f"rank{rank}.log").read_text(errors="replace")
                 why = f"ended with {process.poll()}" if process.poll() is not None else f"not done in {within_s:g} s"
-                raise RankFailed(f"{module}: rank {rank} {why}: {told[-1500:]}")
+                raise RankFailed(f"{module}: rank {rank} {why}: {reported[-1500:]}")
         return [msgspec.json.decode((work / f"rank{rank}.json").read_bytes()) for rank in range(len(nodes))]
     finally:
         for process in processes:

@@ -85,12 +85,14 @@ def measured(args: argparse.Namespace) -> dict[str, Any]:
         for rank in ranks:
             stack.callback(_end, rank)
         _until(folder / "figures.json", ranks, args.seconds + MARGIN_S, folder)
-        told = {mode: [_asked(memory / mode / f"node{number}") for number in range(args.nodes)] for mode in MODES[1:]}
+        reported = {
+            mode: [_asked(memory / mode / f"node{number}") for number in range(args.nodes)] for mode in MODES[1:]
+        }
         (folder / "asked").touch()
         for rank in ranks:
             rank.wait(timeout=MARGIN_S)
         figures = json.loads((folder / "figures.json").read_text(encoding="utf-8"))
-    return _report(args, figures, told)
+    return _report(args, figures, reported)
 
 
 def _store(
@@ -156,7 +158,7 @@ def _asked(folder: Path) -> dict[str, Any]:
     return job
 
 
-def _report(args: argparse.Namespace, figures: dict[str, Any], told: dict[str, list[Any]]) -> dict[str, Any]:
+def _report(args: argparse.Namespace, figures: dict[str, Any], reported: dict[str, list[Any]]) -> dict[str, Any]:
     usual = statistics.median(figures["none"]["step_s"])
     modes = {}
     for mode in MODES:
@@ -172,8 +174,8 @@ def _report(args: argparse.Namespace, figures: dict[str, Any], told: dict[str, l
             "skipped": sum(figures[mode]["counts"].get(which, 0) for which in ("skipped", "not_due")),
             "whole_steps": figures[mode]["whole"],
         }
-        if mode in told:
-            stores = told[mode]
+        if mode in reported:
+            stores = reported[mode]
             links = [link for store in stores for link in store["links"]]
             modes[mode]["shard_bytes"] = max(copy["bytes"] for store in stores for copy in store["copies"])
             counts: Counter[str] = sum((Counter(store["counts"]) for store in stores), Counter())

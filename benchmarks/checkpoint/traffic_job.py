@@ -123,7 +123,7 @@ def main() -> None:
         if ends[0]:
             break
     if rank == 0:
-        args.out.write_text(json.dumps({mode: _told(blocks[mode], checkpointers.get(mode)) for mode in MODES}))
+        args.out.write_text(json.dumps({mode: _reported(blocks[mode], checkpointers.get(mode)) for mode in MODES}))
     dist.barrier()  # the stores are asked before their job is over
     for _ in range(600):
         if (args.out.parent / "asked").exists():
@@ -134,7 +134,7 @@ def main() -> None:
     dist.destroy_process_group()
 
 
-def _told(block: Block, checkpointer: MemoryCheckpointer | None) -> dict[str, Any]:
+def _reported(block: Block, checkpointer: MemoryCheckpointer | None) -> dict[str, Any]:
     return {
         "step_s": block.times_s,
         "whole": len(block.whole),

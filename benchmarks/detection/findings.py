@@ -39,7 +39,7 @@ def findings(cases: Sequence[Case], outcomes: Sequence[Outcome]) -> dict[str, li
             if _score([label], outcome.lines, outcome).overall.hits < _score([label], [], outcome).overall.labelled:
                 slowdown = round(outcome.slowdown, 3)
                 missed.append({**trace, "slowdown": slowdown, "expect": label.expect, "said": _said(label, outcome)})
-        wrong += [{**trace, **_told(line, outcome.labels)} for line in _false(outcome)]
+        wrong += [{**trace, **_reported(line, outcome.labels)} for line in _false(outcome)]
     return {"missed": missed, "wrong": wrong}
 
 
@@ -81,14 +81,14 @@ def _false(outcome: Outcome) -> list[VerdictLine]:
 
 
 def _said(label: Label, outcome: Outcome) -> list[dict[str, Any]]:
-    told: dict[tuple[str, str], dict[str, Any]] = {}
+    reported: dict[tuple[str, str], dict[str, Any]] = {}
     for line in outcome.lines:
         if line.time >= label.start:
-            told.setdefault((line.fault, line.action), _told(line, [label]))
-    return list(told.values())[:SAID_MAX]
+            reported.setdefault((line.fault, line.action), _reported(line, [label]))
+    return list(reported.values())[:SAID_MAX]
 
 
-def _told(line: VerdictLine, labels: Sequence[Label]) -> dict[str, Any]:
+def _reported(line: VerdictLine, labels: Sequence[Label]) -> dict[str, Any]:
     """Return a verdict in few words; ``right_nodes`` None where no label names a node."""
     named = [label for label in labels if label.nodes]
     started = [label.start for label in labels if label.start <= line.time]

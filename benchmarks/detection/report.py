@@ -34,7 +34,7 @@ def markdown(results: Mapping[str, Any]) -> str:
 def _findings(found: Mapping[str, Any]) -> list[str]:
     """Return what was missed and what was wrong, a line for each."""
     parts = []
-    for title, told in (("Missed", found.get("missed", ())), ("Wrong actions", found.get("wrong", ()))):
+    for title, reported in (("Missed", found.get("missed", ())), ("Wrong actions", found.get("wrong", ()))):
         rows = [
             (
                 one["profile"],
@@ -45,7 +45,7 @@ def _findings(found: Mapping[str, Any]) -> list[str]:
                 one["interval_s"],
                 _said(one),
             )
-            for one in told
+            for one in reported
         ]
         head = ("profile", "seed", "trace of", "nodes", "step s", "interval s", "said")
         parts += [f"\n### {title}\n", table(head, rows) if rows else "None.\n"]
@@ -53,10 +53,10 @@ def _findings(found: Mapping[str, Any]) -> list[str]:
 
 
 def _said(one: Mapping[str, Any]) -> str:
-    told = one["said"] if isinstance(one["said"], list) else [one]
+    reported = one["said"] if isinstance(one["said"], list) else [one]
     places = {True: "right node", False: "wrong node", None: "no node to name"}
     return (
-        "; ".join(f"`{t['said']}` {t['action']}, {places[t['right_nodes']]}, {_text(t['after_s'])} s" for t in told)
+        "; ".join(f"`{t['said']}` {t['action']}, {places[t['right_nodes']]}, {_text(t['after_s'])} s" for t in reported)
         or "nothing"
     )
 

@@ -106,7 +106,7 @@ def measure(folder: Path, kind: str, seconds: float, *, limited: bool) -> dict[s
         },
         "agents_sent": len(waits.found),
         "agents_lost": waits.lost,
-        "recovered": metrics.get('eagle_eye_connections{client="stranger"}', 0.0) <= agents.STRANGERS_MAX,
+        "recovered": metrics.get('eagle_eye_connections{client="unauthenticated"}', 0.0) <= agents.UNAUTHENTICATED_MAX,
         "log_bytes": waits.log_bytes(folder / "log"),
         "counted": {name: value for name, value in metrics.items() if name.startswith(_COUNTED) and value},
     }

@@ -14,7 +14,7 @@ from eagle_eye.schema.metrics import Scope
 NODES = ("n1", "n2", "n3")
 INTERVAL_S = 0.1
 PATIENCE_S = 30.0
-STRANGERS_MAX = 8  # connections that may be left of whoever asked for /healthz and /metrics
+UNAUTHENTICATED_MAX = 8  # connections that may be left of whoever asked for /healthz and /metrics
 
 
 @dataclass

@@ -85,10 +85,10 @@ def file_name(machine: Machine) -> str:
 def _outcome(case: ET.Element) -> Outcome:
     state, reason = "passed", ""
     for tag, meaning in (("skipped", "skipped"), ("failure", "failed"), ("error", "failed")):
-        told = case.find(tag)
-        if told is not None:
+        reported = case.find(tag)
+        if reported is not None:
             state = meaning
-            reason = (told.get("message") or told.text or "").strip()[:REASON_CHARS_MAX]
+            reason = (reported.get("message") or reported.text or "").strip()[:REASON_CHARS_MAX]
     figures = {kept.get("name", ""): _value(kept.get("value", "")) for kept in case.iter("property")}
     where = case.get("classname", "").rpartition(".")[2]
     return Outcome(

@@ -23,7 +23,7 @@ from eagle_eye.schema.frame import Frame, encode_frame
 from eagle_eye.schema.metrics import BY_NAME
 from eagle_eye.server.backtest.trace import Trace
 from eagle_eye.server.history.embedded_history import HISTORY_FILE, HISTORY_FOLDER, EmbeddedHistory
-from eagle_eye.server.history.history import Batch, Entry
+from eagle_eye.server.history.history import Batch, StreamRef
 from eagle_eye.server.history.journal_schema import live_bytes
 from eagle_eye.server.history.settings import HistorySettings
 from eagle_eye.server.model.clock import SystemClock
@@ -110,14 +110,11 @@ def samples_of(frame: Frame) -> int:
 def submit(history: EmbeddedHistory, frames: list[tuple[Frame, bytes]]) -> None:
     """Have the frames durable, as a fleet sends them."""
     for first in range(0, len(frames), COMMIT_FRAMES):
-        waiting = [
-            history.submit(
-                Batch(frame.node, frame.stream, time.time(), 0.0, (Entry(frame.sequence, frame.time_s, raw),))
-            )
+        lines = (
+            (StreamRef(frame.node, frame.stream), frame.sequence, frame.time_s, time.time(), 0.0, raw)
             for frame, raw in frames[first : first + COMMIT_FRAMES]
-        ]
-        for future in waiting:
-            future.result()
+        )
+        history.submit(Batch.of(lines)).result()
 
 
 def _cpu_s(work: Callable[[], Any]) -> float:

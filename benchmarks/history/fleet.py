@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from eagle_eye.schema.rows import encode_outline, outline_id, outline_of
-from eagle_eye.server.history.history import Batch, Entry
+from eagle_eye.server.history.history import Batch, StreamRef
 from eagle_eye.server.history.journal import Journal
 from eagle_eye.server.history.segments.facts import MINUTES_FOLDER, RAW_FOLDER, Sealed
 from eagle_eye.server.history.segments.processes import environment
@@ -79,8 +79,8 @@ def main() -> None:
     args = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=args.folder) as folder:
         figures = _measure(Path(folder), args.nodes, args.minutes, args.runs, args.beside)
-    told = {"nodes": args.nodes, "minutes": args.minutes, "runs": args.runs, **figures}
-    text = msgspec.json.format(msgspec.json.encode(told), indent=1)
+    reported = {"nodes": args.nodes, "minutes": args.minutes, "runs": args.runs, **figures}
+    text = msgspec.json.format(msgspec.json.encode(reported), indent=1)
     sys.stdout.buffer.write(text + b"\n")
     if args.out:
         args.out.write_bytes(text + b"\n")
@@ -112,7 +112,7 @@ def _measure(folder: Path, nodes: int, minutes: int, runs: int, beside: Path | N
     connection.close()
     found: dict[str, Any] = {"samples": nodes * 8 * len(METRICS) * minutes * 60}
     for one in programs:
-        found[one.name] = _told(one, spent[one.name], found["samples"])
+        found[one.name] = _reported(one, spent[one.name], found["samples"])
     found["load_average"] = os.getloadavg()[0]
     return found
 
@@ -143,9 +143,10 @@ def _journal(folder: Path, nodes: int, minutes: int) -> list[int]:
     fleet = Fleet(load, "stream")
     rows = FleetRows(fleet.frames)
     outlines = []
+    refs = [StreamRef(name, "stream") for name in fleet.names]
     for frame in fleet.frames:
         raw = encode_outline(outline_of(frame))
-        outlines.append(((outline_id(raw), raw),))
+        outlines.append((outline_id(raw), raw))
     values = FleetValues(fleet.jobs, load.gpus, load.interval_s, load.step_s, BEGIN_S)
     stretches: list[int] = []
     settings = HistorySettings(retention_s=FOREVER_S, retention_bytes=1 << 40)  # the time of the frames is not now
@@ -156,19 +157,11 @@ def _journal(folder: Path, nodes: int, minutes: int) -> list[int]:
             each = -(-nodes // COMMITS_PER_S)
             for first in range(0, nodes, each):
                 received_s = BEGIN_S + second + first / nodes
-                journal.submit_all(
-                    [
-                        Batch(
-                            fleet.names[at],
-                            "stream",
-                            received_s,
-                            0.0004,
-                            (Entry(second + 1, BEGIN_S + second + at / nodes, raws[at]),),
-                            outlines[at] if second == 0 else (),
-                        )
-                        for at in range(first, min(first + each, nodes))
-                    ]
-                ).result()
+                some = range(first, min(first + each, nodes))
+                lines = (
+                    (refs[at], second + 1, BEGIN_S + second + at / nodes, received_s, 0.0004, raws[at]) for at in some
+                )
+                journal.submit(Batch.of(lines, dict(outlines[at] for at in some) if second == 0 else {})).result()
             if (second + 1) % STRETCH_S == 0 or second + 1 == minutes * 60:
                 ((through,),) = journal.reader.read("SELECT max(id) FROM chunks", ())
                 stretches.append(through)
@@ -177,18 +170,18 @@ def _journal(folder: Path, nodes: int, minutes: int) -> list[int]:
     return stretches
 
 
-def _told(program: _Program, spent: dict[str, list[float]], samples: int) -> dict[str, Any]:
+def _reported(program: _Program, spent: dict[str, list[float]], samples: int) -> dict[str, Any]:
     million = samples / 1e6
-    told: dict[str, Any] = {name: statistics.median(spent[name]) for name in ("compactor_start",)}
+    reported: dict[str, Any] = {"compactor_start": statistics.median(spent["compactor_start"])}
     stretches = [values for name, values in spent.items() if name.startswith("compaction ")]
     values = [sum(each) for each in zip(*stretches, strict=True)]
-    told["cpu_s_per_million_samples"] = statistics.median(values) / million
-    told["cpu_s_per_million_samples_range"] = [min(values) / million, max(values) / million]
-    told["fleet_share_of_a_core"] = told["cpu_s_per_million_samples"] * FLEET_SAMPLES_PER_S / 1e6
+    reported["cpu_s_per_million_samples"] = statistics.median(values) / million
+    reported["cpu_s_per_million_samples_range"] = [min(values) / million, max(values) / million]
+    reported["fleet_share_of_a_core"] = reported["cpu_s_per_million_samples"] * FLEET_SAMPLES_PER_S / 1e6
     for folder in (RAW_FOLDER, MINUTES_FOLDER):
         size = sum(path.stat().st_size for path in (program.folder / folder).rglob("*") if path.is_file())
-        told[f"{folder}_bytes_per_sample"] = size / samples
-    return told
+        reported[f"{folder}_bytes_per_sample"] = size / samples
+    return reported
 
 
 if __name__ == "__main__":

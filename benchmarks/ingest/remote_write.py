@@ -72,8 +72,8 @@ class _Request:
         sample = b"\x09" + bytes(8) + b"\x10" + varint(1_700_000_000_000)
         for name, node, gpu in series:
             labels = (("__name__", name), ("gpu", gpu), ("instance", node), ("job", "loadtest"))
-            told = b"".join(field(1, field(1, key.encode()) + field(2, value.encode())) for key, value in labels)
-            part = field(1, told + field(2, sample))
+            reported = b"".join(field(1, field(1, key.encode()) + field(2, value.encode())) for key, value in labels)
+            part = field(1, reported + field(2, sample))
             parts.append(part)
             at += len(part)
             places.append(at - len(sample) + 1)

@@ -182,9 +182,11 @@ def _under_fire(
             kept.outcomes.append(outcome)
             session.fire_s, session.fire_steps = time.time() - began_s, stack.steps()[-1]["step"] - first
             session.returned, session.forced, session.refused = yard.returned, yard.forced, dict(yard.refused)
-            session.starts = starts(stack.told())
+            session.starts = starts(stack.reported())
             faults_s = [one.at_s for done in kept.outcomes[before:] for one in done.harms if one.kind != "flapping"]
-            session.spent = spent([step for step in stack.steps() if step["time_s"] > began_s], stack.told(), faults_s)
+            session.spent = spent(
+                [step for step in stack.steps() if step["time_s"] > began_s], stack.reported(), faults_s
+            )
             keep(args.out, kept)
             if args.json:
                 sys.stdout.buffer.write(msgspec.json.encode(outcome) + b"\n")

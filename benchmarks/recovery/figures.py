@@ -33,9 +33,9 @@ class Session(msgspec.Struct, kw_only=True):
     spent: Spent = msgspec.field(default_factory=Spent)
 
 
-def starts(told: Sequence[Mapping[str, Any]]) -> dict[str, int]:
+def starts(reported: Sequence[Mapping[str, Any]]) -> dict[str, int]:
     """Return how often a node's ranks came from a standby, went on or were spawned, by what the launcher said."""
-    runs = [line for line in told if line["event"] == "running"]
+    runs = [line for line in reported if line["event"] == "running"]
     standbys, kept = sum(len(line["standbys"]) for line in runs), sum(len(line.get("kept", ())) for line in runs)
     spawned = sum(len(line["nodes"]) for line in runs) - standbys - kept
     return {"standby": standbys, "kept": kept, "spawned": spawned}

@@ -125,7 +125,9 @@ class Fire:
         """Harm a node of the next attempt as soon as its ranks were spawned, before they have made a step."""
 
         def started() -> list[str] | None:
-            lines = [line for line in self._stack.told() if line["event"] == "running" and line["attempt"] > attempt]
+            lines = [
+                line for line in self._stack.reported() if line["event"] == "running" and line["attempt"] > attempt
+            ]
             return list(lines[-1]["nodes"]) if lines else None
 
         nodes = self.until(started, RECOVERED_WITHIN_S)
@@ -167,7 +169,7 @@ class Fire:
         if step is not None:
             outcome.first_step_s = round(step["time_s"] - harms[0].at_s, 3)
         outcome.restarts = self._attempt() - attempt
-        outcome.scopes = scopes_of(self._stack.told(), attempt, self._attempt())
+        outcome.scopes = scopes_of(self._stack.reported(), attempt, self._attempt())
         # Each incident explains one: a loss that is no number restarts, and its culprit is excluded once it is known.
         acted = {asked.incident for asked in outcome.asked if asked.restart and asked.state == "done"}
         outcome.restarts_explained = explained + max(0, len(acted) - len(harms))
@@ -250,11 +252,11 @@ class Fire:
 
     def _attempt(self) -> int:
         """Return the newest attempt by the job's own launcher."""
-        return max((line["attempt"] for line in self._stack.told() if line["event"] == "running"), default=0)
+        return max((line["attempt"] for line in self._stack.reported() if line["event"] == "running"), default=0)
 
     def _members(self) -> list[str]:
         """Return the nodes of the newest attempt."""
-        lines = [line for line in self._stack.told() if line["event"] == "running"]
+        lines = [line for line in self._stack.reported() if line["event"] == "running"]
         return sorted(lines[-1]["nodes"]) if lines else []
 
     def _actions(self) -> list[dict[str, Any]]:

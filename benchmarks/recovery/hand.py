@@ -52,7 +52,7 @@ class Hand:
         return "carried_out" if state in ("begun", "excluded", "restarting", "finished") else str(state)
 
     def _send(self, kind: str, data: Any, event_id: str) -> None:
-        url = next(line["webhook_url"] for line in reversed(self._stack.told()) if line["event"] == "listening")
+        url = next(line["webhook_url"] for line in reversed(self._stack.reported()) if line["event"] == "listening")
         send(url, _secret(self._state), kind, data, event_id)
 
 

@@ -69,8 +69,8 @@ class Outcome(msgspec.Struct, kw_only=True):
     @property
     def named(self) -> list[Harm]:
         """Return the harms whose node an action of the server's named, by excluding it or as the accused."""
-        told = {node for asked in self.asked for node in (*asked.exclude, *([asked.node] if asked.node else []))}
-        return [one for one in self.harms if one.node in told and one.kind != "flapping"]
+        reported = {node for asked in self.asked for node in (*asked.exclude, *([asked.node] if asked.node else []))}
+        return [one for one in self.harms if one.node in reported and one.kind != "flapping"]
 
     @property
     def overtaken(self) -> list[Harm]:
@@ -119,10 +119,10 @@ def steps_lost(steps: Sequence[dict[str, Any]], from_attempt: int, until_attempt
     return sum(max(0, last[earlier] - resumed[later]) for earlier, later in pairwise(attempts))
 
 
-def scopes_of(told: Sequence[dict[str, Any]], from_attempt: int, until_attempt: int) -> list[str]:
+def scopes_of(reported: Sequence[dict[str, Any]], from_attempt: int, until_attempt: int) -> list[str]:
     """Return with which scope each attempt after the first one was begun, by the launcher's words, widened or not."""
     scopes: dict[int, str] = {}
-    for line in told:
+    for line in reported:
         if from_attempt < line["attempt"] <= until_attempt:
             if line["event"] == "stopping":
                 scopes[line["attempt"]] = line["scope"]

@@ -102,7 +102,7 @@ class FireStack(Stack):
             raise StageFailed("GPU faults are in the plan, and need nodes in network namespaces: run it without root")
         self._with_gpus = gpus
         self.slow: dict[str, threading.Event] = {}  # by node: set, its ranks run as they should again
-        self._told = Lines(folder / "logs" / "launcher.log")
+        self._reported = Lines(folder / "logs" / "launcher.log")
         self._steps = Lines(self.step_log)
         self.gpus = Gpus(folder / "gpus", (node.name for node in site.nodes), self.step_log)
         # A socket in its place cannot be opened: agents have no kernel log, and take XIDs from the driver.
@@ -120,9 +120,9 @@ class FireStack(Stack):
         self.gpus.close()
         super().close()
 
-    def told(self) -> list[dict[str, Any]]:
+    def reported(self) -> list[dict[str, Any]]:
         """Return what the launchers said, oldest first."""
-        return self._told.all()
+        return self._reported.all()
 
     def steps(self) -> list[dict[str, Any]]:
         """Return the job's own step log: time_s, step, attempt, loss, resumed_from."""

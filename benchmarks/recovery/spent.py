@@ -38,13 +38,15 @@ class Spent(msgspec.Struct):
         return {name: round(value / whole_s, 3) for name, value in zip(names, _values(self), strict=True) if whole_s}
 
 
-def spent(steps: Sequence[Mapping[str, Any]], told: Iterable[Mapping[str, Any]], harmed_s: Sequence[float]) -> Spent:
+def spent(
+    steps: Sequence[Mapping[str, Any]], reported: Iterable[Mapping[str, Any]], harmed_s: Sequence[float]
+) -> Spent:
     """Return where the time between the steps went.
 
-    ``told`` is what the launcher has said, ``harmed_s`` are the moments of the faults (Unix seconds).
+    ``reported`` is what the launcher has said, ``harmed_s`` are the moments of the faults (Unix seconds).
     """
     decided_s: dict[int, float] = {}
-    for line in told:
+    for line in reported:
         decided_s.setdefault(line["attempt"], line["time"])
     found, reached = Spent(), max((step["step"] for step in steps[:1]), default=0)
     for before, step in pairwise(steps):

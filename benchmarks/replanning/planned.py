@@ -43,7 +43,7 @@ class PlannedStack(FireStack):
 
     def members(self) -> Sequence[str]:
         """Return the nodes of the newest attempt."""
-        return next((line["nodes"] for line in reversed(self.told()) if line["event"] == "running"), ())
+        return next((line["nodes"] for line in reversed(self.reported()) if line["event"] == "running"), ())
 
     def harm(self, kind: str, node: str) -> Harm:
         """The fault is there. Raises StageFailed where the node runs nothing that could be harmed."""

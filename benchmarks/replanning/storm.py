@@ -90,7 +90,7 @@ def _job(folder: Path, faults: Sequence[Fault], steps: int, repair_s: float, nam
             come = f"{len(storm.harms)} of {len(faults)} faults, step {newest['step']} of {steps}"
             say(f"{name}: {come} on {newest['ranks']} nodes")
             time.sleep(LOOK_S)
-        log, told, forced = stack.steps(), stack.told(), stack.yard.forced
+        log, reported, forced = stack.steps(), stack.reported(), stack.yard.forced
     calm_s = calm_s or time.time()
     attempts = sorted({step["attempt"] for step in log})
     moments = [began_s, *(step["time_s"] for step in log if step["time_s"] > began_s)]
@@ -103,7 +103,7 @@ def _job(folder: Path, faults: Sequence[Fault], steps: int, repair_s: float, nam
         "attempts": len(attempts), "steps_lost": steps_lost(log, attempts[0], attempts[-1]),
         "storm_s": round(calm_s - began_s, 1), "storm_steps": stormy,
         "steps_by_nodes": {str(nodes): count for nodes, count in sorted(Counter(s["ranks"] for s in log).items())},
-        "waited_for_a_node": sum(line["event"] == "waiting" for line in told),
+        "waited_for_a_node": sum(line["event"] == "waiting" for line in reported),
         "returned_by_hand": forced,
         "losses": means(course(log)),
         "nodes": site.description,

@@ -50,7 +50,7 @@ class Fault:
     incidents: list[str] = field(default_factory=list)
     actions: list[str] = field(default_factory=list)
     waited_s: float = 0.0
-    told_s: float | None = None
+    reported_s: float | None = None
     asked_s: float | None = None
     over_s: float | None = None
 

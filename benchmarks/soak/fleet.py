@@ -200,7 +200,7 @@ class Agents:
         finally:
             checking.cancel()
 
-    def told(self) -> Ledger:
+    def reported(self) -> Ledger:
         """Return what is acknowledged so far."""
         for at, sender in enumerate(self._senders):
             if sender is not None:

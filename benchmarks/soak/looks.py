@@ -61,7 +61,7 @@ class Looks:
 
     def __init__(self, site: Site) -> None:
         self._site = site
-        self._told: tuple[int, float, float] = (0, 0.0, 0.0)  # life, seconds and rounds of detection so far
+        self._reported: tuple[int, float, float] = (0, 0.0, 0.0)  # life, seconds and rounds of detection so far
 
     async def look(self, time_s: float, latencies: Latencies) -> Look:
         """Return what is to be seen now; ``latencies`` are those of the acknowledgements since the last time."""
@@ -100,7 +100,7 @@ class Looks:
             if line.startswith((f"{LOOKS}_sum", f"{LOOKS}_count"))
         )
         seconds, rounds = float(values.get(f"{LOOKS}_sum", 0.0)), float(values.get(f"{LOOKS}_count", 0.0))
-        before, self._told = self._told, (life, seconds, rounds)
+        before, self._reported = self._reported, (life, seconds, rounds)
         if before[0] != life or rounds <= before[2]:
             return math.nan
         return (seconds - before[1]) / (rounds - before[2])

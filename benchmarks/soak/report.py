@@ -78,7 +78,7 @@ def _claims(soak: Soak) -> dict[str, dict[str, Any]]:
     return {
         "nothing acknowledged is missing": {"held": soak.missing == 0, "found": f"{soak.missing} of {frames}"},
         "nothing is stored twice": {"held": stored.twice == 0, "found": f"{stored.twice} of {stored.frames}"},
-        "no frame is refused": {"held": soak.agents.told().refused == 0, "found": f"{soak.agents.ledger.refused}"},
+        "no frame is refused": {"held": soak.agents.reported().refused == 0, "found": f"{soak.agents.ledger.refused}"},
         "one incident and one action for each fault": {
             "held": len(single) == len(world.faults),
             "found": f"{len(single)} of {len(world.faults)}",

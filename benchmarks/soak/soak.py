@@ -57,8 +57,8 @@ class Soak:
         """How long it has been going on, its start not counted."""
         return time.monotonic() - self._began_s
 
-    async def run(self, told: Callable[[], object]) -> None:
-        """Run it; ``told`` is called about once a second."""
+    async def run(self, reported: Callable[[], object]) -> None:
+        """Run it; ``reported`` is called about once a second."""
         names = [f"soak-{number:06d}" for number in range(self.plan.nodes)]
         self.agents = Agents(target(self.site.url), names, self.plan.gpus, self.plan.seed)
         self.world = World(self.site, self.agents, self.plan, self.random)
@@ -72,10 +72,10 @@ class Soak:
             helpers.append(restarts)
             while self.seconds < self.plan.duration_s or not restarts.done():
                 self._turn(helpers)
-                told()
+                reported()
                 await asyncio.sleep(1.0)
             self.generator_cpu_ratio = (time.process_time() - cpu_s) / self.seconds
-            await self._finish(helpers, told)
+            await self._finish(helpers, reported)
         finally:
             for helper in helpers:
                 helper.cancel()
@@ -176,13 +176,13 @@ class Soak:
         if whole is not None and whole["event"] is not None and whole["event"]["data"] != got["data"]:
             self.altered += 1
 
-    async def _finish(self, helpers: list[asyncio.Task[Any]], told: Callable[[], object]) -> None:
+    async def _finish(self, helpers: list[asyncio.Task[Any]], reported: Callable[[], object]) -> None:
         """Let what goes on come to its end, stop the server, and compare everything."""
         self.phase = "settling"
         settling = asyncio.create_task(self.world.settle(SETTLE_S))
         while not settling.done():
             self._turn(helpers)
-            told()
+            reported()
             await asyncio.sleep(0.5)
         agents, making, *rest = self.agents, *helpers
         making.cancel()
@@ -195,9 +195,9 @@ class Soak:
                 break
             await asyncio.sleep(1.0)
         self._turn([])
-        ledger = agents.told()
+        ledger = agents.reported()
         self.phase = "counting"
-        told()
+        reported()
         await self.site.stop_server(signal.SIGTERM)
         await asyncio.to_thread(self._compact)
         await asyncio.to_thread(self.stored.look)

@@ -268,7 +268,7 @@ class World:
             self.unexplained[data["fault"]] += 1
             return
         fault.incidents.append(id_)
-        fault.told_s = fault.told_s or now_s
+        fault.reported_s = fault.reported_s or now_s
         if data["fault"] not in fault.kind.names:
             self.counts["incidents_of_another_name"] += 1
 

@@ -33,9 +33,9 @@ def download(recipe: Recipe, python: str, architecture: Architecture, folder: Pa
     )
     wheels = sorted(folder.glob("*.whl"))
     locked = _locked()
-    strangers = [wheel.name for wheel in wheels if name_and_version(wheel) not in locked]
-    if strangers:
-        raise LibraryError(f"these are not in requirements.lock: {', '.join(strangers)}")
+    unknown = [wheel.name for wheel in wheels if name_and_version(wheel) not in locked]
+    if unknown:
+        raise LibraryError(f"these are not in requirements.lock: {', '.join(unknown)}")
     return wheels
 
 

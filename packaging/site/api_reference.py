@@ -30,17 +30,17 @@ def document() -> dict[str, Any]:
     return found
 
 
-def reference(told: Mapping[str, Any]) -> str:
-    """Return ``told``, an OpenAPI document, as one Markdown page: endpoints by tag, then what they answer."""
+def reference(reported: Mapping[str, Any]) -> str:
+    """Return ``reported``, an OpenAPI document, as one Markdown page: endpoints by tag, then what they answer."""
     tags: dict[str, list[str]] = {}
-    for path, methods in told["paths"].items():
+    for path, methods in reported["paths"].items():
         for method, operation in methods.items():
             tags.setdefault(operation.get("tags", ["other"])[0], []).extend(_operation(path, method, operation))
     parts = [HEAD]
     for tag in sorted(tags):
         parts += [f"## {tag.capitalize()}", *tags[tag]]
     parts.append("## Types")
-    for name, schema in sorted(told["components"]["schemas"].items()):
+    for name, schema in sorted(reported["components"]["schemas"].items()):
         parts += [f"### {name} {{ #{name.lower()} }}", schema.get("description", ""), "\n".join(_fields(schema))]
     return "\n\n".join(part.strip() for part in parts if part.strip()) + "\n"
 
@@ -63,9 +63,9 @@ def _operation(path: str, method: str, operation: Mapping[str, Any]) -> Iterator
         if schema.get("properties"):
             yield "\n".join(_fields(schema))
     answers = sorted(operation["responses"].items())
-    told = [f"{status} {_contents(answer)}".strip() for status, answer in answers if int(status) < ERRORS_FROM]
+    reported = [f"{status} {_contents(answer)}".strip() for status, answer in answers if int(status) < ERRORS_FROM]
     errors = ", ".join(status for status, _ in answers if int(status) >= ERRORS_FROM)
-    yield f"Answers {'; '.join(told)}. Errors: {errors or 'none of its own'}."
+    yield f"Answers {'; '.join(reported)}. Errors: {errors or 'none of its own'}."
 
 
 def _contents(answer: Mapping[str, Any]) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 from eagle_eye.agent.collectors.flight_recorder import FlightRecorderCollector
 from eagle_eye.agent.loop.collector import Observed
 from eagle_eye.agent.loop.drops import Drops
-from eagle_eye.agent.processes.training_processes import TrainingProcess, TrainingProcesses
+from eagle_eye.agent.processes.process_registry import TrainingProcess, TrainingProcesses
 from tests.agent.fakes import FakeClock
 from tests.agent.nccl_fakes import FakeProc, flight_dump, flight_entry
 

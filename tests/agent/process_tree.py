@@ -11,8 +11,8 @@ from pathlib import Path
 from eagle_eye.agent.collectors.processes import LOOK_S, SETTLE_WITH_GPUS_S, ProcessesCollector
 from eagle_eye.agent.loop.collector import Observed
 from eagle_eye.agent.loop.drops import Drops
-from eagle_eye.agent.processes.ends import Ended
-from eagle_eye.agent.processes.training_processes import TrainingProcesses
+from eagle_eye.agent.processes.exit_watcher import Ended
+from eagle_eye.agent.processes.process_registry import TrainingProcesses
 from eagle_eye.schema.frame import WIRE_VERSION, Frame, decode_frame, encode_frame
 from tests.agent.fakes import FakeClock
 
@@ -65,10 +65,10 @@ class ProcessTree:
         """The process has used so much processor time, read and written so many bytes."""
         folder = self.root / str(pid)
         before, _, fields = (folder / "stat").read_text().rpartition(") ")
-        told = fields.split()
+        reported = fields.split()
         ticks = round(cpu_s * os.sysconf("SC_CLK_TCK"))
-        told[0], told[11], told[12], told[13] = state, str(ticks // 2), str(ticks - ticks // 2), "0"
-        (folder / "stat").write_text(f"{before}) {' '.join(told)}")
+        reported[0], reported[11], reported[12], reported[13] = state, str(ticks // 2), str(ticks - ticks // 2), "0"
+        (folder / "stat").write_text(f"{before}) {' '.join(reported)}")
         (folder / "io").write_text(f"rchar: {io_bytes - 7}\nwchar: 7\nsyscr: 9\nread_bytes: 4096\n")
 
     def loads_torch(self, pid: int) -> None:

@@ -15,8 +15,9 @@ from eagle_eye.schema import rows
 from eagle_eye.schema.events import Event
 from eagle_eye.schema.frame import Frame, decode_frame, decode_request, encode_frame
 from tests.agent.fakes import FakeClock
-from tests.agent.test_request_writer import frame as encoded
+from tests.agent.test_request_writer import frame as kept
 from tests.agent.test_request_writer import parts
+from tests.agent.test_request_writer import whole as encoded
 
 NOW = 1_000_000.0
 STEPS_S = [0.5, -0.5, 10.0, -10.0, 90.0, -90.0, 21_600.0, -21_600.0, 2e9]
@@ -84,8 +85,8 @@ def test_an_event_that_was_dated_before_the_step_is_told_as_the_clock_says_now(c
     clock.jump(step_s)
     clock.advance(0.5)
     seen = Event(clock.now_s() - 0.2, "xid", 0, {"code": 79})
-    told = base.events([exit_, seen])
-    assert [clock.now_s() - event.time_s for event in told] == pytest.approx([0.7, 0.2], abs=1e-3)
+    reported = base.events([exit_, seen])
+    assert [clock.now_s() - event.time_s for event in reported] == pytest.approx([0.7, 0.2], abs=1e-3)
 
 
 def test_an_old_event_stays_old_when_the_clock_is_set(clock: FakeClock) -> None:
@@ -97,11 +98,12 @@ def test_an_old_event_stays_old_when_the_clock_is_set(clock: FakeClock) -> None:
 
 def test_a_request_is_of_one_clock_as_rows_and_whole(clock: FakeClock) -> None:
     base = ClockBase(clock, "boot")
-    writer = RequestWriter(clock.monotonic_s, base.dated)
-    waited = [encode_frame(made(clock, base, 1)), encode_frame(made(clock, base, 2, blocks=[]))]
+    writer = RequestWriter(clock.monotonic_s, base)
+    waited = [kept(1, time_s=clock.now_s(), clock_base_s=base.read(), boot_id="boot")]
+    waited += [encode_frame(made(clock, base, 2, blocks=[])), encode_frame(made(clock, base, 3))]
     clock.advance(5.0)
     clock.jump(3600.0)
-    waited.append(encode_frame(made(clock, base, 3)))
+    waited.append(kept(4, time_s=clock.now_s(), clock_base_s=base.read()))
     request = parts(writer.write(waited, clock.now_s()))
     outline, unknown = rows.decode_outline(request.outlines[0])
     frames = [decode_frame(row) if not rows.is_row(row) else rows.read_row(outline, row).frame for row in request.rows]
@@ -109,7 +111,7 @@ def test_a_request_is_of_one_clock_as_rows_and_whole(clock: FakeClock) -> None:
     writer.answered(415, "content_type")
     whole = [decode_frame(raw) for raw in decode_request(writer.write(waited, clock.now_s()).body)[1]]
     for sent in (frames, whole):
-        assert [clock.now_s() - one.time_s for one in sent] == pytest.approx([5.0, 5.0, 0.0])
+        assert [clock.now_s() - one.time_s for one in sent] == pytest.approx([5.0, 5.0, 5.0, 0.0])
         assert {one.base_s for one in sent} == {base.read()}
     clock.advance(OLD_SERVER_S)
 
@@ -117,4 +119,4 @@ def test_a_request_is_of_one_clock_as_rows_and_whole(clock: FakeClock) -> None:
 def test_while_the_clock_is_left_alone_a_frame_is_sent_as_the_bytes_that_were_kept(clock: FakeClock) -> None:
     base = ClockBase(clock, "boot")
     raw = encode_frame(made(clock, base, blocks=[]))
-    assert parts(RequestWriter(clock.monotonic_s, base.dated).write([raw], NOW)).rows == [raw]
+    assert parts(RequestWriter(clock.monotonic_s, base).write([raw], NOW)).rows == [raw]

@@ -93,8 +93,8 @@ def test_frames_of_an_outage_arrive_after_a_restart(tmp_path: Path, server: Serv
     process = agent(tmp_path, "--server", server.url, "--interval", "0.2", "--once")
     process.communicate(timeout=30)
     assert process.returncode == 0
-    told = [e.kind for f in server.frames for e in f.events if e.kind.startswith("agent_")]
-    assert told == ["agent_start", "agent_stop", "agent_start"]
+    reported = [e.kind for f in server.frames for e in f.events if e.kind.startswith("agent_")]
+    assert reported == ["agent_start", "agent_stop", "agent_start"]
     assert len({f.stream for f in server.frames}) == 2  # each start begins one
 
 

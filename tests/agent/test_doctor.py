@@ -15,10 +15,10 @@ import msgspec
 import pytest
 
 from eagle_eye.agent.config import AgentConfiguration
-from eagle_eye.agent.health import doctor, host_checks
-from eagle_eye.agent.health.host_checks import HostFinding
+from eagle_eye.agent.health import doctor, doctor_checks
+from eagle_eye.agent.health.doctor_checks import HostFinding
 from eagle_eye.agent.loop.collector import CollectFailed, Observed, Unsupported
-from eagle_eye.agent.loop.tick import CollectorStanding
+from eagle_eye.agent.loop.tick_result import CollectorStanding
 from tests.agent.test_loop import Scripted, failing, node_row
 from tests.agent.test_uplink import Server
 
@@ -49,7 +49,7 @@ def one(findings: Iterator[HostFinding]) -> HostFinding:
 
 def test_a_collector_s_reason_comes_with_what_to_do_about_it() -> None:
     found = list(
-        host_checks.collectors(
+        doctor_checks.collectors(
             [
                 CollectorStanding("host", "ok", 0.0042, 0),
                 CollectorStanding("nvml", "failed: nvmlInit: Driver Not Loaded", 0.1, 1),
@@ -106,7 +106,7 @@ class Machine:
             self.write(self.proc / f"driver/nvidia/gpus/0000:{number:02x}:00.0/information", "")
         if version:
             self.write(self.sys / "module/nvidia/version", version + "\n")
-        return one(host_checks.gpu_driver(self.proc, self.sys))
+        return one(doctor_checks.gpu_driver(self.proc, self.sys))
 
 
 @pytest.fixture
@@ -135,7 +135,7 @@ def test_permissions_name_what_is_lost_without_them(machine: Machine) -> None:
     machine.write(machine.proc / "self/status", f"Name:\tx\nCapEff:\t{1 << 34:016x}\n")
     machine.write(machine.proc / "sys/kernel/dmesg_restrict", "1\n")
     machine.write(machine.proc / "sys/kernel/yama/ptrace_scope", "3\n")
-    found = {finding.subject: finding for finding in host_checks.permissions(machine.proc)}
+    found = {finding.subject: finding for finding in doctor_checks.permissions(machine.proc)}
     assert found["CAP_SYSLOG"].state == "ok"
     assert "exit codes" in found["CAP_SYS_PTRACE"].detail
     assert found["kernel.dmesg_restrict"].detail == "1: needs CAP_SYSLOG"
@@ -143,30 +143,30 @@ def test_permissions_name_what_is_lost_without_them(machine: Machine) -> None:
 
 
 def test_a_proc_that_does_not_tell_is_said(machine: Machine) -> None:
-    assert one(host_checks.permissions(machine.proc)).state == "note"
+    assert one(doctor_checks.permissions(machine.proc)).state == "note"
 
 
 def test_a_spool_that_cannot_be_written_is_to_be_done(tmp_path: Path) -> None:
-    assert one(host_checks.spool(tmp_path / "not/yet/made", 1 << 20)).state == "ok"
-    assert one(host_checks.spool(tmp_path, 1 << 60)).state == "note"
+    assert one(doctor_checks.spool(tmp_path / "not/yet/made", 1 << 20)).state == "ok"
+    assert one(doctor_checks.spool(tmp_path, 1 << 60)).state == "note"
     (tmp_path / "file").write_text("")
-    found = one(host_checks.spool(tmp_path / "file/spool", 1 << 20))
+    found = one(doctor_checks.spool(tmp_path / "file/spool", 1 << 20))
     assert (found.state, "spool_dir" in found.remedy) == ("failed", True)
 
 
 def test_a_hook_socket_is_ok_only_with_an_agent_and_open_to_all(tmp_path: Path) -> None:
     tmp_path.chmod(0o755)
     path = Path(f"/tmp/eagle-eye-doctor-{os.getpid()}.sock")  # pytest's own folders are closed to other users
-    assert "no agent listens" in one(host_checks.hook_socket(path)).detail
+    assert "no agent listens" in one(doctor_checks.hook_socket(path)).detail
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     try:
         listener.bind(str(path))
         path.chmod(0o600)
-        assert "not open to other users" in one(host_checks.hook_socket(path)).detail
+        assert "not open to other users" in one(doctor_checks.hook_socket(path)).detail
         path.chmod(0o666)
-        assert one(host_checks.hook_socket(path)).state == "ok"
+        assert one(doctor_checks.hook_socket(path)).state == "ok"
         listener.close()
-        assert "Connection refused: no agent listens" in one(host_checks.hook_socket(path)).detail
+        assert "Connection refused: no agent listens" in one(doctor_checks.hook_socket(path)).detail
     finally:
         listener.close()
         path.unlink()
@@ -178,7 +178,7 @@ def test_a_hook_socket_in_a_closed_folder_is_no_use_to_users(tmp_path: Path) -> 
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listener:
         listener.bind(str(closed / "s"))
         (closed / "s").chmod(0o666)
-        assert f"{closed} is closed to them" in one(host_checks.hook_socket(closed / "s")).detail
+        assert f"{closed} is closed to them" in one(doctor_checks.hook_socket(closed / "s")).detail
 
 
 def configured(server: Server) -> AgentConfiguration:
@@ -200,29 +200,29 @@ def test_the_server_s_answer_says_whether_it_takes_frames_and_the_token(
 ) -> None:
     (tmp_path / "token").write_text("secret-token\n")
     server.refuse = lambda _frames, _headers: (status, {}, {"reason": "empty"})
-    assert states(host_checks.server(configured(server), tmp_path / "token")) == expected
+    assert states(doctor_checks.server(configured(server), tmp_path / "token")) == expected
     assert server.requests[0]["authorization"] == "Bearer secret-token"
     assert server.frames == []
 
 
 def test_a_server_that_is_not_there_and_a_token_that_is_none_are_to_be_done(server: Server, tmp_path: Path) -> None:
     (tmp_path / "token").write_text("two words\n")
-    found = one(host_checks.server(configured(server), tmp_path / "token"))
+    found = one(doctor_checks.server(configured(server), tmp_path / "token"))
     assert (found.subject, found.state) == ("token", "failed")
     nobody = msgspec.structs.replace(configured(server), server="http://127.0.0.1:1")
-    found = one(host_checks.server(nobody, None))
+    found = one(doctor_checks.server(nobody, None))
     assert (found.subject, found.state) == ("server", "failed")
     assert "Connection refused" in found.detail
 
 
 def test_the_token_that_a_join_token_bought_is_the_one_that_is_tried(server: Server, tmp_path: Path) -> None:
     enrolling = msgspec.structs.replace(configured(server), join_token_file=str(tmp_path / "join-token"))
-    found = one(host_checks.server(enrolling, tmp_path / "token"))
+    found = one(doctor_checks.server(enrolling, tmp_path / "token"))
     assert (found.subject, found.state) == ("token", "failed")
     assert "not enrolled yet" in found.detail
     (tmp_path / "token").write_text("bought-token\n")
     server.refuse = lambda _frames, _headers: (400, {}, {"reason": "empty"})
-    assert states(host_checks.server(enrolling, tmp_path / "token"))["token"] == "ok"
+    assert states(doctor_checks.server(enrolling, tmp_path / "token"))["token"] == "ok"
     assert server.requests[-1]["authorization"] == "Bearer bought-token"
 
 
@@ -234,7 +234,7 @@ def test_a_server_with_another_time_is_to_be_done(server: Server, ahead_s: float
     server.refuse = answer
     found = {
         finding.subject: finding
-        for finding in host_checks.server(configured(server), None, lambda: time.time() - ahead_s)
+        for finding in doctor_checks.server(configured(server), None, lambda: time.time() - ahead_s)
     }
     assert found["clocks"].state == state
     if state == "failed":
@@ -242,13 +242,13 @@ def test_a_server_with_another_time_is_to_be_done(server: Server, ahead_s: float
 
 
 def test_a_time_that_is_none_is_said() -> None:
-    assert one(host_checks._server_clock("yesterday", 1.0, 2.0)).state == "note"
-    assert one(host_checks._server_clock(formatdate(1_000_000, usegmt=True), 1_000_000.9, 1_000_001.1)).state == "ok"
+    assert one(doctor_checks._server_clock("yesterday", 1.0, 2.0)).state == "note"
+    assert one(doctor_checks._server_clock(formatdate(1_000_000, usegmt=True), 1_000_000.9, 1_000_001.1)).state == "ok"
 
 
 def test_names_that_differ_are_to_be_done() -> None:
-    assert one(host_checks.names([])).state == "ok"
-    found = one(host_checks.names(["Slurm (SLURMD_NODENAME) calls this node 'a1', the agent 'b1'"]))
+    assert one(doctor_checks.names([])).state == "ok"
+    found = one(doctor_checks.names(["Slurm (SLURMD_NODENAME) calls this node 'a1', the agent 'b1'"]))
     assert (found.state, "scheduler" in found.remedy) == ("failed", True)
 
 

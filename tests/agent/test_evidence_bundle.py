@@ -45,12 +45,12 @@ def test_a_bundle_says_what_is_in_it_and_what_is_not() -> None:
     bundle = Bundle("n1", 1.0)
     bundle.add("kernel_log", "n1/kernel.log", b"line\n", cut=True)
     bundle.miss("stacks", "rank-0-pid-7", "py-spy is not installed")
-    told, content = bundle.close(manifest())
+    reported, content = bundle.close(manifest())
     files = unpacked(content)
     assert files["n1/kernel.log"] == b"line\n"
-    assert msgspec.json.decode(files["n1/manifest.json"], type=Manifest) == told
-    assert [(piece.name, piece.bytes, piece.cut) for piece in told.files] == [("n1/kernel.log", 5, True)]
-    assert [(gap.what, gap.why) for gap in told.missing] == [("rank-0-pid-7", "py-spy is not installed")]
+    assert msgspec.json.decode(files["n1/manifest.json"], type=Manifest) == reported
+    assert [(piece.name, piece.bytes, piece.cut) for piece in reported.files] == [("n1/kernel.log", 5, True)]
+    assert [(gap.what, gap.why) for gap in reported.missing] == [("rank-0-pid-7", "py-spy is not installed")]
 
 
 def test_what_comes_after_the_end_is_let_go() -> None:
@@ -64,11 +64,11 @@ def test_no_bundle_is_larger_than_its_limit_whatever_is_put_in() -> None:
     bundle = Bundle("n1", 1.0, bytes_max=3 << 20)
     for number in range(8):
         bundle.add("noise", f"n1/{number}", os.urandom(700_000))
-    told, content = bundle.close(manifest())
+    reported, content = bundle.close(manifest())
     assert len(content) <= 3 << 20
-    assert len(told.files) >= 2
-    assert len(told.files) + len(told.missing) == 8
-    assert "has no room" in told.missing[0].why
+    assert len(reported.files) >= 2
+    assert len(reported.files) + len(reported.missing) == 8
+    assert "has no room" in reported.missing[0].why
 
 
 @pytest.mark.parametrize(
@@ -79,27 +79,27 @@ def test_a_piece_beyond_a_limit_is_named_as_missing(monkeypatch: pytest.MonkeyPa
     bundle = Bundle("n1", 1.0)
     for number in range(5):
         bundle.add("source", f"n1/{number}", b"x" * number)
-    told, _ = bundle.close(manifest())
-    assert [gap.what for gap in told.missing] == (["n1/4"] if limit == "PIECE_BYTES_MAX" else ["n1/3", "n1/4"])
-    assert why in told.missing[0].why
+    reported, _ = bundle.close(manifest())
+    assert [gap.what for gap in reported.missing] == (["n1/4"] if limit == "PIECE_BYTES_MAX" else ["n1/3", "n1/4"])
+    assert why in reported.missing[0].why
 
 
 def test_two_pieces_of_one_name_do_not_hide_each_other() -> None:
     bundle = Bundle("n1", 1.0)
     bundle.add("one", "n1/x", b"1")
     bundle.add("two", "n1/x", b"2")
-    told, content = bundle.close(manifest())
+    reported, content = bundle.close(manifest())
     assert unpacked(content)["n1/x"] == b"1"
-    assert told.missing[0].why == "another piece has the same name"
+    assert reported.missing[0].why == "another piece has the same name"
 
 
 def test_reasons_are_bounded_in_number_and_length() -> None:
     bundle = Bundle("n1", 1.0)
     for _ in range(limits.MISSING_MAX + 10):
         bundle.miss("source", "w" * 10_000, "y" * 10_000)
-    told, content = bundle.close(manifest())
-    assert len(told.missing) == limits.MISSING_MAX
-    assert len(told.missing[0].why) == limits.WHY_CHARS_MAX
+    reported, content = bundle.close(manifest())
+    assert len(reported.missing) == limits.MISSING_MAX
+    assert len(reported.missing[0].why) == limits.WHY_CHARS_MAX
     assert len(content) < limits.RESERVE_BYTES
 
 

@@ -22,11 +22,11 @@ from eagle_eye.agent.evidence.flight_dumps import FlightDumps
 from eagle_eye.agent.evidence.gather import BUG_REPORT, EVIDENCE, CannotGather, Gatherer, gather_now
 from eagle_eye.agent.evidence.kernel_log import KernelLog
 from eagle_eye.agent.evidence.process_states import ProcessStates
-from eagle_eye.agent.evidence.scene import EvidenceSource, Scene, Task
+from eagle_eye.agent.evidence.source import EvidenceSource, Scene, Task
 from eagle_eye.agent.evidence.stacks import Stacks
 from eagle_eye.agent.external_tool import find
 from eagle_eye.agent.loop.drops import Drops
-from eagle_eye.agent.processes.training_processes import TrainingProcess
+from eagle_eye.agent.processes.process_registry import TrainingProcess
 from tests.agent.fakes import script, until
 from tests.agent.test_evidence_bundle import unpacked
 
@@ -60,8 +60,8 @@ def gather(
     sources: Sequence[EvidenceSource], *processes: TrainingProcess, within_s: float = 10.0, **more: object
 ) -> tuple[Manifest, dict[str, bytes]]:
     gatherer = Gatherer("n1", "0", {EVIDENCE: sources})
-    told, content = gatherer.gather(EVIDENCE, processes, within_s, **more)  # type: ignore[arg-type]
-    return told, unpacked(content)
+    reported, content = gatherer.gather(EVIDENCE, processes, within_s, **more)  # type: ignore[arg-type]
+    return reported, unpacked(content)
 
 
 def test_a_blocked_process_shows_where_it_waits() -> None:
@@ -76,10 +76,10 @@ def test_a_blocked_process_shows_where_it_waits() -> None:
 def test_a_stopped_process_is_looked_at_like_any_other() -> None:
     with rank() as process:
         stop(process)
-        told, files = gather([ProcessStates()], process)
+        reported, files = gather([ProcessStates()], process)
         os.kill(process.pid, signal.SIGCONT)
     assert "T (stopped)" in files[f"n1/processes/rank-0-pid-{process.pid}.txt"].decode()
-    assert told.missing == []
+    assert reported.missing == []
 
 
 def test_neither_command_line_nor_environment_gives_a_secret_away() -> None:
@@ -98,10 +98,10 @@ def test_neither_command_line_nor_environment_gives_a_secret_away() -> None:
 def test_a_huge_environment_is_cut_and_says_so() -> None:
     huge = {f"NCCL_{number}": "x" * 100_000 for number in range(15)}
     with rank(BLOCKED, **huge) as process:
-        told, files = gather([ProcessStates()], process)
+        reported, files = gather([ProcessStates()], process)
     name = f"n1/processes/rank-0-pid-{process.pid}.command.json"
     assert len(files[name]) < 200_000
-    assert [piece.cut for piece in told.files if piece.name == name] == [True]
+    assert [piece.cut for piece in reported.files if piece.name == name] == [True]
 
 
 def test_children_of_a_rank_are_looked_at_and_nobody_else() -> None:
@@ -111,30 +111,30 @@ def test_children_of_a_rank_are_looked_at_and_nobody_else() -> None:
         import time; time.sleep(100)
     """
     with rank() as other, rank(parent) as process:
-        told, _ = gather([ProcessStates()], process)
-        children = [seen for seen in told.processes if seen.rank is None]
+        reported, _ = gather([ProcessStates()], process)
+        children = [seen for seen in reported.processes if seen.rank is None]
         assert [seen.label for seen in children] == [f"rank-0-child-pid-{children[0].pid}"]
-        assert {seen.pid for seen in told.processes} == {process.pid, children[0].pid}
-        assert other.pid not in {seen.pid for seen in told.processes}
+        assert {seen.pid for seen in reported.processes} == {process.pid, children[0].pid}
+        assert other.pid not in {seen.pid for seen in reported.processes}
         os.kill(children[0].pid, signal.SIGKILL)
 
 
 def test_only_the_jobs_attempt_is_looked_at() -> None:
     with rank() as process:
-        told, _ = gather([ProcessStates()], process, job="j", attempt=1)
-        assert told.processes == []
-        assert told.missing[0].why == "not on this node; there are: j attempt 0"
-        told, _ = gather([ProcessStates()], process, job="other")
-        assert told.processes == []
-        told, _ = gather([ProcessStates()], process, job="j", attempt=0)
-        assert [seen.pid for seen in told.processes] == [process.pid]
+        reported, _ = gather([ProcessStates()], process, job="j", attempt=1)
+        assert reported.processes == []
+        assert reported.missing[0].why == "not on this node; there are: j attempt 0"
+        reported, _ = gather([ProcessStates()], process, job="other")
+        assert reported.processes == []
+        reported, _ = gather([ProcessStates()], process, job="j", attempt=0)
+        assert [seen.pid for seen in reported.processes] == [process.pid]
 
 
 def test_a_process_that_is_gone_is_not_looked_at() -> None:
     with rank() as process:
         pass
-    told, files = gather([ProcessStates()], process)
-    assert told.processes == []
+    reported, files = gather([ProcessStates()], process)
+    assert reported.processes == []
     assert list(files) == ["n1/manifest.json"]
 
 
@@ -152,15 +152,15 @@ def test_the_kernels_log_is_readable_and_without_secrets() -> None:
 
 def test_of_a_long_kernels_log_the_newest_part_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("eagle_eye.agent.evidence.kernel_log.LOG_BYTES_MAX", 80)
-    told, files = gather([kernel_log(b"6,1,1000000,-;" + b"x" * 60, b"6,2,2000000,-;" + b"y" * 60)])
+    reported, files = gather([kernel_log(b"6,1,1000000,-;" + b"x" * 60, b"6,2,2000000,-;" + b"y" * 60)])
     assert b"x" not in files["n1/kernel.log"]
     assert b"y" * 60 in files["n1/kernel.log"]
-    assert told.files[0].cut
+    assert reported.files[0].cut
 
 
 def test_a_kernels_log_that_may_not_be_read_is_named(tmp_path: Path) -> None:
-    told, _ = gather([KernelLog(tmp_path / "none")])
-    assert [(gap.source, gap.why) for gap in told.missing[1:]] == [("kernel_log", "No such file or directory")]
+    reported, _ = gather([KernelLog(tmp_path / "none")])
+    assert [(gap.source, gap.why) for gap in reported.missing[1:]] == [("kernel_log", "No such file or directory")]
 
 
 def fake_pyspy(folder: Path, text: str) -> Callable[[], str]:
@@ -183,8 +183,8 @@ def test_py_spy_is_told_not_to_pause_the_process_and_its_copy_of_the_command_lin
     pyspy = fake_pyspy(tmp_path, "print('Process 1: train.py --x sekret'); print(sys.argv[1:])")
     with rank() as process:
         _, files = gather([Stacks(pyspy)], process)
-    told = files[f"n1/stacks/rank-0-pid-{process.pid}.txt"].decode()
-    assert told == f"['dump', '--nonblocking', '--pid', '{process.pid}']\n"
+    reported = files[f"n1/stacks/rank-0-pid-{process.pid}.txt"].decode()
+    assert reported == f"['dump', '--nonblocking', '--pid', '{process.pid}']\n"
 
 
 @pytest.mark.parametrize(
@@ -198,16 +198,16 @@ def test_a_py_spy_that_fails_is_named_with_the_reason(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, why: str
 ) -> None:
     # Two seconds for the program, and two to tell what came of it: a busy machine takes neither.
-    monkeypatch.setattr("eagle_eye.agent.evidence.scene.TOOLS_EARLIER_S", 2.0)
+    monkeypatch.setattr("eagle_eye.agent.evidence.source.TOOLS_EARLIER_S", 2.0)
     with rank() as process:
-        told, _ = gather([Stacks(fake_pyspy(tmp_path, text))], process, within_s=4.0)
-    assert [why in gap.why for gap in told.missing] == [True]
+        reported, _ = gather([Stacks(fake_pyspy(tmp_path, text))], process, within_s=4.0)
+    assert [why in gap.why for gap in reported.missing] == [True]
 
 
 def test_without_py_spy_it_is_said_that_stacks_are_missing_and_why() -> None:
     with rank() as process:
-        told, _ = gather([Stacks(lambda: None)], process)
-    assert "py-spy is not installed, and it was started without TORCH_WORKER_SERVER_SOCKET" in told.missing[0].why
+        reported, _ = gather([Stacks(lambda: None)], process)
+    assert "py-spy is not installed, and it was started without TORCH_WORKER_SERVER_SOCKET" in reported.missing[0].why
 
 
 SERVER = """
@@ -228,18 +228,18 @@ SERVER = """
 def test_a_worker_server_gives_stack_and_flight_recorder(tmp_path: Path) -> None:
     path = str(tmp_path / "rank.sock")
     with rank(SERVER, path, TORCH_WORKER_SERVER_SOCKET=path) as process:
-        told, files = gather([Stacks(lambda: None), FlightDumps()], process)
+        reported, files = gather([Stacks(lambda: None), FlightDumps()], process)
     assert files[f"n1/stacks/rank-0-pid-{process.pid}.txt"] == b"in hangs_here"
     assert files["flight-recorder/j/rank_0.json"] == b'{"entries": []}'
-    assert told.missing == []
+    assert reported.missing == []
 
 
 def test_a_socket_that_belongs_to_another_process_is_not_spoken_to(tmp_path: Path) -> None:
     path = str(tmp_path / "docker.sock")
     with rank(SERVER, path), rank(BLOCKED, TORCH_WORKER_SERVER_SOCKET=path) as process:
-        told, files = gather([Stacks(lambda: None)], process)
+        reported, files = gather([Stacks(lambda: None)], process)
     assert list(files) == ["n1/manifest.json"]
-    assert "is answered by process" in told.missing[0].why
+    assert "is answered by process" in reported.missing[0].why
 
 
 def test_the_newest_dump_of_the_process_is_taken_as_it_is(tmp_path: Path) -> None:
@@ -247,18 +247,18 @@ def test_the_newest_dump_of_the_process_is_taken_as_it_is(tmp_path: Path) -> Non
     (tmp_path / "rank_0").write_bytes(b"of an earlier job")
     os.utime(tmp_path / "rank_0", (1.0, 1.0))
     with rank(BLOCKED, TORCH_FR_DUMP_TEMP_FILE=prefix) as process:
-        told, files = gather([FlightDumps()], process, within_s=1.0)
-        assert "older than the process" in told.missing[0].why
+        reported, files = gather([FlightDumps()], process, within_s=1.0)
+        assert "older than the process" in reported.missing[0].why
         (tmp_path / "rank_0").write_bytes(b"\x80\x02}.")
-        told, files = gather([FlightDumps()], process, within_s=1.0)
+        reported, files = gather([FlightDumps()], process, within_s=1.0)
     assert files["flight-recorder/j/rank_0"] == b"\x80\x02}."
 
 
 def test_a_dump_that_leads_to_the_kernels_own_files_is_not_taken() -> None:
     with rank(BLOCKED, TORCH_FR_DUMP_TEMP_FILE="/proc/self/fdinfo/") as process:
-        told, files = gather([FlightDumps()], process, within_s=1.0)
+        reported, files = gather([FlightDumps()], process, within_s=1.0)
     assert list(files) == ["n1/manifest.json"]
-    assert [missing.why for missing in told.missing] == ["the dump is empty"]
+    assert [missing.why for missing in reported.missing] == ["the dump is empty"]
 
 
 def test_what_is_no_pipe_of_the_process_is_counted(tmp_path: Path) -> None:
@@ -267,9 +267,9 @@ def test_what_is_no_pipe_of_the_process_is_counted(tmp_path: Path) -> None:
     drops = Drops()
     places = {"TORCH_NCCL_DEBUG_INFO_PIPE_FILE": f"{tmp_path}/pipe_", "TORCH_FR_DUMP_TEMP_FILE": f"{tmp_path}/rank_"}
     with rank(BLOCKED, **places) as process:
-        told, _ = gather([FlightDumps(drops=drops)], process, within_s=1.0)
+        reported, _ = gather([FlightDumps(drops=drops)], process, within_s=1.0)
     assert drops.snapshot() == {"flight_recorder_refused": 1}
-    refused, missing = told.missing
+    refused, missing = reported.missing
     assert (refused.what, "not a regular file" in refused.why) == (f"{tmp_path}/rank_0", True)
     assert "pipe_0.pipe: not a named pipe" in missing.why
 
@@ -299,11 +299,11 @@ class Slow:
 def test_what_is_not_done_at_the_deadline_is_named_and_the_rest_is_there() -> None:
     slow = Slow()
     begin_s = time.monotonic()
-    told, files = gather([slow], within_s=0.3)
+    reported, files = gather([slow], within_s=0.3)
     assert time.monotonic() - begin_s < 3.0
     slow.go.set()
     assert sorted(files) == ["n1/manifest.json", "n1/quick"]
-    reasons = {gap.what: gap.why for gap in told.missing}
+    reasons = {gap.what: gap.why for gap in reported.missing}
     assert reasons["late"] == "not done at the deadline"
     assert reasons["broken"] == "ValueError: no luck"
 
@@ -330,17 +330,19 @@ def fake_report(folder: Path, text: str) -> Callable[[], str]:
 
 def test_the_vendors_report_is_taken_as_it_is(tmp_path: Path) -> None:
     program = fake_report(tmp_path, 'test "$1" = --safe-mode || exit 9; echo report > "$3.gz"')
-    told, content = Gatherer("n1", "0", {BUG_REPORT: [BugReport(program)]}).gather(BUG_REPORT, [], 10.0)
+    reported, content = Gatherer("n1", "0", {BUG_REPORT: [BugReport(program)]}).gather(BUG_REPORT, [], 10.0)
     assert unpacked(content)["n1/nvidia-bug-report.log.gz"] == b"report\n"
-    assert [gap.source for gap in told.missing] == ["processes"]
+    assert [gap.source for gap in reported.missing] == ["processes"]
 
 
 @pytest.mark.parametrize(
     ("text", "why"), [("sleep 100", "was killed"), ("echo broken >&2; exit 2", "ended with 2: broken")]
 )
 def test_a_report_that_is_not_made_is_named(tmp_path: Path, text: str, why: str) -> None:
-    told, _ = Gatherer("n1", "0", {BUG_REPORT: [BugReport(fake_report(tmp_path, text))]}).gather(BUG_REPORT, [], 1.0)
-    assert [why in gap.why for gap in told.missing if gap.source == "bug_report"] == [True]
+    reported, _ = Gatherer("n1", "0", {BUG_REPORT: [BugReport(fake_report(tmp_path, text))]}).gather(
+        BUG_REPORT, [], 1.0
+    )
+    assert [why in gap.why for gap in reported.missing if gap.source == "bug_report"] == [True]
 
 
 def test_a_person_gets_a_file_of_his_own_that_replaces_none(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from eagle_eye.agent.evidence import requests as taking
 from eagle_eye.agent.evidence.bundle import FORMAT
 from eagle_eye.agent.evidence.gather import EVIDENCE, HANGING_MAX, Gatherer
 from eagle_eye.agent.evidence.requests import REMEMBERED_MAX, WAITING_MAX, EvidenceRequests
-from eagle_eye.agent.evidence.scene import Scene, Task
+from eagle_eye.agent.evidence.source import Scene, Task
 from eagle_eye.agent.evidence.upload import BUNDLE_TYPE, FAILURE_TYPE, Upload, UploadTarget
 from eagle_eye.agent.loop.clock import SystemClock
 from eagle_eye.agent.loop.collector import CollectFailed
@@ -45,7 +45,7 @@ class Gate:
         self.open.wait(60.0)
 
 
-class Desk:
+class EvidenceSite:
     """The agent's side, with a server that only remembers."""
 
     def __init__(self, opened: bool = True) -> None:
@@ -66,44 +66,44 @@ class Desk:
 
 
 @pytest.fixture
-def desk() -> Iterator[Desk]:
-    made = Desk()
+def site() -> Iterator[EvidenceSite]:
+    made = EvidenceSite()
     yield made
     made.gate.open.set()
     made.requests.close()
 
 
 @pytest.fixture
-def shut() -> Iterator[Desk]:
-    made = Desk(opened=False)
+def shut() -> Iterator[EvidenceSite]:
+    made = EvidenceSite(opened=False)
     yield made
     made.gate.open.set()
     made.requests.close()
 
 
-def test_what_is_asked_for_is_gathered_and_sent(desk: Desk) -> None:
-    desk.ask("ev_1")
-    until(lambda: len(desk.sent) == 1)
-    id_, content, kind = desk.sent[0]
+def test_what_is_asked_for_is_gathered_and_sent(site: EvidenceSite) -> None:
+    site.ask("ev_1")
+    until(lambda: len(site.sent) == 1)
+    id_, content, kind = site.sent[0]
     assert (id_, kind) == ("ev_1", BUNDLE_TYPE)
     assert json.loads(unpacked(content)["n1/manifest.json"])["format"] == FORMAT
 
 
-def test_a_request_that_is_repeated_is_served_once(desk: Desk) -> None:
+def test_a_request_that_is_repeated_is_served_once(site: EvidenceSite) -> None:
     for _ in range(3):
-        desk.ask("ev_1")
-    desk.ask("ev_2")
-    until(lambda: len(desk.sent) == 2)
-    assert [id_ for id_, _, _ in desk.sent] == ["ev_1", "ev_2"]
+        site.ask("ev_1")
+    site.ask("ev_2")
+    until(lambda: len(site.sent) == 2)
+    assert [id_ for id_, _, _ in site.sent] == ["ev_1", "ev_2"]
 
 
-def test_an_answer_that_asks_for_nothing_starts_nothing(desk: Desk) -> None:
+def test_an_answer_that_asks_for_nothing_starts_nothing(site: EvidenceSite) -> None:
     before = threading.active_count()
-    desk.requests.answered({"accepted": 1, "duplicates": 0, "watermark": 1})
+    site.requests.answered({"accepted": 1, "duplicates": 0, "watermark": 1})
     assert threading.active_count() == before
 
 
-def test_what_does_not_fit_into_the_queue_is_taken_when_it_is_asked_again(shut: Desk) -> None:
+def test_what_does_not_fit_into_the_queue_is_taken_when_it_is_asked_again(shut: EvidenceSite) -> None:
     shut.ask("first")
     until(lambda: len(shut.gate.given_s) == 1)
     ids = [f"ev_{number}" for number in range(WAITING_MAX + 1)]
@@ -116,7 +116,7 @@ def test_what_does_not_fit_into_the_queue_is_taken_when_it_is_asked_again(shut: 
     assert shut.sent[-1][0] == ids[-1]
 
 
-def test_a_bug_report_does_not_hold_up_what_is_quick(shut: Desk) -> None:
+def test_a_bug_report_does_not_hold_up_what_is_quick(shut: EvidenceSite) -> None:
     shut.ask("slow", kind="bug_report")
     until(lambda: len(shut.gate.given_s) == 1)
     shut.ask("quick", deadline_s=0.5)
@@ -124,10 +124,10 @@ def test_a_bug_report_does_not_hold_up_what_is_quick(shut: Desk) -> None:
 
 
 @pytest.mark.parametrize(("asked_s", "given_s"), [(1e9, 60.0), (-5.0, 0.5), (0.0, 0.5), (2.0, 2.0)])
-def test_a_deadline_beyond_reason_is_brought_into_bounds(desk: Desk, asked_s: float, given_s: float) -> None:
-    desk.ask("ev_1", deadline_s=asked_s)
-    until(lambda: len(desk.sent) == 1)
-    assert desk.gate.given_s[0] == pytest.approx(given_s, abs=0.4)
+def test_a_deadline_beyond_reason_is_brought_into_bounds(site: EvidenceSite, asked_s: float, given_s: float) -> None:
+    site.ask("ev_1", deadline_s=asked_s)
+    until(lambda: len(site.sent) == 1)
+    assert site.gate.given_s[0] == pytest.approx(given_s, abs=0.4)
 
 
 @pytest.mark.parametrize(
@@ -144,10 +144,10 @@ def test_a_deadline_beyond_reason_is_brought_into_bounds(desk: Desk, asked_s: fl
         {"id": "x" * 65, "kind": "evidence", "deadline_s": 1.0},
     ],
 )
-def test_what_is_not_understood_is_counted_and_nothing_is_done(desk: Desk, item: object) -> None:
-    desk.requests.answered({"requests": [item]})
-    assert sum(desk.drops.snapshot().values()) == 1
-    assert desk.gate.given_s == []
+def test_what_is_not_understood_is_counted_and_nothing_is_done(site: EvidenceSite, item: object) -> None:
+    site.requests.answered({"requests": [item]})
+    assert sum(site.drops.snapshot().values()) == 1
+    assert site.gate.given_s == []
 
 
 @given(
@@ -163,42 +163,42 @@ def test_what_is_not_understood_is_counted_and_nothing_is_done(desk: Desk, item:
 )
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_no_answer_raises(answer: Mapping[str, object]) -> None:
-    Desk().requests.answered(answer)
+    EvidenceSite().requests.answered(answer)
 
 
-def test_ids_are_not_remembered_for_ever(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ids_are_not_remembered_for_ever(site: EvidenceSite, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(taking, "REMEMBERED_MAX", 2)
     assert REMEMBERED_MAX > WAITING_MAX
     for number in range(4):
-        desk.ask(f"ev_{number}")
-        until(lambda expected=number + 1: len(desk.sent) == expected)  # type: ignore[misc]
-    assert list(desk.requests._seen) == ["ev_2", "ev_3"]
+        site.ask(f"ev_{number}")
+        until(lambda expected=number + 1: len(site.sent) == expected)  # type: ignore[misc]
+    assert list(site.requests._seen) == ["ev_2", "ev_3"]
 
 
 def test_a_host_on_which_nothing_can_be_gathered_says_so_to_the_server(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch
+    site: EvidenceSite, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert desk.requests.collect(0.0).problem == ""
-    monkeypatch.setattr(desk.gatherer, "hanging", lambda: HANGING_MAX)
+    assert site.requests.collect(0.0).problem == ""
+    monkeypatch.setattr(site.gatherer, "hanging", lambda: HANGING_MAX)
     with pytest.raises(CollectFailed, match="no evidence can be gathered"):
-        desk.requests.collect(0.0)
-    desk.ask("ev_1")
-    until(lambda: len(desk.sent) == 1)
-    assert desk.sent[0][2] == FAILURE_TYPE
-    assert "threads of earlier gatherings hang" in json.loads(desk.sent[0][1])["failed"]
+        site.requests.collect(0.0)
+    site.ask("ev_1")
+    until(lambda: len(site.sent) == 1)
+    assert site.sent[0][2] == FAILURE_TYPE
+    assert "threads of earlier gatherings hang" in json.loads(site.sent[0][1])["failed"]
 
 
 def test_a_bundle_that_does_not_arrive_is_counted_logged_and_reported(
-    desk: Desk, caplog: pytest.LogCaptureFixture
+    site: EvidenceSite, caplog: pytest.LogCaptureFixture
 ) -> None:
-    desk.problem = "the server answered 413"
+    site.problem = "the server answered 413"
     with caplog.at_level(logging.WARNING):
-        desk.ask("ev_1")
-        until(lambda: len(desk.sent) == 2)
-    assert desk.drops.snapshot() == {"evidence_not_delivered": 1}
+        site.ask("ev_1")
+        until(lambda: len(site.sent) == 2)
+    assert site.drops.snapshot() == {"evidence_not_delivered": 1}
     assert "ev_1 is lost: the server answered 413" in caplog.text
-    assert [kind for _, _, kind in desk.sent] == [BUNDLE_TYPE, FAILURE_TYPE]
-    assert "did not arrive: the server answered 413" in json.loads(desk.sent[1][1])["failed"]
+    assert [kind for _, _, kind in site.sent] == [BUNDLE_TYPE, FAILURE_TYPE]
+    assert "did not arrive: the server answered 413" in json.loads(site.sent[1][1])["failed"]
 
 
 class Server:

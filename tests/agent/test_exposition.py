@@ -12,7 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from eagle_eye.agent.exposition.text import OWN, RENDER_EVERY_S, STALE_S_MIN, Delivery, Exposition
 from eagle_eye.agent.loop.collector import Observed
 from eagle_eye.agent.loop.drops import OTHER_REASONS, REASONS_MAX, Drops
-from eagle_eye.agent.loop.tick import CollectorStanding, Tick
+from eagle_eye.agent.loop.tick_result import CollectorStanding, Tick
 from eagle_eye.schema.frame import Rank
 from eagle_eye.schema.metrics import METRICS, PROMETHEUS_PREFIX, Kind, Scope
 from tests.agent.fakes import REPOSITORY, FakeClock

@@ -128,21 +128,21 @@ def test_of_any_bytes_in_any_pieces_whole_lines_are_read_each_once_and_all_else_
     log = tmp_path_factory.mktemp("tail") / "log"
     log.write_bytes(b"")
     tail = tail_of(log)
-    told = written = 0
+    reported = written = 0
     left: list[bytes] = []
     for data, most, cut in pieces:
         if cut:
             log.write_bytes(b"")
             tail.read(most)
-            told, written, left = 0, 0, []
+            reported, written, left = 0, 0, []
         append(log, data)
         written += len(data)
         left = (b"".join(left) + data.replace(b"\r", b"\n")).splitlines(keepends=True)
         lines = tail.read(most)
         assert len(lines) <= most + LINE_BYTES_MAX
         assert lines == b"" or lines.endswith(b"\n")
-        told += len(lines) + tail.skipped_bytes
-        assert told + len(tail._rest) == written
+        reported += len(lines) + tail.skipped_bytes
+        assert reported + len(tail._rest) == written
         for line in lines.splitlines(keepends=True):  # in their order, each once
             assert line in left
             left = left[left.index(line) + 1 :]

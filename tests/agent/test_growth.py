@@ -11,7 +11,7 @@ from eagle_eye.agent.config import AgentConfiguration
 from eagle_eye.agent.loop.clock import Wake
 from eagle_eye.agent.loop.drops import Drops
 from eagle_eye.agent.loop.loop import Loop
-from eagle_eye.agent.processes.training_processes import TrainingProcesses
+from eagle_eye.agent.processes.process_registry import TrainingProcesses
 from tests.agent.fakes import FakeClock
 
 WARM_FRAMES = 200

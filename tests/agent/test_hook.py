@@ -23,7 +23,7 @@ QUIET_S = 3600.0  # a heartbeat that never comes during a test
 
 
 @pytest.fixture(autouse=True)
-def sends_when_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def sends_when_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hook, "SEND_EVERY_S", QUIET_S)
 
 
@@ -367,12 +367,12 @@ def test_sequences_are_those_of_the_default_group() -> None:
     assert collective_sequences(modules_with((0, 11, 10), (1, 99, 99))) == (11, 10)
 
 
-@pytest.mark.parametrize(("over", "told"), [("1", (5, 4)), ("3", (-1, -1)), ("unknown", (-1, -1))])
+@pytest.mark.parametrize(("over", "reported"), [("1", (5, 4)), ("3", (-1, -1)), ("unknown", (-1, -1))])
 def test_in_a_process_that_went_on_they_are_those_of_the_default_group_of_its_own_attempt(
-    over: str, told: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+    over: str, reported: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("EAGLE_EYE_LAST_PROCESS_GROUP", over)
-    assert collective_sequences(modules_with((0, 811, 810), (1, 99, 99), (2, 5, 4), (3, 7, 7))) == told
+    assert collective_sequences(modules_with((0, 811, 810), (1, 99, 99), (2, 5, 4), (3, 7, 7))) == reported
 
 
 @pytest.mark.parametrize("modules", [{}, {"torch.distributed": object()}])

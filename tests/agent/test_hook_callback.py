@@ -28,8 +28,8 @@ def test_phases_do_not_nest_and_the_same_one_goes_on(listener: Listener) -> None
     report.leave()
     report.end()
     events = {event.number: event for message in listener.read() for event in message.events}
-    told = [event.value for event in events.values() if event.kind == "phase"]
-    assert told == ["start", "eval", "start", "checkpoint", "start"]
+    reported = [event.value for event in events.values() if event.kind == "phase"]
+    assert reported == ["start", "eval", "start", "checkpoint", "start"]
 
 
 def test_before_and_after_training_nothing_is_reported(listener: Listener) -> None:

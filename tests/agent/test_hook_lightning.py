@@ -149,11 +149,11 @@ def test_validation_and_checkpoints_are_phases(
     trainer = trainer_of(lightning, tmp_path, callback, enable_checkpointing=True, val_check_interval=6)
     trainer.callbacks.append(keeper)
     trainer.fit(module_of(lightning), loader(), loader())
-    told = phases(listener)
-    assert told[:2] == ["start", "train"]
-    assert told[2:6] == ["checkpoint", "checkpoint_begin", "checkpoint_end", "train"]
-    assert "eval" in told
-    assert told.count("checkpoint_begin") == told.count("checkpoint_end") >= 2
+    reported = phases(listener)
+    assert reported[:2] == ["start", "train"]
+    assert reported[2:6] == ["checkpoint", "checkpoint_begin", "checkpoint_end", "train"]
+    assert "eval" in reported
+    assert reported.count("checkpoint_begin") == reported.count("checkpoint_end") >= 2
     assert callback.report.failures == 0
 
 

@@ -43,7 +43,7 @@ def names() -> dict[str, Any]:
     }
 
 
-def told(recipe: str, names: dict[str, Any], listener: Hearing) -> Any:
+def reported(recipe: str, names: dict[str, Any], listener: Hearing) -> Any:
     """Run a recipe and return the last message that the agent heard."""
     exec(RECIPES[recipe], names)
     names["training"].detach()
@@ -54,7 +54,7 @@ def told(recipe: str, names: dict[str, Any], listener: Hearing) -> Any:
 
 
 def test_plain_pytorch_tells_steps_losses_norms_and_tokens(names: dict[str, Any], listener: Hearing) -> None:
-    last = told("PyTorch", names, listener)
+    last = reported("PyTorch", names, listener)
     totals = last.totals
     assert (last.step, totals.losses, totals.grad_norms, totals.timed_tokens) == (STEPS, STEPS, STEPS, 8 * STEPS)
 
@@ -63,7 +63,7 @@ def test_fsdp_tells_steps_and_the_norm_of_all_ranks(names: dict[str, Any], liste
     store = torch.distributed.HashStore()
     torch.distributed.init_process_group("gloo", rank=0, world_size=1, store=store)
     try:
-        last = told("FSDP", names, listener)
+        last = reported("FSDP", names, listener)
     finally:
         torch.distributed.destroy_process_group()
     assert (last.step, last.totals.losses, last.totals.grad_norms) == (STEPS, STEPS, STEPS)
@@ -75,5 +75,5 @@ def test_accelerate_tells_steps_of_the_optimizer_not_micro_batches(names: dict[s
     accelerate = pytest.importorskip("accelerate", reason="accelerate is not installed: make test-full installs it")
     names["accelerator"] = accelerate.Accelerator(cpu=True, gradient_accumulation_steps=2)
     names["data"] = torch.utils.data.DataLoader([torch.ones(4)] * 2 * STEPS, batch_size=1)
-    last = told("Accelerate", names, listener)
+    last = reported("Accelerate", names, listener)
     assert (last.step, last.totals.losses, last.totals.grad_norms) == (STEPS, STEPS, STEPS)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from eagle_eye.agent.health.host_verdict import EXIT_CODES, REASONS_MAX, SOURCES, XID_REPAIRS, HostVerdict, judge, lines
 from eagle_eye.agent.loop.collector import Observed
-from eagle_eye.agent.loop.tick import CollectorStanding, Tick
+from eagle_eye.agent.loop.tick_result import CollectorStanding, Tick
 from eagle_eye.detectors.signs import xids
 from eagle_eye.schema.events import Event
 

@@ -37,8 +37,8 @@ def test_a_library_without_gpus_is_no_news_and_forgets_none() -> None:
 
 def test_where_it_sits_and_its_serial_are_told_where_they_are_known() -> None:
     seats = [Seat(0, "GPU-a", "H100", "00000000:1B:00.0", "1652"), Seat(1, "GPU-b", "H100")]
-    told = [event.attributes for event in Inventory().news(seats, 100.0, 0.0)]
-    assert told == [
+    reported = [event.attributes for event in Inventory().news(seats, 100.0, 0.0)]
+    assert reported == [
         {"uuid": "GPU-a", "model": "H100", "pci_address": "00000000:1B:00.0", "serial": "1652", "gpus": 2},
         {"uuid": "GPU-b", "model": "H100", "gpus": 2},
     ]

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from eagle_eye.agent.kernel.deduplication import BRING_UP_S, CHANGES_MAX, FOLD_S, KEYS_MAX, LinkChanges, News, Repeats
 from eagle_eye.agent.kernel.messages import Message, bus_address, message, panic, record, whole_machine_check
-from eagle_eye.agent.kernel.news import BRING_UP_S, CHANGES_MAX, FOLD_S, KEYS_MAX, LinkChanges, News, Repeats
 from eagle_eye.detectors.hardware.host_errors import CORRECTED, UNCORRECTED
 from eagle_eye.detectors.signs.gpu_errors import BURST_S
 from eagle_eye.detectors.signs.memory_kills import RANK_NEAR_S
@@ -24,7 +24,7 @@ def said(line: str) -> Message | None:
     return message(line.encode())
 
 
-def told(line: str) -> Message:
+def reported(line: str) -> Message:
     found = said(line)
     assert found is not None, line
     return found
@@ -59,7 +59,7 @@ def told(line: str) -> Message:
     ],
 )
 def test_an_xid_is_read_with_its_code_gpu_and_text(line: str, code: int, address: str, text: str) -> None:
-    found = told(line)
+    found = reported(line)
     assert (found.kind, found.code, found.address, found.text) == ("xid", code, address, text)
 
 
@@ -103,7 +103,7 @@ def test_the_new_recovery_action_of_xid_154_is_no_repeat_of_the_last() -> None:
         f"NVRM: Xid (PCI:0000:3b:00): 154, GPU recovery action changed from {change}"
         for change in ("0x0 (None) to 0x4 (Drain and Reset)", "0x4 (Drain and Reset) to 0x1 (GPU Reset Required)")
     ]
-    first, second = (told(line) for line in lines)
+    first, second = (reported(line) for line in lines)
     assert first.subject != second.subject
     assert [recovery_of({"code": item.code, "text": item.text}) for item in (first, second)] == [
         "drain_and_reset",
@@ -121,7 +121,7 @@ def test_the_new_recovery_action_of_xid_154_is_no_repeat_of_the_last() -> None:
     ],
 )
 def test_an_sxid_says_which_switch_and_how_bad(rest: str, severity: str) -> None:
-    found = told(f"nvidia-nvswitch3: SXid (PCI:0000:05:00.0): {rest}")
+    found = reported(f"nvidia-nvswitch3: SXid (PCI:0000:05:00.0): {rest}")
     assert (found.kind, found.code, found.address) == ("sxid", int(rest[:5]), "0000:05:00")
     assert sxid_severity({"code": found.code, "text": found.text}) == severity
     assert "nvidia-nvswitch3 PCI:0000:05:00.0" in found.text
@@ -142,7 +142,7 @@ def test_an_sxid_says_which_switch_and_how_bad(rest: str, severity: str) -> None
     ],
 )
 def test_a_kill_for_memory_names_the_process(line: str, process: str) -> None:
-    assert told(line) == Message("oom_kill", process)
+    assert reported(line) == Message("oom_kill", process)
 
 
 @pytest.mark.parametrize(
@@ -175,7 +175,7 @@ def test_a_kill_for_memory_names_the_process(line: str, process: str) -> None:
     ],
 )
 def test_a_link_change_names_the_port(line: str, kind: str, link: str) -> None:
-    found = told(line)
+    found = reported(line)
     assert (found.kind, found.subject) == (kind, link)
 
 
@@ -234,7 +234,7 @@ def test_a_link_change_names_the_port(line: str, kind: str, link: str) -> None:
 def test_the_lines_of_a_machine_check_say_together_whether_it_was_corrected(
     lines: list[str], severity: str | None
 ) -> None:
-    whole = whole_machine_check([told(line) for line in lines])
+    whole = whole_machine_check([reported(line) for line in lines])
     assert (whole.subject if whole is not None else None) == severity
     if whole is not None:
         assert bool(UNCORRECTED.search(whole.text)) == (severity == "uncorrected")
@@ -272,7 +272,7 @@ def test_the_lines_of_a_machine_check_say_together_whether_it_was_corrected(
     ],
 )
 def test_a_host_error_says_what_fails_and_which_device(line: str, subject: str, address: str) -> None:
-    found = told(line)
+    found = reported(line)
     assert (found.kind, found.subject, found.address) == ("host_error", subject, address)
     assert found.text
 
@@ -283,7 +283,7 @@ def test_a_fatal_pcie_error_that_firmware_reports_is_one_with_its_device() -> No
         "{3}[Hardware Error]:   section_type: PCIe error",
         "{3}[Hardware Error]:   device_id: 0000:17:00.0",
     ]
-    whole = whole_machine_check([told(line) for line in lines])
+    whole = whole_machine_check([reported(line) for line in lines])
     assert whole is not None
     assert (whole.kind, whole.subject, whole.address) == ("host_error", "pcie_fatal 0000:17:00.0", "0000:17:00")
 
@@ -315,7 +315,7 @@ def test_what_is_no_record_is_called_so(raw: bytes) -> None:
 
 
 def test_a_message_is_found_behind_an_escaped_line_feed_and_never_in_a_record_s_properties() -> None:
-    assert told("first\\x0a" + OFF_THE_BUS).code == 79
+    assert reported("first\\x0a" + OFF_THE_BUS).code == 79
     assert message(b"first Xid (\n " + OFF_THE_BUS.encode()) is None
 
 
@@ -443,9 +443,9 @@ def test_other_gpus_other_codes_and_other_processes_are_not_repeats() -> None:
 def test_kills_stay_near_enough_in_time_to_the_ranks_that_they_end() -> None:
     repeats, kill = Repeats(), Message("oom_kill", "python3")
     news = [item for second in range(60) for item in (*repeats.due(second), *repeats.add(kill, second))]
-    told_s = [item.at_s for item in news]
-    assert all(min(abs(second - at_s) for at_s in told_s) < RANK_NEAR_S for second in range(60))
-    assert len(told_s) <= 12
+    reported_s = [item.at_s for item in news]
+    assert all(min(abs(second - at_s) for at_s in reported_s) < RANK_NEAR_S for second in range(60))
+    assert len(reported_s) <= 12
 
 
 def test_a_flood_of_different_messages_is_bounded() -> None:
@@ -453,7 +453,7 @@ def test_a_flood_of_different_messages_is_bounded() -> None:
     for number in range(3 * KEYS_MAX):
         repeats.add(XID._replace(subject=str(number)), float(number) / 1e3)
         changes.add(Message("link_up", f"veth{number}"), float(number))
-    assert len(repeats._told) <= KEYS_MAX
+    assert len(repeats._reported) <= KEYS_MAX
     assert len(changes._links) <= KEYS_MAX
 
 
@@ -462,11 +462,11 @@ DOWN, UP = Message("link_down", "eth0"), Message("link_up", "eth0")
 
 def test_a_change_that_driver_and_bond_both_tell_is_one() -> None:
     changes = LinkChanges()
-    told = [
+    reported = [
         changes.add(item, 1_000.0 + at_s)
         for item, at_s in ((DOWN, 0.0), (DOWN, 0.1), (UP, 3.0), (UP, 3.2), (DOWN, 9.0))
     ]
-    assert [len(item) for item in told] == [1, 0, 1, 0, 1]
+    assert [len(item) for item in reported] == [1, 0, 1, 0, 1]
 
 
 def test_a_link_that_flaps_without_end_is_told_of_a_few_times_and_as_it_ended() -> None:

@@ -12,9 +12,10 @@ from eagle_eye.agent.loop.drops import Drops
 from eagle_eye.agent.loop.loop import Loop
 from eagle_eye.agent.loop.runner import Runner
 from eagle_eye.agent.loop.service_manager import ServiceManager
-from eagle_eye.agent.loop.tick import Tick
+from eagle_eye.agent.loop.tick_result import Tick
 from eagle_eye.schema.events import Event
-from eagle_eye.schema.frame import EVENTS_MAX, FRAME_BYTES_MAX, RANKS_MAX, Frame, Rank, decode_frame, values_of
+from eagle_eye.schema.frame import EVENTS_MAX, FRAME_BYTES_MAX, RANKS_MAX, Frame, Rank, values_of
+from eagle_eye.schema.rows import read_written
 from tests.agent.fakes import FakeClock, until
 
 
@@ -71,7 +72,7 @@ class Station:
     def append(self, make: Callable[[str, int], bytes]) -> int | None:
         raw = make("stream", len(self.frames) + 1)
         self.bytes.append(len(raw))
-        self.frames.append(decode_frame(raw))
+        self.frames.append(read_written(raw).frame)
         self.on_frame()
         return len(self.frames)
 
@@ -130,7 +131,7 @@ def test_rows_of_several_collectors_for_one_device_are_one_row() -> None:
     gpu = Scripted("nvml", lambda: Observed(devices={0: {"gpu_power_watts": 300.0}}))
     rank = Scripted("training", lambda: Observed(devices={0: {"train_step": 7.0}}))
     (block,) = Station(FakeClock(1000.3), gpu, rank).run(1)[0].blocks
-    assert (block.keys, block.metrics, list(values_of(block))) == ([0], ["gpu_power_watts", "train_step"], [300.0, 7.0])
+    assert (block.keys, block.metrics, list(values_of(block))) == ([0], ["train_step", "gpu_power_watts"], [7.0, 300.0])
 
 
 def test_news_make_a_frame_at_once_and_ticks_go_on() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from eagle_eye.agent.collectors.memory_checkpoint import LOOK_EVERY_S, QUIET_S, MemoryCheckpointCollector
 from eagle_eye.agent.loop.collector import Observed
-from eagle_eye.agent.processes.training_processes import TrainingProcess, TrainingProcesses
+from eagle_eye.agent.processes.process_registry import TrainingProcess, TrainingProcesses
 from eagle_eye.schema.frame import block
 from eagle_eye.schema.memory_standing import (
     PERSIST_HANGS_S,
@@ -95,8 +95,8 @@ def test_older_whole_steps_are_told_with_their_age(node: Node) -> None:
     steps = ((1, 900.0), (4, 400.0), (9, 6.0), (10, 3.0))
     node.says(standing(older=[OlderStep(step, now_s - age_s) for step, age_s in steps]))
     row = node.row()
-    told = ("previous_step", "second_oldest_step", "oldest_step")
-    assert [row[f"memory_checkpoint_{name}"] for name in told] == [10.0, 4.0, 1.0]
+    reported = ("previous_step", "second_oldest_step", "oldest_step")
+    assert [row[f"memory_checkpoint_{name}"] for name in reported] == [10.0, 4.0, 1.0]
     ages = ("previous_age_seconds", "second_oldest_age_seconds", "oldest_age_seconds")
     assert [row[f"memory_checkpoint_{name}"] for name in ages] == [4.0, 401.0, 901.0]
 

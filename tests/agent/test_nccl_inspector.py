@@ -14,7 +14,7 @@ from eagle_eye.agent.collectors.nccl_inspector import (
     NcclInspectorCollector,
 )
 from eagle_eye.agent.loop.drops import Drops
-from eagle_eye.agent.processes.training_processes import TrainingProcess, TrainingProcesses
+from eagle_eye.agent.processes.process_registry import TrainingProcess, TrainingProcesses
 from eagle_eye.schema.metrics import BY_NAME
 from tests.agent.fakes import FakeClock
 from tests.agent.nccl_fakes import HOST, FakeProc, inspector_line, process, published
@@ -256,8 +256,8 @@ def test_a_log_that_was_exchanged_is_read_to_its_end_and_the_new_one_from_its_be
     path.rename(path.with_suffix(".old"))
     host.writes(inspector_line(8), name=f"{HOST}-pid1000.old")
     host.writes(inspector_line(9))
-    told = [rows(agent, host)[0]["nccl_completed_sequence"] for _ in range(int(EXCHANGED_EVERY_S) + 2)]
-    assert (told[0], told[-1]) == (8.0, 9.0)
+    reported = [rows(agent, host)[0]["nccl_completed_sequence"] for _ in range(int(EXCHANGED_EVERY_S) + 2)]
+    assert (reported[0], reported[-1]) == (8.0, 9.0)
 
 
 def test_the_logs_of_ranks_that_have_gone_are_let_go_of(host: Host) -> None:

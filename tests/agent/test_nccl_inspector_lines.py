@@ -15,7 +15,7 @@ from eagle_eye.agent.nccl.inspector_lines import (
     CollectiveTotals,
     parse,
 )
-from eagle_eye.agent.nccl.inspector_metrics import bus_bandwidth
+from eagle_eye.agent.nccl.inspector_prometheus import bus_bandwidth
 from tests.agent.nccl_fakes import inspector_line
 
 

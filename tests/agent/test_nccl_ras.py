@@ -18,7 +18,7 @@ from eagle_eye.agent.nccl import ras_client
 from eagle_eye.agent.nccl.process_environment import Environments
 from eagle_eye.agent.nccl.ras_client import DEFAULT_PORT, NoAnswer, TooLong, ask
 from eagle_eye.agent.nccl.ras_reply import BadReply, Communicator, Member, RasProblem, Reply
-from eagle_eye.agent.processes.training_processes import TrainingProcess
+from eagle_eye.agent.processes.process_registry import TrainingProcess
 from tests.agent.fakes import FakeClock
 from tests.agent.nccl_fakes import FakeProc, process, published
 from tests.loopback import free_port

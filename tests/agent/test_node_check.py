@@ -19,14 +19,14 @@ from eagle_eye.agent.config import read
 from eagle_eye.agent.evidence.requests import EvidenceRequests
 from eagle_eye.agent.loop.collector import CollectFailed
 from eagle_eye.agent.loop.drops import Drops
-from eagle_eye.agent.node_check import child
-from eagle_eye.agent.node_check.child import OUTPUT_BYTES_MAX, Ran
+from eagle_eye.agent.node_check import runner
 from eagle_eye.agent.node_check.requests import MEMORY_BYTES_MIN, WAITING_MAX, NodeChecks
 from eagle_eye.agent.node_check.room import memory_limit_bytes
-from eagle_eye.agent.processes.training_processes import TrainingProcess
+from eagle_eye.agent.node_check.runner import OUTPUT_BYTES_MAX, Ran
+from eagle_eye.agent.processes.process_registry import TrainingProcess
 from eagle_eye.schema.configuration import ConfigurationError
 from tests.agent.fakes import REPOSITORY, until
-from tests.agent.test_evidence_requests import Desk
+from tests.agent.test_evidence_requests import EvidenceSite
 
 REPORT = {"verdict": "healthy", "reason": "fine", "refused": False, "checks": []}
 RANK = TrainingProcess(4711, "llm", 3, 8, 0)
@@ -198,17 +198,17 @@ def test_what_does_not_fit_waits_with_the_server(host: Host) -> None:
 
 
 def test_requests_for_evidence_and_for_checks_do_not_mind_each_other(host: Host) -> None:
-    desk = Desk()
+    evidence = EvidenceSite()
     asked = [
         {"id": "ev_1", "kind": "evidence", "deadline_s": 20.0, "job": "j", "attempt": 0},
         {"id": "chk_1", "kind": "node_check", "deadline_s": 20.0},
     ]
-    for taker in (desk.requests, host.checks):
+    for taker in (evidence.requests, host.checks):
         assert isinstance(taker, (EvidenceRequests, NodeChecks))
         taker.answered({"requests": asked})
-    until(lambda: len(host.sent) == 2 and len(desk.sent) == 1)
-    assert desk.drops.snapshot() == host.drops.snapshot() == {}
-    desk.requests.close()
+    until(lambda: len(host.sent) == 2 and len(evidence.sent) == 1)
+    assert evidence.drops.snapshot() == host.drops.snapshot() == {}
+    evidence.requests.close()
 
 
 def python(code: str) -> list[str]:
@@ -220,7 +220,7 @@ def test_a_child_knows_none_of_our_secrets_and_is_the_first_to_go(monkeypatch: p
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("NCCL_SOCKET_IFNAME", "eth9")
     code = "import os, json; print(json.dumps([dict(os.environ), open('/proc/self/oom_score_adj').read()]))"
-    ran = child.run(python(code), time.monotonic() + 20, lambda: "")
+    ran = runner.run(python(code), time.monotonic() + 20, lambda: "")
     environment, score = json.loads(ran.output)
     assert ran.status == 0
     assert not {"EAGLE_EYE_TOKEN", "RANK"} & set(environment)
@@ -235,7 +235,7 @@ def test_a_child_knows_none_of_our_secrets_and_is_the_first_to_go(monkeypatch: p
     ],
 )
 def test_a_child_that_says_too_much_or_does_not_end_is_ended(code: str, why: str) -> None:
-    ran = child.run(python(code), time.monotonic() + 0.6, lambda: "")
+    ran = runner.run(python(code), time.monotonic() + 0.6, lambda: "")
     assert ran.status is None
     assert why in ran.why
 
@@ -251,7 +251,7 @@ def test_a_child_may_end_what_it_has_begun(tmp_path: Path) -> None:
         "time.sleep(60)\n"
     )
     ready = tmp_path / "ready"
-    ran = child.run(python(code), time.monotonic() + 20, lambda: "somebody trains" if ready.exists() else "")
+    ran = runner.run(python(code), time.monotonic() + 20, lambda: "somebody trains" if ready.exists() else "")
     assert ran.why == "somebody trains"
     assert (tmp_path / "ended").exists()
 

@@ -24,7 +24,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
 
 def join(server: Running, **rules: Any) -> str:
     text, record = mint("join", None, NOW, 3600.0, **rules)
-    server.front.services.store.commit(Change(tokens=(record,)))
+    server.dispatcher.services.store.commit(Change(tokens=(record,)))
     return text
 
 

@@ -16,7 +16,7 @@ import pytest
 
 from eagle_eye.agent.config import read
 from eagle_eye.agent.loop.drops import Drops
-from eagle_eye.agent.node_check.child import Ran
+from eagle_eye.agent.node_check.runner import Ran
 from eagle_eye.schema.configuration import ConfigurationError
 
 pytest.importorskip("h2", reason="h2 is not installed: pip install 'eagle-eye[nvrx]'")
@@ -47,7 +47,7 @@ def call(path: Path, method: bytes = METHOD) -> tuple[dict[str, str], bytes]:
         1, [(b":method", b"POST"), (b":scheme", b"http"), (b":path", method), (b":authority", b"localhost")]
     )
     http.send_data(1, b"\0\0\0\0\x0c\x0a\x0a--no-slurm", end_stream=True)
-    told: dict[str, str] = {}
+    reported: dict[str, str] = {}
     body = b""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as end:
         end.settimeout(WITHIN_S)
@@ -56,13 +56,13 @@ def call(path: Path, method: bytes = METHOD) -> tuple[dict[str, str], bytes]:
         while data := end.recv(65_536):
             for event in http.receive_data(data):
                 if isinstance(event, ResponseReceived | TrailersReceived):
-                    told.update({bytes(k).decode(): bytes(v).decode() for k, v in event.headers})
+                    reported.update({bytes(k).decode(): bytes(v).decode() for k, v in event.headers})
                 elif isinstance(event, DataReceived):
                     body += event.data
                 elif isinstance(event, StreamEnded):
-                    return told, body
+                    return reported, body
             end.sendall(http.data_to_send())
-    raise AssertionError(f"the connection ended before the answer: {told}")
+    raise AssertionError(f"the connection ended before the answer: {reported}")
 
 
 def fields(body: bytes) -> dict[int, int | bytes]:
@@ -95,8 +95,8 @@ def output(body: bytes) -> dict[str, object]:
 
 def test_a_healthy_host_may_join(tmp_path: Path) -> None:
     with served(tmp_path / "s", lambda: Health("healthy")) as path:
-        told, body = call(path)
-    assert (told[":status"], told["grpc-status"]) == ("200", "0")
+        reported, body = call(path)
+    assert (reported[":status"], reported["grpc-status"]) == ("200", "0")
     assert fields(body)[1] == 1
     assert output(body) == {"fail_count": 0, "failed_checks": [], "verdict": "healthy"}
 
@@ -104,8 +104,8 @@ def test_a_healthy_host_may_join(tmp_path: Path) -> None:
 def test_a_sick_host_is_kept_out_with_its_reasons(tmp_path: Path) -> None:
     reasons = ("gpu 3: lost, it has left the bus; reboot", "x" * 300)
     with served(tmp_path / "s", lambda: Health("sick", reasons)) as path:
-        told, body = call(path)
-    assert told["grpc-status"] == "0"
+        reported, body = call(path)
+    assert reported["grpc-status"] == "0"
     assert 1 not in fields(body)
     assert fields(body)[2] == 3
     assert output(body) == {"fail_count": 2, "failed_checks": [*reasons], "verdict": "sick"}
@@ -113,8 +113,8 @@ def test_a_sick_host_is_kept_out_with_its_reasons(tmp_path: Path) -> None:
 
 def test_where_nobody_can_tell_the_check_is_unavailable_which_keeps_nobody_out(tmp_path: Path) -> None:
     with served(tmp_path / "s", lambda: Health("cannot_tell", ("nvml: failed: naïve",))) as path:
-        told, body = call(path)
-    assert (told["grpc-status"], unquote(told["grpc-message"])) == ("14", "cannot tell: nvml: failed: naïve")
+        reported, body = call(path)
+    assert (reported["grpc-status"], unquote(reported["grpc-message"])) == ("14", "cannot tell: nvml: failed: naïve")
     assert body == b""
 
 

@@ -11,7 +11,7 @@ from eagle_eye.agent.collectors.processes import LOOK_COST_RATIO, LOOK_S, LOOK_S
 from eagle_eye.agent.loop.collector import Unsupported
 from eagle_eye.agent.loop.drops import Drops
 from eagle_eye.agent.processes.census import AGAIN
-from eagle_eye.agent.processes.training_processes import TrainingProcesses
+from eagle_eye.agent.processes.process_registry import TrainingProcesses
 from tests.agent.fakes import FakeClock
 from tests.agent.process_tree import Node, ProcessTree, rank
 

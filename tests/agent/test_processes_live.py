@@ -13,15 +13,15 @@ import pytest
 
 from eagle_eye.agent.collectors.processes import SETTLE_S, ProcessesCollector
 from eagle_eye.agent.loop.drops import Drops
-from eagle_eye.agent.processes.ends import Ends, exits_are_told
-from eagle_eye.agent.processes.training_processes import TrainingProcesses
+from eagle_eye.agent.processes.exit_watcher import Ends, exits_are_reported
+from eagle_eye.agent.processes.process_registry import TrainingProcesses
 from eagle_eye.detectors.progress.process_exit import ProcessExit
 from eagle_eye.detectors.types import Happening, Verdict
 from eagle_eye.schema.events import Event
 from tests.agent.fakes import REPOSITORY, FakeClock, Listener, script, until
 from tests.detectors.windows import NOW_S, Story
 
-KERNEL_TELLS = exits_are_told(os.uname().release)
+KERNEL_TELLS = exits_are_reported(os.uname().release)
 # Maps a file of torch's name, starts a data loader that inherits everything, and ends as it is told.
 TRAINING = """
     import mmap, os, signal, sys
@@ -158,11 +158,11 @@ def test_the_hook_of_the_same_process_says_the_same(
 
 
 @pytest.mark.parametrize(
-    ("release", "told"),
+    ("release", "reported"),
     [("6.15.0", True), ("6.18.44-fc", True), ("7.0", True), ("6.14.9", False), ("5.14.0-503.el9", False), ("x", False)],
 )
-def test_which_kernels_tell_every_exit_code(release: str, told: bool) -> None:
-    assert exits_are_told(release) == told
+def test_which_kernels_tell_every_exit_code(release: str, reported: bool) -> None:
+    assert exits_are_reported(release) == reported
 
 
 def test_on_an_older_kernel_a_code_that_could_be_read_by_chance_is_not() -> None:
@@ -198,7 +198,7 @@ def test_what_is_forgotten_or_gone_is_not_told() -> None:
 
 
 def test_where_no_descriptor_can_be_had_ends_are_found_by_looking(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("eagle_eye.agent.processes.ends.open_pidfd", lambda pid: None)
+    monkeypatch.setattr("eagle_eye.agent.processes.exit_watcher.open_pidfd", lambda pid: None)
     ends: list[tuple[int, int | None]] = []
     watch = Ends(lambda pid, code: ends.append((pid, code)))
     with script("import sys; sys.stdin.read(1)") as process:
@@ -217,7 +217,7 @@ def test_another_user_s_rank_on_a_gpu_is_named_as_not_seen(library: Path) -> Non
         import os, sys
         from eagle_eye.agent.collectors.processes import ProcessesCollector
         from eagle_eye.agent.loop.drops import Drops
-        from eagle_eye.agent.processes.training_processes import TrainingProcesses
+        from eagle_eye.agent.processes.process_registry import TrainingProcesses
         os.setgid(65534); os.setuid(65534)
         drops, pid = Drops(), int(sys.argv[1])
         now = iter(range(0, 10_000, 60))

@@ -14,7 +14,8 @@ from tests.agent.fakes import FakeClock
 NOW = 1_000_000.0
 
 
-def frame(sequence: int, power: float = 300.0, **more: object) -> bytes:
+def whole(sequence: int, power: float = 300.0, **more: object) -> bytes:
+    """Return a whole frame, as agents kept them until rows were kept."""
     fields: dict[str, object] = {
         "version": 1,
         "node": "n1",
@@ -28,6 +29,17 @@ def frame(sequence: int, power: float = 300.0, **more: object) -> bytes:
         "blocks": [block(Scope.DEVICE, {0: {"gpu_power_watts": power}})],
     }
     return encode_frame(Frame(**{**fields, **more}))  # type: ignore[arg-type]
+
+
+def frame(sequence: int, power: float = 300.0, **more: object) -> bytes:
+    """Return a frame as the loop has it kept."""
+    raw = whole(sequence, power, **more)
+    said = decode_frame(raw)
+    if not said.blocks:
+        return raw
+    outline = rows.outline_of(said)
+    told = rows.encode_outline(outline)
+    return rows.encode_rows_request([told], [rows.encode_row(said, outline, rows.outline_id(told))], said.time_s)
 
 
 def parts(written: Written) -> rows.RowsRequest:
@@ -69,11 +81,10 @@ def test_silence_and_events_travel_with_the_row(writer: RequestWriter) -> None:
     writer.write([frame(1)], NOW)
     writer.answered(200, "")
     ranks, events = [Rank("job", 0, 1, 0, silent_s=7.5)], [Event(NOW, "xid", 0, {"code": 79})]
-    raw = frame(2, ranks=ranks, events=events)
-    request = parts(writer.write([raw], NOW))
-    outline = rows.outline_of(decode_frame(raw))
+    said = decode_frame(whole(2, ranks=ranks, events=events))
+    request = parts(writer.write([frame(2, ranks=ranks, events=events)], NOW))
     assert request.outlines == []
-    assert rows.read_row(outline, request.rows[0]).frame == decode_frame(raw)
+    assert rows.read_row(rows.outline_of(said), request.rows[0]).frame == said
 
 
 def test_a_frame_without_numbers_goes_whole(writer: RequestWriter) -> None:
@@ -81,12 +92,32 @@ def test_a_frame_without_numbers_goes_whole(writer: RequestWriter) -> None:
     assert parts(writer.write([raw], NOW)).rows == [raw]
 
 
+def test_what_an_earlier_agent_kept_whole_goes_as_it_was_kept(writer: RequestWriter) -> None:
+    request = parts(writer.write([whole(1), frame(2)], NOW))
+    assert request.rows[0] == whole(1)
+    assert rows.is_row(request.rows[1])
+
+
+def test_rows_are_sent_as_the_bytes_that_were_kept(writer: RequestWriter) -> None:
+    kept = [frame(1), frame(2)]
+    request = parts(writer.write(kept, NOW))
+    assert [rows.split_row(raw) for raw in kept] == [(request.outlines[0], row) for row in request.rows]
+
+
+def test_of_more_outlines_than_a_request_may_have_the_rest_goes_whole(writer: RequestWriter) -> None:
+    kept = [frame(n, dropped={"spool_full": n}) for n in range(1, rows.OUTLINES_PER_REQUEST_MAX + 3)]
+    request = parts(writer.write(kept, NOW))
+    assert len(request.outlines) == rows.OUTLINES_PER_REQUEST_MAX
+    assert [rows.is_row(row) for row in request.rows[-3:]] == [True, False, False]
+    assert decode_frame(request.rows[-1]).sequence == len(kept)
+
+
 def test_an_older_server_gets_whole_frames_for_a_while(writer: RequestWriter, clock: FakeClock) -> None:
     writer.write([frame(1)], NOW)
     assert writer.answered(415, "content_type")
     written = writer.write([frame(1)], NOW)
     assert written.content_type == CONTENT_TYPE
-    assert decode_request(written.body)[1] == [frame(1)]
+    assert decode_request(written.body)[1] == [whole(1)]
     assert not writer.answered(415, "content_type")  # it reads neither: that is said and not tried in a loop
     clock.advance(OLD_SERVER_S)
     assert writer.write([frame(1)], NOW).content_type == rows.CONTENT_TYPE

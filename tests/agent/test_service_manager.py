@@ -12,7 +12,7 @@ import pytest
 
 from eagle_eye.agent.loop.collector import Observed
 from eagle_eye.agent.loop.service_manager import STATUS_CHARS_MAX, STATUS_EVERY_S, ServiceManager, status_of
-from eagle_eye.agent.loop.tick import CollectorStanding, Tick
+from eagle_eye.agent.loop.tick_result import CollectorStanding, Tick
 from tests.agent.fakes import REPOSITORY, FakeClock
 from tests.agent.test_loop import Scripted, Station, node_row
 
@@ -149,7 +149,7 @@ def test_a_manager_that_has_gone_is_one_warning(
     for _ in range(5):
         clock.advance(100.0)
         manager.alive()
-    assert caplog.text.count("cannot be told") == 1
+    assert caplog.text.count("cannot be notified") == 1
 
 
 def test_a_manager_that_does_not_read_is_not_waited_for(systemd: Systemd) -> None:

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from eagle_eye.agent.collectors.tensorboard import LOOK_S, TensorBoardCollector, event_files
 from eagle_eye.agent.loop.collector import Unsupported
 from eagle_eye.agent.loop.drops import Drops
-from eagle_eye.agent.processes.training_processes import TrainingProcess, TrainingProcesses
+from eagle_eye.agent.processes.process_registry import TrainingProcess, TrainingProcesses
 from eagle_eye.agent.training_logs.event_file import ENTER_BYTES, TORN_READS_MAX, EventFile
 from eagle_eye.agent.training_logs.reading import LogReading, Writer
 from eagle_eye.agent.training_logs.tensorboard_events import (
@@ -232,12 +232,12 @@ class Site:
         self.folder.mkdir()
         self.processes = TrainingProcesses()
         self.processes.publish([TrainingProcess(PID + rank, "j", rank, 8, rank, rank) for rank in range(8)])
-        self.told: set[int] = set()
+        self.reported: set[int] = set()
         self.agent = TensorBoardCollector(
             self.processes,
             self.drops,
             event_files(str(self.folder), "n1"),
-            lambda: self.told,
+            lambda: self.reported,
             host="gpu-a",
             monotonic_s=clock.monotonic_s,
         )
@@ -296,7 +296,7 @@ def test_what_was_there_before_is_not_told(tmp_path: Path, clock: FakeClock) -> 
 
 
 def test_devices_that_are_told_already_are_left_out(site: Site) -> None:
-    site.told = {3}
+    site.reported = {3}
     site.file(f"events.out.tfevents.1.gpu-a.{PID + 3}.0", event(10, {"loss": 2.5}))
     assert site.rows() == {}
 

@@ -154,11 +154,11 @@ def test_stdout_and_stderr_of_one_process_are_one_programs(site: Site) -> None:
     site.writes_to(0, errors, 2)
     agent = site.agent()
     site.collect(agent)
-    told: list[str] = []
+    reported: list[str] = []
     for line in lines:
         append(out if line.startswith("{") else errors, line)
-        told += kinds(site.collect(agent).events)
-    assert told == ["eval", "train", "checkpoint_begin", "checkpoint_end"]
+        reported += kinds(site.collect(agent).events)
+    assert reported == ["eval", "train", "checkpoint_begin", "checkpoint_end"]
     row = site.collect(agent).devices[0]
     assert (row["train_step"], row["train_step_seconds"], row["train_loss"]) == (60.0, 2.0, math.inf)
 

@@ -9,7 +9,7 @@ import pytest
 
 from eagle_eye.agent.collectors.training_log import TrainingLogCollector
 from eagle_eye.agent.loop.collector import Observed
-from eagle_eye.agent.processes.training_processes import TrainingProcess
+from eagle_eye.agent.processes.process_registry import TrainingProcess
 from eagle_eye.agent.training_logs.followed_logs import LINGER_S, LOOK_S
 from eagle_eye.agent.training_logs.line_prefixes import without_prefixes
 from eagle_eye.agent.training_logs.traceback_lines import Tracebacks
@@ -158,8 +158,8 @@ def test_what_pytorch_and_torchrun_really_write_is_understood(tmp_path: Path) ->
     launch += ["--role", "rank", "--tee", "3", "--log-dir", str(tmp_path / "logs"), str(program)]
     done = subprocess.run(launch, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=120, check=False)
     reader = Tracebacks()
-    told = [reader.take(without_prefixes(line)) for line in done.stdout.splitlines()]
-    found = {header.rank: text for header, text in filter(None, told)}
+    reported = [reader.take(without_prefixes(line)) for line in done.stdout.splitlines()]
+    found = {header.rank: text for header, text in filter(None, reported)}
     place, *_, error = found[1].splitlines()
     assert place.endswith('train.py", line 5, in <module>')
     assert error == "RuntimeError: of rank 1"

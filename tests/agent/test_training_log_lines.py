@@ -243,15 +243,15 @@ def test_colours_and_launchers_change_nothing(name: str, prefix: str) -> None:
 
 def test_checkpoints_are_told_by_those_that_say_both_ends() -> None:
     for name in ("megatron_lm_core_0.14.log", "torchtitan_0.2.log", "deepspeed_0.16.log"):
-        told = [said.quiet for said in readings(lines_of(name)) if said.quiet is not None]
-        assert told == [Quiet.CHECKPOINT_BEGIN, Quiet.CHECKPOINT_END]
+        reported = [said.quiet for said in readings(lines_of(name)) if said.quiet is not None]
+        assert reported == [Quiet.CHECKPOINT_BEGIN, Quiet.CHECKPOINT_END]
 
 
 def test_an_evaluations_bar_is_no_training_step() -> None:
     steps = [said.step for said in readings(lines_of("hugging_face_4.57.log")) if said.step is not None]
     assert steps == [50, 55, 60]
-    told = [said.quiet for said in readings(lines_of("hugging_face_4.57.log")) if said.quiet is not None]
-    assert told == [Quiet.EVAL_BEGIN, Quiet.EVAL_END, Quiet.CHECKPOINT_BEGIN]
+    reported = [said.quiet for said in readings(lines_of("hugging_face_4.57.log")) if said.quiet is not None]
+    assert reported == [Quiet.EVAL_BEGIN, Quiet.EVAL_END, Quiet.CHECKPOINT_BEGIN]
 
 
 def test_deepspeed_below_another_framework_is_read_beside_it() -> None:
@@ -490,18 +490,18 @@ def test_a_tracebacks_first_line_tells_rank_and_local_rank_apart(
     prefix: str, expected: tuple[int | None, int | None]
 ) -> None:
     reader = Tracebacks()
-    told = [reader.take(without_prefixes(prefix + line)) for line in (HEADER, *FRAME, "ValueError: x")]
-    assert told[-1] is not None
-    header, text = told[-1]
+    reported = [reader.take(without_prefixes(prefix + line)) for line in (HEADER, *FRAME, "ValueError: x")]
+    assert reported[-1] is not None
+    header, text = reported[-1]
     assert ((header.rank, header.local_rank), text.splitlines()[-1]) == (expected, "ValueError: x")
 
 
 def test_a_traceback_is_told_with_its_innermost_frame() -> None:
     reader = Tracebacks()
     outer = ('  File "train.py", line 90, in main', "    step()")
-    told = [reader.take(without_prefixes(f"[rank2]: {line}")) for line in (HEADER, *outer, *FRAME, "ValueError: x")]
-    assert told[-1] is not None
-    assert told[-1][1] == "\n".join((*FRAME[:2], "ValueError: x"))
+    reported = [reader.take(without_prefixes(f"[rank2]: {line}")) for line in (HEADER, *outer, *FRAME, "ValueError: x")]
+    assert reported[-1] is not None
+    assert reported[-1][1] == "\n".join((*FRAME[:2], "ValueError: x"))
 
 
 @pytest.mark.parametrize(
@@ -544,7 +544,7 @@ def test_real_mlperf_logs_are_read(name: str, steps: int, losses: int) -> None:
     lines = gzip.decompress((DATA / f"real/mlperf_v5_llm/rawlogs/{name}.txt.gz").read_bytes()).decode().splitlines()
     parser = LogParser()
     found = [said for line in lines if (said := parser.parse(without_prefixes(line).text)) is not None]
-    told = [said.step for said in found if said.step is not None]
+    reported = [said.step for said in found if said.step is not None]
     assert parser.framework == "mllog"
-    assert (len(told), len([said for said in found if said.loss is not None])) == (steps, losses)
-    assert told == sorted(set(told))
+    assert (len(reported), len([said for said in found if said.loss is not None])) == (steps, losses)
+    assert reported == sorted(set(reported))

@@ -186,7 +186,7 @@ def test_while_the_live_lane_fails_no_old_frame_is_sent(behind: Behind, server: 
     behind.uplink.start()
     until(lambda: len(server.requests) > 5)
     assert behind.uplink.backlog.delivered == 0
-    assert behind.uplink.backlog._failures == 0
+    assert behind.uplink.backlog._backoff.failures == 0
     server.refuse = lambda _frames, _headers: None
     until(lambda: behind.uplink.backlog.delivered > 0)
 

@@ -42,7 +42,7 @@ LIMITS: dict[str, Any] = {
 }
 
 
-def keep_in(front: Dispatcher[Services]) -> None:
+def keep_in(dispatcher: Dispatcher[Services]) -> None:
     """Have the server deliver to loopback alone, whatever a request made it believe."""
 
     async def check(url: str) -> Target:
@@ -51,7 +51,7 @@ def keep_in(front: Dispatcher[Services]) -> None:
             raise TargetRefused("this server delivers to loopback alone")
         return Target(parsed, ("127.0.0.1",))
 
-    front.services.guard.check = check  # type: ignore[method-assign]
+    dispatcher.services.guard.check = check  # type: ignore[method-assign]
 
 
 @pytest.mark.skipif(
@@ -61,8 +61,8 @@ def keep_in(front: Dispatcher[Services]) -> None:
 def test_generated_requests_get_what_the_description_says(tmp_path: Path, seed: int) -> None:
     text, token = auth.mint("admin", None, NOW, None)
     with running(tmp_path, **LIMITS) as server:
-        keep_in(server.front)
-        server.front.services.store.commit(Change(tokens=(token,)))
+        keep_in(server.dispatcher)
+        server.dispatcher.services.store.commit(Change(tokens=(token,)))
         one_of_each(server)
         server.send(body(frame()), authorization=f"Bearer {text}")
         lines = [f'"path.{name}" = "{value}"\n' for name, value in KNOWN.items()]

@@ -107,8 +107,8 @@ def test_a_raised_cap_takes_all_at_once_enrolment_goes_on_and_all_can_be_forgott
     assert raised.gauge("nodes_vouched") == 0
     raised.enrol_and_speak("real-1")
     asked = {"introduced_by": raised.tokens["remote_write id"], "force": True}
-    told = raised.server.client.post("/api/v1/nodes/forget", json=asked, headers=raised.headers("admin"))
-    assert (told.status_code, len(told.json()["forgotten"])) == (200, NODES)
+    reported = raised.server.client.post("/api/v1/nodes/forget", json=asked, headers=raised.headers("admin"))
+    assert (reported.status_code, len(reported.json()["forgotten"])) == (200, NODES)
     assert raised.gauge("nodes_known") == 1
     listed = raised.server.client.get("/api/v1/nodes", headers=raised.headers("admin")).json()["items"]
     assert [node["node"] for node in listed] == ["real-1"]

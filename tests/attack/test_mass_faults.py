@@ -48,15 +48,15 @@ class Fleet:
             for node in lost:
                 self._stopped_at.setdefault(self.nodes[node][0], self._sequence)
             for node in self.nodes:
-                assert self._server.send(self._frame(node, told=node in lost)).status_code == 200
+                assert self._server.send(self._frame(node, reported=node in lost)).status_code == 200
             lost = frozenset()
             time.sleep(max(1.0 - (time.monotonic() - begun_s), 0.0))
 
-    def _frame(self, node: str, *, told: bool) -> Frame:
+    def _frame(self, node: str, *, reported: bool) -> Frame:
         job, rank = self.nodes[node]
         now_s = time.time()
         row = {"train_step": float(self._stopped_at.get(job, self._sequence)), "train_step_seconds": 1.0}
-        events = [Event(now_s, "xid", 0, {"code": 79, "text": "GPU has fallen off the bus."})] if told else []
+        events = [Event(now_s, "xid", 0, {"code": 79, "text": "GPU has fallen off the bus."})] if reported else []
         return Frame(
             version=WIRE_VERSION,
             node=node,
@@ -86,11 +86,11 @@ def struck(server: OwnProcess) -> tuple[list[dict[str, Any]], list[dict[str, Any
     lost = frozenset(f"job-{job}-n{chance.randrange(NODES_PER_JOB)}" for job in range(FAULTY))
     fleet.report(2, lost)
 
-    def told() -> bool:
+    def reported() -> bool:
         fleet.report(1)
         return len(items(server, "incidents")) >= FAULTY
 
-    wait_until(told)
+    wait_until(reported)
     fleet.report(LIVES_S)
     incidents = items(server, "incidents")
     assert {incident["node"] for incident in incidents} == lost

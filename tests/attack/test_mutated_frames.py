@@ -79,14 +79,14 @@ def rows(dice: random.Random, node: str, sequence: int, now_s: float) -> bytes:
     return cut(dice, request) if dice.random() < 0.3 else request
 
 
-def names_in(told: Any, fields: frozenset[str]) -> list[str]:
+def names_in(reported: Any, fields: frozenset[str]) -> list[str]:
     """Return the texts of these fields, however deep."""
-    if isinstance(told, list):
-        return [name for one in told for name in names_in(one, fields)]
-    if not isinstance(told, dict):
+    if isinstance(reported, list):
+        return [name for one in reported for name in names_in(one, fields)]
+    if not isinstance(reported, dict):
         return []
-    mine = [value for key, value in told.items() if key in fields and isinstance(value, str)]
-    return mine + [name for value in told.values() for name in names_in(value, fields)]
+    mine = [value for key, value in reported.items() if key in fields and isinstance(value, str)]
+    return mine + [name for value in reported.values() for name in names_in(value, fields)]
 
 
 def post(server: OwnProcess, content: bytes, kind: str) -> int:

@@ -61,7 +61,7 @@ def tokens(server: Running) -> dict[str, str]:
     ended, revoked = made("admin"), made("admin")
     records = [record for _, record in found.values()]
     records += [replace(ended[1], expires_s=NOW - 1), replace(revoked[1], revoked=True)]
-    server.front.services.store.commit(Change(tokens=tuple(records)))
+    server.dispatcher.services.store.commit(Change(tokens=tuple(records)))
     texts: dict[str, str] = {scope: text for scope, (text, _) in found.items()}
     return {**texts, "ended": ended[0], "revoked": revoked[0], "wrong": "ee_wrong", "none": ""}
 

@@ -47,7 +47,7 @@ class Site:
         return any(alert["labels"]["alertname"] == name and alert["state"] == "firing" for alert in answer)
 
 
-def told(target: Receiver) -> set[tuple[str, str]]:
+def reported(target: Receiver) -> set[tuple[str, str]]:
     """Return the alerts that a receiver got, each with whether it fires or is resolved."""
     bodies: list[dict[str, Any]] = [json.loads(content) for _, content in list(target.got)]
     return {(alert["labels"]["alertname"], alert["status"]) for body in bodies for alert in body["alerts"]}
@@ -151,12 +151,14 @@ def site(tmp_path: Path) -> Iterator[Site]:
 
 def test_a_server_that_is_killed_pages_and_its_signs_of_life_end(site: Site) -> None:
     alive = {("EagleEyeAlertsWork", "firing"), ("EagleEyeHeartbeat", "firing")}
-    eventually(lambda: alive <= told(site.dead_man))
+    eventually(lambda: alive <= reported(site.dead_man))
     # Without the two minutes that it waits in earnest, it fired until the server had started.
     eventually(lambda: not site.fires("EagleEyeDown"))
     site.pager.got.clear()
     site.server.kill()
     eventually(lambda: site.fires("EagleEyeDown"))
-    eventually(lambda: ("EagleEyeDown", "firing") in told(site.pager))
+    eventually(lambda: ("EagleEyeDown", "firing") in reported(site.pager))
     # To the dead man's switch nothing more comes but that they have ended.
-    eventually(lambda: {("EagleEyeAlertsWork", "resolved"), ("EagleEyeHeartbeat", "resolved")} <= told(site.dead_man))
+    eventually(
+        lambda: {("EagleEyeAlertsWork", "resolved"), ("EagleEyeHeartbeat", "resolved")} <= reported(site.dead_man)
+    )

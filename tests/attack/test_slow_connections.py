@@ -60,7 +60,7 @@ def slow(server: Running, begins: bytes, again: bytes) -> Iterator[Callable[[], 
         thread = threading.Thread(target=trickle)
         thread.start()
         try:
-            yield lambda: server.front.connections.count
+            yield lambda: server.dispatcher.connections.count
         finally:
             over.set()
             thread.join()
@@ -69,7 +69,7 @@ def slow(server: Running, begins: bytes, again: bytes) -> Iterator[Callable[[], 
 @pytest.mark.parametrize("way", WAYS)
 def test_agents_are_acknowledged_beside_them(server: Running, way: str) -> None:
     text, token = mint("agent", "n1", NOW, None)
-    server.front.services.store.commit(Change(tokens=(token,)))
+    server.dispatcher.services.store.commit(Change(tokens=(token,)))
     begins, again = WAYS[way]
     with slow(server, begins, again) as count:
         assert count() >= SLOW // 2

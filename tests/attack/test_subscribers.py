@@ -167,7 +167,7 @@ class Bench:
     """A server with three subscriptions: one that is misused, another at the same host and port, a third elsewhere."""
 
     def __init__(self, server: Running, near: Subscriber, far: Subscriber) -> None:
-        self.store = server.front.services.store
+        self.store = server.dispatcher.services.store
         self.places = ((near, "/a"), (near, "/b"), (far, "/c"))
         self.names = []
         self._round = 0

@@ -29,11 +29,11 @@ def test_every_part_is_measured_and_what_was_restored_is_right(tmp_path: Path) -
     command += ["--parts", "capture", "restore", "simulation"]
     ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
     assert ran.returncode == 0, ran.stderr
-    told = json.loads(ran.stdout)
-    assert told == json.loads(out.read_text())
-    assert told["restore"]["figures"]["right"]
-    assert all(one["blocked_ms"]["median"] > 0 for one in told["capture"]["figures"].values())
-    assert "Eagle Eye" in told["simulation"]["figures"]["effective_time_ratio"]
+    reported = json.loads(ran.stdout)
+    assert reported == json.loads(out.read_text())
+    assert reported["restore"]["figures"]["right"]
+    assert all(one["blocked_ms"]["median"] > 0 for one in reported["capture"]["figures"].values())
+    assert "Eagle Eye" in reported["simulation"]["figures"]["effective_time_ratio"]
 
 
 def rank(steps_s: dict[str, float], blocked_s: float) -> dict[str, Any]:

@@ -36,11 +36,11 @@ def test_peers_are_sent_each_sample_once_with_its_labels_and_the_number_that_the
         written = read_v1(plain, wanted, 1 << 20)
         sizes.append(written.samples)
         for series in written.series:
-            told = labels(series.key)
+            reported = labels(series.key)
             (sample,) = series.samples
             assert sample.time_ms == round(1_000 * TIME_S)
             assert sample.value is not None
-            found[told["__name__"], told["instance"], told["gpu"]] = sample.value
+            found[reported["__name__"], reported["instance"], reported["gpu"]] = sample.value
     assert sizes == [400, 200]
     assert len(found) == NODES * GPUS * len(METRICS)
     at = PLAIN.index("gpu_utilization_ratio")
@@ -90,8 +90,8 @@ def test_what_is_missing_is_said_and_nothing_else() -> None:
     sent = {"frames_lost": 0, "frames_acknowledged": 10, "samples_acknowledged": 100}
     assert _lost(sent, {"frames_in_history": 10, "samples_in_history": 100}) == "nothing"
     assert _lost(sent, {"frames_in_history": 9, "samples_in_history": 100}).startswith("1 acknowledged frames")
-    told = _lost({**sent, "frames_lost": 2}, {"frames_in_history": 10, "samples_in_history": 100})
-    assert told == "2 frames were not acknowledged"
+    reported = _lost({**sent, "frames_lost": 2}, {"frames_in_history": 10, "samples_in_history": 100})
+    assert reported == "2 frames were not acknowledged"
 
 
 def test_files_are_counted_in_folders_and_alone(tmp_path: Path) -> None:

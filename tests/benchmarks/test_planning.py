@@ -16,8 +16,8 @@ def test_all_of_it_is_measured_and_reached(tmp_path: Path) -> None:
     command += ["--layers", "12", "--nodes", "6", "--cases", "5"]
     ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
     assert ran.returncode == 0, ran.stderr
-    told = json.loads(ran.stdout)
-    assert told == json.loads(out.read_text())
-    assert [each["nodes_min"] for each in told["speed"]] == [1, 1, 3]
-    assert told["step_times"]["deviation_max"] < 1e-9
-    assert told["exhaustive"]["cuts_slower_max"] < 1e-6
+    reported = json.loads(ran.stdout)
+    assert reported == json.loads(out.read_text())
+    assert [each["nodes_min"] for each in reported["speed"]] == [1, 1, 3]
+    assert reported["step_times"]["deviation_max"] < 1e-9
+    assert reported["exhaustive"]["cuts_slower_max"] < 1e-6

@@ -74,13 +74,13 @@ def test_a_plan_may_have_some_kinds_alone() -> None:
 
 
 def test_a_restart_has_the_scope_to_which_it_was_widened_and_times_are_told_by_scope() -> None:
-    told = [
+    reported = [
         {"event": "stopping", "attempt": 2, "scope": "process_group"},
         {"event": "stopping", "attempt": 3, "scope": "rank"},
         {"event": "widened", "attempt": 3, "to": "job"},
         {"event": "stopping", "attempt": 4, "scope": "job"},
     ]
-    assert scopes_of(told, 1, 3) == ["process_group", "job"]
+    assert scopes_of(reported, 1, 3) == ["process_group", "job"]
     found = figures([outcome(1, ("crash", "n1"), scopes=["process_group"], first_step_s=2.0)], [session()])
     assert found["first_step"]["by_scope"]["process_group"]["p50_s"] == 2.0
 
@@ -144,13 +144,13 @@ def test_training_time_is_effective_as_far_as_the_job_got_at_its_own_pace() -> N
 
 
 def test_where_ranks_came_from_is_counted_by_node_over_all_sessions() -> None:
-    told: list[dict[str, Any]] = [
+    reported: list[dict[str, Any]] = [
         {"event": "warming", "nodes": ["n1", "n2", "n3"]},
         {"event": "running", "nodes": ["n1", "n2"], "standbys": []},
         {"event": "running", "nodes": ["n1", "n3"], "standbys": ["n1", "n3"]},
     ]
-    assert starts(told) == {"standby": 2, "kept": 0, "spawned": 2}
-    both = figures([outcome()], [session(starts=starts(told)), session(starts={"standby": 3, "spawned": 0})])
+    assert starts(reported) == {"standby": 2, "kept": 0, "spawned": 2}
+    both = figures([outcome()], [session(starts=starts(reported)), session(starts={"standby": 3, "spawned": 0})])
     assert both["starts"] == {"standby": 5, "spawned": 2}
 
 

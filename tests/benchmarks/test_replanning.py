@@ -377,9 +377,9 @@ def test_layers_that_are_measured_are_simulated_with(tmp_path: Path) -> None:
     out = tmp_path / "result.json"
     ran = run("--nodes", "5", "--draws", "1", "--micro-batches", "16", "--out", str(out))
     assert ran.returncode in (0, 1), ran.stderr
-    told = json.loads(ran.stdout)
-    assert told == json.loads(out.read_text())
-    assert told["throughput"]["profile"]["layers"] == 26
+    reported = json.loads(ran.stdout)
+    assert reported == json.loads(out.read_text())
+    assert reported["throughput"]["profile"]["layers"] == 26
 
 
 @pytest.mark.slow
@@ -387,10 +387,10 @@ def test_a_lost_node_is_measured_and_its_pause_is_simulated_with(tmp_path: Path)
     out = tmp_path / "result.json"
     small = ("--nodes", "5", "--draws", "1", "--micro-batches", "16")
     ran = run("--parts", "lost_node", "throughput", "--repetitions", "2", *small, "--out", str(out))
-    told = json.loads(ran.stdout)
-    assert told == json.loads(out.read_text())
-    assert [(one["where"], one["note"]) for one in told["lost_node"]["each"]] == [("memory", "")] * 2, ran.stderr
-    assert told["throughput"]["pauses_s"]["Eagle Eye"] == told["lost_node"]["first_step_s"]["p50"]
+    reported = json.loads(ran.stdout)
+    assert reported == json.loads(out.read_text())
+    assert [(one["where"], one["note"]) for one in reported["lost_node"]["each"]] == [("memory", "")] * 2, ran.stderr
+    assert reported["throughput"]["pauses_s"]["Eagle Eye"] == reported["lost_node"]["first_step_s"]["p50"]
 
 
 @pytest.mark.slow

@@ -27,8 +27,8 @@ from eagle_eye.checkpoint.checkpointer import (
     MemoryCheckpointer,
     NoCheckpoint,
     NotTheSame,
+    _Reported,
     _require_same,
-    _Told,
     whole_steps,
 )
 from eagle_eye.checkpoint.messages import Captured, CaptureEvery, CopyInfo
@@ -555,8 +555,8 @@ class TestOneName:
         _require_same([KeptState({"model": norm}).fingerprints() for norm in norms])
 
 
-def told(node: str, *copies: CopyInfo) -> _Told:
-    return _Told(node, f"{node}:1", 9, copies)
+def reported(node: str, *copies: CopyInfo) -> _Reported:
+    return _Reported(node, f"{node}:1", 9, copies)
 
 
 def copy(rank: int, step: int, attempt: int, captured_s: float) -> CopyInfo:
@@ -565,12 +565,12 @@ def copy(rank: int, step: int, attempt: int, captured_s: float) -> CopyInfo:
 
 class TestWholeSteps:
     def test_copies_of_two_courses_of_training_make_no_step(self) -> None:
-        assert whole_steps([told("a", copy(0, 5, 1, 1.0)), told("b", copy(1, 5, 2, 2.0))]) == []
+        assert whole_steps([reported("a", copy(0, 5, 1, 1.0)), reported("b", copy(1, 5, 2, 2.0))]) == []
 
     def test_the_last_course_comes_first_and_in_it_the_last_step(self) -> None:
         away = [copy(rank, 15, 1, 100.0) for rank in (0, 1)]  # of a node that was away when the others went on from 10
         here = [copy(rank, step, 2, 200.0 + step) for rank in (0, 1) for step in (11, 12)]
-        found = whole_steps([told("a", *away), told("b", *here)])
+        found = whole_steps([reported("a", *away), reported("b", *here)])
         assert [(one.step, one.attempt) for one in found] == [(12, 2), (11, 2), (15, 1)]
 
 

@@ -42,7 +42,7 @@ class Job:
         """The steps of which the stores together have all shards."""
         return whole_in_memory([copy for node in self.nodes for copy in read_steps(node.folder, JOB)])
 
-    def is_told(self, fault: str, onset_s: float) -> str:
+    def is_reported(self, fault: str, onset_s: float) -> str:
         """Return what the next attempt finds in EAGLE_EYE_RESUME_FROM after a restart because of such a fault."""
         names = tuple(self.fleet.nodes)
         verdict = Verdict(
@@ -122,8 +122,8 @@ def test_the_job_goes_on_at_the_newest_step_from_before_the_fault_that_memory_ho
     job: Job, fault: str, began_s: float, step: int
 ) -> None:
     assert job.held[step] == START_S + KEPT[step] < START_S + began_s
-    assert job.is_told(fault, START_S + began_s) == f"memory:{step}"
+    assert job.is_reported(fault, START_S + began_s) == f"memory:{step}"
 
 
 def test_a_fault_from_before_all_that_memory_holds_is_told_no_step(job: Job) -> None:
-    assert job.is_told("loss_divergence", START_S + min(KEPT.values())) == ""
+    assert job.is_reported("loss_divergence", START_S + min(KEPT.values())) == ""

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from eagle_eye.checkpoint.memory_plan import DoesNotFit, check_fits, plan_memory
-from eagle_eye.checkpoint.sizes import size_bytes, told
+from eagle_eye.checkpoint.sizes import reported, size_bytes
 
 GIB = 1 << 30
 
@@ -99,4 +99,4 @@ def test_what_is_no_size_is_refused(text: str) -> None:
     [(0, "0 bytes"), (1023, "1023 bytes"), (1024, "1.0 KiB"), (3 * GIB, "3.0 GiB"), (1 << 52, "4096.0 TiB")],
 )
 def test_sizes_are_told_in_the_largest_unit_of_which_there_is_one(size: int, text: str) -> None:
-    assert told(size) == text
+    assert reported(size) == text

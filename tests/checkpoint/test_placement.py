@@ -150,10 +150,10 @@ def test_the_order_in_which_nodes_and_domains_are_told_does_not_matter(
 ) -> None:
     nodes, replicas, domains = site
     shuffled = chance.sample(nodes, len(nodes))
-    told = {
+    reported = {
         name: chance.sample(domains[name], len(domains[name])) for name in chance.sample(sorted(domains), len(domains))
     }
-    assert place(shuffled, replicas, told) == place(nodes, replicas, domains)
+    assert place(shuffled, replicas, reported) == place(nodes, replicas, domains)
 
 
 def test_names_are_counted_as_people_count_them() -> None:

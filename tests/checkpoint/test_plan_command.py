@@ -33,7 +33,7 @@ def planned(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
     return found
 
 
-def told(capsys: pytest.CaptureFixture[str], *words: str) -> list[str]:
+def reported(capsys: pytest.CaptureFixture[str], *words: str) -> list[str]:
     assert main(["checkpoint", "plan", *words]) == 0
     return [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
 
@@ -60,12 +60,12 @@ def test_the_ratio_of_losses_that_are_outlived_is_told(capsys: pytest.CaptureFix
         (3, 0.8),
         (4, 0.615),
     ]
-    lines = told(capsys, "--nodes", "16")
+    lines = reported(capsys, "--nodes", "16")
     assert lines[-4:] == ["1 node 100%", "2 nodes 93.3%", "3 nodes 80.0%", "4 nodes 61.5%"]
 
 
 def test_what_is_not_certain_is_never_told_as_certain(capsys: pytest.CaptureFixture[str]) -> None:
-    assert "2 nodes 99.97%" in told(capsys, "--nodes", "4000")
+    assert "2 nodes 99.97%" in reported(capsys, "--nodes", "4000")
 
 
 def test_copies_are_parted_from_switches_and_racks(capsys: pytest.CaptureFixture[str], topology: str) -> None:
@@ -76,12 +76,12 @@ def test_copies_are_parted_from_switches_and_racks(capsys: pytest.CaptureFixture
 
 
 def test_copies_that_share_a_domain_are_told(capsys: pytest.CaptureFixture[str], topology: str) -> None:
-    lines = told(capsys, "--nodes", "gpu[1-2]", "--topology", topology)
+    lines = reported(capsys, "--nodes", "gpu[1-2]", "--topology", topology)
     assert lines[lines.index("all copies in one failure domain:") + 1] == "rack r1: gpu1 gpu2"
 
 
 def test_nodes_that_the_topology_does_not_name_are_told(capsys: pytest.CaptureFixture[str], topology: str) -> None:
-    lines = told(capsys, "--nodes", "gpu1,gpu2,gpu9", "--topology", topology)
+    lines = reported(capsys, "--nodes", "gpu1,gpu2,gpu9", "--topology", topology)
     assert "not in the topology, each taken to stand alone: gpu9" in lines
 
 
@@ -92,13 +92,13 @@ def test_sets_of_domains_that_nobody_counted_are_null_and_told(
     file.write_text(json.dumps({"rack_of_node": {f"n{n}": f"r{n}" for n in range(1, 201)}}))
     words = ("--nodes", "200", "--topology", str(file))
     assert planned(capsys, *words)["domain_losses"][-1] == {"kind": "rack", "lost": 3, "survival_ratio": None}
-    assert told(capsys, *words)[-1] == "3 racks not counted: too many sets"
+    assert reported(capsys, *words)[-1] == "3 racks not counted: too many sets"
 
 
 def test_the_memory_is_told_as_arithmetic(capsys: pytest.CaptureFixture[str]) -> None:
     words = ("--nodes", "4", "--shard-bytes", "3GiB", "--keep", "2")
     arithmetic = "2 copies x (2 kept + 1 arriving + 1 persisting) x 3.0 GiB = 24.0 GiB"
-    assert told(capsys, *words)[-1] == f"memory of a node: {arithmetic}"
+    assert reported(capsys, *words)[-1] == f"memory of a node: {arithmetic}"
     memory = planned(capsys, *words)["memory"]
     assert str(MemoryPlan(**{key: memory[key] for key in memory if key != "total_bytes"})) == arithmetic
     assert memory["total_bytes"] == 24 << 30
@@ -106,7 +106,7 @@ def test_the_memory_is_told_as_arithmetic(capsys: pytest.CaptureFixture[str]) ->
 
 def test_steps_that_reach_further_back_are_in_the_arithmetic(capsys: pytest.CaptureFixture[str]) -> None:
     words = ("--nodes", "4", "--shard-bytes", "3GiB", "--reach", "600")
-    assert "(2 kept + 2 spaced + 1 arriving + 1 persisting)" in told(capsys, *words)[-1]
+    assert "(2 kept + 2 spaced + 1 arriving + 1 persisting)" in reported(capsys, *words)[-1]
     assert planned(capsys, *words)["memory"]["spaced"] == 2
 
 

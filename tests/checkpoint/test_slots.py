@@ -253,7 +253,7 @@ class Node:
     others: dict[int, Slots]
     needed: Needed
     waiting: dict[int, set[int]] = field(default_factory=dict)  # by captured step, the holders still to answer
-    told: dict[int, tuple[object, ...]] = field(default_factory=dict)
+    reported: dict[int, tuple[object, ...]] = field(default_factory=dict)
 
     def grant(self) -> None:
         steps = self.needed.among((one.step for one in self.own.copies), persists=True)
@@ -322,7 +322,7 @@ class Job(RuleBasedStateMachine):
         for slots in node.others.values():
             slots.give_back()
         node.waiting.clear()
-        node.told.clear()
+        node.reported.clear()
         if node.number == 0:
             ranks = range(len(self.nodes))
             self.agreement = Agreement(
@@ -344,7 +344,7 @@ class Job(RuleBasedStateMachine):
     def capture(self, node: Node, step: int) -> None:
         slot = node.own.granted
         if slot is None:
-            for word in [*node.told.values(), ("missed", step, False)]:
+            for word in [*node.reported.values(), ("missed", step, False)]:
                 self.tell(node, word)
             return
         node.own.written(slot, copy(step, node.number))
@@ -382,7 +382,7 @@ class Job(RuleBasedStateMachine):
         del node.waiting[step]
         what = "missed" if missed else "copied"
         if node.needed.unresolved(step):
-            node.told[step] = (what, step, True)
+            node.reported[step] = (what, step, True)
         self.tell(node, (what, step, again))
 
     def tell(self, node: Node, word: tuple[object, ...]) -> None:
@@ -411,7 +411,7 @@ class Job(RuleBasedStateMachine):
     def agree(self, number: int, word: Agreed) -> None:
         node = self.nodes[number]
         node.needed.agree(word)
-        node.told = {step: said for step, said in node.told.items() if node.needed.unresolved(step)}
+        node.reported = {step: said for step, said in node.reported.items() if node.needed.unresolved(step)}
         node.grant()
 
     @invariant()

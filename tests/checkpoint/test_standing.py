@@ -118,8 +118,8 @@ def test_of_many_older_steps_the_oldest_and_the_newest_are_among_those_that_are_
     shard.sums = dict.fromkeys(range(30), b"")
     job.shards[shard.key] = shard
     job.needed = Needed(keep=30, whole=set(range(30)))
-    told = [older.step for older in standing_of(job, 0.0).older]
-    assert (len(told), told[:2], told[-1]) == (OLDER_MAX, [0, 1], 28)
+    reported = [older.step for older in standing_of(job, 0.0).older]
+    assert (len(reported), reported[:2], reported[-1]) == (OLDER_MAX, [0, 1], 28)
 
 
 def test_a_step_that_is_skipped_is_one_that_ranks_have_come_to(job: Job) -> None:

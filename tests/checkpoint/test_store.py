@@ -110,11 +110,11 @@ def read(node: Node, rank: int, step: int, plan: str = PLAN) -> bytes:
         found = connection.ask(Find(plan, rank, step), Found)
         assert found.copy is not None, f"no copy of rank {rank}, step {step} on {node.name}"
         connection.send(Read(plan, rank, step, 0, found.length))
-        told = connection.receive()
-        assert isinstance(told, Bytes)
-        data = bytearray(told.length)
+        reported = connection.receive()
+        assert isinstance(reported, Bytes)
+        data = bytearray(reported.length)
         connection.receive_into(memoryview(data))
-        assert told.sums == sums_of(memoryview(data))
+        assert reported.sums == sums_of(memoryview(data))
         return bytes(data)
     finally:
         connection.close()
@@ -491,7 +491,7 @@ class TestAnotherStore:
 
     def test_who_does_not_prove_that_it_has_the_key_is_cut_off(self, two: list[Node]) -> None:
         ranks = opened(two)
-        connection = stranger(two[1])
+        connection = unproven(two[1])
         assert isinstance(connection_ask(connection, Greet(VERSION, JOB, b"n" * 16)), Challenge)
         connection.sendall(frame(Proof(b"p" * 32)))
         connection.sendall(frame(Find(PLAN, 0, 1)))
@@ -500,7 +500,7 @@ class TestAnotherStore:
 
     def test_another_version_is_told_which_one_is_spoken(self, two: list[Node]) -> None:
         ranks = opened(two)
-        connection = stranger(two[1])
+        connection = unproven(two[1])
         refused = connection_ask(connection, Greet(VERSION + 1, JOB, b"n" * 16))
         assert isinstance(refused, Refused)
         assert refused.reason == f"version {VERSION} is spoken here"
@@ -516,11 +516,11 @@ class TestAnotherStore:
             (1 << 10).to_bytes(4, "big") + b"half",
             b"GET / HTTP/1.1\r\n\r\n",
         ],
-        ids=["oversized", "too-large-for-a-stranger", "garbage", "half-a-frame", "http"],
+        ids=["oversized", "too-large-for-a-unproven", "garbage", "half-a-frame", "http"],
     )
     def test_what_is_no_message_ends_the_connection_and_nothing_else(self, one: Node, sent: bytes) -> None:
         (rank,) = opened([one])
-        for connection in (stranger(one), local_stranger(one)):
+        for connection in (unproven(one), local_unproven(one)):
             connection.sendall(sent)
             with contextlib.suppress(OSError):  # the store may have hung up by now
                 connection.shutdown(socket.SHUT_WR)
@@ -1215,12 +1215,12 @@ def frame(message: object) -> bytes:
     return len(body).to_bytes(4, "big") + body
 
 
-def stranger(node: Node) -> socket.socket:
+def unproven(node: Node) -> socket.socket:
     host, _, port = node.store.address.rpartition(":")
     return socket.create_connection((host, int(port)), WITHIN_S)
 
 
-def local_stranger(node: Node) -> socket.socket:
+def local_unproven(node: Node) -> socket.socket:
     sock = socket.socket(socket.AF_UNIX)
     sock.settimeout(WITHIN_S)
     sock.connect(str(node.folder / "socket"))

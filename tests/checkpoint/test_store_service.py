@@ -50,7 +50,7 @@ def test_a_store_whose_manager_is_gone_serves_all_the_same(folder: Path, tmp_pat
     assert store.stderr is not None
     try:
         assert "listening on" in store.stderr.readline()
-        assert "systemd cannot be told that the store is ready" in store.stderr.readline()
+        assert "systemd cannot be notified" in store.stderr.readline()
         assert answers(folder)
     finally:
         store.send_signal(signal.SIGTERM)

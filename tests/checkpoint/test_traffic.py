@@ -239,9 +239,9 @@ def test_the_spans_between_marks_are_what_the_status_tells(counter: Counter) -> 
                 await until(lambda: busy_is_seen(copies))
                 counter.busy(on=False)
                 await until(lambda: not busy_is_seen(copies))
-            (told,) = copies.status()
-            assert told["interface"] == "lo"
-            assert told["idle_spans_s"][0] >= 0.09
+            (reported,) = copies.status()
+            assert reported["interface"] == "lo"
+            assert reported["idle_spans_s"][0] >= 0.09
 
     asyncio.run(run())
 

@@ -116,8 +116,8 @@ def test_an_error_makes_a_device_sick_only_when_it_is_the_hardware_s() -> None:
     ],
 )
 def test_what_no_worker_of_ours_would_say_is_left_out(line: dict[str, object]) -> None:
-    told = tuple(lines(json.dumps(line).encode()))
-    assert courses(told, 1) == (WorkerProgress(),)
+    reported = tuple(lines(json.dumps(line).encode()))
+    assert courses(reported, 1) == (WorkerProgress(),)
 
 
 def test_half_a_line_and_a_library_s_own_words_are_left_out() -> None:

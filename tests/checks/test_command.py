@@ -65,9 +65,9 @@ BUSY = "gpus.host = lambda until_s: Host(gpus=(gpu(0, processes=(1,)),))"
 
 
 def test_a_healthy_host_is_said_to_be_so(lock: Path) -> None:
-    status, told, complaint = report(lock, more=GOOD)
-    assert (status, told["verdict"], complaint) == (0, "healthy", "")
-    assert told["checks"][0]["state"] == "passed"
+    status, reported, complaint = report(lock, more=GOOD)
+    assert (status, reported["verdict"], complaint) == (0, "healthy", "")
+    assert reported["checks"][0]["state"] == "passed"
 
 
 def test_a_sick_host_ends_with_3(lock: Path) -> None:
@@ -77,8 +77,8 @@ def test_a_sick_host_ends_with_3(lock: Path) -> None:
 
 
 def test_a_host_whose_gpus_somebody_uses_is_left_alone(lock: Path) -> None:
-    status, told, complaint = report(lock, more=f"{BUSY}\n{GOOD}")
-    assert (status, told["verdict"], told["refused"], told["checks"]) == (1, "cannot_tell", True, [])
+    status, reported, complaint = report(lock, more=f"{BUSY}\n{GOOD}")
+    assert (status, reported["verdict"], reported["refused"], reported["checks"]) == (1, "cannot_tell", True, [])
     assert "gpu 0: process 1" in complaint
     assert "--force" in complaint
 
@@ -89,14 +89,14 @@ def test_force_begins_nevertheless(lock: Path) -> None:
 
 def test_a_second_check_is_refused_and_the_host_left_in_service(lock: Path) -> None:
     with held(lock):
-        status, told, complaint = report(lock, more=GOOD)
-    assert (status, told["verdict"]) == (1, "cannot_tell")
+        status, reported, complaint = report(lock, more=GOOD)
+    assert (status, reported["verdict"]) == (1, "cannot_tell")
     assert "another check runs on this host" in complaint
 
 
 def test_a_defect_of_ours_accuses_nobody(lock: Path) -> None:
-    status, told, complaint = report(lock, more="gpus.host = None")
-    assert (status, told["verdict"]) == (1, "cannot_tell")
+    status, reported, complaint = report(lock, more="gpus.host = None")
+    assert (status, reported["verdict"]) == (1, "cannot_tell")
     assert "the command itself failed" in complaint
 
 
@@ -109,9 +109,9 @@ def test_a_reader_that_has_gone_changes_no_exit_code(lock: Path) -> None:
 
 def test_gpus_that_should_be_there_are_not_replaced_by_the_cpu(lock: Path) -> None:
     nowhere = "gpus.host = lambda until_s: Host()"
-    status, told, _ = report(lock, "--only", "gemm", "gpu_facts", "--gpus", "8", more=nowhere)
-    assert (status, told["verdict"]) == (1, "cannot_tell")
-    assert [each["reason"] for each in told["checks"]] == ["none of 8 GPUs is seen, by NVML or on the PCI bus"] * 2
+    status, reported, _ = report(lock, "--only", "gemm", "gpu_facts", "--gpus", "8", more=nowhere)
+    assert (status, reported["verdict"]) == (1, "cannot_tell")
+    assert [each["reason"] for each in reported["checks"]] == ["none of 8 GPUs is seen, by NVML or on the PCI bus"] * 2
 
 
 @pytest.mark.parametrize(
@@ -151,9 +151,9 @@ def test_ending_the_command_ends_what_it_has_begun(lock: Path, tmp_path: Path) -
 
 def test_the_disk_is_tried_by_the_real_child(lock: Path) -> None:
     # A folder that the package's own tests use may be in memory; the repository's is on a disk.
-    status, told, _ = report(lock, "--only", "disk", "--folder", str(Path(__file__).parent))
-    assert (status, told["checks"][0]["state"]) == (0, "passed")
-    figures = {each["name"]: each for each in told["checks"][0]["values"]}
+    status, reported, _ = report(lock, "--only", "disk", "--folder", str(Path(__file__).parent))
+    assert (status, reported["checks"][0]["state"]) == (0, "passed")
+    figures = {each["name"]: each for each in reported["checks"][0]["values"]}
     assert figures["sync_seconds"]["threshold"] == THRESHOLDS["disk.sync_seconds"].value
     assert figures["write_bytes_per_second"]["unit"] == "B/s"
 
@@ -162,14 +162,14 @@ def test_the_disk_is_tried_by_the_real_child(lock: Path) -> None:
 def test_the_cpu_forms_pass_where_there_is_no_gpu(lock: Path) -> None:
     nowhere = "gpus.host = lambda until_s: Host()"
     flags = ("--only", "gemm", "memory", "all_reduce", "--gemm-seconds", "1", "--deadline", "150")
-    status, told, _ = report(lock, *flags, more=nowhere)
-    assert [(each["name"], each["state"]) for each in told["checks"]] == [
+    status, reported, _ = report(lock, *flags, more=nowhere)
+    assert [(each["name"], each["state"]) for each in reported["checks"]] == [
         ("gemm", "passed"),
         ("memory", "passed"),
         ("all_reduce", "passed"),
     ]
-    assert all("this host has no GPU" in each["reason"] for each in told["checks"])
-    assert (status, told["verdict"]) == (0, "healthy")
+    assert all("this host has no GPU" in each["reason"] for each in reported["checks"])
+    assert (status, reported["verdict"]) == (0, "healthy")
 
 
 def test_the_command_loads_neither_torch_nor_what_may_be_missing() -> None:

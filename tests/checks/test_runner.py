@@ -141,7 +141,7 @@ def test_a_threshold_that_is_none_is_refused(text: str) -> None:
         by_the_site([text])
 
 
-class Told(ClockOffsetCollector):
+class Reported(ClockOffsetCollector):
     def __init__(self, offset_s: float | None) -> None:
         super().__init__()
         self._offset_s = offset_s
@@ -156,7 +156,7 @@ class Told(ClockOffsetCollector):
     ("offset_s", "state"), [(0.01, "passed"), (-2.5, "sick"), (2.5, "sick"), (None, "could_not_check")]
 )
 def test_a_clock_is_sick_when_it_is_wrong_and_unknown_when_nobody_keeps_it(offset_s: float | None, state: str) -> None:
-    assert clock.judge(Told(offset_s), asked()).state == state
+    assert clock.judge(Reported(offset_s), asked()).state == state
 
 
 def test_a_second_check_at_a_time_is_refused(tmp_path: Path) -> None:

@@ -59,8 +59,8 @@ def searched(on: Any) -> tuple[dict[str, float], list[dict[str, Any]]]:
     values = work.sdc_gemm(on, CPU, AT_ONCE, 0, Line(0, write))
     os.close(write)
     with os.fdopen(read, "rb") as lines:
-        told = [json.loads(text) for text in lines]
-    return values, [line["finding"] for line in told if "finding" in line]
+        reported = [json.loads(text) for text in lines]
+    return values, [line["finding"] for line in reported if "finding" in line]
 
 
 def test_a_sound_device_computes_as_is_known() -> None:
@@ -165,8 +165,8 @@ def test_what_a_child_tells_of_wrong_numbers_is_not_trusted() -> None:
         {"worker": "0", "finding": FOUND},
         {"worker": 0, "finding": "text"},
     )
-    (told,) = corruption.findings(Children(courses=(), status=0, ended_s=1.0, answers=lines))[0]
-    assert (len(told) <= corruption.FINDING_CHARS_MAX, told.isprintable()) == (True, True)
+    (reported,) = corruption.findings(Children(courses=(), status=0, ended_s=1.0, answers=lines))[0]
+    assert (len(reported) <= corruption.FINDING_CHARS_MAX, reported.isprintable()) == (True, True)
 
 
 def test_gpus_that_cannot_be_given_work_are_not_replaced_by_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -203,9 +203,9 @@ def test_the_command_finds_what_a_corrupting_torch_computes(tmp_path: Path) -> N
     python.chmod(0o755)
     nowhere = "gpus.host = lambda until_s: Host()"
     flags = ("--sdc", "--seconds", "2", "--torch-python", str(python))
-    status, told, _ = report(tmp_path / "lock", *flags, more=nowhere)
-    assert (status, told["verdict"], told["reason"]) == (3, "sick", "sdc_gemm")
-    products, sums = told["checks"]
+    status, reported, _ = report(tmp_path / "lock", *flags, more=nowhere)
+    assert (status, reported["verdict"], reported["reason"]) == (3, "sick", "sdc_gemm")
+    products, sums = reported["checks"]
     assert "wrong numbers" in products["reason"]
     assert "[7,9] expected" in products["reason"]
     assert sums["state"] == "passed"  # the sums were right
@@ -213,6 +213,8 @@ def test_the_command_finds_what_a_corrupting_torch_computes(tmp_path: Path) -> N
 
 @pytest.mark.slow
 def test_the_command_finds_nothing_on_a_sound_host(tmp_path: Path) -> None:
-    status, told, _ = report(tmp_path / "lock", "--sdc", "--seconds", "2", more="gpus.host = lambda until_s: Host()")
-    assert (status, told["verdict"]) == (0, "healthy")
-    assert told["reason"].startswith("nothing found in ")
+    status, reported, _ = report(
+        tmp_path / "lock", "--sdc", "--seconds", "2", more="gpus.host = lambda until_s: Host()"
+    )
+    assert (status, reported["verdict"]) == (0, "healthy")
+    assert reported["reason"].startswith("nothing found in ")

@@ -153,8 +153,8 @@ def test_a_line_repeats_its_phase_seldom_and_fits_into_one_write() -> None:
     line.error(RuntimeError("x" * 10_000 + "\nsecond line"), hardware=False)
     os.close(write)
     with os.fdopen(read, "rb") as lines:
-        told = [json.loads(text) for text in lines]
-    assert len(told) < 100
-    assert [each["worker"] for each in told[:1]] == [3]
-    assert len(json.dumps(told[-1])) < 4_096
-    assert told[-1]["at_s"] <= time.monotonic()
+        reported = [json.loads(text) for text in lines]
+    assert len(reported) < 100
+    assert [each["worker"] for each in reported[:1]] == [3]
+    assert len(json.dumps(reported[-1])) < 4_096
+    assert reported[-1]["at_s"] <= time.monotonic()

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from eagle_eye.cli.main import main
-from eagle_eye.server.accounts.gpus import compared
+from eagle_eye.server.accounts.gpu_inventory import compared
 from eagle_eye.server.model.account_records import Comparison, Gpu
 from eagle_eye.server.model.records import AuditEntry
 from eagle_eye.server.store.store import Change
@@ -23,7 +23,7 @@ from tests.server.builders import NOW, Running, action, incident, running
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     """One server with a past that no test changes but by tickets."""
     with running(tmp_path_factory.mktemp("past")) as started:
-        store = started.front.services.store
+        store = started.dispatcher.services.store
         three_failures(store)
         over = attempt(
             0, -7_200, -3_600, end="failed", first_step=1, first_step_s=-7_100, last_step=9, last_step_s=-4_000
@@ -49,35 +49,35 @@ def asked(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EAGLE_EYE_SERVER", server.url)
 
 
-def told(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+def reported(capsys: pytest.CaptureFixture[str], *words: str) -> str:
     assert main(list(words)) == 0
     return capsys.readouterr().out
 
 
 def test_goodput_names_the_job_and_what_its_time_was_lost_to(capsys: pytest.CaptureFixture[str]) -> None:
-    lines = [line.split() for line in told(capsys, "goodput").splitlines()]
+    lines = [line.split() for line in reported(capsys, "goodput").splitlines()]
     assert ["job", "1", "1.00", "0.861", "0.861", "1.11"] in lines
     assert ["job", "stopped", "hang", "n1", "0.89", "0.11"] in lines
-    by_node = [line.split() for line in told(capsys, "goodput", "--by", "node").splitlines()]
+    by_node = [line.split() for line in reported(capsys, "goodput", "--by", "node").splitlines()]
     assert ["n1", "0.89", "0.11", "0.89"] in by_node
-    assert json.loads(told(capsys, "goodput", "--by", "fault", "--json"))["by"] == "fault"
+    assert json.loads(reported(capsys, "goodput", "--by", "fault", "--json"))["by"] == "fault"
 
 
 def test_the_ledger_shows_claims_and_their_totals(capsys: pytest.CaptureFixture[str]) -> None:
-    text = told(capsys, "ledger")
+    text = reported(capsys, "ledger")
     assert "tok_\N{REPLACEMENT CHARACTER}[2J said drain n1" in text
     assert ["all", "1", "0", "0", "0", "1.00", "0.21", "to", "1.00"] in [line.split() for line in text.splitlines()]
-    assert [claim["why"] for claim in json.loads(told(capsys, "ledger", "--json"))["items"]] == ["taken_out"]
-    assert "none" in told(capsys, "ledger", "--standing", "wrong")
+    assert [claim["why"] for claim in json.loads(reported(capsys, "ledger", "--json"))["items"]] == ["taken_out"]
+    assert "none" in reported(capsys, "ledger", "--standing", "wrong")
 
 
-def test_a_nodes_history_says_why_it_is_a_lemon(capsys: pytest.CaptureFixture[str]) -> None:
-    text = told(capsys, "nodes", "history", "n1", "--limit", "3")
-    assert text.splitlines()[0].startswith("n1 is in_service; lemon score 0.8")
+def test_a_nodes_history_says_why_it_is_recurrent(capsys: pytest.CaptureFixture[str]) -> None:
+    text = reported(capsys, "nodes", "history", "n1", "--limit", "3")
+    assert text.splitlines()[0].startswith("n1 is in_service; recurrence score 0.8")
     assert "multi node failures 4 adds" in text
     assert "\x1b" not in text
-    assert len(json.loads(told(capsys, "nodes", "history", "n1", "--json"))["items"]) == 8
-    assert "cannot tell, known for 1.0 days" in told(capsys, "nodes", "history", "young")
+    assert len(json.loads(reported(capsys, "nodes", "history", "n1", "--json"))["items"]) == 8
+    assert "cannot tell, known for 1.0 days" in reported(capsys, "nodes", "history", "young")
 
 
 def test_a_nodes_history_says_how_much_of_each_gpu_was_compared(
@@ -89,15 +89,15 @@ def test_a_nodes_history_says_how_much_of_each_gpu_was_compared(
         compared(None, f"GPU-{device}", Comparison("chk", "young", NOW, 45.0, 4_000.0, 2.0 * device))
         for device in range(2)
     )
-    server.front.services.store.commit(Change(gpus=gpus, gpu_checks=checks))
-    text = told(capsys, "nodes", "history", "young")
+    server.dispatcher.services.store.commit(Change(gpus=gpus, gpu_checks=checks))
+    text = reported(capsys, "nodes", "history", "young")
     said = ("nothing found in 4000 products, 45 s", "2 wrong numbers in 4000 products, 45 s", "never")
     lines = [line for line in text.splitlines() if "H100" in line]
     assert [line.rstrip().endswith(words) for line, words in zip(lines, said, strict=True)] == [True] * 3
 
 
 def test_nodes_are_listed_with_their_score(capsys: pytest.CaptureFixture[str]) -> None:
-    (line,) = [line for line in told(capsys, "nodes").splitlines() if line.startswith("n1")]
+    (line,) = [line for line in reported(capsys, "nodes").splitlines() if line.startswith("n1")]
     assert line.split()[:3] == ["n1", "in_service", "4"]
 
 
@@ -108,8 +108,10 @@ def test_tickets_come_from_files(tmp_path: Path, capsys: pytest.CaptureFixture[s
     said = capsys.readouterr()
     assert said.out == "2 new, 0 changed, 0 known already\n"
     assert said.err == "columns left out: queue\n1 nodes were never heard of, such as n7\n"
-    assert [ticket["id"] for ticket in json.loads(told(capsys, "tickets", "list", "--node", "n7", "--json"))] == ["T-2"]
-    assert "T-1" in told(capsys, "tickets")
+    assert [ticket["id"] for ticket in json.loads(reported(capsys, "tickets", "list", "--node", "n7", "--json"))] == [
+        "T-2"
+    ]
+    assert "T-1" in reported(capsys, "tickets")
 
 
 @pytest.mark.parametrize(

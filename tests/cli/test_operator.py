@@ -26,7 +26,7 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Running]
 
 
 def commit(server: Running, change: Change) -> None:
-    server.front.services.store.commit(change)
+    server.dispatcher.services.store.commit(change)
 
 
 @pytest.mark.parametrize("columns", ["40", "100", ""])
@@ -50,15 +50,15 @@ def test_in_a_narrow_terminal_columns_go_and_are_named_and_times_lose_their_year
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
-    told = {"id": "dlv-11-sub-12d5f425d675", "type": "eagle_eye.incident.updated", "state": "failed", "attempts": 4}
+    reported = {"id": "dlv-11-sub-12d5f425d675", "type": "eagle_eye.incident.updated", "state": "failed", "attempts": 4}
     updated = "2026-11-22T10:48:19.123456Z"
     error = "gave up after 4 attempts: ConnectError"
-    print_table(DELIVERIES.columns, [{**told, "last_error": error, "reason": "attempts", "updated": updated}])
+    print_table(DELIVERIES.columns, [{**reported, "last_error": error, "reason": "attempts", "updated": updated}])
     out, missing = capsys.readouterr()
     titles, *lines = out.splitlines()
     assert max(map(len, (titles, *lines))) <= 80
     assert titles.split() == ["delivery", "state", "reason", "error", "updated", "(UTC)"]
-    assert lines[0].split() == [told["id"], "failed", "attempts", "gave", "up", "after", "4", "11-22", "10:48:19"]
+    assert lines[0].split() == [reported["id"], "failed", "attempts", "gave", "up", "after", "4", "11-22", "10:48:19"]
     assert missing == "no room for: attempts, type (a wider terminal or --json has them)\n"
 
 

@@ -71,7 +71,7 @@ def test_one_is_paused_resumed_and_repaired(server: Running, capsys: pytest.Capt
     for verb in ("pause", "pause", "resume"):
         assert main(["subscriptions", verb, name]) == 0
     capsys.readouterr()
-    store = server.front.services.store
+    store = server.dispatcher.services.store
     store.commit(Change(events=(event("e1", job="mended", time_s=NOW + 3_600),)))
     (waiting,) = (one for one in store.all(DELIVERIES) if one.subscription_id == name)
     store.commit(Change(deliveries=(replace(waiting, state="failed"),)))
@@ -97,6 +97,6 @@ def test_a_secret_is_written_to_a_new_file_and_not_printed(
         assert stat.S_IMODE(file.stat().st_mode) == 0o600
     assert main(["subscriptions", "rotate", made["id"], "--out", str(first)]) == 2
     assert "--out" in capsys.readouterr().err
-    kept = server.front.services.store.get(SUBSCRIPTIONS, made["id"])
+    kept = server.dispatcher.services.store.get(SUBSCRIPTIONS, made["id"])
     assert kept is not None
     assert kept.secrets == [second.read_text().strip()]

@@ -29,8 +29,8 @@ def some() -> list[Case]:
 def test_wrong_values_end_commands_with_one_line_and_never_with_a_traceback(runner: Runner) -> None:
     chosen = some()
     assert len({case.words[0] for case in chosen}) >= 10
-    told = [(case, runner.run(case.words)) for case in chosen]
-    assert [(said, case.words, outcome) for case, outcome in told if (said := complaint(case, outcome))] == []
+    reported = [(case, runner.run(case.words)) for case in chosen]
+    assert [(said, case.words, outcome) for case, outcome in reported if (said := complaint(case, outcome))] == []
 
 
 def test_a_file_without_end_is_refused_and_not_read(runner: Runner) -> None:

@@ -183,17 +183,17 @@ class Runner:
 
 def complaint(case: Case, outcome: Outcome) -> str:
     """Return what is wrong with how a case ended, "" for nothing."""
-    told = outcome.err.removesuffix("\n")
+    reported = outcome.err.removesuffix("\n")
     wrong = [
         (outcome.code is None, "it had to be killed"),
         (outcome.code not in (0, 1, 2, 3), f"exit code {outcome.code}"),
         (case.refused and outcome.code != 2, f"exit code {outcome.code} for a value that cannot be meant"),
         ("Traceback" in outcome.err + outcome.out, "a traceback"),
-        (outcome.code == 2 and ("\n" in told or not told), "not one line on standard error"),
-        (outcome.code == 1 and not (told or outcome.out), "no word of what went wrong"),
-        (outcome.code == 1 and "\n" in told and case.words[0] not in ("agent", "doctor"), "more than one line"),
-        (not all(char.isprintable() or char == "\n" for char in told), "control characters on standard error"),
-        (len(told) > 4_000, f"{len(told)} characters on standard error"),
+        (outcome.code == 2 and ("\n" in reported or not reported), "not one line on standard error"),
+        (outcome.code == 1 and not (reported or outcome.out), "no word of what went wrong"),
+        (outcome.code == 1 and "\n" in reported and case.words[0] not in ("agent", "doctor"), "more than one line"),
+        (not all(char.isprintable() or char == "\n" for char in reported), "control characters on standard error"),
+        (len(reported) > 4_000, f"{len(reported)} characters on standard error"),
         (outcome.rss_bytes > 1 << 30, f"{outcome.rss_bytes >> 20} MiB of memory"),
     ]
     return "; ".join(text for is_so, text in wrong if is_so)

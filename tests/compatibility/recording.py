@@ -56,12 +56,12 @@ def heard(datagrams: list[bytes]) -> dict[str, Any]:
     """Return what one training process's datagrams amount to: its rank, its events and the row of all its steps."""
     messages = [hook_message.decode(datagram) for datagram in datagrams]
     process = RankProcess(messages[0], pid=1, device=0, now_s=0.0)
-    told = [event for message in messages for event in process.accept(message, 1.0, BEGIN_S)]
+    reported = [event for message in messages for event in process.accept(message, 1.0, BEGIN_S)]
     rank = process.rank(1.0)
     return {
         "row": process.row(1.0),
         "rank": {name: getattr(rank, name) for name in rank.__struct_fields__},
-        "events": [[event.kind, event.attributes] for event in told],
+        "events": [[event.kind, event.attributes] for event in reported],
         "goodbye": messages[-1].goodbye,
     }
 

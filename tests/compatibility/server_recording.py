@@ -17,14 +17,13 @@ from typing import Any
 import msgspec
 
 from eagle_eye.schema.frame import encode_frame
-from eagle_eye.server.history.history import Batch, Entry
 from eagle_eye.server.history.journal import Journal
 from eagle_eye.server.history.settings import HistorySettings
 from eagle_eye.server.model.records import AuditEntry, Job, Node
 from eagle_eye.server.security import auth
 from eagle_eye.server.store import store
 from eagle_eye.server.store.sqlite_store import SqliteStore
-from tests.server.builders import NOW, FakeClock, action, event, frame, incident, subscription
+from tests.server.builders import NOW, FakeClock, action, batch_of, event, frame, incident, subscription
 
 FRAMES = 3
 WINDOW_S = 900.0
@@ -47,7 +46,7 @@ def main(folder: Path) -> None:
         records = SqliteStore(data / DATABASES[0])
         _, admin = auth.mint("admin", None, NOW, None)
         _, agent = auth.mint("agent", "n1", NOW, 3600.0)
-        told = AuditEntry(time_s=NOW, who=admin.id, verb="acknowledge", subject="inc_1", detail="seen")
+        reported = AuditEntry(time_s=NOW, who=admin.id, verb="acknowledge", subject="inc_1", detail="seen")
         records.commit(store.Change(subscriptions=(subscription(url=UNREACHABLE),), tokens=(admin, agent)))
         records.commit(
             store.Change(
@@ -56,12 +55,12 @@ def main(folder: Path) -> None:
                 jobs=(Job(job="job", attempt=1, state="running", ranks=[], restart_owner="", updated_s=NOW),),
                 nodes=(Node(node="n1", state="excluded", reason="act_2", updated_s=NOW),),
                 events=(event(),),
-                audit=(told,),
+                audit=(reported,),
             )
         )
         history: Any = Journal(data / DATABASES[1], HistorySettings(), 1 << 20, FakeClock())
-        entries = tuple(Entry(n, NOW + n, encode_frame(frame(n, time_s=NOW + n))) for n in range(1, FRAMES + 1))
-        history.submit(Batch("n1", "stream-n1", NOW + FRAMES, 0.5, entries)).result(10.0)
+        entries = [(n, NOW + n, encode_frame(frame(n, time_s=NOW + n))) for n in range(1, FRAMES + 1)]
+        history.submit(batch_of("n1", "stream-n1", NOW + FRAMES, 0.5, entries)).result(10.0)
         meaning = meaning_of(records)
         records.close()
         history.close()

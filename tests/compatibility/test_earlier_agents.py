@@ -45,7 +45,7 @@ def test_the_server_takes_an_earlier_agents_frames_and_sees_the_same_samples(rec
         assert answer.json() == {"accepted": len(expected), "duplicates": 0, "watermark": len(expected)}
         assert as_json([recording.meaning_of(frame) for frame, _, _ in server.watcher.frames]) == expected
         assert server.client.get("/api/v1/nodes").json()["items"][0]["node"] == recording.NODE
-        (stored,) = server.front.services.history.streams()
+        (stored,) = server.dispatcher.services.history.streams()
         assert stored.stream == recording.RECORDED_STREAM
 
 

@@ -63,10 +63,10 @@ def test_every_record_means_what_it_meant(earlier: Path, tmp_path: Path) -> None
 def test_the_upgraded_server_goes_on_where_the_earlier_one_stopped(earlier: Path, tmp_path: Path) -> None:
     with running(upgraded(earlier, tmp_path / "data"), FakeClock(NOW + FRAMES)) as server:
         assert server.client.get("/api/v1/incidents").status_code == 401  # its tokens are asked for still
-        assert len(server.front.services.store.open_incidents()) == 1
+        assert len(server.dispatcher.services.store.open_incidents()) == 1
         then = json.loads((earlier / "data.json").read_text(encoding="utf-8"))["frames"]
         assert [[seen.node, seen.sequence, received_s] for seen, received_s in server.watcher.recovered] == then
-        assert [stream.watermark for stream in server.front.services.history.streams()] == [FRAMES]
+        assert [stream.watermark for stream in server.dispatcher.services.history.streams()] == [FRAMES]
 
 
 def test_a_file_of_a_newer_server_is_refused_and_left_alone(earlier: Path, tmp_path: Path) -> None:

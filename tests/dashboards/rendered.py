@@ -108,9 +108,9 @@ def drawn(browser: Browser, at: Studio, site: Site, board: dict[str, Any]) -> Dr
         page.route("**/public/build/img/icons/**", _serve_icon)
         (at.folder / "index.html").write_text(_html(site, board), encoding="utf-8")
         page.goto(f"{at.url}/index.html")
-        told = _settled(page, sum(1 for _ in panels(board)))
+        reported = _settled(page, sum(1 for _ in panels(board)))
         for panel in panels(board):
-            found.faults += _faults(page, panel, told[panel["id"]])
+            found.faults += _faults(page, panel, reported[panel["id"]])
         found.picture = page.screenshot(full_page=True)
     finally:
         context.close()
@@ -140,19 +140,19 @@ def _settled(page: Page, count: int) -> dict[int, Any]:
     """Return what each panel tells of itself, once none of them still loads."""
     deadline_s = time.monotonic() + WITHIN_S
     while True:
-        told = page.evaluate("window.told ? window.told() : []")
-        if len(told) == count and all(one["state"] in ("Done", "Error") for one in told):
+        reported = page.evaluate("window.told ? window.told() : []")
+        if len(reported) == count and all(one["state"] in ("Done", "Error") for one in reported):
             page.wait_for_load_state("networkidle")
-            return {one["id"]: one for one in told}
-        assert time.monotonic() < deadline_s, told
+            return {one["id"]: one for one in reported}
+        assert time.monotonic() < deadline_s, reported
         time.sleep(0.1)
 
 
-def _faults(page: Page, panel: dict[str, Any], told: dict[str, Any]) -> list[str]:
+def _faults(page: Page, panel: dict[str, Any], reported: dict[str, Any]) -> list[str]:
     name = f"{panel['title']} ({panel['type']})"
-    if told["trouble"] or told["state"] != "Done":
-        return [f"{name}: {told['trouble'] or told['state']}"]
-    if told["values"] == 0:
+    if reported["trouble"] or reported["state"] != "Done":
+        return [f"{name}: {reported['trouble'] or reported['state']}"]
+    if reported["values"] == 0:
         return [f"{name}: no data"]
     place = page.locator(f"[data-viz-panel-key='panel-{panel['id']}']")
     if place.locator(DRAWN[panel["type"]]).count() == 0:

@@ -39,7 +39,7 @@ scrape_configs:
     static_configs: [{{targets: ["{server}"]}}]
 """
 # The last moment at which the first replay's nodes had values, which are gone soon after it.
-LAST_TOLD = 'max(max_over_time(timestamp(eagle_eye_train_compute_seconds{{job="{job}"}})[2m:1s]))'
+LAST_REPORTED = 'max(max_over_time(timestamp(eagle_eye_train_compute_seconds{{job="{job}"}})[2m:1s]))'
 
 
 class Site(NamedTuple):
@@ -88,10 +88,10 @@ def watched(folder: Path) -> Iterator[Site]:
         _run("simulate", str(trace), *fault, "--seed", "3")
         _until(f"http://{server}/healthz")
         _keep_checkpoints_in_memory(trace / "samples.parquet")
-        told = _run("replay", str(trace), "--server", f"http://{server}", "--speed", "20")
-        words = told.split()
+        reported = _run("replay", str(trace), "--server", f"http://{server}", "--speed", "20")
+        words = reported.split()
         job = words[words.index("job") + 1].rstrip(";")
-        node = told.partition("the trace says")[2].split("on ")[1].split()[0]
+        node = reported.partition("the trace says")[2].split("on ")[1].split()[0]
         # Only now: what the first scrape sees of the accounts, it sees for a minute.
         with _process(folder / "prometheus.log", *theirs):
             _until(f"http://{prometheus}/-/ready")
@@ -99,11 +99,11 @@ def watched(folder: Path) -> Iterator[Site]:
             deadline_s = time.monotonic() + WITHIN_S
             # Rates need some scrapes, all with the action in them.
             while not site.ask("count_over_time(eagle_eye_action_asked_timestamp_seconds[5s]) > 5"):
-                assert time.monotonic() < deadline_s, told
+                assert time.monotonic() < deadline_s, reported
                 time.sleep(0.1)
             # What is measured while it happens needs something to happen while Prometheus looks.
             _run("replay", str(trace), "--server", f"http://{server}", "--speed", "40", "--suffix=-again")
-            last = site.ask(LAST_TOLD.format(job=job))
+            last = site.ask(LAST_REPORTED.format(job=job))
             yield site._replace(at_s=min(time.time(), float(last[0]["value"][1])))
 
 
@@ -111,7 +111,7 @@ def _keep_checkpoints_in_memory(samples: Path) -> None:
     """Have the trace's nodes tell of checkpoints, which simulated jobs do not keep: one a second, a step behind."""
     table = pq.read_table(samples)
     step = pc.floor(pc.subtract(table["time"], pc.min(table["time"])))
-    told = {
+    reported = {
         "step": step,
         "age_steps": 1.0,
         "copies": 4.0,
@@ -125,7 +125,7 @@ def _keep_checkpoints_in_memory(samples: Path) -> None:
         "damaged_total": 0.0,
     }
     whole_node = pc.equal(table["device"], -1)
-    for name, value in told.items():
+    for name, value in reported.items():
         spec = BY_NAME[f"memory_checkpoint_{name}"]
         values = pc.if_else(whole_node, value, pa.scalar(None, pa.float64()))
         table = table.append_column(spec.name, pc.cast(values, pa.float64() if spec.exact else pa.float32()))

@@ -110,5 +110,5 @@ def test_an_alert_goes_to_whom_it_concerns(receiver: str, labels: list[str]) -> 
 
 def test_what_inhibits_and_is_inhibited_exists() -> None:
     named = {name for matcher in re.findall(r"alertname=~?\"([^\"]+)\"", ROUTES) for name in matcher.split("|")}
-    told_by_the_server = {"EagleEyeFault", "EagleEyeHeartbeat", "EagleEyePing", "EagleEye.+"}
-    assert named - told_by_the_server <= set(NAMES)
+    reported_by_the_server = {"EagleEyeFault", "EagleEyeHeartbeat", "EagleEyePing", "EagleEye.+"}
+    assert named - reported_by_the_server <= set(NAMES)

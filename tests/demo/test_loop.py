@@ -57,20 +57,20 @@ def demo_of(fault: str) -> list[dict[str, Any]]:
 
 
 def test_the_demo_shows_a_hang_and_ends_well() -> None:
-    told = demo_of("hang")
-    stages = [line["stage"] for line in told if "stage" in line]
+    reported = demo_of("hang")
+    stages = [line["stage"] for line in reported if "stage" in line]
     wanted = ["start", "training", "fault", "verdict", "webhook", "excluded", "restarted", "training"]
     assert [stage for stage in stages if stage != "evidence"][: len(wanted)] == wanted
-    resumed = [line["text"] for line in told if line.get("text", "").startswith("resumed from memory of node")]
-    assert [text for text in resumed if ", 0 steps lost" in text or ", 1 step lost" in text], told
-    assert told[-1]["success"]
+    resumed = [line["text"] for line in reported if line.get("text", "").startswith("resumed from memory of node")]
+    assert [text for text in resumed if ", 0 steps lost" in text or ", 1 step lost" in text], reported
+    assert reported[-1]["success"]
 
 
 def test_without_a_spare_three_nodes_train_on_from_memory_with_the_same_global_batch() -> None:
     lines = demo_of("no-spare")
-    told = {line["stage"]: line["text"] for line in lines if "stage" in line}
-    assert told["layout"] == "3 nodes train, 16 samples a step as on 4"
-    assert "no spare: 3 nodes by plan" in told["restarted"]
+    reported = {line["stage"]: line["text"] for line in lines if "stage" in line}
+    assert reported["layout"] == "3 nodes train, 16 samples a step as on 4"
+    assert "no spare: 3 nodes by plan" in reported["restarted"]
     assert any("resumed from memory of node" in line.get("text", "") for line in lines)
 
 
@@ -155,9 +155,9 @@ def test_a_script_that_fails_by_itself_is_restarted_once_and_its_owner_is_told(
     asked = [action["kind"] for action in stack.items("actions")]
     print(f"restarts asked for: {asked.count('restart_job')}")
     assert asked == ["restart_job"]
-    told = sorted(stack.items("incidents"), key=lambda incident: incident["attempt"])
-    assert [incident["fault"] for incident in told] == ["process_crash", "application_error"]
-    (traceback,) = [item["value"] for item in told[-1]["evidence"] if item["metric"] == "traceback"]
+    reported = sorted(stack.items("incidents"), key=lambda incident: incident["attempt"])
+    assert [incident["fault"] for incident in reported] == ["process_crash", "application_error"]
+    (traceback,) = [item["value"] for item in reported[-1]["evidence"] if item["metric"] == "traceback"]
     assert "KeyError: 'rank " in traceback
 
 
@@ -184,8 +184,8 @@ def test_a_node_whose_training_network_alone_is_cut_goes_after_its_second_failed
         ("restart_job", []),
         ("exclude_node", [CULPRIT]),
     ]
-    told = [json.loads(line) for line in (stack.folder / "logs" / "launcher.log").read_text().splitlines()]
-    when = {(line["event"], line["attempt"]): line["time"] for line in told if "event" in line}
+    reported = [json.loads(line) for line in (stack.folder / "logs" / "launcher.log").read_text().splitlines()]
+    when = {(line["event"], line["attempt"]): line["time"] for line in reported if "event" in line}
     attempt = actions[-1]["attempt"]
     took_s = when["excluded", attempt] - when["attempt_failed", attempt]
     print(f"excluded {took_s:.1f} s after the second failed start")

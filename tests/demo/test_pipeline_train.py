@@ -34,18 +34,18 @@ LAST = LAYERS - 1
 
 def layout(*pipelines: tuple[int, Sequence[int]]) -> str:
     """Return a layout of pipelines, each with its micro-batches and the first layers of its stages, a rank each."""
-    rank, told = 0, []
+    rank, reported = 0, []
     for micro_batches, firsts in pipelines:
         lasts = [first - 1 for first in firsts[1:]] + [LAST]
         stages = [
             {"first": first, "last": last, "ranks": [rank + number]}
             for number, (first, last) in enumerate(zip(firsts, lasts, strict=True))
         ]
-        told.append({"micro_batches": micro_batches, "stages": stages})
+        reported.append({"micro_batches": micro_batches, "stages": stages})
         rank += len(stages)
     return json.dumps(
         {"format": "eagle-eye-layout/1", "layers": LAYERS, "ranks": rank, "global_batch": GLOBAL_BATCH,
-         "micro_batch": 2, "pipelines": told}
+         "micro_batch": 2, "pipelines": reported}
     )  # fmt: skip
 
 

@@ -56,8 +56,8 @@ def test_every_counter_is_one_of_the_catalogue() -> None:
 
 
 def test_no_name_is_of_two_types() -> None:
-    told = [name for kind in DEVICE_TYPES for name in kind.names]
-    assert len(told) == len(set(told))
+    reported = [name for kind in DEVICE_TYPES for name in kind.names]
+    assert len(reported) == len(set(reported))
 
 
 def test_a_rack_holds_whole_trays() -> None:

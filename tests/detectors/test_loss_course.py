@@ -35,7 +35,7 @@ def sure(course: Curve, since: int = AT) -> int | None:
     return None
 
 
-def told(course: Curve, since: int = AT) -> tuple[int, str | None] | None:
+def reported(course: Curve, since: int = AT) -> tuple[int, str | None] | None:
     """Return after how many steps a divergence is told of, and what it asks for instead of a restart."""
     for reports in range(1, len(course.number) - since + 1):
         end = since + reports
@@ -111,7 +111,7 @@ def test_a_loss_that_stays_far_up_with_its_gradient_norm_has_diverged_sooner() -
 def test_a_slow_rise_is_told_of_and_restarts_nothing(noise: float, before: int) -> None:
     rise = np.concatenate([np.linspace(7.5, 6.4, before), np.linspace(6.4, 10.2, 50), np.full(10, 10.2)])
     course = curve(train_loss=noisy(rise, noise))
-    assert (found := told(course, before)) is not None
+    assert (found := reported(course, before)) is not None
     assert found[0] <= 50
     assert found[1] == "notify"
     assert sure(course, before) is None
@@ -121,7 +121,7 @@ def test_a_slow_rise_is_told_of_and_restarts_nothing(noise: float, before: int) 
 def test_a_lasting_jump_by_a_third_is_told_of_and_restarts_nothing(noise: float, before: int) -> None:
     jump = np.concatenate([np.linspace(2.5, 2.2, before), np.full(300, 3.0)])
     course = curve(train_loss=noisy(jump, noise))
-    assert (found := told(course, before)) is not None
+    assert (found := reported(course, before)) is not None
     assert found[0] <= 70
     assert found[1] == "notify"
     assert sure(course, before) is None
@@ -134,7 +134,7 @@ def test_a_slow_rise_with_its_gradient_norm_has_diverged() -> None:
 
 def test_a_loss_that_has_always_swung_as_far_is_quiet() -> None:
     swings = np.where(np.arange(600) // 60 % 3 == 2, 1.4, 1.0)
-    assert told(curve(train_loss=noisy(2.2 * swings, 0.1)), 400) is None
+    assert reported(curve(train_loss=noisy(2.2 * swings, 0.1)), 400) is None
 
 
 def test_a_loss_that_stays_a_half_up_on_one_level_may_be_other_data_and_restarts_nothing() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from eagle_eye.detectors.signs.rhythm import rhythm_s, stretches
+from eagle_eye.detectors.signs.periodicity import rhythm_s, stretches
 from eagle_eye.detectors.types import Floats
 
 

@@ -365,6 +365,42 @@ def test_two_slow_nodes_are_two_verdicts() -> None:
     assert {v.node for v in said(story)} == {"n2", "n5"}
 
 
+STAGES = np.arange(8) // 4  # two pipeline stages, with the same data on n0 and n4, n1 and n5, ...
+
+
+@pytest.mark.parametrize("other", [5, 6])
+def test_ranks_of_two_stages_that_have_the_same_data_are_slow_by_it_and_others_by_themselves(other: int) -> None:
+    story = slow(slow(job(noise=0.004), 1.3, 10, node=1), 1.35, 10, node=other)
+    found = [(verdict.fault, verdict.node) for verdict in said(story, role_of=STAGES)]
+    if other == 5:
+        assert found == [("workload_imbalance", None)]
+    else:
+        assert found == [("straggler", "n1"), ("straggler", "n6")]
+
+
+def test_one_slow_slice_of_the_data_is_one_notice_that_names_all_who_have_it() -> None:
+    (verdict,) = said(slow(slow(job(noise=0.004), 1.3, 10, node=1), 1.35, 10, node=5), role_of=STAGES)
+    assert verdict.nodes == ("n1", "n5")
+    assert verdict.asks is None  # what work that is uneven asks for: a notice
+    assert "it has more work, no node is slow" in verdict.summary
+
+
+def test_a_slow_rank_whose_data_make_nobody_else_slow_is_slow_itself() -> None:
+    (verdict,) = said(slow(job(noise=0.004), 1.3, 10, node=1), role_of=STAGES)
+    assert (verdict.fault, verdict.node) == ("straggler", "n1")
+
+
+@pytest.mark.parametrize(("others", "sure"), [([0.0, 0.0, 0.0], True), ([0.06, -0.05, 0.05], False)])
+def test_a_rank_that_is_not_much_farther_off_than_others_is_not_surely_slow(others: list[float], sure: bool) -> None:
+    story = job(nodes=12, noise=0.004)
+    compute = story.device["train_compute_seconds"]
+    compute *= 3.0 / compute.mean(axis=0)  # most are alike: the median deviation sees no more than these
+    compute[:, [3, 7, 11]] *= 1 + np.array(others)
+    compute[:, 2] *= 1.1
+    certain = [verdict.node for verdict in said(waits(story)) if verdict.confidence >= CONFIDENCE_EARLY]
+    assert certain == (["n2"] if sure else [])
+
+
 def test_a_slow_warm_up_of_all_is_no_slow_node() -> None:
     story = job()
     story.device["train_compute_seconds"][:40] *= 3

@@ -118,14 +118,14 @@ def test_one_nodes_compute_is_that_nodes_trouble() -> None:
     assert DETECTOR.detect(story.window()) == []
 
 
-@pytest.mark.parametrize(("nodes", "told"), [([2], False), ([1, 2], True), ([0, 1, 2, 3], True)])
+@pytest.mark.parametrize(("nodes", "reported"), [([2], False), ([1, 2], True), ([0, 1, 2, 3], True)])
 def test_one_nodes_wait_for_data_is_that_nodes_trouble_and_that_of_several_the_jobs(
-    nodes: list[int], told: bool
+    nodes: list[int], reported: bool
 ) -> None:
     story = drop_story()
     story.device["train_data_wait_seconds"] = np.zeros_like(story.device["train_loss"])
     story.device["train_data_wait_seconds"][-40:, nodes] = 0.2
-    assert bool(DETECTOR.detect(story.window())) == told
+    assert bool(DETECTOR.detect(story.window())) == reported
 
 
 def test_all_nodes_alike_are_the_jobs_trouble() -> None:

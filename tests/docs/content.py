@@ -77,12 +77,12 @@ def check_toml(block: Block, folder: Path) -> str:
 def check_json(block: Block) -> str:
     """Return "" where the block is JSON and its struct takes it with no key left over, else what is wrong."""
     try:
-        told = json.loads(block.text)
+        reported = json.loads(block.text)
     except json.JSONDecodeError as error:
         return str(error)
     if block.mark.startswith("run by "):
         return ""
-    for each in told["requests"] if isinstance(told, dict) and "watermark" in told else [told]:
+    for each in reported["requests"] if isinstance(reported, dict) and "watermark" in reported else [reported]:
         struct = next((struct for keys, struct in STRUCTS if isinstance(each, dict) and keys <= set(each)), None)
         if struct is None:
             return (

@@ -50,10 +50,10 @@ def test_a_node_that_is_not_sick_stays_whatever_became_of_the_check(name: str, c
 
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_a_sick_node_is_taken_out_as_the_script_can(name: str, tmp_path: Path) -> None:
-    ended, told = called(SCRIPTS[name], tmp_path, 3)
+    ended, reported = called(SCRIPTS[name], tmp_path, 3)
     if "exit 1" in SCRIPTS[name].text:
         assert ended == 1
     elif "scontrol update" in SCRIPTS[name].text:
-        assert "state=drain reason=" in told
+        assert "state=drain reason=" in reported
     else:
-        assert (ended, told) == (0, "")  # it only writes to the log
+        assert (ended, reported) == (0, "")  # it only writes to the log

@@ -52,14 +52,14 @@ def test_a_steps_compute_is_what_the_program_measures(cuda_python: TorchPython, 
         assert process.returncode == 0
     finally:
         collector.close()
-    told = json.loads(said.splitlines()[-1])
+    reported = json.loads(said.splitlines()[-1])
     assert {device for each in seen for device in each.devices} == {ROW}
     found = [row["train_compute_seconds"] for each in seen for row in each.devices.values() if _measured(row)]
-    keep("steps", told["steps"])
-    keep("compute_s", {"program": told["compute_s"], "hook": statistics.median(found) if found else None})
+    keep("steps", reported["steps"])
+    keep("compute_s", {"program": reported["compute_s"], "hook": statistics.median(found) if found else None})
     assert len(found) >= 3
-    assert told["failures"] == 0, "the hook waited for the GPU, or failed otherwise"
-    assert statistics.median(found) == pytest.approx(told["compute_s"], rel=0.15)
+    assert reported["failures"] == 0, "the hook waited for the GPU, or failed otherwise"
+    assert statistics.median(found) == pytest.approx(reported["compute_s"], rel=0.15)
     assert any("train_loss" in row for each in seen for row in each.devices.values())
 
 

@@ -112,15 +112,15 @@ def test_its_own_temperature_limits_are_those_documented(handle: Any, documented
         "memory": (pynvml.NVML_TEMPERATURE_THRESHOLD_MEM_MAX, documented.memory_max_operating_c),
         "operation": (pynvml.NVML_TEMPERATURE_THRESHOLD_GPU_MAX, documented.max_operating_c),
     }
-    told: dict[str, float] = {}
+    reported: dict[str, float] = {}
     for name, (threshold, _) in limits.items():
         with contextlib.suppress(pynvml.NVMLError):  # since Ada drivers need not tell them so
-            told[name] = float(pynvml.nvmlDeviceGetTemperatureThreshold(handle, threshold))
-    keep("temperature_limits_celsius", told)
-    both = {name: figure.value for name, (_, figure) in limits.items() if figure is not None and name in told}
+            reported[name] = float(pynvml.nvmlDeviceGetTemperatureThreshold(handle, threshold))
+    keep("temperature_limits_celsius", reported)
+    both = {name: figure.value for name, (_, figure) in limits.items() if figure is not None and name in reported}
     if not both:
-        pytest.skip(f"the driver tells {told or 'none'}, and of {documented.name} no such limit is published")
-    assert {name: told[name] for name in both} == both
+        pytest.skip(f"the driver tells {reported or 'none'}, and of {documented.name} no such limit is published")
+    assert {name: reported[name] for name in both} == both
 
 
 def test_it_has_no_more_links_than_documented(collector: NvmlCollector, documented: DeviceType, keep: Keep) -> None:

@@ -57,13 +57,13 @@ def test_agent_and_hook_cost_a_step_by_fsdp_next_to_nothing(
         )
         assert done.returncode == 0, done.stderr[-4_000:]
         times, memory = process.cpu_times(), process.memory_info()
-    told = json.loads(done.stdout.splitlines()[-1])
-    more = [seen_s / bare_s - 1 for seen_s, bare_s in zip(told["seen_s"], told["bare_s"], strict=True)]
+    reported = json.loads(done.stdout.splitlines()[-1])
+    more = [seen_s / bare_s - 1 for seen_s, bare_s in zip(reported["seen_s"], reported["bare_s"], strict=True)]
     error = statistics.stdev(more) / math.sqrt(len(more))
-    keep("step_s", statistics.median(told["bare_s"]))
+    keep("step_s", statistics.median(reported["bare_s"]))
     keep("overhead_ratio", statistics.fmean(more))
     keep("overhead_standard_error_ratio", error)
     keep("agent_processor_s", times.user + times.system)
     keep("agent_resident_bytes", memory.rss)
-    assert told["failures"] == 0
+    assert reported["failures"] == 0
     assert statistics.fmean(more) - 2 * error <= OVERHEAD_RATIO_MAX, "surely more than is allowed"

@@ -25,7 +25,7 @@ from tests.gpu.conftest import Keep
 from tests.gpu.machine import PROGRAMS, TorchPython, child_environment, needs_gpu
 
 pytestmark = needs_gpu
-TOLD_S = 30.0
+REPORTED_S = 30.0
 # NVIDIA, XID Errors: what a program's store to nobody's address is told as, and what follows its end.
 PROGRAMS_OWN = {xid.code for xid in XIDS if xid.kind in ("application", "cleanup")}
 
@@ -48,12 +48,12 @@ def xid_from(collect: Callable[[], list[Event]]) -> Event:
     """Return the first XID that is told, within TOLD_S."""
     found: list[Event] = []
 
-    def told() -> bool:
+    def reported() -> bool:
         time.sleep(0.2)
         found.extend(event for event in collect() if event.kind == "xid")
         return bool(found)
 
-    until(told, TOLD_S)
+    until(reported, REPORTED_S)
     return found[0]
 
 
@@ -82,10 +82,10 @@ def test_nvml_tells_the_xid_of_a_programs_error(nvml: NvmlCollector, first: int,
     pynvml.nvmlInit()
     try:
         handle: Any = pynvml.nvmlDeviceGetHandleByIndex(first)
-        told = pynvml.nvmlDeviceGetSupportedEventTypes(handle)
+        reported = pynvml.nvmlDeviceGetSupportedEventTypes(handle)
     finally:
         pynvml.nvmlShutdown()
-    if not told & pynvml.nvmlEventTypeXidCriticalError:
+    if not reported & pynvml.nvmlEventTypeXidCriticalError:
         pytest.skip("this driver tells no XIDs by NVML (a virtual GPU)")
     fault()
     event = xid_from(lambda: nvml.collect(time.time()).events)
@@ -112,7 +112,7 @@ def test_a_cuda_error_in_a_rank_is_told_by_the_hook_and_hurts_nobody_else(
     collector.open()
     events: list[Event] = []
 
-    def told(kind: str) -> bool:
+    def reported(kind: str) -> bool:
         time.sleep(0.1)
         events.extend(collector.collect(time.time()).events)
         return any(event.kind == kind for event in events)
@@ -122,7 +122,7 @@ def test_a_cuda_error_in_a_rank_is_told_by_the_hook_and_hurts_nobody_else(
     try:
         with subprocess.Popen(command, env=environ, stderr=subprocess.DEVNULL) as process:
             try:
-                until(lambda: told("process_exit"), 180.0)
+                until(lambda: reported("process_exit"), 180.0)
                 assert process.wait(60.0) != 0
             finally:
                 process.kill()

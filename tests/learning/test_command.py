@@ -76,8 +76,8 @@ class TestTrain:
         copy = tmp_path / "copy.model"
         copy.write_bytes(trained.read_bytes())
         assert main(["train", "--refresh", str(copy), "--json"]) == 0
-        told = json.loads(capsys.readouterr().out)
-        assert told["before"]["seen"] == told["check"]["seen"]  # the same history: neither better nor worse
+        reported = json.loads(capsys.readouterr().out)
+        assert reported["before"]["seen"] == reported["check"]["seen"]  # the same history: neither better nor worse
         assert [p.name for p in tmp_path.iterdir()] == ["copy.model"]
 
     def test_a_refresh_that_fails_leaves_the_file_as_it_is(

@@ -115,15 +115,15 @@ class StubServer:
             return 404, {"detail": "no such job"}
         return (204, None) if method == "DELETE" else (200, {})
 
-    def told(self, method: str, path: str) -> list[Any]:
+    def reported(self, method: str, path: str) -> list[Any]:
         """The bodies of the requests so far."""
         with self.arrived:
             return [body for verb, where, body in self.requests if (verb, where) == (method, path)]
 
     def wait(self, method: str, path: str, count: int, within_s: float = 10.0) -> list[Any]:
         with self.arrived:
-            assert self.arrived.wait_for(lambda: len(self.told(method, path)) >= count, within_s), self.requests
-        return self.told(method, path)
+            assert self.arrived.wait_for(lambda: len(self.reported(method, path)) >= count, within_s), self.requests
+        return self.reported(method, path)
 
     def close(self) -> None:
         self._server.shutdown()

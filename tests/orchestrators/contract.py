@@ -56,12 +56,12 @@ def attempt(world: World) -> int:
     return state.attempt
 
 
-class Desk:
+class Delivered:
     """The shared parts around an orchestrator, from a delivery to its reports, without the network."""
 
     def __init__(self, orchestrator: Orchestrator, folder: Path, *, dry_run: bool = False) -> None:
         self.reports: list[tuple[str, str]] = []
-        self.ledger = Ledger(folder / "desk.sqlite")
+        self.ledger = Ledger(folder / "delivered.sqlite")
         work: queue.Queue[Work] = queue.Queue()
         self.intake = Intake(self.ledger, orchestrator.state, self._report, list, work=work)
         self.subscriber = Subscriber(orchestrator, self.ledger, work, self._report, dry_run=dry_run, ask_again_s=0.01)
@@ -88,8 +88,8 @@ class OrchestratorContract:
     can_stop = True
 
     @pytest.fixture
-    def desk_folder(self, tmp_path: Path) -> Path:
-        return tmp_path / "desk"
+    def ledger_folder(self, tmp_path: Path) -> Path:
+        return tmp_path / "delivered"
 
     def wanted(self, world: World, **changes: Any) -> ActionRequest:
         given = {"job": world.job, "attempt": attempt(world), "exclude": [world.node], **changes}
@@ -114,9 +114,9 @@ class OrchestratorContract:
             assert world.orchestrator.preview(Restart(attempt(world), None, cause(), (world.node,)))
         assert world.snapshot() == before
 
-    def test_an_exclusion_and_a_restart_move_the_job_off_the_node(self, world: World, desk_folder: Path) -> None:
+    def test_an_exclusion_and_a_restart_move_the_job_off_the_node(self, world: World, ledger_folder: Path) -> None:
         before = attempt(world)
-        reports = Desk(world.orchestrator, desk_folder).takes(self.wanted(world))
+        reports = Delivered(world.orchestrator, ledger_folder).takes(self.wanted(world))
         assert [state for state, _ in reports][:2] == ["accepted", "running"]
         assert reports[-1][0] == "done", reports
         assert reports[-1][1]
@@ -126,20 +126,20 @@ class OrchestratorContract:
         assert world.node not in world.runs_on()
         assert world.node in world.out()
 
-    def test_the_same_action_again_does_nothing(self, world: World, desk_folder: Path) -> None:
-        desk, wanted = Desk(world.orchestrator, desk_folder), self.wanted(world)
-        desk.takes(wanted)
-        before, told = world.snapshot(), list(desk.reports)
-        desk.takes(wanted)
-        desk.takes(wanted, "evt-2")
-        assert (world.snapshot(), desk.reports) == (before, told)
+    def test_the_same_action_again_does_nothing(self, world: World, ledger_folder: Path) -> None:
+        delivered, wanted = Delivered(world.orchestrator, ledger_folder), self.wanted(world)
+        delivered.takes(wanted)
+        before, reported = world.snapshot(), list(delivered.reports)
+        delivered.takes(wanted)
+        delivered.takes(wanted, "evt-2")
+        assert (world.snapshot(), delivered.reports) == (before, reported)
 
-    def test_an_action_for_an_attempt_that_is_over_is_refused(self, world: World, desk_folder: Path) -> None:
+    def test_an_action_for_an_attempt_that_is_over_is_refused(self, world: World, ledger_folder: Path) -> None:
         old = self.wanted(world, action_id="act-old")
-        desk = Desk(world.orchestrator, desk_folder)
-        desk.takes(self.wanted(world, action_id="act-new"))
+        delivered = Delivered(world.orchestrator, ledger_folder)
+        delivered.takes(self.wanted(world, action_id="act-new"))
         before = world.snapshot()
-        state, detail = desk.takes(old, "evt-2")[-1]
+        state, detail = delivered.takes(old, "evt-2")[-1]
         assert (state, world.snapshot() == before) == ("refused" if self.counts_attempts else "done", True)
         assert "already" in detail or not self.counts_attempts
 
@@ -151,21 +151,23 @@ class OrchestratorContract:
         assert world.orchestrator.restart(world.job, Restart(over, None, cause()))
         assert (attempt(world), world.snapshot()) == (now, after)
 
-    def test_a_drain_leaves_the_job_alone(self, world: World, desk_folder: Path) -> None:
+    def test_a_drain_leaves_the_job_alone(self, world: World, ledger_folder: Path) -> None:
         before, nodes = attempt(world), world.runs_on()
-        reports = Desk(world.orchestrator, desk_folder).takes(self.wanted(world, kind="drain_node", restart=False))
+        reports = Delivered(world.orchestrator, ledger_folder).takes(
+            self.wanted(world, kind="drain_node", restart=False)
+        )
         assert reports[-1][0] == "done", reports
         assert (attempt(world), world.runs_on()) == (before, nodes)
 
-    def test_a_dry_run_changes_nothing_and_says_what_would_be_done(self, world: World, desk_folder: Path) -> None:
+    def test_a_dry_run_changes_nothing_and_says_what_would_be_done(self, world: World, ledger_folder: Path) -> None:
         before = world.snapshot()
-        desk = Desk(world.orchestrator, desk_folder, dry_run=True)
-        desk.takes(self.wanted(world))
-        desk.subscriber.do(Readmission((world.node,), "evt-9"))
+        delivered = Delivered(world.orchestrator, ledger_folder, dry_run=True)
+        delivered.takes(self.wanted(world))
+        delivered.subscriber.do(Readmission((world.node,), "evt-9"))
         assert world.snapshot() == before
-        assert [state for state, _ in desk.reports] == ["accepted", "refused"]
-        assert desk.reports[-1][1].startswith("dry run: would ")
-        assert world.node in desk.reports[-1][1]
+        assert [state for state, _ in delivered.reports] == ["accepted", "refused"]
+        assert delivered.reports[-1][1].startswith("dry run: would ")
+        assert world.node in delivered.reports[-1][1]
 
     def test_what_was_taken_out_can_come_back_also_after_a_crash(self, world: World) -> None:
         world.orchestrator.exclude(exclusion(world, now=False))

@@ -12,8 +12,8 @@ import pytest
 from eagle_eye.orchestrators import logs
 from eagle_eye.orchestrators.errors import OrchestratorError
 from eagle_eye.orchestrators.launch import command
-from eagle_eye.orchestrators.launch.memory import Memory, MemoryFile
 from eagle_eye.orchestrators.launch.output import Output
+from eagle_eye.orchestrators.launch.persisted_state import Memory, MemoryFile
 from eagle_eye.orchestrators.launch.plan import Fleet
 from eagle_eye.orchestrators.launch.state import State
 from eagle_eye.schema.configuration import ConfigurationError

@@ -295,7 +295,7 @@ print(json.dumps({
     "unsaid": {"attempt": 1, "nodes": ["n1"], "running": False},
 }.get(job)))
 """,
-        told=["runs", "done", "unsaid", "gone"],
+        reported=["runs", "done", "unsaid", "gone"],
     )
     assert orchestrator.jobs() == {
         "runs": JobUpdate(2, "running", [MemberRank(0, "n1", 3)]),

@@ -173,12 +173,12 @@ def test_a_node_with_a_stopped_rank_is_excluded_and_the_job_finishes_without_it(
         assert [report["state"] for report in reports] == ["accepted", "running", "done"]
         assert f"attempt 2 runs on n1, n3 from step {second['resumed_step']}" in reports[2]["detail"]
         assert launcher.ends() == 0
-        updates = server.told("PUT", "/api/v1/jobs/j")
+        updates = server.reported("PUT", "/api/v1/jobs/j")
         assert updates[0]["attempt"] == 1
         last = updates[-1]
         assert (last["attempt"], last["state"]) == (2, "finished")
         assert [rank["node"] for rank in last["ranks"]] == ["n1", "n3"]
-        assert server.told("DELETE", "/api/v1/subscriptions/sub-1")
+        assert server.reported("DELETE", "/api/v1/subscriptions/sub-1")
     assert launcher.progress(2, 0)[0][1:3] == ["n1", str(second["resumed_step"])]
     assert launcher.progress(2, 1)[-1] == ["end"]
     assert {words[1] for words in launcher.progress(2, 1) if words[0] == "start"} == {"n3"}
@@ -205,7 +205,7 @@ def test_without_a_spare_ranks_start_in_the_next_layout_and_the_server_knows_wha
         assert {rank["node"] for rank in second["ranks"]} == {"n1", "n3"}
         assert [layout_of(rank) for rank in second["ranks"]] == [rank_layout(plan(3), 2)] * 2
         assert "no spare: 2 nodes by plan" in server.wait("POST", REPORTS, 3)[-1]["detail"]
-        left = {update["attempt"]: update["pace_left_ratio"] for update in server.told("PUT", "/api/v1/jobs/j")}
+        left = {update["attempt"]: update["pace_left_ratio"] for update in server.reported("PUT", "/api/v1/jobs/j")}
         assert 0.5 < left[1] < 1
         assert left[2] == 0  # two nodes are the fewest
 
@@ -286,7 +286,7 @@ def test_a_killed_launcher_leaves_no_rank_its_successor_goes_on_and_a_terminated
             assert launcher.wait("verified")["resumed_step"] == second["resumed_step"]
             launcher.process.terminate()
             assert launcher.ends() == 143
-            assert server.told("PUT", "/api/v1/jobs/j")[-1]["state"] == "cancelled"
+            assert server.reported("PUT", "/api/v1/jobs/j")[-1]["state"] == "cancelled"
             assert not any(running(rank["pid"]) for rank in second["ranks"])
 
 

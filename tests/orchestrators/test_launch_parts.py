@@ -252,8 +252,8 @@ class Watched:
     def __init__(self, folder: Path | None = None) -> None:
         self.now_s = 100.0
         self.sight: Sight | None = None
-        self.told: list[on.Happening] = []
-        self.watcher = Watcher(folder, lambda: self.sight, self.told.append, lambda: self.now_s)
+        self.reported: list[on.Happening] = []
+        self.watcher = Watcher(folder, lambda: self.sight, self.reported.append, lambda: self.now_s)
 
     def sees(self, attempt: int, step: int, after_s: float = 1.0) -> None:
         self.now_s += after_s
@@ -267,12 +267,12 @@ def test_the_first_step_is_told_once_the_next_one_shows_the_pace() -> None:
     watched.sees(1, 90)  # of the attempt before
     watched.sees(2, 90, after_s=0.0)  # its last word, under the new number
     watched.sees(2, 45, after_s=4.0)
-    assert watched.told == []
+    assert watched.reported == []
     watched.sees(2, 47)
     # Two steps a second, five seconds since it began, thrice that and twenty.
-    assert watched.told == [on.StepSeen(2, 45, 40 + 30 + 20)]
+    assert watched.reported == [on.StepSeen(2, 45, 40 + 30 + 20)]
     watched.sees(2, 49)
-    assert len(watched.told) == 1
+    assert len(watched.reported) == 1
 
 
 def test_new_checkpoints_are_told_and_so_is_one_written_again(tmp_path: Path) -> None:
@@ -286,9 +286,9 @@ def test_new_checkpoints_are_told_and_so_is_one_written_again(tmp_path: Path) ->
     watched = Watched(tmp_path)
     watched.watcher.watch(2, 10, find_checkpoints(tmp_path))
     watched.watcher.look()
-    assert watched.told == []
+    assert watched.reported == []
     write(20, 2_000.0)
     write(10, 3_000.0)
     watched.watcher.look()
     watched.watcher.look()
-    assert watched.told == [on.CheckpointWritten(2, 20), on.CheckpointWritten(2, 10)]
+    assert watched.reported == [on.CheckpointWritten(2, 20), on.CheckpointWritten(2, 10)]

@@ -14,7 +14,7 @@ from eagle_eye.orchestrators.launch import happenings as on
 from eagle_eye.orchestrators.launch import orders as to
 from eagle_eye.orchestrators.launch.checkpoints import Span
 from eagle_eye.orchestrators.launch.machine import step
-from eagle_eye.orchestrators.launch.memory import Memory, remember, resume
+from eagle_eye.orchestrators.launch.persisted_state import Memory, remember, resume
 from eagle_eye.orchestrators.launch.plan import Fleet
 from eagle_eye.orchestrators.launch.state import ENDED, UP, Phase, Rules, State, due_s
 from eagle_eye.planning.plan import Plan
@@ -450,9 +450,9 @@ def test_an_attempt_that_started_over_or_from_something_later_is_told_of() -> No
         story.newest = 40
         story.running()
         story.happens(on.StepSeen(1, step_seen, 60))
-        (told,) = story.ordered(to.Say)
-        assert told.event == "resumed_wrongly"
-        assert words in told.fields["detail"]
+        (reported,) = story.ordered(to.Say)
+        assert reported.event == "resumed_wrongly"
+        assert words in reported.fields["detail"]
         assert story.state.phase is Phase.RUNNING
 
 
@@ -461,14 +461,14 @@ def test_a_checkpoint_of_an_earlier_step_shows_as_well_that_it_started_over() ->
     story.newest = 40
     story.running()
     story.happens(on.CheckpointWritten(1, 10))
-    assert [told.event for told in story.ordered(to.Say)] == ["resumed_wrongly"]
+    assert [reported.event for reported in story.ordered(to.Say)] == ["resumed_wrongly"]
 
 
 def test_an_attempt_of_which_nobody_tells_is_not_verified() -> None:
     story = Story(verified_within_s=60.0).running()
     story.passes(60.0)
     story.passes(5.0)
-    assert [told.event for told in story.ordered(to.Say)] == ["unverified"]
+    assert [reported.event for reported in story.ordered(to.Say)] == ["unverified"]
     assert story.state.phase is Phase.RUNNING
 
 
@@ -542,7 +542,7 @@ def test_a_start_is_judged_as_soon_as_every_runner_has_said_where_its_ranks_are(
     goes_on_starting(story, 300.0)
     seen(story, absent={"n2"})
     story.passes(0.0)
-    assert [told.event for told in story.ordered(to.Say)] == ["start_stuck", "attempt_failed"]
+    assert [reported.event for reported in story.ordered(to.Say)] == ["start_stuck", "attempt_failed"]
 
 
 def test_a_node_that_holds_two_starts_in_a_row_up_is_left_out() -> None:
@@ -568,12 +568,12 @@ def start_fails(story: Story, *ends: tuple[str, str], absent: Collection[str] = 
     for node, words in ends:
         exits = ((story.state.members.index(node), 1),)
         story.happens(on.RanksEnded(node, attempt, success=False, exits=exits, detail=words))
-    told = story.ordered(to.TellServer)
+    reported = story.ordered(to.TellServer)
     story.passes(2.0)
     asked = [node for order in story.ordered(to.LookAtRanks) for node in order.nodes]
-    told += story.ordered(to.TellServer)
+    reported += story.ordered(to.TellServer)
     story.happens(*(on.RanksSeen(node, attempt, node not in absent, (0,) * (node in absent)) for node in asked))
-    return [word for word in (*told, *story.ordered(to.TellServer)) if word.held_up_by]
+    return [word for word in (*reported, *story.ordered(to.TellServer)) if word.held_up_by]
 
 
 def test_the_server_hears_which_ranks_alone_could_not_reach_the_others() -> None:
@@ -621,13 +621,13 @@ def test_without_a_word_from_eagle_eye_the_node_that_fails_two_starts_alone_is_l
 
 def test_starts_in_a_row_that_fail_at_different_nodes_accuse_none() -> None:
     story = Story(verdict_wait_s=5.0, backoff_s=0.0, restarts_max=9).running()
-    told = []
+    reported = []
     for node in ("n2", "n3", "n2", "n3"):
-        told += start_fails(story, (node, CANNOT_CONNECT))
+        reported += start_fails(story, (node, CANNOT_CONNECT))
         story.passes(60.0)
         story.stopped("n1", "n2", "n3")
         story.starts()
-    assert [word.attempt for word in told] == [1]
+    assert [word.attempt for word in reported] == [1]
     assert story.state.members == ("n1", "n2", "n3")
 
 
@@ -688,7 +688,7 @@ def test_so_does_a_node_that_answers_no_more_once_all_others_have_come_and_known
         assert story.is_in(Phase.VERIFYING)
         goes_on_starting(story, 8.0, absent, (), {"n2"})
         assert story.is_in(ended)
-        held_up_by = [told.held_up_by for told in story.everything if isinstance(told, to.TellServer)]
+        held_up_by = [reported.held_up_by for reported in story.everything if isinstance(reported, to.TellServer)]
         assert ((1,) in held_up_by) is (ended is Phase.DECIDING)
 
 
@@ -732,9 +732,9 @@ def test_a_job_of_which_no_start_was_ever_seen_to_end_is_only_told_of() -> None:
     story.passes(60.0)
     seen(story, absent={"n2"})
     story.passes(5.0)
-    (told,) = story.ordered(to.Say)
-    assert told.event == "unverified"
-    assert "ranks 1 have not come" in str(told.fields["detail"])
+    (reported,) = story.ordered(to.Say)
+    assert reported.event == "unverified"
+    assert "ranks 1 have not come" in str(reported.fields["detail"])
     assert story.state.phase is Phase.RUNNING
 
 
@@ -751,9 +751,9 @@ def test_own_restarts_wait_longer_each_time_and_are_forgotten_after_lasting_prog
     waits = []
     for attempt in (1, 2, 3):
         story.happens(failed("n2", attempt, in_touch=False))
-        (told,) = [one for one in story.ordered(to.Say) if one.event == "attempt_failed"]
-        waits.append(told.fields["waits_s"])
-        story.passes(told.fields["waits_s"])
+        (reported,) = [one for one in story.ordered(to.Say) if one.event == "attempt_failed"]
+        waits.append(reported.fields["waits_s"])
+        story.passes(reported.fields["waits_s"])
         story.stopped("n1", "n2", "n3")
         story.starts()
     assert waits == [0.0, 10.0, 20.0]
@@ -761,7 +761,7 @@ def test_own_restarts_wait_longer_each_time_and_are_forgotten_after_lasting_prog
     assert story.state.restarts == 3  # it has run for long, and nobody has seen it get anywhere
     story.happens(on.CheckpointWritten(4, 50))
     assert story.state.restarts == 0
-    assert "settled" in [told.event for told in story.ordered(to.Say)]
+    assert "settled" in [reported.event for reported in story.ordered(to.Say)]
 
 
 def test_a_slow_node_and_a_mute_one_and_a_crashed_one_are_told_apart() -> None:
@@ -819,7 +819,7 @@ def test_a_job_that_may_grow_at_a_checkpoint_does_so_once_it_has_settled() -> No
     story.now_s += 300.0
     story.newest = 60
     story.happens(on.CheckpointWritten(2, 60))
-    assert [told.fields["reason"] for told in story.ordered(to.Say) if told.event == "stopping"] == [
+    assert [reported.fields["reason"] for reported in story.ordered(to.Say) if reported.event == "stopping"] == [
         "grows from 2 to 3 nodes at the checkpoint of step 60"
     ]
     story.stopped("n1", "n2")
@@ -849,8 +849,8 @@ def test_checkpoints_that_cannot_be_looked_through_blame_no_node() -> None:
     assert story.state.phase is Phase.STARTING
     story.passes(60.0)
     assert story.ordered(to.Abandon) == []
-    (told,) = story.ordered(to.Say)
-    assert "checkpoints could not be looked through" in told.fields["reason"]
+    (reported,) = story.ordered(to.Say)
+    assert "checkpoints could not be looked through" in reported.fields["reason"]
 
 
 def test_a_launcher_that_is_killed_in_a_recovery_goes_on_with_it() -> None:

@@ -145,7 +145,7 @@ def site(tmp_path: Path) -> Iterator[Site]:
 def test_an_action_survives_the_death_of_its_subscriber_and_is_done_once(site: Site) -> None:
     reports = "/api/v1/actions/act-1/reports"
     site.start("--resumes")
-    (subscribed,) = site.server.told("POST", "/api/v1/subscriptions")
+    (subscribed,) = site.server.reported("POST", "/api/v1/subscriptions")
     assert (subscribed["url"], subscribed["jobs"]) == (site.url, [])
     body = event_body(action(time.time(), report_to=f"{site.server.url}{reports}"))
     (site.folder / "hold").touch()
@@ -158,9 +158,9 @@ def test_an_action_survives_the_death_of_its_subscriber_and_is_done_once(site: S
 
     site.start("--resumes")
     assert site.send(body, "evt-1", SECRET) == "known"
-    told = site.server.wait("POST", reports, 4)
-    assert [report["state"] for report in told] == ["accepted", "running", "running", "done"]
-    assert (told[2]["detail"], told[3]["detail"]) == ("resumed after an interruption", "attempt 2 runs already")
+    reported = site.server.wait("POST", reports, 4)
+    assert [report["state"] for report in reported] == ["accepted", "running", "running", "done"]
+    assert (reported[2]["detail"], reported[3]["detail"]) == ("resumed after an interruption", "attempt 2 runs already")
     assert site.asked() == [["exclude", ["n2"]], ["restart", ["n2"]]]
     old = event_body(action(time.time(), action_id="act-2"), event_id="evt-2")
     assert site.send(old, "evt-2", SECRET) == "refused"
@@ -179,8 +179,8 @@ def test_an_action_survives_the_death_of_its_subscriber_and_is_done_once(site: S
     assert {"event": "action", "action_id": "act-1", "kind": "exclude_node", "job": "j", "state": "done",
             "detail": "attempt 2 runs already"} in printed  # fmt: skip
     # The subscription lasts: what is delivered meanwhile waits.
-    assert len(site.server.told("POST", "/api/v1/subscriptions")) == 1
-    assert site.server.told("DELETE", "/api/v1/subscriptions/sub-1") == []
+    assert len(site.server.reported("POST", "/api/v1/subscriptions")) == 1
+    assert site.server.reported("DELETE", "/api/v1/subscriptions/sub-1") == []
 
 
 def test_a_subscription_made_by_hand_a_dry_run_and_the_state_of_a_job(site: Site) -> None:
@@ -189,10 +189,10 @@ def test_a_subscription_made_by_hand_a_dry_run_and_the_state_of_a_job(site: Site
     with site.served_here("--secret-file", str(secrets), "--dry-run", "--jobs", "j", "--report-state", "--poll", "0.1"):
         body = event_body(action(time.time(), report_to=f"{site.server.url}/api/v1/actions/act-1/reports"))
         assert site.send(body, "evt-1", OTHER_SECRET) == "queued"
-        told = site.server.wait("POST", "/api/v1/actions/act-1/reports", 2)
+        reported = site.server.wait("POST", "/api/v1/actions/act-1/reports", 2)
         program = str(site.program)
         again = f"run {program} to restart the job, now at attempt 1"
-        assert [(report["state"], report["detail"]) for report in told] == [
+        assert [(report["state"], report["detail"]) for report in reported] == [
             ("accepted", ""),
             ("refused", f"dry run: would run {program} to exclude n2; then {again}"),
         ]
@@ -203,7 +203,7 @@ def test_a_subscription_made_by_hand_a_dry_run_and_the_state_of_a_job(site: Site
         assert (update["attempt"], update["state"]) == (1, "running")
         (site.folder / "attempt").write_text("2")
         assert site.server.wait("PUT", "/api/v1/jobs/j", 2)[1]["attempt"] == 2
-        assert site.server.told("POST", "/api/v1/subscriptions") == []
+        assert site.server.reported("POST", "/api/v1/subscriptions") == []
 
 
 def test_the_server_hears_what_is_left_of_jobs_pace_when_it_changes_and_again_where_it_refused(
@@ -215,11 +215,11 @@ def test_the_server_hears_what_is_left_of_jobs_pace_when_it_changes_and_again_wh
     site.server.answer = lambda method, path: (404, {}) if "unknown" in path else answer(method, path)
     with site.served_here("--jobs", "j", "--jobs", "unknown", "--poll", "0.05"):
         site.server.wait("PUT", "/api/v1/jobs/unknown/pace-left", 3)
-        assert site.server.told("PUT", "/api/v1/jobs/j/pace-left") == [{"pace_left_ratio": 0.75}]
+        assert site.server.reported("PUT", "/api/v1/jobs/j/pace-left") == [{"pace_left_ratio": 0.75}]
         left["j"] = None
-        told = site.server.wait("PUT", "/api/v1/jobs/j/pace-left", 2)
-        assert told[1:] == [{"pace_left_ratio": None}]
-        assert site.server.told("PUT", "/api/v1/jobs/not-ours/pace-left") == []
+        reported = site.server.wait("PUT", "/api/v1/jobs/j/pace-left", 2)
+        assert reported[1:] == [{"pace_left_ratio": None}]
+        assert site.server.reported("PUT", "/api/v1/jobs/not-ours/pace-left") == []
 
 
 @pytest.mark.parametrize(

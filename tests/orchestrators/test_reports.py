@@ -7,19 +7,19 @@ from typing import Any, Self
 
 import pytest
 
-from eagle_eye.orchestrators.backoff import Backoff
 from eagle_eye.orchestrators.ledger import Ledger
 from eagle_eye.orchestrators.reports import KEEP_AFTER_EXPIRY_S, Reporter
 from eagle_eye.orchestrators.server_client import ServerClient, origin
 from eagle_eye.orchestrators.subscription import Subscription, Wanted
 from eagle_eye.schema.action import JobUpdate, MemberRank
+from eagle_eye.schema.backoff import Backoff
 from tests.orchestrators.builders import StubServer, action, stub_server
 
 REPORTS = "/api/v1/actions/act-1/reports"
 
 
 def quick() -> Backoff:
-    return Backoff(0.01, 0.02, random.Random(1))
+    return Backoff(0.01, 0.02, random.Random(1).random)
 
 
 def wait_for(what: Any, within_s: float = 5.0) -> None:
@@ -51,9 +51,9 @@ def test_reports_arrive_in_order_with_the_token(tmp_path: Path) -> None:
         parts.reporter(wanted, "accepted", "")
         parts.reporter(wanted, "running", "")
         parts.reporter(wanted, "done", "attempt 2 runs")
-        told = server.wait("POST", REPORTS, 3)
-        assert [one["state"] for one in told] == ["accepted", "running", "done"]
-        assert told[2]["detail"] == "attempt 2 runs"
+        reported = server.wait("POST", REPORTS, 3)
+        assert [one["state"] for one in reported] == ["accepted", "running", "done"]
+        assert reported[2]["detail"] == "attempt 2 runs"
         assert set(server.tokens) == {"Bearer secret-token"}
 
 
@@ -65,8 +65,8 @@ def test_failures_are_retried_in_order_and_a_clear_no_is_not(tmp_path: Path) -> 
         for state in ("accepted", "running", "done"):
             parts.reporter(wanted, state, "")
         parts.reporter.start()
-        told = server.wait("POST", REPORTS, 6)
-        assert [one["state"] for one in told] == ["accepted"] * 4 + ["running", "done"]
+        reported = server.wait("POST", REPORTS, 6)
+        assert [one["state"] for one in reported] == ["accepted"] * 4 + ["running", "done"]
         wait_for(lambda: parts.ledger.owed() == [])
 
 
@@ -74,7 +74,7 @@ def test_reports_outlive_the_process_that_made_them(tmp_path: Path) -> None:
     with stub_server() as server:
         with Reporting(server, tmp_path) as first:
             first.reporter(action(time.time(), report_to=server.url + REPORTS), "accepted", "")
-        assert server.told("POST", REPORTS) == []
+        assert server.reported("POST", REPORTS) == []
         with Reporting(server, tmp_path) as second:
             second.reporter.start()
             assert server.wait("POST", REPORTS, 1)[0]["state"] == "accepted"
@@ -149,7 +149,7 @@ def test_a_subscription_is_made_for_the_job_and_removed_at_the_end(tmp_path: Pat
             wait_for(lambda: subscription.in_touch)
             assert body["secret"] in subscription.secrets()
             assert (tmp_path / "subscription.json").stat().st_mode & 0o077 == 0
-        assert len(server.told("DELETE", "/api/v1/subscriptions/sub-1")) == 1
+        assert len(server.reported("DELETE", "/api/v1/subscriptions/sub-1")) == 1
         assert not (tmp_path / "subscription.json").exists()
 
 
@@ -205,7 +205,7 @@ def test_the_latest_word_on_a_job_arrives_once_the_server_is_back(tmp_path: Path
         subscription.tell("j", JobUpdate(2, "running"))
         server.answer = StubServer.agreeable
         assert subscription.flush(5.0)
-        assert server.told("PUT", "/api/v1/jobs/j")[-1]["attempt"] == 2
+        assert server.reported("PUT", "/api/v1/jobs/j")[-1]["attempt"] == 2
 
 
 UNFIT = "/api/v1/nodes/n%2F2/exclude?reason=gemm%3A%20gpu%203%20%26%204"
@@ -218,9 +218,9 @@ def test_a_node_that_is_unfit_is_told_of_once_the_server_is_back(tmp_path: Path)
         server.wait("POST", UNFIT, 2)
         server.answer = StubServer.agreeable
         assert subscription.flush(5.0)
-        told = len(server.told("POST", UNFIT))
+        reported = len(server.reported("POST", UNFIT))
         server.wait("GET", "/api/v1/subscriptions/sub-1", 2)
-        assert len(server.told("POST", UNFIT)) == told
+        assert len(server.reported("POST", UNFIT)) == reported
 
 
 def test_a_node_that_the_server_does_not_know_keeps_nothing_else_from_it(tmp_path: Path) -> None:
@@ -232,7 +232,7 @@ def test_a_node_that_the_server_does_not_know_keeps_nothing_else_from_it(tmp_pat
         subscription.take_out("n/2", "gemm: gpu 3 & 4")
         assert subscription.flush(5.0)
         wait_for(lambda: subscription.in_touch)
-        assert len(server.told("POST", UNFIT)) == 1
+        assert len(server.reported("POST", UNFIT)) == 1
 
 
 def test_a_leftover_of_an_earlier_process_is_removed(tmp_path: Path) -> None:
@@ -264,7 +264,12 @@ def as_the_server_has_it(server: StubServer, **changed: object) -> None:
 
     def answer(method: str, path: str) -> tuple[int, Any]:
         if method == "GET" and path == "/api/v1/subscriptions/sub-1":
-            return 200, {**server.told("POST", "/api/v1/subscriptions")[-1], "id": "sub-1", "active": True, **changed}
+            return 200, {
+                **server.reported("POST", "/api/v1/subscriptions")[-1],
+                "id": "sub-1",
+                "active": True,
+                **changed,
+            }
         return server.agreeable(method, path)
 
     server.answer = answer
@@ -280,9 +285,9 @@ def test_a_lasting_subscription_is_left_and_taken_up_again_with_its_secret(tmp_p
         with Lasting(server, tmp_path) as second:
             wait_for(lambda: second.in_touch)
             assert second.secrets()[0] == secrets[0]
-        assert len(server.told("POST", "/api/v1/subscriptions")) == 1
-        assert server.told("DELETE", "/api/v1/subscriptions/sub-1") == []
-        assert server.told("PATCH", "/api/v1/subscriptions/sub-1") == []
+        assert len(server.reported("POST", "/api/v1/subscriptions")) == 1
+        assert server.reported("DELETE", "/api/v1/subscriptions/sub-1") == []
+        assert server.reported("PATCH", "/api/v1/subscriptions/sub-1") == []
 
 
 def test_a_lasting_subscription_moves_with_its_receiver(tmp_path: Path) -> None:
@@ -303,7 +308,7 @@ def test_a_request_whose_answer_was_lost_is_repeated_with_the_same_secret(tmp_pa
         server.answer = server.agreeable
         with Lasting(server, tmp_path) as second:
             wait_for(lambda: second.in_touch)
-        assert len({body["secret"] for body in server.told("POST", "/api/v1/subscriptions")}) == 1
+        assert len({body["secret"] for body in server.reported("POST", "/api/v1/subscriptions")}) == 1
 
 
 def test_a_subscription_that_somebody_paused_is_left_alone(tmp_path: Path) -> None:
@@ -312,4 +317,4 @@ def test_a_subscription_that_somebody_paused_is_left_alone(tmp_path: Path) -> No
             wait_for(lambda: first.in_touch)
             as_the_server_has_it(server, active=False, ended_reason="paused")
             wait_for(lambda: not first.in_touch)
-        assert len(server.told("POST", "/api/v1/subscriptions")) == 1
+        assert len(server.reported("POST", "/api/v1/subscriptions")) == 1

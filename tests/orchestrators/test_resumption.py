@@ -49,7 +49,7 @@ def test_an_exclusion_without_a_restart_was_done() -> None:
     assert (left.todo, left.report) == ("nothing", "done")
 
 
-class Desk:
+class Delivered:
     def __init__(self, folder: Path, *, dry_run: bool = False) -> None:
         self.orchestrator = Recording()
         self.orchestrator.resumes = True
@@ -83,32 +83,32 @@ class Desk:
     ("step", "verbs"), [("begun", ["exclude", "restart"]), ("excluded", ["restart"]), ("restarting", ["restart"])]
 )
 def test_what_was_left_is_done_and_nothing_else(tmp_path: Path, step: ActionState, verbs: list[str]) -> None:
-    desk = Desk(tmp_path)
-    assert desk.resumes(step)[-1][0] == "done"
-    assert [call[0] for call in desk.orchestrator.calls] == verbs
+    delivered = Delivered(tmp_path)
+    assert delivered.resumes(step)[-1][0] == "done"
+    assert [call[0] for call in delivered.orchestrator.calls] == verbs
 
 
 def test_an_orchestrator_that_cannot_be_asked_again_is_not(tmp_path: Path) -> None:
-    desk = Desk(tmp_path)
-    desk.orchestrator.resumes = False
-    assert desk.resumes("restarting") == [("failed", "the subscriber ended while it carried this out")]
-    assert desk.orchestrator.calls == []
+    delivered = Delivered(tmp_path)
+    delivered.orchestrator.resumes = False
+    assert delivered.resumes("restarting") == [("failed", "the subscriber ended while it carried this out")]
+    assert delivered.orchestrator.calls == []
 
 
 def test_a_dry_run_finishes_nothing_that_an_earlier_process_began(tmp_path: Path) -> None:
-    desk = Desk(tmp_path, dry_run=True)
-    assert desk.resumes("restarting")[0][0] == "failed"
-    assert desk.orchestrator.calls == []
+    delivered = Delivered(tmp_path, dry_run=True)
+    assert delivered.resumes("restarting")[0][0] == "failed"
+    assert delivered.orchestrator.calls == []
 
 
 def test_a_job_that_cannot_be_asked_for_is_asked_for_again(tmp_path: Path) -> None:
-    desk = Desk(tmp_path)
-    desk.orchestrator.unknown = [CannotCarryOutError("slurmctld does not answer")] * 3
-    assert desk.resumes("restarting")[-1][0] == "done"
+    delivered = Delivered(tmp_path)
+    delivered.orchestrator.unknown = [CannotCarryOutError("slurmctld does not answer")] * 3
+    assert delivered.resumes("restarting")[-1][0] == "done"
 
 
 def test_somebody_elses_restart_is_not_repeated(tmp_path: Path) -> None:
-    desk = Desk(tmp_path)
-    desk.orchestrator.job = FURTHER
-    assert desk.resumes("begun")[-1][0] == "failed"
-    assert desk.orchestrator.calls == []
+    delivered = Delivered(tmp_path)
+    delivered.orchestrator.job = FURTHER
+    assert delivered.resumes("begun")[-1][0] == "failed"
+    assert delivered.orchestrator.calls == []

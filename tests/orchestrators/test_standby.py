@@ -16,7 +16,7 @@ import msgspec
 import psutil
 import pytest
 
-from eagle_eye.orchestrators.launch import standby, standbys
+from eagle_eye.orchestrators.launch import standby_process, standbys
 from eagle_eye.orchestrators.launch.messages import (
     Configure,
     Ended,
@@ -143,7 +143,7 @@ def test_handlers_of_the_parent_are_gone() -> None:
     assert python(code).returncode == 0
 
 
-class Desk:
+class Delivered:
     """A keeper, and the loop of a runner that turns it."""
 
     def __init__(self) -> None:
@@ -173,62 +173,62 @@ class Desk:
 
 
 @pytest.fixture
-def desk(monkeypatch: pytest.MonkeyPatch) -> Iterator[Desk]:
+def delivered(monkeypatch: pytest.MonkeyPatch) -> Iterator[Delivered]:
     monkeypatch.setattr(standbys, "PROCESS", ("-S", "-c", STAND_IN))
-    made = Desk()
+    made = Delivered()
     yield made
     made.keeper.close()
     assert not made.selector.get_map()
 
 
-def test_a_standby_takes_one_attempt_after_the_other(desk: Desk) -> None:
-    assert desk.starts() is None
-    assert desk.prepares() == "ready: torch imported, 3 MiB"
-    assert [desk.starts(), desk.starts()] == [b"1", b"1"]
-    assert desk.keeper.outcome(0.0) == ""
+def test_a_standby_takes_one_attempt_after_the_other(delivered: Delivered) -> None:
+    assert delivered.starts() is None
+    assert delivered.prepares() == "ready: torch imported, 3 MiB"
+    assert [delivered.starts(), delivered.starts()] == [b"1", b"1"]
+    assert delivered.keeper.outcome(0.0) == ""
 
 
-def test_one_that_cannot_be_used_is_told_of_and_not_tried_again_and_again(desk: Desk) -> None:
-    assert desk.prepares("three", "threads") == "not used: three threads"
-    assert desk.keeper.outcome(0.0) == "three threads"
-    assert desk.starts() is None
-    desk.now_s += 1e6
-    desk.keeper.tend()
-    assert (desk.keeper.pid, desk.keeper.why_not) == (None, "three threads")
+def test_one_that_cannot_be_used_is_told_of_and_not_tried_again_and_again(delivered: Delivered) -> None:
+    assert delivered.prepares("three", "threads") == "not used: three threads"
+    assert delivered.keeper.outcome(0.0) == "three threads"
+    assert delivered.starts() is None
+    delivered.now_s += 1e6
+    delivered.keeper.tend()
+    assert (delivered.keeper.pid, delivered.keeper.why_not) == (None, "three threads")
 
 
-def test_one_that_has_ended_is_replaced_after_a_while_and_later_each_time(desk: Desk) -> None:
-    desk.prepares()
+def test_one_that_has_ended_is_replaced_after_a_while_and_later_each_time(delivered: Delivered) -> None:
+    delivered.prepares()
     for wait_s in (REPLACED_AFTER_S, 2 * REPLACED_AFTER_S):
-        first = desk.keeper.pid
+        first = delivered.keeper.pid
         assert first is not None
         psutil.Process(first).kill()
-        desk.until(lambda: desk.keeper.pid is None)
-        assert desk.keeper.text == "not used: it has ended"
-        desk.now_s += wait_s - 1.0
-        desk.keeper.tend()
-        assert desk.keeper.pid is None
-        desk.now_s += 1.0
-        desk.keeper.tend()
-        desk.until(lambda: desk.keeper.text.startswith("ready"))
-        assert desk.keeper.pid not in (None, first)
+        delivered.until(lambda: delivered.keeper.pid is None)
+        assert delivered.keeper.text == "not used: it has ended"
+        delivered.now_s += wait_s - 1.0
+        delivered.keeper.tend()
+        assert delivered.keeper.pid is None
+        delivered.now_s += 1.0
+        delivered.keeper.tend()
+        delivered.until(lambda: delivered.keeper.text.startswith("ready"))
+        assert delivered.keeper.pid not in (None, first)
 
 
-def test_one_that_dies_as_it_is_asked_leaves_the_attempt_to_others(desk: Desk) -> None:
-    desk.prepares()
-    process = psutil.Process(desk.keeper.pid)
+def test_one_that_dies_as_it_is_asked_leaves_the_attempt_to_others(delivered: Delivered) -> None:
+    delivered.prepares()
+    process = psutil.Process(delivered.keeper.pid)
     process.suspend()
     process.kill()
-    assert desk.starts() is None
-    assert "does not take the attempt" in desk.keeper.why_not
+    assert delivered.starts() is None
+    assert "does not take the attempt" in delivered.keeper.why_not
 
 
-def test_one_that_is_late_is_not_waited_for(desk: Desk) -> None:
-    desk.keeper.prepare(Prepare(["train.py"]))
-    reason = desk.keeper.outcome(0.0)
-    desk.keeper.settle(reason)
-    assert desk.keeper.text == "not used: it was not ready within 0 s"
-    assert desk.keeper.pid is None
+def test_one_that_is_late_is_not_waited_for(delivered: Delivered) -> None:
+    delivered.keeper.prepare(Prepare(["train.py"]))
+    reason = delivered.keeper.outcome(0.0)
+    delivered.keeper.settle(reason)
+    assert delivered.keeper.text == "not used: it was not ready within 0 s"
+    assert delivered.keeper.pid is None
 
 
 @pytest.mark.parametrize("vouched", [False, True])
@@ -238,11 +238,11 @@ def test_one_whose_imports_have_begun_to_use_gpus_is_never_used(
 ) -> None:
     device = tmp_path / "nvidia-uvm"
     device.touch()
-    monkeypatch.setattr(standby, "GPU_DEVICES", (str(device),))
+    monkeypatch.setattr(standby_process, "GPU_DEVICES", (str(device),))
     monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=SimpleNamespace(is_initialized=lambda: initialised)))
     with contextlib.nullcontext() if initialised else device.open():
-        assert "begun to use GPUs" in standby.unsuited(0, vouched=vouched)
-    assert ("begun to use GPUs" in standby.unsuited(0, vouched=vouched)) == initialised
+        assert "begun to use GPUs" in standby_process.unsuited(0, vouched=vouched)
+    assert ("begun to use GPUs" in standby_process.unsuited(0, vouched=vouched)) == initialised
 
 
 TRAINING = """

@@ -59,15 +59,15 @@ def test_who_asks_while_another_waits_takes_no_answer_from_him(tmp_path: Path, m
 
 
 def test_a_step_that_the_attempt_has_captured_on_each_rank_is_its_first_one() -> None:
-    told: list[on.Happening] = []
+    reported: list[on.Happening] = []
     held = [copy(0, 40), copy(1, 40), copy(0, 41)]  # the rank that died had not captured step 41
-    watcher = Watcher(None, lambda: None, told.append, in_memory=lambda: held)
+    watcher = Watcher(None, lambda: None, reported.append, in_memory=lambda: held)
     watcher.watch(2, 40, (), list(held))
     watcher.look()
     held += [copy(1, 41, attempt=2)]
     watcher.look()
-    assert told == []
+    assert reported == []
     held += [copy(0, 41, attempt=2)]
     watcher.look()
     watcher.look()
-    assert told == [on.StepSeen(2, 41, 41)]
+    assert reported == [on.StepSeen(2, 41, 41)]

@@ -59,7 +59,7 @@ class Recording:
         return f"{call[0]} done"
 
 
-class Desk:
+class Delivered:
     def __init__(self, folder: Path) -> None:
         self.orchestrator = Recording()
         self.ledger = Ledger(folder / "ledger.sqlite")
@@ -86,31 +86,31 @@ class Desk:
 
 
 @pytest.fixture
-def desk(tmp_path: Path) -> Iterator[Desk]:
-    made = Desk(tmp_path)
+def delivered(tmp_path: Path) -> Iterator[Delivered]:
+    made = Delivered(tmp_path)
     yield made
     made.ledger.close()
 
 
-def test_an_exclusion_excludes_and_then_restarts(desk: Desk) -> None:
-    assert desk.does() == [("running", ""), ("done", "exclude done; restart done")]
-    assert desk.orchestrator.calls == [("exclude", "j", ("n2",), True), ("restart", "j", 1, None)]
-    assert desk.ledger.state_of("act-1") == "finished"
+def test_an_exclusion_excludes_and_then_restarts(delivered: Delivered) -> None:
+    assert delivered.does() == [("running", ""), ("done", "exclude done; restart done")]
+    assert delivered.orchestrator.calls == [("exclude", "j", ("n2",), True), ("restart", "j", 1, None)]
+    assert delivered.ledger.state_of("act-1") == "finished"
 
 
-def test_where_somebody_else_restarts_it_only_excludes(desk: Desk) -> None:
-    desk.does(restart=False)
-    assert desk.orchestrator.calls == [("exclude", "j", ("n2",), False)]
+def test_where_somebody_else_restarts_it_only_excludes(delivered: Delivered) -> None:
+    delivered.does(restart=False)
+    assert delivered.orchestrator.calls == [("exclude", "j", ("n2",), False)]
 
 
 @pytest.mark.parametrize("fault", ["loss_not_finite", "loss_divergence", "silent_data_corruption"])
-def test_faults_of_loss_and_data_distrust_checkpoints_since_the_onset(desk: Desk, fault: str) -> None:
-    desk.does(kind="restart_job", exclude=[], fault=fault, onset=rfc3339(NOW_S - 30))
-    assert desk.orchestrator.calls == [("restart", "j", 1, NOW_S - 30)]
+def test_faults_of_loss_and_data_distrust_checkpoints_since_the_onset(delivered: Delivered, fault: str) -> None:
+    delivered.does(kind="restart_job", exclude=[], fault=fault, onset=rfc3339(NOW_S - 30))
+    assert delivered.orchestrator.calls == [("restart", "j", 1, NOW_S - 30)]
 
 
 @pytest.mark.parametrize(
-    ("fault", "known", "told"),
+    ("fault", "known", "reported"),
     [
         ("loss_divergence", ResumeFrom(40, "memory", ["n1"]), "memory:40"),
         ("silent_data_corruption", ResumeFrom(20, "storage", []), "memory:20"),
@@ -119,10 +119,10 @@ def test_faults_of_loss_and_data_distrust_checkpoints_since_the_onset(desk: Desk
     ],
 )
 def test_where_to_resume_is_said_where_later_steps_are_not_to_be_trusted(
-    fault: str, known: ResumeFrom | None, told: str
+    fault: str, known: ResumeFrom | None, reported: str
 ) -> None:
     asked = verbs(action(NOW_S, fault=fault, resume_from=known))
-    assert [verb.resume_from for verb in asked if isinstance(verb, Restart)] == [told]
+    assert [verb.resume_from for verb in asked if isinstance(verb, Restart)] == [reported]
 
 
 def test_a_restart_has_the_scope_that_is_safe_and_all_of_the_job_where_nobody_says() -> None:
@@ -141,10 +141,10 @@ def test_an_exclusion_says_what_its_restart_will_distrust_and_a_drain_does_not()
     assert [verb.distrust_since_s for verb in verbs(action(NOW_S, kind="drain_node", **spoilt))] == [None]
 
 
-def test_a_drain_touches_nothing_now_and_a_notice_nothing_at_all(desk: Desk) -> None:
-    desk.does(kind="drain_node", restart=False)
-    assert desk.does(kind="notify", action_id="act-2", exclude=[])[-1][0] == "done"
-    assert desk.orchestrator.calls == [("exclude", "j", ("n2",), False)]
+def test_a_drain_touches_nothing_now_and_a_notice_nothing_at_all(delivered: Delivered) -> None:
+    delivered.does(kind="drain_node", restart=False)
+    assert delivered.does(kind="notify", action_id="act-2", exclude=[])[-1][0] == "done"
+    assert delivered.orchestrator.calls == [("exclude", "j", ("n2",), False)]
 
 
 class Keeping(Recording):
@@ -160,20 +160,20 @@ def test_who_sees_which_steps_a_job_keeps_answers_once_one_is_whole() -> None:
     assert would(Keeping(), asked).startswith("dry run: would wait")
 
 
-def test_what_cannot_be_done_is_reported_as_failed_with_the_reason(desk: Desk) -> None:
-    assert desk.does(kind="checkpoint_now")[-1] == ("failed", "recording cannot make the job write a checkpoint")
-    desk.orchestrator.fails = CannotCarryOutError("no spare")
-    assert desk.does(action_id="act-2")[-1] == ("failed", "no spare")
-    desk.orchestrator.fails = RuntimeError("secret path")
-    assert desk.does(action_id="act-3")[-1] == ("failed", "unexpected RuntimeError in recording")
-    assert desk.ledger.actions("begun") == []
+def test_what_cannot_be_done_is_reported_as_failed_with_the_reason(delivered: Delivered) -> None:
+    assert delivered.does(kind="checkpoint_now")[-1] == ("failed", "recording cannot make the job write a checkpoint")
+    delivered.orchestrator.fails = CannotCarryOutError("no spare")
+    assert delivered.does(action_id="act-2")[-1] == ("failed", "no spare")
+    delivered.orchestrator.fails = RuntimeError("secret path")
+    assert delivered.does(action_id="act-3")[-1] == ("failed", "unexpected RuntimeError in recording")
+    assert delivered.ledger.actions("begun") == []
 
 
-def test_the_server_hears_of_it_where_asking_how_the_job_is_goes_wrong(desk: Desk) -> None:
-    desk.orchestrator.unknown = [RuntimeError("secret path")]
-    ((state, detail),) = desk.does()
+def test_the_server_hears_of_it_where_asking_how_the_job_is_goes_wrong(delivered: Delivered) -> None:
+    delivered.orchestrator.unknown = [RuntimeError("secret path")]
+    ((state, detail),) = delivered.does()
     assert (state, detail) == ("failed", "how job 'j' is could not be told: unexpected RuntimeError in recording")
-    assert (desk.orchestrator.calls, desk.ledger.state_of("act-1")) == ([], "finished")
+    assert (delivered.orchestrator.calls, delivered.ledger.state_of("act-1")) == ([], "finished")
 
 
 def test_the_server_hears_of_it_where_a_preview_goes_wrong(tmp_path: Path) -> None:
@@ -191,58 +191,60 @@ def test_the_server_hears_of_it_where_a_preview_goes_wrong(tmp_path: Path) -> No
     ledger.close()
 
 
-def test_an_action_that_waited_too_long_is_refused_when_its_turn_comes(desk: Desk) -> None:
-    desk.orchestrator.job = JobState(2, frozenset({"n1", "n2"}), running=True)
-    ((state, detail),) = desk.does()
-    assert (state, desk.orchestrator.calls) == ("refused", [])
+def test_an_action_that_waited_too_long_is_refused_when_its_turn_comes(delivered: Delivered) -> None:
+    delivered.orchestrator.job = JobState(2, frozenset({"n1", "n2"}), running=True)
+    ((state, detail),) = delivered.does()
+    assert (state, delivered.orchestrator.calls) == ("refused", [])
     assert "attempt 2 already" in detail
-    assert desk.ledger.state_of("act-1") == "refused"
+    assert delivered.ledger.state_of("act-1") == "refused"
 
 
-def test_a_withdrawn_action_is_dropped_in_silence(desk: Desk) -> None:
+def test_a_withdrawn_action_is_dropped_in_silence(delivered: Delivered) -> None:
     wanted = action(NOW_S)
-    desk.ledger.record_action("evt-1", wanted, "queued", NOW_S)
-    assert desk.ledger.withdraw("evt-2", "act-1", NOW_S)
-    desk.subscriber.do(wanted)
-    assert (desk.orchestrator.calls, desk.reports) == ([], [])
+    delivered.ledger.record_action("evt-1", wanted, "queued", NOW_S)
+    assert delivered.ledger.withdraw("evt-2", "act-1", NOW_S)
+    delivered.subscriber.do(wanted)
+    assert (delivered.orchestrator.calls, delivered.reports) == ([], [])
 
 
-def test_readmissions_reach_the_orchestrator(desk: Desk) -> None:
-    desk.subscriber.do(Readmission(("n2",), "evt-2"))
-    assert desk.orchestrator.calls == [("readmit", ("n2",))]
+def test_readmissions_reach_the_orchestrator(delivered: Delivered) -> None:
+    delivered.subscriber.do(Readmission(("n2",), "evt-2"))
+    assert delivered.orchestrator.calls == [("readmit", ("n2",))]
 
 
 @pytest.mark.parametrize("trouble", [CannotCarryOutError("slurmctld does not answer"), RuntimeError("a fault of ours")])
-def test_a_readmission_that_fails_is_tried_again_and_kept_until_it_is_done(desk: Desk, trouble: Exception) -> None:
-    desk.ledger.record_readmission("evt-2", ["n2"], NOW_S)
-    desk.orchestrator.fails = trouble
-    desk.orchestrator.mends_after = 2
-    desk.subscriber.do(Readmission(("n2",), "evt-2"))
-    assert desk.orchestrator.calls == [("readmit", ("n2",))]
-    assert desk.ledger.readmissions() == []
+def test_a_readmission_that_fails_is_tried_again_and_kept_until_it_is_done(
+    delivered: Delivered, trouble: Exception
+) -> None:
+    delivered.ledger.record_readmission("evt-2", ["n2"], NOW_S)
+    delivered.orchestrator.fails = trouble
+    delivered.orchestrator.mends_after = 2
+    delivered.subscriber.do(Readmission(("n2",), "evt-2"))
+    assert delivered.orchestrator.calls == [("readmit", ("n2",))]
+    assert delivered.ledger.readmissions() == []
 
 
-def test_a_readmission_is_given_up_in_the_end(desk: Desk) -> None:
-    desk.ledger.record_readmission("evt-2", ["n2"], NOW_S)
-    desk.orchestrator.fails = CannotCarryOutError("no")
-    desk.clock_step_s = 400.0
-    desk.subscriber.do(Readmission(("n2",), "evt-2"))
-    assert desk.ledger.readmissions() == []
+def test_a_readmission_is_given_up_in_the_end(delivered: Delivered) -> None:
+    delivered.ledger.record_readmission("evt-2", ["n2"], NOW_S)
+    delivered.orchestrator.fails = CannotCarryOutError("no")
+    delivered.clock_step_s = 400.0
+    delivered.subscriber.do(Readmission(("n2",), "evt-2"))
+    assert delivered.ledger.readmissions() == []
 
 
 def test_the_thread_takes_work_in_order_and_stops(tmp_path: Path) -> None:
-    desk = Desk(tmp_path)
+    delivered = Delivered(tmp_path)
     work: queue.Queue[Any] = queue.Queue()
-    subscriber = Subscriber(desk.orchestrator, desk.ledger, work, desk._report, lambda: NOW_S)
+    subscriber = Subscriber(delivered.orchestrator, delivered.ledger, work, delivered._report, lambda: NOW_S)
     subscriber.start()
     for name in ("n1", "n2"):
         work.put(Readmission((name,), name))
     until_s = time.monotonic() + 5.0
-    while len(desk.orchestrator.calls) < 2 and time.monotonic() < until_s:
+    while len(delivered.orchestrator.calls) < 2 and time.monotonic() < until_s:
         time.sleep(0.01)
     subscriber.stop(5.0)
-    assert desk.orchestrator.calls == [("readmit", ("n1",)), ("readmit", ("n2",))]
-    desk.ledger.close()
+    assert delivered.orchestrator.calls == [("readmit", ("n1",)), ("readmit", ("n2",))]
+    delivered.ledger.close()
 
 
 def test_the_protocol_is_what_the_recording_orchestrator_is() -> None:

@@ -13,8 +13,8 @@ from eagle_eye.orchestrators.orchestrate import settings
 from eagle_eye.orchestrators.orchestrate.kinds import KINDS
 from eagle_eye.orchestrators.protocol import Exclusion, JobState, Restart
 from eagle_eye.orchestrators.torchft.lighthouse import Lighthouse, parse_status
-from eagle_eye.orchestrators.torchft.memory import Memory
 from eagle_eye.orchestrators.torchft.orchestrator import TorchftJob, TorchftOrchestrator
+from eagle_eye.orchestrators.torchft.persisted_state import Memory
 from eagle_eye.schema.action import JobUpdate
 from tests.orchestrators.contract import OrchestratorContract, cause
 from tests.orchestrators.lighthouse import FakeLighthouse, status_page
@@ -180,7 +180,7 @@ def test_a_dead_group_does_not_run_though_the_last_quorum_had_it(world: Trio) ->
 
 def test_the_server_hears_of_the_job_where_that_is_wanted(world: Trio) -> None:
     assert world.orchestrator.jobs() == {}
-    world.terms = replace(world.terms, told=True)
+    world.terms = replace(world.terms, reported=True)
     assert world.reopened().jobs() == {"llm": JobUpdate(0, "running")}
 
 

@@ -20,8 +20,8 @@ from eagle_eye.agent.training_hook.message import MESSAGE_BYTES_MAX, HookMessage
 from eagle_eye.orchestrators.errors import CannotCarryOutError
 from eagle_eye.orchestrators.protocol import Exclusion, Restart
 from eagle_eye.orchestrators.torchft.lighthouse import Lighthouse
-from eagle_eye.orchestrators.torchft.memory import Memory
 from eagle_eye.orchestrators.torchft.orchestrator import TorchftJob, TorchftOrchestrator
+from eagle_eye.orchestrators.torchft.persisted_state import Memory
 from tests.loopback import free_port
 from tests.orchestrators.contract import cause
 from tests.orchestrators.test_torchft_real import HOW, TIMING, until

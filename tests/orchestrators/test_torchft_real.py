@@ -15,8 +15,8 @@ import pytest
 from benchmarks.torchft.processes import Group, Timing, ended, lighthouse
 from eagle_eye.orchestrators.protocol import Exclusion, Restart
 from eagle_eye.orchestrators.torchft.lighthouse import Lighthouse
-from eagle_eye.orchestrators.torchft.memory import Memory
 from eagle_eye.orchestrators.torchft.orchestrator import TorchftJob, TorchftOrchestrator
+from eagle_eye.orchestrators.torchft.persisted_state import Memory
 from tests.loopback import free_port
 from tests.orchestrators.contract import cause
 

@@ -173,7 +173,7 @@ def test_the_sums_cover_every_file(folder: Path) -> None:
 def test_a_file_that_nobody_knows_is_not_shipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SOURCE_DATE_EPOCH", str(EPOCH_S))
     (tmp_path / "left-over.zip").touch()
-    with pytest.raises(ReleaseError, match=r"left-over.zip: release/artefacts.py does not say what is in it"):
+    with pytest.raises(ReleaseError, match=r"left-over.zip: packaging/release/artefacts.py does not say what is in it"):
         describe.describe(tmp_path)
 
 

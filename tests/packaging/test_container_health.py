@@ -19,7 +19,7 @@ from eagle_eye.agent.exposition.server import MetricsServer
 from eagle_eye.agent.exposition.text import Exposition
 from eagle_eye.agent.loop.collector import Observed
 from eagle_eye.agent.loop.drops import Drops
-from eagle_eye.agent.loop.tick import Tick
+from eagle_eye.agent.loop.tick_result import Tick
 from tests.agent.fakes import FakeClock
 
 FILE = Path(__file__).parents[2] / "packaging/container/health.py"

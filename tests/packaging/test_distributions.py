@@ -37,7 +37,7 @@ def build(root: Path, out: Path, umask: int) -> dict[str, Path]:
     done = subprocess.run(
         [sys.executable, "-m", "release.build", "--out", str(out)],
         cwd=root,
-        env={**os.environ, "SOURCE_DATE_EPOCH": EPOCH},
+        env={**os.environ, "SOURCE_DATE_EPOCH": EPOCH, "PYTHONPATH": "packaging"},
         capture_output=True,
         text=True,
         check=False,

@@ -19,7 +19,7 @@ import yaml
 
 from eagle_eye.checkpoint import store_command
 from eagle_eye.server import config as configuration
-from eagle_eye.server.command import refuse_open_door
+from eagle_eye.server.command import refuse_unprotected_address
 from eagle_eye.server.store.sqlite_store import RECORDS_FILE, SqliteStore
 from eagle_eye.server.store.store import TOKENS
 from tests.orchestrators.kubernetes.rights import MANIFEST
@@ -316,7 +316,7 @@ def test_the_first_start_locks_the_door_with_a_key_that_nobody_has_and_the_secon
         for _ in range(2)
     ]
     assert said == ["", ""]
-    refuse_open_door(configuration.load(None, folder, {"listen": "0.0.0.0:8470"}))
+    refuse_unprotected_address(configuration.load(None, folder, {"listen": "0.0.0.0:8470"}))
     store = SqliteStore(tmp_path / RECORDS_FILE)
     try:
         [token] = store.all(TOKENS)

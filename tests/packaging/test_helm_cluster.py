@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from eagle_eye.server import config as configuration
-from eagle_eye.server.command import refuse_open_door
+from eagle_eye.server.command import refuse_unprotected_address
 from eagle_eye.server.security.auth import sha256
 from eagle_eye.server.store.sqlite_store import RECORDS_FILE, SqliteStore
 from eagle_eye.server.store.store import TOKENS
@@ -298,7 +298,7 @@ def test_what_helm_says_at_the_end_makes_the_same_secrets(site: Site, shell: She
 def test_the_server_never_runs_without_a_token(shell: Shell) -> None:
     assert len(scopes(shell)) > 1
     config = configuration.load(None, {}, {"listen": "0.0.0.0:8470", "data_dir": str(shell.data)})
-    refuse_open_door(config)
+    refuse_unprotected_address(config)
 
 
 def test_removal_leaves_what_cannot_be_made_again(site: Site, shell: Shell) -> None:

@@ -137,8 +137,8 @@ def when_it_ends(tmp_path: Path, result: str) -> str:
     """Run what systemd runs when the server has ended; return what it prints."""
     (command,) = options(REPOSITORY / "packaging/systemd/eagle-eye-server.service", "ExecStopPost")
     words = shlex.split(command.replace("/etc/eagle-eye", str(tmp_path)))
-    told = {"SERVICE_RESULT": result, "EXIT_CODE": "killed", "EXIT_STATUS": "KILL", "PATH": "/usr/bin:/bin"}
-    done = subprocess.run(words, env=told, capture_output=True, text=True, check=True)
+    reported = {"SERVICE_RESULT": result, "EXIT_CODE": "killed", "EXIT_STATUS": "KILL", "PATH": "/usr/bin:/bin"}
+    done = subprocess.run(words, env=reported, capture_output=True, text=True, check=True)
     assert done.stderr == ""
     return done.stdout
 

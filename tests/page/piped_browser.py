@@ -49,10 +49,10 @@ class PipedBrowser:
         os.write(self._commands, json.dumps(message).encode() + b"\0")
         deadline_s = time.monotonic() + WITHIN_S
         while True:
-            told = self._next(deadline_s, method)
-            if told.get("id") == self._number:
-                assert "error" not in told, told
-                result: dict[str, Any] = told["result"]
+            reported = self._next(deadline_s, method)
+            if reported.get("id") == self._number:
+                assert "error" not in reported, reported
+                result: dict[str, Any] = reported["result"]
                 return result
 
     def evaluate(self, expression: str) -> Any:
@@ -73,15 +73,15 @@ class PipedBrowser:
             assert part, "the browser has ended"
             self._buffer += part
         text, _, self._buffer = self._buffer.partition(b"\0")
-        told: dict[str, Any] = json.loads(text)
-        match told.get("method"):
+        reported: dict[str, Any] = json.loads(text)
+        match reported.get("method"):
             case "Runtime.exceptionThrown":
-                self.complaints.append(str(told["params"]["exceptionDetails"]))
-            case "Runtime.consoleAPICalled" if told["params"]["type"] in ("error", "warning"):
-                self.complaints.append(str(told["params"]["args"]))
-            case "Log.entryAdded" if told["params"]["entry"]["level"] in ("error", "warning"):
-                self.complaints.append(str(told["params"]["entry"]))
-        return told
+                self.complaints.append(str(reported["params"]["exceptionDetails"]))
+            case "Runtime.consoleAPICalled" if reported["params"]["type"] in ("error", "warning"):
+                self.complaints.append(str(reported["params"]["args"]))
+            case "Log.entryAdded" if reported["params"]["entry"]["level"] in ("error", "warning"):
+                self.complaints.append(str(reported["params"]["entry"]))
+        return reported
 
 
 @contextmanager

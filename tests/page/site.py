@@ -94,9 +94,9 @@ def _send(server: Running, clock: LaggingClock, frames: list[Frame]) -> None:
 
 
 def _judge(server: Running, clock: LaggingClock) -> None:
-    watch = server.front.services.watcher
+    watch = server.dispatcher.services.watcher
     assert isinstance(watch, DetectionLoop)
-    loop = server.front.services.signal._loop
+    loop = server.dispatcher.services.signal._loop
     assert loop is not None
 
     async def tick() -> None:
@@ -120,7 +120,7 @@ def until(page: Page, claim: str, within_s: float = 15.0) -> None:
 
 def fleet_of(server: Running, nodes: int, job_nodes: int = 128) -> None:
     """Give the server so many nodes in jobs of ``job_nodes``, all of them heard just now."""
-    services = server.front.services
+    services = server.dispatcher.services
     now_s = services.clock.now_s()
     names = [f"gpu{at // 100:03d}-{at % 100:02d}" for at in range(nodes)]
     services.store.commit(

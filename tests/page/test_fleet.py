@@ -62,14 +62,18 @@ def test_an_action_is_approved_by_click(site: Running, page: Page, culprit: str)
 def test_what_comes_to_light_is_shown_at_once_and_as_text(site: Running, page: Page) -> None:
     page.goto(site.url)
     page.get_by_text("live", exact=True).wait_for()
-    now_s = site.front.services.clock.now_s()
+    now_s = site.dispatcher.services.clock.now_s()
     name = "<script>alert(1)</script>"
-    told = incident("inc_x", node=name, nodes=[name], summary=f"<img src=x onerror=alert(2)> {name}", detected_s=now_s)
-    site.front.services.store.commit(Change(incidents=(told,)))
+    reported = incident(
+        "inc_x", node=name, nodes=[name], summary=f"<img src=x onerror=alert(2)> {name}", detected_s=now_s
+    )
+    site.dispatcher.services.store.commit(Change(incidents=(reported,)))
     page.get_by_role("link", name=name).wait_for()
     assert "<img src=x onerror=alert(2)>" in page.get_by_role("region", name="Incidents").inner_text()
     assert page.locator("main script, main img").count() == 0
-    site.front.services.store.commit(Change(incidents=(incident("inc_x", node=name, nodes=[name], state="closed"),)))
+    site.dispatcher.services.store.commit(
+        Change(incidents=(incident("inc_x", node=name, nodes=[name], state="closed"),))
+    )
     page.get_by_role("link", name=name).wait_for(state="detached")
 
 

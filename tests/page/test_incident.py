@@ -32,7 +32,7 @@ def hung(tmp_path_factory: pytest.TempPathFactory, browser: Browser) -> Iterator
 
 
 def accused(server: Running) -> Incident:
-    (found,) = server.front.services.store.open_incidents()
+    (found,) = server.dispatcher.services.store.open_incidents()
     return found
 
 
@@ -89,7 +89,7 @@ def test_an_incident_that_nobody_knows_is_told_of_and_breaks_nothing(
 
 
 def test_markup_in_names_and_words_of_agents_stays_text(hung: Running, page: Page) -> None:
-    now_s = hung.front.services.clock.now_s()
+    now_s = hung.dispatcher.services.clock.now_s()
     item = EvidenceItem(SCRIPT, SCRIPT, 0, SCRIPT)
     bad = incident(
         "inc_script", job=SCRIPT, node=SCRIPT, nodes=[SCRIPT], summary=SCRIPT, evidence=[item], hold=SCRIPT,
@@ -97,8 +97,8 @@ def test_markup_in_names_and_words_of_agents_stays_text(hung: Running, page: Pag
     )  # fmt: skip
     asked = action("act_script", "failed", incident_id="inc_script", job=SCRIPT, exclude=[SCRIPT], created_s=now_s)
     reports = [{"state": "failed", "detail": SCRIPT, "who": SCRIPT, "time_s": now_s}]
-    told = type(asked)(**{**{name: getattr(asked, name) for name in asked.__struct_fields__}, "reports": reports})
-    hung.front.services.store.commit(Change(incidents=(bad,), actions=(told,)))
+    reported = type(asked)(**{**{name: getattr(asked, name) for name in asked.__struct_fields__}, "reports": reports})
+    hung.dispatcher.services.store.commit(Change(incidents=(bad,), actions=(reported,)))
     opened(page, hung, "inc_script")
     assert page.locator(".incident-summary").inner_text() == SCRIPT
     assert page.evaluate("window.harmed") is None
@@ -107,7 +107,7 @@ def test_markup_in_names_and_words_of_agents_stays_text(hung: Running, page: Pag
 
 def test_a_bundle_is_downloaded_by_click(hung: Running, page: Page) -> None:
     found = accused(hung)
-    services = hung.front.services
+    services = hung.dispatcher.services
     now_s = services.clock.now_s()
     bundle = Evidence(
         id="ev_1", incident_id=found.id, node=found.node or "", job=found.job, attempt=0, kind="evidence",
@@ -135,7 +135,7 @@ def test_an_action_is_approved_by_click_and_the_page_follows(hung: Running, page
     assert "is restarted" in dialog.inner_text()
     dialog.get_by_role("button", name="Approve").click()
     page.get_by_text(re.compile("Asked subscribers to exclude node")).wait_for()
-    (asked,) = hung.front.services.store.actions_of(found.id)
+    (asked,) = hung.dispatcher.services.store.actions_of(found.id)
     assert asked.state == "requested"
     page.locator(".story-person").get_by_text("approve exclude node").wait_for()
     assert page.get_by_role("button", name="Approve").count() == 0

@@ -24,13 +24,13 @@ def hung(tmp_path_factory: pytest.TempPathFactory, browser: Browser) -> Iterator
     assert browser.is_connected()  # first: while one starts, what was replayed grows old
     with replayed(tmp_path_factory.mktemp("hung"), "hang", nodes=4, gpus=2, minutes=4.0, seed=5) as server:
         # What the accounts write at their next look, in ten seconds.
-        services = server.front.services
+        services = server.dispatcher.services
         services.bookkeeper.look(services.outlook.courses(), services.clock.now_s())
         yield server
 
 
 def opened(page: Page, server: Running) -> str:
-    (found,) = server.front.services.store.open_incidents()
+    (found,) = server.dispatcher.services.store.open_incidents()
     page.goto(f"{server.url}#/jobs/{found.job}")
     page.locator(".lanes canvas").wait_for()
     until(page, "document.querySelectorAll('.view-job figure.chart .said').length === 4")
@@ -80,7 +80,7 @@ def test_of_12500_nodes_the_lanes_stay_few_and_the_accused_has_one(
         bad = incident(job="large", node="n777", nodes=["n777"], onset_s=now_s - 60, detected_s=now_s - 50)
         job = Job(job="large", attempt=0, state="running", ranks=[], restart_owner="", updated_s=now_s)
         members = AttemptMembers(id="att", job="large", started_s=now_s - 600, nodes=nodes)
-        server.front.services.store.commit(
+        server.dispatcher.services.store.commit(
             Change(attempts=(attempt,), memberships=(members,), incidents=(bad,), jobs=(job,))
         )
         page.goto(f"{server.url}#/jobs/large")

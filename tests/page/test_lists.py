@@ -25,7 +25,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     now_s = clock.now_s()
     with running(tmp_path_factory.mktemp("site"), clock) as server:
         fleet_of(server, NODES)
-        told = [
+        reported = [
             incident(
                 f"inc_{at}", fault=FAULTS[at % 3], state="closed", job=f"team/run-{at % 9}", detected_s=now_s - age
             )
@@ -46,8 +46,8 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
         ]
         out = Node(node="gpu101-07", state="excluded", reason="<i>fan</i>", updated_s=now_s)
         for first in range(0, INCIDENTS, 1000):
-            server.front.services.store.commit(Change(incidents=tuple(told[first : first + 1000])))
-        server.front.services.store.commit(Change(jobs=tuple(jobs), nodes=(out,)))
+            server.dispatcher.services.store.commit(Change(incidents=tuple(reported[first : first + 1000])))
+        server.dispatcher.services.store.commit(Change(jobs=tuple(jobs), nodes=(out,)))
         yield server
 
 

@@ -29,7 +29,7 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
         fleet_of(server, NODES)
         since_s = clock.now_s() - 60.0
         bad = incident(job="llm-070", node="gpu090-17", nodes=["gpu090-17"], onset_s=since_s, detected_s=since_s)
-        server.front.services.store.commit(Change(incidents=(bad,)))
+        server.dispatcher.services.store.commit(Change(incidents=(bad,)))
         yield server
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from eagle_eye.schema.frame import Frame, block
 from eagle_eye.schema.metrics import Scope
-from eagle_eye.server.accounts.gpus import compared
+from eagle_eye.server.accounts.gpu_inventory import compared
 from eagle_eye.server.model.account_records import Comparison, DriverError, Gpu
 from eagle_eye.server.model.records import CheckOutcome, Figure, Node, NodeCheck
 from eagle_eye.server.store.store import Change
@@ -70,7 +70,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
         )
         out = Node(node="n1", state="excluded", reason="new cable", updated_s=now_s - 40, by="tok_1")
         found = compared(None, "GPU-1", Comparison("chk_0", "n7", now_s - 900, 45.0, 4_000.0, 2.0))
-        started.front.services.store.commit(
+        started.dispatcher.services.store.commit(
             Change(
                 nodes=(out,),
                 incidents=(bad,),

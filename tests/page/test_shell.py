@@ -33,7 +33,7 @@ def test_after_a_restart_of_the_server_the_page_goes_on_and_has_missed_nothing(
     page.get_by_text("connection lost").wait_for()
     page.get_by_text("old", exact=False).first.wait_for()
     with running(tmp_path, LaggingClock(), port=port) as server:
-        server.front.services.store.commit(Change(incidents=(incident(node="n7", nodes=["n7"]),)))
+        server.dispatcher.services.store.commit(Change(incidents=(incident(node="n7", nodes=["n7"]),)))
         page.get_by_text("live", exact=True).wait_for()
         page.get_by_role("link", name="n7").wait_for()
         page.goto("about:blank")
@@ -45,7 +45,7 @@ def test_a_server_with_tokens_asks_for_one_and_keeps_it_in_the_tab_alone(
     complaints.allowed.append("401")
     with running(tmp_path, LaggingClock()) as server:
         text, record = mint("read", None, LaggingClock().now_s(), None)
-        server.front.services.store.commit(Change(tokens=(record,)))
+        server.dispatcher.services.store.commit(Change(tokens=(record,)))
         page.goto(server.url)
         page.get_by_label("Token").fill("ee_nonsense")
         page.get_by_role("button", name="Sign in").click()

@@ -36,13 +36,15 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     now_s = clock.now_s()
     with running(tmp_path_factory.mktemp("site"), clock) as server:
         fleet_of(server, 40, 20)
-        told = incident("inc_1", job=NAME, node="rack/n1", nodes=["rack/n1"], onset_s=now_s - 60, detected_s=now_s - 50)
+        reported = incident(
+            "inc_1", job=NAME, node="rack/n1", nodes=["rack/n1"], onset_s=now_s - 60, detected_s=now_s - 50
+        )
         job = Job(
             job=NAME, attempt=0, state="running", ranks=[], nodes=["rack/n1"], restart_owner="", updated_s=now_s,
             owner="ada",
         )  # fmt: skip
         node = Node(node="rack/n1", state="excluded", reason="inc_1", updated_s=now_s)
-        server.front.services.store.commit(Change(incidents=(told,), jobs=(job,), nodes=(node,)))
+        server.dispatcher.services.store.commit(Change(incidents=(reported,), jobs=(job,), nodes=(node,)))
         yield server
 
 

@@ -23,7 +23,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     clock = LaggingClock()
     with running(tmp_path_factory.mktemp("site"), clock) as server:
         now_s = clock.now_s()
-        store = server.front.services.store
+        store = server.dispatcher.services.store
         # Before anybody subscribed: nothing is on its way to hosts that are not there.
         store.commit(Change(events=(event("evt-1", time_s=now_s - 60.0),)))
         store.commit(Change(subscriptions=(subscription("sub-1", URL), subscription("sub-2", "https://a.example.com"))))
@@ -74,10 +74,10 @@ def test_a_delivery_that_failed_is_delivered_again_by_click(site: Running, page:
 
 
 def test_the_ledger_says_how_often_it_would_have_been_right(site: Running, page: Page) -> None:
-    now_s = site.front.services.clock.now_s()
+    now_s = site.dispatcher.services.clock.now_s()
     claim = action(state="would_act", created_s=now_s - 600.0, onset_s=now_s - 700.0, detected_s=now_s - 600.0)
-    told = incident(state="false", onset_s=now_s - 700.0, detected_s=now_s - 600.0)
-    site.front.services.store.commit(Change(actions=(claim,), incidents=(told,)))
+    reported = incident(state="false", onset_s=now_s - 700.0, detected_s=now_s - 600.0)
+    site.dispatcher.services.store.commit(Change(actions=(claim,), incidents=(reported,)))
     page.goto(f"{site.url}/#/ledger")
     page.get_by_text("0 of 1 right in hindsight: 0% (95% interval 0% to 79%).").wait_for()
     page.get_by_role("region", name="Claims", exact=True).get_by_text("wrong", exact=True).last.wait_for()

@@ -31,7 +31,7 @@ def plan(profile: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> st
     return str(file)
 
 
-def told(capsys: pytest.CaptureFixture[str], *words: str) -> list[str]:
+def reported(capsys: pytest.CaptureFixture[str], *words: str) -> list[str]:
     assert main(["plan", *words]) == 0
     return [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
 
@@ -47,7 +47,7 @@ def refused(capsys: pytest.CaptureFixture[str], *words: str, code: int = 2) -> s
 def test_people_are_told_templates_layouts_and_what_follows_a_loss(
     profile: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    lines = told(capsys, "--profile", profile, "--nodes", "5", *JOB)
+    lines = reported(capsys, "--profile", profile, "--nodes", "5", *JOB)
     assert lines[0] == "24 layers on 5 nodes of 1 GPU with 60.0 GiB; 64 micro-batches of 1 in a step"
     assert lines[1] == "2 nodes hold the model; with 4 or more any 1 may go at once, and a whole copy is left in memory"
     rows = lines[lines.index("layouts") + 2 :]
@@ -78,7 +78,7 @@ def test_nodes_are_named_as_slurm_writes_them(profile: str, capsys: pytest.Captu
 
 
 def test_of_a_lost_node_people_are_told_who_gets_what_from_whom(plan: str, capsys: pytest.CaptureFixture[str]) -> None:
-    lines = told(capsys, "lost", "n2", "--plan", plan)
+    lines = reported(capsys, "lost", "n2", "--plan", plan)
     assert lines[0].startswith("n2 goes: 2 x 2, ")
     assert any(" gets layer" in line for line in lines)
     assert not any(line.startswith("n2 gets") or "from n2:" in line for line in lines)

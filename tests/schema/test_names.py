@@ -57,8 +57,8 @@ def test_a_job_that_is_no_name_costs_itself_and_not_the_numbers(name: str) -> No
     seen = read_frame(encode_frame(frame(job=name)))
     assert seen.frame.job is None
     assert values_of(seen.frame.blocks[0]).tolist() == [0.5]
-    assert [told.partition(" '")[0] for told in seen.unknown] == ["name job"]
-    assert all(told.isascii() and told.isprintable() for told in seen.unknown)
+    assert [reported.partition(" '")[0] for reported in seen.unknown] == ["name job"]
+    assert all(reported.isascii() and reported.isprintable() for reported in seen.unknown)
 
 
 @given(jobs=st.lists(st.one_of(st.just("job"), bad_names), max_size=6))
@@ -107,7 +107,7 @@ def test_names_elsewhere_are_left_out_and_texts_stay() -> None:
     assert seen.frame.events[1].attributes["text"] == "line 1\nline 2"
     assert (seen.frame.boot_id, seen.frame.agent_version) == ("unknown", "unknown")
     assert seen.frame.collectors == {"gpu": "failed: a\nb"}
-    assert sorted(told.split(" '")[0] for told in seen.unknown) == [
+    assert sorted(reported.split(" '")[0] for reported in seen.unknown) == [
         "name agent_version", "name boot_id", "name collectors", "name event", "name event.attribute", "name event.job",
     ]  # fmt: skip
 

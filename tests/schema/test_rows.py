@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+import struct
 from typing import Any
 
 import msgspec
@@ -55,6 +56,67 @@ def frames(draw: st.DrawFn) -> Frame:
         collectors={"nvml": "ok"},
         dropped={"spool_full": 2},
     )
+
+
+def tables_of(frame: Frame) -> list[rows.Table]:
+    """Return the frame's numbers as a collector gives them, put into tables."""
+    found = []
+    for item in frame.blocks:
+        values, width = values_of(item), len(item.keys)
+        lines = {
+            key: {name: values[at * width + row] for at, name in enumerate(item.metrics)}
+            for row, key in enumerate(item.keys)
+        }
+        found.append(rows.table(item.scope, lines))  # type: ignore[arg-type]  # keys of one scope are of one type
+    return found
+
+
+def written(writer: rows.RowWriter, frame: Frame) -> bytes:
+    tables = tables_of(frame)
+    outline = msgspec.structs.replace(rows.outline_of(frame), blocks=[one.outline for one in tables])
+    tail = rows.Tail(frame.events, rows.silences(frame.ranks))
+    return writer.write(outline, frame.sequence, frame.time_s, b"".join([one.numbers for one in tables]), tail)
+
+
+@given(st.lists(frames(), min_size=1, max_size=3))
+def test_what_a_writer_wrote_says_what_was_seen(said: list[Frame]) -> None:
+    writer = rows.RowWriter()
+    for frame in said:
+        raw = written(writer, frame)
+        assert rows.read_written(raw).frame == read_frame(encode_frame(in_outline_order(frame))).frame
+        parts = rows.split_row(raw)
+        assert (parts is None) == (not frame.blocks)
+        if parts is not None:
+            assert parts == (rows.encode_outline(rows.outline_of(frame)), as_row(frame)[1])
+            assert rows.decode_rows_request(raw) == (frame.time_s, [parts[0]], [parts[1]])
+
+
+def in_outline_order(frame: Frame) -> Frame:
+    """Return the frame with the metrics in the order in which rows have them."""
+    return rows.whole_frame(*as_row(frame))
+
+
+def test_a_row_that_lacks_a_metric_has_nan_for_it() -> None:
+    outline, numbers = rows.table(
+        Scope.DEVICE, {0: {"gpu_power_watts": 300.0, "train_step": 7.0}, 3: {"gpu_power_watts": 250.0}}
+    )
+    assert (outline.keys, outline.metrics, outline.exact) == ([0, 3], ["train_step", "gpu_power_watts"], 1)
+    assert struct.unpack("<dd", numbers[:16]) == (7.0, pytest.approx(math.nan, nan_ok=True))
+    assert struct.unpack("<ff", numbers[16:]) == (300.0, 250.0)
+
+
+@pytest.mark.parametrize("name", ["gpu_mood", "node_memory_used_ratio"])
+def test_what_is_no_metric_of_the_scope_is_no_column(name: str) -> None:
+    with pytest.raises(KeyError, match=name):
+        rows.table(Scope.DEVICE, {0: {name: 1.0}})
+
+
+def test_a_text_that_is_no_unicode_costs_no_sample() -> None:
+    outline, numbers = rows.table(Scope.NODE, {-1: {"node_memory_used_ratio": 0.5}})
+    said = rows.Outline(2, "n1", "boot", "s", 1.0, "0", blocks=[outline], collectors={"nvml": "failed: \udc80"})
+    raw = rows.RowWriter().write(said, 1, 1.0, numbers, rows.Tail())
+    frame = rows.read_written(raw).frame
+    assert (frame.collectors, list(values_of(frame.blocks[0]))) == ({"nvml": "failed: ?"}, [0.5])
 
 
 def as_row(frame: Frame) -> tuple[rows.Outline, bytes]:

@@ -8,7 +8,7 @@ import socket
 import ssl
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,7 +30,7 @@ from eagle_eye.server.engine.outlined import RowGroup
 from eagle_eye.server.engine.policy import Weighing
 from eagle_eye.server.engine.scheduler_contact import SchedulerReports
 from eagle_eye.server.engine.settings import PolicySettings
-from eagle_eye.server.history.history import Recorded, RecordedRow
+from eagle_eye.server.history.history import Batch, Recorded, RecordedRow, StreamRef
 from eagle_eye.server.model.clock import Clock
 from eagle_eye.server.model.records import Action, Incident, Job, OutboundEvent, Subscription
 from eagle_eye.server.monitor.watcher import IncidentCounts, JobProgress, Latest, Progress
@@ -163,6 +163,19 @@ def replayed(history: Any, since_s: float = 0.0, most: int = 100) -> list[Record
     ]
 
 
+def batch_of(
+    node: str,
+    stream: str,
+    received_s: float,
+    offset_s: float,
+    entries: Iterable[tuple[int, float, bytes]],
+    outlines: Mapping[bytes, bytes] | None = None,
+) -> Batch:
+    """Return frames of one stream, each as its sequence, its time and its bytes, as the history takes them."""
+    ref = StreamRef(node, stream)
+    return Batch.of(((ref, n, time_s, received_s, offset_s, raw) for n, time_s, raw in entries), outlines or {})
+
+
 def frame(sequence: int = 1, node: str = "n1", time_s: float = NOW, **more: Any) -> Frame:
     """Return a small valid frame."""
     fields: dict[str, Any] = {
@@ -269,7 +282,7 @@ def subscription(id_: str = "sub-1", url: str = "https://example.com/hook", **mo
 class Running:
     """A server that listens, a client of it, and its parts."""
 
-    front: Dispatcher[Services]
+    dispatcher: Dispatcher[Services]
     client: httpx.Client
     watcher: FakeWatcher
     url: str
@@ -281,7 +294,7 @@ class Running:
 
     def metric(self, name: str, **labels: str) -> float:
         """Return one of the server's own metrics, 0.0 when it was never counted."""
-        return self.front.services.telemetry.registry.get_sample_value(f"eagle_eye_{name}", labels) or 0.0
+        return self.dispatcher.services.telemetry.registry.get_sample_value(f"eagle_eye_{name}", labels) or 0.0
 
 
 def settings(folder: Path, **flags: Any) -> ServerConfig:

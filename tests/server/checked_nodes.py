@@ -23,7 +23,7 @@ class Site:
         self.server = server
         self.clock = clock
         self.node = node
-        self.store = server.front.services.store
+        self.store = server.dispatcher.services.store
         self._sequence = 0
 
     def hear(self, says: str = "ok") -> dict[str, Any]:
@@ -33,8 +33,8 @@ class Site:
         time_s = self.clock.now_s()
         collectors = {"node_check": says} if says else {}
         sent = frame(self._sequence, self.node, time_s, collectors=collectors, job="", ranks=[])
-        told: dict[str, Any] = self.server.send(body(sent, sent_s=time_s)).json()
-        return told
+        reported: dict[str, Any] = self.server.send(body(sent, sent_s=time_s)).json()
+        return reported
 
     def wait(self, seconds: float) -> None:
         """Let the time pass, where it does not do so by itself."""

@@ -18,7 +18,7 @@ from eagle_eye.schema.frame import CONTENT_TYPE, Frame
 from tests.server.builders import body
 
 WITHIN_S = 60.0
-COMMAND = (sys.executable, "-m", "eagle_eye.cli.main", "server", "--listen", "127.0.0.1:0", "--data")
+COMMAND = ("-m", "eagle_eye.cli.main", "server", "--listen", "127.0.0.1:0", "--data")
 
 
 @dataclass
@@ -44,16 +44,16 @@ class OwnProcess:
 
 def ended(data: Path, *options: str) -> subprocess.CompletedProcess[str]:
     """Run a server that is expected to end by itself."""
-    words = [*COMMAND, str(data), *options]
+    words = [sys.executable, *COMMAND, str(data), *options]
     return subprocess.run(words, capture_output=True, text=True, timeout=WITHIN_S, check=False)
 
 
 @contextmanager
-def serving(data: Path, *options: str, log: Path | None = None) -> Iterator[OwnProcess]:
+def serving(data: Path, *options: str, log: Path | None = None, python: str = sys.executable) -> Iterator[OwnProcess]:
     """Run a server, which is killed in the end; its log is beside its folder, unless ``log`` is elsewhere."""
     log = log or data.with_name(f"{data.name}.log")
     with log.open("wb") as stderr:
-        process = subprocess.Popen([*COMMAND, str(data), *options], stderr=stderr)
+        process = subprocess.Popen([python, *COMMAND, str(data), *options], stderr=stderr)
     try:
         wait_until(lambda: b"serving http" in log.read_bytes() or process.poll() is not None)
         found = re.search(r"serving http://([\d.:]+)", log.read_text())

@@ -29,7 +29,7 @@ def refusing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
 
 
 def commit(server: Running, **records: Any) -> None:
-    server.front.services.store.commit(Change(**records))
+    server.dispatcher.services.store.commit(Change(**records))
 
 
 def problem(answer: httpx.Response) -> tuple[int, str]:
@@ -83,7 +83,7 @@ def test_a_bug_is_a_problem_document_that_says_nothing_of_the_inside(
     def fail(*_: object) -> None:
         raise RuntimeError("ee_secret at /home/x")
 
-    monkeypatch.setattr(server.front.services.store, "page", fail)
+    monkeypatch.setattr(server.dispatcher.services.store, "page", fail)
     answer = server.client.get("/api/v1/incidents")
     assert problem(answer) == (500, "internal")
     assert "secret" not in answer.text
@@ -94,7 +94,7 @@ def test_a_failing_disk_is_503_with_retry_after(server: Running, monkeypatch: py
     def fail(*_: object) -> None:
         raise StoreUnavailable("the records cannot be written: disk full")
 
-    monkeypatch.setattr(server.front.services.store, "update", fail)
+    monkeypatch.setattr(server.dispatcher.services.store, "update", fail)
     answer = server.client.put("/api/v1/jobs/job", json={"attempt": 0, "state": "running"})
     assert problem(answer) == (503, "storage")
     assert answer.headers["retry-after"] == "5"
@@ -146,8 +146,8 @@ def test_what_is_left_of_a_jobs_pace_is_told_without_a_word_on_the_job_itself(se
     assert problem(put("/api/v1/jobs/job/pace-left", json={"pace_left_ratio": 0.75})) == (404, "not_found")
     rank = {"rank": 0, "node": "n1", "device": 3}
     put("/api/v1/jobs/job", json={"attempt": 2, "state": "running", "ranks": [rank]})
-    told = put("/api/v1/jobs/job/pace-left", json={"pace_left_ratio": 0.75}).json()
-    assert (told["pace_left_ratio"], told["attempt"], len(told["ranks"])) == (0.75, 2, 1)
+    reported = put("/api/v1/jobs/job/pace-left", json={"pace_left_ratio": 0.75}).json()
+    assert (reported["pace_left_ratio"], reported["attempt"], len(reported["ranks"])) == (0.75, 2, 1)
     assert server.watcher.jobs[-1].pace_left_ratio == 0.75
     assert put("/api/v1/jobs/job/pace-left", json={"pace_left_ratio": None}).json()["pace_left_ratio"] is None
     assert problem(put("/api/v1/jobs/job/pace-left", json={"pace_left_ratio": 1.5})) == (400, "pace_left_ratio")
@@ -236,14 +236,14 @@ def test_an_approved_action_is_requested_of_subscribers_once(server: Running) ->
 def test_a_rejected_action_is_asked_of_nobody(server: Running) -> None:
     commit(server, actions=(action(state="awaiting"),))
     assert server.client.post("/api/v1/actions/act_1/reject").json()["state"] == "rejected"
-    assert server.front.services.store.all(EVENTS) == []
+    assert server.dispatcher.services.store.all(EVENTS) == []
 
 
 def test_a_false_incident_withdraws_what_nobody_took_up(server: Running) -> None:
     actions = (action("a"), action("b", "awaiting"), action("c", "running"), action("d", "done"))
     commit(server, incidents=(incident(),), actions=actions)
     assert server.client.post("/api/v1/incidents/inc_1/false").json()["state"] == "false"
-    store = server.front.services.store
+    store = server.dispatcher.services.store
     assert [known.state for known in store.all(ACTIONS)] == ["withdrawn", "withdrawn", "running", "done"]
     assert [(known.type, known.subject) for known in store.all(EVENTS)] == [
         ("eagle_eye.action.withdrawn", "a"),
@@ -273,8 +273,8 @@ def test_a_nodes_verbs_change_its_standing_and_readmission_is_announced(server: 
     assert do("drain")["state"] == "draining"
     assert do("readmit")["state"] == "in_service"
     assert do("readmit")["agent"]["job"] == "job"
-    (told,) = server.front.services.store.all(EVENTS)
-    assert (told.type, told.subject) == ("eagle_eye.node.readmitted", "n1")
+    (reported,) = server.dispatcher.services.store.all(EVENTS)
+    assert (reported.type, reported.subject) == ("eagle_eye.node.readmitted", "n1")
     assert [verb for _, verb, _ in audit(server)] == ["exclude", "drain", "readmit"]
 
 
@@ -345,7 +345,7 @@ def test_a_ping_goes_to_its_subscription_alone_and_can_be_sent_again(server: Run
 def test_a_stale_delivery_is_not_sent_again(server: Running) -> None:
     commit(server, subscriptions=(subscription(url="http://127.0.0.1:1/"),))
     commit(server, events=(event(expires_s=NOW - 1),))
-    (delivery,) = server.front.services.store.all(DELIVERIES)
+    (delivery,) = server.dispatcher.services.store.all(DELIVERIES)
     assert problem(server.client.post(f"/api/v1/deliveries/{delivery.id}/redeliver")) == (409, "state")
 
 
@@ -398,7 +398,7 @@ def test_a_scrape_shows_whether_the_server_can_judge_by_now(tmp_path: Path) -> N
 
 
 def test_heartbeats_stop_while_the_server_cannot_judge(server: Running) -> None:
-    services = server.front.services
+    services = server.dispatcher.services
     heartbeat = Heartbeat(services.store, services.doctor, services.clock, 60.0, services.config.public_url)
     heartbeat.beat()
     commit(server, subscriptions=(subscription(url="http://127.0.0.1:1/", types=["eagle_eye.heartbeat"]),))

@@ -119,7 +119,7 @@ def test_the_text_of_a_token_is_not_kept(tmp_path: Path, store: SqliteStore) -> 
 
 def test_frames_are_taken_from_the_nodes_own_agent_only(tmp_path: Path) -> None:
     with running(tmp_path) as server:
-        store = server.front.services.store
+        store = server.dispatcher.services.store
         agent, agent_id = token(store, "agent", "n1")
         others = {scope: token(store, scope)[0] for scope in SCOPES[1:]}
         for text, status, reason in (
@@ -148,7 +148,7 @@ OPERATE = ["/api/v1/incidents/inc_1/acknowledge", "/api/v1/nodes/n1/drain", "/ap
 
 def test_every_endpoint_asks_for_its_scope(tmp_path: Path) -> None:
     with running(tmp_path) as server:
-        store = server.front.services.store
+        store = server.dispatcher.services.store
         store.commit(Change(incidents=(incident(),)))
         texts: dict[str, str] = {scope: token(store, scope, "n1" if scope == "agent" else None)[0] for scope in SCOPES}
 
@@ -169,7 +169,7 @@ def test_every_endpoint_asks_for_its_scope(tmp_path: Path) -> None:
 
 def test_only_the_documented_endpoints_are_open(tmp_path: Path) -> None:
     with running(tmp_path) as server:
-        token(server.front.services.store, "admin")
+        token(server.dispatcher.services.store, "admin")
         paths = server.client.get("/openapi.json").json()["paths"]
         open_paths = set()
         for path, methods in paths.items():

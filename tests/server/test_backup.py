@@ -57,7 +57,7 @@ def test_what_is_restored_has_the_same_incidents_tokens_history_and_evidence(tmp
     data, copy, restored = tmp_path / "data", tmp_path / "backup", tmp_path / "restored"
     text, token = auth.mint("admin", None, NOW, None)
     with running(data) as server:
-        store = server.front.services.store
+        store = server.dispatcher.services.store
         asked = gathered("ev_1")
         store.commit(Change(incidents=(incident(),), tokens=(token,), evidence=(asked,)))
         assert server.send(body(frame(1), frame(2)), authorization=f"Bearer {text}").status_code == 200
@@ -91,11 +91,11 @@ def test_commits_during_the_copy_neither_end_up_in_it_nor_hold_it_up(
     store.commit(Change(incidents=tuple(incident(f"inc_{n}", summary="x" * 65_536) for n in range(10))))
     steps: list[int] = []
 
-    def told(_file: str, done: int, _total: int) -> None:
+    def reported(_file: str, done: int, _total: int) -> None:
         steps.append(done)
         store.commit(Change(incidents=(incident(f"inc_late_{len(steps)}"),)))
 
-    back_up(data, tmp_path / "copy", told=told)
+    back_up(data, tmp_path / "copy", reported=reported)
     store.close()
     assert len(steps) > 5
     assert steps == sorted(steps)  # a copy that began anew would fall back
@@ -110,14 +110,14 @@ def test_both_databases_are_of_one_moment(tmp_path: Path) -> None:
     shutil.copy(data / RECORDS_FILE, data / "another.db")
     later = threading.Event()
 
-    def told(file: str, _done: int, _total: int) -> None:
+    def reported(file: str, _done: int, _total: int) -> None:
         if file == "another.db" and not later.is_set():
             later.set()
             store = SqliteStore(data / RECORDS_FILE)
             store.commit(Change(incidents=(incident("inc_late"),)))
             store.close()
 
-    back_up(data, tmp_path / "copy", told=told)
+    back_up(data, tmp_path / "copy", reported=reported)
     assert later.is_set()
     copy = SqliteStore(tmp_path / "copy" / RECORDS_FILE)
     assert copy.get(INCIDENTS, "inc_late") is None

@@ -32,14 +32,14 @@ def test_a_frame_keeps_its_numbers_and_loses_its_job(
     with caplog.at_level(logging.WARNING):
         answer = server.send(body(frame(job=name, ranks=[Rank(name, 0, 1, 0), Rank("job", -1, 1, 0)])))
     assert (answer.status_code, answer.json()["accepted"]) == (200, 1)
-    assert [told.partition(" ")[0] for told in answer.json()["unknown"]] == ["name", "name", "number"]
+    assert [reported.partition(" ")[0] for reported in answer.json()["unknown"]] == ["name", "name", "number"]
     assert server.metric("ingest_unknown_total", kind="name") == 2
     assert server.metric("ingest_unknown_total", kind="number") == 1
     assert "sends a name or number that can be none" in caplog.text
     (kept, _, _) = server.watcher.frames[0]
     assert (kept.job, kept.ranks, values_of(kept.blocks[0]).tolist()) == (None, [], [101.0])
     assert server.client.get("/api/v1/nodes/n1").json()["agent"]["job"] is None
-    (read,) = [one.frame for one in server.front.services.history.query([], 0.0, NOW + 1e6)]
+    (read,) = [one.frame for one in server.dispatcher.services.history.query([], 0.0, NOW + 1e6)]
     assert (read.job, values_of(read.blocks[0]).tolist()) == (None, [101.0])
 
 
@@ -74,7 +74,7 @@ def test_a_link_s_bad_name_costs_its_row(server: Running) -> None:
 def test_a_job_is_declared_by_no_such_name(server: Running, name: str) -> None:
     answer = server.client.put(f"/api/v1/jobs/{name}", json={"attempt": 0, "state": "running", "ranks": []})
     assert answer.status_code in (400, 404)
-    assert server.front.services.store.all(JOBS) == []
+    assert server.dispatcher.services.store.all(JOBS) == []
 
 
 def test_a_token_for_no_name_is_wrong_usage(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

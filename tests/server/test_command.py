@@ -19,7 +19,6 @@ import tomllib
 
 from eagle_eye.cli.main import main
 from eagle_eye.server.admin import tokens_command
-from eagle_eye.server.command import as_toml
 from eagle_eye.server.history.settings import HistorySettings, of_earlier_versions
 from eagle_eye.server.security.auth import sha256
 from eagle_eye.server.store.sqlite_store import RECORDS_FILE, SqliteStore
@@ -51,11 +50,6 @@ def test_the_printed_configuration_is_toml_that_the_server_reads(
     file.write_text(text)
     assert main(["server", "--print-config", "--config", str(file)]) == 0
     assert capsys.readouterr().out == text
-
-
-def test_toml_survives_awkward_text() -> None:
-    plain = {"text": 'a "quoted" \\ line\n\u00e4', "section": {"list": ["a", "b"], "on": True, "ratio": 0.5}}
-    assert tomllib.loads(as_toml(plain)) == plain
 
 
 @pytest.mark.parametrize(

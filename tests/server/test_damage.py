@@ -40,7 +40,7 @@ def fill(data: Path) -> None:
     with running(data, clock) as server:
         _, token = auth.mint("read", None, NOW, None)
         incidents = tuple(incident(f"inc_{n}", summary="x" * 2_000) for n in range(50))
-        server.front.services.store.commit(Change(incidents=incidents, tokens=(token,)))
+        server.dispatcher.services.store.commit(Change(incidents=incidents, tokens=(token,)))
         sequence = 0
         for part in range(3):
             for _ in range(4):
@@ -63,12 +63,12 @@ def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def _text(server: Running, clock: FakeClock) -> str:
     text, token = auth.mint("agent", "n1", clock.now_s(), None)
-    server.front.services.store.commit(Change(tokens=(token,)))
+    server.dispatcher.services.store.commit(Change(tokens=(token,)))
     return text
 
 
 def _history(server: Running) -> Any:
-    return server.front.services.history
+    return server.dispatcher.services.history
 
 
 @pytest.fixture
@@ -137,7 +137,7 @@ def test_a_database_in_trouble_is_said_with_the_remedy_and_the_other_is_served(
         assert (aside / name).read_bytes() == broken != before
 
     with running(data, FakeClock()) as server:
-        assert server.front.services.store.count(INCIDENTS) == (50 if name == HISTORY_FILE else 0)
+        assert server.dispatcher.services.store.count(INCIDENTS) == (50 if name == HISTORY_FILE else 0)
         frames = sum(1 for _ in _history(server).query([], 0.0, 4e9))
         assert frames == (8 if name == HISTORY_FILE else 12)  # of history.db in trouble, the segments' are left
 
@@ -155,7 +155,7 @@ def test_a_segment_in_trouble_is_set_aside_and_queries_say_which_times_they_lack
         break_it(segment / "samples.parquet")
     shutil.rmtree(data / "history" / "1m" / segment.name)  # which would stand in for it
     with running(data, FakeClock(NOW + 12 * MINUTE_S)) as server:
-        store = server.front.services.store
+        store = server.dispatcher.services.store
         secret, token = auth.mint("read", None, NOW, None)
         store.commit(Change(tokens=(token,)))
         server.client.headers["authorization"] = f"Bearer {secret}"
@@ -281,7 +281,7 @@ def test_a_record_that_is_no_record_makes_the_server_unready_and_is_logged_once(
 ) -> None:
     clock = FakeClock()
     with running(tmp_path, clock) as server:
-        server.front.services.store.commit(Change(incidents=(incident(),)))
+        server.dispatcher.services.store.commit(Change(incidents=(incident(),)))
         with sqlite3.connect(tmp_path / RECORDS_FILE) as other:
             other.execute('UPDATE incidents SET record = \'{"id": "inc\'')
         other.close()
@@ -300,7 +300,7 @@ def test_damage_beyond_what_a_start_looks_at_is_found_beside_the_server_and_name
 ) -> None:
     clock = FakeClock(NOW + 12 * MINUTE_S)
     with running(data, clock) as server:
-        parts = server.front.services
+        parts = server.dispatcher.services
         monkeypatch.setattr(integrity, "ROWS_AT_ONCE", 1)
         assert list(integrity.findings(data, lambda: None)) == []
         with sqlite3.connect(data / name) as other:  # as of a large file: in the middle, and not in memory yet
@@ -311,7 +311,7 @@ def test_damage_beyond_what_a_start_looks_at_is_found_beside_the_server_and_name
                 else "UPDATE chunks SET directory = x'00' WHERE id = 2"
             )
         other.close()
-        assert server.front.services.doctor.check().checks["storage"] == "ok"
+        assert server.dispatcher.services.doctor.check().checks["storage"] == "ok"
         checked = Integrity(data, parts.store, parts.history)  # type: ignore[arg-type]
         asyncio.run(checked.check())
         asyncio.run(checked.check())
@@ -325,7 +325,7 @@ def test_a_segment_that_nobody_reads_is_found_damaged_and_set_aside(data: Path) 
     garbage(segment / "samples.parquet")
     shutil.rmtree(data / "history" / "1m" / segment.name)
     with running(data, FakeClock(NOW + 12 * MINUTE_S)) as server:
-        parts = server.front.services
+        parts = server.dispatcher.services
         asyncio.run(Integrity(data, parts.store, parts.history).check())  # type: ignore[arg-type]
         (gap,) = parts.history.gaps([], NOW, NOW + 12 * MINUTE_S, levels=True)
         assert segment.name in gap.problem
@@ -357,7 +357,7 @@ def test_telemetry_whose_token_cannot_be_looked_up_is_503_without_a_traceback(
             raise StoreUnavailable("records.db is damaged")
 
         secret, _ = auth.mint("agent", "n1", NOW, None)
-        monkeypatch.setattr(server.front.services.store, "token_by_sha256", damaged)
+        monkeypatch.setattr(server.dispatcher.services.store, "token_by_sha256", damaged)
         headers = {"content-type": kind, "content-encoding": "identity", "authorization": f"Bearer {secret}"}
         answer = server.client.post(path, content=body(frame(1)), headers=headers)
         assert (answer.status_code, answer.json()["reason"]) == (503, "storage")

@@ -77,7 +77,7 @@ def test_a_process_that_the_server_started_does_not_hold_the_folder_after_it(tmp
 
 
 def test_what_writes_segments_is_killed_with_its_server(tmp_path: Path) -> None:
-    told = tmp_path / "pid"
+    reported = tmp_path / "pid"
     child = (
         "import os, pathlib, sys, time; from eagle_eye.server.history.segments.processes import settle; settle(0);"
         "path = pathlib.Path(sys.argv[1]); (path.parent / 'written').write_text(str(os.getpid()));"
@@ -87,10 +87,10 @@ def test_what_writes_segments_is_killed_with_its_server(tmp_path: Path) -> None:
         "import subprocess, sys; from eagle_eye.server.history.segments.processes import environment;"
         "subprocess.run([sys.executable, '-c', *sys.argv[1:]], env=environment())"
     )
-    with subprocess.Popen([sys.executable, "-c", parent, child, str(told)]) as server:
+    with subprocess.Popen([sys.executable, "-c", parent, child, str(reported)]) as server:
         try:
-            wait_until(told.exists)
-            pid = int(told.read_text())
+            wait_until(reported.exists)
+            pid = int(reported.read_text())
         finally:
             server.kill()
     wait_until(lambda: not _runs(pid))

@@ -109,7 +109,7 @@ def test_a_database_that_is_deleted_or_replaced_is_said_at_once(tmp_path: Path, 
 
 def test_a_damaged_table_is_503_and_the_rest_is_served(tmp_path: Path) -> None:
     with running(tmp_path) as server:
-        server.front.services.store.commit(Change(incidents=(incident(),)))
+        server.dispatcher.services.store.commit(Change(incidents=(incident(),)))
     whole = (tmp_path / RECORDS_FILE).read_bytes()
     with sqlite3.connect(tmp_path / RECORDS_FILE) as database:
         root, size = database.execute(
@@ -167,6 +167,6 @@ def test_no_jump_of_the_clock_hides_that_agents_are_silent(tmp_path: Path, jump_
         assert agents() != "ok"
         assert server.send(body(frame(2, time_s=clock.now_s()), sent_s=clock.now_s())).status_code == 200
         assert agents() == "ok"
-        assert server.front.services.fleet.counts(clock.now_s(), 30.0) == (1, 1)
+        assert server.dispatcher.services.fleet.counts(clock.now_s(), 30.0) == (1, 1)
         clock.advance(60.0)
         assert "no agent was heard for 60 s" in agents()

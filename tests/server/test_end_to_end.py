@@ -42,14 +42,14 @@ def test_an_approved_action_reaches_a_subscriber_who_reports_on_it(tmp_path: Pat
     with receiver() as target, running(tmp_path, clock, webhooks__allow_private=True) as server:
         secret = subscribe(server, target)
         waiting = action(state="awaiting", expires_s=clock.now_s() + 60)
-        server.front.services.store.commit(Change(actions=(waiting,)))
+        server.dispatcher.services.store.commit(Change(actions=(waiting,)))
         server.client.post("/api/v1/actions/act_1/approve")
         eventually(lambda: len(target.got) == 1)
         headers, content = target.got[0]
         standardwebhooks.Webhook(secret).verify(content, headers)
-        told = json.loads(content)
-        assert (told["type"], told["data"]["kind"]) == ("eagle_eye.action.requested", "exclude_node")
-        reported = server.client.post(told["data"]["report_to"], json={"state": "done", "detail": "excluded n1"})
+        event = json.loads(content)
+        assert (event["type"], event["data"]["kind"]) == ("eagle_eye.action.requested", "exclude_node")
+        reported = server.client.post(event["data"]["report_to"], json={"state": "done", "detail": "excluded n1"})
         assert reported.json()["state"] == "done"
         eventually(lambda: state(server) == ["delivered"])
 
@@ -59,7 +59,7 @@ def test_however_many_approve_an_action_at_once_it_is_asked_for_once(tmp_path: P
     with receiver() as target, running(tmp_path, clock, webhooks__allow_private=True) as server:
         subscribe(server, target)
         waiting = action(state="awaiting", expires_s=clock.now_s() + 60)
-        server.front.services.store.commit(Change(actions=(waiting,)))
+        server.dispatcher.services.store.commit(Change(actions=(waiting,)))
         ready = threading.Barrier(AT_ONCE)
 
         def approve() -> int:
@@ -70,8 +70,8 @@ def test_however_many_approve_an_action_at_once_it_is_asked_for_once(tmp_path: P
             answers = [people.submit(approve) for _ in range(AT_ONCE)]
         assert {one.result() for one in answers} == {200}
         eventually(lambda: state(server) == ["delivered"])
-        told = [json.loads(content) for _, content in target.got]
-        assert [(one["type"], one["data"]["action_id"]) for one in told] == [("eagle_eye.action.requested", "act_1")]
+        events = [json.loads(content) for _, content in target.got]
+        assert [(one["type"], one["data"]["action_id"]) for one in events] == [("eagle_eye.action.requested", "act_1")]
         approved = [one for one in server.client.get("/api/v1/audit").json()["items"] if one["verb"] == "approve"]
         assert len(approved) == 1
 
@@ -82,7 +82,7 @@ def test_what_could_not_be_delivered_is_delivered_by_the_next_server(tmp_path: P
         target.status = 503
         with running(tmp_path, clock, webhooks__allow_private=True) as server:
             subscribe(server, target)
-            server.front.services.store.commit(Change(events=(event("a", time_s=clock.now_s()), event("b"))))
+            server.dispatcher.services.store.commit(Change(events=(event("a", time_s=clock.now_s()), event("b"))))
             eventually(lambda: len(target.got) == 1)
         target.status = 200
         with running(tmp_path, clock, webhooks__allow_private=True) as server:

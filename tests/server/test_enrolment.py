@@ -29,7 +29,7 @@ def server(tmp_path: Path, clock: FakeClock) -> Iterator[Running]:
 
 def join(server: Running, lifetime_s: float = DAY_S, **rules: Any) -> str:
     text, record = mint("join", None, NOW, lifetime_s, **rules)
-    server.front.services.store.commit(Change(tokens=(record,)))
+    server.dispatcher.services.store.commit(Change(tokens=(record,)))
     return text
 
 
@@ -77,7 +77,7 @@ def test_a_node_installed_anew_enrols_with_a_token_that_replaces_and_its_old_one
 def test_a_node_whose_token_was_revoked_may_enrol_again(server: Running) -> None:
     text = join(server)
     _, first = enrol(server, text)
-    store = server.front.services.store
+    store = server.dispatcher.services.store
     record = store.get(TOKENS, first["id"])
     assert record is not None
     store.commit(Change(tokens=(replace(record, revoked=True),)))
@@ -102,14 +102,14 @@ def test_names_that_the_token_or_the_site_do_not_allow_are_refused(
 
 def test_a_fleet_that_is_full_enrols_nobody_new(server: Running) -> None:
     for name in ("n7", "n8", "n9"):
-        server.front.services.fleet.know(name)
+        server.dispatcher.services.fleet.know(name)
     assert refused(server, join(server)) == (403, "too_many_nodes")
 
 
 @pytest.mark.parametrize("scope", ["read", "operate"])
 def test_other_tokens_enrol_nobody(server: Running, scope: Any) -> None:
     text, record = mint(scope, None, NOW, None)
-    server.front.services.store.commit(Change(tokens=(record,)))
+    server.dispatcher.services.store.commit(Change(tokens=(record,)))
     assert refused(server, text) == (403, "scope")
 
 
@@ -122,7 +122,7 @@ def test_where_no_token_is_needed_none_is_made_that_would_shut_others_out(server
 def test_enrolments_are_in_the_audit_trail(server: Running) -> None:
     enrol(server, join(server))
     text, record = mint("admin", None, NOW, None)
-    server.front.services.store.commit(Change(tokens=(record,)))
+    server.dispatcher.services.store.commit(Change(tokens=(record,)))
     entries = server.client.get("/api/v1/audit", headers={"authorization": f"Bearer {text}"}).json()["items"]
     assert [(entry["verb"], entry["subject"]) for entry in entries] == [("enrol", "n1")]
 
@@ -136,7 +136,7 @@ def test_a_join_token_must_end_soon() -> None:
 def test_the_wires_document_names_what_enrolling_may_be_answered(server: Running) -> None:
     page = (ROOT / "docs" / "reference" / "wire.md").read_text(encoding="utf-8")
     section = page.partition("\n## Enrolment\n")[2].partition("\n## ")[0]
-    text, store = join(server), server.front.services.store
+    text, store = join(server), server.dispatcher.services.store
     reader, record = mint("read", None, NOW, None)
     store.commit(Change(tokens=(record,)))
     enrol(server, text)

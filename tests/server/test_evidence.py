@@ -58,7 +58,7 @@ def server(tmp_path: Path, clock: FakeClock) -> Iterator[Running]:
 
 
 def ask(server: Running, *records: Evidence) -> None:
-    server.front.services.store.commit(Change(incidents=(incident(),), evidence=records))
+    server.dispatcher.services.store.commit(Change(incidents=(incident(),), evidence=records))
 
 
 def put(server: Running, content: bytes = BUNDLE, id_: str = "ev_1", **headers: str) -> httpx.Response:
@@ -68,8 +68,8 @@ def put(server: Running, content: bytes = BUNDLE, id_: str = "ev_1", **headers: 
 
 def test_a_request_comes_with_the_nodes_next_acknowledgement_and_with_no_other(server: Running) -> None:
     ask(server, evidence())
-    told = server.send(body(frame(1))).json()
-    assert told["requests"] == [
+    reported = server.send(body(frame(1))).json()
+    assert reported["requests"] == [
         {"id": "ev_1", "kind": "evidence", "deadline_s": 3.0, "job": "job", "attempt": 0, "bytes_max": 100_000}
     ]
     assert "requests" not in server.send(body(frame(1, node="n2"))).json()
@@ -205,7 +205,7 @@ def tokens(server: Running) -> dict[str, str]:
         "read": mint("read", None, NOW, None),
         "operate": mint("operate", None, NOW, None),
     }
-    server.front.services.store.commit(Change(tokens=tuple(token for _, token in made.values())))
+    server.dispatcher.services.store.commit(Change(tokens=tuple(token for _, token in made.values())))
     return {name: f"Bearer {text}" for name, (text, _) in made.items()}
 
 
@@ -243,8 +243,11 @@ def test_a_person_asks_by_hand_and_is_on_record(server: Running, clock: FakeCloc
         ("n1", "evidence", "local"),
     ]
     clock.advance(1.0)
-    told = server.send(body(frame(2))).json()["requests"]
-    assert {(request["kind"], request["deadline_s"]) for request in told} == {("evidence", 3.0), ("bug_report", 600.0)}
+    reported = server.send(body(frame(2))).json()["requests"]
+    assert {(request["kind"], request["deadline_s"]) for request in reported} == {
+        ("evidence", 3.0),
+        ("bug_report", 600.0),
+    }
     trail = server.client.get("/api/v1/audit").json()["items"]
     assert (trail[0]["verb"], trail[0]["subject"]) == ("evidence", "inc_1")
 
@@ -268,7 +271,7 @@ def test_nodes_that_were_never_heard_and_too_many_are_refused(server: Running, n
 def test_an_incident_without_nodes_asks_those_of_its_job(server: Running) -> None:
     for node in ("n1", "n2"):
         server.send(body(frame(1, node=node)))
-    server.front.services.store.commit(Change(incidents=(incident(nodes=[], node=None),)))
+    server.dispatcher.services.store.commit(Change(incidents=(incident(nodes=[], node=None),)))
     items = server.client.post("/api/v1/incidents/inc_1/evidence").json()["items"]
     assert sorted(item["node"] for item in items) == ["n1", "n2"]
 

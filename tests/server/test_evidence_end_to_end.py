@@ -21,7 +21,7 @@ from eagle_eye.agent.evidence.requests import EvidenceRequests
 from eagle_eye.agent.evidence.upload import Upload, UploadTarget
 from eagle_eye.agent.loop.clock import SystemClock as AgentClock
 from eagle_eye.agent.loop.drops import Drops
-from eagle_eye.agent.processes.training_processes import TrainingProcess
+from eagle_eye.agent.processes.process_registry import TrainingProcess
 from eagle_eye.schema.frame import Frame
 from eagle_eye.server.engine.engine import Engine
 from eagle_eye.server.engine.settings import PolicySettings
@@ -171,7 +171,7 @@ def bundle_of(server: Running, id_: str) -> dict[str, bytes]:
 def test_what_the_server_asks_for_the_agent_brings(tmp_path: Path, rank: TrainingProcess) -> None:
     with running(tmp_path) as server:
         agent = agent_of(server, rank)
-        server.front.services.store.commit(Change(incidents=(incident(),), evidence=(evidence(),)))
+        server.dispatcher.services.store.commit(Change(incidents=(incident(),), evidence=(evidence(),)))
         agent.answered(server.send(body(frame(1))).json())
         eventually(lambda: server.client.get("/api/v1/evidence/ev_1").json()["state"] == "received")
         agent.close()
@@ -183,10 +183,10 @@ def test_what_the_server_asks_for_the_agent_brings(tmp_path: Path, rank: Trainin
 def test_a_bundle_that_the_server_does_not_take_is_no_longer_waited_for(tmp_path: Path, rank: TrainingProcess) -> None:
     with running(tmp_path, evidence__bundle_bytes_max=1024) as server:
         agent = agent_of(server, rank)
-        server.front.services.store.commit(Change(incidents=(incident(),), evidence=(evidence(),)))
-        told = server.send(body(frame(1))).json()
-        del told["requests"][0]["bytes_max"]  # or the agent would keep to it
-        agent.answered(told)
+        server.dispatcher.services.store.commit(Change(incidents=(incident(),), evidence=(evidence(),)))
+        reported = server.send(body(frame(1))).json()
+        del reported["requests"][0]["bytes_max"]  # or the agent would keep to it
+        agent.answered(reported)
         eventually(lambda: server.client.get("/api/v1/evidence/ev_1").json()["state"] == "failed")
         agent.close()
         assert "evidence.bundle_bytes_max" in server.client.get("/api/v1/evidence/ev_1").json()["detail"]

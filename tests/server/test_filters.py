@@ -54,8 +54,8 @@ def test_who_was_told_of_an_incident_is_told_of_its_end_whatever_it_is_by_then()
     critical = subscription(matchers=["severity=critical"], faults=["hang"])
     milder = event(data={**HANG, "fault": "straggler", "action": "notify"})
     assert not wants(critical, milder)
-    assert wants(critical, milder, told=True)
-    assert not wants(subscription(jobs=["other"]), hang(), told=True)
+    assert wants(critical, milder, reported=True)
+    assert not wants(subscription(jobs=["other"]), hang(), reported=True)
 
 
 def test_a_filter_judges_only_what_an_event_has() -> None:

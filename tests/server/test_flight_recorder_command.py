@@ -18,17 +18,22 @@ def behind(tmp_path: Path) -> Path:
 def test_people_are_told_who_is_waited_for_and_by_whom(behind: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (behind / "broken_rank_9").write_bytes(b"nonsense")
     assert main(["flight-recorder", str(behind)]) == 0
-    told = capsys.readouterr()
-    assert told.out.startswith("behind: rank 2\n")
-    assert "in it:      0, 1, 3\n    not in it:  2" in told.out
-    assert "broken_rank_9" in told.err
+    reported = capsys.readouterr()
+    assert reported.out.startswith("behind: rank 2\n")
+    assert "in it:      0, 1, 3\n    not in it:  2" in reported.out
+    assert "broken_rank_9" in reported.err
 
 
 def test_programs_are_told_as_json(behind: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["flight-recorder", str(behind), "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert (told["kind"], told["culprits"], told["application"], told["dumps"]) == ("behind", [2], False, 4)
-    assert told["waits"][0] == {
+    reported = json.loads(capsys.readouterr().out)
+    assert (reported["kind"], reported["culprits"], reported["application"], reported["dumps"]) == (
+        "behind",
+        [2],
+        False,
+        4,
+    )
+    assert reported["waits"][0] == {
         "group": "0",
         "description": "default_pg",
         "sequence": 7,
@@ -67,8 +72,8 @@ def test_where_a_dump_is_missing_that_is_the_headline_and_nobody_else(
     assert second == "of the ranks with a dump, behind: rank 2"
     assert last == "3 dumps read; no dump of 1"
     assert main(["flight-recorder", str(folder), "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert (told["certain"], told["without_dump"], told["culprits"]) == (False, [1], [2])
+    reported = json.loads(capsys.readouterr().out)
+    assert (reported["certain"], reported["without_dump"], reported["culprits"]) == (False, [1], [2])
 
 
 def test_a_dump_that_cannot_be_read_is_missing_as_well(behind: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -80,8 +85,8 @@ def test_a_dump_that_cannot_be_read_is_missing_as_well(behind: Path, capsys: pyt
 
 def test_with_all_dumps_the_answer_is_certain(behind: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["flight-recorder", str(behind), "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert (told["certain"], told["without_dump"]) == (True, [])
+    reported = json.loads(capsys.readouterr().out)
+    assert (reported["certain"], reported["without_dump"]) == (True, [])
 
 
 def test_a_missing_rank_that_all_wait_for_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -118,5 +123,5 @@ def test_a_second_culprit_that_went_on_enqueuing_is_said_to_be_hidden(
 def test_where_nobody_is_named_nobody_is_said_to_be_hidden(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = write(tmp_path / "dumps", *[dump(entry(6, "completed"), entry(7))] * 4)
     assert main(["flight-recorder", str(folder), "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert (told["kind"], told["hidden"]) == ("symmetric", "")
+    reported = json.loads(capsys.readouterr().out)
+    assert (reported["kind"], reported["hidden"]) == ("symmetric", "")

@@ -55,7 +55,7 @@ def until(true: Callable[[], bool]) -> None:
 
 
 def open_now(server: Running) -> int:
-    return server.front.connections.count
+    return server.dispatcher.connections.count
 
 
 def an_agent_is_heard(server: Running, sequence: int = 1) -> bool:
@@ -92,7 +92,7 @@ def test_what_everybody_is_shown_proves_nothing(tmp_path: Path) -> None:
         for _ in range(2):
             connection.sendall(b"GET /healthz HTTP/1.1\r\nhost: x\r\n\r\n")
             assert connection.recv(1 << 16).startswith(b"HTTP/1.1 200")
-            assert server.front.connections.unauthenticated == 2  # and the one that asked first
+            assert server.dispatcher.connections.unauthenticated == 2  # and the one that asked first
 
 
 def test_in_all_there_are_no_more_connections_than_the_limit(tmp_path: Path) -> None:

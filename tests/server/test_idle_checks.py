@@ -125,8 +125,8 @@ def outcome(wrong: float = 0.0, name: str = "sdc_gemm", device: str = UUID) -> C
 def test_a_node_without_a_job_is_asked_for_a_search_within_its_budget(site: Site) -> None:
     check = site.asked()
     assert (check.purpose, check.fault, check.asked_by) == ("idle", "silent_data_corruption", "server")
-    (told,) = site.checks.asked_of("n1")
-    assert told == {
+    (reported,) = site.checks.asked_of("n1")
+    assert reported == {
         "id": check.id,
         "kind": "node_check",
         "deadline_s": 180.0,

@@ -50,7 +50,7 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Running]
 @pytest.fixture(scope="module")
 def searched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     """One server for all questions that change nothing."""
-    told = (
+    entries = (
         entry("server", "open", time_s=NOW),
         entry("tok_1", "resolve", time_s=NOW + 10),
         entry("configuration", "reload", "configuration", time_s=NOW + 20),
@@ -58,7 +58,7 @@ def searched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     states = ("suspected", "confirmed", "acting", "recovered", "closed", "false")
     with running(tmp_path_factory.mktemp("searched")) as started:
         made = tuple(incident(state, state=state) for state in states)
-        started.front.services.store.commit(Change(incidents=made, audit=told))
+        started.dispatcher.services.store.commit(Change(incidents=made, audit=entries))
         yield started
 
 
@@ -72,8 +72,8 @@ def the_action(site: Site) -> Action:
 
 
 def reported(site: Site, state: Any) -> None:
-    told = report_action(the_action(site), schema.Report(state), "launcher", site.clock.now_s())
-    site.store.commit(Change(actions=(told,)))
+    updated = report_action(the_action(site), schema.Report(state), "launcher", site.clock.now_s())
+    site.store.commit(Change(actions=(updated,)))
 
 
 def events(site: Site, type_: str) -> list[dict[str, Any]]:
@@ -86,21 +86,21 @@ def entry(who: str = "tok_1", verb: str = "acknowledge", subject: str = "inc_1",
 
 def test_the_server_writes_down_what_it_did_by_itself(site: Site) -> None:
     site.hang()
-    told = {(one.subject, one.verb): one.detail for one in site.store.audit().items if one.who == "server"}
+    details = {(one.subject, one.verb): one.detail for one in site.store.audit().items if one.who == "server"}
     (record,) = site.store.all(INCIDENTS)
     asked = the_action(site)
-    assert told[record.id, "open"].startswith("suspected, hang of n1, confidence 0.85: no step for")
-    assert told[record.id, "confirm"] == "hang of n1, confidence 0.97, rank_silence, standstill"
-    assert told[record.id, "act"] == f"exclude_node as {asked.id}"
-    assert told[asked.id, "request"] == f"exclude_node of n1 for {record.id}"
+    assert details[record.id, "open"].startswith("suspected, hang of n1, confidence 0.85: no step for")
+    assert details[record.id, "confirm"] == "hang of n1, confidence 0.97, rank_silence, standstill"
+    assert details[record.id, "act"] == f"exclude_node as {asked.id}"
+    assert details[asked.id, "request"] == f"exclude_node of n1 for {record.id}"
 
 
 def test_an_escalation_is_told_once_to_subscribers(site: Site) -> None:
     site.hang()
     reported(site, "failed")
     site.run(8)
-    told = [data for data in events(site, schema.INCIDENT_UPDATED) if data["escalated"]]
-    assert ["try 1 of 1" in data["escalation"] for data in told] == [True]
+    escalated = [data for data in events(site, schema.INCIDENT_UPDATED) if data["escalated"]]
+    assert ["try 1 of 1" in data["escalation"] for data in escalated] == [True]
     assert [verb for who, verb in story(site) if who == "server"][-3:] == ["wait", "hold", "escalate"]
     assert site.watch.incident_counts().escalations == 1
 
@@ -162,8 +162,8 @@ def test_an_incident_of_a_job_that_nobody_speaks_of_any_more_is_closed_and_annou
 
 
 def test_an_incident_shows_its_history_with_that_of_its_actions(server: Running) -> None:
-    told = (entry("server", "open"), entry("server", "request", "act_1"), entry("server", "open", "inc_other"))
-    server.front.services.store.commit(Change(incidents=(incident(),), actions=(action(),), audit=told))
+    entries = (entry("server", "open"), entry("server", "request", "act_1"), entry("server", "open", "inc_other"))
+    server.dispatcher.services.store.commit(Change(incidents=(incident(),), actions=(action(),), audit=entries))
     server.client.post("/api/v1/incidents/inc_1/resolve").raise_for_status()
     shown = server.client.get("/api/v1/incidents/inc_1").json()
     assert [(one["who"], one["verb"], one["subject"]) for one in shown["history"]] == [
@@ -198,7 +198,7 @@ def test_the_trail_is_searched_by_subject_person_verb_and_time(
 
 def test_the_trail_is_the_administrators(server: Running) -> None:
     text, token = mint("operate", None, NOW, None)
-    server.front.services.store.commit(Change(tokens=(token,)))
+    server.dispatcher.services.store.commit(Change(tokens=(token,)))
     answer = server.client.get("/api/v1/audit", headers={"authorization": f"Bearer {text}"})
     assert answer.status_code == 403
 
@@ -209,13 +209,13 @@ def test_a_time_that_is_none_is_refused(searched: Running) -> None:
 
 
 def test_the_trail_is_read_from_the_command_line(server: Running, capsys: pytest.CaptureFixture[str]) -> None:
-    server.front.services.store.commit(Change(audit=(entry(), entry("server", "open"))))
+    server.dispatcher.services.store.commit(Change(audit=(entry(), entry("server", "open"))))
     assert main(["audit", "--who", "server", "--json"]) == 0
     assert [one["verb"] for one in json.loads(capsys.readouterr().out)] == ["open"]
     assert main(["audit", "--limit", "1"]) == 0
-    told = capsys.readouterr()
-    assert "inc_1" in told.out
-    assert "more than 1" in told.err
+    output = capsys.readouterr()
+    assert "inc_1" in output.out
+    assert "more than 1" in output.err
 
 
 def test_no_entry_can_be_changed_or_taken_out(tmp_path: Path) -> None:
@@ -233,7 +233,7 @@ def test_metrics_tell_what_is_open_escalated_and_kept_back(server: Running) -> N
         incident("b", escalation="look", escalated_s=NOW),
         incident("c", state="recovered", escalation="look"),
     )
-    server.front.services.store.commit(Change(incidents=made))
+    server.dispatcher.services.store.commit(Change(incidents=made))
     assert server.metric("incidents", state="suspected") == 1
     assert (server.metric("incidents_escalated"), server.metric("incidents_flapping")) == (1, 1)
     assert server.metric("incident_events_suppressed_total") == 2

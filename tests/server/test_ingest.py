@@ -127,7 +127,7 @@ def test_a_bad_request_is_refused_whole_counted_and_changes_nothing(
     assert refusing.metric("ingest_frames_total") == 0
     assert refusing.watcher.frames == []
     assert refusing.client.get("/api/v1/nodes").json()["items"] == []
-    assert refusing.front.services.history.streams() == []
+    assert refusing.dispatcher.services.history.streams() == []
 
 
 def test_a_bad_frame_is_named_by_its_index(server: Running) -> None:
@@ -193,7 +193,7 @@ def test_nodes_beyond_the_limit_are_refused(tmp_path: Path) -> None:
 
 def test_a_full_disk_is_503_with_retry_after_unready_and_recovered_from(server: Running) -> None:
     server.send(body(frame(1)))
-    kept = server.front.services.history
+    kept = server.dispatcher.services.history
     assert isinstance(kept, EmbeddedHistory)
     journal = kept.journal
     fill_the_disk(journal)

@@ -16,12 +16,12 @@ import pytest
 from eagle_eye.schema.frame import encode_frame
 from eagle_eye.server.history import journal_refusals, journal_retention
 from eagle_eye.server.history.embedded_history import EmbeddedHistory
-from eagle_eye.server.history.history import Batch, Entry
+from eagle_eye.server.history.history import Batch, StreamRef
 from eagle_eye.server.history.journal import Journal
 from eagle_eye.server.history.journal_retention import Retention
 from eagle_eye.server.history.settings import HistorySettings
 from eagle_eye.server.model.errors import HistoryBusy, HistoryUnavailable
-from tests.server.builders import NOW, FakeClock, frame, replayed
+from tests.server.builders import NOW, FakeClock, batch_of, frame, replayed
 
 WITHIN_S = 10.0
 WINDOW_S = 900.0
@@ -29,9 +29,9 @@ WINDOW_S = 900.0
 
 def batch(*sequences: int, node: str = "n1", received_s: float = NOW, offset_s: float = 0.0) -> Batch:
     entries = tuple(
-        Entry(sequence, NOW + sequence, encode_frame(frame(sequence, node, NOW + sequence))) for sequence in sequences
+        (sequence, NOW + sequence, encode_frame(frame(sequence, node, NOW + sequence))) for sequence in sequences
     )
-    return Batch(node, f"stream-{node}", received_s, offset_s, entries)
+    return batch_of(node, f"stream-{node}", received_s, offset_s, entries)
 
 
 @contextmanager
@@ -55,7 +55,7 @@ def eventually(claim: Callable[[], bool]) -> None:
 def test_frames_are_there_after_their_future_is_done(tmp_path: Path) -> None:
     with opened(tmp_path) as journal:
         appended = journal.submit(batch(1, 2, 3)).result(WITHIN_S)
-        assert (appended.accepted, appended.duplicates, appended.watermark) == (3, 0, 3)
+        assert (appended.new, appended.watermarks[-1]) == ([True, True, True], 3)
     with opened(tmp_path) as again:
         assert [recorded.frame.sequence for recorded in replayed(again, 0.0, 100)] == [1, 2, 3]
 
@@ -64,8 +64,7 @@ def test_a_duplicate_changes_nothing_and_is_counted(tmp_path: Path) -> None:
     with opened(tmp_path) as journal:
         journal.submit(batch(1, 2)).result(WITHIN_S)
         appended = journal.submit(batch(2, 3)).result(WITHIN_S)
-        assert appended.new == (False, True)
-        assert (appended.duplicates, appended.watermark) == (1, 3)
+        assert (appended.new, appended.watermarks[-1]) == ([False, True], 3)
         assert [recorded.frame.sequence for recorded in replayed(journal, 0.0, 100)] == [1, 2, 3]
 
 
@@ -74,14 +73,14 @@ def test_duplicates_are_known_after_a_restart(tmp_path: Path) -> None:
         journal.submit(batch(5)).result(WITHIN_S)
     with opened(tmp_path) as journal:
         appended = journal.submit(batch(5)).result(WITHIN_S)
-        assert (appended.accepted, appended.watermark) == (0, 5)
+        assert (appended.new, appended.watermarks) == ([False], [5])
 
 
 def test_the_watermark_is_each_streams_own_and_never_falls(tmp_path: Path) -> None:
     with opened(tmp_path) as journal:
-        assert journal.submit(batch(7)).result(WITHIN_S).watermark == 7
-        assert journal.submit(batch(3)).result(WITHIN_S).watermark == 7
-        assert journal.submit(batch(2, node="n2")).result(WITHIN_S).watermark == 2
+        assert journal.submit(batch(7)).result(WITHIN_S).watermarks[-1] == 7
+        assert journal.submit(batch(3)).result(WITHIN_S).watermarks[-1] == 7
+        assert journal.submit(batch(2, node="n2")).result(WITHIN_S).watermarks[-1] == 2
 
 
 def test_replay_is_in_order_of_receipt_from_a_moment_on_and_of_too_many_the_newest(tmp_path: Path) -> None:
@@ -127,7 +126,7 @@ def test_replay_leaves_out_what_came_after_newer_frames_of_its_node(tmp_path: Pa
 def test_a_query_reads_a_nodes_streams_in_the_order_of_their_times(tmp_path: Path) -> None:
     with opened(tmp_path) as journal:
         for stream, sequences in (("live", (9, 10)), ("older", (5, 6)), ("oldest", (1, 2))):
-            journal.submit(batch(*sequences)._replace(stream=stream)).result(WITHIN_S)
+            journal.submit(batch(*sequences)._replace(refs=[StreamRef("n1", stream)] * len(sequences))).result(WITHIN_S)
         found = [recorded.frame.sequence for recorded in journal.query([], NOW, NOW + 100)]
         assert found == [1, 2, 5, 6, 9, 10]
 
@@ -139,7 +138,7 @@ def test_a_stream_that_was_not_heard_of_for_long_is_still_known(
     with opened(tmp_path) as journal:
         for _ in range(2):
             for node in ("n1", "n2", "n3", "n4"):
-                watermark = journal.submit(batch(1, 2, node=node)).result(WITHIN_S).watermark
+                watermark = journal.submit(batch(1, 2, node=node)).result(WITHIN_S).watermarks[-1]
                 assert watermark == 2
         eventually(lambda: len(journal.journal._streams) == 2)
         assert len(replayed(journal, 0.0, 100)) == 8
@@ -157,8 +156,8 @@ def test_more_than_may_wait_is_refused_and_nothing_of_it_kept(tmp_path: Path) ->
             journal.submit(batch(3, 4, 5))
         blocker.execute("ROLLBACK")
         blocker.close()
-        assert first.result(WITHIN_S).accepted == 1
-        assert second.result(WITHIN_S).accepted == 1
+        assert first.result(WITHIN_S).new == [True]
+        assert second.result(WITHIN_S).new == [True]
         assert [recorded.frame.sequence for recorded in replayed(journal, 0.0, 100)] == [1, 2]
 
 
@@ -178,7 +177,7 @@ def test_a_full_disk_is_reported_and_recovered_from_without_a_hand(tmp_path: Pat
         # Nobody sends anything: the journal finds out by itself.
         eventually(lambda: journal.problem() is None)
         appended = journal.submit(batch(*range(2, 200))).result(WITHIN_S)
-        assert (appended.accepted, appended.watermark) == (198, 199)
+        assert (sum(appended.new), appended.watermarks[-1]) == (198, 199)
 
 
 def test_the_log_says_once_that_frames_are_refused_and_once_that_it_is_over(
@@ -213,7 +212,7 @@ def test_a_failed_commit_raises_no_watermark(tmp_path: Path) -> None:
         with pytest.raises(HistoryUnavailable):
             journal.submit(batch(*range(1, 300))).result(WITHIN_S)
         journal.journal._writer.execute("PRAGMA max_page_count = 1000000")
-        assert journal.submit(batch(1)).result(WITHIN_S).watermark == 1
+        assert journal.submit(batch(1)).result(WITHIN_S).watermarks[-1] == 1
 
 
 def test_old_frames_go_and_their_watermark_stays(tmp_path: Path) -> None:
@@ -225,7 +224,7 @@ def test_old_frames_go_and_their_watermark_stays(tmp_path: Path) -> None:
         clock.advance(90)
         eventually(lambda: journal.dropped_by_retention == 1199)
         assert [recorded.frame.sequence for recorded in replayed(journal, 0.0, 10_000)] == [1200]
-        assert journal.submit(batch(1201, received_s=clock.now_s())).result(WITHIN_S).watermark == 1201
+        assert journal.submit(batch(1201, received_s=clock.now_s())).result(WITHIN_S).watermarks[-1] == 1201
 
 
 def test_what_went_in_many_parts_is_known_after_a_restart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -252,7 +251,7 @@ def test_what_went_in_many_parts_is_known_after_a_restart(tmp_path: Path, monkey
     assert not any(unnoted)
     with opened(tmp_path, clock, retention_s=100.0) as again:
         known = [again.submit(batch(number, node=f"n{number % 3}")).result(WITHIN_S).new for number in range(1, 9)]
-        assert known == [(False,)] * 7 + [(True,)]  # the last is one that this node never sent
+        assert known == [[False]] * 7 + [[True]]  # the last is one that this node never sent
 
 
 def test_too_big_a_file_loses_its_oldest_frames(tmp_path: Path) -> None:
@@ -275,13 +274,13 @@ def test_a_request_that_was_given_up_does_not_stop_the_writer(tmp_path: Path) ->
         assert journal.submit(batch(2)).cancel()
         blocker.execute("ROLLBACK")
         blocker.close()
-        assert journal.submit(batch(3)).result(WITHIN_S).accepted == 1
+        assert journal.submit(batch(3)).result(WITHIN_S).new == [True]
 
 
 def test_closing_makes_durable_what_was_submitted(tmp_path: Path) -> None:
     with opened(tmp_path) as journal:
         futures = [journal.submit(batch(sequence)) for sequence in range(1, 20)]
-    assert all(future.result(0).accepted == 1 for future in futures)
+    assert all(future.result(0).new == [True] for future in futures)
     with pytest.raises(HistoryUnavailable):
         journal.submit(batch(1))
 
@@ -302,7 +301,7 @@ sequence = 0
 while True:
     futures = [journal.submit(batch(sequence + n)) for n in range(1, 21)]
     for future in futures:
-        print(future.result().watermark, flush=True)
+        print(future.result().watermarks[-1], flush=True)
     sequence += 20
 """
 
@@ -327,4 +326,4 @@ def test_a_killed_server_has_everything_that_it_acknowledged(tmp_path: Path) -> 
         assert set(acknowledged) <= kept
         # What was in flight may be there or not; what the agent sends again is recognised either way.
         again = journal.submit(batch(*range(1, max(acknowledged) + 100))).result(WITHIN_S)
-        assert again.duplicates == len(kept)
+        assert again.new.count(False) == len(kept)

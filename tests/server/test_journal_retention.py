@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from eagle_eye.server.history import journal_outlines, journal_streams
-from eagle_eye.server.history.history import Batch, Entry
-from eagle_eye.server.history.journal_chunks import Draft, insert
+from eagle_eye.server.history.journal_chunks import chunks_of, insert
 from eagle_eye.server.history.journal_outlines import JournalOutlines
 from eagle_eye.server.history.journal_schema import MIGRATIONS
 from eagle_eye.server.history.journal_streams import Streams, Touched
 from eagle_eye.server.store import database
+from tests.server.builders import batch_of
 
 NOW_S = 1_000_000.0
 ROUND_S = 30.0
@@ -30,15 +30,11 @@ def write(
     writer: database.DurableConnection, streams: Streams, node: str, sequence: int, received_s: float = NOW_S
 ) -> None:
     """Have one frame of the node in a chunk, as the journal does."""
-    batch = Batch(node, "s", received_s, 0.0, (Entry(sequence, received_s, b"frame"),))
-    touched, draft = Touched(), Draft()
+    batch, touched = batch_of(node, "s", received_s, 0.0, [(sequence, received_s, b"frame")]), Touched()
     with database.transaction(writer):
-        streams.prepare([batch], touched)
-        stream = touched[node, "s"]
-        stream.sequences.add(sequence)
-        stream.heard_s = received_s
-        draft.add(stream.id, batch, batch.entries[0])
-        insert(writer, [draft.row(stream.shard)])
+        (stream,) = streams.referred(batch, touched)
+        new = touched.add(batch, [stream]).new
+        insert(writer, list(chunks_of(batch, [stream.id], [stream.shard], new, 1 << 20)))
     streams.keep(touched)
 
 
@@ -46,8 +42,8 @@ def highest(writer: database.DurableConnection, node: str) -> int:
     """Return the stream's highest sequence as a new process learns it."""
     streams, touched = Streams(writer), Touched()
     streams.recover()
-    streams.prepare([Batch(node, "s", NOW_S, 0.0, ())], touched)
-    return touched[node, "s"].sequences.highest
+    (stream,) = streams.referred(batch_of(node, "s", NOW_S, 0.0, [(1, NOW_S, b"")]), touched)
+    return stream.sequences.highest
 
 
 def test_what_comes_while_streams_are_noted_is_known_after_a_restart(

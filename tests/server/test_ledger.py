@@ -21,16 +21,16 @@ LEGAL = {
 
 
 @pytest.mark.parametrize("state", get_args(ActionState))
-@pytest.mark.parametrize("told", get_args(ReportState))
-def test_a_report_moves_an_action_only_where_the_table_says(state: str, told: ReportState) -> None:
+@pytest.mark.parametrize("reported", get_args(ReportState))
+def test_a_report_moves_an_action_only_where_the_table_says(state: str, reported: ReportState) -> None:
     before = action(state=state)
-    if told in LEGAL.get(state, set()) or told == state:
-        after = ledger.report_action(before, Report(told, "why"), "tok-1", NOW + 1)
-        assert after.state == told
-        assert after.reports == [{"state": told, "detail": "why", "time_s": NOW + 1, "who": "tok-1"}]
+    if reported in LEGAL.get(state, set()) or reported == state:
+        after = ledger.report_action(before, Report(reported, "why"), "tok-1", NOW + 1)
+        assert after.state == reported
+        assert after.reports == [{"state": reported, "detail": "why", "time_s": NOW + 1, "who": "tok-1"}]
     else:
         with pytest.raises(IllegalTransition, match=state):
-            ledger.report_action(before, Report(told), "tok-1", NOW + 1)
+            ledger.report_action(before, Report(reported), "tok-1", NOW + 1)
 
 
 def test_the_same_report_twice_changes_nothing() -> None:

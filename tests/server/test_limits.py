@@ -118,7 +118,7 @@ def test_too_many_requests_are_answered_429_and_counted_but_for_probes(tmp_path:
     text, token = auth.mint("read", None, NOW, None)
     other, second = auth.mint("agent", "n1", NOW, None)
     with running(tmp_path, limits__token_burst=2, limits__agent_burst=1, limits__address_burst=5) as server:
-        server.front.services.store.commit(Change(tokens=(token, second)))
+        server.dispatcher.services.store.commit(Change(tokens=(token, second)))
 
         def get(path: str) -> httpx.Response:
             return server.client.get(path, headers={"authorization": f"Bearer {text}"})
@@ -171,7 +171,7 @@ def test_remote_writes_beyond_the_rate_are_counted_and_taken_when_their_time_has
         "content-encoding": "snappy",
     }
     with running(tmp_path, clock, **rare) as server:
-        server.front.services.store.commit(Change(tokens=(token,)))
+        server.dispatcher.services.store.commit(Change(tokens=(token,)))
 
         def write() -> httpx.Response:
             return server.client.post("/api/v1/write", content=b"\x00", headers=headers)

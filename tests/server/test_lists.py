@@ -25,8 +25,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
         Node(node="n2", state="in_service", reason="was out", updated_s=NOW),
     ]
     with running(tmp_path_factory.mktemp("data")) as site:
-        site.front.services.store.commit(Change(jobs=tuple(jobs), incidents=tuple(found), nodes=tuple(nodes)))
-        site.front.services.fleet.heard(frame(node="n2", time_s=NOW), NOW)
+        site.dispatcher.services.store.commit(Change(jobs=tuple(jobs), incidents=tuple(found), nodes=tuple(nodes)))
+        site.dispatcher.services.fleet.heard(frame(node="n2", time_s=NOW), NOW)
         yield site
 
 
@@ -48,8 +48,8 @@ def test_a_list_of_jobs_without_members_says_how_many_nodes_there_are(server: Ru
 
 def test_live_incidents_are_those_whose_trouble_goes_on(server: Running) -> None:
     states = ("suspected", "confirmed", "acting", "recovered", "closed")
-    told = [incident(f"inc_of_{state}", job="j2", state=state, detected_s=NOW - 900) for state in states]
-    server.front.services.store.commit(Change(incidents=tuple(told)))
+    reported = [incident(f"inc_of_{state}", job="j2", state=state, detected_s=NOW - 900) for state in states]
+    server.dispatcher.services.store.commit(Change(incidents=tuple(reported)))
     items = server.client.get("/api/v1/incidents", params={"state": "live", "job": "j2"}).json()["items"]
     assert [one["state"] for one in items] == ["acting", "confirmed", "suspected"]
 
@@ -65,11 +65,11 @@ def test_incidents_since_a_moment_are_pages_like_all_others(server: Running) -> 
 
 def test_the_columns_of_a_list_of_nodes_come_only_when_asked_for(server: Running) -> None:
     plain = server.client.get("/api/v1/fleet/nodes").json()
-    assert (plain["heard"], plain["lemon_score"], plain["reasons"]) == (None, None, None)
+    assert (plain["heard"], plain["recurrence_score"], plain["reasons"]) == (None, None, None)
     found = server.client.get("/api/v1/fleet/nodes", params={"details": True}).json()
     assert found["nodes"] == ["n1", "n2"]
     assert [heard is None for heard in found["heard"]] == [True, False]
-    assert len(found["lemon_score"]) == 2
+    assert len(found["recurrence_score"]) == 2
     assert found["reasons"] == {"n1": "fan"}
 
 

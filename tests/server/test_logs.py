@@ -143,12 +143,12 @@ def test_a_whole_session_logs_none_of_its_secrets(
     }
     failing = ConfigurationError(f"public_url: https://user:{credential}@example.com is not understood")
     with running(tmp_path, reread=lambda: raising(failing), **flags) as server:
-        logs.configure(server.front.services.config.log, logged)
-        server.front.services.store.commit(Change(tokens=tuple(token for _, token in tokens.values())))
+        logs.configure(server.dispatcher.services.config.log, logged)
+        server.dispatcher.services.store.commit(Change(tokens=tuple(token for _, token in tokens.values())))
         used = [credential, *(text for text, _ in tokens.values()), *session(server, tokens["admin"][0], hook)]
         for _ in range(10):
             server.client.get("/api/v1/nodes", headers={"authorization": f"Bearer {tokens['read'][0]}"})
-        server.front.reload()
+        server.dispatcher.reload()
         with socket.create_connection(("127.0.0.1", server.client.base_url.port or 0)) as raw:
             raw.sendall(f"nonsense\r\nauthorization: Bearer {used[1]}\r\n\r\n".encode())
             raw.recv(1 << 16)
@@ -174,7 +174,7 @@ def session(server: Running, token: str, hook: str) -> list[str]:
     wrong = "ee_" + secrets.token_urlsafe(32)
     client.get("/api/v1/nodes", headers={"authorization": f"Bearer {wrong}"})
     # A bug whose message repeats what the request said, as messages of libraries do.
-    store = server.front.services.store
+    store = server.dispatcher.services.store
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(store, "get", lambda *_: raising(RuntimeError(f"{bearer} with {rotated['secret']} to {hook}")))
         assert client.get(f"/api/v1/nodes/{token}", headers=bearer).status_code == 500

@@ -89,7 +89,7 @@ def test_head_of_a_stream_ends(server: Running) -> None:
     assert (head.status_code, head.content) == (200, b"")
     assert head.headers["content-type"].startswith("text/event-stream")
     assert server.client.get("/healthz").status_code == 200  # over the same connection
-    until(lambda: server.front.services.open_streams.count == 0)
+    until(lambda: server.dispatcher.services.open_streams.count == 0)
 
 
 def test_head_of_what_takes_none_is_refused(server: Running) -> None:

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from eagle_eye.schema.action import Report
 from eagle_eye.schema.events import Event
 from eagle_eye.server.accounts.bookkeeper import Bookkeeper
-from eagle_eye.server.accounts.gpus import stock
+from eagle_eye.server.accounts.gpu_inventory import stock
 from eagle_eye.server.accounts.settings import AccountSettings
 from eagle_eye.server.engine import ledger
 from eagle_eye.server.engine.engine import Engine
@@ -56,13 +56,13 @@ class Site:
             self.store.commit(Change(nodes=(known,)))
         self.hear(node)
         now_s, gpus = self.clock.now_s(), len(uuids) if count is None else count
-        told = [
+        reported = [
             Event(now_s, "inventory", device, {"uuid": uuid, "model": model, "gpus": gpus})
             for device, uuid in enumerate(uuids)
         ]
-        for event, up in zip(told, links, strict=False):
+        for event, up in zip(reported, links, strict=False):
             event.attributes["nvlinks"] = up
-        self.keeper.note(node, told)
+        self.keeper.note(node, reported)
         self.keeper.look([], now_s)
 
     def hear(self, *nodes: str, nvml: str = "ok") -> None:

@@ -56,7 +56,7 @@ def test_a_node_that_a_fault_took_out_returns_once_its_check_has_passed(site: Si
 
 
 @pytest.mark.parametrize(
-    ("told", "state", "why"),
+    ("reported", "state", "why"),
     [
         ({"report": report(verdict="sick", reason="gemm")}, "sick", "gemm"),
         ({"report": report(verdict="cannot_tell", reason="could not check gemm")}, "cannot_tell", "could not"),
@@ -65,10 +65,10 @@ def test_a_node_that_a_fault_took_out_returns_once_its_check_has_passed(site: Si
     ],
 )
 def test_any_other_answer_leaves_the_node_out_and_says_why(
-    site: Site, told: dict[str, Any], state: str, why: str
+    site: Site, reported: dict[str, Any], state: str, why: str
 ) -> None:
     id_ = site.checking()
-    answered = site.tell(id_, **told).json()
+    answered = site.tell(id_, **reported).json()
     assert (answered["state"], why in answered["detail"]) == (state, True)
     node = site.shown()
     assert (node["phase"], node["reason"]) == ("excluded", "gpu_lost: inc_1")
@@ -144,7 +144,7 @@ def test_a_suspect_of_silent_corruption_returns_by_hand_alone(site: Site) -> Non
 
 def test_what_is_not_taken_up_or_not_ended_in_time_cannot_be_told(site: Site) -> None:
     id_ = site.checking()
-    checks = site.server.front.services.node_checks
+    checks = site.server.dispatcher.services.node_checks
     site.wait(ASKED_S - 1)
     checks.sweep()
     assert site.tell(id_, "begun", run=RUN).json()["state"] == "running"
@@ -219,7 +219,7 @@ def test_only_the_nodes_own_agent_answers(tmp_path: Path) -> None:
     with running(tmp_path) as server:
         id_ = Site(server, SystemClock()).checking()
         tokens = [mint("agent", "n1", NOW, None), mint("agent", "n2", NOW, None), mint("operate", None, NOW, None)]
-        server.front.services.store.commit(Change(tokens=tuple(record for _, record in tokens)))
+        server.dispatcher.services.store.commit(Change(tokens=tuple(record for _, record in tokens)))
         word = {"state": "refused", "detail": "busy"}
         own, other, person = (
             server.client.put(f"/api/v1/node-checks/{id_}", json=word, headers={"Authorization": f"Bearer {text}"})

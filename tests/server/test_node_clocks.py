@@ -226,7 +226,7 @@ def test_a_time_from_the_future_is_taken_moved_counted_and_named(server: Running
 def test_whatever_the_clock_says_a_query_finds_the_frame_at_its_receipt(server: Running, time_s: float) -> None:
     server.send(body(frame(1, time_s=time_s)))
     server.send(body(frame(2, time_s=time_s + 1), sent_s=time_s + 1))
-    kept = server.front.services.history.query(["n1"], NOW - 5, NOW + 5)
+    kept = server.dispatcher.services.history.query(["n1"], NOW - 5, NOW + 5)
     assert [(one.frame.sequence, one.frame.time_s + one.offset_s) for one in kept] == [(1, NOW), (2, NOW)]
 
 

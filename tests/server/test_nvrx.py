@@ -86,9 +86,9 @@ def test_over_http_a_failed_cycle_gets_its_incident(tmp_path: Any) -> None:
         said = {"log_path": LOG, "job_id": "4711", "user": "ada", "analysis_intent": "progressive"}
         assert server.client.post("/api/v1/nvrx/logs", json=said).json()["submitted"] is True
         assert server.client.post("/api/v1/nvrx/logs", json={**said, "analysis_intent": "terminal"}).status_code == 200
-        now_s = server.front.services.clock.now_s()
+        now_s = server.dispatcher.services.clock.now_s()
         mine = found(job="4711", detected_s=now_s)
-        server.front.services.store.commit(Change(incidents=(mine,)))
+        server.dispatcher.services.store.commit(Change(incidents=(mine,)))
         answer = server.client.get("/api/v1/nvrx/logs", params={"log_path": LOG, "wait": "false"}).json()
         assert (answer["status"], answer["recommendation"]["action"]) == ("completed", "RESTART")
         # The job in the endpoint, where the launcher knows no number of Slurm's.
@@ -102,7 +102,7 @@ def test_a_token_may_come_as_the_password_of_the_endpoint(tmp_path: Any) -> None
     with running(tmp_path) as server:
         text = "ee_reader"
         token = Token(id="t1", sha256=sha256(text), scope="read", node=None, created_s=NOW)
-        server.front.services.store.commit(Change(tokens=(token,)))
+        server.dispatcher.services.store.commit(Change(tokens=(token,)))
 
         def status(password: str, path: str = "/api/v1/nvrx/logs") -> int:
             credentials = base64.b64encode(f"nvrx:{password}".encode()).decode()

@@ -54,7 +54,7 @@ KNOWN |= {"evidence": "ev_1", "check": "chk_1", "gpu_uuid": "GPU-1", "delivery":
 
 
 def one_of_each(server: Running) -> None:
-    server.front.services.store.commit(
+    server.dispatcher.services.store.commit(
         Change(
             incidents=(incident(),),
             actions=(action(),),

@@ -381,7 +381,7 @@ def refreshing(bench: Bench, **more: Any) -> None:
     bench.refresh.know(bench.outbox.housekeeping())
 
 
-def told(bench: Bench) -> list[list[str]]:
+def reported(bench: Bench) -> list[list[str]]:
     return [[alert["labels"]["incident_id"] for alert in alerts] for _, alerts in bench.notifier.posted]
 
 
@@ -390,34 +390,34 @@ def test_an_alertmanager_is_told_again_what_fires_and_of_nothing_that_is_over(be
     bench.store.commit(Change(incidents=(incident(), incident("inc_2", ended_s=NOW, state="recovered"))))
     bench.serve()
     bench.serve()
-    assert told(bench) == [["inc_1"]]
+    assert reported(bench) == [["inc_1"]]
     assert bench.notifier.posted[0][1][0]["endsAt"] == "2023-11-14T22:17:20.000Z"  # in four refreshes
     bench.clock.advance(60)
     bench.serve()
-    assert told(bench) == [["inc_1"]] * 2
+    assert reported(bench) == [["inc_1"]] * 2
     bench.store.commit(Change(incidents=(incident(ended_s=NOW + 61, state="closed"),)))
     bench.clock.advance(60)
     bench.serve()
-    assert told(bench) == [["inc_1"]] * 2 + [[]]  # whether it is there is known before something is to be told
+    assert reported(bench) == [["inc_1"]] * 2 + [[]]  # whether it is there is known before something is to be told
 
 
 def test_many_alerts_are_told_in_requests_of_a_hundred(bench: Bench) -> None:
     refreshing(bench)
     bench.store.commit(Change(incidents=tuple(incident(f"inc_{number}") for number in range(201))))
     bench.serve()
-    assert [len(names) for names in told(bench)] == [100, 100, 1]
+    assert [len(names) for names in reported(bench)] == [100, 100, 1]
 
 
 def test_a_refresh_obeys_filters_and_what_was_told_before(bench: Bench) -> None:
     refreshing(bench, matchers=["severity=critical"])
     bench.store.commit(Change(incidents=(incident(), incident("inc_2", action="notify"))))
     bench.serve()
-    assert told(bench) == [["inc_1"]]
+    assert reported(bench) == [["inc_1"]]
     bench.store.commit(Change(events=(event(data={"fault": "hang", "action": "exclude_node"}),)))
     bench.store.commit(Change(incidents=(incident(action="notify"),)))
     bench.clock.advance(60)
     bench.serve()
-    assert told(bench) == [["inc_1"]] * 2
+    assert reported(bench) == [["inc_1"]] * 2
 
 
 def test_an_end_is_never_undone_by_a_refresh_that_was_under_way(bench: Bench) -> None:
@@ -634,7 +634,7 @@ def test_an_alertmanager_with_nothing_to_hear_is_known_to_be_down_all_the_same(b
     refreshing(bench)
     bench.notifier.answers["sub-1"] = [BUSY]
     bench.serve()
-    assert (told(bench), health(bench).failures) == ([[]], 1)
+    assert (reported(bench), health(bench).failures) == ([[]], 1)
 
 
 def test_a_refresh_that_fails_waits_no_longer_than_one_that_succeeds(bench: Bench) -> None:
@@ -683,4 +683,4 @@ def test_a_refresh_leaves_out_an_incident_that_is_being_told_of(bench: Bench) ->
         await asyncio.wait_for(serving, 10.0)
 
     asyncio.run(story())
-    assert told(bench) == [[], ["inc_2"]]
+    assert reported(bench) == [[], ["inc_2"]]

@@ -122,8 +122,8 @@ def test_the_fleet_lists_running_jobs_the_longest_without_a_step_first(server: R
 
 
 def test_nodes_that_left_long_ago_are_known_and_not_missed(server: Running) -> None:
-    server.front.services.fleet.know("left", NOW - 7 * 3_600)
-    server.front.services.fleet.know("silent", NOW - 3_600)
+    server.dispatcher.services.fleet.know("left", NOW - 7 * 3_600)
+    server.dispatcher.services.fleet.know("silent", NOW - 3_600)
     server.send(body(frame(node="n1"))).raise_for_status()
     fleet = server.client.get("/api/v1/fleet").json()
     assert (fleet["nodes"], fleet["nodes_recent"], fleet["nodes_heard"]) == (3, 2, 1)
@@ -133,7 +133,7 @@ def test_a_job_is_shown_with_its_coverage_and_what_it_loses(server: Running) -> 
     server.watcher.course = [
         course(heard=1, metrics=frozenset({"gpu_power_watts"}), restart_owner="slurm", owner="ada")
     ]
-    server.front.services.store.commit(Change(incidents=(incident(fault="hang", attempt=2, onset_s=NOW - 3600),)))
+    server.dispatcher.services.store.commit(Change(incidents=(incident(fault="hang", attempt=2, onset_s=NOW - 3600),)))
     (job,) = server.client.get("/api/v1/fleet").json()["jobs"]
     assert (job["nodes"], job["nodes_heard"], job["restart_owner"], job["incidents"]) == (2, 1, "slurm", 1)
     assert job["owner"] == "ada"
@@ -145,7 +145,7 @@ def test_the_map_tells_of_each_node_its_standing_job_rack_and_switch(server: Run
     server.send(body(frame(node="n1"))).raise_for_status()
     silent = Node(node="n2", state="in_service", reason="", updated_s=NOW)
     gone = Node(node="n3", state="excluded", reason="", updated_s=NOW)
-    server.front.services.store.commit(Change(nodes=(silent, gone)))
+    server.dispatcher.services.store.commit(Change(nodes=(silent, gone)))
     server.watcher.course = [course(nodes=("n1", "n2"))]
     found = server.client.get("/api/v1/fleet/nodes").json()
     rows = {

@@ -54,7 +54,9 @@ def test_a_job_is_told_of_and_found_under_its_name(server: Running, name: str) -
 
 def test_a_node_with_a_slash_is_excluded_and_comes_back(server: Running) -> None:
     name = "rack1/n1"
-    server.front.services.store.commit(Change(nodes=(Node(node=name, state="in_service", reason="", updated_s=NOW),)))
+    server.dispatcher.services.store.commit(
+        Change(nodes=(Node(node=name, state="in_service", reason="", updated_s=NOW),))
+    )
     address = "/api/v1/nodes/rack1%2fn1"
     assert server.client.post(f"{address}/exclude").json()["state"] == "excluded"
     assert server.client.post(f"{address}/readmit?force=true").json()["state"] == "in_service"

@@ -35,11 +35,11 @@ def test_a_case_that_fails_says_what_differs_and_which_rule_said_what(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["policy", "test", written(tmp_path, 'kind = "notify", rule = "blind"')]) == 1
-    told = capsys.readouterr().out
-    assert "FAILED  a lost GPU" in told
-    assert "kind: expected 'notify', got 'exclude_node'" in told
-    assert "rule: expected 'blind', got ''" in told
-    assert "kinds one, two" in told
+    reported = capsys.readouterr().out
+    assert "FAILED  a lost GPU" in reported
+    assert "kind: expected 'notify', got 'exclude_node'" in reported
+    assert "rule: expected 'blind', got ''" in reported
+    assert "kinds one, two" in reported
 
 
 def test_a_case_says_which_terms_of_nodes_held(capsys: pytest.CaptureFixture[str]) -> None:
@@ -55,8 +55,8 @@ def test_a_case_says_which_terms_of_nodes_held(capsys: pytest.CaptureFixture[str
 
 def test_cases_can_be_read_by_a_program(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["policy", "test", written(tmp_path, 'mode = "act"'), "--json"]) == 0
-    (told,) = json.loads(capsys.readouterr().out)
-    assert (told["name"], told["passed"], told["decision"]["kind"]) == ("a lost GPU", True, "exclude_node")
+    (reported,) = json.loads(capsys.readouterr().out)
+    assert (reported["name"], reported["passed"], reported["decision"]["kind"]) == ("a lost GPU", True, "exclude_node")
 
 
 def test_a_sites_own_settings_are_tried_before_they_are_used(

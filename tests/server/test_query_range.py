@@ -74,7 +74,7 @@ def test_levels_answer_and_the_broken_among_them_cost_no_answer(tmp_path: Path) 
     start_s = NOW // HOUR_S * HOUR_S
     with running(tmp_path, clock) as server:
         server.send(body(*(sample(n, NOW + n) for n in range(1, 7)), sent_s=NOW))
-        history = server.front.services.history
+        history = server.dispatcher.services.history
         assert isinstance(history, EmbeddedHistory)
         compact(history)
         query = {"start": start_s, "end": start_s + 2 * HOUR_S, "step": 600, "statistic": "mean"}

@@ -51,7 +51,7 @@ def reload(server: Running, file: File) -> None:
     """Ask for a reload and wait until it is over: the reading of one more has begun."""
     for _ in range(2):
         reads = file.reads
-        server.front.reload()
+        server.dispatcher.reload()
         eventually(lambda: file.reads > reads)  # noqa: B023 - it is called at once
 
 
@@ -66,7 +66,7 @@ def test_what_can_change_changes_and_the_rest_is_named(
     levels: list[str] = []
     monkeypatch.setattr("eagle_eye.server.telemetry.logs.set_level", levels.append)
     with running(tmp_path, reread=file.read) as server, caplog.at_level(logging.INFO, "eagle_eye.server.reload"):
-        parts = server.front.services
+        parts = server.dispatcher.services
         listen = parts.config.listen
         file.flags = {
             "listen": listen,
@@ -110,7 +110,7 @@ def test_a_bad_file_changes_nothing_and_is_said(tmp_path: Path, file: File, capl
         assert server.watcher.policies == []
         assert any("policy.mode" in str(vars(record).get("error")) for record in caplog.records)
         file.error = None
-        file.flags = {"listen": server.front.services.config.listen}
+        file.flags = {"listen": server.dispatcher.services.config.listen}
         reload(server, file)
         assert server.metric("config_reload_success") == 1
         assert server.metric("config_reload_success_timestamp_seconds") > taken_s
@@ -124,8 +124,8 @@ def test_a_policy_that_cannot_be_written_down_is_not_taken_over(
         def full(_change: object) -> None:
             raise StoreUnavailable("the disk is full")
 
-        monkeypatch.setattr(server.front.services.store, "commit", full)
-        file.flags = {"listen": server.front.services.config.listen, "policy__mode": "act"}
+        monkeypatch.setattr(server.dispatcher.services.store, "commit", full)
+        file.flags = {"listen": server.dispatcher.services.config.listen, "policy__mode": "act"}
         reload(server, file)
         assert server.watcher.policies == []
         assert server.metric("config_reload_success") == 0

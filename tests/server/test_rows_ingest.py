@@ -75,7 +75,7 @@ def test_rows_are_acknowledged_observed_and_durable(server: Running, way: str) -
     assert power == [block(Scope.DEVICE, {0: {"gpu_power_watts": 100.0 + n}}) for n in (1, 2)]
     assert server.metric("ingest_frames_total") == 2
     assert server.client.get("/api/v1/nodes").json()["items"][0]["node"] == "n1"
-    recorded = list(server.front.services.history.query(["n1"], 0.0, 4e9))
+    recorded = list(server.dispatcher.services.history.query(["n1"], 0.0, 4e9))
     assert [one.frame for one in recorded] == [frame(1), frame(2)]
 
 
@@ -109,7 +109,7 @@ def test_rows_with_more_than_numbers_and_whole_frames_come_in_their_order(server
         ["xid"],
         ["agent_stop"],
     ]
-    heard = server.front.services.fleet.last("n1")
+    heard = server.dispatcher.services.fleet.last("n1")
     assert heard is not None
     assert heard.farewell
 
@@ -133,7 +133,7 @@ def test_rows_of_a_clock_that_is_set_are_placed_by_the_clock_that_it_is(server: 
         assert post(server, one).json()["accepted"] == 1
     assert placed(server) == [0.0] * 6
     assert server.metric("agent_clock_steps_total", seen_by="agent" if base else "server") == 2
-    kept = server.front.services.history.query(["n1"], NOW - 1, NOW + 1)
+    kept = server.dispatcher.services.history.query(["n1"], NOW - 1, NOW + 1)
     assert [one.frame.sequence for one in kept] == [1, 2, 3, 4, 5, 6]
 
 
@@ -151,8 +151,8 @@ def test_late_rows_are_kept_and_no_news(server: Running) -> None:
     told = server.watcher.frames[-1][0]
     assert ([event.kind for event in told.events], told.blocks) == (["xid"], [])
     assert server.metric("ingest_late_frames_total") == 1
-    assert server.front.services.fleet.last("n1") is not None
-    assert server.front.services.fleet.last("n1").time_s == NOW  # type: ignore[union-attr]
+    assert server.dispatcher.services.fleet.last("n1") is not None
+    assert server.dispatcher.services.fleet.last("n1").time_s == NOW  # type: ignore[union-attr]
 
 
 def test_what_a_newer_agent_sends_is_left_out_and_named(server: Running) -> None:
@@ -202,7 +202,7 @@ def test_a_compressed_request_is_read_up_to_the_limit(server: Running) -> None:
 
 
 def test_a_token_speaks_for_its_node_and_no_longer_than_it_lives(server: Running) -> None:
-    services = server.front.services
+    services = server.dispatcher.services
     text, token = mint("agent", "n1", services.clock.now_s(), None)
     services.store.commit(Change(tokens=(token,)))
     said = {"authorization": f"Bearer {text}"}
@@ -218,7 +218,7 @@ def test_a_token_speaks_for_its_node_and_no_longer_than_it_lives(server: Running
 def test_too_many_requests_of_one_token_are_refused(tmp_path: Path) -> None:
     with running(tmp_path, limits__agent_requests_per_s=0.001, limits__agent_burst=2) as server:
         text, token = mint("agent", "n1", NOW, None)
-        server.front.services.store.commit(Change(tokens=(token,)))
+        server.dispatcher.services.store.commit(Change(tokens=(token,)))
         said = {"authorization": f"Bearer {text}"}
         statuses = [post(server, request(frame(n)), **said).status_code for n in (1, 2, 3)]
         assert statuses == [200, 200, 429]
@@ -304,7 +304,7 @@ def test_a_head_that_says_two_lengths_is_refused(wire: socket.socket, server: Ru
 
 
 def test_many_senders_at_once_are_written_in_groups(server: Running) -> None:
-    commits = server.front.services.history.journal.reader  # type: ignore[attr-defined]
+    commits = server.dispatcher.services.history.journal.reader  # type: ignore[attr-defined]
 
     def send(node: str) -> None:
         parts = urlsplit(server.url)

@@ -145,7 +145,7 @@ def test_a_manager_that_has_gone_harms_nothing_and_is_one_warning(
     manager.serving(URL)
     for _ in range(5):
         manager.alive()
-    assert caplog.text.count("cannot be told") == 1
+    assert caplog.text.count("cannot be notified") == 1
 
 
 def test_a_manager_that_does_not_read_is_not_waited_for_and_is_told_later(systemd: Systemd) -> None:

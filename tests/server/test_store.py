@@ -192,11 +192,11 @@ def test_update_loses_no_change_of_another_thread(store: SqliteStore) -> None:
 
 
 def test_changes_are_told_in_order_and_after_the_commit(store: SqliteStore) -> None:
-    told: list[int] = []
-    store.listen(lambda: told.append(store.change_range()[1]))
+    reported: list[int] = []
+    store.listen(lambda: reported.append(store.change_range()[1]))
     store.commit(Change(nodes=(Node(node="n1", state="in_service", reason="", updated_s=NOW),)))
     store.commit(Change(incidents=(incident(),)))
-    assert told == [1, 2]
+    assert reported == [1, 2]
     assert [(change.kind, change.key) for change in store.changes_since(0, 10)] == [
         (NODES.name, "n1"),
         (INCIDENTS.name, "inc_1"),

@@ -49,28 +49,30 @@ def messages(lines: Iterator[str]) -> Iterator[Message]:
 
 
 def commit(server: Running, **records: Any) -> None:
-    server.front.services.store.commit(Change(**records))
+    server.dispatcher.services.store.commit(Change(**records))
 
 
 def test_changes_are_told_as_they_happen(server: Running) -> None:
     commit(server, incidents=(incident("before"),))
-    with reading(server) as told:
+    with reading(server) as reported:
         commit(server, incidents=(incident(),), actions=(action(),), events=(event(),))
         kinds = {}
         for _ in range(3):
-            _, kind, record = next(told)
+            _, kind, record = next(reported)
             kinds[kind] = record["id"]
         assert kinds == {"incident": "inc_1", "action": "act_1", "event": "evt-1"}
 
 
 def test_a_reader_resumes_where_it_stopped(server: Running) -> None:
-    with reading(server) as told:
+    with reading(server) as reported:
         commit(server, incidents=(incident("a"),))
-        last, _, _ = next(told)
+        last, _, _ = next(reported)
     commit(server, incidents=(incident("b"),))
     commit(server, nodes=(Node(node="n9", state="excluded", reason="", updated_s=NOW),))
-    with reading(server, last) as told:
-        assert [(kind, record.get("id", record.get("node"))) for _, kind, record in (next(told), next(told))] == [
+    with reading(server, last) as reported:
+        assert [
+            (kind, record.get("id", record.get("node"))) for _, kind, record in (next(reported), next(reported))
+        ] == [
             ("incident", "b"),
             ("node", "n9"),
         ]
@@ -80,9 +82,9 @@ def test_a_record_that_changed_often_is_told_once_as_it_is_now(server: Running) 
     for number in range(5):
         commit(server, incidents=(incident("a", summary=str(number)),))
     commit(server, incidents=(incident("b"),))
-    with reading(server, 0) as told:
-        assert next(told)[2]["summary"] == "4"
-        assert next(told)[2]["id"] == "b"
+    with reading(server, 0) as reported:
+        assert next(reported)[2]["summary"] == "4"
+        assert next(reported)[2]["id"] == "b"
 
 
 @pytest.mark.parametrize("last", [0, 10_000])
@@ -92,11 +94,11 @@ def test_a_reader_who_was_away_too_long_is_told_to_read_anew(
     monkeypatch.setattr(sqlite_store, "CHANGES_KEPT", 2)
     for number in range(5):
         commit(server, incidents=(incident(f"inc_{number}"),))
-    server.front.services.store.prune(NOW, 1e9)
-    with reading(server, last) as told:
-        assert next(told) == (5, "reset", {})
+    server.dispatcher.services.store.prune(NOW, 1e9)
+    with reading(server, last) as reported:
+        assert next(reported) == (5, "reset", {})
         commit(server, incidents=(incident("new"),))
-        assert next(told)[2]["id"] == "new"
+        assert next(reported)[2]["id"] == "new"
 
 
 def test_an_id_of_something_else_is_refused(server: Running) -> None:
@@ -122,14 +124,14 @@ def test_secrets_do_not_go_out_with_changes(server: Running) -> None:
     from tests.server.builders import SECRET, subscription
 
     commit(server, subscriptions=(subscription(),))
-    with reading(server, 0) as told:
-        _, kind, record = next(told)
+    with reading(server, 0) as reported:
+        _, kind, record = next(reported)
     assert kind == "subscription"
     assert SECRET not in json.dumps(record)
 
 
 def test_a_stopping_server_lets_its_readers_go(tmp_path: Path) -> None:
-    with running(tmp_path) as server, reading(server) as told:
-        server.front.stop()
+    with running(tmp_path) as server, reading(server) as reported:
+        server.dispatcher.stop()
         with pytest.raises((StopIteration, httpx.RemoteProtocolError)):
-            next(told)
+            next(reported)

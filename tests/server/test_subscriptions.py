@@ -45,7 +45,7 @@ def refusing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
 
 
 def commit(server: Running, **records: Any) -> None:
-    server.front.services.store.commit(Change(**records))
+    server.dispatcher.services.store.commit(Change(**records))
 
 
 def make(server: Running, **more: Any) -> dict[str, Any]:
@@ -70,7 +70,7 @@ def verbs(server: Running, name: str) -> list[str]:
 
 
 def events_for(server: Running, name: str) -> list[str]:
-    return [one.event_id for one in server.front.services.store.all(DELIVERIES) if one.subscription_id == name]
+    return [one.event_id for one in server.dispatcher.services.store.all(DELIVERIES) if one.subscription_id == name]
 
 
 def eventually(claim: Callable[[], bool]) -> None:
@@ -132,7 +132,7 @@ def test_a_bad_subscription_is_refused_by_name(refusing: Running, more: dict[str
     for answer in answers:
         assert (answer.status_code, answer.json()["reason"]) == (400, reason)
         assert said in answer.json()["detail"]
-    assert refusing.front.services.store.all(SUBSCRIPTIONS) == [subscription("sub-there", url=NOWHERE)]
+    assert refusing.dispatcher.services.store.all(SUBSCRIPTIONS) == [subscription("sub-there", url=NOWHERE)]
 
 
 def test_a_change_keeps_what_it_does_not_name_and_is_written_down_once(server: Running) -> None:
@@ -312,9 +312,9 @@ def test_a_server_that_starts_tells_alertmanagers_what_goes_on_and_repeats_it(tm
         before.close()
         with running(tmp_path, SystemClock(), webhooks__allow_private=True, webhooks__alert_refresh_s=1.0):
             eventually(lambda: len(target.got) >= 2)
-        told = [json.loads(content) for _, content in target.got]
-        assert [[alert["labels"]["incident_id"] for alert in alerts] for alerts in told[:2]] == [["inc_1"]] * 2
-        assert told[1][0]["endsAt"] > told[0][0]["endsAt"]
+        reported = [json.loads(content) for _, content in target.got]
+        assert [[alert["labels"]["incident_id"] for alert in alerts] for alerts in reported[:2]] == [["inc_1"]] * 2
+        assert reported[1][0]["endsAt"] > reported[0][0]["endsAt"]
 
 
 def test_an_alertmanager_that_goes_away_and_comes_back_shows_in_the_api_and_the_metrics(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from eagle_eye.agent.transport.server_connection import Trust, connect
 from eagle_eye.schema.configuration import ConfigurationError
 from eagle_eye.schema.frame import CONTENT_TYPE
 from eagle_eye.server.app import create_app
-from eagle_eye.server.command import refuse_open_door
+from eagle_eye.server.command import refuse_unprotected_address
 from eagle_eye.server.config import plain_text
 from eagle_eye.server.security import auth
 from eagle_eye.server.security.certificate_dates import first_to_end
@@ -201,7 +201,7 @@ def test_connections_that_never_finish_their_handshake_shut_nobody_out(pki: Path
             stack.enter_context(socket.create_connection(where, 5.0, source_address=("127.0.0.2", 0)))
         assert server.send(body(frame())).status_code == 200
         assert server.metric("connections_refused_total", reason="address") == 2
-        assert server.front.connections.unauthenticated == 3
+        assert server.dispatcher.connections.unauthenticated == 3
 
 
 def test_the_certificates_end_is_on_metrics_and_readyz_tells_of_it_and_is_no_less_ready(
@@ -218,9 +218,9 @@ def test_the_certificates_end_is_on_metrics_and_readyz_tells_of_it_and_is_no_les
         assert (server.client.get("/readyz").status_code, server.client.get("/readyz").json()["notes"]) == (200, {})
         clock.time_s = shown_s - 1
         server.send(body(frame(2), sent_s=clock.now_s()))
-        told = server.client.get("/readyz")
-        assert told.status_code == 200
-        assert "live.pem" in told.json()["notes"]["tls"]
+        reported = server.client.get("/readyz")
+        assert reported.status_code == 200
+        assert "live.pem" in reported.json()["notes"]["tls"]
     with running(tmp_path / "plain") as server:
         assert "eagle_eye_tls" not in server.client.get("/metrics").text
 
@@ -294,7 +294,7 @@ def test_an_agent_needs_the_certificate_of_its_node_beside_its_token(pki: Path, 
     certified.load_cert_chain(pki / "n1.pem", pki / "n1.key")
     with running(tmp_path, verify=anonymous, tls__client_ca_file=str(pki / "ca.pem"), **flags) as server:
         kept = (*(token for _, token in tokens.values()), join_token, reader_token)
-        server.front.services.store.commit(Change(tokens=kept))
+        server.dispatcher.services.store.commit(Change(tokens=kept))
         refused = server.send(body(frame(1)), authorization=f"Bearer {tokens['n1'][0]}")
         assert (refused.status_code, refused.json()["reason"]) == (403, "certificate")
         page = server.client.get("/api/v1/nodes", headers={"authorization": f"Bearer {reader}"})
@@ -324,7 +324,7 @@ OPEN = {"listen": "192.0.2.1:8470"}  # documentation's: nobody listens there
 
 
 @pytest.mark.parametrize(
-    ("flags", "told"),
+    ("flags", "reported"),
     [
         (OPEN, True),
         ({"listen": "0.0.0.0:8470", "public_url": "http://localhost:8470"}, True),
@@ -334,9 +334,11 @@ OPEN = {"listen": "192.0.2.1:8470"}  # documentation's: nobody listens there
         ({**OPEN, "tls__certificate_file": "/certificate.pem"}, False),
     ],
 )
-def test_an_address_that_others_reach_without_tls_is_told_of(tmp_path: Path, flags: dict[str, str], told: bool) -> None:
+def test_an_address_that_others_reach_without_tls_is_told_of(
+    tmp_path: Path, flags: dict[str, str], reported: bool
+) -> None:
     text = plain_text(settings(tmp_path, **flags))
-    assert (flags["listen"] in text, "tls.certificate_file" in text) == (told, told)
+    assert (flags["listen"] in text, "tls.certificate_file" in text) == (reported, reported)
 
 
 def test_it_is_among_the_notes_that_the_page_and_readyz_show(tmp_path: Path) -> None:
@@ -348,7 +350,7 @@ def test_it_is_in_the_log_once_at_the_start(tmp_path: Path, caplog: pytest.LogCa
     for listen in (OPEN["listen"], "127.0.0.1:8470"):
         with closing(SqliteStore(tmp_path / RECORDS_FILE)) as store:
             store.commit(Change(tokens=(auth.mint("admin", None, NOW, None)[1],)))
-        refuse_open_door(settings(tmp_path, listen=listen))
+        refuse_unprotected_address(settings(tmp_path, listen=listen))
     (said,) = caplog.records
     assert (said.levelname, said.getMessage()) == ("WARNING", "the server's address has no TLS")
     assert OPEN["listen"] in vars(said)["why"]

@@ -40,13 +40,13 @@ def server(tmp_path: Path, clock: FakeClock) -> Iterator[Running]:
 
 def token(server: Running, *nodes: str, nodes_max: int | None = None) -> tuple[str, Token]:
     text, made = mint("remote_write", None, NOW, None, nodes or ("*",), nodes_max=nodes_max)
-    server.front.services.store.commit(Change(tokens=(made,)))
+    server.dispatcher.services.store.commit(Change(tokens=(made,)))
     return f"Bearer {text}", made
 
 
 def admin(server: Running) -> dict[str, str]:
     text, made = mint("admin", None, NOW, None)
-    server.front.services.store.commit(Change(tokens=(made,)))
+    server.dispatcher.services.store.commit(Change(tokens=(made,)))
     return {"authorization": f"Bearer {text}"}
 
 
@@ -57,7 +57,7 @@ def write(server: Running, bearer: str, *nodes: str, time_s: float = NOW) -> htt
 
 
 def known(server: Running) -> set[str]:
-    return {node.node for node in server.front.services.store.all(NODES)}
+    return {node.node for node in server.dispatcher.services.store.all(NODES)}
 
 
 class TestWhoVouches:
@@ -86,7 +86,7 @@ class TestWhoVouches:
         )
         _, enrolled = mint("agent", "n2", NOW, None)
         _, over = mint("agent", "n3", NOW, 5.0)
-        server.front.services.store.commit(Change(jobs=(job,), tokens=(enrolled, over)))
+        server.dispatcher.services.store.commit(Change(jobs=(job,), tokens=(enrolled, over)))
         bearer, _ = token(server)
         clock.advance(20.0)
         assert write(server, bearer, "n1", "n2", "n3", "n4", time_s=NOW + 20).status_code == 204
@@ -160,7 +160,7 @@ class TestTheCap:
         bearer, _ = token(server)
         with monkeypatch.context() as patched:
             full = lambda _batches: (_ for _ in ()).throw(server_unavailable())  # noqa: E731
-            patched.setattr(server.front.services.history, "submit_all", full)
+            patched.setattr(server.dispatcher.services.history, "submit", full)
             assert write(server, bearer, "a", "b", "c").status_code == 503
         assert write(server, bearer, "d", "e", "f").status_code == 204
 
@@ -168,7 +168,7 @@ class TestTheCap:
         with running(tmp_path, ingest__nodes_max=2, remote_write__token_nodes_max=10) as server:
             bearer, _ = token(server)
             join, made = mint("join", None, NOW, 3_600.0)
-            server.front.services.store.commit(Change(tokens=(made,)))
+            server.dispatcher.services.store.commit(Change(tokens=(made,)))
             answer = write(server, bearer, "a", "b", "c")
             assert (answer.status_code, answer.json()["reason"]) == (400, "too_many_nodes")
             for node in ("n1", "n2"):
@@ -185,7 +185,7 @@ class TestTheCap:
         write(server, bearer, "a", "b", "c")
         server.send(body(frame(node="a")), **admin(server))
         assert write(server, bearer, "d").status_code == 204
-        nodes = {one.node: one.introduced_by for one in server.front.services.store.all(NODES)}
+        nodes = {one.node: one.introduced_by for one in server.dispatcher.services.store.all(NODES)}
         assert nodes == dict.fromkeys("abcd", made.id)
 
 
@@ -198,8 +198,8 @@ def server_unavailable() -> Exception:
 def forget(server: Running, **asked: Any) -> dict[str, Any]:
     answer = server.client.post("/api/v1/nodes/forget", json=asked)
     assert answer.status_code == 200, answer.text
-    told: dict[str, Any] = answer.json()
-    return told
+    reported: dict[str, Any] = answer.json()
+    return reported
 
 
 class TestForgetting:
@@ -212,19 +212,19 @@ class TestForgetting:
             clock.advance(3_600.0)
             assert forget(server, nodes=["n1"]) == {"forgotten": ["n1"], "kept": []}
             assert known(server) == {"n2"}
-            assert server.front.services.fleet.names() == {"n2"}
+            assert server.dispatcher.services.fleet.names() == {"n2"}
             assert server.watcher.fleet_size() == 1
             assert server.client.get("/api/v1/nodes/n1").status_code == 404
             audit = server.client.get("/api/v1/audit").json()["items"]
             assert [(entry["verb"], entry["subject"]) for entry in audit] == [("forget", "n1")]
         with running(tmp_path, clock) as server:
             assert known(server) == {"n2"}
-            assert server.front.services.fleet.names() == {"n2"}
+            assert server.dispatcher.services.fleet.names() == {"n2"}
             clock.advance(60.0)
             server.send(body(frame(2, node="n1", time_s=clock.time_s), sent_s=clock.time_s))
             assert known(server) == {"n1", "n2"}
         with running(tmp_path, clock) as server:
-            assert server.front.services.fleet.names() == {"n1", "n2"}
+            assert server.dispatcher.services.fleet.names() == {"n1", "n2"}
 
     def test_a_node_by_rows_comes_back_as_a_new_one(self, server: Running, clock: FakeClock) -> None:
         outline = outline_of(frame())
@@ -244,13 +244,13 @@ class TestForgetting:
         row(3)
         row(4)
         assert known(server) == {"n1"}
-        assert server.front.services.fleet.names() == {"n1"}
+        assert server.dispatcher.services.fleet.names() == {"n1"}
 
     @pytest.mark.parametrize("case", ["heard", "out_of_service", "open_incident", "not_found"])
     def test_what_stands_against_it_is_named_and_force_does_it_all_the_same(
         self, server: Running, clock: FakeClock, case: str
     ) -> None:
-        store = server.front.services.store
+        store = server.dispatcher.services.store
         if case != "not_found":
             server.send(body(frame()))
         if case != "heard":
@@ -259,8 +259,8 @@ class TestForgetting:
             store.commit(Change(nodes=(Node(node="n1", state="excluded", reason="", updated_s=NOW),)))
         if case == "open_incident":
             store.commit(Change(incidents=(incident(),)))
-        told = forget(server, nodes=["n1"])
-        assert (told["forgotten"], [kept["reason"] for kept in told["kept"]]) == ([], [case])
+        reported = forget(server, nodes=["n1"])
+        assert (reported["forgotten"], [kept["reason"] for kept in reported["kept"]]) == ([], [case])
         assert forget(server, nodes=["n1"], force=True)["forgotten"] == ([] if case == "not_found" else ["n1"])
         assert len(store.all(INCIDENTS)) == (case == "open_incident")
 
@@ -293,7 +293,7 @@ class TestForgetting:
         server.send(body(frame()))
         assert forget(server, force=True) == {"forgotten": [], "kept": []}
         text, made = mint("read", None, NOW, None)
-        server.front.services.store.commit(Change(tokens=(made,)))
+        server.dispatcher.services.store.commit(Change(tokens=(made,)))
         headers = {"authorization": f"Bearer {text}"}
         assert server.client.post("/api/v1/nodes/forget", json={"nodes": ["n1"]}, headers=headers).status_code == 403
 
@@ -303,9 +303,9 @@ class TestForgetting:
         monkeypatch.setenv("EAGLE_EYE_SERVER", server.url)
         server.send(body(frame(node="n1")))
         assert main(["nodes", "forget", "n1", "n9"]) == 1
-        told = capsys.readouterr()
-        assert "n1 is kept: it was heard 0 s ago" in told.err
-        assert "n9 is kept: no node is called that\n" in told.err
+        reported = capsys.readouterr()
+        assert "n1 is kept: it was heard 0 s ago" in reported.err
+        assert "n9 is kept: no node is called that\n" in reported.err
         assert main(["nodes", "forget", "n1", "--force", "--json"]) == 0
         assert json.loads(capsys.readouterr().out) == {"forgotten": ["n1"], "kept": []}
         assert main(["nodes", "forget"]) == 2

@@ -126,10 +126,10 @@ def test_who_asks_between_ticks_is_told_of_rows_too(site: Site) -> None:
     site.clock.advance(1.0)
     site.fleet.now_s = site.clock.now_s()
     site.watch.observe_rows(groups_of([row_of(site.fleet.frame("n0"))]))
-    told = {latest.value for latest in site.watch.latest() if (latest.metric, latest.node) == ("train_step", "n0")}
+    reported = {latest.value for latest in site.watch.latest() if (latest.metric, latest.node) == ("train_step", "n0")}
     progress = site.watch.progress("j")
     assert progress is not None
-    assert ({progress.step}, told) == ({site.fleet.step}, {site.fleet.step})
+    assert ({progress.step}, reported) == ({site.fleet.step}, {site.fleet.step})
 
 
 def test_a_server_that_was_killed_repeats_nothing(site: Site) -> None:
@@ -171,8 +171,8 @@ def test_a_clock_that_was_set_is_nobodys_silence(site: Site) -> None:
 def test_a_subscribers_report_counts_at_the_next_tick(site: Site) -> None:
     site.hang()
     (action,) = site.store.all(ACTIONS)
-    told = report_action(action, schema.Report("refused", "no spare"), "launcher", site.clock.now_s())
-    site.store.commit(Change(actions=(told,)))
+    reported = report_action(action, schema.Report("refused", "no spare"), "launcher", site.clock.now_s())
+    site.store.commit(Change(actions=(reported,)))
     site.run(1)
     (incident,) = site.store.all(INCIDENTS)
     assert incident.state == "confirmed"

@@ -20,14 +20,14 @@ def test_it_writes_a_trace_and_says_what_is_in_it(tmp_path: Path, capsys: pytest
 
 def test_json_names_the_labels(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["simulate", str(tmp_path / "t"), "--fault", "hang", "--json", *FEW]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told["labels"] == [json.loads((tmp_path / "t" / "faults.jsonl").read_text())]
+    reported = json.loads(capsys.readouterr().out)
+    assert reported["labels"] == [json.loads((tmp_path / "t" / "faults.jsonl").read_text())]
 
 
 def test_list_names_faults_situations_and_profiles(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["simulate", "--list"]) == 0
-    told = capsys.readouterr().out
-    assert all(f"\n  {name}" in told for name in ("gpu_lost", "scancel", "remote_write"))
+    reported = capsys.readouterr().out
+    assert all(f"\n  {name}" in reported for name in ("gpu_lost", "scancel", "remote_write"))
     assert main(["simulate", "--list", "--json"]) == 0
     assert "hang" in json.loads(capsys.readouterr().out)["profiles"]["no_hook"]["shows"]
 
@@ -49,9 +49,9 @@ def test_wrong_usage_is_two_and_one_clear_line(
 ) -> None:
     given = [str(tmp_path / "t") if a == "OUT" else a for a in arguments]
     assert main(["simulate", *given]) == 2
-    told = capsys.readouterr().err
-    assert told.startswith("eagle-eye simulate: ")
-    assert told.count("\n") == 1
+    reported = capsys.readouterr().err
+    assert reported.startswith("eagle-eye simulate: ")
+    assert reported.count("\n") == 1
     assert not (tmp_path / "t").exists()
 
 

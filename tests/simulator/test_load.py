@@ -251,10 +251,10 @@ def test_quantiles_are_upper_bounds_within_a_bucket(durations: list[float], shar
     for seconds in durations:
         latencies.add(seconds)
     exact = sorted(durations)[max(int(np.ceil(share * len(durations) - 1e-9)) - 1, 0)]
-    told = latencies.quantile_s(share)
-    assert told is not None
-    assert exact <= told * (1 + 1e-9)
-    assert told <= max(exact * 2 ** (1 / 16) * (1 + 1e-9), 1e-4)
+    reported = latencies.quantile_s(share)
+    assert reported is not None
+    assert exact <= reported * (1 + 1e-9)
+    assert reported <= max(exact * 2 ** (1 / 16) * (1 + 1e-9), 1e-4)
 
 
 @given(st.binary(max_size=200), st.integers(0, 200))

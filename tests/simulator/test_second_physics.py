@@ -84,12 +84,12 @@ def test_waiting_gpus_keep_some_of_their_activity_or_rest() -> None:
 
 
 def test_xids_may_be_silent_or_chatty() -> None:
-    def told(seed: int) -> int:
+    def reported(seed: int) -> int:
         events = second("gpu_memory_error", seed=seed, variant="contained").events
         return sum(event.kind == "xid" and event.attributes["code"] == 94 for event in events)
 
-    assert told(seed_where(lambda p: p.xid_silent)) == 0
-    assert told(seed_where(lambda p: not p.xid_silent and p.xid_repeats == 25)) == 25
+    assert reported(seed_where(lambda p: p.xid_silent)) == 0
+    assert reported(seed_where(lambda p: not p.xid_silent and p.xid_repeats == 25)) == 25
 
 
 def test_neighbours_counters_may_move_with_the_culprits() -> None:

@@ -161,5 +161,5 @@ def test_clock_skew_moves_stamps_and_not_the_truth() -> None:
     recording = recorded("clock_skew")
     offset_s = np.abs(recording.time - recording.true_time).mean(axis=0)
     assert (offset_s > 1.0).sum() == 1
-    told_s = recording.node["node_clock_offset_seconds"].mean(axis=0)
-    assert np.allclose(told_s, recording.time[0] - recording.true_time[0], atol=0.01)
+    reported_s = recording.node["node_clock_offset_seconds"].mean(axis=0)
+    assert np.allclose(reported_s, recording.time[0] - recording.true_time[0], atol=0.01)

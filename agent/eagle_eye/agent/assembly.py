@@ -8,7 +8,6 @@ from pathlib import Path
 
 from eagle_eye.agent.collectors.clock_offset import ClockOffsetCollector
 from eagle_eye.agent.collectors.dcgm_exporter import DcgmExporterCollector
-from eagle_eye.agent.collectors.fabric import FabricCollector
 from eagle_eye.agent.collectors.flight_recorder import FlightRecorderCollector
 from eagle_eye.agent.collectors.host import HostCollector
 from eagle_eye.agent.collectors.kernel_log import KernelLogCollector
@@ -16,6 +15,7 @@ from eagle_eye.agent.collectors.memory_checkpoint import MemoryCheckpointCollect
 from eagle_eye.agent.collectors.mounts import ANSWER_S, MountsCollector
 from eagle_eye.agent.collectors.nccl_inspector import NcclInspectorCollector
 from eagle_eye.agent.collectors.nccl_ras import NcclRasCollector
+from eagle_eye.agent.collectors.network_ports import FabricCollector
 from eagle_eye.agent.collectors.nvml import NvmlCollector
 from eagle_eye.agent.collectors.processes import ProcessesCollector
 from eagle_eye.agent.collectors.temperature import TemperatureCollector
@@ -33,7 +33,7 @@ from eagle_eye.agent.loop.clock import Clock, Waitable
 from eagle_eye.agent.loop.collector import CollectFailed, Collector, Observed, Unsupported
 from eagle_eye.agent.loop.drops import Drops
 from eagle_eye.agent.loop.runner import Runner
-from eagle_eye.agent.processes.training_processes import TrainingProcess, TrainingProcesses
+from eagle_eye.agent.processes.process_registry import TrainingProcess, TrainingProcesses
 
 PLACES_CHECKED_S = 0.1  # one look at a host cannot wait until the driver knows its GPUs
 FIND_S = 15.0  # a process without GPU and hook counts as a rank once it has lasted ten seconds

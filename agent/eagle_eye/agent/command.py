@@ -40,13 +40,13 @@ from eagle_eye.agent.loop.drops import Drops
 from eagle_eye.agent.loop.loop import Loop, Sink, agent_version, boot_id
 from eagle_eye.agent.loop.runner import Runner
 from eagle_eye.agent.loop.service_manager import ServiceManager
-from eagle_eye.agent.loop.tick import Tick
-from eagle_eye.agent.node_check.child import run as run_child
+from eagle_eye.agent.loop.tick_result import Tick
 from eagle_eye.agent.node_check.requests import PATH as NODE_CHECK_PATH
 from eagle_eye.agent.node_check.requests import NodeChecks
+from eagle_eye.agent.node_check.runner import run as run_child
 from eagle_eye.agent.nvml.simulation import SimulationFailed, cache_folder, simulate
 from eagle_eye.agent.printing import Nowhere, Printer
-from eagle_eye.agent.processes.training_processes import TrainingProcesses
+from eagle_eye.agent.processes.process_registry import TrainingProcesses
 from eagle_eye.agent.transport.node_token import NodeToken
 from eagle_eye.agent.transport.spool import Spool, SpoolTaken
 from eagle_eye.agent.transport.uplink import Destination, Uplink
@@ -187,9 +187,9 @@ def _run_sending(configuration: AgentConfiguration, *, once: bool) -> int:
 
         exposition = Exposition(configuration.node, agent_version(), drops, delivery, assembly.nvml.devices_by_uuid)
         uplink.start()
-        with contextlib.ExitStack() as open_doors:
+        with contextlib.ExitStack() as servers:
             if configuration.nvrx_health_socket and not once:
-                open_doors.callback(_answer_nvrx(configuration, drops).stop)
+                servers.callback(_answer_nvrx(configuration, drops).stop)
             common = (drops, clock, wake, exposition, uplink.notify, base)
             _run_loop(configuration, assembly, spool, *common, once=once)
         uplink.stop(FLUSH_ONCE_S if once else FLUSH_S)
@@ -279,8 +279,8 @@ def _check(configuration: AgentConfiguration, gpus: int | None) -> int:
         for runner in runners:
             runner.close()
     verdict = judge(ticks[-1], gpus, _changed_s(folder / REPAIRED_FILE))
-    told, unseen = lines(verdict)
-    for line in told:
+    reported, unseen = lines(verdict)
+    for line in reported:
         print(line)
     for line in unseen:
         print(line, file=sys.stderr)

@@ -1,4 +1,4 @@
-"""Runs one of the host's own tools: no shell, a deadline, an end to what it may say, and no claim on the CPU."""
+"""Runs a host tool without a shell, with a timeout, bounded output and low CPU priority."""
 
 from __future__ import annotations
 

@@ -199,7 +199,7 @@ class Training:
         self._stopped.set()
         self._watch.remove()
         if self._state.progress[1][0] > 0.0:  # steps
-            self._add_told()
+            self._add_reported()
             self._tally.arrived()
             self._state.progress = (self._step, tuple(self._tally.sums))
         atexit.unregister(self._end)
@@ -291,7 +291,7 @@ class Training:
     ) -> None:
         """Add a step's parts: what the program says of them, else what was measured."""
         if compute_s is None and collective_s is None:
-            self._add_told()
+            self._add_reported()
         else:
             self._watch.forget_device()
         self._tally.parts(
@@ -300,7 +300,7 @@ class Training:
             measured.collective_s if collective_s is None else collective_s,
         )
 
-    def _add_told(self) -> None:
+    def _add_reported(self) -> None:
         """Add what a device has told of earlier steps."""
         for parts in self._watch.device_steps():
             self._tally.parts(parts.compute_s, None, parts.collective_s)

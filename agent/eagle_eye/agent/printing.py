@@ -7,7 +7,8 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from eagle_eye.schema.frame import Frame, decode_frame, values_of
+from eagle_eye.schema.frame import Frame, values_of
+from eagle_eye.schema.rows import read_written
 
 
 class Printer:
@@ -19,7 +20,7 @@ class Printer:
     def append(self, make: Callable[[str, int], bytes]) -> int | None:
         """Print the frame that ``make`` encodes."""
         self._sequence += 1
-        print(json.dumps(readable(decode_frame(make("print", self._sequence))), ensure_ascii=False), flush=True)
+        print(json.dumps(readable(read_written(make("print", self._sequence)).frame), ensure_ascii=False), flush=True)
         return self._sequence
 
 

@@ -89,7 +89,7 @@ class NotTheSame(ValueError):
     """Ranks have different parameters under one name, which torch.distributed.checkpoint takes for copies."""
 
 
-class _Told(msgspec.Struct, frozen=True):
+class _Reported(msgspec.Struct, frozen=True):
     """What each rank tells the others before they decide where to go on.
 
     What counts of the launcher's word (``resume_from``), and of the steps ``on_storage``, is what rank 0 says.
@@ -238,7 +238,7 @@ class MemoryCheckpointer:
 
     # Where to go on.
 
-    def _resume(self, everyone: Sequence[_Told]) -> tuple[int, _Step | None]:
+    def _resume(self, everyone: Sequence[_Reported]) -> tuple[int, _Step | None]:
         """Load the best there is; return its step, and what it was where it came from memory.
 
         Where the launcher says which step of memory, later ones are not to be trusted, and earlier ones may serve.
@@ -367,13 +367,15 @@ class MemoryCheckpointer:
 
     # Beginning an attempt.
 
-    def _tell(self) -> _Told:
+    def _tell(self) -> _Reported:
         welcome = self._client.hello()
-        told = _Told(self._node, self._reachable(welcome.address), welcome.attempt, welcome.copies, welcome.kept)
+        reported = _Reported(
+            self._node, self._reachable(welcome.address), welcome.attempt, welcome.copies, welcome.kept
+        )
         if self._rank != 0:
-            return told
+            return reported
         return msgspec.structs.replace(
-            told, resume_from=os.environ.get(RESUME_VARIABLE, ""), on_storage=self._steps_on_storage()
+            reported, resume_from=os.environ.get(RESUME_VARIABLE, ""), on_storage=self._steps_on_storage()
         )
 
     def _reachable(self, address: str) -> str:
@@ -388,7 +390,7 @@ class MemoryCheckpointer:
         finally:
             probe.close()
 
-    def _opening(self, everyone: Sequence[_Told], step: int, resumed: _Step | None) -> Open:
+    def _opening(self, everyone: Sequence[_Reported], step: int, resumed: _Step | None) -> Open:
         layout, writer = self._plan_of_all()
         nodes: dict[str, list[int]] = {}
         for rank, one in enumerate(everyone):
@@ -420,7 +422,7 @@ class MemoryCheckpointer:
             kept=kept,
         )
 
-    def _kept(self, everyone: Sequence[_Told], plan: str, resumed: _Step | None) -> tuple[KeptStep, ...]:
+    def _kept(self, everyone: Sequence[_Reported], plan: str, resumed: _Step | None) -> tuple[KeptStep, ...]:
         if resumed is None:
             return ()
         last = max(one.attempt for one in everyone)
@@ -428,7 +430,7 @@ class MemoryCheckpointer:
         copies = [copy for one in everyone for copy in one.copies]
         return kept_from_before(plan, copies, known, (resumed.step, resumed.attempt), self._reach_s)
 
-    def _sources(self, everyone: Sequence[_Told], plan: str, kept: Sequence[KeptStep]) -> tuple[str, ...]:
+    def _sources(self, everyone: Sequence[_Reported], plan: str, kept: Sequence[KeptStep]) -> tuple[str, ...]:
         """Return the addresses of the stores with this rank's shards of the kept steps."""
         wanted = {(plan, self._rank, one.step, one.attempt) for one in kept}
         found = {
@@ -454,9 +456,9 @@ class MemoryCheckpointer:
             planner.set_up_planner(self._state.collect(self._rank), is_coordinator=self._rank == 0)
             return planner.create_local_plan(), self._state.fingerprints()
 
-        told = self._gathered(local_plan)
-        _require_same([fingerprints for _, fingerprints in told])
-        plans = [plan for plan, _ in told]
+        reported = self._gathered(local_plan)
+        _require_same([fingerprints for _, fingerprints in reported])
+        plans = [plan for plan, _ in reported]
         made: list[tuple[ShardWriter, Metadata]] = []
 
         def shard_layout() -> ShardLayout:
@@ -612,7 +614,7 @@ class MemoryCheckpointer:
         return bytes.fromhex(path.read_text(encoding="ascii"))
 
 
-def whole_steps(everyone: Iterable[_Told]) -> list[_Step]:
+def whole_steps(everyone: Iterable[_Reported]) -> list[_Step]:
     """Return the steps of which some node has a copy of every shard, the best to go on from first. Pure.
 
     Copies that different attempts captured make no step together: each attempt is a course of training of its own, and
@@ -660,7 +662,7 @@ def _require_same(fingerprints: Sequence[Mapping[str, bytes]]) -> None:
         )
 
 
-def _next_attempt(everyone: Iterable[_Told]) -> int:
+def _next_attempt(everyone: Iterable[_Reported]) -> int:
     return max(one.attempt for one in everyone) + 1
 
 

@@ -33,7 +33,7 @@ from eagle_eye.checkpoint.messages import (
 NONCE_BYTES = 16
 PIECE_BYTES = 8 << 20  # each costs the event loop about a tenth of a millisecond
 STALLED_S = 30.0
-STRANGERS_FRAME_BYTES_MAX = 1 << 16  # of whoever has not proven yet that it has the job's key
+UNPROVEN_FRAME_BYTES_MAX = 1 << 16  # of whoever has not proven yet that it has the job's key
 SILENT_FOR_S = 30  # then a node that lost its power, or its network, is gone
 
 MessageT = TypeVar("MessageT")

@@ -79,7 +79,7 @@ class Shard:
     """The slots for one rank's shards, of this node's rank (``local``) or of another node's.
 
     ``sums`` are the checksums of the slots' copies; a copy without is not verified yet. ``opening`` is what its rank,
-    of this node, has said; ``told`` is what the coordinator has been told of steps of which it has not answered yet.
+    of this node, has said; ``reported`` is what was reported to the coordinator of steps that it has not answered yet.
     """
 
     rank: int
@@ -99,7 +99,7 @@ class Shard:
     is_short: bool = False
     awaited: int = 0  # older steps that will be fetched once all slots are there: captures leave them room
     sending: set[int] = field(default_factory=set)
-    told: dict[int, Copies | Missed] = field(default_factory=dict)
+    reported: dict[int, Copies | Missed] = field(default_factory=dict)
 
     @property
     def key(self) -> ShardKey:
@@ -230,7 +230,7 @@ class HeldJob:
         self.needed = Needed(said.keep, set(attempts), spaced=spaced_of(said.reach_s))
         for shard in self.shards.values():
             shard.connection, shard.closed, shard.holders, shard.opening = None, False, (), None
-            shard.told.clear()
+            shard.reported.clear()
             shard.sending.clear()
             self.drop_granted(shard)
         self._drop(lambda copy: resumed is None or copy.step > resumed)

@@ -209,7 +209,7 @@ class JobService:
                 if not due:
                     return
                 # No slot may be free because a word was lost: say again what nobody has answered.
-                before = [msgspec.structs.replace(word, whole=job.needed.known) for word in shard.told.values()]
+                before = [msgspec.structs.replace(word, whole=job.needed.known) for word in shard.reported.values()]
                 missed = Missed(job.attempt, shard.rank, step, reason, job.needed.known)
                 self._spawn(self._tell_in_order([*before, missed]))
             case MetadataMade(step, data):
@@ -266,7 +266,7 @@ class JobService:
             shard.sending.discard(copy.step)
         if word is not None:
             if self.job.needed.unresolved(copy.step):
-                shard.told[copy.step] = msgspec.structs.replace(word, again=True)
+                shard.reported[copy.step] = msgspec.structs.replace(word, again=True)
             await self._tell_coordinator(word)
         if shard.attempt == self.job.attempt:
             await self._grant(shard)  # its slot may be free only now
@@ -540,7 +540,7 @@ class JobService:
             await self._tell_ranks(CaptureEvery(word.capture_every))
         newest, said = job.needed.newest_whole, self._whole_said
         for shard in job.local:
-            shard.told = {step: said for step, said in shard.told.items() if self.job.needed.unresolved(step)}
+            shard.reported = {step: said for step, said in shard.reported.items() if self.job.needed.unresolved(step)}
         if newest is not None and newest > (-1 if said is None else said) and job.local:
             self._whole_said = newest
             job.settle(job.local[0].plan)

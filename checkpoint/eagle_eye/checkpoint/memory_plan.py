@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from eagle_eye.checkpoint.sizes import told
+from eagle_eye.checkpoint.sizes import reported
 
 KEPT_MAX = 100  # checkpoints of one node: more is a slip of the hand
 SPACED = 2  # the one that is old enough, and the one that takes its place: with one alone there would be a gap
@@ -39,7 +39,7 @@ class MemoryPlan:
         copies = f"{self.replicas} {'copy' if self.replicas == 1 else 'copies'}"
         parts = {"kept": self.kept, "spaced": self.spaced, "arriving": self.arriving, "persisting": self.persisting}
         held = " + ".join(f"{count} {name}" for name, count in parts.items() if count)
-        return f"{copies} x ({held}) x {told(self.shard_bytes)} = {told(self.total_bytes)}"
+        return f"{copies} x ({held}) x {reported(self.shard_bytes)} = {reported(self.total_bytes)}"
 
 
 def spaced_of(reach_s: float) -> int:
@@ -67,6 +67,6 @@ def check_fits(plan: MemoryPlan, free_bytes: int) -> None:
     """So much memory suffices. Raises DoesNotFit."""
     if plan.total_bytes > free_bytes:
         raise DoesNotFit(
-            f"{plan}, but {told(free_bytes)} are free: keep fewer checkpoints, hold fewer copies,"
+            f"{plan}, but {reported(free_bytes)} are free: keep fewer checkpoints, hold fewer copies,"
             " or spread the job's state over more nodes"
         )

@@ -149,7 +149,7 @@ def _lines(
     yield ""
     yield f"{'lost at once':<14}  every shard has a copy left"
     for kind, ratios in {"node": of_nodes, **of_domains}.items():
-        yield from (f"{_many(lost, kind):<14}  {_told(ratio)}" for lost, ratio in ratios.items())
+        yield from (f"{_many(lost, kind):<14}  {_reported(ratio)}" for lost, ratio in ratios.items())
     if memory is not None:
         yield ""
         yield f"memory of a node: {memory}"
@@ -167,13 +167,13 @@ def _many(count: int, what: str) -> str:
     return f"{count} {what if count == 1 else _PLURALS[what]}"
 
 
-def _told(ratio: Fraction | None) -> str:
+def _reported(ratio: Fraction | None) -> str:
     """Return a ratio in percent; only what is certain is 100%, and only what is impossible 0%."""
     if ratio is None:
         return "not counted: too many sets"
     if ratio in (0, 1):
         return f"{int(ratio) * 100}%"
     return next(
-        (told for digits in range(1, 6) if 0 < float((told := f"{float(ratio):.{digits}%}")[:-1]) < 100),
+        (reported for digits in range(1, 6) if 0 < float((reported := f"{float(ratio):.{digits}%}")[:-1]) < 100),
         "over 99.99999%" if ratio > 0.5 else "under 0.00001%",
     )

@@ -141,10 +141,10 @@ class RemoteShard(_Chunked):
     def _fill(self, number: int, into: memoryview) -> None:
         if not self._coming and self._asked:
             self._coming = self._asked.popleft()
-            told = expected(self._connection.receive(), Bytes)
-            if told.length != self._bytes(self._coming)[1]:
+            reported = expected(self._connection.receive(), Bytes)
+            if reported.length != self._bytes(self._coming)[1]:
                 raise ProtocolError(f"{self._what} is not held there any more")
-            self._sums = told.sums
+            self._sums = reported.sums
             self._ask()
         if not self._coming or self._coming[0] != number:
             raise ValueError(f"chunk {number} of {self._what} was not expected now")

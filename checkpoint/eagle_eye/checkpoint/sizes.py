@@ -18,7 +18,7 @@ def size_bytes(text: str) -> int:
     return round(float(number) * base ** (_KINDS.index(kind) + 1)) if kind else round(float(number))
 
 
-def told(size: int) -> str:
+def reported(size: int) -> str:
     """Return so many bytes in the largest unit of which there is one: 3.0 GiB."""
     power = min(max(size.bit_length() - 1, 0) // 10, len(_KINDS))
     return f"{size / 1_024**power:.1f} {_KINDS[power - 1]}iB" if power else f"{size} bytes"

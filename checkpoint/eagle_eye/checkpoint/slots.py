@@ -153,9 +153,9 @@ class Needed:
 
         Which older ones are kept is said anew with each newer step: who says none does not know.
         """
-        told = sorted(whole)
-        older = told[: -self.keep] if told and not self.passed(told[-1]) else []
-        self.whole = {*sorted(self.whole.union(told))[-self.keep :], *(older or self.older)}
+        reported = sorted(whole)
+        older = reported[: -self.keep] if reported and not self.passed(reported[-1]) else []
+        self.whole = {*sorted(self.whole.union(reported))[-self.keep :], *(older or self.older)}
         self.void = {step for step in self.void | set(void) if not self.passed(step)}
 
     def among(self, steps: Iterable[int], *, persists: bool, slots_missing: int = 0) -> set[int]:

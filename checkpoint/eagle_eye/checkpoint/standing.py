@@ -98,5 +98,5 @@ def _older(job: HeldJob, wanted: Collection[int]) -> list[OlderStep]:
             if shard.local:  # by this node's clock, as whoever reads the file
                 captured_s[copy.step] = max(captured_s.get(copy.step, 0.0), copy.captured_s)
     whole = [step for step, ranks in held.items() if step in captured_s and ranks.issuperset(wanted)]
-    told = whole if len(whole) <= OLDER_MAX else [*whole[: OLDER_MAX - 1], whole[-1]]
-    return [OlderStep(step, captured_s[step]) for step in told]
+    reported = whole if len(whole) <= OLDER_MAX else [*whole[: OLDER_MAX - 1], whole[-1]]
+    return [OlderStep(step, captured_s[step]) for step in reported]

@@ -10,12 +10,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from eagle_eye.checkpoint.sizes import told
+from eagle_eye.checkpoint.sizes import reported
 from eagle_eye.schema.memory_steps import store_folder
 
 SHOWN_MAX = 200  # letters of a path
 NAME = "status"
-SPANS_TOLD_MAX = 8
+SPANS_REPORTED_MAX = 8
 HELP = "which copies of which step this node holds"
 
 
@@ -59,7 +59,7 @@ def lines(jobs: list[dict[str, Any]]) -> list[str]:
         whole = (
             "no step is whole yet" if job["whole_step"] is None else f"step {job['whole_step']} is whole on all nodes"
         )
-        found.append(f"{job['job']}, attempt {job['attempt']}: {whole}; {told(job['reserved_bytes'])} reserved")
+        found.append(f"{job['job']}, attempt {job['attempt']}: {whole}; {reported(job['reserved_bytes'])} reserved")
         if job["older_steps"]:
             found.append(f"  further back: step {', '.join(map(str, job['older_steps']))}")
         if job["capture_every"] > 1:
@@ -74,7 +74,7 @@ def lines(jobs: list[dict[str, Any]]) -> list[str]:
             found.append(f"  step {job['persisted_step']} is on storage")
         for copy in job["copies"]:
             whose = "this node's" if copy["of_this_node"] else "another node's"
-            found.append(f"  step {copy['step']:<8} rank {copy['rank']:<6} {told(copy['bytes']):>10}  {whose}")
+            found.append(f"  step {copy['step']:<8} rank {copy['rank']:<6} {reported(copy['bytes']):>10}  {whose}")
         found += [_idle(link) for link in job["links"] if link["idle_spans_s"]]
         found += [f"  {what.replace('_', ' ')}: {count:,}" for what, count in job["counts"].items()]
         found += [f"  {text}" for text in job["troubles"]]
@@ -82,6 +82,8 @@ def lines(jobs: list[dict[str, Any]]) -> list[str]:
 
 
 def _idle(link: dict[str, Any]) -> str:
-    spans = " + ".join(f"{length:.2f}" for length in link["idle_spans_s"][:SPANS_TOLD_MAX])
-    more = " + ..." if len(link["idle_spans_s"]) > SPANS_TOLD_MAX else ""
-    return f"  {link['interface']} is idle for {spans}{more} s of a step; copies pass at {told(link['bytes_per_s'])}/s"
+    spans = " + ".join(f"{length:.2f}" for length in link["idle_spans_s"][:SPANS_REPORTED_MAX])
+    more = " + ..." if len(link["idle_spans_s"]) > SPANS_REPORTED_MAX else ""
+    return (
+        f"  {link['interface']} is idle for {spans}{more} s of a step; copies pass at {reported(link['bytes_per_s'])}/s"
+    )

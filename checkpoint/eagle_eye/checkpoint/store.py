@@ -25,7 +25,7 @@ import msgspec
 from eagle_eye.checkpoint.checksums import CHUNK_BYTES, SUM_BYTES, Damaged, check, chunks, sums_in
 from eagle_eye.checkpoint.connection import (
     NONCE_BYTES,
-    STRANGERS_FRAME_BYTES_MAX,
+    UNPROVEN_FRAME_BYTES_MAX,
     Connection,
     Pace,
     ProtocolError,
@@ -276,7 +276,7 @@ class Store:
     # Other nodes.
 
     async def _serve_peer(self, connection: Connection) -> None:
-        first = await asyncio.wait_for(connection.receive(STRANGERS_FRAME_BYTES_MAX), HANDSHAKE_WITHIN_S)
+        first = await asyncio.wait_for(connection.receive(UNPROVEN_FRAME_BYTES_MAX), HANDSHAKE_WITHIN_S)
         if not isinstance(first, Greet) or len(first.nonce) != NONCE_BYTES:
             raise ProtocolError("a peer that does not greet")
         service = self._jobs.get(first.job)
@@ -287,7 +287,7 @@ class Store:
         nonce, key = os.urandom(NONCE_BYTES), service.job.key
         await connection.send(Challenge(nonce, proof(key, b"store", first.nonce, nonce)))
         given = expected(
-            await asyncio.wait_for(connection.receive(STRANGERS_FRAME_BYTES_MAX), HANDSHAKE_WITHIN_S), Proof
+            await asyncio.wait_for(connection.receive(UNPROVEN_FRAME_BYTES_MAX), HANDSHAKE_WITHIN_S), Proof
         )
         if not hmac.compare_digest(given.proof, proof(key, b"peer", first.nonce, nonce)):
             raise ProtocolError("a peer without the job's key")

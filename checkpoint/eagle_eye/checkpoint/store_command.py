@@ -18,7 +18,7 @@ from eagle_eye.checkpoint.sizes import size_bytes
 from eagle_eye.checkpoint.status_command import shown
 from eagle_eye.schema.memory_steps import COPY_RATE_VARIABLE, store_folder
 from eagle_eye.schema.names import is_name
-from eagle_eye.schema.service_environment import notify_address
+from eagle_eye.schema.systemd import NotifySocket
 
 if TYPE_CHECKING:
     from eagle_eye.checkpoint.store import Store, StoreSettings
@@ -115,14 +115,7 @@ async def _serve(store: Store) -> int:
 def _say_ready(address: str) -> None:
     """The log has the address, and systemd knows that ranks are answered, where it waits for that."""
     _log.info("listening on %s", address)
-    manager = notify_address(os.environ)
-    if not manager:
-        return
-    try:
-        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as end:
-            end.sendto(b"READY=1", manager)
-    except OSError as error:
-        _log.warning("systemd cannot be told that the store is ready: %s", error.strerror or error)
+    NotifySocket(os.environ, _log).send("READY=1")
 
 
 def _address(text: str) -> tuple[str, int]:

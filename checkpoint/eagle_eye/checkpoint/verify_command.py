@@ -6,7 +6,7 @@ import argparse
 import json
 import sys
 
-from eagle_eye.checkpoint.sizes import told
+from eagle_eye.checkpoint.sizes import reported
 from eagle_eye.checkpoint.status_command import configure, folder_of, shown
 
 __all__ = ["HELP", "NAME", "configure", "run"]
@@ -29,7 +29,7 @@ def run(args: argparse.Namespace) -> int:
         figures = {"copies": verified.copies, "bytes": verified.total_bytes, "damaged": list(verified.damaged)}
         print(json.dumps(figures, indent=2))
     else:
-        print(f"{verified.copies} copies are what was written ({told(verified.total_bytes)} read)")
+        print(f"{verified.copies} copies are what was written ({reported(verified.total_bytes)} read)")
         for text in verified.damaged:
             print(f"damaged, and removed: {text}")
     return 1 if verified.damaged else 0

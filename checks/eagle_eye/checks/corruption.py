@@ -36,9 +36,9 @@ def result(host: Host, names: tuple[str, ...], children: Children, what: str) ->
         )
         if not wrong:
             return "", figures
-        told = "; ".join(found[workers[device]][:FINDINGS_SHOWN])
+        reported = "; ".join(found[workers[device]][:FINDINGS_SHOWN])
         whose = f" ({uuid})" if uuid != device else ""
-        return f"{wrong:.0f} wrong numbers in {operations:.0f} {what}{whose}: {told}", figures
+        return f"{wrong:.0f} wrong numbers in {operations:.0f} {what}{whose}: {reported}", figures
 
     answered = [course.values for course in children.courses if course.values is not None]
     operations = sum(values.get("operations", 0.0) for values in answered)
@@ -51,8 +51,8 @@ def findings(children: Children) -> Mapping[int, list[str]]:
     """Return the wrong numbers that each worker told of, as text of which nothing is trusted."""
     found: dict[int, list[str]] = defaultdict(list)
     for line in children.answers:
-        worker, told = line.get("worker"), line.get("finding")
-        if isinstance(worker, int) and isinstance(told, dict):
-            operation, index, expected, got = (str(told.get(k)) for k in ("operation", "index", "expected", "got"))
+        worker, reported = line.get("worker"), line.get("finding")
+        if isinstance(worker, int) and isinstance(reported, dict):
+            operation, index, expected, got = (str(reported.get(k)) for k in ("operation", "index", "expected", "got"))
             found[worker].append(printable(f"{operation} [{index}] expected {expected}, got {got}")[:FINDING_CHARS_MAX])
     return found

@@ -130,8 +130,8 @@ def _failures(category: str, test: str, result: dict[str, Any]) -> Iterator[Fail
     device = result.get("entity_id", result.get("gpu_ids", result.get("gpu_id")))
     where = f"{test} on gpu {printable(str(device))[:40]}" if device is not None else test
     warnings = result.get("warnings")
-    told = [warning for warning in warnings if warning] if isinstance(warnings, list) else [warnings or {}]
-    for warning in told[:REASONS_MAX] or [{}]:
+    reported = [warning for warning in warnings if warning] if isinstance(warnings, list) else [warnings or {}]
+    for warning in reported[:REASONS_MAX] or [{}]:
         severity = warning.get("error_severity") if isinstance(warning, dict) else None
         text = warning.get("warning", "") if isinstance(warning, dict) else warning
         if isinstance(severity, int):

@@ -27,7 +27,7 @@ _REPAIRS = (
     ("ecc_uncorrected_total", "uncorrectable memory errors since its last reset: reset the GPU"),
 )
 # Told with the result; what they are worth without load, the check gemm judges under load.
-_TOLD = (
+_REPORTED = (
     ("pcie_link_width", "1"),
     ("pcie_link_generation", "1"),
     ("temperature_celsius", "Cel"),
@@ -75,7 +75,7 @@ def _figures(gpu: Gpu) -> Iterator[Measured]:
         if name in gpu.facts:
             source = "NVML API Reference: any at all asks for a repair"
             yield Measured(name=name, value=gpu.facts[name], unit="1", device=gpu.name, threshold=0.0, source=source)
-    for name, unit in _TOLD:
+    for name, unit in _REPORTED:
         if name in gpu.facts:
             yield Measured(name=name, value=gpu.facts[name], unit=unit, device=gpu.name)
 

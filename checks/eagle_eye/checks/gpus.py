@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from eagle_eye.agent.nvml.bus import gpus_on_the_bus
+from eagle_eye.agent.nvml.pci_presence import gpus_on_the_bus
 from eagle_eye.checks import child
 from eagle_eye.checks.check import Gpu, Host, printable
 from eagle_eye.checks.child import Children
@@ -46,8 +46,8 @@ def first(children: Children) -> Host:
 
 def look(answer: dict[str, Any]) -> Host:
     """Return one look as the child told it; GPUs that make no sense are left out."""
-    told = answer.get("gpus")
-    gpus = [gpu for each in (told if isinstance(told, list) else []) if (gpu := _gpu(each)) is not None]
+    reported = answer.get("gpus")
+    gpus = [gpu for each in (reported if isinstance(reported, list) else []) if (gpu := _gpu(each)) is not None]
     lost = answer.get("lost")
     return Host(
         gpus=tuple(gpus[: child.WORKERS_MAX]),
@@ -113,17 +113,17 @@ class Watching:
         self._looks = [look(answer) for answer in children.answers if "gpus" in answer]
 
 
-def _gpu(told: object) -> Gpu | None:
-    if not isinstance(told, dict):
+def _gpu(reported: object) -> Gpu | None:
+    if not isinstance(reported, dict):
         return None
-    row, uuid, facts, pids = told.get("row"), told.get("uuid"), told.get("facts"), told.get("processes")
+    row, uuid, facts, pids = reported.get("row"), reported.get("uuid"), reported.get("facts"), reported.get("processes")
     if not isinstance(row, int) or not isinstance(uuid, str) or not isinstance(facts, dict):
         return None
-    instances = told.get("instances")
+    instances = reported.get("instances")
     return Gpu(
         row=row,
         uuid=uuid,
-        model=printable(str(told.get("model", ""))),
+        model=printable(str(reported.get("model", ""))),
         facts={name: float(value) for name, value in facts.items() if child.is_number(value)},
         processes=tuple(pid for pid in pids if isinstance(pid, int)) if isinstance(pids, list) else None,
         instances=instances if isinstance(instances, int) else 0,

@@ -1,4 +1,4 @@
-"""What the command says: lines for people, JSON for machines."""
+"""What the command prints: lines for people, JSON for machines. Plain writes: a GPU host has no rich."""
 
 from __future__ import annotations
 

@@ -80,27 +80,27 @@ class Goodput:
         """Ask the server and print its answer. Raises ServerSaidNo."""
         since_s, until_s = span(args)
         query = {"by": args.by, "job": args.job, "since": since_s, "until": until_s, "limit": args.limit}
-        told = connect(args.server, args.token_file).call("GET", "/api/v1/goodput", query)
+        reported = connect(args.server, args.token_file).call("GET", "/api/v1/goodput", query)
         if args.json:
-            print_json(told)
+            print_json(reported)
             return 0
-        sys.stdout.write(f"{told['since']} to {told['until']}\n")
+        sys.stdout.write(f"{reported['since']} to {reported['until']}\n")
         if args.by == "job":
-            print_table(_JOBS, [_job_row(item) for item in told["items"]])
+            print_table(_JOBS, [_job_row(item) for item in reported["items"]])
             causes = [
-                _loss_row(cause, item["job"]) for item in told["items"] for cause in item["causes"][:CAUSES_SHOWN]
+                _loss_row(cause, item["job"]) for item in reported["items"] for cause in item["causes"][:CAUSES_SHOWN]
             ]
             if causes:
                 sys.stdout.write("\n")
                 print_table(_CAUSES, causes)
         else:
-            parts = [Column(part, part) for part in PARTS if any(part in item["lost"] for item in told["items"])]
+            parts = [Column(part, part) for part in PARTS if any(part in item["lost"] for item in reported["items"])]
             columns = (Column(args.by, "name"), Column("GPU-hours", "gpu_hours"), Column("hours", "hours"), *parts)
-            print_table(columns, [_cause_row(item, args.by) for item in told["items"]])
-        _print_unknown(told["total"])
-        if told["left_out"]:
-            sys.stderr.write(f"{told['left_out']} more; --limit shows them\n")
-        if told["cut"]:
+            print_table(columns, [_cause_row(item, args.by) for item in reported["items"]])
+        _print_unknown(reported["total"])
+        if reported["left_out"]:
+            sys.stderr.write(f"{reported['left_out']} more; --limit shows them\n")
+        if reported["cut"]:
             sys.stderr.write("there are more attempts on record than are read; the oldest ones are left out\n")
         return 0
 
@@ -122,18 +122,20 @@ class Ledger:
         client = connect(args.server, args.token_file)
         since_s, _ = span(args)
         query = {**{name: getattr(args, name) for name in ("job", "fault", "standing")}, "since": since_s}
-        told = client.call("GET", "/api/v1/ledger", {**query, "limit": 1})
+        reported = client.call("GET", "/api/v1/ledger", {**query, "limit": 1})
         items, more = client.pages("/api/v1/ledger", query, args.limit)
         if args.json:
-            print_json({**told, "items": items, "next": None})
+            print_json({**reported, "items": items, "next": None})
             return 0
         print_table(_LEDGER, items)
-        totals = [("all", told["total"]), *told["by_fault"].items()]
-        totals += [(f"detector {name}", counted) for name, counted in told["by_detector"].items()]
-        sys.stdout.write(f"\nsince {told['since']}, looked at for {told['window_seconds'] / HOUR_S:g} hours each:\n")
+        totals = [("all", reported["total"]), *reported["by_fault"].items()]
+        totals += [(f"detector {name}", counted) for name, counted in reported["by_detector"].items()]
+        sys.stdout.write(
+            f"\nsince {reported['since']}, looked at for {reported['window_seconds'] / HOUR_S:g} hours each:\n"
+        )
         print_table(_TOTALS, [_total_row(name, counted) for name, counted in totals])
         say_more(args, more)
-        if told["cut"]:
+        if reported["cut"]:
             sys.stderr.write("there are more on record than are read; the oldest ones are left out\n")
         return 0
 
@@ -161,16 +163,18 @@ class Tickets:
         """Do what the verb says. Raises ServerSaidNo."""
         client = connect(args.server, args.token_file)
         if args.verb == "import":
-            told = client.call("POST", "/api/v1/tickets", body={"format": _format(args), "text": _text(args.file)})
+            reported = client.call("POST", "/api/v1/tickets", body={"format": _format(args), "text": _text(args.file)})
             if args.json:
-                print_json(told)
+                print_json(reported)
                 return 0
-            sys.stdout.write(f"{told['new']} new, {told['changed']} changed, {told['unchanged']} known already\n")
-            if told["left_out_columns"]:
-                sys.stderr.write(f"columns left out: {printable(told['left_out_columns'])}\n")
-            if told["unknown_nodes_count"]:
-                names = printable(told["unknown_nodes"])
-                sys.stderr.write(f"{told['unknown_nodes_count']} nodes were never heard of, such as {names}\n")
+            sys.stdout.write(
+                f"{reported['new']} new, {reported['changed']} changed, {reported['unchanged']} known already\n"
+            )
+            if reported["left_out_columns"]:
+                sys.stderr.write(f"columns left out: {printable(reported['left_out_columns'])}\n")
+            if reported["unknown_nodes_count"]:
+                names = printable(reported["unknown_nodes"])
+                sys.stderr.write(f"{reported['unknown_nodes_count']} nodes were never heard of, such as {names}\n")
             return 0
         items, more = client.pages("/api/v1/tickets", {"node": args.node}, args.limit)
         print_list(args, _TICKETS, items, more)

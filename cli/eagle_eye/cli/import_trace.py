@@ -113,11 +113,11 @@ def _import(args: argparse.Namespace, start_s: float, end_s: float) -> Imported:
     with client(access, TIMEOUT_S) as http, progress:
         task = progress.add_task("asking the Prometheus", total=1.0)
 
-        def told(what: str, done: float) -> None:
+        def reported(what: str, done: float) -> None:
             progress.update(task, description=what, completed=done)
 
         promql = PromQl(http, args.prometheus, ANSWER_BYTES_MAX)
-        return import_trace(promql, args.out, wanted, start_s, end_s, args.step, args.samples_max, told)
+        return import_trace(promql, args.out, wanted, start_s, end_s, args.step, args.samples_max, reported)
 
 
 def _headers(given: list[str]) -> dict[str, str]:

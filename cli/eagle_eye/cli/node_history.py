@@ -44,10 +44,10 @@ def show_history(client: Client, args: argparse.Namespace) -> int:
         return 0
     remembered = first["memory"]
     sys.stdout.write(
-        f"{printable(first['node'])} is {first['state']}; {lemon_words(remembered)};"
+        f"{printable(first['node'])} is {first['state']}; {recurrence_words(remembered)};"
         f" incidents in 30 days: {remembered['incidents_30_days']}\n"
     )
-    for signal in remembered["lemon_signals"]:
+    for signal in remembered["recurrence_signals"]:
         name = signal["signal"].replace("_", " ")
         usual = f" (usual here: {signal['usual']:g})" if signal["usual"] else ""
         sys.stdout.write(f"  {name} {signal['value']:g}{usual} adds {signal['adds']:.2f}\n")
@@ -73,8 +73,9 @@ def compared_words(checks: Any) -> str:
     return f"{found} in {checks['operations']:.0f} products, {checks['seconds']:.0f} s"
 
 
-def lemon_words(remembered: Any) -> str:
-    """Return the lemon score in words."""
-    if remembered["lemon_score"] is None:
-        return f"lemon score: cannot tell, {printable(remembered['lemon_reason'])}"
-    return f"lemon score {remembered['lemon_score']:.2f}" + (", a lemon" if remembered["lemon"] else "")
+def recurrence_words(remembered: Any) -> str:
+    """Return the recurrence score in words."""
+    if remembered["recurrence_score"] is None:
+        return f"recurrence score: cannot tell, {printable(remembered['recurrence_reason'])}"
+    failing = ", keeps failing" if remembered["recurrent"] else ""
+    return f"recurrence score {remembered['recurrence_score']:.2f}{failing}"

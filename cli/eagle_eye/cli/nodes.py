@@ -114,20 +114,20 @@ def _forget(client: Client, args: argparse.Namespace) -> int:
         body["unheard_for_s"] = now_s - moment("--unheard-for", args.unheard_for, now_s)
         if body["unheard_for_s"] <= 0:
             raise ConfigurationError(f"--unheard-for: expected a time before now, got {args.unheard_for!r}")
-    told = client.call("POST", "/api/v1/nodes/forget", body=body)
-    named = [kept for kept in told["kept"] if kept["node"] in args.nodes]
+    reported = client.call("POST", "/api/v1/nodes/forget", body=body)
+    named = [kept for kept in reported["kept"] if kept["node"] in args.nodes]
     if args.json:
-        print_json(told)
+        print_json(reported)
         return 1 if named else 0
     verb = "would be forgotten" if args.dry_run else "forgotten"
-    shown = [printable(node) for node in told["forgotten"][:LIST_MAX]]
+    shown = [printable(node) for node in reported["forgotten"][:LIST_MAX]]
     sys.stdout.write("".join(f"{node} {verb}\n" for node in shown))
-    if len(told["forgotten"]) > len(shown):
-        sys.stdout.write(f"and {len(told['forgotten']) - len(shown)} more\n")
-    for kept in told["kept"][:LIST_MAX]:
+    if len(reported["forgotten"]) > len(shown):
+        sys.stdout.write(f"and {len(reported['forgotten']) - len(shown)} more\n")
+    for kept in reported["kept"][:LIST_MAX]:
         remedy = "" if kept["reason"] == "not_found" else "; --force forgets it all the same"
         sys.stderr.write(f"{printable(kept['node'])} is kept: {printable(kept['detail'])}{remedy}\n")
-    sys.stderr.write(f"{len(told['forgotten'])} nodes {verb}, {len(told['kept'])} kept\n")
+    sys.stderr.write(f"{len(reported['forgotten'])} nodes {verb}, {len(reported['kept'])} kept\n")
     return 1 if named else 0
 
 
@@ -207,7 +207,7 @@ NODES = Nodes(
         Column("agent", "agent.version", 4),
         Column("introduced by", "introduced_by", 5),
         Column("incidents (30 days)", "memory.incidents_30_days", 2),
-        Column("lemon score", "memory.lemon_score", 3),
+        Column("recurrence score", "memory.recurrence_score", 3),
         Column("reason", "reason"),
     ),
     filters={"state": get_args(NodeState)},

@@ -40,18 +40,18 @@ def run(args: argparse.Namespace) -> int:
 
 def _explain(args: argparse.Namespace) -> int:
     client = connect(args.server, args.token_file)
-    told = client.call("GET", f"/api/v1/incidents/{quote(args.incident, safe='')}/policy")
+    reported = client.call("GET", f"/api/v1/incidents/{quote(args.incident, safe='')}/policy")
     if args.json:
-        print_json(told)
+        print_json(reported)
         return 0
-    lines = [f"{told['fault']} of job {told['job']}: incident {told['incident_id']} is {told['state']}"]
-    if told["hold"]:
-        lines.append(f"held by {told['hold_rule'] or 'policy'}: {told['hold']}")
-    if told["decision"]:
-        lines += ["", f"now: {decision_line(told['decision'])}", *rule_lines(told["rules"], args.all)]
+    lines = [f"{reported['fault']} of job {reported['job']}: incident {reported['incident_id']} is {reported['state']}"]
+    if reported["hold"]:
+        lines.append(f"held by {reported['hold_rule'] or 'policy'}: {reported['hold']}")
+    if reported["decision"]:
+        lines += ["", f"now: {decision_line(reported['decision'])}", *rule_lines(reported["rules"], args.all)]
     else:
-        lines += ["", f"now: {told['detail']}"]
-    for asked in told["asked"]:
+        lines += ["", f"now: {reported['detail']}"]
+    for asked in reported["asked"]:
         lines += ["", f"{asked['created']} {asked['kind']}, action {asked['action_id']}, is {asked['state']}:"]
         lines += rule_lines(asked["rules"], args.all)
     sys.stdout.write("".join(f"{printable(line)}\n" for line in lines))

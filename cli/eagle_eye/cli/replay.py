@@ -60,10 +60,10 @@ def run(args: argparse.Namespace) -> int:
     with progress:
         task = progress.add_task("reading the trace", total=1.0)
 
-        def told(share: float, tally: Any) -> None:
+        def reported(share: float, tally: Any) -> None:
             progress.update(task, completed=share, description=f"{tally.acknowledged:,} frames acknowledged")
 
-        replay = Replay(trace, server, client.token, client, args.suffix, told)
+        replay = Replay(trace, server, client.token, client, args.suffix, reported)
         try:
             pace = asyncio.run(replay.run(args.speed))
         except OSError as error:

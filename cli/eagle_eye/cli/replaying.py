@@ -58,7 +58,7 @@ class Pacing(NamedTuple):
 class Replay:
     """One trace under way. ``suffix`` is put behind the names of job and nodes.
 
-    ``told(share, tally)`` is called twice a second. ``skipped`` counts rows of nodes that the header does not name.
+    ``reported(share, tally)`` is called twice a second. ``skipped`` counts rows of nodes that the header does not name.
     """
 
     def __init__(
@@ -68,14 +68,14 @@ class Replay:
         token: str,
         client: Client,
         suffix: str,
-        told: Callable[[float, Tally], None],
+        reported: Callable[[float, Tally], None],
     ) -> None:
         self.trace = trace
         self.suffix = suffix
         self._target = target
         self._token = token
         self._client = client
-        self._told = told
+        self._reported = reported
         self._stream = f"replay-{secrets.token_hex(8)}"
         self._sequences: Counter[str] = Counter()
         self._last: dict[str, Frame] = {}
@@ -177,7 +177,7 @@ class Replay:
         while True:
             for sender in senders.values():
                 sender.check(loop.time())
-            self._told(min((time.time() - pace.begin_s) / max(pace.seconds, 1e-9), 1.0), self.tally)
+            self._reported(min((time.time() - pace.begin_s) / max(pace.seconds, 1e-9), 1.0), self.tally)
             await asyncio.sleep(CHECK_EVERY_S)
 
 

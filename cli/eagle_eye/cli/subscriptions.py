@@ -95,9 +95,9 @@ def _made(out: Path | None, ask: Callable[[], Any]) -> int:
         print_json(ask())
         return 0
     with private_file(out, "--out") as file:
-        told = ask()
-        file.write(told.pop("secret") + "\n")
-    print_json(told)
+        reported = ask()
+        file.write(reported.pop("secret") + "\n")
+    print_json(reported)
     return 0
 
 

@@ -122,9 +122,9 @@ def _measured(columns: Sequence[Column], items: Sequence[Mapping[str, Any]], tim
     """Return the columns that say something, times written as the pattern ``time`` has them."""
     found = []
     for column in columns:
-        told = [printable(field(item, column.path)) for item in items]
-        times = any(told) and all(_TIME.fullmatch(cell) for cell in told if cell)
-        cells = [_TIME.sub(time, cell) for cell in told] if times else told
+        reported = [printable(field(item, column.path)) for item in items]
+        times = any(reported) and all(_TIME.fullmatch(cell) for cell in reported if cell)
+        cells = [_TIME.sub(time, cell) for cell in reported] if times else reported
         widest = max(map(len, cells))
         if widest == 0:
             continue

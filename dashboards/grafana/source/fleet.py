@@ -139,9 +139,9 @@ def _nodes() -> Sequence[Panel]:
         ),
         bars(
             "Nodes that keep failing",
-            f"sort_desc({counted(f'topk(10, max by (node) ({Q}node_lemon_score))', 'node')})",
+            f"sort_desc({counted(f'topk(10, max by (node) ({Q}node_recurrence_score))', 'node')})",
             "{{node}}",
-            about="By lemon score.",
+            about="By recurrence score.",
             steps=[(None, YELLOW)],
         ),
         bars(

@@ -80,8 +80,8 @@ def _now() -> Sequence[Panel]:
             decimals=3,
         ),
         number(
-            "Lemon score",
-            counted(f'max({Q}node_lemon_score{{node="$node"}})'),
+            "Recurrence score",
+            counted(f'max({Q}node_recurrence_score{{node="$node"}})'),
             about="0: it is not among those that keep failing.",
             steps=[(None, GREEN), (1, YELLOW)],
         ),

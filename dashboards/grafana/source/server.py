@@ -33,7 +33,7 @@ def build() -> Dashboard:
             Section("Judging", _judging()),
             Section("Telling", _telling()),
             Section("Keeping", _keeping()),
-            Section("The process and its door", _process()),
+            Section("The process and its connections", _process()),
         ],
         span="now-3h",
     )

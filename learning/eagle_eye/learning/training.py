@@ -56,8 +56,8 @@ class Options:
 
 def run(args: argparse.Namespace) -> int:
     """Learn and write. Raises ConfigurationError, and what says why no model was made."""
-    told = _description(*read_model(args.show)) if args.show is not None else _train(args)
-    _tell(told, as_json=args.json)
+    reported = _description(*read_model(args.show)) if args.show is not None else _train(args)
+    _tell(reported, as_json=args.json)
     return 0
 
 

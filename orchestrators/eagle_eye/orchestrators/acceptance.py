@@ -15,9 +15,9 @@ def refusal(action: ActionRequest, job: JobState | None, now_s: float) -> str | 
         return f"job {action.job!r} is not run here"
     if action.attempt < job.attempt:
         return f"asked for attempt {action.attempt}; the job is at attempt {job.attempt} already"
-    strangers = sorted(set(action.exclude) - job.nodes)
-    if strangers:
-        return f"unknown nodes: {', '.join(repr(name[:64]) for name in strangers[:8])}"
+    unknown = sorted(set(action.exclude) - job.nodes)
+    if unknown:
+        return f"unknown nodes: {', '.join(repr(name[:64]) for name in unknown[:8])}"
     if action.kind in ("exclude_node", "drain_node") and not action.exclude:
         return f"{action.kind} names no node"
     return None

@@ -9,12 +9,12 @@ from collections.abc import Callable
 
 import msgspec
 
-from eagle_eye.orchestrators.backoff import Backoff
 from eagle_eye.orchestrators.cloudevent import unix_seconds
 from eagle_eye.orchestrators.errors import RejectedError, ServerUnreachableError
 from eagle_eye.orchestrators.ledger import Ledger, OwedReport
-from eagle_eye.orchestrators.server_client import ServerClient
+from eagle_eye.orchestrators.server_client import BACKOFF_S, BACKOFF_S_MAX, ServerClient
 from eagle_eye.schema.action import ActionRequest, Report, ReportState
+from eagle_eye.schema.backoff import Backoff
 
 log = logging.getLogger(__name__)
 
@@ -36,7 +36,7 @@ class Reporter:
         self._client = client
         self._ledger = ledger
         self._clock = clock
-        self._backoff = backoff or Backoff()
+        self._backoff = backoff or Backoff(BACKOFF_S, BACKOFF_S_MAX)
         self._wake = threading.Event()
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="reports", daemon=True)

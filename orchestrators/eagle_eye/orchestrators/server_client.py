@@ -13,6 +13,7 @@ from eagle_eye.orchestrators.errors import RejectedError, ServerUnreachableError
 from eagle_eye.schema.action import ActionRequest
 
 TIMEOUT_S = 5.0
+BACKOFF_S, BACKOFF_S_MAX = 0.2, 15.0  # between tries, while the server is away
 _PORTS = {"http": 80, "https": 443}
 
 

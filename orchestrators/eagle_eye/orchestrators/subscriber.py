@@ -10,7 +10,6 @@ from functools import partial
 from typing import TypeVar
 
 from eagle_eye.orchestrators.acceptance import refusal
-from eagle_eye.orchestrators.backoff import Backoff
 from eagle_eye.orchestrators.cloudevent import unix_seconds
 from eagle_eye.orchestrators.dry_run import would
 from eagle_eye.orchestrators.errors import CannotCarryOutError
@@ -21,6 +20,7 @@ from eagle_eye.orchestrators.protocol import Checkpoints, Exclusion, JobState, O
 from eagle_eye.orchestrators.resumption import INTERRUPTED, remainder
 from eagle_eye.orchestrators.verbs import verbs
 from eagle_eye.schema.action import ActionRequest
+from eagle_eye.schema.backoff import Backoff
 
 log = logging.getLogger(__name__)
 

@@ -15,9 +15,8 @@ from urllib.parse import quote
 
 import msgspec
 
-from eagle_eye.orchestrators.backoff import Backoff
 from eagle_eye.orchestrators.errors import RejectedError, ServerUnreachableError
-from eagle_eye.orchestrators.server_client import ServerClient
+from eagle_eye.orchestrators.server_client import BACKOFF_S, BACKOFF_S_MAX, ServerClient
 from eagle_eye.orchestrators.whole_file import write_whole
 from eagle_eye.schema.action import (
     ACTION_EXPIRED,
@@ -27,6 +26,7 @@ from eagle_eye.schema.action import (
     PING,
     JobUpdate,
 )
+from eagle_eye.schema.backoff import Backoff
 
 log = logging.getLogger(__name__)
 
@@ -80,7 +80,7 @@ class Subscription:
         self._wanted = wanted
         self._file = file
         self._check_every_s = check_every_s
-        self._backoff = backoff or Backoff()
+        self._backoff = backoff or Backoff(BACKOFF_S, BACKOFF_S_MAX)
         self._proposed = "whsec_" + base64.b64encode(random_secrets.token_bytes(32)).decode()
         self._held: _Held | None = None
         self._lock = threading.Lock()
@@ -143,7 +143,7 @@ class Subscription:
     def flush(self, within_s: float) -> bool:
         """Return whether everything told has arrived, waiting for it up to ``within_s``."""
         until_s = time.monotonic() + within_s
-        while not (arrived := self._all_told()) and time.monotonic() < until_s and self._thread.is_alive():
+        while not (arrived := self._all_reported()) and time.monotonic() < until_s and self._thread.is_alive():
             time.sleep(0.01)
         return arrived
 
@@ -295,7 +295,7 @@ class Subscription:
         with self._lock:
             self._jobs = {job: (update, False) for job, (update, _) in self._jobs.items()}
 
-    def _all_told(self) -> bool:
+    def _all_reported(self) -> bool:
         with self._lock:
             return not self._unfit and all(arrived for _, arrived in self._jobs.values())
 

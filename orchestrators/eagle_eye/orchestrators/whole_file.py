@@ -1,4 +1,4 @@
-"""Files that are either the old ones or the new ones, never half of each."""
+"""Atomic file writes: after a crash the file has either its old content or its new content."""
 
 from __future__ import annotations
 

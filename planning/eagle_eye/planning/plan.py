@@ -138,8 +138,8 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True):
     def mixture(self) -> str:
         """How many pipelines of how many nodes there are: 2 x 2 + 1 x 3."""
         counts = Counter(pipeline.template for pipeline in self.pipelines)
-        told = " + ".join(f"{count} x {template}" for template, count in sorted(counts.items()))
-        return told + (f" + {self.idle_nodes} idle" if self.idle_nodes else "")
+        reported = " + ".join(f"{count} x {template}" for template, count in sorted(counts.items()))
+        return reported + (f" + {self.idle_nodes} idle" if self.idle_nodes else "")
 
     def begins(self) -> list[int]:
         """Return the place of each pipeline's first node."""

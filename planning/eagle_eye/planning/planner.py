@@ -35,7 +35,7 @@ def make_plan(
     layouts = plan_layouts(templates, hardware.nodes, tolerate, micro_batches)
     by_nodes = {template.nodes: template for template in templates}
     state_bytes = sums(profile).state_bytes
-    told = [
+    reported = [
         msgspec.structs.replace(
             layout, losses=losses(layout, after, by_nodes, state_bytes, hardware.stage_memory_bytes)
         )
@@ -51,7 +51,7 @@ def make_plan(
         hardware=hardware,
         nodes=tuple(nodes),
         templates=templates,
-        layouts=(layouts[0], *told),
+        layouts=(layouts[0], *reported),
         job=job,
     )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 
-from eagle_eye.checkpoint.sizes import told as size_told
+from eagle_eye.checkpoint.sizes import reported as size_reported
 from eagle_eye.planning.plan import Layout, Loss, Next, Plan
 
 
@@ -14,7 +14,7 @@ def plan_lines(plan: Plan) -> Iterator[str]:
     hardware = plan.hardware
     gpus = f"{hardware.gpus_per_node} {'GPU' if hardware.gpus_per_node == 1 else 'GPUs'}"
     yield (
-        f"{plan.layers} layers on {_nodes(hardware.nodes)} of {gpus} with {size_told(hardware.gpu_memory_bytes)};"
+        f"{plan.layers} layers on {_nodes(hardware.nodes)} of {gpus} with {size_reported(hardware.gpu_memory_bytes)};"
         f" {plan.micro_batches} micro-batches of {plan.micro_batch} in a step"
     )
     least = plan.nodes_min
@@ -30,7 +30,7 @@ def plan_lines(plan: Plan) -> Iterator[str]:
                 _runs(stage.last - stage.first + 1 for stage in template.stages),
                 str(template.micro_batches),
                 _seconds(template.step_s),
-                size_told(max(stage.memory_bytes for stage in template.stages)),
+                size_reported(max(stage.memory_bytes for stage in template.stages)),
             )
             for template in plan.templates
         ),
@@ -61,7 +61,7 @@ def plan_lines(plan: Plan) -> Iterator[str]:
             (
                 (
                     _lost(plan, loss),
-                    size_told(loss.copied_bytes) if loss.copies else "nothing",
+                    size_reported(loss.copied_bytes) if loss.copies else "nothing",
                     _sources(loss),
                     _seconds(_step_s(loss, plan.layout(full.nodes - 1))),
                     f"to peers: {loss.why}" if loss.rerouted else "by the next layout",
@@ -93,7 +93,7 @@ def next_lines(plan: Plan, node: str, following: Next) -> Iterator[str]:
     for copy in loss.copies:
         source = "its checkpoint" if copy.source is None else following.before[copy.source]
         layers = f"layer {copy.first}" if copy.first == copy.last else f"layers {copy.first}-{copy.last}"
-        yield f"{following.nodes[copy.to]} gets {layers} from {source}: {size_told(copy.copied_bytes)}"
+        yield f"{following.nodes[copy.to]} gets {layers} from {source}: {size_reported(copy.copied_bytes)}"
 
 
 def _further(plan: Plan, layout: Layout) -> str:
@@ -143,8 +143,8 @@ def _sources(loss: Loss) -> str:
 def _runs(numbers: Iterable[int]) -> str:
     """Return 4 4 4 5 as 3x4 5."""
     runs = [(number, len([*same])) for number, same in groupby(numbers)]
-    told = [f"{count}x{number}" if count > 1 else str(number) for number, count in runs]
-    return " ".join(told) if len(told) <= 8 else " ".join([*told[:4], "...", *told[-3:]])
+    reported = [f"{count}x{number}" if count > 1 else str(number) for number, count in runs]
+    return " ".join(reported) if len(reported) <= 8 else " ".join([*reported[:4], "...", *reported[-3:]])
 
 
 def _nodes(count: int) -> str:
@@ -156,6 +156,7 @@ def _seconds(seconds: float) -> str:
 
 
 def _columns(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
+    """Yield aligned lines; not rich's, which a training image does not have."""
     lines = [titles, *rows]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     for line in lines:

@@ -55,7 +55,7 @@ def load(
     ``flags`` maps dotted keys ("policy.mode") to values; None means that the flag was not given.
     The environment's name of ``policy.mode`` is ``EAGLE_EYE_POLICY_MODE``. Raises ConfigurationError.
     """
-    merged = _read(file)
+    merged = {} if file is None else {key: _in_seconds(value, key) for key, value in read_toml(file).items()}
     known = dict(_keys(shape))
     by_variable = {ENVIRONMENT_PREFIX + key.replace(".", "_").upper(): key for key in known}
     for variable, key in by_variable.items():
@@ -111,9 +111,8 @@ def _refuse_masked(value: Any, key: str = "") -> None:
         raise ConfigurationError(f"{key}: expected the secret itself, got {MASK}, which --print-config shows for it")
 
 
-def _read(file: Path | None) -> dict[str, Any]:
-    if file is None:
-        return {}
+def read_toml(file: Path) -> dict[str, Any]:
+    """Return what a configuration file says, as TOML has it. Raises ConfigurationError."""
     try:
         with file.open("rb") as opened:
             text = opened.read(FILE_BYTES_MAX + 1)
@@ -121,12 +120,11 @@ def _read(file: Path | None) -> dict[str, Any]:
             raise ConfigurationError(
                 f"configuration file {file} has more than {FILE_BYTES_MAX >> 20} MiB; is it another?"
             )
-        plain: dict[str, Any] = tomllib.loads(text.decode("utf-8"))
+        return tomllib.loads(text.decode("utf-8"))
     except OSError as error:
         raise ConfigurationError(f"configuration file {file} cannot be read: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigurationError(f"configuration file {file} is not TOML: {error}") from None
-    return {name: _in_seconds(value, name) for name, value in plain.items()}
 
 
 def _in_seconds(value: Any, key: str) -> Any:

@@ -241,9 +241,9 @@ def check_frame(frame: Frame) -> DecodedFrame:
     frame, unknown = with_names(frame)
     left_out = False
     for item in frame.blocks:
-        told = _check_block(item)
-        unknown += told
-        left_out |= bool(told)
+        reported = _check_block(item)
+        unknown += reported
+        left_out |= bool(reported)
     for event in frame.events:
         if event.kind in event_catalogue.BY_KIND:
             _check_event(event)

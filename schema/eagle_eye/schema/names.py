@@ -61,8 +61,8 @@ def with_names(frame: FrameT) -> tuple[FrameT, list[str]]:
             changed[field] = {name: value for name, value in said.items() if name not in bad}
             left_out += [bad_name(field, name) for name in bad]
     if not all(map(_is_usable, frame.ranks)):
-        changed["ranks"], _, told = usable_ranks(frame.ranks)
-        left_out += told
+        changed["ranks"], _, reported = usable_ranks(frame.ranks)
+        left_out += reported
     events = [_with_names(event, left_out) for event in frame.events]
     if any(now is not was for now, was in zip(events, frame.events)):  # noqa: B905 - one of each, and Python 3.9's
         changed["events"] = [event for event in events if event is not None]

@@ -1,4 +1,7 @@
-"""What somebody meant who wrote a name that is not known."""
+"""What somebody meant who wrote a name that is not known: on command lines, in files, requests and the environment.
+
+The comparing is difflib's. Argparse suggests by itself only from Python 3.14 on, and only for its own choices.
+"""
 
 from __future__ import annotations
 

@@ -9,10 +9,11 @@ decoding raises ``BadFrame``.
 from __future__ import annotations
 
 import hashlib
+import math
 import struct
 import sys
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -31,6 +32,8 @@ from eagle_eye.schema.frame import (
     Frame,
     Rank,
     check_frame,
+    encode_frame,
+    read_frame,
     values_of,
 )
 from eagle_eye.schema.metrics import Scope
@@ -123,11 +126,81 @@ class RowsRequest(NamedTuple):
     rows: list[bytes]
 
 
+class Table(NamedTuple):
+    """Rows of one scope as an outline says them, and their numbers as a row has them."""
+
+    outline: OutlineBlock
+    numbers: bytes
+
+
 _encoder = msgspec.msgpack.Encoder()
 _outline_decoder = msgspec.msgpack.Decoder(Outline)
 _tail_decoder = msgspec.msgpack.Decoder(Tail)
 _NO_TAIL = Tail()
 _USED = ("job", "ranks", "boot_id", "agent_version", "collectors", "dropped")  # by frames without bad names
+
+
+def table(scope: Scope, rows: Mapping[int, Mapping[str, float]] | Mapping[str, Mapping[str, float]]) -> Table:
+    """Return the rows as one table; metrics that a row lacks are NaN.
+
+    Raises KeyError for a metric that the catalogue lacks: the catalogue comes first.
+    """
+    keys: list[int | str] = list(rows)
+    lines: list[Mapping[str, float]] = list(rows.values())
+    seen = dict.fromkeys(name for line in lines for name in line)
+    for name in seen:
+        if catalogue.BY_NAME[name].scope is not scope:
+            raise KeyError(f"{name} is not a {scope.value} metric")
+    exact = [name for name in seen if catalogue.BY_NAME[name].exact]
+    plain = [name for name in seen if not catalogue.BY_NAME[name].exact]
+    numbers = b"".join(
+        _column(type_, (line.get(name, math.nan) for line in lines))
+        for type_, names in (("d", exact), ("f", plain))
+        for name in names
+    )
+    return Table(OutlineBlock(scope, keys, [*exact, *plain], len(exact)), numbers)
+
+
+class RowWriter:
+    """Encodes samples one after the other, each as a row with the outline that it names: whoever has one can read it.
+
+    What they have in common is encoded when it changes.
+    """
+
+    def __init__(self) -> None:
+        self._outline: Outline | None = None
+        self._raw = self._id = b""
+
+    def write(self, outline: Outline, sequence: int, time_s: float, numbers: bytes, tail: Tail) -> bytes:
+        """Return the sample as the body of a request with this row alone; as a whole frame where it has no numbers.
+
+        Whole, too, where a text is no Unicode: it is "?" then, see ``encode_frame``.
+        """
+        if not outline.blocks:
+            return encode_frame(_frame(outline, sequence, time_s, [], tail))
+        try:
+            if outline != self._outline:
+                self._raw = encode_outline(outline)
+                self._outline, self._id = outline, outline_id(self._raw)
+            row = _row(self._id, sequence, time_s, (numbers,), tail)
+        except UnicodeEncodeError:
+            return encode_frame(frame_of(outline, sequence, time_s, numbers, tail))
+        return encode_rows_request((self._raw,), (row,), time_s)
+
+
+def split_row(raw: bytes) -> tuple[bytes, bytes] | None:
+    """Return the outline and the row of what ``RowWriter`` wrote; None: it is a whole frame."""
+    if raw[: len(MAGIC)] != MAGIC:
+        return None
+    begin = REQUEST_HEAD.size + SIZE.size
+    end = begin + int(SIZE.unpack_from(raw, REQUEST_HEAD.size)[0])
+    return raw[begin:end], raw[end + SIZE.size :]
+
+
+def read_written(raw: bytes) -> DecodedFrame:
+    """Return the frame that ``RowWriter`` wrote, or that is whole. Raises BadFrame, as ``read_frame``."""
+    parts = split_row(raw)
+    return read_frame(raw) if parts is None else read_row(decode_outline(parts[0])[0], parts[1])
 
 
 def outline_of(frame: Frame) -> Outline:
@@ -140,7 +213,7 @@ def outline_of(frame: Frame) -> Outline:
         interval_s=frame.interval_s,
         agent_version=frame.agent_version,
         job=frame.job,
-        ranks=[msgspec.structs.replace(rank, silent_s=0.0) if rank.silent_s else rank for rank in frame.ranks],
+        ranks=speaking(frame.ranks),
         blocks=[_outlined(block) for block in frame.blocks],
         collectors=frame.collectors,
         dropped=frame.dropped,
@@ -170,12 +243,19 @@ def outline_id(raw: bytes) -> bytes:
 
 def encode_row(frame: Frame, outline: Outline, id_: bytes) -> bytes:
     """Return the frame as a row of the outline, which must be ``outline_of`` it."""
-    silent_s = [rank.silent_s for rank in frame.ranks]
-    tail = b""
-    if frame.events or any(silent_s):
-        tail = _encoder.encode(Tail(frame.events, silent_s if any(silent_s) else []))
     numbers = [_packed(block, place) for block, place in zip(frame.blocks, outline.blocks, strict=True)]
-    return b"".join((ROW_HEAD.pack(VERSION, len(tail), id_, frame.sequence, frame.time_s), *numbers, tail))
+    return _row(id_, frame.sequence, frame.time_s, numbers, Tail(frame.events, silences(frame.ranks)))
+
+
+def silences(ranks: Sequence[Rank]) -> list[float]:
+    """Return how long each of the ranks has said nothing, as a tail says it: nothing where all speak."""
+    silent_s = [rank.silent_s for rank in ranks]
+    return silent_s if any(silent_s) else []
+
+
+def speaking(ranks: Sequence[Rank]) -> list[Rank]:
+    """Return the ranks as an outline has them: without their silences."""
+    return [msgspec.structs.replace(rank, silent_s=0.0) if rank.silent_s else rank for rank in ranks]
 
 
 def encode_rows_request(outlines: Sequence[bytes], rows: Sequence[bytes], sent_s: float) -> bytes:
@@ -353,6 +433,18 @@ def _frame(outline: Outline, sequence: int, time_s: float, blocks: list[Block], 
     )
 
 
+def _row(id_: bytes, sequence: int, time_s: float, numbers: Iterable[bytes], tail: Tail) -> bytes:
+    said = _encoder.encode(tail) if tail.events or tail.silent_s else b""
+    return b"".join((ROW_HEAD.pack(VERSION, len(said), id_, sequence, time_s), *numbers, said))
+
+
+def _column(type_: str, values: Iterable[float]) -> bytes:
+    numbers = array(type_, values)
+    if sys.byteorder == "big":
+        numbers.byteswap()
+    return numbers.tobytes()
+
+
 def _outlined(block: Block) -> OutlineBlock:
     exact = [name for name in block.metrics if _is_exact(name)]
     plain = [name for name in block.metrics if not _is_exact(name)]
@@ -368,15 +460,11 @@ def _packed(block: Block, place: OutlineBlock) -> bytes:
     rows = len(block.keys)
     values = values_of(block)
     places = {name: at * rows for at, name in enumerate(block.metrics)}
-    parts: list[bytes] = []
-    for type_, names in (("d", place.metrics[: place.exact]), ("f", place.metrics[place.exact :])):
-        numbers: array[float] = array(type_)
-        for name in names:
-            numbers.extend(values[places[name] : places[name] + rows].tolist())
-        if sys.byteorder == "big":
-            numbers.byteswap()
-        parts.append(numbers.tobytes())
-    return b"".join(parts)
+    return b"".join(
+        _column(type_, values[places[name] : places[name] + rows])
+        for type_, names in (("d", place.metrics[: place.exact]), ("f", place.metrics[place.exact :]))
+        for name in names
+    )
 
 
 def _unpacked(place: OutlineBlock, numbers: bytes) -> Block:

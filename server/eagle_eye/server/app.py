@@ -32,15 +32,15 @@ from eagle_eye.server.api import (
     evidence,
     health,
     history,
+    incident_charts,
     incidents,
-    job_pictures,
+    job_charts,
     jobs,
     node_checks,
     node_history,
     nodes,
     nvrx,
     overview,
-    pictures,
     problems,
     stream,
     subscriptions,
@@ -137,7 +137,7 @@ class Services:
     archive: Archive
     job_sources: JobSources
     places: Places = field(default_factory=Places)  # as the site's file had them at the start
-    turns: Turns = field(default_factory=Turns)  # of those who have pictures drawn
+    turns: Turns = field(default_factory=Turns)  # of those who have charts drawn
     open_streams: OpenStreams = field(default_factory=OpenStreams)
     open_recordings: OpenStreams = field(default_factory=OpenStreams)
     open_uploads: OpenStreams = field(default_factory=OpenStreams)
@@ -200,7 +200,7 @@ def create_app(
     problems.install(api, services.telemetry)
     for module in (jobs, nodes, node_checks, incidents, evidence, actions, deliveries, subscriptions, enrolment):
         api.include_router(module.router)
-    for module in (overview, pictures, job_pictures):
+    for module in (overview, incident_charts, job_charts):
         api.include_router(module.router)
     for module in (accounts, node_history, audit, history, stream, health):
         api.include_router(module.router)
@@ -358,11 +358,7 @@ def _frames(services: Services, outlines: Outlines) -> Ingest:
     config, limits = services.config.ingest, services.limits
     unknown = UnknownThings(services.telemetry)
     reader = RowsReader(outlines, unknown, config.body_bytes_max, services.clock)
-
     found = _found(services)
-
-    async def found_one(node: str) -> None:
-        await found([node])
 
     def asked_of(node: str) -> list[dict[str, Any]]:
         return services.evidence_requests.asked_of(node) + services.node_checks.asked_of(node)
@@ -372,18 +368,9 @@ def _frames(services: Services, outlines: Outlines) -> Ingest:
 
     parts = (services.history, services.fleet, services.tokens, services.telemetry, services.clock)
     observe, observe_rows = _observe(services), services.watcher.observe_rows
-    rows = RowsIngest(config, *parts, observe, observe_rows, found, asked_of, asks_anybody, reader)
-    return Ingest(
-        config,
-        *parts,
-        observe,
-        found_one,
-        asked_of,
-        limits.check_frames,
-        rows=rows,
-        inflated=reader.inflated,
-        unknown=unknown,
-    )
+    rows = RowsIngest(config, *parts, observe, observe_rows, found, asked_of, asks_anybody, reader, unknown)
+    tokens, telemetry = services.tokens, services.telemetry
+    return Ingest(config, tokens, telemetry, services.clock, limits.check_frames, rows, reader)
 
 
 def _remote_write(services: Services) -> RemoteWrite:

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import argparse
 import faulthandler
-import json
 import logging
 import os
-import re
 import resource
 import signal
 import socket
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 import msgspec
+import tomli_w
 import uvicorn
 
 from eagle_eye.schema.configuration import ConfigurationError, masked
@@ -38,7 +37,6 @@ from eagle_eye.server.web.dispatcher import Dispatcher
 from eagle_eye.server.web.frame_protocol import protocol_of
 
 GRACE_S = 3  # how long requests under way may take once the server is asked to stop
-_BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
 SWITCH_S = 0.001  # how long the event loop may keep the writers of journal and records from the interpreter
 BACKLOG = 8_192  # connections that wait to be accepted: a fleet's agents come back all at once
 
@@ -69,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
     flags = {"listen": args.listen, "data_dir": args.data}
     config = configuration.load(args.config, os.environ, flags)
     if args.print_config:
-        sys.stdout.write(as_toml(masked(config)))
+        sys.stdout.write(tomli_w.dumps(masked(config)))
         return 0
     if args.check_job_sources:
         return trial.run(config.job_sources)
@@ -85,7 +83,7 @@ def run(args: argparse.Namespace) -> int:
     try:
         with held(Path(config.data_dir), config.listen) as hold:
             ready(hold, args.accept_empty)
-            refuse_open_door(config)
+            refuse_unprotected_address(config)
             with listener(config) as bound:
                 return serve(config, bound, lambda: configuration.load(args.config, os.environ, flags), hold)
     except OSError as error:
@@ -99,7 +97,7 @@ def raise_file_limit() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
-def refuse_open_door(config: ServerConfig) -> None:
+def refuse_unprotected_address(config: ServerConfig) -> None:
     """Return if the address is this machine's alone or a token exists; without TLS that is said in the log.
 
     Raises ConfigurationError.
@@ -223,39 +221,3 @@ class _Server(AcceptingServer):
         except KeyboardInterrupt:
             # uvicorn raises the signal again once it has stopped in good order.
             return
-
-
-def as_toml(plain: dict[str, Any]) -> str:
-    """Return nested plain data as TOML: text, numbers, truth, lists of these, tables and lists of tables."""
-    return "\n".join(_table(plain, "")).lstrip("\n") + "\n"
-
-
-def _table(plain: dict[str, Any], above: str) -> Iterator[str]:
-    """Yield the lines of one table, then those of the tables in it."""
-    for name, value in plain.items():
-        if not isinstance(value, dict) and not _is_tables(value):
-            yield f"{_key(name)} = {_value(value)}"
-    for name, value in plain.items():
-        if isinstance(value, dict):
-            yield from ("", f"[{above}{_key(name)}]", *_table(value, f"{above}{_key(name)}."))
-        elif _is_tables(value):
-            for table in value:
-                yield from ("", f"[[{above}{_key(name)}]]", *_table(table, f"{above}{_key(name)}."))
-
-
-def _key(name: str) -> str:
-    return name if _BARE_KEY.fullmatch(name) else _value(name)
-
-
-def _value(value: Any) -> str:
-    if isinstance(value, str):
-        # JSON's escapes are TOML's, but for the one control character that JSON leaves as it is.
-        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
-    if isinstance(value, (list, tuple)):
-        return f"[{', '.join(map(_value, value))}]"
-    # Of floats TOML knows all that Python writes: 1e+16, inf, nan.
-    return repr(value).lower() if isinstance(value, bool) else repr(value)
-
-
-def _is_tables(value: Any) -> bool:
-    return isinstance(value, list) and bool(value) and isinstance(value[0], dict)

@@ -1,4 +1,4 @@
-"""A changed configuration taken over while the server runs, as far as that goes; the rest waits for a restart."""
+"""Applies configuration changes at runtime where possible; all other changes need a restart."""
 
 from __future__ import annotations
 

@@ -28,11 +28,11 @@ def idle(story: Story, nodes: int) -> Story:
     )
     scenario = replace(scenario, fault="none", background=None, nodes=nodes, habits=False)
     rng = stream(scenario.seed, "spares")
-    told = Story(scenario, layout, hire(scenario, layout, story.physics), rng, physics=story.physics)
-    before_s = -max(told.job.step_s, scenario.interval_s)
-    told.stop(before_s, StopKind.SYMMETRIC)
-    told.deaths.append(Death(before_s, told.everywhere()))
-    return told
+    reported = Story(scenario, layout, hire(scenario, layout, story.physics), rng, physics=story.physics)
+    before_s = -max(reported.job.step_s, scenario.interval_s)
+    reported.stop(before_s, StopKind.SYMMETRIC)
+    reported.deaths.append(Death(before_s, reported.everywhere()))
+    return reported
 
 
 def beside(job: Recording, spares: Recording) -> Recording:

@@ -76,7 +76,7 @@ def main() -> None:
         if kept.restore() != number:
             wrong.append(f"step {number} was not restored")
         wrong += [f"{name} of step {number}" for name, now in training.tensors.items() if not expected[name].equal(now)]
-    told: dict[str, Any] = {
+    reported: dict[str, Any] = {
         "wrong": wrong[:5],
         "bytes": sum(one.nbytes for one in training.tensors.values()),
         "blocked_s": statistics.median(blocked_s),
@@ -86,7 +86,7 @@ def main() -> None:
         "skipped": int(kept.counts["skipped"]),
     }
     kept.close()
-    print(json.dumps(told))
+    print(json.dumps(reported))
 
 
 def capture(kept: MemoryCheckpointer, step: int) -> None:

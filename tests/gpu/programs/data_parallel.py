@@ -45,7 +45,7 @@ while time.monotonic() < end_s:
         torch.cuda.synchronize()  # or the host runs many steps ahead
 torch.cuda.synchronize()
 compute_s = [begin.elapsed_time(end) / 1e3 for begin, end in events[len(events) // 4 :]]
-told = {"steps": len(events), "compute_s": statistics.median(compute_s), "failures": training.failures}
+reported = {"steps": len(events), "compute_s": statistics.median(compute_s), "failures": training.failures}
 training.detach()
 dist.destroy_process_group()
-print(json.dumps(told))
+print(json.dumps(reported))

@@ -69,7 +69,7 @@ class Cluster:
         self.now_s = NOW_S
         self.on_pause: Callable[[], None] = lambda: None
         self.patches = 0
-        self.told: dict[str, str] | None = {}  # the ConfigMap; None: there is none
+        self.reported: dict[str, str] | None = {}  # the ConfigMap; None: there is none
 
     def clock(self) -> float:
         return self.now_s
@@ -125,9 +125,9 @@ class Cluster:
 
     def tell(self, config_map: str, namespace: str, key: str, text: str | None) -> bool:
         self._ask(f"patch configmap {config_map} in {namespace}")
-        if self.told is not None:
-            _merge(self.told, {key: text})
-        return self.told is not None
+        if self.reported is not None:
+            _merge(self.reported, {key: text})
+        return self.reported is not None
 
     def evict(self, one: Pod) -> Eviction:
         self._ask("evict")

@@ -28,8 +28,8 @@ def test_an_event_is_a_cloudevent_to_its_authors_own_library() -> None:
 
 
 def test_a_fault_is_told_of_in_nvsentinels_words() -> None:
-    told = event("n2", "excluded", cause(), "prod", NOW)["data"]["healthEvent"]
-    assert told == {
+    reported = event("n2", "excluded", cause(), "prod", NOW)["data"]["healthEvent"]
+    assert reported == {
         "version": 1,
         "agent": "eagle-eye",
         "componentClass": "GPU",
@@ -48,8 +48,8 @@ def test_a_fault_is_told_of_in_nvsentinels_words() -> None:
 
 
 def test_a_readmitted_node_is_healthy() -> None:
-    told = event("n2", "readmitted", None, "prod", NOW)["data"]["healthEvent"]
-    assert (told["isHealthy"], told["isFatal"], told["recommendedAction"]) == (True, False, "NONE")
+    reported = event("n2", "readmitted", None, "prod", NOW)["data"]["healthEvent"]
+    assert (reported["isHealthy"], reported["isFatal"], reported["recommendedAction"]) == (True, False, "NONE")
 
 
 def test_the_same_action_on_the_same_node_has_the_same_id() -> None:
@@ -92,10 +92,10 @@ def test_a_node_is_excluded_although_nobody_takes_the_event() -> None:
 
 
 def test_exclusion_and_readmission_are_both_told_of() -> None:
-    told: list[Any] = []
+    reported: list[Any] = []
 
     def answer(method: str, path: str, body: Any) -> Answer:
-        told.append(body["id"].rpartition("/")[2])
+        reported.append(body["id"].rpartition("/")[2])
         return Answer(202, "")
 
     cluster = Cluster()
@@ -105,7 +105,7 @@ def test_exclusion_and_readmission_are_both_told_of() -> None:
         made.exclude(Exclusion("train", 0, ("n2",), True, cause()))
         made.readmit(["n2", "n3"])
         made.close()
-    assert told == ["excluded", "readmitted"]
+    assert reported == ["excluded", "readmitted"]
 
 
 def test_a_token_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:

@@ -36,9 +36,9 @@ def test_attempt_and_nodes_are_the_servers(drawn: list[tuple[dict[str, str], str
         pod(f"p{number}", on, labels=labels, created_s=NOW_S + age) for number, (labels, on, age) in enumerate(drawn)
     ]
     theirs = [msgspec.convert(msgspec.to_builtins(one), server_pods.Pod) for one in pods]
-    told = server_pods.jobs_of(theirs, KubernetesSettings(), Counter())
-    assume(told)
-    for job in told:
+    reported = server_pods.jobs_of(theirs, KubernetesSettings(), Counter())
+    assume(reported)
+    for job in reported:
         own = jobs.pods_of(job.name, pods, jobs.JOB_LABELS)
         assert jobs.attempt_of(own, jobs.ATTEMPT_LABELS) == job.attempt
         nodes = {one.spec.node_name for one in jobs.members(own, jobs.ATTEMPT_LABELS)} - {""}

@@ -48,7 +48,7 @@ class IndexedJob(Cluster):
 
     def __init__(self, *nodes: str) -> None:
         super().__init__(nodes=nodes)
-        self.told = {"train": variable(FOUR, 4)}
+        self.reported = {"train": variable(FOUR, 4)}
         self.body: dict[str, Any] = {
             "metadata": {"resourceVersion": "1"},
             "spec": {"completionMode": "Indexed", "parallelism": 4, "completions": 4},
@@ -99,7 +99,7 @@ class IndexedJob(Cluster):
         homeless = [{"type": "PodScheduled", "status": "False", "message": "0/4 nodes are available"}]
         return pod(
             name, on, labels={"job-name": "train", INDEX: index}, owner="Job", created_s=created_s,
-            annotations={"layout": (self.told or {}).get("train", "")}, conditions=[] if on else homeless,
+            annotations={"layout": (self.reported or {}).get("train", "")}, conditions=[] if on else homeless,
         )  # fmt: skip
 
     @staticmethod
@@ -194,7 +194,7 @@ def test_a_process_killed_after_the_resize_leaves_no_pod_with_the_layout_before(
 
 
 def missing(cluster: IndexedJob) -> str:
-    cluster.told = None
+    cluster.reported = None
     return "there is no ConfigMap layouts in ml to tell its pods of it"
 
 
@@ -216,7 +216,7 @@ def test_a_job_that_cannot_have_fewer_pods_waits_for_a_node_and_the_report_says_
         loses(cluster, "n2")
     assert str(failed.value).endswith(f"; train has a plan for fewer nodes and cannot follow it: {why}")
     assert cluster.size == (4, 4)
-    assert cluster.told in (None, {"train": variable(FOUR, 4)})
+    assert cluster.reported in (None, {"train": variable(FOUR, 4)})
 
 
 def test_a_plan_for_other_hardware_or_fewer_nodes_is_not_followed_and_said_so() -> None:

@@ -224,17 +224,17 @@ def test_a_job_that_is_further_already_is_not_restarted() -> None:
 def test_a_disruption_budget_is_waited_for() -> None:
     cluster = three_pods()
     cluster.kept = {"c": "Cannot evict pod as it would violate the pod's disruption budget."}
-    told: list[str] = []
+    reported: list[str] = []
 
     def relent() -> None:
         if cluster.now_s > NOW_S + 60:
             cluster.kept.clear()
 
     cluster.on_pause = relent
-    over(cluster).restart("train", restart(tell=told.append))
+    over(cluster).restart("train", restart(tell=reported.append))
     assert cluster.evicted == ["a", "b", "c"]
-    assert told[0].startswith("ml/c may not be evicted yet: Cannot evict pod")
-    assert len(told) == len(set(told))
+    assert reported[0].startswith("ml/c may not be evicted yet: Cannot evict pod")
+    assert len(reported) == len(set(reported))
 
 
 def test_a_disruption_budget_that_never_relents_fails_the_action_when_it_expires() -> None:
@@ -291,13 +291,13 @@ def test_pods_that_are_made_anew_find_where_to_resume_and_those_after_them_do_no
     real = cluster.evict
 
     def evict(one: Pod) -> Eviction:
-        found.append(dict(cluster.told or {}))
+        found.append(dict(cluster.reported or {}))
         return real(one)
 
     cluster.evict = evict  # type: ignore[method-assign]
     said = over(cluster, resume_config_map="resume").restart("train", suspect())
     assert found == [{"train": "memory:40"}] * 3
-    assert cluster.told == {}
+    assert cluster.reported == {}
     assert said.endswith("may hold the damage, and the job is told to resume from memory:40")
 
 
@@ -307,10 +307,10 @@ def test_what_an_action_that_failed_has_told_is_said_and_taken_back_by_the_next_
     ours = over(cluster, resume_config_map="resume", start_wait_s=30.0)
     with pytest.raises(CannotCarryOutError, match=r"its pods are still told to resume from memory:40$"):
         ours.restart("train", suspect())
-    assert cluster.told == {"train": "memory:40"}
+    assert cluster.reported == {"train": "memory:40"}
     cluster.add(pod("d", "n1", created_s=NOW_S + 30))
     ours.restart("train", restart())
-    assert cluster.told == {}
+    assert cluster.reported == {}
 
 
 def no_option(_: Cluster) -> str:
@@ -318,7 +318,7 @@ def no_option(_: Cluster) -> str:
 
 
 def no_config_map(cluster: Cluster) -> str:
-    cluster.told = None
+    cluster.reported = None
     return "resume"
 
 

@@ -75,7 +75,7 @@ def job(cluster: Cluster) -> Iterator[str]:
                                                 "metadata": {"annotations": None}})  # fmt: skip
 
 
-class Told:
+class Reported:
     """What the orchestrator says of each step, with all that went between it and the API server kept."""
 
     def __init__(self, cluster: Cluster, name: str, account: str = "eagle-eye-orchestrator") -> None:
@@ -119,7 +119,7 @@ def test_an_exclusion_and_a_restart_have_the_jobs_controller_make_its_pods_anew_
         ["restart", job, [bad]],
         ["state", job],
     ]
-    said = Told(cluster, "exclude_and_restart").by(*steps)
+    said = Reported(cluster, "exclude_and_restart").by(*steps)
     after = cluster.running(SPACE, job)
     assert said[0] == said[4] == [0, list(NODES), True]
     assert said[1] == f"{bad} is cordoned and tainted eagle-eye/excluded=gpu_lost:NoSchedule"
@@ -137,7 +137,7 @@ def test_an_exclusion_and_a_restart_have_the_jobs_controller_make_its_pods_anew_
 
 def test_a_readmitted_node_takes_pods_again(cluster: Cluster, job: str) -> None:
     bad = min(cluster.running(SPACE, job).values())
-    said = Told(cluster, "readmit").by(["exclude", job, [bad]], ["readmit", [bad]], ["readmit", [bad]])
+    said = Reported(cluster, "readmit").by(["exclude", job, [bad]], ["readmit", [bad]], ["readmit", [bad]])
     node = cluster.node(bad)
     assert said[1:] == [f"{bad} takes pods again", f"{bad} is left as it is: not excluded by us"]
     assert "unschedulable" not in node["spec"]
@@ -150,7 +150,7 @@ def test_a_readmitted_node_takes_pods_again(cluster: Cluster, job: str) -> None:
 def test_an_administrators_cordon_is_left_as_it_is(cluster: Cluster, job: str) -> None:
     cluster.patch("/api/v1/nodes/n4", {"spec": {"unschedulable": True}}, manager="kubectl-cordon")
     before = cluster.node("n4")
-    said = Told(cluster, "foreign_cordon").by(["exclude", job, ["n4"]], ["readmit", ["n4"]])
+    said = Reported(cluster, "foreign_cordon").by(["exclude", job, ["n4"]], ["readmit", ["n4"]])
     assert said == [
         "n4 is out already, cordoned by somebody else: left as it is",
         "n4 is left as it is: cordoned by somebody else",
@@ -159,15 +159,15 @@ def test_an_administrators_cordon_is_left_as_it_is(cluster: Cluster, job: str) -
 
 
 def test_a_node_that_an_administrator_cordons_anew_stays_cordoned(cluster: Cluster, job: str) -> None:
-    told = Told(cluster, "cordoned_anew")
+    reported = Reported(cluster, "cordoned_anew")
     # Two recordings in one: what an administrator does in between is no exchange of ours.
     clock = Clock(float(int(time.time())), time.sleep)
-    with serving(told.forward) as url, orchestrator_at(url, clock) as orchestrator:
+    with serving(reported.forward) as url, orchestrator_at(url, clock) as orchestrator:
         perform(orchestrator, clock, [["exclude", job, ["n4"]]])
-    told.exchanges.clear()
+    reported.exchanges.clear()
     cluster.patch("/api/v1/nodes/n4", {"spec": {"unschedulable": None}}, manager="kubectl-uncordon")
     cluster.patch("/api/v1/nodes/n4", {"spec": {"unschedulable": True}}, manager="kubectl-cordon")
-    said = told.by(["readmit", ["n4"]])
+    said = reported.by(["readmit", ["n4"]])
     node = cluster.node("n4")
     assert said == ["n4 has no marks of ours any more; it stays cordoned: cordoned anew by 'kubectl-cordon'"]
     assert node["spec"]["unschedulable"] is True
@@ -181,7 +181,7 @@ def test_a_disruption_budget_is_respected(cluster: Cluster, job: str) -> None:
     try:
         until(lambda: cluster.ask("GET", f"{path}/all").get("status", {}).get("currentHealthy") == 3, what="the budget")
         before = cluster.running(SPACE, job)
-        said = Told(cluster, "disruption_budget").by(["restart", job, []])
+        said = Reported(cluster, "disruption_budget").by(["restart", job, []])
         assert said[0].startswith("refused: evicted 0 of 3 pods, the rest not in time: ml/train-")
         assert "violate the pod's disruption budget" in said[0]
         assert cluster.running(SPACE, job) == before
@@ -196,7 +196,7 @@ def test_a_budget_of_one_at_a_time_restarts_them_one_at_a_time(cluster: Cluster,
     try:
         until(lambda: cluster.ask("GET", f"{path}/two").get("status", {}).get("currentHealthy") == 3, what="the budget")
         before = cluster.running(SPACE, job)
-        said = Told(cluster, "budget_of_one").by(["restart", job, []])
+        said = Reported(cluster, "budget_of_one").by(["restart", job, []])
         assert said[0].startswith(f"evicted 3 pods of {job}; 3 run on ")
         assert not set(before) & set(cluster.running(SPACE, job))
     finally:
@@ -205,7 +205,7 @@ def test_a_budget_of_one_at_a_time_restarts_them_one_at_a_time(cluster: Cluster,
 
 def test_a_job_that_finds_no_place_fails_with_the_schedulers_word(cluster: Cluster, job: str) -> None:
     bad = sorted(cluster.running(SPACE, job).values())[:2]
-    said = Told(cluster, "no_place").by(["exclude", job, bad], ["restart", job, bad], start_wait_s=6.0)
+    said = Reported(cluster, "no_place").by(["exclude", job, bad], ["restart", job, bad], start_wait_s=6.0)
     assert "does not run again after 6 s (--start-wait): " in said[1]
     assert "0/4 nodes are available" in said[1]
 
@@ -213,7 +213,7 @@ def test_a_job_that_finds_no_place_fails_with_the_schedulers_word(cluster: Clust
 def test_a_node_that_is_dead_does_not_keep_the_job_from_running_elsewhere(cluster: Cluster, job: str) -> None:
     bad = min(cluster.running(SPACE, job).values())
     cluster.dead.add(bad)
-    said = Told(cluster, "dead_node").by(["exclude", job, [bad]], ["restart", job, [bad]])
+    said = Reported(cluster, "dead_node").by(["exclude", job, [bad]], ["restart", job, [bad]])
     assert said[1].startswith(f"evicted 3 pods of {job}; 3 run on ")
 
 
@@ -226,7 +226,7 @@ def test_bystanders_on_the_node_stay(cluster: Cluster, job: str) -> None:
     }  # fmt: skip
     cluster.ask("POST", f"/api/v1/namespaces/{SPACE}/pods", other)
     try:
-        said = Told(cluster, "bystander").by(["exclude", job, [bad]], ["restart", job, [bad]])
+        said = Reported(cluster, "bystander").by(["exclude", job, [bad]], ["restart", job, [bad]])
         assert said[0].endswith("; others on it stay: ml/other")
         assert "deletionTimestamp" not in cluster.ask("GET", f"/api/v1/namespaces/{SPACE}/pods/other")["metadata"]
     finally:
@@ -236,14 +236,14 @@ def test_bystanders_on_the_node_stay(cluster: Cluster, job: str) -> None:
 def test_a_restart_that_a_killed_process_left_half_done_is_finished_and_not_repeated(
     cluster: Cluster, job: str
 ) -> None:
-    told_of_s = float(int(time.time()))
+    reported_of_s = float(int(time.time()))
     before = sorted(cluster.running(SPACE, job))
     eviction = {"apiVersion": "policy/v1beta1", "kind": "Eviction", "metadata": {"name": before[0], "namespace": SPACE}}
     cluster.ask("POST", f"/api/v1/namespaces/{SPACE}/pods/{before[0]}/eviction", eviction)
     # Three run again, without the one that was evicted.
     until(lambda: before[0] not in cluster.running(SPACE, job), what="the first one is gone")
     [successor] = set(cluster.runs(SPACE, job, 3)) - set(before)
-    said = Told(cluster, "half_done").by(["restart", job, []], start_s=told_of_s)
+    said = Reported(cluster, "half_done").by(["restart", job, []], start_s=reported_of_s)
     after = cluster.running(SPACE, job)
     assert said[0].startswith(f"evicted 2 pods of {job}; 3 run on ")
     assert successor in after
@@ -279,7 +279,7 @@ def test_the_service_account_may_do_what_the_role_says_and_nothing_else(cluster:
 
 def test_a_missing_right_is_named(cluster: Cluster, job: str) -> None:
     cluster.ask("POST", "/api/v1/namespaces/eagle-eye/serviceaccounts", {"metadata": {"name": "nobody"}})
-    said = Told(cluster, "no_rights", "nobody").by(["state", job], ["exclude", job, ["n1"]])
+    said = Reported(cluster, "no_rights", "nobody").by(["state", job], ["exclude", job, ["n1"]])
     assert said[0].startswith("refused: list pods: the API server answers 403: pods is forbidden: User ")
     assert said[1].endswith("; see docs/how-to/kubernetes.md, Rights")
 
@@ -307,6 +307,6 @@ def test_a_kubeconfig_leads_to_the_cluster(cluster: Cluster, job: str, tmp_path:
 
 
 def test_the_server_of_eagle_eye_takes_our_cordon_for_ours(cluster: Cluster, job: str) -> None:
-    Told(cluster, "ours").by(["exclude", job, ["n4"]])
+    Reported(cluster, "ours").by(["exclude", job, ["n4"]])
     seen = node_of(msgspec.convert(cluster.node("n4"), KubernetesNode, strict=False))
     assert (seen.state, seen.reason) == ("draining", "eagle-eye: cordoned")

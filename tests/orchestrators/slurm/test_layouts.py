@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from eagle_eye.orchestrators.errors import CannotCarryOutError, OrchestratorError
-from eagle_eye.orchestrators.layouts import add_layouts, read_layouts
+from eagle_eye.orchestrators.fallback_layouts import add_layouts, read_layouts
 from eagle_eye.orchestrators.slurm.cluster import Cluster, scale
 from eagle_eye.orchestrators.slurm.commands import Commands
 from eagle_eye.orchestrators.slurm.orchestrator import SlurmOrchestrator

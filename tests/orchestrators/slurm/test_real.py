@@ -106,7 +106,7 @@ def _emptied(slurm: Slurm) -> Iterator[None]:
 
 def test_the_accused_job_runs_again_elsewhere_and_its_node_is_drained_in_our_name(slurm: Slurm, tmp_path: Path) -> None:
     ours = slurm.orchestrator(tmp_path)
-    told: list[str] = []
+    reported: list[str] = []
     job = slurm.starts(2)
     state = ours.state(job)
     assert state is not None
@@ -115,10 +115,10 @@ def test_the_accused_job_runs_again_elsewhere_and_its_node_is_drained_in_our_nam
     drain = drain_of(slurm.node("n1")[1])
     assert drain is not None
     assert (drain.tag, drain.incident_id, drain.owner) == ("node_problem", "inc-1", "eagle-eye")
-    said = ours.restart(job, restart("n1", tell=told.append))
+    said = ours.restart(job, restart("n1", tell=reported.append))
     assert said == f"job {job} requeued; job {job} runs again as attempt 1 on n2, n3"
     assert slurm.job(job, "%x") == "n1"
-    assert any("waits in the queue" in word for word in told)
+    assert any("waits in the queue" in word for word in reported)
     state = ours.state(job)
     assert state is not None
     assert (state.attempt, state.nodes) == (1, frozenset({"n2", "n3"}))
@@ -346,13 +346,13 @@ def test_without_a_spare_a_job_goes_on_by_plan_with_the_layout_in_its_hands(
     job = slurm.starts(4, "--requeue", *tasks, script=follows_plan)
     said = tmp_path / "said"
 
-    def told(nodes: int) -> bool:
+    def reported(nodes: int) -> bool:
         """Whether each of so many ranks, in this attempt, has the plan's layout for so many nodes."""
         lines = said.read_text().splitlines() if said.exists() else []
         expected = {f"{rank} of {nodes} on {nodes}: {variable(four, nodes)}" for rank in range(nodes)}
         return len(lines) == nodes and set(lines) == expected
 
-    until(lambda: told(4), 30)
+    until(lambda: reported(4), 30)
     said.unlink()
     ours = slurm.orchestrator(tmp_path, Server(llm7b=f"slurm:{job}"), follows=four)
     left = four.layout(4).step_s / four.layout(3).step_s
@@ -362,12 +362,12 @@ def test_without_a_spare_a_job_goes_on_by_plan_with_the_layout_in_its_hands(
     assert ours.restart("llm7b", restart("n1")) == (
         f"job {job} requeued; {loss}; job {job} runs again as attempt 1 on n2, n3, n4"
     )
-    until(lambda: told(3), 30)
+    until(lambda: reported(3), 30)
     said.unlink()
     assert ours.readmit(["n1"]).endswith("runs on 3 of 4 nodes, and by plan on more after its next restart")
     until(lambda: slurm.node("n1")[0] == "idle", 30)
     assert ours.restart("llm7b", restart(over=1, action_id="act-2")).endswith("as attempt 2 on n1, n2, n3, n4")
-    until(lambda: told(4), 30)
+    until(lambda: reported(4), 30)
 
 
 def test_below_what_the_plan_covers_the_job_is_held_until_a_node_is_back(slurm: Slurm, tmp_path: Path) -> None:

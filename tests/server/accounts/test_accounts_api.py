@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from eagle_eye.schema.events import Event
-from eagle_eye.server.accounts.gpus import compared
+from eagle_eye.server.accounts.gpu_inventory import compared
 from eagle_eye.server.model.account_records import AttemptMembers, Comparison, DriverError, Gpu, Seat
 from eagle_eye.server.model.records import AuditEntry, Node
 from eagle_eye.server.store.store import GPUS, Change
@@ -39,7 +39,7 @@ def server(tmp_path: Path, clock: FakeClock) -> Iterator[Running]:
 
 
 def commit(server: Running, **records: Any) -> None:
-    server.front.services.store.commit(Change(**records))
+    server.dispatcher.services.store.commit(Change(**records))
 
 
 def get(server: Running, path: str, **query: Any) -> Any:
@@ -79,8 +79,8 @@ def a_hang_and_a_restart(server: Running) -> None:
 
 def test_goodput_by_job_says_where_the_time_went_and_because_of_what(server: Running) -> None:
     a_hang_and_a_restart(server)
-    told = get(server, "goodput")
-    (job,) = told["items"]
+    reported = get(server, "goodput")
+    (job,) = reported["items"]
     assert (job["job"], job["attempts"], job["wall"]["seconds"]) == ("job", 2, 6_200)
     assert job["ettr_ratio"] == pytest.approx((3_100 + 2_300) / 6_200)
     assert {part: amount["seconds"] for part, amount in job["lost"].items()} == {
@@ -110,9 +110,9 @@ def test_goodput_by_node_and_fault_holds_the_same_sum(server: Running) -> None:
 
 def test_goodput_counts_only_the_time_that_was_asked_for(server: Running) -> None:
     a_hang_and_a_restart(server)
-    told = get(server, "goodput", since=str(NOW - 4_000), until=str(NOW - 3_500))
-    assert told["total"]["wall"]["seconds"] == 500
-    assert told["total"]["ettr_ratio"] == 0
+    reported = get(server, "goodput", since=str(NOW - 4_000), until=str(NOW - 3_500))
+    assert reported["total"]["wall"]["seconds"] == 500
+    assert reported["total"]["ettr_ratio"] == 0
     assert get(server, "goodput", job="other")["items"] == []
 
 
@@ -144,21 +144,21 @@ def test_the_ledger_sets_each_claim_against_what_followed(server: Running, clock
         ),
     )
     assert bring(server).status_code == 200
-    told = get(server, "ledger")
-    stood = {item["action_id"]: (item["standing"], item["why"]) for item in told["items"]}
+    reported = get(server, "ledger")
+    stood = {item["action_id"]: (item["standing"], item["why"]) for item in reported["items"]}
     assert stood == {"act_1": ("right", "ticket"), "act_2": ("pending", "waiting")}
-    clock.advance(told["window_seconds"] + 1)
-    told = get(server, "ledger")
-    assert [told["total"][key] for key in ("right", "wrong", "pending", "cannot_tell", "precision")] == [
+    clock.advance(reported["window_seconds"] + 1)
+    reported = get(server, "ledger")
+    assert [reported["total"][key] for key in ("right", "wrong", "pending", "cannot_tell", "precision")] == [
         1,
         0,
         0,
         1,
         1.0,
     ]
-    assert set(told["by_fault"]) == {"hang"}
-    assert set(told["by_detector"]) == {"hang", "straggler"}
-    assert told["total"]["interval_95"][0] == pytest.approx(0.2065, abs=1e-4)
+    assert set(reported["by_fault"]) == {"hang"}
+    assert set(reported["by_detector"]) == {"hang", "straggler"}
+    assert reported["total"]["interval_95"][0] == pytest.approx(0.2065, abs=1e-4)
 
 
 def test_the_ledger_is_read_page_by_page(server: Running) -> None:
@@ -175,8 +175,8 @@ def test_tickets_are_imported_once_however_often(server: Running) -> None:
     assert [first[key] for key in ("new", "changed", "unchanged")] == [1, 0, 0]
     assert [again[key] for key in ("new", "changed", "unchanged")] == [0, 0, 1]
     closed = TICKETS.replace("Z,,", "Z,2023-11-15T00:00:00Z,") + "T-2,n9,1700000000,,\n"
-    told = bring(server, closed).json()
-    assert [told[key] for key in ("new", "changed", "unchanged", "unknown_nodes")] == [1, 1, 0, ["n9"]]
+    reported = bring(server, closed).json()
+    assert [reported[key] for key in ("new", "changed", "unchanged", "unknown_nodes")] == [1, 1, 0, ["n9"]]
     assert [(t["id"], t["closed"]) for t in get(server, "tickets", node="n1")["items"]] == [
         ("T-1", "2023-11-15T00:00:00.000Z")
     ]
@@ -214,9 +214,9 @@ def test_a_nodes_history_holds_all_kinds_of_chapters_newest_first(server: Runnin
             ),
         ),
     )
-    told = get(server, "nodes/n1/history", limit=4)
-    rest = get(server, "nodes/n1/history", limit=4, cursor=told["next"])
-    assert [chapter["kind"] for chapter in told["items"] + rest["items"]] == [
+    reported = get(server, "nodes/n1/history", limit=4)
+    rest = get(server, "nodes/n1/history", limit=4, cursor=reported["next"])
+    assert [chapter["kind"] for chapter in reported["items"] + rest["items"]] == [
         "driver_error",
         "gpu",
         "gpu",
@@ -224,9 +224,9 @@ def test_a_nodes_history_holds_all_kinds_of_chapters_newest_first(server: Runnin
         "action",
         "incident",
     ]
-    assert told["items"][1]["summary"] == "GPU GPU-1 went to n2"
+    assert reported["items"][1]["summary"] == "GPU GPU-1 went to n2"
     assert rest["next"] is None
-    assert (told["gpus"], told["cut"]) == ([], [])
+    assert (reported["gpus"], reported["cut"]) == ([], [])
     assert server.client.get("/api/v1/nodes/none/history").status_code == 404
     assert server.client.get("/api/v1/nodes/n1/history?cursor=x").json()["reason"] == "cursor"
 
@@ -243,9 +243,9 @@ def test_a_gpu_is_found_by_uuid_with_what_it_did_in_other_nodes(server: Running)
         moves=[Seat("n1", 0, NOW - 100, NOW)],
     )
     commit(server, gpus=(moved,), incidents=(incident(onset_s=NOW - 50), incident("inc_2", onset_s=NOW + 50)))
-    told = get(server, "gpus/GPU-1")
-    assert [found["id"] for found in told["incidents"]] == ["inc_1"]  # by then it sat elsewhere
-    assert [seat["node"] for seat in told["moves"]] == ["n1"]
+    reported = get(server, "gpus/GPU-1")
+    assert [found["id"] for found in reported["incidents"]] == ["inc_1"]  # by then it sat elsewhere
+    assert [seat["node"] for seat in reported["moves"]] == ["n1"]
     assert [gpu["uuid"] for gpu in get(server, "gpus", node="n2")["items"]] == ["GPU-1"]
     assert server.client.get("/api/v1/gpus/GPU-9").status_code == 404
 
@@ -257,36 +257,53 @@ def test_what_was_compared_of_a_gpu_is_told_where_it_sits_now(server: Running) -
     new = Gpu(uuid="GPU-2", node="n2", device=2, model="H100", since_s=NOW, first_seen_s=NOW, seen_s=NOW)
     out = Node(node="n2", state="in_service", reason="", updated_s=NOW)
     commit(server, nodes=(out,), gpus=(sits, new), gpu_checks=(checks,))
-    told = get(server, "nodes/n2/history")
-    (known,) = told["gpu_checks"]
+    reported = get(server, "nodes/n2/history")
+    (known,) = reported["gpu_checks"]
     assert (known["uuid"], known["checks"], known["operations"], known["wrong_numbers"]) == ("GPU-1", 2, 8_000.0, 2.0)
-    said = [chapter["summary"] for chapter in told["items"] if chapter["kind"] == "gpu_check"]
+    said = [chapter["summary"] for chapter in reported["items"] if chapter["kind"] == "gpu_check"]
     assert said == ["GPU GPU-1 computed 2 wrong numbers on n1"]
     assert get(server, "gpus/GPU-1")["checks"] == known
     assert get(server, "gpus/GPU-2")["checks"] is None
 
 
-def test_nodes_carry_their_incidents_and_lemon_score_with_its_reasons(server: Running) -> None:
-    three_failures(server.front.services.store)
+def test_nodes_carry_their_incidents_and_recurrence_score_with_its_reasons(server: Running) -> None:
+    three_failures(server.dispatcher.services.store)
     nodes = {item["node"]: item["memory"] for item in get(server, "nodes")["items"]}
     assert nodes["n1"]["incidents_30_days"] == 3
-    assert nodes["n1"]["lemon"]
-    assert [signal["signal"] for signal in nodes["n1"]["lemon_signals"]] == [
+    assert nodes["n1"]["recurrent"]
+    assert [signal["signal"] for signal in nodes["n1"]["recurrence_signals"]] == [
         "multi_node_failures",
         "excluding_jobs",
         "taken_out",
     ]
-    assert (nodes["n2"]["lemon_score"], nodes["n2"]["lemon"]) == (0, False)
-    assert nodes["young"]["lemon_score"] is None
-    assert nodes["young"]["lemon_reason"].startswith("known for 1.0 days")
-    assert server.metric("node_lemon_score", node="n1") == pytest.approx(nodes["n1"]["lemon_score"], abs=1e-3)
-    assert server.metric("node_lemon_score", node="n2") == 0.0
+    assert (nodes["n2"]["recurrence_score"], nodes["n2"]["recurrent"]) == (0, False)
+    assert nodes["young"]["recurrence_score"] is None
+    assert nodes["young"]["recurrence_reason"].startswith("known for 1.0 days")
+    assert server.metric("node_recurrence_score", node="n1") == pytest.approx(nodes["n1"]["recurrence_score"], abs=1e-3)
+    assert server.metric("node_recurrence_score", node="n2") == 0.0
+
+
+def test_the_former_names_of_the_recurrence_score_keep_working(server: Running) -> None:
+    three_failures(server.dispatcher.services.store)
+    memory = get(server, "nodes/n1")["memory"]
+    for former, name in {
+        "lemon": "recurrent",
+        "lemon_score": "recurrence_score",
+        "lemon_reason": "recurrence_reason",
+        "lemon_signals": "recurrence_signals",
+    }.items():
+        assert memory[former] == memory[name]
+    assert memory["lemon"]
+    columns = server.client.get("/api/v1/fleet/nodes", params={"details": True}).json()
+    assert columns["lemon_score"] == columns["recurrence_score"]
+    assert memory["lemon_score"] in columns["lemon_score"]
+    assert server.metric("node_lemon_score", node="n1") == server.metric("node_recurrence_score", node="n1") > 0
 
 
 def test_agents_events_become_gpus_and_errors_and_jobs_become_attempts(server: Running, clock: FakeClock) -> None:
     server.send(body(frame(events=[Event(NOW, "inventory", 0, {"uuid": "GPU-1", "model": "H100"})])))
-    server.front.services.bookkeeper.look([], NOW)
-    assert [gpu.node for gpu in server.front.services.store.all(GPUS)] == ["n1"]
+    server.dispatcher.services.bookkeeper.look([], NOW)
+    assert [gpu.node for gpu in server.dispatcher.services.store.all(GPUS)] == ["n1"]
 
 
 def test_goodput_of_jobs_that_go_on_is_on_metrics(server: Running, clock: FakeClock) -> None:

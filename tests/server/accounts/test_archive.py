@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from eagle_eye.server.accounts.archive import SCORES_FRESH_S, Archive
-from eagle_eye.server.accounts.recurrence_score import LEMON_MIN, NodeRecord, RecurrenceScore
+from eagle_eye.server.accounts.recurrence_score import RECURRENT_MIN, NodeRecord, RecurrenceScore
 from eagle_eye.server.model.account_records import AttemptMembers, DriverError, Gpu, Seat
 from eagle_eye.server.model.records import AuditEntry
 from eagle_eye.server.store.sqlite_store import SqliteStore
@@ -28,8 +28,8 @@ class Room:
     def commit(self, **records: Any) -> None:
         self.store.commit(Change(**records))
 
-    def lemon(self, node: str = "n1") -> RecurrenceScore:
-        return self.archive.scores().lemons[node]
+    def recurrence(self, node: str = "n1") -> RecurrenceScore:
+        return self.archive.scores().by_node[node]
 
     def past(self, node: str = "n1") -> NodeRecord:
         return self.archive.scores().pasts[node]
@@ -54,7 +54,7 @@ def room(tmp_path: Path) -> Room:
 def test_what_was_not_the_nodes_fault_is_not_held_against_it(room: Room, pardon: dict[str, Any]) -> None:
     guilty = [incident(f"inc_{n}", job=f"job{n}", detected_s=NOW - n * DAY, **pardon) for n in range(1, 5)]
     room.commit(nodes=(known(),), incidents=tuple(guilty))
-    assert room.lemon().score == 0
+    assert room.recurrence().score == 0
 
 
 def test_several_incidents_of_one_attempt_are_one_failure(room: Room) -> None:
@@ -87,21 +87,21 @@ def test_driver_errors_count_by_code_and_only_those_of_the_hardware(room: Room) 
         )
 
     # 13 is the program's, 9999 nobody knows, 63 is long ago.
-    told = (error(79), error(79, 1), error(74), error(13), error(9_999), error(63, last_s=NOW - 30 * DAY))
-    room.commit(nodes=(known(),), driver_errors=told)
+    reported = (error(79), error(79, 1), error(74), error(13), error(9_999), error(63, last_s=NOW - 30 * DAY))
+    room.commit(nodes=(known(),), driver_errors=reported)
     assert room.past().driver_errors == 2
 
 
 def test_what_is_long_ago_is_forgiven(room: Room) -> None:
     three_failures(room.store)
-    before = room.lemon().score
+    before = room.recurrence().score
     room.clock.advance(15 * DAY + SCORES_FRESH_S)
-    later = room.lemon().score
+    later = room.recurrence().score
     room.clock.advance(30 * DAY)
     assert before is not None
     assert later is not None
-    assert before > LEMON_MIN > later > 0
-    assert room.lemon().score == 0
+    assert before > RECURRENT_MIN > later > 0
+    assert room.recurrence().score == 0
 
 
 @pytest.mark.parametrize(("started_s", "cut"), [(NOW + 60, True), (NOW - 60, False)])
@@ -129,5 +129,5 @@ def test_a_gpu_brings_its_failures_along(room: Room) -> None:
         moves=[seat],
     )
     room.commit(gpus=(moved,))
-    (signal,) = room.lemon("n2").contributions
+    (signal,) = room.recurrence("n2").contributions
     assert (signal.signal, signal.value) == ("inherited_failures", 3)

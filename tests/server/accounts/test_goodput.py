@@ -23,7 +23,7 @@ from tests.server.builders import NOW, incident
 HOUR = 3_600.0
 
 
-def told(fault: str = "hang", onset: float = 0, ended: float | None = None, **more: Any) -> Incident:
+def reported(fault: str = "hang", onset: float = 0, ended: float | None = None, **more: Any) -> Incident:
     """Return an incident that lasted from ``onset`` to ``ended``, both from NOW."""
     over = None if ended is None else NOW + ended
     fields: dict[str, Any] = {
@@ -62,7 +62,7 @@ def test_what_a_fault_costs_is_all_that_follows_from_it() -> None:
         last_step=300,
         last_step_s=3000,
     )
-    assert parts([first, second], [told("gpu_lost", 905, 1000)]) == [
+    assert parts([first, second], [reported("gpu_lost", 905, 1000)]) == [
         ("startup", 100, "start"),
         ("training", 800, ""),
         ("stopped", 100, "gpu_lost"),
@@ -88,10 +88,10 @@ def test_the_documented_example_comes_out() -> None:
         last_step=1700,
         last_step_s=7200,
     )
-    slow = told(
+    slow = reported(
         "thermal_throttle", 4320, 5760, slowdown_ratio=0.25, attempt=1, family="slow:n2", node="n2", id_="inc_2"
     )
-    sums = goodput.account(timeline([first, second], [told("hang", 3240, 3600), slow], NOW + 7200))
+    sums = goodput.account(timeline([first, second], [reported("hang", 3240, 3600), slow], NOW + 7200))
     hours = {part: amount.seconds / HOUR for part, amount in sums.lost.items()}
     assert hours == pytest.approx({"startup": 0.15, "stopped": 0.1, "down": 0.05, "redone": 0.1, "slow": 0.08})
     assert sums.training.seconds / HOUR == pytest.approx(1.52)
@@ -101,8 +101,8 @@ def test_the_documented_example_comes_out() -> None:
 
 def test_slowness_costs_its_share_and_only_the_worst_of_several_counts() -> None:
     one = attempt(0, 0, 1100, end="finished", first_step=1, first_step_s=0, last_step=50, last_step_s=1100)
-    slow = told("thermal_throttle", 0, 1000, slowdown_ratio=0.25, family="slow:n1")
-    slower = told("straggler", 500, 1000, slowdown_ratio=1.0, family="slow:n2", node="n2", id_="inc_2")
+    slow = reported("thermal_throttle", 0, 1000, slowdown_ratio=0.25, family="slow:n1")
+    slower = reported("straggler", 500, 1000, slowdown_ratio=1.0, family="slow:n2", node="n2", id_="inc_2")
     lost = goodput.losses(timeline([one], [slow, slower], NOW + HOUR))
     assert [(loss.cause.fault, loss.cause.node) for loss in lost] == [("straggler", "n2"), ("thermal_throttle", "n1")]
     assert [loss.amount.seconds for loss in lost] == pytest.approx([250, 100])
@@ -110,7 +110,7 @@ def test_slowness_costs_its_share_and_only_the_worst_of_several_counts() -> None
 
 def test_a_hang_that_ended_by_itself_is_lost_time_inside_the_training() -> None:
     one = attempt(0, 0, 1000, end="finished", first_step=1, first_step_s=100, last_step=50, last_step_s=1000)
-    assert parts([one], [told("hang", 300, 400)])[1:] == [
+    assert parts([one], [reported("hang", 300, 400)])[1:] == [
         ("training", 200, ""),
         ("stopped", 100, "hang"),
         ("training", 600, ""),
@@ -120,13 +120,13 @@ def test_a_hang_that_ended_by_itself_is_lost_time_inside_the_training() -> None:
 @pytest.mark.parametrize("family", ["stop", "stop:n2"])
 def test_a_gpu_that_fails_beside_another_stops_the_job_as_the_first_does(family: str) -> None:
     one = attempt(0, 0, 1000, end="finished", first_step=1, first_step_s=100, last_step=50, last_step_s=1000)
-    assert ("stopped", 100, "gpu_lost") in parts([one], [told("gpu_lost", 300, 400, family=family)])
+    assert ("stopped", 100, "gpu_lost") in parts([one], [reported("gpu_lost", 300, 400, family=family)])
 
 
 @pytest.mark.parametrize("state", ["false", "closed"])
 def test_a_false_alarm_and_a_merged_incident_explain_nothing(state: str) -> None:
     one = attempt(0, 0, 1000, end="finished", first_step=1, first_step_s=100, last_step=50, last_step_s=1000)
-    void = told("hang", 300, 400, state=state, merged_into="inc_9" if state == "closed" else "")
+    void = reported("hang", 300, 400, state=state, merged_into="inc_9" if state == "closed" else "")
     assert parts([one], [void])[1:] == [("training", 900, "")]
 
 
@@ -138,7 +138,7 @@ def test_without_any_step_nobody_can_tell() -> None:
 def test_an_attempt_that_never_made_a_step_was_start_up_where_others_did() -> None:
     first = attempt(0, 0, 1000, end="failed", first_step=1, first_step_s=100, last_step=50, last_step_s=1000)
     second = attempt(1, 1000, 1500, end="failed")
-    assert parts([first, second], [told("process_crash", 990, 1000)])[-1] == ("startup", 500, "process_crash")
+    assert parts([first, second], [reported("process_crash", 990, 1000)])[-1] == ("startup", 500, "process_crash")
 
 
 def test_time_that_nobody_watched_is_unknown_whatever_the_steps_say() -> None:
@@ -156,7 +156,7 @@ def test_a_standstill_is_unknown_until_an_incident_or_a_step_explains_it() -> No
     assert timeline([one], [], NOW + 1050)[-1].part == "training"  # the next step is under way
     found = timeline([one], [], NOW + 2000)[-1]
     assert (found.part, found.seconds, found.reason) == ("unknown", 1000, STANDSTILL)
-    explained = timeline([one], [told("hang", 1000)], NOW + 2000)[-1]
+    explained = timeline([one], [reported("hang", 1000)], NOW + 2000)[-1]
     assert (explained.part, explained.seconds) == ("stopped", 1000)
 
 
@@ -169,7 +169,7 @@ def test_the_pause_after_a_run_was_finished_is_nobodys_time() -> None:
 
 def test_an_incident_of_another_run_of_the_same_number_explains_nothing() -> None:
     first = attempt(0, 0, 1000, end="finished", first_step=1, first_step_s=0, last_step=50, last_step_s=1000)
-    spans = timeline([first], [told("hang", 5000, 6000)], NOW + 9000)
+    spans = timeline([first], [reported("hang", 5000, 6000)], NOW + 9000)
     assert {span.part for span in spans} == {"training"}
 
 
@@ -219,7 +219,7 @@ def histories(draw: st.DrawFn) -> tuple[list[Attempt], list[Incident]]:
         attempts[-1] = replace(attempts[-1], gaps=[Gap(NOW + a, NOW + a + b) for a, b in away])
         start = end + draw(st.integers(0, 500))
     incidents = [
-        told(
+        reported(
             draw(st.sampled_from([fault.name for fault in FAULTS])),
             draw(moments),
             draw(maybe),

@@ -106,10 +106,10 @@ def test_the_first_proof_is_the_one_that_is_told() -> None:
 def test_an_attempt_without_the_node_proves_it_right_and_one_with_it_does_not() -> None:
     first = attempt(0, -500, 300, last_step=9.0, last_step_s=290)
     second = attempt(1, 310, last_step=90.0, last_step_s=1_500, seen_s=1_500)
-    told = [first, second]
-    assert standing(Afterwards(ended(), attempts=told, members={"att_1": ["n2", "n3"]})) == ("right", "left_out")
-    assert standing(Afterwards(ended(), attempts=told, members={"att_1": ["n1", "n2"]})) == ("wrong", "ran_on")
-    assert standing(Afterwards(ended(), attempts=told)) == ("cannot_tell", "out_of_sight")
+    reported = [first, second]
+    assert standing(Afterwards(ended(), attempts=reported, members={"att_1": ["n2", "n3"]})) == ("right", "left_out")
+    assert standing(Afterwards(ended(), attempts=reported, members={"att_1": ["n1", "n2"]})) == ("wrong", "ran_on")
+    assert standing(Afterwards(ended(), attempts=reported)) == ("cannot_tell", "out_of_sight")
 
 
 def test_a_job_that_was_over_before_tells_nothing() -> None:

@@ -78,9 +78,9 @@ def backtest(folder: Path) -> list[VerdictLine]:
 
 
 def test_names_the_straggler_and_asks_for_its_exclusion(slow: Path) -> None:
-    told, asked = backtest(slow)
-    assert {(line.fault, line.node, tuple(line.nodes)) for line in (told, asked)} == {("straggler", "n1", ("n1",))}
-    assert (told.action, asked.action) == ("notify", "exclude_node")
+    reported, asked = backtest(slow)
+    assert {(line.fault, line.node, tuple(line.nodes)) for line in (reported, asked)} == {("straggler", "n1", ("n1",))}
+    assert (reported.action, asked.action) == ("notify", "exclude_node")
 
 
 def test_gives_the_same_verdicts_every_time(slow: Path) -> None:
@@ -200,9 +200,9 @@ def test_the_command_writes_verdicts_and_a_report(slow: Path, tmp_path: Path, ca
     assert run(parser.parse_args([str(slow), "--verdicts", str(verdicts), "--report", str(report)])) == 0
     line = msgspec.json.decode(verdicts.read_bytes().splitlines()[0], type=VerdictLine)
     assert line.trace == str(slow)
-    told = json.loads(report.read_text())
-    assert told["overall"]["labelled"] == 1
-    assert told["blind_ratio"]["loss_not_finite"] == 1.0, "a trace without a loss: cannot tell, not healthy"
+    reported = json.loads(report.read_text())
+    assert reported["overall"]["labelled"] == 1
+    assert reported["blind_ratio"]["loss_not_finite"] == 1.0, "a trace without a loss: cannot tell, not healthy"
     assert "straggler" in capsys.readouterr().out
 
 

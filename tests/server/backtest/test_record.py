@@ -55,7 +55,7 @@ class StillWatch(DetectionLoop):
 class Site:
     """A real server with a job on four nodes, and a clock that the test moves."""
 
-    front: Dispatcher[Services]
+    dispatcher: Dispatcher[Services]
     client: httpx.Client
     clock: FakeClock
     watch: StillWatch
@@ -73,7 +73,7 @@ class Site:
         assert self.client.put("/api/v1/jobs/train", json=update).status_code == 200
 
     def incidents(self) -> list[Incident]:
-        return self.front.services.store.all(INCIDENTS)
+        return self.dispatcher.services.store.all(INCIDENTS)
 
 
 @pytest.fixture
@@ -174,8 +174,8 @@ def test_a_recorded_fault_gives_the_verdict_that_it_gave_live(site: Site, tmp_pa
 def test_the_trace_has_all_that_the_nodes_said(site: Site, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     live(site, 45)
     assert recorded(tmp_path / "t", "--json") == 0
-    told = json.loads(capsys.readouterr().out)
-    assert (told["nodes"], told["frames"], told["events"]) == (4, 180, 4)
+    reported = json.loads(capsys.readouterr().out)
+    assert (reported["nodes"], reported["frames"], reported["events"]) == (4, 180, 4)
     trace = Trace(tmp_path / "t")
     header = trace.header
     assert (header.interval_s, header.start, header.end) == (1.0, NOW, NOW + 45), "not beyond the server's now"
@@ -207,7 +207,7 @@ def test_the_trace_names_the_gpus_where_all_nodes_are_known(
         Gpu(uuid=node, node=node, device=0, model="NVIDIA H100 PCIe", since_s=NOW, first_seen_s=NOW, seen_s=NOW)
         for node in known
     )
-    site.front.services.store.commit(Change(gpus=tuple(cards)))
+    site.dispatcher.services.store.commit(Change(gpus=tuple(cards)))
     assert recorded(tmp_path / "t") == 0
     assert [node.gpu_model for node in Trace(tmp_path / "t").header.nodes] == [expected] * len(NODES)
 
@@ -225,7 +225,7 @@ def test_what_the_scheduler_said_is_in_the_trace_by_attempt(site: Site, tmp_path
     assert recorded(tmp_path / "t") == 0
     jobs = [step.job for step in Trace(tmp_path / "t").steps() if step.job is not None]
     story = [(job.updated_s - NOW, job.attempt, job.state, len(job.ranks)) for job in jobs]
-    assert [told for told in story if told[3] or told[2] != "running"] == [
+    assert [reported for reported in story if reported[3] or reported[2] != "running"] == [
         (0, 0, "running", 4),
         (4, 1, "running", 2),
         (6, 1, "cancelled", 0),
@@ -243,8 +243,8 @@ def test_a_later_attempt_can_be_recorded_alone(site: Site, tmp_path: Path) -> No
 
 
 def test_a_member_whose_processes_died_is_recorded_still() -> None:
-    told = [frame("n0", 1), frame("n0", 2, ranks=[], job=None), frame("n1", 1, ranks=[], job=None)]
-    found = frames_of((Recorded(one, 0.0, 0.0) for one in told), "train", set())
+    reported = [frame("n0", 1), frame("n0", 2, ranks=[], job=None), frame("n1", 1, ranks=[], job=None)]
+    found = frames_of((Recorded(one, 0.0, 0.0) for one in reported), "train", set())
     assert [(one.node, one.sequence) for one in found] == [("n0", 1), ("n0", 2)]
 
 
@@ -340,7 +340,7 @@ def test_too_many_readers_are_asked_to_come_back(site: Site, monkeypatch: pytest
 
 def test_it_takes_a_token_of_scope_read(site: Site, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     site.send(frame("n0", 1))
-    data = site.front.services.config.data_dir
+    data = site.dispatcher.services.config.data_dir
     tokens = {}
     for scope, more in (("agent", ["--node", "n0"]), ("read", [])):
         assert main(["tokens", "create", "--scope", scope, *more, "--data", data]) == 0

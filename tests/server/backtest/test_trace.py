@@ -88,9 +88,9 @@ def test_any_order_of_rows_tells_the_same_in_order_of_time_and_node(
 ) -> None:
     rows = [row(s, n, d, gpu_power_watts=s * 10.0 + d) for s in (1, 2, 3) for n in ("n0", "n1") for d in (0, 1)]
     folder = tmp_path_factory.mktemp("order")
-    told = seen(write(folder / "t", table(*(rows[i] for i in order))))
-    assert [(s, n) for s, n, _ in told] == [(s, n) for s in (1, 2, 3) for n in ("n0", "n1")]
-    assert told[3][2] == {("gpu_power_watts", 0): 20.0, ("gpu_power_watts", 1): 21.0}
+    reported = seen(write(folder / "t", table(*(rows[i] for i in order))))
+    assert [(s, n) for s, n, _ in reported] == [(s, n) for s in (1, 2, 3) for n in ("n0", "n1")]
+    assert reported[3][2] == {("gpu_power_watts", 0): 20.0, ("gpu_power_watts", 1): 21.0}
 
 
 def test_of_duplicates_the_last_counts(tmp_path: Path) -> None:
@@ -174,9 +174,9 @@ def test_links_join_the_frame_of_their_moment_by_name(tmp_path: Path) -> None:
         link_row(2, "n0", "mlx5_0", link_up=1.0),
         link_row(2, "n0", None, link_up=1.0),
     )
-    told = seen(folder)
-    assert told[0][2] == {("gpu_power_watts", 0): 100.0, ("link_up", "mlx5_0"): 1.0, ("link_up", "mlx5_1"): 0.0}
-    assert told[1] == (2.0, "n0", {("link_up", "mlx5_0"): 1.0})
+    reported = seen(folder)
+    assert reported[0][2] == {("gpu_power_watts", 0): 100.0, ("link_up", "mlx5_0"): 1.0, ("link_up", "mlx5_1"): 0.0}
+    assert reported[1] == (2.0, "n0", {("link_up", "mlx5_0"): 1.0})
 
 
 def test_the_topology_is_what_the_header_says(tmp_path: Path) -> None:
@@ -195,8 +195,8 @@ def event(second: float, kind: str, node: str | None = None, **attributes: Any) 
 
 def test_an_event_is_known_when_it_happens_and_one_of_the_job_on_all_nodes(tmp_path: Path) -> None:
     folder = write(tmp_path / "t", events=[event(0.5, "oom_kill", "n0"), event(0.75, "phase", name="eval")])
-    told = [(f.time_s - START_S, f.node, f.events[0].kind if f.events else "rows") for f in frames(folder)]
-    assert told == [(0.5, "n0", "oom_kill"), (0.75, "n0", "phase"), (0.75, "n1", "phase"), (1.0, "n0", "rows")]
+    reported = [(f.time_s - START_S, f.node, f.events[0].kind if f.events else "rows") for f in frames(folder)]
+    assert reported == [(0.5, "n0", "oom_kill"), (0.75, "n0", "phase"), (0.75, "n1", "phase"), (1.0, "n0", "rows")]
 
 
 def test_events_of_unknown_kinds_are_left_out_and_counted(tmp_path: Path) -> None:
@@ -283,9 +283,9 @@ class TestWriter:
         trace = Trace(tmp_path / "t")
         assert trace.header == self.header
         assert trace.labels() is None
-        told = seen(tmp_path / "t")
-        assert [s for s, _, values in told if ("train_step", 0) in values] == [1, 2]
-        assert ("link_up", "ib0") in told[1][2]
+        reported = seen(tmp_path / "t")
+        assert [s for s, _, values in reported if ("train_step", 0) in values] == [1, 2]
+        assert ("link_up", "ib0") in reported[1][2]
 
     def test_a_silent_rank_survives(self, tmp_path: Path) -> None:
         with TraceWriter(tmp_path / "t") as writer:

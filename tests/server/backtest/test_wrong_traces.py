@@ -206,11 +206,11 @@ def test_one_node_with_a_wrong_clock_is_named_and_judged_at_the_others_time(
     out, err = capsys.readouterr()
     *lines, summary = out.splitlines()
     *usual_lines, _ = usual.out.splitlines()
-    told, expected = ([json.loads(line) for line in some] for some in (lines, usual_lines))
-    assert [(line["fault"], line["nodes"], line["action"]) for line in told] == [
+    reported, expected = ([json.loads(line) for line in some] for some in (lines, usual_lines))
+    assert [(line["fault"], line["nodes"], line["action"]) for line in reported] == [
         (line["fault"], line["nodes"], line["action"]) for line in expected
     ]
-    assert [line["time"] for line in told] == pytest.approx([line["time"] for line in expected], abs=2.0)
+    assert [line["time"] for line in reported] == pytest.approx([line["time"] for line in expected], abs=2.0)
     side = "ahead of" if offset_s > 0 else "behind"
     assert err == (
         f"eagle-eye backtest: {trace}: the clock of node {off!r} is {abs(offset_s):.0f} s {side} the others';"

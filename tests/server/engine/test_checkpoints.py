@@ -14,7 +14,7 @@ import pytest
 from eagle_eye.detectors.types import Verdict
 from eagle_eye.schema.action import MemberRank, ResumeFrom
 from eagle_eye.server.delivery.events import request_data
-from eagle_eye.server.engine.checkpoints import NOTHING_TOLD, OLDER_MAX, CheckpointLog, Checkpoints, KeptStep
+from eagle_eye.server.engine.checkpoints import NOTHING_REPORTED, OLDER_MAX, CheckpointLog, Checkpoints, KeptStep
 from eagle_eye.server.engine.judgement import Judgement
 from eagle_eye.server.engine.policy import decide, weigh
 from eagle_eye.server.engine.respond import Book, respond
@@ -36,7 +36,7 @@ def tells(step: float, age: float = 0.0, copies: float = 2.0, **more: float) -> 
     return {f"memory_checkpoint_{name}": value for name, value in row.items()}
 
 
-def told(log: CheckpointLog, time_s: float, column: int, row: dict[str, float]) -> None:
+def reported(log: CheckpointLog, time_s: float, column: int, row: dict[str, float]) -> None:
     log.take(time_s, tuple(row), slice(column, column + 1), np.array([[value] for value in row.values()]))
 
 
@@ -45,7 +45,7 @@ def told(log: CheckpointLog, time_s: float, column: int, row: dict[str, float]) 
 
 def test_a_job_whose_nodes_tell_nothing_has_no_checkpoint() -> None:
     fleet = Fleet()
-    assert fleet.run(3)[-1].checkpoints is NOTHING_TOLD
+    assert fleet.run(3)[-1].checkpoints is NOTHING_REPORTED
 
 
 def test_what_nodes_tell_is_what_the_judgement_has() -> None:
@@ -69,33 +69,33 @@ def test_what_was_told_before_the_job_stopped_stays_known() -> None:
 
 def test_a_step_is_known_since_the_first_node_told_of_it() -> None:
     log = CheckpointLog()
-    told(log, 1.0, 0, tells(5))
-    told(log, 2.0, 1, tells(5))
-    told(log, 3.0, 0, tells(5))
+    reported(log, 1.0, 0, tells(5))
+    reported(log, 2.0, 1, tells(5))
+    reported(log, 3.0, 0, tells(5))
     assert log.stand(NODES).since_s == 1.0
 
 
 def test_a_node_that_is_a_tick_behind_takes_nothing_back() -> None:
     log = CheckpointLog()
-    told(log, 1.0, 0, tells(6))
-    told(log, 1.1, 1, tells(5))
+    reported(log, 1.0, 0, tells(6))
+    reported(log, 1.1, 1, tells(5))
     found = log.stand(NODES)
     assert (found.step, found.since_s, found.copies, found.lacking) == (6, 1.0, 4, ())
 
 
 def test_a_program_that_began_anew_from_an_earlier_step_is_where_it_says() -> None:
     log = CheckpointLog()
-    told(log, 1.0, 0, tells(100))
-    told(log, 50.0, 0, tells(60))
+    reported(log, 1.0, 0, tells(100))
+    reported(log, 50.0, 0, tells(60))
     found = log.stand(NODES)
     assert (found.step, found.since_s) == (60, 50.0)
 
 
 def test_a_node_that_has_said_nothing_for_long_holds_no_copies() -> None:
     log = CheckpointLog()
-    told(log, 1.0, 0, tells(5))
-    told(log, 1.0, 1, tells(5))
-    told(log, 100.0, 1, tells(6))
+    reported(log, 1.0, 0, tells(5))
+    reported(log, 1.0, 1, tells(5))
+    reported(log, 100.0, 1, tells(6))
     found = log.stand(NODES)
     assert (found.nodes, found.lacking, found.copies, found.copies_wanted) == (("n1",), ("n0",), 2, 4)
 
@@ -103,9 +103,9 @@ def test_a_node_that_has_said_nothing_for_long_holds_no_copies() -> None:
 def test_the_copies_of_a_node_that_fell_silent_are_elsewhere_and_outlive_its_exclusion() -> None:
     log = CheckpointLog()
     for column in range(3):
-        told(log, 1.0, column, reaches(5, ("previous", 4, 1.0)))
+        reported(log, 1.0, column, reaches(5, ("previous", 4, 1.0)))
     for column in (0, 2):
-        told(log, 100.0, column, reaches(5, ("previous", 4, 100.0)))
+        reported(log, 100.0, column, reaches(5, ("previous", 4, 100.0)))
     found = log.stand(NODES)
     assert found.resume_from(3, ["n1"]) == ResumeFrom(5, "memory", ["n0", "n2"])
     assert found.resume_from(3, ["n1"], before_s=1.0) == ResumeFrom(4, "memory", ["n0", "n2"])
@@ -114,18 +114,18 @@ def test_the_copies_of_a_node_that_fell_silent_are_elsewhere_and_outlive_its_exc
 
 def test_copies_are_thin_from_when_a_node_lacks_some_until_it_has_them() -> None:
     log = CheckpointLog()
-    told(log, 1.0, 0, tells(5, copies=1.0))
-    told(log, 2.0, 0, tells(6, copies=1.0))
+    reported(log, 1.0, 0, tells(5, copies=1.0))
+    reported(log, 2.0, 0, tells(6, copies=1.0))
     assert log.stand(NODES).thin_since_s == 1.0
-    told(log, 3.0, 0, tells(7))
+    reported(log, 3.0, 0, tells(7))
     assert log.stand(NODES).thin_since_s is None
 
 
 @pytest.mark.parametrize("spoilt", [math.inf, -math.inf, math.nan])
 def test_numbers_that_are_none_say_nothing(spoilt: float) -> None:
     log = CheckpointLog()
-    told(log, 1.0, 0, tells(5, persisted_step=3.0))
-    told(log, 2.0, 0, tells(spoilt, age=spoilt, copies=spoilt, persisted_step=spoilt))
+    reported(log, 1.0, 0, tells(5, persisted_step=3.0))
+    reported(log, 2.0, 0, tells(spoilt, age=spoilt, copies=spoilt, persisted_step=spoilt))
     found = log.stand(NODES)
     assert (found.step, found.at_risk_steps, found.copies, found.persisted) == (5, 0.0, 2, ((3, 1.0),))
 
@@ -134,7 +134,7 @@ def test_rows_of_many_nodes_at_once_say_the_same_as_one_by_one() -> None:
     alone, together = CheckpointLog(), CheckpointLog()
     rows = [tells(5), tells(6, age=2.0), tells(6, copies=1.0)]
     for column, row in enumerate(rows):
-        told(alone, 1.0, column, row)
+        reported(alone, 1.0, column, row)
     values = np.array([list(row.values()) for row in rows]).T
     together.take(1.0, tuple(rows[0]), np.arange(3), values)
     assert alone.stand(NODES) == together.stand(NODES)
@@ -153,8 +153,8 @@ def reaches(step: float, *older: tuple[str, float, float], **more: float) -> dic
 
 def test_older_steps_are_known_by_when_the_last_node_captured_them() -> None:
     log = CheckpointLog()
-    told(log, 1000.0, 0, reaches(50, ("previous", 49, 3.0), ("second_oldest", 20, 300.0), ("oldest", 10, 700.0)))
-    told(log, 1001.0, 1, reaches(50, ("previous", 49, 3.0), ("second_oldest", 20, 301.5), ("oldest", 10, 701.0)))
+    reported(log, 1000.0, 0, reaches(50, ("previous", 49, 3.0), ("second_oldest", 20, 300.0), ("oldest", 10, 700.0)))
+    reported(log, 1001.0, 1, reaches(50, ("previous", 49, 3.0), ("second_oldest", 20, 301.5), ("oldest", 10, 701.0)))
     assert older_of(log) == [
         (49, 998.0, ("n0", "n1"), ()),
         (20, 700.0, ("n0", "n1"), ()),
@@ -164,33 +164,33 @@ def test_older_steps_are_known_by_when_the_last_node_captured_them() -> None:
 
 def test_a_node_that_does_not_tell_of_an_older_step_lacks_it() -> None:
     log = CheckpointLog()
-    told(log, 1000.0, 0, reaches(50, ("oldest", 10, 700.0)))
-    told(log, 1000.0, 1, reaches(50, ("oldest", 20, 300.0)))
-    told(log, 1000.0, 2, tells(50))
+    reported(log, 1000.0, 0, reaches(50, ("oldest", 10, 700.0)))
+    reported(log, 1000.0, 1, reaches(50, ("oldest", 20, 300.0)))
+    reported(log, 1000.0, 2, tells(50))
     assert older_of(log) == [(20, 700.0, ("n1",), ("n0", "n2")), (10, 300.0, ("n0",), ("n1", "n2"))]
 
 
 def test_the_newest_step_of_a_node_that_is_a_tick_behind_is_the_others_previous() -> None:
     log = CheckpointLog()
-    told(log, 1000.0, 0, reaches(50, ("previous", 49, 3.0)))
-    told(log, 999.0, 1, reaches(49, ("previous", 48, 3.0)))
-    told(log, 999.0, 2, reaches(49, ("previous", 48, 3.0), copies=1.0))
+    reported(log, 1000.0, 0, reaches(50, ("previous", 49, 3.0)))
+    reported(log, 999.0, 1, reaches(49, ("previous", 48, 3.0)))
+    reported(log, 999.0, 2, reaches(49, ("previous", 48, 3.0), copies=1.0))
     assert older_of(log)[0] == (49, 997.0, ("n0", "n1"), ("n2",))
 
 
 def test_an_older_step_is_known_no_longer_than_a_node_tells_of_it() -> None:
     log = CheckpointLog()
-    told(log, 1000.0, 0, reaches(50, ("previous", 49, 3.0), ("oldest", 10, 700.0)))
-    told(log, 1001.0, 0, reaches(50, ("previous", 49, 4.0)))
+    reported(log, 1000.0, 0, reaches(50, ("previous", 49, 3.0), ("oldest", 10, 700.0)))
+    reported(log, 1001.0, 0, reaches(50, ("previous", 49, 4.0)))
     assert older_of(log) == [(49, 997.0, ("n0",), ())]
-    told(log, 1002.0, 0, {"memory_checkpoint_bytes": 1e6})  # another job has ranks on the node, too
+    reported(log, 1002.0, 0, {"memory_checkpoint_bytes": 1e6})  # another job has ranks on the node, too
     assert older_of(log) == []
 
 
 def test_a_row_without_checkpoints_takes_no_older_step_away() -> None:
     log = CheckpointLog()
-    told(log, 1000.0, 0, reaches(50, ("oldest", 10, 700.0)))
-    told(log, 1001.0, 0, {"memory_checkpoint_bytes": math.nan})
+    reported(log, 1000.0, 0, reaches(50, ("oldest", 10, 700.0)))
+    reported(log, 1001.0, 0, {"memory_checkpoint_bytes": math.nan})
     assert older_of(log) == [(10, 300.0, ("n0",), ())]
 
 
@@ -198,14 +198,14 @@ def test_a_row_without_checkpoints_takes_no_older_step_away() -> None:
 @pytest.mark.parametrize("age_s", [math.nan, math.inf, -1.0, 5.0])
 def test_older_steps_that_are_none_are_not_known(step: float, age_s: float) -> None:
     log = CheckpointLog()
-    told(log, 1000.0, 0, reaches(50, ("previous", step, age_s), ("oldest", 10, 700.0)))
+    reported(log, 1000.0, 0, reaches(50, ("previous", step, age_s), ("oldest", 10, 700.0)))
     assert older_of(log) == [(10, 300.0, ("n0",), ())]
 
 
 def test_of_more_older_steps_than_a_job_keeps_those_are_known_that_most_nodes_have() -> None:
     log, many = CheckpointLog(), 40
     for column in range(many):
-        told(log, 1000.0, column, reaches(500, ("previous", 400.0 + column, 3.0), ("oldest", 10, 700.0)))
+        reported(log, 1000.0, column, reaches(500, ("previous", 400.0 + column, 3.0), ("oldest", 10, 700.0)))
     found = log.stand([f"n{column}" for column in range(many)]).older
     assert (len(found), found[-1].step, found[-1].lacking) == (OLDER_MAX, 10, ())
 
@@ -244,7 +244,7 @@ def test_where_a_shard_may_have_no_copy_left_storage_is_named(changes: dict[str,
 
 
 def test_where_neither_is_known_nothing_is_named() -> None:
-    assert NOTHING_TOLD.resume_from(3) is None
+    assert NOTHING_REPORTED.resume_from(3) is None
     assert Checkpoints(step=4, since_s=1.0, copies=3, copies_wanted=3).resume_from(3, ["n1"]) is None
 
 
@@ -424,7 +424,7 @@ def test_a_drain_waits_for_copies_too() -> None:
     "changes",
     [
         {"checkpoints": WHOLE},
-        {"checkpoints": NOTHING_TOLD},
+        {"checkpoints": NOTHING_REPORTED},
         {"checkpoints": thin(1.0), "settings": PolicySettings(mode="act", copies_wait_s=0)},
         {"checkpoints": thin(1.0), "settings": PolicySettings(mode="approve")},
     ],

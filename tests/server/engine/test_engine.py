@@ -113,8 +113,8 @@ def test_what_struck_a_node_before_the_attempt_is_not_of_it_when_a_restarted_ser
     fleet = Fleet()
     fleet.declare(2)
     fleet.run(5)
-    told = Event(1.0 + fleet.now_s - 5.0 - age_s, "xid", 0, {"code": 79})
-    late = msgspec.structs.replace(fleet.frame("n1"), ranks=[], blocks=[], events=[told])
+    reported = Event(1.0 + fleet.now_s - 5.0 - age_s, "xid", 0, {"code": 79})
+    late = msgspec.structs.replace(fleet.frame("n1"), ranks=[], blocks=[], events=[reported])
     fleet.engine.observe(late, fleet.now_s)
     assert faults(fleet.run(1)) == found
 
@@ -154,7 +154,7 @@ def test_a_stranger_cannot_end_a_declared_attempt() -> None:
     stranger.attempt = 7
     fleet.engine.observe(stranger.frame("n2"), START_S)
     assert next(fleet.engine.tracks()).attempt == 0
-    assert fleet.engine.drops()["stranger"] == 1
+    assert fleet.engine.drops()["not_member"] == 1
 
 
 def of_node(name: str, state: str = "running") -> Job:
@@ -193,18 +193,18 @@ def test_an_observer_that_did_not_watch_blames_nobody() -> None:
 
 
 def test_order_of_arrival_does_not_matter() -> None:
-    told, shuffled = Fleet(), Fleet()
+    reported, shuffled = Fleet(), Fleet()
     frames = []
     for _ in range(30):
-        told.now_s += 1
-        told.step += 1
-        frames += [(told.frame(node), told.now_s) for node in told.nodes]
+        reported.now_s += 1
+        reported.step += 1
+        frames += [(reported.frame(node), reported.now_s) for node in reported.nodes]
     for frame, received_s in frames:
-        told.engine.observe(frame, received_s)
+        reported.engine.observe(frame, received_s)
     for frame, received_s in reversed(frames):
         shuffled.engine.observe(frame, received_s)
-    here = told.engine.window(next(told.engine.tracks()), told.now_s, 0.0)
-    there = shuffled.engine.window(next(shuffled.engine.tracks()), told.now_s, 0.0)
+    here = reported.engine.window(next(reported.engine.tracks()), reported.now_s, 0.0)
+    there = shuffled.engine.window(next(shuffled.engine.tracks()), reported.now_s, 0.0)
     assert here.times_s.tolist() == there.times_s.tolist()
     names = [s.node for s in there.series]
     for i, series in enumerate(here.series):

@@ -19,7 +19,7 @@ from eagle_eye.server.model.records import Incident
 from tests.server.engine.frames import Fleet
 from tests.server.engine.situations import incident, past, situation
 from tests.server.engine.test_fusion import verdict
-from tests.server.engine.test_incidents import told
+from tests.server.engine.test_incidents import reported
 from tests.server.engine.test_respond import Office
 
 LOST_GPU = {"fault": "gpu_lost", "fact": True, "summary": "a GPU is gone"}
@@ -36,16 +36,16 @@ def named(known: dict[str, Incident]) -> list[tuple[str, str | None, str]]:
 
 
 def test_gpus_lost_on_two_nodes_are_two_incidents() -> None:
-    assert named(told([lost("n1"), lost("n2")])) == [("gpu_lost", "n1", "stop"), ("gpu_lost", "n2", "stop:n2")]
+    assert named(reported([lost("n1"), lost("n2")])) == [("gpu_lost", "n1", "stop"), ("gpu_lost", "n2", "stop:n2")]
 
 
 def test_the_first_to_be_known_stays_the_first() -> None:
-    known = told([lost("n2")], [lost("n1"), lost("n2")], [lost("n2"), lost("n1")])
+    known = reported([lost("n2")], [lost("n1"), lost("n2")], [lost("n2"), lost("n1")])
     assert named(known) == [("gpu_lost", "n2", "stop"), ("gpu_lost", "n1", "stop:n1")]
 
 
 def test_a_guess_at_the_culprit_gives_way_to_a_gpu_that_is_known_to_have_failed() -> None:
-    known = told([verdict("hang", "n3")], [verdict("hang", "n3"), lost("n2"), lost("n1")])
+    known = reported([verdict("hang", "n3")], [verdict("hang", "n3"), lost("n2"), lost("n1")])
     assert [(i.node, i.family) for i in known.values()] == [("n1", "stop"), ("n2", "stop:n2")]
 
 
@@ -62,14 +62,14 @@ def test_a_job_that_still_stands_when_the_first_is_over_does_so_for_the_second()
 
 def test_signs_of_a_node_whose_gpu_failed_second_belong_to_that() -> None:
     slow = replace(verdict("power_throttle", "n2"), slowdown_ratio=0.1)
-    known = told([slow], [slow, lost("n1"), lost("n2")])
+    known = reported([slow], [slow, lost("n1"), lost("n2")])
     merged = {i.family: i.merged_into for i in known.values()}
     assert known[merged["slow:n2"]].family == "stop:n2"
 
 
 @given(st.lists(st.sets(st.sampled_from(["n1", "n2", "n3"])), min_size=1, max_size=6))
 def test_no_node_ever_has_two_incidents_or_another_ones_place(rounds: list[set[str]]) -> None:
-    known = told(*([lost(node) for node in sorted(nodes)] for nodes in rounds))
+    known = reported(*([lost(node) for node in sorted(nodes)] for nodes in rounds))
     assert sorted(i.node or "" for i in known.values()) == sorted(set().union(*rounds))
     assert sum(i.family == "stop" for i in known.values()) == bool(known)
 

@@ -17,7 +17,7 @@ from tests.server.engine.test_fusion import verdict
 POLICY = PolicySettings(verdict_gone_s=30.0)
 
 
-def told(*rounds: list[Verdict]) -> dict[str, Incident]:
+def reported(*rounds: list[Verdict]) -> dict[str, Incident]:
     """Return the incidents, by id, after judgements that are a second apart."""
     number = count(1)
     known: dict[str, Incident] = {}
@@ -34,27 +34,27 @@ def slow(fault: str, ratio: float, *nodes: str) -> Verdict:
 
 
 def test_a_cause_once_known_is_not_forgotten() -> None:
-    known = told([slow("power_throttle", 0.1, "n1")], [slow("straggler", 0.2, "n1")])
+    known = reported([slow("power_throttle", 0.1, "n1")], [slow("straggler", 0.2, "n1")])
     assert [(i.fault, i.slowdown_ratio) for i in known.values()] == [("power_throttle", 0.2)]
 
 
 def test_a_slow_node_gets_its_cause_when_it_is_known() -> None:
-    known = told([slow("straggler", 0.1, "n1")], [slow("power_throttle", 0.1, "n1")])
+    known = reported([slow("straggler", 0.1, "n1")], [slow("power_throttle", 0.1, "n1")])
     assert [i.fault for i in known.values()] == ["power_throttle"]
 
 
 def test_what_it_costs_becomes_part_of_the_story_once_it_is_known() -> None:
     before, after = slow("power_throttle", 0.0, "n1"), slow("power_throttle", 0.1, "n1")
-    (incident,) = told([before], [replace(after, summary="it costs 10%")]).values()
+    (incident,) = reported([before], [replace(after, summary="it costs 10%")]).values()
     assert incident.summary == "it costs 10%"
 
 
 @pytest.mark.parametrize(("ratio", "incidents"), [(0.05, 1), (0.5, 2)])
 def test_the_last_of_a_rack_is_no_slow_node_unless_it_costs_far_more(ratio: float, incidents: int) -> None:
     rack = slow("power_throttle", 0.04, "n1", "n2")
-    assert len(told([rack], [slow("power_throttle", ratio, "n1")])) == incidents
+    assert len(reported([rack], [slow("power_throttle", ratio, "n1")])) == incidents
 
 
 def test_an_incident_whose_verdict_is_gone_recovers() -> None:
     rounds = [[slow("power_throttle", 0.1, "n1")], *([[]] * 40)]
-    assert [i.state for i in told(*rounds).values()] == ["recovered"]
+    assert [i.state for i in reported(*rounds).values()] == ["recovered"]

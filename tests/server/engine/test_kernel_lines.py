@@ -114,12 +114,17 @@ def decided(story: Story) -> list[Decision]:
             continue
     found: list[Decision] = []
     for family, finding in fuse(verdicts).findings.items():
-        told = finding.verdict
+        reported = finding.verdict
         fields: dict[str, Any] = {
-            name: getattr(told, name) for name in ("fault", "node", "device", "confidence", "fact")
+            name: getattr(reported, name) for name in ("fault", "node", "device", "confidence", "fact")
         }
-        fields |= {"nodes": list(told.nodes), "kinds": sorted(told.kinds), "asks": told.asks or "", "family": family}
-        fields |= {"slowdown_ratio": told.slowdown_ratio, "application": told.application}
+        fields |= {
+            "nodes": list(reported.nodes),
+            "kinds": sorted(reported.kinds),
+            "asks": reported.asks or "",
+            "family": family,
+        }
+        fields |= {"slowdown_ratio": reported.slowdown_ratio, "application": reported.application}
         found.append(decide(incident(**fields), situation()))
     return found
 

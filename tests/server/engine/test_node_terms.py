@@ -159,9 +159,9 @@ def test_nothing_is_said_where_no_terms_apply() -> None:
 
 def test_what_is_only_told_of_may_be_made_an_action_and_still_needs_its_evidence() -> None:
     settings = PolicySettings(mode="act", nodes=[NodeTerms(nodes=["n*"], action="exclude_node")])
-    told = incident(fault="throughput_drop", kinds=["step_time"], slowdown_ratio=0.5)
-    assert decide(told, situation(settings=PolicySettings(mode="act"))).rule == ""
-    decision = decide(told, situation(settings=settings))
+    reported = incident(fault="throughput_drop", kinds=["step_time"], slowdown_ratio=0.5)
+    assert decide(reported, situation(settings=PolicySettings(mode="act"))).rule == ""
+    decision = decide(reported, situation(settings=settings))
     assert (decision.kind, decision.rule) == ("notify", "evidence")
 
 

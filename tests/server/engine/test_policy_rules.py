@@ -252,5 +252,13 @@ def test_what_no_pace_can_show_is_told_of_whatever_it_would_save() -> None:
     ],
 )
 def test_what_is_new_cheap_doubtful_or_perhaps_its_work_drains_nobody(changes: dict[str, Any]) -> None:
-    told = incident(**{**ONE_KIND, "slowdown_ratio": 0.2, "onset_s": NOW_S - 400, **changes})
-    assert decide(told, situation(settings=act())).kind == "notify"
+    reported = incident(**{**ONE_KIND, "slowdown_ratio": 0.2, "onset_s": NOW_S - 400, **changes})
+    assert decide(reported, situation(settings=act())).kind == "notify"
+
+
+@pytest.mark.parametrize(("other", "held"), [({"attempt": 1}, True), ({"attempt": 0}, False), ({"job": "k"}, False)])
+def test_only_what_is_asked_for_in_this_attempt_of_this_job_stands_in_the_way(
+    other: dict[str, Any], held: bool
+) -> None:
+    asked = past(**{"attempt": 1, "state": "accepted", **other})
+    assert (decide(LOST, situation(settings=act(), actions=[asked])).rule == "under_way") == held

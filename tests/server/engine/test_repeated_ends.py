@@ -66,8 +66,8 @@ def test_the_owner_is_told_with_the_traceback_and_no_node_is_accused() -> None:
     incident = list(twice(20, 20).incidents.values())[-1]
     assert (incident.node, incident.nodes, incident.application, incident.action) == (None, [], True, "notify")
     assert incident.summary.startswith("KeyError at /shared/train.py:7 in main, at step 20, ended most ranks")
-    (told,) = [item.value for item in incident.evidence if item.metric == "traceback"]
-    assert "batch = batches[index]" in str(told)
+    (reported,) = [item.value for item in incident.evidence if item.metric == "traceback"]
+    assert "batch = batches[index]" in str(reported)
 
 
 def test_an_end_further_in_training_is_helped_by_restarts() -> None:

@@ -40,8 +40,8 @@ class Office:
 
     def report(self, state: Any, now_s: float | None = None) -> None:
         (action,) = [a for a in self.actions.values() if a.state in ("requested", "accepted", "running")]
-        told_s = action.updated_s if now_s is None else now_s
-        self.actions[action.id] = msgspec.structs.replace(action, state=state, updated_s=told_s)
+        reported_s = action.updated_s if now_s is None else now_s
+        self.actions[action.id] = msgspec.structs.replace(action, state=state, updated_s=reported_s)
 
 
 def hung(office: Office) -> Fleet:

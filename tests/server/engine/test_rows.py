@@ -89,7 +89,7 @@ def word(which: int) -> Job:
     return Job(job=job, attempt=attempt, state=state, ranks=ranks, restart_owner="", updated_s=NOW, nodes=nodes)
 
 
-def told(node: int, second: int, shape: int, *, leaves: bool) -> Frame:
+def reported(node: int, second: int, shape: int, *, leaves: bool) -> Frame:
     """Return a node's frame; ``shape`` is whose it says that its one GPU is. The last node reports more often."""
     ranks = {0: [Rank("job-0", node, NODES, 0)], 1: [Rank("job-0", node, NODES, 0, attempt=1)]}
     row = {"gpu_power_watts": float(second + 100 * node), "train_step": float(second)}
@@ -128,7 +128,7 @@ def test_windows_are_the_same_whoever_says_whose_the_rows_are(
     by_frames, by_rows = (Engine(few_lines, NOW) for _ in range(2))
     waiting: list[Row] = []
     for number, (node, second, shape, leaves, which) in enumerate(said):
-        each = told(node, second, shape, leaves=leaves)
+        each = reported(node, second, shape, leaves=leaves)
         if leaves or which is not None or number in cuts:
             by_rows.observe_rows(groups_of(waiting))
             waiting = []

@@ -176,7 +176,7 @@ LOST = incident(fault="gpu_lost", fact=True, onset_s=NOW_S - 60)
 PENDING = incident(fault="gpu_memory_error", fact=True, asks="drain_node", onset_s=NOW_S - 60)
 
 
-def told(heard_age_s: float | None, what: Any = CRASH) -> tuple[str, str, bool, tuple[str, ...]]:
+def reported(heard_age_s: float | None, what: Any = CRASH) -> tuple[str, str, bool, tuple[str, ...]]:
     heard_s = None if heard_age_s is None else NOW_S - heard_age_s
     decision = decide(what, situation(hearing=SchedulerContact("slurm", heard_s, PATIENCE_S)))
     return decision.rule, decision.kind, decision.restart, decision.exclude
@@ -184,23 +184,23 @@ def told(heard_age_s: float | None, what: Any = CRASH) -> tuple[str, str, bool, 
 
 @pytest.mark.parametrize("heard_age_s", [None, 61.0, 60.0 - MARGIN_S + 0.1])
 def test_a_restart_waits_for_the_schedulers_word(heard_age_s: float | None) -> None:
-    assert told(heard_age_s)[0] == "scheduler"
+    assert reported(heard_age_s)[0] == "scheduler"
 
 
 def test_and_goes_on_once_it_was_heard_since() -> None:
-    assert told(60.0 - MARGIN_S) == ("", "restart_job", True, ())
+    assert reported(60.0 - MARGIN_S) == ("", "restart_job", True, ())
 
 
 def test_a_proof_against_hardware_excludes_and_restarts_nothing() -> None:
-    assert told(None, LOST) == ("", "exclude_node", False, ("n1",))
-    assert told(5.0, LOST) == ("", "exclude_node", True, ("n1",))
-    assert told(None, PENDING)[:2] == ("", "drain_node")
+    assert reported(None, LOST) == ("", "exclude_node", False, ("n1",))
+    assert reported(5.0, LOST) == ("", "exclude_node", True, ("n1",))
+    assert reported(None, PENDING)[:2] == ("", "drain_node")
 
 
 def test_a_fresh_proof_waits_for_the_word_so_that_the_job_can_be_restarted_with_it() -> None:
     fresh = replace(LOST, onset_s=NOW_S - PATIENCE_S + 1)
-    assert told(60.0, fresh)[0] == "scheduler"
-    assert told(1.0, fresh) == ("", "exclude_node", True, ("n1",))
+    assert reported(60.0, fresh)[0] == "scheduler"
+    assert reported(1.0, fresh) == ("", "exclude_node", True, ("n1",))
 
 
 def test_a_node_that_went_alone_leaves_the_restart_to_be_asked_for() -> None:
@@ -211,7 +211,7 @@ def test_a_node_that_went_alone_leaves_the_restart_to_be_asked_for() -> None:
 
 
 def test_an_inference_waits_as_well() -> None:
-    assert told(None, incident(onset_s=NOW_S - 60))[0] == "scheduler"
+    assert reported(None, incident(onset_s=NOW_S - 60))[0] == "scheduler"
 
 
 def test_the_reason_says_how_long_it_was_not_heard_and_where_to_look() -> None:

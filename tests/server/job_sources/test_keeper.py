@@ -31,7 +31,7 @@ class Scheduler:
     name: str = "slurm"
     patience_s: float = 30.0
     sooner: asyncio.Event | None = None
-    told: int = 0
+    reported: int = 0
     silent: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def snapshots(self, sooner: asyncio.Event) -> AsyncGenerator[Snapshot, None]:
@@ -41,7 +41,7 @@ class Scheduler:
             if isinstance(word, SourceFailed):
                 raise word
             yield word
-            self.told += 1
+            self.reported += 1
         self.silent.set()
         await asyncio.Event().wait()
 
@@ -168,10 +168,10 @@ def test_a_launchers_job_stays_its_own_while_the_scheduler_speaks_of_its_end(tmp
         put = {"attempt": 0, "state": "running", "ranks": [{"rank": 0, "node": "n1", "device": 0}]}
         answer = server.client.put("/api/v1/jobs/17", json=put).json()
         assert (answer["source"], answer["declared_state"]) == ("launcher", "running")
-        record = server.front.services.store.get(JOBS, "17")
+        record = server.dispatcher.services.store.get(JOBS, "17")
         assert isinstance(record, Job)
-        told = Job(**{**{f: getattr(record, f) for f in record.__struct_fields__}, "scheduled_state": "cancelled"})
-        server.front.services.store.commit(Change(jobs=(told,)))
+        reported = Job(**{**{f: getattr(record, f) for f in record.__struct_fields__}, "scheduled_state": "cancelled"})
+        server.dispatcher.services.store.commit(Change(jobs=(reported,)))
         assert server.client.put("/api/v1/jobs/17", json=put).json()["state"] == "cancelled"
         assert [job["job"] for job in server.client.get("/api/v1/jobs?node=n1").json()["items"]] == ["17"]
 

@@ -147,8 +147,10 @@ class ApiServer:
         return sum("watch" not in asked.query and "continue" not in asked.query for asked in self.asked)
 
 
-def watching(server: ApiServer, told: Callable[[int, Snapshot, asyncio.Event], bool], **more: Any) -> list[Snapshot]:
-    """Follow the server until ``told(count, snapshot, sooner)`` says that it is enough."""
+def watching(
+    server: ApiServer, reported: Callable[[int, Snapshot, asyncio.Event], bool], **more: Any
+) -> list[Snapshot]:
+    """Follow the server until ``reported(count, snapshot, sooner)`` says that it is enough."""
 
     async def follow(url: str) -> list[Snapshot]:
         settings = KubernetesSettings(**{"use": "watch", "url": url, "token_file": "", "nodes": False, **more})
@@ -158,7 +160,7 @@ def watching(server: ApiServer, told: Callable[[int, Snapshot, asyncio.Event], b
         try:
             async for snapshot in snapshots:
                 found.append(snapshot)
-                if told(len(found), snapshot, sooner):
+                if reported(len(found), snapshot, sooner):
                     break
         finally:
             server.events.put(None)
@@ -178,12 +180,12 @@ def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_all_pages_are_read_and_changes_follow_from_there() -> None:
     server = ApiServer(*(pod(f"p{i}", f"n{i}") for i in range(5)))
 
-    def told(count: int, _: Snapshot, __: asyncio.Event) -> bool:
+    def reported(count: int, _: Snapshot, __: asyncio.Event) -> bool:
         if count == 1:
             server.events.put({"type": "MODIFIED", "object": pod("p1", "n1", version=11, metadata=DELETED)})
         return count == 2
 
-    first, second = watching(server, told, label_selector="team=llm")
+    first, second = watching(server, reported, label_selector="team=llm")
     assert (first.jobs[0].nodes, first.jobs[0].state) == (("n0", "n1", "n2", "n3", "n4"), "running")
     assert (second.jobs[0].state, first.asked_s) == ("cancelled", NOW)
     (watch,) = [asked for asked in server.asked if "watch" in asked.query]
@@ -194,7 +196,7 @@ def test_all_pages_are_read_and_changes_follow_from_there() -> None:
 def test_a_deleted_pod_is_gone_and_a_bookmark_only_moves_the_version() -> None:
     server = ApiServer(pod())
 
-    def told(count: int, snapshot: Snapshot, _: asyncio.Event) -> bool:
+    def reported(count: int, snapshot: Snapshot, _: asyncio.Event) -> bool:
         if count == 1:
             server.events.put({"type": "BOOKMARK", "object": {"kind": "Pod", "metadata": {"resourceVersion": "12"}}})
             server.events.put({"type": "MODIFIED", "object": pod(version=11, metadata=DELETED)})  # older: known
@@ -203,7 +205,7 @@ def test_a_deleted_pod_is_gone_and_a_bookmark_only_moves_the_version() -> None:
             server.events.put({"type": "DELETED", "object": pod(version=13)})
         return not snapshot.jobs
 
-    assert watching(server, told)[-1].jobs == ()
+    assert watching(server, reported)[-1].jobs == ()
 
 
 @pytest.mark.parametrize("how", ["event", "status"])
@@ -213,7 +215,7 @@ def test_a_version_that_is_too_old_is_listed_anew(how: str) -> None:
     def refuse(asked: Asked) -> Answer:
         return (410, b"") if "watch" in asked.query and server.lists() == 1 else None
 
-    def told(count: int, _: Snapshot, __: asyncio.Event) -> bool:
+    def reported(count: int, _: Snapshot, __: asyncio.Event) -> bool:
         if count == 1:
             server.pods = [pod("p7", "n7")]
             server.version = 20
@@ -223,7 +225,7 @@ def test_a_version_that_is_too_old_is_listed_anew(how: str) -> None:
 
     if how == "status":
         server.refuse = refuse
-    assert watching(server, told)[1].jobs[0].nodes == ("n7",)
+    assert watching(server, reported)[1].jobs[0].nodes == ("n7",)
 
 
 def test_watches_that_end_at_once_are_begun_anew_at_a_pace(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -256,12 +258,12 @@ def test_more_pods_than_are_kept_are_a_failure(monkeypatch: pytest.MonkeyPatch) 
 def test_when_a_fault_waits_the_pods_are_listed_anew() -> None:
     server = ApiServer(pod())
 
-    def told(count: int, _: Snapshot, sooner: asyncio.Event) -> bool:
+    def reported(count: int, _: Snapshot, sooner: asyncio.Event) -> bool:
         server.pods = [pod(metadata=DELETED)]
         sooner.set()
         return count == 2
 
-    assert watching(server, told)[1].jobs[0].state == "cancelled"
+    assert watching(server, reported)[1].jobs[0].state == "cancelled"
     assert server.lists() == 2
 
 

@@ -77,11 +77,11 @@ def test_who_gives_no_answer_is_named_with_the_reason_and_the_others_are_shown(
         assert check(config) == 1
         server.events.put(None)
         server.events.put(None)
-    told = capsys.readouterr()
-    assert "slurm gives no answer (refused): " in told.err
-    assert "Unable to contact slurm controller" in told.err
-    assert "kubernetes answered in " in told.out
-    assert "ml/llama  llama   running  1" in told.out
+    reported = capsys.readouterr()
+    assert "slurm gives no answer (refused): " in reported.err
+    assert "Unable to contact slurm controller" in reported.err
+    assert "kubernetes answered in " in reported.out
+    assert "ml/llama  llama   running  1" in reported.out
 
 
 def test_an_api_server_that_lists_and_refuses_to_be_watched_is_found_out(

@@ -52,11 +52,11 @@ class StrictStore:
             last = self.series.get(key, [(float("-inf"), 0.0)])[-1]
             for sample in one.samples:
                 assert sample.value is not None
-                told = (sample.time_ms / 1000.0, sample.value)
-                if told[0] < last[0] or (told[0] == last[0] and told[1] != last[1]):
+                reported = (sample.time_ms / 1000.0, sample.value)
+                if reported[0] < last[0] or (reported[0] == last[0] and reported[1] != last[1]):
                     return httpx.Response(400, text="out of order sample\n")
-                if told != last:
-                    new.append((key, *told))
+                if reported != last:
+                    new.append((key, *reported))
         for key, time_s, value in new:
             self.series.setdefault(key, []).append((time_s, value))
         return httpx.Response(204)

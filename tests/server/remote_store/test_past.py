@@ -62,7 +62,7 @@ def test_what_a_real_store_was_sent_is_read_back_the_same(store: str, tmp_path: 
         other = past(http, url, external_labels={"cluster": "b"}).points(
             SeriesQuery(POWER, None, None, begin_s, 5.0), 7
         )
-    assert sum(told.taken for told in said) == 30 * 2 * 6
+    assert sum(reported.taken for reported in said) == 30 * 2 * 6
     assert read == {("n2", device): {i: 300.1 + 5 * i + 4 + device for i in range(6)} for device in (0, 1)}
     assert other == {}
     assert len(back) == 60

@@ -20,7 +20,7 @@ def brought(
 ) -> tuple[Brought, list[float], list[tuple[str, str]]]:
     """Return what became of a moment, for how long it was waited, and which troubles were told."""
     waits: list[float] = []
-    told: list[tuple[str, str]] = []
+    reported: list[tuple[str, str]] = []
     requests = 0
 
     def answer(_request: httpx.Request) -> httpx.Response:
@@ -29,8 +29,8 @@ def brought(
         return answers(requests)
 
     with httpx.Client(transport=httpx.MockTransport(answer)) as http:
-        post = Post(http, "http://store/write", waits.append, lambda *trouble: told.append(trouble), lambda: 1.0)
-        return post.bring(moment), waits, told
+        post = Post(http, "http://store/write", waits.append, lambda *trouble: reported.append(trouble), lambda: 1.0)
+        return post.bring(moment), waits, reported
 
 
 def unreachable(number: int) -> httpx.Response:
@@ -40,23 +40,23 @@ def unreachable(number: int) -> httpx.Response:
 
 
 def test_a_store_that_cannot_be_reached_is_waited_for_ever_longer() -> None:
-    found, waits, told = brought(unreachable)
+    found, waits, reported = brought(unreachable)
     assert found.taken == 64
     assert waits == [0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 60.0]
-    assert [reason for reason, _ in told] == ["unreachable"] * 8 + [""]
+    assert [reason for reason, _ in reported] == ["unreachable"] * 8 + [""]
 
 
 @pytest.mark.parametrize(("after", "waited_s"), [("7", 7.0), ("90000", 300.0), ("soon", 0.5), ("-3", 0.5)])
 def test_retry_after_is_kept_to_within_limits(after: str, waited_s: float) -> None:
-    _, waits, told = brought(lambda n: httpx.Response(429 if n == 1 else 204, headers={"Retry-After": after}))
+    _, waits, reported = brought(lambda n: httpx.Response(429 if n == 1 else 204, headers={"Retry-After": after}))
     assert waits == [waited_s]
-    assert told[0][0] == "busy"
+    assert reported[0][0] == "busy"
 
 
 @pytest.mark.parametrize("status", [301, 401, 403, 404, 405, 415])
 def test_what_an_operator_can_mend_loses_nothing(status: int) -> None:
-    found, waits, told = brought(lambda n: httpx.Response(status if n == 1 else 200, text="no"))
-    assert (found.taken, len(waits), told[0]) == (64, 1, ("configuration", f"the store answered HTTP {status}: no"))
+    found, waits, reported = brought(lambda n: httpx.Response(status if n == 1 else 200, text="no"))
+    assert (found.taken, len(waits), reported[0]) == (64, 1, ("configuration", f"the store answered HTTP {status}: no"))
 
 
 @pytest.mark.parametrize(

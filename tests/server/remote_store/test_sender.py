@@ -24,11 +24,11 @@ class Killed(BaseException):
 
 
 def refused(said: list[SenderReport]) -> int:
-    return sum(sum(told.refused.values()) for told in said)
+    return sum(sum(reported.refused.values()) for reported in said)
 
 
 def taken(said: list[SenderReport]) -> int:
-    return sum(told.taken for told in said)
+    return sum(reported.taken for reported in said)
 
 
 def test_every_value_arrives_under_its_name(tmp_path: Path) -> None:
@@ -117,7 +117,10 @@ def test_what_the_store_will_not_have_costs_the_others_nothing(tmp_path: Path) -
         ahead = tuple(sorted({"__name__": "eagle_eye_link_up", "node": "n3", "link": "mlx5_0", "job": "job"}.items()))
         store.series[ahead] = [(NOW + 100, 1.0)]
         said = bring(tmp_path, store, request_samples_max=100)
-    assert (taken(said), [told.refused for told in said if told.refused]) == (8 * 6 - 1, [{"out_of_order": 1}])
+    assert (taken(said), [reported.refused for reported in said if reported.refused]) == (
+        8 * 6 - 1,
+        [{"out_of_order": 1}],
+    )
     assert store.samples("gpu_power_watts", node="n3", device="0") == [(NOW, 300.1)]
 
 
@@ -144,7 +147,7 @@ def test_a_segment_that_retention_took_is_counted(tmp_path: Path) -> None:
         with sqlite3.connect(tmp_path / HISTORY_FILE) as connection:
             connection.execute("DELETE FROM segments WHERE id = 2")
         said = bring(tmp_path, store)
-    assert [told.lost for told in said if told.lost] == [{"retired": 1}]
+    assert [reported.lost for reported in said if reported.lost] == [{"retired": 1}]
     assert [time_s - NOW for time_s, _ in store.samples("gpu_power_watts", device="0")] == [0, 20]
 
 
@@ -157,7 +160,7 @@ def test_a_broken_segment_is_counted_and_passed_over(tmp_path: Path) -> None:
         first = min(history.segment_store.folder.iterdir(), key=lambda path: path.name)
         (first / "samples.parquet").write_bytes(b"PAR1 this is none PAR1")
         said = bring(tmp_path, store)
-    assert [told.lost for told in said if told.lost] == [{"broken": 1}]
+    assert [reported.lost for reported in said if reported.lost] == [{"broken": 1}]
     assert [time_s - NOW for time_s, _ in store.samples("gpu_power_watts", device="0")] == [10]
 
 
@@ -197,7 +200,7 @@ def test_what_was_merged_before_it_was_sent_is_sent_and_nothing_is_missed(tmp_pa
                 shutil.rmtree(next(history.segment_store.folder.iterdir()))
         merge(history, tmp_path, 3, "one", "other")
         said = bring(tmp_path, store)
-    assert [told.lost for told in said if told.lost] == []
+    assert [reported.lost for reported in said if reported.lost] == []
     assert [time_s - NOW for time_s, _ in store.samples("gpu_power_watts", device="0")] == [0, 10]
 
 

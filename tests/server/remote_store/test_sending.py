@@ -16,7 +16,7 @@ from eagle_eye.schema.configuration import ConfigurationError, masked
 from eagle_eye.server.config import ServerConfig, load
 from eagle_eye.server.history.remote_store.remote_store_metrics import Figures
 from eagle_eye.server.history.remote_store.sender_messages import SenderReport
-from eagle_eye.server.history.remote_store.sending import COMMAND, Sending
+from eagle_eye.server.history.remote_store.sender_supervisor import COMMAND, Sending
 from eagle_eye.server.history.remote_store.settings import RemoteStoreSettings
 from eagle_eye.server.model.clock import SystemClock
 from tests.server.remote_store.strict_store import StrictStore, keep, second

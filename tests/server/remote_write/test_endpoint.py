@@ -66,7 +66,7 @@ def observed(server: Running) -> list[Frame]:
 
 
 def history(server: Running) -> list[Frame]:
-    return [one.frame for one in server.front.services.history.query([], 0.0, NOW + 1e6)]
+    return [one.frame for one in server.dispatcher.services.history.query([], 0.0, NOW + 1e6)]
 
 
 def test_what_is_written_is_durable_and_reaches_the_detection_loop_as_agents_frames_do(
@@ -136,7 +136,7 @@ def test_a_bad_request_is_refused_whole_counted_and_changes_nothing(
     assert answer.headers["content-type"] == "application/problem+json"
     assert len(answer.json()["detail"]) > 10
     assert refusing.metric("remote_write_rejected_total", reason=reason) == before + 1
-    assert refusing.front.services.history.streams() == []
+    assert refusing.dispatcher.services.history.streams() == []
 
 
 def test_other_methods_are_refused(refusing: Running) -> None:
@@ -162,7 +162,7 @@ def test_nodes_beyond_the_configured_are_refused(tmp_path: Path) -> None:
 
 def given_token(server: Running, scope: TokenScope, node: str | None = None, nodes: tuple[str, ...] = ()) -> str:
     text, token = mint(scope, node, NOW, None, nodes)
-    server.front.services.store.commit(Change(tokens=(token,)))
+    server.dispatcher.services.store.commit(Change(tokens=(token,)))
     return f"Bearer {text}"
 
 
@@ -204,7 +204,7 @@ def test_what_the_history_does_not_take_is_asked_for_again_and_then_kept(
         raise HistoryUnavailable("the disk is full")
 
     with monkeypatch.context() as patched:
-        patched.setattr(server.front.services.history, "submit_all", full)
+        patched.setattr(server.dispatcher.services.history, "submit", full)
         answer = write(server, temperature(50.0, NOW))
         assert (answer.status_code, answer.json()["reason"]) == (503, "storage")
         assert int(answer.headers["retry-after"]) > 0
@@ -219,7 +219,7 @@ def test_what_the_history_does_not_take_is_asked_for_again_and_then_kept(
 def test_the_job_is_the_one_that_was_declared_where_no_label_names_it(server: Running) -> None:
     job = Job(job="llama", attempt=0, state="running", ranks=[MemberRank(0, "n1", 0)], restart_owner="", updated_s=NOW)
     over = Job(job="old", attempt=0, state="finished", ranks=[MemberRank(0, "n1", 0)], restart_owner="", updated_s=NOW)
-    server.front.services.store.commit(Change(jobs=(job, over)))
+    server.dispatcher.services.store.commit(Change(jobs=(job, over)))
     write(server, temperature(50.0, NOW))
     write(server, temperature(50.0, NOW, node="n2", eagle_eye_job="mine"))
     assert {one.node: one.job for one in history(server)} == {"n1": "llama", "n2": "mine"}
@@ -229,7 +229,7 @@ def test_a_job_counts_however_many_are_newer(server: Running, monkeypatch: pytes
     monkeypatch.setattr("eagle_eye.server.ingest.remote_write.membership.PAGE_LIMIT_MAX", 2)
     jobs = [Job(job=f"job{i}", attempt=0, state="running", ranks=[MemberRank(0, f"n{i}", 0)], restart_owner="",
                 updated_s=NOW) for i in range(5)]  # fmt: skip
-    server.front.services.store.commit(Change(jobs=tuple(jobs)))
+    server.dispatcher.services.store.commit(Change(jobs=tuple(jobs)))
     write(server, temperature(50.0, NOW, node="n0"))
     assert [one.job for one in history(server)] == ["job0"]
 
@@ -247,14 +247,14 @@ def xids(server: Running) -> list[tuple[float, object]]:
 def test_an_xid_of_while_the_server_was_down_is_told_of_once_and_an_old_one_is_not(
     tmp_path: Path, clock: FakeClock
 ) -> None:
-    told = []
+    reported = []
     for at, codes in ((0.0, [31.0]), (15.0, [79.0]), (30.0, [79.0, 0.0, 79.0])):
         with running(tmp_path, clock) as server:
             for place, code in enumerate(codes):
                 clock.time_s = NOW + at + 15.0 * place
                 assert write(server, *scraped(clock.time_s, code)).status_code == 204
-            told = xids(server)
-    assert told == [(15.0, 79), (60.0, 79)]
+            reported = xids(server)
+    assert reported == [(15.0, 79), (60.0, 79)]
 
 
 def test_a_code_is_not_remembered_before_the_event_that_tells_of_it_is_durable(
@@ -266,7 +266,7 @@ def test_a_code_is_not_remembered_before_the_event_that_tells_of_it_is_durable(
         def full(_batch: object) -> None:
             raise HistoryUnavailable("the disk is full")
 
-        monkeypatch.setattr(server.front.services.history, "submit_all", full)
+        monkeypatch.setattr(server.dispatcher.services.history, "submit", full)
         clock.advance(15.0)
         assert write(server, *scraped(NOW + 15, 79.0)).status_code == 503
     with running(tmp_path, clock) as server:
@@ -278,7 +278,7 @@ def test_codes_that_could_not_be_written_down_are_with_the_next_samples(
     tmp_path: Path, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with running(tmp_path, clock) as server:
-        store = server.front.services.store
+        store = server.dispatcher.services.store
 
         def commit(change: Change) -> None:
             if change.last_codes and not failed:
@@ -300,8 +300,8 @@ def test_codes_that_could_not_be_written_down_are_with_the_next_samples(
 def test_an_xid_counts_in_its_nodes_past(server: Running, clock: FakeClock) -> None:
     clock.advance(15.0)
     write(server, *scraped(NOW, 0.0), *scraped(NOW + 15, 79.0))
-    server.front.services.bookkeeper.look([], clock.now_s())
-    (error,) = server.front.services.store.all(DRIVER_ERRORS)
+    server.dispatcher.services.bookkeeper.look([], clock.now_s())
+    (error,) = server.dispatcher.services.store.all(DRIVER_ERRORS)
     assert (error.node, error.device, error.code, error.count) == ("n1", 0, 79, 1)
 
 
@@ -316,7 +316,7 @@ def test_samples_of_an_outage_are_kept_and_are_no_news_but_for_what_stays_true(
     assert write(server, *scraped(NOW + 45, 79.0)).status_code == 204
     assert history(server)[-1].time_s == NOW + 45
     assert [(one.blocks, [event.kind for event in one.events]) for one in observed(server)] == [([], ["xid"])]
-    assert server.front.services.fleet.last("n1").time_s == NOW + 30  # type: ignore[union-attr]
+    assert server.dispatcher.services.fleet.last("n1").time_s == NOW + 30  # type: ignore[union-attr]
 
 
 def test_what_a_gpu_is_called_reaches_the_judgement(server: Running, clock: FakeClock) -> None:

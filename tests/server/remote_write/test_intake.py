@@ -302,10 +302,10 @@ def test_an_xid_that_stood_there_at_first_sight_is_no_news() -> None:
     assert xids(Site(), [(0, 79), (15, 79)]) == []
 
 
-@pytest.mark.parametrize(("code", "told"), [(31.0, 0), (0.0, 0), (79.0, 1)], ids=["the same", "none", "another"])
-def test_an_xid_at_first_sight_is_news_where_another_is_remembered(code: float, told: int) -> None:
+@pytest.mark.parametrize(("code", "reported"), [(31.0, 0), (0.0, 0), (79.0, 1)], ids=["the same", "none", "another"])
+def test_an_xid_at_first_sight_is_news_where_another_is_remembered(code: float, reported: int) -> None:
     site = Site(watched={0: Watched(T - 1_000.0, T - 900.0, 31.0)})
-    assert len(xids(site, [(0, code), (15, code)])) == told
+    assert len(xids(site, [(0, code), (15, code)])) == reported
 
 
 def test_samples_of_before_a_remembered_xid_that_come_again_are_no_news() -> None:
@@ -323,14 +323,14 @@ def test_an_xid_that_describes_itself_by_labels_is_told_once() -> None:
     assert xids(site, [(15, 79), (30, 79)], err_code="79", err_msg="lost") == [("xid", 0, 15.0, 79)]
 
 
-@pytest.mark.parametrize(("watched_s", "told"), [(30.0, 0), (90.0, 1)])
+@pytest.mark.parametrize(("watched_s", "reported"), [(30.0, 0), (90.0, 1)])
 def test_an_xid_of_a_gauge_that_appears_is_news_once_the_gpu_was_watched_long_enough(
-    watched_s: float, told: int
+    watched_s: float, reported: int
 ) -> None:
     site = Site()
     for at in range(0, int(watched_s), 15):
         site.send(dcgm("DEV_GPU_TEMP", 50.0, at))
-    assert len(xids(site, [(watched_s, 31)])) == told
+    assert len(xids(site, [(watched_s, 31)])) == reported
 
 
 def test_a_sample_that_came_twice_or_late_changes_nothing() -> None:

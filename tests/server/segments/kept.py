@@ -13,11 +13,11 @@ from eagle_eye.schema.events import Event
 from eagle_eye.schema.frame import Rank, block, encode_frame
 from eagle_eye.schema.metrics import Scope
 from eagle_eye.server.history.embedded_history import EmbeddedHistory
-from eagle_eye.server.history.history import Batch, Entry
+from eagle_eye.server.history.history import Batch
 from eagle_eye.server.history.segments import compactor, remaking
 from eagle_eye.server.history.segments.facts import Step, no_step
 from eagle_eye.server.history.settings import HistorySettings
-from tests.server.builders import NOW, FakeClock, frame
+from tests.server.builders import NOW, FakeClock, batch_of, frame
 
 WITHIN_S = 10.0
 FOREVER_S = 4e9
@@ -58,8 +58,8 @@ def retain(history: EmbeddedHistory) -> None:
 
 def batch(raws: Iterable[bytes], received_s: float = NOW, offset_s: float = 0.0) -> Batch:
     frames = [msgspec.msgpack.decode(raw) for raw in raws]
-    entries = tuple(Entry(one["sequence"], one["time_s"], raw) for one, raw in zip(frames, raws, strict=True))
-    return Batch(frames[0]["node"], frames[0]["stream"], received_s, offset_s, entries)
+    entries = [(one["sequence"], one["time_s"], raw) for one, raw in zip(frames, raws, strict=True)]
+    return batch_of(frames[0]["node"], frames[0]["stream"], received_s, offset_s, entries)
 
 
 def told(history: EmbeddedHistory, nodes: Iterable[str] = ()) -> list[tuple[str, str, int, bytes]]:

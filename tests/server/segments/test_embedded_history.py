@@ -134,7 +134,7 @@ def test_a_duplicate_is_known_after_its_first_has_moved_and_the_server_restarted
         assert list(history.replay(0.0, 100)) == []
     with opened(tmp_path, clock) as history:
         appended = history.submit(batch([rich(n) for n in (1, 3, 5, 6)], clock.now_s())).result(WITHIN_S)
-        assert (appended.new, appended.watermark) == ((False, True, False, True), 6)
+        assert (appended.new, appended.watermarks[-1]) == ([False, True, False, True], 6)
         assert [sequence for *_, sequence, _ in told(history)] == [1, 2, 3, 5, 6]
 
 
@@ -255,7 +255,7 @@ def test_the_first_versions_file_is_taken_over(tmp_path: Path) -> None:
         earlier.executemany("INSERT INTO frames VALUES (?, ?, ?, ?, ?, ?, ?)", rows)
     with opened(tmp_path) as history:
         assert [(one.frame.sequence, one.offset_s) for one in history.query([], 0.0, FOREVER_S)] == [(6, 0.5), (7, 0.5)]
-        assert history.submit(batch([rich(7), rich(8)])).result(WITHIN_S).new == (False, True)
+        assert history.submit(batch([rich(7), rich(8)])).result(WITHIN_S).new == [False, True]
 
 
 def test_a_compactor_that_fails_is_counted_and_costs_no_frame(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -16,8 +16,8 @@ from eagle_eye.schema.frame import Block, Frame, Rank, block, decode_frame, enco
 from eagle_eye.schema.metrics import Scope
 from eagle_eye.schema.rows import encode_outline, encode_row, outline_id, outline_of, whole_frame
 from eagle_eye.server.history.embedded_history import EmbeddedHistory
-from eagle_eye.server.history.history import Batch, Entry
-from tests.server.builders import NOW, FakeClock, frame, replayed
+from eagle_eye.server.history.history import Batch
+from tests.server.builders import NOW, FakeClock, batch_of, frame, replayed
 from tests.server.segments.kept import FOREVER_S, WITHIN_S, compact, opened, retain, rich, told
 
 TWICE = block(Scope.DEVICE, {0: {"gpu_power_watts": 5.0}}).values * 2
@@ -31,8 +31,8 @@ def as_rows(frames: Sequence[Frame], received_s: float = NOW, offset_s: float = 
         raw = encode_outline(outline)
         id_ = outline_id(raw)
         outlines[id_] = raw
-        entries.append(Entry(one.sequence, one.time_s, encode_row(one, outline, id_)))
-    return Batch(frames[0].node, frames[0].stream, received_s, offset_s, tuple(entries), tuple(outlines.items()))
+        entries.append((one.sequence, one.time_s, encode_row(one, outline, id_)))
+    return batch_of(frames[0].node, frames[0].stream, received_s, offset_s, entries, outlines)
 
 
 def as_whole(frames: Sequence[Frame], received_s: float = NOW, offset_s: float = 0.0) -> Batch:
@@ -41,9 +41,9 @@ def as_whole(frames: Sequence[Frame], received_s: float = NOW, offset_s: float =
     for one in frames:
         outline = outline_of(one)
         entries.append(
-            Entry(one.sequence, one.time_s, encode_frame(whole_frame(outline, encode_row(one, outline, bytes(16)))))
+            (one.sequence, one.time_s, encode_frame(whole_frame(outline, encode_row(one, outline, bytes(16)))))
         )
-    return Batch(frames[0].node, frames[0].stream, received_s, offset_s, tuple(entries))
+    return batch_of(frames[0].node, frames[0].stream, received_s, offset_s, entries)
 
 
 def tables(history: EmbeddedHistory) -> list[object]:
@@ -126,11 +126,12 @@ def test_outlines_go_when_no_row_is_left_that_needs_them(tmp_path: Path) -> None
         clock.advance(2_000)
         later = as_rows([decode_frame(rich(2, "n2"))], clock.now_s())
         history.submit(later).result(WITHIN_S)
-        used.append(later.outlines[0][0])
+        ((id_, raw),) = later.outlines.items()
+        used.append(id_)
         retain(history)
         assert lost == [outline_id(encode_outline(outline_of(decode_frame(rich(1)))))]
         assert history.outline(lost[0]) is None
-        assert history.outline(later.outlines[0][0]) == later.outlines[0][1]
+        assert history.outline(id_) == raw
         assert len(told(history)) == 2
 
 

@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
-from eagle_eye.agent.exposition.reader import Sample, samples
+from eagle_eye.agent.exposition.parser import Sample, samples
 from eagle_eye.agent.loop.collector import CollectFailed, Observed
 from eagle_eye.agent.loop.drops import Drops
 

@@ -15,7 +15,7 @@ from eagle_eye.agent.loop.drops import Drops
 from eagle_eye.agent.nccl.dump_files import DumpRequest, Stamp, dump_paths, request_dumps, stamp_of
 from eagle_eye.agent.nccl.flight_dump import DUMP_BYTES_MAX, FlightDump, read
 from eagle_eye.agent.nccl.process_environment import Environments, root_of
-from eagle_eye.agent.processes.training_processes import TrainingProcess, TrainingProcesses
+from eagle_eye.agent.processes.process_registry import TrainingProcess, TrainingProcesses
 from eagle_eye.schema.flight_recorder import BadDump
 
 FRESH_S = 60.0  # a dump that was there before the agent is news if it is not older

@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from eagle_eye.agent.kernel.deduplication import LinkChanges, News, Repeats
 from eagle_eye.agent.kernel.host_error_lines import LASTING, STACK_FRAMES_MAX, TASK_BLOCKED, stack_frame
 from eagle_eye.agent.kernel.messages import (
     TEXT_CHARS_MAX,
@@ -23,7 +24,6 @@ from eagle_eye.agent.kernel.messages import (
     record,
     whole_machine_check,
 )
-from eagle_eye.agent.kernel.news import LinkChanges, News, Repeats
 from eagle_eye.agent.kernel.panic_dumps import panics
 from eagle_eye.agent.loop.collector import CollectFailed, Observed, Unsupported
 from eagle_eye.agent.loop.drops import Drops
@@ -364,9 +364,9 @@ def _event(news: News, devices: Mapping[str, int], boot_s: float, named: Callabl
         text += f" ({news.more} more until {until:%Y-%m-%dT%H:%M:%SZ})"
     if said.kind == "host_error":
         what, _, part = said.subject.partition(" ")
-        told = {"what": what, "device": part, "text": text}
+        reported = {"what": what, "device": part, "text": text}
         if what.startswith("nic_"):
-            told["link"] = named(part)
-        return Event(time_s, said.kind, device, {key: value for key, value in told.items() if value})
+            reported["link"] = named(part)
+        return Event(time_s, said.kind, device, {key: value for key, value in reported.items() if value})
     attributes: dict[str, Any] = {"text": text} if said.kind == "machine_check" else {"code": said.code, "text": text}
     return Event(time_s, said.kind, device, attributes)

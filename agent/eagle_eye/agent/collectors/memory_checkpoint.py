@@ -14,7 +14,7 @@ from typing import NamedTuple
 from eagle_eye.agent.files.foreign import Identity, NotTheirs, follow, open_file, shown, stat_of
 from eagle_eye.agent.loop.collector import Observed
 from eagle_eye.agent.nccl.process_environment import Environments, ProcessEnvironment, root_of
-from eagle_eye.agent.processes.training_processes import TrainingProcess, TrainingProcesses
+from eagle_eye.agent.processes.process_registry import TrainingProcess, TrainingProcesses
 from eagle_eye.schema.events import Event
 from eagle_eye.schema.memory_standing import (
     PERSIST_HANGS_S,
@@ -77,7 +77,7 @@ class MemoryCheckpointCollector:
         self._look_s = -math.inf
         self._looked_for: tuple[TrainingProcess, ...] = ()
         self._stores: tuple[_Store, ...] = ()
-        self._told_stuck: set[tuple[str, int, int]] = set()
+        self._reported_stuck: set[tuple[str, int, int]] = set()
 
     def collect(self, now_s: float) -> Observed:
         """Return the node's row: empty where no job keeps checkpoints in memory."""
@@ -127,8 +127,8 @@ class MemoryCheckpointCollector:
 
         A hook may count other steps than the program captures: its word counts where it is beyond the whole one.
         """
-        told = [step for step in map(self._step, ranks) if step is not None]
-        return max((*told, float(job.step or 0), float(whole)))
+        reported = [step for step in map(self._step, ranks) if step is not None]
+        return max((*reported, float(job.step or 0), float(whole)))
 
     def _stuck(self, found: Iterable[_Found], now_s: float) -> list[Event]:
         events, stuck = [], set()
@@ -137,19 +137,19 @@ class MemoryCheckpointCollector:
             if step is None or for_s is None or for_s < PERSIST_HANGS_S:
                 continue
             stuck.add((job.job, job.attempt, step))
-            if (job.job, job.attempt, step) not in self._told_stuck:
+            if (job.job, job.attempt, step) not in self._reported_stuck:
                 text = f"step {step} has been on its way to storage for {for_s:.0f} s: does the storage answer?"
                 said = {"step": step, "job": ranks[0].job, "text": text}
                 events.append(Event(now_s, "checkpoint_stuck", attributes=said))
-        self._told_stuck = stuck
+        self._reported_stuck = stuck
         return events
 
 
 def _older(steps: Sequence[OlderStep], now_s: float) -> dict[str, float]:
     """Return what is told of the whole steps before the newest one, the oldest first; {} of none."""
-    told = {"previous": steps[-1:], "second_oldest": steps[1:2], "oldest": steps[:1]}
+    reported = {"previous": steps[-1:], "second_oldest": steps[1:2], "oldest": steps[:1]}
     row = {}
-    for which, of_it in told.items():
+    for which, of_it in reported.items():
         for older in of_it:
             row[f"memory_checkpoint_{which}_step"] = float(older.step)
             row[f"memory_checkpoint_{which}_age_seconds"] = max(now_s - older.captured_s, 0.0)

@@ -19,9 +19,9 @@ from eagle_eye.agent.files.growing import Tail
 from eagle_eye.agent.loop.collector import Observed
 from eagle_eye.agent.loop.drops import Drops
 from eagle_eye.agent.nccl.inspector_lines import CollectiveTotals, parse
-from eagle_eye.agent.nccl.inspector_metrics import FILE_BYTES_MAX, bus_bandwidth
+from eagle_eye.agent.nccl.inspector_prometheus import FILE_BYTES_MAX, bus_bandwidth
 from eagle_eye.agent.nccl.process_environment import Environments, ProcessEnvironment, root_of
-from eagle_eye.agent.processes.training_processes import TrainingProcess, TrainingProcesses
+from eagle_eye.agent.processes.process_registry import TrainingProcess, TrainingProcesses
 
 LINES_PER_COLLECT_MAX = 64  # of one rank: 8 ranks then cost below 0.2% of a core
 BYTES_PER_COLLECT_MAX = 131_072  # a line has 500 bytes, with traces up to 25,000
@@ -211,7 +211,7 @@ class NcclInspectorCollector:
         skipped = tail.skipped_bytes + len(raw) - len(newest)
         lines, malformed = parse(newest)
         tally = log.tally
-        told = tally.add(lines)
+        reported = tally.add(lines)
         for reason, count in (
             ("malformed", malformed),
             ("skipped_bytes", skipped),
@@ -220,10 +220,10 @@ class NcclInspectorCollector:
         ):
             self._drops.count(f"nccl_inspector_{reason}", count)
         tally.untimed = tally.beyond = 0
-        if told and log.new:
+        if reported and log.new:
             log.row.update(tally.row())
         log.new = True  # the file may have been of an earlier process with this number; what comes now is not
-        if told or skipped:
+        if reported or skipped:
             spent_s = None if skipped else tally.collective_s()
             log.collective_s = None if spent_s is None or log.collective_s is None else log.collective_s + spent_s
         tally.begin()

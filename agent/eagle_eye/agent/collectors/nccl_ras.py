@@ -14,7 +14,7 @@ from eagle_eye.agent.loop.drops import Drops
 from eagle_eye.agent.nccl.process_environment import Environments, ProcessEnvironment
 from eagle_eye.agent.nccl.ras_client import DEFAULT_PORT, NoAnswer, TooLong, ask
 from eagle_eye.agent.nccl.ras_reply import BadReply, Communicator, Reply
-from eagle_eye.agent.processes.training_processes import TrainingProcess, TrainingProcesses
+from eagle_eye.agent.processes.process_registry import TrainingProcess, TrainingProcesses
 
 EVERY_S = 10.0  # and never more often: one question is a question to every process of the job
 DEADLINE_S = 12.0  # the service's own timeouts, twice over

@@ -10,13 +10,13 @@ from pathlib import Path
 import pynvml
 
 from eagle_eye.agent.loop.collector import Observed
-from eagle_eye.agent.nvml.bus import Bus
 from eagle_eye.agent.nvml.codes import NEVER, Failure, reason
 from eagle_eye.agent.nvml.connection import Connection
 from eagle_eye.agent.nvml.device import Device, GpuReading
 from eagle_eye.agent.nvml.guard import GuardedCalls
 from eagle_eye.agent.nvml.inventory import Inventory, Seat
 from eagle_eye.agent.nvml.library import Library
+from eagle_eye.agent.nvml.pci_presence import Bus
 from eagle_eye.schema.events import WHOLE_NODE, Event
 
 LIMIT_S = 0.6  # for all GPUs together: within the 0.8 s for which an agent with frames of 1 s waits
@@ -61,8 +61,8 @@ class NvmlCollector:
         self._answered_s: dict[str, float] = {}  # by UUID
         self._without_row: set[str] = set()  # UUIDs
         self._gone: set[str] = set()  # UUIDs of those that have left the bus; set in a guarded call
-        self._told_lost: set[str] = set()
-        self._told_left_out: set[tuple[str, Failure]] = set()
+        self._reported_lost: set[str] = set()
+        self._reported_left_out: set[tuple[str, Failure]] = set()
         self._inventory = Inventory()
 
     def collect(self, now_s: float) -> Observed:
@@ -133,8 +133,8 @@ class NvmlCollector:
             self._described = described
             _log.info("NVML: %s", described)
         for failure in library.unopened:
-            if failure.code in NEVER and ("", failure) not in self._told_left_out:
-                self._told_left_out.add(("", failure))
+            if failure.code in NEVER and ("", failure) not in self._reported_left_out:
+                self._reported_left_out.add(("", failure))
                 _log.warning("NVML lists %s; it is left out", failure.describe())
         for device in self._devices:
             self._answered_s.setdefault(device.uuid, self._monotonic_s())
@@ -181,9 +181,9 @@ class NvmlCollector:
 
         NVML also calls GPUs lost in resets and diagnostics.
         """
-        self._told_lost &= self._without_row
-        lost = (self._gone & self._without_row) - self._told_lost
-        self._told_lost |= lost
+        self._reported_lost &= self._without_row
+        lost = (self._gone & self._without_row) - self._reported_lost
+        self._reported_lost |= lost
         rows = self._connection.rows
         return [Event(now_s, "gpu_lost", rows[uuid], {"uuid": uuid}) for uuid in sorted(lost, key=lambda u: rows[u])]
 
@@ -221,8 +221,8 @@ class NvmlCollector:
                 continue
             names: dict[int, list[str]] = {}
             for failure in answer.left_out:
-                if (device.uuid, failure) not in self._told_left_out:  # the library may have been opened anew
-                    self._told_left_out.add((device.uuid, failure))
+                if (device.uuid, failure) not in self._reported_left_out:  # the library may have been opened anew
+                    self._reported_left_out.add((device.uuid, failure))
                     names.setdefault(failure.code, []).append(failure.name)
             for code, lacking in names.items():
                 lines.setdefault((code, ", ".join(lacking)), []).append(device.index)

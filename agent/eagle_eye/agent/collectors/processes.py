@@ -1,4 +1,4 @@
-"""Who runs here: the training processes of this node, found without their help. Touches: /proc, pidfds."""
+"""Discovers this node's training processes without their cooperation. Touches: /proc, pidfds."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from eagle_eye.agent.loop.drops import Drops
 from eagle_eye.agent.processes import rank_work
 from eagle_eye.agent.processes.census import Census, Member
 from eagle_eye.agent.processes.choice import Candidate, ancestors, choose
-from eagle_eye.agent.processes.ends import Ended, Ends, Watcher
+from eagle_eye.agent.processes.exit_watcher import Ended, Ends, Watcher
 from eagle_eye.agent.processes.node_names import conflicts, node_names
 from eagle_eye.agent.processes.process_files import ProcessFiles
-from eagle_eye.agent.processes.ranks import Ranks
-from eagle_eye.agent.processes.training_processes import TrainingProcess, TrainingProcesses
+from eagle_eye.agent.processes.process_registry import TrainingProcess, TrainingProcesses
+from eagle_eye.agent.processes.rank_tracker import Ranks
 from eagle_eye.agent.processes.visible_devices import Gpus, gpus, listed_device, named_device
 
 LOOK_S = 5.0  # between looks at all processes; in between only ends are noticed
@@ -27,7 +27,7 @@ SETTLE_S = 10.0
 SETTLE_WITH_GPUS_S = 60.0
 MAPS_LOOKS_MAX = 32  # processes whose mappings are read at one look; some 0.3 ms each
 MAPS_S_MIN, MAPS_S_MAX = 5.0, 60.0  # a process that has no torch yet is asked again, ever more seldom
-STRANGERS_LOOKS = 2  # looks for which NVML must name a process that is not there: one may just have ended
+UNSEEN_LOOKS = 2  # looks for which NVML must name a process that is not there: one may just have ended
 TEXTS_MAX = 3  # of one kind in a problem; the rest is a number
 
 
@@ -95,12 +95,12 @@ class ProcessesCollector:
         self._look_every_s = 0.0
         self._holders: dict[int, int] = {}
         self._certain_jobs: set[str] = set()
-        self._strangers: dict[int, int] = {}  # processes that NVML names and /proc does not: for how many looks
+        self._unseen: dict[int, int] = {}  # processes that NVML names and /proc does not: for how many looks
         self._changed = True  # what the choice rests on, since it was made
         self._chosen_for: tuple[int, dict[str, int], dict[str, int]] = (0, {}, {})
         self._chosen: list[Member] = []
         self._conflicts: tuple[Candidate, ...] = ()
-        self._told: set[str] = set()
+        self._reported: set[str] = set()
         self._problem = ""
         self._rows: dict[int, dict[str, float]] = {}  # of the last look, until they are told
 
@@ -137,7 +137,7 @@ class ProcessesCollector:
         self._holders = self._gpu_processes()
         hooked = self._hooked_pids()
         self._census.look(listed, self._holders.keys() | hooked, monotonic_s)
-        self._strangers = {pid: self._strangers.get(pid, 0) + 1 for pid in self._holders.keys() - listed}
+        self._unseen = {pid: self._unseen.get(pid, 0) + 1 for pid in self._holders.keys() - listed}
         self._look_every_s = LOOK_S
         if self._census.whole:
             self._look_every_s = min(LOOK_S_MAX, max(LOOK_S, listing_s / LOOK_COST_RATIO))
@@ -224,10 +224,10 @@ class ProcessesCollector:
                 f"processes {_some(hidden)} use GPUs and their environment may not be read: run the agent as root or"
                 " grant it CAP_SYS_PTRACE"
             )
-        strangers = sorted(pid for pid, looks in self._strangers.items() if looks >= STRANGERS_LOOKS)
-        if strangers:
+        unseen = sorted(pid for pid, looks in self._unseen.items() if looks >= UNSEEN_LOOKS)
+        if unseen:
             problems.append(
-                f"NVML names processes {_some(strangers)} that {self._proc} does not show: the agent needs the host's"
+                f"NVML names processes {_some(unseen)} that {self._proc} does not show: the agent needs the host's"
                 " process namespace, and a /proc without hidepid"
             )
         if self._conflicts:
@@ -264,9 +264,9 @@ class ProcessesCollector:
         return _some(list(found)) + remedy
 
     def _said_once(self, about: str, text: str) -> list[str]:
-        if not text or about in self._told:
+        if not text or about in self._reported:
             return []
-        self._told.add(about)
+        self._reported.add(about)
         return [text]
 
 

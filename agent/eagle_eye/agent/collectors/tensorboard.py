@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from eagle_eye.agent.files.foreign import Identity, NotTheirs, shown
 from eagle_eye.agent.loop.collector import Observed, Unsupported
 from eagle_eye.agent.loop.drops import Drops
-from eagle_eye.agent.processes.training_processes import TrainingProcess, TrainingProcesses
+from eagle_eye.agent.processes.process_registry import TrainingProcess, TrainingProcesses
 from eagle_eye.agent.training_logs.attribution import Missing, Origin, writer_of
 from eagle_eye.agent.training_logs.event_file import EventFile
 from eagle_eye.agent.training_logs.line_prefixes import Line
@@ -43,9 +43,9 @@ class TensorBoardCollector:
     """Steps, losses and rates of ranks as their event files tell them, where nothing else does.
 
     ``patterns`` are those of ``event_files``. A file is the process's whose host and process id its name says, else the
-    rank's that its path says or that writes such tags by custom. Rows of ``told_devices`` are left out: hooks and logs
-    tell sooner, as event files are flushed every two minutes. A file that somebody else's link leads to is counted as
-    ``tensorboard_refused`` and named.
+    rank's that its path says or that writes such tags by custom. Rows of ``reported_devices`` are left out: hooks and
+    logs are sooner, as event files are flushed every two minutes. A file that somebody else's link leads to is counted
+    as ``tensorboard_refused`` and named.
     """
 
     name = "tensorboard"
@@ -55,7 +55,7 @@ class TensorBoardCollector:
         processes: TrainingProcesses,
         drops: Drops,
         patterns: Sequence[Pattern],
-        told_devices: Callable[[], set[int]] = set,
+        reported_devices: Callable[[], set[int]] = set,
         *,
         host: str = "",
         monotonic_s: Callable[[], float] = time.monotonic,
@@ -64,7 +64,7 @@ class TensorBoardCollector:
         self._processes = processes
         self._drops = drops
         self._patterns = patterns
-        self._told_devices = told_devices
+        self._reported_devices = reported_devices
         self._host = (host or socket.gethostname()).partition(".")[0]
         self._monotonic_s = monotonic_s
         self._ranks = RankCourses()
@@ -92,7 +92,7 @@ class TensorBoardCollector:
                 self._trouble.note(f"{shown(followed.found.path)}: {error.strerror or error}", monotonic_s)
                 self._let_go(identity)
         problem = "; ".join(text for text in (self._nothing, self._trouble.text(monotonic_s)) if text)
-        return Observed(devices=self._ranks.rows(self._told_devices(), self._drops), problem=problem)
+        return Observed(devices=self._ranks.rows(self._reported_devices(), self._drops), problem=problem)
 
     def close(self) -> None:
         """Let go of the files."""

@@ -9,7 +9,7 @@ from pathlib import Path
 from eagle_eye.agent.loop.collector import Observed
 from eagle_eye.agent.loop.drops import Drops
 from eagle_eye.agent.processes.process_exit import is_running
-from eagle_eye.agent.processes.training_processes import TrainingProcess, TrainingProcesses
+from eagle_eye.agent.processes.process_registry import TrainingProcess, TrainingProcesses
 from eagle_eye.agent.training_logs.attribution import Missing, writer_of
 from eagle_eye.agent.training_logs.ended_by_error import EndedByError
 from eagle_eye.agent.training_logs.followed_log import FollowedLog, Said

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from eagle_eye.agent.evidence.bundle import PIECE_BYTES_MAX
 from eagle_eye.agent.evidence.proc_files import read
-from eagle_eye.agent.evidence.scene import Scene, Task
+from eagle_eye.agent.evidence.source import Scene, Task
 from eagle_eye.agent.external_tool import find, run
 from eagle_eye.agent.redact import redact
 

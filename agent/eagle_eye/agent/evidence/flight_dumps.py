@@ -14,14 +14,14 @@ from pathlib import Path
 
 from eagle_eye.agent.evidence.bundle import PIECE_BYTES_MAX, safe_name
 from eagle_eye.agent.evidence.proc_files import open_file_of, read_open, why
-from eagle_eye.agent.evidence.scene import Scene, Task
+from eagle_eye.agent.evidence.source import Scene, Task
 from eagle_eye.agent.evidence.suspects import Suspect
-from eagle_eye.agent.evidence.worker_server import NoWorkerServer, ask
+from eagle_eye.agent.evidence.worker_server_client import NoWorkerServer, ask
 from eagle_eye.agent.files.foreign import NotTheirs
 from eagle_eye.agent.loop.drops import Drops
 from eagle_eye.agent.nccl.dump_files import dump_paths, request_dumps
 from eagle_eye.agent.nccl.process_environment import Environments
-from eagle_eye.agent.processes.training_processes import TrainingProcess
+from eagle_eye.agent.processes.process_registry import TrainingProcess
 
 HANDLER = "fr_trace_json"
 RESERVE_S = 0.5  # of the time that is left when a process was asked for a dump and has not written it

@@ -19,11 +19,11 @@ from eagle_eye.agent.evidence.flight_dumps import FlightDumps
 from eagle_eye.agent.evidence.kernel_log import KernelLog
 from eagle_eye.agent.evidence.proc_files import why
 from eagle_eye.agent.evidence.process_states import ProcessStates
-from eagle_eye.agent.evidence.scene import EvidenceSource, Scene, Task
+from eagle_eye.agent.evidence.source import EvidenceSource, Scene, Task
 from eagle_eye.agent.evidence.stacks import Stacks
 from eagle_eye.agent.evidence.suspects import suspects
 from eagle_eye.agent.external_tool import NICENESS
-from eagle_eye.agent.processes.training_processes import TrainingProcess
+from eagle_eye.agent.processes.process_registry import TrainingProcess
 
 EVIDENCE, BUG_REPORT = "evidence", "bug_report"
 DEADLINES_S = {EVIDENCE: 5.0, BUG_REPORT: 600.0}  # where nobody says; a bug report takes minutes on a healthy host

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from eagle_eye.agent.collectors.kernel_log import RECORD_BYTES_MAX, open_log
-from eagle_eye.agent.evidence.scene import Scene, Task
+from eagle_eye.agent.evidence.source import Scene, Task
 from eagle_eye.agent.kernel.messages import record
 from eagle_eye.agent.redact import redact
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 
 from eagle_eye.agent.evidence.proc_files import environment, read, why
-from eagle_eye.agent.evidence.scene import Scene, Task
+from eagle_eye.agent.evidence.source import Scene, Task
 from eagle_eye.agent.evidence.suspects import Suspect
 from eagle_eye.agent.redact import redact_arguments, redact_environment
 

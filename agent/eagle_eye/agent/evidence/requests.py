@@ -21,7 +21,7 @@ from eagle_eye.agent.evidence.gather import BUG_REPORT, EVIDENCE, HANGING_MAX, C
 from eagle_eye.agent.evidence.upload import BUNDLE_TYPE, FAILURE_TYPE
 from eagle_eye.agent.loop.collector import CollectFailed, Observed
 from eagle_eye.agent.loop.drops import Drops
-from eagle_eye.agent.processes.training_processes import TrainingProcess
+from eagle_eye.agent.processes.process_registry import TrainingProcess
 
 REQUESTS_MAX = 16  # read in one answer
 WAITING_MAX = 4  # of each kind; the server asks again with its next answer

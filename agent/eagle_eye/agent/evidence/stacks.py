@@ -13,9 +13,9 @@ from collections.abc import Callable
 from functools import partial
 
 from eagle_eye.agent.evidence.proc_files import why
-from eagle_eye.agent.evidence.scene import Scene, Task
+from eagle_eye.agent.evidence.source import Scene, Task
 from eagle_eye.agent.evidence.suspects import Suspect
-from eagle_eye.agent.evidence.worker_server import NoWorkerServer, ask
+from eagle_eye.agent.evidence.worker_server_client import NoWorkerServer, ask
 from eagle_eye.agent.external_tool import find, run
 from eagle_eye.agent.redact import redact
 

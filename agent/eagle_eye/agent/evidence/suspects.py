@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from eagle_eye.agent.processes.process_files import ProcessFiles
-from eagle_eye.agent.processes.training_processes import TrainingProcess
+from eagle_eye.agent.processes.process_registry import TrainingProcess
 
 PROCESSES_MAX = 64  # ranks first, then their children: data loaders and the like
 PIDS_MAX = 65_536  # of the whole host, looked through for children

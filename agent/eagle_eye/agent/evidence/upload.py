@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from eagle_eye.agent.loop.clock import Clock
 from eagle_eye.agent.transport.server_connection import SYSTEMS, Trust, connect, path_on
+from eagle_eye.schema.backoff import Backoff
 
 PATH = "/api/v1/evidence"
 BUNDLE_TYPE = "application/gzip"
@@ -53,7 +54,7 @@ class Upload:
     def send(self, request_id: str, content: bytes, content_type: str, within_s: float, stop: threading.Event) -> str:
         """Return "" once the server has it, else why it has not. Gives up when ``stop`` is set."""
         until_s = self._clock.monotonic_s() + within_s
-        backoff_s = BACKOFF_S_MIN
+        backoff = Backoff(BACKOFF_S_MIN, BACKOFF_S_MAX, self._jitter)
         while True:
             try:
                 answer = self._put(request_id, content, content_type, until_s)
@@ -65,10 +66,9 @@ class Upload:
                 said = f"the server answered {answer.status}: {answer.detail}".rstrip(": ")
                 if answer.status not in PASSING:
                     return said
-            wait_s = backoff_s * (0.5 + 0.5 * self._jitter())
+            wait_s = backoff.next_s()
             if self._clock.monotonic_s() + wait_s >= until_s or self._clock.wait(stop, wait_s):
                 return said
-            backoff_s = min(BACKOFF_S_MAX, 2 * backoff_s)
 
     def _put(self, request_id: str, content: bytes, content_type: str, until_s: float) -> _Answer:
         place = self._place

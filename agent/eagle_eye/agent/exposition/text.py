@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from eagle_eye.agent.files.bounded import content
 from eagle_eye.agent.loop.drops import Drops
-from eagle_eye.agent.loop.tick import Tick
+from eagle_eye.agent.loop.tick_result import Tick
 from eagle_eye.schema.frame import Rank
 from eagle_eye.schema.metrics import METRICS, PROMETHEUS_PREFIX, Kind, MetricSpec, Scope
 

@@ -112,11 +112,11 @@ def _open(path: Path, root: Path, user: int | None, kind: int, mode: int, identi
         found = os.fstat(named)
         if user is not None and found.st_uid != user:
             raise NotTheirs(_of_another(path, found, user))
-        strangers = owners - {0, os.geteuid(), found.st_uid} if user is None else set()
-        if strangers:
+        other_owners = owners - {0, os.geteuid(), found.st_uid} if user is None else set()
+        if other_owners:
             raise NotTheirs(
-                f"{shown(path)}: a link on the way belongs to user {min(strangers)}, the file to user {found.st_uid};"
-                " name the file without that link"
+                f"{shown(path)}: a link on the way belongs to user {min(other_owners)}, the file to"
+                f" user {found.st_uid}; name the file without that link"
             )
         return _reopened(named, found, path, kind, mode, identity)
     finally:

@@ -14,19 +14,19 @@ from pathlib import Path
 from typing import TextIO
 
 from eagle_eye.agent.collectors.clock_offset import ClockOffsetCollector
-from eagle_eye.agent.collectors.fabric import FabricCollector
 from eagle_eye.agent.collectors.host import HostCollector
 from eagle_eye.agent.collectors.kernel_log import KernelLogCollector
 from eagle_eye.agent.collectors.mounts import ANSWER_S, MountsCollector
+from eagle_eye.agent.collectors.network_ports import FabricCollector
 from eagle_eye.agent.collectors.nvml import NvmlCollector
 from eagle_eye.agent.collectors.temperature import TemperatureCollector
 from eagle_eye.agent.config import AgentConfiguration, hook_socket_path, read, spool_folder, token_path
-from eagle_eye.agent.health import host_checks
-from eagle_eye.agent.health.host_checks import HostFinding, State
+from eagle_eye.agent.health import doctor_checks
+from eagle_eye.agent.health.doctor_checks import HostFinding, State
 from eagle_eye.agent.loop.collector import Collector
 from eagle_eye.agent.loop.drops import Drops
 from eagle_eye.agent.loop.runner import Runner
-from eagle_eye.agent.loop.tick import CollectorStanding
+from eagle_eye.agent.loop.tick_result import CollectorStanding
 from eagle_eye.agent.processes.node_names import conflicts, node_names
 
 COLLECT_S = 20.0  # for all collectors together: a driver that nobody keeps loaded needs seconds for each GPU
@@ -67,14 +67,14 @@ def examine(
 ) -> list[HostFinding]:
     """Return all findings. The collectors are asked once, each in a thread of its own, and closed."""
     return [
-        *host_checks.collectors(standings(collectors)),
-        *host_checks.gpu_driver(),
-        *host_checks.hook_socket(hook_socket_path(configuration)),
-        *host_checks.spool(spool_folder(configuration, environ), configuration.spool_bytes_max),
-        *host_checks.server(configuration, token_path(configuration, environ)),
-        *host_checks.names(name_conflicts),
-        *host_checks.permissions(),
-        *host_checks.programs(),
+        *doctor_checks.collectors(standings(collectors)),
+        *doctor_checks.gpu_driver(),
+        *doctor_checks.hook_socket(hook_socket_path(configuration)),
+        *doctor_checks.spool(spool_folder(configuration, environ), configuration.spool_bytes_max),
+        *doctor_checks.server(configuration, token_path(configuration, environ)),
+        *doctor_checks.names(name_conflicts),
+        *doctor_checks.permissions(),
+        *doctor_checks.programs(),
     ]
 
 
@@ -92,7 +92,7 @@ def standings(collectors: Sequence[Collector], within_s: float = COLLECT_S) -> l
 
 
 def table(findings: Sequence[HostFinding], out: TextIO, *, colours: bool) -> None:
-    """Write the findings as aligned lines, what to do below each, and how many there are."""
+    """Write the findings as aligned lines, what to do below each, and how many there are; a GPU host has no rich."""
     width = max((len(finding.subject) for finding in findings), default=0)
     for finding in findings:
         state = f"{finding.state:<11}"

@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import Literal, NamedTuple
 
 from eagle_eye.agent.kernel.host_error_lines import GPU_UNUSABLE
-from eagle_eye.agent.loop.tick import Tick
+from eagle_eye.agent.loop.tick_result import Tick
 from eagle_eye.schema.events import WHOLE_NODE, Event
 
 SOURCES = ("nvml", "kernel_log", "fabric", "mounts")  # the collectors without which nobody can call the host healthy
@@ -71,10 +71,10 @@ def judge(tick: Tick, gpus_expected: int | None = None, repaired_s: float = 0.0)
 
 def lines(verdict: HostVerdict) -> tuple[list[str], list[str]]:
     """Return what to tell people: the verdict, and what could not be checked."""
-    told = [f"sick: {reason}" for reason in verdict.reasons]
+    reported = [f"sick: {reason}" for reason in verdict.reasons]
     if verdict.state == "healthy":
-        told = [f"healthy: nothing stands against this host ({', '.join(SOURCES)})"]
-    return told, [f"could not check: {text}" for text in verdict.unseen]
+        reported = [f"healthy: nothing stands against this host ({', '.join(SOURCES)})"]
+    return reported, [f"could not check: {text}" for text in verdict.unseen]
 
 
 def _gpus(tick: Tick, expected: int | None, events: list[Event]) -> Iterator[str]:
@@ -141,15 +141,15 @@ def _unusable(events: list[Event]) -> Iterator[str]:
 
 
 def _is_unusable(event: Event) -> bool:
-    told = event.kind == "host_error" and event.attributes.get("what") == GPU_UNUSABLE
-    return told and event.device == WHOLE_NODE  # one that it knows by now is up
+    reported = event.kind == "host_error" and event.attributes.get("what") == GPU_UNUSABLE
+    return reported and event.device == WHOLE_NODE  # one that it knows by now is up
 
 
 def _unseen(tick: Tick, expected: int | None) -> Iterator[str]:
     for source in SOURCES:
         state = _state(tick, source)
-        told = source == "mounts" and tick.seen.node.get("node_mounts_unresponsive", 0.0) > 0.0
-        if state != "ok" and not told and not (source == "nvml" and expected == 0):
+        reported = source == "mounts" and tick.seen.node.get("node_mounts_unresponsive", 0.0) > 0.0
+        if state != "ok" and not reported and not (source == "nvml" and expected == 0):
             yield f"{source}: {_printable(state)}"
 
 

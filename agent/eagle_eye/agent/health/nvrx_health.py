@@ -29,7 +29,7 @@ from h2.settings import SettingCodes
 
 from eagle_eye.agent.health.host_verdict import EXIT_CODES
 from eagle_eye.agent.loop.drops import Drops
-from eagle_eye.agent.node_check.child import Ran
+from eagle_eye.agent.node_check.runner import Ran
 
 METHOD = b"/nvhcd.HealthCheckService/RunHealthCheck"
 CONNECTIONS_MAX = 8  # one launcher a node, and its restarts
@@ -59,9 +59,9 @@ def health_of(ran: Ran) -> Health:
     """Return what a child that ran ``eagle-eye agent --once --check`` has said."""
     if ran.why:
         return Health("cannot_tell", (ran.why,))
-    told = ran.output.decode("utf-8", "replace").splitlines()
+    reported = ran.output.decode("utf-8", "replace").splitlines()
     if ran.status == EXIT_CODES["sick"]:
-        return Health("sick", tuple(line.removeprefix("sick: ") for line in told if line.startswith("sick: ")))
+        return Health("sick", tuple(line.removeprefix("sick: ") for line in reported if line.startswith("sick: ")))
     if ran.status == EXIT_CODES["healthy"]:
         return Health("healthy")
     return Health("cannot_tell", (ran.complaint.replace("\n", "; ") or f"the check ended with {ran.status}",))
@@ -106,7 +106,7 @@ class NvrxHealth:
         self._health_s = 0.0
         self._asked: queue.SimpleQueue[bool] = queue.SimpleQueue()
         self._asking = False
-        self._told: queue.SimpleQueue[Health] = queue.SimpleQueue()
+        self._reported: queue.SimpleQueue[Health] = queue.SimpleQueue()
         self._wake, self._woken = socket.socketpair()
         self._stopping = False
         self._listener: socket.socket | None = None
@@ -150,7 +150,7 @@ class NvrxHealth:
             except Exception as error:  # noqa: BLE001 - whoever waits is to be answered
                 _log.exception("the verdict on this host failed in a way that is a mistake of ours")
                 health = Health("cannot_tell", (type(error).__name__,))
-            self._told.put(health)
+            self._reported.put(health)
             with contextlib.suppress(OSError):
                 self._wake.send(b"v")
 
@@ -181,8 +181,8 @@ class NvrxHealth:
                 self._woken.recv(64)
             else:
                 self._exchange(key.data, mask)
-        while not self._told.empty():
-            self._health, self._health_s, self._asking = self._told.get(), self._monotonic_s(), False
+        while not self._reported.empty():
+            self._health, self._health_s, self._asking = self._reported.get(), self._monotonic_s(), False
         self._answer_all()
         now_s = self._monotonic_s()
         if self._listen_due_s is not None and self._listener is not None and now_s >= self._listen_due_s:

@@ -35,8 +35,8 @@ def panics(folders: Sequence[Path], oldest_s: float) -> tuple[Panics, str]:
             except OSError as error:
                 problem = problem or f"{error.filename or folder}: {error.strerror or error}"
                 continue
-            for line, told in found.items():
-                all_found.setdefault(line, told)
+            for line, reported in found.items():
+                all_found.setdefault(line, reported)
     return all_found, problem
 
 

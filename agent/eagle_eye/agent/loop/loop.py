@@ -10,28 +10,19 @@ from importlib import metadata
 from pathlib import Path
 from typing import Protocol
 
+from msgspec import structs
+
 from eagle_eye.agent.loop.clock import Clock, Wake
 from eagle_eye.agent.loop.clock_base import ClockBase
 from eagle_eye.agent.loop.collector import Observed
 from eagle_eye.agent.loop.drops import Drops
 from eagle_eye.agent.loop.runner import Runner
 from eagle_eye.agent.loop.service_manager import ServiceManager
-from eagle_eye.agent.loop.tick import Tick
+from eagle_eye.agent.loop.tick_result import Tick
 from eagle_eye.schema.events import Event
-from eagle_eye.schema.frame import (
-    EVENTS_MAX,
-    FRAME_BYTES_MAX,
-    KEYS_MAX,
-    RANKS_MAX,
-    TEXT_CHARS_MAX,
-    WIRE_VERSION,
-    Block,
-    Frame,
-    Rank,
-    block,
-    encode_frame,
-)
+from eagle_eye.schema.frame import EVENTS_MAX, FRAME_BYTES_MAX, KEYS_MAX, RANKS_MAX, TEXT_CHARS_MAX, Rank
 from eagle_eye.schema.metrics import Scope
+from eagle_eye.schema.rows import VERSION, Outline, RowWriter, Table, Tail, silences, speaking, table
 
 ANSWER_RATIO = 0.8  # collectors have this share of the interval to answer
 ANSWER_S_MAX = 5.0
@@ -90,6 +81,7 @@ class Loop:
         self._handed_on = handed_on
         self._shown = shown
         self._service = service or ServiceManager({})
+        self._writer = RowWriter()
         self._frames = 0
         self._version = agent_version()
         self._stop_reason = ""
@@ -201,63 +193,51 @@ class Loop:
         self._drops.count("events_over_limit", len(events) - EVENTS_MAX)
         self._drops.count("ranks_over_limit", len(ranks) - RANKS_MAX)
         self._events = []
-        blocks = list(self._blocks(seen))
+        kept, tables = ranks[:RANKS_MAX], self._tables(seen)
+        outline = Outline(
+            version=VERSION,
+            node=self._node,
+            boot_id=self._base.boot_id,
+            stream="",
+            interval_s=interval_s,
+            agent_version=self._version,
+            job=self._job or _only_job(kept),
+            ranks=speaking(kept),
+            blocks=[one.outline for one in tables],
+            collectors={runner.collector.name: runner.state[:TEXT_CHARS_MAX] for runner in self._runners},
+            dropped={},
+            clock_base_s=base_s,
+        )
+        numbers = b"".join([one.numbers for one in tables])
+        tail = Tail(events[:EVENTS_MAX], silences(kept))
 
         def make(stream: str, sequence: int) -> bytes:
-            said = (interval_s, ranks[:RANKS_MAX], blocks, events[:EVENTS_MAX])
-            return self._encode(stream, sequence, time_s, base_s, *said)
+            said = structs.replace(outline, stream=stream, dropped=self._drops.snapshot())
+            return self._encode(said, sequence, time_s, numbers, tail)
 
         self._sink.append(make)
         self._frames += 1
         self._handed_on(urgent)
 
-    def _blocks(self, seen: Observed) -> Sequence[Block]:
-        blocks = []
+    def _tables(self, seen: Observed) -> list[Table]:
         devices = {key: row for key, row in seen.devices.items() if 0 <= key < KEYS_MAX}
-        if devices:
-            blocks.append(block(Scope.DEVICE, devices))
+        tables = [table(Scope.DEVICE, devices)] if devices else []
         if seen.node:
-            blocks.append(block(Scope.NODE, {-1: seen.node}))
+            tables.append(table(Scope.NODE, {-1: seen.node}))
         if seen.links:
-            blocks.append(block(Scope.LINK, seen.links))
-        return blocks
+            tables.append(table(Scope.LINK, seen.links))
+        return tables
 
-    def _encode(
-        self,
-        stream: str,
-        sequence: int,
-        time_s: float,
-        base_s: float,
-        interval_s: float,
-        ranks: Sequence[Rank],
-        blocks: Sequence[Block],
-        events: Sequence[Event],
-    ) -> bytes:
-        events_kept = len(events)
+    def _encode(self, outline: Outline, sequence: int, time_s: float, numbers: bytes, tail: Tail) -> bytes:
+        """Return the sample in at most FRAME_BYTES_MAX, with as many of its events as fit."""
         while True:
-            raw = encode_frame(
-                Frame(
-                    version=WIRE_VERSION,
-                    node=self._node,
-                    boot_id=self._base.boot_id,
-                    stream=stream,
-                    sequence=sequence,
-                    time_s=time_s,
-                    interval_s=interval_s,
-                    agent_version=self._version,
-                    job=self._job or _only_job(ranks),
-                    ranks=list(ranks),
-                    blocks=list(blocks),
-                    events=list(events[:events_kept]),
-                    collectors={runner.collector.name: runner.state[:TEXT_CHARS_MAX] for runner in self._runners},
-                    dropped=self._drops.snapshot(),
-                    clock_base_s=base_s,
-                )
-            )
-            if len(raw) <= FRAME_BYTES_MAX or not events_kept:
+            raw = self._writer.write(outline, sequence, time_s, numbers, tail)
+            kept = len(tail.events)
+            if len(raw) <= FRAME_BYTES_MAX or not kept:
                 return raw
-            self._drops.count("events_oversized", events_kept - events_kept // 2)
-            events_kept //= 2
+            self._drops.count("events_oversized", kept - kept // 2)
+            outline = structs.replace(outline, dropped=self._drops.snapshot())
+            tail = Tail(tail.events[: kept // 2], tail.silent_s)
 
 
 def _only_job(ranks: Sequence[Rank]) -> str | None:

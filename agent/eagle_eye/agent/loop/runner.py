@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from eagle_eye.agent.loop.collector import CollectFailed, Collector, Observed, Unsupported
 from eagle_eye.agent.loop.drops import Drops
-from eagle_eye.agent.loop.tick import CollectorStanding
+from eagle_eye.agent.loop.tick_result import CollectorStanding
 from eagle_eye.schema.events import Event
 
 _AGES = re.compile(r"for \d+ s\b")

@@ -1,19 +1,15 @@
-"""What systemd is told: that the agent is ready, that its loop lives, how it fares. Touches: the notification socket.
-
-Protocol: sd_notify(3) and sd_watchdog_enabled(3): lines of KEY=value in one datagram.
-"""
+"""Notifies systemd that the agent is ready, that its loop runs, and how it fares. Touches: systemd's socket."""
 
 from __future__ import annotations
 
 import logging
 import math
 import os
-import socket
 import time
 from collections.abc import Callable, Mapping
 
-from eagle_eye.agent.loop.tick import Tick
-from eagle_eye.schema.service_environment import notify_address, watchdog_s
+from eagle_eye.agent.loop.tick_result import Tick
+from eagle_eye.schema.systemd import NotifySocket, watchdog_s
 
 WATCHDOG_RATIO = 1 / 3  # of the manager's deadline: two signs of life may be late
 STARTING_EVERY_S = 10.0  # how often a start that takes long is excused,
@@ -25,7 +21,7 @@ _log = logging.getLogger("eagle_eye.agent")
 
 
 class ServiceManager:
-    """Speaks when a manager listens (NOTIFY_SOCKET); never waits for it, and never fails for it.
+    """What systemd knows of the agent; what it did not take is sent again at the next occasion.
 
     ``every_s`` is how often ``alive`` must be called, at least; infinite when nobody waits for it.
     """
@@ -37,19 +33,18 @@ class ServiceManager:
         pid: int | None = None,
     ) -> None:
         """``pid`` is this process's; the watchdog's deadline may be meant for another (WATCHDOG_PID)."""
-        self._address = notify_address(environ)
+        self._socket = NotifySocket(environ, _log)
         self._monotonic_s = monotonic_s
         self._watchdog_s = watchdog_s(environ, os.getpid() if pid is None else pid)
         self._ready = False
         self._alive_s = -math.inf
         self._status_s = -math.inf
         self._status = ""
-        self._said = False
 
     @property
     def every_s(self) -> float:
         """How often a sign of life is due, seconds."""
-        if not self._address:
+        if not self._socket.listens:
             return math.inf
         starting_s = math.inf if self._ready else STARTING_EVERY_S
         return min(starting_s, WATCHDOG_RATIO * self._watchdog_s)
@@ -62,7 +57,7 @@ class ServiceManager:
         lines = [] if self._ready else [f"EXTEND_TIMEOUT_USEC={EXTEND_S * 1e6:.0f}"]
         if math.isfinite(self._watchdog_s):
             lines.append("WATCHDOG=1")
-        if self._tell(*lines):
+        if self._socket.send(*lines):
             self._alive_s = now_s
 
     def ticked(self, tick: Tick) -> None:
@@ -75,29 +70,13 @@ class ServiceManager:
             lines = [f"STATUS={status}"]
         else:
             lines = []
-        if lines and self._tell(*lines):
+        if lines and self._socket.send(*lines):
             self._ready, self._status, self._status_s = True, status, now_s
         self.alive()
 
     def stopping(self, reason: str) -> None:
         """The loop has ended."""
-        self._tell("STOPPING=1", f"STATUS=stopping: {_one_line(reason)}")
-
-    def _tell(self, *lines: str) -> bool:
-        """Return whether it was told; what was not, because the manager is busy, is told at the next occasion."""
-        if not self._address:
-            return True
-        try:
-            with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as end:
-                end.sendto("\n".join(lines).encode("utf-8", "replace"), self._address)
-        except BlockingIOError:
-            return False
-        except OSError as error:
-            if not self._said:
-                self._said = True
-                _log.warning("the service manager cannot be told that the agent lives: %s", error.strerror or error)
-            return False
-        return True
+        self._socket.send("STOPPING=1", f"STATUS=stopping: {_one_line(reason)}")
 
 
 def status_of(tick: Tick) -> str:

@@ -17,7 +17,7 @@ from pathlib import Path
 from eagle_eye.agent.files.foreign import OWN_ROOT, NotTheirs, open_pipe, shown, stat_of
 from eagle_eye.agent.loop.drops import Drops
 from eagle_eye.agent.nccl.process_environment import Environments, ProcessEnvironment, root_of
-from eagle_eye.agent.processes.training_processes import TrainingProcess
+from eagle_eye.agent.processes.process_registry import TrainingProcess
 
 POLL_S = 0.1  # the recorder's thread looks at its pipe every second
 OLD_DEFAULT = "/tmp/nccl_trace_rank_"  # noqa: S108 - PyTorch before 2.7 writes there

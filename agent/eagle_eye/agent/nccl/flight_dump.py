@@ -67,7 +67,7 @@ def read(raw: bytes, rank: int) -> FlightDump:
     operations = [_Operation(entry) for entry in entries]
     name_of_id = {item.group_id: item.group for item in operations if item.names_group}
     status = status_of(dump, groups, name_of_id)
-    completed = {name: integer_of(COMPLETED, told.get(COMPLETED, -1)) for name, told in status.items()}
+    completed = {name: integer_of(COMPLETED, reported.get(COMPLETED, -1)) for name, reported in status.items()}
     unfinished: list[_Operation] = []
     newest: dict[tuple[str, bool], _Operation] = {}
     done: dict[str, int] = {}
@@ -124,8 +124,8 @@ def _groups(dump: Mapping[str, Any]) -> dict[str, tuple[dict[str, str], int | No
         ranks = _spelt(config.get("ranks"), left)
         left -= len(ranks)
         count = sum(1 for _ in re.finditer(r"[0-9]{1,9}", ranks))
-        told = {"name": text_of(config.get("name", key)), "desc": text_of(config.get("desc", "")), "ranks": ranks}
-        groups[text_of(key)] = (told, count or None)
+        reported = {"name": text_of(config.get("name", key)), "desc": text_of(config.get("desc", "")), "ranks": ranks}
+        groups[text_of(key)] = (reported, count or None)
     return groups
 
 
@@ -160,12 +160,12 @@ def _reduced(
     status = {}
     for key, value in list(mapping_of(dump, "pg_status").items())[:GROUPS_MAX]:
         if isinstance(value, dict):
-            told = {
+            reported = {
                 name: integer_of(name, value[name])
                 for name in (ENQUEUED, STARTED, COMPLETED)
                 if value.get(name) is not None
             }
-            status[str(integer_of("pg_status", key))] = told
+            status[str(integer_of("pg_status", key))] = reported
     entries = []
     left = KEPT_BYTES_MAX
     for item in operations:
@@ -178,7 +178,7 @@ def _reduced(
         {
             "version": text_of(dump.get("version", "")),
             "rank": rank,
-            "pg_config": {name: told for name, (told, _) in groups.items()},
+            "pg_config": {name: reported for name, (reported, _) in groups.items()},
             "pg_status": status,
             "entries": entries,
         }

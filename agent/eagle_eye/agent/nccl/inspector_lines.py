@@ -114,7 +114,7 @@ class CollectiveTotals:
 
     def add(self, lines: Sequence[Line]) -> int:
         """Take lines in; return how many of them told of a collective."""
-        told = 0
+        reported = 0
         for line in lines:
             header, said = line.header, line.coll_perf
             if header is None or said is None:
@@ -123,7 +123,7 @@ class CollectiveTotals:
             if kind is None:
                 self.beyond += 1
                 continue
-            told += 1
+            reported += 1
             kind.seen += 1
             kind.newest = max(kind.newest, said.coll_sn)
             seconds = said.coll_exec_time_us / 1e6
@@ -135,7 +135,7 @@ class CollectiveTotals:
             if 0.0 < said.coll_busbw_gbs < 1e6:
                 kind.weighted_bandwidth += said.coll_busbw_gbs * seconds
                 kind.weighed_s += seconds
-        return told
+        return reported
 
     def _kind(self, header: Header, said: Collective) -> _Kind | None:
         name = str(header.id)

@@ -1,4 +1,4 @@
-"""What training processes were told of NCCL, PyTorch's recorder and stores, and where their files are. Touches: /proc.
+"""NCCL, flight-recorder and store settings of training processes, and where their files are. Touches: /proc.
 
 A process's environment says which sources are switched on and where they write, so that nothing needs to be
 configured twice. What a program sets by ``os.environ`` after its start is not in /proc and has to be configured.
@@ -14,7 +14,7 @@ from pathlib import Path
 
 from eagle_eye.agent.files.foreign import OWN_ROOT
 from eagle_eye.agent.processes.process_files import ENVIRON_BYTES_MAX, ProcessFiles
-from eagle_eye.agent.processes.training_processes import TrainingProcess
+from eagle_eye.agent.processes.process_registry import TrainingProcess
 
 VALUE_BYTES_MAX = 4_096  # PATH_MAX: a longer one is no path
 PROCESSES_MAX = 64  # ranks of one node; nodes have 8 or 16 GPUs

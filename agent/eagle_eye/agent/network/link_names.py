@@ -1,4 +1,4 @@
-"""Which names rows give the links that the kernel's log names by interface or PCI function. Reads /sys."""
+"""Maps the interface or PCI function named in a kernel message to the link name used in rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Active checks that the server asks for in its answers to frames: made in a child, one at a time, and told of.
+"""Active checks that the server requests in its replies to frames: run one at a time in a child process, then reported.
 
 It is also a collector, which collects nothing: its state in every frame tells the server that it may ask. Touches:
 threads, processes.
@@ -21,10 +21,10 @@ from eagle_eye.agent import external_tool as tool
 from eagle_eye.agent.evidence.requests import ANSWER_KEY, NODE_CHECK, REQUESTS_MAX, Send
 from eagle_eye.agent.loop.collector import CollectFailed, Observed
 from eagle_eye.agent.loop.drops import Drops
-from eagle_eye.agent.node_check import child
-from eagle_eye.agent.node_check.child import Ran
+from eagle_eye.agent.node_check import runner
 from eagle_eye.agent.node_check.room import memory_limit_bytes
-from eagle_eye.agent.processes.training_processes import TrainingProcess
+from eagle_eye.agent.node_check.runner import Ran
+from eagle_eye.agent.processes.process_registry import TrainingProcess
 
 PATH = "/api/v1/node-checks"
 CONTENT_TYPE = "application/json"
@@ -68,7 +68,7 @@ class NodeChecks:
         processes: Callable[[], Iterable[TrainingProcess]],
         send: Send,
         drops: Drops,
-        run: Run = child.run,
+        run: Run = runner.run,
         memory_bytes: Callable[[], int | None] = memory_limit_bytes,
     ) -> None:
         """``command`` is what makes the check, without its flags; empty: none is made, and the server is told so."""

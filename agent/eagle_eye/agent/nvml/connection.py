@@ -9,9 +9,9 @@ from typing import NoReturn
 import pynvml
 
 from eagle_eye.agent.loop.collector import CollectFailed, Unsupported
-from eagle_eye.agent.nvml.bus import Bus
 from eagle_eye.agent.nvml.guard import GuardedCalls
 from eagle_eye.agent.nvml.library import Library
+from eagle_eye.agent.nvml.pci_presence import Bus
 
 LIBRARY = -1  # the key of guarded calls that open and close
 GPUS = -1_000_000  # the key of the one that opens the first in NVML's list; the next ones follow

@@ -29,18 +29,18 @@ class Inventory:
     """Tells of all GPUs when one is new, gone or elsewhere or its links have changed, and every AGAIN_S."""
 
     def __init__(self) -> None:
-        self._told: tuple[Seat, ...] = ()
-        self._told_s = 0.0
+        self._reported: tuple[Seat, ...] = ()
+        self._reported_s = 0.0
 
     def news(self, seats: Iterable[Seat], now_s: float, monotonic_s: float) -> list[Event]:
         """Return an event for each GPU, or nothing while all is as told. No GPUs at all are no news."""
         seen = tuple(sorted(seats))
         patience_s = AGAIN_S
-        if seen != self._told:
-            patience_s = LINKS_S if _without_links(seen) == _without_links(self._told) else 0.0
-        if not seen or monotonic_s - self._told_s < patience_s:
+        if seen != self._reported:
+            patience_s = LINKS_S if _without_links(seen) == _without_links(self._reported) else 0.0
+        if not seen or monotonic_s - self._reported_s < patience_s:
             return []
-        self._told, self._told_s = seen, monotonic_s
+        self._reported, self._reported_s = seen, monotonic_s
         return [Event(now_s, "inventory", s.device, _attributes(s, len(seen))) for s in seen]
 
 
@@ -49,6 +49,6 @@ def _without_links(seats: Iterable[Seat]) -> list[Seat]:
 
 
 def _attributes(seat: Seat, gpus: int) -> dict[str, Any]:
-    told = {"uuid": seat.uuid, "model": seat.model, "pci_address": seat.pci_address, "serial": seat.serial}
+    reported = {"uuid": seat.uuid, "model": seat.model, "pci_address": seat.pci_address, "serial": seat.serial}
     links = {} if seat.nvlinks is None else {"nvlinks": seat.nvlinks}
-    return {name: text for name, text in told.items() if text or name in ("uuid", "model")} | {"gpus": gpus} | links
+    return {name: text for name, text in reported.items() if text or name in ("uuid", "model")} | {"gpus": gpus} | links

@@ -15,8 +15,8 @@ from typing import Any
 
 import pynvml
 
+from eagle_eye.agent.kernel.deduplication import News, Repeats
 from eagle_eye.agent.kernel.messages import Message
-from eagle_eye.agent.kernel.news import News, Repeats
 from eagle_eye.agent.nvml.codes import NEVER, Failure
 from eagle_eye.agent.nvml.device import Device
 

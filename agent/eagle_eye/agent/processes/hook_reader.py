@@ -1,4 +1,4 @@
-"""Listens to the training processes of this node and to their ends.
+"""Receives messages from this node's training processes and watches for their exits.
 
 Touches: the hook's socket and its folder, pidfds, /proc, one thread. Whoever can write to the socket may
 claim to be a rank, so everything is bounded; the kernel vouches for the sender's process id.

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from eagle_eye.agent.processes.census import Member
 from eagle_eye.agent.processes.process_files import ProcessFiles, Stat
-from eagle_eye.agent.processes.training_processes import TrainingProcess
+from eagle_eye.agent.processes.process_registry import TrainingProcess
 
 FAMILY_MAX = 128  # processes of one rank: data loaders, compile workers; of a larger family nothing is told
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")

@@ -63,8 +63,8 @@ def _seen(variables: Mapping[str, str], node: Gpus) -> list[int] | None:
     indexes = [int(entry) for entry in entries]
     slurm = _entries(variables.get("SLURM_STEP_GPUS") or variables.get("SLURM_JOB_GPUS", ""))
     if slurm and all(_is_index(entry) for entry in slurm):
-        told = _of_slurm(indexes, [int(entry) for entry in slurm])
-        return None if told is None else _rows(told, node.in_order)
+        reported = _of_slurm(indexes, [int(entry) for entry in slurm])
+        return None if reported is None else _rows(reported, node.in_order)
     return _rows(indexes, given if given is not None else node.in_order)
 
 

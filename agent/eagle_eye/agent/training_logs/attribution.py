@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from eagle_eye.agent.processes.training_processes import TrainingProcess
+from eagle_eye.agent.processes.process_registry import TrainingProcess
 from eagle_eye.agent.training_logs.line_prefixes import Line
 from eagle_eye.agent.training_logs.reading import Writer
 

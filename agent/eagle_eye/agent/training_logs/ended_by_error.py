@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from eagle_eye.agent.processes.training_processes import TrainingProcess
+from eagle_eye.agent.processes.process_registry import TrainingProcess
 from eagle_eye.agent.redact import redact
 from eagle_eye.agent.training_hook.message import TEXT_BYTES_MAX
 from eagle_eye.agent.training_logs.rank_courses import Key, key
@@ -35,11 +35,11 @@ class EndedByError:
         """``running`` says whether a process id is that of a living process."""
         self._running = running
         self._waiting: dict[Key, _Error] = {}
-        self._told: set[Key] = set()
+        self._reported: set[Key] = set()
 
     def note(self, process: TrainingProcess, text: str, time_s: float, monotonic_s: float, *, uncaught: bool) -> None:
         """Take in an error; a later one of the same process takes its place, behind what it was raised for."""
-        if key(process) not in self._told:
+        if key(process) not in self._reported:
             before = self._waiting.get(key(process))
             if before is not None and monotonic_s - before.seen_s <= CHAINED_S:
                 raised_for = _last(redact(before.text), TEXT_BYTES_MAX // 2)
@@ -55,13 +55,13 @@ class EndedByError:
         events = []
         known = {key(process): process for process in processes}
         self._waiting = {name: error for name, error in self._waiting.items() if name in known}
-        self._told &= known.keys()
+        self._reported &= known.keys()
         for name, error in list(self._waiting.items()):
             process = known[name]
             settled = error.uncaught and monotonic_s - error.seen_s >= SETTLED_S
             if settled or not self._running(process.pid):
                 del self._waiting[name]
-                self._told.add(name)
+                self._reported.add(name)
                 text = _first(redact(error.text), TEXT_BYTES_MAX)
                 who = {"rank": process.rank, "job": process.job, "attempt": process.attempt}
                 events.append(Event(error.time_s, "training_error", process.device, {"text": text, **who}))

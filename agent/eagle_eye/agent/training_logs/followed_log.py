@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from eagle_eye.agent.files.growing import Tail
 from eagle_eye.agent.loop.drops import Drops
 from eagle_eye.agent.nccl.watchdog import WatchdogLine, parse_watchdog
-from eagle_eye.agent.processes.training_processes import TrainingProcess
+from eagle_eye.agent.processes.process_registry import TrainingProcess
 from eagle_eye.agent.training_logs.attribution import Origin
 from eagle_eye.agent.training_logs.container_lines import ContainerLines
 from eagle_eye.agent.training_logs.frameworks import LogParser

@@ -10,7 +10,7 @@ from pathlib import Path
 from eagle_eye.agent.files.foreign import Identity, NotTheirs, open_file, shown
 from eagle_eye.agent.files.growing import Tail
 from eagle_eye.agent.loop.drops import Drops
-from eagle_eye.agent.processes.training_processes import TrainingProcess
+from eagle_eye.agent.processes.process_registry import TrainingProcess
 from eagle_eye.agent.training_logs.attribution import Origin
 from eagle_eye.agent.training_logs.followed_log import FollowedLog, Program, Said
 from eagle_eye.agent.training_logs.frameworks import FRAMEWORKS

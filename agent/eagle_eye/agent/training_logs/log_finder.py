@@ -17,7 +17,7 @@ from pathlib import Path
 
 from eagle_eye.agent.files.foreign import Identity, open_output
 from eagle_eye.agent.processes.process_files import ProcessFiles
-from eagle_eye.agent.processes.training_processes import TrainingProcess
+from eagle_eye.agent.processes.process_registry import TrainingProcess
 
 MATCHES_MAX = 1_024  # of one pattern: more are archives of old runs
 JOBS_MAX = 16  # of one node that a pattern is filled in with

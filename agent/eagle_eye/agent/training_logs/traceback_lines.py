@@ -50,7 +50,7 @@ class Tracebacks:
             return None
         known = self._open.get(stream)
         if known is None:
-            self._count_strangers()
+            self._count_other_lines()
             return None
         known.lines += 1
         if line.text.startswith((" ", "\t")) and known.lines < LINES_MAX:
@@ -66,7 +66,7 @@ class Tracebacks:
             return None
         return known.header, "\n".join([*known.place, line.text])
 
-    def _count_strangers(self) -> None:
+    def _count_other_lines(self) -> None:
         """Give up what has not gone on for many lines of others."""
         for stream, known in list(self._open.items()):
             known.lines += 1

@@ -1,7 +1,7 @@
-"""Frames as the body of a request: as rows of an outline that the server knows, whole where that saves nothing.
+"""What waits in the spool as the body of a request: rows, and the outlines that the server does not know.
 
-The spool keeps frames whole. Here they become rows, so that whichever server answers can be told the outline when it
-asks for it. A server that does not read rows gets whole frames.
+The loop encodes each sample once, as a row with its outline; here the parts are only put together. What is encoded anew
+is what a clock that was set dates anew, and what goes whole to a server that does not read rows.
 """
 
 from __future__ import annotations
@@ -10,17 +10,22 @@ import zlib
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from eagle_eye.agent.loop.clock_base import ClockBase
 from eagle_eye.schema.frame import CONTENT_TYPE as WHOLE_CONTENT_TYPE
-from eagle_eye.schema.frame import BadFrame, Frame, encode_frame, encode_request, read_frame, unknown_keys
+from eagle_eye.schema.frame import BadFrame, encode_frame, encode_request, read_frame, unknown_keys
+from eagle_eye.schema.outline_keys import unknown_outline_keys
 from eagle_eye.schema.rows import CONTENT_TYPE as ROWS_CONTENT_TYPE
 from eagle_eye.schema.rows import (
     OUTLINES_PER_REQUEST_MAX,
     Outline,
+    decode_outline,
     encode_outline,
     encode_row,
     encode_rows_request,
     outline_id,
     outline_of,
+    split_row,
+    whole_frame,
 )
 
 OLD_SERVER_S = 600.0  # how long whole frames are sent to a server that does not read rows
@@ -42,27 +47,27 @@ class Written(NamedTuple):
 class RequestWriter:
     """Writes one lane's requests, and learns from the answers what the server knows.
 
-    ``dated`` returns a frame as the clock by which the request is sent would have dated it.
+    ``base`` dates what waits as the clock by which it is sent would have; None: it is sent as it is.
     """
 
-    def __init__(self, monotonic_s: Callable[[], float], dated: Callable[[Frame], Frame] = lambda frame: frame) -> None:
+    def __init__(self, monotonic_s: Callable[[], float], base: ClockBase | None = None) -> None:
         self._monotonic_s = monotonic_s
-        self._dated = dated
+        self._base = base
         self._whole_until_s = float("-inf")
-        self._outline: Outline | None = None
+        self._raw = b""  # the newest outline...
+        self._outline: Outline | None = None  # ...None: only an agent of another version can read it
+        self._is_ours = False  # whether it says nothing that this agent would leave out
         self._id = b""
-        self._raw = b""
         self._known: set[bytes] = set()  # what the server has said it knows
         self._told: list[bytes] = []  # the outlines that the last request's rows need
 
-    def write(self, frames: Sequence[bytes], now_s: float) -> Written:
-        """Return a request with all of the frames, which are of one stream."""
+    def write(self, kept: Sequence[bytes], now_s: float) -> Written:
+        """Return a request with all that was kept, which is of one stream."""
+        base_s = None if self._base is None else self._base.read()
         if self._monotonic_s() < self._whole_until_s:
-            return Written(
-                encode_request([self._dated_by_now(frame)[1] for frame in frames], now_s), WHOLE_CONTENT_TYPE
-            )
+            return Written(encode_request([self._whole(raw, base_s) for raw in kept], now_s), WHOLE_CONTENT_TYPE)
         outlines: dict[bytes, bytes] = {}
-        items = [self._item(frame, outlines) for frame in frames]
+        items = [self._item(raw, base_s, outlines) for raw in kept]
         self._told = list(outlines)
         unknown = [raw for id_, raw in outlines.items() if id_ not in self._known]
         body = encode_rows_request(unknown, items, now_s)
@@ -82,27 +87,50 @@ class RequestWriter:
             return True
         return False
 
-    def _item(self, raw: bytes, outlines: dict[bytes, bytes]) -> bytes:
-        """Return the frame as a row where its outline is worth it."""
-        frame, raw = self._dated_by_now(raw)
-        if frame is None or not frame.blocks:
-            return raw  # it has come for an event alone; the next one will be another
-        outline = outline_of(frame)
-        if outline != self._outline:
-            if len(outlines) >= OUTLINES_PER_REQUEST_MAX:
-                return raw
-            self._outline, self._raw = outline, encode_outline(outline)
-            self._id = outline_id(self._raw)
+    def _item(self, raw: bytes, base_s: float | None, outlines: dict[bytes, bytes]) -> bytes:
+        """Return the row, or the whole frame, that is sent for what was kept; ``outlines`` has the row's then."""
+        parts = split_row(raw)
+        if parts is None:
+            return self._whole(raw, base_s)
+        row = self._row(*parts, base_s)
+        if self._id not in outlines and len(outlines) >= OUTLINES_PER_REQUEST_MAX and self._outline is not None:
+            return encode_frame(whole_frame(self._outline, row))
         outlines[self._id] = self._raw
+        return row
+
+    def _row(self, raw: bytes, row: bytes, base_s: float | None) -> bytes:
+        """Return a row as it is sent, its outline the newest from now on."""
+        self._meet(raw)
+        outline = self._outline
+        if self._base is None or outline is None or not self._is_ours or outline.clock_base_s == base_s:
+            return row
+        frame = self._base.dated(whole_frame(outline, row))
+        outline = outline_of(frame)
+        self._meet(encode_outline(outline))
         return encode_row(frame, outline, self._id)
 
-    def _dated_by_now(self, raw: bytes) -> tuple[Frame | None, bytes]:
-        """Return a frame and its bytes, dated by the clock of now; None and the bytes for one that is sent as it is."""
+    def _meet(self, raw: bytes) -> None:
+        if raw == self._raw:
+            return
+        self._raw, self._id = raw, outline_id(raw)
+        try:
+            self._outline, unknown = decode_outline(raw)
+        except BadFrame:
+            self._outline, unknown = None, ()
+        self._is_ours = not unknown and not unknown_outline_keys(raw)
+
+    def _whole(self, raw: bytes, base_s: float | None) -> bytes:
+        """Return what was kept as a whole frame."""
+        parts = split_row(raw)
+        if parts is not None:
+            row = self._row(*parts, base_s)
+            return row if self._outline is None else encode_frame(whole_frame(self._outline, row))
+        if self._base is None:
+            return raw
         try:
             frame, unknown = read_frame(raw)
         except BadFrame:
-            return None, raw  # of another version, left in the spool; the server will say so
-        if unknown or unknown_keys(raw):
-            return None, raw  # left by a newer agent: its server may know what this one would leave out
-        dated = self._dated(frame)
-        return dated, raw if dated is frame else encode_frame(dated)
+            return raw  # of another version, left in the spool; the server will say so
+        if frame.base_s == base_s or unknown or unknown_keys(raw):
+            return raw  # left by a newer agent: its server may know what this one would leave out
+        return encode_frame(self._base.dated(frame))

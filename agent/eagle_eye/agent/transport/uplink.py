@@ -22,7 +22,8 @@ from eagle_eye.agent.transport.node_token import NodeToken
 from eagle_eye.agent.transport.request_writer import RequestWriter
 from eagle_eye.agent.transport.server_connection import SYSTEMS, Trust, connect, path_on
 from eagle_eye.agent.transport.spool import STREAM_FRAMES_MAX, Batch, Spool
-from eagle_eye.schema.frame import WIRE_VERSION, Frame, version_of
+from eagle_eye.schema.backoff import Backoff
+from eagle_eye.schema.frame import WIRE_VERSION, version_of
 
 PATH = "/api/v1/frames"
 BYTES_PER_REQUEST = 4 << 20
@@ -83,7 +84,7 @@ class Lane:
         clock: Clock,
         jitter: Callable[[], float],
         answered: Callable[[Mapping[str, object]], None] = lambda _fields: None,
-        dated: Callable[[Frame], Frame] = lambda frame: frame,
+        base: ClockBase | None = None,
     ) -> None:
         self._take = take
         self._acknowledge = acknowledge
@@ -99,8 +100,8 @@ class Lane:
             destination.server,
             path_on(destination.server, PATH),
         )
-        self._writer = RequestWriter(clock.monotonic_s, dated)
-        self._failures = 0
+        self._writer = RequestWriter(clock.monotonic_s, base)
+        self._backoff = Backoff(pace.backoff_s_min, pace.backoff_s_max, jitter)
         self._frames_max = STREAM_FRAMES_MAX
         self._said = ""
         self._said_unknown: set[str] = set()
@@ -133,9 +134,7 @@ class Lane:
     def backoff_s(self) -> float:
         """Return the wait after a failure: doubling, bounded, and anywhere between half and whole: a fleet spreads."""
         self.is_well = False
-        self._failures += 1
-        whole_s = min(self._pace.backoff_s_max, self._pace.backoff_s_min * 2.0 ** min(self._failures - 1, 30))
-        return whole_s * (0.5 + 0.5 * self._jitter())
+        return self._backoff.next_s()
 
     def _rest_s(self, took_s: float) -> float:
         return max(self._pace.every_s * (0.5 + self._jitter()), self._pace.rest * took_s)
@@ -145,7 +144,7 @@ class Lane:
         if answer.status == 200 and answer.watermark is not None and answer.watermark >= first:
             self._say("")
             self.is_well = True
-            self._failures = 0
+            self._backoff.reset()
             self._frames_max = STREAM_FRAMES_MAX
             acknowledged = min(answer.watermark, last)  # no server can have what was not sent
             self.delivered += sum(1 for sequence, _ in batch.frames if sequence <= acknowledged)
@@ -237,10 +236,9 @@ class Uplink:
             self._spread_s = spread_of(fields)
             answered(fields)
 
-        dated: Callable[[Frame], Frame] = (lambda frame: frame) if base is None else base.dated
         common = (spool.acknowledge, destination, token)
-        self.live = Lane(spool.newest, *common, live, drops, clock, jitter, heard, dated)
-        self.backlog = Lane(spool.backlog, *common, backlog, drops, clock, jitter, dated=dated)
+        self.live = Lane(spool.newest, *common, live, drops, clock, jitter, heard, base)
+        self.backlog = Lane(spool.backlog, *common, backlog, drops, clock, jitter, base=base)
         self._news = threading.Event()
         spool.listen(self._news.set)
         self._hurry = threading.Event()  # set while something waits that is urgent

@@ -46,7 +46,7 @@ PENDING_LINES = 2  # rows in which a pending remap must show
 
 
 CONFIDENCE_FACT, CONFIDENCE_COUNTED, CONFIDENCE_DRIFT = 0.99, 0.93, 0.9
-CONFIDENCE_TOLD = 0.5  # below that of whoever has more to say of it, whose finding it then joins
+CONFIDENCE_REPORTED = 0.5  # below that of whoever has more to say of it, whose finding it then joins
 
 
 class _Sign(NamedTuple):
@@ -128,7 +128,7 @@ class EarlySigns:
             nodes=tuple(said),
             node=None,
             device=None,
-            confidence=CONFIDENCE_TOLD,
+            confidence=CONFIDENCE_REPORTED,
             onset_s=min(*said.values(), window.now_s),
             summary=f"{who} for {words}, {whose}",
             evidence=tuple(Evidence("xid", node, None, f"154 ({words})") for node in list(said)[:3]),
@@ -319,7 +319,7 @@ def _logged(window: Window) -> Iterator[_Sign]:
                 *place,
                 error.xid.fault,
                 error.first_s,
-                CONFIDENCE_TOLD,
+                CONFIDENCE_REPORTED,
                 summary,
                 (error.evidence,),
                 "xid",
@@ -346,7 +346,9 @@ def _unknown(window: Window) -> Iterator[_Sign]:
     for since_s, node, device, code in unknown_errors(window) if window.events else ():
         evidence = Evidence("xid", node, device if device >= 0 else None, str(code))
         summary = f"{gpu(node, device)}: XID {code}, of which {CATALOGUE} says nothing"
-        yield _Sign(node, device, "host_errors", since_s, CONFIDENCE_TOLD, summary, (evidence,), "xid", asks="notify")
+        yield _Sign(
+            node, device, "host_errors", since_s, CONFIDENCE_REPORTED, summary, (evidence,), "xid", asks="notify"
+        )
 
 
 def _flaps(window: Window) -> Iterator[_Sign]:

@@ -52,7 +52,7 @@ class _Case:
     evidence: list[Evidence] = field(default_factory=list)
 
     @property
-    def told(self) -> bool:
+    def reported(self) -> bool:
         """Whether the program said so."""
         return any(item.metric == "training_error" for item in self.evidence)
 
@@ -112,7 +112,7 @@ class GpuMemory:
 def _cases(window: Window, counted: list[tuple[float, str, int, Evidence]]) -> list[_Case]:
     """Return what is known of each GPU, oldest first; words that name no GPU join the first that others name."""
     errors = [error for error in gpu_errors(window) if error.xid.kind in ("memory", "contained")]
-    told = [
+    reported = [
         (
             event.time_s,
             event.node,
@@ -130,7 +130,7 @@ def _cases(window: Window, counted: list[tuple[float, str, int, Evidence]]) -> l
         case = found.setdefault((error.node, error.device), _Case(error.node, error.device, error.first_s))
         case.errors.append(error)
         case.evidence.append(error.evidence)
-    for time_s, node, device, evidence in (*told, *counted):
+    for time_s, node, device, evidence in (*reported, *counted):
         case = found.setdefault((node, device), _Case(node, device, time_s))
         case.since_s = min(case.since_s, time_s)
         case.evidence.append(evidence)
@@ -181,7 +181,7 @@ def _asks(window: Window, case: _Case, exits: list[Exit]) -> Asks:
         return "exclude_node"
     # Whether it was contained is logged a moment later; a counter's row may come before any line, the program's word
     # seconds before.
-    settle_s = SETTLE_S if case.errors else kernel_word_s(window) if case.told else counter_word_s(window)
+    settle_s = SETTLE_S if case.errors else kernel_word_s(window) if case.reported else counter_word_s(window)
     if not contained and window.now_s < case.since_s + settle_s:
         return "wait"
     if alone:

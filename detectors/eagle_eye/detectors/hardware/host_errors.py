@@ -19,7 +19,7 @@ SILENT_INTERVALS = 1.5  # missed: with a panic that is certain, silence need not
 SILENT_S = 1.5  # at least
 NEAR_S = 60.0  # a panic's record may carry the time of the crash or of the boot after it
 CONFIDENCE = 0.99
-CONFIDENCE_TOLD = 0.5  # below that of whoever has more to say of it, whose finding it then joins
+CONFIDENCE_REPORTED = 0.5  # below that of whoever has more to say of it, whose finding it then joins
 EVIDENCE_MAX = 4
 MANY_RATIO = 0.5  # of the nodes: what they all wait for is no node's own
 # What the kernel calls errors that were corrected or put off, and hurt nobody (Linux, EDAC and MCE messages).
@@ -70,7 +70,7 @@ class HostErrors:
             own = [fact for fact in beside if fact.node == beside[0].node]
             found.append(self._stopped(window, stop, own))
             facts = [fact for fact in facts if fact not in own]
-        return [*found, *self._told(window, facts, stop)]
+        return [*found, *self._reported(window, facts, stop)]
 
     def _checked(self, window: Window) -> dict[str, Happening]:
         """Return each node's first panic, or its first uncorrected machine check."""
@@ -150,7 +150,7 @@ class HostErrors:
             asks=asks,
         )
 
-    def _told(self, window: Window, facts: list[KernelFact], stop: Stop | None) -> list[Verdict]:
+    def _reported(self, window: Window, facts: list[KernelFact], stop: Stop | None) -> list[Verdict]:
         """Return what is only told of, one verdict a node and fault; a machine check of a node that lives drains it."""
         found: list[Verdict] = []
         storage = [fact for fact in facts if fact.of_storage]
@@ -199,7 +199,7 @@ class HostErrors:
             nodes=nodes,
             node=nodes[0] if alone else None,
             device=_device(own) if alone else None,
-            confidence=CONFIDENCE_TOLD,
+            confidence=CONFIDENCE_REPORTED,
             onset_s=min(*(fact.began_s for fact in own), window.now_s),
             summary=named if alone else f"{len(nodes)} of {len(window.nodes)} nodes: {named}",
             evidence=tuple(fact.evidence for fact in own[:EVIDENCE_MAX]),

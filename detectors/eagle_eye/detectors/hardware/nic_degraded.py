@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from eagle_eye.detectors.signs.job_course import QuantityChange, overdue, slowed_by_network
+from eagle_eye.detectors.signs.job_slowdown import QuantityChange, overdue, slowed_by_network
 from eagle_eye.detectors.signs.link_state import Outage, observed, outages, shared
 from eagle_eye.detectors.signs.port_signs import (
     Sign,

@@ -56,7 +56,7 @@ class _Suspects:
     lost: dict[int, list[int]]  # by node: series with fewer active links
     erring: dict[int, list[int]]  # by node: series with growing errors
     starved: dict[int, list[SlowClock]]  # by node: series that have begun to move less than their peers
-    told: dict[int, list[Happening]]  # by node: XID 74, fatal ones of 144 to 150
+    reported: dict[int, list[Happening]]  # by node: XID 74, fatal ones of 144 to 150
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,12 +78,12 @@ class NvlinkDegraded:
     def detect(self, window: Window) -> list[Verdict]:
         """Return one verdict for each node with degraded NVLinks."""
         device = window.device
-        told = _told(window)
+        reported = _reported(window)
         metrics = (ACTIVE, "gpu_nvlink_errors_total", *TRAFFIC)
-        if not told and not any(metric in device for metric in metrics):
+        if not reported and not any(metric in device for metric in metrics):
             raise Blind("neither NVLinks nor their errors or traffic are reported")
-        suspects = _Suspects(_lost(window), _erring(window), _starved(window), told)
-        nodes = sorted({*suspects.lost, *suspects.erring, *suspects.starved, *suspects.told})
+        suspects = _Suspects(_lost(window), _erring(window), _starved(window), reported)
+        nodes = sorted({*suspects.lost, *suspects.erring, *suspects.starved, *suspects.reported})
         if not nodes:
             return []
         require_training(window)
@@ -93,11 +93,11 @@ class NvlinkDegraded:
 
     def _judge(self, window: Window, node: int, suspects: _Suspects, rows: Rows) -> Verdict | None:
         lost, erring = suspects.lost.get(node, []), suspects.erring.get(node, [])
-        told = suspects.told.get(node, [])
+        reported = suspects.reported.get(node, [])
         starved = suspects.starved.get(node, [])
-        columns = lost or erring or _columns_of(window, node, told) or [slow.index for slow in starved]
-        onset_s, chronic = _onset(window, lost, erring, told)
-        if starved and not (lost or erring or told):
+        columns = lost or erring or _columns_of(window, node, reported) or [slow.index for slow in starved]
+        onset_s, chronic = _onset(window, lost, erring, reported)
+        if starved and not (lost or erring or reported):
             onset_s, chronic = min(slow.onset_s for slow in starved), False
         kinds: set[str] = set()
         evidence: list[Evidence] = []
@@ -109,10 +109,12 @@ class NvlinkDegraded:
         if erring:
             kinds.add("nvlink_errors")
             evidence.append(_errors(window, erring[0]))
-        if told:
+        if reported:
             kinds.add("xid")
-            codes = ", ".join(dict.fromkeys(f"{event.kind.upper()} {event.attributes.get('code')}" for event in told))
-            evidence.append(Evidence(told[0].kind, window.nodes[node], _device(told), codes))
+            codes = ", ".join(
+                dict.fromkeys(f"{event.kind.upper()} {event.attributes.get('code')}" for event in reported)
+            )
+            evidence.append(Evidence(reported[0].kind, window.nodes[node], _device(reported), codes))
         less = next((item for column in columns if (item := _less_traffic(window, column, rows)) is not None), None)
         if less is not None:
             kinds.add("nvlink_bandwidth")
@@ -120,7 +122,7 @@ class NvlinkDegraded:
         paced = None if chronic else pace_change(window, onset_s)
         if paced is not None and paced.clear:
             kinds.add("step_time")
-        confidence, planned = _confidence(kinds, told, window.now_s - onset_s)
+        confidence, planned = _confidence(kinds, reported, window.now_s - onset_s)
         if confidence is None:
             return None
         cost = slowness_by_pace(paced, _reckoned(window, columns, rows, share))
@@ -145,9 +147,9 @@ class NvlinkDegraded:
         )
 
 
-def _confidence(kinds: set[str], told: list[Happening], lasted_s: float) -> tuple[float | None, bool]:
+def _confidence(kinds: set[str], reported: list[Happening], lasted_s: float) -> tuple[float | None, bool]:
     """Return the probability that the claim is true (None: no claim), and whether it asks only for a planned look."""
-    repeated = len(told) > 1 and told[-1].time_s - told[0].time_s >= REPEATED_S
+    repeated = len(reported) > 1 and reported[-1].time_s - reported[0].time_s >= REPEATED_S
     if "nvlinks" in kinds:
         return (CONFIDENCE_SURE if len(kinds) > 1 and lasted_s >= LASTS_S else CONFIDENCE_LINKS), False
     if "xid" in kinds and (len(kinds) > 1 or repeated):
@@ -164,7 +166,7 @@ def _confidence(kinds: set[str], told: list[Happening], lasted_s: float) -> tupl
     return None, False
 
 
-def _told(window: Window) -> dict[int, list[Happening]]:
+def _reported(window: Window) -> dict[int, list[Happening]]:
     """Return the links' fatal XIDs of each node that the job outlived, oldest first; SXIDs are NvSwitch's."""
     found: dict[int, list[Happening]] = {}
     for event in window.events:
@@ -255,11 +257,11 @@ def _erring(window: Window) -> dict[int, list[int]]:
     found: dict[int, list[int]] = {}
     for index in np.flatnonzero(total >= line)[:SUSPECTS_MAX].tolist():
         own = values[-lines - 1 :, index]
-        told = np.isfinite(own)
-        steps = np.diff(own[told])
+        reported = np.isfinite(own)
+        steps = np.diff(own[reported])
         first = int(np.argmax(steps > 0))
         rows = max(ROWS_MIN, ERRORS_ROWS_SHARE * (len(steps) - first))
-        if times_s[-1] - times_s[told][first] >= LASTS_S and np.count_nonzero(steps > 0) >= rows:
+        if times_s[-1] - times_s[reported][first] >= LASTS_S and np.count_nonzero(steps > 0) >= rows:
             found.setdefault(int(window.node_of[index]), []).append(index)
     return found
 
@@ -289,10 +291,10 @@ def _moves_less(window: Window, metric: str) -> list[SlowClock]:
     return [slow for slow in slow_ones if slow.distance >= TRAFFIC_SIGMAS and slow.lasting and not slow.chronic]
 
 
-def _onset(window: Window, lost: list[int], erring: list[int], told: list[Happening]) -> tuple[float, bool]:
+def _onset(window: Window, lost: list[int], erring: list[int], reported: list[Happening]) -> tuple[float, bool]:
     """Return when it began, and whether the window shows no time before."""
-    begins = [told[0].time_s] if told else []
-    chronic = not told
+    begins = [reported[0].time_s] if reported else []
+    chronic = not reported
     for column in lost:
         higher = np.flatnonzero(_had(window, column) > _now(window, column))
         if len(higher):
@@ -373,13 +375,13 @@ def _spare(window: Window, column: int) -> float:
     return spare if math.isfinite(spare) else 0.0
 
 
-def _columns_of(window: Window, node: int, told: list[Happening]) -> list[int]:
-    devices = {event.device for event in told if event.device >= 0}
+def _columns_of(window: Window, node: int, reported: list[Happening]) -> list[int]:
+    devices = {event.device for event in reported if event.device >= 0}
     return [i for i in np.flatnonzero(window.node_of == node).tolist() if window.series[i].device in devices]
 
 
-def _device(told: list[Happening]) -> int | None:
-    devices = {event.device for event in told}
+def _device(reported: list[Happening]) -> int | None:
+    devices = {event.device for event in reported}
     return devices.pop() if len(devices) == 1 and min(devices) >= 0 else None
 
 

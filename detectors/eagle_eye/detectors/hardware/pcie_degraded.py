@@ -129,7 +129,7 @@ class PcieDegraded:
         else:
             return None
         cost = _cost(window, found, onset_s, paced)
-        what = ", ".join(_told(item) for item in evidence[:2])
+        what = ", ".join(_reported(item) for item in evidence[:2])
         return Verdict(
             detector=self.name,
             fault="pcie_degraded",
@@ -201,8 +201,8 @@ def _close_look(window: Window, index: int, rows: Rows, slots: Integers) -> _Sus
         if found is None or not found.own < found.peers:
             continue
         own = _link(window, metric, index)
-        told = worked[np.isfinite(own[worked])]
-        newest = own[told[-max(READINGS_MIN, int((told >= rows[0]).sum())) :]]
+        reported = worked[np.isfinite(own[worked])]
+        newest = own[reported[-max(READINGS_MIN, int((reported >= rows[0]).sum())) :]]
         if len(newest) < READINGS_MIN or not (newest < found.peers).all():
             continue
         lost.append(Evidence(metric, series.node, series.device, middle(newest), found.peers, found.peers, unit))
@@ -316,7 +316,7 @@ def _lane(generation: float) -> float:
     return LANE_BYTES_PER_SECOND.get(round(generation), LANE_BYTES_PER_SECOND[GENERATION_USUAL])
 
 
-def _told(item: Evidence) -> str:
+def _reported(item: Evidence) -> str:
     if item.metric == "gpu_pcie_link_width":
         return f"x{item.value:.0f} instead of x{item.peers_median:.0f}"
     if item.metric == "gpu_pcie_link_generation":

@@ -69,7 +69,7 @@ class Learned:
             raise Blind(self.without)
         if not len(window.nodes):
             return []
-        _refuse_strangers(model, window)
+        _refuse_unlike_training(model, window)
         until_s = self._until_s(model, window)
         limit = HELD_RATIO * self.alarms_per_1000_node_days / 1000
         nodes = look(window, model.view, until_s)
@@ -174,7 +174,7 @@ class Learned:
         )
 
 
-def _refuse_strangers(model: LearnedModel, window: Window) -> None:
+def _refuse_unlike_training(model: LearnedModel, window: Window) -> None:
     """Raise Blind where the window is of another fleet than the model's."""
     ratio = window.interval_s / model.interval_s
     if not 1 / INTERVAL_RATIO_MAX <= ratio <= INTERVAL_RATIO_MAX:

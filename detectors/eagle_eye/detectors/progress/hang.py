@@ -15,7 +15,7 @@ from eagle_eye.detectors.signs.gpu_activity import activity_outliers, waiting
 from eagle_eye.detectors.signs.host_activity import most_busy_with_io
 from eagle_eye.detectors.signs.peers import latest
 from eagle_eye.detectors.signs.progress import PAUSE_FLOORS, PROMPT_S, STARTING, Patience, Progress, progress
-from eagle_eye.detectors.signs.rank_work import at_rest, uses_cpu, works
+from eagle_eye.detectors.signs.rank_activity import at_rest, uses_cpu, works
 from eagle_eye.detectors.signs.unstarted import missing_nodes, missing_ranks
 from eagle_eye.detectors.signs.without_hook import unused_devices, work
 from eagle_eye.detectors.types import Blind, Evidence, Floats, Integers, Verdict, Window
@@ -81,8 +81,8 @@ class Hang:
         if culprit is not None:
             # Where GPUs alone accuse, one rank's write or evaluation that nobody announces is not told of.
             due = state.ripe or ("rank_process" in kinds and state.outlasts_pauses)
-            told = bool(kinds & RANKS_SAY) or (due and not works(window, culprit, state.advanced_s))
-            return [self._verdict(window, state, culprit, kinds, silent, lag)] if told else []
+            raised = bool(kinds & RANKS_SAY) or (due and not works(window, culprit, state.advanced_s))
+            return [self._verdict(window, state, culprit, kinds, silent, lag)] if raised else []
         return self._unknown(window, state, lag)
 
     def _within_usual_pause(self, window: Window, state: Progress, silent: set[int]) -> list[Verdict]:

@@ -9,7 +9,7 @@ import numpy as np
 from eagle_eye.detectors.signs.exits import unplanned_exits
 from eagle_eye.detectors.signs.gpu_activity import activity_outliers
 from eagle_eye.detectors.signs.host_activity import most_busy_with_io
-from eagle_eye.detectors.signs.job_course import overdue
+from eagle_eye.detectors.signs.job_slowdown import overdue
 from eagle_eye.detectors.signs.link_state import Outage, observed, outages, shared, surely_used
 from eagle_eye.detectors.signs.medians import median_of, quantile_over_rows
 from eagle_eye.detectors.signs.peers import latest, level, role_members

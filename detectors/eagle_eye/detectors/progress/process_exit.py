@@ -88,7 +88,7 @@ class ProcessExit:
         error: GpuError | None,
         by_order: bool,
     ) -> Verdict:
-        exception, told = ("", []) if kill is not None or error is not None else shared_exception(window, exits)
+        exception, reported = ("", []) if kill is not None or error is not None else shared_exception(window, exits)
         application = kill is None and (bool(exception) or _application(window, exits, error))
         if nodes:
             others = f"; {len(exits) - 1} other ranks followed" if len(exits) > 1 else ""
@@ -104,7 +104,7 @@ class ProcessExit:
             # By these it is known again when it ends the next attempt, too; the traceback is for the job's owner.
             evidence.append(Evidence("exception", None, None, exception))
             evidence.append(Evidence("train_step", None, None, window.last_step, None, None, "steps"))
-            fullest = max(told, key=lambda item: len(item.error))  # a log keeps less of it than the hook
+            fullest = max(reported, key=lambda item: len(item.error))  # a log keeps less of it than the hook
             evidence.append(Evidence("traceback", fullest.node, fullest.device, fullest.error[-TRACEBACK_CHARS_MAX:]))
         for kind, extra in (("oom_kill", kill), ("xid", error)):
             if extra is not None:
@@ -166,9 +166,9 @@ def _application(window: Window, exits: list[Exit], error: GpuError | None) -> b
     """
     if error is not None:
         return error.xid.kind in PROGRAM_KINDS
-    told = [item for item in exits if item.error and item.cause]
-    everywhere = len({item.node for item in told}) == len(window.nodes) and 2 * len(told) > len(exits) > 1
-    return everywhere and len({item.error_kind for item in told}) == 1
+    reported = [item for item in exits if item.error and item.cause]
+    everywhere = len({item.node for item in reported}) == len(window.nodes) and 2 * len(reported) > len(exits) > 1
+    return everywhere and len({item.error_kind for item in reported}) == 1
 
 
 def _clearly_first(window: Window, exits: list[Exit]) -> list[Exit]:

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from eagle_eye.detectors.signs.exits import unplanned_exits
-from eagle_eye.detectors.signs.job_course import QuantityChange, changed_lately, overdue, slower
+from eagle_eye.detectors.signs.job_slowdown import QuantityChange, changed_lately, overdue, slower
 from eagle_eye.detectors.signs.medians import quantile_over_rows
 from eagle_eye.detectors.signs.progress import Patience, Progress, hooked, progress
 from eagle_eye.detectors.signs.recent_rows import held, lines_for, middle, past

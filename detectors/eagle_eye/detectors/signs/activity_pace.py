@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from eagle_eye.detectors.signs.medians import median_over_rows
 from eagle_eye.detectors.signs.once import once
 from eagle_eye.detectors.signs.peers import SIGMA_PER_MAD
-from eagle_eye.detectors.signs.rhythm import rhythm_s, stretches
+from eagle_eye.detectors.signs.periodicity import rhythm_s, stretches
 from eagle_eye.detectors.signs.under_load import lines_within, means, middle
 from eagle_eye.detectors.signs.without_hook import MOVES, NODE_MOVES, WAITING_MOVES
 from eagle_eye.detectors.types import Floats, Window

@@ -4,7 +4,8 @@ Two ways to know. Ranks' times, after what the training code says of their work,
 then it is the same (fixed-length data: 1%; packed sequences and experts differ by 5 to 30%), or differs by far too
 little to explain a rank that is many times as slow, above all where the code says how much it is: what else differs is
 mostly the machines' own then. Or ranks that get the same data, whose times went up and down with this one's alone, are
-not slower.
+not slower. One way to know that it does not: the ranks of other pipeline stages that work on the same data have become
+as slow at the same time.
 """
 
 from __future__ import annotations
@@ -14,9 +15,9 @@ import math
 import numpy as np
 
 from eagle_eye.detectors.signs.medians import median_of, median_over_rows
-from eagle_eye.detectors.signs.once import once
+from eagle_eye.detectors.signs.once import once, once_for_members
 from eagle_eye.detectors.signs.own_history import STEPS_LOOKED_AT, growths
-from eagle_eye.detectors.signs.peers import SIGMA_PER_MAD
+from eagle_eye.detectors.signs.peers import SIGMA_PER_MAD, role_members
 from eagle_eye.detectors.signs.under_load import peers_of
 from eagle_eye.detectors.types import Floats, Integers, Window
 
@@ -49,6 +50,41 @@ def even_work(window: Window, index: int, onset: int) -> bool:
     if all(_steady(part, noise) for part in (earlier[:, peers], earlier[:, [index]], later[:, peers])):
         return True
     return _same_data_not_slower(earlier, later, index)
+
+
+@once
+def slow_with_its_data(window: Window, index: int, onset: int) -> tuple[str, ...]:
+    """Return the other nodes of the ranks that have a slow rank's data and are as slow since step line ``onset``.
+
+    () where fewer than half of such ranks are slow, or nobody knows which they are.
+    """
+    relative = window.steps.relative_compute[onset:][-STEPS_LOOKED_AT:]
+    known = np.isfinite(relative[:, index])
+    mates = _stage_mates(window, index)
+    excess = median_over_rows(relative[known][:, [index, *mates]]) - 1 if known.any() and len(mates) else np.zeros(1)
+    slow = mates[excess[1:] >= WORK_SHARE * excess[0]]
+    return tuple(sorted({window.series[int(mate)].node for mate in slow})) if 2 * len(slow) > len(mates) else ()
+
+
+def _stage_mates(window: Window, index: int) -> Integers:
+    """Return the ranks on other nodes that have the same place in the other roles of a rank's size.
+
+    Launchers number the ranks of all pipeline stages alike: equal places are one data-parallel replica.
+    """
+    places = _places(window)
+    same = (places == places[index]).all(axis=1) & (window.role_of != window.role_of[index])
+    return np.flatnonzero(same & (window.node_of != window.node_of[index]))
+
+
+@once_for_members
+def _places(window: Window) -> Integers:
+    """Return each rank's place in its role, by rank, and how many ranks that has: (S, 2)."""
+    places = np.zeros((len(window.series), 2), dtype=np.intp)
+    ranks = np.array([series.rank for series in window.series])
+    for members in role_members(window):
+        places[members[np.argsort(ranks[members], kind="stable")], 0] = np.arange(len(members))
+        places[members, 1] = len(members)
+    return places
 
 
 def work_is_told(window: Window, index: int, onset: int) -> bool:

@@ -87,15 +87,11 @@ class _Grouping(NamedTuple):
 
 
 class _Reference(NamedTuple):
-    """What a GPU is compared with: peers, their median clock in each row, the relative spread of their levels.
-
-    ``readings`` (rows, some peers) are single readings over that median.
-    """
+    """What a GPU is compared with: peers, their median clock in each row, the relative spread of their levels."""
 
     peers: Integers
     clock: Floats
     sigma: float
-    readings: Floats
 
 
 @once
@@ -283,29 +279,35 @@ def _company(window: Window, groups: Integers, index: int, known: dict[tuple[int
 
 def _reference(window: Window, clock: Floats, peers: Integers, rows: Rows) -> _Reference:
     if len(peers) < PEERS_MIN:
-        return _Reference(peers, np.full(len(rows), np.nan), math.inf, np.empty((len(rows), 0)))
+        return _Reference(peers, np.full(len(rows), np.nan), math.inf)
     values = clock[np.ix_(rows, peers)]
     levels = median_over_rows(values[-lines_within(window.times_s, LARGE_LASTS_S) :])
     levels = levels[np.isfinite(levels)]
     centre = middle(levels) if len(levels) >= PEERS_MIN else 0.0
     if centre <= 0:
-        return _Reference(peers, np.full(len(rows), np.nan), math.inf, np.empty((len(rows), 0)))
+        return _Reference(peers, np.full(len(rows), np.nan), math.inf)
     sigma = SIGMA_PER_MAD * middle(np.abs(levels - centre)) / centre
-    reference = carried(median_over_rows(values.T))
-    with np.errstate(invalid="ignore", divide="ignore"):
-        readings = values[:, :: values.shape[1] // READINGS_SAMPLED + 1] / reference[:, None]
-    return _Reference(peers, reference, max(sigma, SIGMA_FLOOR), readings)
+    return _Reference(peers, carried(median_over_rows(values.T)), max(sigma, SIGMA_FLOOR))
 
 
-def _by_chance(against: _Reference, before: int, least: float, readings: int) -> bool:
-    """Whether a healthy GPU may show so many readings of at most ``least``, as often as its peers show such a one.
+def _by_chance(window: Window, clock: Floats, against: _Reference, rows: Rows, least: float, times: int) -> bool:
+    """Whether a healthy GPU may be read so many times in a row at ``least`` of its peers' clock or below, by chance.
 
-    Clocks have tails: some are low in every tenth reading, and a source that is read twice a minute has few of them.
+    As often as its peers are read so low, and as often as such a reading of theirs is followed by another: clocks have
+    tails, which some stay in for minutes, and a source that is read twice a minute has few readings. Peers that are
+    low most of the time are none to learn from, and what has not passed yet may be another sick GPU.
     """
-    known = against.readings[:before] if before >= ROWS_BEFORE_MIN else against.readings
-    known = known[np.isfinite(known)]
-    share = max(int(np.count_nonzero(known <= least)), 1) / max(len(known), 1)
-    return share**readings > CHANCE_MAX
+    low = following = of_low = known = 0
+    for peer in against.peers[:: len(against.peers) // READINGS_SAMPLED + 1].tolist():
+        ratio = clock[rows, peer] / against.clock[: len(rows)]
+        below = ratio[read_anew(window, peer)[rows] & np.isfinite(ratio)] <= least
+        below = below[: len(below) - int(np.argmin(below[::-1]))] if not below.all() else below[:0]
+        if len(below) and below.mean() < LOW_SHARE:
+            known, low = known + len(below), low + int(below.sum())
+            of_low, following = of_low + int(below[:-1].sum()), following + int((below[:-1] & below[1:]).sum())
+    share = max(low, 1) / max(known, 1)
+    again = max(following / max(of_low, 1), share)
+    return share * again ** (times - 1) > CHANCE_MAX
 
 
 def _lines(window: Window) -> int:
@@ -360,6 +362,8 @@ def _close_look(
         anew[:] = True
     times_read = int(np.count_nonzero(anew[seen[since:]]))
     times_low = int(np.count_nonzero(anew[seen[since:]] & low))
+    before = rows[: int(np.searchsorted(rows, seen[since]))]
+    before = before if len(before) >= ROWS_BEFORE_MIN else rows
     newest = rows[rows >= max(seen[since], seen[-min(lines, len(seen))])]
     if not works(window, index, peers, newest):
         return None
@@ -376,7 +380,7 @@ def _close_look(
         and times_read >= READINGS_MIN
         and lasted_s >= enough_s
         and low.mean() >= LOW_SHARE
-        and not _by_chance(against, int(np.searchsorted(rows, seen[since])), 1 - deficit / 2, times_low),
+        and not _by_chance(window, clock, against, before, 1 - deficit / 2, times_low),
         rows=newest,
         stretch=rows[rows >= seen[since]],
         peers=peers,

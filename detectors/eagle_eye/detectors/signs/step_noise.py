@@ -23,6 +23,9 @@ MEMORY_STEPS, MEMORY_STEPS_MIN = 64, 12  # newest steps that tell how long noise
 MEMORY_UNKNOWN = 0.5  # lag-1 correlation until they do: recorded workers show 0.5 to 0.9 (Alibaba, 2021)
 MEMORY_MIN = 0.4  # below it steps are as good as independent
 OUTLIER_SIGMAS = 3.0
+# Of levels that drift for minutes some are near and some far, and the median deviation sees only the near ones: this
+# quantile of the deviations, over the normal distribution's, sees both. A fifth of the peers may be slow themselves.
+WIDE_QUANTILE, SIGMA_PER_WIDE = 0.8, 1 / 1.2816
 
 
 @once
@@ -48,13 +51,16 @@ def peers_elsewhere(window: Window, index: int) -> Integers:
 
 
 class StepNoise:
-    """The noise of (steps, ranks) relative values, sorted once for as many questions as there are suspects."""
+    """The noise of (steps, ranks) relative values, sorted once for as many questions as there are suspects.
 
-    def __init__(self, relative: Floats) -> None:
+    ``node_of`` (ranks,) is each rank's node: ranks of a slow node say nothing of how far apart healthy ones are.
+    """
+
+    def __init__(self, relative: Floats, node_of: Integers) -> None:
         known = np.isfinite(relative)
         enough = known.sum(axis=0) >= STEPS_MIN
         self._place_of = np.append(np.where(enough, np.cumsum(enough) - 1, -1), -1)
-        self._centres = trimmed_means(relative[:, enough])
+        self._centres, self._node_of = trimmed_means(relative[:, enough]), node_of[enough]
         spread = np.abs(relative[:, enough] - self._centres).T  # (ranks, steps): of a rank lies together
         seen = np.isfinite(spread)
         self._spread = spread[seen]
@@ -79,6 +85,8 @@ class StepNoise:
             noise[at] = max(SIGMA_PER_MAD * median, SIGMA_PER_MEAN_DEVIATION * mean)
             centres = np.delete(self._centres, places[at]) if places[at] >= 0 else self._centres
             between[at] = SIGMA_PER_MAD * median_of(np.abs(centres - median_of(centres)))
+            own_node = self._node_of[places[at]] if places[at] >= 0 else -1
+            between[at] = max(between[at], _wide_spread(self._centres[self._node_of != own_node]))
         error = TRIM_EFFICIENCY * np.maximum(noise, NOISE_FLOOR_RATIO) / np.sqrt(np.maximum(steps, 1))
         few = 1 + FEW_PEERS / np.maximum(others, 1)  # a spread taken from few is not well known
         return noise, few * np.maximum(np.maximum(error, between), NOISE_FLOOR_RATIO)
@@ -97,6 +105,14 @@ class StepNoise:
         return median, (self._total - float(self._spread[first:end].sum())) / count
 
 
+def _wide_spread(values: Floats) -> float:
+    """Return the standard deviation that the farther of some values show, 0 of none."""
+    if not len(values):
+        return 0.0
+    apart, place = np.abs(values - median_of(values)), int(WIDE_QUANTILE * (len(values) - 1))
+    return SIGMA_PER_WIDE * float(np.partition(apart, place)[place])
+
+
 def noise_of_peers(
     window: Window, indexes: Integers, steps: Integers, first: int, end: int = 0
 ) -> tuple[Floats, Floats]:
@@ -112,7 +128,7 @@ def noise_of_peers(
         place = np.minimum(np.searchsorted(members, indexes[of_role]), len(members) - 1)
         columns = np.where(members[place] == indexes[of_role], place, -1)
         values = window.steps.relative_compute[first : end or None][:, members]
-        noise[of_role], error[of_role] = StepNoise(values).of_others(columns, steps[of_role])
+        noise[of_role], error[of_role] = StepNoise(values, window.node_of[members]).of_others(columns, steps[of_role])
     return noise, error
 
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from eagle_eye.detectors.signs.job_course import QuantityChange, overdue, slowed_by_network
+from eagle_eye.detectors.signs.job_slowdown import QuantityChange, overdue, slowed_by_network
 from eagle_eye.detectors.signs.medians import quantile_over_rows
 from eagle_eye.detectors.signs.port_signs import CONGESTION_PER_S, HOLD_S, LEAF_NODES_MIN, pause_signs
 from eagle_eye.detectors.signs.progress import Patience

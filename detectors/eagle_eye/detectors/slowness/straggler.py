@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from eagle_eye.detectors.signs.beside_its_past import beside_its_past
-from eagle_eye.detectors.signs.even_work import even_work, work_is_told
+from eagle_eye.detectors.signs.even_work import even_work, slow_with_its_data, work_is_told
 from eagle_eye.detectors.signs.medians import (
     TRIM_RATIO,
     median_over_rows,
@@ -101,12 +101,14 @@ class Straggler:
     the second, independent kind of evidence: the last to arrive waits least (correlation -1.0 for reduce-scatter in the
     same work), so what it lacks in waiting is what it has too much of computing. So are its own past
     (``signs/own_history``) and what its GPU shows while its peers wait (``signs/busy_among_waiting``). Where work may
-    be uneven (``signs/even_work``), or nodes share a lower power limit, none of them makes it sure. A verdict is raised
-    after ``STEPS_MIN`` steps and ``floor_s``, and told of before: two steps beyond all that anyone showed, a mild
-    slowness of a few steps, or one that chance brings ten times as often, once the job's pace says what it costs. It is
-    surer once it has lasted ``ripe_s``: what passes by itself has passed by then. Whom no step waits for is none: where
-    noise has heavy tails, or computing is a small part of a step, somebody always computes longer. One whose excess the
-    job's pace does not show (a stage with time to spare, or not yet) is recorded, and nobody is told. Blind with fewer
+    be uneven (``signs/even_work``), or nodes share a lower power limit, none of them makes it sure. Where the ranks of
+    other pipeline stages that have the same data are as slow, that slice of the data is: one ``workload_imbalance``
+    with all their nodes. A verdict is raised after ``STEPS_MIN`` steps and ``floor_s``, and told of before: two steps
+    beyond all that anyone showed, a mild slowness of a few steps, or one that chance brings ten times as often, once
+    the job's pace says what it costs. It is surer once it has lasted ``ripe_s``: what passes by itself has passed by
+    then. Whom no step waits for is none: where noise has heavy tails, or computing is a small part of a step, somebody
+    always computes longer. One whose excess the job's pace does not show (a stage with time to spare, or not yet) is
+    recorded, and nobody is told. Blind with fewer
     than three comparable ranks or no compute time. Cannot see: a whole role that is slow; causes.
     """
 
@@ -128,14 +130,19 @@ class Straggler:
         if not np.isfinite(relative[-STEPS_MIN:]).any():
             raise Blind(f"no rank has {PEERS_MIN} comparable peers that report: nobody can say which is off")
         worst: dict[str, Verdict] = {}
+        uneven: list[Verdict] = []
         for suspect in self._suspects(window):
             node = window.series[suspect.rank].node
             known = worst.get(node)
             if known is None or known.confidence < CONFIDENCE_RIPE:
                 verdict = self._judge(window, suspect)
-                if verdict is not None and (known is None or verdict.confidence > known.confidence):
+                if verdict is not None and verdict.node is None:
+                    uneven.append(verdict)
+                elif verdict is not None and (known is None or verdict.confidence > known.confidence):
                     worst[node] = verdict
-        return list(worst.values())
+        # Of a slice of the data one verdict: the same nodes' ranks are found again for every stretch.
+        slices = {verdict.nodes: verdict for verdict in sorted(uneven, key=lambda verdict: verdict.slowdown_ratio)}
+        return [*worst.values(), *slices.values()]
 
     def _suspects(self, window: Window) -> list[_Suspect]:
         """Return the ranks whose mean over a stretch is high enough to look closely, short stretches first."""
@@ -271,6 +278,9 @@ class Straggler:
             cost = Slowness(waited, measured=False)
         elif cost.ratio > 0:
             kinds.add("step_time")
+        together = slow_with_its_data(window, index, onset)
+        if together:
+            return self._longer_data(window, series.node, together, onset_s, centre, cost, evidence)
         limited = _limited_with_others(window, index, peers)
         even, seen = even_work(window, index, onset) and not limited, cost.ratio if "step_time" in kinds else 0.0
         before = beside_its_past(window, index, onset, onset_s, seen if even else 0.0)
@@ -308,6 +318,39 @@ class Straggler:
             slowdown_ratio=float(cost.ratio),
             # Nobody is drained for the work that he was given, nor for the power.
             asks="none" if cost.ratio <= 0 else None if even else "notify",
+        )
+
+    def _longer_data(
+        self,
+        window: Window,
+        node: str,
+        others: tuple[str, ...],
+        onset_s: float,
+        centre: float,
+        cost: Slowness,
+        evidence: list[Evidence],
+    ) -> Verdict:
+        """Return the verdict on ranks of several stages that have the same data and are slow together: on no node."""
+        nodes = tuple(sorted({node, *others}))
+        costs = f"the job's steps are {100 * cost.ratio:.0f}% longer for it" if cost.ratio > 0 else str(cost)
+        return Verdict(
+            detector=self.name,
+            fault="workload_imbalance",
+            job=window.job,
+            nodes=nodes,
+            node=None,
+            device=None,
+            confidence=CONFIDENCE_TOLD,
+            onset_s=onset_s,
+            summary=(
+                f"the ranks of one slice of the data compute {centre:.2f} times as long as their peers in"
+                f" {len(nodes)} pipeline stages at once ({nodes[0]} and its like): it has more work, no node is slow;"
+                f" {costs}"
+            ),
+            evidence=tuple(evidence),
+            kinds=frozenset({"compute_time"}),
+            slowdown_ratio=float(cost.ratio),
+            asks="none" if cost.ratio <= 0 else None,
         )
 
     def _late(self, window: Window, onset: int, index: int, peers: Integers, excess_s: float) -> Evidence | None:

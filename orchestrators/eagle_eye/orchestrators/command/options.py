@@ -48,7 +48,7 @@ def build(options: argparse.Namespace) -> CommandOrchestrator:
         programs,
         options.state_dir / "excluded.json",
         Limits(options.state_timeout, options.timeout),
-        told=options.jobs if options.report_state else (),
+        reported=options.jobs if options.report_state else (),
         resumes=options.resumes,
     )
 

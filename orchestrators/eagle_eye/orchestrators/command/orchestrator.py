@@ -42,7 +42,7 @@ class Limits:
 class CommandOrchestrator:
     """Asks ``words``, a program and its arguments. Which nodes it took out is kept in ``file``.
 
-    ``told`` names the jobs whose state goes to the server. ``resumes``: the program may be asked twice for one
+    ``reported`` names the jobs whose state goes to the server. ``resumes``: the program may be asked twice for one
     action.
     """
 
@@ -55,7 +55,7 @@ class CommandOrchestrator:
         file: Path,
         limits: Limits | None = None,
         *,
-        told: Sequence[str] = (),
+        reported: Sequence[str] = (),
         resumes: bool = False,
     ) -> None:
         """Raise OrchestratorError where the file holds something else."""
@@ -63,7 +63,7 @@ class CommandOrchestrator:
         self._words = tuple(words)
         self._programs = programs
         self._limits = limits or Limits()
-        self._told = tuple(told)
+        self._reported = tuple(reported)
         self._file = file
         self._lock = threading.Lock()
         self._excluded = _read(file)
@@ -110,7 +110,7 @@ class CommandOrchestrator:
 
     def jobs(self) -> Mapping[str, JobUpdate]:
         """Return how the jobs are that the server is to hear of."""
-        answers = {job: self._ask(job) for job in self._told}
+        answers = {job: self._ask(job) for job in self._reported}
         updates = {job: answer.update() for job, answer in answers.items() if answer is not None}
         return {job: update for job, update in updates.items() if update is not None}
 

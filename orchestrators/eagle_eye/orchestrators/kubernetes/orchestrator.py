@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from eagle_eye.orchestrators.errors import CannotCarryOutError
+from eagle_eye.orchestrators.fallback_layouts import no_spare, nodes_by_plan
 from eagle_eye.orchestrators.kubernetes import health_events, marks
 from eagle_eye.orchestrators.kubernetes.api import Api, Conflict
 from eagle_eye.orchestrators.kubernetes.eviction import (
@@ -37,7 +38,6 @@ from eagle_eye.orchestrators.kubernetes.jobs import (
 from eagle_eye.orchestrators.kubernetes.objects import Node, Pod
 from eagle_eye.orchestrators.kubernetes.resizing import Resizing
 from eagle_eye.orchestrators.kubernetes.workloads import Workload
-from eagle_eye.orchestrators.layouts import no_spare, nodes_by_plan
 from eagle_eye.orchestrators.protocol import Cause, Exclusion, JobState, Restart
 from eagle_eye.planning.plan import Plan
 
@@ -92,8 +92,8 @@ def _suspect(request: Restart, untold: str, kept: str) -> str:
     """
     if request.distrust_since_s is None:
         return f"; what an earlier action has told its pods still stands: {untold}" if untold else ""
-    told = f" to resume from {request.resume_from}" if request.resume_from else ""
-    word = f"not told{told}: {untold}" if untold else f"told{told}" if told else "not told"
+    reported = f" to resume from {request.resume_from}" if request.resume_from else ""
+    word = f"not told{reported}: {untold}" if untold else f"told{reported}" if reported else "not told"
     again = f"; its next restart is told the same: {kept}" if kept else ""
     return (
         f"; checkpoints written since {_rfc3339(request.distrust_since_s)} may hold the damage, "
@@ -216,8 +216,8 @@ class KubernetesOrchestrator:
         """Return what would be done; only reads."""
         if isinstance(request, Exclusion):
             return "; ".join(self._preview_exclusion(name) for name in request.nodes)
-        told = f", and tell the job to resume from {request.resume_from}" if request.resume_from else ""
-        return f"evict the job's pods, except those that began after the fault was told of{told}"
+        reported = f", and tell the job to resume from {request.resume_from}" if request.resume_from else ""
+        return f"evict the job's pods, except those that began after the fault was told of{reported}"
 
     # Exclusion and readmission
 
@@ -317,7 +317,7 @@ class KubernetesOrchestrator:
         """The pods are gone or going. Raises CannotCarryOutError once the action is void, saying what kept them."""
         cause = request.cause
         until_s = cause.expires_s if cause.expires_s is not None else self._clock() + self._settings.evict_wait_s
-        left, told = list(pods), ""
+        left, reported = list(pods), ""
         while True:
             kept: dict[str, str] = {}
             blocked: list[Pod] = []
@@ -334,9 +334,9 @@ class KubernetesOrchestrator:
                 return
             left = blocked
             text = "; ".join(f"{name} may not be evicted yet: {why}" for name, why in list(kept.items())[:3])
-            if text != told:
+            if text != reported:
                 cause.tell(text)
-                told = text
+                reported = text
             if self._clock() + BLOCKED_S >= until_s:
                 cordoned = f"; cordoned all the same: {named(request.without)}" if request.without else ""
                 raise CannotCarryOutError(
@@ -350,7 +350,7 @@ class KubernetesOrchestrator:
         if not gone and not before.expected:
             limit_s = min(limit_s, NOTHING_LEFT_S)
         until_s = self._clock() + limit_s
-        told, full_since_s = ("", ""), float("inf")
+        reported, full_since_s = ("", ""), float("inf")
         while True:
             there = self._pods(job, before.selectors, cached=True)
             pods = members(there, self._settings.attempt_labels)
@@ -376,9 +376,9 @@ class KubernetesOrchestrator:
                 limit = f"{limit_s:g} s" + (" (--start-wait)" if limit_s == self._settings.start_wait_s else "")
                 why = f"{far.waiting}; {before.rigid}" if before.rigid else far.waiting
                 raise CannotCarryOutError(f"{done}; it does not run again after {limit}: {why}")
-            if (far.waiting, before.rigid) != told:
+            if (far.waiting, before.rigid) != reported:
                 request.cause.tell("; ".join(filter(None, (done, far.waiting, before.rigid))))
-                told = (far.waiting, before.rigid)
+                reported = (far.waiting, before.rigid)
             self._pause(POLL_S)
 
     def _loss(self, job: str, before: _Before) -> str:

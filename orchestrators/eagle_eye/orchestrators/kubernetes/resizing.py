@@ -10,10 +10,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from eagle_eye.orchestrators.errors import CannotCarryOutError
+from eagle_eye.orchestrators.fallback_layouts import misfit
 from eagle_eye.orchestrators.kubernetes import workloads
 from eagle_eye.orchestrators.kubernetes.api import Api, Conflict
 from eagle_eye.orchestrators.kubernetes.objects import Pod
-from eagle_eye.orchestrators.layouts import misfit
 from eagle_eye.planning.plan import Plan
 from eagle_eye.planning.rank_layout import variable
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from eagle_eye.orchestrators.fallback_layouts import no_spare
 from eagle_eye.orchestrators.launch import happenings as on
 from eagle_eye.orchestrators.launch import orders as to
 from eagle_eye.orchestrators.launch.gathering import consider, gather, possible_nodes, renew_all, too_few
 from eagle_eye.orchestrators.launch.state import UP, Phase, Rules, State, Step
-from eagle_eye.orchestrators.layouts import no_spare
 
 SUSPECTED_MAX = 1_000
 
@@ -38,8 +38,8 @@ def _exclude(rules: Rules, state: State, wish: on.ExcludeAsked) -> Step:
     if wish.now:
         state = _distrusting(state, wish.over_attempt, wish.distrust_since_s)
     if nodes <= state.excluded:
-        told: list[to.Order] = [to.Persist()] if state.distrust_since_s != known_s else []
-        return state, [*told, to.Answer(wish.request, True, f"{named}: excluded already")]
+        reported: list[to.Order] = [to.Persist()] if state.distrust_since_s != known_s else []
+        return state, [*reported, to.Answer(wish.request, True, f"{named}: excluded already")]
     if not wish.now:
         state = replace(state, draining=state.draining | (nodes - state.excluded))
         text = f"{named}: not used from the next start on, if the job can do without"

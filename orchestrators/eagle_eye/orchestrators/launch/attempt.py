@@ -74,15 +74,15 @@ def ranks_ended(rules: Rules, state: State, ended: on.RanksEnded, now: on.Moment
         state = replace(state, raised=raised, failed=state.failed | {ended.node})
         state = note_end(state, ended, now)
         exits = {str(rank): code for rank, code in ended.exits}
-        told = to.Say("ranks_failed", {"node": ended.node, "exit_codes": exits, "detail": ended.detail})
+        reported = to.Say("ranks_failed", {"node": ended.node, "exit_codes": exits, "detail": ended.detail})
         if state.phase is not Phase.STARTING and state.phase not in UP:
             if not ended.in_touch:  # what another rank waits for is known now, and nobody has more to say of it
                 state = replace(state, due_s=min(state.due_s, now.monotonic_s + pause_s(rules, state.restarts)))
-            return state, [told]
+            return state, [reported]
         wait_s = word_within_s(rules, state, now, in_touch=ended.in_touch)
         first = f"rank {ended.exits[0][0]} ended with {ended.exits[0][1]}" if ended.exits else "its ranks ended"
         state, orders = attempt_failed(rules, state, f"{ended.node}: {first}", now, wait_s)
-        return state, [told, *orders]
+        return state, [reported, *orders]
     state = replace(state, succeeded=state.succeeded | {ended.node}, started={ended.node: (), **state.started})
     state, orders = running_yet(rules, state, now)
     if state.phase in UP and state.succeeded.issuperset(state.members):

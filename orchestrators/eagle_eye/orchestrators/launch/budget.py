@@ -8,13 +8,14 @@ from eagle_eye.orchestrators.launch import happenings as on
 from eagle_eye.orchestrators.launch import orders as to
 from eagle_eye.orchestrators.launch.blame import Raised
 from eagle_eye.orchestrators.launch.state import NEVER_S, UP, Rules, State, Step
+from eagle_eye.schema.backoff import doubled_s
 
 BACKOFF_MAX_S = 300.0
 
 
 def pause_s(rules: Rules, restarts: int) -> float:
     """Return how long to wait before the next own restart, after so many: none, then doubling, at most 5 minutes."""
-    return 0.0 if restarts == 0 else min(BACKOFF_MAX_S, rules.backoff_s * 2.0 ** min(restarts - 1, 32))
+    return 0.0 if restarts == 0 else doubled_s(rules.backoff_s, BACKOFF_MAX_S, restarts)
 
 
 def settle(rules: Rules, state: State, now: on.Moment) -> Step:
@@ -24,5 +25,5 @@ def settle(rules: Rules, state: State, now: on.Moment) -> Step:
     state = replace(state, settled_due_s=NEVER_S)
     if not state.restarts or (rules.checkpoints and not state.advanced):
         return state, []
-    told = to.Say("settled", {"restarts_forgotten": state.restarts})
-    return replace(state, restarts=0, raised_before=Raised()), [to.Persist(), told]
+    reported = to.Say("settled", {"restarts_forgotten": state.restarts})
+    return replace(state, restarts=0, raised_before=Raised()), [to.Persist(), reported]

@@ -23,9 +23,9 @@ from eagle_eye.orchestrators.intake import Intake
 from eagle_eye.orchestrators.launch import happenings as on
 from eagle_eye.orchestrators.launch.coordinator import Coordinator
 from eagle_eye.orchestrators.launch.job import Job, NoServer, Sight
-from eagle_eye.orchestrators.launch.memory import MemoryFile
 from eagle_eye.orchestrators.launch.orchestrator import LaunchOrchestrator
 from eagle_eye.orchestrators.launch.output import Output
+from eagle_eye.orchestrators.launch.persisted_state import MemoryFile
 from eagle_eye.orchestrators.launch.plan import Fleet
 from eagle_eye.orchestrators.launch.runners import LEASE_S
 from eagle_eye.orchestrators.launch.state import Rules

@@ -26,8 +26,8 @@ from eagle_eye.orchestrators.launch.checkpoints import (
 from eagle_eye.orchestrators.launch.gathering import pace_left_ratio
 from eagle_eye.orchestrators.launch.job import Job, ServerLink, Sight
 from eagle_eye.orchestrators.launch.machine import step
-from eagle_eye.orchestrators.launch.memory import MemoryFile, resume
 from eagle_eye.orchestrators.launch.output import Output
+from eagle_eye.orchestrators.launch.persisted_state import MemoryFile, resume
 from eagle_eye.orchestrators.launch.prepare import LAUNCH_VARIABLE
 from eagle_eye.orchestrators.launch.progress import Watcher
 from eagle_eye.orchestrators.launch.runners import Runners
@@ -79,7 +79,7 @@ class Coordinator:
         self._copies: list[MemoryStep] = []
         self._begun: dict[str, int] = {}  # the attempt in which each node's processes began, and have their logs
         self._end: to.End | None = None
-        self._told: tuple[to.TellServer, float | None] | None = None
+        self._reported: tuple[to.TellServer, float | None] | None = None
         self._closed = False
 
     def post(self, happening: on.Happening) -> None:
@@ -170,8 +170,8 @@ class Coordinator:
         for order in orders:
             self._carry_out(order)
         # Spares come and go without an attempt that ends, and with them what an exclusion costs.
-        if self._told is not None and self._told[1] != pace_left_ratio(self._rules, self._state):
-            self._tell(self._told[0])
+        if self._reported is not None and self._reported[1] != pace_left_ratio(self._rules, self._state):
+            self._tell(self._reported[0])
 
     def _carry_out(self, order: to.Order) -> None:
         match order:
@@ -352,7 +352,7 @@ class Coordinator:
         ]
         held_up_by = list(word.held_up_by)
         left = pace_left_ratio(self._rules, self._state)
-        self._told = (word, left)
+        self._reported = (word, left)
         update = JobUpdate(word.attempt, word.state, ranks, RESTART_OWNER, self._job.owner, held_up_by, left)
         self._link.tell(self._job.name, update)
         # What follows are exits of ranks: the server should know by then that they are no crash.

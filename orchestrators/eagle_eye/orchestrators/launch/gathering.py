@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Set as AbstractSet
 from dataclasses import replace
 
-from eagle_eye.orchestrators import layouts
+from eagle_eye.orchestrators import fallback_layouts
 from eagle_eye.orchestrators.launch import happenings as on
 from eagle_eye.orchestrators.launch import orders as to
 from eagle_eye.orchestrators.launch.blame import Raised
@@ -40,7 +40,7 @@ def pace_left_ratio(rules: Rules, state: State) -> float | None:
     spares = state.ready - {*state.members} - state.unusable - state.draining
     if rules.layouts is None or spares or state.phase is Phase.GATHERING or state.phase in ENDED:
         return None
-    return 0.0 if members <= rules.fleet.least else layouts.pace_left_ratio(rules.layouts, members)
+    return 0.0 if members <= rules.fleet.least else fallback_layouts.pace_left_ratio(rules.layouts, members)
 
 
 def too_few(rules: Rules, usable: int) -> str:
@@ -143,7 +143,7 @@ def renew(
     """While gathering: the ranks of these of the ``kept`` nodes are stopped after all, and new in the attempt."""
     kept = state.kept - nodes
     scope: RestartScope = "rank" if kept else "job"
-    told = {"from": state.scope, "to": scope, "reason": reason, "stay": sorted(kept)}
+    reported = {"from": state.scope, "to": scope, "reason": reason, "stay": sorted(kept)}
     alive = nodes - state.lost
     state = replace(
         state,
@@ -153,7 +153,7 @@ def renew(
         regroup_due_s=now.monotonic_s + rules.regroup_within_s if kept else NEVER_S,
     )  # fmt: skip
     stop = to.StopRanks(tuple(node for node in state.members if node in alive))
-    return consider(rules, state, now, [*(orders or []), to.Say("widened", told), stop])
+    return consider(rules, state, now, [*(orders or []), to.Say("widened", reported), stop])
 
 
 def abandon(rules: Rules, state: State, why: dict[str, str], now: on.Moment) -> Step:

@@ -107,8 +107,8 @@ def _runner_prepares(
         return replace(state, doing={**state.doing, node: said.doing}), []
     if isinstance(said, on.NodeUnfit):
         state = replace(_without(state, node), unfit=state.unfit | {node}, lost=state.lost - {node})
-        told: list[to.Order] = [to.Say("node_unfit", {"node": node, "reasons": said.reasons})]
-        return consider(rules, state, now, [*told, to.TellUnfit(node, said.reasons)])
+        reported: list[to.Order] = [to.Say("node_unfit", {"node": node, "reasons": said.reasons})]
+        return consider(rules, state, now, [*reported, to.TellUnfit(node, said.reasons)])
     state = replace(
         _without(state, node), ready=state.ready | {node}, lost=state.lost - {node}, unfit=state.unfit - {node}
     )
@@ -122,8 +122,8 @@ def _runner_prepares(
 
 def _runner_lost(rules: Rules, state: State, lost: on.RunnerLost, now: on.Moment) -> Step:
     state = _missing(state, lost.node, returning=lost.returning)
-    told = to.Say("node_lost", {"node": lost.node, "detail": lost.detail})
-    return _without_it(rules, state, lost.node, lost.detail, lost.in_touch, now, [told])
+    reported = to.Say("node_lost", {"node": lost.node, "detail": lost.detail})
+    return _without_it(rules, state, lost.node, lost.detail, lost.in_touch, now, [reported])
 
 
 def _runner_silent(rules: Rules, state: State, silent: on.RunnerSilent, now: on.Moment) -> Step:
@@ -138,8 +138,8 @@ def _runner_silent(rules: Rules, state: State, silent: on.RunnerSilent, now: on.
     ends = "; its ranks have ended with its lease" if at_work else ""
     detail = f"crashed or cut off: it spoke, and then not for {silent.for_s:.0f} s{ends}"
     state = _missing(state, node, returning=silent.returning)
-    told: list[to.Order] = [to.Abandon(node, detail), to.Say("node_lost", {"node": node, "detail": detail})]
-    return _without_it(rules, state, node, detail, silent.in_touch, now, told)
+    reported: list[to.Order] = [to.Abandon(node, detail), to.Say("node_lost", {"node": node, "detail": detail})]
+    return _without_it(rules, state, node, detail, silent.in_touch, now, reported)
 
 
 def _without_it(

@@ -28,8 +28,8 @@ class Output:
         if self._as_json:
             text = json.dumps({"time": now_s, "event": event, "job": self._job, "attempt": attempt, **fields})
         else:
-            told = ((name, value) for name, value in fields.items() if value not in (None, "", [], {}))
-            words = "  ".join(f"{name}={_word(value)}" for name, value in told)
+            reported = ((name, value) for name, value in fields.items() if value not in (None, "", [], {}))
+            words = "  ".join(f"{name}={_word(value)}" for name, value in reported)
             text = f"{time.strftime('%H:%M:%S', time.localtime(now_s))} attempt {attempt}: {event}  {words}".rstrip()
         with self._lock:
             if self._deaf:

@@ -30,7 +30,7 @@ class _Attempt:
     began_s: float  # monotonic
     known: set[tuple[str, float]]
     first: tuple[float, int] | None = None  # when the first step was seen, and which it was
-    told: bool = False
+    reported: bool = False
     captures_before: int = 0  # the last attempt, as stores count them, of which the nodes' memory held steps before
 
 
@@ -85,13 +85,13 @@ class Watcher:
         attempt = self._attempt
         if attempt is None:
             return
-        if not attempt.told and (sight := self._look_at_server()) is not None and sight.attempt == attempt.number:
+        if not attempt.reported and (sight := self._look_at_server()) is not None and sight.attempt == attempt.number:
             self._step_seen(attempt, sight.step)
-        if not attempt.told:
+        if not attempt.reported:
             self._in_memory_seen(attempt)
         for path, written_s in sorted(self._checkpoints() - attempt.known, key=lambda one: one[1]):
             attempt.known.add((path, written_s))
-            attempt.told = True
+            attempt.reported = True
             self._post(on.CheckpointWritten(attempt.number, int(path.rpartition("_")[2])))
 
     def _in_memory_seen(self, attempt: _Attempt) -> None:
@@ -99,7 +99,7 @@ class Watcher:
         captured = [copy for copy in self._in_memory() if copy.attempt > attempt.captures_before]
         whole = [step for step in whole_in_memory(captured) if step > attempt.resumed_step]
         if whole and attempt is self._attempt:
-            attempt.told = True
+            attempt.reported = True
             self._post(on.StepSeen(attempt.number, min(whole), min(whole)))
 
     def _step_seen(self, attempt: _Attempt, step: int) -> None:
@@ -111,7 +111,7 @@ class Watcher:
         seen_s, first = attempt.first
         pace = (step - first) / max(now_s - seen_s, 1e-3)
         most = attempt.resumed_step + int(PACE_MARGIN * pace * (seen_s - attempt.began_s)) + STEPS_MARGIN
-        attempt.told = True
+        attempt.reported = True
         self._post(on.StepSeen(attempt.number, first, most))
 
     def _checkpoints(self) -> set[tuple[str, float]]:

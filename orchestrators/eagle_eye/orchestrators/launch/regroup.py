@@ -62,9 +62,9 @@ def overdue(rules: Rules, state: State, now: on.Moment) -> Step:
         reason = f"restart of scope {scope}: not every rank began within {within_s:g} s"
     else:
         reason = f"restart of scope {scope}: no first step within {first_step_within_s(rules, state):g} s"
-    told = to.Say("widened", {"from": scope, "to": "job", "reason": reason, "stay": []})
+    reported = to.Say("widened", {"from": scope, "to": "job", "reason": reason, "stay": []})
     state, orders = gather(rules, replace(state, regroup_due_s=NEVER_S), reason, now)
-    return state, [told, *orders]
+    return state, [reported, *orders]
 
 
 def _with(known: Mapping[str, frozenset[int]], said: on.RankAtPoint) -> Mapping[str, frozenset[int]]:

@@ -19,7 +19,7 @@ import msgspec
 from eagle_eye.orchestrators.launch.messages import Forked, Prepare, Prepared, Start, line
 from eagle_eye.orchestrators.launch.own_process import note, set_defaults
 
-PROCESS = ("-u", "-m", "eagle_eye.orchestrators.launch.standby")
+PROCESS = ("-u", "-m", "eagle_eye.orchestrators.launch.standby_process")
 # What /proc says of a process is as long as it was when it was executed: room for the ranks' variables and words.
 ROOM_VARIABLE = "EAGLE_EYE_STANDBY_ROOM"
 ROOM_BYTES = 8_192

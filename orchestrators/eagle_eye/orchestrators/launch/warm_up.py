@@ -146,7 +146,7 @@ def _stuck(rules: Rules, state: State, held: Held, waited_s: float, now: on.Mome
     again = held.nodes & state.stuck
     state = replace(state, stuck=held.nodes, stuck_again=again)
     reason = f"no first step within {waited_s:.0f} s; {', '.join(nodes)}: {held}"
-    told: list[to.Order] = [
+    reported: list[to.Order] = [
         to.TellServer("running", state.attempt, state.members, held.ranks),
         to.Say(
             "start_stuck",
@@ -162,4 +162,4 @@ def _stuck(rules: Rules, state: State, held: Held, waited_s: float, now: on.Mome
     ]
     wait_s = rules.verdict_wait_s if any(seen.in_touch for seen in state.sights) else 0.0
     state, orders = attempt_failed(rules, state, reason, now, wait_s)
-    return state, [*told, *orders]
+    return state, [*reported, *orders]

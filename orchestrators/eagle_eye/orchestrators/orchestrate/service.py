@@ -39,7 +39,7 @@ from eagle_eye.schema.action import ActionRequest, JobUpdate, ReportState
 log = logging.getLogger(__name__)
 
 WATCH_S = 0.5
-TOLD_AGAIN_S = 60.0  # what is left of a job's pace: the server may have lost it
+REPORTED_AGAIN_S = 60.0  # what is left of a job's pace: the server may have lost it
 # What is in progress is finished by the next process where it does not end in this time.
 FINISH_WITHIN_S = 5.0
 REPORTS_WITHIN_S = 3.0
@@ -102,8 +102,8 @@ class Service:
         )
         watch("dry_run", "1 where nothing is changed.", lambda: float(options.dry_run))
         self._ledger = ledger
-        self._told: dict[str, JobUpdate] = {}
-        self._pace_told: dict[str, tuple[float | None, float]] = {}  # and when, on the monotonic clock
+        self._reported: dict[str, JobUpdate] = {}
+        self._pace_reported: dict[str, tuple[float | None, float]] = {}  # and when, on the monotonic clock
         self._url = url
 
     def close(self) -> None:
@@ -113,10 +113,10 @@ class Service:
     def run(self) -> int:
         """Serve until SIGTERM or SIGINT; returns 0, or 1 where a part has failed."""
 
-        def told(number: int, _frame: object) -> None:
+        def signalled(number: int, _frame: object) -> None:
             self.stop(signal.Signals(number).name)
 
-        former = {number: signal.signal(number, told) for number in (signal.SIGTERM, signal.SIGINT)}
+        former = {number: signal.signal(number, signalled) for number in (signal.SIGTERM, signal.SIGINT)}
         try:
             return self.serve()
         finally:
@@ -212,28 +212,28 @@ class Service:
     def _tell_jobs(self) -> None:
         """The server hears of each job when it changes; while that cannot be told, nothing is said."""
         for job, update in self._jobs().items():
-            if self._is_ours(job) and self._told.get(job) != update:
+            if self._is_ours(job) and self._reported.get(job) != update:
                 self._subscription.tell(job, update)
-                self._told[job] = update
+                self._reported[job] = update
 
     def _tell_pace_left(self) -> None:
         """The server knows what is left of jobs' pace without one of their nodes; raises what keeps it from that."""
         assert isinstance(self._orchestrator, FollowsPlans)  # noqa: S101 - asked for above
         left = {job: ratio for job, ratio in self._orchestrator.pace_left().items() if self._is_ours(job)}
-        self._pace_told = {job: told for job, told in self._pace_told.items() if job in left}
+        self._pace_reported = {job: pace for job, pace in self._pace_reported.items() if job in left}
         now_s = time.monotonic()
-        untold = []
+        unreported = []
         for job, ratio in left.items():
-            known, told_s = self._pace_told.get(job, (None, float("-inf")))
-            if known == ratio and now_s - told_s < TOLD_AGAIN_S:
+            known, reported_s = self._pace_reported.get(job, (None, float("-inf")))
+            if known == ratio and now_s - reported_s < REPORTED_AGAIN_S:
                 continue
             try:
                 self._client.call("PUT", f"/api/v1/jobs/{quote(job, safe='')}/pace-left", {"pace_left_ratio": ratio})
-                self._pace_told[job] = (ratio, now_s)
+                self._pace_reported[job] = (ratio, now_s)
             except ServerUnreachableError as error:
-                untold.append(str(error))
-        if untold:
-            raise ServerUnreachableError("; ".join(untold))
+                unreported.append(str(error))
+        if unreported:
+            raise ServerUnreachableError("; ".join(unreported))
 
     def _jobs(self) -> dict[str, JobUpdate]:
         return dict(self._orchestrator.jobs()) if isinstance(self._orchestrator, ReportsJobs) else {}

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
@@ -17,14 +16,9 @@ import msgspec
 
 from eagle_eye.orchestrators.option_values import address, seconds
 from eagle_eye.orchestrators.orchestrate.kinds import KINDS, Kind
-from eagle_eye.schema.configuration import ENVIRONMENT_PREFIX, FILE_BYTES_MAX, ConfigurationError
+from eagle_eye.schema.configuration import ENVIRONMENT_PREFIX, ConfigurationError, read_toml
 from eagle_eye.schema.environment_names import foreign, slip
 from eagle_eye.schema.near_names import did_you_mean
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 SYSTEM_FOLDER = Path("/var/lib/eagle-eye")
 _WORDS = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
@@ -58,7 +52,7 @@ def read(kind: Kind, arguments: Sequence[str], environ: Mapping[str, str]) -> ar
     own = {name: action for name, action in _settable(parser).items() if name not in shared}
     given = _flags(parser, arguments)
     where_file = given.get("config") or environ.get(ENVIRONMENT_PREFIX + "CONFIG")
-    table = _file(Path(where_file)) if where_file else {}
+    table = read_toml(Path(where_file)) if where_file else {}
     values = {
         **_from_file(shared, table, f"{where_file}: "),
         **_from_file(own, _section(table, kind.name, where_file), f"{where_file}: {kind.name}."),
@@ -123,21 +117,6 @@ def _flags(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> dict[st
             action.required = True
     # A positional that nothing was given for is an empty list.
     return {name: value for name, value in given.items() if value is not None and value != []}
-
-
-def _file(path: Path) -> dict[str, Any]:
-    try:
-        with path.open("rb") as opened:
-            text = opened.read(FILE_BYTES_MAX + 1)
-        if len(text) > FILE_BYTES_MAX:
-            raise ConfigurationError(
-                f"configuration file {path} has more than {FILE_BYTES_MAX >> 20} MiB; is it another?"
-            )
-        return tomllib.loads(text.decode("utf-8"))
-    except OSError as error:
-        raise ConfigurationError(f"configuration file {path} cannot be read: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigurationError(f"configuration file {path} is not TOML: {error}") from None
 
 
 def _section(table: Mapping[str, Any], name: str, file: object) -> Mapping[str, Any]:

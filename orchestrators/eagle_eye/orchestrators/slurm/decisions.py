@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from eagle_eye.orchestrators.errors import CannotCarryOutError
-from eagle_eye.orchestrators.layouts import no_spare, nodes_by_plan
+from eagle_eye.orchestrators.fallback_layouts import no_spare, nodes_by_plan
 from eagle_eye.orchestrators.slurm.answers import Job, Node
 from eagle_eye.orchestrators.slurm.reasons import drain_of
 from eagle_eye.planning.plan import Plan

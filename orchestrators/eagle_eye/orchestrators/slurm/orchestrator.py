@@ -9,7 +9,7 @@ from datetime import datetime, timezone
 import msgspec
 
 from eagle_eye.orchestrators.errors import CannotCarryOutError
-from eagle_eye.orchestrators.layouts import misfit, pace_left_ratio
+from eagle_eye.orchestrators.fallback_layouts import misfit, pace_left_ratio
 from eagle_eye.orchestrators.protocol import Exclusion, JobState, Restart
 from eagle_eye.orchestrators.slurm.answers import Job, Node
 from eagle_eye.orchestrators.slurm.cluster import Cluster
@@ -24,8 +24,8 @@ from eagle_eye.orchestrators.slurm.decisions import (
     way_of,
 )
 from eagle_eye.orchestrators.slurm.errors import SlurmError
-from eagle_eye.orchestrators.slurm.memory import Begun, Memory
 from eagle_eye.orchestrators.slurm.names import JobNames
+from eagle_eye.orchestrators.slurm.persisted_state import Begun, Memory
 from eagle_eye.orchestrators.slurm.reasons import drain_of, reason_of
 from eagle_eye.orchestrators.slurm.restarting import Restarting
 from eagle_eye.planning.plan import Plan
@@ -117,7 +117,7 @@ class SlurmOrchestrator:
 
     def pace_left(self) -> dict[str, float | None]:
         """Return what is left of running jobs' pace without one of their nodes, by plan; None where a spare is free."""
-        told: dict[str, float | None] = {}
+        reported: dict[str, float | None] = {}
         for job in self.plans:
             job_id = self.names.id_of(job)
             found = () if job_id is None else self.cluster.jobs(job_id)
@@ -125,8 +125,8 @@ class SlurmOrchestrator:
             if plan is not None:
                 nodes = sum(one.nodes_wanted for one in found)
                 spare = self.restarting.room(found, (), plan).free > nodes
-                told[job] = None if spare else pace_left_ratio(plan, nodes)
-        return told
+                reported[job] = None if spare else pace_left_ratio(plan, nodes)
+        return reported
 
     def preview(self, request: Exclusion | Restart) -> str:
         """Return what would be done. Raises CannotCarryOutError where it would be refused."""

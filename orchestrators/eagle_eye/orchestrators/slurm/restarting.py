@@ -28,7 +28,7 @@ from eagle_eye.orchestrators.slurm.decisions import (
     way_of,
 )
 from eagle_eye.orchestrators.slurm.errors import SlurmRefusedError
-from eagle_eye.orchestrators.slurm.memory import Begun, Memory
+from eagle_eye.orchestrators.slurm.persisted_state import Begun, Memory
 from eagle_eye.orchestrators.slurm.resubmission import Resubmission
 from eagle_eye.orchestrators.slurm.resume_word import resume_word, with_word
 from eagle_eye.planning.plan import Plan
@@ -133,7 +133,7 @@ class Restarting:
         cause = request.cause
         jobs = self._requeued(begun, jobs)
         title = title_of(jobs)
-        told = self._tell_resume(jobs, begun.restarts + 1, request.resume_from)
+        reported = self._tell_resume(jobs, begun.restarts + 1, request.resume_from)
         if phase_of(jobs) == "pending" and any(job.held for job in jobs):
             room = self.room(jobs, begun.without, plan)
             self.avoid(jobs, begun.without, allow=self._back(jobs, begun))
@@ -150,9 +150,9 @@ class Restarting:
                     f"scontrol release {jobs[0].name}"
                 )
             self.cluster.release(jobs[0])
-            told += f"; {room.loss}" if room.loss else ""
+            reported += f"; {room.loss}" if room.loss else ""
             cause.tell(f"{title} waits in the queue{f'; {room.loss}' if room.loss else ''}")
-        return f"{title} requeued{told}; {self._runs(begun.slurm_id, begun.restarts + 1, cause)}"
+        return f"{title} requeued{reported}; {self._runs(begun.slurm_id, begun.restarts + 1, cause)}"
 
     def _tell_resume(self, jobs: Sequence[Job], attempt: int, resume_from: str) -> str:
         """The job's comment has the word for this attempt, where it still waits for it; returns what became of it."""
@@ -208,13 +208,13 @@ class Restarting:
 
     def _runs(self, job_id: int, restarts: int, cause: Cause) -> str:
         """Return where the job runs, or that it still waits and for what, after ``run_s``."""
-        told = ""
+        reported = ""
 
         def over(found: Sequence[Job]) -> bool:
-            nonlocal told
+            nonlocal reported
             why = found[0].why
-            if phase_of(found) == "pending" and why not in (told, *NONE_WORDS):
-                told = why
+            if phase_of(found) == "pending" and why not in (reported, *NONE_WORDS):
+                reported = why
                 cause.tell(f"{title_of(found)} waits in the queue: {why}")
             return phase_of(found) not in ("pending", "configuring", "completing")
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from eagle_eye.orchestrators.errors import CannotCarryOutError
 from eagle_eye.orchestrators.protocol import Cause, Exclusion, JobState, Restart
 from eagle_eye.orchestrators.torchft.lighthouse import Lighthouse, Replica, Status
-from eagle_eye.orchestrators.torchft.memory import Memory
+from eagle_eye.orchestrators.torchft.persisted_state import Memory
 from eagle_eye.schema.action import JobUpdate
 
 POLL_S = 0.2
@@ -31,7 +31,7 @@ class TorchftJob:
     replicas_min: int = 1
     gone_within_s: float = 20.0
     on_within_s: float = 60.0
-    told: bool = False
+    reported: bool = False
 
 
 class TorchftOrchestrator:
@@ -129,7 +129,7 @@ class TorchftOrchestrator:
     def jobs(self) -> Mapping[str, JobUpdate]:
         """Return the job where the server is to hear of it; looks at who is new in any case."""
         status = self._look()
-        return {self._job.name: JobUpdate(0, "running")} if self._job.told and _alive(status) else {}
+        return {self._job.name: JobUpdate(0, "running")} if self._job.reported and _alive(status) else {}
 
     def close(self) -> None:
         """Connections are closed."""

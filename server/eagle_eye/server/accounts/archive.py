@@ -14,9 +14,8 @@ import msgspec
 
 from eagle_eye.detectors.faults import BY_NAME
 from eagle_eye.detectors.signs.xids import BY_CODE
-from eagle_eye.server.accounts import hindsight
-from eagle_eye.server.accounts import recurrence_score as lemon
-from eagle_eye.server.accounts.gpus import is_one_gpu, sat_at
+from eagle_eye.server.accounts import hindsight, recurrence_score
+from eagle_eye.server.accounts.gpu_inventory import is_one_gpu, sat_at
 from eagle_eye.server.accounts.hindsight import Afterwards, Outcome
 from eagle_eye.server.accounts.recurrence_score import NodeRecord, Scores
 from eagle_eye.server.accounts.timeline import TimelineSpan, timeline
@@ -84,11 +83,11 @@ class Archive:
         return self._hindsight_s
 
     def scores(self) -> Scores:
-        """Return every node's lemon score, at most SCORES_FRESH_S old. Raises StoreUnavailable."""
+        """Return every node's recurrence score, at most SCORES_FRESH_S old. Raises StoreUnavailable."""
         with self._lock:
             now_s = self._clock.now_s()
             if self._scores is None or not 0 <= now_s - self._scores.made_s < SCORES_FRESH_S:
-                self._scores = lemon.scores(self._pasts(now_s), now_s)
+                self._scores = recurrence_score.scores(self._pasts(now_s), now_s)
             return self._scores
 
     def jobs(self, job: str | None = None) -> JobSpans:
@@ -141,8 +140,8 @@ class Archive:
         return {job: timeline(mine, by_job[job], now_s) for job, mine in attempts.items()}
 
     def _pasts(self, now_s: float) -> dict[str, NodeRecord]:
-        """Return what is on record of every node within the lemon score's window."""
-        since_s = now_s - lemon.WINDOW_S
+        """Return what is on record of every node within the score's window."""
+        since_s = now_s - recurrence_score.WINDOW_S
         pasts = {
             node.node: NodeRecord(known_s=max(0.0, now_s - (node.known_since_s or node.updated_s)))
             for node in self._store.all(NODES)
@@ -152,7 +151,9 @@ class Archive:
             if incident.node in pasts and incident.state != "false" and not incident.merged_into:
                 pasts[incident.node].incidents += 1
         culprits = [i for i in shown if i.detected_s >= since_s and _accuses(i)]
-        attempts, _ = self._newest(ATTEMPTS, {}, lambda attempt: attempt.started_s < now_s - 2 * lemon.WINDOW_S)
+        attempts, _ = self._newest(
+            ATTEMPTS, {}, lambda attempt: attempt.started_s < now_s - 2 * recurrence_score.WINDOW_S
+        )
         _count_failures(pasts, culprits, attempts, since_s)
         self._count_exclusions(pasts, since_s)
         codes: dict[str, set[int]] = defaultdict(set)
@@ -167,8 +168,8 @@ class Archive:
         for gpu in self._newest(GPUS, {"moved": "1"})[0]:
             if gpu.node in pasts and is_one_gpu(gpu, since_s):
                 elsewhere = [i for i in culprits if i.node != gpu.node and i.device is not None]
-                told = sum(sat_at(gpu, i.onset_s) == (i.node, i.device) for i in elsewhere)
-                pasts[gpu.node].inherited_failures += told
+                reported = sum(sat_at(gpu, i.onset_s) == (i.node, i.device) for i in elsewhere)
+                pasts[gpu.node].inherited_failures += reported
         return pasts
 
     def _count_exclusions(self, pasts: Mapping[str, NodeRecord], since_s: float) -> None:

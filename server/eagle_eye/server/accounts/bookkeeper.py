@@ -6,7 +6,6 @@ Beside the detection loop, never in it: the event loop only hands over what it h
 from __future__ import annotations
 
 import asyncio
-import logging
 import secrets
 import threading
 from collections.abc import Callable, Iterable, Mapping
@@ -14,15 +13,16 @@ from itertools import islice
 from typing import Any, TypeVar
 
 from eagle_eye.schema.events import Event
-from eagle_eye.server.accounts import gpus as gpu_records
+from eagle_eye.server.accounts import gpu_inventory
 from eagle_eye.server.accounts.attempts import LOOK_S, UNWATCHED_S, Witness, follow, forsaken, worth_writing
-from eagle_eye.server.accounts.gpus import ErrorCount, GpuReport
+from eagle_eye.server.accounts.gpu_inventory import ErrorCount, GpuReport
 from eagle_eye.server.accounts.settings import AccountSettings
 from eagle_eye.server.ingest.fleet import Fleet
 from eagle_eye.server.model.account_records import Attempt, AttemptMembers, DriverError, Gpu
 from eagle_eye.server.model.clock import Clock
 from eagle_eye.server.model.errors import StoreUnavailable
 from eagle_eye.server.monitor.watcher import JobProgress, Watcher
+from eagle_eye.server.store.periodic import repeat
 from eagle_eye.server.store.store import (
     ATTEMPTS,
     DRIVER_ERRORS,
@@ -48,8 +48,6 @@ MEMBERS_KEPT_S = 14 * 86_400.0  # or twice as long as is looked back
 _Error = tuple[str, int, str, int]  # node, device, kind, code
 _KeyT = TypeVar("_KeyT")
 _ValueT = TypeVar("_ValueT", GpuReport, ErrorCount)
-
-_log = logging.getLogger(__name__)
 
 
 class Bookkeeper:
@@ -88,25 +86,23 @@ class Bookkeeper:
     def note(self, node: str, events: Iterable[Event]) -> None:
         """Take note of a node's events, their times on the server's clock. On the event loop; returns at once."""
         for event in events:
-            if event.kind == gpu_records.INVENTORY:
-                told = gpu_records.told(node, event.device, event.attributes, event.time_s)
-                if told is not None:
-                    self._put(self._gpus, told.uuid, told, "gpu_backlog")
-            elif event.kind in gpu_records.ERRORS:
-                code = gpu_records.code_of(event.attributes)
+            if event.kind == gpu_inventory.INVENTORY:
+                reported = gpu_inventory.reported(node, event.device, event.attributes, event.time_s)
+                if reported is not None:
+                    self._put(self._gpus, reported.uuid, reported, "gpu_backlog")
+            elif event.kind in gpu_inventory.ERRORS:
+                code = gpu_inventory.code_of(event.attributes)
                 if code is not None:
                     key = (node, event.device, event.kind, code)
                     self._put(self._errors, key, ErrorCount(1, event.time_s, event.time_s), "error_backlog")
 
     async def run(self) -> None:
         """Look at the jobs every LOOK_S until cancelled."""
-        while True:
-            courses = self._watcher.courses()
-            try:
-                await asyncio.to_thread(self.look, courses, self._clock.now_s())
-            except StoreUnavailable:
-                _log.warning("the accounts are not kept up: the records cannot be written; the next look tries again")
-            await asyncio.sleep(LOOK_S)
+        await repeat(
+            lambda: asyncio.to_thread(self.look, self._watcher.courses(), self._clock.now_s()),
+            LOOK_S,
+            "the accounts are not kept up",
+        )
 
     def look(self, courses: Iterable[JobProgress], now_s: float) -> None:
         """Write down what has changed since the last look. Raises StoreUnavailable; then nothing is forgotten."""
@@ -205,23 +201,23 @@ class Bookkeeper:
                 seated = tuple(self._seated(self._store, batch))
                 self._store.commit(Change(gpus=seated))
             except StoreUnavailable:
-                for uuid, told in batch.items():
-                    self._put(self._gpus, uuid, told, "gpu_backlog")
+                for uuid, reported in batch.items():
+                    self._put(self._gpus, uuid, reported, "gpu_backlog")
                 raise
 
     def _seated(self, store: Store, batch: Mapping[str, GpuReport]) -> Iterable[Gpu]:
         room: dict[str, int] = {}
-        for uuid, told in batch.items():
+        for uuid, reported in batch.items():
             known = store.get(GPUS, uuid)
             if known is None:
-                if told.node not in room:
-                    there = store.page(GPUS, {"node": told.node}, limit=GPUS_PER_NODE_MAX).items
-                    room[told.node] = GPUS_PER_NODE_MAX - len(there)
-                room[told.node] -= 1
-                if room[told.node] < 0:
+                if reported.node not in room:
+                    there = store.page(GPUS, {"node": reported.node}, limit=GPUS_PER_NODE_MAX).items
+                    room[reported.node] = GPUS_PER_NODE_MAX - len(there)
+                room[reported.node] -= 1
+                if room[reported.node] < 0:
                     self._dropped("gpus_of_node")
                     continue
-            new = gpu_records.seated(known, told)
+            new = gpu_inventory.seated(known, reported)
             if new is not known:
                 yield new
 
@@ -242,9 +238,9 @@ class Bookkeeper:
             if node not in seats:
                 seats[node] = store.page(GPUS, {"node": node}, limit=GPUS_PER_NODE_MAX).items
             uuid = next(
-                (gpu.uuid for gpu in seats[node] if gpu_records.sat_at(gpu, tally.last_s) == (node, device)), ""
+                (gpu.uuid for gpu in seats[node] if gpu_inventory.sat_at(gpu, tally.last_s) == (node, device)), ""
             )
-            id_ = gpu_records.error_id(node, device, kind, code, uuid)
+            id_ = gpu_inventory.error_id(node, device, kind, code, uuid)
             known = store.get(DRIVER_ERRORS, id_)
             if known is None:
                 if node not in room:
@@ -254,7 +250,7 @@ class Bookkeeper:
                 if room[node] < 0:
                     self._dropped("errors_of_node")
                     continue
-            told = DriverError(
+            reported = DriverError(
                 id=id_,
                 node=node,
                 device=device,
@@ -265,7 +261,7 @@ class Bookkeeper:
                 first_s=tally.first_s,
                 last_s=tally.last_s,
             )
-            yield gpu_records.counted(known, told)
+            yield gpu_inventory.counted(known, reported)
 
     def _prune(self, now_s: float) -> None:
         aged: tuple[tuple[Kind[Any], str, float], ...] = (

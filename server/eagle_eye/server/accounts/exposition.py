@@ -1,4 +1,4 @@
-"""Lemons, goodput and lost GPU time on ``/metrics``; every family has a bounded number of series."""
+"""Recurrent nodes, goodput and lost GPU time on ``/metrics``; every family has a bounded number of series."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from eagle_eye.server.accounts import goodput
 from eagle_eye.server.accounts.archive import Archive
 from eagle_eye.server.model.errors import StoreUnavailable
 
-LEMONS_MAX = 100
+RECURRENT_MAX = 100
 LOSSES_MAX = 1_000
 
 
@@ -24,7 +24,8 @@ class AccountsCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """Yield the families; nothing while the records cannot be read."""
-        lemons = _family("node_lemon_score", "Score of the nodes that are lemons, the worst ones.", ["node"])
+        recurrent = _family("node_recurrence_score", "Score of the nodes that keep failing, the worst ones.", ["node"])
+        lemons = _family("node_lemon_score", "The former name of node_recurrence_score.", ["node"])
         ratio = _family(
             "job_goodput_ratio",
             "Share of the present run's known time that was training at full speed, of jobs that go on.",
@@ -41,11 +42,12 @@ class AccountsCollector(Collector):
             ["job", "part", "fault"],
         )
         try:
-            worst = self._archive.scores().lemons_by_score()[:LEMONS_MAX]
+            worst = self._archive.scores().recurrent_by_score()[:RECURRENT_MAX]
             current = self._archive.current()
         except StoreUnavailable:
             return
         for node, score in worst:
+            recurrent.add_metric([node], score)
             lemons.add_metric([node], score)
         series: list[tuple[float, list[str]]] = []
         for job, spans in current.items():
@@ -58,7 +60,7 @@ class AccountsCollector(Collector):
                 series += [(amount.gpu_seconds, [job, part, fault]) for part, amount in parts.items()]
         for gpu_seconds, labels in sorted(series, reverse=True)[:LOSSES_MAX]:
             lost.add_metric(labels, gpu_seconds)
-        yield from (lemons, ratio, ettr, lost)
+        yield from (recurrent, lemons, ratio, ettr, lost)
 
 
 def _family(name: str, help_: str, labels: list[str]) -> GaugeMetricFamily:

@@ -1,4 +1,4 @@
-"""How much of a lemon a node is: one score out of what is on record of it in four weeks. Pure.
+"""How often a node fails again: one score out of what is on record of it in four weeks. Pure.
 
 A few nodes make up most of a fleet's failures, and pass every test in between. The signals are those of Kokolis et al.,
 "Revisiting Reliability in Large-Scale Machine Learning Research Clusters" (HPCA 2025), where seven signals over 28
@@ -9,8 +9,8 @@ their fleet and not published; the weights here are our own, given as data with 
 what the GPUs in the node did in other nodes, since repairs move parts.
 
 The score is 1 - product(1 - weight x strength): independent signals support each other, and since no weight reaches
-``LEMON_MIN`` no single kind of evidence makes a lemon. What half of the fleet's nodes have is the fleet's (a driver,
-a cooling failure), not the node's, and is taken off before.
+``RECURRENT_MIN`` no single kind of evidence makes a node recurrent. What half of the fleet's nodes have is the fleet's
+(a driver, a cooling failure), not the node's, and is taken off before.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 DAY_S = 86_400.0
 WINDOW_S = 28 * DAY_S  # as in the paper
-LEMON_MIN = 0.75  # from here on a node is called a lemon
+RECURRENT_MIN = 0.75  # from here on a node is called recurrent; the paper says lemon
 KNOWN_MIN_S = 7 * DAY_S  # a node that is known for less has too little history
 CULPRIT_ENOUGH = 3  # unless it failed so often already
 FLEET_MIN = 5  # nodes, from which on a median says what is usual
@@ -139,9 +139,9 @@ class RecurrenceScore:
     reason: str = ""
 
     @property
-    def is_lemon(self) -> bool:
-        """Whether the score reaches LEMON_MIN; what cannot be told is no lemon."""
-        return self.score is not None and self.score >= LEMON_MIN
+    def is_recurrent(self) -> bool:
+        """Whether the score reaches RECURRENT_MIN; without a score there is none."""
+        return self.score is not None and self.score >= RECURRENT_MIN
 
 
 def usual(pasts: Iterable[NodeRecord]) -> Mapping[str, float]:
@@ -184,14 +184,12 @@ class Scores:
     """The whole fleet's scores, as they were at ``made_s``."""
 
     made_s: float
-    lemons: Mapping[str, RecurrenceScore] = field(default_factory=dict)
+    by_node: Mapping[str, RecurrenceScore] = field(default_factory=dict)
     pasts: Mapping[str, NodeRecord] = field(default_factory=dict)
 
-    def lemons_by_score(self) -> list[tuple[str, float]]:
-        """Return the nodes that are lemons, the worst first."""
-        found = [
-            (node, lemon.score) for node, lemon in self.lemons.items() if lemon.is_lemon and lemon.score is not None
-        ]
+    def recurrent_by_score(self) -> list[tuple[str, float]]:
+        """Return the nodes that are recurrent, the worst first."""
+        found = [(node, one.score) for node, one in self.by_node.items() if one.is_recurrent and one.score is not None]
         return sorted(found, key=lambda item: (-item[1], item[0]))
 
 

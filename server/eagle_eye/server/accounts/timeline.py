@@ -67,10 +67,10 @@ def timeline(attempts: Iterable[Attempt], incidents: Iterable[Incident], now_s: 
 
     What a person called a false alarm explains nothing, nor does what turned out to be part of another incident.
     """
-    told: dict[int, list[Incident]] = defaultdict(list)
+    reported: dict[int, list[Incident]] = defaultdict(list)
     for incident in sorted(incidents, key=lambda i: i.onset_s):
         if incident.state != "false" and not incident.merged_into:
-            told[incident.attempt].append(incident)
+            reported[incident.attempt].append(incident)
     ordered = sorted(attempts, key=lambda a: (a.started_s, a.attempt))
     spans: list[TimelineSpan] = []
     for _, group in groupby(ordered, key=lambda a: a.run):
@@ -79,12 +79,12 @@ def timeline(attempts: Iterable[Attempt], incidents: Iterable[Incident], now_s: 
         for at, attempt in enumerate(run):
             before = run[at - 1] if at else None
             following = run[at + 1].started_s if at + 1 < len(run) else None
-            cause = Cause(FIRST_START) if before is None else cause_of_end(before, told[before.attempt])
-            mine = [i for i in told[attempt.attempt] if _within(i, attempt, now_s)]
+            cause = Cause(FIRST_START) if before is None else cause_of_end(before, reported[before.attempt])
+            mine = [i for i in reported[attempt.attempt] if _within(i, attempt, now_s)]
             spans += _of_attempt(attempt, mine, cause, stepping, now_s)
             ended_s = attempt.ended_s
             if ended_s is not None and following is not None and following > ended_s:
-                why = cause_of_end(attempt, told[attempt.attempt])
+                why = cause_of_end(attempt, reported[attempt.attempt])
                 spans.append(TimelineSpan(ended_s, following, "down", attempt.id, attempt.gpus, why))
     return spans
 

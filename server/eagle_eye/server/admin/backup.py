@@ -31,7 +31,7 @@ PARTIAL = ".partial"
 PAGES_PER_STEP = 4_096  # 16 MiB between two words of progress
 SPARE_BYTES = 64 << 20  # free space beyond the copies' size
 
-Told = Callable[[str, int, int], None]  # a database's name, bytes copied, of how many; FILES, files, of how many
+Reported = Callable[[str, int, int], None]  # a database's name, bytes copied, of how many; FILES, files, of how many
 
 
 class Copied(NamedTuple):
@@ -42,7 +42,9 @@ class Copied(NamedTuple):
     sha256: str
 
 
-def back_up(data: Path, destination: Path, only: Sequence[str] = (), told: Told = lambda *_: None) -> list[Copied]:
+def back_up(
+    data: Path, destination: Path, only: Sequence[str] = (), reported: Reported = lambda *_: None
+) -> list[Copied]:
     """Copy the databases of ``data``, its history and evidence; with ``only`` nothing but the databases named there.
 
     ``destination`` must not exist, or be an empty folder; afterwards it is whole, checked and on disk, or as it was.
@@ -54,7 +56,7 @@ def back_up(data: Path, destination: Path, only: Sequence[str] = (), told: Told 
     partial = destination.with_name(destination.name + PARTIAL)
     try:
         with _made(partial):
-            copied = _copy(data, partial, only, told)
+            copied = _copy(data, partial, only, reported)
             _write_sums(partial, copied)
             partial.replace(destination)
             _sync(destination.parent)
@@ -63,7 +65,7 @@ def back_up(data: Path, destination: Path, only: Sequence[str] = (), told: Told 
     return copied
 
 
-def restore(backup: Path, data: Path, only: Sequence[str] = (), told: Told = lambda *_: None) -> list[Copied]:
+def restore(backup: Path, data: Path, only: Sequence[str] = (), reported: Reported = lambda *_: None) -> list[Copied]:
     """Put a backup's databases in the place of those in ``data``, and add what is lacking of history and evidence.
 
     With ``only`` nothing but the databases named there. Everything is checked before anything is changed. What is
@@ -72,7 +74,7 @@ def restore(backup: Path, data: Path, only: Sequence[str] = (), told: Told = lam
     """
     try:
         with held(data):
-            wanted = _wanted(backup, only, told)
+            wanted = _wanted(backup, only, reported)
             lacking = [
                 one
                 for one in wanted
@@ -102,7 +104,7 @@ def _beside(path: Path) -> Path:
     return path.with_name(f"{PARTIAL}-{path.name}")
 
 
-def _wanted(backup: Path, only: Sequence[str], told: Told) -> list[Copied]:
+def _wanted(backup: Path, only: Sequence[str], reported: Reported) -> list[Copied]:
     """Return the files of a backup, or those named, each with the sum that was checked. Raises BackupFailed."""
     try:
         lines = (backup / SUMS_FILE).read_text(encoding="utf-8").splitlines()
@@ -120,11 +122,11 @@ def _wanted(backup: Path, only: Sequence[str], told: Told) -> list[Copied]:
                 f"{path} is missing or not as {SUMS_FILE} says: nothing was restored; use another backup"
             )
         wanted.append(Copied(name, path.stat().st_size, digest))
-        told(FILES, done, len(files))
+        reported(FILES, done, len(files))
     return wanted
 
 
-def _copy(data: Path, partial: Path, only: Sequence[str], told: Told) -> list[Copied]:
+def _copy(data: Path, partial: Path, only: Sequence[str], reported: Reported) -> list[Copied]:
     names = list(only) or sorted(path.name for path in data.glob(DATABASES))
     if not names or not all((data / name).is_file() for name in names):
         raise BackupFailed(f"{data} holds no {' or '.join(names) or 'database'}; is it the server's data_dir?")
@@ -136,12 +138,12 @@ def _copy(data: Path, partial: Path, only: Sequence[str], told: Told) -> list[Co
         _check_room(partial, [*(data / name for name in names), *files])
         for name, source in sources:
             with _named(data / name):
-                copied.append(_copy_database(source, partial / name, told))
+                copied.append(_copy_database(source, partial / name, reported))
     for done, path in enumerate(files, start=1):
         kept = _copy_file(path, partial / path.relative_to(data))
         if kept is not None:
             copied.append(Copied(str(path.relative_to(data)), *kept))
-        told(FILES, done, len(files))
+        reported(FILES, done, len(files))
     return copied
 
 
@@ -175,11 +177,11 @@ def _named(path: Path) -> Iterator[None]:
         raise BackupFailed(f"{path} cannot be copied: {error}; no backup was kept") from error
 
 
-def _copy_database(source: sqlite3.Connection, path: Path, told: Told) -> Copied:
+def _copy_database(source: sqlite3.Connection, path: Path, reported: Reported) -> Copied:
     page_bytes = source.execute("PRAGMA page_size").fetchone()[0]
 
     def progress(_status: int, remaining: int, total: int) -> None:
-        told(path.name, (total - remaining) * page_bytes, total * page_bytes)
+        reported(path.name, (total - remaining) * page_bytes, total * page_bytes)
 
     path.touch(mode=0o600, exist_ok=False)
     with closing(sqlite3.connect(path, isolation_level=None)) as copy:

@@ -16,7 +16,7 @@ from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextC
 
 from eagle_eye.schema.configuration import ConfigurationError
 from eagle_eye.server import config as configuration
-from eagle_eye.server.admin.backup import Copied, Told, back_up, restore
+from eagle_eye.server.admin.backup import Copied, Reported, back_up, restore
 from eagle_eye.server.history.embedded_history import HISTORY_FILE
 from eagle_eye.server.model.clock import Clock, SystemClock
 from eagle_eye.server.store.sqlite_store import RECORDS_FILE
@@ -46,11 +46,11 @@ def run(args: argparse.Namespace, clock: Clock | None = None) -> int:
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     started_s = clock.monotonic_s()
     try:
-        with _progress() as told:
+        with _progress() as reported:
             if restoring:
-                copied = restore(folder, Path(config.data_dir), only, told)
+                copied = restore(folder, Path(config.data_dir), only, reported)
             else:
-                copied = back_up(Path(config.data_dir), folder, only, told)
+                copied = back_up(Path(config.data_dir), folder, only, reported)
     finally:
         signal.signal(signal.SIGTERM, before)
     to = Path(config.data_dir) if restoring else folder
@@ -74,7 +74,7 @@ def _asked(args: argparse.Namespace) -> tuple[bool, Path, tuple[str, ...]]:
 
 
 @contextmanager
-def _progress() -> Iterator[Told]:
+def _progress() -> Iterator[Reported]:
     """Give what shows how far it has come, where somebody looks at standard error."""
     progress = Progress(
         TextColumn("{task.description}"),
@@ -87,13 +87,13 @@ def _progress() -> Iterator[Told]:
     )
     tasks: dict[str, TaskID] = {}
 
-    def told(file: str, done: int, total: int) -> None:
+    def reported(file: str, done: int, total: int) -> None:
         if file not in tasks:
             tasks[file] = progress.add_task(file)
         progress.update(tasks[file], completed=done, total=total)
 
     with progress:
-        yield told
+        yield reported
 
 
 def _report(destination: Path, copied: list[Copied], seconds: float, as_json: bool) -> str:

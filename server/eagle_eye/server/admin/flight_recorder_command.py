@@ -43,9 +43,9 @@ def run(args: argparse.Namespace) -> int:
 
 def report(folder: Folder, found: StuckRanks | str) -> dict[str, Any]:
     """Return the answer as plain data; ``kind`` None with the reason in ``cannot_tell``."""
-    told: dict[str, Any] = {"kind": None, "cannot_tell": found, "culprits": [], "waits": [], "without_dump": []}
+    reported: dict[str, Any] = {"kind": None, "cannot_tell": found, "culprits": [], "waits": [], "without_dump": []}
     if isinstance(found, StuckRanks):
-        told = {
+        reported = {
             "kind": found.kind,
             "cannot_tell": None,
             "culprits": found.culprits,
@@ -56,7 +56,7 @@ def report(folder: Folder, found: StuckRanks | str) -> dict[str, Any]:
             "waits": [_wait(wait) for wait in found.waits],
             "without_dump": _without_dump(folder, found),
         }
-    return {**told, "dumps": len(folder.recordings), "unreadable": folder.unreadable, "skipped": folder.skipped}
+    return {**reported, "dumps": len(folder.recordings), "unreadable": folder.unreadable, "skipped": folder.skipped}
 
 
 def _wait(wait: Wait) -> dict[str, Any]:

@@ -132,8 +132,8 @@ def _create(path: Path, args: argparse.Namespace, clock: Clock, out: TextIO | No
     if out is not None:
         out.write(text + "\n")
     if args.json:
-        told = _shown(token) if out is not None else {**_shown(token), "token": text}
-        sys.stdout.write(msgspec.json.encode(told).decode() + "\n")
+        reported = _shown(token) if out is not None else {**_shown(token), "token": text}
+        sys.stdout.write(msgspec.json.encode(reported).decode() + "\n")
     elif out is not None:
         sys.stderr.write(f"token {token.id}, scope {token.scope}; its text is in {args.out} and nowhere else\n")
     else:

@@ -156,8 +156,8 @@ def import_tickets(parts: Parts, principal: Operator, body: Body) -> Response:
         write = []
         for ticket in parsed.tickets:
             known = store.get(TICKETS, ticket.id)
-            told = (ticket.node, ticket.opened_s, ticket.closed_s, ticket.text)
-            if known is not None and told == (known.node, known.opened_s, known.closed_s, known.text):
+            reported = (ticket.node, ticket.opened_s, ticket.closed_s, ticket.text)
+            if known is not None and reported == (known.node, known.opened_s, known.closed_s, known.text):
                 counts["unchanged"] += 1
                 continue
             counts["new" if known is None else "changed"] += 1
@@ -174,13 +174,13 @@ def import_tickets(parts: Parts, principal: Operator, body: Body) -> Response:
         return Change(tickets=tuple(write), audit=(audited(parts, principal, "tickets", "tickets", detail),))
 
     parts.store.update(put)
-    strangers = sorted({t.node for t in parsed.tickets if parts.store.get(NODES, t.node) is None})
+    unknown = sorted({t.node for t in parsed.tickets if parts.store.get(NODES, t.node) is None})
     return answer(
         {
             **counts,
             "left_out_columns": parsed.left_out,
-            "unknown_nodes": strangers[:UNKNOWN_NODES_NAMED_MAX],
-            "unknown_nodes_count": len(strangers),
+            "unknown_nodes": unknown[:UNKNOWN_NODES_NAMED_MAX],
+            "unknown_nodes_count": len(unknown),
         }
     )
 

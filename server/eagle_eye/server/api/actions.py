@@ -74,12 +74,12 @@ def get_action(parts: Parts, _: Reader, action: str) -> Response:
 @router.post("/{action}/reports", openapi_extra=body_of(Report))
 def report(parts: Parts, principal: Operator, action: str, body: Body) -> Response:
     """Take a subscriber's word: accepted, running, done, failed or refused. 409 where the state does not allow it."""
-    told = decoded(body, Report)
+    given = decoded(body, Report)
 
     def reported(record: Action) -> Action:
-        return ledger.report_action(record, told, principal.who, parts.clock.now_s())
+        return ledger.report_action(record, given, principal.who, parts.clock.now_s())
 
-    return _changed(parts, principal, action, f"report {told.state}", reported, told.detail)
+    return _changed(parts, principal, action, f"report {given.state}", reported, given.detail)
 
 
 @router.post("/{action}/approve")

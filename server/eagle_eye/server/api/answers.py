@@ -14,9 +14,9 @@ import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
 from eagle_eye.server.accounts.goodput import By
+from eagle_eye.server.api.chart_answers import CHARTS, Resolution, dossier
 from eagle_eye.server.api.fleet_overview import Standing
 from eagle_eye.server.api.nvrx_attribution import Recommendation
-from eagle_eye.server.api.picture_answers import PICTURES, Resolution, dossier
 from eagle_eye.server.api.shapes import Named, Number, Time, made, many, page, shown
 from eagle_eye.server.engine.modes import Mode
 from eagle_eye.server.engine.standing import Phase
@@ -83,10 +83,14 @@ Progress = made(
     memory_checkpoint=MemoryCheckpoint | None,
 )
 Job = shown(records.Job, nodes_total=int, progress=Progress | None)
-Signal = made("LemonSignal", signal=str, value=float | None, usual=float | None, adds=float)
+Signal = made("RecurrenceSignal", signal=str, value=float | None, usual=float | None, adds=float)
 Memory = made(
     "Memory",
     incidents_30_days=int,
+    recurrence_score=float | None,
+    recurrent=bool,
+    recurrence_reason=str,
+    recurrence_signals=many(Signal),
     lemon_score=float | None,
     lemon=bool,
     lemon_reason=str,
@@ -163,6 +167,7 @@ NodeMap = made(
     rack=list[int],
     switch=list[int],
     heard=GenericAlias(list, (Time | None,)) | None,
+    recurrence_score=list[float | None] | None,
     lemon_score=list[float | None] | None,
     reasons=dict[str, str] | None,
 )
@@ -365,7 +370,7 @@ ANSWERS: Mapping[tuple[str, str], type[Struct]] = MappingProxyType(
         ("post", "/api/v1/nvrx/{job}/logs"): NvrxLog,
         ("get", "/api/v1/nvrx/logs"): NvrxAttribution,
         ("get", "/api/v1/nvrx/{job}/logs"): NvrxAttribution,
-        **PICTURES,
+        **CHARTS,
     }
 )
 

@@ -65,15 +65,15 @@ def describe(app: FastAPI) -> None:
             for name in ("HTTPValidationError", "ValidationError"):
                 schemas.pop(name, None)
             schemas["Problem"] = dict(_PROBLEM)
-            told, more = answers.schemas("#/components/schemas/{name}")
+            reported, more = answers.schemas("#/components/schemas/{name}")
             schemas.update(more)
             components["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
             document["paths"].update(telemetry_paths.operations())
             for path, methods in document["paths"].items():
                 for method, operation in methods.items():
                     _complete(path, method, operation)
-                    if (method, path) in told:
-                        _describe(operation["responses"], told[method, path])
+                    if (method, path) in reported:
+                        _describe(operation["responses"], reported[method, path])
         assert app.openapi_schema is not None  # noqa: S101 - found() keeps it
         return app.openapi_schema
 

@@ -43,7 +43,7 @@ OPEN = "open"  # what suspected and confirmed incidents were called together
 LIVE = "live"
 UNTREATED_STATES = ("suspected", "confirmed")
 HISTORY_MAX = 200  # entries that are shown with an incident; GET /api/v1/audit has all
-ACTIONS_TOLD_MAX = 100
+ACTIONS_REPORTED_MAX = 100
 
 
 class Needs(Protocol):
@@ -91,7 +91,7 @@ def get_incident(parts: Parts, _: Reader, incident: str) -> Response:
     """
     record = found(parts, INCIDENTS, incident)
     gathered = parts.store.page(EVIDENCE, {"incident_id": incident}, limit=PAGE_LIMIT_MAX).items
-    about = [incident, *(action.id for action in parts.store.actions_of(incident)[-ACTIONS_TOLD_MAX:])]
+    about = [incident, *(action.id for action in parts.store.actions_of(incident)[-ACTIONS_REPORTED_MAX:])]
     history = parts.store.audit(limit=HISTORY_MAX, subject=about).items[::-1]
     return answer(
         {

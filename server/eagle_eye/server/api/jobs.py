@@ -144,14 +144,14 @@ async def put_pace_left(parts: Parts, _: Operator, job: str, body: Body) -> Resp
 
     It holds until it is told anew, or the job's launcher declares the job.
     """
-    told = decoded(body, PaceLeft)
-    _check_pace_left(told.pace_left_ratio)
+    reported = decoded(body, PaceLeft)
+    _check_pace_left(reported.pace_left_ratio)
 
     def put(store: Store) -> Change:
         known = store.get(JOBS, job)
         if known is None:
             raise missing("jobs", job)
-        return Change(jobs=(replace(known, pace_left_ratio=told.pace_left_ratio),))
+        return Change(jobs=(replace(known, pace_left_ratio=reported.pace_left_ratio),))
 
     (record,) = (await asyncio.to_thread(parts.store.update, put)).jobs
     parts.watcher.observe_job(record)

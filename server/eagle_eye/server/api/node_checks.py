@@ -85,7 +85,7 @@ class Done(msgspec.Struct, frozen=True, tag_field="state", tag="done"):
     report: Report
 
 
-Told = Begun | Refused | Done
+Reported = Begun | Refused | Done
 
 
 @router.get("/nodes/{node:name}/checks")
@@ -140,7 +140,7 @@ def get_check(parts: Parts, _: Reader, check: str) -> Response:
     return answer(views.node_check(find(parts.store, check)))
 
 
-@router.put("/node-checks/{check}", openapi_extra=body_of(Told))
+@router.put("/node-checks/{check}", openapi_extra=body_of(Reported))
 async def tell(request: Request, parts: Parts, principal: Somebody, check: str) -> Response:
     """An agent's word on a check of its own node. What was answered before stays as it is."""
     record = await asyncio.to_thread(find, parts.store, check)
@@ -148,15 +148,15 @@ async def tell(request: Request, parts: Parts, principal: Somebody, check: str) 
     body = await read_body(request)
     if len(body) > REPORT_BYTES_MAX:
         raise Refusal(413, "oversized", f"a report may have {REPORT_BYTES_MAX} bytes")
-    told: Told = decoded(body, Told)  # type: ignore[arg-type]
-    if isinstance(told, Begun):
-        record = await asyncio.to_thread(parts.node_checks.begun, record.id, told.run)
+    reported: Reported = decoded(body, Reported)  # type: ignore[arg-type]
+    if isinstance(reported, Begun):
+        record = await asyncio.to_thread(parts.node_checks.begun, record.id, reported.run)
         return answer(views.node_check(record))
-    if isinstance(told, Refused):
-        detail = f"its agent did not make it: {_line(told.detail)}"
+    if isinstance(reported, Refused):
+        detail = f"its agent did not make it: {_line(reported.detail)}"
         record = await asyncio.to_thread(parts.node_checks.ended, record.id, "cannot_tell", detail)
     else:
-        report, outcomes = told.report, _outcomes(told.report)
+        report, outcomes = reported.report, _outcomes(reported.report)
         record = await asyncio.to_thread(
             parts.node_checks.ended, record.id, report.verdict, _line(report.reason), outcomes
         )

@@ -9,7 +9,7 @@ from typing import Annotated, Any, NamedTuple, Protocol
 from fastapi import APIRouter, Depends, Response
 
 from eagle_eye.server.accounts.archive import Archive
-from eagle_eye.server.accounts.gpus import sat_at
+from eagle_eye.server.accounts.gpu_inventory import sat_at
 from eagle_eye.server.accounts.recurrence_score import NodeRecord, RecurrenceScore, Scores
 from eagle_eye.server.api import views
 from eagle_eye.server.api.requests import Cursor, Limit, Reader, answer, found, given, listing, services
@@ -139,20 +139,28 @@ def scores_of(parts: Needs) -> Scores | None:
 
 
 def memory(scores: Scores | None, node: str) -> dict[str, Any] | None:
-    """Return what is remembered of a node in short, None without scores; ``lemon_score`` null: it cannot be told."""
+    """Return what is remembered of a node in short, None without scores; ``recurrence_score`` null: unknown.
+
+    The ``lemon_...`` fields are former names of the ``recurren...`` ones.
+    """
     if scores is None:
         return None
     past = scores.pasts.get(node, NodeRecord())
-    lemon = scores.lemons.get(node, RecurrenceScore(None, reason="heard of after the scores were last worked out"))
+    score = scores.by_node.get(node, RecurrenceScore(None, reason="heard of after the scores were last worked out"))
+    rounded = None if score.score is None else round(score.score, 4)
+    signals = [
+        {"signal": c.signal, "value": c.value, "usual": c.usual, "adds": round(c.adds, 4)} for c in score.contributions
+    ]
     return {
         "incidents_30_days": past.incidents,
-        "lemon_score": None if lemon.score is None else round(lemon.score, 4),
-        "lemon": lemon.is_lemon,
-        "lemon_reason": lemon.reason,
-        "lemon_signals": [
-            {"signal": c.signal, "value": c.value, "usual": c.usual, "adds": round(c.adds, 4)}
-            for c in lemon.contributions
-        ],
+        "recurrence_score": rounded,
+        "recurrent": score.is_recurrent,
+        "recurrence_reason": score.reason,
+        "recurrence_signals": signals,
+        "lemon_score": rounded,
+        "lemon": score.is_recurrent,
+        "lemon_reason": score.reason,
+        "lemon_signals": signals,
         "scored": rfc3339(scores.made_s),
     }
 

@@ -26,7 +26,7 @@ from eagle_eye.server.store.store import NODES, Store
 
 JOBS_SHOWN_MAX = 1_000
 RECENT_S = 6 * 3_600.0  # a node that is silent for longer has left the fleet, as far as anybody is to be alarmed
-_NO_DETAILS = MappingProxyType({"heard": None, "lemon_score": None, "reasons": None})
+_NO_DETAILS = MappingProxyType({"heard": None, "recurrence_score": None, "lemon_score": None, "reasons": None})
 
 router = APIRouter(prefix="/api/v1/fleet", tags=["fleet"])
 
@@ -87,8 +87,9 @@ def get_map(
 ) -> Response:
     """Every node in a few columns: ``nodes[i]`` stands as ``standings[standing[i]]`` says, and so on; -1: none known.
 
-    A node of several jobs is counted with the one that comes first by name. ``heard``, ``lemon_score`` (null: it cannot
-    be told) and ``reasons``, of nodes that are not in service, are null unless ``details`` are asked for.
+    A node of several jobs is counted with the one that comes first by name. ``heard``, ``recurrence_score`` (null:
+    unknown; ``lemon_score`` is its former name) and ``reasons``, of nodes that are not in service, are null unless
+    ``details`` are asked for.
     """
     now_s, fresh_s = parts.clock.now_s(), parts.config.ingest.fresh_s
     presences = {one.node: one for one in parts.fleet.presences()}
@@ -125,12 +126,14 @@ def get_map(
 
 
 def _details(parts: Needs, records: list[Node], presences: Mapping[str, Presence]) -> dict[str, Any]:
-    lemons = {} if (scores := scores_of(parts)) is None else scores.lemons
-    found = [lemon.score if (lemon := lemons.get(one.node)) is not None else None for one in records]
+    by_node = {} if (found := scores_of(parts)) is None else found.by_node
+    scores = [None if one.node not in by_node else by_node[one.node].score for one in records]
+    rounded = [None if score is None else round(score, 4) for score in scores]
     received = [presences.get(one.node) for one in records]
     return {
         "heard": [None if one is None else rfc3339(one.received_s) for one in received],
-        "lemon_score": [None if score is None else round(score, 4) for score in found],
+        "recurrence_score": rounded,
+        "lemon_score": rounded,
         "reasons": {one.node: one.reason for one in records if one.state != "in_service" and one.reason},
     }
 

@@ -88,16 +88,16 @@ def job(record: Job, outlook: Outlook, *, members: bool = True) -> dict[str, Any
     return view
 
 
-def _memory_checkpoint(told: Checkpoints) -> dict[str, Any] | None:
+def _memory_checkpoint(reported: Checkpoints) -> dict[str, Any] | None:
     """Return the newest step that is whole in memory; None where no node tells of one."""
-    if told.step is None:
+    if reported.step is None:
         return None
     return {
-        "step": told.step,
-        "age_steps": told.at_risk_steps,
-        "copies": told.copies,
-        "copies_wanted": told.copies_wanted,
-        "persisted_step": told.persisted[-1][0] if told.persisted else None,
+        "step": reported.step,
+        "age_steps": reported.at_risk_steps,
+        "copies": reported.copies,
+        "copies_wanted": reported.copies_wanted,
+        "persisted_step": reported.persisted[-1][0] if reported.persisted else None,
     }
 
 

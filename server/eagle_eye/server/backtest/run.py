@@ -107,8 +107,8 @@ class Backtest:
                 continue
             decided = self._decided(incident, judgement)
             self._incidents[incident.id] = decided
-            told = known and (known.fault, known.nodes, known.action)
-            if told != (decided.fault, decided.nodes, decided.action):
+            reported = known and (known.fault, known.nodes, known.action)
+            if reported != (decided.fault, decided.nodes, decided.action):
                 yield self._line(decided, judgement.now_s)
 
     def _decided(self, incident: Incident, judgement: Judgement) -> Incident:

@@ -85,7 +85,7 @@ class Scorecard:
                 tally.named += sum(sorted(lines[i].nodes) == sorted(label.nodes) for i in claimed)
                 if hit is not None:
                     tally.hits += 1
-                    tally.delays_s.append(_told_s(lines, within, hit) - label.start)
+                    tally.delays_s.append(_reported_s(lines, within, hit) - label.start)
                     tally.action_delays_s.append(lines[hit].time - label.start)
             if hit is not None:
                 used.update(i for i in within if lines[i].id == lines[hit].id)
@@ -108,7 +108,7 @@ class Scorecard:
         }
 
 
-def _told_s(lines: Sequence[VerdictLine], within: Sequence[int], hit: int) -> float:
+def _reported_s(lines: Sequence[VerdictLine], within: Sequence[int], hit: int) -> float:
     """Return when the hit's verdict was first raised on the same nodes."""
     same = [i for i in within if lines[i].id == lines[hit].id and sorted(lines[i].nodes) == sorted(lines[hit].nodes)]
     return min(lines[i].time for i in same)

@@ -57,7 +57,7 @@ class Step:
     job: Job | None = None
 
 
-class _Told(NamedTuple):
+class _Reported(NamedTuple):
     """Something that a file tells, with what it is sorted by; ``node`` "" for the job."""
 
     time_s: float
@@ -117,12 +117,12 @@ class Trace:
         self._check_reach(rows, events)
         tables = [moments for one in rows for moments in one.moments(self.ignored)]
         sequence = 0
-        for told in heapq.merge(self._job_words(events), self._events(events), _rows(tables), key=_in_order):
-            if isinstance(told.what, Job):
-                yield Step(told.time_s, job=told.what)
+        for reported in heapq.merge(self._job_words(events), self._events(events), _rows(tables), key=_in_order):
+            if isinstance(reported.what, Job):
+                yield Step(reported.time_s, job=reported.what)
             else:
                 sequence += 1
-                yield Step(told.time_s, frame=self._frame(told, sequence, told.what))
+                yield Step(reported.time_s, frame=self._frame(reported, sequence, reported.what))
 
     def _set_right(self, rows: list[Rows], events: list[TraceEvent]) -> list[TraceEvent]:
         """Move what nodes with a wrong clock tell to the others' time."""
@@ -144,13 +144,13 @@ class Trace:
         """Refuse a header whose time the trace does not speak of; count the rows outside of it."""
         start_s, end_s = self.header.start, self.header.end
         spans = [span for one in rows for span in one.spans().values()]
-        told = [time_s for span in spans for time_s in span]
-        told += [event.time for event in events]
-        told += [item.time for item in self._memberships if item.time > start_s]
+        reported = [time_s for span in spans for time_s in span]
+        reported += [event.time for event in events]
+        reported += [item.time for item in self._memberships if item.time > start_s]
         where = self.folder / HEADER_FILE
         for name, beyond_s in (
-            ("end", end_s - max(told, default=start_s)),
-            ("start", min(told, default=start_s) - start_s),
+            ("end", end_s - max(reported, default=start_s)),
+            ("start", min(reported, default=start_s) - start_s),
         ):
             if beyond_s > IDLE_S_MAX:
                 side = "after the last" if name == "end" else "before the first"
@@ -202,7 +202,7 @@ class Trace:
             present.append((item.time, nodes))
         return present
 
-    def _job_words(self, events: list[TraceEvent]) -> list[_Told]:
+    def _job_words(self, events: list[TraceEvent]) -> list[_Reported]:
         said = [(item.time, item.attempt, "running", item.ranks) for item in self._memberships]
         said += (
             (event.time, self._attempt(event), str(event.attributes.get("state", "")), [])
@@ -220,7 +220,7 @@ class Trace:
             )
             for time_s, attempt, state, ranks in said
         ]
-        return sorted((_Told(job.updated_s, "", _JOB, job) for job in jobs), key=_by_time)
+        return sorted((_Reported(job.updated_s, "", _JOB, job) for job in jobs), key=_by_time)
 
     def _attempt(self, event: TraceEvent) -> int:
         """Return the attempt that a job_state event speaks of: where it names none, the one under way then."""
@@ -230,8 +230,8 @@ class Trace:
         begun = [item.attempt for item in self._memberships if item.time <= event.time]
         return max(begun, default=0)
 
-    def _events(self, events: list[TraceEvent]) -> list[_Told]:
-        found: list[_Told] = []
+    def _events(self, events: list[TraceEvent]) -> list[_Reported]:
+        found: list[_Reported] = []
         for event in events:
             if event.kind not in event_catalogue.BY_KIND:
                 self.ignored[f"event of unknown kind {event.kind[:80]!r}"] += 1
@@ -239,14 +239,14 @@ class Trace:
                 device = WHOLE_NODE if event.device is None else event.device
                 one = Event(event.time, event.kind, device, event.attributes)
                 nodes = [event.node] if event.node else [known.node for known in self.header.nodes]
-                found += (_Told(event.time, node, _EVENT, one) for node in nodes)
+                found += (_Reported(event.time, node, _EVENT, one) for node in nodes)
         return sorted(found, key=_in_order)
 
-    def _frame(self, told: _Told, sequence: int, what: Event | list[Block]) -> Frame:
-        time_s, node = told.time_s, told.node
+    def _frame(self, reported: _Reported, sequence: int, what: Event | list[Block]) -> Frame:
+        time_s, node = reported.time_s, reported.node
         ranks = next((nodes.get(node, []) for since_s, nodes in self._present if since_s <= time_s), [])
-        if told.silent:
-            ranks = [msgspec.structs.replace(rank, silent_s=told.silent.get(rank.device, 0.0)) for rank in ranks]
+        if reported.silent:
+            ranks = [msgspec.structs.replace(rank, silent_s=reported.silent.get(rank.device, 0.0)) for rank in ranks]
         return Frame(
             version=WIRE_VERSION,
             node=node,
@@ -263,17 +263,17 @@ class Trace:
         )
 
 
-def _rows(tables: list[Iterator[TraceRows]]) -> Iterator[_Told]:
+def _rows(tables: list[Iterator[TraceRows]]) -> Iterator[_Reported]:
     """Yield one set of blocks for each node and moment, whichever tables its rows are in."""
     blocks: list[Block] = []
     silent: dict[int, float] = {}
     time_s, node = math.nan, ""
     for moment in heapq.merge(*tables, key=itemgetter(0, 1)):
         if blocks and (moment.time_s != time_s or moment.node != node):
-            yield _Told(time_s, node, _ROWS, blocks, silent)
+            yield _Reported(time_s, node, _ROWS, blocks, silent)
             blocks, silent = [], {}
         time_s, node = moment.time_s, moment.node
         blocks.append(moment.block)
         silent = moment.silent or silent
     if blocks:
-        yield _Told(time_s, node, _ROWS, blocks, silent)
+        yield _Reported(time_s, node, _ROWS, blocks, silent)

@@ -85,9 +85,9 @@ class TraceWriter:
             table.close()
         self._tables.clear()
         (self._draft / HEADER_FILE).write_bytes(msgspec.json.format(msgspec.json.encode(header), indent=1) + b"\n")
-        told: list[TraceEvent] = sorted(events, key=lambda event: event.time)
+        reported: list[TraceEvent] = sorted(events, key=lambda event: event.time)
         members: list[MembershipLine] = sorted(memberships, key=lambda one: one.time)
-        self._lines(EVENTS_FILE, told)
+        self._lines(EVENTS_FILE, reported)
         self._lines(MEMBERSHIP_FILE, members)
         if labels is not None:
             self._lines(LABELS_FILE, labels, even_empty=True)

@@ -1,4 +1,4 @@
-"""Series of a metric as what a picture shows: the accused's course and the band of its peers. Pure.
+"""Series of a metric as what a chart shows: the accused's course and the band of its peers. Pure.
 
 NaN: nothing was observed, which is never the same as 0.
 """
@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from eagle_eye.schema.metrics import Kind, MetricSpec, Scope
-from eagle_eye.server.charts.cast import Cast
 from eagle_eye.server.charts.drawing import Drawing
+from eagle_eye.server.charts.peer_selection import Cast
 from eagle_eye.server.history.steps import SeriesKey, Statistic, Steps
 
 LOW, HIGH = 5.0, 95.0  # percentiles between which the band lies

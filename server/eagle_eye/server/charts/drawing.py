@@ -58,7 +58,7 @@ _CONTEXT: Mapping[str, tuple[str, ...]] = MappingProxyType(
 class Drawing(NamedTuple):
     """A metric of the catalogue and what is drawn of it.
 
-    ``value``: as sent. ``growth``: what a counter has grown by since the picture begins. ``behind``: how far it is
+    ``value``: as sent. ``growth``: what a counter has grown by since the chart begins. ``behind``: how far it is
     behind whoever is furthest. ``bits``: 1 where one of ``mask`` is set, else 0. ``threshold`` is in the same unit;
     None: there is none that would say something here.
     """
@@ -70,7 +70,7 @@ class Drawing(NamedTuple):
 
 
 class Panel(NamedTuple):
-    """One picture that an incident is worth: ``evidence`` is the metric that the detector named, "" for context."""
+    """One chart that an incident is worth: ``evidence`` is the metric that the detector named, "" for context."""
 
     drawing: Drawing
     evidence: str
@@ -96,7 +96,7 @@ def drawing_of(metric: str, threshold: float | None = None, unit: str = "") -> D
 
 
 def panels(evidence: list[EvidenceItem], trouble: str) -> list[Panel]:
-    """Return the pictures of an incident: of its evidence, then what shows the job beside it; each metric once."""
+    """Return the charts of an incident: of its evidence, then what shows the job beside it; each metric once."""
     found: dict[tuple[str, str | None, int | None], Panel] = {}
     for item in evidence:
         drawn = drawing_of(item.metric, item.threshold, item.unit)

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from eagle_eye.schema.action import MemberRank
 from eagle_eye.schema.natural_order import natural
-from eagle_eye.server.charts.cast import picked
+from eagle_eye.server.charts.peer_selection import picked
 from eagle_eye.server.history.history import History
 from eagle_eye.server.ingest.fleet import Fleet
 from eagle_eye.server.store.store import ATTEMPTS, JOBS, MEMBERSHIPS, PAGE_LIMIT_MAX, Store
@@ -54,10 +54,10 @@ def ranks_seen(
     if not asked:
         return ()
     found: dict[tuple[str, int], MemberRank] = {}
-    for told in history.ranks(asked, time_s - ROLES_S, time_s):
-        for rank in told.ranks:
+    for reported in history.ranks(asked, time_s - ROLES_S, time_s):
+        for rank in reported.ranks:
             if rank.job == job and rank.attempt == attempt:
-                found[told.node, rank.device] = MemberRank(rank.rank, told.node, rank.device, rank.role)
+                found[reported.node, rank.device] = MemberRank(rank.rank, reported.node, rank.device, rank.role)
     return tuple(found.values())
 
 

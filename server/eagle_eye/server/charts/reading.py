@@ -11,17 +11,17 @@ from typing import NamedTuple
 import numpy as np
 
 from eagle_eye.schema.metrics import MetricSpec
-from eagle_eye.server.charts.cast import picked
+from eagle_eye.server.charts.peer_selection import picked
 from eagle_eye.server.charts.windows import Stretch, stretch
 from eagle_eye.server.history.history import History, QueryPart, Run
 from eagle_eye.server.history.segments.downsampling import BucketSeries, Floats
 from eagle_eye.server.history.steps import SeriesKey, Statistic, Steps, TooManySeries, in_steps
 from eagle_eye.server.model.errors import HistoryMoved, Refusal
 
-FRAMES_MAX = 20_000  # for one picture: about a second of work
+FRAMES_MAX = 20_000  # for one chart: about a second of work
 SERIES_MAX = 4_096
 SPARSE = 1.5  # steps from one value to the next, beyond which the steps are too short for the source
-TURN_S = 10.0  # how long a picture waits for its turn
+TURN_S = 10.0  # how long a chart waits for its turn
 
 
 class Found(NamedTuple):
@@ -36,7 +36,7 @@ class Found(NamedTuple):
 
 
 class Turns:
-    """So many pictures at a time: they share the interpreter with what takes telemetry in."""
+    """So many charts at a time: they share the interpreter with what takes telemetry in."""
 
     def __init__(self, count: int = 2) -> None:
         self._free = threading.BoundedSemaphore(count)
@@ -45,7 +45,7 @@ class Turns:
     def one(self) -> Iterator[None]:
         """Hold a turn. Raises Refusal 503 when none is free in time."""
         if not self._free.acquire(timeout=TURN_S):
-            raise Refusal(503, "busy", f"no picture could be drawn within {TURN_S:g} s", {"Retry-After": "5"})
+            raise Refusal(503, "busy", f"no chart could be drawn within {TURN_S:g} s", {"Retry-After": "5"})
         try:
             yield
         finally:

@@ -1,4 +1,4 @@
-"""What a picture shows, as sentences: for whoever cannot see it, and for whoever has no time to look. Pure."""
+"""What a chart shows, as sentences: for whoever cannot see it, and for whoever has no time to look. Pure."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import numpy as np
 
 from eagle_eye.schema.metrics import MetricSpec
 from eagle_eye.server.charts.band import Band, Floats
-from eagle_eye.server.charts.cast import Cast
 from eagle_eye.server.charts.drawing import Drawing
+from eagle_eye.server.charts.peer_selection import Cast
 from eagle_eye.server.charts.windows import Stretch
 
 _UNITS = {
@@ -41,7 +41,7 @@ def number(value: float, unit: str) -> str:
 
 
 def said(found: Band, shown: Stretch, drawing: Drawing, cast: Cast, name: str, detected_s: float) -> list[str]:
-    """Return what the picture says at the verdict, what it could not see, and what it leaves out."""
+    """Return what the chart says at the verdict, what it could not see, and what it leaves out."""
     unit = drawing.metric.unit
     at = min(max(int((detected_s - shown.start_s) // shown.step_s), 0), shown.steps - 1)
     sentences = [_at_verdict(found, at, drawing, name, unit)]
@@ -66,7 +66,7 @@ def what(metric: MetricSpec, drawing: Drawing) -> str:
     """Return what the vertical axis shows."""
     words = metric.help.rstrip(".")
     if drawing.form == "growth":
-        return f"{words}: growth since the picture begins"
+        return f"{words}: growth since the chart begins"
     if drawing.form == "behind":
         return f"{words}: how far behind whoever is furthest"
     if drawing.form == "bits":

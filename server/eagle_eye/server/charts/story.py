@@ -1,4 +1,4 @@
-"""What happened about an incident, in the order of time: found, decided, asked, delivered, reported, over. Pure."""
+"""Timeline of an incident: detection, decisions, requests, deliveries, reports and resolution, oldest first. Pure."""
 
 from __future__ import annotations
 

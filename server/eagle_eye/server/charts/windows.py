@@ -1,4 +1,4 @@
-"""Which stretch of time a picture shows, and how long its steps are. Pure."""
+"""Which stretch of time a chart shows, and how long its steps are. Pure."""
 
 from __future__ import annotations
 
@@ -60,9 +60,9 @@ def stretch(start_s: float, end_s: float, points: int = POINTS, least_s: float =
 
 def around(incident: Incident, now_s: float) -> tuple[float, float]:
     """Return from when until when an incident's evidence is shown: before its onset, to after its verdict or end."""
-    told_s = max(incident.detected_s, incident.onset_s)
-    lasted_s = told_s - incident.onset_s
+    reported_s = max(incident.detected_s, incident.onset_s)
+    lasted_s = reported_s - incident.onset_s
     over_s = incident.ended_s if incident.ended_s is not None else incident.seen_s
-    end_s = max(told_s, min(over_s, told_s + max(lasted_s, 2 * AFTER_S))) + max(AFTER_S, lasted_s / 2)
+    end_s = max(reported_s, min(over_s, reported_s + max(lasted_s, 2 * AFTER_S))) + max(AFTER_S, lasted_s / 2)
     start_s = max(incident.onset_s - max(BEFORE_S, lasted_s), end_s - LENGTH_S_MAX)
     return start_s, max(min(end_s, now_s), start_s + 1.0)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
+from eagle_eye.schema.backoff import doubled_s
 from eagle_eye.server.delivery import events as outbound
 from eagle_eye.server.delivery.notifiers.alertmanager_api import AlertmanagerApi
 from eagle_eye.server.delivery.notifiers.alerts import Alert
@@ -22,7 +23,6 @@ from eagle_eye.server.store.store import Store
 from eagle_eye.server.telemetry.counters import Telemetry
 
 REQUEST_ALERTS_MAX = 100  # of one request
-RETRY_DOUBLINGS_MAX = 16  # of the delay after refreshes that failed; alert_refresh_s bounds it long before
 
 
 class AlertRefresh:
@@ -81,7 +81,7 @@ class AlertRefresh:
                 continue
             event = outbound.incident_opened(incident, now_s)
             if wants(subscription, event) or (
-                wants(subscription, event, told=True) and self._store.told(subscription.id, incident.id)
+                wants(subscription, event, reported=True) and self._store.reported(subscription.id, incident.id)
             ):
                 found[incident.id] = self._form.alerts(event)
         return found
@@ -107,8 +107,8 @@ class AlertRefresh:
             self._failures.pop(name, None)
         else:
             self._failures[name] = failures = self._failures.get(name, 0) + 1
-            doubled_s = self._settings.backoff_base_s * 2.0 ** min(failures - 1, RETRY_DOUBLINGS_MAX)
-            delay_s = self._jitter() * min(self._settings.alert_refresh_s, doubled_s)
+            most_s = self._settings.alert_refresh_s
+            delay_s = self._jitter() * doubled_s(self._settings.backoff_base_s, most_s, failures)
             if name in self._due_s:
                 self._due_s[name] = self._clock.monotonic_s() + delay_s
         return receipt

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
+from eagle_eye.schema.backoff import doubled_s
 from eagle_eye.server.delivery.notifiers.receipts import Outcome, Receipt
 from eagle_eye.server.delivery.settings import WebhookSettings
 from eagle_eye.server.model.errors import IllegalTransition
@@ -30,8 +31,7 @@ def after(delivery: Delivery, receipt: Receipt, now_s: float, settings: WebhookS
         return replace(tried, state="failed", reason=receipt.outcome.value)
     if tried.attempts >= settings.attempts_max:
         return failed(tried, "attempts", f"gave up after {tried.attempts} attempts: {receipt.error}", now_s)
-    # Bounded before it is computed: 2.0**attempts overflows long before attempts_max has to be small.
-    ceiling_s = min(settings.backoff_max_s, settings.backoff_base_s * 2.0 ** min(tried.attempts - 1, 64))
+    ceiling_s = doubled_s(settings.backoff_base_s, settings.backoff_max_s, tried.attempts)
     delay_s = max(jitter * ceiling_s, receipt.retry_after_s or 0.0)
     due_s = now_s + delay_s
     return replace(tried, due_s=due_s if delivery.expires_s is None else min(due_s, delivery.expires_s))

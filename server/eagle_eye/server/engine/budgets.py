@@ -50,7 +50,7 @@ def nodes_left(incident: Incident, situation: Situation, mode: Mode, excluded: i
     return situation.members - excluded + (spares_ready(incident, situation, mode) or 0)
 
 
-def leaving_room(incident: Incident, situation: Situation, mode: Mode, taken: int) -> int:
+def exclusion_room(incident: Incident, situation: Situation, mode: Mode, taken: int) -> int:
     """Return how many more nodes may leave the job beside ``taken``, by budgets and the least that it keeps."""
     kept = nodes_left(incident, situation, mode, taken) - terms(incident, situation).nodes_min
     return min(exclusions_left(incident, situation, mode) - taken, kept)
@@ -143,8 +143,8 @@ def _without_restart(plan: Plan, why: str, remedy: str, values: Values) -> Rulin
     """
     if plan.kind == "restart_job":
         return held(f"{why}: {remedy}", values)
-    told = f"{why}: the node is excluded, no more; {remedy}"
-    return changed(replace(plan, restart=False, notes=(*plan.notes, told)), told, values)
+    reported = f"{why}: the node is excluded, no more; {remedy}"
+    return changed(replace(plan, restart=False, notes=(*plan.notes, reported)), reported, values)
 
 
 def _breaker(incident: Incident, situation: Situation, plan: Plan) -> Ruling:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from eagle_eye.detectors.types import Floats
 from eagle_eye.schema.action import ResumeFrom
 
-TOLD = "memory_checkpoint_bytes"  # of every node whose ranks keep checkpoints in memory
+REPORTED = "memory_checkpoint_bytes"  # of every node whose ranks keep checkpoints in memory
 _STEP, _PERSISTED = "memory_checkpoint_step", "memory_checkpoint_persisted_step"
 _AGE = "memory_checkpoint_age_steps"
 _COPIES, _WANTED = "memory_checkpoint_copies", "memory_checkpoint_copies_wanted"
@@ -37,7 +37,7 @@ OLDER_MAX = 8  # whole steps before the newest one: nodes tell of three each, no
 # After the onset of these a checkpoint may hold the damage; orchestrators distrust it likewise.
 SPOILING_FAULTS = frozenset({"loss_not_finite", "loss_divergence", "silent_data_corruption"})
 
-Told = tuple[int, float]  # a step, and when it was first told
+Reported = tuple[int, float]  # a step, and when it was first told
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ class Checkpoints:
     nodes: tuple[str, ...] = ()
     lacking: tuple[str, ...] = ()
     thin_since_s: float | None = None
-    persisted: tuple[Told, ...] = ()
+    persisted: tuple[Reported, ...] = ()
     step_s: float | None = None
     older: tuple[KeptStep, ...] = ()
 
@@ -91,7 +91,7 @@ class Checkpoints:
             if one.captured_s < before_s and len({*one.lacking, *leaving}) < replicas
         )
         in_memory = next(kept, None)
-        on_storage = next((step for step, told_s in reversed(self.persisted) if told_s < before_s), None)
+        on_storage = next((step for step, reported_s in reversed(self.persisted) if reported_s < before_s), None)
         if in_memory is not None and in_memory.step >= (on_storage or 0):
             return ResumeFrom(in_memory.step, "memory", [node for node in in_memory.nodes if node not in leaving])
         return None if on_storage is None else ResumeFrom(on_storage, "storage", [])
@@ -102,15 +102,15 @@ class Checkpoints:
         return (KeptStep(self.step, self.since_s, self.nodes, self.lacking),)
 
 
-NOTHING_TOLD = Checkpoints()
+NOTHING_REPORTED = Checkpoints()
 
 
 class CheckpointLog:
     """Takes what nodes tell, row by row; ``stand`` is what follows from it."""
 
     def __init__(self) -> None:
-        self._whole: Told = (-1, math.nan)
-        self._persisted: deque[Told] = deque(maxlen=STEPS_KEPT)
+        self._whole: Reported = (-1, math.nan)
+        self._persisted: deque[Reported] = deque(maxlen=STEPS_KEPT)
         self._of_node = {name: np.empty(0) for name in (_TIME_S, _STEP, _AGE, _COPIES, _WANTED, _THIN_SINCE_S)}
         self._older = np.empty((2, len(_OLDER_STEPS), 0))  # steps, and when they were captured
 
@@ -135,10 +135,10 @@ class CheckpointLog:
     def stand(self, nodes: Sequence[str], step_s: float | None = None) -> Checkpoints:
         """Return how the checkpoints stand; ``nodes`` are the columns' names."""
         if not len(self._of_node[_TIME_S]):
-            return NOTHING_TOLD
+            return NOTHING_REPORTED
         newest_s = float(np.nanmax(self._of_node[_TIME_S]))
-        told = self._of_node[_TIME_S] >= newest_s - STALE_S  # who says nothing any more knows nothing of now
-        of_node = {name: np.where(told, kept, np.nan) for name, kept in self._of_node.items()}
+        reported = self._of_node[_TIME_S] >= newest_s - STALE_S  # who says nothing any more knows nothing of now
+        of_node = {name: np.where(reported, kept, np.nan) for name, kept in self._of_node.items()}
         wanted = self._of_node[_WANTED]  # also of the silent: each shard has so many copies as before
         step = int(np.nanmax(of_node[_STEP], initial=-1.0))
         if step < self._whole[0]:  # the program was started anew, from an earlier one
@@ -155,7 +155,7 @@ class CheckpointLog:
             thin_since_s=thin_since_s if math.isfinite(thin_since_s) else None,
             persisted=tuple(self._persisted),
             step_s=step_s,
-            older=_older(of_node, np.where(told, self._older, np.nan), nodes, wanted > 0, step),
+            older=_older(of_node, np.where(reported, self._older, np.nan), nodes, wanted > 0, step),
         )
 
     def _take_older(self, time_s: float, places: NDArray[np.intp], rows: Mapping[str, Floats]) -> None:
@@ -165,7 +165,7 @@ class CheckpointLog:
         age_s = np.array([rows.get(name, nothing) for name in _OLDER_AGES])
         known = (step >= 0) & (step < np.inf) & (age_s >= 0) & (age_s < np.inf)
         found = np.where(known, (step, time_s - age_s), np.nan)
-        self._older[:, :, places] = np.where(np.isfinite(rows[TOLD]), found, self._older[:, :, places])
+        self._older[:, :, places] = np.where(np.isfinite(rows[REPORTED]), found, self._older[:, :, places])
 
     def _note_whole(self, steps: Floats, time_s: float) -> None:
         step = int(np.nanmax(steps, initial=-1.0))
@@ -185,9 +185,9 @@ def _older(
 ) -> tuple[KeptStep, ...]:
     """Return the steps before the newest that nodes hold, the newest first; of many those that most of them hold."""
     steps, captured_s = older
-    told, times = np.unique(steps[steps < newest], return_counts=True)
+    reported, times = np.unique(steps[steps < newest], return_counts=True)
     found = []
-    for step in told[np.argsort(times)[-OLDER_MAX:]]:
+    for step in reported[np.argsort(times)[-OLDER_MAX:]]:
         at_s = np.fmax.reduce(np.where(steps == step, captured_s, np.nan))
         # The newest of a node that was heard a moment earlier is another one's previous.
         its_newest = (of_node[_STEP] == step) & (of_node[_COPIES] >= of_node[_WANTED])

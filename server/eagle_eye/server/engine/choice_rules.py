@@ -75,16 +75,16 @@ def _node_terms(incident: Incident, situation: Situation, plan: Plan) -> Ruling:
         return NOT_APPLICABLE
     nodes = [incident.node] if incident.node is not None else incident.nodes
     models = sorted({name for node in nodes for name in situation.gpu_models.get(node, ())})
-    told = {term: f"{getattr(floors, term)} ({key})" for term, key in floors.where.items()}
+    reported = {term: f"{getattr(floors, term)} ({key})" for term, key in floors.where.items()}
     groups = {group for node in nodes for group in groups_of(node, situation.settings.node_groups)}
     kind = {"gpu_models": ", ".join(models) or "not known", "groups": ", ".join(sorted(groups))}
-    values: Values = {**kind, **told}
+    values: Values = {**kind, **reported}
     if floors.action == plan.kind:
         return passed(values)
     why = (
         f"{floors.action} in place of {plan.kind} for {incident.fault} on {', '.join(nodes)} ({floors.where['action']})"
     )
-    also = ", ".join(f"{term} {said}" for term, said in told.items() if term != "action")
+    also = ", ".join(f"{term} {said}" for term, said in reported.items() if term != "action")
     why += f"; also {also}" if also else ""
     if floors.action == "notify":
         return lowered(TELL, f"only told of, {why}", values)
@@ -224,11 +224,11 @@ class _AtRisk(NamedTuple):
 def _at_risk(incident: Incident, situation: Situation) -> _AtRisk | None:
     """Return the work since the newest step in memory from which the job could go on; None where none is known."""
     found = resume_from(incident, situation, [incident.node] if incident.node is not None else [])
-    told = situation.checkpoints
-    if found is None or found.where != "memory" or told.step is None or told.step_s is None:
+    reported = situation.checkpoints
+    if found is None or found.where != "memory" or reported.step is None or reported.step_s is None:
         return None
-    steps = told.at_risk_steps + told.step - found.step
-    return _AtRisk(steps, steps * told.step_s)
+    steps = reported.at_risk_steps + reported.step - found.step
+    return _AtRisk(steps, steps * reported.step_s)
 
 
 def _repetition(incident: Incident, situation: Situation, plan: Plan) -> Ruling:
@@ -281,9 +281,9 @@ def _restart_owner(incident: Incident, situation: Situation, plan: Plan) -> Ruli
     """One owner restarts a job; where operator and job name different ones, it is not us."""
     if not plan.restart:
         return NOT_APPLICABLE
-    configured, told = terms(incident, situation).restart_owner, situation.restart_owner
-    owner = next((name for name in (configured, told) if name not in OUR_RESTART_OWNERS), "")
-    values: Values = {"restart_owner": owner or "eagle-eye", "policy.jobs": configured, "the job's word": told}
+    configured, reported = terms(incident, situation).restart_owner, situation.restart_owner
+    owner = next((name for name in (configured, reported) if name not in OUR_RESTART_OWNERS), "")
+    values: Values = {"restart_owner": owner or "eagle-eye", "policy.jobs": configured, "the job's word": reported}
     if not owner:
         return passed(values)
     if plan.kind == "restart_job":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from eagle_eye.server.engine.budgets import leaving_room, plan_mode, restarts_left, spares_ready
+from eagle_eye.server.engine.budgets import exclusion_room, plan_mode, restarts_left, spares_ready
 from eagle_eye.server.engine.modes import CAREFULNESS
 from eagle_eye.server.engine.ruling import NOT_APPLICABLE, Plan, Rule, Ruling, Values, changed, passed
 from eagle_eye.server.engine.situation import UNDER_WAY_STATES, Situation, counted
@@ -19,9 +19,9 @@ def _deferred_drains(incident: Incident, situation: Situation, plan: Plan) -> Ru
     waiting = [node for node in _draining(incident, situation) if node not in plan.exclude]
     if not waiting:
         return NOT_APPLICABLE
-    leaving_plan = replace(plan, kind="exclude_node")
-    mode, taken = plan_mode(incident, situation, leaving_plan), len(plan.exclude)
-    room = min((spares_ready(incident, situation, mode) or 0) - taken, leaving_room(incident, situation, mode, taken))
+    exclusion_plan = replace(plan, kind="exclude_node")
+    mode, taken = plan_mode(incident, situation, exclusion_plan), len(plan.exclude)
+    room = min((spares_ready(incident, situation, mode) or 0) - taken, exclusion_room(incident, situation, mode, taken))
     if restarts_left(incident, situation, mode) <= 0:
         room = 0  # there is no restart with which they could leave
     if CAREFULNESS[mode] > CAREFULNESS[plan_mode(incident, situation, plan)]:
@@ -31,7 +31,7 @@ def _deferred_drains(incident: Incident, situation: Situation, plan: Plan) -> Ru
     if not leaving:
         return passed(values, f"{', '.join(waiting)} stays for now: no known spare, no budget, or another mode")
     why = f"{', '.join(leaving)} was to leave when the job restarts anyway, and leaves now"
-    plan = replace(leaving_plan, exclude=(*plan.exclude, *leaving), notes=(*plan.notes, why))
+    plan = replace(exclusion_plan, exclude=(*plan.exclude, *leaving), notes=(*plan.notes, why))
     return changed(plan, why, values)
 
 

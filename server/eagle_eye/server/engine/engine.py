@@ -61,7 +61,7 @@ class Engine:
         self._looked_for_left_s = watching_since_s
         self._epoch = 0  # grows whenever a job begins, ends, or gets members or its first rank
         self.stale_rows_total = 0  # rows of an attempt that is over
-        self.strangers_total = 0  # rows of a later attempt from nodes that are no members of a declared job
+        self.non_member_rows_total = 0  # rows of a later attempt from nodes that are no members of a declared job
 
     def resume_watching(self, now_s: float) -> None:
         """Start the observer's patience anew: no silence before ``now_s`` was anybody's but ours."""
@@ -170,9 +170,9 @@ class Engine:
         """Have the rows of nodes no longer go to jobs that have ended."""
         if look := now_s - self._looked_for_left_s >= LOOK_FOR_LEFT_S:
             self._looked_for_left_s = now_s
-        told = [(track, self._declared.get(track.job)) for track in self._jobs.values() if not track.resting]
-        over = [track for track, job in told if is_over(job, track, now_s)]
-        left = [track for track, job in told if look and job is None and is_left(track, self._routes)]
+        reported = [(track, self._declared.get(track.job)) for track in self._jobs.values() if not track.resting]
+        over = [track for track, job in reported if is_over(job, track, now_s)]
+        left = [track for track, job in reported if look and job is None and is_left(track, self._routes)]
         for track in over:
             track.release()
             self._memory.limit(track)
@@ -196,7 +196,7 @@ class Engine:
         tracks = self._jobs.values()
         return {
             "stale_attempt": self.stale_rows_total,
-            "stranger": self.strangers_total,
+            "not_member": self.non_member_rows_total,
             "late_row": sum(track.late_total for track in tracks),
             "event_overflow": sum(track.events_dropped_total for track in tracks),
         }
@@ -261,10 +261,10 @@ class Engine:
         route = self._routes.get(frame.node)
         if route is None or not route.fits(frame, self._epoch):
             self._table.drop(route)
-            refused = self.stale_rows_total + self.strangers_total
+            refused = self.stale_rows_total + self.non_member_rows_total
             tracks, named = self._jobs_in(frame)
             route = Route(self._nodes.place(frame.node), frame.ranks, frame.job, self._epoch, tracks, named)
-            if refused == self.stale_rows_total + self.strangers_total:  # else every refusal is counted
+            if refused == self.stale_rows_total + self.non_member_rows_total:  # else every refusal is counted
                 self._routes[frame.node] = route
             else:
                 self._routes.pop(frame.node, None)
@@ -368,8 +368,8 @@ class Engine:
             return None
         if known is None or attempt > known.attempt:
             if known is not None and known.declared and not known.is_member(frame.node):
-                # A stranger's word must not end the attempt that the job's launcher declared.
-                self.strangers_total += 1
+                # A node that is no member must not end the attempt that the job's launcher declared.
+                self.non_member_rows_total += 1
                 return None
             known = self._begin(job, attempt, self._nodes.pace_s(frame.node), frame.time_s)
         return known

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from eagle_eye.detectors.faults import BY_NAME
 from eagle_eye.server.engine import flapping
-from eagle_eye.server.engine.budgets import leaving_room, plan_mode
+from eagle_eye.server.engine.budgets import exclusion_room, plan_mode
 from eagle_eye.server.engine.choice_rules import floors_for, is_supported
 from eagle_eye.server.engine.fusion import is_own_cause
 from eagle_eye.server.engine.modes import CAREFULNESS
@@ -24,7 +24,7 @@ def _failed_together(incident: Incident, situation: Situation, plan: Plan) -> Ru
     if not others:
         return NOT_APPLICABLE
     mode, taken = plan_mode(incident, situation, plan), len(plan.exclude)
-    room = leaving_room(incident, situation, mode, taken)
+    room = exclusion_room(incident, situation, mode, taken)
     leaving = others[: max(room, 0)]
     nodes = tuple(other.node for other in leaving if other.node is not None)
     values: Values = {

@@ -107,7 +107,7 @@ def _united(members: list[Verdict]) -> Finding:
     """Return the finding whose cause is the first of a family's verdicts, which are sorted by nearness."""
     cause = members[0]
     kinds, confidence, slowdown = set(cause.kinds), cause.confidence, cause.slowdown_ratio
-    evidence, told, onset_s = list(cause.evidence), [cause], cause.onset_s
+    evidence, reported, onset_s = list(cause.evidence), [cause], cause.onset_s
     detectors = [cause.detector]
     for other in members[1:]:
         if other.nodes and cause.nodes and not set(other.nodes) & set(cause.nodes):
@@ -123,8 +123,8 @@ def _united(members: list[Verdict]) -> Finding:
         slowdown = other.slowdown_ratio if "compute_time" in other.kinds else max(slowdown, other.slowdown_ratio)
         evidence += [item for item in other.evidence if item not in evidence]
         onset_s = min(onset_s, other.onset_s)
-        if other.fault != cause.fault and other.summary not in [known.summary for known in told]:
-            told.append(other)
+        if other.fault != cause.fault and other.summary not in [known.summary for known in reported]:
+            reported.append(other)
     return Finding(
         verdict=dataclasses.replace(
             cause,
@@ -133,18 +133,18 @@ def _united(members: list[Verdict]) -> Finding:
             slowdown_ratio=slowdown,
             evidence=tuple(evidence[:EVIDENCE_MAX]),
             onset_s=onset_s,
-            summary=_sentence(told[:2], slowdown),
+            summary=_sentence(reported[:2], slowdown),
         ),
         detectors=tuple(detectors),
     )
 
 
-def _sentence(told: Sequence[Verdict], slowdown_ratio: float) -> str:
+def _sentence(reported: Sequence[Verdict], slowdown_ratio: float) -> str:
     """Return what the verdicts say, and once what it costs: in the words of the one that knows."""
-    knows = next((verdict for verdict in told if verdict.slowdown_ratio == slowdown_ratio), told[0])
+    knows = next((verdict for verdict in reported if verdict.slowdown_ratio == slowdown_ratio), reported[0])
     if without_cost(knows.summary) == knows.summary:
-        return "; ".join(verdict.summary for verdict in told)
-    return "; ".join(v.summary if v is knows else without_cost(v.summary) for v in told)
+        return "; ".join(verdict.summary for verdict in reported)
+    return "; ".join(v.summary if v is knows else without_cost(v.summary) for v in reported)
 
 
 def _explain(fused: Fused) -> None:

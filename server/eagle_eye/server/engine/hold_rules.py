@@ -66,8 +66,8 @@ def _scheduler(incident: Incident, situation: Situation, plan: Plan) -> Ruling:
     values["patience_s"] = hearing.patience_s
     if situation.now_s - incident.onset_s < hearing.patience_s:
         return held(f"{why}; it is asked, and waited for at most {hearing.patience_s:.0f} s", values)
-    told = f"{why}: the node is excluded, no more"
-    return changed(replace(plan, restart=False, notes=(*plan.notes, told)), told, values)
+    reported = f"{why}: the node is excluded, no more"
+    return changed(replace(plan, restart=False, notes=(*plan.notes, reported)), reported, values)
 
 
 def _maintenance(incident: Incident, situation: Situation, plan: Plan) -> Ruling:
@@ -146,11 +146,11 @@ def _tries(incident: Incident, situation: Situation, _p: Plan) -> Ruling:
     if last.state not in FRUITLESS_STATES or last.state == "rejected":
         return held(f"action {last.id} for this incident ended as {last.state}: act by hand", values)
     said = str(last.reports[-1].get("detail", ""))[:DETAIL_CHARS_MAX] if last.reports else ""
-    told = f"action {last.id} ended as {last.state}" + (f" ({said})" if said else "")
+    reported = f"action {last.id} ended as {last.state}" + (f" ({said})" if said else "")
     if len(ended) >= most:
-        return held(f"{told}, try {len(ended)} of {most} (policy.tries_max): act by hand and resolve it", values)
+        return held(f"{reported}, try {len(ended)} of {most} (policy.tries_max): act by hand and resolve it", values)
     if situation.now_s - last.updated_s < settings.retry_s:
-        return held(f"{told}, try {len(ended)} of {most}: the next is {settings.retry_s:.0f} s later", values)
+        return held(f"{reported}, try {len(ended)} of {most}: the next is {settings.retry_s:.0f} s later", values)
     return passed(values)
 
 
@@ -175,15 +175,15 @@ def _checkpoint_first(incident: Incident, situation: Situation, plan: Plan) -> R
 
 def _copies_first(incident: Incident, situation: Situation, plan: Plan) -> Ruling:
     """What can wait waits until the newest step in memory has all its copies again; they come within seconds."""
-    told, wait_s = situation.checkpoints, situation.settings.copies_wait_s
+    reported, wait_s = situation.checkpoints, situation.settings.copies_wait_s
     planned = plan.kind == "drain_node" or (plan.kind == "exclude_node" and BY_NAME[incident.fault].trouble == "slow")
-    if not planned or not told.copies_wanted or wait_s <= 0 or plan_mode(incident, situation, plan) != "act":
+    if not planned or not reported.copies_wanted or wait_s <= 0 or plan_mode(incident, situation, plan) != "act":
         return NOT_APPLICABLE
-    values: Values = {"copies": told.copies, "copies_wanted": told.copies_wanted, "copies_wait_s": wait_s}
-    if told.thin_since_s is not None and 0 <= situation.now_s - told.thin_since_s < wait_s:
+    values: Values = {"copies": reported.copies, "copies_wanted": reported.copies_wanted, "copies_wait_s": wait_s}
+    if reported.thin_since_s is not None and 0 <= situation.now_s - reported.thin_since_s < wait_s:
         why = (
-            f"{told.copies} of {told.copies_wanted} copies of step {told.step} are there: the others are waited for, at"
-            f" most {wait_s:g} s (policy.copies_wait_s)"
+            f"{reported.copies} of {reported.copies_wanted} copies of step {reported.step} are there: the others are"
+            f" waited for, at most {wait_s:g} s (policy.copies_wait_s)"
         )
         return held(why, values)
     return passed(values)

@@ -67,8 +67,8 @@ def _stands(incident: Incident, node: Node | None) -> bool:
     return node is not None and (node.state != "in_service" or node.updated_s < incident.since_s)
 
 
-def gpus_missing(node: str, missing: Mapping[str, int], told: int, onset_s: float) -> Verdict:
-    """Return the claim that a node has lost GPUs: ``missing`` are their devices by UUID, ``told`` those it has."""
+def gpus_missing(node: str, missing: Mapping[str, int], reported: int, onset_s: float) -> Verdict:
+    """Return the claim that a node has lost GPUs: ``missing`` are their devices by UUID, ``reported`` those it has."""
     named = ", ".join(f"{uuid} (device {device})" for uuid, device in list(missing.items())[:NAMED_MAX])
     return _claim(
         INVENTORY,
@@ -76,13 +76,13 @@ def gpus_missing(node: str, missing: Mapping[str, int], told: int, onset_s: floa
         node,
         device=None,
         onset_s=onset_s,
-        summary=f"{node} shows {told} of its {told + len(missing)} GPUs; missing: {named}",
+        summary=f"{node} shows {reported} of its {reported + len(missing)} GPUs; missing: {named}",
         evidence=tuple(Evidence(INVENTORY, node, device, uuid) for uuid, device in missing.items()),
         proven=True,
     )
 
 
-def fewer_gpus(node: str, model: str, told: int, usual: int, onset_s: float) -> Verdict:
+def fewer_gpus(node: str, model: str, reported: int, usual: int, onset_s: float) -> Verdict:
     """Return the claim that a node has fewer GPUs than nearly all others with the same model, and always had."""
     return _claim(
         INVENTORY,
@@ -90,8 +90,8 @@ def fewer_gpus(node: str, model: str, told: int, usual: int, onset_s: float) -> 
         node,
         device=None,
         onset_s=onset_s,
-        summary=f"{node} shows {told} GPUs, nearly all other nodes with {model} show {usual}",
-        evidence=(Evidence(INVENTORY, node, None, float(told), float(usual), float(usual), "GPUs"),),
+        summary=f"{node} shows {reported} GPUs, nearly all other nodes with {model} show {usual}",
+        evidence=(Evidence(INVENTORY, node, None, float(reported), float(usual), float(usual), "GPUs"),),
         proven=False,
     )
 

@@ -67,15 +67,15 @@ def news_of(
     if _story(old) == _story(new):
         if not is_due(new, policy, now_s):
             return News(written, None, lulls, notes)
-        told = replace(written, told_times=[*_lately(new, policy, now_s), now_s], untold=False)
-        return News(told, "updated", lulls, notes)
+        reported = replace(written, told_times=[*_lately(new, policy, now_s), now_s], untold=False)
+        return News(reported, "updated", lulls, notes)
     written = replace(written, updated_s=now_s)
     lately = _lately(old, policy, now_s)
     if len(lately) >= UPDATES_MAX:
         untold = tuple(note for note in notes if note.verb != "change")
         return News(replace(written, untold=True), None, 1 + lulls, untold)
-    told = replace(written, told_times=[*lately, now_s], untold=False)
-    return News(told, "updated", lulls, notes)
+    reported = replace(written, told_times=[*lately, now_s], untold=False)
+    return News(reported, "updated", lulls, notes)
 
 
 def _is_silent(incident: Incident) -> bool:

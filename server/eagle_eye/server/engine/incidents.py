@@ -3,7 +3,7 @@
 A finding finds its incident by (job, attempt, family): everything that stops a job is one family, since a job
 stops for one reason (GPUs that fail on two nodes are two); what breaks its numbers another; slowness and silence are
 one family per node (``fusion``).
-What another finding explains is merged into that one's incident (``kinship``), what comes back is reopened
+What another finding explains is merged into that one's incident (``related_incidents``), what comes back is reopened
 (``flapping``).
 """
 
@@ -16,8 +16,7 @@ import msgspec
 
 from eagle_eye.detectors.types import Evidence, Verdict
 from eagle_eye.schema.action import EvidenceItem
-from eagle_eye.server.engine import flapping
-from eagle_eye.server.engine import related_incidents as kinship
+from eagle_eye.server.engine import flapping, related_incidents
 from eagle_eye.server.engine.choice_rules import floors_for, is_supported
 from eagle_eye.server.engine.fusion import SHARED_SLOWNESS, Finding, Fused, fuse, is_own_cause
 from eagle_eye.server.engine.judgement import Judgement
@@ -62,11 +61,15 @@ def fold(
         if old is None and (verdict.onset_s <= ours_until_s or _dismissed(verdict, judgement, mine.values())):
             continue
         shared = opened.get(SHARED_SLOWNESS)
-        if shared is not None and family == f"slow:{verdict.node}" and kinship.is_of_the_rack(verdict, shared):
+        if (
+            shared is not None
+            and family == f"slow:{verdict.node}"
+            and related_incidents.is_of_the_rack(verdict, shared)
+        ):
             seen.add(SHARED_SLOWNESS)  # the last of a rack to recover is no slow node of its own
             continue
-        origin = kinship.took_over(family, opened.values())
-        if old is None and origin is not None and kinship.belongs(verdict, family):
+        origin = related_incidents.took_over(family, opened.values())
+        if old is None and origin is not None and related_incidents.belongs(verdict, family):
             continue
         seen.add(family)
         if old is not None:
@@ -74,7 +77,7 @@ def fold(
         elif back := flapping.returned(book.values(), family, verdict.node, judgement.attempt, policy, now_s):
             new = _reopened(back, finding, judgement, policy)
         else:
-            origin = origin or kinship.rack_of(verdict, family, shared)
+            origin = origin or related_incidents.rack_of(verdict, family, shared)
             new = _opened(finding, judgement, family, new_id(), origin.id if origin is not None else "")
         book[new.id] = _staged(new, judgement, policy)
     if not being_restarted:
@@ -98,9 +101,9 @@ def _merge(book: dict[str, Incident], fused: Fused, judgement: Judgement) -> Non
     opened = [i for i in book.values() if i.attempt == judgement.attempt and i.state in OPEN_STATES]
     by_family = {incident.family: incident.id for incident in opened}
     for incident in opened:
-        cause = book.get(by_family.get(kinship.cause_of(incident, fused), ""))
-        if cause is not None and kinship.may_merge(incident, cause):
-            book[incident.id], book[cause.id] = kinship.merge(incident, cause, judgement.now_s)
+        cause = book.get(by_family.get(related_incidents.cause_of(incident, fused), ""))
+        if cause is not None and related_incidents.may_merge(incident, cause):
+            book[incident.id], book[cause.id] = related_incidents.merge(incident, cause, judgement.now_s)
 
 
 def _staged(incident: Incident, judgement: Judgement, policy: PolicySettings) -> Incident:
@@ -174,8 +177,8 @@ def _updated(old: Incident, finding: Finding, now_s: float) -> Incident:
     if old.state == "acting":
         return msgspec.structs.replace(old, seen_s=now_s)
     verdict = finding.verdict
-    told = (old.fault, tuple(old.nodes), tuple(old.kinds), old.asks)
-    if told == (verdict.fault, verdict.nodes, tuple(sorted(verdict.kinds)), verdict.asks or ""):
+    reported = (old.fault, tuple(old.nodes), tuple(old.kinds), old.asks)
+    if reported == (verdict.fault, verdict.nodes, tuple(sorted(verdict.kinds)), verdict.asks or ""):
         # The same claim again: keep the wording, so that subscribers are not told of every tick, until it is surer.
         costs = old.slowdown_ratio <= 0 < verdict.slowdown_ratio  # what it costs is part of the story
         surer = verdict.confidence > old.confidence or costs

@@ -16,8 +16,8 @@ from eagle_eye.detectors.signs.progress import QUIET_PHASES
 from eagle_eye.detectors.types import Beginning, Curve, Floats, Happening, Link, Series, Window
 from eagle_eye.schema.action import MemberRank
 from eagle_eye.schema.metrics import Scope
-from eagle_eye.server.engine.advance import Advance
-from eagle_eye.server.engine.checkpoints import TOLD, CheckpointLog
+from eagle_eye.server.engine.attempt_progress import Advance
+from eagle_eye.server.engine.checkpoints import REPORTED, CheckpointLog
 from eagle_eye.server.engine.earlier_attempt import NOTHING, Earlier
 from eagle_eye.server.engine.gpu_models import INVENTORY, Named
 from eagle_eye.server.engine.grid import Columns, Grid
@@ -241,7 +241,7 @@ class JobTrack:
         grid.write(line, metrics, columns, values)
         if scope is Scope.DEVICE and "train_step" in metrics:
             self._advance(time_s, values[metrics.index("train_step")])
-        elif scope is Scope.NODE and TOLD in metrics:
+        elif scope is Scope.NODE and REPORTED in metrics:
             self.checkpoints.take(time_s, metrics, columns, values)
 
     def add_event(self, event: Happening) -> None:

@@ -44,7 +44,7 @@ def report_action(action: Action, report: Report, who: str, now_s: float) -> Act
     """
     detail = report.detail[:REPORT_CHARS_MAX]
     if report.state == action.state and any(
-        told.get("state") == report.state and told.get("detail") == detail for told in action.reports
+        reported.get("state") == report.state and reported.get("detail") == detail for reported in action.reports
     ):
         return action
     if report.state != action.state and report.state not in _REPORTABLE.get(action.state, ()):

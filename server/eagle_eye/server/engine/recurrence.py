@@ -1,4 +1,4 @@
-"""Nodes that fail again and again, across restarts and jobs: Meta's lemon nodes. Pure.
+"""Nodes that fail again and again, across restarts and jobs: Meta calls them lemon nodes. Pure.
 
 Of a fleet's culprits a few nodes make up most (3 of 63 nodes more than half of all exclusions; 40 lemons of
 thousands, whose removal took failures of large jobs from 14% to 4%; Kokolis et al., HPCA 2025). A node counts as

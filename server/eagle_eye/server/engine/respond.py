@@ -252,8 +252,8 @@ def _acted_on(incident: Incident, own: Action | None, situation: Situation) -> I
     elif incident.state == "acting":
         return incident
     else:
-        told = msgspec.structs.replace(incident, state="acting", hold="", hold_rule="", updated_s=now_s)
-        return escalation.taken_up(told)
+        reported = msgspec.structs.replace(incident, state="acting", hold="", hold_rule="", updated_s=now_s)
+        return escalation.taken_up(reported)
     if (incident.state, incident.hold_rule) != ("confirmed", rule):
         incident = msgspec.structs.replace(incident, state="confirmed", hold=why, hold_rule=rule, updated_s=now_s)
     return escalation.escalated(incident, look, now_s)

@@ -13,13 +13,11 @@ from typing import NamedTuple, TypeVar
 from eagle_eye.schema.metrics import MetricSpec
 from eagle_eye.server.history.history import (
     Appended,
-    AppendedRows,
     Batch,
     Gap,
     RankReport,
     Recorded,
     RecordedRow,
-    RowsOfMany,
     Run,
     StepQuery,
     StreamInfo,
@@ -76,14 +74,6 @@ class EmbeddedHistory:
     def submit(self, batch: Batch) -> Future[Appended]:
         """Return a future that is done once the batch is durable. Raises HistoryBusy, HistoryUnavailable."""
         return self.journal.submit(batch)
-
-    def submit_all(self, batches: Sequence[Batch]) -> Future[list[Appended]]:
-        """Return a future that is done once all batches are durable. Raises HistoryBusy, HistoryUnavailable."""
-        return self.journal.submit_all(batches)
-
-    def submit_rows(self, rows: RowsOfMany) -> Future[AppendedRows]:
-        """Return a future of what became of the rows. Raises HistoryBusy, HistoryUnavailable."""
-        return self.journal.submit_rows(rows)
 
     def outline(self, id_: bytes) -> bytes | None:
         """Return the outline of a durable row by its id; None: it is not known (any more)."""

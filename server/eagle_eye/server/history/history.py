@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
+from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -18,53 +19,6 @@ from eagle_eye.server.history.segments.downsampling import BucketSeries
 LATE_S = 10.0
 
 
-class Entry(NamedTuple):
-    """One frame as it came in: its place in its stream, its own time (by its node's clock), and its bytes.
-
-    ``moved_s`` is added to its time beside the batch's offset: the time it has cannot be.
-    """
-
-    sequence: int
-    time_s: float
-    raw: bytes
-    moved_s: float = 0.0
-
-
-class Batch(NamedTuple):
-    """Frames of one node and stream that came in one request; ``offset_s`` is added to their times on reading.
-
-    ``outlines`` are those, by id, that entries are rows of and that may not be durable yet.
-    """
-
-    node: str
-    stream: str
-    received_s: float
-    offset_s: float
-    entries: tuple[Entry, ...]
-    outlines: tuple[tuple[bytes, bytes], ...] = ()
-
-
-class Appended(NamedTuple):
-    """What became of a batch: ``new[i]`` is false where entry i was there already.
-
-    ``watermark`` is the stream's highest durable sequence: agents send the frames of one stream in order, so everything
-    that the agent still held of it up to there is here, and it may forget it.
-    """
-
-    new: tuple[bool, ...]
-    watermark: int
-
-    @property
-    def accepted(self) -> int:
-        """How many entries were not there before."""
-        return sum(self.new)
-
-    @property
-    def duplicates(self) -> int:
-        """How many entries were there already."""
-        return len(self.new) - self.accepted
-
-
 class StreamRef:
     """A stream that frames come of again and again; the history keeps in ``held`` what spares it looking it up."""
 
@@ -75,10 +29,12 @@ class StreamRef:
         self.held: Any = None
 
 
-class RowsOfMany(NamedTuple):
-    """Rows that came at about one moment as columns: one of each stream, of durable outlines, all of one size.
+class Batch(NamedTuple):
+    """Frames that came at about one moment, as columns: what every way of taking samples hands to the history.
 
-    ``time_s`` is by each node's clock; ``raw`` has a row's bytes in each line.
+    Line i is of the stream ``refs[i]``. ``time_s`` is by its node's clock, ``offset_s`` is added to it on reading.
+    ``raw`` has each frame's bytes, a matrix where all are of one size. ``outlines`` are those, by id, that rows among
+    them name and that may not be durable yet.
     """
 
     refs: Sequence[StreamRef]
@@ -86,11 +42,32 @@ class RowsOfMany(NamedTuple):
     time_s: np.ndarray[Any, np.dtype[np.float64]]
     received_s: np.ndarray[Any, np.dtype[np.float64]]
     offset_s: np.ndarray[Any, np.dtype[np.float64]]
-    raw: np.ndarray[Any, np.dtype[np.uint8]]
+    raw: np.ndarray[Any, np.dtype[np.uint8]] | Sequence[bytes]
+    outlines: Mapping[bytes, bytes] = MappingProxyType({})
+
+    @classmethod
+    def of(
+        cls,
+        lines: Iterable[tuple[StreamRef, int, float, float, float, bytes]],
+        outlines: Mapping[bytes, bytes] = MappingProxyType({}),
+    ) -> Batch:
+        """Return lines, at least one, each as the columns have it."""
+        refs, sequences, times_s, received_s, offsets_s, raw = zip(*lines, strict=True)
+        times = np.array((times_s, received_s, offsets_s), np.float64)
+        return cls(refs, np.array(sequences, np.int64), times[0], times[1], times[2], raw, outlines)
+
+    @property
+    def raw_bytes(self) -> int:
+        """How many bytes the frames have."""
+        return self.raw.nbytes if isinstance(self.raw, np.ndarray) else sum(map(len, self.raw))
 
 
-class AppendedRows(NamedTuple):
-    """What became of rows: whether each was not there before, and its stream's watermark, as ``Appended`` says."""
+class Appended(NamedTuple):
+    """What became of a batch: ``new[i]`` is false where line i was there already.
+
+    ``watermarks`` are the streams' highest durable sequences: agents send the frames of one stream in order, so
+    everything that the agent still held of it up to there is here, and it may forget it.
+    """
 
     new: list[bool]
     watermarks: list[int]
@@ -169,19 +146,11 @@ class History(Protocol):
     """A durable, append-only record of all frames. Every method may be called from any thread."""
 
     def submit(self, batch: Batch) -> Future[Appended]:
-        """Return a future that is done once the batch is durable, within about 100 ms.
+        """Return a future that is done once all of the batch is durable, within about 100 ms.
 
         The future fails with HistoryUnavailable when nothing of the batch was kept. Raises HistoryBusy when
         too much waits already.
         """
-        ...
-
-    def submit_all(self, batches: Sequence[Batch]) -> Future[list[Appended]]:
-        """Return a future of what became of each of them; all are durable then, or none. Raises as ``submit``."""
-        ...
-
-    def submit_rows(self, rows: RowsOfMany) -> Future[AppendedRows]:
-        """Return a future of what became of the rows; all are durable then, or none. Raises as ``submit``."""
         ...
 
     def outline(self, id_: bytes) -> bytes | None:

@@ -10,19 +10,17 @@ import struct
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from itertools import compress
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
-from eagle_eye.server.history.history import Appended, AppendedRows, Batch, Entry, RowsOfMany, StreamInfo
-from eagle_eye.server.history.journal_chunks import Draft, insert
+from eagle_eye.server.history.history import Appended, Batch, StreamInfo, StreamRef
+from eagle_eye.server.history.journal_chunks import chunks_of, insert
 from eagle_eye.server.history.journal_outlines import JournalOutlines
 from eagle_eye.server.history.journal_reader import JournalReader
 from eagle_eye.server.history.journal_refusals import Refusals
 from eagle_eye.server.history.journal_retention import RETENTION_S, Retention
-from eagle_eye.server.history.journal_rows import Extended, chunks_of
 from eagle_eye.server.history.journal_schema import MIGRATIONS
 from eagle_eye.server.history.journal_streams import Stream, Streams, Touched
 from eagle_eye.server.history.settings import HistorySettings
@@ -41,29 +39,6 @@ BATCH_BYTES = 512  # what a request takes in memory, about, beside its frames
 COMMITS_MAX = 1_000  # remembered, of those that a restart would replay
 
 T = TypeVar("T")
-
-
-class _Group(NamedTuple):
-    """Batches that are written in one transaction; ``alone``: one, whose future has its result and no list."""
-
-    batches: Sequence[Batch]
-    size: int  # in bytes
-    alone: bool
-
-    @property
-    def entries(self) -> int:
-        return sum([len(batch.entries) for batch in self.batches])
-
-
-class _Rows(NamedTuple):
-    """Rows that are written in one transaction."""
-
-    rows: RowsOfMany
-    size: int  # in bytes
-
-    @property
-    def entries(self) -> int:
-        return len(self.rows.refs)
 
 
 _Work = Callable[[sqlite3.Connection], Any]
@@ -85,7 +60,7 @@ class Journal:
         database.migrate(self._writer, MIGRATIONS, path)
         condition = database.Condition(path)
         self.reader = JournalReader(path, clock, condition)
-        self._waiting: deque[tuple[_Group | _Rows | _Work, Future[Any]]] = deque()
+        self._waiting: deque[tuple[Batch | _Work, Future[Any]]] = deque()
         self._waiting_bytes = 0
         self._wake = threading.Condition()
         self._closing = False
@@ -116,18 +91,7 @@ class Journal:
 
     def submit(self, batch: Batch) -> Future[Appended]:
         """Return a future that is done once the batch is durable. Raises HistoryBusy, HistoryUnavailable."""
-        size = _size(batch)
-        return self._enqueue(_Group((batch,), size, alone=True), size)
-
-    def submit_all(self, batches: Sequence[Batch]) -> Future[list[Appended]]:
-        """Return a future that is done once all batches are durable. Raises HistoryBusy, HistoryUnavailable."""
-        size = sum(map(_size, batches))
-        return self._enqueue(_Group(batches, size, alone=False), size)
-
-    def submit_rows(self, rows: RowsOfMany) -> Future[AppendedRows]:
-        """Return a future that is done once all rows are durable. Raises HistoryBusy, HistoryUnavailable."""
-        size = rows.raw.nbytes + BATCH_BYTES * len(rows.refs)
-        return self._enqueue(_Rows(rows, size), size)
+        return self._enqueue(batch, _size(batch))
 
     def change(self, work: Callable[[sqlite3.Connection], T]) -> Future[T]:
         """Return a future of what ``work`` returns, done in a transaction of its own. Raises HistoryUnavailable."""
@@ -161,7 +125,7 @@ class Journal:
 
     # The writer's thread
 
-    def _enqueue(self, what: _Group | _Rows | _Work, size: int) -> Future[Any]:
+    def _enqueue(self, what: Batch | _Work, size: int) -> Future[Any]:
         with self._wake:
             if self._closing or not self._thread.is_alive():
                 raise HistoryUnavailable("the history is closed; the server is stopping")
@@ -203,24 +167,21 @@ class Journal:
                 return
             touched = Touched()
             with database.transaction(self._writer):
-                _, chunks = self._append(
-                    [
-                        Batch(node, stream, received_s, offset_s, (Entry(sequence, time_s - offset_s, raw),))
-                        for _, node, stream, received_s, offset_s, sequence, time_s, raw in rows
-                    ],
-                    touched,
+                batch = Batch.of(
+                    (StreamRef(node, stream), sequence, time_s - offset_s, received_s, offset_s, raw)
+                    for _, node, stream, received_s, offset_s, sequence, time_s, raw in rows
                 )
-                insert(self._writer, chunks)
+                insert(self._writer, self._append(batch, touched)[2])
                 self._writer.execute("DELETE FROM earlier_frames WHERE id <= ?", (rows[-1][0],))
             self._streams.keep(touched)
 
     def _run(self) -> None:
         while True:
             taken = self._take()
-            if taken and not isinstance(taken[0][0], (_Group, _Rows)):
+            if taken and not isinstance(taken[0][0], Batch):
                 self._do(taken[0][0], taken[0][1])
             elif taken:
-                self._write([(what, future) for what, future in taken if isinstance(what, (_Group, _Rows))])
+                self._write([(what, future) for what, future in taken if isinstance(what, Batch)])
             elif self._closing:
                 return
             elif self._refusals.reason is not None:
@@ -228,28 +189,28 @@ class Journal:
             self._retain_if_due()
             self._refusals.look()
 
-    def _take(self) -> list[tuple[_Group | _Rows | _Work, Future[Any]]]:
+    def _take(self) -> list[tuple[Batch | _Work, Future[Any]]]:
         # No delay is added to gather more: while one commit runs, the next group gathers by itself.
         with self._wake:
             if not self._waiting and not self._closing:
                 until_step_s = self._next_step_s - time.monotonic()
                 self._wake.wait(IDLE_S if self._retaining is None else min(max(until_step_s, 0.0), IDLE_S))
-            taken: list[tuple[_Group | _Rows | _Work, Future[Any]]] = []
+            taken: list[tuple[Batch | _Work, Future[Any]]] = []
             entries = 0
             while self._waiting and entries < COMMIT_ENTRIES_MAX:
                 what = self._waiting[0][0]
-                frames = what if isinstance(what, (_Group, _Rows)) else None
-                if taken and frames is None:
+                batch = what if isinstance(what, Batch) else None
+                if taken and batch is None:
                     break
                 _, future = self._waiting.popleft()
-                if frames is not None:
-                    self._waiting_bytes -= frames.size
+                if batch is not None:
+                    self._waiting_bytes -= _size(batch)
                 # From here on the waiting request can no longer cancel it.
                 if future.set_running_or_notify_cancel():
                     taken.append((what, future))
-                    if frames is None:
+                    if batch is None:
                         break
-                    entries += frames.entries
+                    entries += len(batch.refs)
             return taken
 
     def _do(self, work: _Work, future: Future[Any]) -> None:
@@ -262,67 +223,41 @@ class Journal:
         else:
             future.set_result(result)
 
-    def _write(self, taken: list[tuple[_Group | _Rows, Future[Any]]]) -> None:
-        touched, extended = Touched(), Extended()
-        groups = [(group, future) for group, future in taken if isinstance(group, _Group)]
-        many = [(one.rows, future) for one, future in taken if isinstance(one, _Rows)]
-        told: list[tuple[AppendedRows, list[Stream]]] = []
+    def _write(self, taken: list[tuple[Batch, Future[Any]]]) -> None:
+        touched = Touched()
+        chunks: list[tuple[object, ...]] = []
+        told: list[tuple[Appended, list[Stream]]] = []
         try:
             with database.transaction(self._writer):
-                results, chunks = self._append([batch for group, _ in groups for batch in group.batches], touched)
-                for rows, _ in many:
-                    streams = self._streams.referred(rows.refs, rows.received_s.tolist(), touched)
-                    appended = extended.add(rows, streams)
-                    chunks += chunks_of(rows, streams, appended.new, CHUNK_BYTES_MAX)
+                for batch, _ in taken:
+                    appended, streams, rows = self._append(batch, touched)
                     told.append((appended, streams))
+                    chunks += rows
                 last_id = insert(self._writer, chunks)
         except Exception as error:  # noqa: BLE001 - whatever it was, the thread must live and the agents must hear it
-            extended.undo()
             touched.undo()
-            self._failed("frames cannot be written to", error, sum(what.entries for what, _ in taken))
+            self._failed("frames cannot be written to", error, sum(len(batch.refs) for batch, _ in taken))
             for _, future in taken:
                 future.set_exception(HistoryUnavailable(self.problem()))
             return
         self._refusals.worked()
-        self._note_commit(last_id, sum(result.accepted for result in results) + sum(sum(one.new) for one, _ in told))
+        self._note_commit(last_id, sum(sum(appended.new) for appended, _ in told))
         room_wanted = self._streams.keep(touched)
-        at = 0
-        for group, future in groups:
-            mine = results[at : at + len(group.batches)]
-            at += len(group.batches)
-            future.set_result(mine[0] if group.alone else mine)
-        for (rows, future), (appended, streams) in zip(many, told, strict=True):
-            self._streams.keep_referred(rows.refs, streams)
+        for (batch, future), (appended, streams) in zip(taken, told, strict=True):
+            self._streams.keep_referred(batch.refs, streams)
             future.set_result(appended)
         if room_wanted:
             self._note_streams()
 
-    def _append(self, batches: Sequence[Batch], touched: Touched) -> tuple[list[Appended], list[tuple[object, ...]]]:
-        """Return what became of each batch, and what is new of them as rows for ``insert``."""
-        drafts: dict[int, Draft] = {}
-        rows: list[tuple[object, ...]] = []
-        results: list[Appended] = []
-        self._streams.prepare(batches, touched)
-        self.outlines.write({id_: (raw, b.received_s) for b in batches if b.outlines for id_, raw in b.outlines})
-        for batch in batches:
-            stream = touched[batch.node, batch.stream]
-            entries = batch.entries
-            if len(entries) == 1:  # nearly always
-                new: tuple[bool, ...] = (stream.sequences.add(entries[0].sequence),)
-            else:
-                new = tuple([stream.sequences.add(entry.sequence) for entry in entries])
-            for entry in compress(entries, new):
-                draft = drafts.get(stream.shard)
-                if draft is None:
-                    draft = drafts[stream.shard] = Draft()
-                draft.add(stream.id, batch, entry)
-                if draft.size >= CHUNK_BYTES_MAX:
-                    rows.append(drafts.pop(stream.shard).row(stream.shard))
-            if True in new and batch.received_s > stream.heard_s:
-                stream.heard_s = batch.received_s
-            results.append(Appended(new, stream.sequences.highest))
-        rows += (draft.row(shard) for shard, draft in drafts.items())
-        return results, rows
+    def _append(self, batch: Batch, touched: Touched) -> tuple[Appended, list[Stream], list[tuple[object, ...]]]:
+        """Return what became of a batch, its lines' streams, and what is new of it as rows for ``insert``."""
+        streams = self._streams.referred(batch, touched)
+        if batch.outlines:
+            used_s = float(batch.received_s.max())
+            self.outlines.write({id_: (raw, used_s) for id_, raw in batch.outlines.items()})
+        appended = touched.add(batch, streams)
+        ids, shards = [stream.id for stream in streams], [stream.shard for stream in streams]
+        return appended, streams, list(chunks_of(batch, ids, shards, appended.new, CHUNK_BYTES_MAX))
 
     def _note_commit(self, last_id: int | None, frames: int) -> None:
         if last_id is None:
@@ -384,5 +319,4 @@ class Journal:
 
 
 def _size(batch: Batch) -> int:
-    entries = batch.entries
-    return (len(entries[0].raw) if len(entries) == 1 else sum([len(entry.raw) for entry in entries])) + BATCH_BYTES
+    return batch.raw_bytes + BATCH_BYTES * len(batch.refs)

@@ -8,12 +8,12 @@ from __future__ import annotations
 import sqlite3
 import struct
 from collections.abc import Iterator, Sequence
-from itertools import chain
+from itertools import chain, pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from eagle_eye.server.history.history import Batch, Entry
+from eagle_eye.server.history.history import Batch
 
 # One line of a directory: stream id, sequence, corrected time, time of receipt, clock offset, size of the frame.
 _LINE = struct.Struct("<iqdddI")
@@ -47,45 +47,50 @@ class Line(NamedTuple):
     at: int
 
 
-class Draft:
-    """A chunk while frames are added to it."""
-
-    __slots__ = ("_lines", "_raws", "first_s", "frames", "last_s", "received_s", "size")
-
-    def __init__(self) -> None:
-        self._lines: list[bytes] = []
-        self._raws: list[bytes] = []
-        self.frames = self.size = 0
-        self.first_s, self.last_s, self.received_s = float("inf"), float("-inf"), float("-inf")
-
-    def add(self, stream_id: int, batch: Batch, entry: Entry) -> None:
-        """Add one frame of the batch."""
-        offset_s = batch.offset_s + entry.moved_s
-        time_s = entry.time_s + offset_s
-        self._lines.append(_LINE.pack(stream_id, entry.sequence, time_s, batch.received_s, offset_s, len(entry.raw)))
-        self._raws.append(entry.raw)
-        self.frames += 1
-        self.size += len(entry.raw)
-        # Comparisons and no min() and max(): this is done ten thousand times a second.
-        if time_s < self.first_s:
-            self.first_s = time_s
-        if time_s > self.last_s:
-            self.last_s = time_s
-        if batch.received_s > self.received_s:
-            self.received_s = batch.received_s
-
-    def row(self, shard: int) -> tuple[object, ...]:
-        """Return the columns of the journal's row, in the order of its INSERT."""
-        return (
-            shard,
-            self.frames,
-            self.size,
-            self.received_s,
-            self.first_s,
-            self.last_s,
-            b"".join(self._lines),
-            b"".join(self._raws),
-        )
+def chunks_of(
+    batch: Batch, stream_ids: Sequence[int], shards: Sequence[int], new: Sequence[bool], bytes_max: int
+) -> Iterator[tuple[object, ...]]:
+    """Yield what is new of a batch as rows of the journal, in the order of its INSERT."""
+    of_shard = np.fromiter(shards, np.int64, len(shards))
+    order = np.argsort(of_shard, kind="stable")
+    if False in new:
+        order = order[np.array(new)[order]]
+    if not len(order):
+        return
+    raw = batch.raw
+    lines = np.empty(len(order), DIRECTORY)
+    lines["stream_id"] = np.fromiter(stream_ids, np.int32, len(stream_ids))[order]
+    lines["sequence"] = batch.sequence[order]
+    lines["offset_s"] = batch.offset_s[order]
+    lines["time_s"] = batch.time_s[order] + lines["offset_s"]
+    lines["received_s"] = batch.received_s[order]
+    if isinstance(raw, np.ndarray):
+        lines["size"] = raw.shape[1]
+        sorted_raw: Any = raw[order]
+    else:
+        sorted_raw = [raw[at] for at in order.tolist()]
+        lines["size"] = [len(one) for one in sorted_raw]
+    ends = np.cumsum(lines["size"], dtype=np.int64)
+    sorted_shards = of_shard[order]
+    begins = [0, *(np.flatnonzero(np.diff(sorted_shards)) + 1).tolist(), len(order)]
+    for begin, end in pairwise(begins):
+        first = begin
+        while first < end:
+            before = int(ends[first - 1]) if first else 0
+            last = min(max(int(np.searchsorted(ends, before + bytes_max, "right")), first + 1), end)
+            part = slice(first, last)
+            times_s, inside = lines["time_s"][part], sorted_raw[part]
+            yield (
+                int(sorted_shards[first]),
+                last - first,
+                int(ends[last - 1]) - before,
+                float(lines["received_s"][part].max()),
+                float(times_s.min()),
+                float(times_s.max()),
+                lines[part].tobytes(),
+                inside.tobytes() if isinstance(inside, np.ndarray) else b"".join(inside),
+            )
+            first = last
 
 
 def insert(writer: sqlite3.Connection, rows: Sequence[tuple[object, ...]]) -> int | None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from eagle_eye.server.history.history import Batch, StreamInfo, StreamRef
+from eagle_eye.server.history.history import Appended, Batch, StreamInfo, StreamRef
 from eagle_eye.server.history.journal_chunks import lines
 from eagle_eye.server.history.sequences import Sequences
 from eagle_eye.server.store import database
@@ -41,26 +41,48 @@ class Stream:
 
 
 class Touched(dict[_Name, Stream]):
-    """The streams that a transaction changes, and what they were before it."""
+    """The streams that a transaction had to look up or make, and what it changed of these and others.
+
+    ``fresh`` are those that were not at hand before it.
+    """
 
     def __init__(self) -> None:
         super().__init__()
-        self._before: list[tuple[Stream, tuple[tuple[int, int], ...], float]] = []
+        self.fresh: list[Stream] = []
+        # Of each frame its stream and when that was heard; its sequences too, where it was not the next one.
+        self._before: list[tuple[Stream, tuple[tuple[int, int], ...] | None, float]] = []
 
-    def take(self, name: _Name, stream: Stream) -> None:
-        """Have a stream that is about to change."""
-        self[name] = stream
-        self._before.append((stream, stream.sequences.snapshot(), stream.heard_s))
+    def add(self, batch: Batch, streams: Sequence[Stream]) -> Appended:
+        """Have the batch's sequences in their streams."""
+        sequences: list[int] = batch.sequence.tolist()
+        new = [True] * len(sequences)
+        before = self._before.append
+        usual = True
+        for at, (stream, sequence, received_s) in enumerate(
+            zip(streams, sequences, batch.received_s.tolist(), strict=True)
+        ):
+            of_stream = stream.sequences
+            if sequence == of_stream.highest + 1:
+                before((stream, None, stream.heard_s))
+                of_stream.highest = sequence
+            else:
+                before((stream, of_stream.snapshot(), stream.heard_s))
+                new[at] = of_stream.add(sequence)
+                usual = False
+            if new[at] and received_s > stream.heard_s:
+                stream.heard_s = received_s
+        return Appended(new, sequences if usual else [stream.sequences.highest for stream in streams])
 
     def undo(self) -> None:
         """Take all streams back: a watermark that was rolled back must not be answered."""
-        known = set()
-        for stream, sequences, heard_s in self._before:
-            stream.sequences.restore(sequences)
+        for stream, sequences, heard_s in reversed(self._before):
+            if sequences is None:
+                stream.sequences.highest -= 1
+            else:
+                stream.sequences.restore(sequences)
             stream.heard_s = heard_s
-            known.add(stream)
-        for stream in self.values():
-            stream.forgotten = stream not in known
+        for stream in self.fresh:
+            stream.forgotten = True
 
 
 class Streams:
@@ -92,23 +114,6 @@ class Streams:
                 stream.heard_s = max(stream.heard_s, line.received_s)
         self.keep(dict(found.values()))
 
-    def prepare(self, batches: Iterable[Batch], touched: Touched) -> None:
-        """Have the batches' streams in ``touched``: to be changed in a transaction, and kept after that."""
-        missing: dict[_Name, float] = {}
-        for batch in batches:
-            name = (batch.node, batch.stream)
-            if name not in touched:
-                known = self._cache.get(name)
-                if known is not None:
-                    touched.take(name, known)
-                else:
-                    missing.setdefault(name, batch.received_s)
-        if missing:
-            touched.update(self._look_up(list(missing)))
-            new = {name: heard_s for name, heard_s in missing.items() if name not in touched}
-            if new:
-                touched.update(self._make(new))
-
     def keep(self, touched: dict[_Name, Stream]) -> bool:
         """Take over what a transaction changed, once it is durable; return whether ``noting`` is due for room."""
         for name, stream in touched.items():
@@ -116,15 +121,33 @@ class Streams:
             stream.noted = False
         return len(self._cache) > STREAMS_CACHED_MAX
 
-    def referred(self, refs: Sequence[StreamRef], received_s: Sequence[float], touched: Touched) -> list[Stream]:
-        """Return the streams of the references, to be changed in a transaction; those not at hand as of ``prepare``."""
+    def referred(self, batch: Batch, touched: Touched) -> list[Stream]:
+        """Return the streams of a batch's lines, to be changed in a transaction; in ``touched`` those not at hand."""
+        refs = batch.refs
         streams = [ref.held for ref in refs]
         if any(stream is None or stream.forgotten for stream in streams):
-            self.prepare([Batch(*ref.name, at_s, 0.0, ()) for ref, at_s in zip(refs, received_s, strict=True)], touched)
+            self._prepare(refs, batch.received_s.tolist(), touched)
             for ref in refs:
                 ref.held = touched[ref.name]
             streams = [ref.held for ref in refs]
         return streams
+
+    def _prepare(self, refs: Sequence[StreamRef], received_s: Sequence[float], touched: Touched) -> None:
+        missing: dict[_Name, float] = {}
+        for ref, at_s in zip(refs, received_s, strict=True):
+            if ref.name not in touched:
+                known = self._cache.get(ref.name)
+                if known is not None:
+                    touched[ref.name] = known
+                else:
+                    missing.setdefault(ref.name, at_s)
+        if missing:
+            found = self._look_up(list(missing))
+            new = {name: heard_s for name, heard_s in missing.items() if name not in found}
+            if new:
+                found |= self._make(new)
+            touched.update(found)
+            touched.fresh += found.values()
 
     def keep_referred(self, refs: Sequence[StreamRef], streams: Sequence[Stream]) -> None:
         """Take over what a transaction changed of streams that were at hand."""

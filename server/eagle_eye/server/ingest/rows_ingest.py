@@ -1,17 +1,23 @@
-"""Frames as rows: taken by the request, made durable in groups, answered when their group is.
+"""Frames taken by the request, made durable in groups, answered when their group is.
 
 Requests gather until the journal has finished the group before, and for a moment at least: ten thousand agents a second
-cost some dozen transactions, and no future, task or lock of their own. What rows mean is as in ``ingest``.
+cost some dozen transactions, and no future, task or lock of their own.
+
+Clock correction: a node's offset is estimated from its requests (see NodeClock); beyond two seconds it is added to the
+times that the detection loop gets. The history keeps frames as they came, with the offset beside them. Times that
+cannot be, after their receipt or a decade old, are moved: none is refused, as an agent would have to drop what it says.
+Late frames (history.LATE_S) are what an agent kept while the server was away and sends after newer ones. They are
+kept like all others and are no news: they move neither the fleet nor the loop's view of a node. Of them the loop is
+told only what stays true, the facts of ``frame_rules.LASTING``.
 """
 
 from __future__ import annotations
 
 import asyncio
-import functools
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from itertools import compress, count
+from itertools import compress, count, islice
 from typing import Any, TypeVar
 
 import msgspec
@@ -19,7 +25,7 @@ import msgspec
 from eagle_eye.schema.frame import Frame
 from eagle_eye.schema.rows import ROW_HEAD
 from eagle_eye.server.engine.outlined import Row, RowGroup, groups_of
-from eagle_eye.server.history.history import Appended, AppendedRows, Batch, History
+from eagle_eye.server.history.history import Appended, Batch, History
 from eagle_eye.server.ingest.fleet import Fleet
 from eagle_eye.server.ingest.frame_rules import (
     LATE_AT_ONCE_MAX,
@@ -28,9 +34,10 @@ from eagle_eye.server.ingest.frame_rules import (
     Authenticator,
     belated,
 )
-from eagle_eye.server.ingest.rows_request import RowsRead, RowsReader
+from eagle_eye.server.ingest.rows_request import Request, RowsReader
 from eagle_eye.server.ingest.settings import IngestSettings
 from eagle_eye.server.ingest.single_row_requests import Asker, Usual, UsualRows, read
+from eagle_eye.server.ingest.unknown_fields import UnknownThings
 from eagle_eye.server.model.clock import Clock
 from eagle_eye.server.model.errors import NO_HEADERS, HistoryBusy, HistoryUnavailable, Refusal, StoreUnavailable
 from eagle_eye.server.security.auth import Principal
@@ -51,7 +58,6 @@ SPREAD_RATIO = 0.8  # of the interval
 # What takes an answer: status, body, headers.
 Reply = Callable[[int, bytes, Mapping[str, str]], None]
 
-T = TypeVar("T")
 U = TypeVar("U", "Sequence[_Taken]", UsualRows)
 
 _log = logging.getLogger(__name__)
@@ -60,8 +66,11 @@ _log = logging.getLogger(__name__)
 class _Taken(msgspec.Struct, frozen=True, gc=False):
     """One request under way."""
 
-    request: RowsRead
-    batch: Batch
+    request: Request
+    unknown: Sequence[str]
+    received_s: float
+    offset_s: float
+    moved_s: Sequence[float]  # added to each entry's time, beside the offset
     late: tuple[bool, ...]
     size: int
     started_s: float
@@ -69,10 +78,11 @@ class _Taken(msgspec.Struct, frozen=True, gc=False):
 
 
 class RowsIngest:
-    """Takes requests of rows. ``observe_rows`` gets durable rows of numbers, ``observe`` whole frames, as Ingest's.
+    """Takes agents' requests.
 
-    ``found(nodes)`` is awaited for nodes that were never heard of, before their rows are acknowledged; where a whole
-    fleet begins to speak, after that.
+    ``observe_rows`` gets durable rows of numbers, ``observe(frame, received_s, offset_s)`` what is more than numbers.
+    ``asked_of(node)`` returns what the node's agent is asked for with the answer. ``found(nodes)`` is awaited for nodes
+    that were never heard of, before their rows are acknowledged; where a whole fleet begins to speak, after that.
     """
 
     def __init__(
@@ -89,6 +99,7 @@ class RowsIngest:
         asked_of: Callable[[str], list[dict[str, Any]]],
         asks_anybody: Callable[[], bool],
         reader: RowsReader,
+        unknown: UnknownThings,
     ) -> None:
         self._settings = settings
         self._history = history
@@ -102,6 +113,7 @@ class RowsIngest:
         self._asked_of = asked_of
         self._asks_anybody = asks_anybody
         self._reader = reader
+        self._unknown = unknown
         self._gathered: list[_Taken] = []
         self._usual: list[Usual] = []
         self._rows = self._bytes = 0  # of what has gathered
@@ -113,25 +125,30 @@ class RowsIngest:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def take(self, principal: Principal, body: bytes, started_s: float, reply: Reply) -> None:
-        """Take a request's body; ``reply`` is called once, when its rows are durable or cannot be.
+        """Take the body of a request of rows; see ``take_request``. Raises Refusal."""
+        received_s = self._clock.now_s()
+        self.take_request(principal, self._reader.read(body), len(body), received_s, started_s, reply)
+
+    def take_request(
+        self, principal: Principal, request: Request, size: int, now_s: float, started_s: float, reply: Reply
+    ) -> None:
+        """Take a request of ``size`` bytes that came at ``now_s``; ``reply`` is called once, when it is durable or not.
 
         On the event loop. Raises Refusal at once for what cannot be taken: ``reply`` is not called then.
         """
-        now_s = self._clock.now_s()
-        request = self._reader.read(body)
         node, entries, sent_s = request.node, request.entries, request.sent_s
         self._auth.authorise_frames(principal, node)
         alone = request.known[0]
         if alone is None or not alone.admitted:
             self._settings.check_name(node)
             self._fleet.check_room(node)
-        self._check_room(len(body))
+        self._check_room(size)
         times_s = [entry.time_s for entry in entries]
         offset_s = self._fleet.offset_s(node, sent_s, now_s, max(times_s), request.clock_base_s)
-        moved_s = self._fleet.moved_s(node, times_s, now_s)
-        if moved_s is not None:
-            entries = tuple([one._replace(moved_s=by_s) for one, by_s in zip(entries, moved_s, strict=True)])
-        late = tuple([self._fleet.is_time_late(node, one.time_s + one.moved_s, sent_s) for one in entries])
+        moved_s = self._fleet.moved_s(node, times_s, now_s) or [0.0] * len(times_s)
+        late = tuple(
+            [self._fleet.is_time_late(node, at_s + by_s, sent_s) for at_s, by_s in zip(times_s, moved_s, strict=True)]
+        )
         if False not in late:
             if self._late_now >= LATE_AT_ONCE_MAX:
                 detail = (
@@ -139,11 +156,10 @@ class RowsIngest:
                 )
                 raise Refusal(503, "busy", detail, {"Retry-After": str(RETRY_BUSY_S)})
             self._late_now += 1
-        outlines = tuple([(known.id, known.raw) for known in request.fresh]) if request.fresh else ()
-        batch = Batch(node, request.stream, now_s, offset_s, entries, outlines)
-        self._gathered.append(_Taken(request, batch, late, len(body), started_s, reply))
+        unknown = self._unknown.note(node, request.agent_version, request.unknown) if request.unknown else ()
+        self._gathered.append(_Taken(request, unknown, now_s, offset_s, moved_s, late, size, started_s, reply))
         self._rows += len(entries)
-        self._bytes += len(body)
+        self._bytes += size
         if self._rows >= GROUP_ROWS_MAX:
             self._begin()
         elif self._due is None and self._writing == 0:
@@ -193,7 +209,7 @@ class RowsIngest:
         if usual:
             groups, odd = read(usual, self._fleet, self._clock.now_s() - self._begun_s)
             for group in groups:
-                self._write(functools.partial(self._history.submit_rows, group.rows), group, self._rows_written)
+                self._write(group.batch, group, self._rows_written)
             for one in odd:
                 try:
                     self.take(one.principal, one.body, one.started_s, one.asker.answer)
@@ -202,13 +218,13 @@ class RowsIngest:
         taken, self._gathered = self._gathered, []
         self._rows = self._bytes = 0
         if taken:
-            self._write(functools.partial(self._history.submit_all, [one.batch for one in taken]), taken, self._written)
+            self._write(_batch(taken), taken, self._written)
 
-    def _write(self, submit: Callable[[], Future[T]], what: U, written: Callable[[U, Future[T]], None]) -> None:
-        """Hand something to the history; ``written(what, future)`` is called once it is durable or cannot be."""
+    def _write(self, batch: Batch, what: U, written: Callable[[U, Future[Appended]], None]) -> None:
+        """Hand a batch to the history; ``written(what, future)`` is called once it is durable or cannot be."""
         loop = asyncio.get_running_loop()
         try:
-            future = submit()
+            future = self._history.submit(batch)
         except HistoryBusy as error:
             self._refuse(what, Refusal(503, "busy", str(error), {"Retry-After": str(RETRY_BUSY_S)}))
         except HistoryUnavailable as error:
@@ -217,7 +233,7 @@ class RowsIngest:
             self._writing += 1
             future.add_done_callback(lambda done: _on(loop, written, what, done))
 
-    def _outcome(self, what: Sequence[_Taken] | UsualRows, done: Future[T]) -> T | None:
+    def _outcome(self, what: Sequence[_Taken] | UsualRows, done: Future[Appended]) -> Appended | None:
         """Return what became of a group; None: it is refused."""
         self._writing -= 1
         if (self._gathered or self._usual) and self._due is None:
@@ -231,17 +247,17 @@ class RowsIngest:
             self._refuse(what, Refusal(500, "internal", "the server failed; its log says why"))
         return None
 
-    def _rows_written(self, usual: UsualRows, done: Future[AppendedRows]) -> None:
+    def _rows_written(self, usual: UsualRows, done: Future[Appended]) -> None:
         appended = self._outcome(usual, done)
         if appended is None:
             return
-        news = usual.of(appended.new)
-        if news.requests:
-            self._fleet.heard_rows(news.group, news.rows.time_s.tolist())
-            self._observe_rows([news.group])
+        news = usual.new(appended.new)
+        if news.outlined:
+            self._fleet.heard_rows(news, usual.batch.time_s[appended.new].tolist())
+            self._observe_rows([news])
         self._accept(usual, appended)
 
-    def _accept(self, usual: UsualRows, appended: AppendedRows) -> None:
+    def _accept(self, usual: UsualRows, appended: Appended) -> None:
         asks = self._asks_anybody()
         ends: dict[float, bytes] = {}
         for request, new, watermark in zip(usual.requests, appended.new, appended.watermarks, strict=True):
@@ -253,61 +269,62 @@ class RowsIngest:
             if asked:
                 end = b',"requests":' + msgspec.json.encode(asked) + end
             request.asker.accept(b'{"accepted":%d,"duplicates":%d,"watermark":%d%b}' % (new, not new, watermark, end))
-        self._count(sum(appended.new), len(appended.new), usual.rows.raw.nbytes, [r.started_s for r in usual.requests])
+        self._count(sum(appended.new), len(appended.new), usual.batch.raw_bytes, [r.started_s for r in usual.requests])
 
-    def _written(self, taken: Sequence[_Taken], done: Future[list[Appended]]) -> None:
-        results = self._outcome(taken, done)
-        if results is None:
+    def _written(self, taken: Sequence[_Taken], done: Future[Appended]) -> None:
+        appended = self._outcome(taken, done)
+        if appended is None:
             return
-        strangers = self._show(taken, results)
+        strangers = self._show(taken, iter(appended.new))
+        answers = _answers(taken, appended)
         if not strangers or len(strangers) > STRANGERS_AWAITED:
-            self._acknowledge(taken, results)
-            taken = ()
+            self._acknowledge(answers)
+            answers = []
         if strangers:
-            task = asyncio.get_running_loop().create_task(self._introduce(strangers, taken, results[: len(taken)]))
+            task = asyncio.get_running_loop().create_task(self._introduce(strangers, answers))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
-    def _show(self, taken: Sequence[_Taken], results: Sequence[Appended]) -> list[str]:
+    def _show(self, taken: Sequence[_Taken], new: Iterator[bool]) -> list[str]:
         """Tell fleet and detection what is new; return the nodes that were never heard of."""
         rows: list[Row] = []
         strangers: list[str] = []
-        for one, appended in zip(taken, results, strict=True):
+        for one in taken:
             for outline in one.request.fresh:
                 outline.durable = outline.admitted = True
-            for at in compress(count(), appended.new):
+            for at in compress(count(), islice(new, len(one.late))):
                 if one.late[at]:
                     self._show_late(one, at)
                 elif self._show_one(one, at, rows):
-                    strangers.append(one.batch.node)
+                    strangers.append(one.request.node)
         self._observe_rows(groups_of(rows))
         return strangers
 
     def _show_one(self, one: _Taken, at: int, rows: list[Row]) -> bool:
         """Tell of a row, numbers alone by adding them to ``rows``; return whether its node was never heard of."""
-        batch, known, entry = one.batch, one.request.known[at], one.batch.entries[at]
+        known, entry, moved_s = one.request.known[at], one.request.entries[at], one.moved_s[at]
         if known is not None:
             known.admitted = True
-            time_s = entry.time_s + entry.moved_s
-            rows.append(Row(known.outlined, time_s + batch.offset_s, batch.received_s, entry.raw[ROW_HEAD.size :]))
-            return self._fleet.heard_row(known.outlined, time_s, batch.received_s)
+            time_s = entry.time_s + moved_s
+            rows.append(Row(known.outlined, time_s + one.offset_s, one.received_s, entry.raw[ROW_HEAD.size :]))
+            return self._fleet.heard_row(known.outlined, time_s, one.received_s)
         frame = one.request.frames[at]
         self._observe_rows(groups_of(rows))  # what its node said before comes before it
         rows.clear()
-        new = self._fleet.heard(frame, batch.received_s, entry.moved_s)
-        dated = self._fleet.dated(frame, batch.offset_s + entry.moved_s, batch.received_s)
-        self._observe(dated, batch.received_s, batch.offset_s)
+        new = self._fleet.heard(frame, one.received_s, moved_s)
+        dated = self._fleet.dated(frame, one.offset_s + moved_s, one.received_s)
+        self._observe(dated, one.received_s, one.offset_s)
         return new
 
     def _show_late(self, one: _Taken, at: int) -> None:
         self._telemetry.late.inc()
-        frame, newest = one.request.frames.get(at), self._fleet.last(one.batch.node)
+        frame, newest = one.request.frames.get(at), self._fleet.last(one.request.node)
         told = belated(frame, newest) if frame is not None and newest is not None else None
         if newest is not None and told is not None:
-            offset_s = one.batch.offset_s + one.batch.entries[at].moved_s
-            self._observe(self._fleet.dated(told, offset_s, one.batch.received_s), newest.received_s, offset_s)
+            offset_s = one.offset_s + one.moved_s[at]
+            self._observe(self._fleet.dated(told, offset_s, one.received_s), newest.received_s, offset_s)
 
-    async def _introduce(self, nodes: list[str], taken: Sequence[_Taken], results: Sequence[Appended]) -> None:
+    async def _introduce(self, nodes: list[str], answers: Sequence[tuple[_Taken, int, int]]) -> None:
         try:
             await self._found(nodes)
         except StoreUnavailable:
@@ -315,25 +332,23 @@ class RowsIngest:
             _log.warning("nodes could not be written down", extra={"nodes": len(nodes), "first": nodes[0]})
             self._telemetry.failures.labels("node").inc()
         finally:
-            self._acknowledge(taken, results)
+            self._acknowledge(answers)
 
-    def _acknowledge(self, taken: Sequence[_Taken], results: Sequence[Appended]) -> None:
-        accepted = total = 0
-        for one, appended in zip(taken, results, strict=True):
-            rows = len(appended.new)
-            new = appended.accepted if False in appended.new else rows
-            accepted += new
-            total += rows
+    def _acknowledge(self, answers: Sequence[tuple[_Taken, int, int]]) -> None:
+        """Answer requests, of each of which so many frames are new, and its stream durable up to a watermark."""
+        for one, new, watermark in answers:
             self._settle(one)
-            said = b'{"accepted":%d,"duplicates":%d,"watermark":%d' % (new, rows - new, appended.watermark)
-            asked = self._asked_of(one.batch.node)
+            said = b'{"accepted":%d,"duplicates":%d,"watermark":%d' % (new, len(one.late) - new, watermark)
+            asked = self._asked_of(one.request.node)
             if asked:
                 said += b',"requests":' + msgspec.json.encode(asked)
             said += self._spread(one.request.interval_s)
-            if one.request.unknown:
-                said += b',"unknown":' + msgspec.json.encode(one.request.unknown)
+            if one.unknown:
+                said += b',"unknown":' + msgspec.json.encode(one.unknown)
             one.reply(200, said + b"}", NO_HEADERS)
-        self._count(accepted, total, sum(one.size for one in taken), [one.started_s for one in taken])
+        accepted, total = sum(new for _, new, _ in answers), sum(len(one.late) for one, _, _ in answers)
+        sizes, begun_s = [one.size for one, _, _ in answers], [one.started_s for one, _, _ in answers]
+        self._count(accepted, total, sum(sizes), begun_s)
 
     def _spread(self, interval_s: float) -> bytes:
         """Return what an answer says of how far agents should spread their sending."""
@@ -363,6 +378,26 @@ class RowsIngest:
     def _settle(self, one: _Taken) -> None:
         if False not in one.late:
             self._late_now -= 1
+
+
+def _batch(taken: Sequence[_Taken]) -> Batch:
+    """Return what the requests say as one batch."""
+    lines = (
+        (one.request.ref, entry.sequence, entry.time_s, one.received_s, one.offset_s + by_s, entry.raw)
+        for one in taken
+        for entry, by_s in zip(one.request.entries, one.moved_s, strict=True)
+    )
+    return Batch.of(lines, {known.id: known.raw for one in taken for known in one.request.fresh})
+
+
+def _answers(taken: Sequence[_Taken], appended: Appended) -> list[tuple[_Taken, int, int]]:
+    """Return each request with how many of its frames are new, and its stream's watermark."""
+    answers, at = [], 0
+    for one in taken:
+        end = at + len(one.late)
+        answers.append((one, sum(appended.new[at:end]), appended.watermarks[end - 1]))
+        at = end
+    return answers
 
 
 def _unavailable(error: HistoryUnavailable) -> Refusal:

@@ -1,15 +1,18 @@
-"""The body of a request of rows, read and checked: whose they are, what is more than numbers, what is not known."""
+"""The body of a request of frames, read and checked: whose they are, what is more than numbers, what is not known.
+
+Whole frames and rows become the same ``Request``: what comes after does not ask which way a frame came.
+"""
 
 from __future__ import annotations
 
 import zlib
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple, TypeVar
 
 import msgspec
 
-from eagle_eye.schema.frame import BadFrame, DecodedFrame, Frame, read_frame, unknown_keys
+from eagle_eye.schema.frame import BadFrame, DecodedFrame, Frame, decode_request, read_frame, unknown_keys
 from eagle_eye.schema.outline_keys import unknown_outline_keys
 from eagle_eye.schema.rows import (
     Outline,
@@ -21,7 +24,7 @@ from eagle_eye.schema.rows import (
     read_row,
     row_head,
 )
-from eagle_eye.server.history.history import Entry
+from eagle_eye.server.history.history import StreamRef
 from eagle_eye.server.ingest.frame_rules import KEYS_EVERY, RETRY_UNAVAILABLE_S, refusal_of
 from eagle_eye.server.ingest.outlines import KnownOutline, Outlines
 from eagle_eye.server.ingest.single_row_requests import ID
@@ -34,23 +37,35 @@ LEARNED_PER_S, LEARNED_AT_ONCE = 1_500, 1_500  # outlines: each costs some hundr
 RETRY_LEARN_S = 2
 
 
-class RowsRead(msgspec.Struct, frozen=True, gc=False):
+T = TypeVar("T")
+
+
+class Entry(NamedTuple):
+    """One frame as it came in: its place in its stream, its own time (by its node's clock), and its bytes."""
+
+    sequence: int
+    time_s: float
+    raw: bytes
+
+
+class Request(msgspec.Struct, frozen=True, gc=False):
     """What a body says. ``known`` has each entry's outline, None for one whose frame is in ``frames``.
 
     ``clock_base_s`` is what the last one says. ``fresh`` are the outlines among them that may not be durable yet;
-    ``unknown`` names what was left out.
+    ``unknown`` counts what was left out, by name.
     """
 
     node: str
-    stream: str
+    ref: StreamRef
     interval_s: float
+    agent_version: str
     sent_s: float
     clock_base_s: float | None
     entries: tuple[Entry, ...]
     known: tuple[KnownOutline | None, ...]
     frames: Mapping[int, Frame]
     fresh: tuple[KnownOutline, ...]
-    unknown: Sequence[str]
+    unknown: Counter[str]
 
 
 class _One(NamedTuple):
@@ -93,39 +108,13 @@ class RowsReader:
             raise Refusal(400, "truncated", "the compressed body ends before its data does")
         return whole
 
-    def read(self, body: bytes) -> RowsRead:
-        """Return what the body says. Raises Refusal: 400, 409 for an outline to be sent, 413, 503."""
-        try:
-            sent_s, outlines, rows = decode_rows_request(body)
-        except BadFrame as error:
-            raise refusal_of(error, "the request") from None
+    def read(self, body: bytes) -> Request:
+        """Return what a body of rows says. Raises Refusal: 400, 409 for an outline to be sent, 413, 503."""
+        sent_s, outlines, rows = _checked(decode_rows_request, body, "the request")
         if not rows:
             raise Refusal(400, "empty", "the request has no rows; send at least one")
         self._learn(outlines)
-        read: list[_One] = []
-        for at, row in enumerate(rows):
-            try:
-                read.append(self._one(row))
-            except BadFrame as error:
-                raise refusal_of(error, f"row {at}") from None
-        first = read[0].says
-        for at, one in enumerate(read[1:], 1):
-            if (one.says.node, one.says.stream) != (first.node, first.stream):
-                raise Refusal(400, "mixed", f"row {at} is of another node or stream than row 0; send one a request")
-        frames = {at: one.reading.frame for at, one in enumerate(read) if one.reading is not None}
-        fresh = {one.known.id: one.known for one in read if one.known is not None and not one.known.durable}
-        return RowsRead(
-            first.node,
-            first.stream,
-            first.interval_s,
-            sent_s,
-            read[-1].base_s,
-            tuple([one.entry for one in read]),
-            tuple([one.known if one.reading is None else None for one in read]),
-            frames,
-            tuple(fresh.values()),
-            self._note_unknown(first, read) if frames else [],
-        )
+        return _request(sent_s, [_checked(self._one, row, f"row {at}") for at, row in enumerate(rows)], "row")
 
     def alone(self, body: bytes) -> KnownOutline | None:
         """Return the outline of a body that is as long as one row of it alone; None: ``read`` it by itself."""
@@ -151,10 +140,7 @@ class RowsReader:
     def _one(self, row: bytes) -> _One:
         """Return a row, or a whole frame that came among them. Raises BadFrame, Refusal."""
         if row and not is_row(row):
-            frame, unknown = reading = read_frame(row)
-            if frame.sequence % KEYS_EVERY == 1:
-                reading = DecodedFrame(frame, (*unknown, *unknown_keys(row)))
-            return _One(frame, None, Entry(frame.sequence, frame.time_s, row), reading)
+            return _whole(row)
         head = row_head(row)
         known = self._find(head.outline_id)
         known.used = True
@@ -183,6 +169,47 @@ class RowsReader:
             detail = f"more than {LEARNED_PER_S} agents a second begin to speak; this one is listened to in a moment"
             raise Refusal(503, "busy", detail, {"Retry-After": str(RETRY_LEARN_S)})
 
-    def _note_unknown(self, first: Outline | Frame, read: Sequence[_One]) -> list[str]:
-        left_out = Counter(name for one in read if one.reading is not None for name in one.reading.unknown)
-        return self._unknown.note(first.node, first.agent_version, left_out) if left_out else []
+
+def read_whole(body: bytes) -> Request:
+    """Return what a body of whole frames says. Raises Refusal: 400, 413. Pure."""
+    sent_s, raws = _checked(decode_request, body, "the request")
+    if not raws:
+        raise Refusal(400, "empty", "the request has no frames; send at least one")
+    return _request(sent_s, [_checked(_whole, raw, f"frame {at}") for at, raw in enumerate(raws)], "frame")
+
+
+def _checked(read: Callable[[bytes], T], raw: bytes, where: str) -> T:
+    try:
+        return read(raw)
+    except BadFrame as error:
+        raise refusal_of(error, where) from None
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        raise Refusal(400, "malformed", f"{where} cannot be decoded: {type(error).__name__}") from None
+
+
+def _whole(raw: bytes) -> _One:
+    frame, unknown = reading = read_frame(raw)
+    if frame.sequence % KEYS_EVERY == 1:
+        reading = DecodedFrame(frame, (*unknown, *unknown_keys(raw)))
+    return _One(frame, None, Entry(frame.sequence, frame.time_s, raw), reading)
+
+
+def _request(sent_s: float, read: Sequence[_One], what: str) -> Request:
+    first = read[0].says
+    for at, one in enumerate(read[1:], 1):
+        if (one.says.node, one.says.stream) != (first.node, first.stream):
+            raise Refusal(400, "mixed", f"{what} {at} is of another node or stream than {what} 0; send one a request")
+    fresh = {one.known.id: one.known for one in read if one.known is not None and not one.known.durable}
+    return Request(
+        first.node,
+        StreamRef(first.node, first.stream) if read[0].known is None else read[0].known.ref,
+        first.interval_s,
+        read[-1].says.agent_version,
+        sent_s,
+        read[-1].base_s,
+        tuple([one.entry for one in read]),
+        tuple([one.known if one.reading is None else None for one in read]),
+        {at: one.reading.frame for at, one in enumerate(read) if one.reading is not None},
+        tuple(fresh.values()),
+        Counter([name for one in read if one.reading is not None for name in one.reading.unknown]),
+    )

@@ -14,7 +14,7 @@ import numpy as np
 from eagle_eye.schema.frame import TIME_S_MAX
 from eagle_eye.schema.rows import MAGIC, VERSION
 from eagle_eye.server.engine.outlined import RowGroup
-from eagle_eye.server.history.history import LATE_S, RowsOfMany
+from eagle_eye.server.history.history import LATE_S, Batch
 from eagle_eye.server.ingest.fleet import Fleet
 from eagle_eye.server.ingest.outlines import ALONE_BYTES, KnownOutline
 from eagle_eye.server.security.auth import Principal
@@ -70,36 +70,25 @@ class Usual(msgspec.Struct, frozen=True, gc=False):
 
 
 class UsualRows(NamedTuple):
-    """Some requests as columns; ``requests[i]`` is what line i came from."""
+    """Some requests as columns; ``requests[i]`` is what line i of both came from."""
 
     requests: Sequence[Usual]
-    rows: RowsOfMany
+    batch: Batch
     group: RowGroup
 
-    def of(self, new: Sequence[bool]) -> UsualRows:
+    def new(self, new: Sequence[bool]) -> RowGroup:
         """Return those that are new."""
+        group = self.group
         if False not in new:
-            return self
+            return group
         chosen = np.flatnonzero(new)
         places: list[int] = chosen.tolist()
-        group, rows = self.group, self.rows
-        return UsualRows(
-            [self.requests[at] for at in places],
-            RowsOfMany(
-                [rows.refs[at] for at in places],
-                rows.sequence[chosen],
-                rows.time_s[chosen],
-                rows.received_s[chosen],
-                rows.offset_s[chosen],
-                rows.raw[chosen],
-            ),
-            RowGroup(
-                group.layout,
-                [group.outlined[at] for at in places],
-                [group.time_s[at] for at in places],
-                [group.received_s[at] for at in places],
-                group.numbers[chosen],
-            ),
+        return RowGroup(
+            group.layout,
+            [group.outlined[at] for at in places],
+            [group.time_s[at] for at in places],
+            [group.received_s[at] for at in places],
+            group.numbers[chosen],
         )
 
 
@@ -151,7 +140,7 @@ def _columns(requests: Sequence[Usual], fleet: Fleet, wall_s: float, odd: list[U
     received_s = [one.started_s + wall_s for one in requests]
     nodes, bases_s = [known.node for known in knowns], [known.clock_base_s for known in knowns]
     offset_s = np.array(fleet.offsets_s(nodes, sent_s.tolist(), received_s, bases_s))
-    rows = RowsOfMany(
+    batch = Batch(
         [known.ref for known in knowns],
         heads["sequence"].astype(np.int64),
         time_s,
@@ -163,4 +152,4 @@ def _columns(requests: Sequence[Usual], fleet: Fleet, wall_s: float, odd: list[U
     assert layout is not None  # noqa: S101 - else it would not have come here
     outlined = [known.outlined for known in knowns]
     group = RowGroup(layout, outlined, (time_s + offset_s).tolist(), received_s, matrix[:, _NUMBERS])
-    return UsualRows(requests, rows, group)
+    return UsualRows(requests, batch, group)

@@ -10,6 +10,7 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from eagle_eye.schema.backoff import Backoff
 from eagle_eye.schema.names import is_name
 from eagle_eye.server.engine.scheduler_contact import SchedulerReports
 from eagle_eye.server.ingest.fleet import Fleet
@@ -108,7 +109,7 @@ class JobSources:
         return f"{health.source.name} was not heard for {age_s:.0f} s{why}"
 
     async def _follow(self, health: Health) -> None:
-        name, failures = health.source.name, 0
+        name, backoff = health.source.name, Backoff(BACKOFF_S, BACKOFF_S_MAX, self._jitter)
         while True:
             try:
                 async with contextlib.aclosing(health.source.snapshots(self._sooner[name])) as snapshots:
@@ -116,16 +117,15 @@ class JobSources:
                         await self._take(health, snapshot)
                         if health.problem:
                             log.info("a scheduler is heard again", extra={"source": name})
-                        health.problem, failures = "", 0
+                        health.problem = ""
+                        backoff.reset()
             except SourceFailed as error:
                 self._telemetry.job_source_answers.labels(name, error.reason).inc()
                 self._fail(health, str(error))
             except StoreUnavailable:
                 self._telemetry.job_source_answers.labels(name, "unsaved").inc()
                 self._fail(health, "the records cannot be written")
-            delay_s = min(BACKOFF_S * 2**failures, BACKOFF_S_MAX)
-            failures = min(failures + 1, 16)
-            await asyncio.sleep(delay_s * (0.5 + self._jitter() / 2))
+            await asyncio.sleep(backoff.next_s())
 
     def _fail(self, health: Health, problem: str) -> None:
         if problem != health.problem:  # said once, however often it is tried
@@ -136,17 +136,19 @@ class JobSources:
         """Write down what follows from an answer, and have the detection loop hear of it. Raises StoreUnavailable."""
         snapshot = _named(snapshot)
         source = health.source.name
-        told, reserved = await asyncio.to_thread(self._write, health, snapshot)
+        reported, reserved = await asyncio.to_thread(self._write, health, snapshot)
         health.reserved = reserved
         if snapshot.nodes is not None:
             named = await asyncio.to_thread(NodeNames, [node.name for node in snapshot.nodes])
             self._fleet.vouchers.use_scheduler(source, named)
-        for job in told.jobs:
+        for job in reported.jobs:
             self._watcher.observe_job(job)
-        self._watcher.observe_scheduler(SchedulerReports(source, snapshot.asked_s, told.speaks_for, self._patience_s))
-        health.heard_s, health.jobs = self._clock.monotonic_s(), len(told.speaks_for)
+        self._watcher.observe_scheduler(
+            SchedulerReports(source, snapshot.asked_s, reported.speaks_for, self._patience_s)
+        )
+        health.heard_s, health.jobs = self._clock.monotonic_s(), len(reported.speaks_for)
         self._telemetry.job_source_answers.labels(source, "ok").inc()
-        for reason, count in {**snapshot.left_out, **told.left_out}.items():
+        for reason, count in {**snapshot.left_out, **reported.left_out}.items():
             if count:
                 self._telemetry.job_source_left_out.labels(source, reason).inc(count)
 
@@ -178,14 +180,14 @@ class JobSources:
         source, now_s = health.source.name, self._clock.now_s()
         jobs = _jobs_concerned(store, {*seen, *(job.name for job in snapshot.jobs)})
         known = Knowledge(jobs, seen, names, scraped, reserved)
-        told = reconcile(source, snapshot.jobs, known, health.restart_owner, now_s)
-        found.append(told)
+        reported = reconcile(source, snapshot.jobs, known, health.restart_owner, now_s)
+        found.append(reported)
         nodes: tuple[Node, ...] = ()
         if snapshot.nodes is not None:
             nodes = standing(source, snapshot.nodes, {node.node: node for node in store.all(NODES)}, names, now_s)
-        entries = [_told_of_job(source, job, now_s) for job in told.jobs if _is_news(job, jobs.get(job.job))]
-        entries += [_told_of_node(source, node, now_s) for node in nodes]
-        return Change(jobs=told.jobs, nodes=nodes, audit=tuple(entries))
+        entries = [_reported_of_job(source, job, now_s) for job in reported.jobs if _is_news(job, jobs.get(job.job))]
+        entries += [_reported_of_node(source, node, now_s) for node in nodes]
+        return Change(jobs=reported.jobs, nodes=nodes, audit=tuple(entries))
 
     def _seen(self) -> tuple[dict[str, Seen], frozenset[str]]:
         """Return the jobs that agents spoke of just now, and the nodes of which only Prometheus does."""
@@ -238,12 +240,12 @@ def _is_news(job: Job, before: Job | None) -> bool:
     return before is None or (job.state, job.attempt, job.conflict) != (before.state, before.attempt, before.conflict)
 
 
-def _told_of_job(source: str, job: Job, now_s: float) -> AuditEntry:
+def _reported_of_job(source: str, job: Job, now_s: float) -> AuditEntry:
     # In the form that a launcher's word has, so that recordings find both.
     detail = f"attempt {job.attempt} {job.state}, {len(job.ranks)} ranks"
     more = "; ".join(filter(None, (f"{job.scheduled_as} {job.said}", job.conflict)))
     return AuditEntry(time_s=now_s, who=source, verb="job", subject=job.job, detail=f"{detail}; {more}")
 
 
-def _told_of_node(source: str, node: Node, now_s: float) -> AuditEntry:
+def _reported_of_node(source: str, node: Node, now_s: float) -> AuditEntry:
     return AuditEntry(time_s=now_s, who=source, verb=node.state, subject=node.node, detail=node.reason)

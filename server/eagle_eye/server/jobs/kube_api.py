@@ -1,7 +1,7 @@
 """Kubernetes' API server: objects of one kind listed in pages, then watched. Touches the network and two files.
 
-A client of its own, for two endpoints: HTTPS with a token and an authority, JSON lines. Everything has a limit, and
-what is not read of an object is not kept.
+A client of its own, not the official one that the orchestrators use: that one is synchronous, holds a watch in a thread
+that cannot be cancelled, and reads bodies without a limit; and a server would install 30 MB for two endpoints.
 """
 
 from __future__ import annotations

@@ -98,13 +98,13 @@ def declared_job(name: str, update: JobUpdate, known: Job | None, now_s: float) 
     )
     if known is None:
         return replace(new, since_s=now_s)
-    told = replace(new, scheduled_as=known.scheduled_as)
+    reported = replace(new, scheduled_as=known.scheduled_as)
     if not update.owner and (known.state not in OVER_STATES or update.state in OVER_STATES):
-        told = replace(told, owner=known.owner)  # the next job of this name may be somebody else's
+        reported = replace(reported, owner=known.owner)  # the next job of this name may be somebody else's
     if same is not None:
-        told = replace(told, scheduled_state=same.scheduled_state, said=same.said, ends_s=same.ends_s)
+        reported = replace(reported, scheduled_state=same.scheduled_state, said=same.said, ends_s=same.ends_s)
     since_s = same.since_s if same is not None and same.state == new.state else now_s
-    return replace(told, since_s=since_s)
+    return replace(reported, since_s=since_s)
 
 
 def agreed_state(declared: str, scheduled: str) -> str:
@@ -267,10 +267,10 @@ def _conflict(source: str, new: Job, job: ScheduledJob, nodes: tuple[str, ...], 
     said = []
     declared = {rank.node for rank in new.ranks} if new.source == LAUNCHER else set()
     for who, theirs in (("the launcher", declared), ("agents", seen.nodes if seen.attempt == new.attempt else set())):
-        strangers = sorted(set(theirs) - set(nodes))
-        if strangers:
-            more = f" and {len(strangers) - NAMED_MAX} more" if len(strangers) > NAMED_MAX else ""
-            said.append(f"{who}: ranks on {', '.join(strangers[:NAMED_MAX])}{more}, where {source} gave it no node")
+        elsewhere = sorted(set(theirs) - set(nodes))
+        if elsewhere:
+            more = f" and {len(elsewhere) - NAMED_MAX} more" if len(elsewhere) > NAMED_MAX else ""
+            said.append(f"{who}: ranks on {', '.join(elsewhere[:NAMED_MAX])}{more}, where {source} gave it no node")
     if new.source == LAUNCHER and old is not None and new.attempt < job.attempt:
         said.append(f"the launcher is at attempt {new.attempt}, {source} at {job.attempt}")
     return "; ".join(said)

@@ -44,7 +44,7 @@ def run(settings: JobSourceSettings, clock: Clock | None = None) -> int:
             failed += 1
             sys.stderr.write(f"eagle-eye server: {source.name} gives no answer ({error.reason}): {error}\n")
         else:
-            sys.stdout.write("\n".join(told(source.name, snapshot, took_s)) + "\n")
+            sys.stdout.write("\n".join(reported(source.name, snapshot, took_s)) + "\n")
     return 1 if failed else 0
 
 
@@ -59,7 +59,7 @@ async def _asked(source: JobSource, clock: Clock) -> tuple[Snapshot, float]:
         return first, took_s
 
 
-def told(name: str, snapshot: Snapshot, took_s: float) -> Iterator[str]:
+def reported(name: str, snapshot: Snapshot, took_s: float) -> Iterator[str]:
     """Yield the lines that show an answer."""
     states = Counter(job.state or f"unknown: {_clean(job.said)}" for job in snapshot.jobs)
     yield f"{name} answered in {took_s:.2f} s"
@@ -114,6 +114,7 @@ def _some(nodes: Sequence[str]) -> str:
 
 
 def _table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]], total: int) -> Iterator[str]:
+    """Yield aligned lines; not rich's, which breaks names at a terminal's width: this is copied into tickets."""
     shown = [head, *(tuple(map(_clean, row)) for row in rows)]
     if len(shown) == 1:
         return

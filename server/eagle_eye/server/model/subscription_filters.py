@@ -54,11 +54,11 @@ def types_of(format_: WebhookFormat) -> tuple[str, ...]:
     return schema.EVENT_TYPES if format_ == "cloudevents" else ALERT_TYPES
 
 
-def wants(subscription: Subscription, event: OutboundEvent, told: bool = False) -> bool:
+def wants(subscription: Subscription, event: OutboundEvent, reported: bool = False) -> bool:
     """Return whether the event is delivered to the subscription.
 
     Empty filters mean all, but for heartbeats. A filter judges what the event has: one of no job passes every filter
-    of jobs. Jobs, faults and values of matchers are globs. ``told`` says that an earlier event of the same incident
+    of jobs. Jobs, faults and values of matchers are globs. ``reported`` says that an earlier event of the same incident
     went there: then faults and matchers count no more, so that who heard of its beginning hears of its end.
     A ping goes to the subscription that is its subject and to nobody else.
     """
@@ -73,7 +73,7 @@ def wants(subscription: Subscription, event: OutboundEvent, told: bool = False) 
         return False
     if event.job and subscription.jobs and not _fits(subscription.jobs, event.job):
         return False
-    return told or _matches(subscription, event)
+    return reported or _matches(subscription, event)
 
 
 def _wanted_types(subscription: Subscription) -> Sequence[str]:

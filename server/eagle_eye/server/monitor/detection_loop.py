@@ -81,7 +81,7 @@ class DetectionLoop:
         self._history: list[Incident] = []
         self._history_read_s = -HISTORY_FRESH_S
         self._often_accused: frozenset[str] = frozenset()  # nodes that may be recurrent by that history...
-        self._lemon_jobs: set[str] = set()  # ...and the jobs that have them
+        self._recurrence_jobs: set[str] = set()  # ...and the jobs that have them
         self._records = OpenRecords(store)
         self._kept_back = 0
         self._escalations = 0
@@ -196,11 +196,11 @@ class DetectionLoop:
         self._fleet_size = self._count_fleet()
         self._records.refresh(self._since_s(now_s))
         self._idle = self._records.idle(now_s)
-        self._lemon_jobs = {job for node in self._often_accused for job in self._engine.jobs_on(node)}
+        self._recurrence_jobs = {job for node in self._often_accused for job in self._engine.jobs_on(node)}
         changed = [
             judgement
             for judgement in (*judgements, self._idle)
-            if (judgement.verdicts or judgement.job in self._lemon_jobs or self._records.concern(judgement.job))
+            if (judgement.verdicts or judgement.job in self._recurrence_jobs or self._records.concern(judgement.job))
             and not self._announced(judgement).change.empty
         ]
         for first in range(0, len(changed), CHANGED_AT_ONCE):
@@ -333,26 +333,26 @@ class DetectionLoop:
 
     def _write(self, judgements: Sequence[Judgement], now_s: float) -> None:
         """Write down what follows from judgements, in one transaction."""
-        told: list[Announcement] = []
+        reported: list[Announcement] = []
 
         def work(_: Store) -> Change:
             # Computed again inside the transaction: what a person or subscriber did meanwhile counts, and of one
             # judgement what was asked for because of those before it.
-            told.clear()
+            reported.clear()
             self._records.refresh(self._since_s(now_s))
             for judgement in judgements:
                 announced = self._announced(judgement)
                 self._records.note(announced.change)
-                told.append(announced)
-            return together([one.change for one in told])
+                reported.append(announced)
+            return together([one.change for one in reported])
 
         try:
             self._store.update(work)
         except BaseException:
             self._records.forget()
             raise
-        self._kept_back += sum(one.kept_back for one in told)
-        self._escalations += sum(one.escalations for one in told)
+        self._kept_back += sum(one.kept_back for one in reported)
+        self._escalations += sum(one.escalations for one in reported)
 
     def _announced(self, judgement: Judgement) -> Announcement:
         """Return what follows from a judgement, by the records as they were read."""
@@ -377,7 +377,7 @@ class DetectionLoop:
         return Book(
             incidents=[*mine, *dismissed],
             actions=actions,
-            history=self._history if judgement.job in self._lemon_jobs else (),
+            history=self._history if judgement.job in self._recurrence_jobs else (),
             earlier=records.latest_of(judgement.job) if tells_of_an_exception(judgement) else (),
             gathering=self._gathering(mine),
             standing={one.node: one for one in records.nodes(sorted(accused | drained)) if one.state != "in_service"},

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 
 from eagle_eye.server.delivery import events
 from eagle_eye.server.model.clock import Clock
-from eagle_eye.server.model.errors import StoreUnavailable
 from eagle_eye.server.model.subscription_filters import wants
 from eagle_eye.server.monitor.readiness import Doctor
+from eagle_eye.server.store.periodic import repeat
 from eagle_eye.server.store.store import SUBSCRIPTIONS, Change, Store
-
-_log = logging.getLogger(__name__)
 
 
 class Heartbeat:
@@ -27,13 +24,7 @@ class Heartbeat:
 
     async def run(self) -> None:
         """Beat at every interval until cancelled."""
-        while self._interval_s > 0:
-            await asyncio.sleep(self._interval_s)
-            try:
-                await asyncio.to_thread(self.beat)
-            except StoreUnavailable:
-                _log.warning("no heartbeat: the records cannot be written")
-        await asyncio.Event().wait()
+        await repeat(lambda: asyncio.to_thread(self.beat), self._interval_s, "no heartbeat", wait_first=True)
 
     def beat(self) -> None:
         """Commit one heartbeat, if the server can judge and somebody subscribed to it. Raises StoreUnavailable."""

@@ -130,10 +130,10 @@ class JobCollector(Collector):
 
 
 def _incident_labels(incident: Incident) -> list[str]:
-    told = {"action": incident.action, "escalated": bool(incident.escalation)}
+    reported = {"action": incident.action, "escalated": bool(incident.escalation)}
     acknowledged = "true" if incident.acknowledged_by else "false"
     node = incident.node or ""
-    return [incident.id, incident.job, node, incident.fault, severity(told), str(incident.state), acknowledged]
+    return [incident.id, incident.job, node, incident.fault, severity(reported), str(incident.state), acknowledged]
 
 
 def _action_labels(action: Action) -> list[str]:

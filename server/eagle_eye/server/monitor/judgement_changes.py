@@ -41,19 +41,19 @@ def announcement(response: Response, book: Book, policy: PolicySettings, public_
     for incident in changed.values():
         asked = [action for action in response.actions if action.incident_id == incident.id]
         news[incident.id] = news_of(known.get(incident.id), incident, asked, policy, now_s)
-    told = [one for one in news.values() if _worth_writing(known.get(one.incident.id), one, policy)]
+    reported = [one for one in news.values() if _worth_writing(known.get(one.incident.id), one, policy)]
     before = {action.id: action for action in book.actions}
-    events = [event for one in told if (event := _incident_event(one, known, now_s)) is not None]
+    events = [event for one in reported if (event := _incident_event(one, known, now_s)) is not None]
     events += [event for action in response.actions if (event := _action_event(action, before, public_url, now_s))]
     change = Change(
-        incidents=tuple(one.incident for one in told),
+        incidents=tuple(one.incident for one in reported),
         actions=response.actions,
         events=tuple(events),
         evidence=response.evidence,
-        audit=(*_entries(told, now_s), *_acts(response.actions, now_s), *_asked(response.evidence, now_s)),
+        audit=(*_entries(reported, now_s), *_acts(response.actions, now_s), *_asked(response.evidence, now_s)),
     )
-    escalations = sum(note.verb == "escalate" for one in told for note in one.notes)
-    return Announcement(change, sum(one.kept_back for one in told), escalations)
+    escalations = sum(note.verb == "escalate" for one in reported for note in one.notes)
+    return Announcement(change, sum(one.kept_back for one in reported), escalations)
 
 
 def together(changes: Sequence[Change]) -> Change:
@@ -93,8 +93,8 @@ def _action_event(action: Action, before: Mapping[str, Action], public_url: str,
     return None
 
 
-def _entries(told: list[News], now_s: float) -> Iterator[AuditEntry]:
-    for news in told:
+def _entries(reported: list[News], now_s: float) -> Iterator[AuditEntry]:
+    for news in reported:
         for note in news.notes:
             yield AuditEntry(time_s=now_s, who=WHO, verb=note.verb, subject=news.incident.id, detail=note.detail[:4096])
 

@@ -15,6 +15,7 @@ from eagle_eye.server.model.errors import Refusal, StoreUnavailable
 from eagle_eye.server.model.records import Evidence, EvidenceState
 from eagle_eye.server.monitor.settings import EvidenceSettings
 from eagle_eye.server.requests.bundles import Bundles, Incoming
+from eagle_eye.server.store.periodic import repeat
 from eagle_eye.server.store.store import EVIDENCE, PAGE_LIMIT_MAX, Change, Store
 
 READ_EVERY_S = 0.2  # how old the list of open requests may be, when records have changed since
@@ -92,14 +93,9 @@ class EvidenceRequests:
             return self._end(id_, "failed", detail=detail[:DETAIL_CHARS_MAX])
 
     async def run(self) -> None:
-        """Sweep now and then, until cancelled."""
+        """Sweep every SWEEP_S until cancelled."""
         await asyncio.to_thread(self.bundles.sweep_partial)
-        while True:
-            try:
-                await asyncio.to_thread(self.sweep)
-            except StoreUnavailable:
-                _log.warning("evidence is not swept: the records cannot be written")
-            await asyncio.sleep(SWEEP_S)
+        await repeat(lambda: asyncio.to_thread(self.sweep), SWEEP_S, "evidence is not swept")
 
     def sweep(self) -> None:
         """End what nobody answered in time; delete the oldest bundles beyond the limits. Raises StoreUnavailable.

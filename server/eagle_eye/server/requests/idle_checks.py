@@ -6,7 +6,6 @@ Beside the detection loop, as the accounts: the event loop only hands over what 
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable, Iterable
 
 from eagle_eye.server.engine.idle_checks import WEEK_S, IdleCheckSettings, RequestedCheck, due
@@ -15,16 +14,14 @@ from eagle_eye.server.engine.maintenance import in_force
 from eagle_eye.server.engine.settings import PolicySettings
 from eagle_eye.server.ingest.fleet import Fleet
 from eagle_eye.server.model.clock import Clock
-from eagle_eye.server.model.errors import StoreUnavailable
 from eagle_eye.server.model.records import Node, NodeCheck
 from eagle_eye.server.monitor.watcher import JobProgress
 from eagle_eye.server.requests.node_checks import OPEN_STATES, SERVER, asked, offer_of, under_way
+from eagle_eye.server.store.periodic import repeat
 from eagle_eye.server.store.store import NODE_CHECKS, NODES, OVER_JOB_STATES, PAGE_LIMIT_MAX, Change, Store
 
 LOOK_S = 30.0
 REASON = "it has no job (idle_checks)"
-
-_log = logging.getLogger(__name__)
 
 
 class IdleChecks:
@@ -52,14 +49,12 @@ class IdleChecks:
 
     async def run(self) -> None:
         """Look at the fleet every LOOK_S until cancelled."""
-        while self._settings.weekly_budget_s > 0:
-            await asyncio.sleep(LOOK_S)
-            busy = {node for c in self._courses() if c.state not in OVER_JOB_STATES for node in c.nodes}
-            try:
-                await asyncio.to_thread(self.look, busy)
-            except StoreUnavailable:
-                _log.warning("idle nodes are not checked: the records cannot be read or written")
-        await asyncio.Event().wait()
+        interval_s = LOOK_S if self._settings.weekly_budget_s > 0 else 0.0
+        await repeat(self._look_at_once, interval_s, "idle nodes are not checked", wait_first=True)
+
+    async def _look_at_once(self) -> None:
+        busy = {node for c in self._courses() if c.state not in OVER_JOB_STATES for node in c.nodes}
+        await asyncio.to_thread(self.look, busy)
 
     def look(self, busy: Iterable[str]) -> list[str]:
         """Ask those idle nodes whose turn it is; return them. ``busy`` are the nodes of jobs that are not over.

@@ -8,21 +8,20 @@ from __future__ import annotations
 import asyncio
 import collections
 import functools
-import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from eagle_eye.detectors.types import Verdict
-from eagle_eye.server.accounts.gpus import Stock, stock
+from eagle_eye.server.accounts.gpu_inventory import Stock, stock
 from eagle_eye.server.engine.idle_faults import FEWER, INVENTORY, NO_JOB, fewer_gpus, gpus_missing, nvlinks_down
 from eagle_eye.server.engine.incidents import OPEN_STATES
 from eagle_eye.server.engine.settings import PolicySettings
 from eagle_eye.server.ingest.fleet import Fleet
 from eagle_eye.server.model.account_records import Gpu
 from eagle_eye.server.model.clock import Clock
-from eagle_eye.server.model.errors import StoreUnavailable
 from eagle_eye.server.model.records import Incident
 from eagle_eye.server.requests.idle_incidents import claimed, over
+from eagle_eye.server.store.periodic import repeat
 from eagle_eye.server.store.store import GPUS, INCIDENTS, NODES, Change, Store
 
 LOOK_S = 300.0  # of 100,000 GPUs a look takes a third of a second
@@ -32,8 +31,6 @@ COLLECTOR = "nvml"
 LIKE_MIN = 4  # nodes with the same model...
 LIKE_RATIO = 0.75  # ...of which so many show as many GPUs: then fewer are worth a word
 EARLIER_MAX = 50  # newest incidents of a node that are looked at
-
-_log = logging.getLogger(__name__)
 
 
 class _Claim(NamedTuple):
@@ -59,12 +56,7 @@ class MissingGpus:
 
     async def run(self) -> None:
         """Look every LOOK_S until cancelled."""
-        while True:
-            await asyncio.sleep(LOOK_S)
-            try:
-                await asyncio.to_thread(self.look)
-            except StoreUnavailable:
-                _log.warning("missing GPUs are not looked for: the records cannot be read or written")
+        await repeat(lambda: asyncio.to_thread(self.look), LOOK_S, "missing GPUs are not looked for", wait_first=True)
 
     def look(self) -> None:
         """Open incidents of nodes that lack GPUs, end those whose GPUs are back. Raises StoreUnavailable."""
@@ -133,41 +125,41 @@ def _claims(stocks: Mapping[str, Stock]) -> dict[str, _Claim]:
     """Return what stands against nodes: what they had goes before what others have."""
     usual = _usual(stocks)
     found: dict[str, _Claim] = {}
-    for node, (told, missing) in stocks.items():
-        seen_s = max(gpu.seen_s for gpu in told)
-        model = _model(told)
+    for node, (reported, missing) in stocks.items():
+        seen_s = max(gpu.seen_s for gpu in reported)
+        model = _model(reported)
         if missing:
             named = {gpu.uuid: gpu.device for gpu in missing}
-            verdict = gpus_missing(node, named, len(told), max(gpu.seen_s for gpu in missing))
+            verdict = gpus_missing(node, named, len(reported), max(gpu.seen_s for gpu in missing))
             found[node] = _Claim(verdict, frozenset(named))
-        elif len(told) < usual.get(model, 0):
-            verdict = fewer_gpus(node, model, len(told), usual[model], seen_s)
+        elif len(reported) < usual.get(model, 0):
+            verdict = fewer_gpus(node, model, len(reported), usual[model], seen_s)
             found[node] = _Claim(verdict, frozenset({FEWER}))
-        elif (unlinked := _links_down(node, told, seen_s)) is not None:
+        elif (unlinked := _links_down(node, reported, seen_s)) is not None:
             found[node] = unlinked
     return found
 
 
-def _links_down(node: str, told: Sequence[Gpu], seen_s: float) -> _Claim | None:
+def _links_down(node: str, reported: Sequence[Gpu], seen_s: float) -> _Claim | None:
     """Return that GPUs lack NVLinks, of which each should have as many up as any of the node's has or, here, had.
 
     No documented number takes its place: of a board whose links are not used (virtual machines) none is up. Nothing is
     said of GPUs of several models, nor where one does not say it.
     """
-    due = max((gpu.nvlinks_most for gpu in told), default=0)
-    links = {gpu.device: gpu.nvlinks for gpu in told if gpu.nvlinks is not None}
+    due = max((gpu.nvlinks_most for gpu in reported), default=0)
+    links = {gpu.device: gpu.nvlinks for gpu in reported if gpu.nvlinks is not None}
     up = {device: count for device, count in sorted(links.items()) if count < due}
-    if len(links) < len(told) or not _model(told) or not up:
+    if len(links) < len(reported) or not _model(reported) or not up:
         return None
-    alike = len(up) == len(told) and len(set(up.values())) == 1
+    alike = len(up) == len(reported) and len(set(up.values())) == 1
     return _Claim(nvlinks_down(node, up, due, alike, seen_s), frozenset(float(count) for count in up.values()))
 
 
 def _usual(stocks: Mapping[str, Stock]) -> dict[str, int]:
     """Return how many GPUs nearly all nodes with a model have, where that can be said."""
     counts: dict[str, collections.Counter[int]] = collections.defaultdict(collections.Counter)
-    for told, missing in stocks.values():
-        counts[_model(told)][len(told) + len(missing)] += 1
+    for reported, missing in stocks.values():
+        counts[_model(reported)][len(reported) + len(missing)] += 1
     found = {}
     for model, count in counts.items():
         number, nodes = count.most_common(1)[0]
@@ -176,7 +168,7 @@ def _usual(stocks: Mapping[str, Stock]) -> dict[str, int]:
     return found
 
 
-def _model(told: Iterable[Gpu]) -> str:
+def _model(reported: Iterable[Gpu]) -> str:
     """Return what all of a node's GPUs are, "" where they differ or nobody said."""
-    models = {gpu.model for gpu in told}
+    models = {gpu.model for gpu in reported}
     return models.pop() if len(models) == 1 else ""

@@ -6,7 +6,6 @@ Touches: the store.
 from __future__ import annotations
 
 import asyncio
-import logging
 import secrets
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -14,7 +13,7 @@ from typing import Any, Literal, NamedTuple
 
 from msgspec.structs import replace
 
-from eagle_eye.server.accounts.gpus import compared
+from eagle_eye.server.accounts.gpu_inventory import compared
 from eagle_eye.server.delivery import events as outbound
 from eagle_eye.server.engine import idle_faults, ledger
 from eagle_eye.server.engine.check_suites import suite, unproven
@@ -35,6 +34,7 @@ from eagle_eye.server.model.records import (
 )
 from eagle_eye.server.monitor.judgement_changes import together
 from eagle_eye.server.requests.idle_incidents import claimed
+from eagle_eye.server.store.periodic import repeat
 from eagle_eye.server.store.store import GPU_CHECKS, GPUS, NODE_CHECKS, NODES, PAGE_LIMIT_MAX, Change, Store
 
 COLLECTOR = "node_check"  # by which an agent says in its frames that it makes checks
@@ -52,8 +52,6 @@ SERVER = "server"
 RESTARTED = "the agent was restarted while it made the check: it, or the node under load, had died"
 
 Verdict = Literal["healthy", "sick", "cannot_tell"]
-
-_log = logging.getLogger(__name__)
 
 
 def offer_of(fleet: Fleet, node: str, now_s: float) -> Offer:
@@ -188,13 +186,8 @@ class NodeChecks:
             self._count(change.node_checks[0].state)
 
     async def run(self) -> None:
-        """Sweep now and then, until cancelled."""
-        while True:
-            try:
-                await asyncio.to_thread(self.sweep)
-            except StoreUnavailable:
-                _log.warning("node checks are not swept: the records cannot be written")
-            await asyncio.sleep(SWEEP_S)
+        """Sweep every SWEEP_S until cancelled."""
+        await repeat(lambda: asyncio.to_thread(self.sweep), SWEEP_S, "node checks are not swept")
 
     def sweep(self) -> None:
         """End what nobody answered in time: it cannot be told. Raises StoreUnavailable."""
@@ -214,14 +207,14 @@ class NodeChecks:
         # Of what a fleet does each day by itself only what was found is kept whole, and in the trail.
         routine = check.purpose == "idle" and state != "sick"
         kept = replace(new, outcomes=[replace(one, values=[]) for one in outcomes]) if routine else new
-        told = AuditEntry(
+        reported = AuditEntry(
             time_s=now_s, who=SERVER, verb=f"check {state}", subject=check.node, detail=f"{check.id}: {said}"
         )
         nodes, events, audit = self._returned(store, new, now_s)
         ended = Change(
             nodes=nodes,
             events=events,
-            audit=() if routine else (replace(told, detail=told.detail[:4096]), *audit),
+            audit=() if routine else (replace(reported, detail=reported.detail[:4096]), *audit),
             node_checks=(kept, *_shortened(store, kept)),
         )
         return together([ended, self._compared(store, new, now_s)])
@@ -243,13 +236,13 @@ class NodeChecks:
             return of_gpus
         known = [one for one in store.open_incidents() if one.job == idle_faults.NO_JOB and one.node == check.node]
         policy = self._policy()
-        told = claimed(known, verdict, policy, self._public_url, now_s)
+        reported = claimed(known, verdict, policy, self._public_url, now_s)
         node = store.get(NODES, check.node)
         suspect = Change()
         if node is not None and node.state != "in_service":
             reason = f"{verdict.fault}: {check.id}"
             suspect = Change(nodes=(ledger.take_out(node, verdict.fault, reason, node.state, now_s),))
-        return together([of_gpus, told, suspect])
+        return together([of_gpus, reported, suspect])
 
     def _returned(
         self, store: Store, check: NodeCheck, now_s: float

@@ -124,7 +124,7 @@ class ModelFile:
         self._path = path.expanduser()
         self._failed = failed
         self._seen: tuple[float, int, int] | None = None
-        self._told = ""
+        self._reported = ""
 
     def poll(self) -> LearnedModel | BadModel | None:
         """Return the model if the file has changed since the last call, why it is unusable, or None: nothing new.
@@ -143,14 +143,14 @@ class ModelFile:
             return self._refused(BadModel(f"{self._path}: {error.strerror or error}"))
         except BadModel as error:
             return self._refused(error)
-        self._told = ""
+        self._reported = ""
         log.info("model %s: %.1f node-days, made at %.0f", self._path, model.node_days, metadata.created_s)
         return model
 
     def _refused(self, error: BadModel) -> BadModel | None:
-        if str(error) == self._told:
+        if str(error) == self._reported:
             return None
-        self._told = str(error)
+        self._reported = str(error)
         log.error("the model cannot be used: %s", error)
         self._failed()
         return error

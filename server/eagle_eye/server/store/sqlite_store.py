@@ -23,7 +23,7 @@ from eagle_eye.server.model.records import (
 from eagle_eye.server.store import database
 from eagle_eye.server.store.cursors import cursor_of, position_of
 from eagle_eye.server.store.schema import MIGRATIONS
-from eagle_eye.server.store.sqlite_write import marks, told, write
+from eagle_eye.server.store.sqlite_write import marks, reported, write
 from eagle_eye.server.store.store import (
     ACTIONS,
     DELIVERIES,
@@ -202,10 +202,10 @@ class SqliteStore:
             ).fetchall()
         return [Backlog(*row) for row in rows]
 
-    def told(self, subscription_id: str, group: str) -> bool:
+    def reported(self, subscription_id: str, group: str) -> bool:
         """Return whether an event of this group, an incident's id, went to the subscription."""
         with self._reading() as reader:
-            return told(reader, subscription_id, group)
+            return reported(reader, subscription_id, group)
 
     def token_by_sha256(self, sha256: str) -> Token | None:
         """Return the token with this hash, also when it is revoked or has expired."""

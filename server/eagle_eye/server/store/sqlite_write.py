@@ -101,7 +101,7 @@ def _announce(writer: sqlite3.Connection, events: Sequence[OutboundEvent]) -> No
         _put(writer, DELIVERIES, [_delivery(numbered, subscription) for subscription in wanting])
 
 
-def told(connection: sqlite3.Connection, subscription_id: str, group: str) -> bool:
+def reported(connection: sqlite3.Connection, subscription_id: str, group: str) -> bool:
     """Return whether an event of this group went to the subscription."""
     found = connection.execute(
         'SELECT 1 FROM deliveries WHERE "group" = ? AND subscription_id = ? LIMIT 1', (group, subscription_id)
@@ -111,7 +111,7 @@ def told(connection: sqlite3.Connection, subscription_id: str, group: str) -> bo
 
 def _goes_on(writer: sqlite3.Connection, subscription: Subscription, event: OutboundEvent) -> bool:
     """Return whether the event goes on with what the subscription was told before."""
-    return wants(subscription, event, told=True) and told(writer, subscription.id, event.group)
+    return wants(subscription, event, reported=True) and reported(writer, subscription.id, event.group)
 
 
 def _delivery(event: OutboundEvent, subscription: Subscription) -> Delivery:

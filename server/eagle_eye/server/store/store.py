@@ -262,7 +262,7 @@ class Store(Protocol):
         """Return how much waits for each subscription for which something does."""
         ...
 
-    def told(self, subscription_id: str, group: str) -> bool:
+    def reported(self, subscription_id: str, group: str) -> bool:
         """Return whether an event of this group, an incident's id, went to the subscription."""
         ...
 

@@ -50,8 +50,10 @@ def configure(settings: LogSettings, stream: TextIO | None = None) -> None:
         logging.getLogger(name).setLevel(logging.WARNING)
     logging.captureWarnings(capture=True)
     sys.excepthook = _on_uncaught
-    sys.unraisablehook = lambda told: _uncaught(told.exc_value, str(told.object))
-    threading.excepthook = lambda told: _uncaught(told.exc_value, told.thread.name if told.thread else "")
+    sys.unraisablehook = lambda reported: _uncaught(reported.exc_value, str(reported.object))
+    threading.excepthook = lambda reported: _uncaught(
+        reported.exc_value, reported.thread.name if reported.thread else ""
+    )
 
 
 def set_level(level: str) -> None:

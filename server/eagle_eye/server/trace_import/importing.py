@@ -48,7 +48,7 @@ class Imported(msgspec.Struct):
     left_out: dict[str, int]
 
 
-Told = Callable[[str, float], None]  # what is being done, and which part of all is
+Reported = Callable[[str, float], None]  # what is being done, and which part of all is
 
 
 def import_trace(
@@ -59,14 +59,14 @@ def import_trace(
     end_s: float,
     step_s: float | None,
     samples_max: int,
-    told: Told,
+    reported: Reported,
 ) -> Imported:
     """Write the trace. Raises NothingToImport, TooMuch, RemoteStoreSilent, BadTrace.
 
     With ``step_s`` the last sample in each such step is asked for, else all of them.
     """
     table = mapping.load()
-    told("asking for its nodes", 0.0)
+    reported("asking for its nodes", 0.0)
     of_exporters, of_ours = (_labels(promql, query, start_s, end_s) for query in census(table, wanted, WINDOW_S))
     nodes = nodes_of(of_exporters, of_ours, wanted)
     if not nodes.names:
@@ -92,7 +92,7 @@ def import_trace(
                 for frame in importer.frames(piece.courses, interval_s or INTERVAL_UNKNOWN_S):
                     recorder.take(frame)
                 done = (number + (piece.end_s - start_s) / (end_s - start_s)) / len(batches)
-                told(f"{samples} samples of {recorder.nodes} of {len(names)} nodes", done)
+                reported(f"{samples} samples of {recorder.nodes} of {len(names)} nodes", done)
             left_out.update(importer.left_out)
         if recorder.frames == 0:
             raise NothingToImport(

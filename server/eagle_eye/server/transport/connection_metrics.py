@@ -25,6 +25,6 @@ class ConnectionCollector(Collector):
             labels=["client"],
         )
         unauthenticated = self._connections.unauthenticated
-        family.add_metric(["stranger"], unauthenticated)
+        family.add_metric(["unauthenticated"], unauthenticated)
         family.add_metric(["known"], self._connections.count - unauthenticated)
         yield family

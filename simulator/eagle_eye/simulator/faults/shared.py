@@ -9,7 +9,7 @@ from eagle_eye.simulator import endings
 from eagle_eye.simulator.story import Outage, Pause, Place, StopKind, Story
 from eagle_eye.simulator.tracks import Quantity
 
-TOLD = "job"
+REPORTED = "job"
 
 
 def switch_down(story: Story) -> None:
@@ -20,7 +20,7 @@ def switch_down(story: Story) -> None:
     switch = switches[int(story.rng.integers(len(switches)))]
     nodes = tuple(n for n in range(layout.nodes) if switch in layout.link_switch[n])
     story.stop(onset_s, StopKind.TRANSFER, *(p for n in nodes for p in story.places(n)))
-    story.label(onset_s, nodes, "switch_down", TOLD)
+    story.label(onset_s, nodes, "switch_down", REPORTED)
     rails = any(len(set(row)) > 1 for row in layout.link_switch)
     for node in nodes:
         if variant == "dark" and not rails:
@@ -45,7 +45,7 @@ def network_congestion(story: Story) -> None:
     if len(nodes) == layout.nodes and len(nodes) > 4:
         nodes = nodes[: len(nodes) // 2 + 1]
     congest(story, nodes, story.strength(1.02, 1.8, 3.0, 6.0), onset_s, rise_s=rise_s)
-    story.label(onset_s, nodes, "network_congestion", TOLD)
+    story.label(onset_s, nodes, "network_congestion", REPORTED)
 
 
 def congest(
@@ -70,7 +70,7 @@ def storage_stall(story: Story) -> None:
     """The shared file system is slow (reads: all ranks wait for data) or stuck (writes: a checkpoint does not end)."""
     variant = story.variant("reads", "writes")
     onset_s = story.onset()
-    story.label(onset_s, (), "storage_stall", TOLD)
+    story.label(onset_s, (), "storage_stall", REPORTED)
     story.change(Quantity.IOWAIT, 0.12, onset_s, rise_s=5.0)
     story.change(Quantity.IO_PRESSURE, 0.6, onset_s, rise_s=5.0)
     story.change(Quantity.BLOCKED, 18.0, onset_s + 2.0)
@@ -98,7 +98,7 @@ def workload_imbalance(story: Story) -> None:
         nodes = tuple(range(layout.nodes - per_stage, layout.nodes))
         story.change(Quantity.COMPUTE, story.strength(1.02, 1.15, 1.35, 1.7), onset_s, nodes=nodes)
         story.job = replace(story.job, packed_from_s=float("inf"))
-    story.label(onset_s, (), "workload_imbalance", TOLD)
+    story.label(onset_s, (), "workload_imbalance", REPORTED)
 
 
 def throughput_drop(story: Story) -> None:
@@ -106,4 +106,4 @@ def throughput_drop(story: Story) -> None:
     onset_s, rise_s = story.onset(), story.rise_s()
     late_s = (story.strength(1.02, 1.15, 1.35, 2.0) - 1.0) * story.job.step_s
     story.change(Quantity.STALL, late_s, onset_s, rise_s=rise_s)
-    story.label(onset_s, (), "throughput_drop", TOLD)
+    story.label(onset_s, (), "throughput_drop", REPORTED)

@@ -92,11 +92,11 @@ async def _load(server: Target, load: Load, args: argparse.Namespace) -> dict[st
     console = Console(stderr=True)
     with Live(console=console, refresh_per_second=2, transient=True) as live:
 
-        def told(tally: Tally, seconds: float) -> None:
+        def reported(tally: Tally, seconds: float) -> None:
             if console.is_terminal:
                 live.update(_progress(tally, max(seconds, 0.0), load))
 
-        generator = Generator(server, load, tokens, args.drain, told)
+        generator = Generator(server, load, tokens, args.drain, reported)
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, generator.stop)

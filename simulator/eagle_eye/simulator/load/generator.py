@@ -26,7 +26,7 @@ LATE_SEND_S = 0.05  # beyond it this program is what is slow
 
 
 class Generator:
-    """One run. ``told(tally, seconds)`` is called about once a second."""
+    """One run. ``reported(tally, seconds)`` is called about once a second."""
 
     def __init__(
         self,
@@ -34,13 +34,13 @@ class Generator:
         load: Load,
         tokens: Sequence[str],
         drain_s: float,
-        told: Callable[[Tally, float], None],
+        reported: Callable[[Tally, float], None],
     ) -> None:
         """``tokens``: one for each node, or a single one for all; [""]: none."""
         self._target = target
         self._load = load
         self._drain_s = drain_s
-        self._told = told
+        self._reported = reported
         self._tokens = tokens
         self._stopping = asyncio.Event()
         self.tally = Tally()
@@ -126,14 +126,14 @@ class Generator:
 
     async def _check(self, senders: list[Sender], begin_s: float) -> None:
         loop = asyncio.get_running_loop()
-        told_s = 0.0
+        reported_s = 0.0
         while True:
             now_s = loop.time()
             for sender in senders:
                 sender.check(now_s)
-            if now_s - told_s >= 1.0:
-                told_s = now_s
-                self._told(self.tally, now_s - begin_s)
+            if now_s - reported_s >= 1.0:
+                reported_s = now_s
+                self._reported(self.tally, now_s - begin_s)
             await asyncio.sleep(CHECK_EVERY_S)
 
     async def _until(self, due_s: float) -> None:

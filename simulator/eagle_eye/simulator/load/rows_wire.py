@@ -32,7 +32,7 @@ class RowsWire:
 
     def __init__(self) -> None:
         self._outlines: dict[bytes, bytes] = {}
-        self._told: set[bytes] = set()
+        self._reported: set[bytes] = set()
 
     def learn(self, id_: bytes, outline: bytes) -> None:
         """Take an outline of which rows will come."""
@@ -40,25 +40,25 @@ class RowsWire:
 
     def body(self, frames: Sequence[bytes], sent_s: float) -> bytes:
         """See wire.Wire."""
-        if len(frames) == 1 and frames[0][_ID_AT : _ID_AT + ID_BYTES] in self._told:
+        if len(frames) == 1 and frames[0][_ID_AT : _ID_AT + ID_BYTES] in self._reported:
             return encode_rows_request((), frames, sent_s)
         ids = dict.fromkeys(frame[_ID_AT : _ID_AT + ID_BYTES] for frame in frames)
-        news = [id_ for id_ in ids if id_ not in self._told]
-        self._told.update(news)
+        news = [id_ for id_ in ids if id_ not in self._reported]
+        self._reported.update(news)
         return encode_rows_request([self._outlines[id_] for id_ in news], frames, sent_s)
 
     def forget(self) -> None:
         """See wire.Wire."""
-        self._told.clear()
+        self._reported.clear()
 
     def telling(self, frame: Frame, sequence: int, time_s: float, events: Sequence[Event]) -> bytes:
         """Return a frame that is sent for events alone, without numbers; ``frame`` says the rest."""
-        told = msgspec.structs.replace(frame, sequence=sequence, time_s=time_s, blocks=[], events=list(events))
-        outline = outline_of(told)
+        reported = msgspec.structs.replace(frame, sequence=sequence, time_s=time_s, blocks=[], events=list(events))
+        outline = outline_of(reported)
         raw = encode_outline(outline)
         id_ = outline_id(raw)
         self.learn(id_, raw)
-        return encode_row(told, outline, id_)
+        return encode_row(reported, outline, id_)
 
 
 class FleetRows:

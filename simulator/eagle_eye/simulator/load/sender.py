@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Collection
 from typing import NamedTuple
 
+from eagle_eye.schema.backoff import Backoff
 from eagle_eye.simulator.load.answers import Answer, BadAnswer, acknowledgement, problem
 from eagle_eye.simulator.load.connection import Connection, connect
 from eagle_eye.simulator.load.tally import Tally
@@ -55,7 +56,7 @@ class Sender:
         self._connection: Connection | None = None
         self._connecting: asyncio.Task[None] | None = None
         self._retry: asyncio.TimerHandle | None = None
-        self._failures = 0
+        self._backoff = Backoff(BACKOFF_S_MIN, BACKOFF_S_MAX)
         self._frames_max = REQUEST_FRAMES_MAX
         self._closed = False
         self.watermark = 0  # every frame up to it is acknowledged as durable, but for those refused or dropped
@@ -115,7 +116,7 @@ class Sender:
                 self._fail("watermark")  # taken, and yet not durable: sent again
                 return
             self._sent = ()
-            self._failures = 0
+            self._backoff.reset()
             if self._queue:
                 self._send()
             return
@@ -130,7 +131,7 @@ class Sender:
             self._tally.errors[why] += 1
         self._sent = ()
         if self._retry is None:
-            self._later(self._backoff_s() if self._queue else 0.0)
+            self._later(self._backoff.next_s() if self._queue else 0.0)
 
     def _settle(self, watermark: int) -> None:
         """Forget what is durable, and count it."""
@@ -158,8 +159,8 @@ class Sender:
         counted = self._tally.asked_to_wait if answer.status in ASKED_TO_WAIT else self._tally.errors
         counted[kind] += 1
         self._sent = ()
-        wait_s = self._backoff_s()
-        if (answer.status, reason) == UNKNOWN_OUTLINE and self._failures == 1:
+        wait_s = self._backoff.next_s()
+        if (answer.status, reason) == UNKNOWN_OUTLINE and self._backoff.failures == 1:
             wait_s = 0.0  # it comes with the same rows now
         elif reason == "version":
             wait_s = VERSION_RETRY_S * random.uniform(0.5, 1.0)  # noqa: S311 - no secret
@@ -171,12 +172,7 @@ class Sender:
         self._tally.errors[kind] += 1
         self._wire.forget()
         self._sent = ()
-        self._later(self._backoff_s())
-
-    def _backoff_s(self) -> float:
-        self._failures += 1
-        longest_s = min(BACKOFF_S_MIN * 2.0 ** min(self._failures - 1, 10), BACKOFF_S_MAX)
-        return longest_s * random.uniform(0.5, 1.0)  # noqa: S311 - no secret
+        self._later(self._backoff.next_s())
 
     def _later(self, wait_s: float) -> None:
         if not self._closed:
@@ -194,7 +190,7 @@ class Sender:
             await self.open()
         except (OSError, TimeoutError) as error:
             self._tally.errors[f"connect {type(error).__name__}"] += 1
-            self._later(self._backoff_s())
+            self._later(self._backoff.next_s())
             return
         finally:
             self._connecting = None

@@ -1,4 +1,4 @@
-"""What is posted for an event; how is a format's affair, that it is signed, limited and guarded is not."""
+"""The request posted for an event. A format decides its content; signing, limits and target checks happen elsewhere."""
 
 from __future__ import annotations
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 
 import httpx
 
+from eagle_eye.schema.backoff import Backoff
 from eagle_eye.server.history.remote_store import encoding
 from eagle_eye.server.history.remote_store.credentials import CredentialsUnreadable
 from eagle_eye.server.history.remote_store.segment_samples import IntervalSamples
@@ -110,22 +111,20 @@ class Post:
 
     def _answered(self, body: bytes) -> _Answer | None:
         """Return None once the store has taken the body, or why it never will."""
-        delay_s, failed = BACKOFF_BASE_S, False
+        backoff = Backoff(BACKOFF_BASE_S, BACKOFF_MAX_S, self._jitter)
         while True:
             try:
                 self._try(body)
             except _Answer as answer:
                 if answer.retry_s is None:
-                    return self._settled(answer, failed)
+                    return self._settled(answer, backoff)
                 self._troubled(answer.reason, str(answer))
-                failed = True
-                self._wait(max(answer.retry_s, delay_s * (0.5 + self._jitter() / 2)))
-                delay_s = min(2 * delay_s, BACKOFF_MAX_S)
+                self._wait(max(answer.retry_s, backoff.next_s()))
             else:
-                return self._settled(None, failed)
+                return self._settled(None, backoff)
 
-    def _settled(self, answer: _Answer | None, failed: bool) -> _Answer | None:
-        if failed:
+    def _settled(self, answer: _Answer | None, backoff: Backoff) -> _Answer | None:
+        if backoff.failures:
             self._troubled("", "")
         return answer
 

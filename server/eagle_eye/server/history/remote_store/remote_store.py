@@ -10,7 +10,7 @@ from eagle_eye.schema.configuration import ConfigurationError
 from eagle_eye.server.history.remote_store.credentials import CredentialsUnreadable, access_of, client
 from eagle_eye.server.history.remote_store.remote_history import RemoteHistory
 from eagle_eye.server.history.remote_store.remote_store_metrics import Figures
-from eagle_eye.server.history.remote_store.sending import Sending
+from eagle_eye.server.history.remote_store.sender_supervisor import Sending
 from eagle_eye.server.history.remote_store.settings import RemoteStoreSettings
 from eagle_eye.server.model.clock import Clock
 

@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Iterable
 import msgspec
 
 from eagle_eye.schema.frame import WIRE_VERSION, Frame, encode_frame
-from eagle_eye.server.history.history import Appended, Batch, Entry, History
+from eagle_eye.server.history.history import Appended, Batch, History, StreamRef
 from eagle_eye.server.ingest.fleet import Fleet, Heard
 from eagle_eye.server.ingest.frame_rules import belated
 from eagle_eye.server.ingest.remote_write.last_codes import CodeMemory
@@ -64,6 +64,7 @@ class Keeper:
         self._codes = codes
         self._stream = f"{STREAM_PREFIX}{secrets.token_hex(8)}"
         self._sequences: dict[str, int] = {}
+        self._refs: dict[str, StreamRef] = {}
         self._gathered: dict[NodeSample, None] = {}
         self._durable: asyncio.Future[None] | None = None
         self._work: asyncio.Task[None] | None = None
@@ -114,16 +115,16 @@ class Keeper:
 
     async def _submit(self, frames: list[Frame], received_s: float) -> None:
         """Return once all frames are durable. Raises HistoryUnavailable once it is known what became of each."""
-        futures: list[asyncio.Future[list[Appended]]] = []
+        futures: list[asyncio.Future[Appended]] = []
         failed: BaseException | None = None
         for first in range(0, len(frames), SUBMITTED_AT_ONCE):
-            batches: list[Batch] = []
-            for frame in frames[first : first + SUBMITTED_AT_ONCE]:
-                entry = Entry(frame.sequence, frame.time_s, encode_frame(frame))
-                # The times are Prometheus' own: nothing is added to them.
-                batches.append(Batch(frame.node, frame.stream, received_s, 0.0, (entry,)))
+            # The times are Prometheus' own: nothing is added to them.
+            batch = Batch.of(
+                (self._ref(frame.node), frame.sequence, frame.time_s, received_s, 0.0, encode_frame(frame))
+                for frame in frames[first : first + SUBMITTED_AT_ONCE]
+            )
             try:
-                futures.append(asyncio.wrap_future(self._history.submit_all(batches)))
+                futures.append(asyncio.wrap_future(self._history.submit(batch)))
             except HistoryUnavailable as error:
                 failed = error
                 break
@@ -133,6 +134,9 @@ class Keeper:
                 failed = outcome
         if failed is not None:
             raise failed
+
+    def _ref(self, node: str) -> StreamRef:
+        return self._refs.get(node) or self._refs.setdefault(node, StreamRef(node, self._stream))
 
     def _frame(self, moment: NodeSample, now_s: float) -> Frame:
         node = moment.node

@@ -125,6 +125,22 @@ export interface AuditEntryPage {
   next: string | null;
 }
 
+export interface ChartColumns {
+  time: Array<number>;
+  accused: Array<number | string | null>;
+  low: Array<number | string | null>;
+  median: Array<number | string | null>;
+  high: Array<number | string | null>;
+  peers_seen: Array<number>;
+}
+
+export interface ChartPeers {
+  nodes: number;
+  nodes_total: number;
+  series: number;
+  said: string;
+}
+
 export interface CheckOutcome {
   name: string;
   state: "could_not_check" | "passed" | "sick";
@@ -487,6 +503,32 @@ export interface Incident {
   escalated: boolean;
 }
 
+export interface IncidentChart {
+  incident_id: string;
+  metric: string;
+  unit: string;
+  form: "behind" | "bits" | "growth" | "value";
+  evidence: string;
+  node: string | null;
+  device: number | null;
+  threshold: number | null;
+  shows: string;
+  start: string;
+  end: string;
+  step_seconds: number;
+  onset: string;
+  detected: string;
+  ended: string | null;
+  name: string;
+  accused: Array<string>;
+  accused_series: number;
+  peers: ChartPeers;
+  columns: ChartColumns;
+  silences: Array<Silence>;
+  said: Array<string>;
+  resolutions: Array<Resolution>;
+}
+
 export interface IncidentInFull {
   id: string;
   job: string;
@@ -626,13 +668,6 @@ export interface Ledger {
   by_detector: Record<string, Precision>;
 }
 
-export interface LemonSignal {
-  signal: string;
-  value: number | null;
-  usual: number | null;
-  adds: number;
-}
-
 export interface MemberRank {
   rank: number;
   node: string;
@@ -642,10 +677,14 @@ export interface MemberRank {
 
 export interface Memory {
   incidents_30_days: number;
+  recurrence_score: number | null;
+  recurrent: boolean;
+  recurrence_reason: string;
+  recurrence_signals: Array<RecurrenceSignal>;
   lemon_score: number | null;
   lemon: boolean;
   lemon_reason: string;
-  lemon_signals: Array<LemonSignal>;
+  lemon_signals: Array<RecurrenceSignal>;
   scored: string;
 }
 
@@ -723,6 +762,7 @@ export interface NodeMap {
   rack: Array<number>;
   switch: Array<number>;
   heard: Array<string | null> | null;
+  recurrence_score: Array<number | null> | null;
   lemon_score: Array<number | null> | null;
   reasons: Record<string, string> | null;
 }
@@ -769,48 +809,6 @@ export interface Panel {
   threshold: number | null;
 }
 
-export interface Picture {
-  incident_id: string;
-  metric: string;
-  unit: string;
-  form: "behind" | "bits" | "growth" | "value";
-  evidence: string;
-  node: string | null;
-  device: number | null;
-  threshold: number | null;
-  shows: string;
-  start: string;
-  end: string;
-  step_seconds: number;
-  onset: string;
-  detected: string;
-  ended: string | null;
-  name: string;
-  accused: Array<string>;
-  accused_series: number;
-  peers: PicturePeers;
-  columns: PictureColumns;
-  silences: Array<Silence>;
-  said: Array<string>;
-  resolutions: Array<Resolution>;
-}
-
-export interface PictureColumns {
-  time: Array<number>;
-  accused: Array<number | string | null>;
-  low: Array<number | string | null>;
-  median: Array<number | string | null>;
-  high: Array<number | string | null>;
-  peers_seen: Array<number>;
-}
-
-export interface PicturePeers {
-  nodes: number;
-  nodes_total: number;
-  series: number;
-  said: string;
-}
-
 export interface Pinged {
   event_id: string;
 }
@@ -846,6 +844,13 @@ export interface Readiness {
   checks: Record<string, string>;
   blind: Record<string, string>;
   notes: Record<string, string>;
+}
+
+export interface RecurrenceSignal {
+  signal: string;
+  value: number | null;
+  usual: number | null;
+  adds: number;
 }
 
 export interface Redelivered {

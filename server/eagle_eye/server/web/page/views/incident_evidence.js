@@ -12,7 +12,7 @@ import { Table } from "../app/table.js";
 /**
  * @typedef {import("../api").Dossier} Dossier
  * @typedef {import("../api").Panel} Panel
- * @typedef {import("../api").Picture} Picture
+ * @typedef {import("../api").IncidentChart} IncidentChart
  * @typedef {import("../api").Incident} Incident
  * @typedef {Record<string, any>} Item
  */
@@ -65,7 +65,7 @@ function PanelChart({ incident, panel, marks: actions }) {
   const query = new URLSearchParams({ metric: panel.metric });
   if (panel.node !== null) query.set("node", panel.node);
   if (panel.device !== null) query.set("device", String(panel.device));
-  /** @type {import("../app/resource.js").Resource<Picture>} */
+  /** @type {import("../app/resource.js").Resource<IncidentChart>} */
   const resource = useResource(`${path`api/v1/incidents/${incident.id}/picture`}?${query}`, {
     every_ms: OPEN.includes(incident.state) ? 20_000 : 0,
   });
@@ -87,7 +87,7 @@ function PanelChart({ incident, panel, marks: actions }) {
   });
 }
 
-/** @param {Picture} picture */
+/** @param {IncidentChart} picture */
 function chartOf(picture) {
   const { columns } = picture;
   const alone = picture.accused_series === 0;

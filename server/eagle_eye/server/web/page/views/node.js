@@ -56,7 +56,7 @@ function OneNode({ name }) {
       h("h1", null, `Node ${name}`),
       record && h(Badge, { state: record.state }),
       record && record.phase !== record.state && h(Badge, { state: record.phase, tone: "note" }),
-      record?.memory?.lemon && h(Badge, { state: "lemon", tone: "warn", words: "keeps failing" }),
+      record?.memory?.recurrent && h(Badge, { state: "recurrent", tone: "warn", words: "keeps failing" }),
     ),
     h(Reading, { resource: node, what: "the node" }),
     record && [
@@ -199,15 +199,15 @@ function Memory({ record }) {
       h(Facts, {
         facts: [
           ["Incidents in 30 days", count(memory.incidents_30_days)],
-          ["Lemon score", memory.lemon_score === null ? "cannot be told" : [h("strong", null, figure(memory.lemon_score)), " of 1; a lemon from 0.75"]],
-          ["Why", memory.lemon_reason],
+          ["Recurrence score", memory.recurrence_score === null ? "cannot be told" : [h("strong", null, figure(memory.recurrence_score)), " of 1; a lemon from 0.75"]],
+          ["Why", memory.recurrence_reason],
         ],
       }),
     ),
-    memory.lemon_signals.length > 0 &&
+    memory.recurrence_signals.length > 0 &&
       h(Table, {
         label: "What the score is made of",
-        items: memory.lemon_signals,
+        items: memory.recurrence_signals,
         keyOf: (one) => one.signal,
         columns: [
           { title: "signal", cell: (one) => words(one.signal) },

@@ -1,4 +1,4 @@
-// All nodes of a fleet of any size: found by name, standing or job, the lemons on demand first.
+// All nodes of a fleet of any size: found by name, standing or job, those that keep failing on demand first.
 
 import { h } from "preact";
 import { useMemo } from "preact/hooks";
@@ -15,7 +15,7 @@ import { TONES } from "./fleet_map_table.js";
 /**
  * @typedef {import("../app/map_layout.js").NodeMap} NodeMap
  * @typedef {{node: string, place: number, standing: number, job: string, rack: string, leaf: string, heard: string | null,
- *   lemon: number | null, reason: string}} Row `place`: where it stands by name
+ *   recurrence: number | null, reason: string}} Row `place`: where it stands by name
  */
 
 const EVERY_MS = 15_000;
@@ -67,7 +67,7 @@ function rowsOf(map) {
     rack: map.racks[map.rack[at] ?? -1] ?? "",
     leaf: map.switches[map.switch[at] ?? -1] ?? "",
     heard: map.heard?.[at] ?? null,
-    lemon: map.lemon_score?.[at] ?? null,
+    recurrence: map.recurrence_score?.[at] ?? null,
     reason: map.reasons?.[node] ?? "",
   }));
   rows.sort((a, b) => byName(a.node, b.node));
@@ -98,11 +98,11 @@ function columnsOf(map) {
     },
     { title: "Job", compare: (a, b) => byName(a.job, b.job) || a.place - b.place, cell: (row) => (row.job ? h(JobLink, { name: row.job }) : "–") },
     {
-      title: "Lemon score",
+      title: "Recurrence score",
       right: true,
       hint: "How often it was the culprit, against the fleet: 0 never, 1 always",
-      compare: (a, b) => (a.lemon ?? -1) - (b.lemon ?? -1) || b.place - a.place,
-      cell: (row) => figure(row.lemon),
+      compare: (a, b) => (a.recurrence ?? -1) - (b.recurrence ?? -1) || b.place - a.place,
+      cell: (row) => figure(row.recurrence),
     },
     { title: "Heard", compare: (a, b) => Date.parse(a.heard ?? "") - Date.parse(b.heard ?? "") || Number(b.heard === null) - Number(a.heard === null), cell: (row) => h(Ago, { at: row.heard, none: "not since the start" }) },
     { title: "Why it is out", class: "wide", cell: (row) => row.reason },

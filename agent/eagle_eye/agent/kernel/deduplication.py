@@ -1,0 +1,135 @@
+"""Deduplicates kernel messages: collapses bursts of repeats into a few, and reports each link state change once.
+
+Pure.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from eagle_eye.agent.kernel.messages import Kind, Message
+
+FOLD_S = 59.0  # repeats this near are one: detectors take what is up to 60 s apart as one occurrence
+KILLS_FOLD_S = 5.0  # but a kill must be near in time to the end of the rank that it explains (10 s)
+KEYS_MAX = 1_024
+BRING_UP_S = 300.0  # so long after boot a link that was never up does not go down: nothing is plugged in
+CHANGES_MAX = 10  # of one link within a minute; beyond it only the state at the end is told
+
+
+class News(NamedTuple):
+    """A message to tell of; ``more`` repeats since the last one told, the last of them at ``at_s``, since boot."""
+
+    message: Message
+    at_s: float
+    more: int = 0
+
+
+@dataclass
+class _Reported:
+    """What was told last of a message, and what has been folded since."""
+
+    message: Message
+    reported_s: float
+    last_s: float
+    more: int = 0
+
+
+class Repeats:
+    """Folds repeats of a message: 800,000 lines of one XID become a handful.
+
+    The first is told at once; those that follow within FOLD_S as one when that time is over, dated to the last of
+    them. Between what is told no gap is longer than between the lines themselves, so that who joins what is near finds
+    as many occurrences as in the lines.
+    """
+
+    def __init__(self) -> None:
+        self._reported: dict[tuple[str, str, str], _Reported] = {}
+
+    def add(self, message: Message, at_s: float) -> list[News]:
+        """Take a message; return what is to be told now."""
+        key = (message.kind, message.subject, message.address)
+        fold_s = _fold_s(message)
+        known = self._reported.get(key)
+        news: list[News] = []
+        if known is not None:
+            if known.more and at_s - known.reported_s > fold_s:
+                news.append(_fold(known))
+            if at_s - known.reported_s <= fold_s:
+                known.more += 1
+                known.last_s = max(known.last_s, at_s)
+                return news
+            del self._reported[key]  # so that the order is that of their telling
+        elif len(self._reported) >= KEYS_MAX:
+            oldest = self._reported.pop(next(iter(self._reported)))
+            news += [_fold(oldest)] if oldest.more else []
+        self._reported[key] = _Reported(message, at_s, at_s)
+        return [*news, News(message, at_s)]
+
+    def due(self, now_s: float) -> list[News]:
+        """Return the repeats whose time is over at ``now_s``, and forget what has not been repeated."""
+        news: list[News] = []
+        for key, known in list(self._reported.items()):
+            if now_s - known.reported_s > _fold_s(known.message):
+                if known.more:
+                    news.append(_fold(known))
+                else:
+                    del self._reported[key]
+        return news
+
+
+def _fold_s(message: Message) -> float:
+    return KILLS_FOLD_S if message.kind == "oom_kill" else FOLD_S
+
+
+def _fold(known: _Reported) -> News:
+    news = News(known.message, known.last_s, known.more)
+    known.reported_s, known.more = known.last_s, 0
+    return news
+
+
+@dataclass
+class _Link:
+    """A link's state as it is and as it was told; ``changes`` since ``minute_s``."""
+
+    kind: Kind
+    reported: Kind
+    last_s: float
+    minute_s: float
+    changes: int = 1
+
+
+class LinkChanges:
+    """Tells each change of a link once, whoever says it: the driver and the bond above it."""
+
+    def __init__(self) -> None:
+        self._links: dict[str, _Link] = {}
+
+    def add(self, message: Message, at_s: float) -> list[News]:
+        """Take a message; return what is to be told now."""
+        known = self._links.get(message.subject)
+        if known is None:
+            if len(self._links) >= KEYS_MAX:
+                del self._links[next(iter(self._links))]
+            self._links[message.subject] = _Link(message.kind, message.kind, at_s, at_s)
+            return [] if message.kind == "link_down" and at_s < BRING_UP_S else [News(message, at_s)]
+        same, near = message.kind == known.kind, at_s - known.last_s <= FOLD_S
+        known.kind, known.last_s = message.kind, at_s
+        if same and near:
+            return []
+        if at_s - known.minute_s > FOLD_S:
+            known.minute_s, known.changes = at_s, 0
+        known.changes += 1
+        if known.changes > CHANGES_MAX:
+            return []
+        known.reported = message.kind
+        return [News(message, at_s)]
+
+    def due(self, now_s: float) -> list[News]:
+        """Return the states in which links that changed too often ended up."""
+        news: list[News] = []
+        for link, known in self._links.items():
+            if known.reported != known.kind and now_s - known.minute_s > FOLD_S:
+                known.reported = known.kind
+                news.append(News(Message(known.kind, link), known.last_s))
+        return news

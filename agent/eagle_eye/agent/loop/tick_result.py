@@ -1,0 +1,47 @@
+"""The result of one loop tick, for its consumers: /metrics, the service manager and the host verdict."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from eagle_eye.agent.loop.collector import Observed
+from eagle_eye.schema.events import Event
+
+
+@dataclass(frozen=True)
+class CollectorStanding:
+    """How one collector fares. ``state`` as in ``Frame.collectors``; ``failures`` counts since the agent started.
+
+    ``duration_s`` is how long its last answer took.
+    """
+
+    name: str
+    state: str
+    duration_s: float
+    failures: int
+
+    @property
+    def ok(self) -> bool:
+        """Whether it saw all that it looks at."""
+        return self.state == "ok"
+
+    @property
+    def supported(self) -> bool:
+        """Whether this host has what it reads."""
+        return not self.state.startswith("unsupported")
+
+
+@dataclass(frozen=True)
+class Tick:
+    """One frame made at a tick; shared between threads and not to be changed.
+
+    ``time_s`` and ``interval_s`` are the frame's, ``seen`` its rows and ranks, ``events`` all its events: also those
+    from before the tick. ``frames`` counts the frames made since the agent started.
+    """
+
+    time_s: float
+    interval_s: float
+    seen: Observed
+    events: tuple[Event, ...]
+    collectors: tuple[CollectorStanding, ...]
+    frames: int

@@ -1,0 +1,135 @@
+"""Watches processes and reports each exit immediately. Touches: pidfds, and one thread that sleeps until then."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import select
+import threading
+from collections.abc import Callable
+from typing import Protocol
+
+from eagle_eye.agent.processes.process_exit import exit_code, is_running, open_pidfd
+
+REPORTED_SINCE = (6, 15)  # Linux that keeps the exit code for whoever holds a pidfd (PIDFD_GET_INFO)
+
+Ended = Callable[[int, "int | None"], None]  # a process's id and its exit code
+
+
+class Watcher(Protocol):
+    """Whoever tells of the ends of processes; ``Ends`` says what each method does."""
+
+    def watch(self, pid: int) -> None:
+        """Follow the process from here on. Raises ProcessLookupError when it is gone."""
+        ...
+
+    def forget(self, pid: int) -> None:
+        """Follow the process no longer."""
+        ...
+
+    def poll(self) -> None:
+        """Look after the processes that no descriptor announces."""
+        ...
+
+    def close(self) -> None:
+        """Give everything back."""
+        ...
+
+
+def exits_are_reported(release: str) -> bool:
+    """Whether this kernel tells every exit code to whoever holds a pidfd; older ones only to the parent for certain."""
+    found = re.match(r"(\d+)\.(\d+)", release)
+    return found is not None and (int(found[1]), int(found[2])) >= REPORTED_SINCE
+
+
+class Ends:
+    """Watches processes; ``ended(pid, exit_code)`` is called once for each that ended, from a thread of this class.
+
+    The exit code is negative for a signal, and None where this host does not tell every one: a code that was read by
+    chance, before the parent reaped, would make the one process whose code is known look like the first that died.
+    """
+
+    def __init__(self, ended: Ended, release: str = os.uname().release) -> None:
+        self._ended = ended
+        self._reported = exits_are_reported(release)
+        self._pidfds: dict[int, int] = {}  # by process
+        self._polled: set[int] = set()  # processes that the system gave no descriptor for
+        self._lock = threading.Lock()
+        self._epoll: select.epoll | None = None
+        self._stop = -1
+        self._thread: threading.Thread | None = None
+
+    def watch(self, pid: int) -> None:
+        """Follow the process from here on. Raises ProcessLookupError when it is gone."""
+        pidfd = open_pidfd(pid)
+        with self._lock:
+            if pidfd is None:
+                self._polled.add(pid)
+                return
+            epoll = self._started()
+            self._pidfds[pid] = pidfd
+            epoll.register(pidfd, select.EPOLLIN)
+
+    def forget(self, pid: int) -> None:
+        """Follow the process no longer; its end is not told."""
+        with self._lock:
+            self._polled.discard(pid)
+            pidfd = self._pidfds.pop(pid, None)
+            if pidfd is not None:
+                self._close(pidfd)
+
+    def poll(self) -> None:
+        """Look after the processes that no descriptor announces."""
+        for pid in [pid for pid in self._polled if not is_running(pid)]:
+            self._polled.discard(pid)
+            self._ended(pid, None)
+
+    def close(self) -> None:
+        """Stop, and give every descriptor back."""
+        thread = self._thread
+        if thread is not None:
+            os.eventfd_write(self._stop, 1)
+            thread.join()
+        for pid in [*self._pidfds, *self._polled]:
+            self.forget(pid)
+        if self._epoll is not None:
+            self._epoll.close()
+            os.close(self._stop)
+            self._epoll = self._thread = None
+
+    def _started(self) -> select.epoll:
+        if self._epoll is None:
+            self._epoll = select.epoll()
+            self._stop = os.eventfd(0, os.EFD_CLOEXEC)
+            self._epoll.register(self._stop, select.EPOLLIN)
+            self._thread = threading.Thread(target=self._run, args=(self._epoll,), name="process-ends", daemon=True)
+            self._thread.start()
+        return self._epoll
+
+    def _run(self, epoll: select.epoll) -> None:
+        while True:
+            ready = {descriptor for descriptor, _ in epoll.poll()}
+            if self._stop in ready:
+                return
+            with self._lock:
+                # Asked again: a descriptor may have been closed since, and its number given to another process's.
+                ended = [(pid, pidfd) for pid, pidfd in self._pidfds.items() if pidfd in ready and _is_ready(pidfd)]
+                codes = {pid: exit_code(pid, pidfd) if self._reported else None for pid, pidfd in ended}
+                for pid, pidfd in ended:
+                    del self._pidfds[pid]
+                    self._close(pidfd)
+            for pid, code in codes.items():
+                self._ended(pid, code)
+
+    def _close(self, pidfd: int) -> None:
+        if self._epoll is not None:
+            with contextlib.suppress(OSError):
+                self._epoll.unregister(pidfd)
+        os.close(pidfd)
+
+
+def _is_ready(pidfd: int) -> bool:
+    poll = select.poll()
+    poll.register(pidfd, select.POLLIN)
+    return bool(poll.poll(0))

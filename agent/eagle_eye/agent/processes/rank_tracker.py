@@ -1,0 +1,164 @@
+"""The ranks of this node while they run, and how they ended; used from several threads."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+
+from eagle_eye.agent.loop.collector import Observed
+from eagle_eye.agent.loop.drops import Drops
+from eagle_eye.agent.processes.exit_watcher import Ended, Watcher
+from eagle_eye.agent.processes.process_files import ProcessFiles
+from eagle_eye.agent.processes.process_registry import TrainingProcess, TrainingProcesses
+from eagle_eye.schema.events import Event
+from eagle_eye.schema.frame import RANKS_MAX, Rank
+
+EVENTS_QUEUED_MAX = 4_096
+
+
+@dataclass
+class _Running:
+    """A process that is a rank, and whether its hook has ever reported."""
+
+    process: TrainingProcess
+    started: int
+    hooked: bool = False
+
+
+class Ranks:
+    """Publishes the ranks to ``processes`` and follows them; those with a hook are published and not reported."""
+
+    def __init__(
+        self,
+        processes: TrainingProcesses,
+        drops: Drops,
+        files: ProcessFiles,
+        hooked_pids: Callable[[], set[int]],
+        wake: Callable[[], None],
+        now_s: Callable[[], float],
+        watch: Callable[[Ended], Watcher],
+    ) -> None:
+        self._processes = processes
+        self._drops = drops
+        self._files = files
+        self._hooked_pids = hooked_pids
+        self._wake = wake
+        self._now_s = now_s
+        self._watcher = watch(self._end)
+        self._lock = threading.Lock()  # held while reading or changing what follows
+        self._running: dict[int, _Running] = {}
+        self._ended: set[int] = set()  # processes, since the last look
+        self._departed: list[Rank] = []  # not yet named in a frame for the last time
+        self._events: list[Event] = []
+
+    def take(self, chosen: Sequence[tuple[TrainingProcess, int]], listed: Collection[int]) -> None:
+        """Make these the ranks: processes and when they started, in clock ticks; ``listed`` are all that there are."""
+        started = {process.pid: started for process, started in chosen}
+        with self._lock:
+            left = [
+                pid
+                for pid, item in self._running.items()
+                if started.get(pid) != item.started and pid in listed  # who ended is told by the watcher
+            ]
+            for pid in left:
+                del self._running[pid]
+            known = set(self._running)
+        for pid in left:
+            self._watcher.forget(pid)
+            self._drops.count("ranks_reconsidered")
+        for process, ticks in chosen:
+            if process.pid not in known:
+                self._follow(process, ticks)
+        with self._lock:
+            for process, _ in chosen:
+                if process.pid in self._running:
+                    self._running[process.pid].process = process
+            self._publish()
+
+    def notice(self) -> None:
+        """Note whose hook reports, and the ends that nothing announced."""
+        self._watcher.poll()
+        hooked = self._hooked_pids()
+        with self._lock:
+            for pid in hooked & self._running.keys():
+                self._running[pid].hooked = True
+
+    def ended(self) -> set[int]:
+        """Return the processes that ended since the last call."""
+        with self._lock:
+            ended, self._ended = self._ended, set()
+        return ended
+
+    def happened(self) -> Observed:
+        """Return the ranks without a hook, those that ended since the last call once more, and their ends."""
+        with self._lock:
+            events, self._events = self._events, []
+            ranks, self._departed = self._departed, []
+            ranks += [_rank(item.process) for item in self._running.values() if not item.hooked]
+        ranks.sort(key=lambda rank: (rank.job, rank.attempt, rank.rank, rank.pid))
+        self._drops.count("ranks_over_limit", len(ranks) - RANKS_MAX)
+        return Observed(ranks=ranks[:RANKS_MAX], events=events)
+
+    def close(self) -> None:
+        """Follow no process any longer."""
+        self._watcher.close()
+
+    def _follow(self, process: TrainingProcess, started: int) -> None:
+        pid = process.pid
+        stat = self._files.stat(pid)
+        if stat is None or stat.started != started or stat.ended:
+            return
+        with self._lock:
+            self._running[pid] = _Running(process, started)
+        try:
+            self._watcher.watch(pid)
+        except ProcessLookupError:
+            self._end(pid, None)
+            return
+        stat = self._files.stat(pid)
+        if stat is not None and stat.started != started:  # another process has the id, and is what we watch
+            self._watcher.forget(pid)
+            self._end(pid, None)
+
+    def _end(self, pid: int, code: int | None) -> None:
+        """Take a process's end in; also called from the thread that waits for ends."""
+        hooked = pid in self._hooked_pids()
+        with self._lock:
+            item = self._running.pop(pid, None)
+            if item is None:
+                return
+            self._ended.add(pid)
+            self._publish()
+            if item.hooked or hooked:
+                return  # the hook's reader tells
+            if code is None:
+                self._drops.count("exit_code_unread")
+                return
+            process = item.process
+            who = {"rank": process.rank, "job": process.job, "attempt": process.attempt}
+            attributes = {"exit_code": code, "pid": pid, "goodbye": False, **who}
+            self._events.append(Event(self._now_s(), "process_exit", process.device, attributes))
+            if len(self._events) > EVENTS_QUEUED_MAX:
+                del self._events[0]
+                self._drops.count("events_over_limit")
+            self._departed.append(_rank(process))
+            self._drops.count("ranks_over_limit", len(self._departed) - RANKS_MAX)
+            del self._departed[:-RANKS_MAX]
+        self._wake()
+
+    def _publish(self) -> None:
+        running = [item.process for item in self._running.values()]
+        self._processes.publish(sorted(running, key=lambda item: (item.job, item.attempt, item.rank)))
+
+
+def _rank(process: TrainingProcess) -> Rank:
+    return Rank(
+        job=process.job,
+        rank=process.rank,
+        world_size=process.world_size,
+        device=process.device,
+        attempt=process.attempt,
+        pid=process.pid,
+        role=process.role,
+    )

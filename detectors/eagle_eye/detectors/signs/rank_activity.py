@@ -1,0 +1,124 @@
+"""What a node's ranks do while their peers wait for them: other work, such as a write or a compilation, or nothing.
+
+To whoever waits, a rank that saves, evaluates or compiles looks like one that hangs. Its host, its GPU and its process
+tell them apart, as far as they are observed.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from eagle_eye.detectors.signs.gpu_activity import waiting
+from eagle_eye.detectors.signs.host_activity import busy_with_io
+from eagle_eye.detectors.signs.medians import median_of, median_over_rows
+from eagle_eye.detectors.signs.once import once
+from eagle_eye.detectors.signs.without_hook import COMPUTING_TENSOR_RATIO
+from eagle_eye.detectors.types import Floats, Window
+
+CPU, IO, BLOCKED = "rank_cpu_seconds_total", "rank_io_bytes_total", "rank_blocked_ratio"
+ROWS_NOW, ROWS_NOW_S = 4, 30.0  # newest rows that tell what a rank does now
+WORK_CPUS, REST_CPUS = 0.5, 0.2  # a thread that compiles takes one; watchdogs and heartbeats some hundredths
+WORK_IO_BYTES_PER_S, REST_IO_BYTES_PER_S = 1e7, 1e6
+SPAN_S = 4.0  # over which counters must be known
+
+
+@once
+def works(window: Window, node: int, since_s: float) -> bool | None:
+    """Return whether the node (its index) works on something else than its peers wait for since a moment.
+
+    None where neither its host nor its ranks' processes tell.
+    """
+    writes = busy_with_io(window, node, since_s)
+    if writes or _computes(window, node, since_s) or _busy(window, node, since_s):
+        return True
+    return writes
+
+
+@once
+def at_rest(window: Window, node: int, since_s: float) -> bool:
+    """Whether the node has ranks that run no kernel and whose processes use no CPU, read and write nothing.
+
+    Not one that the kernel holds: it may wait for storage. Where that is not observed nobody knows, so False.
+    """
+    idle = _idle(window, node, since_s)
+    cpus, bytes_per_s = _rate(window, CPU, since_s)[idle], _rate(window, IO, since_s)[idle]
+    if not len(cpus) or not np.isfinite(cpus).all() or (bytes_per_s > REST_IO_BYTES_PER_S).any():
+        return False
+    blocked = _recent(window, BLOCKED, since_s)
+    held = blocked is not None and bool((np.nan_to_num(median_over_rows(blocked[:, idle])) > 0).any())
+    return not held and bool((cpus <= REST_CPUS).all())
+
+
+def uses_cpu(window: Window, columns: NDArray[np.bool_], since_s: float) -> bool:
+    """Whether one of these ranks' processes (S,) uses a CPU since a moment."""
+    with np.errstate(invalid="ignore"):
+        return bool((_rate(window, CPU, since_s)[columns] >= WORK_CPUS).any())
+
+
+def _computes(window: Window, node: int, since_s: float) -> bool:
+    """Whether a GPU of the node does what kernels that wait do not: it evaluates."""
+    tensor = _recent(window, "gpu_tensor_active_ratio", since_s)
+    if tensor is None:
+        return False
+    with np.errstate(invalid="ignore"):
+        return bool((median_over_rows(tensor[:, window.node_of == node]) >= COMPUTING_TENSOR_RATIO).any())
+
+
+def _busy(window: Window, node: int, since_s: float) -> bool:
+    """Whether a process whose GPU runs no kernel uses a CPU, reads or writes: one that runs a kernel spins for it.
+
+    Where waiting leaves GPUs without a kernel, the processes of all spin: then one must use more than they do.
+    """
+    idle = _idle(window, node, since_s)
+    cpus = _rate(window, CPU, since_s)
+    with np.errstate(invalid="ignore"):
+        computes = cpus[idle] >= WORK_CPUS + _waiting_cpus(window, since_s)
+        moves = _rate(window, IO, since_s)[idle] >= WORK_IO_BYTES_PER_S
+    return bool((computes | moves).any())
+
+
+@once
+def _waiting_cpus(window: Window, since_s: float) -> float:
+    """Return the CPUs that a process uses of which most wait without a kernel on their GPU; 0 where most run one."""
+    spins = waiting(window, since_s)
+    if spins is None or 2 * np.count_nonzero(spins == 0.0) <= len(spins):
+        return 0.0
+    cpus = _rate(window, CPU, since_s)[spins == 0.0]
+    known = cpus[np.isfinite(cpus)]
+    return median_of(known) if len(known) else 0.0
+
+
+@once
+def _idle(window: Window, node: int, since_s: float) -> list[int]:
+    """Return the node's columns whose GPU is known to run no kernel."""
+    spins = waiting(window, since_s)
+    mine = np.flatnonzero(window.node_of == node)
+    return [] if spins is None else [int(column) for column in mine if spins[column] == 0.0]
+
+
+def _recent(window: Window, metric: str, since_s: float) -> Floats | None:
+    """Return the newest rows of a metric that lie wholly after a moment."""
+    values = window.device.get(metric)
+    if values is None:
+        return None
+    first = int(np.searchsorted(window.times_s, since_s + window.interval_s / 2, side="right"))
+    return values[max(first, len(values) - max(ROWS_NOW, round(ROWS_NOW_S / window.interval_s))) :]
+
+
+@once
+def _rate(window: Window, metric: str, since_s: float) -> Floats:
+    """Return by how much each rank's counter grew in a second of late: (S,), NaN where not known."""
+    rate = np.full(len(window.series), np.nan)
+    rows = _recent(window, metric, since_s)
+    if rows is None or len(rows) < 2:
+        return rate
+    times_s = window.times_s[-len(rows) :]
+    known = np.isfinite(rows)
+    first, last = known.argmax(axis=0), len(rows) - 1 - known[::-1].argmax(axis=0)
+    span_s = times_s[last] - times_s[first]
+    columns = np.flatnonzero(known.any(axis=0) & (span_s >= SPAN_S))
+    grown = rows[last[columns], columns] - rows[first[columns], columns]
+    # A process that was replaced counts anew.
+    rate[columns] = np.where(grown >= 0, grown / span_s[columns], np.nan)
+    return rate

@@ -1,0 +1,312 @@
+"""/api/v1/incidents/{incident}/picture and /dossier: an incident's evidence drawn, and all that one needs to act."""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated, Any, Protocol
+
+from fastapi import APIRouter, Depends, Query, Response
+
+from eagle_eye.detectors.faults import BY_NAME as FAULTS
+from eagle_eye.schema.metrics import BY_NAME as METRICS
+from eagle_eye.server.accounts.gpu_inventory import sat_at
+from eagle_eye.server.api import views
+from eagle_eye.server.api.history import moments
+from eagle_eye.server.api.node_history import gpu
+from eagle_eye.server.api.requests import Reader, Since, answer, found, services
+from eagle_eye.server.charts import band as bands
+from eagle_eye.server.charts import sentence
+from eagle_eye.server.charts.commands import commands
+from eagle_eye.server.charts.drawing import Drawing, Panel, drawing_of, panels
+from eagle_eye.server.charts.members import members_of, ranks_seen
+from eagle_eye.server.charts.peer_selection import ACCUSED_MAX, Cast, cast
+from eagle_eye.server.charts.reading import Turns, read
+from eagle_eye.server.charts.story import story
+from eagle_eye.server.charts.windows import LENGTH_S_MAX, POINTS, POINTS_MAX, Stretch, around, stretch
+from eagle_eye.server.config import ServerConfig
+from eagle_eye.server.engine.standing import phase
+from eagle_eye.server.history.history import History, QueryPart
+from eagle_eye.server.ingest.fleet import Fleet
+from eagle_eye.server.model.clock import Clock
+from eagle_eye.server.model.errors import Refusal
+from eagle_eye.server.model.records import Incident, Node
+from eagle_eye.server.model.timestamps import rfc3339
+from eagle_eye.server.monitor.watcher import Outlook
+from eagle_eye.server.site_files.topology import Places
+from eagle_eye.server.store.store import (
+    DELIVERIES,
+    EVIDENCE,
+    GPUS,
+    INCIDENTS,
+    JOBS,
+    NODES,
+    OVER_JOB_STATES,
+    PAGE_LIMIT_MAX,
+    Store,
+)
+
+WHERE_MAX = 16  # nodes of an incident of which is told where they are
+AUDIT_MAX = 400
+ACTIONS_REPORTED_MAX = 100
+EMPTY_STEPS = 5  # that are shown before the first observation
+
+router = APIRouter(prefix="/api/v1/incidents", tags=["incidents"])
+OptionalMoment = Annotated[Since, Query(description="RFC 3339, or Unix seconds; around the onset by default.")]
+
+
+class Needs(Protocol):
+    """What is needed here of the server."""
+
+    clock: Clock
+    config: ServerConfig
+    fleet: Fleet
+    history: History
+    outlook: Outlook
+    places: Places
+    store: Store
+    turns: Turns
+
+
+Parts = Annotated[Needs, Depends(services)]
+
+
+@router.get("/{incident}/picture")
+def chart(
+    parts: Parts,
+    _: Reader,
+    incident: str,
+    metric: Annotated[str | None, Query(max_length=200, description="The first of the dossier's panels.")] = None,
+    node: Annotated[str | None, Query(max_length=200, description="Who is accused, unless the evidence says.")] = None,
+    device: Annotated[int | None, Query(ge=-1, lt=1 << 15)] = None,
+    start: OptionalMoment = None,
+    end: OptionalMoment = None,
+    points: Annotated[int, Query(ge=10, le=POINTS_MAX, description="About so many steps.")] = POINTS,
+) -> Response:
+    """One metric of an incident's evidence: the accused's course, its peers' band, the threshold, onset and verdict.
+
+    All ``columns`` have one value for each step; null is "nothing was observed", never zero. ``said`` is the same in
+    sentences, with what was not seen; ``silences`` are the times in which peers were seen and the accused was not.
+    """
+    record = found(parts, INCIDENTS, incident)
+    panel = _panel(record, metric, node, device)
+    start_s, end_s = moments(start, end, around(record, parts.clock.now_s()))
+    if end_s - start_s > LENGTH_S_MAX:
+        raise Refusal(400, "too_much", f"{end_s - start_s:.0f} s; a chart shows {LENGTH_S_MAX:.0f} s at most")
+    with parts.turns.one():
+        who = _cast(parts, record, panel)
+        drawing = panel.drawing
+        wanted = stretch(start_s, end_s, points)
+        job = record.job if drawing.metric.name.startswith(("train_", "nccl_")) else None
+        got = read(parts.history, drawing.metric, bands.statistic_of(drawing), (who.accused, who.peers), wanted, job)
+    who = who._replace(peers=got.nodes)
+    drawn = bands.band(got.series, got.stretch.steps, drawing, who)
+    empty = max(0, bands.begun(drawn) - EMPTY_STEPS) if start is None else 0
+    shown = got.stretch._replace(
+        start_s=got.stretch.start_s + empty * got.stretch.step_s, steps=got.stretch.steps - empty
+    )
+    return answer(_drawn(record, panel, who, shown, bands.without(drawn, empty), got.spans))
+
+
+@router.get("/{incident}/dossier")
+def dossier(parts: Parts, _: Reader, incident: str) -> Response:
+    """What a person needs in order to act: where the accused are, what to type, what happened, what can be drawn."""
+    record = found(parts, INCIDENTS, incident)
+    store = parts.store
+    actions = store.actions_of(incident)[-ACTIONS_REPORTED_MAX:]
+    gathered = store.page(EVIDENCE, {"incident_id": incident}, limit=PAGE_LIMIT_MAX).items
+    deliveries = store.page(DELIVERIES, {"group": incident}, limit=PAGE_LIMIT_MAX)
+    audit = store.audit(limit=AUDIT_MAX, subject=[incident, *(action.id for action in actions)])
+    reported = story(record, actions, deliveries.items, gathered, audit.items[::-1])
+    blamed = dict.fromkeys([*([record.node] if record.node else []), *record.nodes])
+    blamed.update(dict.fromkeys(name for action in actions for name in action.exclude))
+    nodes = {name: node for name in list(blamed)[:WHERE_MAX] if (node := store.get(NODES, name)) is not None}
+    fault = FAULTS.get(record.fault)
+    job = store.get(JOBS, record.job)
+    return answer(
+        {
+            "incident": views.incident(record),
+            "owner": "" if job is None else job.owner,
+            "meaning": "" if fault is None else fault.meaning,
+            "repair": "" if fault is None else fault.repair,
+            "mode": parts.outlook.policy().mode,
+            "where": [_where(parts, record, name, nodes.get(name)) for name in list(blamed)[:WHERE_MAX]],
+            "where_left_out": max(0, len(blamed) - WHERE_MAX),
+            "commands": [command._asdict() for command in commands(record, actions, nodes, job)],
+            "actions": [views.action(action, parts.config.public_url) for action in actions],
+            "gathered": [views.evidence(item) for item in gathered],
+            "deliveries": [views.delivery(delivery) for delivery in deliveries.items],
+            "story": [
+                {"time": rfc3339(e.time_s), "kind": e.kind, "text": e.text, "id": e.id, "who": e.who}
+                for e in reported.entries
+            ],
+            "story_left_out": reported.left_out,
+            "cut": deliveries.next is not None or audit.next is not None,
+            "panels": [_reported(panel) for panel in panels(record.evidence, "" if fault is None else fault.trouble)],
+        }
+    )
+
+
+def _panel(record: Incident, metric: str | None, node: str | None, device: int | None) -> Panel:
+    """Return what is to be drawn. Raises Refusal 400 for a metric of which there is no series, 404 for nothing."""
+    fault = FAULTS.get(record.fault)
+    known = panels(record.evidence, "" if fault is None else fault.trouble)
+    if metric is None:
+        if not known:
+            raise Refusal(404, "not_found", f"nothing of incident {record.id} can be drawn; name a metric")
+        panel = known[0]
+    else:
+        alike = [p for p in known if metric in (p.evidence, p.drawing.metric.name)]
+        exact = [p for p in alike if (node is None or p.node == node) and (device is None or p.device == device)]
+        drawing = drawing_of(metric)
+        if not alike and drawing is None:
+            raise Refusal(404, "metric", f"no series of the history shows {metric[:80]!r}; see the dossier's panels")
+        panel = next(iter(exact or alike), None) or Panel(
+            drawing or Drawing(METRICS["train_step"], "value"), "", None, None
+        )
+    return panel._replace(
+        node=node if node is not None else panel.node,
+        device=device if device is not None and device >= 0 else panel.device,
+    )
+
+
+def _cast(parts: Needs, record: Incident, panel: Panel) -> Cast:
+    """Return who is drawn; the accused of a panel that names nobody are the incident's."""
+    accused = [panel.node] if panel.node is not None else [record.node] if record.node is not None else record.nodes
+    accused = accused[:ACCUSED_MAX]
+    device = panel.device
+    if device is None and panel.node is None and record.node is not None and not panel.evidence:
+        device = record.device
+    members = members_of(parts.store, parts.fleet, record.job, record.attempt, record.onset_s)
+    nodes = members.nodes or tuple(record.nodes)
+    ranks = members.ranks
+    if not any(rank.role for rank in ranks):
+        seen = ranks_seen(parts.history, record.job, record.attempt, accused, nodes, record.onset_s)
+        ranks = seen or ranks
+    if not accused or len(accused) * 2 > max(len(nodes), 2):
+        return cast((), None, (), nodes)  # what concerns most of the job has no peers in it
+    return cast(accused, device, ranks, nodes)
+
+
+def _drawn(
+    record: Incident, panel: Panel, who: Cast, shown: Stretch, got: bands.Band, spans: list[QueryPart]
+) -> dict[str, Any]:
+    drawing = panel.drawing
+    name = _name(who)
+    reported_s = max(record.detected_s, record.onset_s)
+    return {
+        "incident_id": record.id,
+        **_reported(panel),
+        "shows": sentence.what(drawing.metric, drawing),
+        "start": rfc3339(shown.start_s),
+        "end": rfc3339(shown.end_s),
+        "step_seconds": shown.step_s,
+        "onset": rfc3339(record.onset_s),
+        "detected": rfc3339(record.detected_s),
+        "ended": None if record.ended_s is None else rfc3339(record.ended_s),
+        "name": name,
+        "accused": list(who.accused),
+        "accused_series": got.accused_series,
+        "peers": {"nodes": len(who.peers), "nodes_total": who.peers_total, "series": got.peer_series, "said": who.said},
+        "columns": {
+            "time": [round(time_s, 3) for time_s in shown.times_s],
+            "accused": numbers(got.accused),
+            "low": numbers(got.low),
+            "median": numbers(got.median),
+            "high": numbers(got.high),
+            "peers_seen": [int(count) for count in got.seen],
+        },
+        "silences": [
+            {
+                "start": rfc3339(shown.start_s + first * shown.step_s),
+                "end": rfc3339(shown.start_s + (last + 1) * shown.step_s),
+            }
+            for first, last in bands.silences(got)
+        ],
+        "said": sentence.said(got, shown, drawing, who, name, reported_s),
+        "resolutions": resolutions(spans),
+    }
+
+
+def resolutions(spans: list[QueryPart]) -> list[dict[str, Any]]:
+    """Return which buckets answered for which time."""
+    return [
+        {"start": rfc3339(span.start_s), "end": rfc3339(span.end_s), "resolution_seconds": span.bucket_s}
+        for span in spans
+    ]
+
+
+def numbers(values: bands.Floats) -> list[float | str | None]:
+    """Return a column as JSON has it: null for what was not observed, ``+Inf`` and ``-Inf`` for what was not finite."""
+    return [_number(value) for value in values.tolist()]
+
+
+def _number(value: float) -> float | str | None:
+    if math.isnan(value):
+        return None
+    if math.isinf(value):
+        return "+Inf" if value > 0 else "-Inf"
+    return float(f"{value:.7g}") if abs(value) < 1e7 else value
+
+
+def _reported(panel: Panel) -> dict[str, Any]:
+    drawing = panel.drawing
+    return {
+        "metric": drawing.metric.name,
+        "unit": "collectives"
+        if drawing.form == "behind"
+        else "bool"
+        if drawing.form == "bits"
+        else drawing.metric.unit,
+        "form": drawing.form,
+        "evidence": panel.evidence,
+        "node": panel.node,
+        "device": panel.device,
+        "threshold": drawing.threshold,
+    }
+
+
+def _name(who: Cast) -> str:
+    if not who.accused:
+        return "the job"
+    if len(who.accused) > 1:
+        return f"{len(who.accused)} nodes"
+    return who.accused[0] if who.device is None else f"{who.accused[0]} device {who.device}"
+
+
+def _where(parts: Needs, record: Incident, name: str, node: Node | None) -> dict[str, Any]:
+    """Return where a node is and what is on it, as far as anybody said; null and empty: nobody did.
+
+    What takes a look at all jobs and GPUs, who was said to be there and sat there then, is done for the accused alone.
+    """
+    store, now_s = parts.store, parts.clock.now_s()
+    mine = name == record.node
+    cards = {card.uuid: card for card in store.page(GPUS, {"node": name}, limit=PAGE_LIMIT_MAX).items}
+    if mine:
+        cards.update({card.uuid: card for card in store.page(GPUS, {"seat": name}, limit=PAGE_LIMIT_MAX).items})
+    sat = {uuid: sat_at(card, record.onset_s) or sat_at(card, now_s) for uuid, card in cards.items()}
+    accused = record.device if mine else None
+    there = sorted(
+        (seat[1], uuid)
+        for uuid, seat in sat.items()
+        if seat is not None and seat[0] == name and accused in (None, seat[1])
+    )
+    heard = parts.fleet.last(name)
+    jobs = {rank.job for rank in heard.ranks} if heard is not None else set()
+    jobs |= {heard.job} if heard is not None and heard.job else set()
+    if mine:
+        known = store.page(JOBS, {"node": name}, limit=PAGE_LIMIT_MAX).items
+        jobs |= {job.job for job in known if job.state not in OVER_JOB_STATES}
+    place = parts.places
+    return {
+        "node": name,
+        "accused": mine,
+        "state": None if node is None else node.state,
+        "phase": None if node is None else phase(node, now_s),
+        "reason": "" if node is None else node.reason,
+        "heard": None if heard is None else rfc3339(heard.received_s),
+        "rack": place.rack_of_node.get(name),
+        "switch": place.switch_of_node.get(name),
+        "device": accused,
+        "gpus": [gpu(cards[uuid]) for _, uuid in there],
+        "other_jobs": sorted(jobs - {record.job}),
+    }

@@ -1,0 +1,44 @@
+"""Training progress of one attempt: its first and latest step, and when the latest step finished. Pure."""
+
+from __future__ import annotations
+
+import math
+
+from eagle_eye.server.model.records import Job
+
+
+class Advance:
+    """The steps of one attempt: ``first_step`` (NaN: none), ``highest_step`` (-1: none).
+
+    ``advanced_s`` is the end of the interval in which a step finished last; the start of the attempt before any did.
+    An attempt that its scheduler stops and runs again is as at its start from then on (``started_s``): no step is due
+    yet, and the first may be one that was made before.
+    """
+
+    def __init__(self, started_s: float) -> None:
+        self.started_s = self.advanced_s = started_s
+        self.first_step, self.highest_step = math.nan, -1.0
+        self._stopped = False
+        self._left_at_step = math.nan  # what rows of ranks that have ended go on repeating
+
+    def take_word(self, job: Job) -> None:
+        """Take the scheduler's or launcher's word on whether the attempt runs."""
+        stopped, self._stopped = self._stopped, job.state != "running"
+        if not stopped or self._stopped:
+            return
+        self.started_s = max(self.started_s, job.updated_s)
+        self.advanced_s = max(self.advanced_s, job.updated_s)
+        if self.highest_step >= 0:
+            self._left_at_step = self.highest_step
+        self.first_step, self.highest_step = math.nan, -1.0
+
+    def is_news(self, step: float) -> bool:
+        """Whether no rank has finished the step before."""
+        return step > self.highest_step and (self.highest_step >= 0 or step != self._left_at_step)
+
+    def take(self, time_s: float, lowest: float, highest: float) -> None:
+        """Take what ranks report at a time: the lowest and the highest step, which is news."""
+        if self.highest_step < 0:
+            self.first_step = lowest
+        self.highest_step = highest
+        self.advanced_s = max(self.advanced_s, time_s)  # a clock that was set back tells of earlier moments
