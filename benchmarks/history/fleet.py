@@ -1,12 +1,11 @@
-"""What compacting and downsampling a fleet's frames costs: CPU a million samples, and bytes a sample.
+"""What compacting a fleet's frames costs, minutes included: CPU a million samples, and bytes a sample.
 
 ``python -m benchmarks.history.fleet --nodes 1024 --minutes 10 --runs 3 --out FILE``. The frames are those of
 ``eagle-eye loadtest``: rows of eight GPUs and 30 metrics at 1 Hz, which vary like real ones. They come in stretches of
-five minutes, which the compactor turns into segments, and these the worker into minutes and an hour: both as
-processes, as the server starts them, whose CPU time is that of the system's accounts. What it costs them to start,
-and to do almost nothing, is measured too and taken off: a fleet of 12,500 nodes starts them once for 50 groups of 256
-nodes. ``--beside FOLDER`` has those of another checkout take turns with ours. Medians of all runs, with the least and
-the greatest. An hour's costs are those of an hour that is shorter: more a sample than of a whole one.
+five minutes, which the compactor turns into segments with their minutes: a process, as the server starts it, whose CPU
+time is that of the system's accounts. What it costs it to start, and to do almost nothing, is measured too and taken
+off: a fleet of 12,500 nodes starts it once for 50 groups of 256 nodes. ``--beside FOLDER`` has that of another checkout
+take turns with ours. Medians of all runs, with the least and the greatest.
 """
 
 from __future__ import annotations
@@ -29,10 +28,8 @@ import msgspec
 from eagle_eye.schema.rows import encode_outline, outline_id, outline_of
 from eagle_eye.server.history.history import Batch, StreamRef
 from eagle_eye.server.history.journal import Journal
-from eagle_eye.server.history.segments.facts import RAW_FOLDER, Sealed
-from eagle_eye.server.history.segments.levels import HOURS, LEVELS, MINUTES, Level, LevelFacts
+from eagle_eye.server.history.segments.facts import MINUTES_FOLDER, RAW_FOLDER, Sealed
 from eagle_eye.server.history.segments.processes import environment
-from eagle_eye.server.history.segments.tasks import Downsample, TaskResult
 from eagle_eye.server.history.settings import HistorySettings
 from eagle_eye.server.model.clock import SystemClock
 from eagle_eye.simulator.load.fleet import Fleet, Load
@@ -44,7 +41,7 @@ COMMITS_PER_S = 10
 BEGIN_S = 1_760_000_400 // 3_600 * 3_600.0
 FLEET_SAMPLES_PER_S = 3e6
 FOREVER_S = 4e9
-FIRST_FOLDER = "first"  # of what little the programs do when their start is measured
+FIRST_FOLDER = "first"  # of what little the program does when its start is measured
 PARTS = ("server", "schema")
 
 
@@ -55,12 +52,12 @@ class _Program(NamedTuple):
     path: str
     folder: Path
 
-    def run(self, module: str, *arguments: str, said: bytes = b"") -> tuple[float, list[bytes]]:
+    def run(self, module: str, *arguments: str) -> tuple[float, list[bytes]]:
         """Run one to its end; return its CPU seconds, and its lines."""
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
         done = subprocess.run(
             [sys.executable, "-m", f"eagle_eye.server.history.segments.{module}", *arguments],
-            input=said,
+            stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             env={**(environment() if self.path == "" else os.environ), "PYTHONPATH": self.path},
             check=True,
@@ -104,7 +101,8 @@ def _measure(folder: Path, nodes: int, minutes: int, runs: int, beside: Path | N
         for _ in range(runs):
             for one in programs:
                 for name in segments.pop(f"{one.name} {number}", []):
-                    shutil.rmtree(one.folder / RAW_FOLDER / name)
+                    for folder_ in (RAW_FOLDER, MINUTES_FOLDER):
+                        shutil.rmtree(one.folder / folder_ / name, ignore_errors=True)
                 names = _compact(one, journal, number, before + 1, through, spent[one.name])
                 segments[f"{one.name} {number}"] = names
         before = through
@@ -113,12 +111,6 @@ def _measure(folder: Path, nodes: int, minutes: int, runs: int, beside: Path | N
         )
     connection.close()
     found: dict[str, Any] = {"samples": nodes * 8 * len(METRICS) * minutes * 60}
-    for one in programs:
-        own = [name for key, names in segments.items() if key.startswith(one.name) for name in names]
-        found[one.name] = {"segments": own}
-    for _ in range(runs):
-        for one in programs:
-            _downsample(one, found[one.name]["segments"], spent[one.name])
     for one in programs:
         found[one.name] = _reported(one, spent[one.name], found["samples"])
     found["load_average"] = os.getloadavg()[0]
@@ -178,50 +170,15 @@ def _journal(folder: Path, nodes: int, minutes: int) -> list[int]:
     return stretches
 
 
-def _downsample(program: _Program, segments: list[str], spent: dict[str, list[float]]) -> None:
-    by_shard: dict[int, list[str]] = defaultdict(list)
-    for name in segments:
-        by_shard[int(name.split("-")[-2])].append(name)
-    for level in LEVELS:
-        shutil.rmtree(program.folder / level.name, ignore_errors=True)
-    first = program.folder / FIRST_FOLDER
-    for level in LEVELS:
-        shutil.rmtree(first / level.name, ignore_errors=True)
-    few = Downsample(_facts(MINUTES, 0), tuple(path.name for path in (first / RAW_FOLDER).iterdir()))
-    start_s, _ = program.run("worker", str(first), said=msgspec.json.encode(few) + b"\n")
-    spent["worker_start"].append(start_s)
-    for level in (MINUTES, HOURS):
-        tasks = [Downsample(_facts(level, shard), tuple(names)) for shard, names in by_shard.items()]
-        said = b"".join(msgspec.json.encode(task) + b"\n" for task in tasks)
-        cpu_s, lines = program.run("worker", str(program.folder), said=said)
-        answers = [msgspec.json.decode(line, type=TaskResult) for line in lines]
-        assert all(one.outcome == "done" for one in answers), answers
-        spent[level.name].append(cpu_s - start_s)
-        by_shard = {one.level_facts.shard: [one.level_facts.name] for one in answers if one.level_facts is not None}
-
-
-def _facts(level: Level, shard: int) -> LevelFacts:
-    start_s = BEGIN_S // level.window_s * level.window_s
-    return LevelFacts(
-        f"{int(start_s)}-{shard}-0", "", level.name, shard, start_s, start_s + level.window_s, "", "", 0, 0, 0, 0
-    )
-
-
 def _reported(program: _Program, spent: dict[str, list[float]], samples: int) -> dict[str, Any]:
     million = samples / 1e6
-    reported: dict[str, Any] = {name: statistics.median(spent[name]) for name in ("compactor_start", "worker_start")}
+    reported: dict[str, Any] = {"compactor_start": statistics.median(spent["compactor_start"])}
     stretches = [values for name, values in spent.items() if name.startswith("compaction ")]
-    runs = {
-        "compaction": [sum(values) for values in zip(*stretches, strict=True)],
-        "minutes": spent[MINUTES.name],
-        "hours": spent[HOURS.name],
-    }
-    runs["all"] = [sum(values) for values in zip(*runs.values(), strict=True)]
-    for name, values in runs.items():
-        reported[f"{name}_cpu_s_per_million_samples"] = statistics.median(values) / million
-        reported[f"{name}_cpu_s_per_million_samples_range"] = [min(values) / million, max(values) / million]
-    reported["fleet_share_of_a_core"] = reported["all_cpu_s_per_million_samples"] * FLEET_SAMPLES_PER_S / 1e6
-    for folder in (RAW_FOLDER, *(level.name for level in LEVELS)):
+    values = [sum(each) for each in zip(*stretches, strict=True)]
+    reported["cpu_s_per_million_samples"] = statistics.median(values) / million
+    reported["cpu_s_per_million_samples_range"] = [min(values) / million, max(values) / million]
+    reported["fleet_share_of_a_core"] = reported["cpu_s_per_million_samples"] * FLEET_SAMPLES_PER_S / 1e6
+    for folder in (RAW_FOLDER, MINUTES_FOLDER):
         size = sum(path.stat().st_size for path in (program.folder / folder).rglob("*") if path.is_file())
         reported[f"{folder}_bytes_per_sample"] = size / samples
     return reported

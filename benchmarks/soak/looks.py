@@ -12,7 +12,7 @@ from typing import NamedTuple
 from benchmarks.ingest.processes import bytes_in, look
 from benchmarks.soak.site import Site
 from eagle_eye.schema.metrics import PROMETHEUS_PREFIX
-from eagle_eye.server.history.segments.levels import LEVELS
+from eagle_eye.server.history.segments.facts import BUCKET_S
 from eagle_eye.simulator.load.tally import Latencies
 
 PAGE = "/api/v1/fleet"
@@ -70,7 +70,7 @@ class Looks:
         process = _process(pid) if pid is not None else {}
         page = await site.timed(PAGE)
         scrape = await site.timed("/metrics")
-        levels_bytes = float(bytes_in(*(site.data / "history" / level.name for level in LEVELS)))
+        levels_bytes = float(bytes_in(*(site.data / "history" / level for level in BUCKET_S)))
         return Look(
             time_s=time_s,
             life=life,

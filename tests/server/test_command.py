@@ -19,6 +19,7 @@ import tomllib
 
 from eagle_eye.cli.main import main
 from eagle_eye.server.admin import tokens_command
+from eagle_eye.server.history.settings import HistorySettings, of_earlier_versions
 from eagle_eye.server.security.auth import sha256
 from eagle_eye.server.store.sqlite_store import RECORDS_FILE, SqliteStore
 from tests.loopback import free_port
@@ -66,6 +67,18 @@ def test_a_configuration_error_is_one_line_and_exit_code_2(
     assert message.count("\n") == 1
     assert message.startswith("eagle-eye server: ")
     assert key in message
+
+
+def test_keys_of_earlier_versions_are_said_in_a_line_each() -> None:
+    assert of_earlier_versions(HistorySettings()) == []
+    lines = of_earlier_versions(HistorySettings(merge_below_bytes=0, hours_retention_s=60.0))
+    assert lines == [
+        "history.merge_below_bytes = 0 has no effect: segments are not merged any more; remove it",
+        (
+            "history.hours_retention_s = 60.0 limits only the hours that an earlier version left:"
+            " minutes alone are made now, see minutes_retention_s"
+        ),
+    ]
 
 
 def test_an_unknown_key_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,6 +6,8 @@ import pytest
 
 from eagle_eye.schema.configuration import ConfigurationError
 from eagle_eye.server.config import address, is_loopback, load
+from eagle_eye.server.history.remote_store.settings import RemoteStoreSettings, fed_from
+from eagle_eye.server.history.settings import HistorySettings
 
 
 def test_defaults_listen_on_loopback_and_observe() -> None:
@@ -80,3 +82,10 @@ def test_a_password_in_the_remote_stores_url_is_refused_and_not_repeated(key: st
     with pytest.raises(ConfigurationError, match=f"remote_store.{key}: .*basic_auth_password_file") as refused:
         load(None, {}, {"remote_store": {key: "https://me:sesame@store/api/v1/write"}})
     assert "sesame" not in str(refused.value)
+
+
+def test_segments_come_more_often_where_a_remote_store_is_written_to() -> None:
+    history, store = HistorySettings(segment_s=900.0), RemoteStoreSettings(write_url="http://prometheus:9090")
+    assert fed_from(history, RemoteStoreSettings()) == history
+    assert fed_from(history, store).segment_s == 300.0
+    assert fed_from(HistorySettings(segment_s=60.0), store).segment_s == 60.0

@@ -153,6 +153,7 @@ def test_a_segment_in_trouble_is_set_aside_and_queries_say_which_times_they_lack
         (segment / "samples.parquet").unlink()
     else:
         break_it(segment / "samples.parquet")
+    shutil.rmtree(data / "history" / "1m" / segment.name)  # which would stand in for it
     with running(data, FakeClock(NOW + 12 * MINUTE_S)) as server:
         store = server.dispatcher.services.store
         secret, token = auth.mint("read", None, NOW, None)
@@ -322,6 +323,7 @@ def test_damage_beyond_what_a_start_looks_at_is_found_beside_the_server_and_name
 def test_a_segment_that_nobody_reads_is_found_damaged_and_set_aside(data: Path) -> None:
     segment = min((data / "history" / "raw").iterdir())
     garbage(segment / "samples.parquet")
+    shutil.rmtree(data / "history" / "1m" / segment.name)
     with running(data, FakeClock(NOW + 12 * MINUTE_S)) as server:
         parts = server.dispatcher.services
         asyncio.run(Integrity(data, parts.store, parts.history).check())  # type: ignore[arg-type]

@@ -201,7 +201,7 @@ def _keeping() -> Sequence[Panel]:
             "History",
             [
                 Query(f"max({Q}history_ok)", "takes frames"),
-                Query(f"max({Q}history_upkeep_ok)", "upkeep works"),
+                Query(f"sum({Q}history_compaction_failures_total)", "compactions that failed"),
                 Query(f"sum({Q}history_set_aside_segments_total)", "broken segments set aside"),
             ],
             "none",

@@ -60,6 +60,7 @@ from eagle_eye.server.history.embedded_history import EmbeddedHistory
 from eagle_eye.server.history.history import History
 from eagle_eye.server.history.history_metrics import HistoryCollector
 from eagle_eye.server.history.remote_store.remote_store import RemoteStore
+from eagle_eye.server.history.remote_store.settings import fed_from
 from eagle_eye.server.history.segments.exposition import LevelsCollector
 from eagle_eye.server.ingest.fleet import Fleet
 from eagle_eye.server.ingest.fleet_metrics import FleetCollector
@@ -220,7 +221,8 @@ def _build(
 ) -> _Parts:
     folder = Path(config.data_dir)
     store = SqliteStore(folder / RECORDS_FILE)
-    kept = EmbeddedHistory(folder, config.history, config.ingest.pending_bytes_max, clock, config.detection.window_s)
+    settings = fed_from(config.history, config.remote_store)
+    kept = EmbeddedHistory(folder, settings, config.ingest.pending_bytes_max, clock, config.detection.window_s)
     counters = Telemetry()
     places = read_places(Path(config.topology_file)) if config.topology_file else Places()
     fleet = Fleet(config.ingest.nodes_max, Vouchers(places.rack_of_node.keys() | places.switch_of_node.keys()))
@@ -283,7 +285,7 @@ def _build(
             lambda: kept.segment_store.set_aside_total,
             lambda: kept.compaction.failures,
         ),
-        LevelsCollector(kept.segment_store, kept.upkeep),
+        LevelsCollector(kept.segment_store),
         BlindCollector(outlook.blind),
         watching.tick_seconds,
         ProcessCollector(registry=None),

@@ -26,6 +26,7 @@ from eagle_eye.server.admin.damage import ready
 from eagle_eye.server.app import Services, create_app
 from eagle_eye.server.config import ServerConfig
 from eagle_eye.server.history.embedded_history import HISTORY_FILE
+from eagle_eye.server.history.settings import of_earlier_versions
 from eagle_eye.server.jobs import trial
 from eagle_eye.server.service_manager import ServiceManager
 from eagle_eye.server.store.data_folder import Hold, held
@@ -77,6 +78,8 @@ def run(args: argparse.Namespace) -> int:
     faulthandler.enable(2, all_threads=False)
     raise_file_limit()
     logs.configure(config.log)
+    for line in of_earlier_versions(config.history):
+        logging.getLogger(__name__).warning("a setting is of earlier versions", extra={"why": line})
     try:
         with held(Path(config.data_dir), config.listen) as hold:
             ready(hold, args.accept_empty)

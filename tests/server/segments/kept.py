@@ -14,7 +14,7 @@ from eagle_eye.schema.frame import Rank, block, encode_frame
 from eagle_eye.schema.metrics import Scope
 from eagle_eye.server.history.embedded_history import EmbeddedHistory
 from eagle_eye.server.history.history import Batch
-from eagle_eye.server.history.segments import compactor, worker
+from eagle_eye.server.history.segments import compactor, remaking
 from eagle_eye.server.history.segments.facts import Step, no_step
 from eagle_eye.server.history.settings import HistorySettings
 from tests.server.builders import NOW, FakeClock, batch_of, frame
@@ -39,10 +39,13 @@ def compact(history: EmbeddedHistory, step: Step = no_step) -> None:
     compactor.compact(history.journal.path, history.segment_store.folder, through or 0, history.compaction._take, step)
 
 
-def keep_up(history: EmbeddedHistory, step: Step = no_step) -> None:
-    """Downsample and merge what is due, without a process of its own."""
-    history.upkeep._step = step
-    history.upkeep.work(lambda task: worker.perform(history.segment_store.folder.parent, task, step))
+def remake(history: EmbeddedHistory, step: Step = no_step) -> int:
+    """Make the minutes that are lacking, without a process of its own; return how many."""
+    history.compaction._step = step
+    names = history.segment_store.levels.without_minutes(history.compaction._clock.now_s())
+    for name in names:
+        history.compaction._take_minutes(remaking.remake(history.segment_store.folder.parent, name, step))
+    return len(names)
 
 
 def retain(history: EmbeddedHistory) -> None:

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from eagle_eye.schema.metrics import Kind
-from eagle_eye.server.history.segments.downsampling import Summary, combine, constant, joined, summarize, taken
+from eagle_eye.server.history.segments.downsampling import Summary, combine, joined, summarize, taken
 
 NAN = math.nan
 numbers = st.one_of(st.integers(0, 1 << 20).map(float), st.just(NAN), st.just(math.inf))
@@ -75,12 +75,6 @@ def test_a_counter_that_was_reset_grew_by_what_it_then_had() -> None:
 def test_of_a_mask_the_least_are_the_bits_that_were_always_set_and_the_greatest_those_that_ever_were() -> None:
     ((_, low, high, *_),) = told(summary_of([[0b0110, 0b0011]], Kind.MASK))
     assert (low, high) == (0b0010, 0b0111)
-
-
-def test_values_that_are_all_the_same_need_not_be_read() -> None:
-    for kind in Kind:
-        known = constant(7.0, np.array([3, 2]), kind)
-        assert told(known) == told(summary_of([[7.0] * 3, [7.0] * 2], kind))
 
 
 def test_parts_of_a_summary_stay_what_they_were() -> None:

@@ -292,6 +292,23 @@ def test_what_is_too_much_for_the_journal_is_due_however_young(tmp_path: Path) -
         assert history.segment_store.size()[0] == 1
 
 
+def test_a_group_is_due_by_its_size_and_others_that_nearly_are_go_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("eagle_eye.server.history.journal_streams.NODES_PER_SHARD", 1)
+    monkeypatch.setattr("eagle_eye.server.history.segments.compaction.SEGMENT_BYTES", 60 * len(rich(1)))
+    with opened(tmp_path, FakeClock()) as history:
+        for node, frames in (("n1", 59), ("n2", 40), ("n3", 20)):
+            history.submit(batch([rich(n, node) for n in range(1, frames + 1)])).result(WITHIN_S)
+        history.compaction.look()
+        assert history.segment_store.size()[0] == 0
+        history.submit(batch([rich(n) for n in range(60, 71)])).result(WITHIN_S)
+        history.compaction.look()
+        segments = history.segment_store.holding(history.journal._writer, [], 0.0, FOREVER_S)
+        assert sorted((one.first_node, one.frames) for one in segments) == [("n1", 70), ("n2", 40)]
+        assert len(told(history)) == 130
+
+
 def test_a_node_that_speaks_again_has_a_stretch_of_its_own(tmp_path: Path) -> None:
     clock = FakeClock()
     with opened(tmp_path, clock, segment_s=60.0) as history:

@@ -22,7 +22,6 @@ import msgspec
 from eagle_eye.server.admin import damage
 from eagle_eye.server.history.embedded_history import HISTORY_FILE, HISTORY_FOLDER, EmbeddedHistory
 from eagle_eye.server.history.segments.facts import RAW_FOLDER
-from eagle_eye.server.history.segments.levels import LEVEL_OF_NAME
 from eagle_eye.server.history.segments.processes import end_with_parent, environment
 from eagle_eye.server.model.errors import HistoryUnavailable
 from eagle_eye.server.store.database import tells_damage
@@ -112,7 +111,7 @@ def _named(path: Path) -> list[tuple[str, str]]:
     try:
         with closing(_reader(path)) as reader:
             raw = reader.execute("SELECT ?, name FROM segments WHERE problem IS NULL", (RAW_FOLDER,)).fetchall()
-            return raw + reader.execute("SELECT level, name FROM downsampled WHERE name IS NOT NULL").fetchall()
+            return raw + reader.execute("SELECT level, name FROM levels WHERE problem IS NULL").fetchall()
     except sqlite3.Error as error:
         if not tells_damage(error):
             raise
@@ -164,7 +163,7 @@ class Integrity:
             self._history.journal.note_damage(found.problem)
         else:
             try:
-                self._history.set_aside(LEVEL_OF_NAME.get(found.folder), found.segment, found.problem)
+                self._history.set_aside(found.folder, found.segment, found.problem)
             except HistoryUnavailable as error:
                 _log.warning("segment %s is damaged and cannot be set aside: %s", found.segment, error)
 

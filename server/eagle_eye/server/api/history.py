@@ -158,7 +158,7 @@ def _read(
                         400,
                         "too_much",
                         f"more than {limit} frames lie in the range (history.query_frames_max); name a node, shorten"
-                        " it, or ask for steps of a minute or an hour: those are kept apart",
+                        " it, or ask for steps of a minute: those are kept apart",
                     )
                 found = in_steps(reading.courses, spec, statistic, of.start_s, of.step_s, SERIES_MAX)
                 return reading.spans, found

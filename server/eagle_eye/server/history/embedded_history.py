@@ -28,16 +28,15 @@ from eagle_eye.server.history.journal import Journal
 from eagle_eye.server.history.journal_reader import Chunk
 from eagle_eye.server.history.segments.compaction import Compaction
 from eagle_eye.server.history.segments.downsampling import BucketSeries
-from eagle_eye.server.history.segments.facts import shard_of
+from eagle_eye.server.history.segments.facts import RAW_FOLDER, shard_of
 from eagle_eye.server.history.segments.gaps import gaps
 from eagle_eye.server.history.segments.level_table import holding
-from eagle_eye.server.history.segments.levels import Level
 from eagle_eye.server.history.segments.replaced_folders import Leaving
 from eagle_eye.server.history.segments.resolution import choose, left_of
 from eagle_eye.server.history.segments.segment_store import SegmentStore, Shelved
-from eagle_eye.server.history.segments.upkeep import Upkeep
 from eagle_eye.server.history.settings import HistorySettings
 from eagle_eye.server.model.clock import Clock
+from eagle_eye.server.model.errors import HistoryMoved
 
 HISTORY_FILE = "history.db"
 HISTORY_FOLDER = "history"
@@ -64,13 +63,8 @@ class EmbeddedHistory:
         self._leaving = Leaving(clock)
         self.segment_store = SegmentStore(folder / HISTORY_FOLDER, self.journal, settings, self._leaving)
         self.compaction = Compaction(self.journal, self.segment_store, settings, clock)
-        self.upkeep = Upkeep(self.journal, self.segment_store, settings, clock)
-        self._threads = [
-            threading.Thread(target=self.compaction.run, name="compaction", daemon=True),
-            threading.Thread(target=self.upkeep.run, name="upkeep", daemon=True),
-        ]
-        for thread in self._threads:
-            thread.start()
+        self._thread = threading.Thread(target=self.compaction.run, name="compaction", daemon=True)
+        self._thread.start()
 
     @property
     def dropped_by_retention(self) -> int:
@@ -137,13 +131,13 @@ class EmbeddedHistory:
     ) -> Iterator[StepQuery]:
         """Give the metric's course in the range; see History."""
         with self._reader.pinned(), self._leaving.reading():
-            plan, windows = self._reader.read_together(
+            plan, rows = self._reader.read_together(
                 lambda reader: (
                     self._plan_of(reader, nodes, start_s, end_s),
                     holding(reader, nodes, start_s, end_s),
                 )
             )
-            choice = choose(windows, step_s, start_s, end_s)
+            choice = choose(rows, step_s, start_s, end_s)
             raw = [
                 (one, low_s, high_s)
                 for one in plan.segments
@@ -151,7 +145,7 @@ class EmbeddedHistory:
                     max(one.first_s, start_s),
                     min(one.last_s, end_s),
                     one.id,
-                    choice.skipped.get(shard_of(one.name), ()),
+                    choice.covers.get(shard_of(one.name), ()),
                 )
             ]
             frames = sum(piece.frames(nodes) for piece in choice.pieces)
@@ -164,10 +158,13 @@ class EmbeddedHistory:
             def read() -> Iterator[Run | BucketSeries]:
                 for piece in choice.pieces:
                     yield from self.segment_store.levels.courses(
-                        piece.window, metric, nodes, piece.start_s, piece.end_s, job
+                        piece.stored, metric, nodes, piece.start_s, piece.end_s, job
                     )
+                broken = self.segment_store.set_aside_total
                 for one, low_s, high_s in raw:
                     yield from self.segment_store.runs(one, metric, nodes, low_s, high_s, job)
+                if self.segment_store.set_aside_total > broken:
+                    raise HistoryMoved("a segment was found broken; ask again: its minutes may answer")
                 yield from self._runs_of(plan.chunks, metric, nodes, start_s, end_s, job)
 
             yield StepQuery(frames, choice.spans, read())
@@ -188,10 +185,7 @@ class EmbeddedHistory:
 
         def found(reader: sqlite3.Connection) -> list[Gap]:
             raw = self.segment_store.broken(reader, nodes, start_s, end_s)
-            windows = holding(reader, nodes, start_s, end_s) if levels else []
-            readable = self.segment_store.holding(reader, nodes, start_s, end_s)
-            held = [(shard_of(one.name), one.first_s, one.last_s) for one in readable]
-            return gaps(raw, windows, held, start_s, end_s)
+            return gaps(raw, holding(reader, nodes, start_s, end_s) if levels else [], start_s, end_s)
 
         return self._reader.read_together(found)
 
@@ -208,12 +202,12 @@ class EmbeddedHistory:
         """Return every stream that the history knows."""
         return self.journal.streams()
 
-    def set_aside(self, level: Level | None, name: str, reason: str) -> None:
-        """Have a damaged segment, of a level or (None) raw, read no more. Raises HistoryUnavailable."""
-        if level is None:
+    def set_aside(self, folder: str, name: str, reason: str) -> None:
+        """Have a damaged segment of one of the history's folders read no more. Raises HistoryUnavailable."""
+        if folder == RAW_FOLDER:
             self.segment_store.set_aside(name, reason)
         else:
-            self.segment_store.levels.set_aside(level, name, reason)
+            self.segment_store.levels.set_aside(folder, name, reason)
 
     def problem(self) -> str | None:
         """Return why frames cannot be made durable at the moment, or None."""
@@ -222,9 +216,7 @@ class EmbeddedHistory:
     def close(self) -> None:
         """Make durable what was submitted, then release the files."""
         self.compaction.stop()
-        self.upkeep.stop()
-        for thread in self._threads:
-            thread.join()
+        self._thread.join()
         self.journal.close()
 
     def _runs_of(

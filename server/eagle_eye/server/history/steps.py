@@ -27,6 +27,8 @@ _KINDS = {
     "increase": (Kind.COUNTER,),
 }
 
+ROWS_MAX = 4_096  # buckets of a series in memory: with more, those of a step become one
+
 
 class TooManySeries(Exception):
     """There are more series than were allowed."""
@@ -45,6 +47,24 @@ class _Parts(NamedTuple):
     times_s: list[Floats]
     steps: list[Floats]
     summaries: list[Summary]
+
+    def add(self, times_s: Floats, steps: Floats, summary: Summary) -> None:
+        """Add some parts."""
+        self.times_s.append(times_s)
+        self.steps.append(steps)
+        self.summaries.append(summary)
+
+    def length(self) -> int:
+        """Return how many parts there are."""
+        return sum(map(len, self.steps))
+
+    def together(self, kind: Kind) -> tuple[Floats, Floats, Summary]:
+        """Return one part for each step, in order."""
+        steps, times_s = np.concatenate(self.steps), np.concatenate(self.times_s)
+        order = np.lexsort((times_s, steps))
+        steps, times_s = steps[order], times_s[order]
+        starts = np.flatnonzero(np.append(True, steps[1:] != steps[:-1]))
+        return times_s[starts], steps[starts], combine(taken(joined(self.summaries), order), starts, kind)
 
 
 def has(statistic: Statistic, metric: MetricSpec) -> bool:
@@ -71,22 +91,19 @@ def in_steps(
         if len(found) > series_max:
             raise TooManySeries
         steps = np.floor((course.times_s - start_s) / step_s)
-        starts = np.flatnonzero(np.append(True, steps[1:] != steps[:-1]))
-        parts.times_s.append(course.times_s[starts])
-        parts.steps.append(steps[starts])
         if isinstance(course, BucketSeries):
-            parts.summaries.append(combine(course.summary, starts, metric.kind))
+            parts.add(course.began_s, steps, course.summary)
+            if parts.length() > ROWS_MAX:
+                began_s, of_steps, summary = parts.together(metric.kind)
+                found[course.node, course.key] = _Parts([began_s], [of_steps], [summary])
         else:
-            parts.summaries.append(summarize(course.values, starts, metric.kind, 0))
+            starts = np.flatnonzero(np.append(True, steps[1:] != steps[:-1]))
+            parts.add(course.times_s[starts], steps[starts], summarize(course.values, starts, metric.kind, 0))
     return {key: _of_series(parts, metric.kind, statistic) for key, parts in found.items()}
 
 
 def _of_series(parts: _Parts, kind: Kind, statistic: Statistic) -> Steps:
-    steps = np.concatenate(parts.steps)
-    order = np.lexsort((np.concatenate(parts.times_s), steps))
-    steps = steps[order]
-    starts = np.flatnonzero(np.append(True, steps[1:] != steps[:-1]))
-    summary = combine(taken(joined(parts.summaries), order), starts, kind)
+    _, steps, summary = parts.together(kind)
     values = {"min": summary.low, "max": summary.high}.get(statistic)
     if values is None:
         values = getattr(summary, statistic)
@@ -95,4 +112,4 @@ def _of_series(parts: _Parts, kind: Kind, statistic: Statistic) -> Steps:
             before, first = summary.last[:-1], summary.first[1:]
             values = values + np.append(0.0, np.where(first < before, first, first - before))
     seen = ~np.isnan(values)
-    return Steps(steps[starts][seen].astype(np.int64).tolist(), values[seen].tolist())
+    return Steps(steps[seen].astype(np.int64).tolist(), values[seen].tolist())

@@ -10,6 +10,9 @@ import msgspec
 from msgspec import Meta
 
 from eagle_eye.schema.configuration import ConfigurationError
+from eagle_eye.server.history.settings import HistorySettings
+
+SEGMENT_S = 300.0  # the store gets what is in segments, and is not to be further behind
 
 
 class RemoteStoreSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -52,3 +55,10 @@ def check(store: RemoteStoreSettings) -> None:
             raise ConfigurationError(
                 f"remote_store.external_labels: expected labels beside job, node, device and link, got {name!r}"
             )
+
+
+def fed_from(history: HistorySettings, store: RemoteStoreSettings) -> HistorySettings:
+    """Return the history's settings with segments that come as often as a store that is written to needs them."""
+    if not store.write_url:
+        return history
+    return msgspec.structs.replace(history, segment_s=min(history.segment_s, SEGMENT_S))

@@ -7,25 +7,32 @@ import sqlite3
 import subprocess
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 import msgspec
 
 from eagle_eye.server.history.journal import Journal
 from eagle_eye.server.history.journal_schema import BYTES_IN_USE, OLDEST_UNSEALED, UNSEALED
-from eagle_eye.server.history.segments.facts import Sealed, Step, no_step
+from eagle_eye.server.history.segments.facts import STRETCH_BYTES_MAX, Remade, Sealed, Step, no_step
 from eagle_eye.server.history.segments.processes import environment
 from eagle_eye.server.history.segments.segment_store import SegmentStore
 from eagle_eye.server.history.settings import HistorySettings
 from eagle_eye.server.model.clock import Clock
 from eagle_eye.server.model.errors import HistoryUnavailable
 
-LOOK_S = 5.0  # how often it is looked whether a stretch is due
-UNSEALED_BYTES_MAX = 8 << 30  # of frames in no segment: more are due however young they are
+LOOK_S = 10.0  # how often it is looked whether a stretch is due
+SEGMENT_BYTES = STRETCH_BYTES_MAX * 3 // 4  # of a group's frames are a segment's worth, however young they are
+NEARLY_RATIO = 0.5  # of that, or of segment_s: goes with what is due
+UNSEALED_BYTES_MAX = 8 << 30  # of frames in no segment: at more, all of them become segments
 UNSEALED_SHARE = 4  # and never more than this part of retention_bytes
 STALLED_S = 300.0  # a compactor that says nothing for this long is ended; a stretch takes seconds
 FAILED_WAIT_S = 60.0  # after a failure; each attempt costs CPU
-COMMAND = (sys.executable, "-m", "eagle_eye.server.history.segments.compactor")
+REMADE_MAX = 20  # raw segments of a process: between two, what is due in the journal comes first
+PACKAGE = "eagle_eye.server.history.segments"
+COMMAND = (sys.executable, "-m")
+
+T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
 
@@ -39,7 +46,7 @@ class Compaction:
         segment_store: SegmentStore,
         settings: HistorySettings,
         clock: Clock,
-        command: Sequence[str] = COMMAND,
+        command: Sequence[str] = (),
         step: Step = no_step,
     ) -> None:
         self._journal = journal
@@ -73,24 +80,34 @@ class Compaction:
             process.kill()
 
     def look(self) -> None:
-        """Compact if a stretch is due, then retain. Raises HistoryUnavailable."""
-        if self._clock.monotonic_s() >= self._not_before_s and self._due():
-            self.compact()
+        """Compact if a stretch is due, else make minutes that are lacking; then retain. Raises HistoryUnavailable."""
+        if self._clock.monotonic_s() >= self._not_before_s:
+            if due := self._due():
+                self.compact(due)
+            elif names := self._shelf.levels.without_minutes(self._clock.now_s()):
+                self.remake(names[:REMADE_MAX])
         self._shelf.retain(self._clock.now_s())
 
-    def compact(self) -> None:
-        """Turn into segments all that is in the journal now. Raises HistoryUnavailable."""
+    def compact(self, shards: Sequence[int] = ()) -> None:
+        """Turn into segments what is in the journal now, of these groups (all if empty). Raises HistoryUnavailable."""
         with self._compacting:
-            self._compact()
+            (through,) = self._journal.reader.read("SELECT max(id) FROM chunks", ())[0]
+            if through is not None:
+                arguments = [str(self._journal.path), str(self._shelf.folder), str(through), *map(str, shards)]
+                self._run("compactor", arguments, msgspec.json.Decoder(Sealed), self._take)
 
-    def _compact(self) -> None:
-        (through,) = self._journal.reader.read("SELECT max(id) FROM chunks", ())[0]
-        if through is None or self._stop.is_set():
+    def remake(self, names: Sequence[str]) -> None:
+        """Have the minutes made of raw segments that have none. Raises HistoryUnavailable."""
+        arguments = [str(self._shelf.folder.parent), *names]
+        self._run("remaking", arguments, msgspec.json.Decoder(Remade), self._take_minutes)
+
+    def _run(
+        self, module: str, arguments: list[str], decoder: msgspec.json.Decoder[T], take: Callable[[T], None]
+    ) -> None:
+        if self._stop.is_set():
             return
-        arguments = [*self._command, str(self._journal.path), str(self._shelf.folder), str(through)]
-        decoder = msgspec.json.Decoder(Sealed)
         with subprocess.Popen(
-            arguments,
+            [*(self._command or (*COMMAND, f"{PACKAGE}.{module}")), *arguments],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -103,14 +120,14 @@ class Compaction:
             assert process.stderr is not None  # noqa: S101
             try:
                 while line := self._line(process):
-                    self._take(decoder.decode(line))
+                    take(decoder.decode(line))
                 said = process.stderr.read(2_000).decode(errors="replace").strip()
                 code = process.wait()
             finally:
                 self._process = None
                 process.kill()
         if code != 0 and not self._stop.is_set():
-            self._failed(f"the compactor ended with {code}: {said or 'no reason given'}")
+            self._failed(f"the {module} ended with {code}: {said or 'no reason given'}")
 
     def _line(self, process: subprocess.Popen[bytes]) -> bytes:
         assert process.stdout is not None  # noqa: S101 - for the type checker
@@ -121,9 +138,16 @@ class Compaction:
         finally:
             watchdog.cancel()
 
+    def _take_minutes(self, remade: Remade) -> None:
+        if remade.minutes is None:
+            self._shelf.set_aside(remade.name, remade.reason)
+        self._step("heard")
+        self._shelf.levels.put(remade)
+        self._step("put")
+
     def _take(self, sealed: Sealed) -> None:
         def put(writer: sqlite3.Connection) -> None:
-            self._shelf.add(writer, sealed.segments)
+            self._shelf.add(writer, sealed.segments, sealed.minutes)
             writer.execute(
                 "INSERT INTO shards (shard, sealed_id) VALUES (?, ?)"
                 " ON CONFLICT (shard) DO UPDATE SET sealed_id = excluded.sealed_id",
@@ -137,23 +161,33 @@ class Compaction:
             self._shelf.discard(sealed.segments)
             raise
         self._shelf.measure()
+        self._shelf.levels.measure()
         self._step("put")
 
-    def _due(self) -> bool:
-        read = self._journal.reader.read
+    def _due(self) -> list[int]:
+        """Return the groups of nodes of which a segment is due, and those of which it soon is; []: none is due.
+
+        Groups go together, since a process costs half a second of CPU to start, whatever it has to do.
+        """
+        read, now_s = self._journal.reader.read, self._clock.now_s()
         ((oldest_s,),) = read(OLDEST_UNSEALED, ())
-        if oldest_s is None:
-            return False
-        if oldest_s <= self._clock.now_s() - self._settings.segment_s:
-            return True
-        size_max = min(UNSEALED_BYTES_MAX, self._settings.retention_bytes // UNSEALED_SHARE)
         ((in_use,),) = read(BYTES_IN_USE, ())
-        if in_use < size_max:
-            return False
-        ((size,),) = read(f"SELECT coalesce(sum(size), 0) FROM ({UNSEALED})", ())  # noqa: S608 - a constant
-        return bool(size >= size_max)
+        size_max = min(UNSEALED_BYTES_MAX, self._settings.retention_bytes // UNSEALED_SHARE)
+        if oldest_s is None or (now_s - oldest_s < self._settings.segment_s and in_use < min(SEGMENT_BYTES, size_max)):
+            return []
+        groups = read(f"SELECT shard, sum(size), min(received_s) FROM ({UNSEALED}) GROUP BY shard", ())  # noqa: S608
+        if sum(size for _, size, _ in groups) >= size_max:
+            return [shard for shard, _, _ in groups]
+        full = {
+            shard: max(size / SEGMENT_BYTES, (now_s - received_s) / self._settings.segment_s)
+            for shard, size, received_s in groups
+        }
+        return [shard for shard, ratio in full.items() if ratio >= NEARLY_RATIO] if max(full.values()) >= 1 else []
 
     def _failed(self, reason: str) -> None:
         self.failures += 1
         self._not_before_s = self._clock.monotonic_s() + FAILED_WAIT_S
-        _log.error("the journal could not be compacted; it keeps its frames, and it is tried again: %s", reason)
+        _log.error(
+            "the journal could not be compacted, or minutes not be made; nothing is lost, and it is tried again: %s",
+            reason,
+        )

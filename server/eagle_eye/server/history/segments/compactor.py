@@ -1,13 +1,14 @@
 """The compactor: sealed stretches of the journal into segments, in a process of its own.
 
-``python -m eagle_eye.server.history.segments.compactor JOURNAL FOLDER THROUGH`` writes what no segment holds yet,
-up to chunk THROUGH, shard by shard, and says on standard output, a JSON line each, what is on the disk. It
-changes nothing in the journal: the server does, line by line. Beside the server it shares a core with nobody who waits
-for it.
+``python -m eagle_eye.server.history.segments.compactor JOURNAL FOLDER THROUGH [SHARD...]`` writes what no segment holds
+yet of these groups of nodes (of all), up to chunk THROUGH, group by group, and says on standard output, a JSON line
+each, what is on the disk. It changes nothing in the journal: the server does, line by line. Beside the server it shares
+a core with nobody who waits for it.
 """
 
 from __future__ import annotations
 
+import shutil
 import sqlite3
 import sys
 from collections.abc import Callable, Sequence
@@ -19,14 +20,22 @@ import msgspec
 import pyarrow as pa
 
 from eagle_eye.server.history.journal_schema import UNSEALED
-from eagle_eye.server.history.segments.facts import Facts, Sealed, Step, no_step
+from eagle_eye.server.history.segments.facts import (
+    MINUTES_FOLDER,
+    STRETCH_BYTES_MAX,
+    Facts,
+    MinutesFacts,
+    Sealed,
+    Step,
+    no_step,
+)
 from eagle_eye.server.history.segments.gathering import Gathered, Gatherer
 from eagle_eye.server.history.segments.group_tables import GroupTables
+from eagle_eye.server.history.segments.minutes import MinutesWriter
 from eagle_eye.server.history.segments.processes import settle
 from eagle_eye.server.history.segments.row_tables import Tables
 from eagle_eye.server.history.segments.writer import SegmentWriter
 
-STRETCH_BYTES_MAX = 128 << 20  # of encoded frames that are sorted in memory at once; more become several segments
 NICENESS = 10  # yields to the server and to everybody else
 BUSY_S = 5.0
 
@@ -37,21 +46,33 @@ class _Stretch(NamedTuple):
     size: int  # of their frames, in bytes
 
 
-def compact(journal: Path, folder: Path, through: int, done: Callable[[Sealed], None], step: Step = no_step) -> None:
-    """Write the segments of all stretches up to chunk ``through``; ``done`` is told of each stretch on the disk."""
+def compact(
+    journal: Path,
+    folder: Path,
+    through: int,
+    done: Callable[[Sealed], None],
+    step: Step = no_step,
+    shards: Sequence[int] = (),
+) -> None:
+    """Write the segments of the groups' stretches (all if empty) up to chunk ``through``.
+
+    ``done`` is told of each stretch on the disk.
+    """
     connection = sqlite3.connect(f"file:{journal}?mode=ro", uri=True, timeout=BUSY_S, isolation_level=None)
     try:
         (journal_id,) = connection.execute("SELECT id FROM journal").fetchone()
         tables_of = GroupTables(connection).of
         gatherer = Gatherer(connection)
         for stretch in _stretches(connection, through):
+            if shards and stretch.shard not in shards:
+                continue
             late, timely = gatherer.gather(*stretch)
-            facts = [
+            written = [
                 _write(folder, journal_id, stretch, frames, frames is late, tables_of, step)
                 for frames in (timely, late)
                 if frames.frames
             ]
-            done(Sealed(stretch.shard, stretch.chunks[-1], facts))
+            done(Sealed(stretch.shard, stretch.chunks[-1], [raw for raw, _ in written], [own for _, own in written]))
             step("told")
     finally:
         connection.close()
@@ -79,7 +100,7 @@ def _write(
     late: bool,
     tables_of: Callable[[Gathered, int], Tables],
     step: Step,
-) -> Facts:
+) -> tuple[Facts, MinutesFacts]:
     first_s = float(frames.time_s.min())
     facts = Facts(
         name=f"{int(first_s)}-{stretch.shard}-{token_hex(4)}",
@@ -97,18 +118,23 @@ def _write(
         bytes=0,
     )
     writer = SegmentWriter(folder, facts.name, step, tables_of(frames.sample(), 0))
+    minutes = MinutesWriter(folder.parent / MINUTES_FOLDER, facts.name, step)
     try:
         for first, group in frames.groups():
-            writer.write(tables_of(group, first))
-        return writer.finish(facts)
+            tables = tables_of(group, first)
+            writer.write(tables)
+            minutes.add(tables, first)
+        return writer.finish(facts), minutes.finish(facts)
     except BaseException:
         writer.discard()
+        minutes.discard()
+        shutil.rmtree(folder / facts.name, ignore_errors=True)  # written, and its minutes could not be
         raise
 
 
 def main(arguments: Sequence[str]) -> int:
     """Compact; 0 when nothing is left, 1 when it failed, with the reason on standard error."""
-    journal, folder, through = arguments
+    journal, folder, through, *shards = arguments
     settle(NICENESS)
 
     def tell(sealed: Sealed) -> None:
@@ -116,7 +142,7 @@ def main(arguments: Sequence[str]) -> int:
         sys.stdout.buffer.flush()
 
     try:
-        compact(Path(journal), Path(folder), int(through), tell)
+        compact(Path(journal), Path(folder), int(through), tell, shards=[int(shard) for shard in shards])
     except (OSError, sqlite3.Error, pa.ArrowException) as error:
         sys.stderr.write(f"{type(error).__name__}: {error}\n")
         return 1

@@ -39,12 +39,16 @@ class Summary(NamedTuple):
 
 
 class BucketSeries(NamedTuple):
-    """Some of one series: a metric of a device, a link or (-1) a node, in buckets that begin at ``times_s``."""
+    """Some of one series: a metric of a device, a link or (-1) a node, in buckets that begin at ``times_s``.
+
+    ``began_s`` is when the first value of each came, to the second: parts of one bucket are put in order by it.
+    """
 
     node: str
     key: int | str
     times_s: Floats
     summary: Summary
+    began_s: Floats
 
 
 def summarize(values: np.ndarray[Any, Any], starts: Integers, kind: Kind, missing: int | None = None) -> Summary:
@@ -65,12 +69,6 @@ def summarize(values: np.ndarray[Any, Any], starts: Integers, kind: Kind, missin
         for whole, part in zip(found, _summarize(values[seen], bounds[:-1][some], counts[some], kind), strict=True):
             whole[some] = part
     return found
-
-
-def constant(value: float, sizes: Integers, kind: Kind) -> Summary:
-    """Return the summary of buckets of these many values that are all the same."""
-    one = summarize(np.full(1, value), np.zeros(1, dtype=np.int64), kind)
-    return Summary(sizes, *(np.full(len(sizes), float(column[0])) for column in one[1:]))
 
 
 def combine(parts: Summary, starts: Integers, kind: Kind) -> Summary:

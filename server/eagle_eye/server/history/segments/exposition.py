@@ -1,4 +1,4 @@
-"""What /metrics says of downsampling and merging, read when scraped."""
+"""What /metrics says of raw segments, minutes and hours, read when scraped."""
 
 from __future__ import annotations
 
@@ -9,15 +9,13 @@ from prometheus_client.registry import Collector
 
 from eagle_eye.schema.metrics import PROMETHEUS_PREFIX
 from eagle_eye.server.history.segments.segment_store import SegmentStore
-from eagle_eye.server.history.segments.upkeep import Upkeep
 
 
 class LevelsCollector(Collector):
-    """How much there is of each level, and what became of the work on them."""
+    """How much there is of each level, and what was lost of it."""
 
-    def __init__(self, segment_store: SegmentStore, upkeep: Upkeep) -> None:
+    def __init__(self, segment_store: SegmentStore) -> None:
         self._shelf = segment_store
-        self._upkeep = upkeep
 
     def collect(self) -> Iterator[Metric]:
         """Yield the families."""
@@ -32,17 +30,6 @@ class LevelsCollector(Collector):
         yield from (segments, size, oldest)
         for name, text, value in (
             (
-                "downsampled_windows",
-                "Windows that were downsampled, again too for what came late.",
-                self._upkeep.downsampled,
-            ),
-            ("merged_segments", "Segments that went into larger ones.", self._upkeep.merged),
-            (
-                "upkeep_failures",
-                "Times that segments could not be downsampled or merged; it is tried again.",
-                self._upkeep.failures,
-            ),
-            (
                 "retired_unsummarized_frames",
                 "Frames deleted of which nothing was downsampled.",
                 self._shelf.dropped_as_they_were,
@@ -54,11 +41,6 @@ class LevelsCollector(Collector):
             ),
         ):
             yield CounterMetricFamily(f"{PROMETHEUS_PREFIX}history_{name}", text, value=value)
-        yield GaugeMetricFamily(
-            f"{PROMETHEUS_PREFIX}history_upkeep_ok",
-            "1 unless the last attempt to downsample or merge failed, or the disk has no room for it.",
-            value=self._upkeep.ok,
-        )
 
 
 def _gauge(name: str, text: str) -> GaugeMetricFamily:

@@ -8,9 +8,14 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 FORMAT = "eagle-eye-segment/1"
-DOWNSAMPLED_FORMAT = "eagle-eye-downsampled/1"
+MINUTES_FORMAT = "eagle-eye-minutes/1"
+WINDOW_FORMAT = "eagle-eye-downsampled/1"  # of earlier versions: an hour of minutes, a day of hours
 FACTS_FILE = "segment.json"
 RAW_FOLDER = "raw"
+MINUTES_FOLDER, HOURS_FOLDER = "1m", "1h"
+MINUTE_S, HOUR_S = 60, 3_600
+BUCKET_S = {MINUTES_FOLDER: MINUTE_S, HOURS_FOLDER: HOUR_S}  # of the levels
+STRETCH_BYTES_MAX = 128 << 20  # of encoded frames that are sorted in memory at once, and become one segment
 PARTIAL = ".partial-"  # how the name of a folder begins that is still being written
 
 Step = Callable[[str], None]
@@ -57,9 +62,43 @@ class Facts(msgspec.Struct, frozen=True):
     sources: tuple[str, ...] = ()
 
 
+class MinutesFacts(msgspec.Struct, frozen=True):
+    """``segment.json`` of the minutes of the raw segment of this name; of earlier versions, of an hour or a day.
+
+    ``start_s`` and ``end_s`` are where its first bucket begins and its last one ends. ``frames`` counts the buckets of
+    nodes, ``rows`` those of the table, ``bytes`` its size. The journal is that whose frames it is made of.
+    """
+
+    name: str
+    journal: str
+    shard: int
+    first_node: str
+    last_node: str
+    start_s: float
+    end_s: float
+    frames: int
+    rows: int
+    bytes: int
+    last_chunk: int = 0
+    level: str = MINUTES_FOLDER
+    format: str = MINUTES_FORMAT
+
+
 class Sealed(msgspec.Struct, frozen=True):
-    """The compactor's word on a stretch: the chunks of ``shard`` up to ``through`` are in ``segments``, on the disk."""
+    """The compactor's word on a stretch: the chunks of ``shard`` up to ``through`` are in ``segments``, on the disk.
+
+    ``minutes`` are those of these segments.
+    """
 
     shard: int
     through: int
     segments: list[Facts]
+    minutes: list[MinutesFacts] = []
+
+
+class Remade(msgspec.Struct, frozen=True):
+    """The word on a raw segment that had no minutes: they are on the disk, or (None) it is broken."""
+
+    name: str
+    minutes: MinutesFacts | None
+    reason: str = ""

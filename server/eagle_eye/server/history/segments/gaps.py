@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from eagle_eye.server.history.history import Gap
-from eagle_eye.server.history.segments.facts import shard_of
-from eagle_eye.server.history.segments.level_table import Window
-from eagle_eye.server.history.segments.levels import HOURS, LEVEL_OF_NAME, MINUTES
-from eagle_eye.server.history.segments.resolution import left_of
+from eagle_eye.server.history.segments.facts import HOURS_FOLDER, shard_of
+from eagle_eye.server.history.segments.level_table import Stored
+from eagle_eye.server.history.segments.resolution import Cover, left_of
 
 GAPS_MAX = 50  # in an answer; the last of more covers the rest
-_HOUR_S = MINUTES.window_s
 
 
 class Broken(NamedTuple):
@@ -28,62 +26,28 @@ class Broken(NamedTuple):
     problem: str
 
 
-def gaps(
-    raw: Iterable[Broken],
-    windows: Iterable[Window],
-    held: Iterable[tuple[int, float, float]],
-    start_s: float,
-    end_s: float,
-) -> list[Gap]:
-    """Return the gaps in the range, in order and apart.
-
-    ``windows`` are those that may answer in the place of frames; ``held`` are the raw segments that can be read: their
-    group of nodes, first and last time.
-    """
-    rows = list(windows)
-    found = [
-        *_of_frames(raw, rows, start_s, end_s),
-        *_of_windows([one for one in rows if one.lost and one.name is None], rows, list(held)),
-    ]
+def gaps(raw: Iterable[Broken], rows: Iterable[Stored], start_s: float, end_s: float) -> list[Gap]:
+    """Return the gaps in the range, in order and apart; ``rows`` are those that may answer in the place of frames."""
+    found: list[Gap] = []
+    levels = list(rows)
+    for one in raw:
+        # Minutes that were made while it could be read have what it held; those made since do not.
+        having = _covers([row for row in levels if row.alone and row.problem is None], shard_of(one.name))
+        who = f"{one.frames} frames of {one.first_node} to {one.last_node}"
+        problem = f"segment {one.name} is damaged and set aside, with {who}: {one.problem}"
+        found += [Gap(low_s, high_s, problem) for low_s, high_s in left_of(one.first_s, one.last_s, one.id, having)]
+    for row in levels:
+        if row.problem is not None:
+            hours = [other for other in levels if other.level == HOURS_FOLDER and other.problem is None]
+            problem = f"a segment of level {row.level} is damaged and set aside: {row.first_node} to {row.last_node}"
+            parts = left_of(row.start_s, row.end_s, row.through_id, _covers(hours, row.shard))
+            found += [Gap(low_s, high_s, problem) for low_s, high_s in parts]
     clipped = (Gap(max(one.start_s, start_s), min(one.end_s, end_s), one.problem) for one in found)
     return _apart([one for one in clipped if one.start_s <= one.end_s])
 
 
-def _of_frames(raw: Iterable[Broken], windows: Sequence[Window], start_s: float, end_s: float) -> Iterator[Gap]:
-    for one in raw:
-        # Minutes that were made while it could be read have what it held; those made since do not.
-        having = [
-            (row.start_s, row.through_id)
-            for row in windows
-            if row.level == MINUTES.name and row.shard == shard_of(one.name) and row.name is not None and row.partial
-        ]
-        who = f"{one.frames} frames of {one.first_node} to {one.last_node}"
-        problem = f"segment {one.name} is damaged and set aside, with {who}: {one.problem}"
-        for low_s, high_s in left_of(max(one.first_s, start_s), min(one.last_s, end_s), one.id, having):
-            yield Gap(low_s, high_s, problem)
-
-
-def _of_windows(
-    lost: Iterable[Window], windows: Sequence[Window], held: Sequence[tuple[int, float, float]]
-) -> Iterator[Gap]:
-    """Yield the hours of lost windows that neither another level nor frames answer for."""
-    others = [one for one in windows if one.name is not None]
-    for one in lost:
-        bucket_s = LEVEL_OF_NAME[one.level].bucket_s
-        for at in range(int((one.end_s - one.start_s) // _HOUR_S)):
-            hour_s = one.start_s + at * _HOUR_S
-            held_it = any(one.has(begin_s) for begin_s in range(int(hour_s), int(hour_s + _HOUR_S), bucket_s))
-            levels = any(other.shard == one.shard and _answers(other, hour_s) for other in others)
-            frames = any(
-                shard == one.shard and low_s < hour_s + _HOUR_S and high_s >= hour_s for shard, low_s, high_s in held
-            )
-            if held_it and not levels and not frames:
-                who = f"{one.first_node} to {one.last_node}"
-                yield Gap(hour_s, hour_s + _HOUR_S, f"a segment of level {one.level} is damaged and set aside: {who}")
-
-
-def _answers(window: Window, hour_s: float) -> bool:
-    return window.start_s <= hour_s < window.end_s and (window.level != HOURS.name or window.has(hour_s))
+def _covers(rows: Iterable[Stored], shard: int) -> list[Cover]:
+    return [Cover(one.start_s, one.end_s, one.from_id, one.through_id) for one in rows if one.shard == shard]
 
 
 def _apart(found: list[Gap]) -> list[Gap]:

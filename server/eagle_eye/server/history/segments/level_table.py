@@ -1,7 +1,7 @@
-"""The table of downsampled segments, in the journal's file: a row for each window of a group of nodes.
+"""The table of minutes, and of the hours of earlier versions, in the journal's file: a row for each folder.
 
-Each row says which sources (raw segments, or windows of minutes) its segment holds: all of its window up to the id
-``through_id``. What comes later is read beside it until it is downsampled anew.
+A row stands for the raw segments of its group with ids ``from_id`` to ``through_id``, as far as they lie in its time:
+the minutes that were written with a segment for that one, an hour of an earlier version for all that it was made of.
 """
 
 from __future__ import annotations
@@ -11,88 +11,148 @@ import sqlite3
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from eagle_eye.server.history.segments.facts import any_between, shard_of
-from eagle_eye.server.history.segments.levels import LEVEL_OF_NAME, LEVELS, MINUTES, Level, LevelFacts
+from eagle_eye.server.history.segments.facts import MINUTES_FOLDER, MinutesFacts, any_between, shard_of
 
-# ``partial``: sources of it are gone, so that it cannot be made anew. ``adopted``: another history.db made it. A row
-# without a name was retired while its sources may still be there: they are not downsampled again, unless it was
-# ``lost`` (1), which is when it was found broken. Then -1: it was, and cannot be made again.
+# ``alone``: raw segments that it stands for are gone, so it answers whatever the step. ``adopted``: another history.db
+# made it. ``problem``: why it is read no more, where it cannot be made anew.
 TABLE = """
-    CREATE TABLE IF NOT EXISTS downsampled (
-        id INTEGER PRIMARY KEY AUTOINCREMENT, level TEXT NOT NULL, shard INTEGER NOT NULL, start_s REAL NOT NULL,
-        end_s REAL NOT NULL, through_id INTEGER NOT NULL, partial INTEGER NOT NULL, name TEXT, first_node TEXT NOT NULL,
-        last_node TEXT NOT NULL, frames INTEGER NOT NULL, present INTEGER NOT NULL, bytes INTEGER NOT NULL,
-        adopted INTEGER NOT NULL, lost INTEGER NOT NULL DEFAULT 0, UNIQUE (level, shard, start_s))
+    CREATE TABLE IF NOT EXISTS levels (
+        id INTEGER PRIMARY KEY AUTOINCREMENT, level TEXT NOT NULL, name TEXT NOT NULL, shard INTEGER NOT NULL,
+        first_node TEXT NOT NULL, last_node TEXT NOT NULL, start_s REAL NOT NULL, end_s REAL NOT NULL,
+        from_id INTEGER NOT NULL, through_id INTEGER NOT NULL, alone INTEGER NOT NULL, adopted INTEGER NOT NULL,
+        frames INTEGER NOT NULL, bytes INTEGER NOT NULL, problem TEXT, UNIQUE (level, name))
 """
-INDEX = "CREATE INDEX IF NOT EXISTS downsampled_by_time ON downsampled (start_s)"
+INDEXES = (
+    "CREATE INDEX IF NOT EXISTS levels_by_time ON levels (end_s, start_s)",
+    "CREATE INDEX IF NOT EXISTS levels_of_shard ON levels (shard, end_s)",
+)
+# What an earlier version had. An hour or a day stood for all raw segments up to the newest that it was made of; of
+# hours, which were made of minutes, it is not known which that was.
+MOVE = """
+    INSERT OR REPLACE INTO levels (level, name, shard, first_node, last_node, start_s, end_s, from_id, through_id,
+        alone, adopted, frames, bytes, problem)
+    SELECT level, name, shard, first_node, last_node, start_s, end_s, 0,
+        iif(level = '1m', through_id, (SELECT coalesce(max(seq), 0) FROM sqlite_sequence WHERE name = 'segments')),
+        level = '1h' OR partial, adopted, frames, bytes, NULL
+    FROM downsampled WHERE name IS NOT NULL
+"""
 COLUMNS = (
-    "id, level, shard, start_s, end_s, through_id, partial, name, first_node, last_node, frames, present, adopted, lost"
+    "id, level, name, shard, first_node, last_node, start_s, end_s, from_id, through_id, alone, adopted, frames,"
+    " problem"
 )
 
 
-class Window(NamedTuple):
-    """A row of the table; ``name`` None: there is no segment any more."""
+class Stored(NamedTuple):
+    """A row of the table."""
 
     id: int
     level: str
+    name: str
     shard: int
-    start_s: float
-    end_s: float
-    through_id: int
-    partial: int
-    name: str | None
     first_node: str
     last_node: str
-    frames: int
-    present: int
+    start_s: float
+    end_s: float
+    from_id: int
+    through_id: int
+    alone: int
     adopted: int
-    lost: int
+    frames: int
+    problem: str | None
 
-    def has(self, begin_s: float) -> bool:
-        """Return whether the segment has anything of the bucket that begins then."""
-        return bool(self.present >> int((begin_s - self.start_s) // LEVEL_OF_NAME[self.level].bucket_s) & 1)
+    @property
+    def of_window(self) -> bool:
+        """Whether it is an hour or a day of an earlier version, made of all segments up to one."""
+        return self.from_id == 0
 
 
-def holding(reader: sqlite3.Connection, nodes: Sequence[str], start_s: float, end_s: float) -> list[Window]:
-    """Return the rows of all levels whose windows overlap the range and may hold the nodes (any if empty)."""
-    statement = f"SELECT {COLUMNS} FROM downsampled WHERE start_s <= ? AND start_s > ? AND end_s > ?"  # noqa: S608
-    values: tuple[object, ...] = (end_s, start_s - max(level.window_s for level in LEVELS), start_s)
+def move(writer: sqlite3.Connection) -> None:
+    """Have the table, with all that an earlier version had in its own."""
+    for statement in (TABLE, *INDEXES):
+        writer.execute(statement)
+    if writer.execute("SELECT 1 FROM sqlite_schema WHERE name = 'downsampled'").fetchone():
+        writer.execute("DELETE FROM levels WHERE from_id = 0")  # known from before that version was gone back to
+        writer.execute(MOVE)
+        writer.execute("DROP TABLE downsampled")
+
+
+def holding(reader: sqlite3.Connection, nodes: Sequence[str], start_s: float, end_s: float) -> list[Stored]:
+    """Return the rows, also of what is read no more, that overlap the range and may hold the nodes (any if empty)."""
+    statement = f"SELECT {COLUMNS} FROM levels WHERE end_s > ? AND start_s <= ?"  # noqa: S608 - a constant
+    values: tuple[object, ...] = (start_s, end_s)
     if nodes:
         # The groups of another history.db are not ours: of what was taken over from one, the names decide.
         own = "SELECT shard FROM nodes WHERE node IN (SELECT value FROM json_each(?))"
         statement += f" AND (adopted OR shard IN ({own}))"
         values = (*values, json.dumps(list(nodes)))
     wanted = sorted(nodes)
-    rows = (Window(*row) for row in reader.execute(statement, values))
+    rows = (Stored(*row) for row in reader.execute(statement, values))
     return [one for one in rows if not nodes or any_between(wanted, one.first_node, one.last_node)]
 
 
-def window(reader: sqlite3.Connection, level: Level, shard: int, start_s: float) -> Window | None:
-    """Return the row of one window, if there is one."""
+def named(reader: sqlite3.Connection, level: str, name: str) -> Stored | None:
+    """Return the row of this name that may be read, if there is one."""
     row = reader.execute(
-        f"SELECT {COLUMNS} FROM downsampled WHERE level = ? AND shard = ? AND start_s = ?",  # noqa: S608 - a constant
-        (level.name, shard, start_s),
+        f"SELECT {COLUMNS} FROM levels WHERE level = ? AND name = ? AND problem IS NULL",  # noqa: S608 - a constant
+        (level, name),
     ).fetchone()
-    return Window(*row) if row else None
+    return Stored(*row) if row else None
 
 
-def lost(reader: sqlite3.Connection, level: Level) -> list[Window]:
-    """Return the windows whose segments were found broken and are to be made anew."""
-    rows = reader.execute(f"SELECT {COLUMNS} FROM downsampled WHERE lost = 1 AND level = ?", (level.name,))  # noqa: S608
-    return [Window(*row) for row in rows]
+def insert(writer: sqlite3.Connection, facts: MinutesFacts, ids: tuple[int, int], alone: bool, adopted: bool) -> None:
+    """Add a row that stands for the raw segments with these ids, first and last."""
+    writer.execute(
+        "INSERT OR REPLACE INTO levels (level, name, shard, first_node, last_node, start_s, end_s, from_id, through_id,"
+        " alone, adopted, frames, bytes) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+        (
+            *(facts.level, facts.name, facts.shard, facts.first_node, facts.last_node, facts.start_s, facts.end_s),
+            *(*ids, alone, adopted, facts.frames, facts.bytes),
+        ),
+    )
 
 
-def note_gone(writer: sqlite3.Connection, level: Level, shard: int, id_: int, first_s: float, last_s: float) -> bool:
-    """Note that a source of the level's segments goes; return whether they hold what was in it, in part at least.
+def add(writer: sqlite3.Connection, facts: Sequence[MinutesFacts]) -> list[str]:
+    """Add the minutes of raw segments that the manifest has; return the names of those that it has not."""
+    (journal,) = writer.execute("SELECT id FROM journal").fetchone()
+    left = []
+    for one in facts:
+        row = writer.execute("SELECT id FROM segments WHERE name = ? AND problem IS NULL", (one.name,)).fetchone()
+        if row is None:
+            left.append(one.name)
+        else:
+            insert(writer, one, (row[0], row[0]), alone=False, adopted=one.journal != journal)
+    return left
 
-    What was made of it cannot be made anew.
-    """
+
+def note_gone(writer: sqlite3.Connection, name: str, id_: int, first_s: float, last_s: float) -> bool:
+    """Note that a raw segment goes; return whether what was in it is in a row, in part at least."""
     marked = writer.execute(
-        "UPDATE downsampled SET partial = 1 WHERE level = ? AND shard = ? AND start_s <= ? AND end_s > ?"
-        " AND through_id >= ?",
-        (level.name, shard, last_s, first_s, id_),
+        "UPDATE levels SET alone = 1"
+        " WHERE shard = ? AND from_id <= ? AND through_id >= ? AND start_s <= ? AND end_s > ?",
+        (shard_of(name), id_, id_, last_s, first_s),
     )
     return marked.rowcount > 0
+
+
+def without_minutes(reader: sqlite3.Connection, since_s: float) -> list[str]:
+    """Return the names of the raw segments, those of ``since_s`` and later, of whose time no minutes have all."""
+    rows = reader.execute(
+        "SELECT s.id, s.name, s.first_s, s.last_s FROM segments s LEFT JOIN levels l ON l.level = ? AND l.name = s.name"
+        " WHERE s.problem IS NULL AND s.last_s >= ? AND l.id IS NULL ORDER BY s.id",
+        (MINUTES_FOLDER, since_s),
+    ).fetchall()
+    found = []
+    for id_, name, first_s, last_s in rows:
+        at_s = first_s
+        for start_s, end_s in reader.execute(
+            "SELECT start_s, end_s FROM levels WHERE level = ? AND shard = ? AND from_id = 0 AND through_id >= ?"
+            " AND start_s <= ? AND end_s > ? AND problem IS NULL ORDER BY start_s",
+            (MINUTES_FOLDER, shard_of(name), id_, last_s, first_s),
+        ):
+            at_s = end_s if start_s <= at_s else at_s
+        if at_s <= last_s:
+            found.append(name)
+    return found
 
 
 def forget_nodes(writer: sqlite3.Connection) -> None:
@@ -100,60 +160,7 @@ def forget_nodes(writer: sqlite3.Connection) -> None:
 
     Until then a node's row says in which group's segments its past is, and gives it that group again if it comes back.
     """
-    levels = " AND ".join(
-        f"NOT EXISTS (SELECT 1 FROM downsampled WHERE level = '{level.name}' AND shard = nodes.shard)"  # noqa: S608
-        for level in LEVELS
-    )
     writer.execute(
-        f"DELETE FROM nodes WHERE NOT EXISTS (SELECT 1 FROM streams WHERE node_id = nodes.id) AND {levels}"  # noqa: S608
+        "DELETE FROM nodes WHERE NOT EXISTS (SELECT 1 FROM streams WHERE node_id = nodes.id)"
+        " AND shard NOT IN (SELECT shard FROM levels)"
     )
-
-
-def raw_sources(reader: sqlite3.Connection, shard: int, start_s: float, end_s: float) -> list[tuple[int, str]]:
-    """Return id and name of the group's raw segments that may hold frames of the range, the oldest id first."""
-    rows = reader.execute(
-        "SELECT id, name FROM segments WHERE last_s >= ? AND first_s < ? AND problem IS NULL ORDER BY id",
-        (start_s, end_s),
-    )
-    return [(id_, name) for id_, name in rows if shard_of(name) == shard]
-
-
-def level_sources(reader: sqlite3.Connection, shard: int, start_s: float, end_s: float) -> list[Window]:
-    """Return the group's windows of minutes in the range, the oldest id first."""
-    rows = reader.execute(
-        f"SELECT {COLUMNS} FROM downsampled WHERE level = ? AND shard = ? AND start_s >= ? AND start_s < ?"  # noqa: S608
-        " ORDER BY id",
-        (MINUTES.name, shard, start_s, end_s),
-    )
-    return [Window(*row) for row in rows]
-
-
-def insert(
-    writer: sqlite3.Connection,
-    level: str,
-    shard: int,
-    start_s: float,
-    through_id: int,
-    partial: int,
-    facts: LevelFacts | None,
-    adopted: bool = False,
-) -> None:
-    """Add a row for the window; without facts there is no segment, since there was nothing for one."""
-    told = (
-        (facts.name, facts.first_node, facts.last_node, facts.frames, facts.present, facts.bytes)
-        if facts is not None
-        else (None, "", "", 0, 0, 0)
-    )
-    end_s = start_s + LEVEL_OF_NAME[level].window_s
-    writer.execute(
-        "INSERT INTO downsampled (level, shard, start_s, end_s, through_id, partial, name, first_node, last_node,"
-        " frames, present, bytes, adopted) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-        (level, shard, start_s, end_s, through_id, partial, *told, adopted),
-    )
-
-
-def newest(writer: sqlite3.Connection, level: str) -> int:
-    """Return the newest id of what the level is made of."""
-    table = "segments" if level == MINUTES.name else "downsampled"
-    row = writer.execute("SELECT seq FROM sqlite_sequence WHERE name = ?", (table,)).fetchone()
-    return int(row[0]) if row else 0

@@ -123,6 +123,15 @@ class Segment:
             return file.read_row_groups(groups, columns=columns, use_threads=False)
 
 
+def within(table: pa.Table | None, first: int, length: int) -> pa.Table | None:
+    """Return the rows of so many frames from ``first`` on; a row group of rows may hold some of others."""
+    if table is None:
+        return None
+    frames = table["frame"].to_numpy()
+    inside = (frames >= first) & (frames < first + length)
+    return table if inside.all() else table.take(pa.array(np.flatnonzero(inside)))
+
+
 @contextmanager
 def reading(segment: str = "") -> Iterator[None]:
     """Have what reading a segment raises be BrokenSegment, or HistoryUnavailable where it is not its fault."""

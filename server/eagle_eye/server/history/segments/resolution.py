@@ -1,113 +1,108 @@
-"""Which level answers for which part of a query: the coarsest that the step allows, else what is there. Pure."""
+"""What answers which part of a query: minutes where the step allows it or nothing else is left, else frames. Pure."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from eagle_eye.server.history.history import QueryPart
-from eagle_eye.server.history.segments.level_table import Window
-from eagle_eye.server.history.segments.levels import HOURS, LEVEL_OF_NAME, MINUTES
+from eagle_eye.server.history.segments.facts import BUCKET_S, HOUR_S, MINUTE_S, MINUTES_FOLDER
+from eagle_eye.server.history.segments.level_table import Stored
 
-_HOUR_S = MINUTES.window_s  # a window of minutes is a bucket of hours
+BUCKETS_PER_FRAME = 10  # a frame is decoded as a whole, of buckets some columns of one metric
+
+
+class Cover(NamedTuple):
+    """Of the raw segments with these ids, first and last, the time from ``start_s`` to before ``end_s`` is answered."""
+
+    start_s: float
+    end_s: float
+    from_id: int
+    through_id: int
 
 
 class Piece(NamedTuple):
     """A downsampled segment to be read, of it the buckets that begin at ``start_s`` to before ``end_s``."""
 
-    window: Window
+    stored: Stored
     start_s: float
     end_s: float
 
     def frames(self, nodes: Sequence[str]) -> int:
-        """Return about how many buckets of the nodes (all if empty) are in it."""
+        """Return about how many frames its buckets of the nodes (all if empty) are as much work as."""
         length_s = self.end_s - self.start_s
-        share = math.ceil(self.window.frames * length_s / (self.window.end_s - self.window.start_s))
-        bucket_s = LEVEL_OF_NAME[self.window.level].bucket_s
-        return min(share, len(nodes) * math.ceil(length_s / bucket_s)) if nodes else share
+        buckets = self.stored.frames * length_s / (self.stored.end_s - self.stored.start_s)
+        if nodes:
+            buckets = min(buckets, len(nodes) * length_s / BUCKET_S[self.stored.level])
+        return math.ceil(buckets / BUCKETS_PER_FRAME)
 
 
 class Choice(NamedTuple):
-    """What is read, and in which resolution.
-
-    ``skipped`` are by group the windows whose raw segments, up to an id, the pieces stand for: as begin and id.
-    """
+    """What is read, what of raw segments is not since pieces stand for it, by group, and in which resolution."""
 
     pieces: list[Piece]
-    skipped: dict[int, list[tuple[float, int]]]
+    covers: dict[int, list[Cover]]
     spans: list[QueryPart]
 
 
-def choose(windows: Iterable[Window], step_s: float, start_s: float, end_s: float) -> Choice:
-    """Return what answers a query with this step: for each hour of each group one of its levels, or raw segments.
-
-    Only whole buckets within the range are read of a level, so hours are not where the range ends within one.
-    """
-    rows = list(windows)
-    minutes = {(one.shard, one.start_s): one for one in rows if one.level == MINUTES.name}
-    hours = {(one.shard, one.start_s): one for one in rows if one.level == HOURS.name}
-    places = set(minutes)
-    for shard, day_s in hours:
-        places |= {(shard, day_s + _HOUR_S * at) for at in range(HOURS.window_s // _HOUR_S)}
+def choose(rows: Iterable[Stored], step_s: float, start_s: float, end_s: float) -> Choice:
+    """Return what answers a query with this step. Only whole buckets within the range are read."""
+    readable = sorted((one for one in rows if one.problem is None), key=lambda one: (one.start_s, one.id))
+    minutes = [one for one in readable if one.level == MINUTES_FOLDER]
+    answering = [(one, one.start_s, one.end_s) for one in minutes if one.alone or step_s >= MINUTE_S]
+    for one in readable:
+        if one.level != MINUTES_FOLDER:  # of an earlier version: where its minutes have gone
+            answering += [(one, low_s, high_s) for low_s, high_s in _hours(one, minutes)]
+    covers: dict[int, list[Cover]] = {}
+    windows: dict[int, list[Cover]] = {}
+    for one, low_s, high_s in answering:
+        cover = Cover(low_s, high_s, one.from_id, one.through_id)
+        covers.setdefault(one.shard, []).append(cover)
+        if one.of_window:
+            windows.setdefault(one.shard, []).append(cover)
     pieces: list[Piece] = []
-    skipped: dict[int, list[tuple[float, int]]] = {}
     coarsest: dict[float, int] = {}
-    for shard, begin_s in sorted(places):
-        if begin_s > end_s or begin_s + _HOUR_S <= start_s:
-            continue
-        fine = minutes.get((shard, begin_s))
-        coarse = hours.get((shard, begin_s // HOURS.window_s * HOURS.window_s))
-        whole = start_s <= begin_s and begin_s + _HOUR_S <= end_s
-        source = _source(fine, coarse if coarse is not None and coarse.has(begin_s) else None, step_s, whole)
-        if source is None:
-            continue
-        bucket_s = MINUTES.bucket_s if source is fine else HOURS.bucket_s
-        low_s = max(begin_s, -(-start_s // bucket_s) * bucket_s)
-        high_s = min(begin_s + _HOUR_S, end_s // bucket_s * bucket_s)
-        if low_s < high_s:
-            pieces.append(Piece(source, low_s, high_s))
-        if fine is not None:
-            skipped.setdefault(shard, []).append((begin_s, fine.through_id))
-        coarsest[begin_s] = max(coarsest.get(begin_s, 0), bucket_s)
-    return Choice(_joined(pieces), skipped, _spans(coarsest, start_s, end_s))
+    for one, first_s, last_s in sorted(answering, key=lambda each: each[1]):
+        bucket_s = BUCKET_S[one.level]
+        low_s, high_s = max(first_s, -(-start_s // bucket_s) * bucket_s), min(last_s, end_s // bucket_s * bucket_s)
+        # A version that was gone back to may have made an hour of what has its own minutes.
+        others = () if one.of_window else windows.get(one.shard, ())
+        for begin_s, until_s in left_of(low_s, np.nextafter(high_s, 0.0), one.through_id, others):
+            pieces.append(Piece(one, begin_s, math.ceil(until_s)))
+        for hour_s in range(int(first_s // HOUR_S * HOUR_S), int(last_s), HOUR_S):
+            coarsest[hour_s] = max(coarsest.get(hour_s, 0), bucket_s)
+    return Choice(_joined(pieces), covers, _spans(coarsest, start_s, end_s))
 
 
-def left_of(first_s: float, last_s: float, id_: int, skipped: Iterable[tuple[float, int]]) -> list[tuple[float, float]]:
-    """Return the parts of a raw segment's time, ends included, that no piece has."""
+def left_of(first_s: float, last_s: float, id_: int, covers: Iterable[Cover]) -> list[tuple[float, float]]:
+    """Return the parts of a raw segment's time, ends included, that no cover has."""
     left = []
-    for begin_s, through_id in sorted(skipped):
-        if id_ <= through_id and begin_s <= last_s and begin_s + _HOUR_S > first_s:
-            if first_s < begin_s:
-                left.append((first_s, float(np.nextafter(begin_s, 0.0))))
-            first_s = begin_s + _HOUR_S
+    for start_s, end_s, from_id, through_id in sorted(covers):
+        if from_id <= id_ <= through_id and start_s <= last_s and end_s > first_s:
+            if first_s < start_s:
+                left.append((first_s, float(np.nextafter(start_s, 0.0))))
+            first_s = end_s
     if first_s <= last_s:
         left.append((first_s, last_s))
     return left
 
 
-def _source(fine: Window | None, coarse: Window | None, step_s: float, whole: bool) -> Window | None:
-    """Return the row whose segment answers for an hour; None: raw segments do."""
-    has_fine = fine is not None and fine.name is not None
-    has_coarse = coarse is not None and coarse.name is not None and (fine is None or fine.id <= coarse.through_id)
-    if has_coarse and whole and step_s >= HOURS.bucket_s:
-        return coarse
-    if has_fine and step_s >= MINUTES.bucket_s:
-        return fine
-    if fine is not None and not fine.partial:
-        return None
-    if has_fine:
-        return fine
-    return coarse if has_coarse else None
+def _hours(stored: Stored, minutes: Iterable[Stored]) -> Iterator[tuple[float, float]]:
+    """Yield the hours for which no minutes are left, of those that it was made of."""
+    finer = [one for one in minutes if one.shard == stored.shard and one.through_id <= stored.through_id]
+    for begin_s in range(int(stored.start_s), int(stored.end_s), HOUR_S):
+        if not any(one.start_s < begin_s + HOUR_S and one.end_s > begin_s for one in finer):
+            yield begin_s, begin_s + HOUR_S
 
 
 def _joined(pieces: list[Piece]) -> list[Piece]:
     """Return the pieces, those of one segment that follow each other as one."""
     joined: list[Piece] = []
     for piece in pieces:
-        if joined and joined[-1].window is piece.window and joined[-1].end_s == piece.start_s:
+        if joined and joined[-1].stored is piece.stored and joined[-1].end_s == piece.start_s:
             joined[-1] = joined[-1]._replace(end_s=piece.end_s)
         else:
             joined.append(piece)
@@ -115,6 +110,7 @@ def _joined(pieces: list[Piece]) -> list[Piece]:
 
 
 def _spans(coarsest: dict[float, int], start_s: float, end_s: float) -> list[QueryPart]:
+    """Return in which resolution each hour of the range was answered, those alike as one."""
     spans: list[QueryPart] = []
 
     def add(low_s: float, high_s: float, bucket_s: int) -> None:
@@ -125,9 +121,11 @@ def _spans(coarsest: dict[float, int], start_s: float, end_s: float) -> list[Que
 
     at_s = start_s
     for begin_s, bucket_s in sorted(coarsest.items()):
+        if begin_s > end_s or begin_s + HOUR_S <= start_s:
+            continue
         if begin_s > at_s:
             add(at_s, begin_s, 0)
-        at_s = min(begin_s + _HOUR_S, end_s)
+        at_s = min(begin_s + HOUR_S, end_s)
         add(max(begin_s, start_s), at_s, bucket_s)
     if at_s < end_s or not spans:
         add(at_s, end_s, 0)

@@ -20,19 +20,18 @@ from eagle_eye.schema.metrics import MetricSpec
 from eagle_eye.server.history.history import RankReport, Recorded, Run
 from eagle_eye.server.history.journal import Journal
 from eagle_eye.server.history.journal_schema import live_bytes
+from eagle_eye.server.history.segments import level_table
 from eagle_eye.server.history.segments.facts import (
     FACTS_FILE,
     FORMAT,
     PARTIAL,
     RAW_FOLDER,
     Facts,
+    MinutesFacts,
     any_between,
-    shard_of,
 )
 from eagle_eye.server.history.segments.gaps import Broken
 from eagle_eye.server.history.segments.level_store import LevelSize, LevelStore
-from eagle_eye.server.history.segments.level_table import note_gone
-from eagle_eye.server.history.segments.levels import MINUTES
 from eagle_eye.server.history.segments.replaced_folders import Leaving
 from eagle_eye.server.history.settings import HistorySettings
 
@@ -127,36 +126,14 @@ class SegmentStore:
         return sum(self._guarded(one, lambda segment: iter([segment.count(nodes, start_s, end_s)])))
 
     @staticmethod
-    def add(writer: sqlite3.Connection, facts: Sequence[Facts]) -> None:
-        """Put segments that are on the disk into the manifest, within a transaction."""
+    def add(writer: sqlite3.Connection, facts: Sequence[Facts], minutes: Sequence[MinutesFacts] = ()) -> None:
+        """Put segments that are on the disk, and their minutes, into the manifest, within a transaction."""
         writer.executemany(
             "INSERT INTO segments (name, first_node, last_node, first_s, last_s, received_s, frames, bytes)"
             " VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
             [(f.name, f.first_node, f.last_node, f.first_s, f.last_s, f.received_s, f.frames, f.bytes) for f in facts],
         )
-
-    def replace(self, sources: Sequence[str], merged: Facts) -> bool:
-        """Put a segment in the place of those that it was merged of, and return whether they were all there still."""
-
-        def change(writer: sqlite3.Connection) -> bool:
-            ids = [
-                row[0]
-                for name in sources
-                for row in writer.execute("SELECT id FROM segments WHERE name = ? AND problem IS NULL", (name,))
-            ]
-            if len(ids) != len(sources):
-                return False
-            writer.executemany("DELETE FROM segments WHERE id = ?", [(id_,) for id_ in ids])
-            self.add(writer, [merged])
-            # The oldest one's id: a window that was made of any of them was made of what it has there.
-            writer.execute("UPDATE segments SET id = ? WHERE name = ?", (min(ids), merged.name))
-            return True
-
-        done: bool = self._journal.change(change).result()
-        for name in sources if done else (merged.name,):
-            self._leaving.remove(self.folder / name)
-        self.measure()
-        return done
+        level_table.add(writer, minutes)
 
     def retain(self, now_s: float) -> None:
         """Retire what is older or more than the settings allow, the oldest first. Raises HistoryUnavailable."""
@@ -178,6 +155,7 @@ class SegmentStore:
         """Remove segments that did not come into the manifest."""
         for one in facts:
             shutil.rmtree(self.folder / one.name, ignore_errors=True)
+        self.levels.discard([one.name for one in facts])
 
     def _retire(self, writer: sqlite3.Connection, now_s: float) -> list[tuple[str, int, bool]]:
         (size,) = writer.execute("SELECT coalesce(sum(bytes), 0) FROM segments").fetchone()
@@ -193,8 +171,7 @@ class SegmentStore:
                 break
             writer.execute("DELETE FROM segments WHERE id = ?", (id_,))
             surplus -= bytes_
-            until_s = max(first_s, min(last_s, received_s))  # what a wrong clock dated ahead is no hour of ours
-            downsampled = note_gone(writer, MINUTES, shard_of(name), id_, first_s, until_s)
+            downsampled = level_table.note_gone(writer, name, id_, first_s, last_s)
             gone.append((name, frames, downsampled or problem is not None))
         return gone
 
@@ -226,7 +203,7 @@ class SegmentStore:
                 return None
             one = Shelved(*row)
             writer.execute("UPDATE segments SET problem = ? WHERE id = ?", (reason[:500], one.id))
-            note_gone(writer, MINUTES, shard_of(name), one.id, one.first_s, one.last_s)
+            level_table.note_gone(writer, name, one.id, one.first_s, one.last_s)
             return one
 
         one = self._journal.change(change).result()
@@ -285,7 +262,9 @@ class SegmentStore:
         if foreign:
             replaced |= {name for other in known for name in self._sources(other)}
         taken = [one for one in (*merged, *foreign) if one.name not in replaced]
-        self.discard([one for one in (*merged, *foreign) if one.name in replaced])
+        for one in (*merged, *foreign):
+            if one.name in replaced:
+                shutil.rmtree(self.folder / one.name, ignore_errors=True)
 
         def change(writer: sqlite3.Connection) -> None:
             for one in taken:
