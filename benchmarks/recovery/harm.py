@@ -10,7 +10,7 @@ import msgspec
 import psutil
 
 from benchmarks.recovery.site import FireStack
-from eagle_eye.demo.faults import RUNS_S, inject, throttle
+from eagle_eye.demo.faults import RUNS_S, Job, inject, throttle
 from eagle_eye.demo.site import ranks_of
 from eagle_eye.demo.stack import StageFailed
 
@@ -43,15 +43,20 @@ def harm(stack: FireStack, kind: str, node: str) -> Harm:
         # A GPU that has left the bus leaves its process waiting; a memory error ends it.
         _signal(ranks, signal.SIGSTOP if kind == GPU_DEAD else signal.SIGABRT)
         return Harm(kind, node, at_s)
-    if kind == "kill":
-        ranks, at_s = _ranks(stack, node), time.time()
-        _signal(ranks, signal.SIGKILL)
-        return Harm(kind, node, at_s)
     if kind == "slow":
         ranks, at_s = _ranks(stack, node), time.time()
         stack.slow[node] = throttle(ranks, SLOW_STANDS_S)
         return Harm(kind, node, at_s)
-    at_s, _ = inject(kind, stack, node)
+    return harm_any(stack, kind, node)
+
+
+def harm_any(job: Job, kind: str, node: str) -> Harm:
+    """Do what needs no stack of ours. Raises StageFailed where the node runs nothing that could be harmed."""
+    if kind == "kill":
+        ranks, at_s = _ranks(job, node), time.time()
+        _signal(ranks, signal.SIGKILL)
+        return Harm(kind, node, at_s)
+    at_s, _ = inject(kind, job, node)
     return Harm(kind, node, at_s)
 
 
@@ -73,9 +78,14 @@ def repair(stack: FireStack, node: str) -> None:
         stack.slow.pop(node).set()
     (stack.corruption / node).unlink(missing_ok=True)
     stack.gpus.mend(node)
-    _signal(ranks_of(stack.job, node, stack.script.name), signal.SIGCONT)
+    go_on(stack, node)
     if stack.ended(f"agent-{node}") is not None:
         stack.start_agent(node)
+
+
+def go_on(job: Job, node: str) -> None:
+    """The node's ranks run, where they were stopped."""
+    _signal(ranks_of(job.job, node, job.script.name), signal.SIGCONT)
 
 
 def spawned(stack: FireStack, node: str) -> None:
@@ -87,8 +97,8 @@ def spawned(stack: FireStack, node: str) -> None:
         time.sleep(0.05)
 
 
-def _ranks(stack: FireStack, node: str) -> list[psutil.Process]:
-    ranks = ranks_of(stack.job, node, stack.script.name)
+def _ranks(job: Job, node: str) -> list[psutil.Process]:
+    ranks = ranks_of(job.job, node, job.script.name)
     if not ranks:
         raise StageFailed(f"{node} runs no rank that could be harmed")
     return ranks

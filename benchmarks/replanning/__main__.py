@@ -2,11 +2,13 @@
 
     python -m benchmarks.replanning --draws 20 --out benchmarks/results/replanning.json
     python -m benchmarks.replanning --parts lost_node storm --out benchmarks/results/replanning.json
+    python -m benchmarks.replanning --parts compare --faults 20 --out benchmarks/results/replanning.json
 
 throughput is simulated, with layers measured here, and takes Eagle Eye's own pause from the lost_node in FILE. The
-others are real: server, agents, launcher and a job of pipelines on four nodes of this machine, which does nothing else.
-FILE is whole after every loss and every job of the storm, keeps the parts that are not asked for, and the same command
-goes on with the jobs that it lacks. Exit code 1: a figure is missed; 2: wrong usage.
+others are real: server, agents, launcher and a job of pipelines on four nodes of this machine, which does nothing else;
+in compare torchrun and torchft come through the same storm. FILE is whole after every loss, job of the storm and arm,
+keeps the parts that are not asked for, and the same command goes on with what it lacks. Exit code 1: a figure is
+missed; 2: wrong usage.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ import msgspec
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from benchmarks.replanning import lost_node, storm, throughput
+from benchmarks.replanning import compare, lost_node, storm, throughput
 from benchmarks.replanning.show import show
 from eagle_eye.demo.stack import StageFailed
 
@@ -37,6 +39,7 @@ MISSES: Mapping[str, Callable[[dict[str, Any]], list[str]]] = {
     "lost_node": lost_node.misses,
     "throughput": throughput.misses,
     "storm": storm.misses,
+    "compare": compare.misses,
 }
 PARTS = (*MISSES,)
 SAID_EACH_S = 30.0  # where nobody sees the progress
@@ -90,12 +93,16 @@ def _measure(
         pauses = _pauses(parts.get("lost_node"))
         found = throughput.measure(args.nodes, args.micro_batches, args.draws, args.seed, repair_s, pauses, say)
         heard({**found, "seed": args.seed})
+    elif part == "compare":
+        settings = {**_storm(args), "calm_s": args.calm, "collective_s": args.collective_seconds}
+        heard(compare.measure(settings, args.arms, parts.get(part, {}), folder, until_s, say, heard))
     else:
-        settings = {
-            "every_s": args.every, "repair_s": args.repair_after, "seed": args.seed, "faults": args.faults,
-            "each": args.each,
-        }  # fmt: skip
+        settings = {**_storm(args), "each": args.each}
         heard(storm.measure(settings, parts.get(part, {}), folder, until_s, say, heard))
+
+
+def _storm(args: argparse.Namespace) -> dict[str, Any]:
+    return {"every_s": args.every, "repair_s": args.repair_after, "seed": args.seed, "faults": args.faults}
 
 
 def _pauses(own: Mapping[str, Any] | None) -> dict[str, float | None]:
@@ -180,16 +187,21 @@ def _arguments() -> argparse.Namespace:
     add("--micro-batches", type=int, default=64, metavar="N", help="throughput: of a step (64)")
     add("--draws", type=int, default=2, metavar="N", help="throughput: traces of each frequency (2)")
     add("--repair-minutes", type=float, default=30.0, metavar="M", help="throughput: a node is away so long (30)")
-    add("--faults", type=int, default=100, metavar="N", help="storm: in all (100)")
+    add("--faults", type=int, default=100, metavar="N", help="storm, compare: in all (100)")
     add("--each", type=int, default=20, metavar="N", help="storm: of them on each of the jobs in a row (20)")
-    add("--every", type=float, default=15.0, metavar="S", help="storm: from one to the next, on average (15)")
-    add("--repair-after", type=float, default=20.0, metavar="S", help="storm: nodes come back (20)")
+    add("--every", type=float, default=15.0, metavar="S", help="storm, compare: from one to the next, on average (15)")
+    add("--repair-after", type=float, default=20.0, metavar="S", help="storm, compare: nodes come back (20)")
+    add("--arms", nargs="+", choices=compare.ARMS, default=compare.ARMS, metavar="ARM",
+        help=f"compare: of {', '.join(compare.ARMS)} (all)")  # fmt: skip
+    add("--calm", type=float, default=30.0, metavar="S", help="compare: undisturbed before the storm (30)")
+    add("--collective-seconds", type=float, default=10.0, metavar="S",
+        help="compare: after which a collective of the others has failed (10)")  # fmt: skip
     add("--folder", type=Path, help="where it runs (temporary folders)")
     add("--out", type=Path, metavar="FILE")
     add("--json", action="store_true", help="one JSON object on stdout")
     args = parser.parse_args()
     for name in ("minutes", "repetitions", "micro_batches", "draws", "repair_minutes", "faults", "each", "every",
-                 "repair_after"):  # fmt: skip
+                 "repair_after", "calm", "collective_seconds"):  # fmt: skip
         if getattr(args, name) <= 0:
             parser.error(f"--{name.replace('_', '-')} {getattr(args, name):g}: expected more than 0")
     if not throughput.NODES_MIN <= args.nodes <= throughput.NODES_MAX:

@@ -16,7 +16,12 @@ _UNDISTURBED = "of_undisturbed_ratio"
 
 def show(parts: Mapping[str, Mapping[str, Any]], misses: Sequence[str], console: Console) -> None:
     """All parts that there are, and what is missed."""
-    for name, table in (("lost_node", _lost_node), ("throughput", _throughput), ("storm", _storm)):
+    for name, table in (
+        ("lost_node", _lost_node),
+        ("throughput", _throughput),
+        ("storm", _storm),
+        ("compare", _compare),
+    ):
         if found := parts.get(name):
             table(found, console)
     for missed in misses:
@@ -68,6 +73,18 @@ def _storm(found: Mapping[str, Any], console: Console) -> None:
     }
     for name, text in rows.items():
         table.add_row(name, text)
+    console.print(table)
+
+
+def _compare(found: Mapping[str, Any], console: Console) -> None:
+    arms = found["arms"]
+    table = Table(f"the same {found['settings']['faults']} faults", *arms)
+    for name, stretch in (("undisturbed", "calm"), ("in the storm", "storm")):
+        table.add_row(f"samples/s {name}", *(str(one[stretch]["samples_per_s"]) for one in arms.values()))
+    table.add_row("of undisturbed", *(f"{one['of_undisturbed_ratio']:.1%}" for one in arms.values()))
+    table.add_row("steps made again", *(str(one["storm"]["steps_again"]) for one in arms.values()))
+    longest = (one["storm"]["longest_without_a_step_s"] for one in arms.values())
+    table.add_row("longest without a step", *map(_seconds, longest))
     console.print(table)
 
 

@@ -21,7 +21,7 @@ from benchmarks.replanning.planned import LOOK_S, NODES, STARTED_WITHIN_S, STEP_
 from eagle_eye.demo.site import open_site
 from eagle_eye.demo.stack import GLOBAL_BATCH, StageFailed
 
-UNDISTURBED = Path(__file__).with_name("undisturbed_train.py")
+UNDISTURBED = Path(__file__).with_name("plain_train.py")
 STEPS_RATIO = 0.5  # a job's steps, of those that it would make undisturbed while its faults come
 STUCK_S = 180.0  # without a step: a deadlock
 LOSS_STEPS = 25  # losses are compared by the means of so many steps

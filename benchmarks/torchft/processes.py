@@ -210,8 +210,8 @@ class Reports:
         self._server.server_close()
 
 
-def lighthouse(port: int, folder: Path, timing: Timing = TIMING) -> subprocess.Popen[bytes]:
-    """Return a real lighthouse, which answers on the port."""
+def lighthouse(port: int, folder: Path, timing: Timing = TIMING, address: str = "127.0.0.1") -> subprocess.Popen[bytes]:
+    """Return a real lighthouse, which answers on the port of the address."""
     program = (
         "import sys, threading; from torchft.coordination import LighthouseServer; "
         "join, tick, heartbeat = map(int, sys.argv[2:]); "
@@ -220,7 +220,7 @@ def lighthouse(port: int, folder: Path, timing: Timing = TIMING) -> subprocess.P
     )
     times_ms = [str(round(time_s * 1000)) for time_s in (timing.join_s, timing.tick_s, timing.heartbeat_s)]
     with (folder / "lighthouse.log").open("ab") as log:
-        words = [sys.executable, "-c", program, f"127.0.0.1:{port}", *times_ms]
+        words = [sys.executable, "-c", program, f"{address}:{port}", *times_ms]
         return subprocess.Popen(words, stdout=log, stderr=log)
 
 

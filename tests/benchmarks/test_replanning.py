@@ -15,10 +15,13 @@ import pytest
 
 pytest.importorskip("torch", reason="torch is not installed: pip install eagle-eye[ml]")
 
+import torch
+
 from benchmarks.recovery.harm import Harm
-from benchmarks.replanning import lost_node, storm, throughput, traces
+from benchmarks.replanning import compare, lost_node, storm, throughput, traces
 from benchmarks.replanning.faults import KINDS, Fault, Storm, draw
 from benchmarks.replanning.paced_train import pace_s
+from benchmarks.replanning.plain_train import keep, layout, resume
 from benchmarks.replanning.planned import trains
 from benchmarks.replanning.systems import (
     Bamboo,
@@ -32,7 +35,6 @@ from benchmarks.replanning.systems import (
     step_s,
 )
 from benchmarks.replanning.traces import Event, Pause
-from benchmarks.replanning.undisturbed_train import layout
 from eagle_eye.demo.pipeline_train import read_layout
 from eagle_eye.demo.stack import StageFailed
 from eagle_eye.planning.plan import Hardware, Plan
@@ -354,6 +356,64 @@ def test_a_loss_of_a_node_after_which_nobody_steps_took_for_ever() -> None:
     assert lost_node.misses(found) == ["lost_node: p95 None s until a new step; asked 15"]
 
 
+def step_line(at_s: float, step: int, nodes: int = 4, samples: int = 16) -> dict[str, Any]:
+    return {"time_s": at_s, "step": step, "ranks": nodes, "samples": samples}
+
+
+def test_steps_that_are_made_again_count_once() -> None:
+    log = [step_line(at_s, step) for at_s, step in ((1, 1), (2, 2), (3, 3), (7, 2), (8, 3), (9, 4))]
+    found = compare.span(log, 1.0, 11.0)
+    assert (found["steps"], found["steps_again"], found["samples_per_s"]) == (3, 2, 4.8)
+    assert found["longest_without_a_step_s"] == 4.0
+
+
+def test_what_is_lost_again_by_the_end_does_not_count() -> None:
+    log = [step_line(at_s, step) for at_s, step in ((1, 1), (2, 2), (3, 3), (7, 2))]
+    assert compare.span(log, 1.0, 11.0)["steps"] == 1
+
+
+def test_a_step_of_fewer_groups_holds_fewer_samples_and_one_that_nobody_told_of_all() -> None:
+    log = [step_line(1, 1), step_line(2, 2, 3, 12), step_line(4, 4)]
+    found = compare.span(log, 1.0, 5.0)
+    assert (found["samples"], found["steps_by_nodes"]) == (12 + 16 + 16, {"3": 1, "4": 1})
+
+
+def compared(**samples_per_s: float) -> dict[str, Any]:
+    arms = {
+        arm.replace("_", " "): {"calm": {"samples_per_s": 50.0}, "storm": {"samples_per_s": value}, "faults": 2}
+        for arm, value in samples_per_s.items()
+    }
+    return compare.figures({"settings": {"faults": 2}, "arms": arms})
+
+
+def test_another_who_trains_more_in_the_storm_is_told_of() -> None:
+    found = compared(Eagle_Eye=30.0, torchrun=10.0, torchft=20.0)
+    assert compare.misses(found) == []
+    assert found["arms"]["Eagle Eye"]["of_undisturbed_ratio"] == 0.6
+    behind = compared(Eagle_Eye=30.0, torchrun=10.0, torchft=31.0)
+    assert compare.misses(behind) == ["compare: 31 samples/s with torchft, 30 with Eagle Eye; asked: more"]
+
+
+def test_an_arm_that_is_lacking_and_faults_that_did_not_come_are_told_of() -> None:
+    found = compared(Eagle_Eye=30.0, torchrun=10.0)
+    found["arms"]["torchrun"]["faults"] = 1
+    assert compare.misses(found) == ["compare: torchft was not measured", "compare: torchrun: 1 of 2 faults"]
+
+
+def test_what_plain_training_keeps_it_goes_on_from(tmp_path: Path) -> None:
+    def state() -> dict[str, Any]:
+        layer = torch.nn.Linear(2, 2)
+        return {"tokens": torch.tensor(0), "layer": layer, "optimizer": torch.optim.AdamW(layer.parameters())}
+
+    kept, other = state(), state()
+    assert resume(tmp_path, other) == 0
+    kept["tokens"] += 7
+    keep(tmp_path, 20, kept)
+    assert (resume(tmp_path, other), int(other["tokens"])) == (20, 7)
+    assert torch.equal(other["layer"].weight, kept["layer"].weight)
+    assert [file.name for file in tmp_path.iterdir()] == ["newest.pt"]
+
+
 def run(*words: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "benchmarks.replanning", "--json", *words]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=900, check=False)
@@ -401,3 +461,18 @@ def test_a_small_storm_ends_as_if_nothing_had_been_and_is_not_run_again(tmp_path
     assert json.loads(ran.stdout)["storm"]["faults"] == 4
     again = run(*words)
     assert json.loads(again.stdout)["storm"]["jobs"] == json.loads(ran.stdout)["storm"]["jobs"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("arm", compare.ARMS)
+def test_every_arm_comes_through_a_small_storm_and_is_not_measured_again(arm: str, tmp_path: Path) -> None:
+    if arm == "torchft":
+        pytest.importorskip("torchft", reason="torchft is not installed: make test-full")
+    small = ("--faults", "4", "--every", "10", "--calm", "5", "--out", str(tmp_path / "out.json"))
+    words = ("--parts", "compare", "--arms", arm, *small)
+    ran = run(*words)
+    found = json.loads(ran.stdout)["compare"]["arms"][arm]
+    assert (found["faults"], found["by_kind"]) == (4, dict.fromkeys(KINDS, 1)), ran.stderr
+    assert found["storm"]["steps"] > 0
+    assert ran.returncode == 1  # the other arms were not measured
+    assert json.loads(run(*words).stdout)["compare"]["arms"] == {arm: found}

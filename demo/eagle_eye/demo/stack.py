@@ -93,7 +93,7 @@ class Stack:
         self.checkpoints = folder / "checkpoints"
         self.corruption = folder / "corruption"
         self.memory = Path("/dev/shm") / f"eagle-eye-{self.job}"  # noqa: S108 - checkpoints are kept in memory
-        self.url = f"http://{site.head_address}:{_free_port(site.head_address)}"
+        self.url = f"http://{site.head_address}:{free_port(site.head_address)}"
         self._job_arguments = job_arguments or {}
         self._waiting = waiting
         self._launch_flags = tuple(launch_flags)
@@ -173,7 +173,7 @@ class Stack:
         return ",".join(node.name for node in self.site.nodes)
 
     def _plan(self) -> Path:
-        """Return the file of a plan for the job of pipelines, as its owner would make it: no node holds all layers."""
+        """Return the file of a plan for the job of pipelines, as its owner would make it."""
         profile, plan = self.folder / "profile.json", self.folder / "plan.json"
         profile.write_text(self._said("plan", "profile", PIPELINE_LAYERS, "--rounds", "3"), encoding="utf-8")
         whole = sum(
@@ -181,9 +181,15 @@ class Stack:
             for layer in json.loads(profile.read_text(encoding="utf-8"))["layers"]
         )
         job = ("--job", self.job, "--nodes", self._names, "--global-batch", str(GLOBAL_BATCH))
-        said = self._said("plan", "--profile", str(profile), *job, "--gpu-memory", str(whole - 1), "--json")
+        said = self._said(
+            "plan", "--profile", str(profile), *job, "--gpu-memory", str(self._gpu_memory_bytes(whole)), "--json"
+        )
         plan.write_text(said, encoding="utf-8")
         return plan
+
+    def _gpu_memory_bytes(self, whole: int) -> int:
+        """Return what a node has for the job, all of whose layers take ``whole``: too little for these."""
+        return whole - 1
 
     def token_file(self, name: str) -> Path:
         """Return the file with the token of "admin", "launcher" or a node."""
@@ -312,7 +318,8 @@ def _reap(process: subprocess.Popen[bytes]) -> None:
         process.wait()
 
 
-def _free_port(address: str) -> int:
+def free_port(address: str) -> int:
+    """Return a port of the address on which nobody listens."""
     with socket.socket() as probe:
         probe.bind((address, 0))
         port: int = probe.getsockname()[1]
