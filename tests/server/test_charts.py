@@ -18,7 +18,7 @@ from eagle_eye.server.model.account_records import Attempt, AttemptMembers, Gpu
 from eagle_eye.server.model.records import AuditEntry, Delivery, Job, Node
 from eagle_eye.server.store.store import Change
 from tests.server.builders import NOW, FakeClock, Running, action, body, frame, incident, running
-from tests.server.segments.kept import compact, keep_up
+from tests.server.segments.kept import compact
 
 NODES = [f"n{n}" for n in range(1, 7)]
 ONSET_S, LAST_S = NOW - 20, NOW - 1
@@ -222,7 +222,6 @@ def test_old_pictures_are_drawn_from_minutes(tmp_path: Path) -> None:
         assert isinstance(history, EmbeddedHistory)
         compact(history)
         clock.advance(7_200)
-        keep_up(history)
         known = incident(evidence=[COMPUTE], **SLOW | {"onset_s": start_s, "detected_s": start_s + 300})
         server.dispatcher.services.store.commit(Change(incidents=(known,)))
         found = picture(server, start=start_s, end=start_s + 3_600, points=60)
