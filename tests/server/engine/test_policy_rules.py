@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from eagle_eye.schema.action import MemberRank
-from eagle_eye.server.engine.budgets import breaker_until_s
+from eagle_eye.server.engine.budgets import breaker_until_s, exclusions_left
 from eagle_eye.server.engine.job_terms import JobTerms
 from eagle_eye.server.engine.maintenance import Maintenance
 from eagle_eye.server.engine.modes import ModeRule
@@ -262,3 +262,14 @@ def test_only_what_is_asked_for_in_this_attempt_of_this_job_stands_in_the_way(
 ) -> None:
     asked = past(**{"attempt": 1, "state": "accepted", **other})
     assert (decide(LOST, situation(settings=act(), actions=[asked])).rule == "under_way") == held
+
+
+def test_what_other_jobs_excluded_counts_against_the_fleet_and_leaves_this_job_the_rest() -> None:
+    others = [past(job=str(n), id=str(n), exclude=[f"m{n}"]) for n in range(3)]
+    now = situation(settings=terms(exclusions_per_job=10), actions=others)  # of a fleet of 100 nodes, which may lose 5
+    assert exclusions_left(LOST, now, "act") == 2
+
+
+def test_exclusions_that_are_used_up_hold_no_restart() -> None:
+    used = [past(job=str(n), id=str(n)) for n in range(5)]
+    assert decide(CRASH, situation(settings=act(), actions=used)).rule != "fleet_exclusions"
