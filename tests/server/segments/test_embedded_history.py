@@ -10,9 +10,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from eagle_eye.schema.frame import Block, block, decode_frame, encode_frame
+from eagle_eye.schema.frame import Block, Frame, block, decode_frame, encode_frame
 from eagle_eye.schema.metrics import BY_NAME, Scope
 from eagle_eye.server.history.embedded_history import HISTORY_FILE, EmbeddedHistory
+from eagle_eye.server.history.history import runs_of
 from eagle_eye.server.history.journal_schema import MIGRATIONS
 from eagle_eye.server.history.segments.compaction import Compaction
 from eagle_eye.server.history.segments.reader import Segment
@@ -319,3 +320,22 @@ def test_a_node_that_speaks_again_has_a_stretch_of_its_own(tmp_path: Path) -> No
             history.compaction.look()
             stretches.append(history.segment_store.size()[0])
         assert stretches == [0, 1, 1, 2]
+
+
+def test_what_frames_of_a_node_say_is_one_run_for_each_series_in_the_order_of_corrected_times() -> None:
+    def watts(node: str, values: dict[int, float]) -> Frame:
+        return frame(node=node, blocks=[block(Scope.DEVICE, {k: {"gpu_power_watts": v} for k, v in values.items()})])
+
+    frames = [
+        (watts("n1", {0: 300.0, 1: 310.0}), 20.0),
+        (watts("n1", {0: 301.0, 1: math.nan}), 10.0),  # the correction of its clock has changed
+        (watts("n1", {1: 312.0}), 30.0),
+        (watts("n2", {0: 100.0}), 10.0),
+    ]
+    found = [(run.node, run.key, run.times_s.tolist(), run.values.tolist()) for run in runs_of(frames, POWER)]
+    assert found == [
+        ("n1", 0, [10.0, 20.0], [301.0, 300.0]),
+        ("n1", 1, [20.0], [310.0]),
+        ("n1", 1, [30.0], [312.0]),
+        ("n2", 0, [10.0], [100.0]),
+    ]

@@ -101,7 +101,7 @@ def values_of(raws: list[bytes]) -> dict[tuple[object, ...], list[float]]:
         one = decode_frame(raw)
         begin_s = one.time_s // MINUTE_S * MINUTE_S
         for name in {name for each in one.blocks for name in each.metrics}:
-            for run in runs_of(one, one.time_s, BY_NAME[name]):
+            for run in runs_of([(one, one.time_s)], BY_NAME[name]):
                 for job in (None, *(job for job in ("a", "b") if speaks_of(one, job))):
                     of = found.setdefault((name, run.node, run.key, begin_s, job), [])
                     of.append((one.time_s, float(run.values[0])))

@@ -228,9 +228,9 @@ class EmbeddedHistory:
         end_s: float,
         job: str | None,
     ) -> Iterator[Run]:
-        for frame, _, offset_s in self._reader.frames(chunks, nodes, start_s, end_s):
-            if job is None or speaks_of(frame, job):
-                yield from runs_of(frame, frame.time_s + offset_s, metric)
+        found = self._reader.frames(chunks, nodes, start_s, end_s)
+        of_job = (one for one in found if job is None or speaks_of(one.frame, job))
+        yield from runs_of(((one.frame, one.frame.time_s + one.offset_s) for one in of_job), metric)
 
     def _plan(self, nodes: Sequence[str], start_s: float, end_s: float) -> _Plan:
         return self._reader.read_together(lambda reader: self._plan_of(reader, nodes, start_s, end_s))

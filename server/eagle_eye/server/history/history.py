@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
+from itertools import groupby
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
@@ -236,17 +237,27 @@ def speaks_of(frame: Frame, job: str) -> bool:
     return frame.job == job or any(rank.job == job for rank in frame.ranks)
 
 
-def runs_of(frame: Frame, time_s: float, metric: MetricSpec) -> Iterator[Run]:
-    """Yield what the frame says of the metric at the corrected time, a run of one value for each row."""
-    at = np.array([time_s])
-    for block in frame.blocks:
-        if block.scope is not metric.scope or metric.name not in block.metrics:
-            continue
-        first = block.metrics.index(metric.name) * len(block.keys)
-        values = np.frombuffer(block.values, "<f8", len(block.keys), 8 * first)
-        if not metric.exact:
-            with np.errstate(over="ignore"):
-                values = values.astype(np.float32).astype(np.float64)
-        for place in np.flatnonzero(~np.isnan(values)):
-            key = block.keys[place]
-            yield Run(frame.node, str(key) if metric.scope is Scope.LINK else key, at, values[place : place + 1])
+def runs_of(frames: Iterable[tuple[Frame, float]], metric: MetricSpec) -> Iterator[Run]:
+    """Yield what frames say of the metric at their corrected times: a node's together where its frames lie together."""
+    for node, own in groupby(frames, lambda one: one[0].node):
+        found: dict[tuple[int | str, ...], tuple[list[float], list[Any]]] = {}
+        for frame, time_s in own:
+            for block in frame.blocks:
+                if block.scope is metric.scope and metric.name in block.metrics:
+                    first = block.metrics.index(metric.name) * len(block.keys)
+                    times_s, lines = found.setdefault(tuple(block.keys), ([], []))
+                    times_s.append(time_s)
+                    lines.append(np.frombuffer(block.values, "<f8", len(block.keys), 8 * first))
+        for keys, (times_s, lines) in found.items():
+            at_s, values = np.array(times_s), np.stack(lines)
+            if (np.diff(at_s) < 0).any():  # corrections of the node's clock differ
+                order = np.argsort(at_s, kind="stable")
+                at_s, values = at_s[order], values[order]
+            if not metric.exact:
+                with np.errstate(over="ignore"):
+                    values = values.astype(np.float32).astype(np.float64)
+            known = ~np.isnan(values)
+            for place, key in enumerate(keys):
+                rows = known[:, place]
+                if rows.any():
+                    yield Run(node, str(key) if metric.scope is Scope.LINK else key, at_s[rows], values[rows, place])

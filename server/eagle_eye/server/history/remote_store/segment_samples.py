@@ -213,7 +213,7 @@ def _of_whole(frame: Frame, time_s: float, wanted: Callable[[str], bool]) -> tup
     places: list[SeriesSubject] = []
     values: list[float] = []
     for name in {name: None for block in frame.blocks for name in block.metrics}:
-        for run in runs_of(frame, time_s, catalogue.BY_NAME[name]) if wanted(name) else ():
+        for run in runs_of([(frame, time_s)], catalogue.BY_NAME[name]) if wanted(name) else ():
             spec = catalogue.BY_NAME[name]
             device = run.key if isinstance(run.key, int) and spec.scope is Scope.DEVICE else WHOLE_NODE
             places.append(SeriesSubject(spec, run.node, run.key, _job(frame.job, of_ranks, device)))

@@ -179,7 +179,7 @@ class MinutesWriter:
             for name in {name for block in (frame.blocks if frame else ()) for name in block.metrics} & BY_NAME.keys():
                 assert frame is not None  # noqa: S101 - or it had no blocks
                 job = _line_each({frame.job, *(rank.job for rank in frame.ranks)})
-                for run in runs_of(frame, row["time"], BY_NAME[name]):
+                for run in runs_of([(frame, row["time"])], BY_NAME[name]):
                     points[name].append((run.node, run.key, row["time"], job, float(run.values[0])))
         for name, own in points.items():
             own.sort(key=lambda point: point[:3])

@@ -226,7 +226,6 @@ def _runs_of_whole(table: pa.Table, wanted: np.ndarray[Any, Any], metric: Metric
     """Yield what frames hold that were kept whole, since no columns could."""
     if table["raw"].null_count == table.num_rows:
         return
-    for row in table.select(["raw", "time"]).take(pa.array(wanted)).to_pylist():
-        frame = whole(row["raw"]) if row["raw"] is not None else None
-        if frame is not None and (job is None or speaks_of(frame, job)):
-            yield from runs_of(frame, row["time"], metric)
+    rows = table.select(["raw", "time"]).take(pa.array(wanted)).to_pylist()
+    frames = ((whole(row["raw"]), row["time"]) for row in rows if row["raw"] is not None)
+    yield from runs_of(((one, at_s) for one, at_s in frames if one and (job is None or speaks_of(one, job))), metric)
