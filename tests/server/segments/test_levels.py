@@ -144,7 +144,7 @@ def of_steps(raws: list[bytes], step_s: float, place: int) -> dict[float, object
     found: dict[float, list[tuple[float, float]]] = {}
     for raw in raws:
         one = decode_frame(raw)
-        for run in runs_of(one, one.time_s, BY_NAME[POWER]):
+        for run in runs_of([(one, one.time_s)], BY_NAME[POWER]):
             if (run.node, run.key) == ("n1", 0):
                 found.setdefault(one.time_s // step_s * step_s, []).append((one.time_s, float(run.values[0])))
     kind = BY_NAME[POWER].kind
