@@ -320,3 +320,18 @@ def test_the_jobs_own_pauses_are_its_patience(seconds: float) -> None:
     story = lagging(job(standstill=70), [3], 70)
     story.pauses = [Pause("", seconds)]
     assert bool(said(story)) == (1.5 * seconds <= 70)
+
+
+@pytest.mark.parametrize(("went_on", "confidence"), [(False, CONFIDENCE_RIPE), (True, CONFIDENCE_EARLY)])
+def test_while_a_rank_has_gone_on_since_its_last_reading_but_one_nobody_surely_holds_the_job_up(
+    went_on: bool, confidence: float
+) -> None:
+    story = lagging(job(rows=60), [3])
+    if went_on:
+        story.device["nccl_sequence"][-20:-2, 1] -= 1
+    story.times_s = NOW_S - 7.5 * np.arange(59, -1, -1)
+    for line in range(60):  # nodes report in turn, each every 15 s
+        for values in story.device.values():
+            values[line, (line + 1) % 2 :: 2] = np.nan
+    (verdict,) = DETECTOR.detect(story.window(interval_s=15.0))
+    assert (verdict.node, verdict.confidence) == ("n3", confidence)

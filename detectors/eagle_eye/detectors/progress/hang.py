@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,6 +15,7 @@ from eagle_eye.detectors.signs.host_activity import most_busy_with_io
 from eagle_eye.detectors.signs.peers import latest
 from eagle_eye.detectors.signs.progress import PAUSE_FLOORS, PROMPT_S, STARTING, Patience, Progress, progress
 from eagle_eye.detectors.signs.rank_activity import at_rest, uses_cpu, works
+from eagle_eye.detectors.signs.under_load import lines_within
 from eagle_eye.detectors.signs.unstarted import missing_nodes, missing_ranks
 from eagle_eye.detectors.signs.without_hook import unused_devices, work
 from eagle_eye.detectors.types import Blind, Evidence, Floats, Integers, Verdict, Window
@@ -288,9 +288,10 @@ def _counts(state: Progress, lag: Floats) -> bool:
 
 
 def _at_rest(window: Window) -> bool:
-    """Whether no rank has enqueued a collective for as long as a prompt verdict takes."""
+    """Whether no rank has enqueued a collective for as long as a prompt verdict takes, and two readings of each."""
     values = window.device.get("nccl_sequence")
     if values is None:
         return False
-    rows = values[-(math.ceil(PROMPT_S / window.interval_s) + 1) :]
+    # Where nodes report in turn there are more lines than intervals, and each has the readings of some nodes.
+    rows = values[-(lines_within(window.times_s, max(PROMPT_S, 2 * window.interval_s)) + 1) :]
     return not ((rows != latest(rows, len(rows))) & np.isfinite(rows)).any()

@@ -13,11 +13,12 @@ from eagle_eye.detectors.signs.gpu_activity import waiting
 from eagle_eye.detectors.signs.host_activity import busy_with_io
 from eagle_eye.detectors.signs.medians import median_of, median_over_rows
 from eagle_eye.detectors.signs.once import once
+from eagle_eye.detectors.signs.under_load import lines_within
 from eagle_eye.detectors.signs.without_hook import COMPUTING_TENSOR_RATIO
 from eagle_eye.detectors.types import Floats, Window
 
 CPU, IO, BLOCKED = "rank_cpu_seconds_total", "rank_io_bytes_total", "rank_blocked_ratio"
-ROWS_NOW, ROWS_NOW_S = 4, 30.0  # newest rows that tell what a rank does now
+ROWS_NOW, ROWS_NOW_S = 4, 30.0  # newest rows of a rank that tell what it does now
 WORK_CPUS, REST_CPUS = 0.5, 0.2  # a thread that compiles takes one; watchdogs and heartbeats some hundredths
 WORK_IO_BYTES_PER_S, REST_IO_BYTES_PER_S = 1e7, 1e6
 SPAN_S = 4.0  # over which counters must be known
@@ -103,7 +104,9 @@ def _recent(window: Window, metric: str, since_s: float) -> Floats | None:
     if values is None:
         return None
     first = int(np.searchsorted(window.times_s, since_s + window.interval_s / 2, side="right"))
-    return values[max(first, len(values) - max(ROWS_NOW, round(ROWS_NOW_S / window.interval_s))) :]
+    return values[
+        max(first, len(values) - lines_within(window.times_s, max(ROWS_NOW_S, ROWS_NOW * window.interval_s))) :
+    ]
 
 
 @once
