@@ -299,7 +299,8 @@ def _by_chance(window: Window, clock: Floats, against: _Reference, rows: Rows, l
     """
     low = following = of_low = known = 0
     for peer in against.peers[:: len(against.peers) // READINGS_SAMPLED + 1].tolist():
-        ratio = clock[rows, peer] / against.clock[: len(rows)]
+        with np.errstate(invalid="ignore", divide="ignore"):
+            ratio = clock[rows, peer] / against.clock[: len(rows)]
         below = ratio[read_anew(window, peer)[rows] & np.isfinite(ratio)] <= least
         below = below[: len(below) - int(np.argmin(below[::-1]))] if not below.all() else below[:0]
         if len(below) and below.mean() < LOW_SHARE:
