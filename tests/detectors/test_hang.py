@@ -335,3 +335,15 @@ def test_while_a_rank_has_gone_on_since_its_last_reading_but_one_nobody_surely_h
             values[line, (line + 1) % 2 :: 2] = np.nan
     (verdict,) = DETECTOR.detect(story.window(interval_s=15.0))
     assert (verdict.node, verdict.confidence) == ("n3", confidence)
+
+
+def test_a_process_that_compiles_is_seen_to_although_its_reading_before_the_newest_was_lost() -> None:
+    story = processes(stuck(20), 20, cpus=2.7)
+    story.times_s = NOW_S - 5.0 * np.arange(119, -1, -1)
+    for line in range(120):  # nodes report in turn, each every 10 s
+        for values in story.device.values():
+            values[line, (line + 1) % 2 :: 2] = np.nan
+    for values in story.device.values():
+        values[-3, 3] = np.nan
+    (verdict,) = DETECTOR.detect(story.window(interval_s=10.0))
+    assert (verdict.node, verdict.confidence) == ("n3", CONFIDENCE_EARLY)
