@@ -1,8 +1,8 @@
-"""What is documented of a device type: one table, each figure with its public source. Pure.
+"""Documented limits and capabilities of GPU types, each figure with its public source. Pure.
 
-A figure that nobody has published is None, and a device whose name is not in the table has no type: both mean that it
-cannot be told, and whoever asks must do without. Names are NVML's (``nvmlDeviceGetName``), in full: a name that is
-merely alike (a simulated GPU, a board made for one site) may be another device.
+A figure that has not been published is None, and a device whose name is not in the table has no type; callers must
+handle both as unknown. Names are full NVML names (``nvmlDeviceGetName``): a similar name (a simulated GPU, a custom
+board) may be another device.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 
 class Figure(NamedTuple):
-    """One documented value and where it is published; the unit is in the name of the field that holds it."""
+    """One documented value and its source; the unit is in the name of the field that holds it."""
 
     value: float
     source: str
@@ -21,24 +21,24 @@ class Figure(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rack:
-    """GPUs of several nodes that NVLink joins: how many a domain has, on how many nodes, by how many switch trays."""
+    """An NVLink domain that spans nodes: its number of GPUs, of nodes (compute trays) and of switch trays."""
 
     name: str
     gpus: Figure
-    compute_trays: Figure | None = None  # each of them a node
+    compute_trays: Figure | None = None  # each is a node
     switch_trays: Figure | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceType:
-    """What is documented of the devices with one of ``names``.
+    """Documented properties of the devices with one of ``names``.
 
-    Beyond ``max_operating_c`` the driver lowers the clocks, at ``slowdown_c`` the hardware does, at ``shutdown_c`` the
-    GPU is switched off; beyond ``memory_max_operating_c`` the driver lowers the clocks for the memory's sake.
-    ``nvlinks`` is how many every board of the type uses, None where that depends on bridges.
-    ``nvlink_bytes_per_second`` is what one link carries each way. ``rack`` is that in which NVLink joins such GPUs
-    beyond their node; NVML's name does not tell whether a board sits in one. ``counters`` are the metrics of ours
-    that not every GPU has and that these have, ``counters_source`` where that stands.
+    Above ``max_operating_c`` the driver lowers the clocks, at ``slowdown_c`` the hardware does, at ``shutdown_c`` the
+    GPU is switched off; above ``memory_max_operating_c`` the driver lowers the clocks to protect the memory.
+    ``nvlinks`` is the number that every board of the type uses, None where that depends on bridges.
+    ``nvlink_bytes_per_second`` is the rate of one link in each direction. ``rack`` is the rack-scale NVLink domain that
+    such GPUs are sold in; the NVML name does not tell whether a board is in one. ``counters`` are those of our metrics
+    that these GPUs have and some others lack, ``counters_source`` where that is documented.
     """
 
     name: str
@@ -67,7 +67,7 @@ _H100_PCIE = (
     "NVIDIA H100 PCIe GPU, Product Brief PB-11133-001:"
     " https://www.nvidia.com/content/dam/en-zz/Solutions/gtcs22/data-center/h100/PB-11133-001_v01.pdf"
 )
-# Nothing that NVIDIA has published has them in writing; the driver tells them of each card.
+# NVIDIA publishes no document with these limits; the driver reports them for each card.
 _A100_CARD = "what nvidia-smi -q -d TEMPERATURE prints of such a card: https://docs.nvidia.com/deploy/nvidia-smi/"
 _GB200 = (
     "NVIDIA DGX SuperPOD with DGX GB200, Reference Architecture: https://docs.nvidia.com/dgx-superpod/"
@@ -84,8 +84,8 @@ _NVL72_GB200 = Rack(
 )
 _NVL72_GB300 = Rack(name="GB300 NVL72", gpus=Figure(72, _GB300))
 
-# Since Hopper the driver tells how many degrees are left instead of a limit (T.Limit), and no limit of the boards
-# that are soldered to a baseboard is published.
+# Since Hopper the driver reports the remaining margin instead of a limit (T.Limit), and no limit for boards soldered to
+# a baseboard is published.
 DEVICE_TYPES: tuple[DeviceType, ...] = (
     DeviceType(
         name="A100 SXM",
@@ -183,5 +183,5 @@ _BY_NAME = MappingProxyType({name.removeprefix(_BRAND): kind for kind in DEVICE_
 
 
 def device_type(name: str) -> DeviceType | None:
-    """Return what is documented of the device that NVML calls so; None for one that the table does not have."""
+    """Return the entry for a device by its NVML name; None if the table has no such device."""
     return _BY_NAME.get(name.removeprefix(_BRAND))

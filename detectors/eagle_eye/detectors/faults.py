@@ -1,4 +1,4 @@
-"""The faults: every name that a verdict may carry, what it means, what tells it apart, repair and default action."""
+"""The fault catalogue: every name a verdict may carry, with meaning, evidence, repair and default action."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from typing import Literal, NamedTuple
 
 Repair = Literal["reset_gpu", "reboot", "replace", "inspect", "none"]
 DefaultAction = Literal["exclude_node", "restart_job", "drain_node", "checkpoint_now", "notify", "none"]
-# What kind of trouble a fault makes: it stops the job, breaks its numbers, slows it by one node, slows it as a
-# whole, or is a sign of something to come. Within one kind the cause explains the symptoms.
+# The kind of trouble a fault makes: it stops the job, corrupts its numbers, slows it through one node, slows it as a
+# whole, or predicts a later failure. Within one kind, the cause explains the symptoms.
 Trouble = Literal["stop", "numbers", "slow", "pace", "early"]
-# What a restart has to renew at least: the communicators of processes that live on, the processes of the culprit
-# besides, or every process.
+# The minimum that a restart must renew: the communicators of surviving processes, those plus the culprit's processes,
+# or every process.
 RestartScope = Literal["process_group", "rank", "job"]
 
 
 class Fault(NamedTuple):
-    """One fault: its name, the trouble it makes, its meaning, the evidence that tells it apart, repair and action.
+    """One fault: its name, kind of trouble, meaning, distinguishing evidence, repair and default action.
 
     ``restart_scope`` is the smallest restart that is safe after it.
     """
@@ -30,7 +30,7 @@ class Fault(NamedTuple):
     restart_scope: RestartScope = "job"
 
 
-# In order of causation: of several that explain one trouble, the first is the cause and the rest are its symptoms.
+# In causal order: of several faults that explain one problem, the first is the cause and the others are symptoms.
 FAULTS: tuple[Fault, ...] = (
     Fault(
         "switch_down",
@@ -128,7 +128,7 @@ FAULTS: tuple[Fault, ...] = (
         "A rank's exit by a signal or with an error that is not the echo of a peer's death.",
         "none",
         "restart_job",
-        "process_group",  # the process is gone already, and nothing says that its node or the others' state is bad
+        "process_group",  # the process is gone already, and nothing indicates bad state in its node or its peers
     ),
     Fault(
         "hang",

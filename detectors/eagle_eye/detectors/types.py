@@ -1,4 +1,4 @@
-"""The nouns of detection: what a detector may see (``Window``) and what it may say (``Verdict``, ``Blind``)."""
+"""Input and output types of detectors: ``Window`` goes in, ``Verdict`` or ``Blind`` comes out."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ Integers = NDArray[np.integer[Any]]
 
 
 class Blind(Exception):
-    """Cannot tell. The message says what was missing; absence is never health."""
+    """Raised when a detector cannot decide. The message names what is missing; missing data never counts as healthy."""
 
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """One device row: a GPU, or without GPUs a local rank, of a node; ``rank`` is -1 when no rank uses it."""
+    """One row of device metrics: a GPU, or a local rank on a node without GPUs. ``rank`` is -1 when no rank uses it."""
 
     node: str
     device: int
     rank: int = -1
 
     def __str__(self) -> str:
-        """Return "node17/gpu3", the name people use."""
+        """Return the display name, such as "node17/gpu3"."""
         return f"{self.node}/gpu{self.device}"
 
 
 @dataclass(frozen=True, slots=True)
 class Happening:
-    """An event as detectors see it; ``time_s`` is on the window's clock, ``node`` None for the whole job."""
+    """An event. ``time_s`` is on the window's clock; ``node`` is None for an event of the whole job."""
 
     time_s: float
     node: str | None
@@ -45,9 +45,9 @@ class Happening:
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """A time without a finished step that ended well; ``phase`` is what the job said it was doing ("" nothing).
+    """A period without a finished step after which the job resumed. ``phase`` is the reported phase, "" if none.
 
-    ``accused`` says whether a node was told of meanwhile as the one that holds the job up.
+    ``accused`` is True if a verdict named a node as holding the job up during the pause.
     """
 
     phase: str
@@ -57,7 +57,7 @@ class Pause:
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """One link row: a port of a node; ``switch`` is what it hangs on, "" unknown."""
+    """One row of link metrics: a port of a node. ``switch`` is the switch it connects to, "" if unknown."""
 
     node: str
     link: str
@@ -66,13 +66,13 @@ class Link:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Steps:
-    """What ranks reported, aligned by training step instead of by time, oldest first.
+    """Per-rank reports aligned by training step instead of by time, oldest first.
 
-    Nodes' clocks and rows differ by seconds; a step is the same step everywhere. ``number`` (K,) is the last step that
-    a line covers (a line covers one step, or as many as a row does where steps are shorter than the interval),
-    ``times_s`` (K,) the end of the interval in which the first rank reported it. ``values[m]`` (K, S) is NaN where a
-    rank has not reported the step. ``relative_compute`` (K, S) is a rank's compute time over the median of the
-    other ranks of its role in that step, after what their work explains; NaN with fewer than two peers.
+    Nodes' clocks and rows differ by seconds, but step numbers match across nodes. ``number`` (K,) is the last step that
+    a line covers: a line covers one step, or as many as one row does where steps are shorter than the interval.
+    ``times_s`` (K,) is the end of the interval in which the first rank reported it. ``values[m]`` (K, S) is NaN where a
+    rank has not reported the step. ``relative_compute`` (K, S) is a rank's compute time divided by the median of the
+    other ranks of its role in that step, corrected for reported work; NaN with fewer than two peers.
     """
 
     number: Floats
@@ -83,10 +83,10 @@ class Steps:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Curve:
-    """The job as a whole by step, over a longer past than any other view: (H,) medians over the ranks.
+    """Job-level medians over ranks by step, (H,), over a longer history than any other view.
 
-    ``number`` (H,), ``times_s`` (H,) as in Steps; ``values[m]`` (H,) is NaN where no rank reported it, +inf where the
-    median really was not finite. A metric that nobody sent is absent.
+    ``number`` (H,) and ``times_s`` (H,) are as in Steps. ``values[m]`` (H,) is NaN where no rank reported it and +inf
+    where the median itself was not finite. A metric that nothing reported is absent.
     """
 
     number: Floats
@@ -94,19 +94,19 @@ class Curve:
     values: Mapping[str, Floats]
 
     def copied(self) -> Curve:
-        """Return the same course in memory of its own."""
+        """Return a deep copy of the curve."""
         values = {name: course.copy() for name, course in self.values.items()}
         return Curve(self.number.copy(), self.times_s.copy(), values)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Beginning:
-    """What is known of an attempt's start beyond its rows.
+    """What is known about the start of an attempt besides its rows.
 
-    ``named`` (S,) is whether an agent has named the rank in this attempt (empty: not known), ``held_up_by`` are the
-    ranks that keep the attempt from its first step by its launcher's word, ``mute_starts`` is how many attempts right
-    before this one were past the start's deadline without a step, ``unreached`` the nodes that alone could not reach
-    the others in attempts right before this one, none of which made a step.
+    ``named`` (S,) is True where an agent has reported the rank in this attempt (empty: not known). ``held_up_by`` are
+    the ranks that, according to the launcher, keep the attempt from its first step. ``mute_starts`` counts the
+    immediately preceding attempts that passed the start deadline without a step. ``unreached`` lists the nodes that
+    were each the only one unable to reach the others in immediately preceding attempts, none of which made a step.
     """
 
     named: NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, dtype=np.bool_))
@@ -117,26 +117,26 @@ class Beginning:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Window:
-    """All that a detector may see: one attempt of one job, up to ``now_s``. Read-only.
+    """Everything a detector may read: one attempt of one job, up to ``now_s``. Read-only.
 
-    ``times_s`` (T,) are the ends of a common grid of intervals, oldest first; ``device[m]`` (T, S) holds metric m on
-    it, ``node[m]`` (Tn, N) on ``node_times_s`` (Tn,), ``link[m]`` (Tl, L) on ``link_times_s`` (Tl,), NaN where
-    nothing was observed; a metric that nobody sent is absent. +inf means that the quantity really was not
-    finite. ``role_of`` (S,) maps a series to its group of comparable peers (same pipeline stage, same hardware),
-    ``node_of`` (S,) to its node's index, ``switches`` (N,) name the switch that each node hangs on ("" unknown).
-    ``models`` are the names that NVML has for the job's GPUs, each once ("" unknown), ``model_of`` (S,) maps a series
-    to its own; both are empty where nobody has named any.
-    ``steps`` and ``curve`` are the same reports by training step; ``earlier`` is the curve of the attempt before.
-    ``first_step`` and ``last_step`` are the lowest and highest step that any rank finished in this attempt (NaN: none),
-    ``advanced_s`` the end of the interval in which the last one finished (the attempt's start before).
-    ``heard_s`` (N,) is when each node was last heard, in whichever attempt (-inf: never; later by its patience for one
-    that reports far less often than the others), ``farewell`` (N,) whether its agent said goodbye since. ``silent_s``
-    (S,) is for how long the rank's process has said nothing although it exists. ``watching_since_s`` is since when the
-    observer itself has been watching without a gap: no silence is older than that. ``phase`` (one for each series) is
-    what the rank said it is doing ("" unknown), ``phase_since_s`` (S,) since when (-inf unknown), ``pauses`` the job's
-    own earlier times without a step, ``beginning`` what is known of the attempt's start beyond its rows.
-    ``memo`` holds what detectors have worked out of this window, ``members_memo`` what of its members alone; a window
-    of the same members may share the latter (``signs/once.py``). Neither tells anything that the window does not.
+    ``times_s`` (T,) are the ends of a common grid of intervals, oldest first. ``device[m]`` (T, S) holds metric m on
+    that grid, ``node[m]`` (Tn, N) on ``node_times_s`` (Tn,) and ``link[m]`` (Tl, L) on ``link_times_s`` (Tl,). NaN
+    means not observed, +inf that the value itself was not finite; a metric that nothing reported is absent. ``role_of``
+    (S,) maps a series to its group of comparable peers (same pipeline stage, same hardware), ``node_of`` (S,) to its
+    node's index. ``switches`` (N,) names the switch each node connects to ("" unknown). ``models`` are the distinct
+    NVML names of the job's GPUs ("" unknown) and ``model_of`` (S,) maps a series to its model; both are empty where no
+    model was reported. ``steps`` and ``curve`` are the same reports by training step; ``earlier`` is the curve of the
+    previous attempt. ``first_step`` and ``last_step`` are the lowest and highest step that any rank finished in this
+    attempt (NaN: none). ``advanced_s`` is the end of the interval in which the last one finished, or the attempt's
+    start if none has. ``heard_s`` (N,) is when each node last reported, in any attempt (-inf: never; for a node that
+    reports much less often than the others its extra patience is added). ``farewell`` (N,) is True if its agent has
+    said goodbye since. ``silent_s`` (S,) is how long the rank's process has reported nothing although it exists.
+    ``watching_since_s`` is since when the server has been receiving without a gap: no silence can be older. ``phase``
+    (one per series) is the phase that the rank reported ("" unknown), ``phase_since_s`` (S,) its start (-inf unknown).
+    ``pauses`` are the job's earlier periods without a step; ``beginning`` is what is known about the attempt's start
+    besides its rows. ``memo`` caches what detectors compute from this window, ``members_memo`` what they compute from
+    its members alone, which windows with the same members may share (``signs/once.py``). Both caches hold derived
+    values only.
     """
 
     now_s: float
@@ -179,7 +179,7 @@ class Window:
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """One observation behind a verdict, checkable by a person."""
+    """One observation behind a verdict that an operator can check."""
 
     metric: str
     node: str | None
@@ -194,13 +194,13 @@ class Evidence:
 class Verdict:
     """One detector's claim.
 
-    ``nodes`` are those concerned; ``node`` is the one accused, None where none or several are. ``confidence``
-    is the probability that the claim is true. ``onset_s`` is when the fault began. ``kinds`` names the independent
-    kinds of evidence it rests on; ``fact`` is True where the evidence alone is proof. ``slowdown_ratio`` is by how
-    much the job's steps are longer than they would be without the fault (0: not a slowness, or not known).
-    ``asks`` is the action that this presentation of the fault deserves where it is another than the fault's
-    default: a contained memory error restarts, a pending remap drains. ``application`` says that the user's
-    program is to blame and no node: then nobody is excluded, however often it comes back.
+    ``nodes`` are the nodes involved; ``node`` is the accused one, None if there is none or more than one.
+    ``confidence`` is the probability that the claim is true. ``onset_s`` is when the fault began. ``kinds`` names the
+    independent kinds of evidence behind the claim; ``fact`` is True if the evidence alone is proof. ``slowdown_ratio``
+    is how much longer the job's steps are than without the fault (0: no slowdown, or not known). ``asks`` overrides the
+    fault's default action where this case deserves another: a contained memory error restarts, a pending remap drains.
+    ``application`` is True if the user's program is to blame and no node; then no node is excluded, however often the
+    fault recurs.
     """
 
     detector: str
@@ -223,15 +223,15 @@ class Verdict:
 class Detector(Protocol):
     """Finds one kind of fault in a window.
 
-    ``detect`` returns [] for healthy, verdicts for faults, and raises Blind when it cannot tell. It is a pure
+    ``detect`` returns [] for healthy, verdicts for faults, and raises Blind when it cannot decide. It is a pure
     function of the window: no clock, no I/O, no state kept between calls.
     """
 
     @property
     def name(self) -> str:
-        """The detector's name, as in configuration and metrics."""
+        """The detector's name in configuration and metrics."""
         ...
 
     def detect(self, window: Window) -> list[Verdict]:
-        """Return what is wrong, [] when nothing is; raise Blind when that cannot be told."""
+        """Return a verdict for each fault found, [] if none; raise Blind when the data does not suffice."""
         ...

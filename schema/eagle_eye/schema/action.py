@@ -1,4 +1,4 @@
-"""What the server asks of a subscriber and what a subscriber answers."""
+"""Messages between server and subscribers: action requests, reports and job updates."""
 
 from __future__ import annotations
 
@@ -65,12 +65,11 @@ class ResumeFrom(msgspec.Struct, frozen=True):
 class ActionRequest(msgspec.Struct, frozen=True, omit_defaults=True):
     """The ``data`` of an ``eagle_eye.action.requested`` event. Times are RFC 3339.
 
-    A subscriber refuses it after ``expires`` and when ``attempt`` is older than the job's own.
-    ``onset`` is when the fault began: a checkpoint written after it is not to be trusted for a
-    fault of loss or data. ``resume_from`` is where the server knows of such a step that is to be trusted; else it is
-    left out. ``restart_scope``, of actions that restart, is the smallest restart that is safe: ``process_group`` renews
-    the communicators of the processes that live, ``rank`` ends the culprit's processes first, ``job`` renews every
-    process.
+    A subscriber refuses it after ``expires`` and if ``attempt`` is older than the job's own. ``onset`` is when the
+    fault began: after a fault of loss or data, a checkpoint written later must not be trusted. ``resume_from`` is
+    present if the server knows a trustworthy step to resume from. ``restart_scope``, for actions that restart, is the
+    smallest safe restart: ``process_group`` renews the communicators of the surviving processes, ``rank`` ends the
+    culprit's processes first, ``job`` renews every process.
     """
 
     action_id: str

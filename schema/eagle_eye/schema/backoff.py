@@ -1,8 +1,8 @@
-"""How long everything of ours waits before it tries again.
+"""Exponential backoff with jitter, used by all our components.
 
-Our own few lines, not a library's (tenacity, backoff): those wrap a call and sleep by themselves, while our waits end
-when the process stops, run on a test's clock, and follow what the other side asked for; and the agent has no room for
-one more library.
+Not a library (tenacity, backoff): those wrap a call and sleep by themselves, while our waits end when the process
+stops, run on a test's clock, and follow what the other side asked for; and the agent should not gain another
+dependency.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
-DOUBLINGS_MAX = 64  # bounded before it is computed: 2.0 ** failures overflows long before a limit has to be small
+DOUBLINGS_MAX = 64  # bounded before the power is computed: 2.0 ** failures overflows long before any sensible limit
 
 
 def doubled_s(first_s: float, most_s: float, failures: int) -> float:
-    """Return the wait after so many failures in a row: ``first_s`` after one, then doubling up to ``most_s``."""
+    """Return the wait after this many consecutive failures: ``first_s`` after one, then doubling up to ``most_s``."""
     return min(most_s, first_s * 2.0 ** min(failures - 1, DOUBLINGS_MAX))
 
 
@@ -23,7 +23,7 @@ def doubled_s(first_s: float, most_s: float, failures: int) -> float:
 class Backoff:
     """Waits that double from ``first_s`` up to ``most_s``, each shortened by up to half at random.
 
-    The randomness keeps a fleet from coming back to a restarted server all at once. ``jitter`` returns uniform numbers
+    The randomness keeps a fleet from reconnecting to a restarted server all at once. ``jitter`` returns uniform numbers
     from 0 to 1.
     """
 

@@ -1,8 +1,8 @@
-"""Configuration of every command: a TOML file, overridden by the environment, overridden by flags.
+"""Loads the configuration of every command: a TOML file, overridden by the environment, overridden by flags.
 
-The shape is a msgspec Struct whose fields are keys and whose Struct fields are sections. Unknown keys and
-wrong types are errors that name the key. ``SECRET_FIELDS`` are masked when a configuration is printed, and refused as
-they are printed. A date-time becomes Unix seconds, and has to say its offset from UTC.
+The shape is a msgspec Struct whose fields are keys and whose Struct fields are sections. Unknown keys and wrong types
+are errors that name the key. ``SECRET_FIELDS`` are masked when a configuration is printed, and a masked value is
+refused as input. A date-time becomes Unix seconds and must state its offset from UTC.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ ENVIRONMENT_PREFIX = "EAGLE_EYE_"
 SECRET_FIELDS = frozenset({"token", "secret", "secrets", "headers"})
 MASK = "********"
 FILE_BYTES_MAX = 4 << 20
-SHOWN_CHARS_MAX = 80  # of a wrong value
+SHOWN_CHARS_MAX = 80  # of an invalid value
 
-# What a key's name says of its unit, and what people write instead of a number of it.
+# The unit in a key's name, and the suffixes that users write instead of a plain number.
 _UNITS: dict[str, tuple[str, dict[str, float]]] = {
     "s": ("seconds", {"ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3_600.0, "d": 86_400.0, "w": 604_800.0}),
     "bytes": ("bytes", {f"{k}{b}": 1024.0**n for n, k in enumerate("kmgt", 1) for b in ("", "b", "ib")}),
@@ -41,7 +41,7 @@ ConfigurationT = TypeVar("ConfigurationT", bound=msgspec.Struct)
 
 
 class ConfigurationError(ValueError):
-    """A configuration that may not be used; the message names the key and what was expected."""
+    """An invalid configuration; the message names the key and what was expected."""
 
 
 def load(
@@ -52,8 +52,8 @@ def load(
 ) -> ConfigurationT:
     """Return the configuration: the file's keys, overridden by the environment's, overridden by flags.
 
-    ``flags`` maps dotted keys ("policy.mode") to values; None means that the flag was not given.
-    The environment's name of ``policy.mode`` is ``EAGLE_EYE_POLICY_MODE``. Raises ConfigurationError.
+    ``flags`` maps dotted keys ("policy.mode") to values; None means that the flag was not given. The environment
+    variable for ``policy.mode`` is ``EAGLE_EYE_POLICY_MODE``. Raises ConfigurationError.
     """
     merged = {} if file is None else {key: _in_seconds(value, key) for key, value in read_toml(file).items()}
     known = dict(_keys(shape))
@@ -100,7 +100,7 @@ def masked(configuration: msgspec.Struct) -> dict[str, Any]:
 
 
 def _refuse_masked(value: Any, key: str = "") -> None:
-    """Refuse a secret that is only what was printed in its place: it would be sent, and fail far from here."""
+    """Refuse a secret that is only the printed mask: using it would fail later, with an unclear error."""
     if isinstance(value, dict):
         for name, inner in value.items():
             _refuse_masked(inner, f"{key}.{name}".lstrip("."))
@@ -112,7 +112,7 @@ def _refuse_masked(value: Any, key: str = "") -> None:
 
 
 def read_toml(file: Path) -> dict[str, Any]:
-    """Return what a configuration file says, as TOML has it. Raises ConfigurationError."""
+    """Return the contents of a configuration file as parsed TOML. Raises ConfigurationError."""
     try:
         with file.open("rb") as opened:
             text = opened.read(FILE_BYTES_MAX + 1)
@@ -143,7 +143,7 @@ def _in_seconds(value: Any, key: str) -> Any:
 
 
 def _at(plain: Any, key: str) -> Any:
-    """Return the value at a key such as ``policy.maintenance[0].from``, None where there is none."""
+    """Return the value at a key such as ``policy.maintenance[0].from``, None if there is none."""
     for part in re.findall(r"[^.\[\]]+", key):
         if isinstance(plain, list) and part.isdigit():
             plain = plain[int(part)]
@@ -160,7 +160,7 @@ def _is_quoted_time(value: Any) -> bool:
 
 
 def _hint_at(key: str, known: Mapping[str, Any]) -> Any:
-    """Return the type at a key such as ``policy.modes[0].mode``, None where there is none."""
+    """Return the type at a key such as ``policy.modes[0].mode``, None if there is none."""
     base, _, inside = key.partition("[")
     hint = known.get(base)
     for part in re.findall(r"[^.\[\]]+", inside):
@@ -191,7 +191,7 @@ def _put(target: dict[str, Any], key: str, value: Any) -> None:
 
 
 def _refuse_unknown_variables(environ: Mapping[str, str], by_variable: Mapping[str, str]) -> None:
-    """Raise ConfigurationError for a variable of a known section, or that is nearly a known one; warn of others."""
+    """Raise ConfigurationError for an unknown variable of a known section or close to a known one; warn of others."""
     sections = {ENVIRONMENT_PREFIX + key.partition(".")[0].upper() + "_" for key in by_variable.values() if "." in key}
     for variable in environ.keys() - by_variable.keys():
         mine = [section for section in sections if variable.startswith(section)]
@@ -206,7 +206,7 @@ def _refuse_unknown_variables(environ: Mapping[str, str], by_variable: Mapping[s
 
 
 def _expected(key: str, hint: Any, value: Any) -> str:
-    """Return what a key takes and what it was given, in the key's own terms; "" where the decoder says it as well."""
+    """Return what a key accepts and the given value, in the key's own terms; "" if the decoder's message suffices."""
     name = re.split(r"[.\[]", key)[-1]
     got = "" if SECRET_FIELDS & set(re.split(r"[.\[\]]", key)) else f", got {_shown(value)}"
     kinds = (hint, *get_args(hint))

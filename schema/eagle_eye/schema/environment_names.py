@@ -1,4 +1,4 @@
-"""Environment variables that begin with EAGLE_EYE_: which are slips of the hand, and which are read by others."""
+"""Checks environment variables that begin with EAGLE_EYE_ for typos, apart from those that other parts read."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from collections.abc import Collection, Mapping
 from eagle_eye.schema.near_names import nearest
 
 PREFIX = "EAGLE_EYE_"
-LIKENESS_MIN = 0.78  # of what stands behind the prefix: one letter of five may differ
-# What other parts read than the one that looks: none of it is a slip. Sections of the server's file are not among them.
+LIKENESS_MIN = 0.78  # of the name after the prefix: one letter of five may differ
+# Variables read by parts other than the caller, so not typos. Sections of the server's file are not among them.
 READ_ELSEWHERE = frozenset(
     PREFIX + name
     for name in (
@@ -42,7 +42,7 @@ READ_ELSEWHERE = frozenset(
     )
 )
 _TESTS = PREFIX + "TEST_"
-# Kubernetes tells each container of the Services in its namespace: of eagle-eye-server EAGLE_EYE_SERVER_PORT and more.
+# Kubernetes sets variables for the Services of the namespace: for eagle-eye-server EAGLE_EYE_SERVER_PORT and more.
 _OF_A_SERVICE = re.compile(
     PREFIX
     + r"(?:[A-Z0-9_]+_)?"
@@ -54,7 +54,7 @@ _log = logging.getLogger(__name__)
 
 
 def foreign(variable: str, value: str) -> bool:
-    """Return whether somebody else reads a variable: its prefix is not ours, or it is Kubernetes' or another part's."""
+    """Return whether a variable is read elsewhere: the prefix is not ours, or it is Kubernetes' or another part's."""
     if not variable.startswith(PREFIX) or variable in READ_ELSEWHERE or variable.startswith(_TESTS):
         return True
     of_service = variable.endswith("PORT") and _SERVICE_URL.match(value) is not None
@@ -62,9 +62,9 @@ def foreign(variable: str, value: str) -> bool:
 
 
 def slip(environ: Mapping[str, str], known: Collection[str], *, warn: bool = True) -> str:
-    """Return what is wrong with the first variable that is nearly one of the known, "" where none is.
+    """Return an error for the first variable that is close to a known one, "" if there is none.
 
-    ``warn``: those that are like none are named in the log and ignored.
+    ``warn``: log a warning for those that resemble none, which are ignored.
     """
     tails = {name.removeprefix(PREFIX): name for name in known}
     unknown = []

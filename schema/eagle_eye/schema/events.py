@@ -1,4 +1,4 @@
-"""Events: things that happened at a moment, as one table of kinds and the record that carries one."""
+"""The table of event kinds, and the record of one event."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-WHOLE_NODE = -1  # the device of an event or row that concerns the node and no single device
+WHOLE_NODE = -1  # the device of an event or row that concerns the whole node
 
 
 class EventSpec(NamedTuple):
-    """One kind of event: its attributes and what it says."""
+    """One kind of event: its attributes and meaning."""
 
     kind: str
     attributes: tuple[str, ...]
@@ -72,9 +72,9 @@ BY_KIND = MappingProxyType({spec.kind: spec for spec in EVENTS})
 
 
 class Event(msgspec.Struct, frozen=True):
-    """One thing that happened on a node.
+    """One event on a node.
 
-    ``time_s`` is Unix seconds by the node's clock. ``device`` is -1 when the node as a whole is meant.
+    ``time_s`` is Unix seconds by the node's clock. ``device`` is -1 for the node as a whole.
     """
 
     time_s: float

@@ -1,9 +1,9 @@
-"""PyTorch's flight-recorder dumps as plain containers: pickles from other machines, of which nothing is trusted.
+"""Reads PyTorch's flight-recorder dumps as plain containers: untrusted pickles from other machines.
 
-A dump is written as plain containers (dict, list, text, numbers), so nothing else is read: every opcode that could
-look up or call anything is refused before unpickling begins, and the unpickler refuses every class besides. JSON dumps
-are read too. What comes out is still untrusted: each field is to be taken through the functions below.
-Versions 1.x (a bare list) to 2.10 of the format are understood as far as they name their process groups.
+A dump consists of plain containers (dict, list, text, numbers), so nothing else is accepted: every opcode that could
+look up or call anything is refused before unpickling begins, and the unpickler also refuses every class. JSON dumps are
+read too. The result is still untrusted: read each field with the functions below. Versions 1.x (a bare list) to 2.10 of
+the format are supported as far as they name their process groups.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from typing import Any
 import msgspec
 
 DUMP_BYTES_MAX = 256 << 20  # a buffer of 20,000 entries with stacks has about 60 MB
-OBJECTS_MAX = 32 << 20  # lists and dictionaries: one byte can ask for a hundred of memory
+OBJECTS_MAX = 32 << 20  # lists and dictionaries: one input byte can allocate a hundred
 TEXT_CHARS_MAX = 512  # of a name
 INTEGER_MAX = 1 << 63
 MEMO_SLACK = 1_024
 
-# Opcodes of plain data, by how their argument is laid out; all others are refused.
+# Opcodes of plain data, by the layout of their argument; all others are refused.
 _BARE = (
     *(pickle.MARK, pickle.STOP, pickle.MEMOIZE),
     *(pickle.NONE, pickle.NEWTRUE, pickle.NEWFALSE, pickle.APPEND, pickle.APPENDS, pickle.LIST, pickle.EMPTY_LIST),
@@ -40,7 +40,7 @@ _COUNTED = {
     4: (pickle.BINUNICODE, pickle.BINSTRING, pickle.BINBYTES),
     8: (pickle.BINUNICODE8, pickle.BINBYTES8),
 }
-# The bytes of each one's argument; negative: how many bytes tell how long it is.
+# Size of each argument in bytes; negative: the size of its length prefix.
 _ARGUMENT_BYTES: dict[int, int] = {
     **{opcode[0]: 0 for opcode in _BARE},
     **{opcode[0]: size for size, opcodes in _FIXED.items() for opcode in opcodes},
@@ -57,14 +57,14 @@ _CONTAINERS = _codes(
     *(pickle.LIST, pickle.EMPTY_LIST, pickle.DICT, pickle.EMPTY_DICT),
     *(pickle.TUPLE, pickle.TUPLE1, pickle.TUPLE2, pickle.TUPLE3),
 )
-# What opcodes do to the unpickler's stack: these leave what may be a dictionary's key, and what may not;
+# Effect of opcodes on the unpickler's stack: these push a value that may be a dictionary key, or one that may not;
 _KEYS = _codes(
     *(pickle.NONE, pickle.NEWTRUE, pickle.NEWFALSE, pickle.BININT, pickle.BININT1, pickle.BININT2),
     *(pickle.BINUNICODE, pickle.SHORT_BINUNICODE, pickle.BINUNICODE8, pickle.BINSTRING, pickle.SHORT_BINSTRING),
     *(pickle.BINBYTES, pickle.SHORT_BINBYTES, pickle.BINBYTES8),
 )
 _NO_KEYS = _CONTAINERS | _codes(pickle.EMPTY_TUPLE, pickle.BINFLOAT, pickle.LONG1)
-# these take what they work on: so much of it, or all down to the mark.
+# these pop their operands: a fixed number, or everything down to the mark.
 _TAKEN: dict[int, int] = {
     **dict.fromkeys(_codes(pickle.APPEND, pickle.TUPLE1), 1),
     **dict.fromkeys(_codes(pickle.SETITEM, pickle.TUPLE2), 2),
@@ -78,11 +78,11 @@ _KEY, _NO_KEY = 1, 2
 
 
 class BadDump(ValueError):
-    """What is no usable dump; the message says what is wrong and the limit. Whoever read a file names it."""
+    """An unusable dump; the message names the problem and the limit. The caller that read a file names it."""
 
 
 def decode(raw: bytes, bytes_max: int = DUMP_BYTES_MAX, objects_max: int = OBJECTS_MAX) -> Any:
-    """Return a dump's bytes, pickle or JSON, as plain containers. Raises BadDump; runs nothing of what they say."""
+    """Return a dump's bytes, pickle or JSON, as plain containers. Raises BadDump; executes nothing."""
     if len(raw) > bytes_max:
         raise BadDump(f"{len(raw)} bytes; at most {bytes_max} are read")
     try:
@@ -102,7 +102,7 @@ def decode(raw: bytes, bytes_max: int = DUMP_BYTES_MAX, objects_max: int = OBJEC
 
 
 class _PlainUnpickler(pickle.Unpickler):
-    """Refuses every class; the second lock behind ``_check_opcodes``."""
+    """Refuses every class; a second barrier behind ``_check_opcodes``."""
 
     def find_class(self, module_name: str, global_name: str, /) -> Any:
         raise BadDump(f"it asks for {module_name[:80]}.{global_name[:80]}; a dump holds plain data only")
@@ -117,7 +117,7 @@ def _check_brackets(raw: bytes, objects_max: int) -> None:
 
 
 def _check_opcodes(raw: bytes, objects_max: int) -> None:
-    """Refuse whatever is not plain data, too much of it, and what ``_Stack`` refuses."""
+    """Refuse anything but plain data, too much of it, and what ``_Stack`` refuses."""
     at, containers, end = 0, 0, len(raw)
     stack = _Stack()
     while at < end:
@@ -141,20 +141,20 @@ def _check_opcodes(raw: bytes, objects_max: int) -> None:
 
 
 class _Stack:
-    """What the unpickler's stack and memo will hold, as far as it may be a dictionary's key: a text or a small number.
+    """Models the unpickler's stack and memo: which values may be dictionary keys, that is text or small numbers.
 
-    To hash others can take for ever, with a tuple that holds one tuple twice, which holds one twice, and so on, or
-    overflow the program's own stack. Where the unpickler fails, what is here no longer counts.
+    Hashing other values can take forever, with a tuple that holds one tuple twice, which holds one twice, and so on, or
+    overflow the interpreter's stack. If the unpickler fails, the state here no longer matters.
     """
 
     def __init__(self) -> None:
         self.kinds = bytearray()
         self._marks: list[int] = []
-        self._memo = bytearray()  # 0: nothing
+        self._memo = bytearray()  # 0: empty
         self._remembered = 0
 
     def follow(self, code: int, raw: bytes, at: int, size: int) -> None:
-        """Do what an opcode with its argument at ``at`` does. Raises BadDump; IndexError where it is damaged."""
+        """Apply an opcode with its argument at ``at``. Raises BadDump; IndexError for damaged input."""
         if code in _PUTS:
             self._put(int.from_bytes(raw[at : at + size], "little"))
         elif code in _GETS:
@@ -170,7 +170,7 @@ class _Stack:
                 self.kinds.append(_NO_KEY)
 
     def _put(self, number: int) -> None:
-        if number > 2 * self._remembered + MEMO_SLACK:  # it would reserve gigabytes
+        if number > 2 * self._remembered + MEMO_SLACK:  # it would allocate gigabytes
             raise BadDump(f"it numbers an object {number}, far beyond the {self._remembered} that there are")
         if number >= len(self._memo):
             self._memo.extend(bytes(number + 1 - len(self._memo)))
@@ -186,7 +186,7 @@ class _Stack:
 
 
 def dump_of(plain: Any) -> dict[str, Any]:
-    """Return what ``decode`` returned as a dump; the oldest versions are a bare list of entries. Raises BadDump."""
+    """Return the result of ``decode`` as a dump; the oldest versions are a bare list of entries. Raises BadDump."""
     dump = {"entries": plain} if isinstance(plain, list) else plain
     if not isinstance(dump, dict) or not ({"entries", "pg_config", "pg_status"} & dump.keys()):
         raise BadDump("no flight-recorder dump: expected a dictionary with entries and pg_config")
@@ -205,9 +205,9 @@ def entries_of(dump: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _of_living_groups(entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return what belongs to the last group of each name: a process that has made its groups anew counts from 0 again.
+    """Return the entries of the last group of each name: a process that recreates its groups counts from 0 again.
 
-    Groups are numbered on their rank as they are made.
+    Groups are numbered on their rank in order of creation.
     """
     made = [(name, entry.get("pg_id")) for entry in entries if (name := _name_in(entry)) is not None]
     last: dict[str, int] = {}
@@ -232,10 +232,10 @@ def _name_in(entry: Mapping[str, Any]) -> str | None:
 
 
 def sequence_of(entry: Mapping[str, Any]) -> tuple[int, bool]:
-    """Return an operation's number, and whether it is point-to-point: those are numbered apart. Raises BadDump."""
+    """Return an operation's number, and whether it is point-to-point, which has its own numbering. Raises BadDump."""
     name = text_of(entry.get("profiling_name", ""))
     exchange = bool(entry.get("is_p2p", ":send" in name or ":recv" in name))
-    # Before version 2 there was one number for both.
+    # Before version 2 both shared one number.
     key = next((k for k in ("p2p_seq_id" if exchange else "collective_seq_id", "seq_id") if k in entry), None)
     if key is None:
         raise BadDump("collective_seq_id is missing")
@@ -243,7 +243,7 @@ def sequence_of(entry: Mapping[str, Any]) -> tuple[int, bool]:
 
 
 def group_of(entry: Mapping[str, Any]) -> tuple[str, str]:
-    """Return the name and the description of an operation's group; the oldest versions number it. Raises BadDump."""
+    """Return the name and description of an operation's group; the oldest versions number it. Raises BadDump."""
     said = entry.get("process_group")
     if isinstance(said, (list, tuple)) and said:
         return text_of(said[0]), text_of(said[1]) if len(said) > 1 else ""
@@ -253,13 +253,14 @@ def group_of(entry: Mapping[str, Any]) -> tuple[str, str]:
 def status_of(
     dump: Mapping[str, Any], names: Collection[str], name_of_id: Mapping[int, str]
 ) -> dict[str, dict[str, Any]]:
-    """Return what the groups say of themselves, by name. A dump lists them by their number on its rank alone.
+    """Return the groups' own status, by name. A dump lists it only by the group's number on its rank.
 
-    ``names`` are the names in ``pg_config``, ``name_of_id`` is what the entries tell of numbers. Raises BadDump.
+    ``names`` are the names in ``pg_config``, ``name_of_id`` maps numbers as far as the entries show them. Raises
+    BadDump.
     """
     status = {integer_of("pg_status", key): value for key, value in mapping_of(dump, "pg_status").items()}
     known = dict(name_of_id)
-    # Names count groups over all ranks, numbers those of this rank, both in the order in which they were made.
+    # Names count groups over all ranks, numbers those of this rank, both in order of creation.
     if len(status) == len(names) and all(name.isascii() and name.isdigit() for name in names):
         in_order = dict(zip(sorted(status), sorted(names, key=int), strict=True))
         if all(in_order.get(own_id) == name for own_id, name in known.items()):
@@ -268,7 +269,7 @@ def status_of(
 
 
 def mapping_of(dump: Mapping[str, Any], key: str) -> dict[Any, Any]:
-    """Return a field that holds a dictionary; {} where it is missing. Raises BadDump."""
+    """Return a field that holds a dictionary; {} if missing. Raises BadDump."""
     value = dump.get(key) or {}
     if not isinstance(value, dict):
         raise BadDump(f"{key} is {shown(value)}; expected a dictionary")
@@ -276,7 +277,7 @@ def mapping_of(dump: Mapping[str, Any], key: str) -> dict[Any, Any]:
 
 
 def integer_of(key: str, value: Any) -> int:
-    """Return an integer of 64 bits; JSON dumps write some as text. Raises BadDump naming the key."""
+    """Return a 64-bit integer; JSON dumps write some as text. Raises BadDump naming the key."""
     if isinstance(value, str) and re.fullmatch(r"-?[0-9]{1,19}", value):
         value = int(value)
     if not isinstance(value, int) or isinstance(value, bool) or not -INTEGER_MAX <= value < INTEGER_MAX:
@@ -286,14 +287,14 @@ def integer_of(key: str, value: Any) -> int:
 
 def text_of(value: Any) -> str:
     """Return a name as printable text of at most TEXT_CHARS_MAX."""
-    text = (value if isinstance(value, str) else shown(value))[:TEXT_CHARS_MAX]  # at first: many may refer to one
+    text = (value if isinstance(value, str) else shown(value))[:TEXT_CHARS_MAX]  # cut first: many may refer to one
     if text.isprintable():
         return text
     return "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in text)
 
 
 def shown(value: Any) -> str:
-    """Return a value for a message; containers by type only, for they may be huge or hold themselves."""
+    """Return a value for a message; containers by type only, since they may be huge or contain themselves."""
     if isinstance(value, int) and abs(value) >= INTEGER_MAX:
         return f"an integer of {value.bit_length()} bits"
     return repr(value)[:80] if isinstance(value, (str, int, float, type(None))) else type(value).__name__

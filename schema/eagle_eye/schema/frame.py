@@ -1,11 +1,11 @@
-"""The frame: what one agent saw in one interval, and its codec.
+"""The frame, which holds one agent's samples of one interval, and its codec.
 
-Frames are MessagePack maps; the numbers travel as columns of little-endian float64. ``docs/reference/wire.md``
-describes the bytes for clients in other languages. Everything in a frame is untrusted: decoding checks
-types, names, sizes and finiteness, and raises ``BadFrame`` with a machine-readable reason.
+Frames are MessagePack maps; numbers are sent as columns of little-endian float64. ``docs/reference/wire.md`` describes
+the bytes for clients in other languages. Everything in a frame is untrusted: decoding checks types, names, sizes and
+finiteness, and raises ``BadFrame`` with a machine-readable reason.
 
-Agents and servers of one wire version understand each other: what a newer agent adds (metrics, kinds of events, keys)
-an older server leaves out and names. What changes the meaning of the rest is another version, and refused.
+Agents and servers of one wire version are compatible: an older server drops and reports what a newer agent adds
+(metrics, kinds of events, keys). A change in the meaning of the rest needs a new version, which is refused.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from eagle_eye.schema.names import RULE, bad_name, is_name, with_names
 WIRE_VERSION = 1
 CONTENT_TYPE = "application/x-eagle-eye-frames"
 
-# Limits. Each is far above what a real host needs and bounds what a hostile one can cost.
+# Limits, each far above what a real host needs; they bound the cost of a hostile one.
 TEXT_CHARS_MAX = 16_384
 KEYS_MAX = 1_024  # rows of one block
 METRICS_MAX = 1_024  # columns of one block
@@ -37,11 +37,11 @@ RANKS_MAX = 1_024
 FRAME_BYTES_MAX = 1 << 20
 FRAMES_PER_REQUEST_MAX = 1_024
 REQUEST_BYTES_MAX = 8 << 20
-TIME_S_MAX = 253_402_300_800.0  # the year 10000: a clock may be wrong by a century, and its frames count
+TIME_S_MAX = 253_402_300_800.0  # the year 10000: a clock may be wrong by a century, and its frames are still accepted
 
 
 class BadFrame(ValueError):
-    """A frame that may not be used; ``reason`` is one stable word for counters and clients."""
+    """An invalid frame; ``reason`` is a stable identifier for counters and clients."""
 
     def __init__(self, reason: str, detail: str) -> None:
         super().__init__(detail)
@@ -51,9 +51,9 @@ class BadFrame(ValueError):
 class Rank(msgspec.Struct, frozen=True):
     """A rank of a training job that an agent saw on its node.
 
-    ``attempt`` counts the job's restarts from 0. ``role`` groups comparable ranks (a pipeline stage);
-    empty when the job did not say. ``silent_s`` is how long the rank's hook has said nothing although
-    its process exists; 0 while it reports.
+    ``attempt`` counts the job's restarts from 0. ``role`` groups comparable ranks (a pipeline stage); empty if the job
+    did not report one. ``silent_s`` is how long the rank's hook has reported nothing although its process exists; 0
+    while it reports.
     """
 
     job: str
@@ -69,9 +69,9 @@ class Rank(msgspec.Struct, frozen=True):
 class Block(msgspec.Struct, frozen=True):
     """Rows of one scope as columns.
 
-    ``keys`` name the rows: device indexes, [-1] for the node, link names. ``values`` holds
-    len(metrics) x len(keys) little-endian float64, all keys of the first metric first.
-    NaN: not observed. A quantity that really was NaN or infinite is sent as +inf.
+    ``keys`` name the rows: device indexes, [-1] for the node, link names. ``values`` holds len(metrics) x len(keys)
+    little-endian float64, all keys of the first metric first. NaN: not observed. A value that really was NaN or
+    infinite is sent as +inf.
     """
 
     scope: Scope
@@ -81,14 +81,13 @@ class Block(msgspec.Struct, frozen=True):
 
 
 class Frame(msgspec.Struct, frozen=True):
-    """What one agent saw in the interval that ended at ``time_s``.
+    """One agent's samples of the interval that ended at ``time_s``.
 
-    (node, stream, sequence) identifies a frame for ever: a second one with the same three is a
-    duplicate. ``stream`` is the id of the agent's spool, ``sequence`` counts from 1 in it.
-    ``collectors`` maps a collector's name to "ok", "unsupported: why" or "failed: why";
-    ``dropped`` maps a reason to how often the agent dropped something for it since it started.
-    ``clock_base_s`` is the clock that dated the frame minus one that is never set (CLOCK_BOOTTIME): it changes only
-    when the clock is set. UNSET: the client does not say.
+    (node, stream, sequence) identifies a frame permanently: another one with the same three is a duplicate. ``stream``
+    is the id of the agent's spool, ``sequence`` counts from 1 in it. ``collectors`` maps a collector's name to "ok",
+    "unsupported: why" or "failed: why"; ``dropped`` maps a reason to how often the agent dropped something for it since
+    it started. ``clock_base_s`` is the clock that dated the frame minus one that is never set (CLOCK_BOOTTIME): it
+    changes only when the clock is set. UNSET: the client does not report it.
     """
 
     version: int
@@ -109,12 +108,12 @@ class Frame(msgspec.Struct, frozen=True):
 
     @property
     def base_s(self) -> float | None:
-        """``clock_base_s``, None where the client does not say."""
+        """``clock_base_s``, None if the client does not report it."""
         return None if isinstance(self.clock_base_s, msgspec.UnsetType) else self.clock_base_s
 
 
 class Envelope(msgspec.Struct, frozen=True):
-    """One request's frames, each kept as the bytes it came in; ``sent_s`` is the node's clock at sending."""
+    """The frames of one request, each still encoded; ``sent_s`` is the node's clock at sending."""
 
     version: int
     sent_s: float
@@ -122,10 +121,10 @@ class Envelope(msgspec.Struct, frozen=True):
 
 
 class DecodedFrame(NamedTuple):
-    """A frame as far as this version knows what is in it.
+    """A frame as far as this version understands it.
 
-    ``unknown`` names what was left out, as often as it was: "metric gpu_mood", "event party", and of any version
-    "name job ''" and "number rank.rank -1", which can be none. Empty for an agent that is not newer.
+    ``unknown`` names what was dropped, once per occurrence: "metric gpu_mood", "event party", and regardless of version
+    "name job ''" and "number rank.rank -1", which are invalid. Empty for an agent that is not newer.
     """
 
     frame: Frame
@@ -137,7 +136,7 @@ class _Versioned(msgspec.Struct):
 
 
 class _Keys(msgspec.Struct):
-    """The keys of a frame's parts; what they hold stays encoded."""
+    """The keys of a frame's parts; their values stay encoded."""
 
     ranks: list[dict[str, msgspec.Raw]] = []
     blocks: list[dict[str, msgspec.Raw]] = []
@@ -154,9 +153,9 @@ _keys_decoder = msgspec.msgpack.Decoder(_Keys)
 
 
 def block(scope: Scope, rows: Mapping[int, Mapping[str, float]] | Mapping[str, Mapping[str, float]]) -> Block:
-    """Return the rows as one block; metrics that a row lacks are NaN.
+    """Return the rows as one block; metrics missing from a row are NaN.
 
-    Raises KeyError for a metric that the catalogue lacks: the catalogue comes first.
+    Raises KeyError for a metric that is not in the catalogue: add it there first.
     """
     keys: list[int | str] = list(rows)
     seen: dict[str, None] = {}
@@ -177,11 +176,11 @@ def block(scope: Scope, rows: Mapping[int, Mapping[str, float]] | Mapping[str, M
 def encode_frame(frame: Frame) -> bytes:
     """Return the frame as MessagePack.
 
-    In its texts what is no Unicode becomes "?": the name of a file in another encoding costs no frame.
+    Text that is not valid Unicode becomes "?": a file name in another encoding does not cost a frame.
     """
     try:
         return _encoder.encode(frame)
-    except UnicodeEncodeError:  # of lone surrogates, by which Python keeps such names
+    except UnicodeEncodeError:  # from lone surrogates, Python's form of such names
         return _encoder.encode(_in_unicode(msgspec.to_builtins(frame, builtin_types=(bytes,))))
 
 
@@ -199,7 +198,7 @@ def decode_request(body: bytes) -> tuple[float, list[bytes]]:
         raise BadFrame("oversized", f"the request has {len(body)} bytes; at most {REQUEST_BYTES_MAX} are read")
     try:
         envelope = _envelope_decoder.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:  # the latter from keys that are no text
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:  # the latter from keys that are not text
         _check_version(version_of(body), "the request")
         raise BadFrame("truncated", f"the request is no complete MessagePack envelope: {error}") from None
     _check_version(envelope.version, "the request")
@@ -213,12 +212,12 @@ def decode_request(body: bytes) -> tuple[float, list[bytes]]:
 
 
 def decode_frame(raw: bytes) -> Frame:
-    """Return the frame, checked, without what this version does not know; see ``read_frame``."""
+    """Return the validated frame without what this version does not know; see ``read_frame``."""
     return read_frame(raw).frame
 
 
 def read_frame(raw: bytes) -> DecodedFrame:
-    """Return the frame, checked, and what was left out of it because only a newer version knows it.
+    """Return the validated frame, and what was dropped from it because only a newer version knows it.
 
     Raises BadFrame: ``oversized``, ``truncated``, ``version``, ``time``, ``name``, ``metric``, ``shape``, ``event``.
     """
@@ -226,7 +225,7 @@ def read_frame(raw: bytes) -> DecodedFrame:
         raise BadFrame("oversized", f"the frame has {len(raw)} bytes; at most {FRAME_BYTES_MAX} are read")
     try:
         frame = _frame_decoder.decode(raw)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:  # the latter from keys that are no text
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:  # the latter from keys that are not text
         _check_version(version_of(raw), "the frame")
         raise BadFrame("truncated", f"the frame is not a complete frame of version {WIRE_VERSION}: {error}") from None
     _check_version(frame.version, "the frame")
@@ -234,7 +233,7 @@ def read_frame(raw: bytes) -> DecodedFrame:
 
 
 def check_frame(frame: Frame) -> DecodedFrame:
-    """Return the frame, and what was left out of it, as ``read_frame`` does of one that is decoded. Raises BadFrame."""
+    """Return a frame and what was dropped from it, as ``read_frame`` does for encoded frames. Raises BadFrame."""
     for text in (frame.node, frame.stream):
         _check_name(text)
     _check_header(frame)
@@ -256,7 +255,7 @@ def check_frame(frame: Frame) -> DecodedFrame:
 def unknown_keys(raw: bytes) -> tuple[str, ...]:
     """Return the keys of an accepted frame that this version does not know, each once: "key frame.mood".
 
-    ``read_frame`` passes over them at no cost. Looking takes as long as reading: look at few frames.
+    ``read_frame`` skips them at no cost. Finding them takes as long as reading: examine few frames.
     """
     try:
         parts = _keys_decoder.decode(raw)
@@ -314,7 +313,7 @@ def values_of(item: Block) -> array[float]:
 
 
 def version_of(raw: bytes) -> int:
-    """Return the version that a frame or a request names, readable or not; WIRE_VERSION where it names none."""
+    """Return the version stated by a frame or request, readable or not; WIRE_VERSION if none is stated."""
     try:
         return _version_decoder.decode(raw).version
     except (msgspec.DecodeError, UnicodeDecodeError):
@@ -336,7 +335,7 @@ def _check_name(text: str) -> None:
 
 
 def _check_block(item: Block) -> list[str]:
-    """Return the metrics that the catalogue lacks, and the links whose names are none."""
+    """Return the metrics that the catalogue lacks, and the links with invalid names."""
     rows = len(item.keys)
     if rows > KEYS_MAX or len(item.metrics) > METRICS_MAX:
         raise BadFrame(
@@ -369,7 +368,7 @@ def _bad_keys(item: Block) -> list[str]:
 
 
 def _without_unknown(frame: Frame) -> Frame:
-    """Return the frame without the metrics and events that the catalogue lacks, and without links that have no name."""
+    """Return the frame without metrics and events that the catalogue lacks, and without links with invalid names."""
     events = [event for event in frame.events if event.kind in event_catalogue.BY_KIND]
     return msgspec.structs.replace(frame, blocks=[_known(item) for item in frame.blocks], events=events)
 

@@ -1,4 +1,4 @@
-"""Slurm's host lists: "gpu[001-004,7]-ib,login" as names. Pure, and bounded whatever it is given."""
+"""Expands Slurm host lists: "gpu[001-004,7]-ib,login" to names. Pure, with bounded cost for any input."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ DIGITS_MAX = 18
 
 
 class BadHostList(ValueError):
-    """A text that is no host list, or stands for more names than allowed."""
+    """A text that is not a host list, or expands to more names than allowed."""
 
 
 def expand(text: str, hosts_max: int = HOSTS_MAX) -> tuple[str, ...]:
@@ -34,7 +34,7 @@ def expand(text: str, hosts_max: int = HOSTS_MAX) -> tuple[str, ...]:
 
 
 def _items(text: str) -> Iterator[str]:
-    """Yield what stands between the commas outside of brackets."""
+    """Yield the items between commas outside of brackets."""
     begin, inside = 0, False
     for place, char in enumerate(text):
         if char in "[]":
@@ -54,7 +54,7 @@ def _items(text: str) -> Iterator[str]:
 def _parts(item: str) -> list[list[tuple[str, int]]]:
     """Return an item as its parts, each a list of (first, count): "a[1-2]b" is [a x 1], [1 x 2], [b x 1]."""
     pieces = item.replace("]", "[").split("[")
-    # Each of the item's names holds all that stands outside of the brackets.
+    # Each of the item's names contains all text outside of the brackets.
     if not pieces[0] or sum(map(len, pieces[::2])) > NAME_CHARS_MAX:
         raise BadHostList(f"a name of no or of more than {NAME_CHARS_MAX} characters: {item[:80]!r}")
     parts: list[list[tuple[str, int]]] = []
@@ -67,7 +67,7 @@ def _parts(item: str) -> list[list[tuple[str, int]]]:
 
 
 def _range(text: str) -> tuple[str, int]:
-    """Return the first number as it is written, and how many there are: "08-11" is ("08", 4)."""
+    """Return the first number as written, and the count: "08-11" is ("08", 4)."""
     first, dash, last = text.partition("-")
     last = last if dash else first
     for number in (first, last):

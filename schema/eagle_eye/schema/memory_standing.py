@@ -1,4 +1,4 @@
-"""What the store of a node says in a file of how the checkpoints of each job stand, for whoever watches."""
+"""The file in which a node's checkpoint store publishes the state of each job's checkpoints for monitoring."""
 
 from __future__ import annotations
 
@@ -11,32 +11,31 @@ from msgspec import Meta
 STANDING_FILE = "standing.json"
 STANDING_BYTES_MAX = 1 << 18
 JOBS_MAX = 256
-RANKS_MAX = 1_024  # of one node: each may be a process of its own
-OLDER_MAX = 16  # whole steps of one job, besides the newest
-SAID_EVERY_S = 10.0  # though nothing has changed: what is older is of a store that has ended, or hangs
-PERSIST_HANGS_S = 600.0  # what one node writes to storage within minutes: after this nobody should wait for it
+RANKS_MAX = 1_024  # per node: each may be a process of its own
+OLDER_MAX = 16  # complete steps of one job, besides the newest
+SAID_EVERY_S = 10.0  # even without changes: an older file is of a store that has ended or hangs
+PERSIST_HANGS_S = 600.0  # one node writes to storage within minutes: after this, stop waiting for it
 
-Count = Annotated[int, Meta(ge=0, le=1 << 53)]  # what a float still counts
+Count = Annotated[int, Meta(ge=0, le=1 << 53)]  # the largest integer that a float represents exactly
 Seconds = Annotated[float, Meta(ge=0, le=1e12)]
 
 
 class OlderStep(msgspec.Struct, frozen=True):
-    """A whole step before the newest; ``captured_s`` is when the last of this node's ranks captured it, Unix time."""
+    """A complete step before the newest; ``captured_s`` (Unix) is when the last of this node's ranks captured it."""
 
     step: Count
     captured_s: Seconds
 
 
 class JobStanding(msgspec.Struct, frozen=True, kw_only=True):
-    """How the checkpoints of one job stand, as the store of one node knows it. Counts are since the store began.
+    """The state of one job's checkpoints, as known to one node's store. Counts are since the store started.
 
-    ``pids`` are the ranks that are connected, as the store sees their processes. ``step`` is the newest that they have
-    come to, captured or not, ``whole_step`` the newest that is whole on all nodes; None: none in this attempt.
-    ``copies`` are the verified shards of ``whole_step`` here, this node's own and others', of ``copies_wanted``.
-    ``older`` are the whole steps before it of which all these shards are here, the oldest first.
-    ``blocked_s`` is summed over ranks. ``persisted_step`` is known to the job's first node alone;
-    ``persisting_for_s`` is for how long this node has been at it, None while it has nothing to do or is done; the job's
-    first node is done once all are.
+    ``pids`` are the connected ranks, by process id as the store sees it. ``step`` is the newest that they have reached,
+    captured or not, ``whole_step`` the newest that is complete on all nodes; None: none in this attempt. ``copies`` are
+    the verified shards of ``whole_step`` here, this node's own and others', of ``copies_wanted``. ``older`` are the
+    complete steps before it of which all these shards are here, the oldest first. ``blocked_s`` is summed over ranks.
+    ``persisted_step`` is known only to the job's first node; ``persisting_for_s`` is how long this node has been
+    writing, None while it has nothing to do or is done; the job's first node is done once all are.
     """
 
     job: str
@@ -60,7 +59,7 @@ class JobStanding(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Standing(msgspec.Struct, frozen=True):
-    """What a store says at ``time_s``, Unix seconds."""
+    """The state published by a store at ``time_s``, Unix seconds."""
 
     time_s: Seconds
     jobs: Annotated[list[JobStanding], Meta(max_length=JOBS_MAX)]
@@ -72,7 +71,7 @@ def encode_standing(standing: Standing) -> bytes:
 
 
 def decode_standing(content: bytes) -> Standing:
-    """Return what a file says. Raises ValueError for what no store writes, or what is longer than is read."""
+    """Return the contents of a file. Raises ValueError for content that no store writes, or that is too long."""
     if len(content) > STANDING_BYTES_MAX:
         raise ValueError(f"more than {STANDING_BYTES_MAX:,} bytes")
     try:
@@ -82,7 +81,7 @@ def decode_standing(content: bytes) -> Standing:
 
 
 def read_standing(folder: Path) -> Standing | None:
-    """Return what the store of a folder says, None where there is none. Raises ValueError as ``decode_standing``."""
+    """Return the state of the store in a folder, None if there is none. Raises ValueError as ``decode_standing``."""
     try:
         with (folder / STANDING_FILE).open("rb") as file:
             return decode_standing(file.read(STANDING_BYTES_MAX + 1))

@@ -1,6 +1,6 @@
-"""What the store of a node says in a file of the steps that it holds, for whoever decides where a job goes on.
+"""The file in which a node's checkpoint store lists its steps, for choosing where a job resumes.
 
-And how one is started, by ranks and by launchers.
+Also starts a store, for ranks and launchers.
 """
 
 from __future__ import annotations
@@ -13,23 +13,23 @@ from pathlib import Path
 import msgspec
 
 FOLDER_VARIABLE = "EAGLE_EYE_CHECKPOINT_STORE"
-COPY_RATE_VARIABLE = "EAGLE_EYE_CHECKPOINT_COPY_RATE"  # --copy-rate of a store that is not given one
+COPY_RATE_VARIABLE = "EAGLE_EYE_CHECKPOINT_COPY_RATE"  # --copy-rate of a store started without one
 STEPS_FILE = "steps.json"
 STEPS_BYTES_MAX = 16 << 20
 MEMORY_PREFIX = "memory:"
-STORE_WORDS = ["checkpoint", "store"]  # of a store's command line, behind ``python -m`` and the module
+STORE_WORDS = ["checkpoint", "store"]  # in a store's command line, after ``python -m`` and the module
 STORE_SOCKET, STORE_LOG = "socket", "store.log"  # in its folder
-# Of the environment of whoever starts one: it outlives that, and by the rest it would be taken for a rank.
+# Environment that a store inherits. It outlives its starter, and the rest would make it look like a rank.
 STORE_INHERITS = frozenset(
     {"HOME", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "PATH", "PYTHONPATH", "TMPDIR", "VIRTUAL_ENV", COPY_RATE_VARIABLE}
 )
-STORE_IDLE_S = 60.0  # without any job, and with nobody who looks for it, until it ends
+STORE_IDLE_S = 60.0  # without any job or client, after which it ends
 
 
 class MemoryStep(msgspec.Struct, frozen=True):
     """A verified copy of one rank's shard of one step. ``plan`` begins with the number of ranks, and a hyphen.
 
-    ``attempt`` captured it: copies of other attempts make no step with it.
+    ``attempt`` is the one that captured it: copies of different attempts do not form a step together.
     """
 
     job: str
@@ -41,19 +41,19 @@ class MemoryStep(msgspec.Struct, frozen=True):
 
 
 def store_folder(node: str) -> Path:
-    """Return the folder of a node's store: the environment's, else one in shared memory for this user."""
+    """Return the folder of a node's store: from the environment, else one in shared memory for this user."""
     given = os.environ.get(FOLDER_VARIABLE)
     return Path(given) if given else Path(f"/dev/shm/eagle-eye-{os.getuid()}") / node  # noqa: S108 - it must be there
 
 
 def spawn_store(program: list[str], folder: Path, node: str) -> None:
-    """A node's store is starting, by the ``program`` eagle-eye, in a session of its own: it outlives whoever starts it.
+    """Start a node's store with the ``program`` eagle-eye, in its own session, so that it outlives its starter.
 
-    It ends by itself once nobody needs it, or another one has the folder. Raises OSError, CalledProcessError.
+    It ends by itself once no client needs it, or another one has the folder. Raises OSError, CalledProcessError.
     """
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     words = [*program, *STORE_WORDS, "--folder", str(folder), "--node", node, "--exit-when-idle", f"{STORE_IDLE_S:g}"]
-    # Neither a child of the rank nor, by its environment, taken for one: whoever ends ranks must not end it.
+    # Neither a child of the rank nor, by its environment, taken for one: whatever ends ranks must not end it.
     environment = {name: value for name, value in os.environ.items() if name in STORE_INHERITS}
     with (folder / STORE_LOG).open("ab") as log:
         subprocess.run(
@@ -68,7 +68,7 @@ def spawn_store(program: list[str], folder: Path, node: str) -> None:
 
 
 def read_steps(folder: Path, job: str) -> list[MemoryStep]:
-    """Return the copies that a store holds of a job's steps; none where there is no store, or it cannot be read."""
+    """Return the copies of a job's steps held by a store; none if there is no store, or it cannot be read."""
     try:
         with (folder / STEPS_FILE).open("rb") as file:
             found = msgspec.json.decode(file.read(STEPS_BYTES_MAX), type=list[MemoryStep])
@@ -78,7 +78,7 @@ def read_steps(folder: Path, job: str) -> list[MemoryStep]:
 
 
 def whole_in_memory(copies: list[MemoryStep]) -> dict[int, float]:
-    """Return the steps of which there is a copy of every rank's shard, with when the last of them was captured."""
+    """Return the steps with a copy of every rank's shard, with the time when the last of them was captured."""
     held: dict[tuple[int, str, int], dict[int, float]] = {}
     for copy in copies:
         held.setdefault((copy.step, copy.plan, copy.attempt), {})[copy.rank] = copy.captured_s
@@ -90,6 +90,6 @@ def whole_in_memory(copies: list[MemoryStep]) -> dict[int, float]:
 
 
 def has_all_ranks(plan: str, ranks: Collection[int]) -> bool:
-    """Return whether these are all ranks of a plan, whose name begins with their number; False where it does not."""
+    """Return whether these are all ranks of a plan, whose name begins with their number; False without a number."""
     count = plan.partition("-")[0]
     return count.isdecimal() and set(ranks) == set(range(int(count)))

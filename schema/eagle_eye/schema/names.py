@@ -1,7 +1,7 @@
-"""The one rule for names (of jobs, nodes, roles, links, streams), and frames without names that are none.
+"""The validity rule for names (of jobs, nodes, roles, links, streams), and the removal of invalid names from frames.
 
-A bad name costs itself: a node whose frames were refused for its job's name would be blind. A frame's own place, its
-node and stream, must be right: without it the frame is nobody's.
+Only the invalid name is dropped: refusing a node's frames for its job's name would make the node invisible. A frame's
+own identity, its node and stream, must be valid.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ import msgspec
 
 from eagle_eye.schema.events import Event
 
-# A Frame and a Rank, whose module checks by this one.
+# A Frame and a Rank; their module imports this one.
 FrameT = TypeVar("FrameT", bound=Any)
 RankT = TypeVar("RankT", bound=Any)
 
 NAME_CHARS_MAX = 253  # the longest DNS name
 COUNT_MAX = (1 << 31) - 1  # of a rank, an attempt, a world's size
 DEVICES_MAX = 1_024
-UNKNOWN = "unknown"  # stands for a boot or a version whose name is none
+UNKNOWN = "unknown"  # replaces an invalid boot id or version
 RULE = f"1 to {NAME_CHARS_MAX} printable characters"
-# Attributes of events that are names; the others are texts and numbers.
+# Event attributes that are names; the others are texts and numbers.
 _NAMES_OF_EVENTS = ("link", "name", "process", "uuid")
 _QUOTED_CHARS_MAX = 40
 
@@ -30,19 +30,19 @@ _QUOTED_CHARS_MAX = 40
 def is_name(text: str) -> bool:
     """Return whether the text is a name: not empty, not too long, all of it printable.
 
-    So without NUL, line ends and other control characters, lone surrogates, white space but the blank, and marks of
-    direction.
+    This excludes NUL, line ends and other control characters, lone surrogates, white space except the blank, and
+    direction marks.
     """
     return 0 < len(text) <= NAME_CHARS_MAX and text.isprintable()
 
 
 def bad_name(what: str, text: str) -> str:
-    """Return how a name that is none is told of, in ASCII and cut."""
+    """Return the report of an invalid name, in ASCII and truncated."""
     return f"name {what} {text[:_QUOTED_CHARS_MAX]!a}"
 
 
 def with_names(frame: FrameT) -> tuple[FrameT, list[str]]:
-    """Return the frame without names and ranks that are none, and what was left out, as ``bad_name`` tells it."""
+    """Return the frame without invalid names and ranks, and what was dropped, as reported by ``bad_name``."""
     left_out: list[str] = []
     changed: dict[str, Any] = {}
     if frame.job is not None and not is_name(frame.job):
@@ -64,13 +64,13 @@ def with_names(frame: FrameT) -> tuple[FrameT, list[str]]:
         changed["ranks"], _, reported = usable_ranks(frame.ranks)
         left_out += reported
     events = [_with_names(event, left_out) for event in frame.events]
-    if any(now is not was for now, was in zip(events, frame.events)):  # noqa: B905 - one of each, and Python 3.9's
+    if any(now is not was for now, was in zip(events, frame.events)):  # noqa: B905 - equally long, and Python 3.9
         changed["events"] = [event for event in events if event is not None]
     return (msgspec.structs.replace(frame, **changed) if changed else frame), left_out
 
 
 def usable_ranks(ranks: Sequence[RankT]) -> tuple[list[RankT], list[int], list[str]]:
-    """Return the ranks that can be used, the places that they had, and what was left out of them or of their number."""
+    """Return the usable ranks, their positions, and what was dropped from them or their number."""
     usable: list[RankT] = []
     places: list[int] = []
     left_out: list[str] = []
@@ -95,7 +95,7 @@ def usable_ranks(ranks: Sequence[RankT]) -> tuple[list[RankT], list[int], list[s
 
 
 def _is_usable(rank: Any) -> bool:
-    """Return whether nothing of the rank has to be left out: one expression, for it is asked of every frame's ranks."""
+    """Return whether no part of the rank has to be dropped: one expression, since it runs for every frame's ranks."""
     return (
         is_name(rank.job)
         and 0 <= rank.rank <= COUNT_MAX
@@ -114,7 +114,7 @@ def _wrong_number(rank: Any) -> str:
 
 
 def _with_names(event: Event, left_out: list[str]) -> Event | None:
-    """Return the event; None where its kind or job is no name: it could only be laid to another job."""
+    """Return the event; None if its kind or job is not a valid name, since it could be assigned to a wrong job."""
     for what, text in (("event", event.kind), ("event.job", event.attributes.get("job", UNKNOWN))):
         if not isinstance(text, str) or not is_name(text):
             left_out.append(bad_name(what, str(text)))

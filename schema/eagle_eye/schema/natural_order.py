@@ -1,4 +1,4 @@
-"""The order in which people count names."""
+"""Natural sort order of names."""
 
 from __future__ import annotations
 
@@ -8,6 +8,6 @@ _DIGITS = re.compile(r"(\d+)")
 
 
 def natural(name: str) -> tuple[tuple[int, int | str], ...]:
-    """Return what sorts n2 before n10."""
+    """Return a sort key that sorts n2 before n10."""
     parts = _DIGITS.split(name)
     return tuple((0, int(part[:18])) if part.isdecimal() else (1, part) for part in parts if part)

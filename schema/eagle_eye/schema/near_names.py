@@ -1,6 +1,6 @@
-"""What somebody meant who wrote a name that is not known: on command lines, in files, requests and the environment.
+"""Suggests known names for mistyped ones: on command lines, in files, requests and the environment.
 
-The comparing is difflib's. Argparse suggests by itself only from Python 3.14 on, and only for its own choices.
+Uses difflib. Argparse suggests names only from Python 3.14 on, and only for its own choices.
 """
 
 from __future__ import annotations
@@ -8,12 +8,12 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
-NAME_CHARS_MAX = 200  # of a name that is compared: a longer one is no slip of the hand
+NAME_CHARS_MAX = 200  # of a name that is compared: a longer one is not a typo
 LIKENESS_MIN = 0.72  # difflib's ratio: two letters of eight may differ
 
 
 def nearest(name: str, known: Iterable[str], likeness_min: float = LIKENESS_MIN) -> str | None:
-    """Return the known name that is most like this one, whatever its case; None where none is like it."""
+    """Return the most similar known name, ignoring case; None if none is similar."""
     if len(name) > NAME_CHARS_MAX:
         return None
     by_folded = {one.casefold(): one for one in known}
@@ -22,6 +22,6 @@ def nearest(name: str, known: Iterable[str], likeness_min: float = LIKENESS_MIN)
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Return "; did you mean NAME?", "" where no known name is like this one."""
+    """Return "; did you mean NAME?", "" if no known name is similar."""
     found = nearest(name, known)
     return "" if found is None else f"; did you mean {found}?"

@@ -1,4 +1,4 @@
-"""What an outline says that only a newer version knows: keys, which decoding passes over at no cost."""
+"""Finds keys of an outline that only a newer version knows, which decoding skips at no cost."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from eagle_eye.schema.rows import Outline, OutlineBlock
 
 
 class _Keys(msgspec.Struct):
-    """The keys of an outline's parts; what they hold stays encoded."""
+    """The keys of an outline's parts; their values stay encoded."""
 
     ranks: list[dict[str, msgspec.Raw]] = []
     blocks: list[dict[str, msgspec.Raw]] = []

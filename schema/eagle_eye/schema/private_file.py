@@ -1,4 +1,4 @@
-"""Files with a token or a secret in them: new, and readable by their owner alone. Touches: the file."""
+"""Creates new files for tokens or secrets, readable only by their owner. Touches: the file."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from eagle_eye.schema.configuration import ConfigurationError
 
 @contextmanager
 def private_file(path: Path, option: str) -> Iterator[TextIO]:
-    """Make the file before what goes into it, and remove it again where that fails; it is on disk afterwards.
+    """Create the file before its contents, and remove it again if writing fails; flushed to disk on success.
 
-    Raises ConfigurationError naming the option where the file exists, a link included, or cannot be made.
+    Raises ConfigurationError naming the option if the file exists, as a link too, or cannot be created.
     """
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)

@@ -9,7 +9,7 @@ CONTENT_TYPE = "application/problem+json"
 
 
 def problem(status: int, reason: str, detail: str, **extra: Any) -> dict[str, Any]:
-    """Return a problem document: ``type`` is stable per reason, ``detail`` says what to do about it."""
+    """Return a problem document: ``type`` is stable per reason, ``detail`` says what to do."""
     return {
         "type": f"urn:eagle-eye:problem:{reason}",
         "title": HTTPStatus(status).phrase,

@@ -1,15 +1,15 @@
-"""What a rank at its restart point and the launcher's runner on its node say to each other, one message a packet.
+"""Messages between a rank at its restart point and the launcher's runner on its node, one per packet.
 
-The runner listens on a Unix socket in Linux's abstract namespace (SOCK_SEQPACKET), and takes processes of its own user
-alone. A rank says that it has a restart point; that it waits there, once its process group broke and is gone; and again
-that it has one, as soon as it has been told to go on.
+The runner listens on a Unix socket in Linux's abstract namespace (SOCK_SEQPACKET), and accepts only processes of its
+own user. A rank reports that it has a restart point; that it waits there, once its process group has failed and is
+destroyed; and again that it has one, as soon as it has been told to continue.
 """
 
 from __future__ import annotations
 
 import msgspec
 
-PACKET_BYTES_MAX = 256 << 10  # the environment of an attempt has a layout in it, where the job follows a plan
+PACKET_BYTES_MAX = 256 << 10  # an attempt's environment includes a layout if the job follows a plan
 REASON_CHARS_MAX = 300
 
 
@@ -23,7 +23,7 @@ class AtPoint(msgspec.Struct, frozen=True):
 
 
 class GoOn(msgspec.Struct, frozen=True):
-    """The next attempt begins for a rank that waits: ``env`` is what of its environment is new."""
+    """The next attempt begins for a waiting rank: ``env`` holds the changes to its environment."""
 
     attempt: int
     env: dict[str, str]

@@ -1,7 +1,7 @@
-"""Compact frames: what frames have in common is said once, as an outline; each frame is then a row of numbers.
+"""Compact frames: what frames share is sent once, as an outline; each frame is then a row of numbers.
 
-A row names its outline by the hash of the outline's bytes, so that whoever keeps outlines can read rows whatever
-connection, request or process they come from. Half of the numbers' bytes and all names are saved, and rows of one
+A row names its outline by the hash of the outline's bytes, so rows can be read with a stored outline whatever
+connection, request or process they come from. This saves half of the numbers' bytes and all names, and rows of one
 layout can be read together, as one matrix. ``docs/reference/wire.md`` describes the bytes. All of it is untrusted:
 decoding raises ``BadFrame``.
 """
@@ -43,12 +43,12 @@ CONTENT_TYPE = "application/x-eagle-eye-rows"
 VERSION = 2
 MAGIC = b"EER2"
 OUTLINES_PER_REQUEST_MAX = 64
-ID_BYTES = 16  # of the SHA-256: nobody can make another outline of the same id
+ID_BYTES = 16  # of the SHA-256: collision-resistant, so that outlines cannot be forged
 
-# Magic, outlines, rows, time of sending. Then each outline and each row, every one after its size.
+# Magic, number of outlines, number of rows, time of sending. Then each outline and each row, each after its size.
 REQUEST_HEAD = struct.Struct("<4sHHd")
 SIZE = struct.Struct("<I")
-# Version, three bytes of zero, size of the tail, id of the outline, sequence, time. Then the numbers, then the tail.
+# Version, three zero bytes, size of the tail, id of the outline, sequence, time. Then the numbers, then the tail.
 ROW_HEAD = struct.Struct("<B3xI16sQd")
 _ID = slice(8, 8 + ID_BYTES)
 
@@ -63,12 +63,12 @@ class OutlineBlock(msgspec.Struct, frozen=True):
 
     @property
     def size(self) -> int:
-        """How many bytes the table's numbers take in a row."""
+        """Size in bytes of the table's numbers in a row."""
         return len(self.keys) * (8 * self.exact + 4 * (len(self.metrics) - self.exact))
 
 
 class Outline(msgspec.Struct, frozen=True):
-    """What frames have in common: all of a frame but its place in the stream, its numbers and its events.
+    """The shared part of frames: everything but the sequence, time, numbers and events.
 
     The ranks' ``silent_s`` is 0 here; a row's tail has it where it is not.
     """
@@ -88,14 +88,14 @@ class Outline(msgspec.Struct, frozen=True):
 
     @property
     def size(self) -> int:
-        """How many bytes the numbers of a row take."""
+        """Size in bytes of the numbers of a row."""
         return sum(block.size for block in self.blocks)
 
 
 class OutlineLess(Outline, frozen=True, kw_only=True):
-    """An outline as it is used, without names and ranks that are none.
+    """A validated outline without invalid names and ranks.
 
-    Of the ``ranks_sent``, which rows' tails tell of, it has those at ``places``.
+    Of the ``ranks_sent``, which rows' tails refer to, it has those at ``places``.
     """
 
     ranks_sent: int
@@ -103,14 +103,14 @@ class OutlineLess(Outline, frozen=True, kw_only=True):
 
 
 class Tail(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What only some rows have: events, and how long each of the outline's ranks has said nothing ([]: all speak)."""
+    """The optional part of a row: events, and each of the outline's ranks' silence in seconds ([]: all report)."""
 
     events: list[Event] = []
     silent_s: list[float] = []
 
 
 class RowHead(NamedTuple):
-    """The beginning of a row."""
+    """The header of a row."""
 
     tail_bytes: int
     outline_id: bytes
@@ -119,7 +119,7 @@ class RowHead(NamedTuple):
 
 
 class RowsRequest(NamedTuple):
-    """A request's parts, each still encoded."""
+    """The parts of a request, each still encoded."""
 
     sent_s: float
     outlines: list[bytes]
@@ -127,7 +127,7 @@ class RowsRequest(NamedTuple):
 
 
 class Table(NamedTuple):
-    """Rows of one scope as an outline says them, and their numbers as a row has them."""
+    """Rows of one scope in outline form, and their numbers in row form."""
 
     outline: OutlineBlock
     numbers: bytes
@@ -137,13 +137,13 @@ _encoder = msgspec.msgpack.Encoder()
 _outline_decoder = msgspec.msgpack.Decoder(Outline)
 _tail_decoder = msgspec.msgpack.Decoder(Tail)
 _NO_TAIL = Tail()
-_USED = ("job", "ranks", "boot_id", "agent_version", "collectors", "dropped")  # by frames without bad names
+_USED = ("job", "ranks", "boot_id", "agent_version", "collectors", "dropped")  # by frames without invalid names
 
 
 def table(scope: Scope, rows: Mapping[int, Mapping[str, float]] | Mapping[str, Mapping[str, float]]) -> Table:
-    """Return the rows as one table; metrics that a row lacks are NaN.
+    """Return the rows as one table; metrics missing from a row are NaN.
 
-    Raises KeyError for a metric that the catalogue lacks: the catalogue comes first.
+    Raises KeyError for a metric that is not in the catalogue: add it there first.
     """
     keys: list[int | str] = list(rows)
     lines: list[Mapping[str, float]] = list(rows.values())
@@ -160,9 +160,9 @@ def table(scope: Scope, rows: Mapping[int, Mapping[str, float]] | Mapping[str, M
 
 
 class RowWriter:
-    """Encodes samples one after the other, each as a row with the outline that it names: whoever has one can read it.
+    """Encodes samples one by one, each as a row together with its outline, so that each can be read alone.
 
-    What they have in common is encoded when it changes.
+    The outline is encoded only when it changes.
     """
 
     def __init__(self) -> None:
@@ -170,9 +170,9 @@ class RowWriter:
         self._raw = self._id = b""
 
     def write(self, outline: Outline, sequence: int, time_s: float, numbers: bytes, tail: Tail) -> bytes:
-        """Return the sample as the body of a request with this row alone; as a whole frame where it has no numbers.
+        """Return the sample as the body of a request with this row alone; as a whole frame if it has no numbers.
 
-        Whole, too, where a text is no Unicode: it is "?" then, see ``encode_frame``.
+        Also whole if a text is not valid Unicode: it becomes "?", see ``encode_frame``.
         """
         if not outline.blocks:
             return encode_frame(_frame(outline, sequence, time_s, [], tail))
@@ -187,7 +187,7 @@ class RowWriter:
 
 
 def split_row(raw: bytes) -> tuple[bytes, bytes] | None:
-    """Return the outline and the row of what ``RowWriter`` wrote; None: it is a whole frame."""
+    """Return the outline and the row of what ``RowWriter`` wrote; None for a whole frame."""
     if raw[: len(MAGIC)] != MAGIC:
         return None
     begin = REQUEST_HEAD.size + SIZE.size
@@ -196,13 +196,13 @@ def split_row(raw: bytes) -> tuple[bytes, bytes] | None:
 
 
 def read_written(raw: bytes) -> DecodedFrame:
-    """Return the frame that ``RowWriter`` wrote, or that is whole. Raises BadFrame, as ``read_frame``."""
+    """Return the frame that ``RowWriter`` wrote, as a row or whole. Raises BadFrame, as ``read_frame``."""
     parts = split_row(raw)
     return read_frame(raw) if parts is None else read_row(decode_outline(parts[0])[0], parts[1])
 
 
 def outline_of(frame: Frame) -> Outline:
-    """Return what the frame may have in common with the next ones."""
+    """Return the part of the frame that the next ones may share."""
     return Outline(
         version=VERSION,
         node=frame.node,
@@ -225,7 +225,7 @@ def encode_outline(outline: Outline) -> bytes:
 
 
 def is_row(raw: bytes | memoryview) -> bool:
-    """Return whether the bytes of a frame are a row's; else they are a whole frame's."""
+    """Return whether the bytes are a row; otherwise they are a whole frame."""
     return raw[0] == VERSION
 
 
@@ -235,24 +235,24 @@ def outline_of_row(row: bytes | memoryview) -> bytes:
 
 
 def outline_id(raw: bytes) -> bytes:
-    """Return by which id rows name the outline of these bytes."""
+    """Return the id by which rows name the outline with these bytes."""
     return hashlib.sha256(raw).digest()[:ID_BYTES]
 
 
 def encode_row(frame: Frame, outline: Outline, id_: bytes) -> bytes:
-    """Return the frame as a row of the outline, which must be ``outline_of`` it."""
+    """Return the frame as a row of the outline, which must be ``outline_of`` the frame."""
     numbers = [_packed(block, place) for block, place in zip(frame.blocks, outline.blocks, strict=True)]
     return _row(id_, frame.sequence, frame.time_s, numbers, Tail(frame.events, silences(frame.ranks)))
 
 
 def silences(ranks: Sequence[Rank]) -> list[float]:
-    """Return how long each of the ranks has said nothing, as a tail says it: nothing where all speak."""
+    """Return each rank's silence in seconds, as in a tail: empty if all report."""
     silent_s = [rank.silent_s for rank in ranks]
     return silent_s if any(silent_s) else []
 
 
 def speaking(ranks: Sequence[Rank]) -> list[Rank]:
-    """Return the ranks as an outline has them: without their silences."""
+    """Return the ranks as in an outline: without their silences."""
     return [msgspec.structs.replace(rank, silent_s=0.0) if rank.silent_s else rank for rank in ranks]
 
 
@@ -298,7 +298,7 @@ def decode_rows_request(body: bytes) -> RowsRequest:
 
 
 def decode_outline(raw: bytes) -> tuple[Outline, tuple[str, ...]]:
-    """Return the outline, checked, and what it has that this version does not know, as ``DecodedFrame.unknown``.
+    """Return the validated outline, and what this version does not know in it, as ``DecodedFrame.unknown``.
 
     Raises BadFrame: as ``read_frame``.
     """
@@ -306,7 +306,7 @@ def decode_outline(raw: bytes) -> tuple[Outline, tuple[str, ...]]:
         raise BadFrame("oversized", f"the outline has {len(raw)} bytes; at most {FRAME_BYTES_MAX} are read")
     try:
         outline = _outline_decoder.decode(raw)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:  # the latter from keys that are no text
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:  # the latter from keys that are not text
         raise BadFrame("truncated", f"the outline is not a complete outline of version {VERSION}: {error}") from None
     if outline.version != VERSION:
         older = "server" if outline.version > VERSION else "agent"
@@ -329,13 +329,13 @@ def decode_outline(raw: bytes) -> tuple[Outline, tuple[str, ...]]:
 
 
 def names_none(unknown: str) -> bool:
-    """Return whether what was left out is a name, or a rank, that can be none, and no table's row or column."""
+    """Return whether a dropped item is an invalid name or rank, not a table's row or column."""
     kind, _, rest = unknown.partition(" ")
     return kind in ("name", "number") and not rest.startswith(("metric ", "link "))
 
 
 def row_head(row: bytes) -> RowHead:
-    """Return the beginning of a row.
+    """Return the header of a row.
 
     Raises BadFrame: ``truncated``, ``oversized``, ``version``, ``time``, ``shape``.
     """
@@ -353,7 +353,7 @@ def row_head(row: bytes) -> RowHead:
 
 
 def read_row(outline: Outline, row: bytes) -> DecodedFrame:
-    """Return the frame that the row of the outline stands for, checked, and what is left out of it.
+    """Return the validated frame that the row of the outline encodes, and what was dropped from it.
 
     Raises BadFrame: as ``read_frame``.
     """
@@ -361,7 +361,7 @@ def read_row(outline: Outline, row: bytes) -> DecodedFrame:
 
 
 def whole_frame(outline: Outline, row: bytes) -> Frame:
-    """Return the frame that the row stands for with all that is in it, known here or not. Raises BadFrame."""
+    """Return the frame that the row encodes with everything in it, known here or not. Raises BadFrame."""
     head = row_head(row)
     end = check_size(outline.size, row, head.tail_bytes)
     tail = decode_tail(outline, row[end:]) if head.tail_bytes else _NO_TAIL
@@ -402,7 +402,7 @@ def check_size(numbers_bytes: int, row: bytes, tail_bytes: int) -> int:
 
 
 def frame_of(outline: Outline, sequence: int, time_s: float, numbers: bytes, tail: Tail = _NO_TAIL) -> Frame:
-    """Return the frame that the parts of a row stand for, unchecked; ``numbers`` has ``outline.size`` bytes."""
+    """Return the frame that the parts of a row encode, unchecked; ``numbers`` has ``outline.size`` bytes."""
     at = 0
     blocks: list[Block] = []
     for place in outline.blocks:
@@ -451,7 +451,7 @@ def _outlined(block: Block) -> OutlineBlock:
 
 def _is_exact(name: str) -> bool:
     spec = catalogue.BY_NAME.get(name)
-    return spec is None or spec.exact  # of what is not known nothing may be lost
+    return spec is None or spec.exact  # keep full precision for unknown metrics
 
 
 def _packed(block: Block, place: OutlineBlock) -> bytes:

@@ -1,11 +1,11 @@
-"""What Slurm's states of jobs and nodes mean to us: the one table that the server and Slurm's orchestrator read. Pure.
+"""Maps Slurm's job and node states to ours: one table shared by the server and the Slurm orchestrator. Pure.
 
-A job has a base state and any number of flags, and so has a node (sinfo(1), scontrol(1), Slurm's "Job State Codes").
-JSON and sinfo's StateComplete name them all; squeue's columns name one, a flag rather than the base state ("COMPLETING"
-of a job that FAILED), from which nobody can tell how the job ended.
+A job or node has a base state and any number of flags (sinfo(1), scontrol(1), Slurm's "Job State Codes"). JSON and
+sinfo's StateComplete list them all; squeue's columns show one, a flag rather than the base state ("COMPLETING" for a
+job that FAILED), which does not tell how the job ended.
 
-Slurm's releases add flags: one that is not known here changes nothing beside a known base state. Without a known base
-state it cannot be told where a job or node is: "unknown" is neither running nor ended, and never usable.
+Slurm's releases add flags: an unknown one next to a known base state is ignored. Without a known base state the state
+is "unknown": neither running nor ended, and never usable.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ NodeEffect = Literal["", "busy", "away", "drained", "down", "maintenance", "unkn
 
 NAMES_MAX = 16  # of one job or node
 
-# A job has one; ends stand first, should it ever have two.
+# A job has exactly one; final states come first, in case there are two.
 JOB_BASE_STATES: Mapping[str, JobPhase] = {
     "CANCELLED": "cancelled",
     "PREEMPTED": "preempted",
@@ -46,7 +46,7 @@ JOB_BASE_STATES: Mapping[str, JobPhase] = {
     "SUSPENDED": "suspended",
     "RUNNING": "running",
 }
-# They count more than any base state: that of a requeued job may still say how its last run ended.
+# These override any base state: that of a requeued job may still describe the end of its last run.
 JOB_DECIDING_FLAGS: Mapping[str, JobPhase] = {
     "REQUEUED": "pending",
     "REQUEUE_HOLD": "pending",
@@ -55,29 +55,29 @@ JOB_DECIDING_FLAGS: Mapping[str, JobPhase] = {
     "SPECIAL_EXIT": "pending",  # requeued and held, marked by its exit code
     "REVOKED": "cancelled",  # a federation runs it in another cluster
 }
-# They say more of a job whose base state is that it has its nodes. CONFIGURING and POWER_UP_NODE: it does not wait in
-# the queue (which nodes it avoids can't be changed any more), but its nodes boot: no process of it is missed there.
+# These refine the state of a job that has its nodes. CONFIGURING and POWER_UP_NODE: it is no longer queued (its
+# excluded nodes can't be changed any more), but its nodes boot: no process is expected there yet.
 JOB_FLAGS_OF_ALLOCATED: Mapping[str, JobPhase] = {
-    "COMPLETING": "completing",  # "has finished or been cancelled", and what comes after goes on
+    "COMPLETING": "completing",  # "has finished or been cancelled", with cleanup still running
     "STAGE_OUT": "completing",
     "CONFIGURING": "configuring",
     "POWER_UP_NODE": "configuring",
     "STOPPED": "suspended",  # by SIGSTOP; it keeps its CPUs
 }
-# Beside a base state they change nothing about where the job is. What they mean where columns name them alone:
+# With a base state these do not change where the job is. Their meaning if a column shows only the flag:
 JOB_OTHER_FLAGS: Mapping[str, JobPhase] = {
     "RESIZING": "running",
-    "SIGNALING": "running",  # only what runs is sent signals
+    "SIGNALING": "running",  # only running jobs are sent signals
     "EXPEDITING": "pending",  # "immediately eligible for scheduling"
-    "LAUNCH_FAILED": "unknown",  # this and the next say why it is requeued, not where it is
+    "LAUNCH_FAILED": "unknown",  # this and the next are reasons for a requeue, not states
     "RECONFIG_FAIL": "unknown",
     "UPDATE_DB": "unknown",  # bookkeeping
 }
-# In which processes of the job may still run though its base state says that it has ended, or that it waits again.
+# With these, processes of the job may still run although its base state says that it has ended or is queued.
 ENDING_FLAGS = frozenset({"COMPLETING", "STAGE_OUT"})
 
-# What a name says of a node, "": nothing against it. "busy": jobs have it. "away": nothing starts there now, and it
-# comes back by itself. "down": out of service, though nobody drained it. "unknown": Slurm itself cannot tell.
+# Effect of a name on a node's usability, "": none. "busy": jobs have it. "away": nothing starts there now, and it comes
+# back by itself. "down": out of service without having been drained. "unknown": Slurm itself cannot tell.
 NODE_BASE_STATES: Mapping[str, NodeEffect] = {
     "IDLE": "",
     "ALLOCATED": "busy",
@@ -86,16 +86,16 @@ NODE_BASE_STATES: Mapping[str, NodeEffect] = {
     "ERROR": "down",
     "FUTURE": "down",  # not set up, "expected to be available in the indefinite future": nothing can start there
     "UNKNOWN": "unknown",  # the controller has just started
-    "INVALID": "unknown",  # a number that Slurm has no name for
+    "INVALID": "unknown",  # a number without a name in Slurm
 }
 NODE_FLAGS: Mapping[str, NodeEffect] = {
     "DRAIN": "drained",
-    "FAIL": "drained",  # expected to fail soon, by an administrator's word
+    "FAIL": "drained",  # expected to fail soon, according to an administrator
     "INVALID_REG": "down",  # it has less than configured (a GPU too few), until slurmd is restarted
     "COMPLETING": "busy",
     "PERFCTRS": "busy",  # "not usable for any other jobs"
-    # Slurm sets it at RESUME, until the node has registered again (scontrol update), and calls one DOWN that stays
-    # silent: a node that was put back is free from then on, or no job that waits for it would ever be released.
+    # Slurm sets it at RESUME, until the node has registered again (scontrol update), and changes it to DOWN if the node
+    # stays silent: a resumed node counts as free, or jobs waiting for it would never be released.
     "NOT_RESPONDING": "",
     "BLOCKED": "away",  # by another job's exclusive topology
     # Slurm powers idle nodes down by itself, and up when a job needs them: it allocates "powered up nodes first,
@@ -106,14 +106,14 @@ NODE_FLAGS: Mapping[str, NodeEffect] = {
     "POWER_DOWN": "away",
     "POWER_DRAIN": "away",
     "POWERING_DOWN": "away",
-    # A reboot that is asked for prevents no job before it happens (scontrol reboot; with ASAP there is DRAIN as well).
-    # Once issued, the node is away until it has booted; Slurm calls it DOWN where that takes too long.
+    # A requested reboot prevents no job before it happens (scontrol reboot; with ASAP there is DRAIN as well). Once
+    # issued, the node is away until it has booted; Slurm marks it DOWN if that takes too long.
     "REBOOT_REQUESTED": "",
     "REBOOT_ISSUED": "away",
     "REBOOT_CANCELED": "",
     "CANCEL_REBOOT": "",
     "MAINTENANCE": "maintenance",
-    # Whose reservation it is, and for which job it is planned, Slurm knows: ours may be the one.
+    # Slurm knows whose reservation it is and for which job it is planned: it may be ours.
     "RESERVED": "",
     "PLANNED": "",
     "CLOUD": "",
@@ -124,7 +124,7 @@ NODE_FLAGS: Mapping[str, NodeEffect] = {
     "RESUME": "",
     "UNDRAIN": "",
 }
-# sinfo's other names: one for a base state and a flag together, what --states takes, and the short forms.
+# Other names of sinfo: one for a base state and a flag together, arguments of --states, and the short forms.
 NODE_ALIASES: Mapping[str, tuple[str, ...]] = {
     "DRAINED": ("DRAIN",),
     "DRAINING": ("DRAIN", "ALLOCATED"),
@@ -149,7 +149,7 @@ NODE_ALIASES: Mapping[str, tuple[str, ...]] = {
     "RESV": ("RESERVED",),
     "UNK": ("UNKNOWN",),
 }
-# What sinfo hangs on a state in place of a flag.
+# Suffixes that sinfo appends to a state instead of a flag.
 NODE_SYMBOLS: Mapping[str, str] = {
     "*": "NOT_RESPONDING",
     "~": "POWERED_DOWN",
@@ -168,18 +168,18 @@ _NAME = re.compile(r"([A-Za-z_]{1,32})([*~#!%$@^-]*)")
 
 
 class JobReading(NamedTuple):
-    """Where a job is, and whether processes of it may still be ending."""
+    """A job's phase, and whether processes of it may still be ending."""
 
     phase: JobPhase
     completing: bool
 
 
 class NodeReading(NamedTuple):
-    """What a node's names say.
+    """A node's state, as read from its names.
 
-    ``drained``: somebody took it out, done or not. ``down``: it is out of service by itself. ``busy``: jobs have it.
-    ``away``: nothing starts there now, and it comes back by itself. ``maintenance``: it is reserved for that.
-    ``known``: it can be told where the node is.
+    ``drained``: taken out of service, whether finished or not. ``down``: out of service by itself. ``busy``: jobs have
+    it. ``away``: nothing starts there now, and it comes back by itself. ``maintenance``: it is reserved for
+    maintenance. ``known``: the state is known.
     """
 
     drained: bool
@@ -201,9 +201,9 @@ class NodeReading(NamedTuple):
 
 
 def state_names(said: object) -> tuple[str, ...]:
-    """Return the names in a state as Slurm writes it: "mixed+drain", "IDLE*", ["RUNNING", "COMPLETING"]; in capitals.
+    """Return the names in a Slurm state: "mixed+drain", "IDLE*", ["RUNNING", "COMPLETING"]; in capitals.
 
-    A symbol behind a node's state becomes its flag. What is no name is left out, and what is beyond NAMES_MAX.
+    A symbol after a node's state becomes its flag. Invalid names, and those beyond NAMES_MAX, are dropped.
     """
     parts = said if isinstance(said, list) else re.split(r"[+ ,]", said) if isinstance(said, str) else []
     names: list[str] = []
@@ -214,9 +214,9 @@ def state_names(said: object) -> tuple[str, ...]:
 
 
 def read_job(names: Collection[str], *, preempted: bool = False) -> JobReading:
-    """Return where a job is by its names.
+    """Return a job's phase by its state names.
 
-    ``preempted``: Slurm has asked it to leave, and it has its nodes for the grace time of its partition.
+    ``preempted``: Slurm has asked it to leave, and it keeps its nodes for the grace time of its partition.
     """
     said = {name.upper() for name in names}
     phase = _job_phase(said)
@@ -244,7 +244,7 @@ def _first(table: Mapping[str, JobPhase], said: set[str]) -> JobPhase | None:
 
 
 def read_node(names: Collection[str]) -> NodeReading:
-    """Return what a node's names say."""
+    """Return a node's state by its state names."""
     capitals = [name.upper() for name in names]
     said = {name for given in capitals for name in NODE_ALIASES.get(given, (given,))}
     base = {NODE_BASE_STATES[name] for name in said if name in NODE_BASE_STATES}

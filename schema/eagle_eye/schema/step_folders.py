@@ -1,4 +1,4 @@
-"""The folders ``step_N`` in which checkpoints lie on storage: what launchers and training programs take for one.
+"""Checkpoint folders ``step_N`` on storage, as recognised by launchers and training programs.
 
 Torch.distributed.checkpoint writes ``.metadata`` last: without it a checkpoint is not complete.
 """
@@ -14,7 +14,7 @@ _NAME = re.compile(r"step_(\d{1,18})", re.ASCII)
 
 
 class StepFolder(NamedTuple):
-    """A folder of a step. ``completed_s`` is the Unix time of its metadata; None: it is not complete."""
+    """A checkpoint folder. ``completed_s`` is the Unix time of its metadata; None: not complete."""
 
     step: int
     path: Path
@@ -22,15 +22,15 @@ class StepFolder(NamedTuple):
 
 
 def step_of(name: str) -> int | None:
-    """Return the step that a folder of this name is of; None where it is no checkpoint's."""
+    """Return the step of a folder by its name; None if it is not a checkpoint folder."""
     named = _NAME.fullmatch(name)
     return None if named is None else int(named[1])
 
 
 def step_folders(directory: Path) -> list[StepFolder]:
-    """Return those in the directory, in no particular order; none where there is no directory.
+    """Return the checkpoint folders in the directory, in no particular order; none if the directory does not exist.
 
-    Raises OSError where it cannot be read: to begin from nothing would then be wrong.
+    Raises OSError if it cannot be read: starting from nothing would then be wrong.
     """
     try:
         paths = list(directory.iterdir())

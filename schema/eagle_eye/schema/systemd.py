@@ -1,7 +1,7 @@
-"""How a service speaks with systemd: where systemd listens, how often it wants a sign of life, and how it is notified.
+"""Systemd's service protocol: readiness and status notifications, and the watchdog.
 
-Touches: the notification socket. Protocol: sd_notify(3) and sd_watchdog_enabled(3). Our own few lines, not a library's
-(sdnotify, systemd-python): the agent has no room for one, and those block while systemd is busy.
+Touches: the notification socket. Protocol: sd_notify(3) and sd_watchdog_enabled(3). Not a library (sdnotify,
+systemd-python): the agent should not gain a dependency, and those block while systemd is busy.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ ADDRESS_BYTES_MAX = 107  # the kernel's limit for a path; an abstract name's lea
 
 
 def notify_address(environ: Mapping[str, str]) -> bytes:
-    """Return the socket's address, empty where there is none that we can speak to: a path, or "@" and a name."""
+    """Return the socket's address, empty if there is no usable one: a path, or "@" and a name."""
     text = environ.get("NOTIFY_SOCKET", "")
     address = os.fsencode(text)
     if not text.startswith(("/", "@")) or len(address) > ADDRESS_BYTES_MAX:
@@ -25,7 +25,7 @@ def notify_address(environ: Mapping[str, str]) -> bytes:
 
 
 def watchdog_s(environ: Mapping[str, str], pid: int) -> float:
-    """Return the manager's deadline between two signs of life; infinite where there is none for this process."""
+    """Return the manager's deadline between two keep-alives; infinite if there is none for this process."""
     text, meant_for = environ.get("WATCHDOG_USEC", ""), environ.get("WATCHDOG_PID", "")
     if not (text.isascii() and text.isdecimal() and 0 < len(text) < 20) or meant_for not in ("", str(pid)):
         return math.inf
@@ -33,9 +33,9 @@ def watchdog_s(environ: Mapping[str, str], pid: int) -> float:
 
 
 class NotifySocket:
-    """Sends to systemd's notification socket, if there is one; never waits for it, and never fails for it.
+    """Sends to systemd's notification socket, if there is one; never blocks and never fails.
 
-    ``listens`` is whether there is one. That it cannot be reached is logged to ``log`` once.
+    ``listens`` is whether there is one. A failure to reach it is logged to ``log`` once.
     """
 
     def __init__(self, environ: Mapping[str, str], log: logging.Logger) -> None:
@@ -45,11 +45,11 @@ class NotifySocket:
 
     @property
     def listens(self) -> bool:
-        """Whether somebody is to be notified."""
+        """Whether there is a socket to notify."""
         return bool(self._address)
 
     def send(self, *lines: str) -> bool:
-        """Send lines of KEY=value in one datagram; return False where they were not taken, and may be sent again."""
+        """Send KEY=value lines in one datagram; return False if they were not accepted and may be sent again."""
         if not self._address:
             return True
         try:

@@ -1,1 +1,1 @@
-"""Devices and hosts that fail: facts of the driver, the kernel and the counters of links."""
+"""Detectors of failing hardware: GPUs, links, switches and hosts."""

@@ -1,4 +1,4 @@
-"""A GPU or an NVLink whose error stopped the job: errors that many jobs outlive, so that the job has to tell."""
+"""Detects a GPU or NVLink error that stopped the job, among XIDs that a job often survives."""
 
 from __future__ import annotations
 
@@ -9,30 +9,30 @@ from eagle_eye.detectors.signs.progress import Patience
 from eagle_eye.detectors.signs.stop import Stop, stop_of
 from eagle_eye.detectors.types import Verdict, Window
 
-ENDS_S = 30.0  # both ends of a link log its failure within this
-FIRST_S = 2.0  # of many at once, one that came so much earlier was first; nodes' clocks are nearer than that
+ENDS_S = 30.0  # both ends of a link log its failure within this time
+FIRST_S = 2.0  # of many at once, one this much earlier was the first; nodes' clocks agree better than that
 CONFIDENCE = 0.97
 EVIDENCE_MAX = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceErrors:
-    """Finds ``gpu_hang``: an NVLink's or a GPU's fatal XID just before the job stopped. A fact beside a stop.
+    """Finds ``gpu_hang``: a fatal XID of an NVLink or GPU just before the job stopped. A fact if the job stopped.
 
     XID 74, 136 and 155 and the fatal ones of 144 to 150 (links), 151, 156, 158, 167 and 173 (a GPU that needs a reset).
     The earliest node is the cause; others whose links failed within ``ENDS_S`` are named as the other end, which may be
-    to blame instead: of the two the one that spoke first goes. What a program causes, or what cleans up after a death
-    (13, 31, 43, 45), is never looked at. While the job goes on an error that needs a reset asks for a drain, and links
-    are the NVLink detector's business. Where many nodes fail at one moment and none was first, nobody is accused: their
-    switch or their power. Source: NVIDIA, XID Errors. Reads events, exits and the job's progress. Cannot see: which end
-    of a link failed; how severe an XID of 144 to 150 is where a source hands on the code alone.
+    to blame instead: the one that reported first is excluded. Errors that a program causes, or cleanup after a death
+    (13, 31, 43, 45), are ignored. While the job goes on, an error that needs a reset asks for a drain, and link errors
+    are left to NvlinkDegraded. If many nodes fail at one moment and none was first, no node is accused: their switch or
+    power failed. Source: NVIDIA, XID Errors. Reads events, exits and the job's progress. Cannot see: which end of a
+    link failed; how severe an XID of 144 to 150 is if the source passes on only the code.
     """
 
     patience: Patience
     name: str = "device_errors"
 
     def detect(self, window: Window) -> list[Verdict]:
-        """Return one verdict on the stop, or one for each node of a job that goes on and needs a reset."""
+        """Return one verdict on the stop, or one for each node of a running job that needs a reset."""
         fatal = [error for error in gpu_errors(window) if _matters(window, error)] if window.events else []
         if not fatal:
             return []
@@ -99,7 +99,7 @@ class DeviceErrors:
 
 
 def _matters(window: Window, error: GpuError) -> bool:
-    """Whether the error is of a link or a GPU that the job uses, is fatal, and its driver asks for something."""
+    """Whether the error is of a link or GPU that the job uses, is fatal, and its driver asks for an action."""
     known = error.xid.kind in ("nvlink", "reset") and error.fatal_s <= window.now_s and error.recovery != "none"
     return known and uses(window, error.node, error.device)
 

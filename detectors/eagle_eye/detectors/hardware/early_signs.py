@@ -1,4 +1,4 @@
-"""Signs of something to come: what does not hurt the job yet, and should be dealt with when it ends."""
+"""Detects early signs of hardware failure that do not hurt the job yet and should be handled when it ends."""
 
 from __future__ import annotations
 
@@ -24,29 +24,29 @@ from eagle_eye.detectors.signs.temperature_drift import drifts
 from eagle_eye.detectors.signs.xids import CATALOGUE, NVLINK5_XIDS, unknown_recovery_of
 from eagle_eye.detectors.types import Evidence, Floats, Verdict, Window
 
-SUSPECTS_MAX = 64  # counters looked at closely in one pass, those that grew most first
+SUSPECTS_MAX = 64  # counters examined closely in one pass, those that grew most first
 
-# Errors that the GPU's memory corrected. Some GPUs log a few for life; one that has begun to, and keeps on, will fail.
+# Corrected GPU memory errors. Some GPUs log a few all their life; one that starts to log them and continues will fail.
 CORRECTED_WINDOW_S = 300.0
 CORRECTED_MIN = 20.0  # in that time, and...
-CORRECTED_ROWS = 3  # ...in so many rows: one burst is one bad word, or a source that caught up
+CORRECTED_ROWS = 3  # ...in this many rows: one burst is one bad word, or a source that caught up
 CORRECTED_PAST_RATIO = 5.0  # of its own rate before
 CORRECTED_STORM = 200.0  # in that time, whatever its own past
-# NVIDIA DCGM's health check warns of more than 8 PCIe replays in a minute; twice that, for minutes, is no noise.
+# NVIDIA DCGM's health check warns of more than 8 PCIe replays per minute; twice that, for minutes, is not noise.
 REPLAYS_WINDOW_S = 180.0
 REPLAYS_MIN = 48.0
 REPLAYS_ROWS = 3
-PEERS_RATIO = 5.0  # of what its peers show: what all show is the driver's or the load's
+PEERS_RATIO = 5.0  # of what its peers show: what all show comes from the driver or the load
 REMAPS_MIN = 2  # one remapped row is the memory's normal repair (NVIDIA, GPU Memory Error Management)
-REMAP_ROWS = 2  # and they must have come at two moments
+REMAP_ROWS = 2  # seen at two times at least
 FLAPS_TOLERATED = 2  # in five minutes (ByteRobust, SOSP 2025)
 LINK_TRAINING_XID = 136
-DOMAIN = "domain"  # in what drivers ask for (XID 154, "Recover IMEX Domain"): nodes that share memory over NVLink
+DOMAIN = "domain"  # in requested recoveries (XID 154, "Recover IMEX Domain"): nodes that share memory over NVLink
 PENDING_LINES = 2  # rows in which a pending remap must show
 
 
 CONFIDENCE_FACT, CONFIDENCE_COUNTED, CONFIDENCE_DRIFT = 0.99, 0.93, 0.9
-CONFIDENCE_REPORTED = 0.5  # below that of whoever has more to say of it, whose finding it then joins
+CONFIDENCE_REPORTED = 0.5  # lower than that of a more specific detector, whose finding it then joins
 
 
 class _Sign(NamedTuple):
@@ -66,24 +66,23 @@ class _Sign(NamedTuple):
 class EarlySigns:
     """Finds what asks for a drain before it becomes a fault; nothing here excludes a node or restarts a job.
 
-    ``gpu_memory_error``: a pending row remap, rows remapped again, XID 63 or 92 again, corrected errors that have begun
-    to come (against the GPU's own past and its peers). ``pcie_degraded``: replays far above DCGM's limit.
+    ``gpu_memory_error``: a pending row remap, repeated row remaps, repeated XID 63 or 92, or corrected errors that have
+    started (against the GPU's own past and its peers). ``pcie_degraded``: replays far above DCGM's limit.
     ``nic_degraded``: a port that goes down more than twice in five minutes while its switch's others do not.
-    ``thermal_throttle``: a temperature that leaves its own past and its peers behind, near the limit, at the same
-    power. ``nvlink_degraded``: XID 136; XIDs 144 to 150 that are not fatal are only told of. ``power_throttle``: XID
-    54, which a person should look at (notify). ``host_errors``: an XID that is in no catalogue, or a recovery that the
-    driver asks for and nobody has looked up (notify); of an IMEX domain it is one of all its nodes. Sources:
-    NVIDIA, XID Errors; NVIDIA, GPU Memory Error Management; NVIDIA DCGM health checks; Meta, "Revisiting Reliability"
-    (HPCA 2025): PCIe errors precede XID 79. Counters (T, S), temperatures (T, S), ports (Tl, L), events; each part is
-    silent where its metric is absent. Cannot see: drifts slower than the window (the memory of nodes across jobs
-    knows).
+    ``thermal_throttle``: a temperature well above its own past and its peers, near the limit, at the same power.
+    ``nvlink_degraded``: XID 136; non-fatal XIDs 144 to 150 are only reported. ``power_throttle``: XID 54, for an
+    operator to check (notify). ``host_errors``: an XID that is in no catalogue, or an unknown recovery requested by the
+    driver (notify); for an IMEX domain, one verdict for all its nodes. Sources: NVIDIA, XID Errors; NVIDIA, GPU Memory
+    Error Management; NVIDIA DCGM health checks; Meta, "Revisiting Reliability" (HPCA 2025): PCIe errors precede XID 79.
+    Reads counters (T, S), temperatures (T, S), ports (Tl, L) and events; a part whose metric is absent finds nothing.
+    Cannot see: drifts slower than the window (the node history across jobs shows those).
     """
 
     name: str = "early_signs"
-    every_s: float = 5.0  # what hardware does lasts longer than that
+    every_s: float = 5.0  # hardware effects last longer than this
 
     def detect(self, window: Window) -> list[Verdict]:
-        """Return one verdict for each node and fault, the surest sign first."""
+        """Return one verdict for each node and fault, the most certain sign first."""
         found: dict[tuple[str, str], list[_Sign]] = {}
         for sign in (
             *_remaps(window),
@@ -117,7 +116,7 @@ class EarlySigns:
         )
 
     def _asked(self, window: Window, words: str, said: dict[str, float]) -> Verdict:
-        """Return what nodes' drivers ask for that no single node is to blame for, or that nobody has looked up."""
+        """Return the verdict on a recovery that drivers request and that is unknown or no single node's fault."""
         domain = DOMAIN in words.lower()
         whose = "a matter of the domain that they share" if domain else f"of which {CATALOGUE} says nothing"
         who = f"the drivers of {len(said)} nodes ask" if len(said) > 1 else f"the driver of {next(iter(said))} asks"
@@ -139,7 +138,7 @@ class EarlySigns:
 
 
 def _recoveries(window: Window) -> dict[str, dict[str, float]]:
-    """Return by its words each recovery that drivers ask for and that is not known here: nodes, and when first."""
+    """Return each unknown recovery that drivers request, by its text: the nodes and when each first did."""
     found: dict[str, dict[str, float]] = {}
     for event in window.events:
         if event.kind == "xid" and event.node in window.nodes and event.time_s >= window.started_s - BEFORE_START_S:
@@ -157,7 +156,7 @@ def _surest(sign: _Sign) -> tuple[float, float, int]:
 def _remaps(window: Window) -> Iterator[_Sign]:
     pending = window.device.get("gpu_remap_pending")
     if pending is not None and len(pending):
-        recent = pending[-2 * PENDING_LINES :]  # the newest rows may not have come from all nodes yet
+        recent = pending[-2 * PENDING_LINES :]  # the newest rows of some nodes may not have arrived yet
         shown = (recent > 0).sum(axis=0)
         for index in np.flatnonzero((shown >= PENDING_LINES) & (shown == np.isfinite(recent).sum(axis=0))).tolist():
             series = window.series[index]
@@ -258,9 +257,9 @@ def _replays(window: Window) -> Iterator[_Sign]:
 def _rising(
     window: Window, values: Floats | None, recent_s: float, rows: int
 ) -> Iterator[tuple[int, float, float, float, float]]:
-    """Yield column, growth in the newest ``recent_s``, growth before (scaled to as long), the peers', since when.
+    """Yield column, growth in the newest ``recent_s``, growth before (scaled to the same time), the peers', the onset.
 
-    Only columns that grew in at least ``rows`` rows of that time, and not when many nodes' did: that is no node's own.
+    Only columns that grew in at least ``rows`` rows of that time; none if many nodes' did, since that is no node's own.
     """
     suspects = _suspects(values) if values is not None else []
     if values is None or not suspects:
@@ -290,7 +289,7 @@ def _rising(
 
 
 def _suspects(values: Floats) -> list[int]:
-    """Return the columns that grew, those that grew most first, so many as can be looked at."""
+    """Return the columns that grew, most growth first, at most as many as can be examined closely."""
     columns = grown(values)
     if len(columns) > SUSPECTS_MAX:
         gain = np.nanmax(values[-3:][:, columns], axis=0) - np.fmin.reduce(values[:3][:, columns], axis=0)
@@ -299,7 +298,7 @@ def _suspects(values: Floats) -> list[int]:
 
 
 def _logged(window: Window) -> Iterator[_Sign]:
-    """Yield the kernel log's signs: remaps again, power and link training errors, what the driver wants drained."""
+    """Yield signs from the kernel log: repeated remaps, power and link training errors, requested drains."""
     for error in gpu_errors(window) if window.events else ():
         kind, place = error.xid.kind, (error.node, error.device)
         drain = error.recovery in ("drain_p2p", "drain_and_reset", "reset", "reboot")
@@ -327,7 +326,8 @@ def _logged(window: Window) -> Iterator[_Sign]:
             )
         elif kind == "power":
             summary = f"{error.named}: its power cable or supply"
-            # Less sure than what a throttling GPU shows by itself, so that this one joins that and does not replace it.
+            # Lower confidence than a throttling GPU's own verdict, so that this one joins that verdict instead of
+            # replacing it.
             yield _Sign(
                 *place,
                 error.xid.fault,
@@ -342,7 +342,7 @@ def _logged(window: Window) -> Iterator[_Sign]:
 
 
 def _unknown(window: Window) -> Iterator[_Sign]:
-    """Yield the driver's errors that nobody has looked up: no action rests on them, and none is kept from anybody."""
+    """Yield the driver's unknown errors: they are reported, but no action rests on them."""
     for since_s, node, device, code in unknown_errors(window) if window.events else ():
         evidence = Evidence("xid", node, device if device >= 0 else None, str(code))
         summary = f"{gpu(node, device)}: XID {code}, of which {CATALOGUE} says nothing"

@@ -1,4 +1,4 @@
-"""A GPU, its driver or its firmware that has stopped working."""
+"""Detects a GPU, driver or firmware that has stopped working."""
 
 from __future__ import annotations
 
@@ -24,31 +24,31 @@ from eagle_eye.detectors.signs.without_hook import idle_since_s
 from eagle_eye.detectors.types import Blind, Evidence, Verdict, Window
 
 CONFIDENCE_FACT = 0.99
-CONFIDENCE_GONE = 0.95  # values gone and the job stopped, long enough to act
+CONFIDENCE_GONE = 0.95  # values gone and the job stopped for long enough to act
 CONFIDENCE_EARLY = 0.85
-TOGETHER_S = 10.0  # values and job stop together within this, two intervals and two steps
-EXPLAINED_KINDS = ("memory", "contained", "remap", "lost")  # errors whose own detectors heed an XID 154 beside them
-STANDS_STEPS = 2.0  # typical steps, or intervals, without one: the job may have stopped
+TOGETHER_S = 10.0  # values and job count as stopped together within this, plus two intervals and two steps
+EXPLAINED_KINDS = ("memory", "contained", "remap", "lost")  # errors whose own detectors handle XID 154 as well
+STANDS_STEPS = 2.0  # typical steps, or intervals, without a step: the job may have stopped
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuHang:
     """Finds ``gpu_hang``: XID 46, 62, 109, 110, 119, 120, 143 (facts), or a device whose NVML values are gone.
 
-    Sources: NVIDIA, XID Errors; ByteRobust (SOSP 2025): a driver that hangs blocks NVML before it blocks the job. An
-    XID excludes the node, or drains it when the job is seen to go on (a timeout that only a tool met). Missing values
-    are no proof: when a device's ``gpu_*`` values (T, S) are gone for two rows in which its node still reports, the
-    answer is "cannot tell" while the job stands still, and a fault once it has stopped at the same moment or a rank has
-    ended then, or once a pause in which they went is ripe and has lasted for the floor since. Values that go after a
-    process has ended are a reset or a diagnosis, whose work that is. Cannot see: a hang of a GPU whose NVML answers
-    (Hang finds its rank); what happened where a node of one GPU falls silent as a whole.
+    Sources: NVIDIA, XID Errors; ByteRobust (SOSP 2025): a hung driver blocks NVML before it blocks the job. An XID
+    excludes the node, or drains it if the job is seen to go on (a timeout that only a tool hit). Missing values are no
+    proof: when a device's ``gpu_*`` values (T, S) are gone for two rows in which its node still reports, the result is
+    Blind while the job stands still, and a fault once the job has stopped or a rank has ended at the same moment, or
+    once a pause during which they vanished is ripe and has lasted for the floor since. Values that vanish after a
+    process has ended are due to a reset or a diagnosis. Cannot see: a hang of a GPU whose NVML answers (Hang
+    finds its rank); what happened if a node with one GPU falls silent as a whole.
     """
 
     patience: Patience
     name: str = "gpu_hang"
 
     def detect(self, window: Window) -> list[Verdict]:
-        """Return one verdict for each node with a GPU that hangs; raise Blind when a device does not answer."""
+        """Return one verdict for each node with a hung GPU; raise Blind if a device does not answer."""
         errors = _hangs(gpu_errors(window)) if window.events else []
         gone = vanished(window)
         if not errors and not gone:
@@ -82,7 +82,7 @@ class GpuHang:
         return found
 
     def _drain(self, window: Window, own: list[GpuError], exits: list[Exit]) -> bool | None:
-        """Return whether draining the node will do; None while the next rows will tell."""
+        """Return whether draining the node suffices; None while the next rows may decide."""
         first = own[0]
         ended = exit_near(exits, first.node, first.first_s) is not None
         if not any(uses(window, error.node, error.device) for error in own):
@@ -117,7 +117,7 @@ class GpuHang:
     def _gone(self, window: Window, gone: list[Vanished], exits: list[Exit]) -> list[Verdict]:
         nodes = sorted({window.series[item.column].node for item in gone})
         if at_once(window, dict.fromkeys(nodes, 0.0), 0.0):
-            return []  # what many nodes do not report has no cause in one of them
+            return []  # values missing on many nodes have no cause in one of them
         if not exits and not np.isfinite(window.last_step):
             return self._idle(window, gone)
         state = None if exits else progress(window, self.patience)
@@ -134,7 +134,7 @@ class GpuHang:
         return found
 
     def _idle(self, window: Window, gone: list[Vanished]) -> list[Verdict]:
-        """Return the verdict on a job that reports no steps: what its other GPUs do tells whether it stopped."""
+        """Return the verdict for a job that reports no steps: activity of its other GPUs shows whether it stopped."""
         first = min(gone, key=lambda item: item.since_s)
         series, idle_s = window.series[first.column], idle_since_s(window)
         together_s = TOGETHER_S + 2 * window.interval_s
@@ -152,9 +152,9 @@ class GpuHang:
         return [self._silent(window, series.node, first, CONFIDENCE_GONE, evidence, "gpu_activity", reason)]
 
     def _in_a_pause(self, window: Window, first: Vanished, state: Progress) -> bool:
-        """Whether a device fell silent while the job paused, and the pause has outlasted all that the job does since.
+        """Whether a device fell silent during a pause that has since outlasted everything the job does.
 
-        What a checkpoint or an evaluation finds gone is why the job does not go on after it.
+        A device that is gone when a checkpoint or evaluation ends explains why the job does not continue.
         """
         lasted_s = window.now_s - first.since_s
         return first.since_s > state.advanced_s and state.ripe and lasted_s >= self.patience.floor_s
@@ -164,7 +164,7 @@ class GpuHang:
         ends = [e for e in exits if abs(e.time_s - first.since_s) <= near_s]
         early = [e for e in exits if e.node == node and e.time_s < first.since_s - window.interval_s]
         if early:
-            return None  # a reset or a diagnosis after the end
+            return None  # a reset or diagnosis after the end
         if not ends and exits[0].time_s > first.since_s and _together(window, first.since_s, window.advanced_s):
             evidence = Evidence("process_exit", exits[0].node, exits[0].device, exits[0].how)
             reason = "its peers gave up waiting"
@@ -208,7 +208,7 @@ class GpuHang:
 
 
 def _hangs(errors: list[GpuError]) -> list[GpuError]:
-    """Return the errors that say that a GPU works no more: by the table, or the driver asks for a reset by itself."""
+    """Return the errors that mean a GPU no longer works: by the table, or because the driver requests a reset."""
     explained = [e for e in errors if e.xid.kind in EXPLAINED_KINDS]
     return [
         error

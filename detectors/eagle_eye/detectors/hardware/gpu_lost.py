@@ -1,4 +1,4 @@
-"""A GPU that has left the PCIe bus."""
+"""Detects a GPU that has fallen off the PCIe bus."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ CONFIDENCE = 0.99
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuLost:
-    """Finds ``gpu_lost``: XID 79 in the kernel log, or the agent's word that the PCI device is gone. A fact.
+    """Finds ``gpu_lost``: XID 79 in the kernel log, or the agent's report that the PCI device is gone. A fact.
 
-    Source: NVIDIA, XID Errors (79: restart the bare metal). Where the driver asks for less (XID 154), or no rank of the
-    job runs on the GPU, the node is drained instead. Several nodes at one moment (a fourth of the job and three at
-    least) are told of together and none is accused. Reads events only. Cannot see: a lost GPU of a node whose kernel
-    log nobody reads and whose agent sees no PCI bus; GpuHang then finds its values gone.
+    Source: NVIDIA, XID Errors (79: restart the bare metal). If the driver asks for less (XID 154), or no rank of the
+    job runs on the GPU, the node is drained instead. Several nodes at one moment (a fourth of the job and at least
+    three) are reported together and none is accused. Reads events only. Cannot see: a lost GPU if the node's kernel log
+    is not read and its agent sees no PCI bus; GpuHang then finds its values gone.
     """
 
     name: str = "gpu_lost"
 
     def detect(self, window: Window) -> list[Verdict]:
-        """Return one verdict for each node with a lost GPU, one in all when too many lost theirs at once."""
+        """Return one verdict for each node with a lost GPU, or a single one if too many lost theirs at once."""
         lost = self._lost(window) if window.events else {}
         if not lost:
             return []
@@ -38,7 +38,7 @@ class GpuLost:
         return found
 
     def _lost(self, window: Window) -> dict[tuple[str, int], tuple[float, Evidence, bool]]:
-        """Return when each lost GPU went, what tells, and whether draining its node will do."""
+        """Return when each GPU was lost, the evidence, and whether draining its node suffices."""
         found: dict[tuple[str, int], tuple[float, Evidence, bool]] = {}
         for error in gpu_errors(window):
             if error.xid.kind == "lost" and error.recovery != "none":

@@ -1,4 +1,4 @@
-"""A GPU whose memory is failing: what the kernel log, the error counter or the program itself says."""
+"""Detects failing GPU memory from the kernel log, the error counter or the program's exception."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from eagle_eye.detectors.signs.gpu_errors import (
 from eagle_eye.detectors.types import Blind, Evidence, Verdict, Window
 
 CONFIDENCE = 0.99
-NEAR_S = 60.0  # lines about one error lie within this
-DOUBLE_BIT_XID = 48  # says that there was an error; XID 94 or 95 beside it say whether it was contained
+NEAR_S = 60.0  # log lines about one error are at most this far apart
+DOUBLE_BIT_XID = 48  # reports an error; XID 94 or 95 with it tells whether it was contained
 SETTLE_S = 1.0  # after it, in which that line follows
 COUNTER = "gpu_ecc_uncorrected_total"
 EVIDENCE_MAX = 6
 
-# What a GPU's errors ask for, worst first; "wait": the next rows tell.
+# The action for a GPU's errors, most severe first; "wait": the next rows decide.
 Asks = Literal["exclude_node", "restart_job", "drain_node", "wait"]
 WORST_FIRST: tuple[Asks, ...] = ("exclude_node", "restart_job", "drain_node")
 TAILS = {
@@ -43,7 +43,7 @@ TAILS = {
 
 @dataclass(slots=True)
 class _Case:
-    """All that is known of one GPU's uncorrected errors."""
+    """Everything known about one GPU's uncorrected errors."""
 
     node: str
     device: int
@@ -53,20 +53,20 @@ class _Case:
 
     @property
     def reported(self) -> bool:
-        """Whether the program said so."""
+        """Whether the program reported it."""
         return any(item.metric == "training_error" for item in self.evidence)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuMemory:
-    """Finds ``gpu_memory_error``: XID 48, 64, 95, 140 and 94, the counter of uncorrected errors, or CUDA's own word.
+    """Finds ``gpu_memory_error``: XID 48, 64, 95, 140 and 94, the counter of uncorrected errors, or a CUDA exception.
 
-    A fact. An uncontained error excludes the node; a contained one (XID 94, which also says what an XID 48 or a counter
-    beside it was) hurts its process only and asks for a restart, or for a drain once the job is seen to go on; so does
-    an uncorrected error of which only the counter tells. XID 154 goes before the table. Sources: NVIDIA, XID Errors;
-    NVIDIA, GPU Memory Error Management. Looks at ``gpu_ecc_uncorrected_total`` (T, S) and events. Blind when the
-    counters of many nodes move at one moment: their source has changed. Cannot see: errors of a GPU whose ECC is off.
-    What only may become an error (remaps, corrected errors) is EarlySigns' business.
+    A fact. An uncontained error excludes the node. A contained one (XID 94, which also classifies an XID 48 or counter
+    change next to it) affects only its process and asks for a restart, or for a drain once the job is seen to go on; so
+    does an uncorrected error known only from the counter. XID 154 overrides the table. Sources: NVIDIA, XID Errors;
+    NVIDIA, GPU Memory Error Management. Reads ``gpu_ecc_uncorrected_total`` (T, S) and events. Blind if the counters of
+    many nodes change at one moment: then their source has changed. Cannot see: errors of a GPU with ECC off. Precursors
+    (remaps, corrected errors) are left to EarlySigns.
     """
 
     name: str = "gpu_memory"
@@ -110,7 +110,7 @@ class GpuMemory:
 
 
 def _cases(window: Window, counted: list[tuple[float, str, int, Evidence]]) -> list[_Case]:
-    """Return what is known of each GPU, oldest first; words that name no GPU join the first that others name."""
+    """Return what is known of each GPU, oldest first; reports that name no GPU join the first case that has one."""
     errors = [error for error in gpu_errors(window) if error.xid.kind in ("memory", "contained")]
     reported = [
         (
@@ -145,7 +145,7 @@ def _cases(window: Window, counted: list[tuple[float, str, int, Evidence]]) -> l
 
 
 def _counted(window: Window) -> tuple[list[tuple[float, str, int, Evidence]], str]:
-    """Return the GPUs whose counter of uncorrected errors has grown (since when, which, by how much), or why not."""
+    """Return the GPUs whose uncorrected-error counter has grown (onset, GPU, growth), or why this is undecided."""
     values = window.device.get(COUNTER)
     suspects = grown(values) if values is not None else ()
     if values is None or len(suspects) == 0:
@@ -173,14 +173,14 @@ def _asks(window: Window, case: _Case, exits: list[Exit]) -> Asks:
     if recovery in ("reset", "reboot"):
         return "exclude_node"
     if recovery in ("drain_p2p", "drain_and_reset"):
-        # Where the job has to restart anyway it restarts without the node.
+        # If the job has to restart anyway, it restarts without the node.
         return "exclude_node" if ended and recovery == "drain_and_reset" else "drain_node"
     contained = [e for e in case.errors if e.xid.kind == "contained" or recovery == "none"]
     alone = [error for error in case.errors if not _qualified(error, contained)]
     if any(error.xid.code != DOUBLE_BIT_XID for error in alone):
         return "exclude_node"
-    # Whether it was contained is logged a moment later; a counter's row may come before any line, the program's word
-    # seconds before.
+    # Containment is logged a moment later; a counter's row may arrive before any log line, the program's report seconds
+    # before.
     settle_s = SETTLE_S if case.errors else kernel_word_s(window) if case.reported else counter_word_s(window)
     if not contained and window.now_s < case.since_s + settle_s:
         return "wait"
@@ -195,7 +195,7 @@ def _asks(window: Window, case: _Case, exits: list[Exit]) -> Asks:
 
 
 def _qualified(error: GpuError, contained: list[GpuError]) -> bool:
-    """Whether an error was contained, or another line about it says so."""
+    """Whether an error was contained, or another log line about it says so."""
     if error in contained:
         return True
     return error.xid.code == DOUBLE_BIT_XID and any(

@@ -1,4 +1,4 @@
-"""A host that failed by its kernel's word: it panicked, or its processor, memory or a device works no more."""
+"""Detects a failed host from its kernel log: a panic, or a processor, memory or device that no longer works."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from eagle_eye.detectors.signs.progress import Patience, progress
 from eagle_eye.detectors.signs.stop import Stop, stop_of
 from eagle_eye.detectors.types import Blind, Evidence, Happening, Verdict, Window
 
-SILENT_INTERVALS = 1.5  # missed: with a panic that is certain, silence need not last longer
+SILENT_INTERVALS = 1.5  # missed: after a panic, which is certain, silence need not last longer
 SILENT_S = 1.5  # at least
 NEAR_S = 60.0  # a panic's record may carry the time of the crash or of the boot after it
 CONFIDENCE = 0.99
-CONFIDENCE_REPORTED = 0.5  # below that of whoever has more to say of it, whose finding it then joins
+CONFIDENCE_REPORTED = 0.5  # lower than that of a more specific detector, whose finding it then joins
 EVIDENCE_MAX = 4
-MANY_RATIO = 0.5  # of the nodes: what they all wait for is no node's own
-# What the kernel calls errors that were corrected or put off, and hurt nobody (Linux, EDAC and MCE messages).
+MANY_RATIO = 0.5  # of the nodes: what they all wait for is no single node's fault
+# How the kernel words errors that were corrected or deferred and harmless (Linux, EDAC and MCE messages).
 CORRECTED = re.compile(
     r"(?<!un)correct(ed|able) (error|memory|events?)|\bCE\b|deferred error|no action required", re.IGNORECASE
 )
@@ -31,25 +31,25 @@ UNCORRECTED = re.compile(r"uncorrect|fatal|\bUE\b|\bPCC\b|processor context corr
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostErrors:
-    """Finds what a node's kernel says of its host: ``node_unreachable`` by its cause, ``host_errors``, failed adapters.
+    """Finds host failures in kernel logs: ``node_unreachable`` with its cause, ``host_errors``, failed adapters.
 
-    A panic is a fact once the node is silent or the job makes no more step; the same holds for a machine check when
-    both are seen. What works no more (an uncorrected machine check, a fatal PCIe error, a device gone, a stuck CPU, a
-    dead disk; a network adapter, which is ``network_hang``) excludes its node where the job stopped just after it: of
-    several nodes the first, and nobody where a fourth of the job says the same at one moment. A port that is known to
-    carry none of the job's traffic accuses nobody. An uncorrected machine check of a node that lives asks for a drain.
-    All else is told of: ``nic_degraded`` for adapters, ``storage_stall`` for storage that does not answer (of half of
-    the nodes at a standstill: they wait for it, and nobody hangs), ``host_errors`` for the rest. Corrected errors are
-    no news (every fleet has them daily). Reads events; ``heard_s`` (N,) and the job's progress tell the rest. Sources:
-    Linux, x86 MCE handling, AER, watchdog; ByteRobust (SOSP 2025): kernel faults known within 2 s. Cannot see: panics
-    that nobody records (NodeSilent then finds the silence); whether a line that nobody felt will matter.
+    A panic is a fact once the node is silent or the job makes no more steps; a machine check is one if both are seen. A
+    failed part (an uncorrected machine check, a fatal PCIe error, a device gone, a stuck CPU, a dead disk; a network
+    adapter, which is ``network_hang``) excludes its node if the job stopped just after it: of several nodes the first,
+    and none if a fourth of the job reports the same at one moment. A port known to carry none of the job's traffic
+    accuses no node. An uncorrected machine check on a live node asks for a drain. Everything else is only reported:
+    ``nic_degraded`` for adapters, ``storage_stall`` for storage that does not answer (if half of the nodes report it at
+    a standstill, they wait for it and none hangs), ``host_errors`` for the rest. Corrected errors are ignored (every
+    fleet has them daily). Reads events; ``heard_s`` (N,) and the job's progress supply the rest. Sources: Linux, x86
+    MCE handling, AER, watchdog; ByteRobust (SOSP 2025): kernel faults known within 2 s. Cannot see: panics that are not
+    recorded (NodeSilent then finds the silence); whether a harmless line will matter later.
     """
 
     patience: Patience
     name: str = "host_errors"
 
     def detect(self, window: Window) -> list[Verdict]:
-        """Return one verdict for each node whose host failed, and one for each that is only told of."""
+        """Return one verdict for each node whose host failed, and one for each that is only reported."""
         if not window.events:
             return []
         checked = self._checked(window)
@@ -90,7 +90,7 @@ class HostErrors:
         return found
 
     def _dead(self, window: Window, node: str, event: Happening) -> list[Verdict]:
-        """Return the verdict on a node that its panic, or its machine check, took along."""
+        """Return the verdict on a node that went down with its panic or machine check."""
         silence_s = self._silence_s(window, node)
         limit_s = max(SILENT_S, SILENT_INTERVALS * window.interval_s)
         silent = silence_s > limit_s
@@ -151,7 +151,7 @@ class HostErrors:
         )
 
     def _reported(self, window: Window, facts: list[KernelFact], stop: Stop | None) -> list[Verdict]:
-        """Return what is only told of, one verdict a node and fault; a machine check of a node that lives drains it."""
+        """Return what is only reported, one verdict per node and fault; a machine check on a live node drains it."""
         found: list[Verdict] = []
         storage = [fact for fact in facts if fact.of_storage]
         if storage:
@@ -174,7 +174,7 @@ class HostErrors:
         return found
 
     def _storage(self, window: Window, facts: list[KernelFact], stop: Stop | None) -> list[Verdict]:
-        """Return who says that storage does not answer: many together, or each node by itself."""
+        """Return the verdicts on storage that does not answer: one for many nodes together, or one per node."""
         nodes = tuple(sorted({fact.node for fact in facts}))
         if len(nodes) > 1 and len(nodes) >= MANY_RATIO * len(window.nodes):
             newest_s = max(fact.time_s for fact in facts)  # mounts time out a minute or more after the servers stopped
@@ -224,7 +224,7 @@ class HostErrors:
 
 
 def _serious(event: Happening) -> bool:
-    """Whether the event is a panic, or a machine check not said to be corrected: exceptions are raised for no less."""
+    """Whether the event is a panic, or a machine check not marked as corrected: exceptions are raised for no less."""
     said = text(event.attributes, "text", "severity")
     return event.kind == "kernel_panic" or bool(UNCORRECTED.search(said)) or not CORRECTED.search(said)
 

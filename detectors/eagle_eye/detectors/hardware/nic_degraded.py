@@ -1,4 +1,4 @@
-"""A network adapter, port or cable that is slow or failing while the job goes on."""
+"""Detects a slow or failing network adapter, port or cable while the job goes on."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from eagle_eye.detectors.types import Blind, Evidence, Verdict, Window
 
 DOWN_S = 10.0  # a port that comes back sooner has flapped
 FLAPS_TOLERATED = 2  # within link_state.FLAP_WINDOW_S
-LOUD_ERRORS_PER_S = 10.0  # told of even when nothing is slower: 25 times the specified bit error rate at 400 Gb/s
-LOCAL_KINDS = frozenset({"nic_errors", "pfc", "link_state"})  # signs that only the node's own side makes
-LAGGING_S = 60.0  # for what shows nothing but less load: told of, so that it can wait
-LASTS_S = 15.0  # before anything is done about errors or flaps: retrains are over by then
+LOUD_ERRORS_PER_S = 10.0  # reported even if nothing is slower: 25 times the specified bit error rate at 400 Gb/s
+LOCAL_KINDS = frozenset({"nic_errors", "pfc", "link_state"})  # signs that only the node's own side causes
+LAGGING_S = 60.0  # for low load alone: only reported, so it can wait
+LASTS_S = 15.0  # before acting on errors or flaps: retrains take less
 CONFIDENCE_LONE, CONFIDENCE_CONGESTED, CONFIDENCE_EARLY = 0.6, 0.8, 0.8
 CONFIDENCE_TWO, CONFIDENCE_MANY = 0.93, 0.97
 SEEN = (
@@ -37,17 +37,17 @@ SEEN = (
 class NicDegraded:
     """Finds the node whose port slows the job's collectives: ``nic_degraded``.
 
-    In ring collectives a slow port lowers everybody's rate alike, so rates accuse nobody. What does: error counters
-    that grow beyond the specified bit error rate; PFC pauses that the node sends because its buffers fill while the
-    others only receive them (the most telling of 21 metrics in Minder, NSDI 2025); a port that stays down, or goes down
-    for the third time in five minutes (ByteRobust, SOSP 2025, tolerates two); a port that falls behind in load
-    against its own past and all others. Each is held against the other nodes and the node's own past, and lasts
-    ``port_signs.HOLD_S``. The second, independent kind is the job: collectives (C nodes' median, from ``curve``) longer
-    than before the sign began, while nobody's own work is. ``slowdown_ratio`` is the median step since then over that
-    before. What many nodes show is the network's, what one switch's ports show is SwitchDown's, and while congestion
-    notifications flow errors alone accuse nobody, nor do pauses while they flow to all nodes of its switch alone. Blind
-    without any network metric. Cannot see: a port that was slow from the job's first step on without errors, pauses or
-    flaps; which end of a cable is to blame when only one end counts errors.
+    In ring collectives a slow port lowers every node's rate alike, so rates accuse no node. These signs do: error
+    counters that grow beyond the specified bit error rate; PFC pauses that the node sends because its buffers fill
+    while the others only receive them (the most telling of 21 metrics in Minder, NSDI 2025); a port that stays down, or
+    goes down for the third time in five minutes (ByteRobust, SOSP 2025, tolerates two); a port whose load falls behind
+    its own past and all others. Each is compared with the other nodes and the node's own past, and must last
+    ``port_signs.HOLD_S``. The second, independent kind is the job: collectives (the nodes' median, from ``curve``)
+    longer than before the sign began, while no rank's own work is. ``slowdown_ratio`` is the median step since then
+    over that before. Signs on many nodes are the network's, signs on one switch's ports are SwitchDown's. While
+    congestion notifications flow, errors alone accuse no node, nor do pauses while the notifications go to all nodes of
+    its switch and few others. Blind without any network metric. Cannot see: a port that was slow from the job's first
+    step without errors, pauses or flaps; which end of a cable is to blame when only one end counts errors.
     """
 
     patience: Patience
@@ -69,7 +69,7 @@ class NicDegraded:
         return [verdict for node, own in sorted(by_node.items()) if (verdict := self._judge(window, node, own))]
 
     def _lagging(self, window: Window) -> list[Verdict]:
-        """Return the verdict on a port that falls behind in load and shows nothing else, when the job is slower."""
+        """Return the verdict on a port whose load falls behind and that shows no other sign, if the job is slower."""
         slow = slowed_by_network(window) if hooked(window) else None  # bursts of steps of unknown length mislead
         if slow is None or congested(window) or paused_by_others(window) or window.now_s - slow[0].since_s < LAGGING_S:
             return []
@@ -135,7 +135,7 @@ class NicDegraded:
 
 
 def _outage_signs(window: Window) -> list[Sign]:
-    """Return the nodes with a port that stays down or has flapped too often; what a switch explains is none."""
+    """Return the nodes with a port that stays down or has flapped too often, except where a switch explains it."""
     found = outages(window)
     if not found or shared(window, found) is not None:
         return []
@@ -165,7 +165,7 @@ def _outage_sign(window: Window, outage: Outage) -> Sign | None:
 
 
 def _loud(signs: list[Sign]) -> bool:
-    """Whether the signs are worth telling of although nothing is slower."""
+    """Whether the signs are worth reporting although nothing is slower."""
     return len({sign.kind for sign in signs}) > 1 or any(
         sign.kind == "link_state" or (sign.kind == "nic_errors" and sign.rate >= LOUD_ERRORS_PER_S) for sign in signs
     )

@@ -1,4 +1,4 @@
-"""A GPU whose NVLinks have failed or lost bandwidth."""
+"""Detects a GPU whose NVLinks have failed or lost bandwidth."""
 
 from __future__ import annotations
 
@@ -30,22 +30,22 @@ from eagle_eye.detectors.types import Blind, Evidence, Floats, Happening, Intege
 ROWS_MIN = 3
 LASTS_S = 10.0
 ERRORS_S = 60.0
-ERRORS_MIN = 60.0  # within ERRORS_S: healthy links show a few an hour, and replay them
+ERRORS_MIN = 60.0  # within ERRORS_S: healthy links count a few an hour, with replays
 ERRORS_RATIO = 20.0  # times a typical peer's
 ERRORS_ROWS_SHARE = 0.3  # of the rows since they began to grow...
-ERRORS_LAST_S = 18.0  # ...and how long before anything is done: one burst is over when it is seen
+ERRORS_LAST_S = 18.0  # ...and how long before acting: a single burst is over when seen
 TRAFFIC_RATIO, TRAFFIC_SIGMAS = 0.85, 5.0  # of the peers' traffic, and robust standard deviations
-TRAFFIC_LASTS_S = 60.0  # where less traffic and longer steps since the same moment are all there is
-# NVLink errors (NVIDIA's XID catalogue: drain if it repeats; the other end may be to blame), up to Hopper and since.
+TRAFFIC_LASTS_S = 60.0  # where less traffic and longer steps from the same moment are the only evidence
+# NVLink errors up to Hopper and since (NVIDIA's XID catalogue: drain if repeated; the other end may be to blame).
 NVLINK_XIDS = frozenset({74}) | NVLINK5_XIDS
-REPEATED_S = 10.0  # two of them so far apart are two errors, not one told twice
-STANDSTILL_S = 60.0  # an XID with the job standing still since is left to the detectors of stops
-SPARE_STEPS = 16  # newest steps that tell how long each role computes
-COLLECTIVE_SHARE = 0.1  # of a step within a node, where nobody reports traffic: tensor parallel jobs have more
+REPEATED_S = 10.0  # two this far apart are two errors, not one logged twice
+STANDSTILL_S = 60.0  # an XID after which the job stands still this long is left to the stop detectors
+SPARE_STEPS = 16  # newest steps that show each role's compute time
+COLLECTIVE_SHARE = 0.1  # of a step within a node, if traffic is not reported: tensor-parallel jobs have more
 SUSPECTS_MAX = 64
-MEMBERS_SAMPLED, MOST_QUANTILE = 64, 0.75  # of a role: a count that fewer than a quarter of it ever showed is none
-MANY_NODES = 3  # with fewer links all along: built so
-WHOLE_NODE_SHARE = 0.75  # of a node's GPUs: then what they share has failed
+MEMBERS_SAMPLED, MOST_QUANTILE = 64, 0.75  # of a role: a count shown by fewer than a quarter of it is ignored
+MANY_NODES = 3  # with fewer links all along: built that way
+WHOLE_NODE_SHARE = 0.75  # of a node's GPUs: then something they share has failed
 CONFIDENCE_SURE, CONFIDENCE_LINKS, CONFIDENCE_ERRORS, CONFIDENCE_TRAFFIC, CONFIDENCE_ONCE = 0.95, 0.85, 0.9, 0.8, 0.6
 ACTIVE = "gpu_nvlinks_active"
 TRAFFIC = ("gpu_nvlink_rx_bytes_per_second", "gpu_nvlink_tx_bytes_per_second")
@@ -61,19 +61,19 @@ class _Suspects:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NvlinkDegraded:
-    """Names the node whose GPUs have lost NVLinks or see errors on them while the job goes on.
+    """Names the node whose GPUs have lost NVLinks or count errors on them while the job goes on.
 
-    Fewer active links than the peers (or than the GPU itself had before), errors that keep growing, XID 74, less
-    NVLink traffic than the peers' under load, and steps that became longer at the same moment are the kinds of
-    evidence; links or repeated XIDs must be among them, or errors with two others, or one GPU's traffic fell, both
-    ways, and steps became longer at one moment, a minute long. Where most GPUs of a node see it, the NVSwitch is
-    likelier than any of them, and where several do, the other end may be to blame: then no device is named. A single
-    XID 74 without effect asks for a planned look only. Blind where links, errors and traffic are all unobserved.
-    Cannot see: a domain of many nodes (NVLink 5 switches) as such.
+    The kinds of evidence are fewer active links than the peers (or than the GPU itself had before), errors that keep
+    growing, XID 74, less NVLink traffic than the peers' under load, and steps that became longer at the same moment. A
+    verdict needs lost links or repeated XIDs; or errors with two others; or one GPU's traffic down in both directions
+    and longer steps from the same moment, for a minute. If most GPUs of a node show it, the NVSwitch is likelier than
+    any of them, and if several do, the other end may be to blame: then no device is named. A single XID 74 without
+    effect only asks for a planned check. Blind if links, errors and traffic are all unobserved. Cannot see: a domain of
+    many nodes (NVLink 5 switches) as such.
     """
 
     name: str = "nvlink_degraded"
-    every_s: float = 2.0  # what hardware does lasts longer than that
+    every_s: float = 2.0  # hardware effects last longer than this
 
     def detect(self, window: Window) -> list[Verdict]:
         """Return one verdict for each node with degraded NVLinks."""
@@ -148,7 +148,7 @@ class NvlinkDegraded:
 
 
 def _confidence(kinds: set[str], reported: list[Happening], lasted_s: float) -> tuple[float | None, bool]:
-    """Return the probability that the claim is true (None: no claim), and whether it asks only for a planned look."""
+    """Return the probability that the claim is true (None: no claim), and whether it only asks for a planned check."""
     repeated = len(reported) > 1 and reported[-1].time_s - reported[0].time_s >= REPEATED_S
     if "nvlinks" in kinds:
         return (CONFIDENCE_SURE if len(kinds) > 1 and lasted_s >= LASTS_S else CONFIDENCE_LINKS), False
@@ -157,9 +157,9 @@ def _confidence(kinds: set[str], reported: list[Happening], lasted_s: float) -> 
     if "nvlink_errors" in kinds and len(kinds) > 2:
         return (CONFIDENCE_ERRORS if lasted_s >= ERRORS_LAST_S else CONFIDENCE_ONCE), False
     if kinds == {"nvlink_errors", "nvlink_bandwidth"}:
-        return CONFIDENCE_ONCE, False  # what it costs the job is not known yet
+        return CONFIDENCE_ONCE, False  # its cost to the job is not known yet
     if kinds == {"nvlink_bandwidth", "step_time"}:
-        # A victim of another node's slowness moves less, too: alone this is only told of.
+        # A victim of another node's slowness also moves less: on its own this is only reported.
         return (CONFIDENCE_TRAFFIC if lasted_s >= TRAFFIC_LASTS_S else None), False
     if "xid" in kinds:
         return CONFIDENCE_ONCE, True
@@ -167,7 +167,7 @@ def _confidence(kinds: set[str], reported: list[Happening], lasted_s: float) -> 
 
 
 def _reported(window: Window) -> dict[int, list[Happening]]:
-    """Return the links' fatal XIDs of each node that the job outlived, oldest first; SXIDs are NvSwitch's."""
+    """Return each node's fatal link XIDs that the job survived, oldest first; NvSwitch handles SXIDs."""
     found: dict[int, list[Happening]] = {}
     for event in window.events:
         if (
@@ -193,7 +193,7 @@ def _lost(window: Window) -> dict[int, list[int]]:
     usually = medians(held[None, :], roles, 1)[0][roles.place]
     low, fell = held < usually, held < np.fmax.reduce(values[:: max(len(values) // 8, 1)], axis=0)
     if not (low | fell).any():
-        # Everybody has the same; a whole job that lost links is no finding about a node.
+        # All have the same; a whole job that lost links is no finding about a node.
         return {}
     found: dict[int, list[int]] = {}
     for index in [*np.flatnonzero(low), *np.flatnonzero(fell & ~low)][: 4 * SUSPECTS_MAX]:
@@ -213,26 +213,26 @@ def _fell(window: Window, column: int) -> bool:
 
 @once
 def _now(window: Window, column: int) -> float:
-    """Return the most links that the newest readings showed; NaN while there are fewer than READINGS_MIN."""
+    """Return the highest link count in the newest readings; NaN with fewer than READINGS_MIN."""
     own = readings(window, ACTIVE, column)
     newest = own[np.isfinite(own)][-READINGS_MIN:]
     return float(newest.max()) if len(newest) == READINGS_MIN else math.nan
 
 
 def _had(window: Window, column: int) -> Floats:
-    """Return the counts of links that the series has shown, (T,); NaN in rows that tell nothing new, or nonsense."""
+    """Return the link counts that the series has shown, (T,); NaN in rows that are repeated or implausible."""
     return lasting(readings(window, ACTIVE, column))
 
 
 def _before(window: Window, column: int) -> float:
-    """Return the most links that the series has had: never more than GPUs of its role have."""
+    """Return the highest link count of the series before: at most that of GPUs of its role."""
     own = np.fmax.reduce(_had(window, column))
     return float(np.fmin(own, _most(window, int(window.role_of[column]))))
 
 
 @once
 def _most(window: Window, role: int) -> float:
-    """Return how many links a role's GPUs have had; some may have shown more than there are."""
+    """Return how many links a role's GPUs have had; a few readings may exceed the real number."""
     members = np.flatnonzero(window.role_of == role)
     members = members[:: math.ceil(len(members) / MEMBERS_SAMPLED)]
     each = np.array([np.fmax.reduce(_had(window, column)) for column in members.tolist()])
@@ -267,10 +267,10 @@ def _erring(window: Window) -> dict[int, list[int]]:
 
 
 def _starved(window: Window) -> dict[int, list[SlowClock]]:
-    """Return by node the series that began to move far less than their peers, at most half of a node's.
+    """Return by node the series that have begun to move far less than their peers, at most half of a node's.
 
-    Of a job in step all ranks of a role move the same, and as much one way as the other: less one way is the counter's.
-    Where a whole node moves less, its host or network is why.
+    In a synchronous job all ranks of a role move the same amount, equally in both directions: a drop in one direction
+    is the counter's fault. If a whole node moves less, its host or network is the reason.
     """
     less: dict[int, SlowClock] | None = None
     for metric in [metric for metric in TRAFFIC if metric in window.device]:
@@ -287,12 +287,12 @@ def _moves_less(window: Window, metric: str) -> list[SlowClock]:
     try:
         slow_ones = slow_clocks(window, metric, 1 - TRAFFIC_RATIO)
     except Blind:
-        return []  # links and errors still tell
+        return []  # links and errors remain as evidence
     return [slow for slow in slow_ones if slow.distance >= TRAFFIC_SIGMAS and slow.lasting and not slow.chronic]
 
 
 def _onset(window: Window, lost: list[int], erring: list[int], reported: list[Happening]) -> tuple[float, bool]:
-    """Return when it began, and whether the window shows no time before."""
+    """Return the onset, and whether the window shows no time before it."""
     begins = [reported[0].time_s] if reported else []
     chronic = not reported
     for column in lost:
@@ -346,7 +346,7 @@ def _less_traffic(window: Window, column: int, rows: Rows) -> Evidence | None:
 
 
 def _reckoned(window: Window, columns: list[int], rows: Rows, lost_share: float) -> float:
-    """Return what lost links cost: the traffic takes longer over those that are left."""
+    """Return the expected cost of lost links: the traffic takes longer over the remaining ones."""
     if lost_share <= 0 or not columns:
         return 0.0
     peers: Integers = peers_of(window, columns[0], window.role_of)
@@ -360,9 +360,9 @@ def _reckoned(window: Window, columns: list[int], rows: Rows, lost_share: float)
 
 
 def _spare(window: Window, column: int) -> float:
-    """Return by which share of a step the GPU's role computes less than the longest: a pipeline waits for that one.
+    """Return by what share of a step the GPU's role computes less than the longest role, which the pipeline waits for.
 
-    0 where nobody reports it.
+    0 if not reported.
     """
     compute, seconds = window.steps.values.get("train_compute_seconds"), window.steps.values.get("train_step_seconds")
     if compute is None or seconds is None or not len(compute):

@@ -1,4 +1,4 @@
-"""An NVSwitch that stopped traffic between a node's GPUs."""
+"""Detects an NVSwitch that stopped traffic between a node's GPUs."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ CONFIDENCE = 0.97
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NvSwitch:
-    """Finds fatal SXIDs: ``gpu_hang`` where they stopped the job, ``nvlink_degraded`` (drain) where it goes on.
+    """Finds fatal SXIDs: ``gpu_hang`` if they stopped the job, ``nvlink_degraded`` (drain) if it goes on.
 
-    Source: NVIDIA, Fabric Manager User Guide, appendix D: errors that the switch corrects say nothing, errors fatal to
+    Source: NVIDIA, Fabric Manager User Guide, appendix D: errors that the switch corrects mean nothing, errors fatal to
     a port stop the GPU behind it and show there as XID 74, errors fatal to the fabric stop all GPUs of the node. A link
-    that goes down also logs one when a GPU is reset, so a port's error alone proves nothing: it counts with XID 74, an
-    exit on the node or a job that stands still. What XID 74 alone means is the NVLink detector's business. Reads events
-    only. Cannot see: which side of a link failed.
+    that goes down during a GPU reset logs one too, so a port's error alone proves nothing: it counts with XID 74, an
+    exit on the node or a job that stands still. XID 74 alone is left to NvlinkDegraded. Reads events only. Cannot see:
+    which side of a link failed.
     """
 
     patience: Patience

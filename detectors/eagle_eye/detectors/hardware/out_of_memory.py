@@ -1,4 +1,4 @@
-"""A training process that the kernel killed for memory, where nobody reports how processes end."""
+"""Detects a training process killed by the kernel for memory, if exits are not reported."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from eagle_eye.detectors.signs.without_hook import freed_memory
 from eagle_eye.detectors.types import Evidence, Verdict, Window
 
 RANK_METRICS = ("train_step", "nccl_sequence")
-GONE_LINES = 2  # rows in a row in which a rank says nothing while others do
+GONE_LINES = 2  # consecutive rows in which a rank reports nothing while others do
 BEFORE_LINES = 8
 CONFIDENCE_GONE, CONFIDENCE_STOPPED, CONFIDENCE_EARLY = 0.97, 0.95, 0.85
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutOfMemory:
-    """Finds ``out_of_memory`` without a ``process_exit``: an OOM kill on a node after which the job made no more step.
+    """Finds ``out_of_memory`` without a ``process_exit``: an OOM kill on a node after which the job made no more steps.
 
-    The kernel kills whatever it likes (an exporter, a log shipper): by itself a kill says nothing. It counts when a
-    rank of that node says nothing any more while others do (``train_step`` or ``nccl_sequence`` (T, S) missing for two
-    rows), or when the killed process is named like a training process and the job has stood still since. Blind as
-    ``progress`` is. Where exits are reported ProcessExit speaks. Cannot see: a kill that the kernel log does not show.
+    The kernel may kill any process (an exporter, a log shipper), so a kill alone means nothing. It counts if a rank of
+    that node stops reporting while others do not (``train_step`` or ``nccl_sequence`` (T, S) missing for two rows), or
+    if the killed process is named like a training process and the job has stood still since. Blind as ``progress`` is.
+    If exits are reported, ProcessExit handles it. Cannot see: a kill that is not in the kernel log.
     """
 
     patience: Patience
@@ -82,7 +82,7 @@ class OutOfMemory:
 
 
 def _rank_gone(window: Window, kill: MemoryKill) -> int | None:
-    """Return a rank of the node that has said nothing since the kill while others do, None when all still speak."""
+    """Return a rank of the node that has reported nothing since the kill while others do, None if all still report."""
     mine = np.flatnonzero(window.node_of == window.nodes.index(kill.node))
     for metric in RANK_METRICS:
         values = window.device.get(metric)

@@ -1,4 +1,4 @@
-"""A GPU whose PCIe link has lost width or speed."""
+"""Detects a GPU whose PCIe link has lost width or speed."""
 
 from __future__ import annotations
 
@@ -27,26 +27,26 @@ from eagle_eye.detectors.signs.under_load import (
 )
 from eagle_eye.detectors.types import Blind, Evidence, Floats, Integers, Verdict, Window
 
-LASTS_S = 10.0  # that a link must be seen degraded...
-ROWS_MIN = 3  # ...in as many rows: a sampler may catch a link while it retrains
-READ_S = 180.0  # in which so many readings must be found, where a source is read more seldom than it is asked
+LASTS_S = 10.0  # a link must be seen degraded this long...
+ROWS_MIN = 3  # ...in this many rows: a sample may hit a link while it retrains
+READ_S = 180.0  # in which that many readings must be found, if a source is read less often than it is polled
 LANE_BYTES_PER_SECOND = {1: 0.25e9, 2: 0.5e9, 3: 0.985e9, 4: 1.97e9, 5: 3.94e9, 6: 7.56e9}  # PCI-SIG, by generation
-LANES_USUAL, GENERATION_USUAL = 16, 4  # where nobody reports them
+LANES_USUAL, GENERATION_USUAL = 16, 4  # if not reported
 TRAFFIC_RATIO = 0.85  # of the peers' traffic over the link, below which it carries less...
 TRAFFIC_SIGMAS = 5.0  # ...in robust standard deviations as well
 REPLAYS_S = 180.0
 REPLAYS_MIN = 12.0  # within REPLAYS_S: healthy links replay a few packets a day
-REPLAYS_BEGUN = 0.03  # of all replays in the window, that may have come before they began in earnest
-REPLAYS_RATIO, REPLAYS_SIGMAS = 2.0, 10.0  # times what a typical peer shows, and beyond how much they differ
+REPLAYS_BEGUN = 0.03  # of all replays in the window, that may precede the onset
+REPLAYS_RATIO, REPLAYS_SIGMAS = 2.0, 10.0  # times a typical peer's, and in robust deviations between peers
 PAUSES_PER_SECOND = 200.0  # PFC pauses that a node sends: its adapter's buffers fill since PCIe does not drain them
 PAUSES_RATIO = 5.0  # times the peers' (Minder, Deng et al. 2025: the first sign of a degraded PCIe link)
 LINK_SIGNS = (("gpu_pcie_link_width", "lanes"), ("gpu_pcie_link_generation", "generation"))
-# What there is (PCI-SIG): any other is a failed reading, such as the 0 of a link that does not answer.
+# Existing values (PCI-SIG): any other is a failed reading, such as the 0 of a link that does not answer.
 LINKS = {"gpu_pcie_link_width": (1, 2, 4, 8, 12, 16, 32), "gpu_pcie_link_generation": (1, 2, 3, 4, 5, 6, 7)}
 TRAFFIC = ("gpu_pcie_rx_bytes_per_second", "gpu_pcie_tx_bytes_per_second")
 SUSPECTS_MAX = 32
-ALWAYS_RATIO = 0.05  # of all links: more that were always narrow are built so
-MANY_NODES = 3  # with a narrower link all along: built so
+ALWAYS_RATIO = 0.05  # of all links: if more were always narrow, they are built that way
+MANY_NODES = 3  # with a narrower link all along: built that way
 CONFIDENCE_SURE, CONFIDENCE_LINK, CONFIDENCE_REPLAYS = 0.95, 0.85, 0.9
 
 
@@ -64,16 +64,16 @@ class _Suspect:
 class PcieDegraded:
     """Names the node with a GPU whose PCIe link runs narrower or slower than its peers' under load.
 
-    The link's width or generation is compared with the same GPU slot of other nodes and with its own past, only
-    in rows under load: idle GPUs drop the generation to save power. A lost link is one kind of evidence; less
-    traffic over it than the peers' under the same load, replays, pauses (PFC) that the node's adapter sends
-    because PCIe does not drain it (Minder, NSDI 2025), and steps that became longer at the same time are others.
-    Where links are not reported, replays need two of those. Blind where neither links nor replays are reported.
-    Cannot see: a link between NIC and switch, a slot built narrower on all nodes.
+    The link's width or generation is compared with the same GPU slot of other nodes and with its own past, only in rows
+    under load: idle GPUs lower the generation to save power. A degraded link is one kind of evidence; others are less
+    traffic over it than the peers' under the same load, replays, pauses (PFC) that the node's adapter sends because
+    PCIe does not drain it (Minder, NSDI 2025), and steps that became longer at the same time. If links are not
+    reported, replays need two of those. Blind if neither links nor replays are reported. Cannot see: a link between NIC
+    and switch; a slot built narrower on all nodes.
     """
 
     name: str = "pcie_degraded"
-    every_s: float = 2.0  # what hardware does lasts longer than that
+    every_s: float = 2.0  # hardware effects last longer than this
 
     def detect(self, window: Window) -> list[Verdict]:
         """Return one verdict for each node with a degraded link."""
@@ -147,7 +147,7 @@ class PcieDegraded:
 
 
 def _narrow(window: Window) -> list[int]:
-    """Return the series whose link held less than their role's best in the newest rows; those that fell come first."""
+    """Return the series whose link was below their role's best in the newest rows, those that dropped first."""
     fell: list[int] = []
     always: list[int] = []
     for metric, _ in LINK_SIGNS:
@@ -218,7 +218,7 @@ def _close_look(window: Window, index: int, rows: Rows, slots: Integers) -> _Sus
 
 
 def _link(window: Window, metric: str, index: int) -> Floats:
-    """Return a link's readings, (T,); NaN where there was none: what answers over a link has one."""
+    """Return a link's readings, (T,); NaN if there was none: an answering device always has one."""
     return _possible(metric, readings(window, metric, index))
 
 
@@ -227,7 +227,7 @@ def _possible(metric: str, values: Floats) -> Floats:
 
 
 def _compare_links(window: Window, metric: str, index: int, peers: Integers, rows: Rows) -> Comparison | None:
-    """Return how a link compares with its peers' over some rows; None where that was not observed."""
+    """Return how a link compares with its peers' over some rows; None if not observed."""
     values = window.device.get(metric)
     if values is None or len(rows) == 0 or len(peers) == 0:
         return None
@@ -269,7 +269,7 @@ def _replays(window: Window, suspect: _Suspect) -> Evidence:
 
 
 def _pauses(window: Window, node: int) -> Evidence | None:
-    """Return how many more pauses the node's adapters send than those of other nodes; None where they do not."""
+    """Return how many more pauses the node's adapters send than other nodes'; None if they do not."""
     metric = "node_pfc_tx_pause_packets_per_second"
     values = window.node.get(metric)
     if values is None or len(window.nodes) < 3:
@@ -287,7 +287,7 @@ def _pauses(window: Window, node: int) -> Evidence | None:
 
 
 def _cost(window: Window, found: list[_Suspect], onset_s: float, paced: PaceChange | None) -> Slowness:
-    """Return what the link costs: by the job's pace, the ranks' compute times, else by how long the link is busy."""
+    """Return the cost of the link: by the job's pace, the ranks' compute times, else by how long the link is busy."""
     reckoned = max((_longer_busy(window, suspect) for suspect in found), default=0.0)
     if paced is not None:
         return slowness_by_pace(paced, reckoned)
@@ -298,7 +298,7 @@ def _cost(window: Window, found: list[_Suspect], onset_s: float, paced: PaceChan
 
 
 def _longer_busy(window: Window, suspect: _Suspect) -> float:
-    """Return by what share of the time the link is longer busy with what its peers move over theirs."""
+    """Return by what share of the time moving its peers' traffic keeps the link busy longer than theirs."""
     moved = 0.0
     for metric in TRAFFIC:
         found = compare(window, metric, suspect.index, suspect.peers, suspect.rows)

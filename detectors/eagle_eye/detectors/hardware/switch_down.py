@@ -1,4 +1,4 @@
-"""A switch or rail that is down: what hangs on it is cut off at one moment."""
+"""Detects a switch or rail that is down: everything connected to it is cut off at one moment."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ CONFIDENCE_PORTS, CONFIDENCE_SILENCE, CONFIDENCE_LOOSE, CONFIDENCE_LONE = 0.95, 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SwitchDown:
-    """Finds ``switch_down``: most of one switch's ports or nodes and few others, down or silent since one moment.
+    """Finds ``switch_down``: most of one switch's ports or nodes, and few others, down or silent from the same moment.
 
-    "Most" is ``topology.SHARED_RATIO`` of what the job has on the switch, on two nodes at least. Ports that are down
-    speak alone; nodes that fell silent together only when the job has stopped with them (while it goes on it is the
-    management network: NodeSilent tells of it). Where nobody says what hangs where, three nodes at one moment (or
-    two that are over a tenth of the job) count, with less confidence: at 2 to 7 failures in 1,000 node-days (Llama 3,
-    RSC-1) independent ones do not meet within seconds. One verdict, no node accused, nothing asked but to tell.
-    Of a switch on which the job has one node alone all ports must fall at one moment, two at least: nobody is there to
-    tell the switch from the node's own network, and the summary says both. A port that was never up is unused by
-    design. Cannot see: a switch that forwards nothing while its links stay up and the job has no other traffic to
-    compare with; one on which the job has a single node with a single port, or a single node that falls silent.
+    "Most" is ``topology.SHARED_RATIO`` of the job's ports or nodes on the switch, on at least two nodes. Ports that are
+    down suffice; nodes that fell silent together count only if the job has stopped with them (while it goes on it is
+    the management network: NodeSilent reports it). If the topology is unknown, three nodes at one moment (or two that
+    are over a tenth of the job) count, with less confidence: at 2 to 7 failures in 1,000 node-days (Llama 3, RSC-1)
+    independent ones do not coincide within seconds. One verdict, no node accused, no action beyond notification. If the
+    job has only one node on a switch, all its ports, at least two, must go down at one moment: no other node can tell
+    the switch from the node's own network, and the summary names both. A port that was never up is unused by design.
+    Cannot see: a switch that forwards nothing while its links stay up and the job has no other traffic to compare with;
+    one on which the job has a single node with a single port, or a single node that falls silent.
     """
 
     patience: Patience
@@ -37,12 +37,13 @@ class SwitchDown:
     name: str = "switch_down"
 
     def detect(self, window: Window) -> list[Verdict]:
-        """Return one verdict for all that is cut off, [] when nothing is."""
+        """Return one verdict for everything that is cut off, [] if nothing is."""
         by_ports = self._ports(window)
         return [by_ports] if by_ports is not None else self._silent(window)
 
     def _ports(self, window: Window) -> Verdict | None:
-        # A sum over a node's ports says that one fell and not whether it came back: that counts when the job stopped.
+        # A node's sum over its ports shows that one went down, not whether it came back: that counts if the job
+        # stopped.
         down = [item for item in outages(window) if item.down or not item.link]
         if len(down) <= 1:
             return None
@@ -70,7 +71,7 @@ class SwitchDown:
         if len(found.nodes) == 0:
             return []
         groups = silent_together(window, self.intervals, self.floor_s)
-        # When most are silent only a switch that explains it all speaks against the way to them.
+        # If most nodes are silent, only a switch that explains all of them rules out the path to the server.
         groups = [group for group in groups if len(group.nodes) < len(window.nodes)]
         if found.most:
             groups = [group for group in groups if group.switches]

@@ -1,1 +1,1 @@
-"""What no rule names: nodes unlike those that a model was trained on."""
+"""Detection by a learned model, for anomalies that no rule names."""

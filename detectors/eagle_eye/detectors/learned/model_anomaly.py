@@ -1,4 +1,4 @@
-"""A node unlike its own past and its peers, by a model of the site's healthy history; no rule names it."""
+"""Detects a node unlike its own past and its peers, using a model of the site's healthy history."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from eagle_eye.detectors.signs.progress import quiet_phase
 from eagle_eye.detectors.types import Blind, Evidence, Floats, Integers, Verdict, Window
 
 NO_MODEL = "no model: run eagle-eye train"
-# How often a node is sick without any rule naming it, per 1,000 node-days: the fewest failures of any kind that a fleet
-# has reported (2.3, FT-HSDP on 32,000 GPUs). Against it a chance alarm is weighed.
+# Rate of sick nodes that no rule names, per 1,000 node-days: the fewest failures of any kind that a fleet has reported
+# (2.3, FT-HSDP on 32,000 GPUs). The prior that a chance alarm is weighed against.
 SICK_PER_1000_NODE_DAYS = 2.3
-CONFIDENCE_MAX = 0.85  # the tail is extrapolated: no score makes it surer
-INTERVAL_RATIO_MAX = 1.5  # between the model's interval and the window's: noise depends on it
+CONFIDENCE_MAX = 0.85  # the tail is extrapolated, so no score justifies more
+INTERVAL_RATIO_MAX = 1.5  # between the model's interval and the window's: noise depends on the interval
 POWER_LIMIT_RATIO = 0.05  # power limits that differ by less are the same
-LOOKS_BACK_MAX = 12  # spans looked back for the onset
-STANDSTILL_SPANS = 1.0  # without a step for so long, other detectors speak
-# A claim once made holds while the node is nearly as strange: what wavers at the limit is one story, not ten.
+LOOKS_BACK_MAX = 12  # spans searched backwards for the onset
+STANDSTILL_SPANS = 1.0  # after this long without a step, other detectors are responsible
+# A claim holds while the node stays nearly as strange, so that wavering at the limit makes one incident, not ten.
 HELD_RATIO = 30.0  # times the accepted rate
 HELD_SPANS = 3  # spans for which it may waver
-SUSPECTS_MAX = 16  # nodes looked at closely; more at once are no single node's trouble
-MANY_RATIO = 0.2  # of the nodes: as many odd ones at once are the job's, and the peers no reference any more
+SUSPECTS_MAX = 16  # nodes examined closely; more at once are no single node's problem
+MANY_RATIO = 0.2  # of the nodes: if this many are odd at once the job is, and the peers are no reference
 REASONS_MAX = 3  # metrics named
-REASON_SHARE_MIN = 0.1  # of what the model could not reconstruct
-HEALTHY_SIGMAS = 3.0  # from the ordinary, what evidence gives as the edge of the healthy range
+REASON_SHARE_MIN = 0.1  # of the model's reconstruction error
+HEALTHY_SIGMAS = 3.0  # from the normal value, given in the evidence as the edge of the healthy range
 NEAR_WORD = {"level": "", "change": " (it has changed)", "spread": " (it is unsteady)"}
 
 
@@ -41,15 +41,15 @@ class _Reason(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Learned:
-    """Names the node that a model of healthy nodes finds strange, and the metrics that make it so.
+    """Names the node that a model of healthy nodes finds anomalous, and the metrics responsible.
 
-    Scores the vector of ``learned_features`` of every node by three views (``learned_model``) and translates each score
-    into alarms per node-day by a generalised Pareto tail of healthy scores (Siffer et al., KDD 2017). A node is
-    strange where two of three agree for ``model.looks`` spans in a row on a rate below ``alarms_per_1000_node_days``,
-    and no other node is so in the same metric.
-    Only asks for a look. Blind without a model, for a window of other metrics, interval or hardware than learned, and
-    while the job starts, pauses or stands still. Cannot see: what all nodes share; drift slower than the window, unless
-    it ends far from the peers; what is odd in only one view.
+    Scores the ``learned_features`` vector of every node by three views (``learned_model``) and converts each score into
+    alarms per node-day with a generalised Pareto tail of healthy scores (Siffer et al., KDD 2017). A node is anomalous
+    if two of three views agree for ``model.looks`` consecutive spans on a rate below ``alarms_per_1000_node_days``, and
+    no other node is anomalous in the same metric. Only asks for a look. Blind without a model, for a window with
+    metrics, interval or hardware other than those learned, and while the job starts, pauses or stands still. Cannot
+    see: anomalies shared by all nodes; drift slower than the window, unless it ends far from the peers; what is odd in
+    only one view.
     """
 
     model: LearnedModel | None
@@ -59,11 +59,11 @@ class Learned:
 
     @property
     def every_s(self) -> float:
-        """How often the answer can be another: once a span."""
+        """How often the answer can change: once per span."""
         return self.model.view.span_s if self.model else 0.0
 
     def detect(self, window: Window) -> list[Verdict]:
-        """Return a verdict for each strange node."""
+        """Return a verdict for each anomalous node."""
         model = self.model
         if model is None:
             raise Blind(self.without)
@@ -87,7 +87,7 @@ class Learned:
         return self._persistent(model, window, nodes, inputs, alone[:SUSPECTS_MAX], until_s)
 
     def _until_s(self, model: LearnedModel, window: Window) -> float:
-        """Return the end of the newest complete row. Raises Blind while nothing can be said."""
+        """Return the end of the newest complete row. Raises Blind while no conclusion is possible."""
         times_s = window.times_s if len(window.times_s) else window.node_times_s
         if not len(times_s):
             raise Blind("no rows yet")
@@ -102,7 +102,7 @@ class Learned:
     def _persistent(
         self, model: LearnedModel, window: Window, nodes: Nodes, inputs: Floats, odd: Integers, until_s: float
     ) -> list[Verdict]:
-        """Return the verdicts on those nodes that were as strange in the spans before, or lately were."""
+        """Return the verdicts on nodes that were as anomalous in the preceding spans, or recently were."""
         scores = [model.scores(inputs[odd])]
         for back in range(1, model.looks + HELD_SPANS):
             try:
@@ -122,7 +122,7 @@ class Learned:
         return verdicts
 
     def _onset_s(self, model: LearnedModel, window: Window, node: int, until_s: float) -> float:
-        """Return the beginning of the run of spans in which the node looked strange."""
+        """Return the start of the run of spans in which the node was anomalous."""
         onset_s = until_s - model.looks * model.view.span_s
         for _ in range(LOOKS_BACK_MAX):
             try:
@@ -175,7 +175,7 @@ class Learned:
 
 
 def _refuse_unlike_training(model: LearnedModel, window: Window) -> None:
-    """Raise Blind where the window is of another fleet than the model's."""
+    """Raise Blind if the window is of another fleet than the model's."""
     ratio = window.interval_s / model.interval_s
     if not 1 / INTERVAL_RATIO_MAX <= ratio <= INTERVAL_RATIO_MAX:
         raise Blind(
@@ -210,7 +210,7 @@ def _refuse_other_metrics(model: LearnedModel, window: Window, nodes: Nodes) -> 
 
 
 def _alone(model: LearnedModel, inputs: Floats, odd: Integers) -> Integers:
-    """Return those odd nodes whose oddest metric is no other odd node's."""
+    """Return the odd nodes whose oddest metric no other odd node shares."""
     oddest = np.array([_reasons(model, inputs[node : node + 1])[0].metric for node in odd.tolist()])
     alone: Integers = odd[np.bincount(oddest)[oddest] == 1]
     return alone

@@ -1,1 +1,1 @@
-"""Numbers that are wrong: losses that diverge, parameters that differ."""
+"""Detectors of wrong numbers: broken or diverging losses and silent data corruption."""

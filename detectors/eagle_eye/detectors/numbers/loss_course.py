@@ -1,4 +1,4 @@
-"""A loss that leaves its own course: for a few steps, or for good."""
+"""Detects a loss that departs from its own trend, for a few steps or permanently."""
 
 from __future__ import annotations
 
@@ -13,48 +13,48 @@ from eagle_eye.detectors.signs.peers import SIGMA_PER_MAD
 from eagle_eye.detectors.signs.step_series import course, since_rollback
 from eagle_eye.detectors.types import Blind, Curve, Evidence, Floats, Verdict, Window
 
-LAGS = (4, 12, 36, 108, 324)  # observations held out as perhaps departed, the smallest that reaches behind the onset
-BASELINE_MAX, BASELINE_MIN = 500, 16  # observations before them that say what is usual
-# The median deviation of n observations is known to about 1.2 / sqrt(n): 16 may well say half of the truth.
+LAGS = (4, 12, 36, 108, 324)  # observations held out as possibly departed, the smallest that reaches behind the onset
+BASELINE_MAX, BASELINE_MIN = 500, 16  # observations before them that define what is usual
+# The median deviation of n observations has an error of about 1.2 / sqrt(n): with 16 it may be half of the true value.
 FEW = 16.0  # so the sigmas of n observations count 1 + 16/n times
-NORM_BASELINE_MIN = 50  # gradient norms are wild for longer: the warm-up of the learning rate
+NORM_BASELINE_MIN = 50  # gradient norms are noisy for longer: the warm-up of the learning rate
 LEVEL = 32  # newest of these, whose median is the level
 NEWEST = LAGS[-1] + BASELINE_MAX
 BLOCKS = 13  # blocks of LEVEL observations whose lowest median a departure must exceed, before anything is computed
-SIGMA_FLOOR = 0.01  # of the logarithm: a loss over a large batch still wanders by a percent
+SIGMA_FLOOR = 0.01  # of the logarithm: a loss over a large batch still varies by a percent
 LOSS_SIGMAS, NORM_SIGMAS = 8.0, 6.0
-# Data stages and learning-rate restarts move a loss by up to a fifth: less than this is no spike.
+# Data stages and learning-rate restarts move a loss by up to a fifth: a smaller jump is no spike.
 LOSS_RATIO = 1.25
 NORM_RATIO = 5.0  # the jump of loss or gradient norm that ByteRobust acts on (Wan et al., SOSP 2025)
 DEPART_SIGMAS, DEPART_RATIO = 4.0, 1.05  # above which an observation belongs to the departure
-LOSS_OF_NEWEST, NORM_OF_NEWEST = (2, 3), (3, 4)  # so many of so many newest must be up: one noisy step is daily life
-FIRST_STEPS = 5  # observations of an attempt that are wild by nature
+LOSS_OF_NEWEST, NORM_OF_NEWEST = (2, 3), (3, 4)  # this many of the newest must be up: one noisy step is normal
+FIRST_STEPS = 5  # initial observations of an attempt, which are noisy by nature
 DIVERGED_REPORTS = 6  # observations, and...
 DIVERGED_STEPS = 20  # ...steps up without coming back, after which a rising loss counts as lost
-NORM_STEPS = 40  # a loss that stays level and whose gradient norm is up: a long spike looks the same
-FLAT_STEPS, FLAT_RATIO = 60, 2.0  # a level that neither rises nor falls may be other data: longer, and far up
-# Where single observations are too noisy to be a departure: so many newest, whose lower quarter is up.
+NORM_STEPS = 40  # a loss that stays level with its gradient norm up: a long spike looks the same
+FLAT_STEPS, FLAT_RATIO = 60, 2.0  # a level that neither rises nor falls may be other data: requires longer, and far up
+# Where single observations are too noisy to be a departure: this many newest, whose lower quartile is up.
 LASTING_MIN, LASTING_MAX, LASTING_QUANTILE = 24, 300, 0.25
-LASTING_BLOCKS = 6  # medians of so many before that say by how much a loss swings
-SWINGS_RATIO = 0.4  # of the height: a loss that rose by more before, swings
-FAR_STEPS = 30  # far up and with its gradient norm: two signs against a spike, half of what either takes
-RISING_RATIO = 1.1  # of the departure's first half, that its second half's median is
-# Between its last two quarters, relative and in standard errors: on the way back.
+LASTING_BLOCKS = 6  # medians of that many before, which show how much a loss swings
+SWINGS_RATIO = 0.4  # of the height: a loss that rose by more before is one that swings
+FAR_STEPS = 30  # far up with its gradient norm: two signs against a spike, half of what either needs
+RISING_RATIO = 1.1  # ratio of the medians of the departure's second and first half
+# Between its last two quarters, relative and in standard errors: recovering.
 FALLING_RATIO, FALLING_ERRORS = 0.03, 2.0
-BACK_RATIO = 0.6  # of the departure's height, below which the newest are back anyway
-NORM_UP_RATIO = 2.0  # gradient norms up with the loss: the training, not the data, has changed
+BACK_RATIO = 0.6  # of the departure's height, below which the newest count as recovered
+NORM_UP_RATIO = 2.0  # gradient norms up with the loss: the training has changed, not the data
 CONFIDENCE_SPIKE, CONFIDENCE_START, CONFIDENCE_NAMED, CONFIDENCE_SURE, CONFIDENCE_MAX = 0.85, 0.6, 0.8, 0.9, 0.95
-RESTART_RATIO = 1.2  # over the attempt before, at the same steps, that is worth telling
-RESTART_REPORTS, RESTART_NEWEST = 20, 64  # common observations, of so many newest
+RESTART_RATIO = 1.2  # over the previous attempt at the same steps, that is worth reporting
+RESTART_REPORTS, RESTART_NEWEST = 20, 64  # common observations, of that many newest
 CONFIDENCE_RESTART = 0.7
 
 
 class Departure(NamedTuple):
-    """The newest observations lie above their course.
+    """A departure: the newest observations are above their trend.
 
-    ``sigma``, ``threshold`` and ``excess`` (n,), by how much each since the onset is above the level, are of scaled
-    values; ``onset`` is the curve line of the first that departed. ``newest`` is the median of the newest three and
-    ``usual`` the level, in the metric's own unit.
+    ``sigma``, ``threshold`` and ``excess`` (n,), the height above the level of each observation since the onset, are of
+    scaled values. ``onset`` is the curve line of the first that departed. ``newest`` is the median of the newest three
+    and ``usual`` the level, in the metric's own unit.
     """
 
     onset: int
@@ -72,18 +72,18 @@ class Departure(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossCourse:
-    """Tells a spike of the loss or gradient norm, which passes, from a loss that has diverged.
+    """Distinguishes a transient spike of the loss or gradient norm from a loss that has diverged.
 
-    Looks at the job's medians over the ranks, so that what it finds is on all ranks alike. Observations are
-    standardised by the median and MAD of the logarithms of the 16 to 500 before (detrended); linear where a loss can be
-    negative. Two of the newest three losses ``LOSS_RATIO`` and ``LOSS_SIGMAS`` up, or three of four gradient norms
-    ``NORM_RATIO`` up, are a spike, over as soon as they are back. A loss that is still up and rises after
-    ``DIVERGED_STEPS`` has diverged; one that stays level takes ``NORM_STEPS`` when its gradient norm is up with it
-    (``FAR_STEPS`` when it is ``FLAT_RATIO`` up as well), and else ``FLAT_STEPS``. A loss that is less than
-    ``FLAT_RATIO`` up without its gradient norm may be other data, however long it lasts: then it is only told of. Surer
-    the longer it lasts. After a restart the loss is compared with the earlier attempt's at the same steps. Blind where
-    no rank reports either. Cannot see: departures within the first ``BASELINE_MIN`` observations of a job, or shorter
-    than two reports; a loss that only stops falling.
+    Works on the job's medians over the ranks, so findings concern all ranks alike. Observations are standardised by the
+    median and MAD of the logarithms of the preceding 16 to 500 (detrended); linear if a loss can be negative. Two of
+    the newest three losses ``LOSS_RATIO`` and ``LOSS_SIGMAS`` up, or three of four gradient norms ``NORM_RATIO`` up,
+    are a spike, over as soon as they recover. A loss that is still up and rising after ``DIVERGED_STEPS`` has diverged;
+    one that stays level needs ``NORM_STEPS`` if its gradient norm is also up (``FAR_STEPS`` if it is ``FLAT_RATIO`` up
+    as well), and otherwise ``FLAT_STEPS``. A loss less than ``FLAT_RATIO`` up without its gradient norm may be other
+    data, however long it lasts, and is only reported. Confidence grows with duration. After a restart the loss is
+    compared with the previous attempt's at the same steps. Blind if no rank reports either. Cannot see: departures
+    within the first ``BASELINE_MIN`` observations of a job, or shorter than two reports; a loss that only stops
+    falling.
     """
 
     name: str = "loss_course"
@@ -126,7 +126,7 @@ class LossCourse:
         )
 
     def _diverged(self, window: Window, curve: Curve, found: Departure, newest: int = 3) -> Verdict | None:
-        """Return the verdict when the loss does not come back; None while it may. ``newest`` say where it is now."""
+        """Return the verdict if the loss does not recover; None while it may. ``newest`` reports give its value."""
         excess = found.excess
         steps = float(curve.number[-1] - curve.number[found.onset]) + 1
         now = float(np.median(excess[-newest:]))
@@ -167,7 +167,7 @@ class LossCourse:
         )
 
     def _worse(self, window: Window) -> list[Verdict]:
-        """Return a note when the loss is higher than the earlier attempt's was at the same steps."""
+        """Return a notification if the loss is higher than the previous attempt's at the same steps."""
         found = _against_earlier(window)
         if found is None:
             return []
@@ -229,7 +229,7 @@ class LossCourse:
 def departure(
     curve: Curve, metric: str, sigmas: float, ratio: float, of_newest: tuple[int, int], baseline: int = BASELINE_MIN
 ) -> Departure | None:
-    """Return how the newest observations of a metric have left their course upwards; None where they have not.
+    """Return how the newest observations of a metric have departed upwards from their trend; None if they have not.
 
     ``of_newest`` (up, newest): how many of how many newest must be ``ratio`` times and ``sigmas`` above the level.
     ``baseline`` is how many there must be before them.
@@ -244,7 +244,7 @@ def departure(
     if scaled is None or not _may_be_up(scaled, up, newest, least):
         return None
     found: Departure | None = None
-    longest = len(scaled) - baseline  # a young job's baseline is all that it did before
+    longest = len(scaled) - baseline  # a young job's baseline is all of its earlier observations
     for lag in (*(lag for lag in LAGS if lag < longest), min(longest, NEWEST - baseline)):
         before = scaled[max(len(scaled) - lag - BASELINE_MAX, 0) : len(scaled) - lag]
         level, sigma = float(np.median(before[-LEVEL:])), _sigma(before)
@@ -253,7 +253,7 @@ def departure(
         if int((excess[-newest:] > threshold).sum()) < up:
             continue
         high = excess > min(max(DEPART_SIGMAS * sigma, math.log(DEPART_RATIO)), threshold)
-        high[1:-1] |= high[:-2] & high[2:]  # a lone dip ends nothing
+        high[1:-1] |= high[:-2] & high[2:]  # a single dip does not end a departure
         low = np.flatnonzero(~high[:-1])
         start = int(low[-1]) + 1 if len(low) else 0
         usual = float(np.median(seen.value[: len(scaled) - lag][-LEVEL:]))
@@ -267,15 +267,15 @@ def departure(
             usual=usual,
         )
         if start > 0:
-            break  # otherwise the onset lies further back
+            break  # otherwise the onset is further back
     return found
 
 
 def lasting(curve: Curve) -> Departure | None:
-    """Return how the loss has stayed above its level as a whole, where its single observations say too little.
+    """Return how the loss has stayed above its level as a whole, if single observations are too noisy.
 
-    Of all moments at which it may have begun, the one before which it was lowest; None where it has not stayed up, or
-    has swung so before.
+    Of all candidate onsets, the one before which it was lowest; None if it has not stayed up, or has swung like this
+    before.
     """
     values = curve.values.get("train_loss")
     if values is None or np.isposinf(values[-1:]).any():
@@ -310,7 +310,7 @@ def lasting(curve: Curve) -> Departure | None:
 
 
 def _scaled(values: Floats, ratio: float) -> tuple[Floats | None, float]:
-    """Return the logarithms, or magnitudes where values may be zero or less, and what ``ratio`` means among them."""
+    """Return the logarithms, or magnitudes if values may be zero or less, and ``ratio`` on that scale."""
     if float(values.min()) > 0:
         return np.log(values), math.log(ratio)
     unit = float(np.median(np.abs(values)))
@@ -318,25 +318,25 @@ def _scaled(values: Floats, ratio: float) -> tuple[Floats | None, float]:
 
 
 def _clearly_not_up(values: Floats, newest: int, ratio: float) -> bool:
-    """Whether none of the newest is ``ratio`` times the low values of the past: cheap, and nearly always so."""
+    """Whether none of the newest is ``ratio`` times the low values of the past: cheap, and nearly always True."""
     high, low = np.fmax.reduce(values[-newest:]), np.partition(values, len(values) // 8)[len(values) // 8]
     return bool(low > 0 and high < ratio * low)
 
 
 def _may_be_up(scaled: Floats, up: int, newest: int, least: float) -> bool:
-    """Whether the newest are far enough above the lowest level of the past for anything to be computed."""
+    """Whether the newest are far enough above the lowest level of the past to justify computing more."""
     blocks = min(len(scaled) // LEVEL, BLOCKS)
     if not blocks:
         return True
     high = float(np.sort(scaled[-newest:])[newest - up])
     past = np.sort(scaled[-blocks * LEVEL :].reshape(blocks, LEVEL), axis=1)[:, LEVEL // 2]
-    # Of a young job no whole block may lie before the departure.
+    # In a young job there may be no whole block before the departure.
     first = float(np.median(scaled[:BASELINE_MIN])) if blocks < BLOCKS else math.inf
     return high - min(float(past.min()), first) > least
 
 
 def _sigma(before: Floats) -> float:
-    """Return the robust noise around the trend of a baseline: a line through the medians of its halves."""
+    """Return the robust noise of a baseline around its trend: a line through the medians of its halves."""
     half = len(before) // 2
     first, second = float(np.median(before[:half])), float(np.median(before[half:]))
     slope = (second - first) / (len(before) / 2)
@@ -345,7 +345,7 @@ def _sigma(before: Floats) -> float:
 
 
 def _joined(curve: Curve, earlier: Curve | None) -> tuple[Curve, int]:
-    """Return the attempt's course with the earlier one's before its first step, and how many lines are its own."""
+    """Return the attempt's curve with the previous one's before its first step, and how many lines are its own."""
     start = since_rollback(curve, NEWEST)
     own = len(curve.number) - start
     if earlier is None or own >= NEWEST or not len(earlier.number):
@@ -368,7 +368,7 @@ def _joined(curve: Curve, earlier: Curve | None) -> tuple[Curve, int]:
 
 
 def _against_earlier(window: Window) -> tuple[float, float, float, int] | None:
-    """Return since when, the loss now, the earlier attempt's at the same steps, and at how many; None: not worse."""
+    """Return the onset, the loss now, the previous attempt's at the same steps, and their number; None: not worse."""
     earlier, curve = window.earlier, window.curve
     if earlier is None or "train_loss" not in earlier.values or "train_loss" not in curve.values:
         return None

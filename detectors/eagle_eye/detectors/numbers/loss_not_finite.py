@@ -1,4 +1,4 @@
-"""A loss that is no number any more, or nothing but zero, on all ranks alike."""
+"""Detects a loss that is not finite, or is exactly zero, on all ranks alike."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from eagle_eye.detectors.signs.step_series import since_rollback
 from eagle_eye.detectors.types import Blind, Evidence, Verdict, Window
 
 # Dynamic loss scaling (Micikevicius et al., ICLR 2018) skips a step whose gradient overflows and halves the scale:
-# now and then one, at the start as many as the scale has too many bits. More in a row are no search for a scale.
+# one now and then, at the start one per excess bit of the scale. More in a row are not a search for a scale.
 SKIPPED_STEPS = 24
-SKIPPED_LINES = 4  # and as many reports that say so: it may be reported every few steps only
-ZERO_STEPS = 2  # in which a loss is exactly zero: one may be a batch without a target
-# What a loss was before it fell to zero: so many lines, none near zero. One that came down to zero bit by bit, or is
-# so small that rounding makes it zero, has only been learnt.
+SKIPPED_LINES = 4  # and as many reports that say so: it may be reported only every few steps
+ZERO_STEPS = 2  # with a loss of exactly zero: one may be a batch without a target
+# The loss before it fell to zero: this many lines, none near zero. A loss that approached zero gradually, or is so
+# small that rounding makes it zero, has only been learnt.
 BEFORE_LINES, BEFORE_MIN = 32, 8
 NEAR_ZERO_RATIO, ROUNDED_RATIO = 0.1, 10.0  # of the median, of the smallest difference between two
 CONFIDENCE_ZERO, CONFIDENCE_ZERO_BROKEN = 0.85, 0.92
@@ -27,7 +27,7 @@ CONFIDENCE_LOSS, CONFIDENCE_NORM, CONFIDENCE_SKIPPED, CONFIDENCE_SOME = 0.95, 0.
 
 
 class Zero(NamedTuple):
-    """The loss is exactly zero: for how many steps, on how many ranks of how many, what it was before, since when."""
+    """The loss is exactly zero: number of steps, ranks affected, ranks in all, value before, onset."""
 
     steps: int
     ranks: int
@@ -38,16 +38,16 @@ class Zero(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossNotFinite:
-    """Finds a loss, or where none is reported a gradient norm, that is not finite now.
+    """Finds a loss, or if none is reported a gradient norm, that is currently not finite.
 
-    After the reduction all ranks hold the same broken numbers, so the loss says nothing about where they came from:
-    where one node's gradient broke first, ``SilentCorruption`` accuses it, and this verdict is its symptom. The verdict
-    waits until every rank's row of that moment has arrived, and is over when the loss is a number again. A gradient
-    norm that is not finite while the loss is means skipped steps: daily life in float16, told of after
-    ``SKIPPED_STEPS`` in a row. A few ranks' losses alone are told of and no more. A loss that falls from its level to
-    exactly zero is what programs put where there was none: told of after ``ZERO_STEPS``, and as sure as a loss that is
-    not finite where the gradient norm isn't either. Blind where no rank reports a loss or gradient norm. Cannot see: a
-    loss that broke and recovered between two rows, or was zero from the first ``BEFORE_MIN`` reports on.
+    After the reduction all ranks hold the same broken numbers, so the loss does not show their origin: if one node's
+    gradient broke first, ``SilentCorruption`` accuses it, and this verdict is its symptom. The verdict waits until
+    every rank's row of that moment has arrived, and ends when the loss is finite again. A gradient norm that is not
+    finite while the loss is means skipped steps: normal in float16, reported after ``SKIPPED_STEPS`` in a row. If only
+    a few ranks' losses are not finite, that is only reported. A loss that drops from its level to exactly zero is what
+    programs substitute for a missing loss: reported after ``ZERO_STEPS``, and as certain as a loss that is not finite
+    if the gradient norm is not finite either. Blind if no rank reports a loss or gradient norm. Cannot see: a loss that
+    broke and recovered between two rows, or was zero within the first ``BEFORE_MIN`` reports.
     """
 
     name: str = "loss_not_finite"
@@ -155,7 +155,7 @@ class LossNotFinite:
 
 
 def _fell_to_zero(window: Window) -> Zero | None:
-    """Return since when the loss is exactly zero on most ranks that had another one; None where it is not."""
+    """Return since when the loss is exactly zero on most ranks that had another one; None if it is not."""
     loss, step = window.device.get("train_loss"), window.device.get("train_step")
     lines = window.steps.values.get("train_loss")
     if loss is None or step is None or lines is None:
@@ -180,7 +180,7 @@ def _fell_to_zero(window: Window) -> Zero | None:
     usual = np.flatnonzero(loss[:, one] > 0)
     since = int(usual[-1]) if len(usual) else 0
     changed = np.flatnonzero(np.diff(before))
-    repeated = int(np.diff(np.concatenate([[-1], changed, [len(before) - 1]])).max())  # where it is said now and then
+    repeated = int(np.diff(np.concatenate([[-1], changed, [len(before) - 1]])).max())  # if only reported now and then
     steps = float(np.fmax.reduce(step[since:, one]) - step[since, one])
     if steps < max(ZERO_STEPS, repeated + 1):
         return None

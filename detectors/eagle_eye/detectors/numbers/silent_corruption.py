@@ -1,4 +1,4 @@
-"""A node that computes wrong numbers and no error: found before the reduction spreads them."""
+"""Detects a node that computes wrong numbers without errors, before the reduction spreads them."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ from eagle_eye.detectors.signs.progress import typical_step_s
 from eagle_eye.detectors.signs.role_medians import medians, roles_of
 from eagle_eye.detectors.types import Blind, Evidence, Floats, Integers, Verdict, Window
 
-PEERS_MIN = 3  # with fewer, one rank's other data looks like one rank's other arithmetic
+PEERS_MIN = 3  # with fewer, one rank's different data looks like different arithmetic
 RECENT_STEPS = 10  # newest steps in which a deviation must recur...
 RECURRENCES_MIN = 3  # ...this often: defects recur on their host (37 incidents on 7 hosts, FT-HSDP, 2026)
-HISTORY_STEPS, HISTORY_STEPS_MIN = 64, 10  # a rank's own course before: shards of unlike parameters always differ
-RATIO_MIN = 3.0  # an exponent's bit changes a norm by much more, other data by less
-SIGMAS = 8.0  # of the ranks' and steps' own spread: local norms are lognormal with tails
-SIGMA_FLOOR = 0.05  # of a log ratio: data differ between ranks by a few percent at least
-SCREEN_LINES = 2  # newest lines that are looked at in every pass
+HISTORY_STEPS, HISTORY_STEPS_MIN = 64, 10  # a rank's own past: shards of unlike parameters always differ
+RATIO_MIN = 3.0  # a flipped exponent bit changes a norm by much more, other data by less
+SIGMAS = 8.0  # of the spread between ranks and steps: local norms are lognormal with tails
+SIGMA_FLOOR = 0.05  # of a log ratio: data differ between ranks by at least a few percent
+SCREEN_LINES = 2  # newest lines examined in every pass
 SUSPECTS_MAX = 16
 PEERS_SAMPLED = 256  # of a large role, enough for its spread
 CHECKSUM_LINES = 32  # newest lines with checksums that are compared
-ALONE_MAX = 8  # more ranks than this without an equal: parameters are sharded, checksums do not compare
-BUCKET_BITS = 4  # sixteen buckets for each checksum, or more
+ALONE_MAX = 8  # more ranks than this without a match: parameters are sharded, checksums do not compare
+BUCKET_BITS = 4  # at least sixteen buckets per checksum
 SPREAD = np.uint64(0x9E3779B97F4A7C15)  # Fibonacci hashing (Knuth, TAOCP 3, 6.4)
-LOSS_SHARE = 0.5  # of the gradient's deviation, that the rank's own loss may show before its data explain it
+LOSS_SHARE = 0.5  # of the gradient's deviation; if the rank's own loss shows as much, its data explain it
 CONFIDENCE_FIRST, CONFIDENCE_NORM, CONFIDENCE_CHECKSUM = 0.98, 0.95, 0.97
-CONFIDENCE_DATA, CONFIDENCE_PAIR = 0.7, 0.8  # the rank's data may explain it; one of two, nobody knows which
+CONFIDENCE_DATA, CONFIDENCE_PAIR = 0.7, 0.8  # the rank's data may explain it; one of two, undecided which
 
 
 class _Alone(NamedTuple):
-    """A rank whose checksum nobody shares: for how many of the compared lines, since which, and with whom in doubt."""
+    """A rank whose checksum no other rank shares: in how many compared lines, since which, and the ranks in doubt."""
 
     column: int
     lines: int
@@ -45,21 +45,22 @@ class _Alone(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SilentCorruption:
-    """Names the node whose numbers are wrong before the reduction makes everybody's so.
+    """Names the node whose numbers are wrong before the reduction makes all ranks' wrong.
 
-    Three ways, none of which a corrupted loss can show, for that is the same everywhere:
+    Three methods; a corrupted loss shows none of this, since it is the same on all ranks:
 
     - the loss broke and one node's gradient before the reduction was not finite in the step before (a fact);
-    - one rank's ``train_local_grad_norm`` lies more than ``RATIO_MIN`` times and ``SIGMAS`` robust sigmas off what its
-      role's median and its own course let one expect, in ``RECURRENCES_MIN`` of the newest ``RECENT_STEPS`` steps, and
-      no other rank's does (pre-reduction norms as in the injection study of TU Berlin, 2026);
-    - its ``train_parameter_checksum``, which replicas share, is nobody else's, step after step, where it once was.
+    - one rank's ``train_local_grad_norm`` is more than ``RATIO_MIN`` times and ``SIGMAS`` robust sigmas off the value
+      expected from its role's median and its own past, in ``RECURRENCES_MIN`` of the newest ``RECENT_STEPS`` steps, and
+      no other rank's is (pre-reduction norms as in the injection study of TU Berlin, 2026);
+    - its ``train_parameter_checksum``, which replicas share, matches no other rank's, step after step, although it once
+      did.
 
-    Data that all ranks share is no corruption, and where the rank's own loss moves with its gradient, its data may
-    explain it: then it is only told of. Blind where no rank reports a gradient norm before the reduction or a
-    checksum. Cannot see: corruption that scales the gradient by less; a rank that was wrong from its first step (unlike
-    shards look so); which of two replicas is wrong; checksums where steps are shorter than the interval, for then
-    each rank reports another step's; anything in a role with fewer than four ranks.
+    Data that all ranks share is no corruption, and if the rank's own loss moves with its gradient, its data may explain
+    it: then it is only reported. Blind if no rank reports a gradient norm before the reduction or a checksum. Cannot
+    see: corruption that scales the gradient by less; a rank that was wrong from its first step (unlike shards look the
+    same); which of two replicas is wrong; checksums where steps are shorter than the interval, since each rank then
+    reports another step's; anything in a role with fewer than four ranks.
     """
 
     name: str = "silent_corruption"
@@ -115,7 +116,7 @@ class SilentCorruption:
             if lines is not None:
                 found.append((column, lines, expected))
         if len({window.series[column].node for column, _, _ in found}) != 1:
-            return []  # nobody, or several nodes at once: the data or the program, not a node
+            return []  # none, or several nodes at once: the data or the program, not a node
         column, lines, expected = max(found, key=lambda item: (len(item[1]), -item[0]))
         series, steps = window.series[column], window.steps
         value, usual = float(local[lines[-1], column]), expected[-1]
@@ -149,7 +150,7 @@ class SilentCorruption:
             return []
         number = window.steps.number[-CHECKSUM_LINES:]
         if float(number[-1] - number[0]) != len(number) - 1 or typical_step_s(window) < window.interval_s:
-            return []  # reports cover several steps: ranks' checksums are of different ones
+            return []  # reports cover several steps, so ranks' checksums are of different steps
         alone = _alone(checksum[-CHECKSUM_LINES:], window.role_of)
         if alone is None:
             return []
@@ -218,7 +219,7 @@ class SilentCorruption:
 
 
 def _screened(lines: Floats, role_of: Integers) -> list[int]:
-    """Return the columns that lie far off their role's median in one of the newest lines: (rows, S); worst first."""
+    """Return the columns of (rows, S) far off their role's median in one of the newest lines; worst first."""
     roles = roles_of(role_of, PEERS_MIN + 1)
     if not len(roles.size):
         return []
@@ -238,7 +239,7 @@ def _screened(lines: Floats, role_of: Integers) -> list[int]:
 
 
 def _recurrences(local: Floats, roles: Integers, column: int) -> tuple[NDArray[np.intp] | None, list[float]]:
-    """Return the lines of the newest steps in which the rank deviates, and what was to be expected; None: too few."""
+    """Return the lines of the newest steps in which the rank deviates, and the expected values; None: too few."""
     members = np.flatnonzero((roles == roles[column]) & (np.arange(len(roles)) != column))
     if len(members) > PEERS_SAMPLED:
         members = members[:: len(members) // PEERS_SAMPLED + 1]
@@ -264,7 +265,7 @@ def _recurrences(local: Floats, roles: Integers, column: int) -> tuple[NDArray[n
 
 
 def _loss_moves_too(window: Window, column: int, lines: NDArray[np.intp], deviation: float) -> bool:
-    """Whether the rank's own loss deviates from its peers' in the same steps: then its data may be unlike theirs."""
+    """Whether the rank's own loss deviates from its peers' in the same steps: then its data may differ from theirs."""
     loss = window.steps.values.get("train_loss")
     if loss is None:
         return False
@@ -276,7 +277,7 @@ def _loss_moves_too(window: Window, column: int, lines: NDArray[np.intp], deviat
 
 
 def _alone(lines: Floats, roles: Integers) -> _Alone | None:
-    """Return the one rank whose checksum nobody of its role shares in the newest lines although it once was shared."""
+    """Return the one rank whose checksum no rank of its role shares in the newest lines although it once was shared."""
     alone: set[int] = set()
     since, count = len(lines), 0
     for at in range(len(lines) - 1, -1, -1):
@@ -286,16 +287,16 @@ def _alone(lines: Floats, roles: Integers) -> _Alone | None:
             continue
         found = _lone(line, known, roles, surely=count > 0)
         if found is None or (found and alone and not alone & found):
-            return None  # checksums do not compare here, or another rank's turn each time: no replica's parameters
+            return None  # checksums do not compare here, or a different rank each time: not a replica's parameters
         if not found:
             return _settled_doubt(alone, count, since, line)
         alone = alone & found if alone else found
         since, count = at, count + 1
-    return None  # never equal to anybody's: unlike shards, or wrong before we looked
+    return None  # never equal to another's: unlike shards, or wrong from the start of the window
 
 
 def _settled_doubt(alone: set[int], count: int, since: int, before: Floats) -> _Alone | None:
-    """Return who stands alone since the line after ``before``, in which all agreed; None where that is nobody."""
+    """Return the ranks without a match since the line after ``before``, in which all agreed; None if there are none."""
     columns = sorted(alone)
     if count < RECURRENCES_MIN or not np.isfinite(before[columns]).all():
         return None
@@ -306,10 +307,10 @@ def _settled_doubt(alone: set[int], count: int, since: int, before: Floats) -> _
 
 
 def _lone(values: Floats, known: NDArray[np.intp], roles: Integers, surely: bool) -> set[int] | None:
-    """Return the columns whose value no other column has, at most two; None where more have none."""
-    # By buckets instead of by sorting, which is ten times as fast: where a lone value shares its bucket in the newest
-    # step, another step shows it. Who stands alone is then told exactly: of two replicas that differ, the one that
-    # happens to share a bucket is no more right than the other.
+    """Return the columns whose value no other column has, at most two; None if more have none."""
+    # Buckets instead of sorting: ten times as fast. A lone value that shares its bucket in the newest step shows in
+    # another step. The exact check follows: of two replicas that differ, the one that happens to share a bucket is no
+    # more right than the other.
     bits = np.ascontiguousarray(values[known], dtype=np.float64).view(np.uint64)
     bucket = ((bits * SPREAD) >> np.uint64(64 - BUCKET_BITS - len(known).bit_length())).astype(np.intp)
     columns = known[np.bincount(bucket)[bucket] == 1]
@@ -320,13 +321,13 @@ def _lone(values: Floats, known: NDArray[np.intp], roles: Integers, surely: bool
         columns = known[times[place] == 1]
         if len(columns) > ALONE_MAX:
             return None
-    # A role of few has no replicas to compare with: what stands alone there says nothing.
+    # A role with few ranks has no replicas to compare with.
     compared = {int(c) for c in columns if int((roles[known] == roles[c]).sum()) > PEERS_MIN}
     return compared if len(compared) <= 2 else None
 
 
 def _row_medians(values: Floats) -> Floats:
-    """Return each row's median over what is known, NaN where too little is."""
+    """Return each row's median over the known values, NaN if too few are known."""
     ordered = np.sort(values, axis=1)
     count = np.isfinite(values).sum(axis=1)
     at = np.clip((count - 1) // 2, 0, None)

@@ -1,1 +1,1 @@
-"""Jobs that stand still or end: hangs, crashes, nodes that fall silent."""
+"""Detectors of jobs that stop or make no progress: hangs, crashes, silent nodes."""

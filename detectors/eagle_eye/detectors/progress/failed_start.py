@@ -1,4 +1,4 @@
-"""A start that failed because one node alone could not reach the others."""
+"""Detects a failed start in which exactly one node could not reach the others."""
 
 from __future__ import annotations
 
@@ -11,23 +11,24 @@ from eagle_eye.detectors.signs.exceptions import last_words
 from eagle_eye.detectors.signs.exits import CANNOT_CONNECT, ECHO, Exit, unplanned_exits
 from eagle_eye.detectors.types import Evidence, Verdict, Window
 
-NODES_MIN = 3  # of two nodes nobody can say which one does not reach the other
+NODES_MIN = 3  # with two nodes it is undecidable which one fails to reach the other
 UNREACHED = "rendezvous"  # the kind of evidence
 CONFIDENCE_ALONE, CONFIDENCE_AGAIN = 0.9, 0.96
-# Whoever waits for a peer that does not come gives up in the end, and accuses nobody.
+# A rank that waits in vain for a peer eventually times out; its error does not identify a culprit.
 WAITED = re.compile(r"waiting for clients|wait timeout|barrier", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FailedStart:
-    """Names the node that alone could not reach the others when the attempt's ranks met: ``network_hang``.
+    """Names the node that alone could not reach the others at rendezvous: ``network_hang``.
 
-    Its ranks ended by a connection that could not be made, before any step; every other node's still wait, or ended
-    because its had gone. So the others do without it. One such start asks for a restart, a second for the node's
-    exclusion (policy, ``repetition``): a peer that was slow to listen looks the same once. Of two nodes, and where
-    starts in a row name different ones, nobody can tell; nor is anything said where several nodes did not reach others,
-    as those of one switch do, or a rank ended of anything else. The verdict waits ``settle_s`` for the others' ends and
-    ``silent_s`` for a node that is not heard. Cannot see: a path between two nodes alone that is broken.
+    Its ranks ended because a connection could not be made, before any step; every other node's ranks still wait, or
+    ended because this node's ranks were gone, so the others can reach each other. One such start asks for a restart, a
+    second one excludes the node (policy, ``repetition``): a peer that was slow to listen looks the same once.
+    Undecidable, so no node is accused: a job of two nodes, and consecutive starts that name different nodes. No verdict
+    if several nodes could not reach others, as with those of one switch, or a rank ended for another reason. The
+    verdict waits ``settle_s`` for the other ranks' exits and ``silent_s`` for a node that does not report. Cannot see:
+    a broken path between two nodes only.
     """
 
     settle_s: float
@@ -45,7 +46,7 @@ class FailedStart:
         if len(nodes) != 1 or not all(item.node in nodes or _followed(item) for item in rest):
             return []
         if self._unheard(window) or _stopped_before(window, unreached[0]):
-            return []  # what is gone nobody reaches
+            return []  # a dead node cannot be reached
         return [_verdict(window, unreached)]
 
     def _unheard(self, window: Window) -> bool:
@@ -54,7 +55,7 @@ class FailedStart:
 
 
 def _stopped_before(window: Window, first: Exit) -> bool:
-    """Whether another node's rank had ended by then, be it that it was told to."""
+    """Whether another node's rank had ended by then, even if it was told to stop."""
     return any(
         event.kind == "process_exit" and event.node != first.node and event.time_s <= first.time_s
         for event in window.events
@@ -66,7 +67,7 @@ def _cannot_connect(item: Exit) -> bool:
 
 
 def _followed(item: Exit) -> bool:
-    """Whether the rank ended because another one had gone or did not come."""
+    """Whether the rank ended because a peer had gone or did not show up."""
     words = last_words(item.error)
     return ECHO.search(words) is not None or WAITED.search(words) is not None
 

@@ -1,4 +1,4 @@
-"""Which ranks hold a job up, by the flight recorders of all its ranks."""
+"""Finds the ranks that hold a job up from the flight-recorder dumps of all ranks."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from eagle_eye.detectors.types import Blind
 __all__ = ["Kind", "StuckRanks", "Wait", "analyse"]
 
 Kind = Literal["behind", "missing", "desynchronised", "symmetric"]
-WITHOUT_DUMP_RATIO = 0.5  # of the ranks: with more of them silent, nobody can be named for leaving no dump
+WITHOUT_DUMP_RATIO = 0.5  # of the ranks: with more dumps missing, a missing dump does not identify a culprit
 
 
 @dataclass(frozen=True, slots=True)
 class StuckRanks:
-    """What holds the job up.
+    """The outcome of the analysis: which ranks hold the job up, and how.
 
-    ``kind``: "behind", the culprits have enqueued less than those who wait for them; "missing", the culprits left no
-    dump, or none that shows the group; "desynchronised", ranks issued different operations at the same place, or wait
-    for each other crosswise: the user's program is to blame and no culprit named; "symmetric", all ranks are in
-    the same operation: network and NVLink evidence must decide. ``waits`` are the operations that show
-    it, the one with the most ranks first (desynchronised and symmetric: one for each operation that ranks disagree
-    on or stand in). ``without_dump`` are ranks that some group expects and of which there is no dump.
+    ``kind``: "behind", the culprits have enqueued fewer operations than the ranks that wait for them; "missing", the
+    culprits left no dump, or none that shows the group; "desynchronised", ranks issued different operations at the same
+    position, or wait for each other in a cycle: the user's program is to blame and no culprit is named; "symmetric",
+    all ranks are in the same operation: network and NVLink evidence must decide. ``waits`` are the operations that show
+    it, most ranks first (desynchronised and symmetric: one per operation that ranks disagree on or wait in).
+    ``without_dump`` are ranks that some group expects but that left no dump.
     """
 
     kind: Kind
@@ -38,12 +38,12 @@ class StuckRanks:
 
     @property
     def certain(self) -> bool:
-        """Whether no dump is missing that might show another culprit."""
+        """Whether no missing dump could reveal another culprit."""
         return not self.without_dump
 
     @property
     def hidden(self) -> str:
-        """Whom the dumps can't show beside the culprits, and what would; "" where they name none."""
+        """What the dumps cannot show besides the culprits, and what would show it; "" where no culprit is named."""
         if not self.culprits:
             return ""
         waiting = sorted({rank for wait in self.waits for rank in wait.waiting} - set(self.culprits))
@@ -54,33 +54,33 @@ class StuckRanks:
 
     @property
     def application(self) -> bool:
-        """Whether the user's program is to blame, and no node."""
+        """Whether the user's program is to blame rather than a node."""
         return self.kind == "desynchronised"
 
 
 def analyse(recordings: Sequence[Recording]) -> StuckRanks:
-    """Return what holds the job up, from the dumps of one moment, one for each rank.
+    """Return what holds the job up, given dumps taken at one moment, one per rank.
 
-    Method: the collectives of a process group are numbered by each rank as it enqueues them; a rank that stands in
-    number p waits for every member that has enqueued less than p (PyTorch's own analyser of these dumps, and
-    "collective launch lower than the group" of Aegis, Dong et al. NSDI 2025). Ranks belong to many groups, and a
-    victim in one is a suspect in the next, so the waits are followed to where their chains end: whoever is
-    waited for and waits for nobody is a culprit. An operation that every member has reached and none has completed is
-    itself where a chain may end (symmetric), unless one of its members is held up elsewhere; a rank that alone has
-    not completed what its peers have is stuck by itself. Sends and receives are not collectives: they are matched pair
-    by pair, by number where both ends number alike (groups of two; pairs that show it), else by how many of each are
-    open. Collectives at the same number must agree in operation and types, and in size where the operation asks
-    for it. A rank without a dump is named only where nobody is seen to be behind.
+    Method: each rank numbers the collectives of a process group as it enqueues them; a rank waiting in number p waits
+    for every member that has enqueued fewer than p (as in PyTorch's own analyser of these dumps, and "collective launch
+    lower than the group" of Aegis, Dong et al. NSDI 2025). Ranks belong to many groups, and a victim in one is a
+    suspect in the next, so wait chains are followed to their ends: a rank that others wait for and that waits for no
+    rank is a culprit. An operation that every member has reached and none has completed can itself end a chain
+    (symmetric), unless one of its members is held up elsewhere; a single rank that has not completed what its peers
+    have is stuck by itself. Sends and receives are matched pair by pair: by number where both ends number alike (groups
+    of two, or pairs whose numbers show it), else by how many of each are open. Collectives at the same number must
+    agree in operation and types, and in size where the operation requires it. A rank without a dump is named only if no
+    rank is seen to be behind.
 
-    Linear in ranks, group members and open operations, but for one sort by position in each group. Raises Blind:
-    no operation is open, no dump says which ranks form a group, nobody waits for anybody or in anything, or what is
-    known leads to ranks without a dump and more than half of the ranks have none.
+    Linear in ranks, group members and open operations, except for one sort by position per group. Raises Blind if no
+    operation is open, no dump says which ranks form a group, no rank waits for anything, or the chains lead to ranks
+    without a dump and more than half of the ranks have none.
 
-    Cannot see: a second culprit that went on enqueuing, for instance because only its GPU hangs: it looks like those
-    that wait; what a rank does outside collectives (data loading, checkpoint, a stuck lock look alike: behind);
-    which end of a broken link is to blame (symmetric); dumps of different moments look like ranks that
-    are behind. Old dumps with open operations only and without the groups' status cannot tell a rank that
-    completed its part from one that never came.
+    Cannot see: a second culprit that went on enqueuing, for instance because only its GPU hangs (it looks like a
+    waiting rank); what a rank does outside collectives (data loading, checkpoint and deadlock all look like "behind");
+    which end of a broken link is to blame (symmetric). Dumps of different moments look like ranks that are behind. Old
+    dumps that contain only open operations and no group status cannot tell a rank that completed its part from one that
+    never came.
     """
     if not any(recording.unfinished for recording in recordings):
         raise Blind("no rank has an unfinished operation: nothing was waited for when the dumps were written")
@@ -92,13 +92,13 @@ def analyse(recordings: Sequence[Recording]) -> StuckRanks:
 
 
 class _Conclusion:
-    """What a graph of waits says."""
+    """Interprets a wait graph."""
 
     def __init__(self, waits: Waits) -> None:
         self._waits = waits
 
     def finding(self) -> StuckRanks | None:
-        """Return where the chains of waiting end; None where nobody waits for anything that explains it."""
+        """Return where the wait chains end; None if no wait explains the stop."""
         culprits: set[int] = set()
         crossed: set[int] = set()
         split: list[Wait] = []
@@ -106,7 +106,7 @@ class _Conclusion:
         for end in self._waits.graph.ends():
             inside = set(end)
             ranks = [self._waits.ranks[node] for node in end if node < self._waits.graph.ranks]
-            # Who waits for a rank from outside says nothing about which of several that hang together is to blame.
+            # A wait from outside a cycle does not tell which member of the cycle is to blame.
             accused = [r for r in ranks if any(len(end) == 1 or node in inside for node in self._waits.accusers[r])]
             guilty = [rank for rank in accused if rank not in self._waits.blocked]
             split += [self._waits.split[node] for node in end if node in self._waits.split]
@@ -118,7 +118,7 @@ class _Conclusion:
                 shared += [self._waits.shared[node] for node in end if node in self._waits.shared]
         if split or crossed:
             return self._desynchronised(split, crossed)
-        # Whoever is seen to be behind is named; of those without a dump nothing is known but that they are waited for.
+        # Prefer ranks seen to be behind; of ranks without a dump it is only known that others wait for them.
         if seen := culprits - self._waits.silent:
             return self._held_up(seen)
         if culprits:
@@ -166,7 +166,7 @@ class _Conclusion:
             for recording in self._waits.recordings.values()
             if recording.unfinished
         )
-        # The operation at the head of most ranks' queues is the one that does not end; the others are behind it.
+        # The operation at the head of most ranks' queues is the one that does not complete; the others queue behind it.
         shown = tuple(
             sorted(shared, key=lambda w: (-heads[w.group, w.sequence], -len(w.waiting), w.group.name, w.sequence))
         )
@@ -179,7 +179,7 @@ class _Conclusion:
         )
 
     def unclear(self) -> str:
-        """Return why nothing can be said."""
+        """Return why there is no finding."""
         if not self._waits.groups_known:
             return "no dump says which ranks form the groups in which operations are open"
         if not self._enough_dumps():

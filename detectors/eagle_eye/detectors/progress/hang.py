@@ -1,4 +1,4 @@
-"""A job that makes no step although it should, and the node that holds it up."""
+"""Detects a job that should make steps but does not, and the node that holds it up."""
 
 from __future__ import annotations
 
@@ -22,33 +22,33 @@ from eagle_eye.detectors.types import Blind, Evidence, Floats, Integers, Verdict
 
 CONFIDENCE_EARLY, CONFIDENCE_RIPE = 0.85, 0.97
 CONFIDENCE_UNKNOWN = 0.8
-RANKS_SAY = frozenset({"rank_silence", "collective_sequence", "rank_missing"})  # beyond what their GPUs show
-UNSEEN_IO_FLOORS = 5.0  # where some do not wait and nobody reports what their hosts do
+RANKS_SAY = frozenset({"rank_silence", "collective_sequence", "rank_missing"})  # reported by ranks, not seen on GPUs
+UNSEEN_IO_FLOORS = 5.0  # where some ranks do not wait and host activity is not reported
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hang:
     """Finds a standstill and its culprit.
 
-    The culprit is the rank whose process says nothing although it exists (stopped, or stuck in the kernel), or the rank
-    that has enqueued fewer collectives than its peers, who wait in one that it has not reached (C4D, Wu et al. HPCA
-    2025; Aegis, Dong et al. NSDI 2025: "collective launch lower than the group"). Where the whole pipeline of the
-    culprit lags with it, the node whose GPUs do something else than wait decides. One node must stand out; where none
-    or several do, the verdict is a hang without a known culprit, which waits for the site's floor and asks for a
-    restart only while the ranks are inside a collective: a job that stands still outside any is pausing, and so is one
-    whose GPUs go on computing or most of whose hosts write. A known culprit is reported as soon as a step is overdue.
-    One whose process says nothing any more is acted on once the standstill is ``prompt``. One that lags looks just like
-    a rank that saves, evaluates or compiles for the others and has not announced it: it is acted on at the site's
-    floor, and before it only once the job has stood still for longer than it ever did by itself and a process of the
-    node is seen to do nothing at all. While its host, its GPU or its process works, it gets the start's deadline.
-    Without the hook, or where ranks do not count collectives, the GPUs stand in: those that run a kernel and do no work
-    wait in a collective, and the one node whose GPU runs none while all others wait is the culprit. It is reported at
-    the floor, and acted on as above where its process is seen to do nothing; where nobody sees that it gets the start's
-    deadline, for a compilation shows the same. A start without a first step is a hang after its deadline where steps
-    were to be seen (``signs/unstarted.py``); the one node whose ranks were never heard of while the others' were is
-    named, and restarted with at first. A job that lost a process is not hanging: ProcessExit speaks. Blind as
-    ``progress`` is. Cannot see: which of two ends of a broken link is to blame when all ranks wait in the same
-    collective; collectives that differ at the same sequence number (the flight recorder tells).
+    The culprit is a rank whose process exists but reports nothing (stopped, or stuck in the kernel), or a rank that has
+    enqueued fewer collectives than its peers, which wait in one that it has not reached (C4D, Wu et al. HPCA 2025;
+    Aegis, Dong et al. NSDI 2025: "collective launch lower than the group"). Where the culprit's whole pipeline lags
+    with it, the node whose GPUs do something other than wait decides. Exactly one node must stand out. Otherwise the
+    verdict is a hang without a known culprit; it waits for the site's floor and asks for a restart only while the ranks
+    are inside a collective, since a job that stands still outside of collectives is pausing, as is one whose GPUs still
+    compute or most of whose hosts write. A known culprit is reported as soon as a step is overdue. If its process
+    reports nothing, action follows once the standstill is ``prompt``. A lagging rank looks like one that saves,
+    evaluates or compiles without announcing it: action waits for the site's floor, or comes earlier only if the
+    standstill exceeds all the job's own pauses and a process of the node is seen to be idle. While its host, GPU or
+    process works, it gets the start deadline. Without the hook, or where ranks do not count collectives, GPU activity
+    substitutes: a GPU that runs a kernel but does no work waits in a collective, and the one node with a GPU that runs
+    none while all others wait is the culprit. It is reported at the floor and acted on as above if its process is seen
+    to be idle; if process activity is not observed it gets the start deadline, since compilation looks the same. A
+    start without a first step is a hang after its deadline where steps would have been seen (``signs/unstarted.py``); a
+    single node whose ranks never reported while the others' did is named, and the first verdict asks for a restart. If
+    a process has ended, ProcessExit reports instead. Blind as ``progress`` is. Cannot see: which end of a broken link
+    is to blame when all ranks wait in the same collective; mismatched collectives at the same sequence number (the
+    flight recorder shows these).
     """
 
     patience: Patience
@@ -62,11 +62,11 @@ class Hang:
         if not state.accusable or unplanned_exits(window):
             return []
         if not state.reported and unused_devices(window):
-            return []  # a process has ended: ProcessGone
+            return []  # a process has ended: ProcessGone reports it
         silent = self._silent_nodes(window)
         early = state.reported and not (silent or state.ripe or self._unheard(window))
         if early and not np.fmax.reduce(behind(window), initial=0.0) > 0:
-            return []  # what most standstills are: nobody stands out, and it may end by itself
+            return []  # the most common standstill: no node stands out, and it may end by itself
         if not silent and pausing_at_work(window, state):
             return []
         gone = left_early(window)
@@ -79,14 +79,14 @@ class Hang:
         lag = behind(window)
         culprit, kinds = self._culprit(window, state, silent, lag)
         if culprit is not None:
-            # Where GPUs alone accuse, one rank's write or evaluation that nobody announces is not reported.
+            # If only GPUs accuse a node, do not report it: one rank may be writing or evaluating without announcing it.
             due = state.ripe or ("rank_process" in kinds and state.outlasts_pauses)
             raised = bool(kinds & RANKS_SAY) or (due and not works(window, culprit, state.advanced_s))
             return [self._verdict(window, state, culprit, kinds, silent, lag)] if raised else []
         return self._unknown(window, state, lag)
 
     def _within_usual_pause(self, window: Window, state: Progress, silent: set[int]) -> list[Verdict]:
-        """Return the verdict on a node that stands out in two ways while the job has stood still for longer before."""
+        """Return the verdict on a node that two kinds of evidence single out within the job's usual pauses."""
         if self._unheard(window):
             return []
         lag = behind(window)
@@ -96,12 +96,12 @@ class Hang:
         return [self._verdict(window, state, culprit, kinds, silent, lag)]
 
     def _culprit(self, window: Window, state: Progress, silent: set[int], lag: Floats) -> tuple[int | None, set[str]]:
-        """Return the one node that stands out, as its index, and by which kinds of evidence; None where none does."""
+        """Return the index of the one node that stands out and its kinds of evidence; None if there is none."""
         worst = np.fmax.reduce(lag, initial=0.0)
         lagging = {int(n) for n in np.unique(window.node_of[lag == worst])} if worst > 0 else set()
         missing = missing_nodes(window) if state.phase == STARTING else set()
         if _counts(state, lag) and not (silent or lagging or missing):
-            return None, set()  # what GPUs do is no evidence of its own there
+            return None, set()  # GPU activity is not independent evidence there
         odd = activity_outliers(window, state.advanced_s)
         evidence = [
             ("rank_silence", silent),
@@ -123,7 +123,7 @@ class Hang:
         return culprit, kinds
 
     def _unheard(self, window: Window) -> bool:
-        """Whether some node's silence may yet explain the standstill; NodeSilent decides that."""
+        """Whether a node's silence may still explain the standstill; NodeSilent decides that."""
         heard_s = np.maximum(window.heard_s, window.watching_since_s)
         missed_s = np.where(window.farewell, 0.0, window.now_s - heard_s)
         return bool((missed_s > max(0.5 * self.silent_node_s, 2 * window.interval_s)).any())
@@ -133,7 +133,7 @@ class Hang:
         return set() if quiet.all() else {int(n) for n in np.unique(window.node_of[quiet])}
 
     def _unknown(self, window: Window, state: Progress, lag: Floats) -> list[Verdict]:
-        """Return a hang whose culprit nobody can name, once it cannot be a pause or a write any more."""
+        """Return a hang without a known culprit, once it can no longer be a pause or a write."""
         if not state.ripe:
             return []
         kind, elsewhere, share = "collective_sequence", lag > 0, waiting_ratio(window)
@@ -143,11 +143,11 @@ class Hang:
         inside = share is not None and share >= WAITING_RATIO
         patience_s = state.ripe_s
         if share is not None and not inside and state.phase != "start":
-            patience_s *= PAUSE_FLOORS  # the program is doing something else than waiting for its peers
+            patience_s *= PAUSE_FLOORS  # the program does something other than wait for its peers
         elif most_busy_with_io(window, state.advanced_s):
-            patience_s *= PAUSE_FLOORS  # nobody kills a checkpoint
+            patience_s *= PAUSE_FLOORS  # do not kill a checkpoint
         elif elsewhere.any():
-            # Some do not wait: they may be at work for the others, a checkpoint that nobody announced.
+            # Some ranks do not wait: they may be working for the others, such as on an unannounced checkpoint.
             busy = [works(window, int(n), state.advanced_s) for n in np.unique(window.node_of[elsewhere])]
             if any(busy) or not (state.reported or self._seen_at_rest(window, state, elsewhere)):
                 patience_s = self._at_work_s(state)
@@ -176,9 +176,9 @@ class Hang:
         ]
 
     def _spinning(self, window: Window, state: Progress) -> Floats | None:
-        """Return which GPUs run a kernel while the job does no work: (S,) as ``waiting``, None where that is not known.
+        """Return which GPUs run a kernel while the job does no work: (S,) as ``waiting``, None if unknown.
 
-        Raises Blind where the ranks say nothing either.
+        Raises Blind if the ranks report nothing either.
         """
         seen, spins = work(window), waiting(window, state.advanced_s)
         if spins is not None and seen is not None and seen.idle_s > 0 and not seen.by_wires:
@@ -219,7 +219,7 @@ class Hang:
         behind = np.where(np.isfinite(lag[members]), lag[members], 0.0)
         if behind.max(initial=0.0) > 0:
             worst = int(members[np.argmax(behind)])
-            # Ranks of the node that lag alike wait for each other; only a single one can be named.
+            # Ranks of a node that lag equally wait for each other; only a single one can be named.
             device = window.series[worst].device if int((behind == behind.max()).sum()) == 1 else device
             evidence.append(Evidence("nccl_sequence_lag", node, device, float(behind.max()), 0.0, 0.0, "collectives"))
             many = f"{behind.max():.0f} collective{'' if behind.max() == 1 else 's'}"
@@ -251,7 +251,7 @@ class Hang:
             summary=f"{state}; {node} holds the job up: {'; '.join(reasons)}",
             evidence=tuple(evidence),
             kinds=frozenset({"standstill", *kinds}),
-            # What is merely not seen may be its agent's fault: a second time the node is excluded.
+            # A missing report may be the agent's fault: only the second occurrence excludes the node.
             asks="restart_job"
             if "rank_missing" in kinds and not kinds & {"rank_silence", "collective_sequence"}
             else None,
@@ -259,18 +259,19 @@ class Hang:
 
     def _sure(self, window: Window, state: Progress, culprit: int, kinds: set[str]) -> bool:
         if "rank_silence" in kinds:
-            # A process that cannot even say that it lives is not writing a checkpoint, unless it is too busy to.
+            # A process that cannot even send heartbeats is not writing a checkpoint, unless it is too busy to send
+            # them.
             mute = (window.node_of == culprit) & (window.silent_s > self.rank_silent_s)
             busy = uses_cpu(window, mute, state.advanced_s)
             return state.prompt and (not busy or state.standstill_s >= self._at_work_s(state))
         working = works(window, culprit, state.advanced_s)
-        if working:  # nobody kills a write or an evaluation, nor the node whose storage is frozen
+        if working:  # do not kill a write or an evaluation, nor exclude a node because its storage is frozen
             return state.standstill_s >= self._at_work_s(state)
         if "collective_sequence" in kinds and not _at_rest(window):
-            return False  # whoever is last for a moment after a stall that all shared holds nobody up
+            return False  # a rank that is briefly last after a shared stall holds nothing up
         if "rank_process" in kinds:
             return state.overstayed
-        # A GPU that runs nothing is one kind of evidence, and a compilation: nobody saw what its process does.
+        # An idle GPU is one kind of evidence, and also what compilation looks like; process activity was not observed.
         return state.ripe and (bool(kinds & RANKS_SAY) or state.standstill_s >= self._at_work_s(state))
 
     def _seen_at_rest(self, window: Window, state: Progress, columns: NDArray[np.bool_]) -> bool:
@@ -278,12 +279,12 @@ class Hang:
         return all(at_rest(window, int(node), state.advanced_s) for node in nodes)
 
     def _at_work_s(self, state: Progress) -> float:
-        """Return how long one node may be at work for the others before that counts as a hang: the site's deadline."""
+        """Return how long one node may work for the others before that counts as a hang: the start deadline."""
         return max(PAUSE_FLOORS * state.ripe_s, self.patience.start_deadline_s)
 
 
 def _counts(state: Progress, lag: Floats) -> bool:
-    """Whether ranks themselves tell who holds the job up: they report steps and how many collectives they have seen."""
+    """Whether ranks themselves show the culprit: they report steps and collective counts."""
     return state.reported and bool(np.isfinite(lag).any())
 
 

@@ -1,4 +1,4 @@
-"""A job that stands still because one node's network does not carry its collectives."""
+"""Detects a job that stands still because one node's network does not carry its collectives."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ from eagle_eye.detectors.signs.recent_rows import middle
 from eagle_eye.detectors.types import Blind, Evidence, Floats, Integers, Verdict, Window
 
 SETTLED_INTERVALS = 3.0
-LEAD_S, LEAD_STEPS = 10.0, 2.0  # a port that fell so long before the last step can still have stopped the next one
+LEAD_S, LEAD_STEPS = 10.0, 2.0  # a port that went down this long before the last step may still have stopped the next
 RECENT_LINES = 4
 PORT_ERRORS, RDMA_ERRORS = "link_errors_total", "node_rdma_errors_total"
-ERRORS_MIN = 10.0  # since the standstill began, on one node, and on the others less than a fifth
+ERRORS_MIN = 10.0  # since the standstill began, on one node, with less than a fifth of it on the others
 OTHERS_RATIO = 0.2
 SENT = "node_rdma_tx_bytes_per_second"
-SENT_MIN_BYTES_PER_S = 1e5  # what nodes that wait still send each other: work requests tried again
+SENT_MIN_BYTES_PER_S = 1e5  # what waiting nodes still send each other: retried work requests
 USED_MIN_BYTES_PER_S = 1e7  # a node that sent less before sends nothing by design
-USED_QUANTILE = 0.9  # of the rows before: steps take turns with pauses
+USED_QUANTILE = 0.9  # of the rows before: steps alternate with pauses
 MUTE_RATIO = 0.01  # of what the others send
-AGAIN_RATIO = 0.005  # of what a node sent before: what is more is traffic of its own, to a storage or of a next step
+AGAIN_RATIO = 0.005  # of what a node sent before: more than this is other traffic, to storage or of a next step
 OTHERS_MIN = 2
 CONFIDENCE_EARLY, CONFIDENCE_RIPE = 0.85, 0.96
-CONFIDENCE_ONE_SIGN = 0.9  # that a restart is right; not that the node is to blame
-RANK_SILENT_S = 5.0  # a process that says nothing for so long may be the culprit
-OFFSET_LINES, OFFSET_LINES_MIN = 16, 3  # rows before the standstill that tell how ranks count
+CONFIDENCE_ONE_SIGN = 0.9  # that a restart is right, not that the node is to blame
+RANK_SILENT_S = 5.0  # a process that reports nothing for this long may be the culprit
+OFFSET_LINES, OFFSET_LINES_MIN = 16, 3  # rows before the standstill that show the ranks' counting offsets
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,20 +42,20 @@ class NetworkHang:
 
     All ranks wait in the same collective (equal ``nccl_sequence`` since the last step, or unknown; C4D, Wu et al. HPCA
     2025: a communication hang) and one node's port is down, or went down as the standstill began, while the others' are
-    up. It is told of when a step is overdue, whatever pauses the job had while all ports were up, and acted on once the
+    up. Reported when a step is overdue, whatever pauses the job had while all ports were up; acted on once the
     standstill is ``prompt`` or, in a job of short steps, longer than its known pauses; also when the ranks have died of
-    it, each of a lost peer. A port that came back asks for a restart only: its node is not to be excluded for one flap;
-    nor for one of which only the kernel's log tells, and nobody whether the job uses it. While ports are up, errors
-    that one node's port alone counts name it once the standstill is ripe. RDMA errors that grow on one node alone, or
-    one node alone that has not completed a collective that its peers have (Aegis, Dong et al. NSDI 2025: more work
-    requests than completions), may be the other end's: each asks for a restart, when the standstill is ripe. Both
-    together name the node, and either one does beside the third sign, that the node alone sends nothing while the
-    others still try; where every other node tries, and hardly sends anything else, that one is enough once the
-    standstill is ripe. Where several nodes' ports are down at once nothing is said (SwitchDown), nor where all ports
-    fell at once of the job's only node on a switch, nor where no link or RDMA evidence stands out, a rank lags, its
-    process is silent or, without the hook and with all ports up again, its GPU alone does not wait (Hang). Blind as
-    ``progress`` is, and when neither port states nor errors are observed. Cannot see: a path that drops packets in the
-    fabric; of a broken cable, an end that counts nothing.
+    it, each reporting a lost peer. A port that came back asks only for a restart, since one flap does not justify an
+    exclusion; so does one known only from the kernel log, since the job may not use it. While ports are up, errors
+    counted by one node's ports alone name that node once the standstill is ripe. RDMA errors that grow on one node
+    alone, or one node alone that has not completed a collective that its peers have (Aegis, Dong et al. NSDI 2025: more
+    work requests than completions), may be the other end's fault: each asks for a restart when the standstill is ripe.
+    Both together name the node, as does either one together with a third sign, that the node alone sends nothing while
+    the others retry; where every other node retries and sends hardly anything else, the third sign suffices once the
+    standstill is ripe. No verdict if several nodes' ports are down at once (SwitchDown); if all ports of the only node
+    of the job on a switch went down at once; if no link or RDMA evidence stands out; or if a rank lags, its process is
+    silent or, without the hook and with all ports up again, its GPU alone does not wait (Hang). Blind as ``progress``
+    is, and if neither port states nor errors are observed. Cannot see: a path that drops packets in the fabric; the end
+    of a broken cable that counts no errors.
     """
 
     patience: Patience
@@ -74,7 +74,8 @@ class NetworkHang:
         state = progress(window, self.patience)
         if not state.accusable:
             return []
-        # While a port that fell long before was down the job made steps; one that fell long after is no cause either.
+        # The job made steps while a port that went down much earlier was down; one that went down much later is no
+        # cause either.
         lead_s = LEAD_S + LEAD_STEPS * max(state.typical_step_s, window.interval_s)
         fallen = [item for item in outages(window) if abs(item.since_s - state.advanced_s) <= lead_s]
         fell = {item.node for item in fallen}
@@ -92,7 +93,7 @@ class NetworkHang:
         return [] if silent else self._unseen(window, state, unfinished)
 
     def _died(self, window: Window, died_s: float, count: int) -> list[Verdict]:
-        """Return the verdict on ranks that all died of a lost peer, when one node's port is down."""
+        """Return the verdict on ranks that all died of a lost peer while one node's port is down."""
         fallen = [item for item in outages(window) if item.down and item.since_s <= died_s + window.interval_s]
         if len({item.node for item in fallen}) != 1 or shared(window, fallen) is not None:
             return []
@@ -103,7 +104,7 @@ class NetworkHang:
 
     def _fallen(self, window: Window, state: Progress, fallen: list[Outage], kinds: frozenset[str]) -> Verdict:
         down = any(item.down for item in fallen)
-        # Only a sum of ports' falls is known: nobody can say whether the port came back.
+        # Only the sum of the ports' downs is known: whether the port came back is not.
         prompt = state.prompt or (state.past_own_pauses and any(item.down and surely_used(item) for item in fallen))
         sure = _settled(window, fallen) and (prompt if down else state.ripe)
         return self._verdict(
@@ -148,7 +149,7 @@ class NetworkHang:
         )
 
     def _unseen(self, window: Window, state: Progress, unfinished: set[int]) -> list[Verdict]:
-        """Return the verdict on one node whose ports are up: its errors grow, or only its collective is open."""
+        """Return the verdict on one node whose ports are up but whose errors grow or whose collective alone is open."""
         metric, errors = _errors_since(window, state.advanced_s)
         worst = int(np.argmax(errors))
         most = float(np.delete(errors, worst).max(initial=0.0))
@@ -164,10 +165,10 @@ class NetworkHang:
         both = signs > 1
         if not both and not state.ripe and not (erring and metric == PORT_ERRORS and state.outlasts_pauses):
             return []
-        # Errors that a port counts are of its own link; RDMA errors may be of whom the node talks to.
+        # Errors that a port counts are of its own link; RDMA errors may be the other end's.
         certain = both or (bool(erring) and metric == PORT_ERRORS) or (bool(mute) and signs == 1)
         if not both and not (erring and certain) and most_busy_with_io(window, state.advanced_s):
-            return []  # nobody kills a checkpoint
+            return []  # do not kill a checkpoint
         node = window.nodes[next(iter(suspects))]
         evidence, story, kinds = [state.evidence], [], {"standstill"}
         if erring:
@@ -180,7 +181,7 @@ class NetworkHang:
             story.append(f"{node} alone sends nothing while the others still try")
             kinds.add("traffic")
         if unfinished:
-            # The collectives under way, beyond those of the others.
+            # Outstanding collectives, in excess of the others'.
             evidence.append(Evidence("nccl_completed_sequence", node, None, "behind its peers"))
             story.append(f"{node} has not completed a collective that its peers have")
             kinds.add("collective_completion")
@@ -204,16 +205,17 @@ class NetworkHang:
 
 
 def _awaited(window: Window, state: Progress, fallen: list[Outage]) -> set[int]:
-    """Return the nodes whose GPUs do not wait as their peers' do, where ports are up again and ranks tell nothing."""
+    """Return the nodes whose GPUs do not wait as their peers' do, where ports are up again and ranks report nothing."""
     if state.reported or not fallen or any(item.down for item in fallen):
         return set()
     return activity_outliers(window, state.advanced_s)
 
 
 def _forgotten(window: Window, state: Progress, node: int) -> bool:
-    """Whether a port of the node has been down ever since the window begins, and the standstill is older than that.
+    """Whether a port of the node has been down since before the window, and the standstill is older than the window.
 
-    It may have fallen by itself or with its switch: when, and what fell with it, is out of sight by now.
+    The port may have failed alone or with its switch; when that happened, and what failed with it, is no longer
+    visible.
     """
     up = window.link.get("link_up")
     if up is None or len(up) == 0 or state.advanced_s >= window.link_times_s[0]:
@@ -223,15 +225,15 @@ def _forgotten(window: Window, state: Progress, node: int) -> bool:
 
 
 def _settled(window: Window, fallen: list[Outage]) -> bool:
-    """Whether a fallen switch would have shown by now on other nodes, whose rows come at other moments."""
+    """Whether a failed switch would have shown by now on other nodes, whose rows arrive at other times."""
     return window.now_s - max(item.since_s for item in fallen) >= SETTLED_INTERVALS * window.interval_s
 
 
 def _lagging(window: Window, state: Progress) -> tuple[set[int], set[int]]:
-    """Return the nodes with a rank that has enqueued fewer collectives than its peers, and completed fewer.
+    """Return the nodes with a rank that has enqueued fewer collectives than its peers, and those that completed fewer.
 
-    Only what has come to rest is compared: while a job runs, ranks' rows are of different moments. Ranks of a role that
-    count from different offsets differ by the same number in every row before the standstill.
+    Only counts at rest are compared: while a job runs, ranks' rows are of different moments. Ranks of a role that count
+    from different offsets differ by the same number in every row before the standstill.
     """
     sequence, completed = window.device.get("nccl_sequence"), window.device.get("nccl_completed_sequence")
     if sequence is None:
@@ -244,12 +246,12 @@ def _lagging(window: Window, state: Progress) -> tuple[set[int], set[int]]:
     for members in role_members(window):
         own = enqueued[members] - _offsets(before[:, members])
         late |= _below(own, window.node_of[members])
-    # What a rank has under way needs no offset and no role: while all wait in one collective it is the same for all.
+    # Outstanding counts need no offset and no role: when all ranks wait in one collective they are equal.
     return late, _below(-pending, window.node_of)
 
 
 def _offsets(before: Floats) -> Floats:
-    """Return by how much each rank counts from elsewhere than its peers: (members,), 0 where that is not constant."""
+    """Return each rank's constant counting offset from its peers: (members,), 0 if not constant."""
     if len(before) < OFFSET_LINES_MIN or before.shape[1] <= 1:
         return np.zeros(before.shape[1])
     apart = before - np.array([[middle(row)] for row in before])
@@ -268,16 +270,16 @@ def _below(values: Floats, node_of: Integers) -> set[int]:
 
 
 def _mute(window: Window, since_s: float) -> tuple[set[int], bool]:
-    """Return the one node that sends nothing since a moment while most others still do, and whether all others do so.
+    """Return the one node that has sent nothing since ``since_s`` while most others send, and whether all others do.
 
-    {} where none or several. Whose peer is dead tries again and is seen to, with next to nothing of what it sent
-    before; a dead card sends nothing.
+    {} if there is none or more than one. A node whose peer is dead visibly retries, with a tiny fraction of its earlier
+    traffic; a dead adapter sends nothing.
     """
     values = window.node.get(SENT)
     first = int(np.searchsorted(window.node_times_s, since_s, side="right"))
     if values is None or first == 0 or len(values) - first <= SETTLED_INTERVALS:
         return set(), False
-    # A checkpoint just before the standstill has sent little: what a node does with its network is what it did at most.
+    # A checkpoint just before the standstill sends little: a node's network use is measured by its peak.
     sent, usual = level(values[first + 1 :], RECENT_LINES), quantile_over_rows(values[:first], USED_QUANTILE)
     with np.errstate(invalid="ignore"):
         trying = sent >= SENT_MIN_BYTES_PER_S
@@ -291,9 +293,9 @@ def _mute(window: Window, since_s: float) -> tuple[set[int], bool]:
 
 
 def _errors_since(window: Window, since_s: float) -> tuple[str, Floats]:
-    """Return by how much each node's errors grew since a moment and the metric: (N,), 0 where nothing counts them.
+    """Return how much each node's errors grew since ``since_s``, and the metric: (N,), 0 where not counted.
 
-    Ports' own counters go first: they say whose link it is.
+    Ports' own counters take precedence: they identify the link.
     """
     by_link = PORT_ERRORS in window.link
     values = window.link[PORT_ERRORS] if by_link else window.node.get(RDMA_ERRORS)

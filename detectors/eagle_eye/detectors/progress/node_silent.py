@@ -1,4 +1,4 @@
-"""A node that is silent: its agent sends nothing and said no goodbye."""
+"""Detects silent nodes: the agent sends nothing and did not say goodbye."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ EVIDENCE_NODES_MAX = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeSilent:
-    """Names nodes that have fallen silent, and says whether the job stopped with them.
+    """Names nodes that have fallen silent, and decides whether the job stopped with them.
 
-    Silence alone is never guilt: an upgrade, an expired token and a management network that reconverges are silent too.
-    Only when the job has stopped as well (no step although one is due, or ranks elsewhere died) does the verdict carry
-    a second kind of evidence; not when it went on for steps after the node fell silent, for no synchronous job makes a
-    step without one of its nodes, nor when the node fell silent long after the stop, unless the others have entered a
-    collective since and stay in it; and not before ``alone_s`` while a rank that is heard has not entered the
-    collective that the others wait in, for then it may be that one (unless its GPU spins as theirs do), nor while
-    silences as long have just passed (``passed_silences_s``). While the job goes on, silence is told of after
-    ``alone_s``, for most of it passes by itself. Nodes that fell silent at one moment and share a switch, or are too
-    many for chance, are told of together and none is accused; when the job stopped with them SwitchDown speaks. When
-    most of a job's nodes are silent the fault is likelier between them and us: Blind. Cannot see: a node whose agent
-    lives on while its GPUs are gone.
+    Silence alone is not guilt: upgrades, expired tokens and a reconverging management network cause it too. The verdict
+    carries a second kind of evidence only if the job has stopped as well (no step although one is due, or ranks
+    elsewhere died). It does not if the job made steps after the node fell silent, since a synchronous job cannot make a
+    step without one of its nodes; nor if the node fell silent long after the stop, unless the others have entered a
+    collective since and stay in it; nor before ``alone_s`` while a reporting rank has not entered the collective that
+    the others wait in, since that rank may be the culprit (unless its GPU spins as theirs do); nor while equally long
+    silences have just passed (``passed_silences_s``). While the job goes on, silence is reported after ``alone_s``,
+    since most of it passes by itself. Nodes that fell silent at the same moment and share a switch, or are too many for
+    coincidence, are reported together and none is accused; if the job stopped with them, SwitchDown reports instead. If
+    most of a job's nodes are silent, the fault is likelier between them and the server: Blind. Cannot see: a node whose
+    agent lives on while its GPUs are gone.
     """
 
     patience: Patience
@@ -47,7 +47,7 @@ class NodeSilent:
     name: str = "node_silent"
 
     def detect(self, window: Window) -> list[Verdict]:
-        """Return one verdict for each silent node or group of them, [] when all were heard."""
+        """Return one verdict for each silent node or group of nodes, [] if all report."""
         found = silence(window, self.intervals, self.floor_s)
         if len(found.nodes) == 0:
             return []
@@ -78,7 +78,7 @@ class NodeSilent:
     def _verdict(
         self, window: Window, index: int, found: Silence, suspect: bool, sure: bool, why: Evidence | None
     ) -> Verdict:
-        """Return what is said of a silent node; ``why`` shows that the job has stopped, ``suspect``: with it."""
+        """Return the verdict on a silent node; ``why`` shows that the job has stopped, ``suspect``: with the node."""
         node, silence_s = window.nodes[index], float(found.seconds[index])
         evidence = [Evidence("node_silence_seconds", node, None, silence_s, 0.0, found.limit_s, "seconds")]
         tail = "while the job goes on"
@@ -136,9 +136,9 @@ class NodeSilent:
 
 
 def _held_up_elsewhere(window: Window, found: Silence, state: Progress | None) -> bool:
-    """Whether a node that is heard has a rank that the others wait for.
+    """Whether a reporting node has a rank that the others wait for.
 
-    Not one whose GPU spins as theirs do: a stage of a pipeline that waits for the silent one lags as well.
+    Excludes a node whose GPU spins as the others' do: a pipeline stage that waits for the silent node lags as well.
     """
     late = behind(window) > 0
     spins = None if state is None else waiting(window, state.advanced_s)

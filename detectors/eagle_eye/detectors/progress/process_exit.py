@@ -1,4 +1,4 @@
-"""A training process that ended by itself, and which of several ends came first."""
+"""Detects training processes that ended by themselves, and which of several exits came first."""
 
 from __future__ import annotations
 
@@ -13,31 +13,31 @@ from eagle_eye.detectors.signs.memory_kills import MemoryKill, killed_rank, memo
 from eagle_eye.detectors.signs.progress import typical_step_s
 from eagle_eye.detectors.types import Evidence, Verdict, Window
 
-# An end so much earlier than all others was the first; clocks and the echo of a death are nearer than that.
+# An exit this much earlier than all others was the first; clock skew and the echo of a death are shorter.
 ORDER_S = 2.0
-STOOD_STEPS = 3.0  # a job that stood still for this many steps before its first end hung: who gives up first is chance
-XID_NEAR_S = 30.0  # a GPU's error and the end of the process that met it
-# What a program's error leaves in the kernel log (NVIDIA, XID Errors: restart the application); the rest is hardware.
+STOOD_STEPS = 3.0  # a job idle for this many steps before its first exit hung: which rank times out first is chance
+XID_NEAR_S = 30.0  # between a GPU's error and the exit of the process that hit it
+# Errors that a program leaves in the kernel log (NVIDIA, XID Errors: restart the application); the rest is hardware.
 PROGRAM_KINDS = ("application",)
 HARDWARE_KINDS = ("memory", "contained", "hang", "lost")
-HARDWARE_S = 2.0  # how long a crash is not told of while a GPU's error beneath it is looked at
-WITNESS_KINDS = ("application", "restart")  # errors that say whose process ended first
+HARDWARE_S = 2.0  # how long a crash verdict waits while a GPU error behind it is examined
+WITNESS_KINDS = ("application", "restart")  # errors that identify the process that ended first
 CONFIDENCE_KNOWN, CONFIDENCE_ORDER, CONFIDENCE_UNKNOWN = 0.99, 0.9, 0.8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessExit:
-    """Names the node whose process ended first: ``process_crash``, or ``out_of_memory`` where the kernel killed it.
+    """Names the node whose process ended first: ``process_crash``, or ``out_of_memory`` if the kernel killed it.
 
-    One rank's death kills its peers within milliseconds, so that clocks cannot order the ends; but the peers die of a
-    communication error and say so, while the first dies of a signal or an error of its own, of the kernel's OOM kill,
-    or with an XID of its own GPU. Where no end says anything, one that came ``ORDER_S`` before all others, in a job
-    that was making steps, was the first. The same error on every node, an exception that only the program can raise, or
-    an XID that programs cause (13, 31, 43; NVIDIA, XID Errors) make it the program's fault: no node is excluded for it.
-    The verdict waits ``settle_s`` for the others' ends to arrive, and for a node that has gone silent to be known as
-    such (``silent_s``). An exception that most ranks raised at one place is in the evidence, with the step, for an end
-    of the next attempt to be compared with. When no end stands out the job's crash is reported without a culprit.
-    Cannot see: an exit that no agent watched.
+    One rank's death kills its peers within milliseconds, so clocks cannot order the exits. But the peers die of a
+    communication error that says so, while the first dies of a signal or an error of its own, of the kernel's OOM kill,
+    or with an XID of its own GPU. If no exit has text, one that came ``ORDER_S`` before all others, in a job that was
+    making steps, was the first. The same error on every node, an exception that only the program can raise, or an XID
+    that programs cause (13, 31, 43; NVIDIA, XID Errors) make it the program's fault: no node is excluded for it. The
+    verdict waits ``settle_s`` for the other exits to arrive, and ``silent_s`` to recognise a node that has fallen
+    silent. An exception that most ranks raised at one place is kept in the evidence, with the step, to compare with the
+    exit of the next attempt. If no exit stands out, the crash is reported without a culprit. Cannot see: an exit that
+    no agent watched.
     """
 
     settle_s: float
@@ -56,13 +56,13 @@ class ProcessExit:
         witnesses = _witnesses(window, exits)
         causes = [i for i in exits if i.cause or i in witnesses or any(killed_rank(kill, i) for kill in kills)]
         if not causes and since_s < self.silent_s + self.settle_s and self._someone_unheard(window, exits):
-            return []  # its silence may be the cause; the next seconds tell
+            return []  # its silence may be the cause; the next seconds will show
         if not kills and _stopped_from_outside(causes):
             return []
         by_order = False
         if not causes:
             if since_s < ORDER_S and len({item.node for item in exits}) == 1:
-                return []  # alone so far: whether it stays so tells who was first
+                return []  # the only exit so far: whether it stays the only one decides which was first
             causes = _clearly_first(window, exits)
             by_order = bool(causes)
         first = (causes or exits)[0]
@@ -101,10 +101,10 @@ class ProcessExit:
         ]
         kinds = {"exit"}
         if exception:
-            # By these it is known again when it ends the next attempt, too; the traceback is for the job's owner.
+            # These identify it if it also ends the next attempt; the traceback is for the job's owner.
             evidence.append(Evidence("exception", None, None, exception))
             evidence.append(Evidence("train_step", None, None, window.last_step, None, None, "steps"))
-            fullest = max(reported, key=lambda item: len(item.error))  # a log keeps less of it than the hook
+            fullest = max(reported, key=lambda item: len(item.error))  # a log keeps less of it than the hook does
             evidence.append(Evidence("traceback", fullest.node, fullest.device, fullest.error[-TRACEBACK_CHARS_MAX:]))
         for kind, extra in (("oom_kill", kill), ("xid", error)):
             if extra is not None:
@@ -130,7 +130,7 @@ class ProcessExit:
 
 
 def _witnesses(window: Window, exits: list[Exit]) -> dict[Exit, GpuError]:
-    """Return the ends beside which the process's own GPU logged an error that a program or its data cause."""
+    """Return the exits for which the process's own GPU logged an error that a program or its data causes."""
     errors = [error for error in gpu_errors(window) if error.xid.kind in WITNESS_KINDS] if window.events else []
     found: dict[Exit, GpuError] = {}
     for item in exits:
@@ -144,9 +144,9 @@ def _witnesses(window: Window, exits: list[Exit]) -> dict[Exit, GpuError]:
 
 
 def _hardware_s(window: Window, exits: list[Exit]) -> float:
-    """Return how long the hardware's own detectors may need to name the cause beneath these ends: 0 where it is silent.
+    """Return how long the hardware detectors may need to name the cause of these exits: 0 if there is no such evidence.
 
-    What a restart would do about failing memory is decided once the kernel has had its word.
+    Whether to restart on failing memory is decided once the kernel log has arrived.
     """
     nodes = {item.node for item in exits}
     counter = window.device.get("gpu_ecc_uncorrected_total")
@@ -160,9 +160,9 @@ def _hardware_s(window: Window, exits: list[Exit]) -> float:
 
 
 def _application(window: Window, exits: list[Exit], error: GpuError | None) -> bool:
-    """Whether the user's program is to blame, not a node: its error is the same everywhere, or the GPU's log says so.
+    """Whether the user's program is to blame, not a node: the error is the same everywhere, or the GPU's log says so.
 
-    An exception on one node alone may be its memory or its file system, and counts against it when it comes back.
+    An exception on one node alone may be its memory or file system, and counts against the node if it recurs.
     """
     if error is not None:
         return error.xid.kind in PROGRAM_KINDS
@@ -172,7 +172,7 @@ def _application(window: Window, exits: list[Exit], error: GpuError | None) -> b
 
 
 def _clearly_first(window: Window, exits: list[Exit]) -> list[Exit]:
-    """Return the ends of the node whose end came clearly before all others'; [] when none did, or it was an echo."""
+    """Return the exits of the node that clearly ended before all others; [] if there is none, or it was an echo."""
     first = exits[0]
     mine = [item for item in exits if item.node == first.node]
     if len(window.nodes) < 2 or any(item.error for item in mine):
@@ -184,7 +184,7 @@ def _clearly_first(window: Window, exits: list[Exit]) -> list[Exit]:
 
 
 def _stopped_from_outside(causes: list[Exit]) -> bool:
-    """Whether ranks of several nodes died of SIGKILL and of nothing else: a scheduler ends jobs so, faults do not."""
+    """Whether ranks of several nodes died of SIGKILL and nothing else: schedulers end jobs that way, faults do not."""
     return len({item.node for item in causes}) > 1 and all(item.exit_code == -signal.SIGKILL for item in causes)
 
 

@@ -1,4 +1,4 @@
-"""A process that ended where nobody reports how processes end: its GPU's memory is free, and the rest waits."""
+"""Detects a process that ended unreported, from its GPU's freed memory while the other ranks wait."""
 
 from __future__ import annotations
 
@@ -21,32 +21,33 @@ from eagle_eye.detectors.signs.without_hook import (
 )
 from eagle_eye.detectors.types import Evidence, Floats, Verdict, Window
 
-HOLDING_RATIO = 0.5  # of the other nodes must still hold their memory: ends that are meant take all along
-LATER_S = 3.0  # others' ends that come this much later, and two intervals, are echoes
-UNORDERED_S = 45.0  # schedulers kill what lingers 30 s after a job was told to end
-SEEN_BEFORE_S = 60.0  # what ended so near to the window's beginning may have followed what lies before it
+HOLDING_RATIO = 0.5  # of the other nodes must still hold their memory: an intended end frees all
+LATER_S = 3.0  # others' exits that come this much later, plus two intervals, are echoes
+UNORDERED_S = 45.0  # schedulers kill remaining processes 30 s after a job was told to end
+SEEN_BEFORE_S = 60.0  # an exit this close to the start of the window may have followed an unseen one
 TOGETHER_S = 10.0  # the others began to wait at the same moment...
-STEP_S_MAX = 60.0  # ...or as much later as stages of a pipeline go on without one of them
-CONFIDENCE_EARLY, CONFIDENCE = 0.85, 0.9  # as long as the kernel may yet say why it ended, and from then on
+STEP_S_MAX = 60.0  # ...or as much later as pipeline stages go on without one of them
+CONFIDENCE_EARLY, CONFIDENCE = 0.85, 0.9  # while the kernel log may still name the cause, and afterwards
 CONFIDENCE_RESTARTED = 0.95
 COUNTER = "gpu_ecc_uncorrected_total"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessGone:
-    """Finds ``process_crash`` in a job without the hook, by ``gpu_memory_used_bytes`` (T, S) and the GPUs' work.
+    """Finds ``process_crash`` in a job without the hook, from ``gpu_memory_used_bytes`` (T, S) and GPU activity.
 
-    A process that ends frees its GPU's memory (below a tenth and 2 GiB) while its peers wait in a collective: they hold
-    theirs, and their work falls to waiting, at once or, with stages that go on for a while, for a whole floor. One node
-    must have been first by three seconds and two intervals while most of the others are seen to hold on; where all let
-    go together the job has ended, and whether that was meant only the scheduler knows. Where a few let go together
-    nobody is named, and most must have held on for longer than a scheduler gives them. Of two nodes the other must
-    still run kernels: the last rank of a job that ends may save for minutes. It asks for a restart and never accuses
-    hardware: it is told of at once and acted on when the kernel would have named a cause, and where a GPU of the node
-    counts an uncorrected memory error its detector speaks first. What ended while the node was away nobody saw: the
-    kernel has its say from the node's return on. Where no GPU of it holds anything by then and its agent has started
-    anew, without a goodbye before, the node has restarted: ``node_unreachable``, by its silence, its memory and the
-    others' wait. Silent where ranks report steps or ends, and in jobs of one node. Cannot see: why the process ended.
+    A process that ends frees its GPU's memory (to below a tenth and 2 GiB) while its peers wait in a collective: they
+    keep theirs, and their activity falls to waiting, at once or, with pipeline stages that go on for a while, for a
+    whole floor. One node must have been first by three seconds and two intervals while most of the others are seen to
+    keep their memory; if all freed it together the job has ended, and only the scheduler knows whether that was
+    intended. If a few freed it together no node is named, and most must have kept theirs for longer than a scheduler
+    allows. In a job of two nodes the other must still run kernels, since the last rank of an ending job may save for
+    minutes. Asks for a restart and never accuses hardware: reported at once and acted on when the kernel would have
+    named a cause; if a GPU of the node counts an uncorrected memory error, that detector takes precedence. If the exit
+    happened while the node was away it was not observed, and the wait for the kernel log starts at the node's return.
+    If by then none of its GPUs holds memory and its agent has started again without a goodbye, the node has rebooted:
+    ``node_unreachable``, by its silence, its memory and the others' wait. No verdict where ranks report steps or exits,
+    nor in jobs of one node. Cannot see: why the process ended.
     """
 
     patience: Patience
@@ -88,7 +89,7 @@ class ProcessGone:
         return [self._verdict(window, names, first.column, first_s, back_s or first_s, held)]
 
     def _stopped_with(self, window: Window, ended_s: float) -> bool:
-        """Whether the others have only waited since that end; from later on, if it cannot be a pause of theirs."""
+        """Whether the others have only waited since that exit, or since later if it cannot be their own pause."""
         idle_s = idle_since_s(window)
         near_s = TOGETHER_S + 2 * window.interval_s
         if idle_s is None or not -near_s <= idle_s - ended_s <= STEP_S_MAX + near_s:
@@ -96,7 +97,7 @@ class ProcessGone:
         return idle_s - ended_s <= near_s or progress(window, self.patience).ripe
 
     def _others_spin(self, window: Window, ended: int, since_s: float) -> bool:
-        """Whether every GPU of the other node runs a kernel, which can only wait."""
+        """Whether every GPU of the other node runs a kernel that can only be waiting."""
         spins = waiting(window, since_s)
         return spins is not None and bool((spins[window.node_of != ended] == 1.0).all())
 
@@ -159,14 +160,14 @@ class ProcessGone:
 
 
 def _back_s(window: Window, node: int, since_s: float, away_s: float) -> float | None:
-    """Return when a node that fell silent at a moment was heard of again; None where it was not away for so long."""
+    """Return when a node that fell silent at ``since_s`` reported again; None if it was not away for that long."""
     own = np.isfinite(window.device[MEMORY_METRIC][:, window.node_of == node]).any(axis=1)
     heard_s = window.times_s[own & (window.times_s > since_s)]
     return float(heard_s[0]) if len(heard_s) and heard_s[0] - since_s > away_s else None
 
 
 def _restarted(window: Window, node: int, freed: list[Freed], since_s: float) -> bool:
-    """Whether the node's agent has started since, without a goodbye, and none of its GPUs holds what it did."""
+    """Whether the node's agent has started since, without a goodbye, and none of its GPUs holds its earlier memory."""
     name = window.nodes[node]
     kinds = {event.kind for event in window.events if event.node == name and event.time_s > since_s}
     held = set(np.flatnonzero(window.node_of == node).tolist()) - {item.column for item in freed}
@@ -174,7 +175,7 @@ def _restarted(window: Window, node: int, freed: list[Freed], since_s: float) ->
 
 
 def _seen_holding_s(window: Window) -> Floats:
-    """Return when memory of each node's GPUs was last seen in use: (N,), -inf where it never was."""
+    """Return when memory of each node's GPUs was last seen in use: (N,), -inf if never."""
     with np.errstate(invalid="ignore"):
         held = window.device[MEMORY_METRIC] > FREED_BYTES_MAX
     last = len(held) - 1 - held[::-1].argmax(axis=0)

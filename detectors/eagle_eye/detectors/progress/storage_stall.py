@@ -1,4 +1,4 @@
-"""Storage that does not deliver: the job waits for data or for its checkpoint, and stands still or is slower for it."""
+"""Detects storage that does not deliver while the job waits for data or checkpoints and stalls or slows down."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ from eagle_eye.detectors.signs.recent_rows import held, lines_for, middle, past
 from eagle_eye.detectors.signs.topology import named
 from eagle_eye.detectors.types import Blind, Evidence, Floats, Verdict, Window
 
-# Metric, what it must reach, its unit. Healthy training nodes show a few hundredths and no blocked tasks; a fifth of a
-# host's time (pressure stall information) and three stuck tasks are beyond what page caches and log files do.
+# Metric, minimum value, unit. Healthy training nodes show a few hundredths and no blocked tasks; a fifth of a host's
+# time (pressure stall information) and three stuck tasks are more than page caches and log files cause.
 SIGNS = (
     ("node_iowait_ratio", 0.10, "ratio"),
     ("node_io_pressure_ratio", 0.20, "ratio"),
     ("node_blocked_tasks", 3.0, "tasks"),
 )
-PAST_FACTOR = 3.0  # times what the node showed before
-MANY_RATIO = 0.5  # of the nodes: the storage; fewer: nobody's finding, and one: its host's
-NEARLY_ALL_RATIO = 0.8  # of the nodes, from which on naming them says nothing
-HELD_QUANTILE = 0.3  # of the rows of HOLD_S, which must be up: pressure comes in bursts
-HOLD_S = 15.0  # ordinary flushes are over by then
+PAST_FACTOR = 3.0  # times the node's own past
+MANY_RATIO = 0.5  # of the nodes: the storage; fewer: undecidable; one: its host
+NEARLY_ALL_RATIO = 0.8  # of the nodes, above which listing them is pointless
+HELD_QUANTILE = 0.3  # of the rows of HOLD_S, which must be high: pressure comes in bursts
+HOLD_S = 15.0  # ordinary flushes take less
 ROWS_MIN = 3
-FLOWING_BYTES_PER_S = 1e8  # a host that moves so much is writing, not stuck
+FLOWING_BYTES_PER_S = 1e8  # a host that moves this much is writing, not stuck
 FLOWS = (
     "node_disk_write_bytes_per_second", "node_disk_read_bytes_per_second",
     "node_network_tx_bytes_per_second", "node_network_rx_bytes_per_second",
 )  # fmt: skip
-UNFELT_S = 60.0  # where nobody says how the job fares
-SLOWER_RATIO = 0.05  # what costs less is not worth telling
-WAIT_EXCESS_RATIO = 0.05  # of a step, by which waiting for data must have grown
+UNFELT_S = 60.0  # where nothing reports how the job is doing
+SLOWER_RATIO = 0.05  # a smaller slowdown is not worth reporting
+WAIT_EXCESS_RATIO = 0.05  # of a step, by which the wait for data must have grown
 CONFIDENCE_MANY, CONFIDENCE_HINT, CONFIDENCE_HOST = 0.93, 0.75, 0.7
 
 Flags = NDArray[np.bool_]
@@ -44,17 +44,17 @@ Flags = NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StorageStall:
-    """Finds ``storage_stall``: I/O wait, I/O pressure or blocked tasks on half of the nodes or more, felt by the job.
+    """Finds ``storage_stall``: I/O wait, I/O pressure or blocked tasks on at least half of the nodes, felt by the job.
 
-    Felt means that no step finishes although one is due (while data flows: in a checkpoint by the job's own history of
-    checkpoints, outside any phase once the standstill is ripe, for that may be a checkpoint that nobody announced;
-    where nothing flows a first checkpoint has the site's floor), or that steps are longer with the waits for data. It
-    must hold for ``HOLD_S`` and be ``PAST_FACTOR`` times each node's own past. The verdict on a standstill carries
-    "standstill": it explains a hang without a culprit, so that nothing restarts a job that is writing. Where nobody
-    says how the job fares, I/O that most hosts have waited for a minute long while hardly any data flows is told of
-    all the same. One node alone: its host is suspect and told of; whether it slows the job enough to be excluded is
-    Straggler's to say. Blind without these metrics. Cannot see: storage that is slow from the start; direct or remote
-    I/O that shows in none of the three.
+    Felt means that no step finishes although one is due, or that steps are longer along with the waits for data. A
+    standstill while data flows is judged, in a checkpoint, by the job's own history of checkpoints; outside any phase
+    it must be ripe, since it may be an unannounced checkpoint; where nothing flows, a first checkpoint gets the site's
+    floor. The signs must hold for ``HOLD_S`` and be ``PAST_FACTOR`` times each node's own past. The verdict on a
+    standstill carries "standstill": it explains a hang without a culprit, so that nothing restarts a job that is
+    writing. If the job reports no progress, I/O that most hosts have waited on for a minute while hardly any data flows
+    is reported anyway. If only one node is affected, its host is suspect and reported; whether it slows the job enough
+    to be excluded is up to Straggler. Blind without these metrics. Cannot see: storage that is slow from the start;
+    direct or remote I/O that shows in none of the three.
     """
 
     patience: Patience
@@ -91,12 +91,12 @@ class StorageStall:
         return self._verdict(window, struck, [*found, evidence], what, state.advanced_s, "standstill", 0.0, sure=True)
 
     def _due_s(self, window: Window, state: Progress, flowing: bool) -> float:
-        """Return how long a standstill must last: where data flows it may be a checkpoint, announced or not."""
+        """Return how long a standstill must last: while data flows it may be a checkpoint, announced or not."""
         if flowing:
             return state.due_s if state.phase else state.ripe_s
         if any(pause.phase == state.phase for pause in window.pauses) or not state.phase:
             return max(state.due_s, HOLD_S)
-        return min(state.due_s, self.patience.floor_s)  # its first checkpoint, of which nothing is being written
+        return min(state.due_s, self.patience.floor_s)  # its first checkpoint, but nothing is being written
 
     def _slower(self, window: Window, rows: list[tuple[str, Floats, float, str]]) -> list[Verdict]:
         steps = slower(window)
@@ -109,7 +109,7 @@ class StorageStall:
         waits = changed_lately(window, "train_data_wait_seconds")
         waiting = waits is not None and waits.now - waits.before > WAIT_EXCESS_RATIO * steps.before
         if steps.since_s <= window.node_times_s[ROWS_MIN - 1]:
-            return []  # what was before has left the window
+            return []  # the period before is no longer in the window
         struck, found = _struck(window, rows, steps.since_s)
         if int(struck.sum()) > 1 and not waiting and (waits is not None or _others_work(window, steps)):
             return []
@@ -123,7 +123,7 @@ class StorageStall:
         return self._verdict(window, struck, found, what, steps.since_s, kind, steps.ratio, sure=waiting)
 
     def _unfelt(self, window: Window, rows: list[tuple[str, Floats, float, str]]) -> list[Verdict]:
-        """Return the verdict on I/O that most hosts have waited for long, where nobody says whether the job does."""
+        """Return the verdict on I/O that most hosts have long waited on, where the job's progress is not reported."""
         since_s = float(window.node_times_s[-1]) - UNFELT_S
         if since_s <= window.node_times_s[ROWS_MIN - 1]:
             return []
@@ -174,7 +174,7 @@ class StorageStall:
 
 
 def _struck(window: Window, rows: list[tuple[str, Floats, float, str]], since_s: float) -> tuple[Flags, list[Evidence]]:
-    """Return the nodes on which some sign is up since a moment, (N,), and what shows it."""
+    """Return the nodes on which some sign has been high since ``since_s``, (N,), and the evidence."""
     before = int(np.searchsorted(window.node_times_s, since_s, side="left"))
     struck = np.zeros(len(window.nodes), dtype=np.bool_)
     found = []
@@ -195,18 +195,18 @@ def _struck(window: Window, rows: list[tuple[str, Floats, float, str]], since_s:
 
 
 def _flowing(window: Window, struck: Flags) -> bool:
-    """Whether the struck nodes move much data, or nothing tells whether they do."""
+    """Whether the affected nodes move much data, or it is unknown whether they do."""
     flows = [held(window.node[metric][:, struck]) for metric in FLOWS if metric in window.node]
     return not flows or any((flow >= FLOWING_BYTES_PER_S).any() for flow in flows)
 
 
 def _waits_for_io(found: list[Evidence]) -> bool:
-    """Whether more than blocked tasks is seen: those of one node may as well wait for its GPU's driver."""
+    """Whether more than blocked tasks is seen: on a single node those may be waiting for its GPU driver."""
     return any(item.metric != "node_blocked_tasks" for item in found)
 
 
 def _waits_for_data(window: Window, struck: Flags, steps: QuantityChange) -> bool:
-    """Whether the struck node's ranks have waited for data far longer than the others in each of the newest steps."""
+    """Whether the affected node's ranks waited far longer for data than the others in each of the newest steps."""
     waits = window.steps.values.get("train_data_wait_seconds")
     if waits is None or len(waits) < ROWS_MIN:
         return False
@@ -217,7 +217,7 @@ def _waits_for_data(window: Window, struck: Flags, steps: QuantityChange) -> boo
 
 
 def _others_work(window: Window, steps: QuantityChange) -> bool:
-    """Whether longer compute or collectives explain the longer steps: then the I/O is not what the job waits for."""
+    """Whether longer compute or collectives explain the longer steps: then the job does not wait for the I/O."""
     for metric in ("train_compute_seconds", "nccl_collective_seconds"):
         own = changed_lately(window, metric)
         if own is not None and own.now - own.before > 0.5 * (steps.now - steps.before):

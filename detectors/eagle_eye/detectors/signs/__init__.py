@@ -1,1 +1,1 @@
-"""What several detectors look for: pace, peers, counters, topology."""
+"""Measurements shared by several detectors: pace, peers, counters, topology."""

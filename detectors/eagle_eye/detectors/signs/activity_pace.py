@@ -1,7 +1,7 @@
-"""By how much a job that reports no steps has become slower: the same work spread over more time.
+"""Measures the slowdown of a job that reports no steps: the same work spread over more time.
 
-What its GPUs and networks move in a second falls as steps become longer, whatever made them so. Where rows show the
-steps' rhythm whole steps are compared: parts of them differ by when they were taken.
+GPU and network throughput falls as steps become longer, whatever the cause. Where rows resolve the step period, whole
+steps are compared, since the level of a partial step depends on when it was sampled.
 """
 
 from __future__ import annotations
@@ -24,28 +24,28 @@ from eagle_eye.detectors.types import Floats, Window
 GROWTH_DISTANCE = 4.0  # standard errors
 BLOCKS_BEFORE_MIN, BLOCKS_AFTER_MIN = 4, 3
 MEDIAN_ERROR = 1.2533  # standard error of a median over that of a mean, normal distribution
-DRIFT_SHARE = 0.5  # of what the pace did by itself before, from one half of that time to the other: batches differ
+DRIFT_SHARE = 0.5  # of the change of pace within the earlier time by itself, from one half to the other: batches differ
 LASTING_SHARE = 0.5  # of a change, that each half of the time since must show
-ASKED_OFTEN = 1.25  # times the error of a cost: it is asked for every few seconds, of blocks that are not independent
-SPREAD_FLOOR = 0.003  # of blocks: what counters resolve
-FEW_BLOCKS = 2.0  # the error of n blocks counts 1 + 2/n times: their spread is not well known
-BLOCK_S = 15.0  # of activity counters, at least a row and a few steps: their spread says how much a change means
-QUIET_SHARE, USUAL_QUANTILE, PAUSE_S = 0.3, 0.75, 15.0  # of its usual level for so long: nothing is trained
-WAITS_MIN, WAITS_QUANTILE, LONGER_RATIO = 8, 0.8, 1.5  # what comes so often is no pause, nor what is not much longer
-BLOCK_LENGTHS = (1, 2, 4)  # times that
-LOOKED_BACK_S = tuple(range(60, 301, 30))  # a checkpoint is over sooner
-LATE_DISTANCE = 8.0  # standard errors, where nothing says when: asked every second, of blocks that are not independent
+ASKED_OFTEN = 1.25  # times the error of a cost: it is tested every few seconds, on blocks that are not independent
+SPREAD_FLOOR = 0.003  # of blocks: the counters' resolution
+FEW_BLOCKS = 2.0  # the error of n blocks counts 1 + 2/n times: their spread is poorly known
+BLOCK_S = 15.0  # of activity counters, at least a row and a few steps: their spread shows how significant a change is
+QUIET_SHARE, USUAL_QUANTILE, PAUSE_S = 0.3, 0.75, 15.0  # of its usual level for this long: not training
+WAITS_MIN, WAITS_QUANTILE, LONGER_RATIO = 8, 0.8, 1.5  # what recurs this often is no pause, nor what is not much longer
+BLOCK_LENGTHS = (1, 2, 4)  # multiples of BLOCK_S
+LOOKED_BACK_S = tuple(range(60, 301, 30))  # a checkpoint takes less
+LATE_DISTANCE = 8.0  # standard errors, if the onset is unknown: tested every second, on blocks that are not independent
 PARTS = 4  # of that time, each of which must be slower
 ACTIVITY_NOTED = 0.03  # counters are coarser than clocks around steps
-PAYLOAD = (*(metric for metric in MOVES if metric != WAITING_MOVES), NODE_MOVES)  # nothing of it moves while all wait
+PAYLOAD = (*(metric for metric in MOVES if metric != WAITING_MOVES), NODE_MOVES)  # none moves while all wait
 ACTIVITY_S, ACTIVITY_ROWS, ACTIVITY_SAMPLED = 900.0, 1_200, 64  # long steps are few
 
 
-_View = tuple[Floats, Floats]  # what a counter showed, (rows, columns), and the rows' times
+_View = tuple[Floats, Floats]  # a counter's values, (rows, columns), and the rows' times
 
 
 class PaceChange(NamedTuple):
-    """By what share the job's steps have become longer, its standard error, and the least share that means anything."""
+    """By what share the job's steps have become longer, its standard error, and the smallest significant share."""
 
     growth: float
     error: float
@@ -61,10 +61,10 @@ UNKNOWN = PaceChange(0.0, math.inf, ACTIVITY_NOTED)
 
 
 def activity_change(window: Window, since_s: float) -> PaceChange | None:
-    """Return the change of what GPUs and networks do in a second, as all counters together say; None: there are none.
+    """Return the change in GPU and network throughput, combined over all counters; None if there are none.
 
-    A step moves the same bytes through every wire, so they are senses of one pace: weighed by their errors, and the
-    error is larger where they disagree (bursts that samples catch or miss, traffic that is not training's).
+    A step moves the same bytes over every link, so all counters measure one pace: they are weighted by their errors,
+    and the error is larger where they disagree (bursts that samples catch or miss, traffic not from training).
     """
     views = _moved(window)
     return _together(views, since_s, window.interval_s) if views else None
@@ -73,8 +73,8 @@ def activity_change(window: Window, since_s: float) -> PaceChange | None:
 def lasting_change(window: Window, since_s: float) -> PaceChange | None:
     """Return ``activity_change`` as far as each half of the time since shows it by itself; None: there are no counters.
 
-    A job's pace wanders by a few percent for a minute, and who asks again and again finds such a minute; what a slow
-    node takes is gone all the time. Unknown until each half can be told.
+    A job's pace drifts by a few percent for a minute, and repeated tests find such a minute; the cost of a slow node is
+    there all the time. Unknown until each half can be measured.
     """
     views = _moved(window)
     if not views:
@@ -91,9 +91,9 @@ def lasting_change(window: Window, since_s: float) -> PaceChange | None:
 
 
 def changed_of_late(window: Window) -> tuple[PaceChange, float] | None:
-    """Return by how much the job has become slower of late and since when, roughly; None where it has not clearly.
+    """Return by how much the job has recently become slower and roughly since when; None if it clearly has not.
 
-    It must have been slower all that time: a pause is not.
+    It must have been slower all that time: a pause has not.
     """
     found: tuple[PaceChange, float] | None = None
     for values, times_s in _activity(window):
@@ -111,7 +111,7 @@ def changed_of_late(window: Window) -> tuple[PaceChange, float] | None:
 
 
 def _activity(window: Window, metrics: Sequence[str] = (*MOVES, NODE_MOVES)) -> Iterator[_View]:
-    """Yield what some of the GPUs and nodes moved in each row of training, (rows, columns), and the rows' times."""
+    """Yield throughput of some of the GPUs and nodes in each row of training, (rows, columns), and the rows' times."""
     views = [(window.device.get(metric), window.times_s) for metric in metrics]
     views += [(window.node.get(metric), window.node_times_s) for metric in metrics]
     for values, times_s in views:
@@ -126,7 +126,7 @@ def _activity(window: Window, metrics: Sequence[str] = (*MOVES, NODE_MOVES)) -> 
 
 @once
 def _moved(window: Window) -> list[_View]:
-    """Return what the job moves in a second; what kernels keep up while they wait only where nothing else is seen."""
+    """Return the job's throughput; counters that waiting kernels keep up are used only if there are no others."""
     return list(_activity(window, PAYLOAD)) or list(_activity(window, (WAITING_MOVES,)))
 
 
@@ -136,7 +136,7 @@ def _rows(view: _View, kept: NDArray[np.bool_]) -> _View:
 
 
 def _together(views: Sequence[_View], since_s: float, interval_s: float) -> PaceChange:
-    """Return the mean of several counters' changes, by the inverse of their squared errors."""
+    """Return the mean of several counters' changes, weighted by inverse squared error."""
     changes = [_rate_change(values, times_s, since_s, interval_s) for values, times_s in views]
     known = [change for change in changes if math.isfinite(change.error)]
     if not known:
@@ -148,7 +148,7 @@ def _together(views: Sequence[_View], since_s: float, interval_s: float) -> Pace
 
 
 def _lower_throughout(before: Floats, after: Floats) -> bool:
-    """Whether each part of the later time shows half of the drop of the whole, and that is worth a closer look."""
+    """Whether each part of the later time shows half of the overall drop, and that justifies a closer look."""
     usual = float(np.nanmean(before)) if np.isfinite(before).any() else math.nan
     parts = [float(np.nanmean(part)) for part in np.array_split(after, PARTS) if np.isfinite(part).any()]
     if not usual > 0 or len(parts) < PARTS:
@@ -158,9 +158,9 @@ def _lower_throughout(before: Floats, after: Floats) -> bool:
 
 
 def _training(level: Floats, times_s: Floats) -> NDArray[np.bool_]:
-    """Return which rows are training: all but long stretches with hardly any activity, which are pauses.
+    """Return which rows are training: all but long runs with hardly any activity, which are pauses.
 
-    Waits within a step count, however long they are: they are what becomes longer. They come again and again.
+    Waits within a step count, however long: they are what becomes longer. They recur.
     """
     known = level[np.isfinite(level)]
     if len(known) == 0:
@@ -172,19 +172,19 @@ def _training(level: Floats, times_s: Floats) -> NDArray[np.bool_]:
     usual_s = float(np.quantile(rests_s, WAITS_QUANTILE)) if len(rests_s) >= WAITS_MIN else 0.0
     keep = np.ones(len(level), dtype=np.bool_)
     for place in np.flatnonzero(rests_s >= max(PAUSE_S, LONGER_RATIO * usual_s)).tolist():
-        keep[max(before[place], 0) : after[place] + 1] = False  # with the rows in which it began and ended
+        keep[max(before[place], 0) : after[place] + 1] = False  # including the rows in which it began and ended
     return keep
 
 
 def _rate_change(
     values: Floats, times_s: Floats, since_s: float, interval_s: float, lengths: Sequence[int] = BLOCK_LENGTHS
 ) -> PaceChange:
-    """Return the change of a rate (rows, columns) at a moment, each column against itself: stages differ.
+    """Return the change of a rate (rows, columns) at a moment, each column against itself, since stages differ.
 
-    Asked of blocks of several lengths, of which the one of middling error is believed: those that hold no whole steps
-    differ most, those that differ least may do so by chance. Where the rows show whole steps, and several lengths are
-    asked for, blocks are whole steps, and the greatest error is believed: steps resemble those before them. The error
-    is infinite while too little of the time before or after is in view.
+    Computed with blocks of several lengths; the one of median error is used: blocks without whole steps differ most,
+    those that differ least may do so by chance. Where the rows resolve steps and several lengths are requested, blocks
+    are whole steps and the largest error is used, since consecutive steps are correlated. The error is infinite while
+    too little of the time before or after is in view.
     """
     before, after = times_s <= since_s, times_s > since_s + interval_s
     if not (before.any() and after.any()):
@@ -201,7 +201,7 @@ def _rate_change(
 
 
 def _by_whole_steps(parts: Sequence[_View], blocks_s: Sequence[float]) -> list[PaceChange]:
-    """Return the changes by blocks of whole steps, of about these lengths; [] where the rows do not show the steps."""
+    """Return the changes by blocks of whole steps of about these lengths; [] if the rows do not resolve steps."""
     rhythms = [rhythm_s(median_over_rows(values.T), times_s) for values, times_s in parts]
     known = [found for found in rhythms if found is not None]
     if len(known) < len(parts):
@@ -223,17 +223,17 @@ def _blocks(view: _View, block_s: float) -> Floats:
 
 
 def _whole_steps(view: _View, block_s: float, step_s: float) -> Floats:
-    """Return the level of each block that holds whole steps, as many as make it so long."""
+    """Return the level of each block of as many whole steps as fit ``block_s``."""
     values, times_s = view
     return median_over_rows(stretches(values, times_s, math.ceil(block_s / step_s) * step_s).T)
 
 
 def _block_change(parts: Floats, now: Floats) -> PaceChange:
-    """Return the change between the levels of two times' blocks."""
+    """Return the change between the block levels of two periods."""
     parts, now = parts[np.isfinite(parts)], now[np.isfinite(now)]
     if len(parts) < BLOCKS_BEFORE_MIN or len(now) < BLOCKS_AFTER_MIN or not (middle(parts) > 0 and middle(now) > 0):
         return UNKNOWN
-    # Medians of blocks: a checkpoint is in one or two of them.
+    # Medians of blocks: a checkpoint affects one or two of them.
     ratio = middle(now) / middle(parts)
     spread = max(SIGMA_PER_MAD * middle(np.abs(parts - middle(parts))), SPREAD_FLOOR)
     error = (1 + FEW_BLOCKS / len(parts)) * MEDIAN_ERROR * spread * math.sqrt(1 / len(parts) + 1 / len(now))

@@ -1,4 +1,4 @@
-"""Whether a job that makes no step computes something else: an evaluation that nobody announced."""
+"""Detects that a job without steps is computing something else: an unannounced evaluation."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ ROWS_AT_WORK = 3  # rows of a standstill before it shows whether GPUs still comp
 
 
 def pausing_at_work(window: Window, state: Progress) -> bool:
-    """Whether most GPUs that are heard go on computing, for no longer than any pause lasts.
+    """Whether most reporting GPUs go on computing, for no longer than any pause lasts.
 
-    What holds a synchronous job up leaves all others waiting for it. Power and memory alone say little of that, for
-    kernels that wait keep both: there ranks that say that they are inside a collective outvote them. False where nobody
-    reports what GPUs do.
+    A rank that holds a synchronous job up leaves all others waiting. Power and memory alone say little, since waiting
+    kernels keep both up: in that case ranks that report being inside a collective take precedence. False if GPU
+    activity is not reported.
     """
     if state.standstill_s >= PAUSE_FLOORS * state.ripe_s or not any(m in window.device for m in WORK_METRICS):
         return False
     if state.phase == STARTING:
-        return computing(window) is True  # there was no work before with which to compare
+        return computing(window) is True  # there was no earlier work to compare with
     standing = int((window.times_s > state.advanced_s).sum())
     if standing < ROWS_AT_WORK:
         return False

@@ -1,4 +1,4 @@
-"""Reading events' attributes, which come from logs, exporters and other people's recorders: any type may carry them."""
+"""Parses event attributes, which come from logs, exporters and third-party recorders and may have any type."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 def whole(attributes: Mapping[str, Any], name: str) -> int | None:
-    """Return an attribute as a whole number, be it an int, a float or text ("79", "0x4f"); None where it is none."""
+    """Return an attribute as an integer, given as int, float or text ("79", "0x4f"); None if it is none of these."""
     value = attributes.get(name)
     if isinstance(value, bool):
         return None
@@ -25,7 +25,7 @@ def whole(attributes: Mapping[str, Any], name: str) -> int | None:
 
 
 def text(attributes: Mapping[str, Any], *names: str) -> str:
-    """Return the texts of the named attributes in one line, "" where there are none."""
+    """Return the texts of the named attributes in one line, "" if there are none."""
     found = (attributes.get(name) for name in names)
     return " ".join(value for value in found if isinstance(value, str))
 

@@ -1,4 +1,4 @@
-"""What a slow rank's own time before adds to the evidence against it: its compute, and its GPU's counters."""
+"""Collects further evidence against a slow rank from its own past: its compute and its GPU's counters."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from eagle_eye.detectors.types import Evidence, Window
 
 
 class PastEvidence(NamedTuple):
-    """Kinds of evidence, how they read, and the numbers; empty where the past says nothing."""
+    """Kinds of evidence, their wording, and the numbers; empty if the past shows nothing."""
 
     kinds: frozenset[str] = frozenset()
     words: str = ""
@@ -18,7 +18,7 @@ class PastEvidence(NamedTuple):
 
 
 def beside_its_past(window: Window, index: int, onset: int, onset_s: float, slowdown: float) -> PastEvidence:
-    """Return what says that the rank was faster before; its GPU is asked as well where steps are longer for it."""
+    """Return evidence that the rank was faster before; its GPU is examined too if steps are longer because of it."""
     change, series = own_change(window, index, onset), window.series[index]
     if change is None:
         return PastEvidence()

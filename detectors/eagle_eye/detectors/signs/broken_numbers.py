@@ -1,6 +1,6 @@
-"""Numbers that are no numbers any more: since when, on which ranks, and whether one node was first.
+"""Finds non-finite numbers: since when, on which ranks, and whether one node was first.
 
-Shared by the detectors of a loss that is not finite and of silent corruption, so that they speak at the same moment.
+Shared by the detectors of a non-finite loss and of silent corruption, so that both report at the same moment.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ from numpy.typing import NDArray
 from eagle_eye.detectors.signs.peers import latest
 from eagle_eye.detectors.types import Floats, Window
 
-SCREEN_ROWS = 4  # newest rows in which something must be broken; a job that goes on well afterwards is well
-DEPTH_ROWS = 64  # how far back the beginning is looked for
+SCREEN_ROWS = 4  # newest rows in which something must be broken; a job that recovered is healthy
+DEPTH_ROWS = 64  # how far back the onset is searched
 SETTLE_INTERVALS = 3.0  # how long to wait for the rows of all ranks that cover the onset
-MOST_RATIO = 0.5  # of the ranks that report a loss: it is the job's
+MOST_RATIO = 0.5  # of the ranks that report a loss: then it affects the job
 
 
 @dataclass(frozen=True, slots=True)
 class Broken:
-    """What is not finite now.
+    """The values that are currently not finite.
 
-    ``loss`` (S,) and ``norm`` (S,) say whose newest loss or reduced gradient norm is not; ``spoke`` and ``spoke_norm``
-    how many ranks report one. ``onset_s`` is the end of the row in which the first of them broke. ``settled``: the
-    rows of all ranks that cover the onset have come, or have had the time to.
+    ``loss`` (S,) and ``norm`` (S,) mark the ranks whose newest loss or reduced gradient norm is not finite; ``spoke``
+    and ``spoke_norm`` count the ranks that report one. ``onset_s`` is the end of the row in which the first of them
+    broke. ``settled``: the rows of all ranks that cover the onset have arrived, or have had time to.
     """
 
     loss: NDArray[np.bool_]
@@ -42,7 +42,7 @@ class Broken:
 
 
 def broken_numbers(window: Window) -> Broken | None:
-    """Return what is not finite in the newest rows; None where nothing is."""
+    """Return what is not finite in the newest rows; None if nothing is."""
     loss, norm = window.device.get("train_loss"), window.device.get("train_grad_norm")
     seen = [values for values in (loss, norm) if values is not None]
     if not any(np.isposinf(values[-SCREEN_ROWS:]).any() for values in seen):
@@ -50,7 +50,7 @@ def broken_numbers(window: Window) -> Broken | None:
     count = len(window.series)
     newest_loss = latest(loss, SCREEN_ROWS) if loss is not None else np.full(count, np.nan)
     newest_norm = latest(norm, SCREEN_ROWS) if norm is not None else np.full(count, np.nan)
-    # The loss goes before: a gradient norm that overflows while the loss stays finite is a step skipped.
+    # The loss takes precedence: a gradient norm that overflows while the loss stays finite is a skipped step.
     deciding = loss if loss is not None and np.isposinf(newest_loss).any() else norm
     onset = 0
     if deciding is not None:
@@ -70,8 +70,8 @@ def broken_numbers(window: Window) -> Broken | None:
 def first_broken(window: Window) -> list[int]:
     """Return the columns of the ranks whose gradient before the reduction was the first that was not finite.
 
-    By step where the ranks' reports are aligned by step, else by row, where only a node that was the only one at all
-    counts. [] where no rank was, or none can be told from the others.
+    By step if the ranks' reports are aligned by step, else by row, where only a single node counts. [] if no rank was
+    first, or none can be singled out.
     """
     local = window.steps.values.get("train_local_grad_norm")
     if local is not None:

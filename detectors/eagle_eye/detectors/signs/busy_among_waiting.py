@@ -1,10 +1,10 @@
-"""Whether a GPU works while its peers wait: what NVML shows of a slow rank, whatever its program says.
+"""Tests whether a GPU works while its peers wait, from NVML counters, independent of the program's reports.
 
-A rank that needs longer for the same work is busy for a larger part of the step than peers that wait for it in a
-collective. What a waiting GPU shows differs by site and library (some spin at full utilisation and hold their SMs), so
-each counter is asked for the change of this GPU's level beside its peers', over the moment at which it became slow. All
-counters together are one kind of evidence. One that is given its kernels late idles more than its peers instead: its
-host is slow, not it.
+A rank that needs longer for the same work is busy for a larger part of the step than the peers that wait for it in a
+collective. The counters of a waiting GPU differ by site and library (some spin at full utilisation and occupy their
+SMs), so each counter is tested for the change of this GPU's level relative to its peers' at the moment it became slow.
+All counters together are one kind of evidence. A GPU that receives its kernels late idles more than its peers instead:
+then its host is slow, not the GPU.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ COUNTERS = (
     "gpu_utilization_ratio",
     "gpu_nvlink_tx_bytes_per_second",
 )
-OCCUPANCY = frozenset({"gpu_sm_active_ratio", "gpu_utilization_ratio"})  # fall only where no kernel runs
-ROWS_MIN = 4  # observed on either side
+OCCUPANCY = frozenset({"gpu_sm_active_ratio", "gpu_utilization_ratio"})  # fall only while no kernel runs
+ROWS_MIN = 4  # observed on each side
 BEFORE_S = 300.0
 DISTANCE = 4.0  # robust deviations of the peers' own changes
-CHANGE_SHARE = 0.25  # of the change that a counter would show which waiting GPUs do not move at all
+CHANGE_SHARE = 0.25  # of the change of a counter that waiting leaves at zero
 SPREAD_FLOOR = 0.005
 FEW_PEERS = 4.0  # a spread of n peers counts 1 + 4/n times
 PEERS_SHARE = 0.5  # of the peers, that must report a counter
 
 
 class Busier(NamedTuple):
-    """The counter that shows it best: a GPU's level over its own before, and its peers' over theirs."""
+    """The counter with the clearest evidence: a GPU's level over its own before, and its peers' over theirs."""
 
     metric: str
     own: float
@@ -47,9 +47,9 @@ class Busier(NamedTuple):
 
 
 def busy_among_waiting(window: Window, index: int, onset_s: float, slowdown: float) -> Busier | None:
-    """Return what shows that the GPU works while its peers wait, None where nothing does or it idles more than they.
+    """Return evidence that the GPU works while its peers wait; None if there is none or it idles more than they do.
 
-    ``slowdown`` is by what share the job's steps are longer since ``onset_s``: peers wait so much more.
+    ``slowdown`` is by what share the job's steps are longer since ``onset_s``: peers wait that much more.
     """
     peers = peers_of(window, index, window.role_of)
     settle_s = typical_step_s(window) + window.interval_s
@@ -75,7 +75,7 @@ def busy_among_waiting(window: Window, index: int, onset_s: float, slowdown: flo
 
 
 def _changes(before: Floats, since: Floats, index: int, peers: Integers) -> tuple[float, Floats]:
-    """Return the logarithm of how a series' mean has changed, and those of its peers that report, (peers,)."""
+    """Return the logarithm of the change of a series' mean, and those of its reporting peers, (peers,)."""
     columns = np.concatenate([[index], peers])
     changes = np.full(len(columns), np.nan)
     parts = [part[:, columns] for part in (before, since)]

@@ -1,4 +1,4 @@
-"""Change points: where a series left its level. Pure functions over one series, bounded in cost."""
+"""Change-point detection: where a series left its level. Pure functions over one series, with bounded cost."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from numpy.typing import NDArray
 
 from eagle_eye.detectors.types import Floats
 
-LENGTH_MAX = 512  # values looked at, newest last: what lies before is another day
+LENGTH_MAX = 512  # values examined, newest last
 HAZARD = 1 / 250  # prior probability of a change at any one value: one in some hundreds of steps
-NEGLIGIBLE = 1e-7  # run lengths less likely than this are dropped: that bounds the cost of a value
+NEGLIGIBLE = 1e-7  # less likely run lengths are dropped, which bounds the cost per value
 # Prior of a run's mean and variance, in units of the series' own noise: anywhere within some ten sigmas around zero.
 PRIOR_KAPPA, PRIOR_ALPHA, PRIOR_BETA = 0.02, 2.0, 2.0
 
 
 class RunLengths(NamedTuple):
-    """The posterior of how long ago the newest change was: ``length`` (A,) values since, ``mass`` (A,) sums to one.
+    """The posterior of the time since the newest change: ``length`` (A,) values since, ``mass`` (A,) sums to one.
 
-    A length of the number of values looked at means that there was no change among them.
+    A length equal to the number of values examined means that there was no change among them.
     """
 
     length: NDArray[np.intp]
@@ -50,7 +50,7 @@ def run_lengths(values: Floats, hazard: float = HAZARD) -> RunLengths:
         off = value - mean
         log_density = table[length] - 0.5 * np.log(width) - (alpha + 0.5) * np.log1p(off * off / (2 * alpha * width))
         grown = log_mass + log_density + stay
-        # A change just before this value: it is the first of a run that knows nothing but the prior.
+        # A change just before this value: it starts a run that knows only the prior.
         fresh = _log_sum(log_mass) + leave + _fresh_log_density(float(value))
         beta_grown = beta + kappa * off * off / (2 * (kappa + 1))
         mean_grown = mean + off / (kappa + 1)
@@ -72,13 +72,13 @@ def cusum(values: Floats, slack: float) -> Floats:
 
 
 def excursion_start(statistic: Floats) -> int:
-    """Return since which value a cumulative sum has been above zero: the estimate of when the change was."""
+    """Return the value since which a cumulative sum has been above zero: the estimate of the change point."""
     zeros = np.flatnonzero(statistic <= 0)
     return int(zeros[-1]) + 1 if len(zeros) else 0
 
 
 def smoothed(values: Floats, width: int) -> Floats:
-    """Return running medians over ``width`` (odd) values: (n - width + 1,), without lone outliers."""
+    """Return running medians over ``width`` (odd) values: (n - width + 1,), without single outliers."""
     return np.asarray(np.median(np.lib.stride_tricks.sliding_window_view(values, width), axis=1))
 
 
@@ -88,7 +88,7 @@ def _log_sum(log_mass: Floats) -> float:
 
 
 def _log_norm(length: int) -> float:
-    """Return the logarithm of the normalising constant of Student's t for a run of the length, without its width."""
+    """Return the logarithm of the normalising constant of Student's t for a run of this length, without its width."""
     alpha = PRIOR_ALPHA + 0.5 * length
     return math.lgamma(alpha + 0.5) - math.lgamma(alpha) - 0.5 * math.log(2 * math.pi * alpha)
 

@@ -1,4 +1,4 @@
-"""How many collectives ranks have enqueued and completed where that has come to rest, and how many wait in one."""
+"""Counts collectives that ranks have enqueued and completed once these are at rest, and ranks waiting in one."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from eagle_eye.detectors.signs.peers import latest, role_members
 from eagle_eye.detectors.types import Floats, Window
 
 ENQUEUED, COMPLETED = "nccl_sequence", "nccl_completed_sequence"
-WAITING_RATIO = 0.5  # of the ranks, that must be inside a collective for the job to wait and do nothing else
-RECENT_LINES = 8  # rows among which a rank's newest reports are: those of nodes fall between each other
-RUN_AHEAD_MAX = 64.0  # collectives that hosts enqueue ahead of their GPUs; more apart, ranks count from other offsets
-MINORITY_SHARE = 3  # where completions are not known, at most one in so many ranks can be the one that lags
+WAITING_RATIO = 0.5  # of the ranks, that must be inside a collective for the job to count as waiting
+RECENT_LINES = 8  # rows that contain a rank's newest reports: nodes' rows interleave
+RUN_AHEAD_MAX = 64.0  # collectives that hosts enqueue ahead of their GPUs; beyond, ranks count from different offsets
+MINORITY_SHARE = 3  # if completions are not known, at most one in this many ranks can be the lagging one
 REPORTS_AT_REST = 2  # newest reports between which a rank's collective sequence must not have moved
 
 
 def waiting_ratio(window: Window) -> float | None:
-    """Return the share of ranks with a collective under way that does not end; None where no rank says."""
+    """Return the share of ranks with an outstanding collective that does not complete; None if no rank reports it."""
     enqueued, done = resting_count(window, ENQUEUED), resting_count(window, COMPLETED)
     known = np.isfinite(enqueued) & np.isfinite(done)
     return float((enqueued > done)[known].mean()) if known.any() else None
 
 
 def last_enqueued_s(window: Window) -> float:
-    """Return the end of the last interval in which a rank has enqueued another collective; NaN where none was seen."""
+    """Return the end of the last interval in which a rank enqueued another collective; NaN if none was seen."""
     values = window.device.get(ENQUEUED)
     if values is None or len(values) < 2:
         return float("nan")
@@ -36,14 +36,14 @@ def last_enqueued_s(window: Window) -> float:
 
 @once
 def resting_count(window: Window, metric: str) -> Floats:
-    """Return each rank's newest value where it has come to rest: (S,), NaN where it still moves or is not known.
+    """Return each rank's newest value if it is at rest: (S,), NaN if it still moves or is not known.
 
-    Nodes' clocks differ, so that a row of now may tell of a moment before the standstill: then it still moves.
+    Nodes' clocks differ, so a current row may describe a moment before the standstill: then it still moves.
     """
     values = window.device.get(metric)
     if values is None or len(values) < 2:
         return np.full(len(window.series), np.nan)
-    if np.isfinite(values[-REPORTS_AT_REST:]).all():  # the usual case, as long as two reports are looked at
+    if np.isfinite(values[-REPORTS_AT_REST:]).all():  # the usual case while two reports are examined
         return np.where(values[-1] == values[-REPORTS_AT_REST], values[-1], np.nan)
     newest = latest(values, RECENT_LINES)
     rows = values[-RECENT_LINES:][::-1]
@@ -57,14 +57,14 @@ def resting_count(window: Window, metric: str) -> Floats:
 def behind(window: Window) -> Floats:
     """Return by how many collectives each rank is behind the one that its role waits in: (S,), NaN unknown.
 
-    Hosts run ahead of their GPUs by different amounts, so that waiting ranks have not all enqueued the same
-    number. What tells is who has nothing outstanding while most others have.
+    Hosts run ahead of their GPUs by different amounts, so waiting ranks have not all enqueued the same number. The
+    indicator is a rank with nothing outstanding while most others have something.
     """
     lag = np.full(len(window.series), np.nan)
     enqueued, completed = resting_count(window, ENQUEUED), resting_count(window, COMPLETED)
     known, ahead = np.isfinite(enqueued - completed), enqueued > completed
     if len(lag) and known.all() and ahead.all():
-        lag[:] = 0.0  # everybody waits
+        lag[:] = 0.0  # all ranks wait
         return lag
     for members in role_members(window):
         own, done = enqueued[members], completed[members]

@@ -1,4 +1,4 @@
-"""What is documented of the GPUs in a window, and the lines of ours where nothing is."""
+"""Documented limits of the GPUs in a window, with our own defaults for undocumented types."""
 
 from __future__ import annotations
 
@@ -7,26 +7,26 @@ import numpy as np
 from eagle_eye.detectors.device_types import DeviceType, device_type
 from eagle_eye.detectors.types import Floats, Window
 
-HELD_C = 3.0  # a GPU that brakes for heat keeps itself so little below what its documentation allows
-BRAKING_FROM_C = 82.0  # below what is documented of any
-MEMORY_LIMIT_C = 95.0  # memory that is hotter refreshes more often and slows down
+HELD_C = 3.0  # a GPU that throttles for heat stays this little below its documented limit
+BRAKING_FROM_C = 82.0  # below the documented limit of any type
+MEMORY_LIMIT_C = 95.0  # hotter memory refreshes more often and slows down
 NVLINK_BYTES_PER_SECOND = 25e9  # each way: NVLink 3 and 4
 
 
 def type_at(window: Window, column: int) -> DeviceType | None:
-    """Return what is documented of a series' GPU; None where its name is not known or not in the table."""
+    """Return the documentation of a series' GPU; None if its name is not known or not in the table."""
     return device_type(window.models[int(window.model_of[column])]) if window.models else None
 
 
 def braking_from_c(window: Window, column: int) -> float:
-    """Return from which temperature on heat may be why a GPU is slow."""
+    """Return the temperature from which heat may make a GPU slow."""
     kind = type_at(window, column)
     documented = kind.max_operating_c if kind is not None else None
     return BRAKING_FROM_C if documented is None else documented.value - HELD_C
 
 
 def memory_limits_c(window: Window) -> Floats:
-    """Return from which temperature on each GPU's memory makes it slow: (S,)."""
+    """Return the temperature from which each GPU's memory slows it: (S,)."""
     if not window.models:
         return np.full(len(window.series), MEMORY_LIMIT_C)
     limits = [MEMORY_LIMIT_C] * len(window.models)
@@ -38,7 +38,7 @@ def memory_limits_c(window: Window) -> Floats:
 
 
 def nvlink_bytes_per_second(window: Window, column: int) -> float:
-    """Return what one NVLink of a GPU carries each way."""
+    """Return the documented rate of one NVLink of a GPU in each direction."""
     kind = type_at(window, column)
     documented = kind.nvlink_bytes_per_second if kind is not None else None
     return NVLINK_BYTES_PER_SECOND if documented is None else documented.value

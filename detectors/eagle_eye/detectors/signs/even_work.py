@@ -1,11 +1,11 @@
-"""Whether a slow rank's work is known to equal its peers': else it may be slow because it has more to do.
+"""Decides whether a slow rank's work is known to equal its peers'; otherwise it may be slow because it has more to do.
 
-Two ways to know. Ranks' times, after what the training code says of their work, differ by little from step to step:
-then it is the same (fixed-length data: 1%; packed sequences and experts differ by 5 to 30%), or differs by far too
-little to explain a rank that is many times as slow, above all where the code says how much it is: what else differs is
-mostly the machines' own then. Or ranks that get the same data, whose times went up and down with this one's alone, are
-not slower. One way to know that it does not: the ranks of other pipeline stages that work on the same data have become
-as slow at the same time.
+Work counts as equal in two cases. Ranks' times, corrected for reported work, differ little from step to step: then the
+work is equal (fixed-length data: 1%; packed sequences and experts differ by 5 to 30%), or differs by far too little to
+explain a rank that is many times as slow, particularly if the code reports how much it is; the remaining differences
+are mostly the machines' own. Or ranks with the same data, whose times correlated with this one's alone, are not slower.
+Work counts as unequal if the ranks of other pipeline stages that work on the same data have become as slow at the same
+time.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ from eagle_eye.detectors.signs.peers import SIGMA_PER_MAD, role_members
 from eagle_eye.detectors.signs.under_load import peers_of
 from eagle_eye.detectors.types import Floats, Integers, Window
 
-NOISE_RATIO = 0.03  # of single steps, that ranks of equal work differ by at most
-# Of a rank's excess, below which what differs from step to step does not explain it: nobody says how much work it is...
+NOISE_RATIO = 0.03  # of single steps: the most by which ranks of equal work differ
+# Share of a rank's excess below which step-to-step differences do not explain it, if work is not reported...
 NOISE_SHARE = 0.04
-NOISE_SHARE_TOLD = 0.15  # ...or somebody does
-TAILS = 2.0  # times that by the mean deviation: a few odd steps are no uneven work
+NOISE_SHARE_TOLD = 0.15  # ...and if it is
+TAILS = 2.0  # times that by the mean deviation: a few odd steps do not make work uneven
 MEAN_DEVIATION = 1.2533  # of a normal distribution, its standard deviation over its mean deviation
-WORK_SHARE = 0.5  # of the growth, that explains it where the work has grown so much
-TOKENS_NOTED = 0.01  # growth of tokens, below which nothing has grown
-ALIKE = 0.8  # correlation of two ranks' times from step to step, of which chance makes none...
-ALIKE_STEPS_MIN = 16  # ...over so many steps
+WORK_SHARE = 0.5  # of the growth, that growth of the work must reach to explain it
+TOKENS_NOTED = 0.01  # growth of tokens below which nothing has grown
+ALIKE = 0.8  # correlation of two ranks' times from step to step, which chance does not reach...
+ALIKE_STEPS_MIN = 16  # ...over this many steps
 RANKS_SAMPLED = 512
 
 
 @once
 def even_work(window: Window, index: int, onset: int) -> bool:
-    """Return whether it is known that a rank which is slow since step line ``onset`` has no more work since then."""
+    """Return whether a rank that is slow since step line ``onset`` is known to have no more work since then."""
     peers = peers_of(window, index, window.role_of)
     first = max(onset - STEPS_LOOKED_AT, 0)
     relative = window.steps.relative_compute
@@ -54,9 +54,9 @@ def even_work(window: Window, index: int, onset: int) -> bool:
 
 @once
 def slow_with_its_data(window: Window, index: int, onset: int) -> tuple[str, ...]:
-    """Return the other nodes of the ranks that have a slow rank's data and are as slow since step line ``onset``.
+    """Return the other nodes of ranks that share a slow rank's data and are as slow since step line ``onset``.
 
-    () where fewer than half of such ranks are slow, or nobody knows which they are.
+    () if fewer than half of such ranks are slow, or it is not known which they are.
     """
     relative = window.steps.relative_compute[onset:][-STEPS_LOOKED_AT:]
     known = np.isfinite(relative[:, index])
@@ -67,9 +67,9 @@ def slow_with_its_data(window: Window, index: int, onset: int) -> tuple[str, ...
 
 
 def _stage_mates(window: Window, index: int) -> Integers:
-    """Return the ranks on other nodes that have the same place in the other roles of a rank's size.
+    """Return the ranks on other nodes that have the same position in other roles of the same size.
 
-    Launchers number the ranks of all pipeline stages alike: equal places are one data-parallel replica.
+    Launchers number the ranks of all pipeline stages alike: equal positions are one data-parallel replica.
     """
     places = _places(window)
     same = (places == places[index]).all(axis=1) & (window.role_of != window.role_of[index])
@@ -78,7 +78,7 @@ def _stage_mates(window: Window, index: int) -> Integers:
 
 @once_for_members
 def _places(window: Window) -> Integers:
-    """Return each rank's place in its role, by rank, and how many ranks that has: (S, 2)."""
+    """Return each rank's position in its role, by rank, and the size of the role: (S, 2)."""
     places = np.zeros((len(window.series), 2), dtype=np.intp)
     ranks = np.array([series.rank for series in window.series])
     for members in role_members(window):
@@ -88,7 +88,7 @@ def _places(window: Window) -> Integers:
 
 
 def work_is_told(window: Window, index: int, onset: int) -> bool:
-    """Whether the training code says how much work a rank has since step line ``onset``, and most of its peers."""
+    """Whether the training code reports the work of a rank, and of most of its peers, since step line ``onset``."""
     units = window.steps.values.get("train_work_units")
     if units is None:
         return False
@@ -97,7 +97,7 @@ def work_is_told(window: Window, index: int, onset: int) -> bool:
 
 
 def _steady(relative: Floats, noise: float = NOISE_RATIO) -> bool:
-    """Whether each rank's times differ by so little from step to step as those of equal work do; of nothing they do."""
+    """Whether each rank's times vary from step to step as little as those of equal work; True if there are none."""
     if not np.isfinite(relative).any():
         return True
     with np.errstate(invalid="ignore", divide="ignore"):
@@ -107,7 +107,7 @@ def _steady(relative: Floats, noise: float = NOISE_RATIO) -> bool:
 
 
 def _tokens_growth(window: Window, index: int, onset: int, peers: Integers) -> float:
-    """Return by how much more a rank's tokens a step have grown than its peers', as a logarithm; 0 where not known."""
+    """Return by how much more a rank's tokens per step have grown than its peers', as a logarithm; 0 if not known."""
     rate, seconds = (window.steps.values.get(name) for name in ("train_tokens_per_second", "train_step_seconds"))
     if rate is None or seconds is None:
         return 0.0
@@ -118,7 +118,7 @@ def _tokens_growth(window: Window, index: int, onset: int, peers: Integers) -> f
 
 
 def _same_data_not_slower(earlier: Floats, later: Floats, index: int) -> bool:
-    """Whether ranks whose times went up and down with a rank's, and so have the same data, have not grown with it."""
+    """Whether ranks whose times correlated with a rank's, and so have the same data, have not slowed with it."""
     own = earlier[:, index]
     known = np.isfinite(own)
     if int(known.sum()) < ALIKE_STEPS_MIN:

@@ -1,4 +1,4 @@
-"""The exception with which ranks ended: its type and place, and whether a sick node can have caused it. Pure."""
+"""Parses the exception that ended a rank: type, place, and whether a faulty node may have caused it. Pure."""
 
 from __future__ import annotations
 
@@ -13,38 +13,38 @@ HEADER = "Traceback (most recent call last):"
 _CHAINED = re.compile(r"^(?:During handling of|The above exception was).*:$", re.MULTILINE)
 _FRAME = re.compile(r'\s{0,8}File "(?P<file>[^"]{1,400})", line (?P<line>\d{1,9})(?:, in (?P<function>.{1,200}))?\s*\Z')
 _ENDING = re.compile(r"(?P<kind>(?:[A-Za-z_]\w{0,100}\.){0,12}[A-Za-z_]\w{0,100})(?::\s?(?P<message>.*))?\Z", re.DOTALL)
-# What a peer, a device, the network or the storage does to a program without fault, by the exception's type...
+# What a peer, a device, the network or storage does to a correct program, by the exception's type...
 _KINDS_OF_OTHERS = re.compile(
     r"Dist\w*Error|Connection|Timeout|Network|Socket|HTTP|SSL|Broken|Remote|Interrupt|Signal|SystemExit|EOFError"
     r"|ChildFailed|OutOfMemory|MemoryError|Accelerator|Cuda|CUDA|NCCL|OSError|IOError|FileNotFound|Permission|Blocking"
 )
-# ...by its words...
+# ...by its message...
 _WORDS_OF_OTHERS = re.compile(
     r"nccl|rccl|gloo|\bmpi\b|\bucx\b|watchdog|cuda|cudnn|cublas|\bhip\b|\bgpu|device|\becc\b|socket|connect|peer"
     r"|timed? ?out|network|rendezvous|allocat|memory|input/output|\bstale\b|\bspace\b|\bstore\b|storage|zip archive"
     r"|killed|signal|worker .{0,40}exited|corrupt|checksum",
     re.IGNORECASE,
 )
-# ...and what numbers that one node computed wrongly do to everybody, by the words or by the line that raised it.
+# ...and what one node's wrong numbers do to all ranks, by the message or by the line that raised it.
 _NUMBERS = re.compile(r"\bnan\b|\binf(?:inity|inite)?\b|is_?(?:nan|inf|finite)|(?:not|non)[- _]?finite", re.IGNORECASE)
 
 
 def exception(text: str) -> str:
-    """Return the type and place of the exception that a traceback tells of: "KeyError at train.py:7 in main".
+    """Return the type and place of the exception in a traceback: "KeyError at train.py:7 in main".
 
-    "" where its place is not told, and where a peer, a device, memory, the network, storage or a signal may be the
-    cause, of it or of one that it was raised for. The place is that of the innermost frame; values in the message
-    differ from rank to rank and do not count.
+    "" if its place is missing, or if a peer, a device, memory, the network, storage or a signal may be the cause, of it
+    or of one that it was chained to. The place is that of the innermost frame; values in the message differ between
+    ranks and are ignored.
     """
     begun = text.startswith(HEADER)
     told = [_one(part) for part in text.removeprefix(HEADER).split("\n" + HEADER)]
-    if not all(told) or (_CHAINED.search(text) and not begun):  # what it was raised for may have been cut off
+    if not all(told) or (_CHAINED.search(text) and not begun):  # the chained exception may have been cut off
         return ""
     return told[-1]
 
 
 def last_words(text: str) -> str:
-    """Return what a traceback ends with, behind its last frame: the exception and its message."""
+    """Return the end of a traceback after its last frame: the exception and its message."""
     return _parts(text.rpartition(HEADER)[2])[2]
 
 
@@ -62,7 +62,7 @@ def _one(traceback: str) -> str:
 
 
 def _parts(traceback: str) -> tuple[re.Match[str] | None, str, str]:
-    """Return the innermost frame, its line of source, and what follows the frames: all of it where there are none."""
+    """Return the innermost frame, its source line, and what follows the frames: everything if there are none."""
     place, source = None, ""
     lines = traceback.splitlines()
     for number, line in enumerate(lines):
@@ -74,9 +74,9 @@ def _parts(traceback: str) -> tuple[re.Match[str] | None, str, str]:
 
 
 def shared_exception(window: Window, exits: Sequence[Exit]) -> tuple[str, list[Exit]]:
-    """Return the exception that ended most ranks of the job, and their ends; ("", []) where none did.
+    """Return the exception that ended most ranks of the job, and their exits; ("", []) if none did.
 
-    Where the job has several nodes the ranks are on more than one of them: a single node may be the cause itself.
+    If the job has several nodes the ranks must be on more than one: a single node may be the cause itself.
     """
     ends: dict[str, list[Exit]] = {}
     for item in exits:

@@ -1,4 +1,4 @@
-"""Reading the ends of training processes: which exits are causes and which are echoes of a peer's death."""
+"""Classifies the exits of training processes: causes, and echoes of a peer's death."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from eagle_eye.detectors.signs.attributes import text, whole
 from eagle_eye.detectors.signs.once import once
 from eagle_eye.detectors.types import Happening, Window
 
-# What the survivors of a collective print when a peer is gone. Seen from Gloo, NCCL and TCPStore.
+# Messages of collective survivors after a peer's death, from Gloo, NCCL and TCPStore.
 ECHO = re.compile(
     r"connection (closed|reset|refused)|broken pipe|remote process exited|socket (closed|timeout)"
     r"|(nccl|gloo|store|peer).{0,80}(time[d ]?out|abort|unhandled|remote|closed)|unhandled (system|cuda) error"
     r"|watchdog caught collective|DistNetworkError|DistStoreError|peer.{0,40}(gone|lost|unreachable)",
     re.IGNORECASE | re.DOTALL,
 )
-# How torch's store, Gloo, NCCL and ibverbs say that a connection could not be made; one that was lost is another thing.
+# How torch's store, Gloo, NCCL and ibverbs report that a connection could not be made; a lost connection is different.
 CANNOT_CONNECT = re.compile(
     r"connectFullMesh|no route to host|network is (?:unreachable|down)|host is (?:unreachable|down)"
     r"|\bconnect(?:ion|ing|ed)?\b[^\n]{0,200}(?:timed? ?out|refused|unreachable|invalid argument|cannot assign)"
@@ -28,8 +28,8 @@ CANNOT_CONNECT = re.compile(
 UNCORRECTABLE = re.compile(r"uncorrectable ECC|cudaErrorECCUncorrectable|double[- ]bit ECC", re.IGNORECASE)
 GPU_MEMORY_ERROR = re.compile(r"CUDA out of memory|\bOutOfMemoryError\b")  # the batch or the model does not fit
 HOST_MEMORY_ERROR = re.compile(r"^MemoryError\b|Cannot allocate memory|std::bad_alloc", re.MULTILINE)
-SHELL_SIGNALS = 128  # shells and containers report a process that signal n killed as 128 + n (POSIX sh)
-# Sent by whoever stops a job or cleans up after another rank's death.
+SHELL_SIGNALS = 128  # shells and containers report a process killed by signal n as 128 + n (POSIX sh)
+# Sent to stop a job or to clean up after another rank's death.
 CLEANUP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _DEADLY_SIGNALS = frozenset(
     {*CLEANUP_SIGNALS, signal.SIGQUIT, signal.SIGILL, signal.SIGTRAP, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE}
@@ -39,7 +39,7 @@ _DEADLY_SIGNALS = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Exit:
-    """The unplanned end of one rank's process; ``exit_code`` None: nobody could read it, ``error`` "": no text."""
+    """The unplanned end of one rank's process; ``exit_code`` None: not readable, ``error`` "": no text."""
 
     time_s: float
     node: str
@@ -50,20 +50,20 @@ class Exit:
 
     @property
     def cause(self) -> bool:
-        """Whether this end can have been the first: a signal nobody sends to clean up, or an error of its own."""
+        """Whether this exit can have been the first: a signal not used for cleanup, or an error of its own."""
         if self.error:
-            words = "\n".join(line for line in self.error.splitlines() if not line[:1].isspace())  # no source lines
+            words = "\n".join(line for line in self.error.splitlines() if not line[:1].isspace())  # no source
             return not (ECHO.search(self.error) or CANNOT_CONNECT.search(words))
         return self.exit_code is not None and self.exit_code < 0 and -self.exit_code != signal.SIGABRT
 
     @property
     def out_of_memory(self) -> bool:
-        """Whether it ended for want of memory, by its own word."""
+        """Whether it ended for lack of memory, by its own report."""
         return self.cause and (GPU_MEMORY_ERROR.search(self.error) or HOST_MEMORY_ERROR.search(self.error)) is not None
 
     @property
     def of_failing_memory(self) -> bool:
-        """Whether its GPU's memory failed, by its own word."""
+        """Whether its GPU's memory failed, by its own report."""
         return UNCORRECTABLE.search(self.error) is not None
 
     @property
@@ -74,12 +74,12 @@ class Exit:
 
     @property
     def who(self) -> str:
-        """Say whose process it was, for people."""
+        """Return which process it was, for display."""
         return f"rank {self.rank} on {self.node}" if self.rank >= 0 else f"a rank on {self.node}"
 
     @property
     def how(self) -> str:
-        """Say how the process ended, for people."""
+        """Return how the process ended, for display."""
         if self.exit_code is None:
             return "ended (exit code unknown)"
         if self.exit_code < 0:
@@ -92,7 +92,7 @@ class Exit:
 
 @once
 def unplanned_exits(window: Window) -> list[Exit]:
-    """Return the ends of this attempt's ranks that nobody planned, oldest first."""
+    """Return the unplanned exits of this attempt's ranks, oldest first."""
     errors: dict[tuple[str | None, int], str] = {}
     ends: list[Happening] = []
     for event in window.events:
@@ -115,7 +115,7 @@ def unplanned_exits(window: Window) -> list[Exit]:
 
 
 def left_early(window: Window) -> list[str]:
-    """Return the ranks whose process ended well (exit code 0) although others of the attempt are still there."""
+    """Return the ranks whose process ended with exit code 0 although others of the attempt are still running."""
     ended = {
         (event.node, event.device): f"rank {_rank(event)} on {event.node}"
         for event in window.events
@@ -132,7 +132,7 @@ def _planned(event: Happening, code: int | None, failed: bool) -> bool:
 
 
 def _exit_code(event: Happening) -> int | None:
-    """Return the exit code, negative for a signal however the signal was reported; None where nobody could read it."""
+    """Return the exit code, negative for a signal however it was reported; None if not readable."""
     code = whole(event.attributes, "exit_code")
     if code is not None and code > SHELL_SIGNALS and code - SHELL_SIGNALS in _DEADLY_SIGNALS:
         return SHELL_SIGNALS - code

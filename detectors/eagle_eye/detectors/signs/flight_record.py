@@ -1,4 +1,4 @@
-"""What PyTorch's flight recorder tells of one rank, as plain records."""
+"""Plain records of one rank's PyTorch flight-recorder dump."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ _PEERS = re.compile(r"\b(send|recv) (\d+)(->|<-)(\d+)$")
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """A process group; ``ranks`` are its global ranks in the order of their rank in the group, () unknown."""
+    """A process group; ``ranks`` are its global ranks ordered by rank in the group, () unknown."""
 
     name: str
     description: str
     ranks: tuple[int, ...]
 
     def __hash__(self) -> int:
-        """Return a hash that does not walk thousands of ranks each time."""
+        """Return a cached hash, so that thousands of ranks are not walked each time."""
         return hash(self.name)
 
     def __str__(self) -> str:
-        """Return "39 PIPELINE_MODEL_PARALLEL_GROUP", the name people know."""
+        """Return the display name, such as "39 PIPELINE_MODEL_PARALLEL_GROUP"."""
         return f"{self.name} {self.description}".strip()
 
 
@@ -33,8 +33,8 @@ class Operation:
     """One operation of one rank.
 
     ``sequence`` counts the collectives of the group that this rank has enqueued, or its point-to-point operations.
-    ``name`` is as PyTorch says it: "nccl:all_reduce", "nccl:send 0->1" (ranks in the group). ``state`` is scheduled,
-    started or completed. Sizes are shapes, one for each tensor; ``dtypes`` are the input's, then the output's.
+    ``name`` is PyTorch's: "nccl:all_reduce", "nccl:send 0->1" (ranks in the group). ``state`` is scheduled, started or
+    completed. Sizes are shapes, one per tensor; ``dtypes`` are the input's, then the output's.
     """
 
     group: Group
@@ -47,7 +47,7 @@ class Operation:
     dtypes: tuple[str, ...] = ()
 
     def peers(self) -> tuple[int, int] | None:
-        """Return the global ranks (sender, receiver) of a point-to-point operation, None where it does not say."""
+        """Return the global ranks (sender, receiver) of a point-to-point operation, None if not stated."""
         match = _PEERS.search(self.name)
         if match is None:
             return None
@@ -58,7 +58,7 @@ class Operation:
         return (own, other) if match[1] == "send" else (other, own)
 
     def signature(self) -> tuple[object, ...]:
-        """Return what must be the same on all ranks of a collective.
+        """Return what must be equal on all ranks of a collective.
 
         Numbers of elements count, not shapes. Where ranks may give different amounts (all_to_all, gather, lists of
         tensors) only the operation and the types count.
@@ -90,12 +90,12 @@ EVEN_COLLECTIVES = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """One rank's dump, reduced to what is needed, so that thousands fit in memory.
+    """One rank's dump, reduced to what the analysis needs, so that thousands fit in memory.
 
-    ``unfinished`` are its operations that have not completed, oldest first. ``collectives`` and ``exchanges`` are
-    the highest sequences by group that any of its operations shows, finished or not, of collectives and of
-    point-to-point operations. ``enqueued`` is the highest sequence by group that the process groups themselves
-    claim ({}: not said); it does not tell of which of the two.
+    ``unfinished`` are its operations that have not completed, oldest first. ``collectives`` and ``exchanges`` are the
+    highest sequences by group over all operations, finished or not, of collectives and of point-to-point operations.
+    ``enqueued`` is the highest sequence by group that the process groups themselves report ({}: not reported); it does
+    not say which of the two it counts.
     """
 
     rank: int

@@ -1,4 +1,4 @@
-"""The flight recorders of all ranks as a graph of who waits for whom."""
+"""Builds the wait-for graph of all ranks from their flight recorders."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from dataclasses import dataclass, field
 from eagle_eye.detectors.signs.flight_record import Group, Operation, Recording
 from eagle_eye.detectors.signs.wait_graph import WaitGraph
 
-NOWHERE = -1  # the position of a rank of which nothing is known in a group
-SHOWN = 8  # ranks spelt out in a sentence
+NOWHERE = -1  # the position of a rank about which nothing is known in a group
+SHOWN = 8  # ranks listed in a sentence
 
-_Open = dict[int, Operation]  # open exchanges of one direction by number
+_Open = dict[int, Operation]  # open point-to-point operations of one direction by number
 
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Ranks that stand in one operation. ``absent`` have not come to it; () where all are there."""
+    """Ranks that wait in one operation. ``absent`` have not reached it; () if all have."""
 
     group: Group
     sequence: int
@@ -39,13 +39,13 @@ class _Roster:
 
 
 class Waits:
-    """The graph of waits.
+    """The wait-for graph.
 
     ``ranks`` are all that any group expects, in the order of the graph's nodes; ``silent`` those without a dump.
-    ``blocked`` wait for a rank, or in something that cannot end. ``accusers`` has, by rank, the nodes through which
-    it is waited for, ``absent_in`` the operations to which it has not come; ``placed`` are those of them whose own
-    dump shows where they are. ``shared`` are nodes that stand for an operation which all have reached, ``split`` those
-    for one on which ranks disagree.
+    ``blocked`` wait for a rank, or in an operation that cannot complete. ``accusers`` holds, by rank, the nodes through
+    which others wait for it, ``absent_in`` the operations that it has not reached; ``placed`` are those of them whose
+    own dump shows their position. ``shared`` are nodes for an operation that all have reached, ``split`` those for one
+    on which ranks disagree.
     """
 
     def __init__(self, recordings: Sequence[Recording]) -> None:
@@ -84,7 +84,7 @@ class Waits:
         return [roster for roster in rosters.values() if len(roster.members) + len(roster.silent) > 1]
 
     def _positions(self, roster: _Roster, exchanges: bool) -> dict[int, int]:
-        """Return up to which number each member has enqueued; the group's own word counts where it proves true."""
+        """Return up to which number each member has enqueued; the group's own count is used if it proves correct."""
         group = roster.group
         shown, claimed, trusted, mixed = {}, {}, True, False
         for rank in roster.members:
@@ -109,7 +109,7 @@ class Waits:
     def _exchanges(self, roster: _Roster) -> None:
         if not roster.exchanges:
             return
-        if len(roster.group.ranks) == 2:  # both number the same operations
+        if len(roster.group.ranks) == 2:  # both ends number the same operations
             self._numbered(roster, roster.exchanges, self._positions(roster, exchanges=True))
         else:
             self._pairs(roster)
@@ -117,9 +117,9 @@ class Waits:
     def _numbered(
         self, roster: _Roster, opened: dict[int, dict[int, list[Operation]]], position_of: dict[int, int]
     ) -> None:
-        """Add who waits for whom in operations that all members number alike.
+        """Add the waits in operations that all members number alike.
 
-        Where a member is known to be late nobody is held to wait for those of whom nothing is known.
+        If a member is known to be late, the ranks about which nothing is known are not counted as waited for.
         """
         behind = sorted(roster.members, key=lambda rank: (position_of[rank], rank))
         positions = [position_of[rank] for rank in behind]
@@ -136,7 +136,7 @@ class Waits:
             if late_count:
                 self._block(rank, chain[late_count - 1])
                 halted.setdefault(first, []).append(rank)
-            elif inside[first] == len(roster.members):  # nobody has completed it
+            elif inside[first] == len(roster.members):  # none has completed it
                 (orphaned if roster.silent else together).setdefault(first, []).append(rank)
         for first, ranks in together.items():
             self._share(_wait(roster.group, opened[ranks[0]][first][0], ranks))
@@ -155,7 +155,7 @@ class Waits:
         waiting: dict[int, list[int]],
         absent: Sequence[int],
     ) -> None:
-        """Keep, for those absent, who waits for them and in which operation first."""
+        """Record, for the absent ranks, who waits for them and in which operation first."""
         first = min(waiting)
         everyone = [rank for ranks in waiting.values() for rank in ranks]
         wait = _wait(group, opened[waiting[first][0]][first][0], everyone, absent)
@@ -175,14 +175,14 @@ class Waits:
         self.blocked.add(rank)
 
     def _pairs(self, roster: _Roster) -> None:
-        """Add who waits for whom in sends and receives, pair by pair."""
+        """Add the waits in sends and receives, pair by pair."""
         opened: dict[tuple[int, int], tuple[_Open, _Open]] = {}
         for rank, numbers in roster.exchanges.items():
             for number, operations in numbers.items():
                 for ends in {operation.peers() for operation in operations}:
                     if ends is not None and rank in ends and all(end in self._node_of for end in ends):
                         opened.setdefault(ends, ({}, {}))[rank == ends[1]][number] = operations[0]
-        # Where all pairs with as many sends as receives number them alike, a number says which one is meant.
+        # If all pairs with as many sends as receives number them alike, a number identifies the operation.
         even = [pair for pair in opened.values() if len(pair[0]) == len(pair[1])]
         alike = bool(even) and all(sends.keys() == receives.keys() for sends, receives in even)
         position_of = self._positions(roster, exchanges=True)
@@ -200,7 +200,7 @@ class Waits:
                     self.absent_in[other].append(_wait(roster.group, own[due[0]], (waiting,), (other,)))
 
     def _share(self, wait: Wait) -> None:
-        """Add an operation that all have reached: each waits for whatever holds any of the others up."""
+        """Add an operation that all have reached: each member waits for whatever holds any of the others up."""
         members = [self._node_of[rank] for rank in wait.waiting]
         node = self.graph.node(*members)
         self.shared[node] = wait
@@ -208,14 +208,14 @@ class Waits:
             self.graph.edge(member, node)
 
     def _disagreements(self, roster: _Roster) -> None:
-        """Add the operations that ranks issued differently at the same number: they never end."""
+        """Add the operations that ranks issued differently at the same number: they never complete."""
         said: dict[int, dict[tuple[object, ...], list[int]]] = defaultdict(dict)
         for rank, numbers in roster.collectives.items():
             for number, operations in numbers.items():
                 words = tuple(operation.signature() for operation in operations)
                 said[number].setdefault(words, []).append(rank)
         for number, versions in said.items():
-            # A coalesced collective has several operations, of which some may have completed: those don't compare.
+            # A coalesced collective has several operations, some of which may have completed: those are not compared.
             if len(versions) < 2 or len({len(words) for words in versions}) > 1:
                 continue
             by_size = sorted(versions.values(), key=lambda ranks: (-len(ranks), ranks))
@@ -243,9 +243,9 @@ def _wait(group: Group, operation: Operation, waiting: Sequence[int], absent: Se
 
 
 def _meetings(own: _Open, others: _Open, position: int | None) -> tuple[list[int], list[int]]:
-    """Return the numbers of a rank's open exchanges to which the other end has come, and to which it has not.
+    """Return the numbers of a rank's open exchanges that the other end has reached, and those it has not.
 
-    ``position`` is how far the other end has come by the same numbering; None: only their order tells.
+    ``position`` is how far the other end has come by the same numbering; None: only their order is known.
     """
     if position is not None:
         return [number for number in own if number in others], [number for number in own if number > position]

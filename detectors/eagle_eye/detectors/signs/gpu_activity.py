@@ -1,7 +1,7 @@
-"""What GPUs do while a job stands still: those that wait in a collective spin alike, the one that does not differs.
+"""Compares GPU activity while a job stands still: GPUs that wait in a collective look alike, and a culprit differs.
 
-NCCL's kernels spin while they wait, so that utilisation stays near 1 and power at a third of full load. A GPU whose
-host is stuck has nothing to run and idles; one that is stuck in a kernel of its own burns differently.
+NCCL's kernels spin while they wait, so utilisation stays near 1 and power at a third of full load. A GPU whose host is
+stuck has nothing to run and idles; one that is stuck in a kernel of its own draws a different power.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from eagle_eye.detectors.signs.once import once
 from eagle_eye.detectors.signs.peers import standing
 from eagle_eye.detectors.types import Floats, Window
 
-# Metric, the spread that healthy waiting GPUs show in its unit, and how far off is another activity altogether.
+# Metric, the spread of healthy waiting GPUs in its unit, and the distance that means a different activity.
 SIGNS = (
     ("gpu_utilization_ratio", 0.03, 0.4),
     ("gpu_sm_active_ratio", 0.03, 0.25),
@@ -22,14 +22,14 @@ SIGNS = (
 )
 SIGMAS_MIN = 6.0
 ROWS_MIN = 2
-ROWS_MAX, ROWS_MAX_S = 30, 60.0  # newest: a checkpoint that came before the hang looks different
-BUSY_UTILIZATION = 0.5  # NVML counts any kernel, also one that waits
+ROWS_MAX, ROWS_MAX_S = 30, 60.0  # newest: a checkpoint before the hang looks different
+BUSY_UTILIZATION = 0.5  # NVML counts any kernel, including one that waits
 
 
 def waiting(window: Window, since_s: float) -> Floats | None:
-    """Return for each device of a job without work whether a kernel runs on it since a moment: 1.0, 0.0, NaN not known.
+    """Return for each device of an idle job whether a kernel has run on it since ``since_s``: 1.0, 0.0, NaN not known.
 
-    A kernel that does no work waits for its peers. None where nothing tells.
+    A kernel that does no work waits for its peers. None if nothing shows it.
     """
     values = window.device.get("gpu_utilization_ratio")
     rows = int((window.times_s > since_s + window.interval_s / 2).sum())
@@ -41,9 +41,9 @@ def waiting(window: Window, since_s: float) -> Floats | None:
 
 @once
 def activity_outliers(window: Window, since_s: float) -> set[int]:
-    """Return the nodes, as indexes, with a GPU that does something else than its peers since a moment; {} when alike.
+    """Return the nodes, as indexes, with a GPU that behaves differently from its peers since ``since_s``; {} if alike.
 
-    The row in which the moment falls still mixes work and waiting, so it does not count.
+    The row that contains ``since_s`` still mixes work and waiting and does not count.
     """
     rows = int((window.times_s > since_s + window.interval_s / 2).sum())
     if rows < ROWS_MIN:
@@ -54,7 +54,7 @@ def activity_outliers(window: Window, since_s: float) -> set[int]:
         if values is None:
             continue
         level: Floats = median_over_rows(values[-min(rows, _rows_max(window)) :])
-        # While all wait, the pipeline stage makes no difference: everybody is a peer.
+        # While all ranks wait, pipeline stages do not matter: all are peers.
         found = standing(level, np.zeros(len(level), dtype=np.intp), floor=spread)
         with np.errstate(invalid="ignore"):
             odd |= (np.abs(found.distance) > SIGMAS_MIN) & (np.abs(level - found.median) > least)

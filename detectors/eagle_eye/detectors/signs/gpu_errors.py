@@ -1,6 +1,6 @@
-"""What the kernel logs of a job's nodes say about its GPUs: each error once, however often it was logged.
+"""Collects GPU errors from the kernel logs of a job's nodes, each once, however often it was logged.
 
-And what became of the job afterwards, which tells an error that matters from one that does not.
+Also shows how the job fared afterwards, which separates errors that matter from those that do not.
 """
 
 from __future__ import annotations
@@ -17,24 +17,23 @@ from eagle_eye.detectors.signs.xids import BY_CODE, Recovery, Xid, code_of, is_f
 from eagle_eye.detectors.types import Evidence, Window
 
 UNKNOWN_DEVICE = -1
-# Repeats closer than this are one occurrence: a driver in trouble logs thousands of lines (800,000 seen).
+# Repeats closer than this are one occurrence: a failing driver logs thousands of lines (800,000 seen).
 BURST_S = 60.0
-RECOVERY_JOIN_S = 30.0  # XID 154 overrides the table for errors of the same GPU this near (NVIDIA, XID Errors)
-BEFORE_START_S = 60.0  # clocks and first rows may lie this much before an attempt's start; older errors are not its own
-EXIT_BEFORE_S, EXIT_AFTER_S = 5.0, 60.0  # a process that a GPU's error killed ends in this time around it
-KERNEL_WORD_S = 10.0  # after a program's word on its GPU: where the kernel's log is read its word has come
-AT_ONCE_S = 60.0  # errors of several nodes within this are one happening...
-AT_ONCE_NODES = 3  # ...when so many nodes...
-AT_ONCE_RATIO = 0.25  # ...and more than this share of the job have them: their power, their driver, not each node
+RECOVERY_JOIN_S = 30.0  # XID 154 overrides the table for errors of the same GPU within this time (NVIDIA, XID Errors)
+BEFORE_START_S = 60.0  # clock offset of first rows before an attempt's start; older errors belong elsewhere
+EXIT_BEFORE_S, EXIT_AFTER_S = 5.0, 60.0  # a process killed by a GPU error ends within this time around it
+KERNEL_WORD_S = 10.0  # after a program's GPU error, within which the kernel log arrives if it is read
+AT_ONCE_S = 60.0  # errors of several nodes within this time are one event...
+AT_ONCE_NODES = 3  # ...if this many nodes...
+AT_ONCE_RATIO = 0.25  # ...and more than this share of the job have them: power or driver, not the nodes
 
 
 @dataclass(frozen=True, slots=True)
 class GpuError:
-    """One XID of one GPU (``device`` -1: which is not known), from its first line to its last.
+    """One XID of one GPU (``device`` -1: unknown), from its first line to its last.
 
     ``occurrences`` counts bursts, not lines. ``recovery`` is what the driver itself asked for next to it (XID 154),
-    None when it did not say. ``fatal_s`` is when a line first said that it was fatal, or left that to the table (inf:
-    none did).
+    None if it did not. ``fatal_s`` is when a line first marked it as fatal, or left that to the table (inf: none did).
     """
 
     node: str
@@ -54,17 +53,17 @@ class GpuError:
 
     @property
     def named(self) -> str:
-        """Return the error as people say it."""
+        """Return the error as text for display."""
         return f"{gpu(self.node, self.device)}: XID {self.xid.code} ({self.xid.meaning})"
 
 
 def gpu(node: str, device: int) -> str:
-    """Return "n1/gpu3", or "n1" where the GPU is not known."""
+    """Return "n1/gpu3", or "n1" if the GPU is not known."""
     return node if device < 0 else f"{node}/gpu{device}"
 
 
 def gpu_errors(window: Window) -> list[GpuError]:
-    """Return the documented XIDs of this attempt's members, oldest first; each of a GPU's codes once."""
+    """Return the documented XIDs of this attempt's members, oldest first; each code of a GPU once."""
     spans: dict[tuple[str, int, int], tuple[float, float, int]] = {}  # first, last, occurrences
     said: dict[tuple[str, int], list[tuple[float, Recovery]]] = {}
     fatal: dict[tuple[str, int, int], float] = {}
@@ -106,7 +105,7 @@ def gpu_errors(window: Window) -> list[GpuError]:
 
 
 def unknown_errors(window: Window) -> list[tuple[float, str, int, int]]:
-    """Return XIDs of this attempt's members that nobody has looked up: when first, node, device, code; oldest first."""
+    """Return undocumented XIDs of this attempt's members: first time, node, device, code; oldest first."""
     found: dict[tuple[str, int, int], float] = {}
     for event in window.events:
         if event.kind != "xid" or event.node is None or event.time_s < window.started_s - BEFORE_START_S:
@@ -119,7 +118,7 @@ def unknown_errors(window: Window) -> list[tuple[float, str, int, int]]:
 
 
 def uses(window: Window, node: str, device: int) -> bool:
-    """Whether a rank of the job runs on the GPU; True where nobody says who runs where, or which GPU it was."""
+    """Whether a rank of the job runs on the GPU; True if ranks' placement, or the GPU of the error, is unknown."""
     if device == UNKNOWN_DEVICE or node not in window.nodes:
         return True
     mine = [window.series[i] for i in np.flatnonzero(window.node_of == window.nodes.index(node)).tolist()]
@@ -128,35 +127,35 @@ def uses(window: Window, node: str, device: int) -> bool:
 
 
 def went_on(window: Window, since_s: float) -> bool:
-    """Whether the job has made a step that began after a moment: one under way then may still have ended."""
+    """Whether the job has made a step that began after ``since_s``: a step in progress then may still have ended."""
     return window.advanced_s > since_s + window.interval_s + typical_step_s(window)
 
 
 def soon_known(window: Window, since_s: float) -> bool:
-    """Whether the next rows will tell if the job goes on: its steps are short, and two intervals are not over."""
+    """Whether the next rows will show if the job goes on: its steps are short, and two intervals have not passed."""
     return typical_step_s(window) < window.interval_s and window.now_s < since_s + 2 * window.interval_s
 
 
 def kernel_word_s(window: Window) -> float:
-    """Return how long after a program's word on its GPU's error the kernel's may still come."""
+    """Return how long after a program's GPU error the kernel log may still report it."""
     return max(KERNEL_WORD_S, counter_word_s(window))
 
 
 def counter_word_s(window: Window) -> float:
-    """Return how long after a counter of errors has grown the kernel's word on it may still come."""
+    """Return how long after an error counter has grown the kernel log may still report the error."""
     return max(2 * window.interval_s, 1.0)
 
 
 def exit_near(exits: Iterable[Exit], node: str, time_s: float) -> Exit | None:
-    """Return the first end of a rank of the node around the time of an error, None when there was none."""
+    """Return the first exit of a rank of the node around the time of an error, None if there was none."""
     near = (e for e in exits if e.node == node and -EXIT_BEFORE_S <= e.time_s - time_s <= EXIT_AFTER_S)
     return min(near, key=lambda e: e.time_s, default=None)
 
 
 def at_once(window: Window, times_s: dict[str, float], time_s: float) -> tuple[str, ...]:
-    """Return the nodes to which the same happened at one time when they are too many for chance, else ().
+    """Return the nodes that had the same event at one time if they are too many for coincidence, else ().
 
-    ``times_s`` holds when it happened to each.
+    ``times_s`` holds the event's time on each node.
     """
     nodes = tuple(sorted(node for node, other_s in times_s.items() if abs(other_s - time_s) <= AT_ONCE_S))
     many = len(nodes) >= AT_ONCE_NODES and len(nodes) > AT_ONCE_RATIO * len(window.nodes)
@@ -164,6 +163,6 @@ def at_once(window: Window, times_s: dict[str, float], time_s: float) -> tuple[s
 
 
 def _recovery(span: tuple[float, float, int], said: list[tuple[float, Recovery]]) -> Recovery | None:
-    """Return the last recovery action that was asked for near an error's lines."""
+    """Return the last recovery action requested near an error's lines."""
     near = [item for item in said if span[0] - RECOVERY_JOIN_S <= item[0] <= span[1] + RECOVERY_JOIN_S]
     return max(near)[1] if near else None

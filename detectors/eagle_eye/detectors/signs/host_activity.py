@@ -1,4 +1,4 @@
-"""What a host does beside training: whether a node that holds others up is busy reading or writing."""
+"""Shows whether a node that holds others up is busy reading or writing."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from eagle_eye.detectors.signs.once import once
 from eagle_eye.detectors.signs.peers import level
 from eagle_eye.detectors.types import Window
 
-# Metric and by how much more than before counts as being busy with it.
+# Metric and the increase that counts as busy.
 IO_SIGNS = (
     ("node_disk_write_bytes_per_second", 1e8),
     ("node_disk_read_bytes_per_second", 1e8),
@@ -17,18 +17,17 @@ IO_SIGNS = (
     ("node_io_pressure_ratio", 0.10),
     ("node_blocked_tasks", 4.0),
 )
-GROWTH_RATIO = 2.0  # and at least this many times what it was
+GROWTH_RATIO = 2.0  # and at least this many times the earlier level
 ROWS_BEFORE = 30
 ROWS_NOW = 5
 NODES_SAMPLED = 32
 
 
 def busy_with_io(window: Window, node: int, before_s: float) -> bool | None:
-    """Return whether the node (its index) reads or writes much more now than it did before a moment.
+    """Return whether the node (its index) reads or writes much more now than it did before ``before_s``.
 
-    None where no metric of it was observed before and since: then nobody knows. Where the window has no row from before
-    that moment any more, whoever reads or writes much is busy: what was taken for a write does not become a hang by
-    lasting.
+    None if none of its metrics was observed before and since: unknown. If the window has no row from before that moment
+    any more, a node that reads or writes much is busy: an assumed write does not become a hang by lasting.
     """
     known = False
     before = int(np.searchsorted(window.node_times_s, before_s, side="left"))
@@ -52,7 +51,7 @@ def busy_with_io(window: Window, node: int, before_s: float) -> bool | None:
 
 @once
 def most_busy_with_io(window: Window, before_s: float) -> bool:
-    """Whether half of the nodes read or write far more than before a moment: a checkpoint that nobody announced."""
+    """Whether half of the nodes read or write far more than before ``before_s``: an unannounced checkpoint."""
     sample = range(0, len(window.nodes), len(window.nodes) // NODES_SAMPLED + 1)
     busy = [busy_with_io(window, node, before_s) for node in sample]
     return 2 * sum(bool(one) for one in busy) >= len(busy)

@@ -1,4 +1,4 @@
-"""Whether the whole job has slowed down, since when, and how much of it the network explains."""
+"""Measures whether the whole job has slowed down, since when, and how much the network explains."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from eagle_eye.detectors.signs.without_hook import work
 from eagle_eye.detectors.types import Evidence, Floats, Window
 
 STEPS, COLLECTIVES = "train_step_seconds", "nccl_collective_seconds"
-STEPS_MIN = 3  # fewer steps say nothing about a lasting change
-RECENT_S = 15.0  # the newest steps are those of this time, STEPS_MIN at least
-SAMPLED = 64  # steps of the past looked at, spread evenly
+STEPS_MIN = 3  # fewer steps do not show a lasting change
+RECENT_S = 15.0  # the newest steps are those of this time, at least STEPS_MIN
+SAMPLED = 64  # past steps examined, evenly spaced
 NEWEST_MAX = 64
 OLDER_MIN = 32
-EXCESS_RATIO = 0.02  # a change below this is weather
+EXCESS_RATIO = 0.02  # a smaller change is normal variation
 SIGMAS = 5.0  # and it must be beyond chance
 MEDIAN_ERROR = 1.2533 * 1.4826  # standard error of a median from the median absolute deviation, normal distribution
-SPREAD_FLOOR_RATIO = 0.01  # a job whose steps are all alike still jitters
+SPREAD_FLOOR_RATIO = 0.01  # even equal steps vary by this much
 OWN_STEPS, OWN_PAST, OWN_SIGMAS = 12, 32, 3.0  # newest steps, steps of the past, standard errors of a rank's own change
-EXPLAINED_RATIO = 0.5  # of what collectives are longer, that one rank's own work may make up
+EXPLAINED_RATIO = 0.5  # of the growth of collectives, that one rank's own work may account for
 
 
 class QuantityChange(NamedTuple):
-    """A quantity of the job's steps: before, now, since when; ``sure`` when beyond chance and EXCESS_RATIO.
+    """A quantity of the job's steps: before, now, onset; ``sure`` if beyond chance and EXCESS_RATIO.
 
-    ``metric`` "" is the job's pace as what its GPUs and networks do shows it, relative to that before.
+    ``metric`` "" is the job's pace by GPU and network throughput, relative to before.
     """
 
     before: float
@@ -43,17 +43,17 @@ class QuantityChange(NamedTuple):
 
     @property
     def ratio(self) -> float:
-        """By how much it is more than before: 0.2 for a fifth."""
+        """Relative increase over before: 0.2 for a fifth."""
         return self.now / self.before - 1 if self.before > 0 else 0.0
 
     @property
     def evidence(self) -> Evidence:
-        """The change as evidence, the past in the peers' place."""
+        """The change as evidence, with the past as the peers' value."""
         metric, unit = (self.metric, "seconds") if self.metric else ("job_activity_slowdown", "ratio")
         return Evidence(metric, None, None, self.now, self.before, self.before * (1 + EXCESS_RATIO), unit)
 
     def __str__(self) -> str:
-        """Return it as a sentence."""
+        """Return the change as a sentence."""
         if not self.metric:
             return f"what the job's GPUs and networks do takes {100 * self.ratio:.0f}% longer than before"
         what = "collectives" if self.metric == COLLECTIVES else "steps"
@@ -61,20 +61,20 @@ class QuantityChange(NamedTuple):
 
 
 def changed_lately(window: Window, metric: str) -> QuantityChange | None:
-    """Return how the newest steps differ from the job's past; None when either is not known."""
+    """Return how the newest steps differ from the job's past; None if either is not known."""
     values, times_s = window.curve.values.get(metric), window.curve.times_s
     if values is None or len(values) < 2 * STEPS_MIN:
         return None
     newest = len(values) - int(np.searchsorted(times_s, times_s[-1] - RECENT_S, side="right"))
     newest = min(max(newest, STEPS_MIN), NEWEST_MAX, len(values) - STEPS_MIN)
     start = len(values) - newest
-    # Of a long past the older half: a change that lasts is not to become its own past soon.
+    # Of a long past the older half, so that a lasting change does not soon become its own past.
     older = start if start < OLDER_MIN else max(start // 2, OLDER_MIN)
     return _change(metric, values, times_s, start, newest, older)
 
 
 def changed_since(window: Window, metric: str, since_s: float) -> QuantityChange | None:
-    """Return how the steps since a moment differ from those before it; None when either is not known."""
+    """Return how the steps since ``since_s`` differ from those before; None if either is not known."""
     values, times_s = window.curve.values.get(metric), window.curve.times_s
     if values is None:
         return None
@@ -85,9 +85,9 @@ def changed_since(window: Window, metric: str, since_s: float) -> QuantityChange
 
 
 def overdue(window: Window, patience: Patience) -> bool:
-    """Whether steps stay away for longer than the job's pace explains, by the cheapest look.
+    """Whether steps have been missing for longer than the job's pace explains, by the cheapest check.
 
-    Of a job that reports no steps: whether its GPUs do no work.
+    For a job that reports no steps: whether its GPUs do no work.
     """
     if len(window.times_s) == 0:
         return False
@@ -100,7 +100,7 @@ def overdue(window: Window, patience: Patience) -> bool:
 
 
 def slower(window: Window) -> QuantityChange | None:
-    """Return how the job's pace changed of late, by its steps or, where nobody reports them, its activity."""
+    """Return how the job's pace recently changed, by its steps or, if not reported, its activity."""
     if not math.isfinite(window.last_step):
         return None if hooked(window) else _pace(window, None)
     return changed_lately(window, STEPS)
@@ -109,10 +109,10 @@ def slower(window: Window) -> QuantityChange | None:
 def slowed_by_network(
     window: Window, since_s: float | None = None
 ) -> tuple[QuantityChange, QuantityChange, str] | None:
-    """Return how collectives and steps became longer where nobody's own work explains it; None: they did not.
+    """Return how collectives and steps became longer if no rank's own work explains it; None if they did not.
 
-    The last item is the kind of evidence: "collective_time", "step_time" where collectives are not observed and
-    compute time, where observed, has not changed, or "job_activity" where nobody reports steps.
+    The last item is the kind of evidence: "collective_time", "step_time" if collectives are not observed and compute
+    time, if observed, has not changed, or "job_activity" if steps are not reported.
     """
     if not math.isfinite(window.last_step):
         pace = None if hooked(window) else _pace(window, since_s)
@@ -140,7 +140,7 @@ def slowed_by_network(
 
 
 def _pace(window: Window, since_s: float | None) -> QuantityChange | None:
-    """Return the change of the job's activity, where it is sure."""
+    """Return the change of the job's activity, if it is significant."""
     found = changed_of_late(window) if since_s is None else (activity_change(window, since_s), since_s)
     if found is None or found[0] is None or not found[0].clear:
         return None
@@ -148,10 +148,10 @@ def _pace(window: Window, since_s: float | None) -> QuantityChange | None:
 
 
 def _one_rank_explains(window: Window, longer_s: float) -> bool:
-    """Whether some rank's own compute or data time is so much above its own past that the others wait for it.
+    """Whether some rank's own compute or data time is so far above its own past that the others wait for it.
 
-    Each rank is its own measure, for peers of other pipeline stages differ by nature; where its work differs from step
-    to step, only what is beyond that counts.
+    Each rank is compared with itself, since peers of other pipeline stages differ by nature; where its work varies from
+    step to step, only the excess over that counts.
     """
     for metric in ("train_compute_seconds", "train_data_wait_seconds"):
         values = window.steps.values.get(metric)

@@ -1,4 +1,4 @@
-"""What the kernels of a job's nodes say of their hosts and devices: each fact once, and what it can do to a job."""
+"""Facts that the kernels of a job's nodes report about hosts and devices, each once, and their effect on a job."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from eagle_eye.detectors.signs.gpu_errors import BEFORE_START_S
 from eagle_eye.detectors.signs.stop import Stop
 from eagle_eye.detectors.types import Evidence, Happening, Window
 
-# What each word means, for people.
+# Display text of each fact.
 MEANINGS = MappingProxyType(
     {
         "nic_failed": "a network adapter has failed",
@@ -30,13 +30,13 @@ MEANINGS = MappingProxyType(
     }
 )
 NETWORK, DISK, LOCKUP = ("nic_failed", "nic_stalled"), "disk_failed", "cpu_stuck"
-# What stops a job by itself. A blocked task, disk errors and silent storage are seen on healthy nodes of a busy site.
+# Facts that stop a job by themselves. Blocked tasks, disk errors and silent storage occur on healthy busy nodes.
 STOPPING = frozenset({*NETWORK, DISK, LOCKUP, "pcie_fatal", "device_gone", "gpu_unusable", "machine_check"})
 STORAGE = ("storage_silent",)
 UNUSED_RATIO = 0.01  # of the traffic of the node's busiest port: the job does not use a port that carries less
 _STUCK = re.compile(r"stuck for (\d{1,6})s")
-HARD_LOCKUP_S, STALL_S = 10.0, 21.0  # so long a CPU was stuck before anybody says so (kernel.watchdog_thresh, RCU)
-# What a task waits in when it waits for storage: filesystems, their protocols, block devices.
+HARD_LOCKUP_S, STALL_S = 10.0, 21.0  # how long a CPU is stuck before a report (kernel.watchdog_thresh, RCU)
+# Functions in which a task waits for storage: filesystems, their protocols, block devices.
 _IN_STORAGE = re.compile(
     r" in .*\b(?:nfs\w*|sunrpc|lustre|lov|osc|mdc|ptlrpc|ceph|libceph|cifs|fuse|xfs|ext4|jbd2|btrfs|nvme\w*|mmfs\w*"
     r"|beegfs|wekafsio|io_schedule|blk_\w+|submit_bio\w*|wait_on_page_\w+|folio_wait_\w+)\b"
@@ -45,7 +45,7 @@ _IN_STORAGE = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class KernelFact:
-    """One thing that the kernel of a node says, by its first line; ``link`` "": it names none, or it is no port."""
+    """One fact reported by a node's kernel, by its first line; ``link`` "": none named, or not a port."""
 
     node: str
     device: int
@@ -57,7 +57,7 @@ class KernelFact:
 
     @property
     def began_s(self) -> float:
-        """When it began: a watchdog speaks late."""
+        """The onset: a watchdog reports late."""
         if self.what != LOCKUP:
             return self.time_s
         stuck = _STUCK.search(self.said)
@@ -67,7 +67,7 @@ class KernelFact:
 
     @property
     def of_storage(self) -> bool:
-        """Whether it speaks of storage that may be everybody's."""
+        """Whether it concerns storage that may be shared."""
         return self.what in STORAGE or (self.what == "task_blocked" and bool(_IN_STORAGE.search(self.said)))
 
     @property
@@ -78,13 +78,13 @@ class KernelFact:
 
     @property
     def named(self) -> str:
-        """Return it as people say it."""
+        """Return the fact as text for display."""
         part = f" ({self.link or self.part})" if self.link or self.part else ""
         return f"{MEANINGS.get(self.what, 'the kernel reports ' + self.what)}{part} on {self.node}"
 
 
 def host_errors(window: Window) -> list[KernelFact]:
-    """Return what kernels of this attempt's members said of their hosts, oldest first; each thing of a node once."""
+    """Return the host facts reported by kernels of this attempt's members, oldest first; each once per node."""
     found: dict[tuple[str, str, str], KernelFact] = {}
     for event in window.events:
         if event.kind != "host_error" or event.node is None or event.node not in window.nodes:
@@ -104,20 +104,21 @@ def _fact(event: Happening, node: str) -> KernelFact:
 
 
 def may_have_stopped(window: Window, stop: Stop, fact: KernelFact) -> bool:
-    """Whether a fact can be why the job stopped: it is of a kind that stops jobs, came before, and is of the job's."""
+    """Whether a fact may be why the job stopped: of a stopping kind, before the stop, of a part that the job uses."""
     if fact.what not in STOPPING or fact.began_s > stop.died_s:
         return False
     if not (stop.beside(fact.node, fact.began_s) or stop.beside(fact.node, fact.time_s)):
         return False
     if fact.what == DISK:
-        # A rank that hangs in its disk is found as such; one that ended on the very node is told from its peers' echo.
+        # A rank that hangs on its disk is found as such; one that ended on this node is told apart from its peers'
+        # echoes.
         causes = {item.node for item in stop.exits if item.cause}
         return any(item.node == fact.node for item in stop.exits) and causes <= {fact.node}
     return fact.what not in NETWORK or not _is_unused(window, fact)
 
 
 def _is_unused(window: Window, fact: KernelFact) -> bool:
-    """Whether the fact's port is known to carry next to nothing of what the node's busiest does."""
+    """Whether the fact's port is known to carry almost nothing compared with the node's busiest port."""
     own = [port for port, link in enumerate(window.links) if link.node == fact.node]
     mine = [port for port in own if window.links[port].link == fact.link]
     rates = [

@@ -1,16 +1,16 @@
-"""What a learned model looks at: how each node of a window differs from its comparable peers, as one vector.
+"""Computes the features of the learned model: how each node of a window differs from its comparable peers.
 
-Training and detection both compute it here, so that a model sees the same numbers in both. Everything is relative to
-the peers at the same moment: what moves for the whole job, a switch or a room cancels out. Three features of a metric:
+Training and detection share this code, so a model sees the same numbers in both. Everything is relative to the peers at
+the same moment: what changes for the whole job, a switch or a room cancels out. Three features per metric:
 
 - level: the mean over the newest span without its highest and lowest row, minus the peers' median level;
 - change: the level minus the mean over the past before the span, minus the peers' median change, as far as it leads
-  away from the peers: what was odd and has passed is not odd;
+  away from the peers: a past deviation that has ended is not odd;
 - spread: the logarithm of the standard deviation in the span over the peers' median one.
 
-The first two are in grains: the metric's own grain, or 1% of the peers' median level where that is more. Where the
-peers differ by more than a grain at that moment, it is in robust standard deviations of theirs: half a room that is
-capped, or a burst on a switch, makes nobody odd. A node of several devices is as odd as its oddest device.
+The first two are in grains: the metric's own grain, or 1% of the peers' median level if that is more. If the peers
+differ by more than a grain at that moment, the unit is their robust standard deviation: half a room that is capped, or
+a burst on a switch, makes no node odd. A node with several devices is as odd as its oddest device.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ from eagle_eye.detectors.signs.peers import SIGMA_PER_MAD, group_members
 from eagle_eye.detectors.types import Blind, Floats, Integers, Window
 
 FEATURES = ("level", "change", "spread")
-GRAIN_RATIO = 0.01  # of the peers' level: telemetry of healthy, identical nodes agrees no better than this
-ROWS_SPAN_MIN, ROWS_PAST_MIN = 4, 4  # fewer rows have no spread
-PAST_RATIO_MIN = 0.5  # of the past that rows must reach back
-ROWS_SPAN_MAX, ROWS_PAST_MAX = 12, 6  # evenly spaced ones of more: enough for a mean, and the cost stays bounded
-LEAST_SIGMA = np.array([1.0, 1.0, 0.3], np.float32)  # of peers, in a feature's unit: below it they count as alike
-TRIMMED = 2  # rows left out of a mean
+GRAIN_RATIO = 0.01  # of the peers' level: healthy identical nodes agree no better than this
+ROWS_SPAN_MIN, ROWS_PAST_MIN = 4, 4  # fewer rows have no meaningful spread
+PAST_RATIO_MIN = 0.5  # of the past that rows must cover
+ROWS_SPAN_MAX, ROWS_PAST_MAX = 12, 6  # evenly spaced if there are more: enough for a mean, at bounded cost
+LEAST_SIGMA = np.array([1.0, 1.0, 0.3], np.float32)  # of peers, in a feature's unit: a smaller spread counts as this
+TRIMMED = 2  # rows excluded from a mean
 PEERS_MIN = 3  # in a group, itself included
 PEERS_SAMPLED = 257  # of a large group, enough for its median
-CELLS_MAX = 1 << 19  # values worked on at a time, so that they stay in the processor's cache
+CELLS_MAX = 1 << 19  # values processed at a time, so that they stay in the CPU cache
 
 
 class Metric(NamedTuple):
-    """One metric that a model looks at; ``grain`` is the least difference that may mean something, in its unit."""
+    """One metric of a model; ``grain`` is the smallest meaningful difference in its unit."""
 
     name: str
     per_device: bool
@@ -49,7 +49,7 @@ class Metric(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class View:
-    """What of a window is looked at: the newest ``span_s`` against the ``past_s`` before it."""
+    """The part of a window examined: the newest ``span_s`` against the ``past_s`` before it."""
 
     metrics: tuple[Metric, ...]
     span_s: float
@@ -57,12 +57,12 @@ class View:
 
     @property
     def width(self) -> int:
-        """How many features a node has."""
+        """Number of features per node."""
         return len(self.metrics) * len(FEATURES)
 
 
 class ScopeSeries(NamedTuple):
-    """What one scope's metrics did: (metrics, columns) each; ``grain`` is what a difference is measured in."""
+    """The level and change of one scope's metrics, (metrics, columns) each; ``grain`` is the unit of differences."""
 
     level: Floats
     peers: Floats
@@ -70,9 +70,9 @@ class ScopeSeries(NamedTuple):
 
 
 class Nodes(NamedTuple):
-    """The features of all nodes of a window: (N, metrics, 3), NaN where not observed or without peers.
+    """The features of all nodes of a window: (N, metrics, 3), NaN if not observed or without peers.
 
-    ``device`` and ``node`` are what they were made of, in the order of the view's metrics of that scope.
+    ``device`` and ``node`` are the values they were computed from, in the order of the view's metrics of that scope.
     """
 
     values: Floats
@@ -83,7 +83,7 @@ class Nodes(NamedTuple):
 def look(window: Window, view: View, until_s: float) -> Nodes:
     """Return the features of all nodes as of ``until_s``.
 
-    A metric that nobody reports is NaN throughout. Raises Blind where the window has too few rows.
+    A metric that is not reported is NaN throughout. Raises Blind if the window has too few rows.
     """
     device = [m for m in view.metrics if m.per_device]
     node = [m for m in view.metrics if not m.per_device]
@@ -112,7 +112,7 @@ def oddest_of_each(values: Floats, owner: Integers, owners: int) -> Floats:
     arranged = values[:, :, order] if (np.diff(order) != 1).any() else values
     each = len(owner) // len(starts)
     if np.array_equal(starts, np.arange(0, len(owner), each)):
-        # As many for each, as nearly always: whole slices, which is many times as fast.
+        # The usual case of equally many columns per owner: whole slices, which is many times as fast.
         high, low = arranged[:, :, ::each].copy(), arranged[:, :, ::each].copy()
         for place in range(1, each):
             np.fmax(high, arranged[:, :, place::each], out=high)
@@ -125,7 +125,7 @@ def oddest_of_each(values: Floats, owner: Integers, owners: int) -> Floats:
 
 
 def _first_series(window: Window) -> Integers:
-    """Return each node's first device row, -1 for none: what role the node's own metrics are compared in."""
+    """Return each node's first device row, -1 for none: its role is used to compare the node's own metrics."""
     first = np.full(len(window.nodes), -1, dtype=np.intp)
     first[window.node_of[::-1]] = np.arange(len(window.series) - 1, -1, -1)
     return first
@@ -139,7 +139,7 @@ def _scope(
     until_s: float,
     roles: Integers,
 ) -> tuple[Floats, ScopeSeries]:
-    """Return the features of one scope's columns, (3, metrics, columns), and what they were made of."""
+    """Return the features of one scope's columns, (3, metrics, columns), and the values they were computed from."""
     columns = len(roles)
     course = np.full((len(FEATURES), len(metrics), columns), np.nan, np.float32)  # level, change, deviation
     present = [(i, values) for i, m in enumerate(metrics) if (values := arrays.get(m.name)) is not None]
@@ -195,7 +195,7 @@ def _course(newest: Floats, before: Floats) -> Floats:
 def _trimmed(values: Floats) -> tuple[Floats, Floats]:
     """Return mean and standard deviation over the rows without the highest and the lowest: one burst is no level.
 
-    NaN where fewer than half of the rows, or fewer than three, were observed.
+    NaN if fewer than half of the rows, or fewer than three, were observed.
     """
     known = np.isfinite(values)
     count = np.full((values.shape[0], values.shape[2]), values.shape[1])
@@ -207,7 +207,7 @@ def _trimmed(values: Floats) -> tuple[Floats, Floats]:
         left = np.where(enough, count - TRIMMED, np.nan).astype(np.float32)
         mean = (_sum(values, known) - np.fmax.reduce(values, axis=1) - np.fmin.reduce(values, axis=1)) / left
         away = (values - mean[:, None]) ** 2
-        # The two left out are the furthest on either side.
+        # The two excluded rows are the furthest on each side.
         ends = (np.fmax.reduce(values, axis=1) - mean) ** 2 + (np.fmin.reduce(values, axis=1) - mean) ** 2
         return mean, np.sqrt(np.maximum(_sum(away, known) - ends, 0.0) / left)
 
@@ -218,7 +218,7 @@ def _sum(values: Floats, known: NDArray[np.bool_]) -> Floats:
 
 
 def _peers(values: Floats, groups: Integers) -> Floats:
-    """Return each column's median over its group: (lines, columns); NaN in groups too small to say."""
+    """Return each column's median over its group: (lines, columns); NaN in groups that are too small."""
     result: NDArray[np.float32] = np.full(values.shape, np.nan, np.float32)
     for members in group_members(groups):
         if len(members) >= PEERS_MIN and groups[members[0]] >= 0:

@@ -1,9 +1,9 @@
-"""A model of a site's healthy nodes, as plain arrays: what a detector needs to score nodes, and no more.
+"""A model of a site's healthy nodes as plain arrays, with just what a detector needs to score nodes.
 
-Three views of the same features, each with its own scale of surprise: what an autoencoder cannot reconstruct (Sakurada
-& Yairi 2014), how soon an isolation forest cuts a node off (Liu, Ting & Zhou 2008), how far it lies from a robust
-covariance (Rousseeuw & Van Driessen 1999). A score means nothing by itself; its ``Tail`` says how many healthy nodes
-reach it, in alarms per node-day, and these compare.
+Three views of the same features, each with its own score: the reconstruction error of an autoencoder (Sakurada & Yairi
+2014), the isolation depth in an isolation forest (Liu, Ting & Zhou 2008), and the distance under a robust covariance
+(Rousseeuw & Van Driessen 1999). Raw scores are not comparable; ``Tail`` converts a score into the rate at which healthy
+nodes reach it, in alarms per node-day, which is.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ import numpy as np
 from eagle_eye.detectors.signs.learned_features import FEATURES, View
 from eagle_eye.detectors.types import Floats, Integers
 
-CLIP = 10.0  # robust standard deviations beyond which a feature is no odder: one must not drown the others
-AGREEING = 2  # of the three scores that must be beyond a threshold
+CLIP = 10.0  # robust standard deviations at which a feature is clipped, so that one does not dominate
+AGREEING = 2  # of the three scores that must exceed a threshold
 SCORES = ("autoencoder", "forest", "covariance")
 
 
@@ -31,8 +31,8 @@ class Layer(NamedTuple):
 class Forest(NamedTuple):
     """An isolation forest as arrays over all trees' nodes.
 
-    A leaf points at itself; ``path`` is a leaf's depth with what its samples would add, 0 elsewhere; ``roots`` has
-    one for each tree; ``normal`` is the mean path of a search tree of the training sample.
+    A leaf points at itself; ``path`` is a leaf's depth plus the expected depth of its samples, 0 elsewhere; ``roots``
+    has one entry per tree; ``normal`` is the mean path of a search tree of the training sample.
     """
 
     feature: Integers
@@ -55,18 +55,18 @@ class Covariance(NamedTuple):
 class Tail(NamedTuple):
     """The tail of healthy scores: peaks above ``threshold`` follow a generalised Pareto distribution (Siffer 2017).
 
-    A peak is the highest of a run of scores above the threshold of one node, so that one oddity counts once.
+    A peak is the maximum of a run of scores above the threshold of one node, so that one anomaly counts once.
     """
 
     threshold: float
     scale: float
-    shape: float  # never below 0: a history is too short to show that scores end
+    shape: float  # never below 0: a history is too short to show that scores are bounded
     peaks_per_node_day: float
 
     def alarms_per_node_day(self, scores: Floats) -> Floats:
-        """Return how often healthy nodes reach a score; never more than the rate of peaks, never less than the truth.
+        """Return how often healthy nodes reach a score: at most the rate of peaks, and never underestimated.
 
-        Below the threshold the answer is the rate of peaks, which is too low, but no alarm anyway.
+        Below the threshold the result is the rate of peaks, which is too low, but no alarm is raised there anyway.
         """
         excess = np.maximum(np.asarray(scores, np.float64) - self.threshold, 0.0) / self.scale
         if self.shape < 1e-6:
@@ -76,10 +76,10 @@ class Tail(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class LearnedModel:
-    """What was learned, and from whom: a window of other metrics, intervals or hardware is not for this model.
+    """The trained model, and the data it applies to: not for windows with other metrics, intervals or hardware.
 
-    ``centre`` and ``scale`` (metrics, 3) make a feature 0 and 1. A claim needs ``looks`` spans in a row.
-    ``digest`` identifies the whole; two models of the same digest are equal.
+    ``centre`` and ``scale`` (metrics, 3) standardise a feature to 0 and 1. A claim needs ``looks`` consecutive spans.
+    ``digest`` identifies the whole model; two models with the same digest are equal.
     """
 
     view: View
@@ -106,11 +106,11 @@ class LearnedModel:
         return hash(self.digest)
 
     def inputs(self, features: Floats) -> Floats:
-        """Return features (N, metrics, 3) as the models take them: (N, metrics * 3), NaN where not observed."""
+        """Return features (N, metrics, 3) as model inputs: (N, metrics * 3), NaN if not observed."""
         return standardised(features, self.centre, self.scale)
 
     def residuals(self, inputs: Floats) -> Floats:
-        """Return what the autoencoder could not reconstruct, squared: (N, metrics * 3), 0 where not observed."""
+        """Return the squared reconstruction error of the autoencoder: (N, metrics * 3), 0 if not observed."""
         known = np.isfinite(inputs)
         filled = np.where(known, inputs, 0.0)
         return np.where(known, (filled - forward(self.layers, filled)) ** 2, 0.0)
@@ -122,7 +122,7 @@ class LearnedModel:
         return score
 
     def forest_scores(self, inputs: Floats) -> Floats:
-        """Return how soon the forest isolates each node, 0 to 1: (N,)."""
+        """Return how early the forest isolates each node, 0 to 1: (N,)."""
         return isolation(self.forest, magnitudes(inputs))
 
     def covariance_scores(self, inputs: Floats) -> Floats:
@@ -132,8 +132,8 @@ class LearnedModel:
     def scores(self, inputs: Floats, limit: float | None = None) -> Floats:
         """Return all three scores: (3, N).
 
-        With ``limit`` the forest, which costs most, is asked only where another score is as rare as that many alarms
-        per node-day: elsewhere no two can agree, and its score is -inf.
+        With ``limit`` the forest, which costs most, is evaluated only if another score is as rare as that many alarms
+        per node-day: otherwise no two can agree, and its score is -inf.
         """
         found = np.full((len(SCORES), len(inputs)), -np.inf)
         found[0], found[2] = self.autoencoder_scores(inputs), self.covariance_scores(inputs)
@@ -145,8 +145,8 @@ class LearnedModel:
     def alarms_per_node_day(self, scores: Floats) -> Floats:
         """Return how often healthy nodes score as high as each of (3, N): (N,).
 
-        Two of the three must agree, so the second lowest rate counts; that any two agree by chance is at most 3/2
-        times as likely.
+        Two of the three must agree, so the second lowest rate counts; any two agreeing by chance is at most 3/2 times
+        as likely.
         """
         rates: Floats = (len(SCORES) / AGREEING) * np.sort(self._rates(scores), axis=0)[AGREEING - 1]
         return rates
@@ -173,7 +173,7 @@ def forward(layers: tuple[Layer, ...], inputs: Floats) -> Floats:
 
 
 def magnitudes(inputs: Floats) -> Floats:
-    """Return how odd each metric is: (N, metrics), float32; what was not observed is not odd."""
+    """Return how odd each metric is: (N, metrics), float32; 0 if not observed."""
     filled = np.where(np.isfinite(inputs), inputs, 0.0).reshape(len(inputs), -1, len(FEATURES))
     magnitude: Floats = np.sqrt((filled**2).sum(axis=2)).astype(np.float32)
     return magnitude
@@ -192,7 +192,7 @@ def isolation(forest: Forest, values: Floats) -> Floats:
 
 
 def placed(inputs: Floats) -> Floats:
-    """Return levels and changes alone, what was not observed at its ordinary place: (N, metrics * 2)."""
+    """Return levels and changes only, with unobserved values at their normal position: (N, metrics * 2)."""
     shaped = np.where(np.isfinite(inputs), inputs, 0.0).reshape(len(inputs), -1, len(FEATURES))
     return shaped[:, :, :2].reshape(len(inputs), -1)
 

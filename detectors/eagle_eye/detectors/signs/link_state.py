@@ -1,4 +1,4 @@
-"""Ports that are down or go down again and again: from link rows, nodes' sums over their ports, and events."""
+"""Finds ports that are down or flapping, from link rows, per-node sums over ports, and events."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from eagle_eye.detectors.signs.peers import latest
 from eagle_eye.detectors.signs.topology import Shared, ports, struck_at_once, struck_switches
 from eagle_eye.detectors.types import Floats, Window
 
-STATE_LINES = 3  # rows in which a port's state is looked for
+STATE_LINES = 3  # rows searched for a port's state
 CARRIED = ("link_tx_bytes_per_second", "link_rx_bytes_per_second")
-USED_BYTES_PER_S = 1e6  # what health checks and an idle TCP session make is far less, a step's smallest exchange more
+USED_BYTES_PER_S = 1e6  # health checks and an idle TCP session carry far less, the smallest exchange of a step more
 FLAP_WINDOW_S = 300.0  # in which a port may go down twice (ByteRobust, SOSP 2025: two alerts in five minutes)
-TOGETHER_S = 10.0  # ports that a switch took down fell within this...
+TOGETHER_S = 10.0  # ports taken down by one switch go down within this time...
 TOGETHER_INTERVALS = 2.0  # ...or this many intervals
-LONE_PORTS_MIN = 2  # ports of one node that fall at once before what they hang on is suspected
+LONE_PORTS_MIN = 2  # ports of one node that go down at once before their switch is suspected
 
 
 class Outage(NamedTuple):
     """A port that is down or went down in the last FLAP_WINDOW_S.
 
-    ``node`` is the node's index, ``link`` the port's name ("" when only the sum over the node's ports is known),
-    ``port`` its index among the link rows (-1: none). ``since_s`` is when it went down last, ``downs`` how often in
-    that time, ``down`` whether it is known to be down still.
+    ``node`` is the node's index, ``link`` the port's name ("" if only the sum over the node's ports is known), ``port``
+    its index among the link rows (-1: none). ``since_s`` is when it last went down, ``downs`` how often in that time,
+    ``down`` whether it is known to be still down.
     """
 
     node: int
@@ -36,10 +36,10 @@ class Outage(NamedTuple):
 
 
 def outages(window: Window) -> list[Outage]:
-    """Return every port that is down or went down of late, and that the job may use.
+    """Return every port that is down or recently went down, and that the job may use.
 
-    It uses none that was never up in the window or has carried nothing, nor an interface that only the kernel's log
-    names on a node whose ports tell of themselves: of those that carry anything the rows say whether they are up.
+    Excluded are ports that were never up in the window or have carried nothing, and interfaces known only from the
+    kernel log on a node with port metrics: for every port that carries traffic the rows show whether it is up.
     """
     found = {key: item for key, item in _from_events(window).items() if item.port >= 0 or not _told(window, item.node)}
     for item in _from_links(window):
@@ -52,19 +52,19 @@ def outages(window: Window) -> list[Outage]:
 
 
 def surely_used(item: Outage) -> bool:
-    """Whether the port is one that is counted; of one that only the kernel's log names the job may use none."""
+    """Whether the port has counters; of a port known only from the kernel log it is unknown whether the job uses it."""
     return item.port >= 0 or not item.link
 
 
 def observed(window: Window) -> bool:
-    """Whether anything tells of ports' states."""
+    """Whether any data shows ports' states."""
     return (
         "link_up" in window.link or "link_downed_total" in window.link or "node_rdma_link_downed_total" in window.node
     )
 
 
 def shared(window: Window, found: list[Outage]) -> Shared | None:
-    """Return what the outages share: a switch of which most is down, or too many nodes at once; None: nothing."""
+    """Return what the outages share: a switch that is mostly down, or too many nodes at once; None: nothing."""
     nodes_struck = len({item.node for item in found})
     if nodes_struck < 2:
         return _lone(window, found) if nodes_struck else None
@@ -85,15 +85,15 @@ def shared(window: Window, found: list[Outage]) -> Shared | None:
 
 
 def together_s(window: Window) -> float:
-    """Return within which time ports that one cause took down are seen to fall."""
+    """Return the time within which ports taken down by one cause are seen to go down."""
     return max(TOGETHER_S, TOGETHER_INTERVALS * window.interval_s)
 
 
 def _lone(window: Window, found: list[Outage]) -> Shared | None:
-    """Return the switch that one node alone of the job hangs on, when all its ports there are down since one moment.
+    """Return the switch that only one node of the job is on, if all its ports there went down at one moment.
 
-    Cables and ports fail one by one. What takes several at once is what they share, and no other node can tell whether
-    that is the switch or the node's own network.
+    Cables and ports fail one by one. Several at once have a shared cause, and no other node can show whether that is
+    the switch or the node's own network.
     """
     down = [item for item in found if item.down]
     if len(down) < LONE_PORTS_MIN or any(item.port < 0 for item in down):
@@ -111,18 +111,18 @@ def _lone(window: Window, found: list[Outage]) -> Shared | None:
 
 
 def _told(window: Window, node: int) -> bool:
-    """Whether the node's ports tell of their state themselves."""
+    """Whether the node's ports report their state themselves."""
     up, name = window.link.get("link_up"), window.nodes[node]
     own = [port for port, link in enumerate(window.links) if link.node == name]
     return up is not None and bool(np.isfinite(up[:, own]).any())
 
 
 def _idle(window: Window, item: Outage) -> bool:
-    """Whether the port was seen to carry next to nothing before it fell: another job's, or a spare one."""
+    """Whether the port was seen to carry almost nothing before it went down: another job's, or a spare."""
     seen = [window.link[metric] for metric in CARRIED if metric in window.link] if item.port >= 0 else []
     then, up = window.link_times_s <= item.since_s, window.link.get("link_up")
     if up is not None and item.port >= 0:
-        then &= up[:, item.port] != 0  # rows of a port that is down already say nothing of what it carried
+        then &= up[:, item.port] != 0  # rows of a port that is already down do not show what it carried
     before = [values[then, item.port] for values in seen]
     known = np.concatenate([values[np.isfinite(values)] for values in before]) if before else np.zeros(0)
     return len(known) > 0 and float(known.max()) < USED_BYTES_PER_S

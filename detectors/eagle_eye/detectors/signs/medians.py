@@ -1,4 +1,4 @@
-"""Medians (and trimmed means) of arrays with holes: many at once, by one sort and no loop over series."""
+"""Medians and trimmed means of arrays with missing values: many at once, with one sort and no loop over series."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from eagle_eye.detectors.types import Floats, Integers
 
-TRIM_RATIO = 0.2  # cut off at both ends before a mean: robust, and nearly as efficient
+TRIM_RATIO = 0.2  # cut off at each end before a mean: robust, and nearly as efficient
 
 
 def median_over_rows(values: Floats) -> Floats:
@@ -23,7 +23,7 @@ def median_over_rows(values: Floats) -> Floats:
 
 
 def median_of(known: Floats) -> float:
-    """Return the median of (n,) finite values, as ``np.median`` does; NaN of none."""
+    """Return the median of (n,) finite values, as ``np.median`` does; NaN if empty."""
     if not len(known):
         return float("nan")
     low, high = (len(known) - 1) // 2, len(known) // 2
@@ -34,7 +34,7 @@ def median_of(known: Floats) -> float:
 def median_of_others(values: Floats, least: int) -> Floats:
     """Return for each value of (rows, columns) the median of its row without it.
 
-    NaN where the value itself was not observed or fewer than ``least`` others of the row were.
+    NaN if the value itself was not observed or fewer than ``least`` others of the row were.
     """
     order = np.argsort(values, axis=1)
     ordered = np.take_along_axis(values, order, axis=1)
@@ -49,7 +49,7 @@ def median_of_others(values: Floats, least: int) -> Floats:
     rank = np.arange(values.shape[1])[None, :]
     others = count - 1
     low, high = (others - 1) // 2, others // 2
-    # Without the value of rank r, what had a rank above r moves down by one.
+    # Without the value of rank r, values of rank above r move down by one.
     lower = np.take_along_axis(ordered, np.clip(low + (low >= rank), 0, values.shape[1] - 1), axis=1)
     upper = np.take_along_axis(ordered, np.clip(high + (high >= rank), 0, values.shape[1] - 1), axis=1)
     median = np.where((rank < count) & (others >= least), (lower + upper) / 2, np.nan)
@@ -76,7 +76,7 @@ def _middle(ordered: Floats, count: Integers, axis: int) -> Floats:
 
 
 def trimmed_means(values: Floats) -> Floats:
-    """Return each column's mean without its lowest and highest share: (columns,), NaN where nothing was observed."""
+    """Return each column's mean without its lowest and highest share: (columns,), NaN if nothing was observed."""
     count = np.isfinite(values).sum(axis=0)
     cut = (TRIM_RATIO * count).astype(np.intp)
     sums = np.vstack([np.zeros(values.shape[1]), np.nancumsum(np.sort(values, axis=0), axis=0, dtype=np.float64)])

@@ -1,4 +1,4 @@
-"""The kernel's OOM kills: which of them hit the training, and which some other process of the host."""
+"""Classifies the kernel's OOM kills: those that hit the training, and those of other processes of the host."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from eagle_eye.detectors.signs.exits import Exit
 from eagle_eye.detectors.signs.gpu_errors import BEFORE_START_S
 from eagle_eye.detectors.types import Evidence, Window
 
-# Names that the kernel shows for training processes and their helpers (the first 15 characters).
+# Kernel names (the first 15 characters) of training processes and their helpers.
 TRAINING_PROCESS = re.compile(r"python|^pt_|torch|deepspeed|megatron|accelerate|^ray|train|worker|jax", re.IGNORECASE)
-RANK_NEAR_S = 10.0  # a SIGKILL this near to the kernel's kill on its node is the same
-HELPER_NEAR_S = 60.0  # a rank whose data loader or other helper was killed notices, and ends, within this
+RANK_NEAR_S = 10.0  # between the kernel's kill and a SIGKILL on its node that are the same event
+HELPER_NEAR_S = 60.0  # a rank whose data loader or other helper was killed ends within this time
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryKill:
-    """One kill for memory; ``process`` is "" where the log named none."""
+    """One OOM kill; ``process`` is "" if the log named none."""
 
     time_s: float
     node: str
@@ -27,7 +27,7 @@ class MemoryKill:
 
     @property
     def of_training(self) -> bool:
-        """Whether the process can have been part of the training, by its name."""
+        """Whether the process may have been part of the training, by its name."""
         return not self.process or TRAINING_PROCESS.search(self.process) is not None
 
     @property
@@ -37,7 +37,7 @@ class MemoryKill:
 
 
 def memory_kills(window: Window) -> list[MemoryKill]:
-    """Return the kernel's kills for memory on the job's nodes in this attempt, oldest first."""
+    """Return the kernel's OOM kills on the job's nodes in this attempt, oldest first."""
     return sorted(
         (
             MemoryKill(event.time_s, event.node, text(event.attributes, "process"))
@@ -51,7 +51,7 @@ def memory_kills(window: Window) -> list[MemoryKill]:
 
 
 def killed_rank(kill: MemoryKill, end: Exit) -> bool:
-    """Whether the kill ended the rank: by the kernel's own signal, or by taking a helper that it cannot do without."""
+    """Whether the kill ended the rank: by the kernel's own signal, or by killing a helper that it needs."""
     if kill.node != end.node:
         return False
     if end.exit_code == -signal.SIGKILL:

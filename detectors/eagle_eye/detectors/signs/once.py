@@ -1,4 +1,4 @@
-"""What several detectors ask of one window is worked out once. Pure: the same answer as without."""
+"""Caches results that several detectors compute from one window. Pure: the results are the same as without it."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ R = TypeVar("R")
 
 
 class _Kept(NamedTuple):
-    """An answer, or why there was none: never the exception, whose traceback would keep the window alive."""
+    """A result, or why there was none: never the exception, whose traceback would keep the window alive."""
 
     answer: Any
     blind: tuple[Any, ...] | None = None
 
 
 def once(work: Callable[Concatenate[Window, P], R]) -> Callable[Concatenate[Window, P], R]:
-    """Have a function of a window and hashable arguments called once for each window.
+    """Decorate a function of a window and hashable arguments so that it runs once per window.
 
-    Later callers get the first one's answer, or Blind with the same message: nobody may change what it returns.
+    Later callers get the first result, or Blind with the same message; callers must not modify the result.
     """
 
     @wraps(work)
@@ -43,9 +43,9 @@ def once(work: Callable[Concatenate[Window, P], R]) -> Callable[Concatenate[Wind
 
 
 def once_for_members(work: Callable[Concatenate[Window, P], R]) -> Callable[Concatenate[Window, P], R]:
-    """Have a function that looks at who the members are, and at nothing else, called once while they stay the same.
+    """Decorate a function that depends only on the members so that it runs once while they stay the same.
 
-    It may read ``nodes``, ``series``, ``role_of``, ``node_of`` and its hashable arguments alone.
+    It may read ``nodes``, ``series``, ``role_of``, ``node_of`` and its hashable arguments only.
     """
 
     @wraps(work)

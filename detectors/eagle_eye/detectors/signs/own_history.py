@@ -1,6 +1,6 @@
-"""Whether a rank computed faster before: its own course over the onset of a slowness, beside its peers'.
+"""Tests whether a rank computed faster before: its own series across the onset, relative to its peers'.
 
-A rank that computed as long as its peers, and since a moment computes longer while they do not, has changed itself,
+A rank that computed as fast as its peers, and from some moment computes longer while they do not, has changed itself,
 unless it was given more to do (``even_work``).
 """
 
@@ -18,31 +18,31 @@ from eagle_eye.detectors.signs.under_load import peers_of
 from eagle_eye.detectors.types import Floats, Window
 
 STEPS_BEFORE_MIN, STEPS_SINCE_MIN = 10, 3  # lines of steps
-STEPS_LOOKED_AT = 96  # on either side, at most
-DISTANCE = 6.0  # robust deviations of the peers' own changes, beyond which it alone has changed
-SPREAD_FLOOR = 0.005  # of a change, that clocks and timers make by themselves
+STEPS_LOOKED_AT = 96  # on each side, at most
+DISTANCE = 6.0  # robust deviations of the peers' own changes, beyond which only this rank has changed
+SPREAD_FLOOR = 0.005  # of a change: noise of clocks and timers
 FEW_PEERS = 4.0  # a spread of n peers counts 1 + 4/n times
 OWN_SHARE = 0.5  # of the excess over the peers, that its own change must account for
 
 
 class ComputeChange(NamedTuple):
-    """A rank's compute over its peers', before a moment and since."""
+    """A rank's compute over its peers', before the onset and since."""
 
     before: float
     since: float
 
     @property
     def ratio(self) -> float:
-        """How many times as long as before it computes, beside its peers."""
+        """How many times as long as before it computes, relative to its peers."""
         return self.since / self.before
 
 
 @once
 def own_change(window: Window, index: int, onset: int) -> ComputeChange | None:
-    """Return how a rank's compute has changed at step line ``onset``; None where its past does not say that it did.
+    """Return how a rank's compute has changed at step line ``onset``; None if its past does not show that it did.
 
-    It must account for the slowness: a rank that always was the slowest has not changed. Its own time has grown, its
-    peers' has not fallen, and few of them have changed likewise.
+    The change must account for the slowness: a rank that always was the slowest has not changed. Its own time has
+    grown, its peers' has not fallen, and few of them have changed likewise.
     """
     relative = window.steps.relative_compute
     earlier, later = relative[max(onset - STEPS_LOOKED_AT, 0) : onset], relative[onset:][-STEPS_LOOKED_AT:]
@@ -65,14 +65,14 @@ def own_change(window: Window, index: int, onset: int) -> ComputeChange | None:
 
 
 def growths(earlier: Floats, later: Floats) -> Floats:
-    """Return the logarithm of how many times as large each column's median has become, of those where it is known."""
+    """Return the logarithm of the growth of each column's median, for columns where it is known."""
     with np.errstate(invalid="ignore", divide="ignore"):
         grown = np.log(median_over_rows(later) / median_over_rows(earlier))
     return np.asarray(grown[np.isfinite(grown)])
 
 
 def _seconds(window: Window, onset: int) -> tuple[Floats, Floats]:
-    """Return the seconds that the work took, for a unit of it where units are told, before a line and since."""
+    """Return the seconds of compute, per unit of work where reported, before a line and since."""
     seconds, work = (window.steps.values.get(name) for name in ("train_compute_seconds", "train_work_units"))
     if seconds is None:
         return np.zeros((0, len(window.series))), np.zeros((0, len(window.series)))

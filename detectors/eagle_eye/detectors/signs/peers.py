@@ -1,4 +1,4 @@
-"""Comparable peers: where a value lies among those of its group, at one moment, for many series at once."""
+"""Compares values with those of comparable peers at one moment, for many series at once."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from eagle_eye.detectors.signs.once import once_for_members
 from eagle_eye.detectors.types import Floats, Integers, Window
 
 SIGMA_PER_MAD = 1.4826  # of a normal distribution
-PEERS_MIN = 2  # with one peer nobody can say which of the two is off
-SMALL_GROUP = 64  # up to here a group's median is taken without the value itself; beyond, one value moves nothing
+PEERS_MIN = 2  # with one peer it is undecidable which of the two is off
+SMALL_GROUP = 64  # up to this size a group's median excludes the value itself; beyond, one value has no influence
 
 
 class Standing(NamedTuple):
-    """Where each value stands among its group: all (S,), NaN where not observed or with too few peers.
+    """The position of each value in its group: all (S,), NaN if not observed or with too few peers.
 
     ``median`` is that of the other members, ``sigma`` their robust standard deviation (1.4826 times the median absolute
     deviation, Iglewicz & Hoaglin 1993), never below the floor; ``distance`` is (value - median) / sigma.
@@ -35,10 +35,10 @@ def peers_median(values: Floats, groups: Integers, least: int = PEERS_MIN) -> Fl
 
 
 def median_of_mates(values: Floats, groups: Sequence[Integers], least: int = PEERS_MIN) -> Floats:
-    """Return ``peers_median`` of groups that are given by their members."""
+    """Return ``peers_median`` for groups given by their members."""
     result = np.full(values.shape, np.nan)
     if len(groups) > 1 and len(groups[0]) <= SMALL_GROUP and len({len(members) for members in groups}) == 1:
-        table = np.array(groups)  # what does not depend on how many there are is done once for all of them
+        table = np.array(groups)  # vectorised over all groups of this size
         result[table] = median_of_others(values[table].astype(np.float64), least)
         return result
     for members in groups:
@@ -53,7 +53,7 @@ def median_of_mates(values: Floats, groups: Sequence[Integers], least: int = PEE
 
 
 def standing(values: Floats, groups: Integers, floor: float, least: int = PEERS_MIN) -> Standing:
-    """Return where each of (S,) values stands among its group; ``floor`` is the least sigma, in the values' unit."""
+    """Return the position of each of (S,) values in its group; ``floor`` is the least sigma, in the values' unit."""
     median = peers_median(values, groups, least)
     spread = np.abs(values - median)
     sigma = np.maximum(SIGMA_PER_MAD * peers_median(spread, groups, least), floor)
@@ -102,9 +102,9 @@ def step_levels(window: Window, metric: str, first: int, index: int, peers: Inte
 
 
 def growth(values: Floats, lines: int) -> Floats:
-    """Return by how much each counter grew over the last ``lines`` rows: (columns,), 0 or more, NaN when unobserved.
+    """Return by how much each counter grew over the last ``lines`` rows: (columns,), 0 or more, NaN if unobserved.
 
-    A counter that falls began again at zero: its source restarted.
+    A counter that decreases has restarted at zero with its source.
     """
     recent = values[-lines:]
     if len(recent) == 0:

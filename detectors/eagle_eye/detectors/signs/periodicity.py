@@ -1,6 +1,6 @@
 """The period of a job that reports no steps, estimated from its GPU and network activity.
 
-Where steps are longer than rows, a mean over less than whole steps tells when it was taken, not how fast the job is.
+Where steps are longer than rows, a mean over a partial step depends on when it was sampled, not on the job's speed.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from eagle_eye.detectors.signs.medians import median_of, median_over_rows
 from eagle_eye.detectors.types import Floats
 
 ROWS_MIN, ROWS_MAX = 12, 1_200
-REPEATS_MIN = 3.0  # how often a rhythm must fit into what is seen
-LIKENESS_MIN = 0.5  # correlation of what lies one rhythm apart...
-DIP_MIN = 0.3  # ...and by how much it must be less in between: a slow drift resembles itself, too
-NEARLY = 0.85  # of the greatest likeness, from which on the shortest rhythm is taken
+REPEATS_MIN = 3.0  # periods that the observed time must contain
+LIKENESS_MIN = 0.5  # correlation at a lag of one period...
+DIP_MIN = 0.3  # ...and its drop in between: a slow drift also resembles itself
+NEARLY = 0.85  # of the highest correlation, from which on the shortest period is taken
 GAP_INTERVALS = 1.5  # between two rows, beyond which some are missing
 
 
 def rhythm_s(level: Floats, times_s: Floats) -> float | None:
-    """Return after how long a counter's rows, (rows,) at ``times_s``, repeat themselves; None where they do not.
+    """Return the period of a counter's rows, (rows,) at ``times_s``; None if there is none.
 
-    By their autocorrelation. It is a step, or a few, for whole steps fit it too; never less than two rows.
+    By autocorrelation. The period is one step or a few, either of which contains whole steps; at least two rows.
     """
     known = np.isfinite(level)
     level, times_s = level[known][-ROWS_MAX:], times_s[known][-ROWS_MAX:]
@@ -54,10 +54,10 @@ def rhythm_s(level: Floats, times_s: Floats) -> float | None:
 
 
 def stretches(values: Floats, times_s: Floats, length_s: float) -> Floats:
-    """Return the mean of each whole stretch of this length, (stretches, columns), of values (rows, columns).
+    """Return the mean of each whole interval of this length, (stretches, columns), of values (rows, columns).
 
-    A row tells of the time since the one before. Where rows are missing a stretch begins anew; a missing value is taken
-    to be like the others of its row.
+    A row covers the time since the one before. Where rows are missing a new interval begins; a missing value is assumed
+    to equal the others of its row.
     """
     if len(times_s) < 2:
         return np.zeros((0, values.shape[1]))

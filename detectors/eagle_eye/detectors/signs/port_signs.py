@@ -1,6 +1,6 @@
-"""Signs of a node's own network trouble, each against the other nodes and the node's own past: errors, pauses, load.
+"""Signs of a node's own network trouble: errors, pauses and load, compared with other nodes and its own past.
 
-Each sign is looked for per port where ports are observed, else in the node's sum over its ports.
+Each sign is evaluated per port if ports are observed, else for the node's sum over its ports.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from eagle_eye.detectors.signs.recent_rows import (
 )
 from eagle_eye.detectors.types import Evidence, Floats, Window
 
-HOLD_S = 15.0  # a sign must hold this long: microbursts and retrains are over by then
-HELD_RATIO = 0.8  # of the rows of that time, and of so many readings
+HOLD_S = 15.0  # a sign must hold this long: microbursts and retrains are shorter
+HELD_RATIO = 0.8  # of the rows of that time, and of that many readings
 READINGS_MIN = 3
-# The bit error rate that InfiniBand and Ethernet ports are specified for, 1e-12, is 0.4 errors/s at 400 Gb/s.
+# The specified bit error rate of InfiniBand and Ethernet ports, 1e-12, is 0.4 errors/s at 400 Gb/s.
 ERRORS_PER_S = 1.0
 ERRORS_MIN = 10.0
 ERRORS_HELD_RATIO = 0.5  # of the rows in which the counter must have grown
@@ -36,20 +36,20 @@ ERRORS_HELD_RATIO = 0.5  # of the rows in which the counter must have grown
 PAUSES_PER_S = 200.0  # 2% of the time at 400 Gb/s
 RETRANSMITS_PER_S = 20.0
 PEERS_FACTOR = 5.0  # times what the others show
-PAST_FACTOR = 3.0  # times what it showed itself
-ACCUSED_RATIO = 0.05  # of the nodes at most: what more of them show is the network's (one always may)
-SUSPECTS_MAX = 64  # columns looked at closely in one pass
-LOAD_RATIO = 0.7  # of the change in load that all ports saw: below it a port falls behind
+PAST_FACTOR = 3.0  # times its own past
+ACCUSED_RATIO = 0.05  # of the nodes at most (always at least one): a sign on more of them is the network's
+SUSPECTS_MAX = 64  # columns examined closely in one pass
+LOAD_RATIO = 0.7  # of the change in load of all ports: below it a port falls behind
 LOAD_SIGMAS = 8.0
-LOAD_FLOOR_RATIO = 0.03  # spread of load between like ports
-LOAD_STEPS = 3.0  # traffic comes in bursts within a step, so that means cover whole ones
-LOAD_UNKNOWN_S = 60.0  # where nobody says how long steps are
+LOAD_FLOOR_RATIO = 0.03  # spread of load between similar ports
+LOAD_STEPS = 3.0  # traffic comes in bursts within a step, so means cover whole steps
+LOAD_UNKNOWN_S = 60.0  # if step length is not reported
 LOAD_LINES_MAX = 64
 LOAD_MIN_BYTES_PER_S = 1e7  # a port that carried less was not in use
-CONGESTION_PER_S = 100.0  # notifications; a receiver sends at most one every 50 µs a flow (DCQCN, SIGCOMM 2015)
-LEAF_NODES_MIN = 3  # of the job on one switch, before what they share is the switch's
+CONGESTION_PER_S = 100.0  # notifications; a receiver sends at most one every 50 µs per flow (DCQCN, SIGCOMM 2015)
+LEAF_NODES_MIN = 3  # of the job on one switch, before something they share is attributed to the switch
 FEW_ELSEWHERE_RATIO = 0.25
-PAUSED_RATIO = 0.5  # of the nodes, that receive pauses: what they carry less is the network's
+PAUSED_RATIO = 0.5  # of the nodes receiving pauses: then lower load is the network's fault
 
 
 class Sign(NamedTuple):
@@ -103,14 +103,14 @@ def pause_signs(window: Window) -> list[Sign]:
 
 
 def retransmit_signs(window: Window) -> list[Sign]:
-    """Return the nodes that send far more TCP segments again than others."""
+    """Return the nodes that retransmit far more TCP segments than others."""
     source = _source(window, "", "node_tcp_retransmits_per_second")
     text = "TCP segments/s sent again by"
     return _high(window, source, "retransmits", RETRANSMITS_PER_S, "segments_per_second", text)
 
 
 def load_signs(window: Window, since_s: float) -> list[Sign]:
-    """Return the ports that carry clearly less than before ``since_s``, set against what all ports' load did since."""
+    """Return the ports that carry clearly less than before ``since_s``, relative to the change of all ports' load."""
     source = _source(window, "link_tx_bytes_per_second", "node_rdma_tx_bytes_per_second")
     if source is None:
         return []
@@ -129,7 +129,7 @@ def load_signs(window: Window, since_s: float) -> list[Sign]:
         return []
     others = middle(ratio)
     if not others > 0.1:
-        return []  # nothing is being sent: an evaluation, a checkpoint, a standstill
+        return []  # no traffic: an evaluation, a checkpoint, a standstill
     sigma = max(1.4826 * middle(np.abs(known - others)), LOAD_FLOOR_RATIO * others)
     low = ratio < min(LOAD_RATIO * others, others - LOAD_SIGMAS * sigma)
     signs = [
@@ -144,20 +144,20 @@ def load_signs(window: Window, since_s: float) -> list[Sign]:
 
 
 def congested(window: Window) -> bool:
-    """Whether congestion notifications have begun to flow somewhere: then errors and loss may be the network's."""
+    """Whether congestion notifications have started somewhere: then errors and loss may be the network's."""
     return bool(_notified(window).any())
 
 
 def paused_by_others(window: Window) -> bool:
-    """Whether at least half of the nodes are told to pause: then a port may carry less through no fault of its own."""
+    """Whether at least half of the nodes receive pauses: then a port may carry less through no fault of its own."""
     values = window.node.get("node_pfc_rx_pause_packets_per_second")
     return values is not None and len(values) > 0 and float((held(values) >= PAUSES_PER_S).mean()) >= PAUSED_RATIO
 
 
 def leaf_congested(window: Window, node: int) -> bool:
-    """Whether congestion notifications flow to every node of this node's switch, and to few others.
+    """Whether congestion notifications go to every node of this node's switch, and to few others.
 
-    A slow adapter has them sent to whoever sends to it, on its switch or not.
+    A slow adapter causes notifications to all its senders, on its switch or not.
     """
     notified, own = _notified(window), window.switches[node] if window.switches else ""
     leaf = np.array([bool(own) and switch == own for switch in window.switches], dtype=np.bool_)
@@ -168,7 +168,7 @@ def leaf_congested(window: Window, node: int) -> bool:
 
 
 def _notified(window: Window) -> NDArray[np.bool_]:
-    """Return which nodes get congestion notifications at a rate that means something: (N,)."""
+    """Return which nodes receive congestion notifications at a significant rate: (N,)."""
     values = window.node.get("node_congestion_notifications_total")
     if values is None or len(values) <= HELD_LINES:
         return np.zeros(len(window.nodes), dtype=np.bool_)
@@ -192,7 +192,7 @@ def _high(window: Window, source: _Source | None, kind: str, least: float, unit:
     if not (low >= least).any():
         return []
     lines = lines_for(window.interval_s, HOLD_S)
-    # Of the same time as its own: when all stop at once, rows of some say so sooner than those of others.
+    # Over the same time as its own: when all stop at once, some nodes' rows show it sooner than others'.
     others = np.fmax(middle(low), middle(median_over_rows(source.values[-lines:])))
     threshold = max(least, PEERS_FACTOR * others)
     signs = []
@@ -223,9 +223,9 @@ def _sign(
 
 
 def _readings(values: Floats, lines: int) -> Floats:
-    """Return what was observed in the newest lines, and no less than READINGS_MIN where there is so much.
+    """Return what was observed in the newest lines, at least READINGS_MIN readings if there are that many.
 
-    Nodes' rows come in turns, so that few lines may hold one reading, and one lasts for nothing.
+    Nodes' rows interleave, so a few lines may hold one reading, and a single reading lasts for no time.
     """
     known = np.flatnonzero(np.isfinite(values))
     first = min(len(values) - lines, int(known[-READINGS_MIN])) if len(known) >= READINGS_MIN else 0
@@ -233,7 +233,7 @@ def _readings(values: Floats, lines: int) -> Floats:
 
 
 def _first_rate(window: Window, source: _Source, column: int) -> float:
-    """Return how fast a counter grew in the oldest third of the window, per second; 0 where that is not known.
+    """Return how fast a counter grew in the oldest third of the window, per second; 0 if not known.
 
     A port that has always counted errors is not what has made the job slower now.
     """
@@ -253,7 +253,7 @@ def _rising(counter: Floats) -> Floats:
 
 
 def _suspects(window: Window, source: _Source, values: Floats, least: float) -> list[int]:
-    """Return the columns above ``least``, the highest first; [] when too many nodes have one: no node's own trouble."""
+    """Return the columns above ``least``, highest first; [] if too many nodes have one: not a node's own trouble."""
     columns = np.flatnonzero(values > least) if np.isinf(least) else np.flatnonzero(values >= least)
     accused_max = max(1, int(ACCUSED_RATIO * len(window.nodes)))
     of_links = {window.links[column].node for column in columns.tolist()} if source.by_link else set()
@@ -274,7 +274,7 @@ def _worst(signs: list[Sign]) -> list[Sign]:
 
 
 def _mean(values: Floats) -> Floats:
-    """Return each column's mean over the observed rows: (columns,), NaN where none was."""
+    """Return each column's mean over the observed rows: (columns,), NaN if there are none."""
     known = np.isfinite(values)
     count = known.sum(axis=0)
     total = np.where(known, values, 0.0).sum(axis=0, dtype=np.float64)

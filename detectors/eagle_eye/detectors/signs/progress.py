@@ -1,9 +1,8 @@
-"""What a window says about the job's progress: when it last made a step, its pace, how long it stands still.
+"""The job's progress in a window: its last step, its pace, and how long it has stood still.
 
-Shared by the detectors of faults that stop a job. "Stands still" is judged on the clock of the rows, not on
-the time of their arrival: late rows are no standstill. A standstill is first *due* (a step should have come by now),
-then *ripe*: it has lasted so long that a claim about it may be acted on. A job that reports no steps stands still while
-its GPUs do not work.
+Shared by the detectors of faults that stop a job. A standstill is measured by the rows' timestamps, not their arrival:
+late rows are no standstill. It is first *due* (a step should have finished by now), then *ripe*: it has lasted so long
+that a claim about it may be acted on. A job that reports no steps stands still while its GPUs do not work.
 """
 
 from __future__ import annotations
@@ -18,28 +17,27 @@ from eagle_eye.detectors.signs.unstarted import steps_expected
 from eagle_eye.detectors.signs.without_hook import most_freed, work
 from eagle_eye.detectors.types import Blind, Evidence, Window
 
-PAUSE_MARGIN_RATIO = 1.5  # over the longest pause that the job has shown in the same phase
+PAUSE_MARGIN_RATIO = 1.5  # over the longest pause that the job has made in the same phase
 STARTING = "start"  # the phase before the first step
 QUIET_PHASES = ("checkpoint", "eval")  # phases in which no step is due
 QUIET_PHASE_FLOORS = 10.0  # a phase without history may last this many floors
-PAUSE_FLOORS = 10.0  # a standstill that looks like a pause or a write: this many floors before anything is done
-SHORT_STEP_S = 1.0  # steps below this: a standstill of many steps is still a short time
-PROMPT_S = 10.0  # garbage collections, retransmits and page faults are over by then
+PAUSE_FLOORS = 10.0  # a standstill that looks like a pause or a write: this many floors before acting
+SHORT_STEP_S = 1.0  # with shorter steps, a standstill of many steps is still short
+PROMPT_S = 10.0  # garbage collections, retransmits and page faults are shorter
 PACE_STEPS = 64  # newest steps whose median is the typical one
-STALE_INTERVALS = 4.0  # newest row older than this: nothing can be said about now
+STALE_INTERVALS = 4.0  # if the newest row is older, the current state is unknown
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
     """The job's progress as of the newest row.
 
-    ``advanced_s`` is the end of the interval in which a step finished last; ``standstill_s`` is the time since then, or
-    since a rank last changed its phase; ``typical_step_s`` is the median step; ``due_s`` is how long a standstill must
-    last before it means anything, ``ripe_s`` before anything may be done about it, given the job's phase and history;
-    ``accused_due_s``, at most ``due_s``, before one node that stands out in two ways may be told of: a pause of old in
-    which nobody stood out is no excuse for it.
-    ``known_pause_s`` is the longest pause that the job is known to have made, in whichever phase, 0 where it made none.
-    ``reported`` is False where no rank reports steps and the GPUs' work stands in for them.
+    ``advanced_s`` is the end of the interval in which the last step finished; ``standstill_s`` is the time since then,
+    or since a rank last changed its phase; ``typical_step_s`` is the median step. ``due_s`` is how long a standstill
+    must last before it means anything, ``ripe_s`` before it may be acted on, given the job's phase and history.
+    ``accused_due_s``, at most ``due_s``, applies if two kinds of evidence single out one node: earlier pauses in which
+    no node stood out do not excuse that. ``known_pause_s`` is the longest pause that the job is known to have made in
+    any phase, 0 if none. ``reported`` is False if no rank reports steps and GPU activity is used instead.
     """
 
     advanced_s: float
@@ -59,23 +57,23 @@ class Progress:
 
     @property
     def accusable(self) -> bool:
-        """Whether a step is overdue if one node stands out in two ways."""
+        """Whether a step is overdue, given that two kinds of evidence single out one node."""
         return self.standstill_s >= self.accused_due_s
 
     @property
     def prompt(self) -> bool:
-        """Whether two independent kinds of evidence against one node may be acted on already.
+        """Whether two independent kinds of evidence against one node already suffice to act.
 
-        Jobs of very short steps pause for many of them without harm, so there only a ripe standstill counts.
+        Jobs with very short steps pause for many of them without harm, so for them only a ripe standstill counts.
         """
         long_steps = self.typical_step_s >= SHORT_STEP_S
         return self.overstayed or (long_steps and self.standstill_s >= max(self.due_s, PROMPT_S))
 
     @property
     def outlasts_pauses(self) -> bool:
-        """Whether it has lasted longer than all that the job is known to do: then it need not be ripe.
+        """Whether it has lasted longer than anything the job is known to do: then it need not be ripe.
 
-        False for a job that has made no pause yet: nobody knows how long its first one will be.
+        False for a job that has made no pause yet, since the length of its first one is unknown.
         """
         known_s = self.known_pause_s
         # GPUs rest in many more ways than ranks pause, and the longest of them is soon exceeded.
@@ -85,21 +83,21 @@ class Progress:
 
     @property
     def past_own_pauses(self) -> bool:
-        """Whether it has lasted longer than any pause that the job is known to have made, and not for a moment only.
+        """Whether it has lasted longer than any known pause of the job, and for more than a moment.
 
-        Then a part of the hardware that is seen to be broken may be acted on, however short the job's steps are.
+        Then hardware that is seen to be broken may be acted on, however short the job's steps are.
         """
         longer_s = max(PROMPT_S, self.due_s, PAUSE_MARGIN_RATIO * self.known_pause_s)
         return self.known_pause_s > 0 and self.standstill_s >= longer_s
 
     @property
     def overstayed(self) -> bool:
-        """Whether it is ripe, or need not be: what no pause explains may be acted on by either."""
+        """Whether it is ripe, or need not be: no pause explains it, so it may be acted on."""
         return self.ripe or self.outlasts_pauses
 
     @property
     def ripe(self) -> bool:
-        """Whether the standstill has lasted longer than the site's floor and all that the job did by itself."""
+        """Whether the standstill has lasted longer than the site's floor and all the job's own pauses."""
         return self.standstill_s >= self.ripe_s
 
     @property
@@ -121,7 +119,7 @@ class Progress:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Patience:
-    """How long a standstill is nobody's fault: an absolute floor, typical steps, a deadline for the start.
+    """How long a standstill is tolerated: an absolute floor, typical steps, a deadline for the start.
 
     A standstill is due after ``typical_steps`` and ripe after ``floor_s`` as well.
     """
@@ -136,8 +134,8 @@ class Patience:
 def progress(window: Window, patience: Patience) -> Progress:
     """Return the job's progress.
 
-    Raises Blind when neither ranks report steps nor anybody what their GPUs do, when nobody was heard of late, and
-    while the job is starting.
+    Raises Blind if neither steps nor GPU activity are reported, if no node reported recently, and while the job is
+    starting.
     """
     if not np.isfinite(window.last_step):
         unheard = hooked(window) or _start_overdue(window, patience)
@@ -165,7 +163,7 @@ def progress(window: Window, patience: Patience) -> Progress:
 
 @once
 def typical_step_s(window: Window) -> float:
-    """Return the median of the newest steps' durations; the interval where no rank reports them."""
+    """Return the median of the newest steps' durations; the interval if no rank reports them."""
     seconds = window.curve.values.get("train_step_seconds")
     if seconds is None or not np.isfinite(seconds[-PACE_STEPS:]).any():
         reported = window.device.get("train_step_seconds")
@@ -177,12 +175,12 @@ def typical_step_s(window: Window) -> float:
 
 @once
 def hooked(window: Window) -> bool:
-    """Whether the job's ranks say anything themselves."""
+    """Whether the job's ranks report anything themselves."""
     return "train_step" in window.device or "nccl_sequence" in window.device or any(window.phase)
 
 
 def _newest_s(window: Window) -> float:
-    """Return the time of the newest row; raise Blind when it is too old to tell of now."""
+    """Return the time of the newest row; raise Blind if it is too old to describe the present."""
     newest_s = float(window.times_s[-1]) if len(window.times_s) else -np.inf
     if window.now_s - newest_s > STALE_INTERVALS * window.interval_s:
         raise Blind(f"the newest row is {window.now_s - newest_s:.1f} s old")
@@ -190,10 +188,10 @@ def _newest_s(window: Window) -> float:
 
 
 def _unreported(window: Window, patience: Patience) -> Progress:
-    """Return the progress of a job whose ranks say nothing: it goes on while its GPUs work.
+    """Return the progress of a job whose ranks report nothing: it goes on while its GPUs work.
 
-    Checkpoints and evaluations are not announced there, so that nothing is due before what sites call short, and
-    nothing ripe before the floor.
+    Checkpoints and evaluations are not announced there, so nothing is due before the site's short limit, and nothing is
+    ripe before the floor.
     """
     newest_s = _newest_s(window)
     seen = work(window)
@@ -215,13 +213,14 @@ def _unreported(window: Window, patience: Patience) -> Progress:
         phase="",
         accused_due_s=due_s,
         reported=False,
-        # Between two rows of work lies as much again that nobody saw: one row without is no pause of the job's.
+        # Up to as much time again around two rows of work is unobserved: a single row without work is no pause of the
+        # job.
         known_pause_s=longest_s if longest_s - 2 * window.interval_s >= PROMPT_S else 0.0,
     )
 
 
 def _never_stepped(window: Window, patience: Patience) -> Progress:
-    """Return the progress of an attempt without a step: none is due before the start's deadline, or its launcher's."""
+    """Return the progress of an attempt without a step: none is due before the start deadline, or the launcher's."""
     since_s = window.now_s - window.started_s
     deadline_s = patience.start_deadline_s
     if window.beginning.held_up_by:
@@ -243,7 +242,7 @@ def _never_stepped(window: Window, patience: Patience) -> Progress:
 
 
 def _start_overdue(window: Window, patience: Patience) -> bool:
-    """Whether a first step was to be seen by now, also by an observer who came later; see ``steps_expected``."""
+    """Whether a first step should have been seen by now, even by a server started later; see ``steps_expected``."""
     since_s = window.now_s - max(window.started_s, window.watching_since_s)
     due = since_s >= patience.start_deadline_s or bool(window.beginning.held_up_by)
     return due and steps_expected(window)
@@ -251,12 +250,12 @@ def _start_overdue(window: Window, patience: Patience) -> bool:
 
 @once
 def quiet_phase(window: Window) -> str:
-    """Return the phase in which no step is due when any rank is in one, "" in none: the others then wait for it."""
+    """Return the phase without due steps that any rank is in, "" if none: the others then wait for that rank."""
     return next((name for name in QUIET_PHASES if name in window.phase), "")
 
 
 def _phase_changed_s(window: Window) -> float:
-    """Return when a rank last changed its phase; -inf when none said. A phase that ends is progress too."""
+    """Return when a rank last changed its phase; -inf if none was reported. The end of a phase is progress too."""
     return float(np.max(window.phase_since_s, initial=-np.inf))
 
 

@@ -1,7 +1,7 @@
-"""What a node's ranks do while their peers wait for them: other work, such as a write or a compilation, or nothing.
+"""Shows what a node's ranks do while their peers wait: other work, such as a write or a compilation, or nothing.
 
-To whoever waits, a rank that saves, evaluates or compiles looks like one that hangs. Its host, its GPU and its process
-tell them apart, as far as they are observed.
+To its peers, a rank that saves, evaluates or compiles looks like one that hangs. Its host, GPU and process metrics tell
+them apart, as far as they are observed.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from eagle_eye.detectors.signs.without_hook import COMPUTING_TENSOR_RATIO
 from eagle_eye.detectors.types import Floats, Window
 
 CPU, IO, BLOCKED = "rank_cpu_seconds_total", "rank_io_bytes_total", "rank_blocked_ratio"
-ROWS_NOW, ROWS_NOW_S = 4, 30.0  # newest rows of a rank that tell what it does now
-WORK_CPUS, REST_CPUS = 0.5, 0.2  # a thread that compiles takes one; watchdogs and heartbeats some hundredths
+ROWS_NOW, ROWS_NOW_S = 4, 30.0  # newest rows of a rank that show what it does now
+WORK_CPUS, REST_CPUS = 0.5, 0.2  # a compiling thread uses one; watchdogs and heartbeats some hundredths
 WORK_IO_BYTES_PER_S, REST_IO_BYTES_PER_S = 1e7, 1e6
 SPAN_S = 4.0  # over which counters must be known
 
 
 @once
 def works(window: Window, node: int, since_s: float) -> bool | None:
-    """Return whether the node (its index) works on something else than its peers wait for since a moment.
+    """Return whether the node (its index) has done other work than its peers wait for since ``since_s``.
 
-    None where neither its host nor its ranks' processes tell.
+    None if neither its host nor its ranks' processes show it.
     """
     writes = busy_with_io(window, node, since_s)
     if writes or _computes(window, node, since_s) or _busy(window, node, since_s):
@@ -40,7 +40,7 @@ def works(window: Window, node: int, since_s: float) -> bool | None:
 def at_rest(window: Window, node: int, since_s: float) -> bool:
     """Whether the node has ranks that run no kernel and whose processes use no CPU, read and write nothing.
 
-    Not one that the kernel holds: it may wait for storage. Where that is not observed nobody knows, so False.
+    Excludes processes blocked in the kernel, which may wait for storage. False if not observed.
     """
     idle = _idle(window, node, since_s)
     cpus, bytes_per_s = _rate(window, CPU, since_s)[idle], _rate(window, IO, since_s)[idle]
@@ -52,13 +52,13 @@ def at_rest(window: Window, node: int, since_s: float) -> bool:
 
 
 def uses_cpu(window: Window, columns: NDArray[np.bool_], since_s: float) -> bool:
-    """Whether one of these ranks' processes (S,) uses a CPU since a moment."""
+    """Whether one of these ranks' processes (S,) has used a CPU since ``since_s``."""
     with np.errstate(invalid="ignore"):
         return bool((_rate(window, CPU, since_s)[columns] >= WORK_CPUS).any())
 
 
 def _computes(window: Window, node: int, since_s: float) -> bool:
-    """Whether a GPU of the node does what kernels that wait do not: it evaluates."""
+    """Whether a GPU of the node does what waiting kernels do not: then it evaluates."""
     tensor = _recent(window, "gpu_tensor_active_ratio", since_s)
     if tensor is None:
         return False
@@ -67,9 +67,9 @@ def _computes(window: Window, node: int, since_s: float) -> bool:
 
 
 def _busy(window: Window, node: int, since_s: float) -> bool:
-    """Whether a process whose GPU runs no kernel uses a CPU, reads or writes: one that runs a kernel spins for it.
+    """Whether a process whose GPU runs no kernel uses a CPU, reads or writes: with a kernel, it spins waiting for it.
 
-    Where waiting leaves GPUs without a kernel, the processes of all spin: then one must use more than they do.
+    If waiting leaves GPUs without a kernel, all processes spin: then one must use more than the others.
     """
     idle = _idle(window, node, since_s)
     cpus = _rate(window, CPU, since_s)
@@ -81,7 +81,7 @@ def _busy(window: Window, node: int, since_s: float) -> bool:
 
 @once
 def _waiting_cpus(window: Window, since_s: float) -> float:
-    """Return the CPUs that a process uses of which most wait without a kernel on their GPU; 0 where most run one."""
+    """Return the CPU use of a waiting process if most wait without a kernel on their GPU; 0 if most run one."""
     spins = waiting(window, since_s)
     if spins is None or 2 * np.count_nonzero(spins == 0.0) <= len(spins):
         return 0.0
@@ -99,7 +99,7 @@ def _idle(window: Window, node: int, since_s: float) -> list[int]:
 
 
 def _recent(window: Window, metric: str, since_s: float) -> Floats | None:
-    """Return the newest rows of a metric that lie wholly after a moment."""
+    """Return the newest rows of a metric that are entirely after ``since_s``."""
     values = window.device.get(metric)
     if values is None:
         return None
@@ -111,7 +111,7 @@ def _recent(window: Window, metric: str, since_s: float) -> Floats | None:
 
 @once
 def _rate(window: Window, metric: str, since_s: float) -> Floats:
-    """Return by how much each rank's counter grew in a second of late: (S,), NaN where not known."""
+    """Return the recent growth of each rank's counter per second: (S,), NaN if not known."""
     rate = np.full(len(window.series), np.nan)
     rows = _recent(window, metric, since_s)
     if rows is None or len(rows) < 2:
@@ -122,6 +122,6 @@ def _rate(window: Window, metric: str, since_s: float) -> Floats:
     span_s = times_s[last] - times_s[first]
     columns = np.flatnonzero(known.any(axis=0) & (span_s >= SPAN_S))
     grown = rows[last[columns], columns] - rows[first[columns], columns]
-    # A process that was replaced counts anew.
+    # A replaced process starts counting anew.
     rate[columns] = np.where(grown >= 0, grown / span_s[columns], np.nan)
     return rate

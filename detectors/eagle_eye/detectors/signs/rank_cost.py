@@ -1,4 +1,4 @@
-"""What a slow rank costs its job: by how much steps are longer that wait for it. Pure."""
+"""Estimates what a slow rank costs its job: by how much the steps that wait for it are longer. Pure."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from eagle_eye.detectors.signs.slow_share import Slowness
 from eagle_eye.detectors.signs.step_noise import PEERS_SAMPLED
 from eagle_eye.detectors.types import Floats, Integers, Window
 
-ONSET_MARGIN = 0.5  # of the excess: a step above it is already slow
+ONSET_MARGIN = 0.5  # of the excess: a step above it counts as slow
 STEPS_MIN = 2  # since the onset
-PACE_STEPS_BEFORE, PACE_STEPS_MAX = 10, 48  # steps before the onset that tell what the job's pace was
+PACE_STEPS_BEFORE, PACE_STEPS_MAX = 10, 48  # steps before the onset that define the earlier pace
 PACE_NOTED, PACE_SIGMAS = 0.01, 4.0  # growth of the pace, and standard errors of it, below which it shows no cost
 
 
 def waited_for(window: Window, onset: int, index: int, centre: float, peers: Integers) -> float:
     """Return by what share steps are longer because a rank is ``centre`` times as slow as it would be.
 
-    A step waits for its slowest rank: where one of the peers on other nodes is as late anyway, this one costs nothing.
-    Steps before the onset tell as well, as they would have been. Peers that are about as slow all the time do not
-    count, so that of two slow nodes each has its cost.
+    A step waits for its slowest rank: if a peer on another node is as late anyway, this one costs nothing. Steps before
+    the onset are used as well, as they would have been with the slow rank. Peers that are about equally slow all the
+    time are ignored, so that of two slow nodes each has its cost.
     """
     first = max(len(window.steps.number) - PACE_STEPS_MAX, 0)
     compute, seconds = window.steps.values["train_compute_seconds"], window.steps.values.get("train_step_seconds")
@@ -43,8 +43,8 @@ def waited_for(window: Window, onset: int, index: int, centre: float, peers: Int
 def cost_since(window: Window, onset: int, expected: float) -> Slowness | None:
     """Return by what share the job's steps are longer, at most ``expected``: a stage with time to spare costs less.
 
-    None where the time before the onset is not in view: then what the excess lets one expect stands. Measured to be
-    nothing only where the pace is even enough to show what one expects.
+    None if the time before the onset is not in view: then the expected cost applies. A measured cost of zero requires a
+    pace even enough to show the expected one.
     """
     seconds = window.steps.values.get("train_step_seconds")
     if seconds is None or onset < PACE_STEPS_BEFORE or len(seconds) - onset < STEPS_MIN:

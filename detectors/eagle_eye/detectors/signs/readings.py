@@ -1,7 +1,7 @@
-"""Which rows are readings: a source that answers with its last values has been read once, however often it is asked.
+"""Identifies real readings: a source that repeats its last values has been read once, however often it is polled.
 
-What must last is counted in readings. A driver that hangs for a minute repeats one wrong number sixty times; an
-exporter that is scraped twice as often as it reads says everything twice.
+Durations are counted in readings. A driver that hangs for a minute repeats one wrong number sixty times; an exporter
+scraped twice as often as it reads reports everything twice.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 
 from eagle_eye.detectors.types import Floats, Window
 
-READINGS_MIN = 3  # that a count must be seen in: of fewer it is a misreading
+READINGS_MIN = 3  # readings that must show a count: fewer are a misreading
 
-# What is never twice the same on a GPU that works, all of it at once.
+# Metrics that never all repeat exactly on a working GPU.
 RESTLESS = (
     "gpu_power_watts",
     "gpu_sm_active_ratio",
@@ -31,7 +31,7 @@ RESTLESS = (
 
 
 def read_anew(window: Window, column: int) -> NDArray[np.bool_]:
-    """Return in which rows a device shows anything new: (T,); all of them where nobody reports what would."""
+    """Return in which rows a device shows anything new: (T,); all if none of ``RESTLESS`` is reported."""
     anew = np.zeros(len(window.times_s), dtype=np.bool_)
     reported = False
     for metric in RESTLESS:
@@ -46,11 +46,11 @@ def read_anew(window: Window, column: int) -> NDArray[np.bool_]:
 
 
 def readings(window: Window, metric: str, column: int) -> Floats:
-    """Return what a device has shown, (T,); NaN in rows that only repeat an earlier one."""
+    """Return a device's readings, (T,); NaN in rows that only repeat an earlier one."""
     return np.where(read_anew(window, column), window.device[metric][:, column], np.nan)
 
 
 def lasting(counts: Floats) -> Floats:
-    """Return readings of a count, (T,), without those that were seen less often than READINGS_MIN."""
+    """Return readings of a count, (T,), without values seen fewer than READINGS_MIN times."""
     shown, times = np.unique(counts[np.isfinite(counts)], return_counts=True)
     return np.where(np.isin(counts, shown[times >= READINGS_MIN]), counts, np.nan)

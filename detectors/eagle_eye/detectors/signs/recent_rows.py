@@ -1,4 +1,4 @@
-"""The newest rows of many columns at once, at the cost of a few passes: for screens that run at every tick."""
+"""Statistics of the newest rows of many columns in a few passes, for screens that run at every tick."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import numpy as np
 from eagle_eye.detectors.signs.medians import quantile_over_rows
 from eagle_eye.detectors.types import Floats
 
-HELD_LINES = 3  # rows in a row that a sign must show: one or two are noise or a late report
-PAST_LINES = 16  # rows of the past looked at, spread evenly
-PAST_QUANTILE = 0.25  # low, so that a trouble that lasts does not become its own past before three quarters of a window
-GAP_LINES = 3  # ordinary rows in a row that end a trouble...
+HELD_LINES = 3  # consecutive rows that must show a sign: one or two are noise or a late report
+PAST_LINES = 16  # past rows examined, evenly spaced
+PAST_QUANTILE = 0.25  # low, so that lasting trouble becomes its own past only after three quarters of a window
+GAP_LINES = 3  # consecutive ordinary rows that end an episode...
 GAP_S = 10.0  # ...and they must cover this much
 
 
@@ -22,22 +22,22 @@ def lines_for(interval_s: float, seconds: float) -> int:
 
 
 def held(values: Floats) -> Floats:
-    """Return the least that each column showed in the newest HELD_LINES rows: (columns,), NaN where unobserved."""
+    """Return the minimum of each column in the newest HELD_LINES rows: (columns,), NaN if unobserved."""
     least: Floats = np.fmin.reduce(values[-HELD_LINES:], axis=0)
     return least
 
 
 def grown(values: Floats, lines: int) -> Floats:
-    """Return by how much each counter grew over the newest ``lines`` rows: (columns,), NaN where that is not known.
+    """Return by how much each counter grew over the newest ``lines`` rows: (columns,), NaN if not known.
 
-    A counter that began again at zero grew by what it shows now.
+    A counter that restarted at zero grew by its current value.
     """
     lines = min(lines, len(values) - 1)
     if lines < 1:
         return np.full(values.shape[1], np.nan)
     now = np.fmax.reduce(values[-min(HELD_LINES, lines) :], axis=0)
     then = values[-lines - 1]
-    if np.isnan(then).any():  # a late row: the one after it says nearly the same
+    if np.isnan(then).any():  # a late row: use the next one
         then = np.fmin.reduce(values[-lines - 1 : -lines + 1 or None], axis=0)
     change: Floats = now - then
     if (change < 0).any():
@@ -46,7 +46,7 @@ def grown(values: Floats, lines: int) -> Floats:
 
 
 def past(values: Floats, before: int) -> Floats:
-    """Return each column's low quartile over the rows before index ``before``: (columns,), NaN when there are none."""
+    """Return each column's lower quartile over the rows before index ``before``: (columns,), NaN if there are none."""
     if before <= 0:
         return np.full(values.shape[1], np.nan)
     chosen = np.unique(np.linspace(0, before - 1, min(PAST_LINES, before)).astype(np.intp))
@@ -54,7 +54,7 @@ def past(values: Floats, before: int) -> Floats:
 
 
 def middle(values: Floats) -> float:
-    """Return the median of what is observed, the upper one of two; NaN of nothing."""
+    """Return the median of the observed values, the upper one of two; NaN if there are none."""
     known = values[np.isfinite(values)]
     if len(known) == 0:
         return math.nan
@@ -69,7 +69,7 @@ def share_of_rows(signs: Floats) -> float:
 
 
 def onset_line(signs: Floats, interval_s: float) -> int:
-    """Return the row in which a sign (1.0, 0.0, NaN unknown) began that holds until now, short gaps left out."""
+    """Return the row in which a sign (1.0, 0.0, NaN unknown) that holds until now began, ignoring short gaps."""
     gap = max(GAP_LINES, math.ceil(GAP_S / interval_s))
     first = len(signs)
     quiet = 0

@@ -1,4 +1,4 @@
-"""The medians of all roles at once: from a sample of each role's ranks, without a loop over roles."""
+"""Medians of all roles at once, from a sample of each role's ranks, without a loop over roles."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from numpy.typing import NDArray
 from eagle_eye.detectors.signs.once import once_for_members
 from eagle_eye.detectors.types import Floats, Integers, Window
 
-SAMPLE_MAX = 256  # of a role's ranks: the median of so many is within a tenth of their spread
+SAMPLE_MAX = 256  # of a role's ranks: the sample median is within a tenth of their spread
 NARROW = 1 << 16  # fewer roles than this sort by radix
 
 
 class Roles(NamedTuple):
-    """Roles of at least some size: ``sample`` (R, M) are columns of each, ``size`` (R,) how many ranks it has.
+    """Roles of at least some size: ``sample`` (R, M) holds columns of each, ``size`` (R,) the number of ranks.
 
-    ``place`` (S,) is each column's line in ``sample``, -1 in a role that is too small. A role smaller than M has its
-    columns in ``sample`` equally often.
+    ``place`` (S,) is each column's line in ``sample``, -1 in a role that is too small. A role smaller than M has each
+    of its columns in ``sample`` equally often.
     """
 
     sample: NDArray[np.intp]
@@ -59,7 +59,7 @@ def medians(values: Floats, roles: Roles, least: int) -> Floats:
     known = np.isfinite(picked).sum(axis=2)
     low = np.take_along_axis(picked, np.maximum((known - 1) // 2, 0)[:, :, None], axis=2)[:, :, 0]
     high = np.take_along_axis(picked, np.minimum(known // 2, width - 1)[:, :, None], axis=2)[:, :, 0]
-    # Of a small role each rank may be in the sample more than once.
+    # In a small role each rank may be in the sample more than once.
     enough = known * np.minimum(roles.size, width)[None, :] >= least * width
-    with np.errstate(invalid="ignore"):  # infinite values go behind the known ones and are never picked where enough
+    with np.errstate(invalid="ignore"):  # infinite values sort last and are not picked if there are enough known ones
         return np.where(enough & (known > 0), (low + high) / 2, np.nan).reshape(lines, len(roles.size))

@@ -1,4 +1,4 @@
-"""Trouble that came to several nodes at once: a rack's power, an aisle's heat. Then no node is to blame."""
+"""Groups nodes that a shared cause hit together, such as a rack's power or an aisle's heat: no node is to blame."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from dataclasses import dataclass
 
 from eagle_eye.detectors.types import Window
 
-TOGETHER_S = 60.0  # two nodes that fall ill within this of each other share a cause: by chance, at a rate of 6.5 faults
-# of all kinds in 1,000 node-days (Kokolis et al. 2025), it happens to a job of 1,000 nodes once in seven months
+TOGETHER_S = 60.0  # onsets on two nodes within this share a cause: by chance, at 6.5 faults of all kinds per 1,000
+# node-days (Kokolis et al. 2025), it happens to a job of 1,000 nodes once in seven months
 TOGETHER_ROWS = 3.0
-ALIKE_FACTOR = 2.0  # what hits one node so many times as hard as another is not the same
+ALIKE_FACTOR = 2.0  # larger ratios of severity are not the same trouble
 SWITCH_SHARE = 0.5  # of a switch's nodes
 SWITCH_NODES_MIN = 3
 
 
 @dataclass(frozen=True, slots=True)
 class Struck:
-    """A node, as its index, that shows a sign; ``onset_s`` since when, None where the window does not show it.
+    """A node, as its index, that shows a sign; ``onset_s`` is its start, None if the window does not show it.
 
-    ``depth`` is how hard it is hit, in any unit, None where that says nothing about the cause: what nodes share takes
-    about as much from each.
+    ``depth`` is the severity, in any unit, None if it does not indicate the cause: a shared cause hits nodes about
+    equally hard.
     """
 
     node: int
@@ -29,10 +29,10 @@ class Struck:
 
 
 def room_of(window: Window, struck: Struck, others: Collection[Struck]) -> tuple[int, ...]:
-    """Return all nodes that share the trouble of one, itself included; () when it is its own.
+    """Return all nodes that share the trouble of one, itself included; () if it is its own.
 
-    Nodes share it when they fell ill together, or when the sign is on most nodes of its switch. ``others`` may show
-    weaker signs: in an aisle that grows hot somebody is first.
+    Nodes share it if their onsets coincide, or if most nodes of the switch show the sign. ``others`` may show weaker
+    signs: in an aisle that grows hot some node is first.
     """
     mates = {other.node for other in others if other.node != struck.node and _together(window, struck, other)}
     switch = window.switches[struck.node] if window.switches else ""
@@ -47,7 +47,7 @@ def room_of(window: Window, struck: Struck, others: Collection[Struck]) -> tuple
 def partition(
     window: Window, accused: Mapping[int, Struck], others: Sequence[Struck]
 ) -> tuple[list[int], list[tuple[int, ...]]]:
-    """Return the nodes that are each their own trouble, and the groups of nodes that share one."""
+    """Return the nodes with their own trouble, and the groups of nodes that share one."""
     company = [*accused.values(), *others]
     alone: list[int] = []
     rooms: list[set[int]] = []

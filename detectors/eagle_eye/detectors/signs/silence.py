@@ -1,4 +1,4 @@
-"""Nodes that are silent: for how long, which of them fell silent at one moment, and whether the job stopped too."""
+"""Finds silent nodes: for how long, which fell silent at the same moment, and whether the job stopped too."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from eagle_eye.detectors.signs.progress import PAUSE_FLOORS, STARTING, Patience,
 from eagle_eye.detectors.signs.topology import Shared, struck_at_once, struck_switches
 from eagle_eye.detectors.types import Blind, Evidence, Floats, Integers, Window
 
-TOGETHER_S = 3.0  # nodes cut off at one moment were last heard within this...
-WENT_ON_STEPS, WENT_ON_INTERVALS = 2.0, 2.0  # what may still end and be reported after a node is gone
-METRICS_LOOKED_AT = 3  # of which a row that came has one
+TOGETHER_S = 3.0  # nodes cut off together were last heard within this time...
+WENT_ON_STEPS, WENT_ON_INTERVALS = 2.0, 2.0  # what may still finish and be reported after a node is gone
+METRICS_LOOKED_AT = 3  # a row that arrived contains one of these
 GAP_INTERVALS = 2.5  # between two rows, beyond which some are missing
-PASSED_RATIO = 1.5  # of silences that passed, beyond which another one is news
-TOGETHER_INTERVALS = 1.5  # ...or this many intervals, for agents report at different moments
+PASSED_RATIO = 1.5  # of earlier silences that passed, beyond which a new one is significant
+TOGETHER_INTERVALS = 1.5  # ...or this many intervals, since agents report at different moments
 
 
 class Silence(NamedTuple):
-    """``seconds`` (N,) is for how long each node has said nothing (0 after a goodbye), ``nodes`` who is silent.
+    """``seconds`` (N,) is how long each node has been silent (0 after a goodbye), ``nodes`` lists the silent ones.
 
-    ``most`` says that most of the job is: then it is likelier the way to them than they.
+    ``most`` is True if most of the job is silent: then the path to the server is likelier at fault.
     """
 
     seconds: Floats
@@ -37,7 +37,7 @@ class Silence(NamedTuple):
 
 @once
 def silence(window: Window, intervals: float, floor_s: float) -> Silence:
-    """Return who is silent: missed ``intervals`` reports, and ``floor_s`` at least."""
+    """Return the silent nodes: those that missed ``intervals`` reports, and at least ``floor_s``."""
     heard_s = np.maximum(window.heard_s, window.watching_since_s)
     seconds = np.where(window.farewell, 0.0, window.now_s - heard_s)
     limit_s = max(floor_s, intervals * window.interval_s)
@@ -49,7 +49,7 @@ def silence(window: Window, intervals: float, floor_s: float) -> Silence:
 def silent_together(window: Window, intervals: float, floor_s: float) -> list[Shared]:
     """Return the groups of nodes that fell silent at one moment and share a switch, or are too many for chance.
 
-    Those whose silence is not yet long enough count too when they were last heard at the same moment.
+    Nodes whose silence is not yet long enough count too if they were last heard at the same moment.
     """
     found = silence(window, intervals, floor_s)
     together_s = max(TOGETHER_S, TOGETHER_INTERVALS * window.interval_s)
@@ -72,11 +72,11 @@ def silent_together(window: Window, intervals: float, floor_s: float) -> list[Sh
 
 @once
 def passed_silences_s(window: Window) -> Floats:
-    """Return for how long each node's silence has to last before it is news: (N,), 0 where silences do not pass.
+    """Return how long each node's silence must last to be significant: (N,), 0 where silences do not pass.
 
-    What passed on the node itself, or on two others, while nothing was wrong with them: where agents often give nothing
-    for a minute, a minute of silence says nothing. Of what came late nothing is seen, nor of times in which nobody
-    listened.
+    Based on silences that passed on the node itself, or on two others, while nothing was wrong: if agents often report
+    nothing for a minute, a minute of silence means nothing. Late reports leave no gap, and times without a running
+    server do not count.
     """
     longest_s = _longest_gaps_s(window)
     many_s = np.sort(longest_s)[-2] if len(longest_s) > 1 else 0.0
@@ -85,7 +85,7 @@ def passed_silences_s(window: Window) -> Floats:
 
 
 def _longest_gaps_s(window: Window) -> Floats:
-    """Return the longest time between two rows of each node in the window, 0 of what is no more than usual: (N,)."""
+    """Return the longest time between two rows of each node in the window, 0 if not unusual: (N,)."""
     longest_s = np.zeros(len(window.nodes))
     names = [name for name in window.device if not name.startswith("train_")][:METRICS_LOOKED_AT] or [*window.device]
     if not names or len(window.times_s) < 2:
@@ -97,7 +97,7 @@ def _longest_gaps_s(window: Window) -> Floats:
     rows = np.where(seen, np.arange(len(seen))[:, None], -1)
     before = np.vstack([np.full(len(window.nodes), -1), np.maximum.accumulate(rows, axis=0)[:-1]])
     begun_s = window.times_s[np.maximum(before, 0)]
-    ours = begun_s < window.watching_since_s  # nobody listened, and what waits with the agents is not all here yet
+    ours = begun_s < window.watching_since_s  # server down; reports queued at the agents have not all arrived
     gaps_s = np.where(seen & (before >= 0) & ~ours, window.times_s[:, None] - begun_s, 0.0)
     longest_s = gaps_s.max(axis=0)
     usual: Floats = np.where(longest_s > GAP_INTERVALS * window.interval_s, longest_s, 0.0)
@@ -105,27 +105,27 @@ def _longest_gaps_s(window: Window) -> Floats:
 
 
 def fell_with_the_job(window: Window, node: int, state: Progress | None) -> bool:
-    """Whether the node (its index) fell silent about when the job stopped: only then its silence may be why.
+    """Whether the node (its index) fell silent about when the job stopped: only then may its silence be the reason.
 
-    Steps made after it was last heard were made with it, and what falls silent long after the stop has not caused it;
-    but in a pause it may, and then the others enter the next collective after it was last heard and stay there.
-    While nobody listened it may have spoken: it fell silent then or when the watch began, at whichever fits.
-    ``state`` is the job's progress, None where its ranks have ended.
+    Steps made after it was last heard included it, and a node that falls silent long after the stop has not caused it;
+    but in a pause it may, and then the others enter the next collective after it was last heard and stay there. While
+    the server was not running the node may have reported: it fell silent then or when the server started, whichever
+    fits. ``state`` is the job's progress, None if its ranks have ended.
     """
     heard_s = float(window.heard_s[node])
     latest_s = max(heard_s, window.watching_since_s)
     if state is None and any(item.cause and item.node != window.nodes[node] for item in unplanned_exits(window)):
-        return False  # a rank elsewhere died of something of its own
+        return False  # a rank elsewhere died of its own error
     if state is None and not np.isfinite(window.last_step):
         return True
-    if state is not None and state.phase == STARTING:  # nobody knows how far it came: whoever fell silent since
+    if state is not None and state.phase == STARTING:  # its progress is unknown: any node that has fallen silent since
         return latest_s >= window.started_s - TOGETHER_S
     advanced_s = state.advanced_s if state is not None else window.advanced_s
     after_s, before_s = heard_s - advanced_s, advanced_s - latest_s
     ended_s = WENT_ON_INTERVALS * window.interval_s + TOGETHER_S
     underway_s = WENT_ON_STEPS * max(typical_step_s(window), window.interval_s)
     if after_s > 0 and state is not None and not state.reported:
-        underway_s = state.known_pause_s  # its GPUs worked until then, and rest as long as that in an ordinary step
+        underway_s = state.known_pause_s  # its GPUs worked until then, and pause that long in an ordinary step
     if max(after_s, before_s) <= underway_s + ended_s:
         return True
     inside = waiting_ratio(window)
@@ -134,10 +134,10 @@ def fell_with_the_job(window: Window, node: int, state: Progress | None) -> bool
 
 
 def job_stopped(window: Window, patience: Patience) -> tuple[Progress | None, Evidence | None]:
-    """Return how the job stands (None: its ranks ended, or that cannot be told) and what shows that it has stopped.
+    """Return the job's progress (None: its ranks ended, or unknown) and the evidence that it has stopped.
 
-    The evidence is None when nothing shows it: the job goes on, is starting, or most GPUs go on computing, which would
-    wait for a node that is gone.
+    The evidence is None if nothing shows a stop: the job goes on, is starting, or most GPUs go on computing, which
+    would wait for a node that is gone.
     """
     exits = unplanned_exits(window)
     if exits:
@@ -150,6 +150,6 @@ def job_stopped(window: Window, patience: Patience) -> tuple[Progress | None, Ev
     if state.reported:
         stands = (state.stopped or state.outlasts_pauses) and not pausing_at_work(window, state)
         return state, state.evidence if stands else None
-    # GPUs that wait may do so while a checkpoint is written that nobody announced.
+    # GPUs may also wait while an unannounced checkpoint is written.
     written_s = PAUSE_FLOORS * state.ripe_s if most_busy_with_io(window, state.advanced_s) else 0.0
     return state, state.evidence if state.overstayed and state.standstill_s >= written_s else None

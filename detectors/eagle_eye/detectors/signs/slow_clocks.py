@@ -1,4 +1,4 @@
-"""GPUs whose clock stays below their peers' under load: what thermal and power throttling have in common."""
+"""Finds GPUs whose clock stays below their peers' under load, shared by thermal and power throttling."""
 
 from __future__ import annotations
 
@@ -30,35 +30,35 @@ from eagle_eye.detectors.signs.under_load import (
 )
 from eagle_eye.detectors.types import Blind, Floats, Integers, Window
 
-MILD_DEFICIT = 0.02  # of the peers' clock: looked at, and company for a worse one
-CLEAR_DEFICIT = 0.03  # counts when it has lasted; healthy GPUs at one power limit differ by 1 to 2%
-LARGE_DEFICIT = 0.10  # counts soon: throttling at 85 C costs 5 to 10%, at 90 C 30 to 40% (vendor notes)
+MILD_DEFICIT = 0.02  # of the peers' clock: examined, and counted as company for a worse one
+CLEAR_DEFICIT = 0.03  # counts once it has lasted; healthy GPUs at one power limit differ by 1 to 2%
+LARGE_DEFICIT = 0.10  # counts early: throttling at 85 C costs 5 to 10%, at 90 C 30 to 40% (vendor notes)
 LARGE_LASTS_S = 10.0
 CLEAR_LASTS_S = 60.0
 SIGMA_FLOOR = 0.004  # of the clock: NVML's steps of 15 MHz at 1.7 GHz are 0.9% apart
-DISTANCE_MIN = 4.0  # standard deviations of the peers, below which it is one of them
-SIGMA_PER_QUARTER = 3.14  # of the distance from the median that a quarter of normal values keeps
-SCREEN_ROWS = 4  # spread over the newest LARGE_LASTS_S
+DISTANCE_MIN = 4.0  # standard deviations of the peers, below which it counts as normal
+SIGMA_PER_QUARTER = 3.14  # converts the quarter nearest to the median, of normal values, to sigma
+SCREEN_ROWS = 4  # evenly spaced over the newest LARGE_LASTS_S
 HISTORY_S, HISTORY_ROWS = 600.0, 600
-SAMPLED, SAMPLE_MIN = 8_192, 64  # of a large fleet's series, for the screen's medians; of one group at least
-LARGE_GROUP_NODES = 8  # whose median one node's GPUs do not move
-SUSPECTS_MAX = 48  # looked at closely in one pass, worst first
-SMOOTHED = 5  # rows whose median is taken to find the onset: single rows are noise, throttling itself flickers
-COARSE_RATIO = 0.2  # of the rows that show anything new: where fewer do, numbers are coarse and not repeated
-LOW_SHARE = 0.6  # of the stretch's rows that must be low
-CHANCE_MAX = 1e-5  # that a healthy GPU shows so many low readings: each is asked every two seconds
-READINGS_SAMPLED = 64  # peers whose single readings tell how often a healthy one is that low
-ROWS_BEFORE_MIN = 8  # before the onset, that tell it: later ones may have caught the same trouble
+SAMPLED, SAMPLE_MIN = 8_192, 64  # of a large fleet's series, for the screen's medians; at least this many of each group
+LARGE_GROUP_NODES = 8  # one node's GPUs do not move the median of such a group
+SUSPECTS_MAX = 48  # examined closely in one pass, worst first
+SMOOTHED = 5  # rows per running median for the onset: single rows are noise, and throttling itself flickers
+COARSE_RATIO = 0.2  # of the rows that show anything new: below, values are coarse, not repeated
+LOW_SHARE = 0.6  # of the rows since the onset that must be low
+CHANCE_MAX = 1e-5  # that a healthy GPU shows so many low readings: tested every two seconds per GPU
+READINGS_SAMPLED = 64  # peers whose single readings show how often a healthy one is that low
+ROWS_BEFORE_MIN = 8  # before the onset, to estimate it: later peers may have the same trouble
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SlowClock:
     """One GPU whose clock is below its peers' now.
 
-    ``deficit`` is 1 - own / peers, ``distance`` the same in robust standard deviations of the peers. ``rows`` are
-    the newest rows under load since the onset, ``stretch`` all of them, ``peers`` the series it was compared with.
-    ``earlier_deficit`` is the largest that it had before the onset, over as many rows as tell of now.
-    ``chronic`` says that the window shows no time before, ``lasting`` that it has lasted long enough for its size.
+    ``deficit`` is 1 - own / peers, ``distance`` the same in robust standard deviations of the peers. ``rows`` are the
+    newest rows under load since the onset, ``stretch`` all of them, ``peers`` the series it was compared with.
+    ``earlier_deficit`` is its largest before the onset, over as many rows as are used for the present. ``chronic``: the
+    window shows no time before the onset. ``lasting``: it has lasted long enough for its size.
     """
 
     index: int
@@ -76,9 +76,9 @@ class SlowClock:
 
 
 class _Grouping(NamedTuple):
-    """Groups of comparable series: each series' (S,), and for each group of which columns its median is taken.
+    """Groups of comparable series: the group of each series (S,), and the columns used for each group's median.
 
-    ``table`` (groups, M) are the same columns where all groups are equally large.
+    ``table`` (groups, M) holds the same columns if all groups are equally large.
     """
 
     group: Integers
@@ -87,7 +87,7 @@ class _Grouping(NamedTuple):
 
 
 class _Reference(NamedTuple):
-    """What a GPU is compared with: peers, their median clock in each row, the relative spread of their levels."""
+    """The reference for a GPU: peers, their median clock in each row, the relative spread of their levels."""
 
     peers: Integers
     clock: Floats
@@ -98,8 +98,8 @@ class _Reference(NamedTuple):
 def slow_clocks(window: Window, metric: str = "gpu_sm_clock_hertz", least: float = MILD_DEFICIT) -> list[SlowClock]:
     """Return the GPUs whose clock is ``least`` or more below their peers', worst first.
 
-    Raises Blind without clocks, and when the job is not under load: idle clocks say nothing. ``metric`` may be anything
-    of which ranks of a role show the same under load, as the traffic over NVLink.
+    Raises Blind without clocks, and if the job is not under load, since idle clocks mean nothing. ``metric`` may be any
+    that ranks of a role share under load, such as NVLink traffic.
     """
     clock = window.device.get(metric)
     if clock is None:
@@ -132,7 +132,7 @@ def slow_clocks(window: Window, metric: str = "gpu_sm_clock_hertz", least: float
 
 
 def _rows_at_work(window: Window) -> Rows:
-    """Return the rows under load of the time that is looked at. Raises Blind when the newest are none."""
+    """Return the rows under load in the period examined. Raises Blind if the newest are not under load."""
     if not rests(window):
         rows = loaded_rows(window, min(lines_within(window.times_s, HISTORY_S), HISTORY_ROWS))
         if len(rows) and rows[-1] >= len(window.times_s) - ROWS_MIN:
@@ -141,9 +141,9 @@ def _rows_at_work(window: Window) -> Rows:
 
 
 def fell_together(window: Window, slow: SlowClock, metric: str = "gpu_sm_clock_hertz") -> list[Struck]:
-    """Return the other nodes whose clocks fell about when this one did, whatever has become of them since.
+    """Return the other nodes whose clocks fell at about the same time, even if they have recovered since.
 
-    A rack's cap is lifted node by node: the last that is still slow is not to blame for that.
+    A rack's cap is lifted node by node: the last one that is still slow is not to blame.
     """
     if slow.chronic:
         return []
@@ -163,7 +163,7 @@ def fell_together(window: Window, slow: SlowClock, metric: str = "gpu_sm_clock_h
     least = max(MILD_DEFICIT, slow.deficit / 2)
     deficits = [_deficits(clock[block], groups) for block in blocks]
     low = [deficit >= least for deficit in deficits]
-    # Low in two blocks in a row is not noise; of a new trouble there is no more than one.
+    # Low in two consecutive blocks is not noise; a recent onset has only one block.
     fell = low[-1] if len(low) == 1 else np.any([one & next_one for one, next_one in pairwise(low)], axis=0)
     fell |= low[-1] & (window.times_s[blocks[-1][0]] >= slow.onset_s) & (len(clock) - blocks[-1][-1] <= lines)
     sound = ~(_deficits(clock[before], groups) >= least)
@@ -210,7 +210,7 @@ def _screen(window: Window, clock: Floats, least: float) -> list[int]:
 
 @once
 def _grouping(window: Window) -> _Grouping:
-    """Return the groups of comparable series; those of the roles alone are worked out once for the members."""
+    """Return the groups of comparable series; groups by role alone are cached for the members."""
     groups = comparable(window)
     return _roles(window) if groups is window.role_of else _grouped(groups)
 
@@ -239,7 +239,7 @@ def _grouped(groups: Integers) -> _Grouping:
 
 
 def _centres(level: Floats, grouping: _Grouping) -> tuple[Floats, Floats]:
-    """Return median and spread of each series' group: (S,) each. Of a large fleet, a sample is enough."""
+    """Return median and spread of each series' group: (S,) each, from a sample in a large fleet."""
     if grouping.table is not None:
         values = level[grouping.table]
         if np.isfinite(values).all():
@@ -253,9 +253,9 @@ def _centres(level: Floats, grouping: _Grouping) -> tuple[Floats, Floats]:
 
 
 def _centre(values: Floats) -> tuple[float, float]:
-    """Return the (upper) median and the spread of what is observed, NaN of nothing.
+    """Return the (upper) median and the spread of the observed values, NaN if none.
 
-    The spread is taken from the quarter nearest to the median: half of the values may be sick.
+    The spread is taken from the quarter nearest to the median: half of the values may be faulty.
     """
     known = values[np.isfinite(values)]
     if not len(known):
@@ -267,7 +267,7 @@ def _centre(values: Floats) -> tuple[float, float]:
 
 
 def _company(window: Window, groups: Integers, index: int, known: dict[tuple[int, int], Integers]) -> tuple[int, int]:
-    """Return under which key ``known`` has a series' peers, added where they were not; a large group has but one."""
+    """Return the key of a series' peers in ``known``, adding them if missing; a large group has a single key."""
     group = int(groups[index])
     key = (group, -1) if (group, -1) in known else (group, int(window.node_of[index]))
     if key not in known:
@@ -291,11 +291,11 @@ def _reference(window: Window, clock: Floats, peers: Integers, rows: Rows) -> _R
 
 
 def _by_chance(window: Window, clock: Floats, against: _Reference, rows: Rows, least: float, times: int) -> bool:
-    """Whether a healthy GPU may be read so many times in a row at ``least`` of its peers' clock or below, by chance.
+    """Whether chance explains that a healthy GPU has that many consecutive readings at ``least`` or below.
 
-    As often as its peers are read so low, and as often as such a reading of theirs is followed by another: clocks have
-    tails, which some stay in for minutes, and a source that is read twice a minute has few readings. Peers that are
-    low most of the time are none to learn from, and what has not passed yet may be another sick GPU.
+    Uses how often its peers have such low readings, and how often one is followed by another: clock distributions have
+    tails that can last for minutes, and a source that is read twice a minute has few readings. Peers that are low most
+    of the time are excluded, as are ongoing episodes, which may be another faulty GPU.
     """
     low = following = of_low = known = 0
     for peer in against.peers[:: len(against.peers) // READINGS_SAMPLED + 1].tolist():
@@ -316,7 +316,7 @@ def _lines(window: Window) -> int:
 
 
 def _refuted(window: Window, clock: Floats, index: int, rows: Rows, against: _Reference) -> bool:
-    """Whether the newest rows alone show that a close look would find nothing: most suspects are chance."""
+    """Whether the newest rows alone show that a close examination would find nothing: most suspects are chance."""
     own, reference = clock[rows, index], against.clock
     known = np.isfinite(own) & np.isfinite(reference) & (reference > 0)
     lines = _lines(window)
@@ -326,7 +326,7 @@ def _refuted(window: Window, clock: Floats, index: int, rows: Rows, against: _Re
 
 
 def _deficit(ratio: Floats, lines: int, sigma: float) -> float | None:
-    """Return by what share a clock is below its reference in the newest rows; None where it is not."""
+    """Return by what share a clock is below its reference in the newest rows; None if it is not."""
     deficit = 1 - middle(ratio[-lines:])
     if deficit < MILD_DEFICIT or deficit < DISTANCE_MIN * sigma:
         return None
@@ -389,7 +389,7 @@ def _close_look(
 
 
 def _largest(ratio: Floats, lines: int) -> float:
-    """Return the largest deficit over any so many rows; 0 of fewer."""
+    """Return the largest deficit over any ``lines`` consecutive rows; 0 with fewer rows."""
     if len(ratio) < lines:
         return 0.0
     levels = np.median(np.lib.stride_tricks.sliding_window_view(ratio, lines), axis=1)
@@ -397,7 +397,7 @@ def _largest(ratio: Floats, lines: int) -> float:
 
 
 def _onset(ratio: Floats, deficit: float) -> int:
-    """Return the first row of the stretch that is low until now."""
+    """Return the first row of the current low run."""
     smooth = ratio
     if len(ratio) >= 2 * SMOOTHED:
         padded = np.concatenate([ratio[: SMOOTHED // 2], ratio, ratio[-(SMOOTHED // 2) :]])

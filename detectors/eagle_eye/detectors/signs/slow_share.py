@@ -1,4 +1,4 @@
-"""How much longer a job's steps are because of one device: measured where steps tell, else reckoned from counters."""
+"""Measures how much longer a job's steps are because of one device, from steps, or estimated from counters."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from eagle_eye.detectors.signs.progress import typical_step_s
 from eagle_eye.detectors.signs.under_load import middle, peers_of
 from eagle_eye.detectors.types import Floats, Integers, Window
 
-COMPUTE_SHARE = 0.7  # of a step that waits for the GPU's clock, where nobody reports compute times: model FLOPS
+COMPUTE_SHARE = 0.7  # of a step that scales with the GPU clock, if compute times are not reported: model FLOPS
 # utilisations of 40 to 55% at peak rates leave about that much (Jiang et al. 2024)
 STEPS_MEASURED = 64  # newest, since the onset
 STEPS_BEFORE_MIN, STEPS_AFTER_MIN = 5, 2
 GROWTH_NOTED = 0.01  # of the step time, below which a change of pace is no evidence
-EXPECTED_DISTANCE = 3.0  # standard errors that do where counters let one expect it
-ERRORS_COMPATIBLE = 2.0  # standard errors within which a reckoned cost agrees with the job's pace...
-NEARER_RATIO = 0.5  # ...which must be nearer to it than to no cost at all
+EXPECTED_DISTANCE = 3.0  # standard errors that suffice if counters predict the change
+ERRORS_COMPATIBLE = 2.0  # standard errors within which an estimated cost agrees with the job's pace...
+NEARER_RATIO = 0.5  # ...which must be nearer to it than to zero cost
 
 _CLAUSE = re.compile(
     r"; (the job's steps are (not|[\d.]+%) longer for it( \(reckoned from counters\))?"
@@ -32,7 +32,7 @@ _CLAUSE = re.compile(
 
 
 class Slowness(NamedTuple):
-    """By what share the job's steps are longer; ``measured`` on steps, or reckoned. 0: not at all, as far as known."""
+    """By what share the job's steps are longer; ``measured`` on steps, or estimated. 0: no known cost."""
 
     ratio: float
     measured: bool
@@ -46,20 +46,20 @@ class Slowness(NamedTuple):
 
 
 def without_cost(summary: str) -> str:
-    """Return a verdict's summary without the clause, at its end, that says how much longer the job's steps are."""
+    """Return a verdict's summary without the final clause that says how much longer the job's steps are."""
     return _CLAUSE.sub("", summary)
 
 
 def slowness_by_clock(
     window: Window, columns: Sequence[int], since_s: float, clock_ratio: float, chronic: bool
 ) -> Slowness:
-    """Return what slow clocks cost: by compute times since the onset, else 1 / clock over the computing share.
+    """Return the cost of slow clocks: by compute times since the onset, else 1 / clock over the compute share.
 
-    Neither says whether the job waits for these ranks: its pace does, where the window shows a time before.
+    Neither shows whether the job waits for these ranks: its pace does, if the window shows a time before.
     """
     excess = compute_excess(window, columns, since_s)
     if chronic and excess is None:
-        return Slowness(0.0, measured=False)  # neither ranks nor the time before tell what it costs
+        return Slowness(0.0, measured=False)  # neither ranks nor the time before show the cost
     reckoned = (1 / max(clock_ratio, 0.05) - 1) * compute_share(window)
     change = None if chronic else pace_change(window, since_s)
     found = slowness_by_pace(change, reckoned if excess is None else max(excess, 0.0))
@@ -69,7 +69,7 @@ def slowness_by_clock(
 def compute_excess(window: Window, columns: Sequence[int], since_s: float) -> float | None:
     """Return by what share of a step the worst of some ranks computes longer than its peers; None if not observed.
 
-    Peers are those of the rank's role on other nodes, so that a node that is slow as a whole is not its own measure.
+    Peers are those of the rank's role on other nodes, so that a node that is slow as a whole is not its own reference.
     """
     steps = window.steps
     compute = steps.values.get("train_compute_seconds")
@@ -120,9 +120,9 @@ def compute_share(window: Window) -> float:
 
 
 def pace_change(window: Window, since_s: float) -> PaceChange | None:
-    """Return how much longer the job's steps have become since a moment, against just before; None if not known.
+    """Return how much longer the job's steps have become since ``since_s``, against just before; None if not known.
 
-    Where nobody reports steps, what the job moves in a second tells: the same work spread over more time.
+    If steps are not reported, the job's throughput is used: the same work spread over more time.
     """
     seconds = window.curve.values.get("train_step_seconds")
     if seconds is None or not np.isfinite(seconds).any():
@@ -135,7 +135,7 @@ def pace_change(window: Window, since_s: float) -> PaceChange | None:
 
 
 def _change(before: Floats, after: Floats) -> PaceChange | None:
-    """Return the change between two times in their (lower) medians, which pauses do not move."""
+    """Return the change of the (lower) medians between two periods, which pauses do not move."""
     if len(before) < STEPS_BEFORE_MIN:
         return None
     usual = float(np.sort(before)[(len(before) - 1) // 2])
@@ -149,10 +149,10 @@ def _change(before: Floats, after: Floats) -> PaceChange | None:
 
 
 def slowness_by_pace(change: PaceChange | None, reckoned: float) -> Slowness:
-    """Return what a device costs: by the job's pace where that has clearly changed or stayed, else as reckoned.
+    """Return a device's cost: by the job's pace if that has clearly changed or stayed, else as estimated.
 
-    A slow device of a pipeline stage that has time to spare costs nothing. While the pace since is not known
-    yet, nothing is claimed.
+    A slow device of a pipeline stage that has time to spare costs nothing. While the pace since is not known yet, no
+    cost is claimed.
     """
     if change is None:
         return Slowness(reckoned, measured=False)
@@ -163,7 +163,7 @@ def slowness_by_pace(change: PaceChange | None, reckoned: float) -> Slowness:
     if reckoned > 0 and change.growth >= EXPECTED_DISTANCE * change.error:
         return Slowness(min(change.growth, reckoned), measured=True)
     if change.noted > GROWTH_NOTED:
-        return Slowness(0.0, measured=False)  # counters are too coarse to bear a reckoning out
+        return Slowness(0.0, measured=False)  # counters are too coarse to confirm an estimate
     compatible = reckoned <= change.growth + ERRORS_COMPATIBLE * change.error
     if reckoned > 0 and compatible and (change.growth >= NEARER_RATIO * reckoned or reckoned < change.noted):
         return Slowness(reckoned, measured=False)

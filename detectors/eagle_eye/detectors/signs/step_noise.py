@@ -1,4 +1,4 @@
-"""Whom a rank's steps are compared with, and what chance makes of them: noise, its tails, how long a stumble stays."""
+"""Models chance in a rank's step times: its peers, noise, tails, and how long a disturbance persists."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from eagle_eye.detectors.types import Floats, Integers, Window
 
 STEPS_MIN = 3  # fewer steps say nothing about persistence
 PEERS_SAMPLED = 256  # of a large role, enough for its spread
-SCREEN_STEPS = 20  # newest steps from which noise is taken at first
+SCREEN_STEPS = 20  # newest steps from which noise is first estimated
 FEW_PEERS = 4.0  # the error of n peers counts 1 + 4/n times (Student's t against the normal, far in the tail)
 TRIM_EFFICIENCY = 1.06  # standard error of a trimmed mean over that of a mean, normal distribution
 SIGMA_PER_MEAN_DEVIATION = 1.2533  # of the normal distribution
-NOISE_FLOOR_RATIO = 0.004  # identical peers still differ by a timer's grain
-UNHEARD_OF_DIGITS = 8.0  # of chance, 1e-8, that short stretches of noisy steps must rule out
-MEMORY_STEPS, MEMORY_STEPS_MIN = 64, 12  # newest steps that tell how long noise is remembered; fewer do not
+NOISE_FLOOR_RATIO = 0.004  # identical peers still differ by a timer's resolution
+UNHEARD_OF_DIGITS = 8.0  # of chance, 1e-8, that a few noisy steps must rule out
+MEMORY_STEPS, MEMORY_STEPS_MIN = 64, 12  # newest steps that show the noise's autocorrelation; fewer do not
 MEMORY_UNKNOWN = 0.5  # lag-1 correlation until they do: recorded workers show 0.5 to 0.9 (Alibaba, 2021)
-MEMORY_MIN = 0.4  # below it steps are as good as independent
+MEMORY_MIN = 0.4  # below it steps count as independent
 OUTLIER_SIGMAS = 3.0
-# Of levels that drift for minutes some are near and some far, and the median deviation sees only the near ones: this
+# With levels that drift for minutes some are near and some far, and the median deviation sees only the near ones: this
 # quantile of the deviations, over the normal distribution's, sees both. A fifth of the peers may be slow themselves.
 WIDE_QUANTILE, SIGMA_PER_WIDE = 0.8, 1 / 1.2816
 
@@ -37,23 +37,23 @@ def role_sample(window: Window, role: int) -> Integers:
 
 
 def step_peers(window: Window, index: int) -> Integers:
-    """Return whom a rank is compared with, as indexes: its role's others, a sample of a large one."""
+    """Return the peers of a rank, as indexes: the others of its role, or a sample of a large one."""
     members = role_sample(window, int(window.role_of[index]))
     peers: Integers = members[members != index]
     return peers
 
 
 def peers_elsewhere(window: Window, index: int) -> Integers:
-    """Return those of them on other nodes: all of a node may be slow."""
+    """Return the peers on other nodes, since all ranks of a node may be slow."""
     peers = step_peers(window, index)
     elsewhere: Integers = peers[window.node_of[peers] != window.node_of[index]]
     return elsewhere
 
 
 class StepNoise:
-    """The noise of (steps, ranks) relative values, sorted once for as many questions as there are suspects.
+    """The noise of (steps, ranks) relative values, sorted once for queries about several suspects.
 
-    ``node_of`` (ranks,) is each rank's node: ranks of a slow node say nothing of how far apart healthy ones are.
+    ``node_of`` (ranks,) is each rank's node: ranks of a slow node do not show how far apart healthy ones are.
     """
 
     def __init__(self, relative: Floats, node_of: Integers) -> None:
@@ -61,7 +61,7 @@ class StepNoise:
         enough = known.sum(axis=0) >= STEPS_MIN
         self._place_of = np.append(np.where(enough, np.cumsum(enough) - 1, -1), -1)
         self._centres, self._node_of = trimmed_means(relative[:, enough]), node_of[enough]
-        spread = np.abs(relative[:, enough] - self._centres).T  # (ranks, steps): of a rank lies together
+        spread = np.abs(relative[:, enough] - self._centres).T  # (ranks, steps): contiguous per rank
         seen = np.isfinite(spread)
         self._spread = spread[seen]
         self._bounds = np.concatenate([[0], np.cumsum(seen.sum(axis=1))])
@@ -72,15 +72,15 @@ class StepNoise:
         self._total = float(self._spread.sum())
 
     def of_others(self, columns: Integers, steps: Integers) -> tuple[Floats, Floats]:
-        """Return the noise of single steps, and the error of a mean over so many: the ranks' spread counts, too.
+        """Return the noise of single steps, and the error of a mean over that many, including the ranks' spread.
 
-        Each without the rank of its column (-1: of all ranks); infinite where no other reports enough steps.
+        Each without the rank of its column (-1: of all ranks); infinite if no other reports enough steps.
         """
         places = self._place_of[columns]
         others = len(self._centres) - (places >= 0)
         noise, between = np.full(len(places), np.inf), np.full(len(places), np.inf)
         for at in np.flatnonzero(others > 0).tolist():
-            # The mean deviation reaches into the tails that the median deviation does not see.
+            # The mean deviation covers the tails that the median deviation does not.
             median, mean = self._spread_without(int(places[at]))
             noise[at] = max(SIGMA_PER_MAD * median, SIGMA_PER_MEAN_DEVIATION * mean)
             centres = np.delete(self._centres, places[at]) if places[at] >= 0 else self._centres
@@ -88,16 +88,16 @@ class StepNoise:
             own_node = self._node_of[places[at]] if places[at] >= 0 else -1
             between[at] = max(between[at], _wide_spread(self._centres[self._node_of != own_node]))
         error = TRIM_EFFICIENCY * np.maximum(noise, NOISE_FLOOR_RATIO) / np.sqrt(np.maximum(steps, 1))
-        few = 1 + FEW_PEERS / np.maximum(others, 1)  # a spread taken from few is not well known
+        few = 1 + FEW_PEERS / np.maximum(others, 1)  # a spread estimated from few values is poorly known
         return noise, few * np.maximum(np.maximum(error, between), NOISE_FLOOR_RATIO)
 
     def _spread_without(self, place: int) -> tuple[float, float]:
-        """Return the median and the mean of all deviations but those of one rank."""
+        """Return the median and the mean of all deviations except those of one rank."""
         first, end = self._bounds[place : place + 2] if place >= 0 else (0, 0)
         gone = np.sort(self._rank_of[first:end])
         count = len(self._ordered) - len(gone)
         low, high = (count - 1) // 2, count // 2
-        # What is k-th of the rest is k + j-th of all, if j of those that are gone stand before it.
+        # The k-th of the rest is the (k + j)-th of all if j of the removed ones precede it.
         gone -= np.arange(len(gone))
         low += int(np.searchsorted(gone, low, side="right"))
         high += int(np.searchsorted(gone, high, side="right"))
@@ -106,7 +106,7 @@ class StepNoise:
 
 
 def _wide_spread(values: Floats) -> float:
-    """Return the standard deviation that the farther of some values show, 0 of none."""
+    """Return the standard deviation implied by the larger deviations, 0 if there are none."""
     if not len(values):
         return 0.0
     apart, place = np.abs(values - median_of(values)), int(WIDE_QUANTILE * (len(values) - 1))
@@ -118,7 +118,7 @@ def noise_of_peers(
 ) -> tuple[Floats, Floats]:
     """Return the noise of each rank's peers in lines ``first`` to ``end`` (0: the newest), (ranks,).
 
-    And the error of a mean over so many steps.
+    And the error of a mean over that many steps.
     """
     noise, error = np.empty(len(indexes)), np.empty(len(indexes))
     roles = window.role_of[indexes]
@@ -134,10 +134,10 @@ def noise_of_peers(
 
 @once
 def memory(window: Window, role: int) -> float:
-    """Return the correlation of a rank's compute, beside its peers', in one step with that in the next.
+    """Return the correlation of a rank's compute, relative to its peers', between consecutive steps.
 
-    The median over the ranks of a role, so that a rank that is slow has no say; what the ranks' own levels in a short
-    view hide is added (Kendall 1954).
+    The median over the ranks of a role, so that a slow rank has no influence; the small-sample bias is corrected
+    (Kendall 1954).
     """
     relative = window.steps.relative_compute[-MEMORY_STEPS:, role_sample(window, role)]
     relative = relative[:, np.isfinite(relative).sum(axis=0) >= MEMORY_STEPS_MIN]
@@ -156,11 +156,11 @@ def memory(window: Window, role: int) -> float:
 
 
 def chance_digits(window: Window, role: int, elsewhere: Floats, centre: float, steps: int) -> float:
-    """Return how improbable a rank's level over so many steps is by chance, as digits; inf where steps are independent.
+    """Return how improbable a rank's mean over some steps is by chance, in decimal digits; inf if independent.
 
-    Where they are not, one stumble lasts for several steps, and these are one piece of evidence. How far one goes is
-    taken from all that the other nodes' ranks did: of M values the highest comes once in M, and one that is k times as
-    far off once in M to the k, or more seldom where tails are no heavier than exponential.
+    Where steps are not independent one disturbance lasts for several, which are one piece of evidence. Its possible
+    size is estimated from all ranks of the other nodes: of M values the highest comes once in M, and one k times as far
+    off once in M to the k, or more rarely if tails are no heavier than exponential.
     """
     kept = memory(window, role)
     known = elsewhere[np.isfinite(elsewhere)]
@@ -179,14 +179,14 @@ def screening_noise(relative: Floats) -> float:
 
 
 def unheard_of(own: Floats, peers: Floats) -> bool:
-    """Whether every step of a short stretch is slower than any that any peer showed: so often that chance is ruled out.
+    """Whether each of a few steps is slower than any step of any peer, often enough to rule out chance.
 
-    One of M peers' steps tops them all with probability 1/M, n independent ones in a row with M to the -n.
+    One of M peers' steps exceeds them all with probability 1/M, n independent ones in a row with M to the -n.
     """
     known = peers[np.isfinite(peers)]
     return bool(len(known) > 1 and own.min() > known.max() and len(own) * math.log10(len(known)) >= UNHEARD_OF_DIGITS)
 
 
 def highest(values: Floats) -> float:
-    """Return the highest of the observed values, -inf of none."""
+    """Return the highest of the observed values, -inf if there are none."""
     return float(np.max(values, initial=-np.inf, where=np.isfinite(values)))

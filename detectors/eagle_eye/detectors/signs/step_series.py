@@ -1,4 +1,4 @@
-"""The course of one of the job's own values by step: what was really observed, newest last, in this attempt."""
+"""One of the job's own values by step: real observations of this attempt, newest last."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 
 from eagle_eye.detectors.types import Curve, Floats
 
-REPEATS_RATIO = 0.5  # more repetitions than this: the value is logged every few steps and repeated in between
-CHANGES_MIN = 8  # fewer changes in all: it simply is constant
+REPEATS_RATIO = 0.5  # with more repetitions, the value is logged every few steps and repeated in between
+CHANGES_MIN = 8  # with fewer changes in all, it is constant
 
 
 class StepSeries(NamedTuple):
@@ -21,10 +21,10 @@ class StepSeries(NamedTuple):
 
 
 def course(curve: Curve, metric: str, newest: int) -> StepSeries:
-    """Return what was observed of a metric in the newest lines of a curve, since the job last went back a step.
+    """Return the observations of a metric in the newest lines of a curve, since the last rollback of the job.
 
-    Values that are not finite count as not observed. Where a value is logged every few steps and repeated in
-    between, the repetitions are no observations.
+    Values that are not finite count as not observed. If a value is logged every few steps and repeated in between, the
+    repetitions are not observations.
     """
     start = since_rollback(curve, newest)
     values = curve.values.get(metric)
@@ -41,7 +41,7 @@ def course(curve: Curve, metric: str, newest: int) -> StepSeries:
 
 
 def since_rollback(curve: Curve, newest: int) -> int:
-    """Return the first of the newest lines from which on step numbers only rise: before, it was another run."""
+    """Return the first of the newest lines from which on step numbers only rise: earlier lines are of another run."""
     start = max(len(curve.number) - newest, 0)
     number = curve.number[start:]
     back = np.flatnonzero(number[1:] <= number[:-1])

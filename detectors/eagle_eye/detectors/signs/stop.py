@@ -1,4 +1,4 @@
-"""Whether the job has stopped, and whether a device's error lies where its cause does: shortly before, not after."""
+"""Decides whether the job has stopped, and whether a device error came shortly before the stop, as a cause does."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from eagle_eye.detectors.signs.gpu_errors import EXIT_AFTER_S, EXIT_BEFORE_S, ex
 from eagle_eye.detectors.signs.progress import PROMPT_S, Patience, progress, typical_step_s
 from eagle_eye.detectors.types import Blind, Evidence, Window
 
-LEAD_S, LEAD_STEPS = 10.0, 2.0  # what broke so long before the last step ended can still have stopped the next one
-LAG_S = 30.0  # watchdogs of cards and CPUs tell so long after it happened (10 to 22 s, and their own interval)
+LEAD_S, LEAD_STEPS = 10.0, 2.0  # a part that broke this long before the last step may still have stopped the next
+LAG_S = 30.0  # delay of device and CPU watchdogs (10 to 22 s, plus their own interval)
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +19,7 @@ class Stop:
     """The end of the job's progress.
 
     ``since_s`` is when it made its last step, ``died_s`` when the first rank ended (inf: none has), ``lead_s`` how long
-    before ``since_s`` its cause may lie.
+    before ``since_s`` its cause may have occurred.
     """
 
     since_s: float
@@ -34,18 +34,18 @@ class Stop:
         return "exit" if self.exits else "standstill"
 
     def beside(self, node: str, time_s: float) -> bool:
-        """Whether what happened on the node at a moment may be the stop's cause: never what came after a death."""
+        """Whether an event on the node may be the stop's cause: never one that came after a rank's death."""
         if time_s > self.died_s + EXIT_BEFORE_S or time_s > self.since_s + LAG_S + self.lead_s:
             return False
         if time_s >= self.since_s - self.lead_s:
             return True
-        # Ranks may live on for a moment. Where one elsewhere died of something of its own, that is the nearer cause.
+        # Ranks may live on for a moment. If one elsewhere died of its own error, that is the closer cause.
         causes = {item.node for item in self.exits if item.cause}
         return causes <= {node} and exit_near(self.exits, node, time_s) is not None
 
 
 def stop_of(window: Window, patience: Patience) -> Stop | None:
-    """Return the job's stop; None while it goes on, while a pause may still end, and where nobody can tell."""
+    """Return the job's stop; None while it goes on, while a pause may still end, and if unknown."""
     exits = tuple(unplanned_exits(window))
     lead_s = LEAD_S + LEAD_STEPS * max(typical_step_s(window), window.interval_s)
     if exits:

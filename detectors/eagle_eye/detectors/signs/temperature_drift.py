@@ -1,4 +1,4 @@
-"""Devices that have grown hotter by themselves: against their own past and their peers, at the same power."""
+"""Finds devices that have grown hotter than their own past and their peers, at the same power."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from eagle_eye.detectors.signs.peers import latest, standing
 from eagle_eye.detectors.types import Floats, Window
 
 # A temperature and the level above which a rise matters: slowdown begins at 83 to 87 degrees on current parts, HBM's at
-# 95 (vendors' typical values). A rise that ends below these is weather.
+# 95 (typical vendor values). A rise that ends below these is ignored.
 LEVELS = (("gpu_temperature_celsius", 78.0), ("gpu_memory_temperature_celsius", 90.0))
-PAST_S = 600.0  # before which the own past lies
+PAST_S = 600.0  # the own past is older than this
 NOW_S = 120.0  # for which it must have been hotter
 RISE = 10.0  # degrees over its own past...
-PEERS_RISE = 4.0  # ...while the peers rose by this much at most: else it is the room
+PEERS_RISE = 4.0  # ...while the peers rose by at most this: else it is the room
 ABOVE_PEERS = 8.0  # degrees; healthy neighbours in one chassis differ by five
 SIGMAS = 6.0
-SPREAD = 1.0  # degrees: the least spread between healthy peers
+SPREAD = 1.0  # degrees: the smallest spread assumed between healthy peers
 LINES_MIN = 4  # rows in the newest NOW_S and in the past each
-POWER_RATIO = 1.05  # more power makes more heat, and is no sign
+POWER_RATIO = 1.05  # more power makes more heat and is no sign
 SUSPECTS_MAX = 64
 
 
 class Drift(NamedTuple):
-    """A device that left its own past behind; degrees Celsius. ``level`` is the least that it showed of late."""
+    """A device hotter than its own past; degrees Celsius. ``level`` is its minimum in the newest rows."""
 
     column: int
     metric: str

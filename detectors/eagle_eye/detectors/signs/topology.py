@@ -1,4 +1,4 @@
-"""What hangs on which switch, and whether trouble at several nodes is one trouble of what they share."""
+"""Maps nodes and ports to switches, and decides whether trouble at several nodes has a shared cause."""
 
 from __future__ import annotations
 
@@ -11,32 +11,32 @@ from numpy.typing import NDArray
 
 from eagle_eye.detectors.types import Integers, Window
 
-SHARED_NODES_MIN = 2  # nodes of one switch that must be struck
+SHARED_NODES_MIN = 2  # nodes of one switch that must be affected
 SHARED_RATIO = 0.6  # of a switch's nodes or ports
-STRAYS_RATIO = 0.1  # of all others, beyond which the trouble is not the switch's
-LOOSE_NODES_MIN = 3  # without a switch that explains it: so many at one moment are no coincidence...
+STRAYS_RATIO = 0.1  # of all others, beyond which the switch is not the cause
+LOOSE_NODES_MIN = 3  # without a switch that explains it: this many at one moment are no coincidence...
 LOOSE_RATIO = 0.1  # ...nor are two that are more than this share of the job
-NAMED_MAX = 4  # nodes spelt out in a summary
+NAMED_MAX = 4  # nodes listed in a summary
 
 Flags = NDArray[np.bool_]
 
 
 class Shared(NamedTuple):
-    """Trouble that nodes share: the switches (or rails) that explain it, () when none is known; nodes as indexes."""
+    """Trouble that nodes share: the switches (or rails) that explain it, () if none is known; nodes as indexes."""
 
     switches: tuple[str, ...]
     nodes: tuple[int, ...]
 
 
 class Ports(NamedTuple):
-    """Each link row's node, as its index (-1: no member), and what it hangs on ("" unknown): (L,)."""
+    """Each link row's node, as its index (-1: no member), and the switch it connects to ("" unknown): (L,)."""
 
     node_of: Integers
     switch_of: tuple[str, ...]
 
 
 def ports(window: Window) -> Ports:
-    """Return where each link row belongs; a loop over all links, for the few ticks in which something is wrong."""
+    """Return the node and switch of each link row; loops over all links, for the few ticks with a fault."""
     place = {node: index for index, node in enumerate(window.nodes)}
     node_of = np.array([place.get(link.node, -1) for link in window.links], dtype=np.intp)
     switches = window.switches or ("",) * len(window.nodes)
@@ -48,9 +48,9 @@ def ports(window: Window) -> Ports:
 
 
 def struck_switches(struck: Flags, node_of: Integers, switch_of: Sequence[str]) -> Shared | None:
-    """Return the switches of which most is struck while little else is; None when no switch explains it.
+    """Return the switches that are mostly affected while little else is; None if no switch explains it.
 
-    ``struck`` (K,) tells of things (ports, nodes), ``node_of`` (K,) of whose they are, ``switch_of`` what they hang on.
+    ``struck`` (K,) marks affected things (ports, nodes), ``node_of`` (K,) their nodes, ``switch_of`` their switches.
     """
     hit: dict[str, list[int]] = {}
     for at in np.flatnonzero(struck).tolist():
@@ -69,7 +69,7 @@ def struck_switches(struck: Flags, node_of: Integers, switch_of: Sequence[str]) 
 
 
 def struck_at_once(struck: Flags, node_of: Integers, nodes: int) -> Shared | None:
-    """Return so many struck nodes of a job of ``nodes`` that chance explains them no more; no switch is named."""
+    """Return the affected nodes of a job of ``nodes`` if they are too many for chance; no switch is named."""
     hit = _members(struck, node_of)
     if len(hit) >= LOOSE_NODES_MIN or (len(hit) >= SHARED_NODES_MIN and len(hit) > LOOSE_RATIO * nodes):
         return Shared((), hit)
@@ -77,7 +77,7 @@ def struck_at_once(struck: Flags, node_of: Integers, nodes: int) -> Shared | Non
 
 
 def named(nodes: Sequence[str]) -> str:
-    """Return nodes as people list them: a few by name, more by number."""
+    """Return nodes for display: a few by name, more by number."""
     if len(nodes) <= NAMED_MAX:
         return ", ".join(nodes)
     return f"{len(nodes)} nodes ({', '.join(nodes[:NAMED_MAX])}, …)"

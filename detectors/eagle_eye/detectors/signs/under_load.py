@@ -1,7 +1,7 @@
-"""Comparing GPUs while they work: in which rows the job was under load, who is comparable, who shows what in them.
+"""Compares GPUs under load: which rows were under load, which GPUs are comparable, and their levels in these rows.
 
-Idle GPUs drop clocks, power and PCIe generation by themselves, and waiting ones look idle: only rows in which the job
-works say anything about a GPU.
+Idle GPUs lower clocks, power and PCIe generation by themselves, and waiting ones look idle: only rows in which the job
+works describe a GPU.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from eagle_eye.detectors.signs.peers import PEERS_MIN, SIGMA_PER_MAD
 from eagle_eye.detectors.signs.progress import quiet_phase, typical_step_s
 from eagle_eye.detectors.types import Blind, Floats, Integers, Window
 
-# What shows load, best first; the least level that is load at all, and the share of its usual level that still is.
+# Indicators of load, best first; the minimum level that is load, and the share of its usual level that still is.
 LOAD_SIGNS = (
     ("gpu_tensor_active_ratio", 0.03, 0.5),
     ("gpu_sm_active_ratio", 0.2, 0.5),
-    ("gpu_power_watts", 0.0, 0.75),  # a GPU that waits in a collective draws a third to a half of one that works
+    ("gpu_power_watts", 0.0, 0.75),  # a GPU that waits in a collective draws a third to a half of a working one's power
     ("gpu_utilization_ratio", 0.3, 0.5),
 )
 USUAL_QUANTILE = 0.75
-STANDSTILL_STEPS, STANDSTILL_ROWS = 3.0, 3.0  # without a step for so long, the job does not work
-LOOKS = 16  # at rows all over the window, of which at least one shows a GPU at work that is no spare
+STANDSTILL_STEPS, STANDSTILL_ROWS = 3.0, 3.0  # without a step for this long, the job does not work
+LOOKS = 16  # rows sampled over the window; a GPU that works in at least one is not a spare
 PEERS_SAMPLED = 64  # of a large group, enough for a median and its spread
 LIMITS_ALIKE_RATIO = 0.02  # power limits closer than this are the same
-LIMIT_NODES_MIN = 3  # fewer nodes with a limit of their own are no group: they are compared with the others
-BUSY_UTILIZATION = 0.5  # of a GPU that works, however slowly: NVML counts any kernel, also a waiting one
+LIMIT_NODES_MIN = 3  # fewer nodes with a limit of their own are not a group: they are compared with the others
+BUSY_UTILIZATION = 0.5  # of a working GPU, however slow: NVML counts any kernel, including a waiting one
 
 ROWS_MIN = 3
 
@@ -39,7 +39,7 @@ Rows = NDArray[np.intp]
 
 
 class Comparison(NamedTuple):
-    """A series' level over some rows, its peers' median level, and the robust spread between those."""
+    """A series' level over some rows, its peers' median level, and the robust spread between peers."""
 
     own: float
     peers: float
@@ -47,14 +47,14 @@ class Comparison(NamedTuple):
 
     @property
     def ratio(self) -> float:
-        """Own level over the peers'; NaN where that says nothing."""
+        """Own level over the peers'; NaN if undefined."""
         return self.own / self.peers if self.peers > 0 else math.nan
 
 
 def lines_within(times_s: Floats, seconds: float) -> int:
-    """Return how many of the newest rows lie within some seconds, at least ROWS_MIN where there are.
+    """Return how many of the newest rows are within ``seconds``, at least ROWS_MIN if available.
 
-    Agents that tick at different moments make more than one row an interval.
+    Agents that tick at different moments produce more than one row per interval.
     """
     if len(times_s) == 0:
         return 0
@@ -63,7 +63,7 @@ def lines_within(times_s: Floats, seconds: float) -> int:
 
 
 def carried(values: Floats) -> Floats:
-    """Return values (rows,) with holes filled by the last known before, at the beginning by the first known."""
+    """Return values (rows,) with gaps filled by the last known value, at the beginning by the first known."""
     known = np.flatnonzero(np.isfinite(values))
     if len(known) in (0, len(values)):
         return values
@@ -101,12 +101,12 @@ def loaded_rows(window: Window, lines: int) -> Rows:
 
 
 def rests(window: Window) -> bool:
-    """Whether the newest rows cannot have been under load, since the job stands still: ``loaded_rows`` costs more."""
+    """Whether the newest rows are not under load because the job stands still: cheaper than ``loaded_rows``."""
     return len(window.times_s) >= ROWS_MIN and bool(window.times_s[-ROWS_MIN] > _worked_until_s(window))
 
 
 def _worked_until_s(window: Window) -> float:
-    """Return until when the job's steps say that it works; inf where nobody reports them."""
+    """Return until when the job works according to its steps; inf if not reported."""
     if "train_step" not in window.device or not math.isfinite(window.last_step):
         return math.inf
     return window.advanced_s + max(STANDSTILL_STEPS * typical_step_s(window), STANDSTILL_ROWS * window.interval_s)
@@ -114,9 +114,9 @@ def _worked_until_s(window: Window) -> float:
 
 @once
 def comparable(window: Window) -> Integers:
-    """Return (S,) groups of comparable series: the roles, split where many nodes have a power limit of their own.
+    """Return (S,) groups of comparable series: the roles, split if many nodes have a power limit of their own.
 
-    Those that never work are a group of their own.
+    GPUs that never work are a group of their own.
     """
     groups, spare = _by_limit(window), _spare(window)
     return groups if spare is None else np.where(spare, groups + int(groups.max()) + 1, groups)
@@ -124,7 +124,7 @@ def comparable(window: Window) -> Integers:
 
 @once
 def _spare(window: Window) -> NDArray[np.bool_] | None:
-    """Return which series no look at the window shows at work while others do, as spare nodes': (S,); None: none."""
+    """Return the series that no sampled row shows working while others do, as on spare nodes: (S,); None: none."""
     for metric, floor, _ in LOAD_SIGNS:
         values = window.device.get(metric)
         if values is None or floor <= 0 or len(values) == 0:
@@ -157,7 +157,7 @@ def _by_limit(window: Window) -> Integers:
 
 
 def peers_of(window: Window, index: int, groups: Integers) -> Integers:
-    """Return (a sample of) the series comparable with one: on other nodes where there are any, as indexes."""
+    """Return (a sample of) the series comparable with one: on other nodes if there are any, as indexes."""
     members, spare = np.flatnonzero(groups == groups[index]), _spare(window)
     if spare is not None and not spare[index]:
         members = members[~spare[members]]
@@ -174,7 +174,7 @@ def nodes_among(window: Window, columns: Integers) -> int:
 
 
 def compare(window: Window, metric: str, index: int, peers: Integers, rows: Rows) -> Comparison | None:
-    """Return how a series compares with its peers in a metric over some rows; None where that was not observed."""
+    """Return how a series compares with its peers in a metric over some rows; None if not observed."""
     values = window.device.get(metric)
     if values is None or len(rows) == 0 or len(peers) == 0:
         return None
@@ -182,7 +182,7 @@ def compare(window: Window, metric: str, index: int, peers: Integers, rows: Rows
 
 
 def compare_values(values: Floats, of_peers: Floats) -> Comparison | None:
-    """Return how a series' values compare with its peers', (rows, peers); None where too few were observed."""
+    """Return how a series' values compare with its peers', (rows, peers); None if too few were observed."""
     own, levels = middle(values), median_over_rows(of_peers)
     levels = levels[np.isfinite(levels)]
     if not math.isfinite(own) or len(levels) < PEERS_MIN:
@@ -192,7 +192,7 @@ def compare_values(values: Floats, of_peers: Floats) -> Comparison | None:
 
 
 def bit_share(window: Window, mask: int, columns: Integers, rows: Rows) -> float:
-    """Return in which share of the observed values of some series over some rows a bit of the mask is set; NaN none."""
+    """Return the share of observed values of some series over some rows that have a bit of the mask; NaN if none."""
     reasons = window.device.get("gpu_throttle_reasons")
     if reasons is None or len(rows) == 0 or len(columns) == 0:
         return math.nan
@@ -202,13 +202,13 @@ def bit_share(window: Window, mask: int, columns: Integers, rows: Rows) -> float
 
 
 def seen_bits(window: Window, index: int, rows: Rows) -> str:
-    """Return all clocks-event-reason bits that a series showed over some rows, as people write masks."""
+    """Return all clocks-event-reason bits that a series showed over some rows, as a hexadecimal mask."""
     values = window.device["gpu_throttle_reasons"][rows, index]
     return f"{int(np.bitwise_or.reduce(values[np.isfinite(values)].astype(np.int64))):#x}"
 
 
 def works(window: Window, index: int, peers: Integers, rows: Rows) -> bool:
-    """Whether a GPU is one that works, not one that idles because its host or its peers give it nothing to do."""
+    """Whether a GPU works, as opposed to idling because its host or peers give it nothing to do."""
     for metric in ("gpu_tensor_active_ratio", "gpu_sm_active_ratio"):
         found = compare(window, metric, index, peers, rows)
         if found is not None and found.peers > 0:
@@ -218,7 +218,7 @@ def works(window: Window, index: int, peers: Integers, rows: Rows) -> bool:
 
 
 def means(values: Floats) -> Floats:
-    """Return each column's mean over its observed rows: (columns,), NaN where none was."""
+    """Return each column's mean over its observed rows: (columns,), NaN if there are none."""
     known = np.isfinite(values)
     with np.errstate(invalid="ignore", divide="ignore"):
         result: Floats = np.where(known, values, 0.0).sum(axis=0) / known.sum(axis=0)
@@ -226,7 +226,7 @@ def means(values: Floats) -> Floats:
 
 
 def middle(values: Floats) -> float:
-    """Return the median of what is finite; NaN of nothing."""
+    """Return the median of the finite values; NaN if there are none."""
     known: NDArray[Any] = np.sort(values[np.isfinite(values)], axis=None)
     count = len(known)
     return float(known[(count - 1) // 2] + known[count // 2]) / 2 if count else math.nan

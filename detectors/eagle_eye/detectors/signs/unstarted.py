@@ -1,4 +1,4 @@
-"""An attempt that has made no step yet: whether one was to be expected, and who has not been heard of."""
+"""Examines an attempt without a step: whether one should have been seen, and who has not reported."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from eagle_eye.detectors.signs.once import once
 from eagle_eye.detectors.signs.without_hook import computing
 from eagle_eye.detectors.types import Window
 
-SILENT_S = 10.0  # a hook that missed some heartbeats is not yet one that stopped
+SILENT_S = 10.0  # a hook that missed some heartbeats has not necessarily stopped
 
 
 @once
 def steps_expected(window: Window) -> bool:
-    """Whether the attempt's ranks have the hook, so that steps would be seen: absence of the hook is no fault.
+    """Whether the attempt's ranks have the hook, so that steps would be seen; a missing hook is no fault.
 
-    Its ground is that some ranks of this attempt have spoken and others never did, or one has stopped to; or that an
-    earlier attempt of the job reported steps, unless this one's GPUs compute or nobody says whether they do.
-    A launcher that names who holds the start up knows that it is overdue.
+    True if some ranks of this attempt have reported and others never did, or one has stopped reporting; or if an
+    earlier attempt of the job reported steps, unless this one's GPUs compute or GPU activity is not reported. Also if
+    the launcher names the ranks that hold the start up.
     """
     if window.beginning.held_up_by:
         return True
@@ -32,7 +32,7 @@ def steps_expected(window: Window) -> bool:
 
 @once
 def spoken(window: Window) -> NDArray[np.bool_]:
-    """Return which ranks' hooks have said anything in this attempt: (S,)."""
+    """Return which ranks' hooks have reported in this attempt: (S,)."""
     heard = np.array([bool(name) for name in window.phase], dtype=np.bool_) | (window.silent_s > 0)
     sequence = window.device.get("nccl_sequence")
     return heard if sequence is None else heard | np.isfinite(sequence).any(axis=0)
@@ -40,10 +40,10 @@ def spoken(window: Window) -> NDArray[np.bool_]:
 
 @once
 def missing_nodes(window: Window) -> set[int]:
-    """Return the nodes, as indexes, with ranks that were never heard of although those of most other nodes all were.
+    """Return the nodes, as indexes, with ranks that never reported although those of most other nodes all did.
 
-    The launcher's word on who holds the start up comes first, then what ranks say themselves; where none has spoken,
-    which of their processes agents have seen.
+    The launcher's report on who holds the start up comes first, then the ranks' own reports; if there are none, the
+    processes that agents have seen.
     """
     ranked, heard = _ranked(window), _heard(window)
     if heard is None:
@@ -55,7 +55,7 @@ def missing_nodes(window: Window) -> set[int]:
 
 
 def missing_ranks(window: Window, node: int) -> list[int]:
-    """Return the ranks of a node that were never heard of; [] too where it is not known which ranks it has."""
+    """Return the ranks of a node that never reported; [] also if it is not known which ranks it has."""
     heard = _heard(window)
     if heard is None:
         return []
@@ -65,7 +65,7 @@ def missing_ranks(window: Window, node: int) -> list[int]:
 
 @once
 def _heard(window: Window) -> NDArray[np.bool_] | None:
-    """Return which ranks were heard of, by the first source that heard of any and not of all; None where none did."""
+    """Return which ranks reported, by the first source with some but not all of them; None if there is none."""
     held_up, ranked = window.beginning.held_up_by, _ranked(window)
     if held_up:
         return np.array([series.rank not in held_up for series in window.series], dtype=np.bool_)

@@ -1,4 +1,4 @@
-"""Devices whose hardware values have gone while their neighbours, or at least their node, still report."""
+"""Finds devices whose hardware values are gone while their neighbours, or at least their node, still report."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import numpy as np
 
 from eagle_eye.detectors.types import Floats, Integers, Window
 
-GONE_LINES = 2  # rows in a row without any of a device's values, in which its neighbours had some
-NEWEST_LINES = 3  # rows looked at one by one: most devices are in them
-NEAR_LINES = 32  # rows looked at for all devices; for those gone for longer...
-SAMPLED_LINES = 16  # ...so many, evenly spread, tell those that ever had values...
-GONE_MAX = 64  # ...and so many are looked at closely
-MOST_RATIO = 0.5  # of the job's devices: when more have no values, it is not the devices
+GONE_LINES = 2  # consecutive rows without any of a device's values, in which its neighbours had some
+NEWEST_LINES = 3  # rows examined one by one: most devices are in them
+NEAR_LINES = 32  # rows examined for all devices; for those gone for longer...
+SAMPLED_LINES = 16  # ...this many, evenly spaced, show which ever had values...
+GONE_MAX = 64  # ...and this many are examined closely
+MOST_RATIO = 0.5  # of the job's devices: if more have no values, the devices are not the cause
 HARDWARE_PREFIX = "gpu_"
-METRICS_MAX = 8  # looked at: what a device still says in none of them it does not say at all
+METRICS_MAX = 8  # examined: a device without values in any of them reports nothing
 NODE_METRICS_MAX = 4
 
 
@@ -28,9 +28,9 @@ class Vanished(NamedTuple):
 
 
 def vanished(window: Window) -> list[Vanished]:
-    """Return the devices whose values have gone, in column order; [] too when most of the job's have: not theirs.
+    """Return the devices whose values are gone, in column order; [] also if most of the job's are.
 
-    A device is measured by its neighbours' newest row, which comes with its own; a node by its own row.
+    A device is compared with its neighbours' newest row, which arrives with its own; a node with its own row.
     """
     metrics = [window.device[name] for name in sorted(window.device) if name.startswith(HARDWARE_PREFIX)][:METRICS_MAX]
     top = len(window.times_s) - 1
@@ -55,7 +55,7 @@ def vanished(window: Window) -> list[Vanished]:
 
 
 def _last_lines(metrics: list[Floats]) -> Integers:
-    """Return the newest row in which each column had a value: (columns,), -1 where it never had."""
+    """Return the newest row in which each column had a value: (columns,), -1 if never."""
     last = np.full(metrics[0].shape[1], -1, dtype=np.intp)
     left: Integers = np.arange(len(last))
     end = len(metrics[0])
@@ -82,7 +82,7 @@ def _last_lines(metrics: list[Floats]) -> Integers:
 
 
 def _find(metrics: list[Floats], start: int, end: int, left: Integers, last: Integers) -> Integers:
-    """Note in ``last`` the newest of some rows in which columns of ``left`` had a value; return those that had none."""
+    """Record in ``last`` the newest of some rows in which columns of ``left`` had a value; return those without."""
     shown = np.zeros((end - start, len(left)), dtype=np.bool_)
     for values in metrics:
         shown |= ~np.isnan(values[start:end, left])
@@ -93,7 +93,7 @@ def _find(metrics: list[Floats], start: int, end: int, left: Integers, last: Int
 
 
 def _node_line(window: Window, node: int) -> int:
-    """Return the newest device row that a node's own row is as new as, -1 where it has none."""
+    """Return the newest device row that is no newer than a node's own row, -1 if there is none."""
     own = [values[-NEAR_LINES:, node] for values in list(window.node.values())[:NODE_METRICS_MAX]]
     seen = np.zeros(min(len(window.node_times_s), NEAR_LINES), dtype=np.bool_)
     for column in own:

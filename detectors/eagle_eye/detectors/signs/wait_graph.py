@@ -1,4 +1,4 @@
-"""Who waits for whom, as a graph; and where the chains of waiting end."""
+"""A wait-for graph of ranks, with a search for the ends of its wait chains."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 
 class WaitGraph:
-    """Nodes are numbers from 0 on: the first ``ranks`` stand for ranks, later ones for what ranks wait in.
+    """A wait-for graph. Nodes are numbered from 0: the first ``ranks`` are ranks, later ones what ranks wait in.
 
-    An edge leads from who waits to what it waits for.
+    An edge leads from the waiting node to what it waits for.
     """
 
     def __init__(self, ranks: int) -> None:
@@ -21,7 +21,7 @@ class WaitGraph:
         return len(self.edges) - 1
 
     def edge(self, source: int, target: int) -> None:
-        """Have ``source`` wait for ``target``."""
+        """Make ``source`` wait for ``target``."""
         self.edges[source].append(target)
 
     def ends(self) -> list[list[int]]:
@@ -43,7 +43,7 @@ class WaitGraph:
 
 
 def strong_components(edges: Sequence[Sequence[int]]) -> tuple[list[int], int]:
-    """Return each node's component (nodes that lead to each other), and how many there are.
+    """Return each node's strongly connected component, and the number of components.
 
     Sharir, Comput. Math. Appl. 1981, without recursion; linear in nodes and edges.
     """
@@ -68,7 +68,7 @@ def strong_components(edges: Sequence[Sequence[int]]) -> tuple[list[int], int]:
 
 
 def _left_last(edges: Sequence[Sequence[int]]) -> list[int]:
-    """Return the nodes in the order in which a depth-first walk leaves them."""
+    """Return the nodes in depth-first postorder."""
     seen = [False] * len(edges)
     left: list[int] = []
     for root in range(len(edges)):

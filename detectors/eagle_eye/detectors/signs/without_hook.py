@@ -1,4 +1,4 @@
-"""What GPUs tell of a job that reports nothing itself: whether it works, and which processes have left their GPU."""
+"""Infers the state of a job without the hook from its GPUs: whether it works, and which processes have ended."""
 
 from __future__ import annotations
 
@@ -12,33 +12,33 @@ from eagle_eye.detectors.signs.once import once
 from eagle_eye.detectors.types import Floats, Integers, Window
 
 WORK_METRICS = ("gpu_power_watts", "gpu_tensor_active_ratio", "gpu_dram_active_ratio")
-WAITING_RATIO = 0.6  # of what it was: GPUs that wait in a collective draw a third of their power, idle ones a tenth
+WAITING_RATIO = 0.6  # of the earlier level: GPUs waiting in a collective draw a third of their power, idle ones a tenth
 USUAL_QUANTILE = 0.9
-SAMPLED = 64  # devices whose median tells of the whole job
-MOVED_ROWS = 120  # rows of the past that tell how much a job moves
-GLANCED = 48  # earlier rows that tell at a glance what is usual
-STEADY_MOVES = (  # what training moves all through a step
+SAMPLED = 64  # devices whose median represents the whole job
+MOVED_ROWS = 120  # past rows that show a job's usual throughput
+GLANCED = 48  # earlier rows for a quick check of the usual level
+STEADY_MOVES = (  # counters that training moves all through a step
     "gpu_tensor_active_ratio",
     "gpu_dram_active_ratio",
     "gpu_nvlink_tx_bytes_per_second",
 )
-MOVES = (*STEADY_MOVES, "gpu_pcie_tx_bytes_per_second")  # what it moves in a second: this in bursts, as ports do
+MOVES = (*STEADY_MOVES, "gpu_pcie_tx_bytes_per_second")  # throughput; PCIe comes in bursts, as ports do
 NODE_MOVES = "node_rdma_tx_bytes_per_second"
 NVLINK = "gpu_nvlink_tx_bytes_per_second"
-WIRES_MIN = 2  # of NVLink, PCIe and ports, that must be still before they tell by themselves
-STEADY_RATIO = 0.5  # of a job's rows in which NVLink must have carried what is usual, to tell of a standstill
-WAITING_MOVES = "gpu_dram_active_ratio"  # kernels that wait poll memory: it tells where nothing else of these does
-STILL_RATIO = 0.1  # of what it was: a job ten times slower than before is no standstill yet
-IDLE_ROWS = 2  # whole rows without work before the job counts as idle: one may be a collective's or a scrape's
+WIRES_MIN = 2  # of NVLink, PCIe and ports, that must be idle to count on their own
+STEADY_RATIO = 0.5  # of a job's rows in which NVLink must have carried its usual load, to indicate a standstill
+WAITING_MOVES = "gpu_dram_active_ratio"  # waiting kernels poll memory: used only if no other counter is observed
+STILL_RATIO = 0.1  # of the earlier level: a job ten times slower than before is no standstill yet
+IDLE_ROWS = 2  # whole rows without work before the job counts as idle: one may be due to a collective or a scrape
 ROWS_MIN = 4
 MEMORY_METRIC = "gpu_memory_used_bytes"
-FREED_RATIO = 0.1  # of what it was, and...
-FREED_BYTES_MAX = 2 * 2**30  # ...no more than the driver's own: no process that trains holds so little
-NEWEST_LINES = 8  # rows among which each node's newest are: they fall between each other
-COMPUTING_TENSOR_RATIO = 0.02  # of the time; kernels that wait use no tensor cores...
-USED_BYTES_PER_S = 1e7  # less moves over a wire without training, too
-COMPUTING_POWER_RATIO = 0.5  # ...and draw a third of what the GPU may
-HELD_LINES = 64  # rows of the window, spread evenly, in one of which the memory must have been in use
+FREED_RATIO = 0.1  # of the earlier level, and...
+FREED_BYTES_MAX = 2 * 2**30  # ...no more than the driver's own: no training process holds so little
+NEWEST_LINES = 8  # rows that contain each node's newest: nodes' rows interleave
+COMPUTING_TENSOR_RATIO = 0.02  # of the time; waiting kernels use no tensor cores...
+USED_BYTES_PER_S = 1e7  # links carry up to this without training
+COMPUTING_POWER_RATIO = 0.5  # ...and draw a third of the GPU's limit
+HELD_LINES = 64  # evenly spaced rows, in one of which the memory must have been in use
 
 
 class Work(NamedTuple):
@@ -46,8 +46,8 @@ class Work(NamedTuple):
 
     ``since_s`` is the end of the last interval in which they worked. ``longest_pause_s`` is the longest earlier time
     without work that ended, ``worked_s`` how long the window shows them at work; both NaN while they work.
-    ``by_wires``: that they do not work is known by NVLink, PCIe and ports alone, on which nothing moves any more; it
-    may be an evaluation in which nobody needs anybody.
+    ``by_wires``: idleness is known only from NVLink, PCIe and ports, which carry nothing any more; it may be an
+    evaluation without communication.
     """
 
     since_s: float
@@ -58,7 +58,7 @@ class Work(NamedTuple):
 
 
 class Freed(NamedTuple):
-    """A device whose memory was in use and is free: its column, and the end of the last interval with it in use."""
+    """A device whose memory was in use and is now free: its column, and the end of the last interval with it in use."""
 
     column: int
     since_s: float
@@ -66,10 +66,10 @@ class Freed(NamedTuple):
 
 @once
 def work(window: Window) -> Work | None:
-    """Return how most of the job's GPUs work, of those that are heard; None where nobody says, or too few rows do.
+    """Return the activity of most of the job's reporting GPUs; None if not reported, or by too few rows.
 
-    Where power or memory say that they do, tensor cores outvote them, and where those are not observed what moves over
-    NVLink, PCIe and ports: kernels that wait draw power and poll memory, but need no tensor core and move nothing.
+    If power or memory show work, tensor cores take precedence, and if those are not observed the traffic over NVLink,
+    PCIe and ports: waiting kernels draw power and poll memory, but use no tensor core and move nothing.
     """
     power = _work_by(window, WORK_METRICS[0])
     if power is not None and power.idle_s > 0:
@@ -97,9 +97,9 @@ def _work_by(window: Window, metric: str) -> Work | None:
 
 
 def _idle_by_wires(window: Window) -> Work | None:
-    """Return since when nothing moves over any wire that the job has used all the time; None where that tells nothing.
+    """Return since when no link that the job has used all the time carries anything; None if that is inconclusive.
 
-    One wire by itself may rest while the job goes on in another way.
+    A single link may be idle while the job goes on in another way.
     """
     values = window.device.get(NVLINK)
     columns = None if values is None else _heard(values)
@@ -109,29 +109,29 @@ def _idle_by_wires(window: Window) -> Work | None:
     level = median_over_rows(columns[window.times_s <= seen.since_s].T)
     level = level[np.isfinite(level)]
     if (level >= WAITING_RATIO * np.quantile(level, USUAL_QUANTILE)).mean() < STEADY_RATIO:
-        return None  # what comes in bursts rests between them
+        return None  # bursty traffic has gaps
     moving = [moves for moves in _moving(window, seen.since_s) if moves is not None]
     return seen._replace(by_wires=True) if len(moving) >= WIRES_MIN and not any(moving) else None
 
 
 def _heard(values: Floats) -> Floats:
-    """Return some of the columns of the nodes that are heard: of silent ones nobody knows what their GPUs do."""
+    """Return some of the columns of reporting nodes: GPU activity of silent ones is unknown."""
     heard = np.flatnonzero(np.isfinite(values[-NEWEST_LINES:]).any(axis=0))
     columns: Floats = values[:, heard[:: max(len(heard) // SAMPLED, 1)]]
     return columns
 
 
 def idle_since_s(window: Window) -> float | None:
-    """Return since when most of the job's GPUs do much less than before; None where they work, or nobody says."""
+    """Return since when most of the job's GPUs do much less than before; None if they work, or if unknown."""
     seen = work(window)
     return seen.since_s if seen is not None and seen.idle_s > 0 else None
 
 
 @once
 def computing(window: Window) -> bool | None:
-    """Whether most GPUs compute, by what they do now alone; None where nobody says.
+    """Whether most GPUs compute, judged by the present alone; None if not reported.
 
-    For a job that never worked in view, of which a steady level says nothing.
+    For a job that never worked in view, for which a steady level is inconclusive.
     """
     tensor = _typical(window.device.get("gpu_tensor_active_ratio"))
     if math.isfinite(tensor):
@@ -141,17 +141,17 @@ def computing(window: Window) -> bool | None:
 
 
 def _typical(values: Floats | None) -> float:
-    """Return the median over devices and the newest rows, NaN where nothing was observed."""
+    """Return the median over devices and the newest rows, NaN if nothing was observed."""
     newest = np.zeros(0) if values is None else values[-NEWEST_LINES:]
     known = newest[np.isfinite(newest)]
     return median_of(known) if len(known) else math.nan
 
 
 def _moves(window: Window, since_s: float) -> bool:
-    """Whether anything that training moves still moves since a moment: then the job is slow and does not stand still.
+    """Whether any training counter still moves since ``since_s``: then the job is slow and does not stand still.
 
-    What only training moves outvotes what waiting moves too, which tells where nothing else is observed. Where that is
-    not observed either, less power alone is no standstill, unless ranks tell of their steps.
+    Counters that only training moves take precedence over those that waiting moves too, which are used if nothing else
+    is observed. Without either, lower power alone is no standstill, unless ranks report steps.
     """
     seen = moves(window, since_s)
     if seen is None:
@@ -161,16 +161,16 @@ def _moves(window: Window, since_s: float) -> bool:
 
 @once
 def moves(window: Window, since_s: float) -> bool | None:
-    """Return whether anything that only training moves still moves since a moment; None where none of it is observed.
+    """Return whether any counter that only training moves has moved since ``since_s``; None if none is observed.
 
-    Training, or what it does meanwhile: an evaluation moves tensor cores.
+    This includes other computation: an evaluation uses tensor cores.
     """
     known = [one for one in _moving(window, since_s) if one is not None]
     return any(known) if known else None
 
 
 def _moving(window: Window, since_s: float) -> list[bool | None]:
-    """Return whether each of what only training moves still moves: tensor cores, then the wires; None not known."""
+    """Return whether each training-only counter still moves: tensor cores, then the links; None if not known."""
     tensor, *wires = (metric for metric in MOVES if metric != WAITING_MOVES)
     return [
         _still_moves(window.device.get(tensor), window.times_s, since_s, COMPUTING_TENSOR_RATIO),
@@ -180,10 +180,10 @@ def _moving(window: Window, since_s: float) -> list[bool | None]:
 
 
 def _still_moves(values: Floats | None, times_s: Floats, since_s: float, least: float) -> bool | None:
-    """Return whether half of the columns move since a moment at more than STILL_RATIO of before.
+    """Return whether half of the columns have moved since ``since_s`` at more than STILL_RATIO of before.
 
-    None where nobody knows, or less than ``least`` was usual. Of the rows since then the newer half tells: sources are
-    slower than rows, and repeat what was before.
+    None if unknown, or if the usual level was below ``least``. Only the newer half of the rows since then counts:
+    sources are slower than rows, and repeat earlier values.
     """
     if values is None:
         return None
@@ -196,7 +196,7 @@ def _still_moves(values: Floats | None, times_s: Floats, since_s: float, least: 
 
 
 def _means(values: Floats) -> Floats:
-    """Return each column's mean over its observed rows: (columns,), NaN where none was."""
+    """Return each column's mean over its observed rows: (columns,), NaN if there are none."""
     known = np.isfinite(values)
     with np.errstate(invalid="ignore", divide="ignore"):
         mean: Floats = np.where(known, values, 0.0).sum(axis=0) / known.sum(axis=0)
@@ -209,7 +209,7 @@ def _mean(values: Floats) -> float:
 
 
 def _works_at_a_glance(columns: Floats) -> bool:
-    """Whether the newest rows show as much work as a few earlier ones: what a job that goes on ends with."""
+    """Whether the newest rows show as much work as a few earlier ones: usually ends a pass over a healthy job."""
     newest = columns[-IDLE_ROWS:]
     glance = np.concatenate([_glance(columns), newest])
     level = median_over_rows(glance.T)
@@ -272,7 +272,7 @@ def unused_devices(window: Window) -> list[int]:
 
 
 def most_freed(window: Window) -> bool:
-    """Whether the memory of most devices is free: the job's processes have ended, whoever ended them."""
+    """Whether the memory of most devices is free: the job's processes have ended, for whatever reason."""
     return 2 * len(freed_memory(window)) > len(window.series)
 
 

@@ -1,8 +1,7 @@
-"""NVIDIA's error codes as data: XIDs of GPUs, SXIDs of NVSwitches, and the driver's own word on recovery (XID 154).
+"""Tables of NVIDIA's error codes: XIDs of GPUs, SXIDs of NVSwitches, and recovery actions of the driver (XID 154).
 
 Sources: NVIDIA, XID Errors (catalogue for Ampere and newer); NVIDIA, Fabric Manager User Guide, appendix D (SXIDs). A
-code that is not in the table, or that the catalogue calls unused, is told of and acts never: no action rests on what
-nobody has looked up.
+code that is not in the table, or that the catalogue calls unused, is reported but never acted on.
 """
 
 from __future__ import annotations
@@ -14,13 +13,13 @@ from typing import Any, Literal, NamedTuple
 
 from eagle_eye.detectors.signs.attributes import text, whole
 
-CATALOGUE = "NVIDIA XID Errors r610, September 2026"  # the version of what follows; a code above LAST_CODE is newer
+CATALOGUE = "NVIDIA XID Errors r610, September 2026"  # version of this table; a code above LAST_CODE is newer
 LAST_CODE = 173
 
-# What a code means to a job: the program's own error (or the echo of one), a process that must restart, memory that is
-# failing (contained: only the process is hurt), a row that was remapped, a GPU that hangs or is gone, one that needs a
-# reset and may work on until then, links, power, something to watch, something to keep on record, a qualifier of
-# another code, the driver's word on recovery.
+# What a code means to a job: the program's own error (or its echo), a process that must restart, failing memory
+# (contained: only the process is affected), a remapped row, a GPU that hangs or is gone, one that needs a reset and may
+# work until then, links, power, something to watch, something to record, a qualifier of another code, the driver's
+# recovery action.
 Kind = Literal[
     "application",
     "cleanup",
@@ -41,7 +40,7 @@ Kind = Literal[
 
 
 class Xid(NamedTuple):
-    """One code: its meaning, the catalogue's immediate action, its kind, and the fault of ours that it points to."""
+    """One code: its meaning, the catalogue's immediate action, its kind, and the fault that it indicates here."""
 
     code: int
     meaning: str
@@ -52,7 +51,7 @@ class Xid(NamedTuple):
 
 # NVIDIA, XID Errors.
 XIDS: tuple[Xid, ...] = (
-    # The program, or what follows its death.
+    # The program, or consequences of its death.
     Xid(13, "graphics engine exception", "RESTART_APP", "application"),
     Xid(31, "GPU memory page fault", "RESTART_APP", "application"),
     Xid(43, "channel reset after an error of the program", "IGNORE", "application"),
@@ -81,7 +80,7 @@ XIDS: tuple[Xid, ...] = (
     Xid(92, "high rate of corrected memory errors", "IGNORE", "watch", "gpu_memory_error"),
     Xid(171, "the error was in DRAM", "IGNORE", "qualifier"),
     Xid(172, "the error was in SRAM", "IGNORE", "qualifier"),
-    # The GPU, its driver or its firmware stands still.
+    # A GPU, its driver or its firmware that no longer works.
     Xid(46, "GPU stopped processing", "RESET_GPU", "hang", "gpu_hang"),
     Xid(62, "power management unit halted", "RESET_GPU", "hang", "gpu_hang"),
     Xid(109, "context switch timed out", "RESET_GPU", "hang", "gpu_hang"),
@@ -91,7 +90,7 @@ XIDS: tuple[Xid, ...] = (
     Xid(143, "GPU initialisation failed", "RESET_GPU", "hang", "gpu_hang"),
     # The bus.
     Xid(79, "GPU has fallen off the bus", "RESTART_BM", "lost", "gpu_lost"),
-    # The GPU needs a reset; whether it still works, the job tells. For 167 and 173 the catalogue has no action yet.
+    # The GPU needs a reset; the job shows whether it still works. For 167 and 173 the catalogue has no action yet.
     Xid(151, "rotation of its encryption keys failed", "RESTART_VM", "reset", "gpu_hang"),
     Xid(156, "a failed unit waits for its retirement", "RESET_GPU", "reset", "gpu_hang"),
     Xid(158, "fatal timeout in the GPU", "RESET_GPU", "reset", "gpu_hang"),
@@ -108,7 +107,7 @@ XIDS: tuple[Xid, ...] = (
     Xid(155, "NVLink taken down by software", "RESET_GPU", "nvlink", "nvlink_degraded"),
     # Power.
     Xid(54, "auxiliary power is not connected", "CHECK_MECHANICALS", "power", "power_throttle"),
-    # Kept on record: corrected, informative, of no consequence to a job, or of a feature that training does not use.
+    # Recorded only: corrected, informational, without effect on a job, or of a feature that training does not use.
     Xid(14, "a fake error, for tests", "IGNORE", "record"),
     *(Xid(code, "error in the driver's firmware", "IGNORE", "record") for code in (37, 38)),
     Xid(44, "fault of the graphics engine during a context switch", "IGNORE", "record"),
@@ -129,7 +128,7 @@ XIDS: tuple[Xid, ...] = (
     *(Xid(code, "NVLink event of confidential computing", "", "record") for code in (166, 170)),
     Xid(168, "less memory: errors in its protected region", "", "record"),
     Xid(169, "a security processor halted", "", "record"),
-    # The driver's own word.
+    # The driver's recovery action.
     Xid(154, "recovery action changed", "XID_154", "recovery"),
 )
 
@@ -138,8 +137,8 @@ BY_CODE = MappingProxyType({xid.code: xid for xid in XIDS})
 Recovery = Literal["none", "drain_p2p", "drain_and_reset", "reset", "reboot"]
 
 # Texts of XID 154 (drivers 570 to 610 word the same action differently), and the numbers that both it and NVML's
-# nvmlDeviceGpuRecoveryAction_t use. The number decides where there is one: names change, and one that nobody has looked
-# up ("0x5 (Recover IMEX Domain)", which is about the domain and not about the GPU) neither acts nor cancels.
+# nvmlDeviceGpuRecoveryAction_t use. The number decides if present: names change, and an unknown one ("0x5 (Recover IMEX
+# Domain)", which concerns the domain and not the GPU) neither acts nor cancels.
 _RECOVERIES: tuple[tuple[str, Recovery], ...] = (
     ("drain and reset", "drain_and_reset"),
     ("drain p2p", "drain_p2p"),
@@ -156,7 +155,7 @@ _RECOVERY_NAMES = re.compile("|".join(rf"\b{name}\b" for name, _ in _RECOVERIES)
 _ASKED = re.compile(r"\bto (0x[0-9a-fA-F]{1,8} \([^()]{1,60}\))")
 _CHANGED_TO = re.compile(r"\bto (?:0x([0-9a-f]{1,8})\b)?(.*)")
 
-# NVIDIA, Fabric Manager User Guide, D.4: corrected by the switch, or without effect on what runs.
+# NVIDIA, Fabric Manager User Guide, D.4: corrected by the switch, or without effect on running jobs.
 SXIDS_NONFATAL = frozenset(
     {11004, 11012, 11021, 11022, 11023, 12021, 12023, 12028, 15008, 15011}
     | {19049, 19055, 19057, 19059, 19062, 19065, 19068, 19071, 19084}
@@ -179,14 +178,14 @@ NVLINK5_XIDS = frozenset(range(144, 151))
 
 
 def code_of(attributes: Mapping[str, Any]) -> int | None:
-    """Return the code of an "xid" or "sxid" event, None where it says none."""
+    """Return the code of an "xid" or "sxid" event, None if it has none."""
     return whole(attributes, "code")
 
 
 def recovery_of(attributes: Mapping[str, Any]) -> Recovery | None:
-    """Return the recovery action that an XID 154 asks for now ("changed from … to …").
+    """Return the recovery action that an XID 154 now asks for ("changed from … to …").
 
-    None where it does not say, or says what is not known here.
+    None if it does not state one, or states an unknown one.
     """
     for name in ("recovery_action", "recovery", "action"):
         number = whole(attributes, name)
@@ -201,7 +200,7 @@ def recovery_of(attributes: Mapping[str, Any]) -> Recovery | None:
 
 
 def unknown_recovery_of(attributes: Mapping[str, Any]) -> str:
-    """Return in its own words what an XID 154 asks for that is not known here; "" for any other, and for none."""
+    """Return the text of an unknown recovery action in an XID 154; "" for any other, and for none."""
     if code_of(attributes) != RECOVERY_XID or recovery_of(attributes) is not None:
         return ""
     asked = _ASKED.search(text(attributes, "text"))
@@ -209,9 +208,9 @@ def unknown_recovery_of(attributes: Mapping[str, Any]) -> str:
 
 
 def is_fatal(attributes: Mapping[str, Any]) -> bool:
-    """Return whether an XID is said to be fatal: 144 to 150 have to say so, others only not to deny it.
+    """Return whether an XID is marked fatal: 144 to 150 must say so, others only must not deny it.
 
-    A source that hands on the code alone says neither; of 144 to 150 most are not.
+    A source that passes on only the code says neither; most of 144 to 150 are not fatal.
     """
     said = text(attributes, "text", "severity")
     if code_of(attributes) in NVLINK5_XIDS:
@@ -220,7 +219,7 @@ def is_fatal(attributes: Mapping[str, Any]) -> bool:
 
 
 def sxid_severity(attributes: Mapping[str, Any]) -> Literal["nonfatal", "port", "all", "unknown"]:
-    """Return whom an NVSwitch error stops: nobody, a port's GPU, all of the node's; the log's word goes first."""
+    """Return what an NVSwitch error stops: nothing, a port's GPU, or all of the node's; the log's own word wins."""
     code = code_of(attributes)
     said = text(attributes, "text", "severity")
     if _NONFATAL.search(said) or (code in SXIDS_NONFATAL and not _FATAL.search(said)):

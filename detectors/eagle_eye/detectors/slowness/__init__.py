@@ -1,1 +1,1 @@
-"""Jobs that are slower than they were, and the node that makes them so."""
+"""Detectors of jobs that have become slower, and of the node responsible."""

@@ -1,4 +1,4 @@
-"""Something else takes the CPUs of a node that its training needs."""
+"""Detects other load on a node's CPUs that its training needs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from eagle_eye.detectors.signs.under_load import (
 )
 from eagle_eye.detectors.types import Blind, Evidence, Floats, Integers, Verdict, Window
 
-# What a busy host shows: metric, and by how much more than its peers' and than its own past it counts.
+# Signs of a busy host: metric, and the excess over its peers and its own past that counts.
 HOST_SIGNS = (
     ("node_cpu_utilization_ratio", 0.20),
     ("node_cpu_pressure_ratio", 0.15),
@@ -36,11 +36,11 @@ HOST_SIGNS = (
 )
 DISTANCE_MIN = 6.0  # robust standard deviations of the peers
 LASTS_S, CHRONIC_LASTS_S = 10.0, 60.0
-LOW_SHARE = 0.7  # of the rows since the onset that must show it
+LOW_SHARE = 0.7  # of the rows since the onset that must show the sign
 PAST_SHARE = 0.5  # of the excess that the node's own past must not have shown
 NODES_SAMPLED = 128
-SATURATED_RATIO = 0.99  # what cannot rise any more is the same in each reading
-# What its GPUs show when their host is late: metric, share of the peers' level below which they do less.
+SATURATED_RATIO = 0.99  # a saturated value cannot rise further and is the same in every reading
+# Effects on the GPUs of a slow host: metric, share of the peers' level below which the GPU does less.
 GPU_SIGNS = (
     ("gpu_tensor_active_ratio", 0.93),
     ("gpu_sm_active_ratio", 0.95),
@@ -48,9 +48,9 @@ GPU_SIGNS = (
     ("gpu_utilization_ratio", 0.96),
 )
 GPU_SIGMAS = 4.0
-ALL_SHARE = 0.75  # of the node's GPUs or ranks that must show it: a host's trouble is no single GPU's
+ALL_SHARE = 0.75  # of the node's GPUs or ranks that must show it: a host problem affects more than one GPU
 COMPUTE_RATIO = 1.05  # of the peers' compute time
-WAIT_SHARE = 0.03  # of a step: longer waits for data, or shorter ones in collectives, than the peers'
+WAIT_SHARE = 0.03  # of a step: longer waits for data, or shorter waits in collectives, than the peers'
 ARRIVAL_RATIO = 0.7  # of the peers' time in collectives
 STEPS_MIN, STEPS_MAX = 2, 32
 SUSPECTS_MAX = 16
@@ -76,22 +76,22 @@ class _Effect:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CpuContention:
-    """Names the node whose host is busy with something else while all its GPUs get slower together.
+    """Names the node whose host is busy with something else while all its GPUs slow down together.
 
-    The host's CPU utilisation, pressure (PSI), steal or memory pressure must lie well above its peers' and its own
-    past; that alone is no fault (a checkpoint writer, rank 0's logging). The second kind of evidence is what
-    it does to the training, on most of the node's GPUs at once and since the same time: less tensor activity,
-    power or utilisation than the peers', longer compute times, longer waits for data, or the shortest waits in
-    collectives. Where it always was so, two of these are needed. Where several nodes got busy together something
-    is run on all of them: told, and nobody accused. Blind where no host metric is reported, and where neither
-    GPUs nor ranks are. Cannot see: late launches without a busy host (garbage collection): Straggler does.
+    The host's CPU utilisation, pressure (PSI), steal or memory pressure must be well above its peers' and its own past;
+    that alone is no fault (a checkpoint writer, rank 0's logging). The second kind of evidence is the effect on
+    training, on most of the node's GPUs at once and from the same time: less tensor activity, power or utilisation than
+    the peers', longer compute times, longer waits for data, or the shortest waits in collectives. If the host has
+    always been busy, two of these are needed. If several nodes became busy together, something runs on all of them:
+    reported, and no node is accused. Blind if no host metric is reported, or neither GPUs nor ranks are. Cannot see:
+    late kernel launches without a busy host (garbage collection): Straggler does.
     """
 
     name: str = "cpu_contention"
-    every_s: float = 2.0  # what hardware does lasts longer than that
+    every_s: float = 2.0  # hardware effects last longer than this
 
     def detect(self, window: Window) -> list[Verdict]:
-        """Return one verdict for each node whose host holds its GPUs up."""
+        """Return one verdict for each node whose host slows its GPUs."""
         if not any(metric in window.node for metric, _ in HOST_SIGNS):
             raise Blind("no host metric (CPU utilisation, pressure, steal) is reported")
         suspects = _screen(window)
@@ -158,7 +158,7 @@ class CpuContention:
 
 
 def _screen(window: Window) -> list[int]:
-    """Return the nodes with a sign held over the newest rows, worst first."""
+    """Return the nodes with a sign in all of the newest rows, worst first."""
     worst: dict[int, float] = {}
     for metric, least in HOST_SIGNS:
         values = window.node.get(metric)
@@ -176,7 +176,7 @@ def _screen(window: Window) -> list[int]:
 
 
 def _busy(window: Window, node: int) -> _Busy | None:
-    """Return what makes a host busy beyond its peers and its past; None when nothing does for long enough."""
+    """Return the signs by which a host is busier than its peers and its past; None if none lasts long enough."""
     found = [sign for metric, least in HOST_SIGNS if (sign := _sign(window, node, metric, least)) is not None]
     if not found:
         return None
@@ -200,7 +200,7 @@ def _sign(window: Window, node: int, metric: str, least: float) -> tuple[float, 
         return None
     known = np.flatnonzero(np.isfinite(own) & np.isfinite(peers))
     high = (own - peers)[known] > excess / 2
-    quiet = np.flatnonzero(~high[:-1] & ~high[1:])  # two ordinary rows together end it
+    quiet = np.flatnonzero(~high[:-1] & ~high[1:])  # two ordinary rows in a row end the episode
     first = min(int(quiet[-1]) + 2, len(known) - 1) if len(quiet) else 0
     chronic = first == 0
     onset_s = float(window.node_times_s[known[first]]) - window.interval_s
@@ -215,7 +215,7 @@ def _sign(window: Window, node: int, metric: str, least: float) -> tuple[float, 
 
 
 def _rose_together(window: Window, busy: _Busy) -> list[Struck]:
-    """Return the other nodes that became busy about when this one did, whatever has become of them since."""
+    """Return the other nodes that became busy at about the same time, even if they no longer are."""
     if busy.chronic:
         return []
     sign = busy.evidence[0]
@@ -240,7 +240,7 @@ def _rose_together(window: Window, busy: _Busy) -> list[Struck]:
 
 
 def _read_twice(block: Floats, line: Floats) -> Flags:
-    """Return which columns were read above their line more than once: a value that is repeated is one reading."""
+    """Return which columns were read above their threshold more than once: a repeated value is a single reading."""
     with np.errstate(invalid="ignore"):
         high = np.where(block >= line, block, np.nan)
         lowest, highest = np.fmin.reduce(high, axis=0), np.fmax.reduce(high, axis=0)
@@ -255,7 +255,7 @@ def _row_medians(values: Floats) -> Floats:
 
 
 def _effects(window: Window, busy: _Busy, rows: Rows) -> list[_Effect]:
-    """Return what the busy host does to the training, of each independent kind at most one."""
+    """Return the effects of the busy host on training, at most one of each independent kind."""
     columns = np.flatnonzero(window.node_of == busy.node)
     if len(columns) == 0:
         return []
@@ -285,7 +285,7 @@ def _steps_tell(window: Window, columns: Integers, busy: _Busy) -> list[_Effect 
     if len(lines) < STEPS_MIN:
         return []
     node = window.series[int(columns[0])].node
-    columns = columns[columns < steps.relative_compute.shape[1]]  # others joined after these steps
+    columns = columns[columns < steps.relative_compute.shape[1]]  # other ranks joined after these steps
     found: list[_Effect | None] = []
     relative = np.array([middle(steps.relative_compute[lines, c]) for c in columns.tolist()])
     known = relative[np.isfinite(relative)]
@@ -334,11 +334,11 @@ def _levels(window: Window, values: Floats, lines: Integers, columns: Integers) 
 
 
 def _cost(window: Window, busy: _Busy, effects: list[_Effect]) -> Slowness:
-    """Return what it costs the job: by its pace since, else by what its ranks show."""
+    """Return the cost to the job: by its pace since the onset, else by what its ranks show."""
     caused = sum(effect.ratio for effect in effects if effect.kind in ("compute_time", "data_wait"))
-    caused = caused or sum(effect.ratio for effect in effects)  # what its peers wait for it, where nobody says why
+    caused = caused or sum(effect.ratio for effect in effects)  # its peers' wait for it, where compute does not show it
     if caused > 0:
-        # Of a pipeline stage with time to spare it costs the job nothing.
+        # A pipeline stage with time to spare costs the job nothing.
         change = None if busy.chronic else pace_change(window, busy.onset_s)
         return slowness_by_pace(change, caused) if change is not None else Slowness(caused, measured=True)
     paced = None if busy.chronic else pace_change(window, busy.onset_s)

@@ -1,4 +1,4 @@
-"""A network between nodes that is overloaded: everybody's collectives take longer and nobody's node is to blame."""
+"""Detects congestion between nodes: all ranks' collectives take longer and no node is to blame."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ from eagle_eye.detectors.signs.recent_rows import grown, lines_for, middle, past
 from eagle_eye.detectors.signs.topology import named, struck_switches
 from eagle_eye.detectors.types import Blind, Evidence, Floats, Verdict, Window
 
-# Metric, what it must reach in its unit (per second), its unit. Pauses: 1% of the time at 400 Gb/s, 3% at 100 Gb/s.
+# Metric, minimum in its unit (per second), unit. Pauses: 1% of the time at 400 Gb/s, 3% at 100 Gb/s.
 GAUGES = (
     ("node_pfc_rx_pause_packets_per_second", 100.0, "packets_per_second"),
     ("node_tcp_retransmits_per_second", 20.0, "segments_per_second"),
 )
 NOTIFICATIONS = "node_congestion_notifications_total"
-PAST_FACTOR = 3.0  # times what the node showed before
-HELD_QUANTILE = 0.3  # of the rows of HOLD_S, which must be up: pauses come in bursts
-MOST_RATIO = 0.5  # of the nodes, from which on it is the whole job's
-NEARLY_ALL_RATIO = 0.8  # of the nodes, from which on naming them says nothing
+PAST_FACTOR = 3.0  # times the node's own past
+HELD_QUANTILE = 0.3  # of the rows of HOLD_S, which must be high: pauses come in bursts
+MOST_RATIO = 0.5  # of the nodes, from which on it affects the whole job
+NEARLY_ALL_RATIO = 0.8  # of the nodes, above which listing them is pointless
 HARDER_RATIO = 1.1  # times what any other node shows
 PAST_ROWS_MIN = 3
-SLOWER_RATIO = 0.03  # what costs less is not worth telling
+SLOWER_RATIO = 0.03  # a smaller slowdown is not worth reporting
 LOOKED_BACK_S = (60.0, 120.0, 240.0)
-LASTS_S = 20.0  # bursts are over by then, and who is only told can wait
+LASTS_S = 20.0  # bursts take less, and a report without action can wait
 CONFIDENCE_ONE, CONFIDENCE_SEVERAL = 0.8, 0.92
 
 
 class _Sign(NamedTuple):
-    """A counter that is up on some nodes: on which, each node's rate (N,), and what shows it."""
+    """A counter that is high on some nodes: which nodes, each node's rate (N,), and the evidence."""
 
     up: NDArray[np.bool_]
     rate: Floats
@@ -45,15 +45,15 @@ class _Sign(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NetworkCongestion:
-    """Finds ``network_congestion``: notifications, received pauses or retransmissions up on many nodes together.
+    """Finds ``network_congestion``: notifications, received pauses or retransmissions high on many nodes together.
 
-    Many is half of the job's nodes, or most of one switch's and few others. Where it reaches all and one switch's nodes
-    show more than any other, it is that switch. What is up is ``PAST_FACTOR`` times the
-    node's own past and beyond an absolute floor, in most of the newest rows; and the job is slower for it: collectives
-    longer than before while nobody's compute or data time is (42 of 43 multi-node fail-slows were congestion, and
-    no node's fault: Greyhound, ATC 2025). A burst that slows nothing is not told of. Nobody is accused or
-    excluded. A single node that sends pauses explains those that the others receive: NicDegraded speaks. Blind
-    without any of these counters. Cannot see: congestion that was there from the job's first step.
+    Many means half of the job's nodes, or most of one switch's and few others. If it reaches all nodes and one switch's
+    nodes show more than any other, that switch is named. High means ``PAST_FACTOR`` times the node's own past and above
+    an absolute floor, in most of the newest rows. The job must also be slower: collectives longer than before while no
+    rank's compute or data time is (42 of 43 multi-node fail-slows were congestion, and no node's fault: Greyhound, ATC
+    2025). A burst that slows nothing is not reported. No node is accused or excluded. A single node that sends pauses
+    explains those that the others receive: NicDegraded reports that. Blind without any of these counters. Cannot see:
+    congestion present since the job's first step.
     """
 
     patience: Patience
@@ -71,7 +71,7 @@ class NetworkCongestion:
         if slow is None or slow[1].ratio < SLOWER_RATIO or window.now_s - slow[0].since_s < LASTS_S:
             return []
         if slow[0].since_s <= window.node_times_s[PAST_ROWS_MIN - 1]:
-            return []  # what was before has left the window
+            return []  # the period before is no longer in the window
         if pause_signs(window):
             return []
         signs = self._signs(window, slow[0].since_s)
@@ -84,7 +84,7 @@ class NetworkCongestion:
         return [] if where is None else [self._verdict(window, nodes, where, slow, [sign.evidence for sign in signs])]
 
     def _slow(self, window: Window) -> tuple[QuantityChange, QuantityChange, str] | None:
-        """Return how the job became slower of late or, where steps are too uneven to tell soon, since longer."""
+        """Return how the job became slower recently or, where steps are too uneven to tell soon, over a longer time."""
         found = slowed_by_network(window)
         for back_s in LOOKED_BACK_S:
             if found is None and window.now_s - back_s > window.started_s:
@@ -92,7 +92,7 @@ class NetworkCongestion:
         return found
 
     def _maybe(self, window: Window) -> bool:
-        """Whether any counter is above its floor on two nodes: the cheap look that a healthy job ends with."""
+        """Whether any counter is above its floor on two nodes: the cheap check that ends a pass over a healthy job."""
         rates = _notification_rate(window)
         if rates is not None and int((rates >= CONGESTION_PER_S).sum()) > 1:
             return True
@@ -103,7 +103,7 @@ class NetworkCongestion:
         )
 
     def _signs(self, window: Window, since_s: float) -> list[_Sign]:
-        """Return each counter that is up on some nodes since a moment."""
+        """Return each counter that has been high on some nodes since ``since_s``."""
         before = int(np.searchsorted(window.node_times_s, since_s, side="right"))
         lines = lines_for(window.interval_s, HOLD_S)
         rates = _notification_rate(window)
@@ -158,7 +158,7 @@ class NetworkCongestion:
 
 
 def _notification_rate(window: Window) -> Floats | None:
-    """Return each node's congestion notifications per second over HOLD_S: (N,); None where nothing counts them."""
+    """Return each node's congestion notifications per second over HOLD_S: (N,); None if nothing counts them."""
     counter = window.node.get(NOTIFICATIONS)
     if counter is None or len(counter) <= PAST_ROWS_MIN:
         return None
@@ -167,9 +167,9 @@ def _notification_rate(window: Window) -> Floats | None:
 
 
 def _worst_switch(window: Window, signs: Sequence[_Sign]) -> tuple[tuple[str, ...], str] | None:
-    """Return the nodes of the switch all of which are hit harder than any other node: what overflows there reaches all.
+    """Return the nodes of a switch that are all hit harder than any other node: its overflow affects all others.
 
-    None where no counter shows one.
+    None if no counter shows one.
     """
     names = np.array(window.switches)
     for switch in sorted({name for name in window.switches if name}):
@@ -178,7 +178,8 @@ def _worst_switch(window: Window, signs: Sequence[_Sign]) -> tuple[tuple[str, ..
             inside, outside = (sign.rate[some & np.isfinite(sign.rate)] for some in (there, ~there))
             if len(inside) < LEAF_NODES_MIN or len(outside) == 0:
                 continue
-            # Of one or two nodes elsewhere chance makes the least hit: they must be further off than those here are.
+            # With only one or two nodes elsewhere, chance may make them the least hit: require a larger distance than
+            # the spread here.
             apart = HARDER_RATIO if len(outside) >= LEAF_NODES_MIN else max(HARDER_RATIO, _spread(inside))
             if float(inside.min()) >= apart * float(outside.max()):
                 return tuple(window.nodes[i] for i in np.flatnonzero(there).tolist()), f"at {switch}"
@@ -186,13 +187,13 @@ def _worst_switch(window: Window, signs: Sequence[_Sign]) -> tuple[tuple[str, ..
 
 
 def _spread(rates: Floats) -> float:
-    """Return the highest of some rates over the lowest; inf where one is none."""
+    """Return the highest rate divided by the lowest; inf if one is zero."""
     lowest = float(rates.min())
     return float(rates.max()) / lowest if lowest > 0 else float("inf")
 
 
 def _concerned(window: Window, struck: NDArray[np.bool_]) -> tuple[tuple[str, ...], str | None]:
-    """Return the nodes concerned, and where that is in words; None: too few to be the network."""
+    """Return the affected nodes, and a description of where they are; None: too few to be the network."""
     count, total = int(struck.sum()), len(window.nodes)
     if count >= NEARLY_ALL_RATIO * total and count > 1:
         return tuple(window.nodes[i] for i in np.flatnonzero(struck)), "between all nodes"

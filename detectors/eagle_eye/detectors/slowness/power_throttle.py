@@ -1,4 +1,4 @@
-"""A GPU that is slow because its power is capped."""
+"""Detects a GPU that is slow because its power is capped."""
 
 from __future__ import annotations
 
@@ -27,23 +27,23 @@ from eagle_eye.detectors.signs.under_load import (
 from eagle_eye.detectors.types import Blind, Evidence, Floats, Verdict, Window
 
 # NVML's clocks-event-reasons (nvml.h): hardware slowdown and hardware power brake. The software power cap (0x4)
-# flickers on every healthy GPU at full load and says nothing by itself; the thermal bits are another's.
+# flickers on every healthy GPU at full load and means nothing by itself; ThermalThrottle handles the thermal bits.
 BRAKE_BITS = 0x08 | 0x80
 THERMAL_BITS = 0x20 | 0x40
 BIT_SHARE_MIN = 0.5  # of the rows
 BIT_SHARE_MORE = 0.3  # than the peers
-LIMIT_RATIO = 0.97  # of the peers' power limit, below which it is another limit
-POWER_DOWN_RATIO = 0.95  # of the peers' power: a GPU that is slow because it works more draws as much or more
-EARLIER_RATIO = 0.75  # of the deficit that the GPU had before and lost again: then its clock does so by itself
-DISTANCE_MIN = 5.0  # robust standard deviations of clock and of power, where no bit or limit tells
+LIMIT_RATIO = 0.97  # of the peers' power limit, below which the limit differs
+POWER_DOWN_RATIO = 0.95  # of the peers' power: a GPU that is slow because it has more work draws as much or more
+EARLIER_RATIO = 0.75  # of the deficit that the GPU had before and recovered from: then its clock varies by itself
+DISTANCE_MIN = 5.0  # robust standard deviations of clock and of power, where no bit or limit shows it
 POWER_SIGMA_FLOOR = 0.01  # of the peers' power
 HOTTER_C = 8.0
-MEMORY_CLOCK_RATIO = 0.05  # with another memory clock and another limit all along, it is another model of GPU
+MEMORY_CLOCK_RATIO = 0.05  # if memory clock and power limit have differed all along, it is another GPU model
 LIMIT_ROWS = 3
 BEFORE_ROWS = 60  # before the onset, whose median power is the usual one
-LIMIT_KEPT_S = 60.0  # so long a lowered limit is remembered: a cap is lifted node by node
-ACCUSED_MAX = 8  # whose company in the past is looked for
-SHARED_LIMIT_NODES = 3  # nodes that have had a limit of their own all along are configured so
+LIMIT_KEPT_S = 60.0  # how long a lowered limit is remembered: caps are lifted node by node
+ACCUSED_MAX = 8  # nodes for which others with the same past trouble are searched
+SHARED_LIMIT_NODES = 3  # this many nodes with a limit of their own all along are configured that way
 CONFIDENCE_SURE, CONFIDENCE_CLEAR, CONFIDENCE_LIKELY = 0.96, 0.92, 0.8
 
 
@@ -61,17 +61,17 @@ class PowerThrottle:
     """Names the node with a GPU whose clock stays below its peers' because its power is held down.
 
     The clock (``SlowClock``: under load, against comparable GPUs on other nodes, lasting) is the first kind of
-    evidence; the second is NVML's power brake or hardware slowdown bit in most rows, or a power limit below the peers',
-    or power itself clearly below theirs: at a lower clock only a capped or locked GPU draws less, one that
-    works more draws as much. Where that is all, and the clock was as low before and rose again, it is told of and no
-    more. Hot GPUs are left to ThermalThrottle. Where several nodes lost power together
-    or got a lower limit together, the feed or the site did it: one verdict, nobody accused. Nodes that have had a
-    limit of their own all along are peers of each other. Blind without SM clocks and while the job is not under load.
-    Cannot see: a job whose GPUs are all capped alike, caps of less than 3% of the clock.
+    evidence. The second is NVML's power brake or hardware slowdown bit in most rows, a power limit below the peers', or
+    power itself clearly below theirs: at a lower clock only a capped or locked GPU draws less, one with more work draws
+    as much. If low power is all, and the clock was as low before and recovered, it is only reported. Hot GPUs are left
+    to ThermalThrottle. If several nodes lost power or got a lower limit together, the power feed or the site did it:
+    one verdict, no node accused. Nodes that have had their own limit all along are peers of each other. Blind without
+    SM clocks and while the job is not under load. Cannot see: a job whose GPUs are all capped alike; caps that cost
+    less than 3% of the clock.
     """
 
     name: str = "power_throttle"
-    every_s: float = 2.0  # what hardware does lasts longer than that
+    every_s: float = 2.0  # hardware effects last longer than this
 
     def detect(self, window: Window) -> list[Verdict]:
         """Return one verdict for each node with a capped GPU, and one for each group capped together."""
@@ -104,7 +104,7 @@ class PowerThrottle:
             company += [mate for mate in fell_together(window, own[0].slow) if _may_lack_power(window, mate)]
         alone, rooms = partition(window, accused, company)
         if sum(accused[node].onset_s is None for node in alone) >= SHARED_LIMIT_NODES:
-            # So many that were always so are another kind of machine, not so many sick ones.
+            # So many nodes that were always slow are another kind of machine, not that many faulty ones.
             alone = [node for node in alone if accused[node].onset_s is not None]
         verdicts = [self._verdict(window, worst[node]) for node in alone]
         members = [[found for node in room for found in worst.get(node, [])] for room in rooms]
@@ -168,14 +168,14 @@ def _struck(node: int, slow: SlowClock) -> Struck:
 
 
 def _capped(window: Window, slow: SlowClock) -> _Capped | None:
-    """Return what says that power is why a clock is low; None when nothing does, or when heat may be why."""
+    """Return the evidence that power explains a low clock; None if there is none, or if heat may explain it."""
     if _heat(window, slow) or _another_model(window, slow):
         return None
     power = compare(window, "gpu_power_watts", slow.index, slow.peers, slow.stretch)
     limit = compare(window, "gpu_power_limit_watts", slow.index, slow.peers, slow.rows)
     braked = _braked(window, slow)
     if power is not None and power.ratio > 1 and not braked:
-        return None  # it draws more: it works more
+        return None  # it draws more, so it does more work
     limited = limit if limit is not None and limit.ratio < LIMIT_RATIO else None
     down = power if power is not None and power.ratio <= POWER_DOWN_RATIO else None
     if braked:
@@ -191,20 +191,20 @@ def _capped(window: Window, slow: SlowClock) -> _Capped | None:
     else:
         return None
     if slow.chronic and not braked and (nodes_among(window, slow.peers) < 2 or limit is None):
-        # Always so: with one other node nobody knows which of the two is off, and it may be another model of GPU.
+        # Always so: with one other node it is undecidable which is off, and it may be another GPU model.
         confidence = min(confidence, CONFIDENCE_LIKELY)
     kinds, evidence = _evidence(window, slow, down, limited, braked)
     return _Capped(slow, confidence, kinds, evidence, why)
 
 
 def _far(slow: SlowClock, power: Comparison) -> bool:
-    """Whether clock and power are so low that no spread between healthy GPUs explains it."""
+    """Whether clock and power are lower than any spread between healthy GPUs explains."""
     sigma = max(power.sigma, POWER_SIGMA_FLOOR * power.peers)
     return slow.distance >= DISTANCE_MIN and power.peers - power.own >= DISTANCE_MIN * sigma
 
 
 def _fell(window: Window, slow: SlowClock) -> bool:
-    """Whether its power fell at the onset while its peers' did not: where stages differ, a spread hides it."""
+    """Whether its power fell at the onset while its peers' did not: where stages differ, the spread hides it."""
     power = window.device.get("gpu_power_watts")
     onset = int(np.searchsorted(window.times_s, slow.onset_s, side="right"))
     before = np.arange(max(onset - BEFORE_ROWS, 0), max(onset - 1, 0))
@@ -219,7 +219,7 @@ def _fell(window: Window, slow: SlowClock) -> bool:
 
 
 def _may_lack_power(window: Window, struck: Struck) -> bool:
-    """Whether a node drew less, beside the job, while a clock of it was low, or nobody knows: noise saves no power."""
+    """Whether a node drew less than the job while a clock of it was low, or that is unknown: noise saves no power."""
     power, clock = window.device.get("gpu_power_watts"), window.device["gpu_sm_clock_hertz"]
     if power is None or struck.onset_s is None or struck.depth is None:
         return True
@@ -260,7 +260,7 @@ def _evidence(
 
 
 def _heat(window: Window, slow: SlowClock) -> bool:
-    """Whether the GPU is hot, so that heat may be why."""
+    """Whether the GPU is hot, so that heat may be the reason."""
     thermal = bit_share(window, THERMAL_BITS, np.array([slow.index]), slow.rows)
     if math.isfinite(thermal) and thermal >= BIT_SHARE_MIN:
         return True
@@ -269,7 +269,7 @@ def _heat(window: Window, slow: SlowClock) -> bool:
 
 
 def _another_model(window: Window, slow: SlowClock) -> bool:
-    """Whether it differs in memory clock and power limit as well, all along: hardware that nobody told us of."""
+    """Whether it has also differed in memory clock and power limit all along: undeclared different hardware."""
     if not slow.chronic:
         return False
     memory = compare(window, "gpu_memory_clock_hertz", slow.index, slow.peers, slow.rows)
@@ -287,11 +287,11 @@ def _braked(window: Window, slow: SlowClock) -> bool:
 
 
 def _lowered_limits(window: Window) -> Verdict | None:
-    """Return the finding that several nodes' power limits were lowered, as one; None when that did not happen."""
+    """Return one verdict for several nodes' power limits that were lowered together; None if that did not happen."""
     limits = window.device.get("gpu_power_limit_watts")
     if limits is None or len(limits) <= 2 * LIMIT_ROWS:
         return None
-    limits = np.where(limits > 0, limits, np.nan)  # a GPU that works has a limit: none is a reading that failed
+    limits = np.where(limits > 0, limits, np.nan)  # a working GPU has a limit: zero is a failed reading
     kept = lines_within(window.times_s, LIMIT_KEPT_S)
     now: Floats = np.fmin.reduce(limits[-kept:], axis=0)
     then: Floats = np.fmax.reduce(limits[:LIMIT_ROWS], axis=0)
@@ -299,7 +299,7 @@ def _lowered_limits(window: Window) -> Verdict | None:
     if not lowered.any():
         return None
     depth = 1 - now / then
-    shared = lowered & (depth <= ALIKE_FACTOR * middle(depth[lowered]))  # whoever lost far more lost it alone
+    shared = lowered & (depth <= ALIKE_FACTOR * middle(depth[lowered]))  # a node that lost far more lost it alone
     nodes = np.unique(window.node_of[shared])
     if len(nodes) < SHARED_LIMIT_NODES and not (len(nodes) == 2 and len(window.nodes) <= 4):
         return None
@@ -322,6 +322,6 @@ def _lowered_limits(window: Window) -> Verdict | None:
         ),
         evidence=(Evidence("gpu_power_limit_watts", names[0], None, own, before, before * LIMIT_RATIO, "watts"),),
         kinds=frozenset({"power_limit"}),
-        slowdown_ratio=math.sqrt(before / own) - 1 if own > 0 else 0.0,  # a clock falls no faster than its power's root
+        slowdown_ratio=math.sqrt(before / own) - 1 if own > 0 else 0.0,  # clocks fall no faster than sqrt(power)
         asks="notify",
     )

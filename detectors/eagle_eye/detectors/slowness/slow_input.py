@@ -1,4 +1,4 @@
-"""A node whose ranks wait for their data while all others have theirs."""
+"""Detects a node whose ranks wait for data while all others have theirs."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from eagle_eye.detectors.signs.progress import typical_step_s
 from eagle_eye.detectors.types import Blind, Evidence, Floats, Verdict, Window
 
 STEPS_LOOKED_AT = 6
-STEADY_STEPS_MIN = 5  # of these, in which the wait must be long: one late batch is daily life
-NODES_RATIO_MAX = 0.2  # more nodes than this (and more than one) waiting: it is the storage, not a host
-ARRIVAL_EXCESS_RATIO = 0.5  # of the excess wait for data, that is missing in the wait for peers
-# What a host shows that cannot bring its data in time, and how far above the other nodes' and its own before.
+STEADY_STEPS_MIN = 5  # of these, in which the wait must be long: one late batch is normal
+NODES_RATIO_MAX = 0.2  # more nodes than this (and more than one) waiting: the storage, not a host
+ARRIVAL_EXCESS_RATIO = 0.5  # of the excess wait for data, that is missing from the wait for peers
+# Signs of a host that cannot deliver data in time, and by how much they must exceed the other nodes' and its own past.
 HOST_SIGNS = {
     "node_mounts_unresponsive": (1.0, "mounts"),
     "node_io_pressure_ratio": (0.1, "ratio"),
@@ -29,15 +29,15 @@ CONFIDENCE_LONE, CONFIDENCE_EARLY, CONFIDENCE_RIPE = 0.6, 0.85, 0.93
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlowInput:
-    """Names the node whose data wait makes every step longer: its host, its disk or its mount, or its part of the data.
+    """Names the node whose data wait makes every step longer: its host, its disk or mount, or its share of the data.
 
-    A rank's wait for data in a step is compared with the median of the other ranks of its role. It counts where
-    it exceeds that by ``ratio`` of the step in most of the newest steps and has lasted ``floor_s``; it is sure once
-    it has lasted ``ripe_s`` and the host shows why: it waits for I/O, has blocked tasks, a mount that does not
-    answer, or no CPU, as no other node does and it did not before. A rank that waits less for its peers shows what
-    that costs and not why: so it is with a slow shard of the data, which would wait on any other node. Where several
-    nodes wait it is the storage's matter, and where all do nobody's. Blind where nobody reports data waits. Cannot
-    see: data that is slow for everyone; a loader that prefetches deep enough to hide it.
+    A rank's data wait in a step is compared with the median of the other ranks of its role. It counts where it exceeds
+    that by ``ratio`` of the step in most of the newest steps and has lasted ``floor_s``. It is certain once it has
+    lasted ``ripe_s`` and the host shows why: it waits for I/O, has blocked tasks, a mount that does not answer, or no
+    CPU, unlike any other node and unlike before. A shorter wait for peers shows the cost but not the reason: a slow
+    shard of the data looks the same, and would wait on any other node. If several nodes wait, the storage is at fault;
+    if all do, no node is. Blind if data waits are not reported. Cannot see: data that is slow for every node; a loader
+    that prefetches far enough to hide it.
     """
 
     ratio: float
@@ -71,7 +71,7 @@ class SlowInput:
         return [self._verdict(window, worst, since_s, float(typical[worst]), step_s)]
 
     def _since_s(self, window: Window, waits: Floats, index: int, limit_s: float) -> float:
-        """Return when the first of the unbroken row of long waits was reported; a single short one breaks nothing."""
+        """Return when the first of the current run of long waits was reported; single short waits are ignored."""
         first = len(waits) - 1
         missed = 0
         for line in range(len(waits) - 1, -1, -1):
@@ -135,9 +135,9 @@ class SlowInput:
 
 
 def _host_sign(window: Window, node: int, since_s: float) -> Evidence | None:
-    """Return what the node's host shows since then, as no other does and it did not before; None: nothing, or no rows.
+    """Return a host sign since ``since_s`` that no other node shows and that is new; None: no sign or no rows.
 
-    Where there are no rows of before, the other nodes' are the only measure.
+    Without rows from before, the other nodes' are the only reference.
     """
     after = window.node_times_s >= since_s
     for metric, (excess, unit) in HOST_SIGNS.items():

@@ -1,4 +1,4 @@
-"""A GPU whose memory is slow: hot and throttled, or clocked below its peers'."""
+"""Detects a GPU whose memory is slow: hot and throttled, or clocked below its peers'."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from eagle_eye.detectors.signs.under_load import (
 from eagle_eye.detectors.types import Blind, Evidence, Verdict, Window
 
 HOTTER_C = 8.0  # than the peers' memory
-EXCESS_MIN = 0.05  # of a step, that a rank with hot memory computes longer: then it is no coincidence
+EXCESS_MIN = 0.05  # of a step, by which a rank with hot memory computes longer: then it is no coincidence
 HOT_LASTS_S = 30.0
-MEMORY_BOUND_SHARE = 0.5  # of the computing time, that scales with the memory's clock in training transformers
+MEMORY_BOUND_SHARE = 0.5  # of the compute time, that scales with the memory clock in training transformers
 SUSPECTS_MAX = 16
 CONFIDENCE_CLEAR, CONFIDENCE_LIKELY, CONFIDENCE_HOT = 0.93, 0.8, 0.8
 
@@ -34,16 +34,16 @@ CONFIDENCE_CLEAR, CONFIDENCE_LIKELY, CONFIDENCE_HOT = 0.93, 0.8, 0.8
 class SlowMemory:
     """Names the node with a GPU whose memory is slow.
 
-    A memory clock below the peers' (``SlowClock``: under load, lasting) is one kind of evidence, memory at the limit
-    of its type (95 C where none is documented) and well above its peers' another: both together are
-    ``thermal_throttle``, the clock alone a ``straggler`` with this as evidence. Hot memory whose clock nobody reports
-    counts when its rank computes longer than its peers as well; it then only adds to what Straggler says. Blind where
-    neither memory clock nor memory temperature is reported. Cannot see: memory that is slow from retries at a normal
+    A memory clock below the peers' (``SlowClock``: under load, lasting) is one kind of evidence; memory at the limit of
+    its type (95 C if undocumented) and well above its peers' temperature is another. Both together are
+    ``thermal_throttle``, the clock alone is a ``straggler`` with this as evidence. Hot memory whose clock is not
+    reported counts if its rank also computes longer than its peers; it then only supports what Straggler finds. Blind
+    if neither memory clock nor memory temperature is reported. Cannot see: memory that is slow from retries at a normal
     clock and temperature.
     """
 
     name: str = "slow_memory"
-    every_s: float = 2.0  # what hardware does lasts longer than that
+    every_s: float = 2.0  # hardware effects last longer than this
 
     def detect(self, window: Window) -> list[Verdict]:
         """Return one verdict for each node with slow memory."""
@@ -51,7 +51,7 @@ class SlowMemory:
         if not clocked and "gpu_memory_temperature_celsius" not in window.device:
             raise Blind("neither memory clocks nor memory temperatures are reported")
         slow = [found for found in slow_clocks(window, "gpu_memory_clock_hertz") if found.lasting] if clocked else []
-        slow = [found for found in slow if not found.chronic or _is_hot(window, found)]  # else another model of GPU
+        slow = [found for found in slow if not found.chronic or _is_hot(window, found)]  # else another GPU model
         worst: dict[int, SlowClock] = {}
         for found in slow:
             worst.setdefault(int(window.node_of[found.index]), found)
@@ -59,7 +59,7 @@ class SlowMemory:
         if worst:
             accused = {node: Struck(node, None if s.chronic else s.onset_s) for node, s in worst.items()}
             alone, rooms = partition(window, accused, [])
-            # Many nodes with another memory clock are another model or another setting, not many sick ones.
+            # Many nodes with another memory clock are another model or setting, not that many faulty GPUs.
             verdicts = [self._low_clock(window, worst[node]) for node in alone] if not rooms and len(alone) < 3 else []
         return verdicts + self._hot(window, set(worst))
 
@@ -105,7 +105,7 @@ class SlowMemory:
         )
 
     def _hot(self, window: Window, known: set[int]) -> list[Verdict]:
-        """Return what is said of GPUs with hot memory whose ranks compute longer than their peers."""
+        """Return the verdicts on GPUs with hot memory whose ranks compute longer than their peers."""
         temperature = window.device.get("gpu_memory_temperature_celsius")
         if temperature is None or len(temperature) < ROWS_MIN:
             return []

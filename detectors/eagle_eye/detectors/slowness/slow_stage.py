@@ -1,4 +1,4 @@
-"""A pipeline stage on one node, with nobody to compare it with, that has become slower than it was."""
+"""Detects a pipeline stage on a single node, without comparable peers, that has become slower than it was."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from eagle_eye.detectors.signs.medians import median_of, median_over_rows
 from eagle_eye.detectors.signs.role_medians import medians, window_roles
 from eagle_eye.detectors.types import Blind, Evidence, Floats, Integers, Verdict, Window
 
-ROLES_MAX = 256  # more kinds of ranks than any pipeline has stages
+ROLES_MAX = 256  # more roles than any pipeline has stages
 SKIPPED = 5  # lines: the first steps compile and fill caches
 SIDE_MIN, LASTED_S = 20, 60.0  # lines on either side, and seconds since
-BLOCK = 8  # lines whose means are taken for independent
+BLOCK = 8  # lines whose means are treated as independent
 DISTANCE = 8.0  # standard errors
-NOISE_FLOOR = 0.004  # of the logarithm: a timer's grain
-STEADY_QUANTILE = 0.25  # of the steps since, which must be slower, too
-PACE_NOTED = 0.01  # growth of the step time, below which it costs nothing
+NOISE_FLOOR = 0.004  # of the logarithm: a timer's resolution
+STEADY_QUANTILE = 0.25  # of the steps since, which must also be slower
+PACE_NOTED = 0.01  # growth of the step time below which it costs nothing
 CONFIDENCE = 0.7
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlowStage:
-    """Tells of a stage whose compute has grown against the other stages', and whose job's steps are longer since.
+    """Reports a stage whose compute has grown relative to the other stages' in a job whose steps are longer since.
 
-    Works on each role's median compute time: its logarithm less the median change of the other roles, so that what all
-    do (another batch, another sequence length) is nobody's. The change point is where the means before and since differ
-    most; it counts from ``ratio`` on, above ``DISTANCE`` errors, which come from means of ``BLOCK`` steps. Only a role
-    that lives on one node is told of: others have comparable peers. Its work may have grown, so this only tells. Blind
-    without compute time. Cannot see: what began before the window.
+    Works on each role's median compute time: its logarithm minus the median change of the other roles, so that changes
+    common to all (another batch, another sequence length) cancel out. The change point is where the means before and
+    after differ most; it counts from ``ratio`` on, above ``DISTANCE`` standard errors computed from means of ``BLOCK``
+    steps. Only a role that runs on a single node is considered: others have comparable peers. The stage's work may have
+    grown, so this only reports. Blind without compute time. Cannot see: changes from before the window.
     """
 
     ratio: float
@@ -100,7 +100,7 @@ class SlowStage:
 
 
 def _turn(course: Floats) -> int:
-    """Return where the means before and since differ most, in standard errors, at least ``SIDE_MIN`` from the ends."""
+    """Return where the means before and after differ most, in standard errors, at least ``SIDE_MIN`` from the ends."""
     at = np.arange(SIDE_MIN, len(course) - SIDE_MIN + 1)
     total = np.cumsum(course)
     before, since = total[at - 1] / at, (total[-1] - total[at - 1]) / (len(course) - at)
@@ -108,7 +108,7 @@ def _turn(course: Floats) -> int:
 
 
 def _error(before: Floats, since: Floats) -> float:
-    """Return the standard error of the difference of two means, from their means of some steps: steps are not alone."""
+    """Return the standard error of the difference of two means, from block means, since steps are autocorrelated."""
     spread = 0.0
     for part in (before, since):
         blocks = part[: len(part) // BLOCK * BLOCK].reshape(-1, BLOCK).mean(axis=1)
@@ -117,7 +117,7 @@ def _error(before: Floats, since: Floats) -> float:
 
 
 def _pace(window: Window, line: int) -> float:
-    """Return by what share the job's steps are longer since a line; NaN where nobody tells."""
+    """Return by what share the job's steps are longer since a line; NaN if not reported."""
     seconds = window.steps.values.get("train_step_seconds")
     if seconds is None:
         return math.nan

@@ -1,4 +1,4 @@
-"""A node that makes every step longer, found against its comparable peers."""
+"""Detects a node that makes every step longer, by comparing its ranks with comparable peers."""
 
 from __future__ import annotations
 
@@ -36,26 +36,26 @@ from eagle_eye.detectors.signs.under_load import LIMITS_ALIKE_RATIO, nodes_among
 from eagle_eye.detectors.types import Blind, Evidence, Floats, Integers, Verdict, Window
 
 DAY_S = 86_400.0
-STEPS_TOLD = 2  # fewer than STEPS_MIN, told of where both are slower than all that any peer showed, and long enough
-# Stretches of steps looked at: a large slowdown is found in a short one, a small one when it has lasted.
+STEPS_TOLD = 2  # fewer than STEPS_MIN, reported if both are slower than any step of any peer, and long enough
+# Numbers of steps examined: a large slowdown shows in few, a small one only once it has lasted.
 STRETCHES = (2, 3, 4, 6, 8, 12, 16, 20, 24, 32, 48, 64, 96, 128, 192, 256)
-SCREEN_RATIO = 0.7  # of the excess that counts, which a plain mean must show before a rank is looked at closely
-MILD_STEPS_MIN = 20  # what is below ``ratio`` must have lasted for so many steps to be acted on...
-MILD_STEPS_TOLD, MILD_FLOORS = 5, 2.0  # ...and for so many, and so many floors of time, to be told of
-TOLD_MORE_OFTEN = 10.0  # by chance, than a false exclusion: a page for nothing costs less than a restart for nothing
+SCREEN_RATIO = 0.7  # of the excess that counts, which a plain mean must show before a rank is examined closely
+MILD_STEPS_MIN = 20  # a slowdown below ``ratio`` must have lasted this many steps to be acted on...
+MILD_STEPS_TOLD, MILD_FLOORS = 5, 2.0  # ...and this many steps, and this many floors of time, to be reported
+TOLD_MORE_OFTEN = 10.0  # by chance, than a false exclusion: a needless page costs less than a needless restart
 SCREEN_SIGMAS = 4.0  # or as many standard errors of the noise
-SUSPECTS_MAX = 24  # ranks looked at closely for each stretch, worst first
+SUSPECTS_MAX = 24  # ranks examined closely per number of steps, worst first
 LONE_STEP_NOISE_MAX = 0.03  # of single steps, above which single steps are no evidence: heavy tails (packed sequences)
-# So many steps it takes then (0.15% of worker-windows of 20 exceed 1.1 by chance, Lin et al., OSDI 2025).
+# Steps needed in that case (0.15% of worker-windows of 20 exceed 1.1 by chance, Lin et al., OSDI 2025).
 NOISY_STEPS_MIN = 18
-STEADY_QUANTILE = 0.25  # this low quantile must be off, too: a few very slow steps are no slow node
+STEADY_QUANTILE = 0.25  # this low quantile must be high too: a few very slow steps do not make a slow node
 ARRIVAL_RATIO = 0.7  # of the peers' time in collectives, below which a rank arrived late...
-ARRIVAL_EXCESS_RATIO = 0.5  # ...or whose missing wait makes up this much of its excess compute
-# What the hook's timer alone says must last longer than what GPUs' counters bear out: profiling of one rank passes.
+ARRIVAL_EXCESS_RATIO = 0.5  # ...or whose missing wait accounts for this much of its excess compute
+# Evidence from the hook's timer alone must last longer than evidence backed by GPU counters: profiling one rank passes.
 RIPE_ALONE = 1.5
 CONFIDENCE_LONE, CONFIDENCE_TOLD, CONFIDENCE_EARLY, CONFIDENCE_RIPE = 0.6, 0.65, 0.85, 0.95
 
-# What would settle it, where nothing does yet.
+# What would settle an undecided case.
 UNEVEN = "; it may have more work: train_work_units, or a restart that moves the ranks, would tell"
 UNEXPLAINED = "; its work may not be what train_work_units says: a restart that moves the ranks would tell"
 LIMITED = "; its GPUs have a lower power limit than its peers', as those of other nodes"
@@ -63,9 +63,9 @@ ALONE = "; nothing else says so: collective times, or a restart that moves the r
 
 
 class _Suspect(NamedTuple):
-    """A rank whose trimmed mean over ``length`` steps stands out, with its peers' noise and the error of such a mean.
+    """A rank whose trimmed mean over ``length`` steps stands out, with its peers' noise and the mean's standard error.
 
-    NaN: of too few steps to tell. ``rank`` is its series' index.
+    NaN: too few steps to know. ``rank`` is its series' index.
     """
 
     rank: int
@@ -76,9 +76,9 @@ class _Suspect(NamedTuple):
 
 
 class _Slow(NamedTuple):
-    """A rank's mean over a stretch of steps, and the line that it must be above.
+    """A rank's mean over some steps, and the threshold it must exceed.
 
-    ``told``: too soon to act on. ``noisy``: single steps are no evidence.
+    ``told``: too early to act on. ``noisy``: single steps are no evidence.
     """
 
     centre: float
@@ -89,27 +89,30 @@ class _Slow(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Straggler:
-    """Names the rank whose compute time exceeds its peers', and that arrives last in collectives.
+    """Names the rank whose compute time exceeds its peers' and that arrives last in collectives.
 
     Works on ``steps.relative_compute``: each rank's compute time in a step over the median of the other ranks of its
-    role, after what their work explains. A rank is slow when the trimmed mean of these over some stretch of steps is
-    above ``ratio`` (``mild_ratio`` once it has lasted) and above what chance explains: as many standard errors as
-    ``false_per_1000_node_days`` allows, the error from the peers' own means over the stretch (their spread, and their
-    noise from step to step). Where single steps are noisy (packed sequences: 21% of single worker-steps are over 10%
-    slower than their peers, Lin et al., OSDI 2025) only long stretches count; where a step's noise stays for the next
-    ones (``signs/step_noise``) many slow steps may be one stumble, which is told of and not acted on. Late arrival is
-    the second, independent kind of evidence: the last to arrive waits least (correlation -1.0 for reduce-scatter in the
-    same work), so what it lacks in waiting is what it has too much of computing. So are its own past
-    (``signs/own_history``) and what its GPU shows while its peers wait (``signs/busy_among_waiting``). Where work may
-    be uneven (``signs/even_work``), or nodes share a lower power limit, none of them makes it sure. Where the ranks of
-    other pipeline stages that have the same data are as slow, that slice of the data is: one ``workload_imbalance``
-    with all their nodes. A verdict is raised after ``STEPS_MIN`` steps and ``floor_s``, and told of before: two steps
-    beyond all that anyone showed, a mild slowness of a few steps, or one that chance brings ten times as often, once
-    the job's pace says what it costs. It is surer once it has lasted ``ripe_s``: what passes by itself has passed by
-    then. Whom no step waits for is none: where noise has heavy tails, or computing is a small part of a step, somebody
-    always computes longer. One whose excess the job's pace does not show (a stage with time to spare, or not yet) is
-    recorded, and nobody is told. Blind with fewer
-    than three comparable ranks or no compute time. Cannot see: a whole role that is slow; causes.
+    role, corrected for reported work. A rank is slow if the trimmed mean of these over some number of steps is above
+    ``ratio`` (``mild_ratio`` once it has lasted) and above what chance explains: as many standard errors as
+    ``false_per_1000_node_days`` allows, with the error taken from the peers' own means over those steps (their spread,
+    and their step-to-step noise). Where single steps are noisy (packed sequences: 21% of single worker-steps are over
+    10% slower than their peers, Lin et al., OSDI 2025) only many steps count; where a step's noise persists into the
+    next (``signs/step_noise``) many slow steps may be one disturbance, which is reported without action.
+
+    Late arrival is the second, independent kind of evidence: the last to arrive waits least (correlation -1.0 for
+    reduce-scatter in the same work), so its missing wait equals its excess compute. Further kinds are its own past
+    (``signs/own_history``) and its GPU's activity while its peers wait (``signs/busy_among_waiting``). Where work may
+    be uneven (``signs/even_work``), or nodes share a lower power limit, none of them makes it certain. If the ranks of
+    other pipeline stages that have the same data are equally slow, the data slice is the reason: one
+    ``workload_imbalance`` with all their nodes.
+
+    A verdict that may be acted on needs ``STEPS_MIN`` steps and ``floor_s``. Reported earlier: two steps beyond all
+    that any rank showed, a mild slowdown of a few steps, or one that chance produces ten times as often, once the job's
+    pace shows its cost. Confidence rises after ``ripe_s``, since passing disturbances are over by then. A rank that no
+    step waits for is not a straggler: with heavy-tailed noise, or little compute in a step, some rank always computes
+    longest. A rank whose excess the job's pace does not show (a stage with time to spare, or not yet) is recorded
+    without notification. Blind with fewer than three comparable ranks or no compute time. Cannot see: a whole role that
+    is slow; causes.
     """
 
     ratio: float
@@ -140,12 +143,12 @@ class Straggler:
                     uneven.append(verdict)
                 elif verdict is not None and (known is None or verdict.confidence > known.confidence):
                     worst[node] = verdict
-        # Of a slice of the data one verdict: the same nodes' ranks are found again for every stretch.
+        # One verdict per data slice: the same nodes' ranks are found again for every number of steps.
         slices = {verdict.nodes: verdict for verdict in sorted(uneven, key=lambda verdict: verdict.slowdown_ratio)}
         return [*worst.values(), *slices.values()]
 
     def _suspects(self, window: Window) -> list[_Suspect]:
-        """Return the ranks whose mean over a stretch is high enough to look closely, short stretches first."""
+        """Return the ranks whose mean over some steps is high enough to examine closely, fewest steps first."""
         relative = window.steps.relative_compute
         found: list[_Suspect] = []
         noise = screening_noise(relative)
@@ -167,7 +170,7 @@ class Straggler:
         return found
 
     def _stand_out(self, window: Window, indexes: Integers, length: int) -> list[_Suspect]:
-        """Return those that are slow on the whole, not in a few steps alone, and beyond what chance explains."""
+        """Return the ranks that are slow overall, not just in a few steps, and beyond what chance explains."""
         own = window.steps.relative_compute[-length:, indexes]
         steps = np.isfinite(own).sum(axis=0)
         least = np.where(steps < MILD_STEPS_TOLD, self.ratio, self.mild_ratio)
@@ -175,7 +178,7 @@ class Straggler:
         high = np.flatnonzero((centres >= least) & (low >= 1 + ONSET_MARGIN * (least - 1)))
         indexes, steps, centres = indexes[high], steps[high], centres[high]
         noise, error = noise_of_peers(window, indexes, steps, -length)
-        few = steps < STEPS_MIN  # they say little about noise
+        few = steps < STEPS_MIN  # too few to estimate noise
         noise[few] = error[few] = np.nan
         kept = np.flatnonzero(~(centres < self._line(window, length, error, TOLD_MORE_OFTEN)))
         columns = (indexes[kept], np.full(len(kept), length), centres[kept], noise[kept], error[kept])
@@ -198,7 +201,7 @@ class Straggler:
             if not float(trimmed_means(own[-NOISY_STEPS_MIN // 2 :, None])[0]) >= line:
                 return None  # it is over
             onset = min(onset, len(relative) - length + _turn(relative[-length:, index] - line, centre - line))
-        step_s, _ = step_levels(window, "train_step_seconds", onset, index, peers)  # those that are longer for it
+        step_s, _ = step_levels(window, "train_step_seconds", onset, index, peers)  # steps since the onset
         step_s = step_s if math.isfinite(step_s) else typical_step_s(window)
         onset_s = float(window.steps.times_s[onset]) - max(window.interval_s, step_s)
         floors = MILD_FLOORS if found.told and centre < self.ratio else 1.0
@@ -207,7 +210,7 @@ class Straggler:
         return self._verdict(window, index, onset, onset_s, found, peers)
 
     def _slow(self, window: Window, suspect: _Suspect, own: Floats) -> _Slow | None:
-        """Return a rank's mean over a stretch where chance does not explain it."""
+        """Return a rank's mean over some steps if chance does not explain it."""
         relative, index, length = window.steps.relative_compute, suspect.rank, suspect.length
         noise, error, centre = np.array([suspect.noise]), np.array([suspect.error]), suspect.centre
         if len(own) < STEPS_MIN:
@@ -231,13 +234,13 @@ class Straggler:
         return _Slow(centre, told, told=True, noisy=noisy) if centre >= told else None
 
     def _line(self, window: Window, length: int, error: Floats, more_often: float) -> Floats:
-        """Return which means over so many steps chance explains at most; NaN where the error is not known."""
+        """Return the highest mean over ``length`` steps that chance explains; NaN if the error is not known."""
         sigmas = NormalDist().inv_cdf(1 - self._tail(window, length, more_often))
         line: Floats = np.maximum(self.mild_ratio, 1 + sigmas * error)
         return line
 
     def _tail(self, window: Window, length: int, more_often: float) -> float:
-        """Return how probable one test may be by chance alone, where the site's exclusions may be so much as often."""
+        """Return the chance probability allowed per test, at ``more_often`` times the site's false exclusions."""
         ranks = len(window.series) / max(len(window.nodes), 1)
         tests_per_node_day = ranks * DAY_S / max(length * typical_step_s(window), 1.0)
         tail = more_often * self.false_per_1000_node_days / 1000 / tests_per_node_day
@@ -259,7 +262,7 @@ class Straggler:
         series = window.series[index]
         own_s, peers_s = step_levels(window, "train_compute_seconds", onset, index, peers)
         if not math.isfinite(own_s):
-            return None  # its reports of these steps have not come
+            return None  # its reports of these steps have not arrived
         evidence = [
             Evidence(
                 "train_compute_seconds", series.node, series.device, own_s, peers_s, peers_s * slow.threshold, "seconds"
@@ -273,7 +276,7 @@ class Straggler:
         waited = waited_for(window, onset, index, centre, peers)
         cost = cost_since(window, onset, waited)
         if waited < PACE_NOTED or (slow.told and cost is None):
-            return None  # nobody waits for it; or, together with others, it would be acted on for what may cost nothing
+            return None  # no rank waits for it; or with others it would be acted on although it may cost nothing
         if cost is None:
             cost = Slowness(waited, measured=False)
         elif cost.ratio > 0:
@@ -316,7 +319,7 @@ class Straggler:
             evidence=tuple(evidence),
             kinds=frozenset(kinds),
             slowdown_ratio=float(cost.ratio),
-            # Nobody is drained for the work that he was given, nor for the power.
+            # Do not drain a node for the work or the power limit that it was given.
             asks="none" if cost.ratio <= 0 else None if even else "notify",
         )
 
@@ -330,7 +333,7 @@ class Straggler:
         cost: Slowness,
         evidence: list[Evidence],
     ) -> Verdict:
-        """Return the verdict on ranks of several stages that have the same data and are slow together: on no node."""
+        """Return the verdict, accusing no node, on ranks of several stages that share data and are slow together."""
         nodes = tuple(sorted({node, *others}))
         costs = f"the job's steps are {100 * cost.ratio:.0f}% longer for it" if cost.ratio > 0 else str(cost)
         return Verdict(
@@ -354,7 +357,7 @@ class Straggler:
         )
 
     def _late(self, window: Window, onset: int, index: int, peers: Integers, excess_s: float) -> Evidence | None:
-        """Return the evidence that the rank arrives last, None where it does not or nobody reports waiting."""
+        """Return the evidence that the rank arrives last; None if it does not, or waiting is not reported."""
         for metric in ("nccl_reduce_scatter_seconds", "nccl_collective_seconds"):
             waits_s, peers_s = step_levels(window, metric, onset, index, peers)
             limit_s = max(ARRIVAL_RATIO * peers_s, peers_s - ARRIVAL_EXCESS_RATIO * excess_s)
@@ -365,7 +368,7 @@ class Straggler:
 
 
 def _limited_with_others(window: Window, index: int, peers: Integers) -> bool:
-    """Whether a rank's GPU has a lower power limit than most of its peers', and so have other nodes' GPUs."""
+    """Whether a rank's GPU has a lower power limit than most of its peers', and so do GPUs of other nodes."""
     limits = window.device.get("gpu_power_limit_watts")
     if limits is None:
         return False
@@ -375,7 +378,7 @@ def _limited_with_others(window: Window, index: int, peers: Integers) -> bool:
 
 
 def _sums(relative: Floats, lengths: list[int]) -> tuple[Floats, Floats]:
-    """Return for each length the sum over so many newest lines (lengths, S), and of how many (lengths, S or 1)."""
+    """Return for each length the sum over that many newest lines (lengths, S), and their count (lengths, S or 1)."""
     known = np.isfinite(relative[-lengths[-1] :])
     complete = bool(known.all())  # the usual case
     filled = relative[-lengths[-1] :] if complete else np.where(known, relative[-lengths[-1] :], 0.0)
@@ -393,7 +396,7 @@ def _sums(relative: Floats, lengths: list[int]) -> tuple[Floats, Floats]:
 
 
 def _turn(excess: Floats, most: float) -> int:
-    """Return where a noisy course most likely rose above a line: the largest sum from there on (Page 1954)."""
+    """Return where a noisy series most likely rose above a threshold: the largest sum from there on (Page 1954)."""
     steps = np.clip(np.where(np.isfinite(excess), excess, 0.0), -most, most)
     return int(np.argmax(np.cumsum(steps[::-1])[::-1]))
 
@@ -401,7 +404,7 @@ def _turn(excess: Floats, most: float) -> int:
 def _centres(own: Floats, count: Integers) -> Floats:
     """Return the trimmed mean of each column of (steps, ranks), ``count`` of them observed.
 
-    No more than the median where there is too little to trim: one step may be long.
+    At most the median if there is too little to trim: one step may be long.
     """
     means = trimmed_means(own)
     few = count * TRIM_RATIO < 1

@@ -1,4 +1,4 @@
-"""A GPU that is slow because it is hot."""
+"""Detects a GPU that is slow because it is hot."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from eagle_eye.detectors.types import Evidence, Verdict, Window
 # NVML's clocks-event-reasons (nvml.h): software thermal slowdown and hardware thermal slowdown...
 THERMAL_BITS = 0x20 | 0x40
 HARDWARE_SLOWDOWN_BIT = 0x08  # ...and this one, which a power brake sets as well
-BIT_SHARE_MIN = 0.5  # of the rows: a bit that flickers means nothing
+BIT_SHARE_MIN = 0.5  # of the rows: a flickering bit means nothing
 BIT_SHARE_MORE = 0.3  # than the peers
-WARM_C = 75.0  # some cards and some firmwares slow down earlier
+WARM_C = 75.0  # some cards and firmware versions slow down earlier
 HOTTER_C = 8.0  # than the peers
-POWER_DOWN_RATIO = 0.97  # of the peers' power: who works more is hotter too, but draws more
+POWER_DOWN_RATIO = 0.97  # of the peers' power: a GPU with more work is hotter too, but draws more
 RISEN_C = 4.0  # more than the job's GPUs did: growing hot...
 RISEN_SIGMAS = 4.0  # ...and so many robust standard deviations of all rises
 RISEN_NODES_MIN, RISEN_NODES_RATIO = 2, 0.02  # of the job: fewer than both are chance
 RISE_S = 300.0
-ACCUSED_MAX = 8  # whose company in the past is looked for
+ACCUSED_MAX = 8  # nodes for which others with the same past trouble are searched
 CONFIDENCE_SURE, CONFIDENCE_CLEAR, CONFIDENCE_LIKELY = 0.96, 0.92, 0.8
 
 
@@ -47,18 +47,17 @@ class ThermalThrottle:
 
     The clock (``SlowClock``: under load, against comparable GPUs on other nodes, lasting 10 s where it is 10% low and
     60 s from 3%) is the first kind of evidence. The second is NVML's thermal slowdown bit in most rows, or a
-    temperature at the limit and well above the peers'; power below the peers' agrees with both, since a GPU that
-    is hot from more work draws more. A hot GPU that keeps its clock is no fault. Where nodes grew hot
-    together, or most of a switch's did, the room is hot: one verdict for all of them, nobody accused.
-    Blind without SM clocks and while the job is not under load. Cannot see: a job whose GPUs are all equally hot;
-    throttling of less than 3%.
+    temperature at the limit and well above the peers'. Power below the peers' supports both, since a GPU that is hot
+    from more work draws more. A hot GPU that keeps its clock is not at fault. If several nodes, or most of a switch's,
+    grew hot together, the room is hot: one verdict for all of them, no node accused. Blind without SM clocks and while
+    the job is not under load. Cannot see: a job whose GPUs are all equally hot; throttling of less than 3%.
     """
 
     name: str = "thermal_throttle"
-    every_s: float = 2.0  # what hardware does lasts longer than that
+    every_s: float = 2.0  # hardware effects last longer than this
 
     def detect(self, window: Window) -> list[Verdict]:
-        """Return one verdict for each node with a throttling GPU, and one for each room."""
+        """Return one verdict for each node with a throttling GPU, and one for each hot room."""
         hot = [found for slow in slow_clocks(window) if (found := _hot(window, slow)) is not None]
         worst: dict[int, list[_Hot]] = {}
         for found in hot:
@@ -136,7 +135,7 @@ def _struck(node: int, slow: SlowClock) -> Struck:
 
 
 def _hot(window: Window, slow: SlowClock) -> _Hot | None:
-    """Return what says that heat is why a clock is low; None when nothing does."""
+    """Return the evidence that heat explains a low clock; None if there is none."""
     heat = compare(window, "gpu_temperature_celsius", slow.index, slow.peers, slow.rows)
     power = compare(window, "gpu_power_watts", slow.index, slow.peers, slow.rows)
     own_c = heat.own if heat is not None else math.nan
@@ -169,19 +168,19 @@ def _hot(window: Window, slow: SlowClock) -> _Hot | None:
 def _confidence(
     own_c: float, at_limit: bool, hotter: bool, down: bool, metered: bool, thermal: bool | None
 ) -> float | None:
-    """Return how likely heat is the reason: ``thermal`` is NVML's word on it, None where it says nothing."""
+    """Return the probability that heat is the reason: ``thermal`` is what NVML reports, None if it reports nothing."""
     if thermal:
         return CONFIDENCE_SURE if at_limit or hotter else CONFIDENCE_CLEAR
     if not hotter or not own_c >= WARM_C or (metered and not down):
         return None  # a GPU that is hotter because it works more draws more
     if at_limit and thermal is None:
         return CONFIDENCE_CLEAR if down else CONFIDENCE_LIKELY
-    return CONFIDENCE_LIKELY if down else None  # hot enough for some cards, but NVML does not say so
+    return CONFIDENCE_LIKELY if down else None  # hot enough for some cards, but NVML does not report throttling
 
 
 def _thermal(window: Window, slow: SlowClock, at_limit: bool) -> bool | None:
-    """Return whether NVML says that the GPU throttles for heat; None where it says nothing."""
-    # At the limit the hardware slowdown bit alone means heat, too.
+    """Return whether NVML reports that the GPU throttles for heat; None if it reports nothing."""
+    # At the limit, the hardware slowdown bit alone also means heat.
     mask = THERMAL_BITS | HARDWARE_SLOWDOWN_BIT if at_limit else THERMAL_BITS
     own = bit_share(window, mask, np.array([slow.index]), slow.rows)
     peers = bit_share(window, THERMAL_BITS, slow.peers, slow.rows)
@@ -191,7 +190,7 @@ def _thermal(window: Window, slow: SlowClock, at_limit: bool) -> bool | None:
 
 
 def _may_be_warm(window: Window, struck: Struck) -> bool:
-    """Whether a GPU of a node was warm about when it was struck, or nobody knows: clocks fall for other reasons."""
+    """Whether a GPU of a node was warm at about the onset, or that is unknown: clocks fall for other reasons too."""
     temperature = window.device.get("gpu_temperature_celsius")
     if temperature is None or struck.onset_s is None:
         return True
@@ -200,7 +199,7 @@ def _may_be_warm(window: Window, struck: Struck) -> bool:
 
 
 def _grown_hot(window: Window, accused: dict[int, Struck]) -> list[Struck]:
-    """Return the nodes that have grown hotter lately than the job's GPUs in general, as company of the accused.
+    """Return the nodes that recently grew hotter than the job's GPUs in general and may share the accused's cause.
 
     A node that has always been warm is not among them.
     """

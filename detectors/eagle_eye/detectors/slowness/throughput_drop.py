@@ -1,4 +1,4 @@
-"""A job that as a whole has become slower than it was, from one step on."""
+"""Detects a job that has become slower as a whole from some step on."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ from eagle_eye.detectors.signs.progress import quiet_phase
 from eagle_eye.detectors.signs.step_series import course
 from eagle_eye.detectors.types import Blind, Evidence, Floats, Verdict, Window
 
-DROP_RATIO = 1.10  # of the step time: what Greyhound verifies a change point by (Wu et al., ATC 2025)
-HISTORY = 2_048  # newest reports that say what is usual
-DETAIL = 256  # newest reports among which a change is looked for; beyond, among medians of HISTORY / DETAIL
-WARMUP_STEPS = 5  # reports of an attempt that are slow by nature: compilation, caches, allocators
+DROP_RATIO = 1.10  # of the step time: the ratio that Greyhound verifies a change point by (Wu et al., ATC 2025)
+HISTORY = 2_048  # newest reports that define what is usual
+DETAIL = 256  # newest reports among which a change is searched; earlier ones as medians of HISTORY / DETAIL
+WARMUP_STEPS = 5  # initial reports of an attempt that are slow by nature: compilation, caches, allocators
 USUAL_MIN = 12  # reports before the change: their median's error, a third of their noise, counts in ``SIGMAS``
-RECENT_MIN = 120  # reports before the change that it is measured against, where there are as many
-USUAL_QUANTILE = 0.3  # of the history, that is still usual when most of it is slow already
+RECENT_MIN = 120  # reports before the change that it is measured against, if available
+USUAL_QUANTILE = 0.3  # of the history; still the usual level if most of it is already slow
 LASTED_MIN = 10  # reports since...
-LASTED_S = 20.0  # ...and seconds: a neighbour's burst or a garbage collection is over by then
+LASTED_S = 20.0  # ...and seconds: other jobs' bursts and garbage collection take less
 SURE_REPORTS = 20
-SMOOTHED = 5  # reports a running median takes: a lone checkpoint or evaluation is no change
-CLIP_SIGMAS = 12.0  # beyond, an observation is as surprising as can be
-CUSUM_LIMIT = 12.0  # sigmas added up above half the change that counts
+SMOOTHED = 5  # reports per running median: a single checkpoint or evaluation is no change
+CLIP_SIGMAS = 12.0  # larger deviations count as this much
+CUSUM_LIMIT = 12.0  # cumulated sigmas above half the change that counts
 LIKELIHOOD = 0.9  # of a change point, before it is verified (Greyhound)
 SIGMAS = 8.0  # of the difference of the medians: step times are not independent of each other
-NOISE_FLOOR = 0.005  # of the logarithm: a timer's grain
-STEADY_QUANTILE = 0.25  # of the steps since, which must be slow, too: some very slow steps are no slow job
-HABIT_STRETCHES = 2  # earlier stretches as slow and as long: the job does that by itself
-MARGIN_RATIO = 0.05  # of tokens or work a step, above which the steps themselves have changed
+NOISE_FLOOR = 0.005  # of the logarithm: a timer's resolution
+STEADY_QUANTILE = 0.25  # of the steps since, which must be slow too: a few very slow steps do not make a slow job
+HABIT_STRETCHES = 2  # earlier periods as slow and as long: then the job does that by itself
+MARGIN_RATIO = 0.05  # of tokens or work per step, above which the steps themselves have changed
 EXPLAINED_RATIO = 0.5  # of the longer step, that one node's compute or more work must account for
-COMPUTE_LINES = 6  # newest steps over which a node's compute and wait for data are looked at
-NODES_RATIO_MAX = 0.2  # more nodes than this (and more than one) that wait for data: it is the storage's, not theirs
+COMPUTE_LINES = 6  # newest steps over which a node's compute and data wait are examined
+NODES_RATIO_MAX = 0.2  # more nodes than this (and more than one) waiting for data: the storage, not the nodes
 CONFIDENCE_EARLY, CONFIDENCE_SURE = 0.75, 0.9
 PARTS = (
     ("train_compute_seconds", "computing"),
@@ -46,7 +46,7 @@ PARTS = (
 
 
 class PaceStep(NamedTuple):
-    """Since the curve line ``at`` the pace is ``after`` and not ``before``: seconds a step, or a million tokens."""
+    """From curve line ``at`` on the pace is ``after``, not ``before``: seconds per step, or per million tokens."""
 
     at: int
     before: float
@@ -57,15 +57,15 @@ class PaceStep(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ThroughputDrop:
-    """Finds a lasting rise of the job's step time (of the time per token where that is all there is).
+    """Finds a lasting rise of the job's step time (of the time per token if only that is reported).
 
     The logarithms of the medians over the ranks, smoothed by a running median, go through Page's CUSUM (1954), which is
     cheap, and then through Bayesian online change-point detection (Adams & MacKay, 2007). A change is verified: the
-    median since is ``DROP_RATIO`` and ``SIGMAS`` above the job's usual, a quarter quantile shows it too, it has
-    lasted ``LASTED_MIN`` reports and ``LASTED_S``, and the job has not done the same by itself before. Steps with
-    more tokens or more work in them are not slower; a rise that one node's compute or wait for data explains is that
-    node's. Says which part of the step grew. Blind where no rank reports step times or tokens per second. Cannot see:
-    slow drifts; a job that was slow from the start of its attempt; a cause.
+    median since is ``DROP_RATIO`` and ``SIGMAS`` above the job's usual, so is the lower quartile, it has lasted
+    ``LASTED_MIN`` reports and ``LASTED_S``, and the job has not done the same by itself before. Steps with more tokens
+    or more work are not slower; a rise that one node's compute or data wait explains is that node's fault. The verdict
+    names the part of the step that grew. Blind if no rank reports step times or tokens per second. Cannot see: slow
+    drifts; a job that was slow from the start of its attempt; a cause.
     """
 
     ratio: float = DROP_RATIO
@@ -99,14 +99,14 @@ class ThroughputDrop:
             return []
         tokens = window.curve.values.get("train_tokens_per_second")
         if tokens is not None and _as_quick_as_ever(tokens[-HISTORY:], "train_tokens_per_second", self.ratio):
-            return []  # longer steps, but as much done a second: they have more in them
+            return []  # longer steps at the same throughput: the steps contain more work
         change = self._change(window, line, pace, usual)
         if change is None or _more_work(window, change) or _one_node(window, change):
             return []
         return [self._verdict(window, change, metric)]
 
     def _change(self, window: Window, line: NDArray[np.intp], pace: Floats, usual: float) -> PaceStep | None:
-        """Return the change that the newest steps are still under; None where there is none."""
+        """Return the change still in effect in the newest steps; None if there is none."""
         for width in (1, HISTORY // DETAIL):
             kept = len(pace) // width * width
             coarse = pace[-kept:] if width == 1 else np.median(pace[-kept:].reshape(-1, width), axis=1)
@@ -120,21 +120,21 @@ class ThroughputDrop:
         return None
 
     def _located(self, pace: Floats, usual: float) -> tuple[int, float] | None:
-        """Return where in the values the newest change was, and its likelihood; None where none is likely."""
+        """Return where in the values the newest change was, and its likelihood; None if none is likely."""
         if len(pace) < SMOOTHED + LASTED_MIN:
             return None
-        # From step to step, so that the change itself adds nothing; and around the level, so that slow waves do.
+        # Step-to-step differences exclude the change itself; deviations around the level include slow waves.
         noise = SIGMA_PER_MAD * float(np.median(np.abs(np.diff(pace)))) / math.sqrt(2)
         quick = pace[pace <= usual + max(0.5 * math.log(self.ratio), 2 * noise)]
         if not len(quick):
-            return None  # slow all along: the change lies further back
+            return None  # slow all along: the change is further back
         centre = float(np.median(quick))
         sigma = max(noise, SIGMA_PER_MAD * float(np.median(np.abs(quick - centre))), NOISE_FLOOR)
         calm = np.clip((smoothed(pace, SMOOTHED) - centre) / sigma, -CLIP_SIGMAS, CLIP_SIGMAS)
         slack = min(0.5 * math.log(self.ratio) / sigma, CLIP_SIGMAS / 2)
         if cusum(calm, slack)[-1] < CUSUM_LIMIT:
             return None
-        # Once more against half the change that is seen, not the least that counts: that dates it.
+        # Again with half the observed change instead of the smallest that counts, to date it.
         start = excursion_start(cusum(calm, max(slack, 0.5 * float(np.median(calm[-LASTED_MIN:])))))
         likelihood = run_lengths(calm).within(1, len(calm) - 1)
         if start == 0 or likelihood < LIKELIHOOD:
@@ -152,7 +152,7 @@ class ThroughputDrop:
             return None
         recent = before[-max(4 * len(after), RECENT_MIN) :]
         usual, now = float(np.median(recent)), float(np.median(after))
-        usual = max(usual, float(np.median(before)))  # after a quick stretch the job is only what it was
+        usual = max(usual, float(np.median(before)))  # after a fast period the job has only returned to its usual pace
         shift = now - usual
         noise = SIGMA_PER_MAD * float(np.median(np.abs(recent - np.median(recent))))
         since = SIGMA_PER_MAD * float(np.median(np.abs(after - now)))
@@ -162,7 +162,7 @@ class ThroughputDrop:
         if float(np.quantile(after, STEADY_QUANTILE)) - usual < 0.5 * shift:
             return None
         if float(np.median(after[-LASTED_MIN:])) - usual < max(0.5 * shift, math.log(self.ratio)):
-            return None  # on its way back
+            return None  # already recovering
         if _stretches(before, usual + 0.7 * shift, min(len(after), len(before) // 4)) >= HABIT_STRETCHES:
             return None
         return PaceStep(int(line[at]), math.exp(usual), math.exp(now), len(after), likelihood)
@@ -210,7 +210,7 @@ class ThroughputDrop:
 
 
 def _as_quick_as_ever(values: Floats, metric: str, ratio: float) -> bool:
-    """Whether the newest values are no worse than what is usual: cheap, and nearly always so. False: perhaps not."""
+    """Whether the newest values are no worse than usual: cheap, and nearly always True. False: perhaps not."""
     if len(values) < USUAL_MIN + LASTED_MIN:
         return True
     newest = np.sort(values[-LASTED_MIN:])
@@ -222,7 +222,7 @@ def _as_quick_as_ever(values: Floats, metric: str, ratio: float) -> bool:
 
 
 def _stretches(pace: Floats, level: float, length: int) -> int:
-    """Return how many separate stretches of ``length`` values have a median above the level."""
+    """Return how many separate runs of ``length`` values have a median above the level."""
     if length < 1:
         return 0
     blocks = len(pace) // length
@@ -231,7 +231,7 @@ def _stretches(pace: Floats, level: float, length: int) -> int:
 
 
 def _medians(window: Window, metric: str, at: int, reports: int) -> tuple[float, float]:
-    """Return the metric's median before and since a line of the curve; NaN where nobody reports it."""
+    """Return the metric's median before and since a line of the curve; NaN if not reported."""
     values = window.curve.values.get(metric)
     if values is None:
         return math.nan, math.nan
@@ -243,7 +243,7 @@ def _medians(window: Window, metric: str, at: int, reports: int) -> tuple[float,
 
 
 def _parts(window: Window, change: PaceStep) -> list[tuple[str, float, float, str]]:
-    """Return what a step is made of: (metric, before, after, what it is)."""
+    """Return the parts of a step: (metric, before, after, description)."""
     found = []
     for metric, what in PARTS:
         before, after = _medians(window, metric, change.at, change.reports)
@@ -253,7 +253,7 @@ def _parts(window: Window, change: PaceStep) -> list[tuple[str, float, float, st
 
 
 def _more_work(window: Window, change: PaceStep) -> bool:
-    """Whether the steps have more in them since: more tokens, or more of what the training code says is work."""
+    """Whether the steps contain more since: more tokens, or more work as reported by the training code."""
     longer = math.log(change.after / change.before)
     seconds = _medians(window, "train_step_seconds", change.at, change.reports)
     tokens = _medians(window, "train_tokens_per_second", change.at, change.reports)
@@ -274,9 +274,9 @@ def _more_work(window: Window, change: PaceStep) -> bool:
 
 
 def _one_node(window: Window, change: PaceStep) -> bool:
-    """Whether one node's compute or wait for data accounts for the longer steps: then it is a straggler.
+    """Whether one node's compute or data wait accounts for the longer steps: then it is a straggler.
 
-    That is another finding. Where many nodes wait for their data it is none, and this one stands.
+    Straggler and SlowInput report that. If many nodes wait for data, no node is at fault and this verdict holds.
     """
     seconds = _medians(window, "train_step_seconds", change.at, change.reports)
     limit_s = EXPLAINED_RATIO * (seconds[1] - seconds[0])
@@ -298,7 +298,7 @@ def _one_node(window: Window, change: PaceStep) -> bool:
 
 
 def _mean_of_most(values: Floats) -> Floats:
-    """Return each column's mean, NaN where fewer than half of the rows were observed."""
+    """Return each column's mean, NaN if fewer than half of the rows were observed."""
     known = np.isfinite(values)
     count = known.sum(axis=0)
     with np.errstate(invalid="ignore", divide="ignore"):

@@ -1,4 +1,4 @@
-"""Steps that are long because work is uneven, not because a node is bad."""
+"""Detects steps that are long because work is uneven, not because a node is bad."""
 
 from __future__ import annotations
 
@@ -11,37 +11,37 @@ from eagle_eye.detectors.signs.medians import median_of, median_over_rows
 from eagle_eye.detectors.signs.role_medians import Roles, medians, window_roles
 from eagle_eye.detectors.types import Blind, Evidence, Floats, Verdict, Window
 
-STEPS_MIN = 50  # so long it must have been so
-SCREEN_LINES = 2  # newest steps, of which one must look uneven before more are looked at
-LOSS_RATIO = 0.15  # of the step, that waiting for the slowest costs
-# What a job has done from the start is its design and its data; what begins later is a change of them and costs what
-# EROICA looks at (5% of an iteration, NSDI 2026). A steadily slow node would show within so many steps.
+STEPS_MIN = 50  # minimum number of steps
+SCREEN_LINES = 2  # newest steps, one of which must look uneven before more are examined
+LOSS_RATIO = 0.15  # of the step, spent waiting for the slowest
+# What a job has done from the start is its design and data; a later change must cost what EROICA looks at (5% of an
+# iteration, NSDI 2026). A steadily slow node would show within this many steps.
 BEGUN_RATIO, BEGUN_TIMES = 0.05, 3.0
 BEGUN_STEPS = 20
-USUAL_QUANTILE, USUAL_LINES = 0.25, 32  # of earlier steps; so many of them are looked at...
-USUAL_MIN = 12  # ...where there are at least these: of so many a quarter quantile is the third lowest
-CELLS_MAX = 1_000_000  # steps times ranks looked at in one pass: of large jobs fewer steps
-SLOWEST_RATIO = 0.5  # of the steps, in which one node may be the slowest: more often, and it is that node
-CHANGING_SHARE = 0.5  # of the loss, that is left of it when each rank is measured against its own usual excess
-NODES_MIN = 3  # with fewer, the slowest cannot change enough to tell chance from a bad node
+USUAL_QUANTILE, USUAL_LINES = 0.25, 32  # of earlier steps; this many of them are examined...
+USUAL_MIN = 12  # ...if there are at least this many: the lower quartile of them is the third lowest
+CELLS_MAX = 1_000_000  # steps times ranks examined in one pass: fewer steps for large jobs
+SLOWEST_RATIO = 0.5  # of the steps in which one node may be the slowest; above, that node is at fault
+CHANGING_SHARE = 0.5  # of the loss that remains when each rank is measured against its own usual excess
+NODES_MIN = 3  # with fewer, the slowest node cannot vary enough to tell chance from a bad node
 RANKS_MIN = 3  # of a role, of which one can be slower than the others
-LONGER_QUANTILE = 0.25  # of the steps, which must show a stage's imbalance, or one that began, too
+LONGER_QUANTILE = 0.25  # of the steps, which must also show an imbalance of stages, or one that began
 CONFIDENCE = 0.7
 RANKS_SAMPLED = 512  # of a large role, for its median
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkloadImbalance:
-    """Tells how much of the job's time goes into waiting for whoever has most work.
+    """Measures how much of the job's time is spent waiting for the rank with the most work.
 
-    Two shapes (Lin et al., OSDI 2025: of the slow jobs at ByteDance these are most). Among comparable ranks the slowest
-    computes much longer than the median one, another node's in each step: packed sequences. Or all ranks of a role
-    (a pipeline stage) compute longer than the other roles': uneven stages; the last one mostly is longer by design, so
-    only a large loss counts, or one that grew. The loss is the excess compute over the step, a median over at least
-    ``STEPS_MIN`` steps, and must be ``ratio`` of it; ``BEGUN_RATIO`` over ``BEGUN_STEPS`` where the job was even
-    before. Where one node is slowest in most steps it is a straggler and not told of here. Blind without compute and
-    step times. Cannot see: imbalance within a rank's micro-batches, or hidden by overlap; whether half of the ranks
-    are another pipeline stage or other hardware.
+    Two forms (most of the slow jobs at ByteDance: Lin et al., OSDI 2025). Among comparable ranks the slowest computes
+    much longer than the median, on another node in each step: packed sequences. Or all ranks of a role (a pipeline
+    stage) compute longer than the other roles': uneven stages; the last one is usually longer by design, so only a
+    large loss, or one that grew, counts. The loss is the excess compute divided by the step, a median over at least
+    ``STEPS_MIN`` steps, and must be at least ``ratio``; or ``BEGUN_RATIO`` over ``BEGUN_STEPS`` if the job was even
+    before. If one node is slowest in most steps it is a straggler and not reported here. Blind without compute and step
+    times. Cannot see: imbalance within a rank's micro-batches, or hidden by overlap; whether half of the ranks are
+    another pipeline stage or other hardware.
     """
 
     ratio: float = LOSS_RATIO
@@ -49,7 +49,7 @@ class WorkloadImbalance:
     by_step: bool = True
 
     def detect(self, window: Window) -> list[Verdict]:
-        """Return at most one verdict, the larger loss."""
+        """Return at most one verdict, that with the larger loss."""
         if not {"train_compute_seconds", "train_step_seconds"} <= window.device.keys():
             raise Blind("compute and step times are not both reported")
         compute = window.steps.values.get("train_compute_seconds")
@@ -65,11 +65,11 @@ class WorkloadImbalance:
         return [max(found, key=lambda verdict: verdict.slowdown_ratio)] if found else []
 
     def _ranks(self, window: Window, compute: Floats, seconds: Floats) -> Verdict | None:
-        """Return the verdict when another rank is far slower than its peers in each step."""
+        """Return the verdict if a different rank is far slower than its peers in each step."""
         roles = window_roles(window, RANKS_MIN)
         if not len(roles.size) or len(window.nodes) < NODES_MIN:
             return None
-        # Two steps show at once that nothing is uneven; a pass must not cost more for it.
+        # Two steps suffice to see that nothing is uneven; a pass over a healthy job must cost no more.
         if not np.fmax.reduce(_excess(compute[-SCREEN_LINES:], seconds[-SCREEN_LINES:], roles)[0]) > BEGUN_RATIO:
             return None
         for lines, least in ((STEPS_MIN, self.ratio), (BEGUN_STEPS, BEGUN_RATIO)):
@@ -86,12 +86,12 @@ class WorkloadImbalance:
             if share < least or often > SLOWEST_RATIO:
                 continue
             if least < self.ratio and float(np.quantile(loss[known], LONGER_QUANTILE)) < least / 2:
-                continue  # some uneven steps are no uneven work
+                continue  # a few uneven steps are not uneven work
             if not _changing(newest, newest_s, roles) >= CHANGING_SHARE * share:
-                continue  # the same ones are slow all the time: what they share is, not their work
+                continue  # the same ranks are slow all the time: then it is what they share, not their work
             before = _usual(compute[:-lines], seconds[:-lines], roles)
             if least < self.ratio and not share > BEGUN_TIMES * before:
-                continue  # as uneven as its data always were
+                continue  # as uneven as its data has always been
             was = f", where {100 * before:.1f}% was usual" if share > BEGUN_TIMES * before else ""
             return self._verdict(
                 window,
@@ -104,9 +104,9 @@ class WorkloadImbalance:
         return None
 
     def _stages(self, window: Window, compute: Floats, seconds: Floats, roles: Roles) -> Verdict | None:
-        """Return the verdict when a whole role computes far longer than the mean of the roles."""
+        """Return the verdict if a whole role computes far longer than the mean of the roles."""
         if len(roles.size) < 2 or len(roles.size) == len(window.series) or len(np.unique(roles.size)) > 1:
-            return None  # pipeline stages have equally many ranks; kinds of hardware mostly have not
+            return None  # pipeline stages have equally many ranks; kinds of hardware usually do not
         older = max(len(compute) - STEPS_MIN, 0)
         levels, step_s = _levels(compute[older:], seconds[older:], roles)
         for lines, least in ((STEPS_MIN, self.ratio), (BEGUN_STEPS, BEGUN_RATIO)):
@@ -126,7 +126,7 @@ class WorkloadImbalance:
             earlier = (past[:, longest] - past.mean(axis=1)) / past_s
             earlier = earlier[np.isfinite(earlier)]
             before = float(np.median(earlier)) if len(earlier) >= USUAL_MIN else float("inf")
-            # Stages are unequal by design: what began is what they are more unequal by.
+            # Stages are unequal by design: only the increase counts.
             if least < self.ratio and share - before < BEGUN_RATIO:
                 continue
             members = np.flatnonzero(roles.place == longest)
@@ -171,12 +171,12 @@ class WorkloadImbalance:
 
 
 def _levels(compute: Floats, seconds: Floats, roles: Roles) -> tuple[Floats, Floats]:
-    """Return each role's median compute (lines, roles) and the steps' length (lines,)."""
+    """Return each role's median compute (lines, roles) and the step length (lines,)."""
     return medians(compute, roles, 1), _middles(seconds)
 
 
 def _changing(compute: Floats, seconds: Floats, roles: Roles) -> float:
-    """Return the loss (a median over the steps) beyond what each rank is slower than its role all the time."""
+    """Return the loss (a median over the steps) beyond each rank's constant deviation from its role."""
     middle = np.where(roles.place >= 0, medians(compute, roles, RANKS_MIN)[:, roles.place], np.nan)
     over = compute - middle
     over = over - np.sort(np.where(np.isfinite(over), over, 0.0), axis=0)[len(over) // 2]
@@ -185,7 +185,7 @@ def _changing(compute: Floats, seconds: Floats, roles: Roles) -> float:
 
 
 def _usual(compute: Floats, seconds: Floats, roles: Roles) -> float:
-    """Return what share of the step waiting for the slowest cost in earlier steps; inf where too few are known."""
+    """Return the share of the step lost to waiting for the slowest in earlier steps; inf if too few are known."""
     stride = max(len(compute) // USUAL_LINES, len(compute) * compute.shape[1] // CELLS_MAX, 1)
     if len(compute) < USUAL_MIN:
         return float("inf")
@@ -197,7 +197,7 @@ def _usual(compute: Floats, seconds: Floats, roles: Roles) -> float:
 def _excess(compute: Floats, seconds: Floats, roles: Roles) -> tuple[Floats, NDArray[np.intp]]:
     """Return by what share of the step the slowest rank computes longer than its role's median, and its column.
 
-    (lines,) each; NaN where not known.
+    (lines,) each; NaN if not known.
     """
     middle = np.where(roles.place >= 0, medians(compute, roles, RANKS_MIN)[:, roles.place], np.nan)
     over = compute - middle
@@ -206,7 +206,7 @@ def _excess(compute: Floats, seconds: Floats, roles: Roles) -> tuple[Floats, NDA
 
 
 def _middles(values: Floats) -> Floats:
-    """Return each line's median of what is known, of a sample where there are many: (lines,), NaN where nothing is."""
+    """Return each line's median of what is known, of a sample if there are many: (lines,), NaN if nothing is."""
     ranks = values.shape[1]
     sampled = values[:, :: ranks // RANKS_SAMPLED] if ranks > RANKS_SAMPLED else values
     return median_over_rows(sampled.T).astype(np.float64)

@@ -1,4 +1,4 @@
-"""Judging: windows of samples, detectors, fusion, policy.
+"""The engine: windows of samples, detectors, fusion of verdicts, and policy.
 
-In: samples, events and the time, as arguments. Out: judgements and decisions. Pure: no clock, disk or network.
+Input: samples, events and the time, as arguments. Output: judgements and decisions. Pure: no clock, disk or network.
 """

@@ -10,19 +10,19 @@ from eagle_eye.server.model.records import Job
 class Advance:
     """The steps of one attempt: ``first_step`` (NaN: none), ``highest_step`` (-1: none).
 
-    ``advanced_s`` is the end of the interval in which a step finished last; the start of the attempt before any did.
-    An attempt that its scheduler stops and runs again is as at its start from then on (``started_s``): no step is due
-    yet, and the first may be one that was made before.
+    ``advanced_s`` is the end of the interval in which the last step finished, or the start of the attempt before any
+    did. An attempt that its scheduler stops and runs again is treated as just started (``started_s``): no step is due
+    yet, and its first may be one that was made before.
     """
 
     def __init__(self, started_s: float) -> None:
         self.started_s = self.advanced_s = started_s
         self.first_step, self.highest_step = math.nan, -1.0
         self._stopped = False
-        self._left_at_step = math.nan  # what rows of ranks that have ended go on repeating
+        self._left_at_step = math.nan  # repeated by rows of ranks that have ended
 
     def take_word(self, job: Job) -> None:
-        """Take the scheduler's or launcher's word on whether the attempt runs."""
+        """Apply a scheduler's or launcher's report of whether the attempt runs."""
         stopped, self._stopped = self._stopped, job.state != "running"
         if not stopped or self._stopped:
             return
@@ -37,8 +37,8 @@ class Advance:
         return step > self.highest_step and (self.highest_step >= 0 or step != self._left_at_step)
 
     def take(self, time_s: float, lowest: float, highest: float) -> None:
-        """Take what ranks report at a time: the lowest and the highest step, which is news."""
+        """Record the lowest and highest newly finished step that ranks report at a time."""
         if self.highest_step < 0:
             self.first_step = lowest
         self.highest_step = highest
-        self.advanced_s = max(self.advanced_s, time_s)  # a clock that was set back tells of earlier moments
+        self.advanced_s = max(self.advanced_s, time_s)  # a clock that was set back reports earlier times

@@ -1,4 +1,4 @@
-"""Rules that count: budgets of exclusions and restarts, the breaker, the nodes that a job keeps. Pure."""
+"""Policy rules on budgets: exclusions, restarts, the circuit breaker, and a job's minimum of nodes. Pure."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from eagle_eye.server.model.records import Action, Incident
 
 
 def plan_mode(incident: Incident, situation: Situation, plan: Plan) -> Mode:
-    """Return the mode of what is planned."""
+    """Return the mode of the plan."""
     settings = situation.settings
     return mode_of(settings.mode, settings.modes, incident.job, incident.fault, plan.kind).mode
 
 
 def breaker_until_s(actions: list[Action], count: int, window_s: float, rest_s: float) -> float | None:
-    """Return until when the breaker is open by these actions, oldest first; None where they never tripped it.
+    """Return until when the breaker is open given these actions, oldest first; None if they never tripped it.
 
-    It trips at the action that is the ``count``-th within ``window_s``, and again at each further one.
+    It trips at the ``count``-th action within ``window_s``, and again at each further one.
     """
     times = [action.created_s for action in actions if action.kind in DISRUPTIVE_KINDS]
     trips = [late for early, late in zip(times, times[count - 1 :], strict=False) if late - early <= window_s]
@@ -33,7 +33,7 @@ def breaker_until_s(actions: list[Action], count: int, window_s: float, rest_s: 
 
 
 def exclusions_left(incident: Incident, situation: Situation, mode: Mode) -> int:
-    """Return how many more nodes the budgets of job and fleet allow to exclude."""
+    """Return how many more exclusions the budgets of job and fleet allow."""
     mine = terms(incident, situation).exclusions_per_job - _excluded(counted(situation, mode), incident.job)
     return min(mine, _fleet_limit(situation) - _excluded(counted(situation, mode)))
 
@@ -46,18 +46,18 @@ def restarts_left(incident: Incident, situation: Situation, mode: Mode) -> int:
 
 
 def nodes_left(incident: Incident, situation: Situation, mode: Mode, excluded: int) -> int:
-    """Return how many nodes the job has after so many exclusions, spares that are known to stand ready included."""
+    """Return how many nodes the job has after ``excluded`` exclusions, including spares known to be ready."""
     return situation.members - excluded + (spares_ready(incident, situation, mode) or 0)
 
 
 def exclusion_room(incident: Incident, situation: Situation, mode: Mode, taken: int) -> int:
-    """Return how many more nodes may leave the job beside ``taken``, by budgets and the least that it keeps."""
+    """Return how many more nodes may leave the job besides ``taken``, by budgets and its minimum of nodes."""
     kept = nodes_left(incident, situation, mode, taken) - terms(incident, situation).nodes_min
     return min(exclusions_left(incident, situation, mode) - taken, kept)
 
 
 def spares_ready(incident: Incident, situation: Situation, mode: Mode) -> int | None:
-    """Return how many spares stand ready, less one for each node excluded in the window; None: not known."""
+    """Return how many spares are ready, less one for each node excluded in the window; None: not known."""
     spares = terms(incident, situation).spares
     exclusions = [action for action in counted(situation, mode) if action.kind == "exclude_node"]
     return None if spares is None else max(0, spares - _excluded(exclusions, incident.job))
@@ -137,9 +137,9 @@ def _fleet_restarts(incident: Incident, situation: Situation, plan: Plan) -> Rul
 
 
 def _without_restart(plan: Plan, why: str, remedy: str, values: Values) -> Ruling:
-    """Say what becomes of a plan when no restart is left: as where a job may not be restarted, the node goes alone.
+    """Reduce a plan when no restart is left: as where a job may not be restarted, the node alone leaves.
 
-    To hold the exclusion back would make ``may_restart = false``, the more careful setting, the one that does more.
+    Holding the exclusion back would make ``may_restart = false``, the more careful setting, the one that does more.
     """
     if plan.kind == "restart_job":
         return held(f"{why}: {remedy}", values)

@@ -1,4 +1,4 @@
-"""Which checks put a fault to the test, and what must have passed before they say anything about it. Pure."""
+"""Chooses the checks that test for a fault, and those that must pass before a report clears the node of it. Pure."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from eagle_eye.server.model.records import CheckOutcome
 
 LONG_GEMM_S = 60.0  # heat and power limits show after a minute under load, not after eight seconds
 BRIEF_S = 150.0
-SDC_STARTS_S = 120.0  # for torch to be loaded twice, GPUs to be opened, and results to be worked out
+SDC_STARTS_S = 120.0  # to load torch twice, open the GPUs, and compute the results
 WHOLE_S = 300.0  # everything, with the site's own tools
 
-# Faults of one part of the node; two of one family may be one cause. A fault of no family may be any part's.
+# Faults of one part of the node; two of one family may share a cause. A fault without a family may be in any part.
 FAMILIES: Mapping[str, str] = MappingProxyType(
     {
         "gpu_lost": "gpu",
@@ -31,11 +31,11 @@ FAMILIES: Mapping[str, str] = MappingProxyType(
 
 
 class Suite(NamedTuple):
-    """What ``eagle-eye check`` is to run; ``checks`` empty: all that it has.
+    """What ``eagle-eye check`` must run; ``checks`` empty: all of its checks.
 
-    Of each group in ``proof`` one check must have passed: a report without them may call the node healthy and say
-    nothing of this fault, for want of a tool or of the hardware. ``gemm_s`` 0: as long as the check likes; ``sdc_s``
-    likewise.
+    At least one check of each group in ``proof`` must have passed: without them a report may call the node healthy
+    although it did not test for this fault, for lack of a tool or the hardware. ``gemm_s`` 0: the check's default;
+    ``sdc_s`` likewise.
     """
 
     checks: tuple[str, ...]
@@ -47,7 +47,7 @@ class Suite(NamedTuple):
 
 EVERYTHING = Suite((), (), WHOLE_S)
 _GPU = ("gemm", "memory", "gpu_facts", "dcgm")
-_SEEN = ("gpu_facts",)  # the driver sees GPUs at all: else they were not what was put to work
+_SEEN = ("gpu_facts",)  # the driver sees GPUs at all: otherwise they were not under load
 
 _SUITES: Mapping[str, Suite] = MappingProxyType(
     {
@@ -69,9 +69,9 @@ _SUITES: Mapping[str, Suite] = MappingProxyType(
 
 
 def suite(fault: str, sdc_s: float = 0.0) -> Suite:
-    """Return what puts the fault to the test; everything for a fault that no check is about, and for "".
+    """Return the suite that tests for the fault; everything for a fault without a specific check, and for "".
 
-    With ``sdc_s`` it is the search for silent corruption of a node of which nothing is suspected.
+    With ``sdc_s`` it is the search for silent corruption on a node that is not suspected of anything.
     """
     if sdc_s > 0:
         return Suite(("sdc_gemm", "sdc_all_reduce"), (("sdc_gemm",),), sdc_s + SDC_STARTS_S, sdc_s=sdc_s)
@@ -79,7 +79,7 @@ def suite(fault: str, sdc_s: float = 0.0) -> Suite:
 
 
 def unproven(fault: str, outcomes: Iterable[CheckOutcome], sdc_s: float = 0.0) -> str:
-    """Return why passed checks say nothing of the fault, "" where they do."""
+    """Return why passed checks do not clear the node of the fault, "" if they do."""
     passed = {outcome.name for outcome in outcomes if outcome.state == "passed"}
     missing = [group for group in suite(fault, sdc_s).proof if not passed & set(group)]
     if not missing:
@@ -89,7 +89,7 @@ def unproven(fault: str, outcomes: Iterable[CheckOutcome], sdc_s: float = 0.0) -
 
 
 def related(fault: str, other: str) -> bool:
-    """Return whether two faults may be of one cause: of one family, or one of them of none."""
+    """Return whether two faults may share a cause: of one family, or one of them without a family."""
     families = {FAMILIES.get(fault, ""), FAMILIES.get(other, "")}
     return len(families) == 1 or "" in families
 

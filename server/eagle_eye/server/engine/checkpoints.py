@@ -1,4 +1,4 @@
-"""What the nodes of an attempt say of its checkpoints in memory, and where the job could go on. Pure."""
+"""Tracks an attempt's checkpoints in memory, as its nodes report them, and where the job could resume. Pure."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from numpy.typing import NDArray
 from eagle_eye.detectors.types import Floats
 from eagle_eye.schema.action import ResumeFrom
 
-REPORTED = "memory_checkpoint_bytes"  # of every node whose ranks keep checkpoints in memory
+REPORTED = "memory_checkpoint_bytes"  # reported by every node whose ranks keep checkpoints in memory
 _STEP, _PERSISTED = "memory_checkpoint_step", "memory_checkpoint_persisted_step"
 _AGE = "memory_checkpoint_age_steps"
 _COPIES, _WANTED = "memory_checkpoint_copies", "memory_checkpoint_copies_wanted"
 _NUMBERS = frozenset({_STEP, _AGE, _COPIES, _WANTED})
-# Of whole steps before the newest one a node tells where it holds all its copies; with how long ago it captured them.
+# Complete steps before the newest of which a node holds all its copies; with how long ago it captured them.
 _OLDER_STEPS = (
     "memory_checkpoint_previous_step",
     "memory_checkpoint_second_oldest_step",
@@ -30,19 +30,19 @@ _OLDER_AGES = (
     "memory_checkpoint_second_oldest_age_seconds",
     "memory_checkpoint_oldest_age_seconds",
 )
-_TIME_S, _THIN_SINCE_S = "time_s", "thin_since_s"  # kept beside them
+_TIME_S, _THIN_SINCE_S = "time_s", "thin_since_s"  # kept with them
 STALE_S = 30.0
-STEPS_KEPT = 256  # of which it is known since when: of one each second, four minutes
-OLDER_MAX = 8  # whole steps before the newest one: nodes tell of three each, not all at the same moment
-# After the onset of these a checkpoint may hold the damage; orchestrators distrust it likewise.
+STEPS_KEPT = 256  # steps with a known first report: four minutes at one per second
+OLDER_MAX = 8  # complete steps before the newest: nodes report three each, not all at the same time
+# A checkpoint after the onset of these faults may hold the damage; orchestrators distrust it likewise.
 SPOILING_FAULTS = frozenset({"loss_not_finite", "loss_divergence", "silent_data_corruption"})
 
-Reported = tuple[int, float]  # a step, and when it was first told
+Reported = tuple[int, float]  # a step, and when it was first reported
 
 
 @dataclass(frozen=True, slots=True)
 class KeptStep:
-    """A whole step in memory, captured at ``captured_s`` or before.
+    """A complete step in memory, captured at ``captured_s`` or before.
 
     ``nodes`` have copies of it; ``lacking`` may not have all that they should, or are silent.
     """
@@ -55,14 +55,14 @@ class KeptStep:
 
 @dataclass(frozen=True, slots=True)
 class Checkpoints:
-    """How an attempt's checkpoints stand, by what its nodes told last.
+    """The state of an attempt's checkpoints, by its nodes' latest reports.
 
-    ``step`` is the newest that is whole in memory (None: none is known), ``since_s`` when it was first told,
-    ``at_risk_steps`` what ranks have finished since, ``step_s`` what a step takes (None: not known). ``copies`` of
-    ``copies_wanted`` shards are held, by ``nodes``; ``lacking`` have fewer than they should, or are silent;
-    ``thin_since_s`` is since when one that is heard of has fewer, None: none has.
-    ``older`` are steps before it that memory holds, the newest first. ``persisted`` are steps on storage, each with
-    when it was first told, the newest last.
+    ``step`` is the newest that is complete in memory (None: none is known), ``since_s`` when it was first reported,
+    ``at_risk_steps`` the steps that ranks have finished since, ``step_s`` the duration of a step (None: not known).
+    ``copies`` of ``copies_wanted`` shards are held, by ``nodes``; ``lacking`` have fewer than they should, or are
+    silent; ``thin_since_s`` is since when a reporting node has had fewer, None: none has. ``older`` are earlier steps
+    held in memory, the newest first. ``persisted`` are steps on storage, each with the time of its first report, the
+    newest last.
     """
 
     step: int | None = None
@@ -78,13 +78,13 @@ class Checkpoints:
     older: tuple[KeptStep, ...] = ()
 
     def resume_from(self, ranks: int, leaving: Sequence[str] = (), before_s: float = math.inf) -> ResumeFrom | None:
-        """Return where the job of so many ranks goes on once the nodes ``leaving`` have left, None: not known.
+        """Return where a job of ``ranks`` ranks resumes once the nodes ``leaving`` have left, None: not known.
 
-        It is the newest step, in memory or on storage. Memory is named only where every shard is sure to have a copy
-        left, and nothing that was captured, or first told, after ``before_s``: it may hold a fault's damage.
+        It is the newest step, in memory or on storage. Memory qualifies only if every shard is certain to keep a copy,
+        and nothing that was captured, or first reported, after ``before_s``, since it may hold a fault's damage.
         """
         replicas = self.copies_wanted // ranks if ranks else 1
-        # So many nodes hold each shard: where fewer of them lack copies, or leave, one is left that has it.
+        # Each shard is held by this many nodes: if fewer of them lack copies, or leave, one remains that has it.
         kept = (
             one
             for one in (*self._newest(), *self.older)
@@ -106,7 +106,7 @@ NOTHING_REPORTED = Checkpoints()
 
 
 class CheckpointLog:
-    """Takes what nodes tell, row by row; ``stand`` is what follows from it."""
+    """Records nodes' reports row by row; ``stand`` returns the resulting state."""
 
     def __init__(self) -> None:
         self._whole: Reported = (-1, math.nan)
@@ -115,7 +115,7 @@ class CheckpointLog:
         self._older = np.empty((2, len(_OLDER_STEPS), 0))  # steps, and when they were captured
 
     def take(self, time_s: float, metrics: Sequence[str], columns: slice | NDArray[np.intp], values: Floats) -> None:
-        """Take rows of nodes, by their columns; ``values`` is (metrics, columns)."""
+        """Record rows of nodes, by their columns; ``values`` is (metrics, columns)."""
         places = np.arange(columns.start, columns.stop) if isinstance(columns, slice) else columns
         self._fit(int(places.max(initial=-1)) + 1)
         of_node = self._of_node
@@ -133,15 +133,15 @@ class CheckpointLog:
         of_node[_THIN_SINCE_S][places] = np.where(thin, np.fmin(since_s, time_s), np.nan)
 
     def stand(self, nodes: Sequence[str], step_s: float | None = None) -> Checkpoints:
-        """Return how the checkpoints stand; ``nodes`` are the columns' names."""
+        """Return the state of the checkpoints; ``nodes`` are the columns' names."""
         if not len(self._of_node[_TIME_S]):
             return NOTHING_REPORTED
         newest_s = float(np.nanmax(self._of_node[_TIME_S]))
-        reported = self._of_node[_TIME_S] >= newest_s - STALE_S  # who says nothing any more knows nothing of now
+        reported = self._of_node[_TIME_S] >= newest_s - STALE_S  # a silent node's last report is not current
         of_node = {name: np.where(reported, kept, np.nan) for name, kept in self._of_node.items()}
-        wanted = self._of_node[_WANTED]  # also of the silent: each shard has so many copies as before
+        wanted = self._of_node[_WANTED]  # including silent nodes: each shard has as many copies as before
         step = int(np.nanmax(of_node[_STEP], initial=-1.0))
-        if step < self._whole[0]:  # the program was started anew, from an earlier one
+        if step < self._whole[0]:  # the program restarted from an earlier step
             self._whole = (step, newest_s)
         thin_since_s = float(np.nanmin(of_node[_THIN_SINCE_S], initial=math.inf))
         return Checkpoints(
@@ -159,7 +159,7 @@ class CheckpointLog:
         )
 
     def _take_older(self, time_s: float, places: NDArray[np.intp], rows: Mapping[str, Floats]) -> None:
-        """A node that says anything of its checkpoints holds the older steps that it tells of, and no others."""
+        """Replace the older steps of a node that reports on its checkpoints: it holds those reported, and no others."""
         nothing = np.full(len(places), np.nan)
         step = np.array([rows.get(name, nothing) for name in _OLDER_STEPS])
         age_s = np.array([rows.get(name, nothing) for name in _OLDER_AGES])
@@ -183,13 +183,13 @@ class CheckpointLog:
 def _older(
     of_node: Mapping[str, Floats], older: Floats, nodes: Sequence[str], members: NDArray[np.bool_], newest: int
 ) -> tuple[KeptStep, ...]:
-    """Return the steps before the newest that nodes hold, the newest first; of many those that most of them hold."""
+    """Return the steps before the newest that nodes hold, the newest first; of many those that most nodes hold."""
     steps, captured_s = older
     reported, times = np.unique(steps[steps < newest], return_counts=True)
     found = []
     for step in reported[np.argsort(times)[-OLDER_MAX:]]:
         at_s = np.fmax.reduce(np.where(steps == step, captured_s, np.nan))
-        # The newest of a node that was heard a moment earlier is another one's previous.
+        # The newest step of a node heard a moment earlier is another one's previous step.
         its_newest = (of_node[_STEP] == step) & (of_node[_COPIES] >= of_node[_WANTED])
         has = members & (np.isfinite(at_s) | its_newest)
         lacking = tuple(compress(nodes, members & ~has))

@@ -1,4 +1,4 @@
-"""Rules that choose what is asked for: the fault's action, unless evidence, cost or terms make it less. Pure."""
+"""Policy rules that choose the action: the fault's, unless evidence, cost or terms reduce it. Pure."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ from eagle_eye.server.engine.situation import ASKED_STATES, NODE_KINDS, Situatio
 from eagle_eye.server.model.records import Incident
 
 INDEPENDENT_KINDS_MIN = 2
-SLOW_BY = "compute_time"  # the one kind that is strong alone: it names the rank that the others wait for
-CAUSELESS = "straggler"  # slow and nothing says why: in a small job some rank always computes a little longer
-DRAIN_CONFIDENCE_MIN = 0.6  # what detectors say of a rank that chance does not explain
-SLOWDOWN_MIN = 0.01  # what is less cannot be told from how a job's pace changes by itself
+SLOW_BY = "compute_time"  # the one kind that suffices alone: it names the rank that the others wait for
+CAUSELESS = "straggler"  # slow without a known reason: in a small job some rank always computes a little longer
+DRAIN_CONFIDENCE_MIN = 0.6  # detectors' confidence for a rank that chance does not explain
+SLOWDOWN_MIN = 0.01  # a smaller slowdown cannot be told from normal variation of a job's pace
 TELL = Plan("notify")
 
 
 def asked_kind(incident: Incident) -> ActionKind:
-    """Return what the incident's presentation asks for, else what its fault does."""
+    """Return the action asked for by this presentation of the incident, else the fault's own."""
     if incident.asks:
-        return cast("ActionKind", incident.asks)  # a verdict's own word, which is typed
+        return cast("ActionKind", incident.asks)  # from a verdict, which is typed
     if incident.fault == "hang" and incident.node is None:
         return "restart_job"
     return BY_NAME[incident.fault].action
 
 
 def floors_for(incident: Incident, settings: PolicySettings, gpu_models: Mapping[str, Sequence[str]]) -> Floors:
-    """Return what holds for the incident's nodes; ``gpu_models`` are as in Situation.
+    """Return the floors for the incident's nodes; ``gpu_models`` are as in Situation.
 
-    A presentation of its own that the evidence has, and a program that is to blame, never ask for more than they do.
+    Where the evidence asks for an action of its own, or the program is to blame, terms never increase the action.
     """
     nodes = [incident.node] if incident.node is not None else incident.nodes
     asked = asked_kind(incident)
@@ -48,7 +48,7 @@ def floors_for(incident: Incident, settings: PolicySettings, gpu_models: Mapping
 
 
 def is_supported(incident: Incident, floors: Floors) -> bool:
-    """Return whether there is evidence enough to act on: the rules evidence and confidence have nothing against it."""
+    """Return whether the evidence suffices to act: the rules evidence and confidence pass."""
     return not (_lacks_kinds(incident, floors.action) or _lacks_confidence(incident, floors.confidence_min))
 
 
@@ -69,7 +69,7 @@ def _needs_no_confidence(incident: Incident) -> bool:
 
 
 def _node_terms(incident: Incident, situation: Situation, plan: Plan) -> Ruling:
-    """What the operator settled for these nodes; floors are weighed by the rules that they belong to."""
+    """Apply the operator's terms for these nodes; floors are checked by their own rules."""
     floors = _floors(incident, situation)
     if not floors.where:
         return NOT_APPLICABLE
@@ -101,7 +101,7 @@ def _accused(incident: Incident, _: Situation, plan: Plan) -> Ruling:
 
 
 def _drain_instead(incident: Incident, situation: Situation, plan: Plan) -> Ruling:
-    """What is slow by one strong kind of evidence leaves when the job restarts anyway; a check then settles it."""
+    """Drain instead of excluding what is slow by one strong kind of evidence; a check then decides."""
     slow = BY_NAME[incident.fault].trouble == "slow" and SLOW_BY in incident.kinds
     floors = _floors(incident, situation)
     if plan.kind != "exclude_node" or not slow or is_supported(incident, floors):
@@ -160,7 +160,7 @@ def _cost(incident: Incident, situation: Situation, plan: Plan) -> Ruling:
     if situation.ends_s is not None:  # its time limit
         remaining_s = min(remaining_s, max(situation.ends_s - situation.now_s, 0.0))
     left = 1.0 if situation.pace_left_ratio is None else situation.pace_left_ratio
-    # What remains at the pace that it has with the node, and at the one that is left without it.
+    # The remaining time at the pace with the node, and at the pace without it.
     gain_s = remaining_s * (1 - 1 / (1 + slowdown) / left) if slowdown > 0 and left > 0 else 0.0
     at_risk = _at_risk(incident, situation)
     if at_risk is not None:
@@ -222,7 +222,7 @@ class _AtRisk(NamedTuple):
 
 
 def _at_risk(incident: Incident, situation: Situation) -> _AtRisk | None:
-    """Return the work since the newest step in memory from which the job could go on; None where none is known."""
+    """Return the work since the newest step in memory from which the job could resume; None if none is known."""
     found = resume_from(incident, situation, [incident.node] if incident.node is not None else [])
     reported = situation.checkpoints
     if found is None or found.where != "memory" or reported.step is None or reported.step_s is None:
@@ -232,7 +232,7 @@ def _at_risk(incident: Incident, situation: Situation) -> _AtRisk | None:
 
 
 def _repetition(incident: Incident, situation: Situation, plan: Plan) -> Ruling:
-    """A second restart for the same node becomes its exclusion, unless the program is to blame."""
+    """Turn a second restart for the same node into its exclusion, unless the program is to blame."""
     if plan.kind != "restart_job" or incident.application or incident.node is None:
         return NOT_APPLICABLE
     times = sum(
@@ -256,7 +256,7 @@ def _repetition(incident: Incident, situation: Situation, plan: Plan) -> Ruling:
 
 
 def _target(incident: Incident, _: Situation, plan: Plan) -> Ruling:
-    """Fill in whom to exclude and whether to restart."""
+    """Set the nodes to exclude and whether to restart."""
     exclude = (incident.node,) if plan.kind in NODE_KINDS and incident.node is not None else ()
     restart = plan.kind in ("exclude_node", "restart_job")
     full = replace(plan, exclude=exclude, restart=restart)
@@ -278,7 +278,7 @@ def _may_restart(incident: Incident, situation: Situation, plan: Plan) -> Ruling
 
 
 def _restart_owner(incident: Incident, situation: Situation, plan: Plan) -> Ruling:
-    """One owner restarts a job; where operator and job name different ones, it is not us."""
+    """Respect that one owner restarts a job; if operator and job name different ones, we do not."""
     if not plan.restart:
         return NOT_APPLICABLE
     configured, reported = terms(incident, situation).restart_owner, situation.restart_owner
@@ -293,7 +293,7 @@ def _restart_owner(incident: Incident, situation: Situation, plan: Plan) -> Ruli
 
 
 def _spare(_: Incident, situation: Situation, plan: Plan) -> Ruling:
-    """Say what the job goes on with where its launcher has no spare; whether that pays is for the rule of cost."""
+    """Say what the job continues with if its launcher has no spare; the cost rule decides whether that pays."""
     left = situation.pace_left_ratio
     if plan.kind != "exclude_node" or left is None:
         return NOT_APPLICABLE

@@ -1,4 +1,4 @@
-"""Drains that were put off until the job restarts anyway: now it does. Pure."""
+"""Executes drains that were deferred until the job restarts anyway. Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from eagle_eye.server.model.records import Incident
 
 
 def _deferred_drains(incident: Incident, situation: Situation, plan: Plan) -> Ruling:
-    """A node that is to leave when the job restarts anyway leaves now, where a known spare takes its place."""
+    """Let a node that is due to leave at the next restart leave now, if a known spare takes its place."""
     if not plan.restart:
         return NOT_APPLICABLE
     waiting = [node for node in _draining(incident, situation) if node not in plan.exclude]
@@ -25,7 +25,7 @@ def _deferred_drains(incident: Incident, situation: Situation, plan: Plan) -> Ru
     if restarts_left(incident, situation, mode) <= 0:
         room = 0  # there is no restart with which they could leave
     if CAREFULNESS[mode] > CAREFULNESS[plan_mode(incident, situation, plan)]:
-        room = 0  # else the restart itself would wait for whoever decides on exclusions
+        room = 0  # otherwise the restart itself would wait for whoever decides on exclusions
     leaving = waiting[: max(room, 0)]
     values: Values = {"waiting": ", ".join(waiting), "leaving": ", ".join(leaving), "room": room}
     if not leaving:
@@ -36,11 +36,11 @@ def _deferred_drains(incident: Incident, situation: Situation, plan: Plan) -> Ru
 
 
 def _draining(incident: Incident, situation: Situation) -> list[str]:
-    """Return the job's nodes whose drain was asked for and that nobody has put back into service since."""
+    """Return the job's nodes with a requested drain that have not been put back into service since."""
     drains = [a for a in counted(situation, "act") if a.kind == "drain_node" and a.job == incident.job]
     out = {node for node, record in situation.standing.items() if is_ours(record)}
     nodes = {node for a in drains for node in a.exclude if node in out or a.state in UNDER_WAY_STATES}
-    nodes -= situation.standing.keys() - out  # somebody has drained it himself since: no longer ours
+    nodes -= situation.standing.keys() - out  # somebody else has drained it since: no longer ours
     return sorted(nodes & {rank.node for rank in situation.ranks}) if nodes else []
 
 

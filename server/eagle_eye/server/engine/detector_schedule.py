@@ -1,4 +1,4 @@
-"""Asking the detectors: most of them at every tick, a costly one as often as its answer can change. Pure."""
+"""Schedules detectors: most run at every tick, costly ones only as often as their answer can change. Pure."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from typing import NamedTuple
 
 from eagle_eye.detectors.types import Blind, Detector, Verdict, Window
 
-JOBS_AT_EASE = 128  # of so many jobs each is asked about as often as detectors like; of more each more rarely...
-RARELY_S = 5.0  # ...but at least so often: what hardware does lasts ten seconds before anybody is told of it
-SPREAD = (math.sqrt(5) - 1) / 2  # of the time between two askings, from one job to the next: as even as it can be
+JOBS_AT_EASE = 128  # up to this many jobs, each runs at the detectors' preferred interval; beyond, less often...
+RARELY_S = 5.0  # ...but at least this often: hardware effects last ten seconds before they are reported
+SPREAD = (math.sqrt(5) - 1) / 2  # golden-ratio offset between jobs within an interval: spreads them most evenly
 
 
 class DetectorAnswer(NamedTuple):
-    """A detector's word: verdicts, or why it could not tell ("" when it could)."""
+    """A detector's answer: verdicts, or why it was blind ("" if it was not)."""
 
     attempt: int
     asked_s: float
@@ -23,14 +23,14 @@ class DetectorAnswer(NamedTuple):
 
 
 class _Kept(NamedTuple):
-    """What is kept of a job: ``share`` is how far into the time between two askings its turn comes, from 0 to 1."""
+    """The state kept for a job: ``share`` is its offset within the interval between two runs, from 0 to 1."""
 
     share: float
     answers: dict[str, DetectorAnswer]
 
 
 class _Asked(NamedTuple):
-    """A detector and how often it is asked."""
+    """A detector and how often it runs."""
 
     detector: Detector
     name: str
@@ -39,12 +39,12 @@ class _Asked(NamedTuple):
 
 
 class Asking:
-    """Asks each detector of a window.
+    """Runs each detector on a window.
 
-    One with an ``every_s`` is asked that often, one that is ``by_step`` when another step has settled, unless it has
-    something to say; in between its last answer holds. Jobs that began together are asked in turn. With very many jobs
-    both kinds are asked more rarely, so that a pass over all of them stays short; whatever is asked at every
-    tick, as all that stops a job, still is.
+    A detector with ``every_s`` runs at that interval, one that is ``by_step`` when another step has settled, unless it
+    has something to report; in between its last answer holds. Jobs that started together take turns. With very many
+    jobs both kinds run less often, so that a pass over all of them stays short; detectors that run at every tick, such
+    as all that find stopped jobs, still do.
     """
 
     def __init__(self, detectors: tuple[Detector, ...]) -> None:
@@ -58,10 +58,10 @@ class Asking:
             for detector in detectors
         ]
         self._kept: dict[str, _Kept] = {}
-        self._jobs = 0  # that were ever asked about
+        self._jobs = 0  # number of jobs ever seen
 
     def ask(self, window: Window) -> tuple[list[Verdict], dict[str, str]]:
-        """Return all verdicts, and why each detector that could not tell could not."""
+        """Return all verdicts, and the reason of each detector that was blind."""
         verdicts: list[Verdict] = []
         blind: dict[str, str] = {}
         kept = self._kept.get(window.job)
@@ -74,7 +74,7 @@ class Asking:
             if asked.every_s > 0 or asked.by_step:
                 answer = kept.answers.get(asked.name)
                 if answer is None or answer.attempt != window.attempt:
-                    # The first answer holds for less than others, so that the next one comes in the job's turn.
+                    # The first answer expires earlier than others, so that the next run falls into the job's turn.
                     asked_s = window.now_s - kept.share * asked.every_s
                     answer = kept.answers[asked.name] = DetectorAnswer(
                         window.attempt, asked_s, step, *_said(asked, window)
@@ -92,12 +92,12 @@ class Asking:
         return verdicts, blind
 
     def forget(self, job: str) -> None:
-        """Drop what is kept of a job."""
+        """Drop the state kept for a job."""
         self._kept.pop(job, None)
 
 
 def _holds(answer: DetectorAnswer, window: Window, step: float, asked: _Asked, strained: float, share: float) -> bool:
-    """Whether an answer still counts; ``strained`` is by how many times there are more jobs than are easy."""
+    """Whether an answer is still valid; ``strained`` is the ratio of jobs to JOBS_AT_EASE."""
     if asked.by_step and (answer.verdicts or answer.step == step):
         return not answer.verdicts
     if strained > 1.0 and asked.every_s < RARELY_S:

@@ -1,4 +1,4 @@
-"""Every detector, in the order it runs, with the site's settings."""
+"""Builds every detector, in execution order, with the site's settings."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ from eagle_eye.server.engine.settings import DetectionSettings
 
 
 def build_detectors(settings: DetectionSettings, model: LearnedModel | str = NO_MODEL) -> tuple[Detector, ...]:
-    """Return all detectors; ``model`` is what was learned of healthy nodes, or why nothing was."""
+    """Return all detectors; ``model`` is the learned model of healthy nodes, or why there is none."""
     patience = Patience(
         floor_s=settings.hang_floor_s,
         typical_steps=settings.hang_typical_steps,

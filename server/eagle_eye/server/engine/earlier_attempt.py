@@ -1,4 +1,4 @@
-"""What an attempt inherits from those before it. Pure."""
+"""The state that an attempt inherits from earlier ones. Pure."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from eagle_eye.detectors.progress.failed_start import UNREACHED
 from eagle_eye.detectors.types import Curve, Pause, Verdict
 from eagle_eye.server.engine.pauses import PauseLog
 
-UNREACHED_MAX = 16  # nodes of failed starts in a row that are remembered
+UNREACHED_MAX = 16  # nodes of consecutive failed starts that are remembered
 
 
 class Earlier(NamedTuple):
-    """``curve`` is the course of the last attempt that made steps, None where none did.
+    """``curve`` is that of the last attempt that made steps, None if none did.
 
-    ``mute_starts`` is how many attempts right before were past the start's deadline without a step, ``unreached`` the
-    nodes of which it was said in such attempts that they alone did not reach the others. ``pauses`` are those that the
-    job has made: a restart does not change what the program does.
+    ``mute_starts`` counts the immediately preceding attempts that passed the start deadline without a step,
+    ``unreached`` lists the nodes named in such attempts as the only ones unable to reach the others. ``pauses`` are
+    those that the job has made: a restart does not change what the program does.
     """
 
     curve: Curve | None = None
@@ -27,7 +27,7 @@ class Earlier(NamedTuple):
 
     @property
     def starts(self) -> tuple[int, tuple[str, ...]]:
-        """What attempts right before that made no step tell of this one's start."""
+        """What the immediately preceding attempts without a step imply for this one's start."""
         return self.mute_starts, self.unreached
 
 
@@ -35,7 +35,7 @@ NOTHING = Earlier()
 
 
 class Before(Protocol):
-    """The attempt before, as far as it matters here."""
+    """The previous attempt, as far as it matters here."""
 
     started_s: float
     earlier: Earlier
@@ -44,17 +44,17 @@ class Before(Protocol):
 
     @property
     def curve(self) -> Curve:
-        """The job's course by step."""
+        """The job's curve by step."""
         ...
 
 
 def unreached_by(verdicts: Iterable[Verdict]) -> tuple[str, ...]:
-    """Return the nodes of which it is said that they alone did not reach the others as the attempt started."""
+    """Return the nodes that verdicts name as the only ones unable to reach the others as the attempt started."""
     return next((verdict.nodes for verdict in verdicts if UNREACHED in verdict.kinds), ())
 
 
 def inherited(before: Before | None, now_s: float, start_deadline_s: float) -> Earlier:
-    """Return what an attempt that begins at ``now_s`` inherits from the one before, None where there is none."""
+    """Return what an attempt that begins at ``now_s`` inherits from the previous one, None if there is none."""
     if before is None:
         return NOTHING
     if len(before.curve.number):

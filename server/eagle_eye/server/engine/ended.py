@@ -1,7 +1,7 @@
-"""When a job has ended, by whose word, and for how long what it did is kept. Pure.
+"""Decides when a job has ended, on whose report, and how long its data is kept. Pure.
 
-A node's rows go to all jobs that it is a member of, also while none of its ranks says anything. Of a job that is over
-none may come any more: they would be of the jobs that run there now.
+A node's rows go to all jobs that it is a member of, even while none of its ranks reports. A job that is over must not
+receive any more: they would belong to the jobs that run there now.
 """
 
 from __future__ import annotations
@@ -13,21 +13,21 @@ from eagle_eye.server.engine.routing import Route
 from eagle_eye.server.engine.scheduler_contact import FAILED_S, since_s
 from eagle_eye.server.model.records import Job
 
-# In which a job has the nodes that its scheduler names.
+# States in which a job has the nodes that its scheduler names.
 HELD_STATES = frozenset({"running", "suspended", "completing", "maintenance"})
-FINAL_STATES = frozenset({"finished", "cancelled"})  # after which a job does not go on in another attempt by itself
-FORGET_JOB_S = 86_400.0  # a job that nobody mentioned for this long is dropped from memory
+FINAL_STATES = frozenset({"finished", "cancelled"})  # after which a job does not continue in another attempt by itself
+FORGET_JOB_S = 86_400.0  # a job without any report for this long is dropped from memory
 
 
 def is_over(job: Job | None, track: JobTrack, now_s: float) -> bool:
-    """Whether the attempt ended so long ago, by its launcher's or scheduler's word, that nothing of it is judged."""
+    """Whether the attempt ended, according to its launcher or scheduler, so long ago that it is no longer judged."""
     if job is None or job.attempt < track.attempt or job.state in HELD_STATES:
         return False
     return now_s - since_s(job) > FAILED_S
 
 
 def is_left(track: JobTrack, routes: Mapping[str, Route]) -> bool:
-    """Whether all nodes of the attempt speak of other jobs by now, and none of this one."""
+    """Whether all nodes of the attempt now report other jobs, and none this one."""
     known = [routes.get(node) for node in track.nodes]
     return bool(known) and all(
         route is not None and route.named and track not in route.tracks[: route.named] for route in known
@@ -35,7 +35,7 @@ def is_left(track: JobTrack, routes: Mapping[str, Route]) -> bool:
 
 
 def may_go(job: Job | None, track: JobTrack, now_s: float, kept_s: float) -> bool:
-    """Whether what is known of the job is of no use any more; ``kept_s`` is how long it is after an end for good."""
+    """Whether the job's data can be dropped; ``kept_s`` is how long it is kept after a final end."""
     untouched_s = now_s - track.touched_s
     if job is None or job.state not in FINAL_STATES or not is_over(job, track, now_s):
         return untouched_s > FORGET_JOB_S
@@ -43,5 +43,5 @@ def may_go(job: Job | None, track: JobTrack, now_s: float, kept_s: float) -> boo
 
 
 def is_past(job: Job, now_s: float) -> bool:
-    """Whether it is a job of long ago, of which nobody speaks any more."""
+    """Whether the job is old and no longer reported by anything."""
     return job.state not in HELD_STATES and now_s - job.updated_s > FORGET_JOB_S

@@ -1,4 +1,4 @@
-"""The engine: frames and job updates in, judgements out. Time is an argument; live and backtest run this code."""
+"""The engine: frames and job updates in, judgements out. Time is an argument, so live and backtest share this code."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ from eagle_eye.server.engine.settings import DetectionSettings
 from eagle_eye.server.engine.topology import Topology
 from eagle_eye.server.model.records import Job
 
-# What the scheduler may say of a job that is meant to make steps. Of any other the engine says nothing.
+# Scheduler states of a job that should make steps. The engine makes no claim about jobs in other states.
 RUNNING_STATES = frozenset({"running"})
-LOOK_FOR_LEFT_S = 60.0  # how often it is looked whether the nodes of a job speak of others now
+LOOK_FOR_LEFT_S = 60.0  # how often to check whether a job's nodes now report other jobs
 JOBS_MAX = 4_096
 
 
 class Engine:
     """Holds the windows of all running jobs and judges them.
 
-    ``watching_since_s`` is when observation began: until then nobody's silence means anything. Frames may come late,
-    twice or out of order. Nothing here reads a clock.
+    ``watching_since_s`` is when observation began: silence before that means nothing. Frames may arrive late, twice or
+    out of order. Nothing here reads a clock.
     """
 
     def __init__(
@@ -48,27 +48,27 @@ class Engine:
         self._watching_since_s = watching_since_s
         self._asking = Asking(build_detectors(settings, model))
         self._nodes = NodeTracks()
-        self.gpu_models = GpuModels()  # of all nodes that told of theirs
+        self.gpu_models = GpuModels()  # of all nodes that reported theirs
         self._jobs: dict[str, JobTrack] = {}
         self._declared: dict[str, Job] = {}
-        self._assigned: dict[str, frozenset[str]] = {}  # the nodes that jobs' schedulers gave them
+        self._assigned: dict[str, frozenset[str]] = {}  # the nodes that schedulers assigned to jobs
         self._words: dict[str, SchedulerReports] = {}
         self._jobs_of_node: dict[str, set[str]] = {}
         self._topology: Topology | None = None
         self._routes: dict[str, Route] = {}
-        self._table = RouteTable()  # those of rows, all of this epoch
+        self._table = RouteTable()  # of rows; all of this epoch
         self._memory = Memory()
         self._looked_for_left_s = watching_since_s
         self._epoch = 0  # grows whenever a job begins, ends, or gets members or its first rank
         self.stale_rows_total = 0  # rows of an attempt that is over
-        self.non_member_rows_total = 0  # rows of a later attempt from nodes that are no members of a declared job
+        self.non_member_rows_total = 0  # rows of a later attempt from nodes that are not members of a declared job
 
     def resume_watching(self, now_s: float) -> None:
-        """Start the observer's patience anew: no silence before ``now_s`` was anybody's but ours."""
+        """Restart the observation period: silence before ``now_s`` was the server's own downtime."""
         self._watching_since_s = now_s
 
     def use_model(self, model: LearnedModel | str) -> None:
-        """Judge by another learned model from now on; a text says why there is none."""
+        """Judge with another learned model from now on; a text says why there is none."""
         self._asking = Asking(build_detectors(self.settings, model))
 
     def observe(self, frame: Frame, received_s: float) -> None:
@@ -76,7 +76,7 @@ class Engine:
         place = self._nodes.meet(frame.node, received_s, frame.interval_s)
         # A frame sent early, for an event alone, covers only part of an interval.
         if frame.blocks and self._nodes.set_interval_s(place, frame.interval_s) and frame.node in self._routes:
-            self._table.drop(self._routes[frame.node])  # rows of the outline say their own interval
+            self._table.drop(self._routes[frame.node])  # rows of the outline state their own interval
             self._routes[frame.node].outlined = None
         self._nodes.hear(place, received_s, farewell=any(event.kind == "agent_stop" for event in frame.events))
         route = self._route(frame)
@@ -93,7 +93,7 @@ class Engine:
                     job.add_event(happening)
 
     def observe_rows(self, groups: Iterable[RowGroup]) -> None:
-        """Take in rows of numbers as ``observe`` does frames; those of one layout and moment are placed together."""
+        """Take in rows of numbers as ``observe`` does frames; those of one layout and time are placed together."""
         for _ in self.observing_rows(groups):
             pass
 
@@ -106,7 +106,7 @@ class Engine:
         yield from placing(routed)
 
     def _routed(self, group: RowGroup) -> Routed:
-        """Return where each of the rows goes, and take note that their nodes were heard."""
+        """Return where each row goes, and record that their nodes were heard."""
         places, routed = self._table.routed(
             group, lambda at: self._route_of(group.outlined[at], group.time_s[at], group.received_s[at])
         )
@@ -114,7 +114,7 @@ class Engine:
         return routed
 
     def observe_job(self, job: Job) -> None:
-        """Take in the scheduler's or launcher's word on a job; an older attempt than known changes nothing."""
+        """Take in a scheduler's or launcher's report on a job; one about an older attempt is ignored."""
         known = self._jobs.get(job.job)
         if known is not None and job.attempt < known.attempt:
             return
@@ -137,11 +137,11 @@ class Engine:
                 self._jobs_of_node.setdefault(rank.node, set()).add(job.job)
 
     def observe_scheduler(self, word: SchedulerReports) -> None:
-        """Take in when a scheduler was heard and of which jobs."""
+        """Take in when a scheduler was heard and about which jobs."""
         self._words[word.source] = word
 
     def observe_topology(self, topology: Topology) -> None:
-        """Take in which switch each node and port hangs on; what was known before is forgotten."""
+        """Take in the switch of each node and port, replacing earlier topology."""
         self._topology = topology
 
     def tick(self, now_s: float) -> list[Judgement]:
@@ -151,7 +151,7 @@ class Engine:
     def judging(self, now_s: float, concerned: Callable[[str], bool] = lambda _: False) -> Iterator[Judgement]:
         """Judge every job, one after the other; nothing may be observed before the last.
 
-        Jobs that are over stay while they are ``concerned`` by something on record.
+        Jobs that are over are kept while they are ``concerned`` by something on record.
         """
         self._let_rest(now_s)
         for track in list(self._jobs.values()):
@@ -167,7 +167,7 @@ class Engine:
             yield self._judge(track, now_s)
 
     def _let_rest(self, now_s: float) -> None:
-        """Have the rows of nodes no longer go to jobs that have ended."""
+        """Stop sending rows of nodes to jobs that have ended."""
         if look := now_s - self._looked_for_left_s >= LOOK_FOR_LEFT_S:
             self._looked_for_left_s = now_s
         reported = [(track, self._declared.get(track.job)) for track in self._jobs.values() if not track.resting]
@@ -182,13 +182,13 @@ class Engine:
             self._begin_epoch()
 
     def window(self, track: JobTrack, now_s: float, watching_since_s: float) -> Window:
-        """Return what detectors may see of a job, by an observer who has watched since then; views, not copies."""
+        """Return a job's window for an observer watching since ``watching_since_s``; views, not copies."""
         farewell = self._nodes.farewell(self._nodes.members(track.nodes, track.memo))
         named = self.gpu_models.of(track.series, track.memo)
         return track.window(now_s, self._heard_s(track), farewell, watching_since_s, self._topology, named)
 
     def tracks(self) -> Iterator[JobTrack]:
-        """Yield what is known of each job, for the API and metrics."""
+        """Yield the track of each job, for the API and metrics."""
         yield from self._jobs.values()
 
     def drops(self) -> dict[str, int]:
@@ -203,7 +203,7 @@ class Engine:
 
     @property
     def node_count(self) -> int:
-        """How many nodes were heard, but for those that are long gone."""
+        """How many nodes were heard, without those long gone."""
         return self._nodes.count
 
     def jobs_on(self, node: str) -> list[str]:
@@ -257,14 +257,14 @@ class Engine:
         )
 
     def _route(self, frame: Frame) -> Route:
-        """Return where the frame's rows go: as before, unless ranks or jobs have changed since the node's last one."""
+        """Return where the frame's rows go: as before, unless ranks or jobs changed since the node's last frame."""
         route = self._routes.get(frame.node)
         if route is None or not route.fits(frame, self._epoch):
             self._table.drop(route)
             refused = self.stale_rows_total + self.non_member_rows_total
             tracks, named = self._jobs_in(frame)
             route = Route(self._nodes.place(frame.node), frame.ranks, frame.job, self._epoch, tracks, named)
-            if refused == self.stale_rows_total + self.non_member_rows_total:  # else every refusal is counted
+            if refused == self.stale_rows_total + self.non_member_rows_total:  # otherwise every refusal is counted
                 self._routes[frame.node] = route
             else:
                 self._routes.pop(frame.node, None)
@@ -279,7 +279,7 @@ class Engine:
         for job in route.tracks:
             job.adopt_interval(self._nodes.pace_s(outlined.node), for_good=bool(outlined.outline.blocks))
         kept = self._routes.get(outlined.node) is route
-        if route.outlined is not None:  # rows that were routed by it may still wait to be placed
+        if route.outlined is not None:  # rows routed by it may still wait to be placed
             self._table.drop(route)
             route = replace(route)
         route.lay_out(outlined)
@@ -289,9 +289,9 @@ class Engine:
         return route
 
     def _jobs_in(self, frame: Frame) -> tuple[list[JobTrack], int]:
-        """Return the jobs that the frame's rows belong to, those that it names first, and how many these are.
+        """Return the jobs that the frame's rows belong to, those that it names first, and the number of these.
 
-        Attempts begin that it is the first to show.
+        Starts the attempts that this frame is the first to report.
         """
         found: dict[str, JobTrack] = {}
         for rank in frame.ranks:
@@ -304,8 +304,8 @@ class Engine:
                 track.add_node(frame.node)
                 found[frame.job] = track
         named = len(found)
-        for name in tuple(self._jobs_of_node.get(frame.node, ())):  # a job that begins may push another one out
-            # Members keep their rows and events also while no rank of theirs says anything.
+        for name in tuple(self._jobs_of_node.get(frame.node, ())):  # a job that begins may evict another one
+            # Members keep receiving rows and events even while none of their ranks reports.
             known = self._of_assigned(name, frame)
             member = known is not None and not known.resting and known.is_member(frame.node)
             if known is not None and member and not names_other_attempt(frame.ranks, known):
@@ -313,7 +313,7 @@ class Engine:
         return list(found.values()), named
 
     def _assign(self, job: Job) -> None:
-        """Remember the nodes that a scheduler gave the job: each becomes a member once its agent was heard."""
+        """Remember the nodes that a scheduler assigned to the job: each becomes a member once its agent was heard."""
         nodes = frozenset(job.nodes) if job.state in HELD_STATES else frozenset()
         if nodes != self._assigned.get(job.job, frozenset()):
             self._begin_epoch()
@@ -322,7 +322,7 @@ class Engine:
                 self._jobs_of_node.setdefault(node, set()).add(job.job)
 
     def _of_assigned(self, job: str, frame: Frame) -> JobTrack | None:
-        """Return what is known of the job, with the frame's node as a member if its scheduler says so."""
+        """Return the job's track, with the frame's node as a member if its scheduler says so."""
         known, declared = self._jobs.get(job), self._declared.get(job)
         if declared is None or frame.node not in self._assigned.get(job, ()):
             return known
@@ -333,7 +333,7 @@ class Engine:
         return known
 
     def _concerns(self, event: Happening, track: JobTrack) -> bool:
-        """Whether the event is of this attempt: the ends of the last attempt's ranks arrive when the next has begun."""
+        """Whether the event is of this attempt: exits of the last attempt's ranks arrive after the next has begun."""
         if event.attributes.get("job", track.job) != track.job:
             return False
         if event.attributes.get("attempt", track.attempt) != track.attempt:
@@ -349,14 +349,14 @@ class Engine:
             self._begin_epoch()
         ranked = track.ranked
         column = track.add_series(node, rank.device, rank.rank, rank.role)
-        if track.ranked is not ranked:  # from now on only ranks say what training does
+        if track.ranked is not ranked:  # from now on only ranks report training metrics
             self._begin_epoch()
         track.set_silence(column, rank.silent_s)
         self._jobs_of_node.setdefault(node, set()).add(track.job)
         return True
 
     def _begin_epoch(self) -> None:
-        """Have every route worked out anew: one of a node that is gone would keep a job's past for ever."""
+        """Recompute every route: the route of a vanished node would keep a job's past alive forever."""
         self._epoch += 1
         self._routes.clear()
         self._table.clear()
@@ -368,7 +368,7 @@ class Engine:
             return None
         if known is None or attempt > known.attempt:
             if known is not None and known.declared and not known.is_member(frame.node):
-                # A node that is no member must not end the attempt that the job's launcher declared.
+                # A node that is not a member must not end the attempt that the job's launcher declared.
                 self.non_member_rows_total += 1
                 return None
             known = self._begin(job, attempt, self._nodes.pace_s(frame.node), frame.time_s)
@@ -392,7 +392,7 @@ class Engine:
         self._forget({job})
 
     def _forget(self, jobs: Collection[str]) -> None:
-        """Forget what schedulers and launchers said of jobs."""
+        """Forget what schedulers and launchers reported about jobs."""
         for job in jobs:
             self._declared.pop(job, None)
             self._assigned.pop(job, None)

@@ -1,4 +1,4 @@
-"""When people have to look: an action that failed for good, or was begun and not spoken of any more. Pure."""
+"""Escalates to people when an action failed for good, or was begun and never reported on again. Pure."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from msgspec.structs import replace
 from eagle_eye.server.engine.situation import Situation, own_actions
 from eagle_eye.server.model.records import Action, Incident
 
-FAILED_STATES = frozenset({"failed", "refused", "expired"})  # without anybody having decided so
+FAILED_STATES = frozenset({"failed", "refused", "expired"})  # without a person having decided so
 
 
 def exhausted(incident: Incident, situation: Situation) -> str:
-    """Return that the last try that policy allows came to nothing, "" while it did not."""
+    """Return a message if the last try allowed by policy failed, "" otherwise."""
     tried = [action for action in own_actions(incident, situation) if action.state in FAILED_STATES]
     last = tried[-1] if tried else None
     if last is None or len(tried) < situation.settings.tries_max or own_actions(incident, situation)[-1] != last:
@@ -20,7 +20,7 @@ def exhausted(incident: Incident, situation: Situation) -> str:
 
 
 def unspoken(own: Action, situation: Situation) -> str:
-    """Return that an action was begun and not reported on in time, "" while it was not."""
+    """Return a message if an action was begun and not reported on in time, "" otherwise."""
     report_s = situation.settings.report_s
     if own.state not in ("accepted", "running") or situation.now_s - own.updated_s <= report_s:
         return ""
@@ -31,12 +31,12 @@ def unspoken(own: Action, situation: Situation) -> str:
 
 
 def escalated(incident: Incident, why: str, now_s: float) -> Incident:
-    """Return the incident as one that people have to look at; the same object where they have been told so."""
+    """Return the incident as escalated to people; the same object if it already is."""
     if not why or incident.escalation:
         return incident
     return replace(incident, escalation=why, escalated_s=now_s, updated_s=now_s)
 
 
 def taken_up(incident: Incident) -> Incident:
-    """Return the incident as one that is being dealt with again."""
+    """Return the incident as being handled again."""
     return replace(incident, escalation="", escalated_s=None) if incident.escalation else incident

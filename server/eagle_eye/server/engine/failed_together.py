@@ -1,4 +1,4 @@
-"""GPUs that fail, or nodes that are slow, on several nodes of a job at once: one restart leaves all behind. Pure."""
+"""Excludes several failed or slow nodes of a job with one restart. Pure."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from eagle_eye.server.model.records import Incident
 
 
 def _failed_together(incident: Incident, situation: Situation, plan: Plan) -> Ruling:
-    """The next attempt would fail on a node whose GPU has failed, or be slow for one: it leaves with the first."""
+    """Exclude further nodes with the first if the next attempt would fail or be slow because of them."""
     if plan.kind != "exclude_node" or not plan.restart:
         return NOT_APPLICABLE
     others = [other for other in situation.incidents if _has_to_go(other, incident, situation, plan)]
@@ -39,7 +39,7 @@ def _failed_together(incident: Incident, situation: Situation, plan: Plan) -> Ru
 
 
 def _has_to_go(other: Incident, incident: Incident, situation: Situation, plan: Plan) -> bool:
-    """Whether its own action would be the same, and nothing has become of that yet."""
+    """Whether its own action would be the same, and has not been carried out yet."""
     return (
         other.id != incident.id
         and (other.job, other.attempt) == (incident.job, incident.attempt)
@@ -53,7 +53,7 @@ def _has_to_go(other: Incident, incident: Incident, situation: Situation, plan: 
 
 
 def _is_slow_as_well(other: Incident, incident: Incident, situation: Situation) -> bool:
-    """Whether another node is as surely slow: the next attempt would have no time before by which to find it."""
+    """Whether another node is as certainly slow: the next attempt would have no earlier time to detect it against."""
     return (
         BY_NAME[incident.fault].trouble == BY_NAME[other.fault].trouble == "slow"
         and other.node is not None

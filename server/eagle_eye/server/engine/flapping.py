@@ -1,4 +1,4 @@
-"""Trouble that comes and goes: one incident that is reopened, and that stays open once it does so too often. Pure."""
+"""Handles recurring trouble: one incident that is reopened, and stays open once it recurs too often. Pure."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from eagle_eye.server.model.records import Incident
 def returned(
     known: Iterable[Incident], family: str, node: str | None, attempt: int, policy: PolicySettings, now_s: float
 ) -> Incident | None:
-    """Return the incident that has come back: recovered not long ago, of the same family, node and attempt; or None.
+    """Return the incident that has recurred: recently recovered, of the same family, node and attempt; or None.
 
-    A culprit that is not known yet, or was not known then, is nobody else; nor is one that it named before another.
+    An unknown culprit, now or then, matches any node, as does one that the incident named before another.
     """
     found = [
         incident
@@ -29,20 +29,20 @@ def returned(
 
 
 def come_back(incident: Incident, policy: PolicySettings, now_s: float) -> Incident:
-    """Return the incident with one more return counted."""
+    """Return the incident with one more recurrence counted."""
     times = [*incident.flap_times, now_s][-policy.reopens_max :]
     return settle(replace(incident, flaps=incident.flaps + 1, flap_times=times), policy, now_s)
 
 
 def settle(incident: Incident, policy: PolicySettings, now_s: float) -> Incident:
-    """Return the incident with ``flapping`` as its returns of late have it; the same object where nothing changes."""
+    """Return the incident with ``flapping`` updated from its recent recurrences; the same object if nothing changes."""
     lately = sum(0 <= now_s - time_s <= policy.reopens_window_s for time_s in incident.flap_times)
     flapping = lately >= policy.reopens_max
     return incident if flapping == incident.flapping else replace(incident, flapping=flapping)
 
 
 def noticed(incident: Incident, policy: PolicySettings, now_s: float) -> Incident:
-    """Return an open incident as it is when its verdict is there: after a lull it has come back once more."""
+    """Return an open incident after its verdict was seen: after a lull it has recurred once more."""
     if is_lull(incident, policy, now_s):
         return come_back(incident, policy, now_s)
     return settle(incident, policy, now_s)
@@ -54,5 +54,5 @@ def patience_s(incident: Incident, policy: PolicySettings) -> float:
 
 
 def is_lull(incident: Incident, policy: PolicySettings, now_s: float) -> bool:
-    """Return whether a flapping incident is not seen at the moment, and open only because it may come back."""
+    """Return whether a flapping incident is currently not seen, and open only because it may recur."""
     return incident.flapping and now_s - incident.seen_s > policy.verdict_gone_s

@@ -1,9 +1,9 @@
-"""Many detectors' verdicts into one finding for each trouble: the cause named, its symptoms as evidence. Pure.
+"""Fuses detectors' verdicts into one finding per trouble: the cause named, its symptoms as evidence. Pure.
 
-Verdicts of one family (what stops a job; what breaks its numbers; slowness of one node; pace of the whole job;
-early signs of one node) are about one trouble. GPUs that fail on two nodes are two: one of them is what stops the job,
-each other a family of its own, ``stop:`` and its node. The verdict nearest to the cause names a trouble
-(``faults.FAULTS`` is in order of causation), the others that agree with it on the node add their kinds of evidence.
+Verdicts of one family (what stops a job; what corrupts its numbers; slowness of one node; pace of the whole job; early
+signs of one node) are about one trouble. GPUs that fail on two nodes are two: one of them is what stops the job, each
+other is a family of its own, ``stop:`` and its node. The verdict nearest to the cause names the trouble
+(``faults.FAULTS`` is in causal order), the others that agree with it on the node add their kinds of evidence.
 Independent kinds raise the probability that the claim is true: 1 - (1 - p)(1 - q), never beyond ``CONFIDENCE_MAX``;
 verdicts that share a kind have seen the same thing and raise nothing.
 """
@@ -21,26 +21,26 @@ from eagle_eye.detectors.signs.slow_share import without_cost
 from eagle_eye.detectors.types import Verdict
 from eagle_eye.server.model.records import Incident, is_of_a_stop
 
-CONFIDENCE_MAX = 0.99  # what inference can reach; only a fact is surer
+CONFIDENCE_MAX = 0.99  # the maximum for inferences; only a fact is more certain
 EVIDENCE_MAX = 12
-SHARED_SLOWNESS = "slow:*"  # the family of what slows several nodes together, whichever they are at the moment
-SURE = 0.9  # what policy acts on by default
-WAITING_KINDS = frozenset({"data_wait", "collective_arrival"})  # what the storage's victims show
+SHARED_SLOWNESS = "slow:*"  # the family of slowness shared by several nodes, whichever they are at the moment
+SURE = 0.9  # the default threshold of policy
+WAITING_KINDS = frozenset({"data_wait", "collective_arrival"})  # shown by nodes that wait for storage
 EXPLAINED_RATIO = 0.5  # of a drop in the job's pace, that one slow node must account for to explain it
 NO_STOPS: Mapping[str, str] = MappingProxyType({})
-OF_ONE_GPU = frozenset({"gpu_lost", "gpu_memory_error"})  # as a fact, no echo of what happened on another node
+OF_ONE_GPU = frozenset({"gpu_lost", "gpu_memory_error"})  # as a fact, never an echo of another node's fault
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One trouble: the verdict that names its cause, enriched with what agrees, and all who spoke."""
+    """One trouble: the verdict that names its cause, enriched with agreeing ones, and all verdicts of the family."""
 
     verdict: Verdict
     detectors: tuple[str, ...]
 
 
 class Fused(NamedTuple):
-    """One finding for each family of trouble; ``explained`` maps a family that was dropped to what explains it."""
+    """One finding per family of trouble; ``explained`` maps a dropped family to what explains it."""
 
     findings: dict[str, Finding]
     explained: dict[str, str]
@@ -50,7 +50,7 @@ def family_of(verdict: Verdict) -> str:
     """Return the family of trouble that a verdict belongs to."""
     trouble = BY_NAME[verdict.fault].trouble
     if verdict.fault == "host_errors" and verdict.asks == "notify":
-        return f"told:{_who(verdict)}"  # what the kernel says and nothing feels: it neither stops nor heralds anything
+        return f"told:{_who(verdict)}"  # a kernel message without effect: it neither stops nor predicts anything
     if verdict.asks in ("drain_node", "checkpoint_now") or trouble == "early":
         return f"early:{_who(verdict)}"
     if verdict.fault == "node_unreachable" and "standstill" not in verdict.kinds:
@@ -61,14 +61,14 @@ def family_of(verdict: Verdict) -> str:
 
 
 def is_own_cause(claim: Verdict | Incident) -> bool:
-    """Return whether a node's driver says that its GPU has failed: whatever else stops the job, it has to go."""
+    """Return whether a node's driver reports that its GPU has failed: it must go, whatever else stops the job."""
     return claim.fact and claim.fault in OF_ONE_GPU and claim.node is not None and not claim.asks
 
 
 def fuse(verdicts: Iterable[Verdict], stops: Mapping[str, str] = NO_STOPS) -> Fused:
-    """Return one finding for each family of trouble, but for those that another one explains.
+    """Return one finding for each family of trouble, except those that another one explains.
 
-    ``stops`` has the families of nodes that are known for stopping the job: which of several came first stays so.
+    ``stops`` holds the families of nodes known to stop the job: which of several came first does not change.
     """
     nearest_first = sorted(verdicts, key=_nearness)
     known, rest = _stops(nearest_first, stops)
@@ -84,7 +84,7 @@ def fuse(verdicts: Iterable[Verdict], stops: Mapping[str, str] = NO_STOPS) -> Fu
 
 
 def _stops(nearest_first: Iterable[Verdict], stops: Mapping[str, str]) -> tuple[dict[str, str], str]:
-    """Return the families of the nodes that stop the job each for itself, and that of all else that does."""
+    """Return the families of the nodes that each stop the job by themselves, and the family of all other stops."""
     causes = list(dict.fromkeys(v.node for v in nearest_first if v.node and is_own_cause(v)))
     known = dict(stops)
     for node in causes:
@@ -111,7 +111,7 @@ def _united(members: list[Verdict]) -> Finding:
     detectors = [cause.detector]
     for other in members[1:]:
         if other.nodes and cause.nodes and not set(other.nodes) & set(cause.nodes):
-            continue  # about somebody else: a symptom that this cause does not share evidence with
+            continue  # about another node: a symptom without evidence in common with this cause
         if other.detector not in detectors:
             detectors.append(other.detector)
         if other.node is None or other.node != cause.node:
@@ -119,7 +119,7 @@ def _united(members: list[Verdict]) -> Finding:
         if not kinds & other.kinds and not cause.fact:
             confidence = 1 - (1 - confidence) * (1 - other.confidence)
         kinds |= other.kinds
-        # Measured slowness goes before what counters let one expect.
+        # Measured slowness takes precedence over slowness estimated from counters.
         slowdown = other.slowdown_ratio if "compute_time" in other.kinds else max(slowdown, other.slowdown_ratio)
         evidence += [item for item in other.evidence if item not in evidence]
         onset_s = min(onset_s, other.onset_s)
@@ -140,7 +140,7 @@ def _united(members: list[Verdict]) -> Finding:
 
 
 def _sentence(reported: Sequence[Verdict], slowdown_ratio: float) -> str:
-    """Return what the verdicts say, and once what it costs: in the words of the one that knows."""
+    """Return the verdicts' summaries, with the cost stated once, in the words of the verdict that knows it."""
     knows = next((verdict for verdict in reported if verdict.slowdown_ratio == slowdown_ratio), reported[0])
     if without_cost(knows.summary) == knows.summary:
         return "; ".join(verdict.summary for verdict in reported)
@@ -148,7 +148,7 @@ def _sentence(reported: Sequence[Verdict], slowdown_ratio: float) -> str:
 
 
 def _explain(fused: Fused) -> None:
-    """Drop the findings that another one explains, and let a learned score support what a rule has named."""
+    """Drop the findings that another one explains, and let a learned score support a rule's finding."""
     _explained_by_the_stop(fused)
     _explained_by_the_room(fused)
     _supported_by_the_model(fused)
@@ -173,13 +173,13 @@ def _explained_by_the_stop(fused: Fused) -> None:
         return
     stalled = pace.verdict.fault == "storage_stall" and "standstill" in pace.verdict.kinds
     if stalled and not any(finding.verdict.nodes for finding in stops.values()):
-        _drop(fused, "stop", "pace")  # nobody hangs: everybody waits for the storage
+        _drop(fused, "stop", "pace")  # no hang: all ranks wait for the storage
     else:
-        _drop(fused, "pace", next(iter(stops)))  # a job that stands still is slow, too
+        _drop(fused, "pace", next(iter(stops)))  # a job that stands still is also slow
 
 
 def _explained_by_the_room(fused: Fused) -> None:
-    """Drop what is said of single nodes that a rack's or a room's trouble has hit together."""
+    """Drop findings about single nodes that a rack's or a room's trouble has hit together."""
     shared = fused.findings.get(SHARED_SLOWNESS)
     for node in shared.verdict.nodes if shared is not None else ():
         _drop(fused, f"slow:{node}", SHARED_SLOWNESS)
@@ -193,7 +193,7 @@ def _supported_by_the_model(fused: Fused) -> None:
         if family.startswith("slow:") and learned is not None and learned.verdict.fault == "node_anomaly":
             _drop(fused, f"early:{finding.verdict.node}", family)
             seen = {item.metric for item in finding.verdict.evidence}
-            if any(item.metric not in seen for item in learned.verdict.evidence):  # else it is the same counter again
+            if any(item.metric not in seen for item in learned.verdict.evidence):  # otherwise the same counter again
                 united = _united([finding.verdict, learned.verdict])
                 findings[family] = Finding(united.verdict, tuple(sorted({*finding.detectors, *learned.detectors})))
 
@@ -209,12 +209,12 @@ def _explained_by_the_storage(fused: Fused) -> None:
 
 
 def is_sure(verdict: Verdict) -> bool:
-    """Return whether the claim stands by itself, whatever else is said."""
+    """Return whether the claim stands by itself, regardless of other claims."""
     return verdict.fact or verdict.confidence >= SURE
 
 
 def _explained_by_a_surer_node(fused: Fused) -> None:
-    """Drop doubtful slowness of others while one node is surely slow: its victims look odd in many ways."""
+    """Drop uncertain slowness of others while one node is certainly slow: its victims look odd in many ways."""
     slow = {name: f.verdict for name, f in fused.findings.items() if name.startswith("slow:")}
     sure = [name for name, verdict in slow.items() if is_sure(verdict)]
     if sure:
@@ -229,7 +229,7 @@ def _explained_by_one_node(fused: Fused) -> None:
     slow = {name: f.verdict.slowdown_ratio for name, f in findings.items() if name.startswith("slow:")}
     if pace is None or not slow:
         return
-    # What slows a rack slows the same nodes in each step, uneven work others.
+    # A rack's trouble slows the same nodes in each step, uneven work different ones.
     uneven = pace.verdict.fault == "workload_imbalance" and slow.keys() != {SHARED_SLOWNESS}
     slowest = max(slow, key=lambda name: (slow[name], name))
     most = slow[slowest]

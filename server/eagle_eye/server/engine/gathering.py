@@ -1,4 +1,4 @@
-"""Evidence before the kill: whom to ask before an action destroys what a fault left behind, and how long to wait. Pure.
+"""Requests evidence before an action destroys it: which nodes to ask, and how long to wait. Pure.
 
 Agents gather within seconds. An action that stops a job is held back until they have, or for ``wait_s`` at most.
 """
@@ -13,17 +13,17 @@ from eagle_eye.server.engine.judgement import Judgement
 from eagle_eye.server.engine.policy import Decision
 from eagle_eye.server.model.records import Evidence, Incident
 
-DESTRUCTIVE = frozenset({"exclude_node", "restart_job"})  # a drain waits for the job's end, the others touch nothing
-ASKED_BY = "server"  # who asks where no person does
-LATE_S = 600.0  # how long a request may be handed out and answered beyond its deadline
+DESTRUCTIVE = frozenset({"exclude_node", "restart_job"})  # a drain waits for the job's end, other actions touch nothing
+ASKED_BY = "server"  # the requester if no person is
+LATE_S = 600.0  # how long a request may be handed out and answered after its deadline
 
 
 @dataclass(frozen=True, slots=True)
 class Gathering:
-    """What ``respond`` may know of evidence; as it stands it asks nobody.
+    """The evidence state that ``respond`` uses; the default asks no agent.
 
     ``gatherers`` are the nodes whose agents can gather, each with when it was last heard. ``asked`` are the requests on
-    record for the job's open incidents. ``within_s`` is what agents are given, ``wait_s`` 0: act at once.
+    record for the job's open incidents. ``within_s`` is the time given to agents, ``wait_s`` 0: act at once.
     """
 
     gatherers: Mapping[str, float] = field(default_factory=dict)
@@ -36,9 +36,9 @@ class Gathering:
 def wanted(
     incident: Incident, decision: Decision, judgement: Judgement, gathering: Gathering, new_id: Callable[[str], str]
 ) -> tuple[Evidence, ...]:
-    """Return the requests that the incident's first decision to act makes; none where they were made before.
+    """Return the requests made by the incident's first decision to act; none if they were made before.
 
-    Asked are the suspects, and whoever leaves with them.
+    The suspects are asked, and the nodes that leave with them.
     """
     if decision.kind not in DESTRUCTIVE or any(e.incident_id == incident.id for e in _ours(gathering.asked)):
         return ()
@@ -64,7 +64,7 @@ def wanted(
 
 
 def suspects(incident: Incident, judgement: Judgement) -> list[str]:
-    """Return whom an incident concerns, the accused first; where it names nobody, all of the job's nodes by rank."""
+    """Return the nodes that an incident concerns, the accused first; if it names none, all of the job's by rank."""
     if incident.nodes:
         return sorted(incident.nodes, key=lambda node: node != incident.node)
     return list(dict.fromkeys(member.node for member in sorted(judgement.ranks, key=attrgetter("rank"))))
@@ -73,8 +73,8 @@ def suspects(incident: Incident, judgement: Judgement) -> list[str]:
 def reason_to_wait(incident: Incident, asked: Sequence[Evidence], gathering: Gathering, now_s: float) -> str:
     """Return why an action has to wait, or "".
 
-    Nothing is waited for where a fact speaks (its proof is in the kernel's log, which no restart erases, or the process
-    is dead), where an agent has not been heard for as long as one would wait, and beyond ``wait_s``.
+    No wait for a fact (its proof is in the kernel log, which no restart erases, or the process is dead), for an agent
+    not heard for as long as the wait, or beyond ``wait_s``.
     """
     if incident.fact:
         return ""
@@ -83,7 +83,7 @@ def reason_to_wait(incident: Incident, asked: Sequence[Evidence], gathering: Gat
         for evidence in _ours((*gathering.asked, *asked))
         if evidence.incident_id == incident.id
         and evidence.state == "asked"
-        and 0 <= now_s - evidence.created_s < gathering.wait_s  # a clock that was set back must hold nothing
+        and 0 <= now_s - evidence.created_s < gathering.wait_s  # a clock that was set back must not hold anything
         and now_s - gathering.gatherers.get(evidence.node, float("-inf")) <= gathering.wait_s
     ]
     if not awaited:

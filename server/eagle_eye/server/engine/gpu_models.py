@@ -1,4 +1,4 @@
-"""What NVML calls the GPUs of each node, as agents' inventories say; kept by node, for whatever job comes. Pure."""
+"""NVML names of each node's GPUs, from agents' inventories; kept per node, across jobs. Pure."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ DEVICES_MAX = 256  # of a node
 
 
 class Named(NamedTuple):
-    """The names of a job's GPUs: each once ("" unknown), and which is whose by series, as in Window; and by node.
+    """The GPU names of a job: each once ("" unknown), each series' name as in Window, and by node.
 
-    ``models`` is empty where no name is known. ``of_node`` has a node's known names, sorted; no node without one.
+    ``models`` is empty if no name is known. ``of_node`` has a node's known names, sorted; nodes without one are
+    missing.
     """
 
     models: tuple[str, ...] = ()
@@ -27,19 +28,19 @@ class Named(NamedTuple):
 
 
 class GpuModels:
-    """Names by node and device; ``changes`` grows with each that is news."""
+    """Names by node and device; ``changes`` counts the changes."""
 
     def __init__(self) -> None:
         self._names: dict[str, dict[int, str]] = {}
         self.changes = 0
 
     def take(self, node: str, event: Event) -> None:
-        """Take what a node's event says, if it is of an inventory."""
+        """Record the names in a node's event, if it is of an inventory."""
         if event.kind == INVENTORY:
             self.note(node, event.device, event.attributes.get("model"))
 
     def note(self, node: str, device: int, name: object) -> None:
-        """Take what a node says of one of its GPUs. What is no plausible name is left out."""
+        """Record the name of one of a node's GPUs. An implausible name is ignored."""
         if not isinstance(name, str) or not 0 < len(name) <= CHARS_MAX or not name.isprintable():
             return
         known = self._names.setdefault(node, {})
@@ -55,7 +56,7 @@ class GpuModels:
         self.changes += len(gone)
 
     def of(self, series: Sequence[Series], memo: dict[Any, Any]) -> Named:
-        """Return the names of a job's GPUs; ``memo`` is empty again after somebody joined the job."""
+        """Return the GPU names of a job; ``memo`` is emptied when a member joins."""
         known: tuple[int, Named] | None = memo.get(GpuModels)
         if known is None or known[0] != self.changes:
             known = memo[GpuModels] = self.changes, self.named(series)

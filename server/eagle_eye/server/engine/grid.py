@@ -1,7 +1,7 @@
-"""The columns in memory: one plane per metric over a common grid of times.
+"""In-memory columns: one plane per metric over a common grid of times.
 
-Rows of different agents that end within half an interval of each other share one line of the grid, so
-that agents need not agree on a clock tick. The newest ``depth`` lines are kept.
+Rows of different agents that end within half an interval of each other share one line of the grid, so agents' clock
+ticks need not be aligned. The newest ``depth`` lines are kept.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from eagle_eye.schema.metrics import Scope
 Floats = NDArray[np.floating[Any]]
 Columns = NDArray[np.intp]
 
-LINES_MIN = 48  # what detectors need at least
+LINES_MIN = 48  # the minimum for detectors
 COLUMNS_FIRST = 8
-MAPPED_BYTES_MIN = 1 << 20  # smaller arrays are the allocator's
+MAPPED_BYTES_MIN = 1 << 20  # smaller arrays use the allocator
 
 
 class _Planes:
-    """The metrics of one precision: (metrics, capacity, columns), each plane with a base of its own.
+    """The metrics of one precision: (metrics, capacity, columns), each plane with its own base.
 
     Row r of plane p is the grid's line ``base[p] + r``. A plane holds some lines more than ``depth``; when it is full
-    its newest lines move to the front, so that a view of the past is always one slice. Planes begin at
-    different places and so never move all in the same moment. Planes that nobody wrote to take no memory, and rows
-    take it only when their line begins: until then they are neither written nor read.
+    its newest lines move to the front, so that a view of the past is always one slice. Planes begin at different
+    offsets, so they never all move at the same time. Planes that were never written take no memory, and rows take it
+    only when their line begins: until then they are neither written nor read.
     """
 
     def __init__(self, names: Sequence[str], dtype: Any) -> None:
@@ -42,25 +42,25 @@ class _Planes:
         self.used = np.zeros(len(names), dtype=np.bool_)
         self.base = np.zeros(len(names), dtype=np.intp)
         self.cells: Floats = np.empty((len(names), 0, 0), dtype)
-        self.sealed = _sealed(self.cells[:])  # the same for those who only read
+        self.sealed = _sealed(self.cells[:])  # the same, read-only
         self.begun_rows = np.zeros(len(names), dtype=np.intp)  # the first row of each plane that holds nothing yet
-        self.full = 0  # the first line that some plane has no room for
+        self.full = 0  # the first line for which some plane has no room
         self.begun = 0  # the first line that all planes reach back to
         self.ready = 0  # the first line that some plane has not begun
         self.planes_used: tuple[int, ...] = ()
 
     @property
     def capacity(self) -> int:
-        """How many lines a plane holds."""
+        """Number of lines in a plane."""
         return int(self.cells.shape[1])
 
     @property
     def bytes_per_line(self) -> int:
-        """How much memory a line takes."""
+        """Size of a line in bytes."""
         return len(self.planes_used) * int(self.cells.shape[2]) * int(self.cells.itemsize)
 
     def resize(self, capacity: int, width: int, start: int, end: int) -> None:
-        """Take other dimensions, keeping lines ``start`` to ``end`` of the planes in use."""
+        """Resize, keeping lines ``start`` to ``end`` of the planes in use."""
         self.prepare(end)
         cells = _untouched((len(self.names), capacity, width), self.dtype)
         for plane in np.flatnonzero(self.used):
@@ -75,7 +75,7 @@ class _Planes:
         self.measure()
 
     def measure(self) -> None:
-        """Note from which line to which all planes in use have room."""
+        """Update the range of lines for which all planes in use have room."""
         base = self.base[self.used]
         self.full = int(base.min()) + self.capacity if len(base) else 0
         self.begun = int(base.max()) if len(base) else 0
@@ -91,7 +91,7 @@ class _Planes:
         self.measure()
 
     def prepare(self, end: int) -> None:
-        """Have nothing observed in the lines before ``end`` that have not begun."""
+        """Mark the lines before ``end`` that have not begun as unobserved."""
         if end <= self.ready:
             return
         planes = np.flatnonzero(self.used)
@@ -126,7 +126,7 @@ class Grid:
         self.interval_s = interval_s
         self._depth = depth
         self._times: NDArray[np.float64] = np.full(2 * depth + 16, np.nan)
-        self._first = 0  # the line that stands first in ``_times``; lines are numbered from the grid's beginning
+        self._first = 0  # the first line in ``_times``; lines are numbered from the start of the grid
         self._end = 0  # one past the newest line
         self._newest_s, self._before_s = -math.inf, -math.inf  # when the newest line ended, and the one before
         self._columns = 0
@@ -138,12 +138,12 @@ class Grid:
 
     @property
     def columns(self) -> int:
-        """How many columns there are."""
+        """Number of columns."""
         return self._columns
 
     @property
     def depth(self) -> int:
-        """How many lines are kept: as many as asked for, fewer where a fleet is too large for that."""
+        """Number of lines kept: as many as requested, fewer if the fleet is too large for that."""
         return self._depth
 
     def add_columns(self, count: int) -> int:
@@ -156,15 +156,15 @@ class Grid:
         return first
 
     def line(self, time_s: float, rows: int = 1) -> int | None:
-        """Return the number of the line for rows that ended at ``time_s``; None, and counted, if that is too long ago.
+        """Return the line number for rows that ended at ``time_s``; None, and counted, if that is too long ago.
 
-        A number returned is valid until the next call.
+        The number is valid until the next call.
         """
         tolerance = self.interval_s / 2
         if time_s > self._newest_s + tolerance:
             return self._append(time_s)
         if time_s >= self._newest_s - tolerance and time_s > (self._newest_s + self._before_s) / 2:
-            return self._end - 1  # the usual case: the line that is being filled
+            return self._end - 1  # the usual case: the line being filled
         known = self.times()
         if time_s < known[0] - tolerance and len(known) >= self._depth:
             self.late_total += rows
@@ -188,7 +188,7 @@ class Grid:
                 planes.measure()
             planes.prepare(line + 1)
             at = line - planes.base[places]
-            if not isinstance(columns, slice):  # many nodes at once: plane by plane is faster than all in one index
+            if not isinstance(columns, slice):  # many nodes at once: plane by plane is faster than one combined index
                 for plane, place, row in zip(places.tolist(), at.tolist(), rows.tolist(), strict=True):
                     if place >= 0:
                         planes.cells[plane, place][columns] = values[row]
@@ -203,7 +203,7 @@ class Grid:
         return _sealed(self._times[self._start() - self._first : self._end - self._first])
 
     def view(self, name: str) -> Floats:
-        """Return the newest lines of a metric: (T, columns). KeyError when nobody ever sent it."""
+        """Return the newest lines of a metric: (T, columns). KeyError if it was never sent."""
         planes = self._plain if name in self._plain.place else self._exact
         plane = planes.place[name]
         if not planes.used[plane]:
@@ -217,7 +217,7 @@ class Grid:
         return planes.sealed[plane, start : self._end - base, : self._columns]
 
     def views(self) -> dict[str, Floats]:
-        """Return ``view`` of every metric seen so far, by name: what a pass over many small jobs is made of."""
+        """Return ``view`` of every metric seen so far, by name, in one pass: faster for many small jobs."""
         found: dict[str, Floats] = {}
         start, end, columns = self._start(), self._end, self._columns
         for planes in (self._exact, self._plain):
@@ -258,7 +258,7 @@ class Grid:
         return self._end - 1
 
     def _route(self, metrics: tuple[str, ...]) -> tuple[tuple[_Planes, NDArray[np.intp], NDArray[np.intp]], ...]:
-        """Return for each precision which planes a block's metrics go to, and which of its rows they are."""
+        """Return for each precision the planes of a block's metrics, and the block's rows."""
         route = self._routes.get(metrics)
         if route is None:
             found = []
@@ -276,7 +276,7 @@ class Grid:
         return route
 
     def limit(self, lines: int) -> None:
-        """Keep at most so many lines from now on, though never fewer than detectors need; the newest stay."""
+        """Keep at most this many lines from now on, though never fewer than detectors need; the newest stay."""
         depth = min(self._depth, max(lines, LINES_MIN))
         if depth < self._depth:
             self._depth = depth
@@ -284,17 +284,17 @@ class Grid:
 
     @property
     def bytes_per_line(self) -> int:
-        """How much memory each line takes."""
+        """Size of each line in bytes."""
         return self._plain.bytes_per_line + self._exact.bytes_per_line
 
     def _fit(self, width: int) -> None:
-        """Take a width, and as many lines as are to be kept."""
+        """Resize to a width, and the number of lines to keep."""
         for kind in (self._exact, self._plain):
             if kind.cells.shape[1:] != (_capacity(self._depth), width):
                 kind.resize(_capacity(self._depth), width, self._start(), self._end)
 
     def _insert(self, at: int, time_s: float) -> int:
-        """Open a line between two others: a row that arrived late, of a moment when nobody else was heard."""
+        """Insert a line between two others, for a late row of a time without other rows."""
         line = self._start() + at
         self._append(float(self._times[self._end - 1 - self._first]))
         row = line - self._first
@@ -321,21 +321,21 @@ def _capacity(depth: int) -> int:
 
 
 def _untouched(shape: tuple[int, ...], dtype: Any) -> Floats:
-    """Return an array that takes memory only as it is written, a small page at a time.
+    """Return an array that takes memory only as it is written, in small pages.
 
-    numpy asks for huge pages, of which each plane's first rows would take one: a fleet's worth of them at once.
+    NumPy requests huge pages, one of which would be taken by the first rows of each plane: too many in a large fleet.
     """
     size = math.prod(shape) * np.dtype(dtype).itemsize
     if size < MAPPED_BYTES_MIN:
         return np.empty(shape, dtype)
     memory = mmap.mmap(-1, size)
-    with contextlib.suppress(AttributeError, OSError):  # where there are none to be had, none are to be declined
+    with contextlib.suppress(AttributeError, OSError):  # kernels without huge pages need not decline them
         memory.madvise(mmap.MADV_NOHUGEPAGE)
     return np.frombuffer(memory, dtype).reshape(shape)
 
 
 def _stagger(plane: int, room: int) -> int:
-    """Return how far into its room a plane begins: another place for each, so that they fill up at other times."""
+    """Return a plane's offset within its spare room: different for each, so that they fill up at different times."""
     return (7 * plane) % room if room > 0 else 0
 
 

@@ -1,4 +1,4 @@
-"""Rules that keep an action back: nothing is done blind, twice, in maintenance, or against people's word. Pure."""
+"""Policy rules that hold an action back: blind, already requested, in maintenance, or against people's orders. Pure."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from eagle_eye.server.engine.situation import (
 )
 from eagle_eye.server.model.records import Action, Incident
 
-DETAIL_CHARS_MAX = 200  # of a subscriber's report in a sentence for people
+DETAIL_CHARS_MAX = 200  # of a subscriber's report in a sentence for display
 OBSERVED = "observe mode: nothing is asked of anyone"
 
 
@@ -41,9 +41,9 @@ def _job_state(_i: Incident, situation: Situation, _p: Plan) -> Ruling:
 
 
 def _scheduler(incident: Incident, situation: Situation, plan: Plan) -> Ruling:
-    """What a scheduler may have done waits for its word; a proof against hardware waits ``patience_s`` at most.
+    """Hold what a scheduler may have caused until it reports; proof against hardware waits at most ``patience_s``.
 
-    It then excludes, and restarts nothing: whether the job still has to run is for the scheduler to say.
+    It then excludes without a restart: whether the job still has to run is for the scheduler to decide.
     """
     hearing = situation.hearing
     if not hearing.source:
@@ -75,7 +75,7 @@ def _maintenance(incident: Incident, situation: Situation, plan: Plan) -> Ruling
     if not windows:
         return NOT_APPLICABLE
     touched = {*plan.exclude, *incident.nodes}
-    if plan.kind in DISRUPTIVE_KINDS:  # stops the job on all its nodes, and may be the work's own doing
+    if plan.kind in DISRUPTIVE_KINDS:  # stops the job on all its nodes, and may be a consequence of the maintenance
         touched.update(rank.node for rank in situation.ranks)
     found = in_force(windows, incident.job, touched, situation.now_s)
     if found is None:
@@ -90,12 +90,12 @@ def _maintenance(incident: Incident, situation: Situation, plan: Plan) -> Ruling
 
 
 def maintenance_hold(incident: Incident, situation: Situation, plan: Plan) -> str:
-    """Return why a plan waits for the end of a maintenance window, "" where none is open."""
+    """Return why a plan waits for the end of a maintenance window, "" if none is open."""
     return _maintenance(incident, situation, plan).reason
 
 
 def _standing(_i: Incident, situation: Situation, plan: Plan) -> Ruling:
-    """What is out already, by a person's word or an earlier action, is not drained again."""
+    """Hold the drain of a node that is already out of service, by a person or an earlier action."""
     if plan.kind != "drain_node":
         return NOT_APPLICABLE
     out = [situation.standing[node] for node in plan.exclude if node in situation.standing]
@@ -106,7 +106,7 @@ def _standing(_i: Incident, situation: Situation, plan: Plan) -> Ruling:
 
 
 def _under_way(incident: Incident, situation: Situation, plan: Plan) -> Ruling:
-    """Nothing is asked for beside an action that stops the job; a drain or checkpoint stands only in its own way."""
+    """Hold every action while one that stops the job is under way; a drain or checkpoint only blocks its own kind."""
     for action in by_age(situation.actions):
         concerns = (action.job, action.attempt) == (incident.job, incident.attempt) and not action.preliminary
         if concerns and _takes_along(action, incident, plan):
@@ -127,14 +127,14 @@ def _takes_along(action: Action, incident: Incident, plan: Plan) -> bool:
 def _same(action: Action, incident: Incident, plan: Plan) -> bool:
     if action.kind in DISRUPTIVE_KINDS:
         if action.state == "done" and incident.onset_s > action.updated_s:
-            return False  # the job went on in this attempt, as one does whose replicas are replaced one by one
-        # A node that was taken out alone leaves the restart to be asked for.
+            return False  # the job went on in this attempt, as where replicas are replaced one by one
+        # The exclusion of a node without a restart leaves the restart to be requested.
         return action.restart or action.state != "done" or not plan.restart
     return action.kind == plan.kind and set(plan.exclude) <= set(action.exclude)
 
 
 def _tries(incident: Incident, situation: Situation, _p: Plan) -> Ruling:
-    """What failed, or nobody took up in time, is tried ``tries_max`` times and then given to people."""
+    """Retry what failed, or was not taken up in time, ``tries_max`` times and then hand it to people."""
     ended = [a for a in own_actions(incident, situation) if a.state not in (*ASKED_STATES, "withdrawn")]
     if not ended:
         return NOT_APPLICABLE
@@ -155,7 +155,7 @@ def _tries(incident: Incident, situation: Situation, _p: Plan) -> Ruling:
 
 
 def _checkpoint_first(incident: Incident, situation: Situation, plan: Plan) -> Ruling:
-    """What is slow can wait for a checkpoint; what has stopped or computes wrong numbers can't make a good one."""
+    """Delay what is slow until a checkpoint; what has stopped or computes wrong numbers can't make a good one."""
     wait_s = terms(incident, situation).checkpoint_wait_s
     planned = plan.kind == "exclude_node" and BY_NAME[incident.fault].trouble == "slow"
     if not planned or wait_s <= 0 or plan_mode(incident, situation, plan) != "act":
@@ -174,7 +174,7 @@ def _checkpoint_first(incident: Incident, situation: Situation, plan: Plan) -> R
 
 
 def _copies_first(incident: Incident, situation: Situation, plan: Plan) -> Ruling:
-    """What can wait waits until the newest step in memory has all its copies again; they come within seconds."""
+    """Delay what can wait until the newest step in memory has all its copies again, within seconds."""
     reported, wait_s = situation.checkpoints, situation.settings.copies_wait_s
     planned = plan.kind == "drain_node" or (plan.kind == "exclude_node" and BY_NAME[incident.fault].trouble == "slow")
     if not planned or not reported.copies_wanted or wait_s <= 0 or plan_mode(incident, situation, plan) != "act":

@@ -1,4 +1,4 @@
-"""Which idle nodes are to look for silent corruption now, within what a site gives it in a week. Pure."""
+"""Selects the idle nodes to check for silent corruption now, within the site's weekly budget. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ WEEK_S = 7 * 86_400.0
 
 
 class IdleCheckSettings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """How nodes without a job are checked for silent corruption, where their agents make checks. 0 s a week: not."""
+    """How nodes without a job are checked for silent corruption, if their agents make checks. 0 s a week: never."""
 
     weekly_budget_s: Annotated[float, Meta(ge=0, le=WEEK_S)] = 0.0  # of each node, under load
     check_s: Annotated[float, Meta(ge=10, le=600)] = 60.0  # of one check; what it is asked for counts, not what it took
@@ -20,7 +20,7 @@ class IdleCheckSettings(Struct, frozen=True, forbid_unknown_fields=True, kw_only
     nodes_at_once: Annotated[int, Meta(ge=1)] = 4  # of the whole fleet: each takes the power of a job
 
     def __post_init__(self) -> None:
-        """Refuse a budget that no check fits into. Raises ValueError, which a configuration's reader reports."""
+        """Refuse a budget that no check fits into. Raises ValueError, which the configuration reader reports."""
         if 0 < self.weekly_budget_s < self.check_s:
             raise ValueError(
                 f"weekly_budget_s: expected 0 or at least check_s ({self.check_s:g}), got {self.weekly_budget_s:g}"
@@ -28,7 +28,7 @@ class IdleCheckSettings(Struct, frozen=True, forbid_unknown_fields=True, kw_only
 
 
 class RequestedCheck(NamedTuple):
-    """A check that was asked of a node; ``begun``: it was, or may yet be."""
+    """A requested check of a node; ``begun``: it has started, or still may."""
 
     node: str
     time_s: float
@@ -42,11 +42,11 @@ def due(
     settings: IdleCheckSettings,
     now_s: float,
 ) -> list[str]:
-    """Return the nodes to be asked now, those first that were longest not.
+    """Return the nodes to check now, those checked longest ago first.
 
-    ``idle_since_s`` has the nodes that may be asked, ``asked`` what they were asked in the last week at least,
-    ``under_way`` is how many checks are open. Within any ``WEEK_S`` no node begins more checks than its budget pays; a
-    clock that is set back has nobody asked sooner.
+    ``idle_since_s`` has the nodes that may be checked, ``asked`` their checks of at least the last week, ``under_way``
+    is the number of open checks. Within any ``WEEK_S`` no node starts more checks than its budget allows; setting a
+    clock back does not make a check come earlier.
     """
     spent_s: dict[str, float] = {}
     last_s: dict[str, float] = {}

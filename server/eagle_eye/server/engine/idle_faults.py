@@ -1,4 +1,4 @@
-"""What is found on a node without a job, as a claim for policy, and for how long it stands. Pure."""
+"""Turns findings on a node without a job into claims for policy, and keeps them until resolved. Pure."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ from eagle_eye.detectors.types import Evidence, Verdict
 from eagle_eye.server.engine.judgement import Judgement
 from eagle_eye.server.model.records import CheckOutcome, Figure, Incident, Node
 
-NO_JOB = ""  # of the incidents and actions that concern no job
+NO_JOB = ""  # of the incidents and actions without a job
 DETECTOR = "node_check"
 FAULT = "silent_data_corruption"
-# Of what a node tells of its GPUs: fewer than it had, and fewer than its like.
+# GPU inventory findings: fewer than before, and fewer than similar nodes.
 INVENTORY, MISSING, FEWER, UNLINKED = "inventory", "gpu_lost", "host_errors", "nvlink_degraded"
 CONFIDENCE_FEWER = 0.6  # nodes of one model may have been bought with fewer
 NAMED_MAX = 4  # GPUs, in a sentence
 CHECKS = frozenset({"sdc_gemm", "sdc_all_reduce"})
-OWN_RESULTS = "sdc_gemm"  # each device's own; a sum that is wrong may be any GPU's fault
+OWN_RESULTS = "sdc_gemm"  # each device's own; a wrong sum may be any GPU's fault
 WRONG, OPERATIONS, SECONDS = "wrong_numbers", "operations", "compared_seconds"
 
 
 def found(
     node: str, outcomes: Iterable[CheckOutcome], devices: Mapping[str, int], check_id: str, onset_s: float
 ) -> Verdict | None:
-    """Return the claim that follows from a check of a node, None where no number was wrong.
+    """Return the claim that follows from a check of a node, None if no number was wrong.
 
-    ``devices`` are the node's GPUs by UUID. Wrong numbers are proof; what hung or was lost is another trouble.
+    ``devices`` are the node's GPUs by UUID. Wrong numbers are proof; hung or lost devices are another fault.
     """
     wrong = [(outcome, figure) for outcome in outcomes for figure in figures(outcome, WRONG) if figure.value]
     if not wrong:
@@ -49,15 +49,15 @@ def found(
 
 
 def figures(outcome: CheckOutcome, name: str) -> list[Figure]:
-    """Return the figures of this name of a check for silent corruption; none of another's."""
+    """Return the figures with this name from a check for silent corruption; none from other checks."""
     return [figure for figure in outcome.values if figure.name == name] if outcome.name in CHECKS else []
 
 
 def standing(incidents: Sequence[Incident], nodes: Mapping[str, Node], now_s: float) -> Judgement:
-    """Return what is still to be said of nodes without a job; ``incidents`` are the open ones of no job.
+    """Return the claims still open for nodes without a job; ``incidents`` are the open ones without a job.
 
-    What was found stands until somebody has put the node back into service since, or ends the incident: no check that
-    passes takes it back.
+    A claim holds until the node has been put back into service since, or a person ends the incident: a passed check
+    does not withdraw it.
     """
     claims = (_again(i) for i in incidents if i.state != "recovered" and _stands(i, nodes.get(i.node or "")))
     return Judgement(job=NO_JOB, attempt=0, now_s=now_s, verdicts=tuple(claims))
@@ -68,7 +68,7 @@ def _stands(incident: Incident, node: Node | None) -> bool:
 
 
 def gpus_missing(node: str, missing: Mapping[str, int], reported: int, onset_s: float) -> Verdict:
-    """Return the claim that a node has lost GPUs: ``missing`` are their devices by UUID, ``reported`` those it has."""
+    """Return the claim that a node has lost GPUs: ``missing`` are their devices by UUID, ``reported`` its count."""
     named = ", ".join(f"{uuid} (device {device})" for uuid, device in list(missing.items())[:NAMED_MAX])
     return _claim(
         INVENTORY,
@@ -99,7 +99,7 @@ def fewer_gpus(node: str, model: str, reported: int, usual: int, onset_s: float)
 def nvlinks_down(node: str, up: Mapping[int, int], due: int, alike: bool, onset_s: float) -> Verdict:
     """Return the claim that GPUs of a node lack NVLinks: ``up`` by device, where others there have ``due``, or had.
 
-    Told of and no more where all of the node's GPUs are ``alike``: somebody may have set them so.
+    Only reported if all of the node's GPUs are ``alike``: they may be configured that way.
     """
     named = ", ".join(f"gpu{device} {links}" for device, links in list(up.items())[:NAMED_MAX])
     more = f" and {len(up) - NAMED_MAX} more" if len(up) > NAMED_MAX else ""
@@ -119,7 +119,7 @@ def nvlinks_down(node: str, up: Mapping[int, int], due: int, alike: bool, onset_
 
 
 def _again(incident: Incident) -> Verdict:
-    """Return the claim that the incident keeps."""
+    """Return the claim held by the incident."""
     return Verdict(
         detector=incident.detectors[0],
         fault=incident.fault,
@@ -148,7 +148,7 @@ def _claim(
     *,
     proven: bool,
 ) -> Verdict:
-    """Return a claim: what is proven drains the node, all other is told of."""
+    """Return a claim: a proven one drains the node, any other is only reported."""
     return Verdict(
         detector=detector,
         fault=fault,

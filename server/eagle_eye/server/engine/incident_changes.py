@@ -1,9 +1,9 @@
-"""What of an incident's changes is told to subscribers, and what is written into the audit trail. Pure.
+"""Decides which changes of an incident are sent to subscribers, and which are written to the audit trail. Pure.
 
-Changes of state and escalations are always told, unless the incident asks for nothing (a slow node that costs the job
-nothing): that is recorded, and told as opened once it asks for something. A story that changes again and again
-(``UPDATES_MAX`` times within ``reopens_window_s``) is told once more when it has settled, for twice as long each time;
-what is kept back is counted.
+Changes of state and escalations are always sent, unless the incident asks for nothing (a slow node that costs the job
+nothing): that is recorded, and sent as opened once it asks for something. If the description changes again and again
+(``UPDATES_MAX`` times within ``reopens_window_s``) it is sent once it has settled, with the delay doubling each time;
+suppressed changes are counted.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from eagle_eye.server.engine.incidents import OPEN_STATES
 from eagle_eye.server.engine.settings import PolicySettings
 from eagle_eye.server.model.records import Action, Incident
 
-UPDATES_MAX = 10  # changes of one incident's story that are told within the window
-SETTLED_S = 60.0  # without a change: what was kept back is told then, the next time after twice as long
+UPDATES_MAX = 10  # changes of one incident's description that are sent within the window
+SETTLED_S = 60.0  # without a change, before suppressed changes are sent; doubles each time
 
 Event = Literal["opened", "updated", "resolved"]
 
 
 class Note(NamedTuple):
-    """One line for the audit trail."""
+    """One line of the audit trail."""
 
     verb: str
     detail: str = ""
 
 
 class News(NamedTuple):
-    """The incident with its book on what was told, the event to send (None: none), how many were kept back, notes."""
+    """The incident with its notification state, the event to send (None: none), suppressed changes, audit notes."""
 
     incident: Incident
     event: Event | None = None
@@ -43,9 +43,9 @@ class News(NamedTuple):
 def news_of(
     old: Incident | None, new: Incident, actions: Sequence[Action], policy: PolicySettings, now_s: float
 ) -> News:
-    """Return what is to be told of a change; ``old`` is the record before it, None for a new incident.
+    """Return what to send about a change; ``old`` is the record before it, None for a new incident.
 
-    ``actions`` are those asked for in this change.
+    ``actions`` are those requested in this change.
     """
     if old is None:
         detail = f"{new.state}, {_claim(new)}: {new.summary}"
@@ -63,7 +63,7 @@ def news_of(
         return News(replace(written, untold=False), "updated", 0, notes)
     if new.state not in OPEN_STATES:
         return News(written, None, 0, notes)
-    lulls = 2 if new.flaps > old.flaps else 0  # that it was gone, and that it is back
+    lulls = 2 if new.flaps > old.flaps else 0  # one for its absence, one for its return
     if _story(old) == _story(new):
         if not is_due(new, policy, now_s):
             return News(written, None, lulls, notes)
@@ -79,12 +79,12 @@ def news_of(
 
 
 def _is_silent(incident: Incident) -> bool:
-    """Whether nobody has been told of an incident that asks for nothing."""
+    """Whether the incident asks for nothing and has not been sent to anyone."""
     return incident.asks == "none" and not incident.told_times
 
 
 def is_due(incident: Incident, policy: PolicySettings, now_s: float) -> bool:
-    """Return whether something that was kept back is to be told now."""
+    """Return whether a suppressed change is due to be sent."""
     if not incident.untold or incident.state not in OPEN_STATES:
         return False
     more = max(len(_lately(incident, policy, now_s)) - UPDATES_MAX, 0)
@@ -98,11 +98,11 @@ def _lately(incident: Incident, policy: PolicySettings, now_s: float) -> list[fl
 def _event(old: Incident, new: Incident) -> Event | None:
     if new.state in OPEN_STATES:
         return "updated" if old.state in OPEN_STATES else "opened"
-    return "resolved" if old.state in OPEN_STATES else None  # a recovered one that is closed was told of already
+    return "resolved" if old.state in OPEN_STATES else None  # a recovered one that is closed was already sent
 
 
 def _story(incident: Incident) -> tuple[object, ...]:
-    """Return what subscribers are told of again when it changes."""
+    """Return the fields whose change is sent to subscribers."""
     return incident.fault, incident.nodes, incident.kinds, incident.action
 
 
@@ -117,7 +117,7 @@ def _held(incident: Incident, before: Iterable[str]) -> Incident:
 
 
 def _holds(old: Incident | None, new: Incident) -> Iterator[Note]:
-    """Yield a note the first time that a rule holds the incident: holds come and go, and each is explained anew."""
+    """Yield a note the first time that a rule holds the incident: holds come and go, and each is explained once."""
     if new.hold_rule and (old is None or new.hold_rule not in old.held_by):
         yield Note("hold", f"{new.hold_rule}: {new.hold}")
 

@@ -1,10 +1,9 @@
-"""From findings to incidents: one incident per cause, from the first verdict to the recovery. Pure.
+"""Folds findings into incidents: one incident per cause, from the first verdict to the recovery. Pure.
 
-A finding finds its incident by (job, attempt, family): everything that stops a job is one family, since a job
-stops for one reason (GPUs that fail on two nodes are two); what breaks its numbers another; slowness and silence are
-one family per node (``fusion``).
-What another finding explains is merged into that one's incident (``related_incidents``), what comes back is reopened
-(``flapping``).
+A finding is matched to its incident by (job, attempt, family). Everything that stops a job is one family, since a job
+stops for one reason (GPUs that fail on two nodes are two); what corrupts its numbers is another; slowness and silence
+are one family per node (``fusion``). An incident that another finding explains is merged into that one's incident
+(``related_incidents``); one that recurs is reopened (``flapping``).
 """
 
 from __future__ import annotations
@@ -24,8 +23,8 @@ from eagle_eye.server.engine.settings import PolicySettings
 from eagle_eye.server.model.records import Incident, is_of_a_stop
 
 OPEN_STATES = ("suspected", "confirmed", "acting")
-ACCUSED_MAX = 8  # nodes of which an incident remembers that it named them
-UNKNOWN_CAUSE = "straggler"  # what a slow node is called while no counter says why
+ACCUSED_MAX = 8  # nodes that an incident remembers having named
+UNKNOWN_CAUSE = "straggler"  # the fault of a slow node while no counter shows the reason
 _SEEN_ANEW = (
     *("fault", "nodes", "node", "device", "confidence", "updated_s", "summary", "evidence"),
     *("kinds", "fact", "slowdown_ratio", "asks", "application", "seen_s", "since_s"),
@@ -41,11 +40,11 @@ def fold(
 ) -> list[Incident]:
     """Return the incidents of the judgement's job that are new or have changed.
 
-    ``known`` are the job's incidents that are open, those that have recovered and may come back, and those that a
-    person marked false: the same claim is not made again in their attempt. ``acting`` says by (job, attempt) until
-    when what begins is our own doing: a subscriber restarts it right now (infinity), or did. An incident without a
-    verdict for ``verdict_gone_s`` has recovered (later where it comes and goes), one of an earlier attempt as soon as
-    the job makes steps again.
+    ``known`` are the job's open incidents, recovered ones that may recur, and those that a person marked false: the
+    same claim is not made again in their attempt. ``acting`` maps (job, attempt) to the time until which new trouble is
+    caused by our own restart: infinity while a subscriber is restarting it. An incident without a verdict for
+    ``verdict_gone_s`` has recovered (later if it flaps), one of an earlier attempt as soon as the job makes steps
+    again.
     """
     now_s = judgement.now_s
     mine = {i.id: i for i in known if i.job == judgement.job}
@@ -66,7 +65,7 @@ def fold(
             and family == f"slow:{verdict.node}"
             and related_incidents.is_of_the_rack(verdict, shared)
         ):
-            seen.add(SHARED_SLOWNESS)  # the last of a rack to recover is no slow node of its own
+            seen.add(SHARED_SLOWNESS)  # the last node of a rack to recover is not separately slow
             continue
         origin = related_incidents.took_over(family, opened.values())
         if old is None and origin is not None and related_incidents.belongs(verdict, family):
@@ -88,16 +87,16 @@ def fold(
 
 
 def _stops(incidents: Iterable[Incident], attempt: int) -> dict[str, str]:
-    """Return the nodes that are known for stopping the attempt, with their families.
+    """Return the nodes known to stop the attempt, with their families.
 
-    A guess at who does gives way to the first GPU that is known to have failed, until it is acted on.
+    A guessed culprit gives way to the first GPU known to have failed, until it is acted on.
     """
     opened = [i for i in incidents if i.attempt == attempt and i.state in OPEN_STATES and is_of_a_stop(i.family)]
     return {i.node: i.family for i in opened if i.node is not None and (is_own_cause(i) or i.state == "acting")}
 
 
 def _merge(book: dict[str, Incident], fused: Fused, judgement: Judgement) -> None:
-    """Close the open incidents that a finding explains, for the incident of that finding."""
+    """Close open incidents that a finding explains, in favour of that finding's incident."""
     opened = [i for i in book.values() if i.attempt == judgement.attempt and i.state in OPEN_STATES]
     by_family = {incident.family: incident.id for incident in opened}
     for incident in opened:
@@ -107,7 +106,7 @@ def _merge(book: dict[str, Incident], fused: Fused, judgement: Judgement) -> Non
 
 
 def _staged(incident: Incident, judgement: Judgement, policy: PolicySettings) -> Incident:
-    """Return the incident as confirmed once there is evidence enough to act on; it never goes back."""
+    """Return the incident as confirmed once the evidence suffices to act; this is never reverted."""
     floors = floors_for(incident, policy, judgement.gpu_models)
     if incident.state != "suspected" or not is_supported(incident, floors):
         return incident
@@ -115,7 +114,7 @@ def _staged(incident: Incident, judgement: Judgement, policy: PolicySettings) ->
 
 
 def _dismissed(verdict: Verdict, judgement: Judgement, incidents: Iterable[Incident]) -> bool:
-    """Whether a person called this very claim a false alarm."""
+    """Whether a person marked this same claim as a false alarm."""
     return any(
         incident.state == "false"
         and incident.attempt == judgement.attempt
@@ -158,7 +157,7 @@ def _opened(finding: Finding, judgement: Judgement, family: str, incident_id: st
 
 
 def _reopened(old: Incident, finding: Finding, judgement: Judgement, policy: PolicySettings) -> Incident:
-    """Return an incident that has come back, as it is seen now: what was believed of it before proves nothing."""
+    """Return a recurred incident as it is seen now: earlier beliefs prove nothing."""
     now = _opened(finding, judgement, old.family, old.id)
     kept = msgspec.structs.replace(
         old,
@@ -173,14 +172,15 @@ def _reopened(old: Incident, finding: Finding, judgement: Judgement, policy: Pol
 
 
 def _updated(old: Incident, finding: Finding, now_s: float) -> Incident:
-    """Return the incident as the verdict has it. Its story changes only while nothing is being done about it."""
+    """Return the incident updated by the verdict. Its description changes only while no action is under way."""
     if old.state == "acting":
         return msgspec.structs.replace(old, seen_s=now_s)
     verdict = finding.verdict
     reported = (old.fault, tuple(old.nodes), tuple(old.kinds), old.asks)
     if reported == (verdict.fault, verdict.nodes, tuple(sorted(verdict.kinds)), verdict.asks or ""):
-        # The same claim again: keep the wording, so that subscribers are not told of every tick, until it is surer.
-        costs = old.slowdown_ratio <= 0 < verdict.slowdown_ratio  # what it costs is part of the story
+        # The same claim again: keep the wording until it is more certain, so that subscribers do not hear of every
+        # tick.
+        costs = old.slowdown_ratio <= 0 < verdict.slowdown_ratio  # the cost is part of the description
         surer = verdict.confidence > old.confidence or costs
         return msgspec.structs.replace(
             old,
@@ -193,7 +193,7 @@ def _updated(old: Incident, finding: Finding, now_s: float) -> Incident:
     if old.family == SHARED_SLOWNESS and set(verdict.nodes) <= set(old.nodes):
         return msgspec.structs.replace(old, seen_s=now_s)  # which of them show it changes from row to row
     if verdict.fault == UNKNOWN_CAUSE != old.fault and tuple(old.nodes) == verdict.nodes:
-        # A cause once known is not forgotten: counters are quiet at the ends of long steps.
+        # Keep a known cause: counters are quiet at the ends of long steps.
         return msgspec.structs.replace(
             old,
             seen_s=now_s,
@@ -201,7 +201,7 @@ def _updated(old: Incident, finding: Finding, now_s: float) -> Incident:
             slowdown_ratio=_cost(old, verdict),
         )
     if old.node is not None and verdict.node is None:
-        return msgspec.structs.replace(old, seen_s=now_s)  # a culprit once known is not forgotten
+        return msgspec.structs.replace(old, seen_s=now_s)  # keep a known culprit
     return msgspec.structs.replace(
         old,
         fault=verdict.fault,
@@ -229,9 +229,9 @@ def _accused(before: Sequence[str], node: str | None) -> list[str]:
 
 
 def _cost(old: Incident, verdict: Verdict) -> float:
-    """Return what the trouble costs by now.
+    """Return the current cost of the trouble.
 
-    What was seen to cost nothing goes on costing nothing when the time before it began has passed out of view.
+    A measured cost of zero stays zero after the time before the onset has left the window.
     """
     unseen = verdict.fault == "straggler" and "step_time" not in verdict.kinds
     return 0.0 if unseen and old.slowdown_ratio == 0 else verdict.slowdown_ratio
@@ -242,17 +242,17 @@ def _ended(incident: Incident, judgement: Judgement, policy: PolicySettings, bei
     if incident.attempt < judgement.attempt:
         over = judgement.stepping
     elif judgement.state == "completing":
-        over = False  # nobody can tell yet how the job ends
+        over = False  # it is not yet known how the job ends
     elif judgement.state != "running" and not judgement.crashed:
         over = True
     else:
         blind = any(detector in judgement.blind for detector in incident.detectors)
-        # A time in which nobody watched says nothing about whether the fault was still there.
+        # A time without observation does not show whether the fault was still there.
         seen_s = max(incident.seen_s, judgement.watching_since_s)
         gone = judgement.now_s - seen_s > flapping.patience_s(incident, policy)
         over = gone and not being_restarted and not blind
         if is_of_a_stop(incident.family) and judgement.stepping:
-            over = over and judgement.advanced_s > incident.detected_s  # a job that stopped goes on by making a step
+            over = over and judgement.advanced_s > incident.detected_s  # a stopped job recovers by making a step
     if not over:
         return None
     now_s = judgement.now_s
@@ -260,7 +260,7 @@ def _ended(incident: Incident, judgement: Judgement, policy: PolicySettings, bei
 
 
 def evidence_item(evidence: Evidence) -> EvidenceItem:
-    """Return a piece of evidence in its public form: numbers that JSON can carry."""
+    """Return a piece of evidence in its public form, with numbers that JSON can represent."""
     return EvidenceItem(
         metric=evidence.metric,
         node=evidence.node,

@@ -1,4 +1,4 @@
-"""Job and node names in settings: glob patterns, and whether one is a name in full. Pure."""
+"""Glob patterns of job and node names in settings, and exact names among them. Pure."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Annotated
 
 from msgspec import Meta
 
-NAMES_MAX = 1_000  # patterns in one list: still read by a person
+NAMES_MAX = 1_000  # patterns in one list, which a person must still be able to read
 _WILD = frozenset("*?[")
 
 Names = Annotated[list[str], Meta(max_length=NAMES_MAX)]
 
 
 def matches(patterns: Sequence[str], name: str) -> bool:
-    """Return whether one of the glob patterns fits the name; no patterns fit every name."""
+    """Return whether one of the glob patterns matches the name; an empty list matches every name."""
     return not patterns or any(_fits(pattern, name) for pattern in patterns)
 
 
@@ -25,5 +25,5 @@ def is_exact(patterns: Sequence[str], name: str) -> bool:
 
 
 def _fits(pattern: str, name: str) -> bool:
-    # A list of names in full is longer than what fnmatch keeps of compiled patterns.
+    # A list of exact names may exceed fnmatch's cache of compiled patterns.
     return pattern == name if _WILD.isdisjoint(pattern) else fnmatch.fnmatchcase(name, pattern)

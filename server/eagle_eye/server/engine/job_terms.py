@@ -1,4 +1,4 @@
-"""What the operator has settled for single jobs: whether they may be restarted and by whom, sizes, costs. Pure."""
+"""The operator's terms for single jobs: whether they may be restarted and by whom, sizes, costs. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from msgspec import Meta, Struct
 
 from eagle_eye.server.engine.job_names import NAMES_MAX, is_exact, matches
 
-# Who restarts a job when nobody says: we ask for it.
+# Restart owners for which we request the restart; "": not stated.
 OUR_RESTART_OWNERS = frozenset({"", "eagle-eye"})
 
 Seconds = Annotated[float, Meta(ge=0)]
@@ -20,7 +20,7 @@ Count = Annotated[int, Meta(ge=1)]
 
 
 class JobTerms(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
-    """Terms for the jobs whose names match one of ``jobs`` (glob patterns); what is not given is as for all jobs."""
+    """Terms for the jobs whose names match one of ``jobs`` (glob patterns); omitted fields are as for all jobs."""
 
     jobs: Annotated[list[str], Meta(min_length=1, max_length=NAMES_MAX)]
     may_restart: bool | None = None
@@ -38,12 +38,12 @@ class JobTerms(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, om
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Terms:
-    """What holds for one job, and where the operator says so ("policy.jobs[0]"; settings for all are not listed).
+    """The terms of one job, and where the operator set them ("policy.jobs[0]"; settings for all jobs are not listed).
 
-    ``spares`` are nodes that stand ready to replace excluded ones, None: not known, which counts as none.
-    ``restart_owner`` is "" where the operator names none: then the job's own word counts. ``restart_s``, ``queue_s``
-    and ``lost_work_s`` are what a restart costs, ``remaining_s`` how long the job is taken to run on.
-    ``checkpoint_wait_s`` is how long a planned exclusion waits for a checkpoint, 0: not at all.
+    ``spares`` are nodes ready to replace excluded ones, None: not known, which counts as none. ``restart_owner`` is ""
+    if the operator names none: then the job's own value counts. ``restart_s``, ``queue_s`` and ``lost_work_s`` are the
+    costs of a restart, ``remaining_s`` how long the job is assumed to run on. ``checkpoint_wait_s`` is how long a
+    planned exclusion waits for a checkpoint, 0: not at all.
     """
 
     may_restart: bool = True
@@ -60,11 +60,11 @@ class Terms:
 
     @property
     def cost_s(self) -> float:
-        """What one restart costs."""
+        """The cost of one restart."""
         return self.lost_work_s + self.restart_s + self.queue_s
 
 
-# Of terms that fit a job equally well the more careful value counts: that with the highest of these.
+# Of equally specific terms the more careful value counts: that with the highest of these.
 _CAREFUL: MappingProxyType[str, Callable[[Any], Any]] = MappingProxyType(
     {
         "may_restart": lambda allowed: not allowed,
@@ -83,10 +83,10 @@ _CAREFUL: MappingProxyType[str, Callable[[Any], Any]] = MappingProxyType(
 
 
 def terms_of(job: str, given: Iterable[JobTerms], defaults: Terms) -> Terms:
-    """Return what holds for the job.
+    """Return the terms of the job.
 
-    Terms that name it in full come before those that match it by a pattern; among equals the more careful value
-    counts, in whatever order they stand.
+    Terms that give its exact name override those that match it by a pattern; among equals the more careful value
+    counts, whatever their order.
     """
     fitting = [(is_exact(terms.jobs, job), terms) for terms in given if matches(terms.jobs, job)]
     changed: dict[str, Any] = {}

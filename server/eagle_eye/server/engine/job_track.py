@@ -1,4 +1,4 @@
-"""Everything the engine knows of one attempt of one job: members, columns, steps, events, phases, pauses."""
+"""The engine's state for one attempt of one job: members, columns, steps, events, phases, pauses."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ from eagle_eye.server.engine.step_grid import STEP_METRICS, StepGrid
 from eagle_eye.server.engine.topology import Topology
 from eagle_eye.server.model.records import Job
 
-EVENTS_KEPT = 4_096  # of one attempt; the first ones count most, so later ones are dropped and counted
-REPEATS_KEPT = 32  # of one kind about one thing on one device: a node that floods starves nobody
-EVENT_SUBJECTS = ("code", "link", "process")  # the attribute that says which thing
-UNJUDGED = frozenset({INVENTORY})  # of a large job's GPUs alone, these would leave no room for what is judged
+EVENTS_KEPT = 4_096  # of one attempt; the first ones matter most, so later ones are dropped and counted
+REPEATS_KEPT = 32  # of one kind, subject and device, so that one flooding node does not displace others
+EVENT_SUBJECTS = ("code", "link", "process")  # the attribute that identifies the subject
+UNJUDGED = frozenset({INVENTORY})  # a large job's GPU inventories alone would leave no room for events that are judged
 GRID_LINES_MIN = 16  # rows kept however long the interval
 GRID_LINES_MAX = 1 << 18  # and however short: a window of 15 minutes at 300 rows a second
 ROW_METRICS = frozenset({"train_step", *STEP_METRICS})
 NO_NAMES = Named()
-LATE_S = 1.0  # how long a row may be under way before its line counts as complete without it
+LATE_S = 1.0  # how long a row may be delayed before its line counts as complete without it
 
 
 class JobTrack:
-    """One attempt of one job, fed row by row; ``window`` is what detectors see of it.
+    """One attempt of one job, fed row by row; ``window`` is the detectors' view of it.
 
-    ``earlier`` is what is known of the attempts before, for what only shows against them.
+    ``earlier`` is inherited from earlier attempts, for comparison.
     """
 
     def __init__(
@@ -68,22 +68,22 @@ class JobTrack:
         self.course = PauseLog(earlier.pauses)
         self._steps_made = Advance(started_s)
         self.checkpoints = CheckpointLog()
-        self.touched_s = started_s  # the newest row or word about the job
-        self.held_up_by: frozenset[int] = frozenset()  # by the launcher's word
-        self.unreached: tuple[str, ...] = ()  # who alone does not reach the others, as far as is known
-        self.resting = False  # it is over: rows of members that do not name it are not its own
+        self.touched_s = started_s  # the newest row or report about the job
+        self.held_up_by: frozenset[int] = frozenset()  # according to the launcher
+        self.unreached: tuple[str, ...] = ()  # the nodes known to be the only ones unable to reach the others
+        self.resting = False  # over: rows of members that do not name it are not its own
         self.declared = False  # whether a scheduler or launcher named the members
         self.events_dropped_total = 0
 
     def adopt_interval(self, interval_s: float, *, for_good: bool) -> None:
-        """Take an agent's interval for the grid's, until one was taken ``for_good``: that of the first rows."""
+        """Use an agent's interval for the grid, until one is set ``for_good``: that of the first rows."""
         settled, self._interval_settled = self._interval_settled, self._interval_settled or for_good
         if not settled and interval_s != self.interval_s:
             self._make_grids(interval_s)
             self.interval_s = interval_s
 
     def release(self) -> None:
-        """Let go of all rows, and of the steps all but the course: what another attempt inherits."""
+        """Drop all rows and steps except the curve, which the next attempt inherits."""
         self._steps = StepGrid(self._steps.curve().copied())
         self._make_grids(self.interval_s)
 
@@ -108,17 +108,17 @@ class JobTrack:
 
     @property
     def metrics(self) -> frozenset[str]:
-        """What any member sent in this attempt."""
+        """The metrics that any member sent in this attempt."""
         return frozenset(name for grid in self._grids_of.values() for name in grid.names())
 
     @property
     def memo(self) -> dict[Any, Any]:
-        """What was worked out of the members alone: empty again after somebody joined or changed."""
+        """Cached results that depend only on the members: emptied when a member joins or changes."""
         return self._roster.memo
 
     @property
     def ranked(self) -> bool:
-        """Whether anybody said which ranks run where."""
+        """Whether the placement of ranks is known."""
         return self._roster.ranked
 
     @property
@@ -128,42 +128,42 @@ class JobTrack:
 
     @property
     def first_step(self) -> float | None:
-        """The first step that was seen to finish in this attempt; None before it."""
+        """The first step seen to finish in this attempt; None before it."""
         return None if math.isnan(self._steps_made.first_step) else self._steps_made.first_step
 
     @property
     def advanced_s(self) -> float:
-        """The end of the interval in which a step finished last; the start of the attempt before any did."""
+        """The end of the interval in which the last step finished, or the start of the attempt before any did."""
         return self._steps_made.advanced_s
 
     @property
     def pace_s(self) -> float | None:
-        """The typical time from step to step; None before two steps were seen."""
+        """The typical time per step; None before two steps were seen."""
         return self.course.pace_s
 
     @property
     def bytes_per_line(self) -> int:
-        """How much memory one more line of what is observed takes."""
+        """Memory for one more line of observations, in bytes."""
         return sum(grid.bytes_per_line for grid in self._grids_of.values())
 
     @property
     def bytes_per_step(self) -> int:
-        """How much memory one more step of all ranks takes."""
+        """Memory for one more step of all ranks, in bytes."""
         return self._steps.bytes_per_line
 
     def limit_steps(self, steps: int, curve_steps: int) -> None:
-        """Remember at most so many steps of each rank, and of the job as a whole; see StepGrid."""
+        """Keep at most ``steps`` steps of each rank, and ``curve_steps`` of the job as a whole; see StepGrid."""
         self._steps.limit(steps, curve_steps)
 
     def limit(self, lines: int) -> None:
-        """Remember at most so many lines; see Grid."""
+        """Keep at most this many lines; see Grid."""
         self._lines_max = lines
         for grid in self._grids_of.values():
             grid.limit(lines)
 
     @property
     def late_total(self) -> int:
-        """Rows that came too late to be placed."""
+        """Number of rows that came too late to be placed."""
         return self._devices.late_total + self._node_rows.late_total + self._link_rows.late_total
 
     @property
@@ -173,16 +173,16 @@ class JobTrack:
 
     @property
     def curve(self) -> Curve:
-        """The job's course by step."""
+        """The job's curve by step."""
         return self._steps.curve()
 
     def take_word(self, job: Job) -> None:
-        """Take the scheduler's or launcher's word on the attempt."""
+        """Apply a scheduler's or launcher's report on the attempt."""
         self.held_up_by = frozenset(job.held_up_by)
         self._steps_made.take_word(job)
 
     def declare(self, ranks: Iterable[MemberRank]) -> None:
-        """Take the scheduler's word for who the members are; rows of others are not this job's."""
+        """Set the members as reported by the scheduler; rows of others are not this job's."""
         self.declared = True
         for rank in ranks:
             self.add_series(rank.node, rank.device, rank.rank, rank.role)
@@ -197,7 +197,7 @@ class JobTrack:
             self._node_rows.add_columns(1)
 
     def add_series(self, node: str, device: int, rank: int = -1, role: str = "") -> int:
-        """Make a device row of the node known and return its column."""
+        """Add a device row of the node and return its column."""
         self.add_node(node)
         column, new = self._roster.add_series(node, device, rank, role)
         if new:
@@ -205,7 +205,7 @@ class JobTrack:
         return column
 
     def set_silence(self, column: int, seconds: float) -> None:
-        """Note for how long a living process has said nothing, of a rank that its agent has named."""
+        """Record how long the live process of a rank has been silent; its agent has thereby reported the rank."""
         self._roster.silent_s[column], self._roster.named[column] = seconds, True
 
     def node_column(self, node: str) -> int:
@@ -213,7 +213,7 @@ class JobTrack:
         return self._roster.node_index(node)
 
     def add_link(self, node: str, link: str) -> int:
-        """Make a link of the node known and return its column."""
+        """Add a link of the node and return its column."""
         column = self._links.get((node, link))
         if column is None:
             column = self._links[node, link] = self._link_rows.add_columns(1)
@@ -229,9 +229,9 @@ class JobTrack:
         *,
         more: bool = False,
     ) -> None:
-        """Place rows of one moment in columns, each named once; ``values`` is (metrics, columns).
+        """Place rows of one time in columns, each named once; ``values`` is (metrics, columns).
 
-        ``more``: these are further metrics of the rows before, counted already if they came too late.
+        ``more``: these are further metrics of the previous rows, already counted if they came too late.
         """
         self.touched_s = max(self.touched_s, time_s)
         grid = self._grids_of[scope]
@@ -245,7 +245,7 @@ class JobTrack:
             self.checkpoints.take(time_s, metrics, columns, values)
 
     def add_event(self, event: Happening) -> None:
-        """Keep an event of this attempt; a phase event also moves its rank."""
+        """Store an event of this attempt; a phase event also changes its rank's phase."""
         if event.kind in UNJUDGED:
             return
         if event.kind in ("phase", "checkpoint_begin", "checkpoint_end") and event.node is not None:
@@ -268,7 +268,7 @@ class JobTrack:
         topology: Topology | None = None,
         named: Named = NO_NAMES,
     ) -> Window:
-        """Return what detectors may see at ``now_s``; ``heard_s`` and ``farewell`` are the nodes', in their order."""
+        """Return the detectors' view at ``now_s``; ``heard_s`` and ``farewell`` are the nodes', in their order."""
         device = self._devices.views()
         self._feed_steps(now_s, device)
         switches, links = self._hung_on(topology)
@@ -320,7 +320,7 @@ class JobTrack:
         return result
 
     def _hung_on(self, topology: Topology | None) -> tuple[tuple[str, ...], tuple[Link, ...]]:
-        """Return the switch of each node, and the links with theirs; worked out again only when something joined."""
+        """Return the switch of each node, and the links with theirs; recomputed only when a member joined."""
         made_for = (topology, len(self.nodes), len(self._links))
         if self._made_for != made_for:
             known = topology or Topology()
@@ -331,7 +331,7 @@ class JobTrack:
         return self._switches, self._made_links
 
     def _feed_steps(self, now_s: float, device: Mapping[str, Floats]) -> None:
-        """Hand the step grid the lines that no row is likely to join any more, and all once every rank is as far."""
+        """Pass lines to the step grid once no further row is likely, and all of them once every rank is as far."""
         times_s = self._devices.times()
         steps = device.get("train_step")
         if steps is None:
@@ -340,7 +340,7 @@ class JobTrack:
         if first == len(times_s):
             return
         views = {name: view for name, view in device.items() if name in ROW_METRICS}
-        # Agents tick at different moments; a rank that has come to a later line joins no earlier one any more.
+        # Agents tick at different moments; a rank that has reached a later line adds to no earlier one.
         come = np.asarray(np.logical_or.accumulate(np.isfinite(steps[first:])[::-1])[::-1].all(axis=1))
         level = self._steps.completed_by(latest(steps[first:], len(times_s) - first))
         for line in range(first, len(times_s)):
@@ -364,22 +364,22 @@ class JobTrack:
         self._steps_made.take(time_s, float(known.min()), highest)
 
     def set_clock_forward(self, by_s: float, before_s: float) -> None:
-        """The clock was set forward after ``before_s``: a standstill is as long as it was.
+        """Adjust for a clock that was set forward after ``before_s``: the length of a standstill stays.
 
-        A step that was told of since then was told of by the new clock, and stays.
+        A step reported since then was reported by the new clock, and stays.
         """
         if self._steps_made.advanced_s <= before_s:
             self._steps_made.advanced_s += by_s
 
     def _note_gap(self, time_s: float, steps: float) -> None:
-        """Keep the time to this step as a pause when it was much longer than the job's pace."""
+        """Record the time to this step as a pause if it was much longer than the job's pace."""
         gap_s = time_s - max(self._steps_made.advanced_s, float(np.max(self._roster.phase_since_s, initial=-math.inf)))
         if gap_s <= 0 or not frozenset(QUIET_PHASES).isdisjoint(self._roster.phase):
             return
         self.course.note_steps(gap_s, steps, self.interval_s)
 
     def _note_phase(self, node: str, event: Happening) -> None:
-        """Move a rank, or all ranks of the node where the event names none, to the phase that the event begins."""
+        """Set the phase that the event begins for a rank, or for all ranks of the node if the event names none."""
         for column in self._roster.columns_of(node, event.device):
             if event.kind == "phase":
                 self._enter_phase(column, str(event.attributes.get("name", "")), event.time_s)
@@ -389,7 +389,7 @@ class JobTrack:
                 self._enter_phase(column, "train", event.time_s)
 
     def _enter_phase(self, column: int, name: str, time_s: float) -> None:
-        """Note a rank's change of phase; a quiet phase that ended is a pause that ended well."""
+        """Record a rank's change of phase; the end of a quiet phase ends a pause well."""
         since_s = float(self._roster.phase_since_s[column])
         if time_s < since_s:
             return

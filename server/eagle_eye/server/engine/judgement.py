@@ -1,4 +1,4 @@
-"""What the engine says of one job at one moment."""
+"""The engine's result for one job at one moment."""
 
 from __future__ import annotations
 
@@ -13,17 +13,16 @@ from eagle_eye.server.engine.scheduler_contact import NO_SCHEDULER, SchedulerCon
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """What the detectors said of one job at one moment.
+    """The detectors' results for one job at one moment.
 
-    ``blind`` maps a detector that could not tell to the reason. ``state`` is the scheduler's word on the job,
-    "running" where nobody said. ``heard`` of ``members`` nodes were heard lately: coverage. ``stepping`` says
-    whether this attempt has made a step yet, ``advanced_s`` when the last one finished. ``crashed``: its scheduler
-    says that it failed, which nobody wanted. ``hearing`` is when its scheduler was heard, ``awaiting`` whether a
-    verdict, or what follows from one, waits for that. ``ends_s`` is when its time limit ends it, None where nobody
-    said. ``owner`` is the user whose job it is, "" where nobody said. ``gpu_models`` are NVML's names of the GPUs that
-    the job has on a node, by node; a node of which none is known is missing. ``checkpoints`` is how those in memory
-    stand. ``pace_left_ratio`` is what is left of the job's pace without one of its nodes, whose place no spare takes;
-    None: a spare takes it, or nobody said.
+    ``blind`` maps a blind detector to the reason. ``state`` is the scheduler's state of the job, "running" if not
+    reported. ``heard`` of ``members`` nodes were heard recently: coverage. ``stepping`` is True once this attempt has
+    made a step, ``advanced_s`` is when the last one finished. ``crashed``: its scheduler reports a failure that was not
+    requested. ``hearing`` is when its scheduler was heard, ``awaiting`` whether a verdict, or its consequence, waits
+    for that. ``ends_s`` is when its time limit ends it, None if not reported. ``owner`` is the job's user, "" if not
+    reported. ``gpu_models`` are the NVML names of the job's GPUs by node; nodes without a known name are missing.
+    ``checkpoints`` is the state of those in memory. ``pace_left_ratio`` is the remaining share of the job's pace
+    without one of its nodes, if no spare replaces it; None: a spare does, or not reported.
     """
 
     job: str
@@ -50,7 +49,7 @@ class Judgement:
 
     @property
     def blindness(self) -> str:
-        """Why the server cannot judge the job, "" when it can."""
+        """Why the server cannot judge the job, "" if it can."""
         if 2 * self.heard < self.members:
             return f"{self.heard} of the job's {self.members} nodes are heard"
         return ""

@@ -1,6 +1,6 @@
-"""What people and subscribers may do to incidents, actions and nodes: pure transitions of records.
+"""State transitions of incidents, actions and nodes by people and subscribers: pure functions of records.
 
-Every function returns the new record, or the same object when the change was made before: verbs are idempotent.
+Every function returns the new record, or the same object if the change was made before: verbs are idempotent.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from eagle_eye.server.engine.standing import BY_HAND, SERVER, fault_of, is_ours,
 from eagle_eye.server.model.errors import IllegalTransition
 from eagle_eye.server.model.records import Action, ActionState, Incident, Node, NodeState
 
-REPORTS_MAX = 100  # of one action; what a subscriber says in a loop must not grow the record for ever
+REPORTS_MAX = 100  # of one action; a subscriber that reports in a loop must not grow the record without limit
 REPORT_CHARS_MAX = 4_096
-RELAPSES_MAX = 32  # of one node that are remembered
+RELAPSES_MAX = 32  # remembered per node
 
-# From each state, the reports that a subscriber may make.
+# Reports that a subscriber may make, by state.
 _REPORTABLE = MappingProxyType(
     {
         "requested": ("accepted", "running", "done", "failed", "refused"),
         "accepted": ("running", "done", "failed", "refused"),
         "running": ("done", "failed"),
-        # It had begun before it heard: what was done was done, and is to be known.
+        # It started before it learned of the withdrawal; the outcome must still be recorded.
         "withdrawn": ("accepted", "running", "done", "failed", "refused"),
     }
 )
@@ -37,10 +37,10 @@ _STANDS: Mapping[NodeState, str] = MappingProxyType(
 
 
 def report_action(action: Action, report: Report, who: str, now_s: float) -> Action:
-    """Return the action with a subscriber's word on it; what it said before is kept.
+    """Return the action with a subscriber's report added; earlier reports are kept.
 
-    A repeated state changes nothing unless its detail is new, which is kept too. Terminal states stay.
-    Raises IllegalTransition.
+    A repeated state changes nothing unless its detail is new, which is kept too. Terminal states stay. Raises
+    IllegalTransition.
     """
     detail = report.detail[:REPORT_CHARS_MAX]
     if report.state == action.state and any(
@@ -59,9 +59,9 @@ def report_action(action: Action, report: Report, who: str, now_s: float) -> Act
 
 
 def approve(action: Action, now_s: float) -> Action:
-    """Return the action as requested, on a person's word; one that a subscriber has taken up since stays as it is.
+    """Return the action as requested, approved by a person; unchanged if a subscriber has accepted it since.
 
-    Raises IllegalTransition unless it awaits a person's word in time.
+    Raises IllegalTransition unless it awaits approval and has not expired.
     """
     if action.state in ("requested", "accepted", "running", "done"):
         return action
@@ -71,18 +71,18 @@ def approve(action: Action, now_s: float) -> Action:
 
 
 def reject(action: Action, now_s: float) -> Action:
-    """Return the action as rejected by a person. Raises IllegalTransition unless it awaits one."""
+    """Return the action as rejected by a person. Raises IllegalTransition unless it awaits approval."""
     return _moved(action, "rejected", ("awaiting",), now_s)
 
 
 def withdraw(action: Action, reason: str, now_s: float) -> Action:
-    """Return the action as taken back. Raises IllegalTransition once a subscriber has accepted it."""
+    """Return the action as withdrawn. Raises IllegalTransition once a subscriber has accepted it."""
     taken = _moved(action, "withdrawn", ("awaiting", "requested"), now_s)
     return taken if taken is action else replace(taken, reason=reason)
 
 
 def expire(action: Action, now_s: float) -> Action:
-    """Return the action as void for its age. Raises IllegalTransition once a subscriber has accepted it."""
+    """Return the action as expired. Raises IllegalTransition once a subscriber has accepted it."""
     return _moved(action, "expired", ("awaiting", "requested"), now_s)
 
 
@@ -103,25 +103,25 @@ def resolve(incident: Incident, now_s: float) -> Incident:
 
 
 def mark_false(incident: Incident, now_s: float) -> Incident:
-    """Return the incident as a false alarm, on a person's word; also one that is over."""
+    """Return the incident as marked a false alarm by a person; also one that is over."""
     if incident.state == "false":
         return incident
     return replace(incident, state="false", updated_s=now_s, ended_s=incident.ended_s or now_s)
 
 
 def is_over(incident: Incident) -> bool:
-    """Return whether nothing more is done about the incident."""
+    """Return whether the incident needs no further action."""
     return incident.state in _OVER
 
 
 def stand(node: Node, state: NodeState, reason: str, now_s: float, by: str = "") -> Node:
-    """Return the node in its new state, on the word of ``by``; the same object if it stands so already.
+    """Return the node in its new state, as set by ``by``; the same object if it is already in that state.
 
-    A node that is out already and gets another reason is theirs who gave it: what waited for its return is void, and
-    nothing of ours touches it any more.
+    A node that is already out and gets another reason belongs to whoever gave it: pending steps of its return are void,
+    and our actions no longer touch it.
     """
     if node.state == state and (state == "in_service" or reason in ("", node.reason)):
-        return replace(node, check_id="", updated_s=now_s) if node.check_id else node  # it is to stay out, he says
+        return replace(node, check_id="", updated_s=now_s) if node.check_id else node  # it is to stay out
     out = node.state != "in_service" and state != "in_service"
     return replace(
         node,
@@ -136,9 +136,9 @@ def stand(node: Node, state: NodeState, reason: str, now_s: float, by: str = "")
 
 
 def take_out(node: Node, fault: str, reason: str, state: NodeState, now_s: float) -> Node:
-    """Return the node as an action of ours has left it; one that somebody else took out stays as he left it.
+    """Return the node as taken out by one of our actions; a node taken out by somebody else is unchanged.
 
-    That it is a suspect of silent corruption is remembered all the same, and until it has returned.
+    That it is a suspect of silent corruption is recorded anyway, until it has returned.
     """
     out = node.state != "in_service"
     suspected = next(iter(BY_HAND & {fault, fault_of(node) if out else ""}), fault)

@@ -1,4 +1,4 @@
-"""Maintenance windows: times in which nothing is done, for all, for jobs or for nodes. Pure."""
+"""Maintenance windows: times without actions, for everything, for jobs or for nodes. Pure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from msgspec import Meta, Struct
 
 from eagle_eye.server.engine.job_names import Names, matches
 
-# As Unix seconds, to the end of the year 9999: what can be said to people as a date.
+# Unix seconds, up to the end of the year 9999, so that they can be shown as a date.
 Moment = Annotated[float, Meta(ge=0, le=253_402_300_799)]
 
 
@@ -22,9 +22,9 @@ class Maintenance(
     omit_defaults=True,
     rename={"from_s": "from", "until_s": "until"},
 ):
-    """From ``from_s`` until before ``until_s`` (Unix seconds) nothing is done to what it concerns.
+    """No action on what it covers from ``from_s`` until before ``until_s`` (Unix seconds).
 
-    That is everything, or where ``jobs`` or ``nodes`` (glob patterns) are given, those. ``reason`` is for people.
+    It covers everything, or, if ``jobs`` or ``nodes`` (glob patterns) are given, those. ``reason`` is for display.
     """
 
     from_s: Moment
@@ -34,13 +34,13 @@ class Maintenance(
     reason: str = ""
 
     def __post_init__(self) -> None:
-        """Refuse a window that never opens. Raises ValueError, which a configuration's reader reports with its key."""
+        """Refuse an empty window. Raises ValueError, which the configuration reader reports with its key."""
         if not self.from_s < self.until_s:
             raise ValueError(f"until ({moment(self.until_s)}) is not after from ({moment(self.from_s)})")
 
 
 class InForce(NamedTuple):
-    """A window that is open now; ``node`` is one that it concerns, "" where it concerns the job or everything."""
+    """A window that is open now; ``node`` is one that it covers, "" if it covers the job or everything."""
 
     where: str
     window: Maintenance
@@ -48,9 +48,9 @@ class InForce(NamedTuple):
 
 
 def in_force(windows: Iterable[Maintenance], job: str, nodes: Collection[str], now_s: float) -> InForce | None:
-    """Return the open window that concerns the job or one of the nodes and ends last, or None.
+    """Return the open window that covers the job or one of the nodes and ends last, or None.
 
-    ``nodes`` are those that would be touched; where a window names nodes, it is enough that one of them is among them.
+    ``nodes`` are those that would be affected; a window that names nodes covers them if it names any of them.
     """
     found = [
         InForce(f"policy.maintenance[{place}]", window, _concerned(window, nodes))

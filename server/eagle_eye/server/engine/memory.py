@@ -1,4 +1,4 @@
-"""How much of the past fits into memory, shared by all jobs: of a larger fleet less is remembered. Pure."""
+"""Memory limits shared by all jobs: a larger fleet keeps a shorter history. Pure."""
 
 from __future__ import annotations
 
@@ -8,30 +8,30 @@ from collections.abc import Collection
 from eagle_eye.server.engine.job_track import JobTrack
 from eagle_eye.server.engine.step_grid import CURVE_LINE_BYTES
 
-WINDOW_BYTES_MAX = 5 << 29  # of all jobs' rows in view: a larger fleet is remembered for a shorter time
-STEP_BYTES_MAX = 1 << 30  # of what all jobs' ranks said of their steps: of a larger fleet for fewer steps
-CURVE_BYTES_MAX = 1 << 29  # of all jobs' own courses
-SPARE = 1.25  # room that is kept beyond what is remembered
+WINDOW_BYTES_MAX = 5 << 29  # of all jobs' rows in view: a larger fleet keeps a shorter time
+STEP_BYTES_MAX = 1 << 30  # of all ranks' steps: a larger fleet keeps fewer
+CURVE_BYTES_MAX = 1 << 29  # of all jobs' curves
+SPARE = 1.25  # allocated beyond what is kept
 
 
 class Memory:
-    """The most that each job may remember; it only ever becomes less."""
+    """The limits per job; they only ever decrease."""
 
     def __init__(self) -> None:
         self._lines = sys.maxsize  # of each job's rows...
         self._steps = self._curve = sys.maxsize  # ...of its ranks' steps, and of its own course
 
     def limit(self, track: JobTrack) -> None:
-        """Have a job remember no more than that."""
+        """Apply the limits to a job."""
         track.limit(self._lines)
         track.limit_steps(self._steps, self._curve)
 
     def bound(self, tracks: Collection[JobTrack]) -> None:
-        """Have all jobs fit in."""
+        """Make all jobs fit."""
         per_line = sum(track.bytes_per_line for track in tracks)
         lines = int(WINDOW_BYTES_MAX / SPARE) // max(per_line, 1)
         if lines < self._lines:
-            # Some more than needed: a fleet that grows node by node is not to be laid out anew for each.
+            # Lower than needed, so that a fleet that grows node by node is not resized for each.
             self._lines = lines - lines // 8
             for track in tracks:
                 track.limit(self._lines)

@@ -1,4 +1,4 @@
-"""How far policy may go by itself: observe, approve or act, for each job, fault and kind of action. Pure."""
+"""Policy modes: observe, approve or act, for each job, fault and kind of action. Pure."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from eagle_eye.server.engine.job_names import Names, is_exact, matches
 Mode = Literal["observe", "approve", "act"]
 AskedKind = Literal["exclude_node", "restart_job", "drain_node", "checkpoint_now"]  # kinds that subscribers are asked
 
-# The higher, the more careful.
+# Higher is more careful.
 CAREFULNESS = MappingProxyType({mode: len(get_args(Mode)) - place for place, mode in enumerate(get_args(Mode))})
 
 
 class ModeRule(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
     """A mode for some jobs (glob patterns), faults and kinds of action; an empty list means all of them.
 
-    At least one list must name something: the mode for all is ``policy.mode``.
+    At least one list must not be empty: the mode for all is ``policy.mode``.
     """
 
     mode: Mode
@@ -30,7 +30,7 @@ class ModeRule(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, om
     kinds: list[AskedKind] = []
 
     def __post_init__(self) -> None:
-        """Refuse what can never apply. Raises ValueError, which a configuration's reader reports with its key."""
+        """Refuse a rule that can never apply. Raises ValueError, which the configuration reader reports by key."""
         if not (self.jobs or self.faults or self.kinds):
             raise ValueError("names no jobs, faults or kinds; the mode for all is policy.mode")
         unknown = [fault for fault in self.faults if fault not in BY_NAME]
@@ -39,7 +39,7 @@ class ModeRule(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, om
 
 
 class ModeFound(NamedTuple):
-    """The mode in force; ``where`` says by which key."""
+    """The applicable mode; ``where`` is the key that sets it."""
 
     mode: Mode
     where: str
@@ -48,9 +48,9 @@ class ModeFound(NamedTuple):
 def mode_of(default: Mode, rules: Iterable[ModeRule], job: str, fault: str, kind: str) -> ModeFound:
     """Return the mode for a kind of action because of a fault of a job.
 
-    Of the rules that apply, those count that name the most of job, fault and kind. Where several do, one that names
-    the job in full overrides those that name the same things with a pattern; of what remains the most careful counts,
-    in whatever order they stand.
+    Of the rules that apply, those win that name the most of job, fault and kind. Among several, one that gives the
+    exact job name overrides those that name the same things with a pattern; of the rest the most careful wins, whatever
+    their order.
     """
     fitting = [(place, rule) for place, rule in enumerate(rules) if _fits(rule, job, fault, kind)]
     if not fitting:

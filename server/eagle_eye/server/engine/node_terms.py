@@ -1,4 +1,4 @@
-"""What the operator has settled for nodes: by name, group, what NVML calls their GPUs, and for single faults. Pure."""
+"""The operator's terms for nodes: by name, group, NVML name of their GPUs, and for single faults. Pure."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ NodeAction = Literal["notify", "drain_node", "restart_job", "exclude_node"]
 Members = Annotated[list[str], Meta(min_length=1, max_length=NAMES_MAX)]  # glob patterns of a group's nodes
 Groups = Mapping[str, Sequence[str]]  # patterns of each group's nodes
 
-# The higher, the more is asked for.
+# Higher asks for more.
 STRENGTH: MappingProxyType[ActionKind, int] = MappingProxyType(
     {"none": 0, "notify": 1, "checkpoint_now": 2, "drain_node": 3, "restart_job": 4, "exclude_node": 5}
 )
 
 
 class NodeTerms(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
-    """Terms for some nodes; what is not given is as for all.
+    """Terms for some nodes; a field that is not given is as for all.
 
-    ``nodes`` are glob patterns of names, ``groups`` names of groups or racks, ``gpu_models`` patterns of what NVML
-    calls the GPUs, ``faults`` names of faults; an empty list means all of them. At least one of ``nodes``, ``groups``
-    and ``gpu_models`` must name something.
+    ``nodes`` are glob patterns of names, ``groups`` names of groups or racks, ``gpu_models`` patterns of NVML names of
+    GPUs, ``faults`` names of faults; an empty list means all of them. At least one of ``nodes``, ``groups`` and
+    ``gpu_models`` must not be empty.
     """
 
     nodes: Names = []
@@ -44,7 +44,7 @@ class NodeTerms(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, o
     drain_slowdown_min: Ratio | None = None
 
     def __post_init__(self) -> None:
-        """Refuse what can never apply. Raises ValueError, which a configuration's reader reports with its key."""
+        """Refuse terms that can never apply. Raises ValueError, which the configuration reader reports with its key."""
         if not (self.nodes or self.groups or self.gpu_models):
             raise ValueError("names no nodes, groups or gpu_models; what holds for all stands in [policy]")
         if all(getattr(self, term) is None for term in _CAREFUL):
@@ -56,9 +56,9 @@ class NodeTerms(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, o
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Floors:
-    """What holds for an incident's nodes: what is asked for, and from when on.
+    """The action and the thresholds for an incident's nodes.
 
-    ``where`` has by term the key that says so, of those that are not from ``[policy]`` or the fault itself.
+    ``where`` maps a term to the key that sets it, for terms not from ``[policy]`` or the fault itself.
     """
 
     action: ActionKind
@@ -68,7 +68,7 @@ class Floors:
     where: Mapping[str, str] = field(default_factory=dict)
 
 
-# Of terms that fit equally well the more careful value counts: that with the highest of these.
+# Of equally specific terms the more careful value counts: that with the highest of these.
 _CAREFUL: MappingProxyType[str, Callable[[Any], float]] = MappingProxyType(
     {
         "action": lambda action: -STRENGTH[action],
@@ -82,7 +82,7 @@ _CAREFUL: MappingProxyType[str, Callable[[Any], float]] = MappingProxyType(
 class _Fitting(NamedTuple):
     key: str
     terms: NodeTerms
-    closeness: tuple[int, ...]  # of two that fit, the greater counts
+    closeness: tuple[int, ...]  # of two that fit, the greater wins
 
 
 def floors_of(
@@ -93,12 +93,12 @@ def floors_of(
     gpu_models: Mapping[str, Sequence[str]],
     groups: Groups,
 ) -> Floors:
-    """Return what holds for a fault that concerns these nodes, of which ``gpu_models`` has the names of GPUs.
+    """Return the floors for a fault on these nodes, with ``gpu_models`` as the names of their GPUs.
 
-    Terms apply where they fit all of the nodes, and all GPUs of each. For each term those count that name the node in
-    full, before those that name it by pattern or group, before those that name its GPUs; among these those that name
-    its GPUs or the fault, too. Of what remains the more careful value counts, in whatever order they stand. Where
-    nobody knows which GPUs a node has, terms for models apply as far as they are more careful than what else holds.
+    Terms apply if they fit all of the nodes, and all GPUs of each. For each term, those that give the exact node name
+    win over those that match it by pattern or group, and these over those that match its GPUs; among these, those that
+    also name its GPUs or the fault win. Of the rest the more careful value counts, whatever their order. If a node's
+    GPUs are not known, terms for models apply as far as they are more careful than the other terms.
     """
     fitting: list[_Fitting] = []
     unsure: list[_Fitting] = []
@@ -123,7 +123,7 @@ def floors_of(
 
 
 def groups_of(node: str, groups: Groups) -> list[str]:
-    """Return which of the groups a node is in."""
+    """Return the groups that contain a node."""
     return [name for name, members in groups.items() if matches(members, node)]
 
 
@@ -135,7 +135,7 @@ def _closeness(terms: NodeTerms, nodes: Sequence[str]) -> tuple[int, ...]:
 def _fits(
     terms: NodeTerms, nodes: Sequence[str], fault: str, gpu_models: Mapping[str, Sequence[str]], groups: Groups
 ) -> bool | None:
-    """Return whether terms fit all of the nodes; None where that hangs on GPUs whose names are not known."""
+    """Return whether terms fit all of the nodes; None if that depends on GPUs whose names are not known."""
     if not nodes or (terms.faults and fault not in terms.faults):
         return False
     if not all(matches(terms.nodes, node) for node in nodes):

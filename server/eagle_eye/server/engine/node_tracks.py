@@ -1,7 +1,7 @@
-"""When each node was last heard, how often it reports, and whether it said goodbye: as columns, for whole fleets. Pure.
+"""Per-node columns for whole fleets: when each node was last heard, its interval, and whether it said goodbye. Pure.
 
-Nodes have places, given when they are first named; a node that is a member and was never heard has one, too. One that
-is long gone loses its place, and another gets it.
+Nodes get places (column indexes) when first named, including members that were never heard. The place of a long-gone
+node is reused.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 Places = NDArray[np.intp]
-PACE_S_MAX = 120.0  # whatever interval a node claims
-FORGET_S = 86_400.0  # nodes of no job that were not heard for so long are forgotten, as often
-SLOW_INTERVALS = 1.5  # of a job: a node with a longer one has a pace of its own
+PACE_S_MAX = 120.0  # upper bound on the interval that a node reports
+FORGET_S = 86_400.0  # nodes without a job that were not heard for this long are forgotten; also how often to check
+SLOW_INTERVALS = 1.5  # of a job: a node with a longer interval has its own patience
 _ROOM = 256
 
 
 class NodeTracks:
-    """All nodes that were heard or named of late."""
+    """All nodes recently heard or named."""
 
     def __init__(self) -> None:
         self._places: dict[str, int] = {}
-        self._free: list[int] = []  # places below the highest that nobody has
+        self._free: list[int] = []  # unused places below the highest
         self._heard_s: Floats = np.full(_ROOM, -np.inf)
         self._interval_s: Floats = np.full(_ROOM, np.nan)
         self._farewell: NDArray[np.bool_] = np.zeros(_ROOM, dtype=np.bool_)
@@ -37,7 +37,7 @@ class NodeTracks:
 
     @property
     def count(self) -> int:
-        """How many nodes were heard."""
+        """Number of nodes heard."""
         return int(np.count_nonzero(self._heard_s > -np.inf))
 
     def place(self, node: str) -> int:
@@ -56,14 +56,14 @@ class NodeTracks:
         return np.array([self.place(node) for node in nodes], dtype=np.intp)
 
     def members(self, nodes: Iterable[str], memo: dict[Any, Any]) -> Places:
-        """Return the places of a job's nodes; ``memo`` is empty again after somebody joined the job."""
+        """Return the places of a job's nodes; ``memo`` is emptied when a member joins."""
         known: Places | None = memo.get(NodeTracks)
         if known is None:
             known = memo[NodeTracks] = self.places(nodes)
         return known
 
     def meet(self, node: str, received_s: float, interval_s: float) -> int:
-        """Know a node that speaks, with the interval that it says if it is a new one; return its place."""
+        """Record a node that reports, with its interval if it is new; return its place."""
         place = self.place(node)
         if self._heard_s[place] == -np.inf:
             self._heard_s[place] = received_s
@@ -71,9 +71,9 @@ class NodeTracks:
         return place
 
     def forget_gone(self, now_s: float, housed: Callable[[], Collection[str]]) -> bool:
-        """Forget, once a day, those that were not heard for a day and are not ``housed()``: those that have a job.
+        """Forget, once a day, nodes not heard for a day and not in ``housed()``, those that have a job.
 
-        Return whether it was the time: then places that anybody remembers, but for those of ``housed()``, are void.
+        Return whether it ran: then stored places are void, except for those of ``housed()``.
         """
         if self._looked_s is None or now_s < self._looked_s:
             self._looked_s = now_s
@@ -89,31 +89,31 @@ class NodeTracks:
         return True
 
     def hear(self, place: int, received_s: float, *, farewell: bool) -> None:
-        """Take note that a node was heard; ``farewell``: it said goodbye."""
+        """Record that a node was heard; ``farewell``: it said goodbye."""
         self._heard_s[place] = max(self._heard_s[place], received_s)
         self._farewell[place] = farewell
 
     def hear_all(self, places: Places, received_s: Floats) -> None:
-        """Take note that nodes were heard, none of them for the last time."""
+        """Record that nodes were heard, none of them with a goodbye."""
         np.maximum.at(self._heard_s, places, received_s)
         self._farewell[places] = False
 
     def interval_s(self, node: str) -> float | None:
-        """Return how often the node reports; None for one that was never heard."""
+        """Return the node's reporting interval; None if never heard."""
         place = self._places.get(node)
         return None if place is None or self._heard_s[place] == -np.inf else float(self._interval_s[place])
 
     def longest_interval_s(self, nodes: Iterable[str]) -> float:
-        """Return the longest interval of the nodes' agents, 1 s where none was heard yet."""
+        """Return the longest interval of the nodes' agents, 1 s if none was heard yet."""
         known = [interval_s for interval_s in map(self.interval_s, nodes) if interval_s is not None]
         return max(known, default=1.0)
 
     def pace_s(self, node: str) -> float:
-        """Return how often a node reports that was heard."""
+        """Return the reporting interval of a node that was heard."""
         return float(self._interval_s[self._places[node]])
 
     def set_interval_s(self, place: int, interval_s: float) -> bool:
-        """Take how often a node reports from now on; return whether that is news."""
+        """Set a node's reporting interval; return whether it changed."""
         if self._interval_s[place] == interval_s:
             return False
         self._interval_s[place] = interval_s
@@ -128,7 +128,7 @@ class NodeTracks:
         """Return when each of the nodes was last heard, for a job of this interval: (N,), -inf for never.
 
         A node that reports far less often than the job's others (scraped by Prometheus, among agents) counts as heard
-        for as long as its own pace allows.
+        for as long as its own interval allows.
         """
         own_s = self._interval_s[places]
         patience_s = silent_intervals * (np.minimum(own_s, PACE_S_MAX) - interval_s)

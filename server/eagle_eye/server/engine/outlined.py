@@ -1,4 +1,4 @@
-"""Rows of numbers as matrices: what many nodes said in one layout, read at once. Pure."""
+"""Reads rows of numbers from many nodes with one layout together, as matrices. Pure."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Matrix = NDArray[np.uint8]
 
 
 class Part(NamedTuple):
-    """Some of a row's numbers: metrics of one scope and precision; ``begin`` is where they begin, in bytes."""
+    """Some of a row's numbers: metrics of one scope and precision; ``begin`` is their offset in bytes."""
 
     scope: Scope
     keys: tuple[int | str, ...]
@@ -30,7 +30,7 @@ class Part(NamedTuple):
 
 
 class Layout:
-    """Where a row's numbers are. Outlines of equal tables have one layout in common; see ``layout_of``."""
+    """The positions of a row's numbers. Outlines with equal tables share one layout; see ``layout_of``."""
 
     __slots__ = ("__weakref__", "parts", "size")
 
@@ -52,11 +52,11 @@ class Layout:
 
 
 class Outlined:
-    """An outline that was checked, as the engine, the fleet and the journal use it; ``frame`` makes whole frames.
+    """A validated outline, as used by the engine, the fleet and the journal; ``frame`` makes whole frames.
 
-    ``hollow`` is a frame of it whose tables have names and no numbers, one for each part of the layout. ``unknown``
-    names what only a newer server knows, or nobody: names that are none. An outline with such rows or columns has no
-    layout, and each of its rows is read alone.
+    ``hollow`` is a frame with names but no numbers, one table per part of the layout. ``unknown`` lists rows and
+    columns known only to a newer server, or with invalid names. An outline with such rows or columns has no layout, and
+    each of its rows is read alone.
     """
 
     __slots__ = ("hollow", "layout", "node", "outline", "size", "unknown")
@@ -72,7 +72,7 @@ class Outlined:
         self.hollow = msgspec.structs.replace(frame_of(outline, 1, 1.0, bytes(outline.size)), blocks=blocks)
 
     def frame(self, sequence: int, time_s: float, numbers: bytes) -> Frame:
-        """Return a row without a tail as the frame that it stands for, without what is unknown. Raises BadFrame."""
+        """Return a row without a tail as its frame, without what is unknown. Raises BadFrame."""
         return check_frame(frame_of(self.outline, sequence, time_s, numbers)).frame
 
 
@@ -86,9 +86,9 @@ class Row(NamedTuple):
 
 
 class RowGroup(NamedTuple):
-    """Rows of one layout, without tails, in the order in which they came; times are on the server's clock.
+    """Rows of one layout, without tails, in order of arrival; times are on the server's clock.
 
-    ``numbers`` has a row's bytes in each line.
+    ``numbers`` holds one row's bytes per line.
     """
 
     layout: Layout
@@ -99,7 +99,7 @@ class RowGroup(NamedTuple):
 
 
 def groups_of(rows: Iterable[Row]) -> list[RowGroup]:
-    """Return rows as groups, each of those that follow each other in one layout."""
+    """Group consecutive rows of one layout."""
     groups: list[RowGroup] = []
     for layout, together in groupby(rows, lambda row: row.outlined.layout):
         assert layout is not None  # noqa: S101 - a Row's outline has one

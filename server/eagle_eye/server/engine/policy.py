@@ -1,8 +1,8 @@
-"""Policy: what may be asked for because of an incident, and if nothing, why not. Pure.
+"""Policy: which action to request for an incident, and if none, why. Pure.
 
-``weigh`` walks a literal list of rules, each with a stable name (docs/reference/policy.md). First come those that
-choose what is asked for, then those that hold it back, last the mode. Every rule's word is kept, with the values that
-it weighed, so that an operator reads why something was done or not.
+``weigh`` walks a literal list of rules, each with a stable name (docs/reference/policy.md): first those that choose the
+action, then those that hold it back, last the mode. Every rule's result is kept, with the values that it used, so that
+an operator can see why an action was taken or not.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ RULES: tuple[Rule, ...] = (
     *hold_rules.AFTER_BUDGETS,
     hold_rules.MODE,
 )
-FAULT_RULE = "fault"  # the first word: what the fault asks for before any rule has spoken
+FAULT_RULE = "fault"  # the first entry: what the fault asks for before any rule
 RULE_NAMES = (FAULT_RULE, *(rule.name for rule in RULES))
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What to ask for, in which ``mode``. ``hold`` is the reason for which it waits, "" when it need not, or for which
-    it is less than the fault's own action; ``rule`` names who said so.
+    """What to request, and in which ``mode``.
 
-    A kind of "notify" or "none" is never asked of a subscriber: the incident itself tells. ``first`` is an action to
-    ask for before this one. ``notes`` are for whoever carries it out. ``restart_scope`` is the smallest restart that is
-    safe, None without one.
-    """  # noqa: D205 - one thought
+    ``hold`` is the reason why it waits or why it is less than the fault's own action, "" if neither; ``rule`` names the
+    rule that gave it. A kind of "notify" or "none" is never requested from a subscriber: the incident event suffices.
+    ``first`` is an action to request before this one. ``notes`` are for whoever carries it out. ``restart_scope`` is
+    the smallest safe restart, None without one.
+    """
 
     kind: ActionKind
     exclude: tuple[str, ...] = ()
@@ -55,23 +55,23 @@ class Decision:
 
 @dataclass(frozen=True, slots=True)
 class Weighing:
-    """A decision with every rule's word on it, in the rules' order."""
+    """A decision with every rule's result, in the rules' order."""
 
     decision: Decision
     words: tuple[RuleWord, ...]
 
 
 def decide(incident: Incident, situation: Situation) -> Decision:
-    """Return what to ask for because of the incident."""
+    """Return what to request for the incident."""
     return weigh(incident, situation).decision
 
 
 def weigh(incident: Incident, situation: Situation) -> Weighing:
-    """Return what to ask for because of the incident, and what each rule said.
+    """Return what to request for the incident, and each rule's result.
 
-    The first rule that holds gives the reason. Once only telling is left, the rules that follow have nothing to judge;
-    what is settled for nodes may make an action of what its fault only tells of.
-    The mode is no hold: what waits for a person, or is only observed, is a decision all the same.
+    The first rule that holds gives the reason. Once only a notification is left, the remaining rules have nothing to
+    judge; terms for nodes may turn a fault's notification into an action. The mode is no hold: waiting for approval, or
+    only observing, is a decision too.
     """
     plan = Plan(choice_rules.asked_kind(incident))
     words = [RuleWord(FAULT_RULE, "pass", "", {"fault": incident.fault, "asks": plan.kind})]
@@ -101,12 +101,12 @@ def weigh(incident: Incident, situation: Situation) -> Weighing:
 
 
 def _restart_scope(incident: Incident, plan: Plan) -> RestartScope:
-    """Return the fault's own scope, where what it rests on is known of this incident."""
+    """Return the fault's own scope, if this incident meets its preconditions."""
     scope = BY_NAME[incident.fault].restart_scope
     if scope == "process_group" and plan.exclude:
-        return "job"  # not by itself then: the node that is excluded is held to be the cause
+        return "job"  # not a crash by itself then: the excluded node is considered the cause
     if scope == "rank" and plan.exclude != (incident.node,):
-        return "job"  # nobody knows whose processes to end first
+        return "job"  # it is not known whose processes to end first
     return scope
 
 

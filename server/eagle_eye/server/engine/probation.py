@@ -1,4 +1,4 @@
-"""Probation: a node that is excluded again and again needs longer and longer to come back. Pure."""
+"""Probation: each further exclusion of a node delays its return longer. Pure."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from eagle_eye.server.model.records import Action
 
 @dataclass(frozen=True, slots=True)
 class Probation:
-    """How often a node was excluded lately, and until when it is better left out; None: it may come back at once.
+    """How often a node was recently excluded, and until when to keep it out; None: it may return at once.
 
-    ``relapses`` says how many of the exclusions came while it was still watched after an earlier return.
+    ``relapses`` counts the exclusions that came while it was still watched after an earlier return.
     """
 
     exclusions: int
@@ -28,8 +28,8 @@ def probation(
 
     ``actions`` are any; those count that took the node out within ``flapping_window_s``. The first exclusion needs
     nothing, the second ``probation_s`` from when it was done, each further one twice as much, up to
-    ``probation_s_max``. A relapse (``relapsed`` are their times) counts as one exclusion more: the repair did not
-    hold. What a person excluded does not count: he knows why.
+    ``probation_s_max``. A relapse (``relapsed`` are their times) counts as one more exclusion, since the repair did not
+    hold. A person's exclusions do not count: they are deliberate.
     """
     done_s = [
         action.updated_s
@@ -43,6 +43,6 @@ def probation(
     times = len(done_s) + relapses
     if not done_s or times < 2 or settings.probation_s <= 0:
         return Probation(len(done_s), None, relapses)
-    doublings = min(times - 2, 32)  # beyond it the limit holds, whatever it is
+    doublings = min(times - 2, 32)  # beyond this the limit applies anyway
     until_s = max(done_s) + min(settings.probation_s * 2.0**doublings, settings.probation_s_max)
     return Probation(len(done_s), until_s if until_s > now_s else None, relapses)

@@ -1,8 +1,8 @@
-"""Nodes that fail again and again, across restarts and jobs: Meta calls them lemon nodes. Pure.
+"""Finds nodes that fail repeatedly across restarts and jobs (Meta's "lemon nodes"). Pure.
 
-Of a fleet's culprits a few nodes make up most (3 of 63 nodes more than half of all exclusions; 40 lemons of
-thousands, whose removal took failures of large jobs from 14% to 4%; Kokolis et al., HPCA 2025). A node counts as
-recurrent when it was the culprit more often than chance lets any node of the fleet be.
+A few nodes account for most of a fleet's failures (3 of 63 nodes for more than half of all exclusions; 40 lemons of
+thousands, whose removal cut failures of large jobs from 14% to 4%; Kokolis et al., HPCA 2025). A node counts as
+recurrent if it was the culprit more often than chance explains for any node of the fleet.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from eagle_eye.detectors.types import Evidence, Verdict
 from eagle_eye.server.engine.judgement import Judgement
 from eagle_eye.server.model.records import Incident
 
-HISTORY_S = 28 * 86_400.0  # the span over which Meta counts its lemons' signals
-CULPRIT_MIN = 3  # incidents in which the node was the culprit; two may be one fault repaired badly
+HISTORY_S = 28 * 86_400.0  # the period over which Meta counts its lemons' signals
+CULPRIT_MIN = 3  # incidents with the node as culprit; two may be one badly repaired fault
 CHANCE_MAX = 0.01  # that any healthy node of the fleet would have as many
 DISRUPTIVE = ("exclude_node", "restart_job")
 
@@ -25,9 +25,9 @@ DISRUPTIVE = ("exclude_node", "restart_job")
 def recurrences(judgement: Judgement, history: Iterable[Incident], fleet_size: int) -> list[Verdict]:
     """Return a verdict for each of the job's nodes that was the culprit too often.
 
-    ``history`` are all jobs' incidents. Only those count that stopped or slowed a job so that something was asked
-    for, in which the node was accused and not the program, and which nobody called a false alarm; one for each
-    attempt. How long nodes were in use is not known here, so every node of the fleet is taken to have been used alike.
+    ``history`` are all jobs' incidents. Only those count that stopped or slowed a job so that an action was requested,
+    in which the node was accused rather than the program, and which were not marked a false alarm; one per attempt.
+    Nodes' time in use is not known here, so all nodes of the fleet are assumed to be used equally.
     """
     counted = [i for i in history if _counts(i, judgement.now_s)]
     if not counted:
@@ -45,7 +45,7 @@ def recurrences(judgement: Judgement, history: Iterable[Incident], fleet_size: i
 
 
 def often_accused(history: Iterable[Incident]) -> frozenset[str]:
-    """Return the nodes of which alone ``recurrences`` can say anything: the culprits of at least ``CULPRIT_MIN``."""
+    """Return the nodes that ``recurrences`` can report at all: the culprits of at least ``CULPRIT_MIN``."""
     times = Counter(node for node, _, _ in {(i.node, i.job, i.attempt) for i in history} if node is not None)
     return frozenset(node for node, count in times.items() if count >= CULPRIT_MIN)
 
@@ -64,7 +64,8 @@ def _counts(incident: Incident, now_s: float) -> bool:
 def _chance(count: int, elsewhere: int, fleet_size: int) -> float:
     """Return the probability that some node of the fleet has ``count`` by chance, at the other nodes' rate (Poisson).
 
-    Half an incident is added to what the others had, so that an untouched fleet does not make one failure a miracle.
+    Half an incident is added to the others' count, so that one failure is not significant in an otherwise healthy
+    fleet.
     """
     nodes = max(fleet_size, 2)
     rate = (elsewhere + 0.5) / (nodes - 1)

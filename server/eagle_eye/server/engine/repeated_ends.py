@@ -1,4 +1,4 @@
-"""The same exception ends attempt after attempt: the program's, and no restart helps. Pure."""
+"""Detects attempts that end repeatedly with the same exception: a program error that no restart fixes. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from eagle_eye.server.engine.judgement import Judgement
 from eagle_eye.server.model.records import Incident
 
 FAULT = "application_error"
-OF_AN_END = frozenset({"process_crash", FAULT})  # an incident that became another fault's was that fault's doing
+OF_AN_END = frozenset({"process_crash", FAULT})  # an incident that became another fault's was that fault's effect
 EXCEPTION, STEP = "exception", "train_step"
 
 
@@ -21,11 +21,11 @@ def tells_of_an_exception(judgement: Judgement) -> bool:
 
 
 def with_repeated_ends(judgement: Judgement, earlier: Iterable[Incident], within_s: float) -> Judgement:
-    """Return the judgement in which the end of an attempt that an earlier one had, too, is ``application_error``.
+    """Return the judgement with a crash that repeats an earlier attempt's replaced by ``application_error``.
 
-    ``earlier`` are the job's incidents, in whatever state; those of ``within_s`` count. The exception has to be the
-    same, and the step no later than then: a job that comes further between two such ends is helped by restarts. Nothing
-    is said of an exception of which a person has said that it is not the program's.
+    ``earlier`` are the job's incidents, in any state; those of ``within_s`` count. The exception must be the same, and
+    the step no later than then: if a job gets further between two such crashes, restarts help. No claim is made about
+    an exception that a person has marked as not the program's.
     """
     known = [
         incident
@@ -65,7 +65,7 @@ def _application_error(verdict: Verdict, judgement: Judgement, known: Iterable[I
 
 
 def _step(evidence: Iterable[Evidence | EvidenceItem]) -> float:
-    """Return the last step that was finished before the end, -1 where none was."""
+    """Return the last step finished before the end, -1 if there was none."""
     step = _value(evidence, STEP)
     return step if isinstance(step, float) and step == step else -1.0
 

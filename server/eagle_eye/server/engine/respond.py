@@ -1,4 +1,4 @@
-"""One step from judgements to what is to be written down: incidents folded, actions asked for or ended. Pure."""
+"""One step from judgements to records: folds incidents, requests or ends actions. Pure."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ from eagle_eye.server.engine.settings import PolicySettings
 from eagle_eye.server.engine.situation import ASKED_STATES, FRUITLESS_STATES, Situation, by_age, resume_from
 from eagle_eye.server.model.records import Action, ActionState, Evidence, Incident, Node
 
-REPORTS_ARRIVE_S = 15.0  # subscribers tell at once what they begin, and again soon where that did not arrive
+REPORTS_ARRIVE_S = 15.0  # subscribers report at once what they begin, and again soon if that did not arrive
 _ASKED_AS: dict[str, ActionState] = {"observe": "would_act", "approve": "awaiting", "act": "requested"}
 
 
 @dataclass(frozen=True, slots=True)
 class Book:
-    """What is on record: incidents that are open or were marked false, the policy window's actions (oldest first).
+    """The records: incidents that are open or were marked false, the policy window's actions (oldest first).
 
-    ``history`` are all jobs' incidents of the past weeks, ``earlier`` the job's own in whatever state, where its ranks
-    have ended with an exception; ``gathering`` is what is known of evidence. ``standing`` and ``neighbours`` are as in
+    ``history`` are all jobs' incidents of the past weeks, ``earlier`` the job's own in any state, if its ranks have
+    ended with an exception; ``gathering`` is the state of evidence requests. ``standing`` and ``neighbours`` are as in
     ``Situation``.
     """
 
@@ -47,19 +47,19 @@ class Book:
 
 @dataclass(frozen=True, slots=True)
 class Response:
-    """What is new or has changed because of one judgement; every record is whole."""
+    """New or changed records after one judgement; every record is complete."""
 
     incidents: tuple[Incident, ...]
     actions: tuple[Action, ...]
     evidence: tuple[Evidence, ...] = ()
 
     def __bool__(self) -> bool:
-        """Whether anything is to be written."""
+        """Whether there is anything to write."""
         return bool(self.incidents or self.actions or self.evidence)
 
 
 class _Followed(NamedTuple):
-    """An incident as policy leaves it, and what is asked of subscribers and agents because of it."""
+    """An incident after policy, and the requests to subscribers and agents that follow from it."""
 
     incident: Incident
     action: Action | None = None
@@ -74,9 +74,9 @@ def respond(
     blind: str,
     new_id: Callable[[str], str],
 ) -> Response:
-    """Return what follows from a judgement of one job.
+    """Return the response to a judgement of one job.
 
-    ``new_id`` makes an identifier from a prefix. ``blind`` says why the server cannot judge at all, "" when it can.
+    ``new_id`` makes an identifier from a prefix. ``blind`` says why the server cannot judge at all, "" if it can.
     """
     now_s = judgement.now_s
     recurrent = recurrences(judgement, book.history, fleet_size)
@@ -108,10 +108,10 @@ def respond(
 
 
 def _restarted_until_s(actions: Iterable[Action], judgement: Judgement) -> dict[tuple[str, int], float]:
-    """Return by (job, attempt) until when what stops is a restart's doing (Unix time), infinity while it is under way.
+    """Return by (job, attempt) until when a stop is due to our restart (Unix time), infinity while one is under way.
 
-    A restart that is done is over with a later step of the same attempt: where replicas are replaced one by one, there
-    is no other.
+    A completed restart ends with a later step of the same attempt: where replicas are replaced one by one, the attempt
+    does not change.
     """
     until_s: dict[tuple[str, int], float] = {}
     for action in actions:
@@ -128,7 +128,7 @@ def _restarted_until_s(actions: Iterable[Action], judgement: Judgement) -> dict[
 
 
 def situation_of(judgement: Judgement, book: Book, settings: PolicySettings, fleet_size: int, blind: str) -> Situation:
-    """Return what policy may know besides the incident."""
+    """Return policy's input besides the incident."""
     return Situation(
         settings=settings,
         actions=book.actions,
@@ -158,7 +158,7 @@ def _follow(
     gathering: Gathering,
     new_id: Callable[[str], str],
 ) -> _Followed:
-    """Return the incident as policy leaves it, with what is asked for or withdrawn because of it."""
+    """Return the incident after policy, with the actions requested or withdrawn because of it."""
     now_s = judgement.now_s
     asked = by_age(a for a in situation.actions if a.incident_id == incident.id and a.state != "withdrawn")
     own = next((a for a in reversed(asked) if not a.preliminary), None)
@@ -173,16 +173,16 @@ def _follow(
     if incident.attempt != judgement.attempt:
         return _Followed(incident)
     if own is not None and own.state not in FRUITLESS_STATES:
-        return _Followed(incident)  # kept in observe mode
+        return _Followed(incident)  # recorded in observe mode
     return _weighed(incident, judgement, situation, gathering, new_id)
 
 
 def _why_void(incident: Incident, judgement: Judgement, own: Action | None) -> str:
-    """Return why what was asked for because of an incident that is over is withdrawn, "" where it is not."""
+    """Return why the request of an incident that is over is withdrawn, "" if it is not."""
     if own is None or own.state not in ("awaiting", "requested"):
         return ""
     if own.state == "requested" and incident.attempt != judgement.attempt:
-        # The job may have moved on because of this very request, whose reports are still on their way.
+        # The job may have moved on because of this very request, whose reports are still to arrive.
         if incident.ended_s is None or judgement.now_s - incident.ended_s < REPORTS_ARRIVE_S:
             return ""
         return f"nobody took it up, and the job is in attempt {judgement.attempt}"
@@ -196,7 +196,7 @@ def _weighed(
     gathering: Gathering,
     new_id: Callable[[str], str],
 ) -> _Followed:
-    """Return the incident with what the rules of policy say of it, and what is asked for if none of them holds."""
+    """Return the incident with the policy rules' results, and the request if no rule holds."""
     now_s = situation.now_s
     if flapping.is_lull(incident, situation.settings, now_s):
         why = f"it comes and goes ({incident.flaps} times) and is not seen at the moment: nothing is asked for"
@@ -226,7 +226,7 @@ def _weighed(
 
 
 def _kept_back(incident: Incident, asked: Action, situation: Situation) -> _Followed | None:
-    """Return what is left of a request that nobody has taken up when a maintenance window has opened, else None."""
+    """Return the result for a request not yet accepted when a maintenance window has opened, else None."""
     if asked.state not in ("awaiting", "requested"):
         return None
     plan = Plan(asked.kind, exclude=tuple(asked.exclude), restart=asked.restart)
@@ -239,7 +239,7 @@ def _kept_back(incident: Incident, asked: Action, situation: Situation) -> _Foll
 
 
 def _acted_on(incident: Incident, own: Action | None, situation: Situation) -> Incident:
-    """Return the incident while its action is under way or done; nobody acts on it once people have to look at it."""
+    """Return the incident while its action is under way or done; unchanged once it is escalated to people."""
     now_s = situation.now_s
     if own is None:
         rule, why = "action_lost", "its action is not on record: look at the subscriber, then resolve it"
@@ -260,7 +260,7 @@ def _acted_on(incident: Incident, own: Action | None, situation: Situation) -> I
 
 
 def _asked(incident: Incident, weighing: Weighing, situation: Situation, action_id: str) -> Action:
-    """Return the decision as an action, or what it wants to be asked for first."""
+    """Return the decision as an action, or the action to request first."""
     decision, now_s = weighing.decision, situation.now_s
     first = decision.first is not None
     lasts_s = situation.settings.expires_s
@@ -295,7 +295,7 @@ def _asked(incident: Incident, weighing: Weighing, situation: Situation, action_
 
 
 def _expired(action: Action, now_s: float) -> Action | None:
-    """Return the action as expired when its time ran out before anybody began it."""
+    """Return the action as expired if its time ran out before it was begun."""
     if action.state in ("awaiting", "requested") and now_s >= action.expires_s:
         return _moved(action, "expired", now_s)
     return None

@@ -1,4 +1,4 @@
-"""Who takes part in one attempt of a job: nodes, device rows, ranks, roles, phases; as arrays in column order."""
+"""The members of one attempt of a job: nodes, device rows, ranks, roles, phases; as arrays in column order."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from numpy.typing import NDArray
 from eagle_eye.detectors.types import Integers, Series
 from eagle_eye.schema.action import MemberRank
 
-GROWTH_MIN = 16  # columns that arrays begin with
+GROWTH_MIN = 16  # initial capacity of arrays in columns
 
 
 class Roster:
-    """Nodes and series only ever join; the arrays are made once and again only after somebody joined."""
+    """Nodes and series are only ever added; arrays are rebuilt only after an addition."""
 
     def __init__(self) -> None:
         self._nodes: dict[str, int] = {}
@@ -32,7 +32,7 @@ class Roster:
         self._named: NDArray[np.bool_] = np.zeros(GROWTH_MIN, dtype=np.bool_)
 
     def add_node(self, node: str) -> bool:
-        """Make the node known and return whether it is new."""
+        """Add the node and return whether it is new."""
         if node in self._nodes:
             return False
         self._nodes[node] = len(self._nodes)
@@ -40,7 +40,7 @@ class Roster:
         return True
 
     def add_series(self, node: str, device: int, rank: int, role: str) -> tuple[int, bool]:
-        """Make a device row of a known node known; return its column and whether it is new."""
+        """Add a device row of a known node; return its column and whether it is new."""
         column = self._columns.get((node, device))
         new = column is None
         if column is None:
@@ -65,17 +65,17 @@ class Roster:
 
     @property
     def silent_s(self) -> NDArray[np.float64]:
-        """For how long each rank's living process has said nothing: (S,), a view that may be written."""
+        """How long each rank's live process has been silent: (S,), a writable view."""
         return self._silent_s[: len(self._series)]
 
     @property
     def phase_since_s(self) -> NDArray[np.float64]:
-        """Since when each rank is in its phase: (S,), -inf unknown; a view that may be written."""
+        """Since when each rank is in its phase: (S,), -inf unknown; a writable view."""
         return self._phase_since_s[: len(self._series)]
 
     @property
     def named(self) -> NDArray[np.bool_]:
-        """Whether an agent has named each rank: (S,), a view that may be written."""
+        """Whether an agent has reported each rank: (S,), a writable view."""
         return self._named[: len(self._series)]
 
     def node_index(self, node: str) -> int:
@@ -83,23 +83,23 @@ class Roster:
         return self._nodes[node]
 
     def column(self, node: str, device: int) -> int | None:
-        """Return the column of a device row, None where it is not known."""
+        """Return the column of a device row, None if not known."""
         return self._columns.get((node, device))
 
     def columns_of(self, node: str, device: int) -> list[int]:
-        """Return the column of a device row, those of all of the node's where ``device`` is -1; [] for none known."""
+        """Return the column of a device row, or all of the node's if ``device`` is -1; [] if none is known."""
         if device >= 0:
             column = self._columns.get((node, device))
             return [] if column is None else [column]
         return [column for column, series in enumerate(self._series) if series.node == node]
 
     def __contains__(self, node: str) -> bool:
-        """Whether the node takes part."""
+        """Whether the node is a member."""
         return node in self._nodes
 
     @property
     def series_count(self) -> int:
-        """How many device rows there are."""
+        """Number of device rows."""
         return len(self._series)
 
     @property
@@ -130,13 +130,13 @@ class Roster:
 
     @property
     def memo(self) -> dict[Any, Any]:
-        """What was worked out of the members alone: empty again after somebody joined or changed."""
+        """Cached results that depend only on the members: emptied when a member joins or changes."""
         made: dict[Any, Any] = self._once("memo", dict)
         return made
 
     @property
     def ranked(self) -> bool:
-        """Whether anybody said which ranks run where."""
+        """Whether the placement of ranks is known."""
         made: bool = self._once("ranked", lambda: any(series.rank >= 0 for series in self._series))
         return made
 

@@ -1,4 +1,4 @@
-"""Where a node's rows go: which jobs' columns, worked out once and again only when the node's frames change shape."""
+"""Routes a node's rows to jobs' columns; recomputed only when the node's frames change shape."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from eagle_eye.schema.metrics import Scope
 from eagle_eye.server.engine.job_track import JobTrack
 from eagle_eye.server.engine.outlined import Layout, Matrix, Outlined, RowGroup
 
-TRAINING_PREFIXES = ("train_", "nccl_")  # metrics that only a rank can have said
-PARTS_MAX = 16  # of a row that is placed with others; agents' have three
+TRAINING_PREFIXES = ("train_", "nccl_")  # metrics that only a rank can have reported
+PARTS_MAX = 16  # of a row placed together with others; agents' rows have three
 _ROOM = 256
-# Events that no rank is the author of. They are told once.
+# Events not reported by a rank. They are reported once.
 NODE_FAILURES = frozenset(
     {"xid", "sxid", "gpu_lost", "link_down", "link_up", "machine_check", "kernel_panic", "host_error"}
 )
@@ -39,21 +39,21 @@ class Placement(NamedTuple):
 
 @dataclass(slots=True)
 class Route:
-    """Where the frames of one node go while their ranks and the shape of their blocks stay as they are."""
+    """Where the frames of one node go while their ranks and the shape of their blocks do not change."""
 
     node: int  # its place in NodeTracks
     ranks: list[Rank]
     job: str | None
     epoch: int
     tracks: list[JobTrack]
-    named: int = 0  # of the tracks, the first: of jobs that the frames themselves name
+    named: int = 0  # the number of leading tracks that the frames themselves name
     shapes: list[Shape] = field(default_factory=list)
     placements: list[list[Placement]] = field(default_factory=list)
-    outlined: Outlined | None = None  # whose rows go here
-    columns: tuple[int, ...] | None = None  # the first of each part's, where the parts go whole to one job
+    outlined: Outlined | None = None  # of the rows that go here
+    columns: tuple[int, ...] | None = None  # the first of each part's, if the parts go whole to one job
 
     def lay_out(self, outlined: Outlined) -> None:
-        """Work out where rows of the outline go; ``columns`` is None where they cannot be placed together."""
+        """Compute where rows of the outline go; ``columns`` is None if they cannot be placed together."""
         self.outlined = outlined
         self.columns = None
         found: list[int] = []
@@ -84,7 +84,7 @@ class Route:
 
 
 class Routed(NamedTuple):
-    """Rows of one layout and where they go: row i to ``jobs[job[i]]``, or, where that is -1, by its route in ``odd``.
+    """Rows of one layout and where they go: row i to ``jobs[job[i]]``, or, if that is -1, by its route in ``odd``.
 
     ``columns`` (rows, PARTS_MAX) has the first column of each part.
     """
@@ -97,7 +97,7 @@ class Routed(NamedTuple):
 
 
 class RouteTable:
-    """Routes of rows by outline, those that lead whole to one job as columns: for many thousands of rows at once."""
+    """Routes of rows by outline, those that go whole to one job as columns: for many thousands of rows at once."""
 
     def __init__(self) -> None:
         self._job: NDArray[np.intp] = np.full(_ROOM, -1, dtype=np.intp)
@@ -108,13 +108,13 @@ class RouteTable:
     def clear(self) -> None:
         """Forget all routes."""
         self._place_of: dict[Outlined, int] = {}  # in NodeTracks
-        self._odd: dict[int, Route] = {}  # those that do not lead whole to one job
+        self._odd: dict[int, Route] = {}  # those that do not go whole to one job
         self._jobs: list[JobTrack] = []
         self._job_of: dict[JobTrack, int] = {}
         self._cleared += 1
 
     def put(self, route: Route) -> None:
-        """Know the route of the rows of its outline."""
+        """Store the route of the rows of its outline."""
         assert route.outlined is not None  # noqa: S101 - it was laid out
         while route.node >= len(self._job):
             self._job = np.concatenate([self._job, np.full_like(self._job, -1)])
@@ -134,14 +134,14 @@ class RouteTable:
         self._columns[route.node, : len(route.columns)] = route.columns
 
     def drop(self, route: Route | None) -> None:
-        """Forget a route."""
+        """Remove a route."""
         if route is not None and route.outlined is not None:
             self._place_of.pop(route.outlined, None)
 
     def routed(self, group: RowGroup, route_of: Callable[[int], Route]) -> tuple[NDArray[np.intp], Routed]:
         """Return the places of the rows' nodes in NodeTracks, and where the rows go.
 
-        ``route_of(row)`` works out what is not known; it may ``put`` it, and ``clear`` what was.
+        ``route_of(row)`` computes an unknown route; it may ``put`` it, and ``clear`` the table.
         """
         place_of = self._place_of.get
         places = np.array([place_of(outlined, -1) for outlined in group.outlined], dtype=np.intp)
@@ -155,13 +155,13 @@ class RouteTable:
                 cleared = self._cleared
                 routed.odd[at] = route_of(at)
                 places[at] = routed.odd[at].node
-                if cleared != self._cleared:  # nor is known what was known of the rows after it
+                if cleared != self._cleared:  # routes of the rows after it are unknown again
                     places[at + 1 :] = job[at + 1 :] = -1
         return places, routed
 
 
 def placing(all_routed: Iterable[Routed]) -> Iterator[None]:
-    """Write rows to where their routes lead, those of one layout, moment and job before each time this yields."""
+    """Write rows along their routes; yields after those of each layout, time and job."""
     together: dict[tuple[Layout, float, JobTrack], list[tuple[Matrix, NDArray[np.intp]]]] = {}
     for routed in all_routed:
         group = routed.group
@@ -184,7 +184,7 @@ def placing(all_routed: Iterable[Routed]) -> Iterator[None]:
 
 
 def _alike(time_s: NDArray[np.float64], job: NDArray[np.intp]) -> Iterator[tuple[float, int, NDArray[np.intp]]]:
-    """Yield the moments and jobs that rows have in common, with the rows; not those without a job."""
+    """Yield the times and jobs shared by rows, with the rows; not those without a job."""
     order = np.lexsort((job, time_s))
     ordered_s, ordered = time_s[order], job[order]
     changed = (ordered_s[1:] != ordered_s[:-1]) | (ordered[1:] != ordered[:-1])
@@ -195,7 +195,7 @@ def _alike(time_s: NDArray[np.float64], job: NDArray[np.intp]) -> Iterator[tuple
 
 
 def _place_rows(layout: Layout, time_s: float, firsts: NDArray[np.intp], matrix: Matrix, track: JobTrack) -> None:
-    """Write rows of one layout and moment to one job; ``firsts`` are each row's columns, as of its Route."""
+    """Write rows of one layout and time to one job; ``firsts`` are each row's columns, as of its Route."""
     parts = [part for part in layout.parts if part.keys]
     for place, part in enumerate(parts):
         more = place > 0 and part.keys == parts[place - 1].keys and part.scope is parts[place - 1].scope
@@ -218,14 +218,14 @@ def _placements(frame: Frame, block: Block, tracks: Iterable[JobTrack]) -> Itera
 
 
 def _device_placements(frame: Frame, block: Block, track: JobTrack) -> Iterable[Placement]:
-    """Yield the rows of the job's own ranks whole, and of devices that no rank uses what is no rank's word."""
+    """Yield the rows of the job's own ranks whole, and only hardware metrics of devices that no rank uses."""
     owners = {rank.device: (rank.job, rank.attempt) for rank in sorted(frame.ranks, key=lambda rank: rank.attempt)}
     devices = [int(key) for key in block.keys]
     claimed = [i for i, device in enumerate(devices) if owners.get(device) == (track.job, track.attempt)]
     free = [i for i, device in enumerate(devices) if device not in owners]
     everything = list(range(len(block.metrics)))
     hardware = [m for m, name in enumerate(block.metrics) if not name.startswith(TRAINING_PREFIXES)]
-    # Where nobody says who uses what, all rows are the job's.
+    # If it is not known who uses what, all rows are the job's.
     for rows, metrics in ((claimed, everything), (free, hardware if track.ranked else everything)):
         if rows and metrics:
             names = tuple(block.metrics[m] for m in metrics)
@@ -236,7 +236,7 @@ def _device_placements(frame: Frame, block: Block, track: JobTrack) -> Iterable[
 def _runs(
     track: JobTrack, scope: Scope, names: tuple[str, ...], metrics: list[int], rows: list[int], columns: list[int]
 ) -> Iterable[Placement]:
-    """Yield one placement for each run of neighbouring columns: usually one for all of a node's rows."""
+    """Yield one placement for each run of adjacent columns: usually one for all of a node's rows."""
     start = 0
     for end in range(1, len(columns) + 1):
         if end == len(columns) or columns[end] != columns[end - 1] + 1:
@@ -246,7 +246,7 @@ def _runs(
 
 
 def names_other_attempt(ranks: Iterable[Rank], track: JobTrack) -> bool:
-    """Return whether one of the ranks that a node names is of another attempt of the job."""
+    """Return whether a node names a rank of another attempt of the job."""
     return any(rank.job == track.job and rank.attempt != track.attempt for rank in ranks)
 
 
@@ -256,11 +256,11 @@ def concerned(
     """Yield the jobs that an event of a node is about; ``ranks`` are those that the node named with it."""
     failure = event.kind in NODE_FAILURES
     for track in route.tracks:
-        # Read again by a server that was restarted: of an earlier attempt, after which the node may have been mended.
+        # Re-read by a restarted server: of an earlier attempt, after which the node may have been repaired.
         earlier = failure and track.declared and event.time_s < track.started_s
         if not earlier or any((rank.job, rank.attempt) == (track.job, track.attempt) for rank in ranks):
             yield track
-    # For a moment after their end an agent still names the ranks of an attempt, while the next one is starting.
+    # For a moment after the end of an attempt an agent still names its ranks, while the next one is starting.
     for other in housed if failure else ():
         if other is None or event.node is None or any(other is one for one in route.tracks):
             continue

@@ -1,4 +1,4 @@
-"""What a rule of policy is: a function from incident, situation and plan to a ruling. Pure."""
+"""Policy rules: functions from incident, situation and plan to a ruling. Pure."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ Values = Mapping[str, float | str | None]
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is to be asked for, as the rules so far have left it.
+    """The planned action, as left by the rules so far.
 
-    ``first`` is an action to ask for before it, None for none. ``notes`` are for whoever carries it out.
+    ``first`` is an action to request before it, None for none. ``notes`` are for whoever carries it out.
     """
 
     kind: ActionKind
@@ -28,15 +28,15 @@ class Plan:
 
     @property
     def asks(self) -> bool:
-        """Whether anything is to be asked of a subscriber."""
+        """Whether a subscriber is to be asked for anything."""
         return self.kind not in ("notify", "none")
 
 
 @dataclass(frozen=True, slots=True)
 class Ruling:
-    """What a rule says: its outcome, why (a sentence with value, limit and remedy), and the plan if it changes it.
+    """A rule's result: its outcome, the reason (a sentence with value, limit and remedy), and the plan if changed.
 
-    A "hold" without a plan keeps the action back; one with a plan makes it less than it was.
+    A "hold" without a plan holds the action back; one with a plan reduces it.
     """
 
     outcome: Outcome
@@ -46,7 +46,7 @@ class Ruling:
 
 
 class Rule(NamedTuple):
-    """A rule with its stable name: it is in records, in the API, in written cases and in docs/reference/policy.md."""
+    """A rule with its stable name, used in records, in the API, in policy cases and in docs/reference/policy.md."""
 
     name: str
     judge: Callable[[Incident, Situation, Plan], Ruling]
@@ -56,20 +56,20 @@ NOT_APPLICABLE = Ruling("not_applicable")
 
 
 def passed(values: Values, reason: str = "") -> Ruling:
-    """Return that the rule has nothing against the plan."""
+    """Return that the rule does not object to the plan."""
     return Ruling("pass", reason, values)
 
 
 def held(reason: str, values: Values) -> Ruling:
-    """Return that the action is kept back."""
+    """Return that the action is held back."""
     return Ruling("hold", reason, values)
 
 
 def lowered(plan: Plan, reason: str, values: Values) -> Ruling:
-    """Return that less is asked for than planned."""
+    """Return that the plan is reduced."""
     return Ruling("hold", reason, values, plan)
 
 
 def changed(plan: Plan, reason: str, values: Values) -> Ruling:
-    """Return that something else is asked for than planned."""
+    """Return that the plan is changed."""
     return Ruling("changes", reason, values, plan)

@@ -1,8 +1,8 @@
-"""When schedulers were heard, and which faults have to wait for their word. Pure.
+"""When schedulers were last heard, and which faults have to wait for them. Pure.
 
-A scheduler that ends a job kills its ranks, and the agents see them die before anybody has asked the scheduler why. So
-what a scheduler may have caused is not told of before it was asked again. What hardware says of itself waits for
-nobody.
+A scheduler that ends a job kills its ranks, and agents see them die before the scheduler has been asked for the reason.
+So faults that a scheduler may have caused are not reported before it was asked again. Hardware's own reports do not
+wait.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from typing import Protocol
 
 from eagle_eye.server.model.records import Job
 
-MARGIN_S = 2.0  # clocks of nodes may differ by so much from ours, and the onset of a fault with them
+MARGIN_S = 2.0  # possible offset between nodes' clocks and ours, and so of a fault's onset
 CAUSED_BY_SCHEDULERS = frozenset({"process_crash"})  # facts that are no proof against hardware
-FAILED_S = 60.0  # how long a job that ended by itself is still judged: the cause may be told of only now
+FAILED_S = 60.0  # how long a job that ended by itself is still judged: its cause may only be reported now
 
 
 class Claim(Protocol):
@@ -40,9 +40,9 @@ class Claim(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class SchedulerReports:
-    """What one scheduler was heard of. ``heard_s`` is when it was last asked and answered; None: never yet.
+    """What one scheduler reported. ``heard_s`` is when it last answered; None: never.
 
-    ``jobs`` are those of ours that it speaks for. ``patience_s`` is for how long a fault waits for it.
+    ``jobs`` are those of our jobs that it covers. ``patience_s`` is how long a fault waits for it.
     """
 
     source: str
@@ -60,16 +60,16 @@ class SchedulerContact:
     patience_s: float = 0.0
 
     def covers(self, onset_s: float) -> bool:
-        """Whether the scheduler has spoken since then: what it did to the job is known."""
+        """Whether the scheduler has reported since ``onset_s``: what it did to the job is known."""
         return not self.source or (self.heard_s is not None and self.heard_s >= onset_s + MARGIN_S)
 
     def is_awaited(self, claim: Claim, now_s: float) -> bool:
-        """Whether the claim is not to be told of yet."""
+        """Whether the claim must not be reported yet."""
         waits = not is_proof(claim) and not self.covers(claim.onset_s)
         return waits and now_s - claim.onset_s < self.patience_s
 
     def can_answer(self, claim: Claim, now_s: float) -> bool:
-        """Whether an answer that is asked for now would be late enough to cover the claim."""
+        """Whether an answer requested now would be late enough to cover the claim."""
         return bool(self.source) and now_s >= claim.onset_s + MARGIN_S
 
 
@@ -77,14 +77,14 @@ NO_SCHEDULER = SchedulerContact()
 
 
 def is_proof(claim: Claim) -> bool:
-    """Return whether hardware or a kernel has told of it: no scheduler can have caused it."""
+    """Return whether hardware or a kernel reported it: no scheduler can have caused it."""
     return claim.fact and claim.fault not in CAUSED_BY_SCHEDULERS
 
 
 def hearing(job: str, started_s: float, words: Collection[SchedulerReports]) -> SchedulerContact:
     """Return when the job's scheduler was heard.
 
-    A job that began after the last word of a scheduler may be its: until that has spoken again, it counts so.
+    A job that began after the last report of a scheduler may be its: it counts as such until the next report.
     """
     for word in words:
         if job in word.jobs:
@@ -96,10 +96,10 @@ def hearing(job: str, started_s: float, words: Collection[SchedulerReports]) -> 
 
 
 def failed_by_itself(job: Job) -> bool:
-    """Return whether the job's scheduler says that it failed, and no launcher that it is over."""
+    """Return whether the job's scheduler reports that it failed, and no launcher that it is over."""
     return job.scheduled_state == "failed" and job.declared_state in ("", "running")
 
 
 def since_s(job: Job | None) -> float:
-    """Return since when the job is in its state; -inf for one that nobody spoke of."""
+    """Return since when the job is in its state; -inf if not reported."""
     return -math.inf if job is None else job.since_s if job.since_s is not None else job.updated_s

@@ -24,7 +24,7 @@ AtLeastOne = Annotated[float, Meta(ge=1)]
 
 
 class DetectionSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """When a detector may speak. Floors are absolute; what a job does by itself is learned on top of them."""
+    """When a detector may report. Floors are absolute; a job's own habits are learned on top of them."""
 
     tick_s: Positive = 1.0  # how often the engine judges
     window_s: Positive = 900.0  # how much of the past detectors see
@@ -47,7 +47,7 @@ class DetectionSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True,
 
 
 class PolicySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What may be asked for. Limits count actions asked for within the last ``window_s``."""
+    """What may be requested. Limits count actions requested within the last ``window_s``."""
 
     mode: Mode = "observe"
     modes: Rules[ModeRule] = []  # other modes for some jobs, faults or kinds of action
@@ -93,7 +93,7 @@ class PolicySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     reopens_window_s: Positive = 3600.0  # ...within this time: it stays open until it was quiet for reopen_s
 
     def for_job(self, job: str) -> Terms:
-        """Return what holds for a job."""
+        """Return the terms for a job."""
         return terms_of(
             job,
             self.jobs,
@@ -111,7 +111,7 @@ class PolicySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     def for_nodes(
         self, nodes: Sequence[str], fault: str, asked: ActionKind, gpu_models: Mapping[str, Sequence[str]]
     ) -> Floors:
-        """Return what holds for a fault that concerns these nodes and asks for this by itself."""
+        """Return the floors for a fault on these nodes whose own action is ``asked``."""
         defaults = Floors(
             action=asked,
             confidence_min=self.confidence_min,

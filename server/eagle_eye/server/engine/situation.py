@@ -1,4 +1,4 @@
-"""What policy may know besides the incident, and what it counts in it. Pure."""
+"""Policy's input besides the incident, and what it counts in it. Pure."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ FRUITLESS_STATES = frozenset({"failed", "refused", "rejected", "expired"})
 
 @dataclass(frozen=True, slots=True)
 class Situation:
-    """What policy may know besides the incident.
+    """Policy's input besides the incident.
 
-    ``actions`` are those of the policy's window, in any order; ``fleet_size`` how many vouched nodes were heard;
-    ``members`` how many the job has; ``blind`` why the server cannot judge, "" when it can. ``restart_owner`` is the
-    job's own word. ``ranks`` is the job's membership. ``standing`` holds the nodes that are not in service,
-    ``neighbours`` the other running jobs on the nodes that incidents accuse. ``crashed``: the scheduler says that the
-    job failed. ``hearing`` is when its scheduler was heard, ``ends_s`` when its time limit ends it (None: not known).
-    ``incidents`` are the job's open ones. ``gpu_models`` are NVML's names of the GPUs that the job has on a node, by
-    node; a node of which none is known is missing. ``checkpoints`` is how the job's checkpoints in memory stand.
-    ``pace_left_ratio`` is what is left of its pace without one of its nodes, whose place no spare takes (None: one
-    takes it, or nobody said).
+    ``actions`` are those of the policy's window, in any order; ``fleet_size`` is how many vouched nodes were heard;
+    ``members`` how many the job has; ``blind`` why the server cannot judge, "" if it can. ``restart_owner`` is as
+    reported by the job. ``ranks`` is the job's membership. ``standing`` holds the nodes that are not in service,
+    ``neighbours`` the other running jobs on the nodes that incidents accuse. ``crashed``: the scheduler reports that
+    the job failed. ``hearing`` is when its scheduler was heard, ``ends_s`` when its time limit ends it (None: not
+    known). ``incidents`` are the job's open ones. ``gpu_models`` are the NVML names of the job's GPUs by node; nodes
+    without a known name are missing. ``checkpoints`` is the state of the job's checkpoints in memory.
+    ``pace_left_ratio`` is the remaining share of its pace without one of its nodes, if no spare replaces it (None: one
+    does, or not reported).
     """
 
     settings: PolicySettings
@@ -59,8 +59,8 @@ class Situation:
 def counted(situation: Situation, mode: Mode) -> list[Action]:
     """Return the actions of the window that count against budgets, oldest first.
 
-    What was only kept in observe mode counts where the mode is observe, so that the ledger there is what acting would
-    have been; it takes nothing from those that do act.
+    Actions only recorded in observe mode count where the mode is observe, so that the budgets there are what acting
+    would have made them; they do not count in other modes.
     """
     since_s = situation.now_s - situation.settings.window_s
     states = ASKED_STATES | {"would_act"} if mode == "observe" else ASKED_STATES
@@ -73,7 +73,7 @@ def by_age(actions: Iterable[Action]) -> list[Action]:
 
 
 def own_actions(incident: Incident, situation: Situation) -> list[Action]:
-    """Return what was asked for because of the incident in its attempt, oldest first, without preliminaries."""
+    """Return what was requested for the incident in its attempt, oldest first, without preliminaries."""
     return by_age(
         action
         for action in situation.actions
@@ -82,12 +82,12 @@ def own_actions(incident: Incident, situation: Situation) -> list[Action]:
 
 
 def is_preliminary_of(action: Action, incident: Incident) -> bool:
-    """Return whether the action is the checkpoint asked for before the incident's own action."""
+    """Return whether the action is the checkpoint requested before the incident's own action."""
     return action.preliminary and action.incident_id == incident.id and action.attempt == incident.attempt
 
 
 def resume_from(incident: Incident, situation: Situation, leaving: Sequence[str]) -> ResumeFrom | None:
-    """Return where the job goes on once these nodes have left, None: not known, or not to be trusted.
+    """Return where the job resumes once these nodes have left, None: not known, or not to be trusted.
 
     After the onset of a fault of numbers a checkpoint may hold the damage.
     """
@@ -96,5 +96,5 @@ def resume_from(incident: Incident, situation: Situation, leaving: Sequence[str]
 
 
 def terms(incident: Incident, situation: Situation) -> Terms:
-    """Return what holds for the incident's job."""
+    """Return the terms of the incident's job."""
     return situation.settings.for_job(incident.job)

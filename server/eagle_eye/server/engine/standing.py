@@ -1,4 +1,4 @@
-"""A node's way out of service and back: its phases, whose word its standing is, and what a return needs. Pure."""
+"""A node's way out of service and back: its phases, who set its standing, and what a return needs. Pure."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from eagle_eye.server.engine.probation import probation
 from eagle_eye.server.engine.settings import PolicySettings
 from eagle_eye.server.model.records import Action, Node
 
-# What people are shown: the standing, and where the node is on its way back.
+# Shown to people: the standing, and the node's progress on its way back.
 Phase = Literal["in_service", "watched", "draining", "excluded", "checking"]
 Way = Literal["return", "check", "refuse"]
 
-SERVER = "server"  # whose word an action of ours is
-BY_HAND = frozenset({"silent_data_corruption"})  # no check proves a node free of it
+SERVER = "server"  # the author of our own actions
+BY_HAND = frozenset({"silent_data_corruption"})  # no check clears a node of it
 
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """Whether the node's agent makes checks: it says so, it did and is silent or unable (``why``), or it never did."""
+    """Whether the node's agent makes checks: it offers them, used to but cannot now (``why``), or never did."""
 
     state: Literal["ready", "unable", "none"]
     why: str = ""
@@ -30,7 +30,7 @@ class Offer:
 
 @dataclass(frozen=True, slots=True)
 class Asking:
-    """How a return is asked for. ``who`` asks; ``check``: by a check, whatever the settings say; ``force``: at once."""
+    """How a return is requested. ``who`` asks; ``check``: by a check, whatever the settings; ``force``: at once."""
 
     who: str
     reason: str = ""
@@ -40,7 +40,7 @@ class Asking:
 
 @dataclass(frozen=True, slots=True)
 class ReturnRequirement:
-    """What a return needs: nothing, a passed check, or it is refused; ``word`` and ``detail`` say why."""
+    """What a return needs: nothing, a passed check, or it is refused; ``word`` and ``detail`` give the reason."""
 
     way: Way
     word: str = ""
@@ -48,19 +48,19 @@ class ReturnRequirement:
 
 
 def phase(node: Node, now_s: float) -> Phase:
-    """Return where the node is."""
+    """Return the node's phase."""
     if node.state == "in_service":
         return "watched" if is_watched(node, now_s) else "in_service"
     return "checking" if node.check_id else node.state
 
 
 def is_watched(node: Node, now_s: float) -> bool:
-    """Return whether the node has come back so lately that a fault of the same family counts as a relapse."""
+    """Return whether the node has returned so recently that a fault of the same family counts as a relapse."""
     return node.state == "in_service" and node.watched_until_s is not None and now_s < node.watched_until_s
 
 
 def fault_of(node: Node) -> str:
-    """Return what took the node out, "" where no fault of ours did. Old records say it in their reason alone."""
+    """Return the fault that took the node out, "" if none of ours did. Old records have it only in their reason."""
     if node.fault or node.by:
         return node.fault
     named = node.reason.partition(":")[0]
@@ -68,14 +68,14 @@ def fault_of(node: Node) -> str:
 
 
 def is_ours(node: Node) -> bool:
-    """Return whether the node's standing is an action's of ours, and nobody has changed it or its reason since."""
+    """Return whether one of our actions set the node's standing, and nothing has changed it or its reason since."""
     return node.by == SERVER or (not node.by and bool(fault_of(node)))
 
 
 def returning(
     node: Node, asking: Asking, offer: Offer, actions: Iterable[Action], settings: PolicySettings, now_s: float
 ) -> ReturnRequirement:
-    """Return what a node that is out needs to come back; ``actions`` are any, those that took it out count."""
+    """Return what a node that is out needs to come back; of ``actions``, those that took it out count."""
     fault = fault_of(node)
     if asking.force:
         if fault in BY_HAND and not asking.reason:
@@ -108,7 +108,7 @@ def returning(
 
 def _checked(node: Node, asking: Asking, offer: Offer, settings: PolicySettings) -> ReturnRequirement:
     required = asking.check or settings.readmit_check == "required"
-    # What a person took out he may put back, unless a check is asked for.
+    # A node taken out by a person may be put back by that person, unless a check is requested.
     wanted = required or (settings.readmit_check == "wanted" and bool(fault_of(node)))
     if not wanted or (offer.state == "none" and not required):
         return ReturnRequirement("return")

@@ -1,8 +1,8 @@
-"""Rows into steps: what ranks reported, aligned by training step, and the job's own course by step.
+"""Converts rows to steps: ranks' reports aligned by training step, and the job's own curve by step.
 
-Rows of different nodes end at different moments and nodes' clocks differ, while a step is the same step everywhere.
-Rows are taken once they are complete (a little late), each rank's mean over the steps it finished since its last row
-is written to the lines of just these steps.
+Rows of different nodes end at different moments and nodes' clocks differ, while step numbers match across nodes. Rows
+are processed once they are complete (a little late); each rank's mean over the steps it finished since its last row is
+written to the lines of just these steps.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from eagle_eye.detectors.signs.medians import median_of
 from eagle_eye.detectors.signs.peers import group_members, median_of_mates
 from eagle_eye.detectors.types import Curve, Floats, Integers, Steps
 
-# What a rank says of a step. The first group is kept for each rank, the second also as the job's course.
+# Metrics that a rank reports per step. The first group is kept for each rank, the second also in the job's curve.
 STEP_METRICS = (
     "train_compute_seconds",
     "train_data_wait_seconds",
@@ -40,35 +40,35 @@ CURVE_METRICS = (
     "train_data_wait_seconds",
     "nccl_collective_seconds",
 )
-LINES_KEPT = 256  # steps (or groups of steps) of which each rank's values are kept
-CURVE_KEPT, CURVE_MIN = 8_192, 1_024  # and the job's medians; with very many jobs fewer, but always so many
-COURSE_FIRST = 256  # medians that there is room for at first
+LINES_KEPT = 256  # steps (or groups of steps) for which each rank's values are kept
+CURVE_KEPT, CURVE_MIN = 8_192, 1_024  # and the job's medians; fewer with very many jobs, but at least CURVE_MIN
+COURSE_FIRST = 256  # initial capacity in medians
 CURVE_LINE_BYTES = 8 * (2 + len(CURVE_METRICS))
-CELLS_MAX = 128 * 1024 * 1024  # values in memory that one job begins with: fewer lines for more ranks
+CELLS_MAX = 128 * 1024 * 1024  # initial values in memory per job: fewer lines for more ranks
 LINES_MIN = 32
 BACKFILL_MAX = 8  # lines that one row may fill: a row after a long gap says little about each of them
-PACE_ROWS = 2  # rows with progress before the number of steps in a row is known
+PACE_ROWS = 2  # rows with progress before the number of steps per row is known
 SETTLED_LINES = 1  # the newest line may still lack ranks
 
 
 class StepGrid:
-    """One attempt's steps, fed with rows of the time grid in order; ``steps`` and ``curve`` are what detectors see.
+    """One attempt's steps, fed with rows of the time grid in order; ``steps`` and ``curve`` are the detectors' view.
 
-    ``before`` is the course so far of an attempt of which nothing else was kept.
+    ``before`` is the curve so far of an attempt of which nothing else was kept.
     """
 
     def __init__(self, before: Curve | None = None) -> None:
         self._before = before
         self._columns = 0
         self._depth = self._depth_max = LINES_KEPT
-        self._width: float = 0.0  # steps a line covers; 0: not known yet
+        self._width: float = 0.0  # steps per line; 0: not known yet
         self._waiting: list[tuple[float, dict[str, Floats]]] = []
         self._number: NDArray[np.float64] = np.zeros(0)
         self._times_s: NDArray[np.float64] = np.zeros(0)
         self._arrays: dict[str, Floats] = {}
         self._relative: Floats = np.zeros((0, 0), np.float32)
         self._lines = 0
-        self._settled = 0  # lines before this one have gone into the relative values and the curve
+        self._settled = 0  # lines before this one are in the relative values and the curve
         self._last: NDArray[np.float64] = np.zeros(0)  # each rank's newest step
         self._rows_per_step: list[float] = []
         self._course: NDArray[np.float64] = np.empty((2 + len(CURVE_METRICS), 0))
@@ -78,7 +78,7 @@ class StepGrid:
         self._members_are: list[Integers] = []
 
     def take(self, time_s: float, row: Mapping[str, Floats], roles: Integers) -> None:
-        """Take one complete row of the time grid: each metric's values (S,), NaN where not observed."""
+        """Process one complete row of the time grid: each metric's values (S,), NaN if not observed."""
         reported = row.get("train_step")
         if reported is None:
             return
@@ -101,7 +101,7 @@ class StepGrid:
         self._settle(roles)
 
     def completed_by(self, steps: Floats) -> bool:
-        """Whether these newest reports (S,), NaN for none, complete a step that is not complete yet, and begin none."""
+        """Whether these newest reports (S,), NaN for none, complete an incomplete step and begin no new one."""
         if len(steps) != len(self._last):
             return False
         reached = np.where(np.isnan(steps), self._last, steps)
@@ -118,7 +118,7 @@ class StepGrid:
         )
 
     def curve(self) -> Curve:
-        """Return the job's course: views."""
+        """Return the job's curve: views."""
         if self._before is not None and self._course_lines == 0:
             return self._before
         course = self._course[:, max(self._course_lines - self._course_kept, 0) : self._course_lines]
@@ -130,11 +130,11 @@ class StepGrid:
 
     @property
     def bytes_per_line(self) -> int:
-        """How much memory a line of steps takes, in all that is kept of it."""
+        """Memory per line of steps in bytes, over everything kept."""
         return sum(array.itemsize for array in (self._relative, *self._arrays.values())) * self._columns
 
     def limit(self, lines: int, curve_lines: int) -> None:
-        """Keep at most so many lines of each from now on, though never too few to judge by; the newest stay."""
+        """Keep at most this many lines of each from now on, but never too few to judge by; the newest stay."""
         self._depth_max = min(self._depth_max, max(lines, LINES_MIN))
         if self._depth_max < self._depth:
             self._depth = self._depth_max
@@ -150,7 +150,7 @@ class StepGrid:
             self._course, self._course_kept, self._course_lines = newest.copy(), kept, newest.shape[1]
 
     def _note_course(self, line: int) -> None:
-        """Add a line's medians over the ranks to the job's course."""
+        """Add a line's medians over the ranks to the job's curve."""
         if self._course_lines == self._course.shape[1]:
             self._make_room()
         column = self._course[:, self._course_lines]
@@ -166,7 +166,7 @@ class StepGrid:
         self._course_lines += 1
 
     def _make_room(self) -> None:
-        """Have room for more of the job's course, twice as much up to all that is kept: most jobs are short."""
+        """Grow the job's curve by doubling, up to its limit: most jobs are short."""
         kept = self._course[:, -self._course_kept :]
         self._course_lines = kept.shape[1]
         room = min(max(2 * self._course_lines, COURSE_FIRST), _capacity(self._course_kept))
@@ -204,7 +204,7 @@ class StepGrid:
         np.copyto(self._last, steps, where=fresh)
 
     def _notice_rollback(self, steps: Floats) -> None:
-        """Begin anew when most ranks went back to an earlier step: a restart that nobody announced."""
+        """Start again when most ranks went back to an earlier step: an unannounced restart."""
         known = np.isfinite(steps) & np.isfinite(self._last)
         if known.any() and 2 * int((steps < self._last)[known].sum()) > int(known.sum()):
             self._last[:] = np.nan
@@ -213,7 +213,7 @@ class StepGrid:
                 array[...] = np.nan
 
     def _line(self, number: float, time_s: float) -> int | None:
-        """Return the line of a step, None for one that is settled already; steps that were never seen have no line."""
+        """Return the line of a step, None if already settled; steps that were never seen have no line."""
         for line in range(self._lines - 1, self._settled - 1, -1):
             if self._number[line] == number:
                 return line
@@ -226,7 +226,7 @@ class StepGrid:
         return self._lines - 1
 
     def _settle(self, roles: Integers) -> None:
-        """Work out what is relative to peers for the lines that are complete."""
+        """Compute the values relative to peers for the lines that are complete."""
         while self._settled < self._lines - SETTLED_LINES or self._complete():
             line = self._settled
             compute = self._arrays.get("train_compute_seconds")
@@ -238,13 +238,13 @@ class StepGrid:
             self._settled += 1
 
     def _members(self, roles: Integers) -> list[Integers]:
-        """Return the roles' ranks, worked out again only for other roles."""
+        """Return the roles' ranks, recomputed only for other roles."""
         if roles is not self._members_of:
             self._members_of, self._members_are = roles, group_members(roles)
         return self._members_are
 
     def _complete(self) -> bool:
-        """Whether every rank has reported all that the oldest unsettled line covers."""
+        """Whether every rank has reported all steps of the oldest unsettled line."""
         return bool(self._settled < self._lines and (self._last >= self._number[self._settled]).all())
 
     def _array(self, name: str) -> Floats:
@@ -290,7 +290,7 @@ def _newest(array: Any, start: int, end: int, capacity: int) -> Any:
 
 
 def per_work(compute: Floats, arrays: Mapping[str, Floats], line: int) -> Floats:
-    """Return compute times divided by the work of the step, where the training code says how much that was."""
+    """Return compute times divided by the work of the step, if the training code reports it."""
     work = arrays.get("train_work_units")
     if work is None:
         return compute
