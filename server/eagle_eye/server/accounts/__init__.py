@@ -1,4 +1,4 @@
-"""Where GPU time went: attempts, goodput, repair tickets, nodes that fail again and again.
+"""Accounting of GPU time: attempts, goodput, repair tickets, and nodes that fail repeatedly.
 
-In: records and events. Out: accounts and reports. Asks for nothing and excludes nobody.
+In: records and events. Out: accounts and reports. Requests no actions and excludes no nodes.
 """

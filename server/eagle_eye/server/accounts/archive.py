@@ -1,6 +1,6 @@
-"""The past as it is read: nodes' pasts and scores, jobs' timelines, claims with what followed. Reads the store.
+"""Reads the past: nodes' histories and scores, jobs' timelines, claims and what followed. Reads the store.
 
-Whatever is read has a limit; where a limit left something out, the answer says so.
+Every query has a limit; if the limit left something out, the answer says so.
 """
 
 from __future__ import annotations
@@ -40,26 +40,26 @@ from eagle_eye.server.store.store import (
 RecordT = TypeVar("RecordT", bound=msgspec.Struct)
 
 READ_MAX = 20_000  # records of one kind for one answer
-MEMBERSHIPS_MAX = 100  # of one job: each names all its nodes
-SCORES_FRESH_S = 300.0  # a fleet's scores are a matter of weeks
+MEMBERSHIPS_MAX = 100  # per job: each names all its nodes
+SCORES_FRESH_S = 300.0  # a fleet's scores change over weeks
 CURRENT_FRESH_S = 60.0
 CURRENT_JOBS_MAX = 100  # whose goodput is on /metrics
-SAME_OUT_S = 3_600.0  # an action, the subscriber's report and the scheduler's word on it are one time out of service
+SAME_OUT_S = 3_600.0  # an action, the subscriber's report and the scheduler's report of it count as one exclusion
 INCIDENTS_SHOWN_S = 30 * 86_400.0
 DONE_STATES = ("accepted", "running", "done")
-# Codes of the program, echoes of others, and words about other codes say nothing about the hardware.
+# Application codes, echoes of other codes, and messages about them say nothing about the hardware.
 HARDWARE_KINDS = frozenset({"restart", "contained", "memory", "remap", "hang", "lost", "nvlink", "power", "watch"})
 
 
 class JobSpans(NamedTuple):
-    """The timeline of each job, and whether some attempts or incidents were too many to be read."""
+    """The timeline of each job, and whether a limit left out attempts or incidents."""
 
     jobs: Mapping[str, list[TimelineSpan]]
     cut: bool
 
 
 class Claim(NamedTuple):
-    """An action that was not carried out, the incident behind it, and how it stands by now."""
+    """An action that was not carried out, its incident, and the outcome so far."""
 
     action: Action
     incident: Incident | None
@@ -67,7 +67,7 @@ class Claim(NamedTuple):
 
 
 class Archive:
-    """Answers from the store; what is dear to work out is kept for a while. From any thread."""
+    """Answers from the store; expensive results are cached. From any thread."""
 
     def __init__(self, store: Store, clock: Clock, hindsight_s: float) -> None:
         self._store = store
@@ -79,7 +79,7 @@ class Archive:
 
     @property
     def hindsight_s(self) -> float:
-        """For how long after an action is looked at what happened."""
+        """For how long after an action later events are examined."""
         return self._hindsight_s
 
     def scores(self) -> Scores:
@@ -100,7 +100,7 @@ class Archive:
         return JobSpans(self._timelines(by_job, incidents), cut or more)
 
     def current(self) -> Mapping[str, list[TimelineSpan]]:
-        """Return the timelines of the present runs of jobs that go on, at most CURRENT_JOBS_MAX of them, the newest."""
+        """Return the timelines of the current runs of open jobs, at most the newest CURRENT_JOBS_MAX."""
         with self._lock:
             now_s = self._clock.now_s()
             if self._current is None or not 0 <= now_s - self._current[0] < CURRENT_FRESH_S:
@@ -112,7 +112,7 @@ class Archive:
             return self._current[1]
 
     def claims(self, since_s: float, job: str | None = None, fault: str | None = None) -> tuple[list[Claim], bool]:
-        """Return what was asked for and not carried out since then, newest first; and whether some was left out."""
+        """Return what was requested and not carried out since then, newest first; and whether a limit left some out."""
         asked: list[Action] = []
         cut = False
         for state in hindsight.JUDGED_STATES:
@@ -140,7 +140,7 @@ class Archive:
         return {job: timeline(mine, by_job[job], now_s) for job, mine in attempts.items()}
 
     def _pasts(self, now_s: float) -> dict[str, NodeRecord]:
-        """Return what is on record of every node within the score's window."""
+        """Return the record of every node within the score's window."""
         since_s = now_s - recurrence_score.WINDOW_S
         pasts = {
             node.node: NodeRecord(known_s=max(0.0, now_s - (node.known_since_s or node.updated_s)))
@@ -191,7 +191,7 @@ class Archive:
     def _newest(
         self, kind: Kind[RecordT], filters: Mapping[str, str], too_old: Callable[[RecordT], bool] = lambda _: False
     ) -> tuple[list[RecordT], bool]:
-        """Return the newest records up to the first that is too old, and whether READ_MAX left out some."""
+        """Return the newest records up to the first that is too old, and whether READ_MAX left some out."""
         found: list[RecordT] = []
         cursor: str | None = None
         while True:
@@ -208,12 +208,12 @@ class Archive:
 
 
 class _Aftermath:
-    """What happened after some actions, each thing read once."""
+    """What happened after some actions; each record is read once."""
 
     def __init__(self, store: Store, newest: Callable[..., tuple[list[Incident], bool]], since_s: float) -> None:
         self._store = store
         self._since_s = since_s
-        # An incident may have been found long before policy asked for something.
+        # An incident may have been detected long before policy requested an action.
         incidents, self.cut = newest(INCIDENTS, {}, lambda i: i.detected_s < since_s)
         self._accusing: dict[str, list[Incident]] = defaultdict(list)
         for incident in incidents:
@@ -225,7 +225,7 @@ class _Aftermath:
         self._members: dict[str, dict[str, list[str]]] = {}
 
     def of(self, action: Action) -> Afterwards:
-        """Return what is on record of the action's nodes and job."""
+        """Return what is on record of the action's nodes and job since then."""
         nodes = sorted(hindsight.accused(action))
         for node in nodes:
             if node not in self._verbs:
@@ -252,7 +252,7 @@ class _Aftermath:
         return self._members[job]
 
     def _since(self, page: Page[RecordT], time_s: Callable[[RecordT], float]) -> list[RecordT]:
-        """Return the newest records; where a limit left out some from after the actions, the answer is cut."""
+        """Return the newest records; if a limit left out some from after the actions, the answer is marked as cut."""
         if page.next is not None and min(map(time_s, page.items)) > self._since_s:
             self.cut = True
         return page.items
@@ -273,7 +273,7 @@ def newest_audit(store: Store, too_old: Callable[[AuditEntry], bool]) -> Iterabl
 
 
 def _accuses(incident: Incident) -> bool:
-    """Whether the incident holds one node guilty of a job's trouble, as ``engine/recurrence.py`` counts it."""
+    """Return whether the incident blames one node for a job's trouble, as ``engine/recurrence.py`` counts it."""
     fault = BY_NAME.get(incident.fault)
     return (
         incident.node is not None
@@ -287,7 +287,7 @@ def _accuses(incident: Incident) -> bool:
 
 
 def _occasions(times: Iterable[float]) -> int:
-    """Return how often something happened that several may have told of, one after the other."""
+    """Return the number of distinct events among times that several sources may have reported one after the other."""
     count, last_s = 0, -float("inf")
     for time_s in sorted(times):
         count += time_s - last_s > SAME_OUT_S
@@ -305,7 +305,7 @@ def _of_hardware(error: DriverError) -> bool:
 def _count_failures(
     pasts: Mapping[str, NodeRecord], culprits: Iterable[Incident], attempts: Sequence[Attempt], since_s: float
 ) -> None:
-    """Count each node's failures, one for each attempt, and the attempts that it made alone."""
+    """Count each node's failures, one per attempt, and its single-node attempts."""
     of_job: dict[tuple[str, int], list[Attempt]] = defaultdict(list)
     for attempt in attempts:
         of_job[attempt.job, attempt.attempt].append(attempt)

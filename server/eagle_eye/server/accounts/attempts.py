@@ -1,7 +1,7 @@
-"""Attempts of jobs, followed from one look at the detection loop to the next. Pure.
+"""Follows attempts of jobs from one poll of the detection loop to the next. Pure.
 
-A look comes every few seconds; what happened between two looks is worked out from the job's pace. A time in which
-nobody watched is kept as a gap, never filled in.
+Polls are a few seconds apart; what happened in between is computed from the job's step time. A time without observation
+is kept as a gap, never filled in.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from msgspec.structs import replace
 from eagle_eye.server.model.account_records import Attempt, AttemptEnd, Gap
 from eagle_eye.server.monitor.watcher import JobProgress
 
-LOOK_S = 10.0  # from one look to the next
-UNWATCHED_S = 60.0  # a longer time without a look, or without a word from any of the job's nodes, is a gap
-GONE_S = 300.0  # a job that no scheduler declared is over once no agent has spoken of it for so long
-GAPS_KEPT = 64  # of one attempt
-WRITE_S = 30.0  # how stale the newest step on record may get: that is lost when the server is killed
+LOOK_S = 10.0  # between polls
+UNWATCHED_S = 60.0  # a longer time without a poll, or without a report from any of the job's nodes, is a gap
+GONE_S = 300.0  # a job that no scheduler declared is over once no agent has reported it for this long
+GAPS_KEPT = 64  # per attempt
+WRITE_S = 30.0  # how stale the newest step on record may get; this much is lost when the server is killed
 
 _STATED_ENDS = frozenset(get_args(AttemptEnd)) - {"", "superseded", "gone"}
-_MEANT_ENDS = frozenset({"finished", "cancelled"})  # after these the job begins anew: another run
+_MEANT_ENDS = frozenset({"finished", "cancelled"})  # after these the next attempt belongs to another run
 _FLUID = {"seen_s": 0.0, "last_step": None, "last_step_s": None, "step_s": None}
 
 
 class Witness(NamedTuple):
-    """When any node of the job was last heard, and when an agent last spoke of the job; None: not yet."""
+    """When any node of the job was last heard, and when an agent last reported the job; None: not yet."""
 
     heard_s: float | None
     spoken_s: float | None
@@ -36,32 +36,32 @@ class Witness(NamedTuple):
 def follow(
     known: Attempt | None, course: JobProgress, witness: Witness, now_s: float, new_id: Callable[[], str]
 ) -> list[Attempt]:
-    """Return the attempts that are new or have changed, the current one last; ``known`` is the newest on record."""
+    """Return the attempts that are new or changed, the current one last; ``known`` is the newest on record."""
     alive = _is_alive(course, witness, now_s)
     if known is not None and course.attempt == known.attempt:
         if known.ended_s is None:
             return _changed(known, _updated(known, course, witness, now_s))
         if known.end == "gone" and alive:
-            # It spoke again: its agents were away, not the job.
+            # It is reported again: its agents were away, not the job.
             return _changed(known, _updated(replace(known, ended_s=None, end=""), course, witness, now_s))
         if known.end == "gone" or course.state in _STATED_ENDS or not alive:
             return []
     if course.state in _STATED_ENDS or not alive:
-        return []  # over before it was ever seen, or a memory of one that is
+        return []  # over before it was ever seen, or the memory of such a job
     ended = [] if known is None or known.ended_s is not None else [_superseded(known, course)]
     before = ended[0] if ended else known
     return [*ended, _updated(_begun(before, course, new_id()), course, witness, now_s)]
 
 
 def forsaken(known: Attempt, now_s: float) -> Attempt | None:
-    """Return an open attempt that the detection loop has forgotten as ended; None while it may yet speak again."""
+    """Return an open attempt that the detection loop has forgotten as ended; None while it may still return."""
     if known.ended_s is not None or now_s - known.seen_s < GONE_S:
         return None
     return replace(known, ended_s=max(known.seen_s, known.last_step_s or 0.0), end="gone")
 
 
 def worth_writing(old: Attempt | None, new: Attempt, written_s: float, now_s: float) -> bool:
-    """Whether more than the newest step has changed, or the record has become stale."""
+    """Return whether more than the newest step has changed, or the record has become stale."""
     if old is None or replace(old, **_FLUID) != replace(new, **_FLUID):
         return True
     return old != new and now_s - written_s >= WRITE_S
@@ -78,7 +78,7 @@ def _changed(known: Attempt, new: Attempt) -> list[Attempt]:
 
 
 def _superseded(known: Attempt, course: JobProgress) -> Attempt:
-    """Return the attempt as ended by the next one, which began when nobody had said that this one was over."""
+    """Return the attempt as ended by the next one, which began before this one was reported over."""
     end: AttemptEnd = "superseded" if course.attempt > known.attempt else "gone"
     return replace(known, ended_s=max(known.started_s, course.started_s, known.last_step_s or 0.0), end=end)
 
@@ -124,7 +124,7 @@ def _updated(known: Attempt, course: JobProgress, witness: Witness, now_s: float
 
 
 def _stepped(known: Attempt, course: JobProgress) -> Attempt:
-    """Return the attempt with its newest step, and when it made its first and went beyond what was done before."""
+    """Return the attempt with its newest step, the time of its first, and when it passed the earlier progress."""
     if course.step is None or course.progressed_s is None:
         return known
     if known.last_step is not None and course.step <= known.last_step:
@@ -149,7 +149,7 @@ def _stepped(known: Attempt, course: JobProgress) -> Attempt:
 
 
 def _bounded(gaps: list[Gap]) -> list[Gap]:
-    """Return the gaps, the two nearest joined when there are too many: no watched time is counted that was not."""
+    """Return the gaps, with the two nearest merged while there are too many; no time is added as observed."""
     if len(gaps) <= GAPS_KEPT:
         return gaps
     at = min(range(len(gaps) - 1), key=lambda i: gaps[i + 1].start_s - gaps[i].end_s)

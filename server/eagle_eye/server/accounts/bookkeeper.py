@@ -1,6 +1,7 @@
-"""Keeps the past while it happens: looks at the jobs every few seconds, takes note of agents' events. Writes the store.
+"""Records the past as it happens: polls the jobs every few seconds and records agents' events. Writes the store.
 
-Beside the detection loop, never in it: the event loop only hands over what it has; the store is written in a thread.
+It runs beside the detection loop, never in it: the event loop only hands over its data; the store is written in a
+thread.
 """
 
 from __future__ import annotations
@@ -37,13 +38,13 @@ from eagle_eye.server.store.store import (
     Store,
 )
 
-PENDING_MAX = 200_000  # GPUs, and likewise errors, that wait for the next look: those of a fleet that starts at once
-BATCH = 1_000  # records written in one transaction: other writers wait for no more
+PENDING_MAX = 200_000  # GPUs, and likewise errors, waiting for the next poll: those of a fleet that starts at once
+BATCH = 1_000  # records written in one transaction: bounds how long other writers wait
 GPUS_PER_NODE_MAX = 64
 ERRORS_PER_NODE_MAX = 256  # codes by device
 PRUNE_EVERY_S = 3_600.0
-CHECKS_KEPT_S = 90 * 86_400.0  # of nodes: idle ones are checked each day
-MEMBERS_KEPT_S = 14 * 86_400.0  # or twice as long as is looked back
+CHECKS_KEPT_S = 90 * 86_400.0  # of nodes: idle ones are checked daily
+MEMBERS_KEPT_S = 14 * 86_400.0  # or twice the look-back time
 
 _Error = tuple[str, int, str, int]  # node, device, kind, code
 _KeyT = TypeVar("_KeyT")
@@ -51,9 +52,9 @@ _ValueT = TypeVar("_ValueT", GpuReport, ErrorCount)
 
 
 class Bookkeeper:
-    """Writes attempts, memberships, GPUs and driver errors, and nobody else does: it may read and then write.
+    """Sole writer of attempts, memberships, GPUs and driver errors, so that it may read and then write.
 
-    ``dropped`` counts by reason what a limit kept out.
+    ``dropped`` counts by reason what a limit left out.
     """
 
     def __init__(
@@ -84,7 +85,7 @@ class Bookkeeper:
         self._pruned_s = clock.monotonic_s()
 
     def note(self, node: str, events: Iterable[Event]) -> None:
-        """Take note of a node's events, their times on the server's clock. On the event loop; returns at once."""
+        """Record a node's events, with times on the server's clock. On the event loop; returns at once."""
         for event in events:
             if event.kind == gpu_inventory.INVENTORY:
                 reported = gpu_inventory.reported(node, event.device, event.attributes, event.time_s)
@@ -97,7 +98,7 @@ class Bookkeeper:
                     self._put(self._errors, key, ErrorCount(1, event.time_s, event.time_s), "error_backlog")
 
     async def run(self) -> None:
-        """Look at the jobs every LOOK_S until cancelled."""
+        """Poll the jobs every LOOK_S until cancelled."""
         await repeat(
             lambda: asyncio.to_thread(self.look, self._watcher.courses(), self._clock.now_s()),
             LOOK_S,
@@ -105,7 +106,7 @@ class Bookkeeper:
         )
 
     def look(self, courses: Iterable[JobProgress], now_s: float) -> None:
-        """Write down what has changed since the last look. Raises StoreUnavailable; then nothing is forgotten."""
+        """Write what has changed since the last poll. Raises StoreUnavailable; then nothing is lost."""
         if self._opened_s is None:
             self._open(now_s)
         self._write_attempts(list(courses), now_s)
@@ -159,7 +160,7 @@ class Bookkeeper:
         ended = []
         for job in [job for job in self._known if job not in spoken_of]:
             attempt = self._known[job]
-            # Right after the start, agents may not have spoken yet.
+            # Right after the start, agents may not have reported yet.
             over = forsaken(attempt, now_s) if now_s - (self._opened_s or now_s) > UNWATCHED_S * 5 else None
             if over is not None:
                 ended.append(over)
@@ -180,7 +181,7 @@ class Bookkeeper:
         return known
 
     def _witness(self, course: JobProgress) -> Witness:
-        """Return when the job's nodes were heard; in a healthy job the first node settles it."""
+        """Return when the job's nodes were heard; in a healthy job the first node suffices."""
         heard_s: float | None = None
         now_s = self._clock.now_s()
         for node in course.nodes:

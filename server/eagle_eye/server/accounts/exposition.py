@@ -17,7 +17,7 @@ LOSSES_MAX = 1_000
 
 
 class AccountsCollector(Collector):
-    """What people look at every day. Gauges, also for sums: what was lost finds another cause when more is known."""
+    """Figures for daily use. All are gauges, even sums: the cause of a loss may change when more is known."""
 
     def __init__(self, archive: Archive) -> None:
         self._archive = archive

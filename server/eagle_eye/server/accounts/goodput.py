@@ -1,9 +1,9 @@
-"""Goodput: how much of the time that a job stood there was training that counted, and where the rest went. Pure.
+"""Goodput: how much of a job's time was training that counted, and where the rest went. Pure.
 
 ``ettr_ratio`` (effective training time ratio: time of steps that counted over wall-clock time since the first attempt
 started) is the quantity that operators of large clusters publish (MegaScale, NSDI 2024; ByteRobust, SOSP 2025; Kokolis
-et al., HPCA 2025). ``goodput_ratio`` also takes out what slow nodes cost. What nobody can tell is in neither's
-denominator; it is summed apart.
+et al., HPCA 2025). ``goodput_ratio`` also deducts what slow nodes cost. Time of unknown use is in neither's
+denominator; it is summed separately.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Literal, NamedTuple
 from eagle_eye.server.accounts.timeline import Cause, TimelineSpan
 
 By = Literal["job", "node", "fault"]
-# Where time went that was no training; slow is the part of training that slowness cost.
+# Where time went other than training; slow is the part of training lost to slowness.
 LOST_PARTS = ("down", "startup", "redone", "stopped", "slow", "ending")
 
 
@@ -29,7 +29,7 @@ class Amount:
     uncounted_s: float = 0.0
 
     def add(self, seconds: float, gpus: int | None) -> None:
-        """Add so many seconds of so many GPUs; None: not known how many."""
+        """Add ``seconds`` of ``gpus`` GPUs (None: unknown number)."""
         self.seconds += seconds
         if gpus is None:
             self.uncounted_s += seconds
@@ -44,7 +44,7 @@ class Amount:
 
 
 class Loss(NamedTuple):
-    """What was lost of one kind because of one cause."""
+    """A loss of one kind due to one cause."""
 
     part: str
     cause: Cause
@@ -53,9 +53,9 @@ class Loss(NamedTuple):
 
 @dataclass(slots=True)
 class Account:
-    """The sums of some spans: ``training`` at full speed, what was ``lost`` by part, and what is not ``known``.
+    """The sums of some spans: ``training`` at full speed, ``lost`` by part, and ``unknown``.
 
-    Together they are ``wall``.
+    Together they make ``wall``.
     """
 
     wall: Amount = field(default_factory=Amount)
@@ -65,7 +65,7 @@ class Account:
 
     @property
     def known_s(self) -> float:
-        """The wall-clock time of which something is known."""
+        """The wall-clock time of known use."""
         return self.wall.seconds - sum(amount.seconds for amount in self.unknown.values())
 
     @property
@@ -75,7 +75,7 @@ class Account:
 
     @property
     def goodput_ratio(self) -> float | None:
-        """What the steps that counted would have taken without slowness, over the known time; None likewise."""
+        """The time that the counted steps would have taken without slowness, over the known time; None likewise."""
         return self._share(self.training.seconds)
 
     @property
@@ -88,7 +88,7 @@ class Account:
 
 
 def clipped(spans: Iterable[TimelineSpan], since_s: float, until_s: float) -> list[TimelineSpan]:
-    """Return what of the spans lies between two times."""
+    """Return the parts of the spans between two times."""
     found = []
     for span in spans:
         start_s, end_s = max(span.start_s, since_s), min(span.end_s, until_s)
@@ -113,7 +113,7 @@ def account(spans: Iterable[TimelineSpan]) -> Account:
 
 
 def losses(spans: Iterable[TimelineSpan]) -> list[Loss]:
-    """Return what was lost, by part and cause, the costliest first."""
+    """Return the losses by part and cause, the costliest first."""
     found: dict[tuple[str, Cause], Amount] = defaultdict(Amount)
     for span in spans:
         for part, cause, seconds in _losses(span):
@@ -123,7 +123,7 @@ def losses(spans: Iterable[TimelineSpan]) -> list[Loss]:
 
 
 def grouped(found: Sequence[Loss], by: By) -> dict[str, dict[str, Amount]]:
-    """Return losses summed by node or by fault, and by part in each; node "": no one node is to blame."""
+    """Return losses summed by node or by fault, and by part in each; node "": no single node is to blame."""
     name: Callable[[Cause], str] = (lambda cause: cause.node) if by == "node" else (lambda cause: cause.fault)
     sums: dict[str, dict[str, Amount]] = defaultdict(lambda: defaultdict(Amount))
     for loss in found:
@@ -132,7 +132,7 @@ def grouped(found: Sequence[Loss], by: By) -> dict[str, dict[str, Amount]]:
 
 
 def _losses(span: TimelineSpan) -> list[tuple[str, Cause, float]]:
-    """Return what of the span was lost: part, cause and seconds."""
+    """Return the span's losses: part, cause and seconds."""
     if span.part == "unknown":
         return []
     if span.part == "training":

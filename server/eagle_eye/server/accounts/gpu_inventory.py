@@ -1,6 +1,6 @@
-"""Which GPU sits where, and what is counted for it: the driver's errors, checks for silent corruption. Pure.
+"""GPU inventory: where each GPU is, its driver errors, and its checks for silent corruption. Pure.
 
-Agents are not trusted: what is no plausible UUID or code is left out, and how much is kept of one GPU has a limit.
+Agents are not trusted: implausible UUIDs and codes are ignored, and what is kept per GPU is limited.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from eagle_eye.server.model.account_records import Comparison, DriverError, Gpu,
 UUID_CHARS_MAX = 96
 MODEL_CHARS_MAX = 96
 MARK_CHARS_MAX = 64  # of a PCI address, and of a serial number
-MOVES_KEPT = 32  # of one GPU; the oldest go
-MOVES_PLAUSIBLE = 6  # a UUID that moved oftener within the window is that of several GPUs (clones, simulated ones)
-COMPARISONS_KEPT = 8  # of one GPU, and as many with wrong numbers
-DEVICES_MAX, LINKS_MAX = 256, 64  # of a node, of a GPU
-# Of one look at a node's GPUs; what was not told of for longer is gone for good, and missed by nobody.
+MOVES_KEPT = 32  # per GPU; the oldest are dropped
+MOVES_PLAUSIBLE = 6  # a UUID that moved more often within the window is shared by several GPUs (clones, simulated ones)
+COMPARISONS_KEPT = 8  # per GPU, and as many with wrong numbers
+DEVICES_MAX, LINKS_MAX = 256, 64  # per node, per GPU
+# Of one scan of a node's GPUs; a GPU not reported for longer is gone for good, and not missing.
 TOGETHER_S, MISSED_S = 5.0, 30 * 86_400.0
 CODE_MAX = 100_000  # SXIDs have five digits
 INVENTORY, ERRORS = "inventory", frozenset({"xid", "sxid"})
 
 
 class GpuReport(NamedTuple):
-    """One GPU as an agent told of it."""
+    """One GPU as an agent reported it."""
 
     uuid: str
     node: str
@@ -44,19 +44,19 @@ class GpuReport(NamedTuple):
 
 
 class ErrorCount(NamedTuple):
-    """How often an error was told of, and when first and last."""
+    """How often an error was reported, and when first and last."""
 
     times: int
     first_s: float
     last_s: float
 
     def joined(self, other: ErrorCount) -> ErrorCount:
-        """Return both together."""
+        """Return both combined."""
         return ErrorCount(self.times + other.times, min(self.first_s, other.first_s), max(self.last_s, other.last_s))
 
 
 def reported(node: str, device: int, attributes: Mapping[str, Any], time_s: float) -> GpuReport | None:
-    """Return what an inventory event says, None when it is not to be believed."""
+    """Return the contents of an inventory event, None when implausible."""
     uuid, model = attributes.get("uuid"), attributes.get("model")
     if not isinstance(uuid, str) or not 0 < len(uuid) <= UUID_CHARS_MAX or not uuid.isprintable() or device < 0:
         return None
@@ -80,7 +80,7 @@ def code_of(attributes: Mapping[str, Any]) -> int | None:
 
 
 def seated(known: Gpu | None, now: GpuReport) -> Gpu:
-    """Return the GPU as it is known by now; another node or device is a move. Older news than known change nothing."""
+    """Return the GPU's updated record; another node or device is a move. Older reports change nothing."""
     if known is None:
         first = Gpu(
             uuid=now.uuid,
@@ -124,16 +124,16 @@ def _as_reported(known: Gpu, now: GpuReport) -> Gpu:
 
 
 class Stock(NamedTuple):
-    """What a node tells of by its last look at its GPUs, and what it told of before and does no longer."""
+    """A node's GPUs in its latest scan, and those it reported before but no longer does."""
 
     reported: tuple[Gpu, ...]
     missing: tuple[Gpu, ...]
 
 
 def stock(gpus: Sequence[Gpu]) -> Stock | None:
-    """Return which of a node's GPUs are there; None where its last look is not known as a whole.
+    """Return which of a node's GPUs are present; None where its latest scan is incomplete.
 
-    One in whose place another has come since, from elsewhere or new, is not missed.
+    A GPU replaced by another one, from elsewhere or new, is not missing.
     """
     newest_s = max((gpu.seen_s for gpu in gpus), default=0.0)
     reported = tuple(gpu for gpu in gpus if newest_s - gpu.seen_s <= TOGETHER_S)
@@ -144,14 +144,14 @@ def stock(gpus: Sequence[Gpu]) -> Stock | None:
     missing = []
     for gpu in sorted(gone, key=lambda gpu: -gpu.seen_s):
         if came_s and came_s[-1] > gpu.seen_s:
-            came_s.pop()  # it was exchanged
+            came_s.pop()  # it was replaced
         else:
             missing.append(gpu)
     return Stock(reported, tuple(missing))
 
 
 def _came_s(gpu: Gpu) -> float:
-    """Return since when the GPU has been on its node, wherever it sat there."""
+    """Return since when the GPU has been on its node, in whatever seat."""
     since_s = gpu.since_s
     for seat in reversed(gpu.moves):
         if seat.node != gpu.node:
@@ -161,14 +161,14 @@ def _came_s(gpu: Gpu) -> float:
 
 
 def sat_at(gpu: Gpu, time_s: float) -> tuple[str, int] | None:
-    """Return on which node and device the GPU sat then; None before it was known."""
+    """Return the node and device of the GPU at that time; None before it was known."""
     if time_s >= gpu.since_s:
         return gpu.node, gpu.device
     return next(((s.node, s.device) for s in gpu.moves if s.since_s <= time_s < s.until_s), None)
 
 
 def is_one_gpu(gpu: Gpu, since_s: float) -> bool:
-    """Whether the UUID moved seldom enough since then to be that of a single GPU."""
+    """Return whether the UUID moved seldom enough since then to belong to a single GPU."""
     return sum(seat.until_s >= since_s for seat in gpu.moves) <= MOVES_PLAUSIBLE
 
 
@@ -178,7 +178,7 @@ def error_id(node: str, device: int, kind: str, code: int, uuid: str) -> str:
 
 
 def counted(known: DriverError | None, new: DriverError) -> DriverError:
-    """Return what is on record with the new count added."""
+    """Return the record with the new count added."""
     if known is None:
         return new
     return replace(
@@ -190,7 +190,7 @@ def counted(known: DriverError | None, new: DriverError) -> DriverError:
 
 
 def compared(known: GpuChecks | None, uuid: str, new: Comparison) -> GpuChecks:
-    """Return what is on record of a GPU's checks for silent corruption with one more."""
+    """Return a GPU's record of checks for silent corruption with one more."""
     if known is None:
         known = GpuChecks(
             uuid=uuid, checks=0, seconds=0.0, operations=0.0, wrong_numbers=0.0, first_s=new.time_s, last_s=new.time_s

@@ -1,7 +1,7 @@
-"""What would have been done, set against what happened afterwards: how an operator comes to trust the verdicts. Pure.
+"""Compares the actions that would have been taken with what happened afterwards, to validate verdicts. Pure.
 
 Actions that were kept in observe mode, rejected by a person or left to expire were not carried out, so what happened to
-the node afterwards tells whether they would have been right. Once one was carried out nobody can know any more.
+the node afterwards shows whether they would have been right. For actions that were carried out this cannot be known.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from eagle_eye.server.store.store import OPEN_INCIDENT_STATES
 
 JUDGED_STATES = ("would_act", "rejected", "expired")
 JUDGED_KINDS = frozenset({"exclude_node", "drain_node", "restart_job"})
-# A person's or subscriber's verbs, and the states that schedulers report.
+# Verbs of people and subscribers, and the states that schedulers report.
 TAKEN_OUT_VERBS = frozenset({"exclude", "drain", "excluded", "draining"})
-RESUMED_S = 60.0  # a step that ended so long after the verdict was not under way when the job was called stopped
+RESUMED_S = 60.0  # a step that ended this long after the verdict was not in progress when the job was reported stopped
 Z95 = 1.959963984540054  # of the normal distribution, for a 95% interval
 
 Standing = Literal["right", "wrong", "pending", "cannot_tell"]
@@ -43,7 +43,7 @@ Why = Literal[
 
 
 class Outcome(NamedTuple):
-    """How one action stands by now; ``time_s`` is when what tells it happened, None while nothing has."""
+    """The outcome of one action so far; ``time_s`` is when the deciding event happened, None while undecided."""
 
     standing: Standing
     why: Why
@@ -55,9 +55,9 @@ class Outcome(NamedTuple):
 class Afterwards:
     """What is on record of the time since an action.
 
-    ``incident`` is its own, None when it is gone. ``incidents`` are those that accuse its nodes, of all jobs; ``verbs``
+    ``incident`` is its own, None when it is gone. ``incidents`` are those of all jobs that accuse its nodes; ``verbs``
     the audit trail of the nodes; ``tickets`` theirs. ``attempts`` are the job's, ``members`` the nodes of each by its
-    id, where they are still kept.
+    id, where still kept.
     """
 
     incident: Incident | None
@@ -69,20 +69,20 @@ class Afterwards:
 
 
 def is_judged(action: Action) -> bool:
-    """Whether the action was asked for and not carried out, and would have stopped something."""
+    """Return whether the action was requested, not carried out, and would have stopped something."""
     return action.state in JUDGED_STATES and action.kind in JUDGED_KINDS and not action.preliminary
 
 
 def accused(action: Action) -> frozenset[str]:
-    """Return the nodes that the action holds guilty; none for a restart whose culprit is not known."""
+    """Return the nodes that the action blames; none for a restart with unknown culprit."""
     return frozenset(action.exclude) or frozenset({action.node} if action.node else ())
 
 
 def look_back(action: Action, after: Afterwards, now_s: float, window_s: float) -> Outcome:
-    """Return how the action stands at ``now_s``, judged by what happened within ``window_s`` of it.
+    """Return the action's outcome at ``now_s``, judged by what happened within ``window_s`` of it.
 
-    A person's word that it was a false alarm goes before everything. Then whatever first proved it right; then
-    whether the job, or the node in it, went on all the same.
+    A person's statement that it was a false alarm takes precedence. Then the first event that proved it right; then
+    whether the job, or the node in it, continued anyway.
     """
     end_s = action.created_s + window_s
     if after.incident is not None and after.incident.state == "false":
@@ -129,7 +129,7 @@ def _later_attempts(action: Action, after: Afterwards) -> list[Attempt]:
 
 
 def _of_a_stop(action: Action, its: Attempt | None, now_s: float, end_s: float) -> Outcome | None:
-    """Return what became of a job that was said to stand still; None while it cannot be told from the job alone."""
+    """Return the outcome for a job reported as stopped; None while the job alone does not decide it."""
     if its is None:
         return None
     if its.last_step_s is not None and its.last_step_s > action.created_s + RESUMED_S:
@@ -187,7 +187,7 @@ def _is_stop(action: Action) -> bool:
 
 
 class Precision(NamedTuple):
-    """How often a fault's or detector's actions were right, and the 95% interval of it; None with nothing to judge."""
+    """How often a fault's or detector's actions were right, with its 95% interval; None without decided outcomes."""
 
     right: int
     wrong: int
@@ -196,7 +196,7 @@ class Precision(NamedTuple):
 
     @property
     def ratio(self) -> float | None:
-        """The share of those that could be judged."""
+        """The share of right ones among those decided."""
         judged = self.right + self.wrong
         return self.right / judged if judged else None
 
@@ -207,7 +207,7 @@ class Precision(NamedTuple):
 
 
 def precision(outcomes: Iterable[Outcome]) -> Precision:
-    """Return the counts of some outcomes."""
+    """Return the counts over some outcomes."""
     standings = [outcome.standing for outcome in outcomes]
     return Precision(
         standings.count("right"), standings.count("wrong"), standings.count("pending"), standings.count("cannot_tell")

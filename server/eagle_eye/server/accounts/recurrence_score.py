@@ -1,16 +1,16 @@
-"""How often a node fails again: one score out of what is on record of it in four weeks. Pure.
+"""Recurrence score of a node: how much its four-week record suggests that it will fail again. Pure.
 
 A few nodes make up most of a fleet's failures, and pass every test in between. The signals are those of Kokolis et al.,
-"Revisiting Reliability in Large-Scale Machine Learning Research Clusters" (HPCA 2025), where seven signals over 28
-days found 40 lemons, more than 85% of them rightly, and taking those out brought failures of jobs of 512 and
-more GPUs from 14% down to 4%: ``excl_jobid_count``, ``xid_cnt``, ``tickets``, ``out_count``,
-``multi_node_node_fails``, ``single_node_node_fails``, ``single_node_node_failure_rate``. Their thresholds are tuned on
-their fleet and not published; the weights here are our own, given as data with the reason for each. An eighth signal is
-what the GPUs in the node did in other nodes, since repairs move parts.
+"Revisiting Reliability in Large-Scale Machine Learning Research Clusters" (HPCA 2025), where seven signals over 28 days
+found 40 lemons, more than 85% of them correctly, and removing those reduced failures of jobs of 512 and more GPUs from
+14% to 4%: ``excl_jobid_count``, ``xid_cnt``, ``tickets``, ``out_count``, ``multi_node_node_fails``,
+``single_node_node_fails``, ``single_node_node_failure_rate``. Their thresholds are tuned to their fleet and not
+published; the weights here are our own, given as data with the reason for each. An eighth signal is what the node's
+GPUs did in other nodes, since repairs move parts.
 
 The score is 1 - product(1 - weight x strength): independent signals support each other, and since no weight reaches
-``RECURRENT_MIN`` no single kind of evidence makes a node recurrent. What half of the fleet's nodes have is the fleet's
-(a driver, a cooling failure), not the node's, and is taken off before.
+``RECURRENT_MIN`` no single kind of evidence makes a node recurrent. What half of the fleet's nodes have is attributed
+to the fleet (a driver, a cooling failure), not to the node, and is subtracted first.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from typing import NamedTuple
 DAY_S = 86_400.0
 WINDOW_S = 28 * DAY_S  # as in the paper
 RECURRENT_MIN = 0.75  # from here on a node is called recurrent; the paper says lemon
-KNOWN_MIN_S = 7 * DAY_S  # a node that is known for less has too little history
-CULPRIT_ENOUGH = 3  # unless it failed so often already
-FLEET_MIN = 5  # nodes, from which on a median says what is usual
-SINGLE_ATTEMPTS_MIN = 5  # of which a rate of failure is taken
+KNOWN_MIN_S = 7 * DAY_S  # a node known for less time has too little history
+CULPRIT_ENOUGH = 3  # unless it failed this often already
+FLEET_MIN = 5  # minimum number of nodes for a meaningful median
+SINGLE_ATTEMPTS_MIN = 5  # minimum number for a failure rate
 
 
 class Signal(NamedTuple):
-    """One kind of evidence: at ``full`` (count, or rate) it adds its whole ``weight``; ``field`` is named as counted.
+    """One kind of evidence: at ``full`` (count or rate) it adds its whole ``weight``; ``field`` is the counted field.
 
     ``source`` is the paper's name for it, "" for our own.
     """
@@ -100,7 +100,7 @@ SIGNALS: tuple[Signal, ...] = (
 
 @dataclass(slots=True)
 class NodeRecord:
-    """What is on record of one node within the window. ``known_s`` is for how long it has been known at all."""
+    """One node's record within the window. ``known_s`` is how long the node has been known in total."""
 
     known_s: float = 0.0
     multi_node_failures: int = 0
@@ -111,18 +111,18 @@ class NodeRecord:
     driver_errors: int = 0
     tickets: int = 0
     inherited_failures: int = 0
-    incidents: int = 0  # in which it was the one accused, of whatever kind; for people, no signal
+    incidents: int = 0  # in which it was the only one accused, of any kind; shown to people, not a signal
 
     @property
     def single_node_failure_ratio(self) -> float:
-        """The share of its single-node attempts that failed by it; 0 while there are too few to say."""
+        """The share of its single-node attempts that it caused to fail; 0 while there are too few to tell."""
         if self.single_node_attempts < SINGLE_ATTEMPTS_MIN:
             return 0.0
         return min(self.single_node_failures / self.single_node_attempts, 1.0)
 
 
 class Contribution(NamedTuple):
-    """What one signal added: its value, what is usual in the fleet, and by how much the score would be less."""
+    """One signal's contribution: its value, the fleet's usual value, and how much it adds to the score."""
 
     signal: str
     value: float
@@ -132,7 +132,7 @@ class Contribution(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RecurrenceScore:
-    """A node's score, 0 (nothing on record) to below 1; None: it cannot be told, and ``reason`` says why."""
+    """A node's score, 0 (nothing on record) to below 1; None if unknown, with the ``reason``."""
 
     score: float | None
     contributions: tuple[Contribution, ...] = ()
@@ -140,12 +140,12 @@ class RecurrenceScore:
 
     @property
     def is_recurrent(self) -> bool:
-        """Whether the score reaches RECURRENT_MIN; without a score there is none."""
+        """Whether the score reaches RECURRENT_MIN; False without a score."""
         return self.score is not None and self.score >= RECURRENT_MIN
 
 
 def usual(pasts: Iterable[NodeRecord]) -> Mapping[str, float]:
-    """Return what half of the fleet's nodes have of each signal at least; nothing is usual in a small fleet."""
+    """Return the value of each signal that at least half of the fleet's nodes have; empty for a small fleet."""
     fleet: Sequence[NodeRecord] = list(pasts)
     if len(fleet) < FLEET_MIN:
         return {signal.field: 0.0 for signal in SIGNALS}
@@ -153,7 +153,7 @@ def usual(pasts: Iterable[NodeRecord]) -> Mapping[str, float]:
 
 
 def score(past: NodeRecord, fleet: Mapping[str, float]) -> RecurrenceScore:
-    """Return a node's score; ``fleet`` is what ``usual`` said of all nodes."""
+    """Return a node's score; ``fleet`` is the result of ``usual`` for all nodes."""
     culprit = past.multi_node_failures + past.single_node_failures
     if past.known_s < KNOWN_MIN_S and culprit < CULPRIT_ENOUGH:
         return RecurrenceScore(
@@ -181,14 +181,14 @@ def score(past: NodeRecord, fleet: Mapping[str, float]) -> RecurrenceScore:
 
 @dataclass(frozen=True, slots=True)
 class Scores:
-    """The whole fleet's scores, as they were at ``made_s``."""
+    """The whole fleet's scores, as of ``made_s``."""
 
     made_s: float
     by_node: Mapping[str, RecurrenceScore] = field(default_factory=dict)
     pasts: Mapping[str, NodeRecord] = field(default_factory=dict)
 
     def recurrent_by_score(self) -> list[tuple[str, float]]:
-        """Return the nodes that are recurrent, the worst first."""
+        """Return the recurrent nodes, the worst first."""
         found = [(node, one.score) for node, one in self.by_node.items() if one.is_recurrent and one.score is not None]
         return sorted(found, key=lambda item: (-item[1], item[0]))
 

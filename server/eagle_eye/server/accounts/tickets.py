@@ -1,7 +1,7 @@
-"""Repair tickets as the site's own system exports them: CSV with a header, or one JSON object a line. Pure.
+"""Parses repair tickets exported by the site's own system: CSV with a header, or one JSON object per line. Pure.
 
-Columns: ``id``, ``node``, ``opened``, and optionally ``closed`` and ``text``; others are left out and named. Nothing is
-taken from a file in which anything is wrong.
+Columns: ``id``, ``node``, ``opened``, and optionally ``closed`` and ``text``; others are ignored and listed. A file
+with any error is rejected as a whole.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from eagle_eye.server.model.timestamps import unix_seconds
 Format = Literal["csv", "jsonl"]
 COLUMNS = ("id", "node", "opened", "closed", "text")
 REQUIRED = ("id", "node", "opened")
-TICKETS_MAX = 10_000  # of one import
+TICKETS_MAX = 10_000  # per import
 TEXT_CHARS_MAX = 1_000  # kept of a ticket's text
 OTHERS_NAMED_MAX = 20
 
 
 class TicketFileWrong(ValueError):
-    """The file is not as expected; the message names line, column and what was expected."""
+    """The file is invalid; the message names line, column and what was expected."""
 
 
 class Parsed(NamedTuple):
-    """The tickets of a file, the last line of each id, and the columns that were left out."""
+    """The tickets of a file, the last line of each id, and the ignored columns."""
 
     tickets: list[Ticket]
     left_out: list[str]

@@ -1,7 +1,7 @@
-"""A job's past as spans without a hole between them: what each moment was spent on, and because of what. Pure.
+"""A job's past as contiguous spans: how each moment was spent, and for what cause. Pure.
 
-Every second between the start of a run's first attempt and the end of its last one is in exactly one span, so that
-whatever is summed over spans sums to the whole.
+Every second between the start of a run's first attempt and the end of its last one is in exactly one span, so that sums
+over spans add up to the total.
 """
 
 from __future__ import annotations
@@ -16,25 +16,25 @@ from eagle_eye.server.accounts.attempts import UNWATCHED_S
 from eagle_eye.server.model.account_records import Attempt
 from eagle_eye.server.model.records import Incident, is_of_a_stop
 
-# training: steps that went beyond what was done before; startup: to the first step; redone: steps done a second time;
-# stopped: no step, because of trouble; ending: after the last step of an attempt that was meant to end; down: between
-# two attempts of a run; unknown: nobody can tell.
+# training: steps beyond earlier progress; startup: until the first step; redone: steps repeated; stopped: no step,
+# because of trouble; ending: after the last step of an attempt that ended as intended; down: between two attempts of
+# a run; unknown.
 Part = Literal["training", "startup", "redone", "stopped", "ending", "down", "unknown"]
 
-LATE_STEPS = 3.0  # so many typical steps after the last one the next is not yet missed
+LATE_STEPS = 3.0  # for this many typical steps after the last one the next is not yet overdue
 LATE_FLOOR_S = 60.0
-CAUSE_LATE_S = 60.0  # an incident found so long after an attempt's end can still be what ended it
+CAUSE_LATE_S = 60.0  # an incident detected this long after an attempt's end can still be its cause
 MEANT_ENDS = frozenset({"finished", "cancelled", "preempted", "timeout"})
 
 NO_STEP = "no step was seen: without steps nobody can tell what the time was spent on"
 NOT_WATCHED = "nobody watched: the server was down, or none of the job's nodes was heard"
 STANDSTILL = "no step since then, and no incident says why"
-FIRST_START = "start"  # the fault of a run's first start-up: nobody's
+FIRST_START = "start"  # the fault of a run's first start-up, which has no culprit
 UNEXPLAINED = "unexplained"
 
 
 class Cause(NamedTuple):
-    """Why time was lost: a fault of ours, or a word on the end of the attempt; ``node`` "": none, or several."""
+    """Why time was lost: a fault of ours, or a reason for the attempt's end; ``node`` "": none, or several."""
 
     fault: str
     node: str = ""
@@ -42,9 +42,9 @@ class Cause(NamedTuple):
 
 
 class TimelineSpan(NamedTuple):
-    """What a stretch of time was spent on; ``slow_ratio`` is the share of it that slowness cost, 0 but in training.
+    """How a period was spent; ``slow_ratio`` is the share of it lost to slowness, 0 except in training.
 
-    ``cause`` is None where nothing was lost. ``gpus`` None: not known how many stood there.
+    ``cause`` is None where nothing was lost. ``gpus`` None: unknown number.
     """
 
     start_s: float
@@ -58,14 +58,14 @@ class TimelineSpan(NamedTuple):
 
     @property
     def seconds(self) -> float:
-        """How long it lasted."""
+        """Its duration."""
         return self.end_s - self.start_s
 
 
 def timeline(attempts: Iterable[Attempt], incidents: Iterable[Incident], now_s: float) -> list[TimelineSpan]:
     """Return the spans of one job's attempts up to ``now_s``, in order; ``incidents`` are the job's, in any order.
 
-    What a person called a false alarm explains nothing, nor does what turned out to be part of another incident.
+    False alarms and incidents merged into others explain nothing.
     """
     reported: dict[int, list[Incident]] = defaultdict(list)
     for incident in sorted(incidents, key=lambda i: i.onset_s):
@@ -90,7 +90,7 @@ def timeline(attempts: Iterable[Attempt], incidents: Iterable[Incident], now_s: 
 
 
 def cause_of_end(attempt: Attempt, incidents: Iterable[Incident]) -> Cause:
-    """Return what ended the attempt: the last of its number's incidents that stops jobs, else the scheduler's word."""
+    """Return what ended the attempt: its number's last incident that stops jobs, else the scheduler's reason."""
     if attempt.end in ("preempted", "timeout"):
         return Cause(attempt.end)
     ended_s = attempt.ended_s if attempt.ended_s is not None else float("inf")
@@ -107,7 +107,7 @@ def cause_of_end(attempt: Attempt, incidents: Iterable[Incident]) -> Cause:
 def _of_attempt(
     attempt: Attempt, incidents: Sequence[Incident], cause: Cause, stepping: bool, now_s: float
 ) -> list[TimelineSpan]:
-    """Return one attempt's spans: its phases, with the incidents and the gaps laid over them."""
+    """Return one attempt's spans: its phases, overlaid with the incidents and the gaps."""
     start_s = attempt.started_s
     end_s = max(start_s, now_s if attempt.ended_s is None else min(attempt.ended_s, now_s))
     phases = _phases(attempt, incidents, cause, stepping, end_s)
@@ -138,7 +138,7 @@ def _of_attempt(
 def _phases(
     attempt: Attempt, incidents: Sequence[Incident], cause: Cause, stepping: bool, end_s: float
 ) -> list[TimelineSpan]:
-    """Return what the attempt's own steps say, without a hole from its start to ``end_s``."""
+    """Return the phases according to the attempt's own steps, contiguous from its start to ``end_s``."""
 
     def phase(since_s: float, until_s: float, part: Part, why: Cause | None = None, reason: str = "") -> TimelineSpan:
         return TimelineSpan(since_s, until_s, part, attempt.id, attempt.gpus, why, reason)
@@ -159,7 +159,7 @@ def _phases(
         phase(fresh_s, last_s, "training"),
     ]
     if attempt.ended_s is None:
-        # The next step is under way, and belongs to what the last one did.
+        # The next step is in progress, and counts like the last one.
         due_s = min(end_s, last_s + max(LATE_FLOOR_S, LATE_STEPS * (attempt.step_s or 0.0)))
         under_way: Part = "training" if fresh_s < last_s or attempt.prior_step is None else "redone"
         if attempt.state != "running":
@@ -176,13 +176,13 @@ def _phases(
 
 
 def _laid_over(phase: TimelineSpan, incidents: Sequence[Incident]) -> TimelineSpan:
-    """Return the phase as the incidents of the same time explain it."""
+    """Return the phase with the explanation by incidents of the same time."""
     stops = [i for i in incidents if stops_jobs(i)]
     if stops and phase.part in ("training", "startup", "unknown", "stopped"):
         return phase._replace(part="stopped", cause=_cause(stops[0]), reason="")
     slow = [i for i in incidents if i.slowdown_ratio > 0]
     if slow and phase.part == "training":
-        # They slow the same steps: the worst one says how much.
+        # They slow the same steps: the worst one counts.
         worst = max(slow, key=lambda i: i.slowdown_ratio)
         ratio = worst.slowdown_ratio / (1 + worst.slowdown_ratio)
         return phase._replace(cause=_cause(worst), slow_ratio=ratio)
@@ -190,20 +190,20 @@ def _laid_over(phase: TimelineSpan, incidents: Sequence[Incident]) -> TimelineSp
 
 
 def _extent(incident: Incident, end_s: float) -> tuple[float, float]:
-    """Return from when until when the incident lasted: to its last verdict, not until its silence was long enough."""
+    """Return when the incident began and ended: at its last verdict, not when it had been silent for long enough."""
     if incident.ended_s is None:
         return incident.onset_s, end_s
     return incident.onset_s, min(max(incident.seen_s, incident.detected_s), incident.ended_s)
 
 
 def _within(incident: Incident, attempt: Attempt, now_s: float) -> bool:
-    """Whether the incident is of this attempt, and not of one of the same number in another run."""
+    """Return whether the incident belongs to this attempt, not to one of the same number in another run."""
     ended_s = now_s if attempt.ended_s is None else attempt.ended_s
     return attempt.started_s - CAUSE_LATE_S <= incident.detected_s <= ended_s + CAUSE_LATE_S
 
 
 def stops_jobs(incident: Incident) -> bool:
-    """Return whether a job that has the incident makes no steps."""
+    """Return whether a job with this incident makes no steps."""
     fault = BY_NAME.get(incident.fault)
     trouble = incident.family or ("" if fault is None else fault.trouble)
     return is_of_a_stop(trouble)

@@ -1,8 +1,8 @@
-"""A consistent copy of the data folder while the server runs, and the way back. Touches: two folders.
+"""Consistent backup of the data folder while the server runs, and restore. Touches: two folders.
 
-The databases are copied by SQLite's backup API out of read transactions that begin together, so that the copies are of
-one moment. Without the transaction each commit of the server would make the copy begin anew, and it would never end.
-While it is open the write-ahead log keeps what is written; it shrinks again when the copy is done.
+The databases are copied by SQLite's backup API from read transactions that begin together, so that the copies are of
+one moment. Without the transaction each commit of the server would restart the copy, and it would never end. While it
+is open the write-ahead log grows; it shrinks again when the copy is done.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from eagle_eye.server.requests.bundles import PARTIAL as PARTIAL_BUNDLE
 from eagle_eye.server.store.data_folder import held, new_aside, set_aside
 
 DATABASES = "*.db"
-FOLDERS = (HISTORY_FOLDER, EVIDENCE_FOLDER)  # of files that never change once they are there
-FILES = "files"  # what progress calls them
-SUMS_FILE = "SHA256SUMS"  # what `sha256sum --check` reads
+FOLDERS = (HISTORY_FOLDER, EVIDENCE_FOLDER)  # of files that never change once they exist
+FILES = "files"  # their name in progress reports
+SUMS_FILE = "SHA256SUMS"  # the format of `sha256sum --check`
 PARTIAL = ".partial"
-PAGES_PER_STEP = 4_096  # 16 MiB between two words of progress
+PAGES_PER_STEP = 4_096  # 16 MiB between two progress reports
 SPARE_BYTES = 64 << 20  # free space beyond the copies' size
 
-Reported = Callable[[str, int, int], None]  # a database's name, bytes copied, of how many; FILES, files, of how many
+Reported = Callable[[str, int, int], None]  # a database's name, bytes copied, total; or FILES, files, total
 
 
 class Copied(NamedTuple):
@@ -45,10 +45,10 @@ class Copied(NamedTuple):
 def back_up(
     data: Path, destination: Path, only: Sequence[str] = (), reported: Reported = lambda *_: None
 ) -> list[Copied]:
-    """Copy the databases of ``data``, its history and evidence; with ``only`` nothing but the databases named there.
+    """Copy the databases of ``data``, its history and evidence; with ``only`` just the databases named there.
 
-    ``destination`` must not exist, or be an empty folder; afterwards it is whole, checked and on disk, or as it was.
-    Raises BackupFailed.
+    ``destination`` must not exist, or be an empty folder; afterwards it is complete, verified and on disk, or
+    unchanged. Raises BackupFailed.
     """
     if destination.exists() and not (destination.is_dir() and not any(destination.iterdir())):
         raise BackupFailed(f"{destination} exists and is not an empty folder; name a new one for each backup")
@@ -66,11 +66,11 @@ def back_up(
 
 
 def restore(backup: Path, data: Path, only: Sequence[str] = (), reported: Reported = lambda *_: None) -> list[Copied]:
-    """Put a backup's databases in the place of those in ``data``, and add what is lacking of history and evidence.
+    """Replace the databases in ``data`` by a backup's, and add missing files of history and evidence.
 
-    With ``only`` nothing but the databases named there. Everything is checked before anything is changed. What is
-    replaced is set aside; segments that came after the backup stay, and the next start takes them over. Returns what
-    was put in place. Raises BackupFailed, also where a server holds ``data``.
+    With ``only`` just the databases named there. Everything is verified before anything is changed. Replaced files are
+    set aside; segments newer than the backup stay, and the next start adopts them. Returns what was restored. Raises
+    BackupFailed, also if a server holds ``data``.
     """
     try:
         with held(data):
@@ -105,7 +105,7 @@ def _beside(path: Path) -> Path:
 
 
 def _wanted(backup: Path, only: Sequence[str], reported: Reported) -> list[Copied]:
-    """Return the files of a backup, or those named, each with the sum that was checked. Raises BackupFailed."""
+    """Return the backup's files, or those named, each with its verified checksum. Raises BackupFailed."""
     try:
         lines = (backup / SUMS_FILE).read_text(encoding="utf-8").splitlines()
         listed = [(name, digest) for digest, name in (line.split("  ", 1) for line in lines)]
@@ -148,7 +148,7 @@ def _copy(data: Path, partial: Path, only: Sequence[str], reported: Reported) ->
 
 
 def _whole_files(folder: Path) -> list[Path]:
-    """Return the files below the folder but for those that are still being written."""
+    """Return the files below the folder, except those still being written."""
 
     def whole(path: Path) -> bool:
         unfinished = any(part.startswith(PARTIAL_SEGMENT) for part in path.relative_to(folder).parts)
@@ -159,7 +159,7 @@ def _whole_files(folder: Path) -> list[Path]:
 
 @contextmanager
 def _reading(path: Path) -> Iterator[sqlite3.Connection]:
-    """Give a connection that sees the database as it is now, whatever is written meanwhile."""
+    """Yield a connection with a snapshot of the database, whatever is written meanwhile."""
     with _named(path):
         source = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, isolation_level=None)
     with closing(source):
@@ -186,7 +186,7 @@ def _copy_database(source: sqlite3.Connection, path: Path, reported: Reported) -
     path.touch(mode=0o600, exist_ok=False)
     with closing(sqlite3.connect(path, isolation_level=None)) as copy:
         source.backup(copy, pages=PAGES_PER_STEP, progress=progress)
-        # One file that needs no write-ahead log beside it; the server goes back to one when it opens the file.
+        # One file that needs no write-ahead log beside it; the server switches back to WAL when it opens the file.
         copy.execute("PRAGMA journal_mode = DELETE")
         answer = copy.execute("PRAGMA integrity_check(1)").fetchone()[0]
     if answer != "ok":
@@ -196,7 +196,7 @@ def _copy_database(source: sqlite3.Connection, path: Path, reported: Reported) -
 
 
 def _copy_file(path: Path, to: Path) -> tuple[int, str] | None:
-    """Return size and hash of the copy; None for a file that was deleted meanwhile, as the oldest are."""
+    """Return size and hash of the copy; None for a file deleted meanwhile, as the oldest are."""
     to.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     try:
         shutil.copyfile(path, to)
@@ -224,7 +224,7 @@ def _write_sums(folder: Path, copied: Sequence[Copied]) -> None:
 
 @contextmanager
 def _made(folder: Path) -> Iterator[None]:
-    """Make the folder, readable by its owner only, and remove it unless the block has renamed it."""
+    """Create the folder, readable by its owner only, and remove it unless the block has renamed it."""
     try:
         folder.mkdir(mode=0o700, parents=True)
     except FileExistsError:

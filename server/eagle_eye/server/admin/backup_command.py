@@ -1,4 +1,4 @@
-"""``eagle-eye backup``: a copy of the server's files, made while it runs, and put back while it does not."""
+"""``eagle-eye backup``: copies the server's files while it runs, and restores them while it does not."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, clock: Clock | None = None) -> int:
-    """Make a backup or put one back. Raises BackupFailed, ConfigurationError."""
+    """Make or restore a backup. Raises BackupFailed, ConfigurationError."""
     clock = clock or SystemClock()
     restoring, folder, only = _asked(args)
     config = configuration.load(args.config, os.environ, {"data_dir": args.data})
@@ -59,7 +59,7 @@ def run(args: argparse.Namespace, clock: Clock | None = None) -> int:
 
 
 def _asked(args: argparse.Namespace) -> tuple[bool, Path, tuple[str, ...]]:
-    """Return whether to restore, the backup's folder, and the databases that are meant. Raises ConfigurationError."""
+    """Return whether to restore, the backup's folder, and the selected databases. Raises ConfigurationError."""
     restoring = args.words[0] == "restore"
     if len(args.words) != 1 + restoring:
         raise ConfigurationError(
@@ -75,7 +75,7 @@ def _asked(args: argparse.Namespace) -> tuple[bool, Path, tuple[str, ...]]:
 
 @contextmanager
 def _progress() -> Iterator[Reported]:
-    """Give what shows how far it has come, where somebody looks at standard error."""
+    """Yield a progress callback that draws on standard error if that is a terminal."""
     progress = Progress(
         TextColumn("{task.description}"),
         BarColumn(),

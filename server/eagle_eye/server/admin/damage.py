@@ -1,7 +1,7 @@
-"""What is wrong with the databases of a folder, found in a bounded time before they are opened. Touches: files.
+"""Finds damage in a folder's databases in bounded time, before they are opened. Touches: files.
 
-Small files are looked through as a whole; of large ones the header, the size, the tables and both ends of each. The
-rest is for ``whole_check``, beside the server.
+Small files are checked completely; for large ones the header, the size, the tables and both ends of each. The rest is
+left to ``whole_check``, beside the server.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ MIGRATIONS: Mapping[str, Sequence[str]] = MappingProxyType(
     {RECORDS_FILE: store_schema.MIGRATIONS, HISTORY_FILE: journal_schema.MIGRATIONS}
 )
 LOG_SUFFIX = "-wal"
-WHOLE_BYTES_MAX = 64 << 20  # of a file that is looked through before a start: a fraction of a second
-LOG_BYTES_MAX = 512 << 20  # of a write-ahead log that is: longer ones are left by a backup that was killed
+WHOLE_BYTES_MAX = 64 << 20  # largest file that is checked completely before a start: a fraction of a second
+LOG_BYTES_MAX = 512 << 20  # largest write-ahead log that is checked: longer ones come from a killed backup
 _MAGIC = b"SQLite format 3\0"
 _DIRECTORY_LINE_BYTES = 40
 
@@ -38,16 +38,16 @@ _log = logging.getLogger(__name__)
 
 
 class FileDamage(NamedTuple):
-    """A file that is not as it should be; ``what`` goes on after its name."""
+    """A damaged file; ``what`` continues a sentence that begins with its name."""
 
     path: Path
     what: str
 
 
 def ready(hold: Hold, accept_empty: bool) -> None:
-    """Return if the folder's databases may be opened. Raises StoreUnavailable, in one line with the remedy.
+    """Raise StoreUnavailable, in one line with the remedy, unless the folder's databases may be opened.
 
-    With ``accept_empty`` what is in trouble is set aside first, and begins anew.
+    With ``accept_empty`` damaged files are set aside first, and start empty.
     """
     found = troubles(hold.folder, hold.before.databases)
     if not found:
@@ -69,7 +69,7 @@ def ready(hold: Hold, accept_empty: bool) -> None:
 
 
 def troubles(folder: Path, had: Sequence[str]) -> list[FileDamage]:
-    """Return what is wrong; ``had`` are the databases that the folder is known to have had. Raises OSError."""
+    """Return the damage; ``had`` are the databases that the folder is known to have had. Raises OSError."""
     found = []
     for name in MIGRATIONS:
         what = missing(folder, name, had)
@@ -81,7 +81,7 @@ def troubles(folder: Path, had: Sequence[str]) -> list[FileDamage]:
 
 
 def missing(folder: Path, name: str, had: Sequence[str]) -> str | None:
-    """Return what to say of a database that is missing or empty although the folder was in use, else None."""
+    """Return the message for a database that is missing or empty although the folder was in use, else None."""
     path = folder / name
     there = path.exists()
     if (there and path.stat().st_size > 0) or not (name in had or _left(folder, name)):
@@ -102,7 +102,7 @@ def _left(folder: Path, name: str) -> bool:
 
 
 def _look(path: Path) -> list[FileDamage]:
-    """Return what is wrong with a database that is there."""
+    """Return the damage of an existing database."""
     beside = path.with_name(path.name + LOG_SUFFIX)
     try:
         with path.open("rb") as file:
@@ -118,7 +118,7 @@ def _look(path: Path) -> list[FileDamage]:
             return [FileDamage(beside, "is damaged: commits that were acknowledged cannot be read from it")]
         what = _wrong(path, log)
     except PermissionError:
-        return []  # whoever opens it says so
+        return []  # reported by the code that opens it
     return [] if what is None else [FileDamage(path, what)]
 
 
@@ -127,7 +127,7 @@ def _wrong(path: Path, log: write_ahead_log.Log) -> str | None:
         try:
             return _cut_off(reader, path, log) or _foreign(reader, path) or _broken(reader, path)
         except sqlite3.Error as error:
-            # What is locked, or on a disk that fails, is said by whoever opens it.
+            # Locks and disk failures are reported by the code that opens it.
             return f"is damaged: {error}" if tells_damage(error) else None
 
 
@@ -143,7 +143,7 @@ def _foreign(reader: sqlite3.Connection, path: Path) -> str | None:
     migrations = MIGRATIONS[path.name]
     (version,) = reader.execute("PRAGMA user_version").fetchone()
     if version > len(migrations):
-        return None  # a newer server's: whoever opens it says so
+        return None  # a newer server's: reported by the code that opens it
     with closing(sqlite3.connect(":memory:")) as model:
         for migration in migrations[:version]:
             model.executescript(migration)
@@ -167,7 +167,7 @@ def _broken(reader: sqlite3.Connection, path: Path) -> str | None:
 
 
 def whole(reader: sqlite3.Connection, name: str) -> str | None:
-    """Return what is wrong with a database that is looked through as a whole. Raises sqlite3.Error."""
+    """Return the damage of a database that is checked completely. Raises sqlite3.Error."""
     (answer,) = reader.execute("PRAGMA quick_check(1)").fetchone()
     if answer != "ok":
         return f"is damaged: {' '.join(answer.split())}"
@@ -187,7 +187,7 @@ def whole(reader: sqlite3.Connection, name: str) -> str | None:
 
 
 def _cut_log(path: Path, aside: Path) -> None:
-    """Keep a copy of the log, and have it end where it is whole."""
+    """Keep a copy of the log, and truncate it after its last whole commit."""
     aside.mkdir(mode=0o700, exist_ok=True)
     shutil.copy2(path, aside / path.name)
     with path.open("rb+") as file:

@@ -1,4 +1,4 @@
-"""``eagle-eye flight-recorder``: which ranks hold a hung job up, by PyTorch's dumps of all of them."""
+"""``eagle-eye flight-recorder``: finds the ranks that block a hung job, from all ranks' PyTorch dumps."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print who holds the job up; 0 also for "cannot tell". Raises BadDump when no dump can be read."""
+    """Print the blocking ranks; 0 also for "cannot tell". Raises BadDump when no dump can be read."""
     folder = read_folder(args.folder)
     found: StuckRanks | str
     try:
@@ -42,7 +42,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def report(folder: Folder, found: StuckRanks | str) -> dict[str, Any]:
-    """Return the answer as plain data; ``kind`` None with the reason in ``cannot_tell``."""
+    """Return the answer as plain data; ``kind`` is None with the reason in ``cannot_tell``."""
     reported: dict[str, Any] = {"kind": None, "cannot_tell": found, "culprits": [], "waits": [], "without_dump": []}
     if isinstance(found, StuckRanks):
         reported = {
@@ -82,7 +82,7 @@ def _lines(folder: Folder, found: StuckRanks | str) -> list[str]:
     who = ", ".join(f"rank {rank}" for rank in found.culprits) or "nobody"
     lines = [f"{found.kind}: {who}", found.summary]
     if not set(without) <= set(found.culprits):
-        # Whose dump is missing may have hung too hard to write it: nobody else is named before it.
+        # A rank without a dump may have hung too hard to write one: it must be examined first.
         headline = missing if found.application else may
         lines = [headline, f"of the ranks with a dump, {found.kind}: {who}", found.summary]
         if found.kind == "missing":
@@ -99,11 +99,11 @@ def _lines(folder: Folder, found: StuckRanks | str) -> list[str]:
 
 
 def _without_dump(folder: Folder, found: StuckRanks | str) -> tuple[int, ...]:
-    """Return the ranks that a group expects, or that lie between others, and that left no dump which could be read."""
+    """Return the ranks without a readable dump that a group expects, or that are between others."""
     present = {recording.rank for recording in folder.recordings}
     expected = set(found.without_dump) if isinstance(found, StuckRanks) else set[int]()
     highest = max(present, default=-1)
-    if highest < GAPS_RATIO_MAX * len(present):  # else ranks are no numbers from 0 on, or next to no dumps were brought
+    if highest < GAPS_RATIO_MAX * len(present):  # else ranks are not numbered from 0, or most dumps are missing
         expected |= set(range(highest)) - present
     return tuple(sorted(expected))
 

@@ -1,8 +1,8 @@
-"""All of the server's databases and segments read through beside it, slowly: damage is found before it is needed.
+"""Slowly reads all of the server's databases and segments beside it, to find damage before the data is needed.
 
-``python -m eagle_eye.server.admin.integrity DATA`` reads, in a process of its own that yields to everybody, and says on
-standard output what is damaged, a JSON line each. It reads in short transactions, so that the write-ahead logs stay
-short. The server begins it a while after its start, and then daily.
+``python -m eagle_eye.server.admin.integrity DATA`` reads in a low-priority process of its own, and reports damage as
+JSON lines on standard output. It reads in short transactions, so that the write-ahead logs stay short. The server
+starts it a while after its own start, and then daily.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from eagle_eye.server.store.sqlite_store import RECORDS_FILE, SqliteStore
 
 AFTER_S, EVERY_S = 60.0, 86_400.0
 NICENESS = 19
-SHARE = 0.1  # of a core and of what the disk can do: the rest of the time it sleeps
+SHARE = 0.1  # of a core and of the disk's throughput: it sleeps the rest of the time
 ROWS_AT_ONCE = 8  # rows of frames have some MiB each
 STRUCTURE_BYTES_MAX = 1 << 30  # of a file whose structure is checked in one transaction, which takes seconds
 
@@ -37,7 +37,7 @@ _log = logging.getLogger(__name__)
 
 
 class IntegrityProblem(msgspec.Struct, frozen=True):
-    """What is wrong with a database, or with a segment of a folder of the history."""
+    """Damage of a database, or of a segment in a folder of the history."""
 
     problem: str
     database: str = ""
@@ -49,7 +49,7 @@ Rest = Callable[[], None]
 
 
 def findings(data: Path, rest: Rest) -> Iterator[IntegrityProblem]:
-    """Yield what is damaged; ``rest`` is called between two pieces of work. Raises sqlite3.Error, OSError."""
+    """Yield the damage; ``rest`` is called between pieces of work. Raises sqlite3.Error, OSError."""
     for name in damage.MIGRATIONS:
         if (data / name).exists():
             problem = _of_database(data / name, rest)
@@ -77,7 +77,7 @@ def _of_database(path: Path, rest: Rest) -> str | None:
 
 
 def _read_some(reader: sqlite3.Connection, table: str, after: int) -> int | None:
-    """Read some rows as a whole; return the last one's id, None where there are no more."""
+    """Read some rows completely; return the last one's id, None if there are no more."""
     statement = f'SELECT rowid, * FROM "{table}" WHERE rowid > ? ORDER BY rowid LIMIT ?'  # noqa: S608 - of the schema
     last = None
     for row in reader.execute(statement, (after, ROWS_AT_ONCE if table == "chunks" else 100 * ROWS_AT_ONCE)):
@@ -103,11 +103,11 @@ def _of_segments(data: Path, rest: Rest) -> Iterator[IntegrityProblem]:
         except BrokenSegment as error:
             yield IntegrityProblem(str(error)[:500], folder=folder, segment=name)
         except HistoryUnavailable:
-            continue  # no fault of the segment's; tomorrow again
+            continue  # not the segment's fault; checked again tomorrow
 
 
 def _named(path: Path) -> list[tuple[str, str]]:
-    """Return folder and name of each segment that the history knows; [] where that cannot be read, which is said."""
+    """Return folder and name of each segment that the history knows; [] and a report if that cannot be read."""
     try:
         with closing(_reader(path)) as reader:
             raw = reader.execute("SELECT ?, name FROM segments WHERE problem IS NULL", (RAW_FOLDER,)).fetchall()
@@ -123,7 +123,7 @@ def _reader(path: Path) -> sqlite3.Connection:
 
 
 class Integrity:
-    """Has the files read through beside a running server, and what is found said where people look."""
+    """Runs the check beside a server, and reports its findings to the affected components."""
 
     def __init__(self, data: Path, store: SqliteStore, history: EmbeddedHistory) -> None:
         self._data = data
@@ -131,14 +131,14 @@ class Integrity:
         self._history = history
 
     async def run(self, after_s: float = AFTER_S) -> None:
-        """Check after a while, and then daily, until cancelled."""
+        """Check after ``after_s``, and then daily, until cancelled."""
         while True:
             await asyncio.sleep(after_s)
             after_s = EVERY_S
             await self.check()
 
     async def check(self) -> None:
-        """Check once; what it finds is noted as soon as it is found."""
+        """Check once; findings are noted immediately."""
         command = [sys.executable, "-m", __name__, str(self._data)]
         pipe = asyncio.subprocess.PIPE
         process = await asyncio.create_subprocess_exec(*command, stdout=pipe, stderr=pipe, env=environment())
@@ -156,7 +156,7 @@ class Integrity:
                 await process.wait()
 
     def note(self, found: IntegrityProblem) -> None:
-        """Have it known: a database makes the server unready, a segment is set aside."""
+        """Apply a finding: a damaged database makes the server unready, a damaged segment is set aside."""
         if found.database == RECORDS_FILE:
             self._store.note_damage(found.problem)
         elif found.database == HISTORY_FILE:
@@ -169,7 +169,7 @@ class Integrity:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Read all of it; 1 when that was not possible, with the reason on standard error."""
+    """Read everything; return 1 when that was not possible, with the reason on standard error."""
     end_with_parent()
     os.nice(NICENESS)
     data = Path(arguments[0])

@@ -1,4 +1,4 @@
-"""``eagle-eye tokens``: makes, lists and revokes tokens in the server's files, without the server."""
+"""``eagle-eye tokens``: creates, lists and revokes tokens directly in the server's files."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from eagle_eye.server.store.sqlite_store import RECORDS_FILE, SqliteStore
 from eagle_eye.server.store.store import TOKENS, Change, Store
 
 DAY_S = 86_400.0
-JOIN_LIFETIME_S = DAY_S  # of a join token, where nothing is said
+JOIN_LIFETIME_S = DAY_S  # of a join token by default
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -72,12 +72,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, clock: Clock | None = None) -> int:
-    """Do it and return the exit code. Raises ConfigurationError, StoreUnavailable, LookupError."""
+    """Run the verb and return the exit code. Raises ConfigurationError, StoreUnavailable, LookupError."""
     clock = clock or SystemClock()
     config = configuration.load(args.config, os.environ, {"data_dir": args.data})
     data = Path(config.data_dir)
     lost = damage.missing(data, RECORDS_FILE, had(data))
-    if lost is not None:  # tokens made in a new file would make it look as if nothing had been there
+    if lost is not None:  # creating tokens in a new file would hide the loss of the old one
         raise StoreUnavailable(f"{data / RECORDS_FILE} {lost}; {REMEDY}")
     path = data / RECORDS_FILE
     if args.verb == "create":
@@ -93,7 +93,7 @@ def run(args: argparse.Namespace, clock: Clock | None = None) -> int:
 
 @contextmanager
 def _opened(path: Path) -> Iterator[Store]:
-    """Open the records as whoever owns their folder: what root made there the server could not write to."""
+    """Open the records as the owner of their folder: the server could not write to files created by root."""
     owner, me = path.parent.stat() if path.parent.is_dir() else None, (os.geteuid(), os.getegid())
     if owner is not None and me[0] == 0:
         os.setegid(owner.st_gid)
@@ -172,7 +172,7 @@ def _commit(store: Store, token: Token, verb: str, detail: str, clock: Clock) ->
 
 
 def _shown(token: Token) -> dict[str, object]:
-    """Return what may be seen of a token; its hash stays inside."""
+    """Return the public fields of a token, without its hash."""
     return {
         "id": token.id,
         "scope": token.scope,
@@ -188,7 +188,7 @@ def _shown(token: Token) -> dict[str, object]:
 
 
 def _for(token: Token) -> str:
-    """Return for whom the token is; empty where that is nobody in particular."""
+    """Return what the token is for; empty if nothing in particular."""
     if token.scope == "remote_write":
         return ", ".join(token.nodes)
     if token.scope != "join":

@@ -1,5 +1,5 @@
 """The HTTP API under ``/api/v1``: one file for each resource.
 
 In: requests of people, agents and subscribers. Out: JSON, problem details (RFC 9457), events. Reads and changes records
-through the store only; judges nothing.
+through the store only; makes no verdicts.
 """

@@ -1,4 +1,4 @@
-"""/api/v1/goodput, /api/v1/ledger and /api/v1/tickets: where time went, and who was right in hindsight."""
+"""/api/v1/goodput, /api/v1/ledger and /api/v1/tickets: goodput, withheld actions and their outcomes, repair tickets."""
 
 from __future__ import annotations
 
@@ -39,15 +39,15 @@ from eagle_eye.server.store.store import NODES, TICKETS, Change, Store
 
 router = APIRouter(prefix="/api/v1", tags=["accounts"])
 
-GOODPUT_S = 7 * 86_400.0  # what is told of unless since says otherwise
+GOODPUT_S = 7 * 86_400.0  # the range unless since is given
 LEDGER_S = 90 * 86_400.0
 TICKETS_KEPT_MAX = 200_000
 UNKNOWN_NODES_NAMED_MAX = 20
-CAUSES_MAX = 100  # of one job; the costliest
+CAUSES_MAX = 100  # per job; the costliest
 
 
 class Needs(Protocol):
-    """What is needed here of the server."""
+    """The server's components that this module uses."""
 
     archive: Archive
     clock: Clock

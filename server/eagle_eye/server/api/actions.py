@@ -1,4 +1,4 @@
-"""/api/v1/actions: what was asked of subscribers, their reports, and people's approval."""
+"""/api/v1/actions: requests to subscribers, their reports, and people's approval."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ router = APIRouter(prefix="/api/v1/actions", tags=["actions"])
 
 
 class Needs(Protocol):
-    """What is needed here of the server."""
+    """The server's components that this module uses."""
 
     clock: Clock
     config: ServerConfig
@@ -114,7 +114,7 @@ def _changed(
     detail: str = "",
     announce: Callable[[Action], tuple[OutboundEvent, ...]] = lambda _: (),
 ) -> Response:
-    """Write what ``transition`` makes of the action, with its audit entry and events, unless it changes nothing."""
+    """Write the action after ``transition``, with its audit entry and events, unless nothing changes."""
 
     def change(store: Store) -> Change:
         old = store.get(ACTIONS, action_id)

@@ -1,7 +1,7 @@
-"""What the API's answers look like, as types: /openapi.json is made of them, and tests hold answers against them.
+"""Types of the API's answers, from which /openapi.json is built and against which tests validate answers.
 
-Most answers are records as ``views.plain`` shows them, so their types are made of the records': a field that a record
-gets is described at once. The others are written down here.
+Most answers are records as ``views.plain`` shows them, so their types are derived from the records': a field added to a
+record is described automatically. The others are declared here.
 """
 
 from __future__ import annotations
@@ -210,7 +210,7 @@ NodeHistory = made(
     memory=Memory,
     gpus=many(Gpu),
     gpu_checks=many(GpuChecks),
-    items=list[Named],  # what a chapter tells beside its time, kind, id and summary depends on its kind
+    items=list[Named],  # a chapter's fields beside its time, kind, id and summary depend on its kind
     next=str | None,
     cut=list[str],
 )
@@ -231,7 +231,7 @@ Goodput = made(
     since=Time,
     until=Time,
     by=By,
-    items=list[Named],  # a job's account with its causes, or the losses that one node or fault is to blame for
+    items=list[Named],  # a job's account with its causes, or the losses caused by one node or fault
     left_out=int,
     cut=bool,
     total=made("Account", **_ACCOUNT),
@@ -307,7 +307,7 @@ class Accepted(Struct, forbid_unknown_fields=True):
     unknown: list[str] | UnsetType = UNSET
 
 
-# By method and path: what a request that is done is answered. Those without a body, or with one that is no JSON, are
+# By method and path: the answer to a successful request. Those without a body, or with one that is not JSON, are
 # in description.py.
 ANSWERS: Mapping[tuple[str, str], type[Struct]] = MappingProxyType(
     {

@@ -1,4 +1,4 @@
-"""/api/v1/audit: who changed what, people, subscribers and the server itself alike."""
+"""/api/v1/audit: the audit trail of changes by people, subscribers and the server itself."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NAME_CHARS_MAX = 1_000
 
 
 class Needs(Protocol):
-    """What is needed here of the server."""
+    """The server's components that this module uses."""
 
     store: Store
 

@@ -1,6 +1,6 @@
-"""What is answered about charts, as types: an incident's evidence drawn and its dossier, a job's course and timeline.
+"""Types of the answers about charts: an incident's chart and dossier, a job's progress and timeline.
 
-The types of the records that they hold are given: they are made where all answers are.
+The types of records in them are passed in: they are created with all other answers.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What requests may say, as JSON Schema in /openapi.json. The code behind checks it, and says more where it refuses."""
+"""Constraints on requests as JSON Schema, for /openapi.json. The endpoints check them with more detailed errors."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ _DAY = "(0[1-9]|1[0-2])-(0[1-9]|1[0-9]|2[0-8])|(0[13-9]|1[0-2])-(29|30)|(0[13578
 _LEAP_DAY = "(19(72|76|80|84|88|92|96)|20([02468][048]|[13579][26]))-02-29"
 _CLOCK = r"([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](\.[0-9]{1,6})?(Z|[+-]([01][0-9]|2[0-3]):[0-5][0-9])"
 _SECONDS = r"[0-9]{1,9}(\.[0-9]{1,9})?|[1-3][0-9]{9}(\.[0-9]{1,9})?"
-# RFC 3339 with an offset, or Unix seconds. The years at the edges are left out: with an offset they may lie beyond.
+# RFC 3339 with an offset, or Unix seconds. Excludes the first and last year: an offset may move them out of range.
 TIME: Constraint = MappingProxyType(
     {
         "maxLength": 64,
         "pattern": f"^(({_YEAR}-({_DAY})|{_LEAP_DAY})T{_CLOCK}|{_SECONDS})$",
     }
 )
-# No control characters, no white space but the blank, nothing that cannot be seen.
+# No control characters, no white space except the space, nothing invisible.
 _PRINTABLE = r"[^\x00-\x1f\x7f-\xa0\xad\u200b-\u200f\u2028-\u202f\u205f-\u206f\u3000\ufeff]"
 NAME: Constraint = MappingProxyType(
     {"minLength": 1, "maxLength": NAME_CHARS_MAX, "pattern": f"^{_PRINTABLE}{{1,{NAME_CHARS_MAX}}}$"}
@@ -43,7 +43,7 @@ WEBHOOK_URL: Constraint = MappingProxyType(
 )
 _FOUR = "[A-Za-z0-9+/]{4}"
 _PADDED = "([A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)"
-# The base64 of 24 to 64 bytes; "" has the server make one.
+# The base64 of 24 to 64 bytes; "" has the server generate one.
 SECRET: Constraint = MappingProxyType(
     {"pattern": f"^(whsec_(({_FOUR}){{8,21}}|({_FOUR}){{8,20}}{_PADDED}|({_FOUR}){{21}}[A-Za-z0-9+/]{{2}}==))?$"}
 )
@@ -51,11 +51,11 @@ EVENT_TYPE: Constraint = MappingProxyType({"enum": [*EVENT_TYPES]})
 
 
 def list_of(item: Constraint, most: int) -> dict[str, Any]:
-    """Return what a list of so many such items may be."""
+    """Return the schema of a list of at most ``most`` items."""
     return {"maxItems": most, "items": dict(item)}
 
 
 def matcher(chars_max: int) -> dict[str, Any]:
-    """Return what ``label=glob`` or ``label!=glob`` may be."""
+    """Return the schema of ``label=glob`` or ``label!=glob``."""
     value = r'("[^"]+"|[^\s"~][^\x00]*)'
     return {"maxLength": chars_max, "pattern": rf"^\s*({'|'.join(LABELS)})\s*!?=\s*{value}$"}

@@ -1,4 +1,4 @@
-"""/api/v1/deliveries: what became of every event on its way to every subscription."""
+"""/api/v1/deliveries: the state of every event's delivery to every subscription."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ router = APIRouter(prefix="/api/v1/deliveries", tags=["deliveries"])
 
 
 class Needs(Protocol):
-    """What is needed here of the server."""
+    """The server's components that this module uses."""
 
     clock: Clock
     config: ServerConfig

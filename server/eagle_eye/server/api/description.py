@@ -1,4 +1,4 @@
-"""What /openapi.json says beside what FastAPI finds: every error an endpoint may answer, what it sends, who may ask."""
+"""Completes /openapi.json with what FastAPI does not find: errors, request and answer bodies, and required scopes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fastapi import FastAPI, Response
 from eagle_eye.schema.problem import CONTENT_TYPE
 from eagle_eye.server.api import answers, telemetry_paths
 
-OPEN = frozenset({"/healthz", "/readyz"})  # to everybody
+OPEN = frozenset({"/healthz", "/readyz"})  # without authentication
 # Of the answers that are not JSON.
 CONTENT_TYPES: Mapping[str, str] = MappingProxyType(
     {
@@ -23,7 +23,7 @@ CONTENT_TYPES: Mapping[str, str] = MappingProxyType(
         "/api/v1/evidence/{evidence}/bundle": "application/gzip",
     }
 )
-# What is taken in other forms than JSON.
+# Of the request bodies that are not JSON.
 UPLOADS = frozenset(
     {("/api/v1/evidence/{evidence}", "put"), *((path, "post") for path in telemetry_paths.operations())}
 )
@@ -54,7 +54,7 @@ _PROBLEM: Mapping[str, Any] = MappingProxyType(
 
 
 def describe(app: FastAPI) -> None:
-    """Have the app's OpenAPI document name what every endpoint answers."""
+    """Complete the app's OpenAPI document with what every endpoint answers."""
     found = app.openapi
 
     def complete() -> dict[str, Any]:
@@ -92,7 +92,7 @@ def _complete(path: str, method: str, operation: dict[str, Any]) -> None:
     responses = operation["responses"]
     for parameter in operation.get("parameters", []):
         parameter["schema"] = _without_null(parameter["schema"])
-    # FastAPI says 422 for what is 400 here.
+    # FastAPI declares 422 for what is 400 here.
     responses.pop("422", None)
     if path == "/api/v1/evidence/{evidence}" and method == "put":
         content = {kind: {"schema": dict(schema)} for kind, schema in _UPLOAD.items()}
@@ -111,7 +111,7 @@ def _complete(path: str, method: str, operation: dict[str, Any]) -> None:
 
 
 def _without_null(schema: dict[str, Any]) -> dict[str, Any]:
-    """Return the schema of a parameter that may be left out: no request can say null in its place."""
+    """Return the schema of an optional parameter without null, which no request can send."""
     kinds = [kind for kind in schema.get("anyOf", []) if kind != {"type": "null"}]
     if len(kinds) != 1:
         return schema
@@ -119,7 +119,7 @@ def _without_null(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def _describe(responses: dict[str, Any], schema: Any) -> None:
-    """Have the answers that are no problems be of the schema."""
+    """Set the schema of the successful answers."""
     for answer in responses.values():
         if CONTENT_TYPE not in answer.get("content", {}):
             answer["content"] = {"application/json": {"schema": schema}}

@@ -1,4 +1,4 @@
-"""/api/v1/enrol: a host that holds the fleet's join token gets a token of its own."""
+"""/api/v1/enrol: exchanges the fleet's join token for a token of the host's own."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ router = APIRouter(prefix="/api/v1/enrol", tags=["tokens"])
 
 
 class Needs(Protocol):
-    """What is needed here of the server."""
+    """The server's components that this module uses."""
 
     clock: Clock
     config: ServerConfig

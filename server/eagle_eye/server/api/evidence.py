@@ -1,4 +1,4 @@
-"""/api/v1/evidence: what agents gathered before a job was stopped, taken from them and handed to people."""
+"""/api/v1/evidence: evidence that agents gathered before a job was stopped; upload and download."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ from eagle_eye.server.telemetry.counters import Telemetry
 
 BUNDLE_TYPE = "application/gzip"
 FAILURE_TYPE = "application/json"
-UPLOADS_MAX = 8  # at a time: a whole rack's bundles wait for their turn rather than for the disk
+UPLOADS_MAX = 8  # concurrent: a whole rack's bundles wait here rather than for the disk
 WRITE_BYTES = 1 << 20  # gathered before a thread writes them
 BUG_REPORT_S = 600.0  # the vendor's tool takes minutes
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")
@@ -59,7 +59,7 @@ router = APIRouter(prefix="/api/v1", tags=["evidence"])
 
 
 class Needs(Protocol):
-    """What is needed here of the server."""
+    """The server's components that this module uses."""
 
     clock: Clock
     config: ServerConfig
@@ -222,7 +222,7 @@ def _asked_for(store: Store, incident: str) -> list[Evidence]:
 
 
 def _nodes(parts: Needs, incident: Incident) -> list[str]:
-    """Return whom an incident concerns: its nodes, else its job's."""
+    """Return the incident's nodes, else its job's."""
     if incident.nodes:
         return incident.nodes
     job = parts.store.get(JOBS, incident.job)

@@ -1,4 +1,4 @@
-"""The values that lists may be filtered by, where not every text is one. The API and the commands share them."""
+"""The allowed values of list filters, shared by the API and the commands."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from eagle_eye.server.jobs.source import KnownState
 from eagle_eye.server.model.records import IncidentState
 
 FAULT_NAMES: Final = tuple(fault.name for fault in FAULTS)
-# open: suspected and confirmed ones; live: also those that are acted on.
+# open: suspected and confirmed ones; live: also those being acted on.
 ListedIncidentState = Literal[IncidentState, "open", "live"]
-# observed: agents speak of the job, no scheduler does.
+# observed: agents report the job, no scheduler does.
 ListedJobState = Literal["observed", KnownState, "maintenance"]

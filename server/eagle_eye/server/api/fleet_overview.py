@@ -1,4 +1,4 @@
-"""The fleet at a glance: what of each job is seen, what it costs right now, and how each node stands. Pure."""
+"""Fleet overview: what is observed of each job, what it currently loses, and each node's standing. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from eagle_eye.server.engine.standing import Phase
 from eagle_eye.server.model.records import Incident
 from eagle_eye.server.monitor.watcher import JobProgress
 
-# What people call a part of what is observed, and how its metrics' names begin.
+# Names for the groups of observed metrics, with their name prefixes.
 FAMILIES: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "GPUs": ("gpu_",),
@@ -21,8 +21,8 @@ FAMILIES: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "network": ("link_", "node_rdma", "node_network"),
     }
 )
-# Of a node, the worst first. accused: an incident that is confirmed names it; suspected: one that is not; silent: not
-# heard of late; unheard: not since the server started.
+# Of a node, the worst first. accused: a confirmed incident names it; suspected: an unconfirmed one does; silent: not
+# heard recently; unheard: not since the server started.
 Standing = Literal[
     "accused", "suspected", "excluded", "draining", "checking", "silent", "unheard", "watched", "in_service"
 ]
@@ -41,9 +41,11 @@ LIVE_STATES = frozenset({"suspected", "confirmed", "acting"})  # of incidents wh
 
 
 class Loss(NamedTuple):
-    """What a job loses at the moment. ``gpus`` is how many GPUs' worth of work is lost, None where nobody knows
-    how many there are; ``incident_id`` "": no incident says why no step is made.
-    """  # noqa: D205 - one thought
+    """What a job loses at present.
+
+    ``gpus`` is the loss in GPUs' worth of work, None if their number is unknown; ``incident_id`` "": no incident
+    explains it.
+    """
 
     kind: Literal["stopped", "slow", "unexplained"]
     since_s: float
@@ -52,23 +54,22 @@ class Loss(NamedTuple):
     fault: str = ""
 
     def gpu_hours(self, now_s: float) -> float | None:
-        """Return what was lost since it began."""
+        """Return the loss since it began."""
         return None if self.gpus is None else self.gpus * max(now_s - self.since_s, 0.0) / 3600.0
 
 
 def not_seen(metrics: Iterable[str]) -> list[str]:
-    """Return the parts of what is observed of which a job's metrics show nothing."""
+    """Return the groups of metrics of which a job has none."""
     names = tuple(metrics)
     return [part for part, begins in FAMILIES.items() if not any(name.startswith(begins) for name in names)]
 
 
 def loss(course: JobProgress, incidents: Iterable[Incident], now_s: float) -> Loss | None:
-    """Return what the job loses at ``now_s``, or None; ``incidents`` are its own, of any state and attempt.
+    """Return the job's loss at ``now_s``, or None; ``incidents`` are its own, of any state and attempt.
 
-    As goodput counts it: a job that stands still loses all its GPUs, a slow one the share that its worst slowness
-    costs. That no step was made for longer than three steps (a minute at least) is told too, though it may be a
-    checkpoint or an evaluation: goodput calls that time unknown until an incident says why. Of a job of which no node
-    is heard nobody can tell.
+    As in goodput: a stopped job loses all its GPUs, a slow one the share that its worst slowness costs. A pause of more
+    than three steps (and at least a minute) is reported too, though it may be a checkpoint or an evaluation: goodput
+    counts that time as unknown until an incident explains it. None for a job of which no node is heard.
     """
     if course.state != "running" or not course.heard:
         return None
@@ -91,7 +92,7 @@ def loss(course: JobProgress, incidents: Iterable[Incident], now_s: float) -> Lo
 
 
 def accused(incidents: Iterable[Incident]) -> dict[str, Standing]:
-    """Return the nodes that incidents name, each with what the gravest makes of it."""
+    """Return the nodes that incidents name, each with the standing from the gravest."""
     found: dict[str, Standing] = {}
     for incident in incidents:
         if incident.state not in LIVE_STATES or incident.merged_into:
@@ -104,7 +105,7 @@ def accused(incidents: Iterable[Incident]) -> dict[str, Standing]:
 
 
 def standing(phase: Phase, word: Standing | None, fresh: bool | None) -> Standing:
-    """Return how a node stands: by what incidents say of it, its phase, and whether it is heard (None: never was)."""
+    """Return a node's standing from its incidents, its phase, and whether it is heard (None: never was)."""
     if word is not None:
         return word
     if phase in ("excluded", "draining", "checking"):
@@ -117,7 +118,7 @@ def standing(phase: Phase, word: Standing | None, fresh: bool | None) -> Standin
 
 
 def places_of(nodes: Sequence[str], place_of: Mapping[str, str]) -> tuple[list[str], list[int]]:
-    """Return the names of the nodes' places, and for each node which of them is its own; -1: not known."""
+    """Return the names of the nodes' places, and for each node the index of its own; -1: unknown."""
     index: dict[str, int] = {}
     found = []
     for node in nodes:

@@ -15,7 +15,7 @@ router = APIRouter(tags=["health"])
 
 
 class Needs(Protocol):
-    """What is needed here of the server."""
+    """The server's components that this module uses."""
 
     doctor: Doctor
     telemetry: Telemetry
@@ -43,5 +43,5 @@ def readyz(parts: Parts) -> Response:
 @router.get("/metrics")
 def metrics(parts: Parts, _: Reader) -> Response:
     """Prometheus' text format: the server's own metrics and the newest value of each series."""
-    parts.doctor.check()  # eagle_eye_ready is of now, not of whoever asked last
+    parts.doctor.check()  # so that eagle_eye_ready is current
     return Response(parts.telemetry.text(), media_type=CONTENT_TYPE_LATEST)

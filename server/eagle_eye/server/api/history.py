@@ -1,4 +1,4 @@
-"""GET /api/v1/query_range: a metric's course, read from the history; and a job's part of it as a recording."""
+"""GET /api/v1/query_range: a metric over time from the history; and a job's part of the history as a recording."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ from eagle_eye.server.model.errors import HistoryMoved, Refusal
 from eagle_eye.server.model.timestamps import rfc3339, unix_seconds
 from eagle_eye.server.store.store import JOBS, Store
 
-POINTS_MAX = 11_000  # of one series
+POINTS_MAX = 11_000  # per series
 SERIES_MAX = 20_000
-RECORDINGS_MAX = 2  # at a time: each reads as much of the disk as it can
+RECORDINGS_MAX = 2  # concurrent: each reads as fast as the disk allows
 
 router = APIRouter(prefix="/api/v1", tags=["history"])
 
 
 class Needs(Protocol):
-    """What is needed here of the server."""
+    """The server's components that this module uses."""
 
     clock: Clock
     config: ServerConfig
@@ -53,7 +53,7 @@ Parts = Annotated[Needs, Depends(services)]
 
 
 class _Range(NamedTuple):
-    """Which part of the history a query is about; no nodes: all."""
+    """The part of the history that a query covers; no nodes: all."""
 
     nodes: tuple[str, ...]
     start_s: float
@@ -111,7 +111,7 @@ def query_range(
     }
     asked = SeriesQuery(spec, node, job, start_s, step)
     steps = max(1, math.ceil((end_s - start_s) / step))
-    # The store has last values only; and what is downsampled here needs not to be asked of it.
+    # The store has last values only, and need not be queried for times that are downsampled here.
     past = parts.remote_store.past if statistic == "last" else None
     raw_s = parts.history.begins_s()
     begins_s = min([span.start_s for span in spans if span.bucket_s] + ([] if raw_s is None else [raw_s]), default=None)
@@ -148,7 +148,7 @@ async def record(parts: Parts, _: Reader, job: str, start: Moment, end: Moment) 
 def _read(
     parts: Needs, spec: MetricSpec, statistic: Statistic, of: _Range
 ) -> tuple[list[QueryPart], dict[SeriesKey, Steps]]:
-    """Return in which resolution the history answers, and what. Raises Refusal, HistoryUnavailable."""
+    """Return the resolutions in which the history answers, and the values. Raises Refusal, HistoryUnavailable."""
     limit = parts.config.history.query_frames_max
     for last in (False, False, True):
         try:
@@ -164,16 +164,16 @@ def _read(
                 return reading.spans, found
         except TooManySeries:
             raise Refusal(400, "too_much", f"more than {SERIES_MAX} series lie in the range; name a node") from None
-        except HistoryMoved:  # something was found broken; what is left answers
+        except HistoryMoved:  # something was found broken; the rest answers
             if last:
                 raise
     raise AssertionError  # for the type checker
 
 
 def moments(start: str | None, end: str | None, otherwise_s: tuple[float, float] = (0.0, 0.0)) -> tuple[float, float]:
-    """Return two times of a query as Unix seconds, those of ``otherwise_s`` for what was left out.
+    """Return two times of a query as Unix seconds, with ``otherwise_s`` for omitted ones.
 
-    Raises Refusal 400 when they are none or in the wrong order.
+    Raises Refusal 400 when they are invalid or in the wrong order.
     """
     try:
         start_s = otherwise_s[0] if start is None else unix_seconds(start)
@@ -206,7 +206,7 @@ def _nodes(parts: Needs, job: str | None, node: str | None) -> list[str]:
     if record is not None:
         attempt = max(attempt, record.attempt)
         members |= {*record.nodes, *(rank.node for rank in record.ranks)}
-    # A job that was restarted had other nodes before, which nobody names any more: all are looked at for it.
+    # A restarted job had other nodes before, which are no longer known: all are searched for it.
     return [] if attempt > 0 else sorted(members)
 
 
@@ -215,10 +215,10 @@ def _exact(value: float) -> float:
 
 
 def _of_float32(value: float) -> float:
-    """Return the shortest number that float32 keeps as this one: 0.83 was sent, not 0.829999983."""
+    """Return the shortest number with the same float32 value: 0.83 was sent, not 0.829999983."""
     return float(str(np.float32(value)))
 
 
 def _finite(value: float) -> float | str:
-    """Return the value; JSON has no infinity, so it is spelt as Prometheus does."""
+    """Return the value; JSON has no infinity, so it is spelled as Prometheus does."""
     return value if math.isfinite(value) else ("+Inf" if value > 0 else "-Inf")

@@ -1,4 +1,4 @@
-"""/api/v1/incidents/{incident}/picture and /dossier: an incident's evidence drawn, and all that one needs to act."""
+"""/api/v1/incidents/{incident}/picture and /dossier: charts of an incident's evidence, and all data needed to act."""
 
 from __future__ import annotations
 
@@ -45,17 +45,17 @@ from eagle_eye.server.store.store import (
     Store,
 )
 
-WHERE_MAX = 16  # nodes of an incident of which is told where they are
+WHERE_MAX = 16  # nodes of an incident whose location is shown
 AUDIT_MAX = 400
 ACTIONS_REPORTED_MAX = 100
-EMPTY_STEPS = 5  # that are shown before the first observation
+EMPTY_STEPS = 5  # shown before the first observation
 
 router = APIRouter(prefix="/api/v1/incidents", tags=["incidents"])
 OptionalMoment = Annotated[Since, Query(description="RFC 3339, or Unix seconds; around the onset by default.")]
 
 
 class Needs(Protocol):
-    """What is needed here of the server."""
+    """The server's components that this module uses."""
 
     clock: Clock
     config: ServerConfig
@@ -147,7 +147,7 @@ def dossier(parts: Parts, _: Reader, incident: str) -> Response:
 
 
 def _panel(record: Incident, metric: str | None, node: str | None, device: int | None) -> Panel:
-    """Return what is to be drawn. Raises Refusal 400 for a metric of which there is no series, 404 for nothing."""
+    """Return what is to be drawn. Raises Refusal 400 for a metric without series, 404 if there is nothing to draw."""
     fault = FAULTS.get(record.fault)
     known = panels(record.evidence, "" if fault is None else fault.trouble)
     if metric is None:
@@ -170,7 +170,7 @@ def _panel(record: Incident, metric: str | None, node: str | None, device: int |
 
 
 def _cast(parts: Needs, record: Incident, panel: Panel) -> Cast:
-    """Return who is drawn; the accused of a panel that names nobody are the incident's."""
+    """Return the nodes to draw; for a panel that names no node the accused are the incident's."""
     accused = [panel.node] if panel.node is not None else [record.node] if record.node is not None else record.nodes
     accused = accused[:ACCUSED_MAX]
     device = panel.device
@@ -183,7 +183,7 @@ def _cast(parts: Needs, record: Incident, panel: Panel) -> Cast:
         seen = ranks_seen(parts.history, record.job, record.attempt, accused, nodes, record.onset_s)
         ranks = seen or ranks
     if not accused or len(accused) * 2 > max(len(nodes), 2):
-        return cast((), None, (), nodes)  # what concerns most of the job has no peers in it
+        return cast((), None, (), nodes)  # a problem of most of the job has no peers in it
     return cast(accused, device, ranks, nodes)
 
 
@@ -228,7 +228,7 @@ def _drawn(
 
 
 def resolutions(spans: list[QueryPart]) -> list[dict[str, Any]]:
-    """Return which buckets answered for which time."""
+    """Return the bucket length used for each time range."""
     return [
         {"start": rfc3339(span.start_s), "end": rfc3339(span.end_s), "resolution_seconds": span.bucket_s}
         for span in spans
@@ -236,7 +236,7 @@ def resolutions(spans: list[QueryPart]) -> list[dict[str, Any]]:
 
 
 def numbers(values: bands.Floats) -> list[float | str | None]:
-    """Return a column as JSON has it: null for what was not observed, ``+Inf`` and ``-Inf`` for what was not finite."""
+    """Return a column as JSON: null for what was not observed, ``+Inf`` and ``-Inf`` for infinities."""
     return [_number(value) for value in values.tolist()]
 
 
@@ -274,9 +274,9 @@ def _name(who: Cast) -> str:
 
 
 def _where(parts: Needs, record: Incident, name: str, node: Node | None) -> dict[str, Any]:
-    """Return where a node is and what is on it, as far as anybody said; null and empty: nobody did.
+    """Return a node's location and what is on it, as far as known; null and empty: unknown.
 
-    What takes a look at all jobs and GPUs, who was said to be there and sat there then, is done for the accused alone.
+    Fields that require a search of all jobs and GPUs (who was reported there at the time) are set for the accused only.
     """
     store, now_s = parts.store, parts.clock.now_s()
     mine = name == record.node

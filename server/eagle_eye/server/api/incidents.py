@@ -1,4 +1,4 @@
-"""/api/v1/incidents: what was found, and people's word on it."""
+"""/api/v1/incidents: detected incidents, and people's decisions on them."""
 
 from __future__ import annotations
 
@@ -39,15 +39,15 @@ from eagle_eye.server.store.store import EVIDENCE, INCIDENTS, PAGE_LIMIT_MAX, Ch
 
 router = APIRouter(prefix="/api/v1/incidents", tags=["incidents"])
 
-OPEN = "open"  # what suspected and confirmed incidents were called together
+OPEN = "open"  # suspected and confirmed incidents
 LIVE = "live"
 UNTREATED_STATES = ("suspected", "confirmed")
-HISTORY_MAX = 200  # entries that are shown with an incident; GET /api/v1/audit has all
+HISTORY_MAX = 200  # entries shown with an incident; GET /api/v1/audit has all
 ACTIONS_REPORTED_MAX = 100
 
 
 class Needs(Protocol):
-    """What is needed here of the server."""
+    """The server's components that this module uses."""
 
     clock: Clock
     config: ServerConfig

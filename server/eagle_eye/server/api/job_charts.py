@@ -1,4 +1,4 @@
-"""/api/v1/jobs/{job}/course and /timeline: a job's steps, loss, throughput and goodput, and who took part when."""
+"""/api/v1/jobs/{job}/course and /timeline: a job's steps, loss, throughput, goodput, and members over time."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ from eagle_eye.server.store.store import ACTIONS, ATTEMPTS, INCIDENTS, JOBS, MEM
 
 SHOWN_S = 6 * 3_600.0  # of a job that runs for longer, unless since is given
 LEAST_S = 300.0
-BEFORE_S, AFTER_S = 30.0, 60.0  # around the run, so that its beginning and end are in view
-NODES_MAX = 16  # that are read: a synchronous job's steps are the same everywhere
+BEFORE_S, AFTER_S = 30.0, 60.0  # around the run, so that its beginning and end are visible
+NODES_MAX = 16  # nodes that are read: a synchronous job's steps are the same on all
 FRAMES_MAX = 2_500  # for each of the metrics
 ATTEMPTS_MAX = 200  # the newest
 MARKS_MAX = 500  # incidents, and likewise actions: the newest
@@ -45,7 +45,7 @@ OptionalMoment = Annotated[
 
 
 class Needs(Protocol):
-    """What is needed here of the server."""
+    """The server's components that this module uses."""
 
     archive: Archive
     clock: Clock
@@ -59,7 +59,7 @@ Parts = Annotated[Needs, Depends(services)]
 
 
 class _Past(NamedTuple):
-    """What is on record of a job in some time; ``cut`` is whether a limit left something out."""
+    """The records of a job in a time range; ``cut`` says whether a limit left something out."""
 
     start_s: float
     end_s: float
@@ -93,7 +93,7 @@ def get_course(
             return read(parts.history, METRICS[metric], statistic, ((), nodes), wanted, job, FRAMES_MAX)
 
         seconds = of("train_step_seconds", "mean", chosen)
-        fitting = seconds.nodes or chosen  # how many fit is found out once
+        fitting = seconds.nodes or chosen  # how many fit is determined once
         loss, tokens = of("train_loss", "last", fitting), of("train_tokens_per_second", "mean", fitting)
     spans = clipped(parts.archive.jobs(job).jobs.get(job, []), past.start_s - course.TRAILING_S, past.end_s)
     return answer(
@@ -174,7 +174,7 @@ def get_timeline(
 
 
 def _past(parts: Needs, job: str, since: str | None, until: str | None) -> _Past:
-    """Return the job's past of the time asked for. Raises Refusal 404 for a job that nobody has heard of."""
+    """Return the job's records in the requested range. Raises Refusal 404 for an unknown job."""
     store, now_s = parts.store, parts.clock.now_s()
     page = store.page(ATTEMPTS, {"job": job}, limit=ATTEMPTS_MAX)
     if not page.items and store.get(JOBS, job) is None and job not in parts.fleet.jobs():
@@ -202,7 +202,7 @@ def _over(run: list[Attempt]) -> bool:
 
 
 def _nodes(parts: Needs, job: str, past: _Past) -> list[str]:
-    """Return who took part in the attempts, so far as anybody knows, in the order of their names."""
+    """Return the known members of the attempts, in the order of their names."""
     names: set[str] = set()
     for attempt in past.attempts[-20:]:
         membership = parts.store.get(MEMBERSHIPS, attempt.id)

@@ -1,4 +1,4 @@
-"""/api/v1/jobs: what schedulers and launchers say of their jobs, and how the jobs progress."""
+"""/api/v1/jobs: jobs as schedulers and launchers report them, and their progress."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ from eagle_eye.server.monitor.watcher import Outlook, Watcher
 from eagle_eye.server.store.store import JOBS, OVER_JOB_STATES, PAGE_LIMIT_MAX, Change, Store
 
 STATES = ("running", "completing", "cancelled", "preempted", "timeout", "maintenance", "failed", "finished")
-OBSERVED = "observed"  # agents speak of the job, no scheduler does
-AGENTS = "agents"  # whose word such a job is
+OBSERVED = "observed"  # agents report the job, no scheduler does
+AGENTS = "agents"  # the source of such a job
 RANKS_MAX = 200_000
 COUNT_MAX = (1 << 31) - 1  # of an attempt, of a rank
 
@@ -65,7 +65,7 @@ router = APIRouter(prefix="/api/v1/jobs", tags=["jobs"])
 
 
 class Needs(Protocol):
-    """What is needed here of the server."""
+    """The server's components that this module uses."""
 
     clock: Clock
     fleet: Fleet
@@ -128,12 +128,12 @@ async def put_job(parts: Parts, principal: Operator, job: str, body: Body) -> Re
         record = declared_job(job, update, known, now_s)
         same_story = known is not None and (known.attempt, known.state) == (record.attempt, record.state)
         detail = f"attempt {record.attempt} {record.state}, {len(record.ranks)} ranks"
-        # A launcher repeats itself; the audit trail keeps what changed.
+        # A launcher repeats itself; the audit trail has only changes.
         entries = () if same_story else (audited(parts, principal, "job", job, detail),)
         return Change(jobs=(record,), audit=entries)
 
     (record,) = (await asyncio.to_thread(parts.store.update, put)).jobs
-    # On the event loop, as the watcher wants it, and only once it is durable.
+    # On the event loop, as the watcher requires, and only once it is durable.
     parts.watcher.observe_job(record)
     return answer(views.job(record, parts.outlook))
 
@@ -180,7 +180,7 @@ def _check_pace_left(ratio: float | None) -> None:
 
 
 def _check_ranks(ranks: list[MemberRank]) -> None:
-    """Names of ranks go to pages and orchestrators, as those in frames do: the same rules hold."""
+    """Raise Refusal unless names of ranks follow the rules for frames: they reach pages and orchestrators."""
     if len(ranks) > RANKS_MAX:
         raise Refusal(413, "oversized", f"{len(ranks)} ranks; at most {RANKS_MAX}")
     for node in {rank.node for rank in ranks}:

@@ -1,4 +1,4 @@
-"""/api/v1/nodes/{node}/checks and /api/v1/node-checks: active checks, asked of agents and answered by them."""
+"""/api/v1/nodes/{node}/checks and /api/v1/node-checks: active checks that agents run."""
 
 from __future__ import annotations
 
@@ -38,16 +38,16 @@ from eagle_eye.server.security.auth import Principal, Tokens
 from eagle_eye.server.store.store import NODE_CHECKS, NODES, Change, Store
 
 REPORT_BYTES_MAX = 256 << 10
-OUTCOMES_MAX = 32  # of one report
-FIGURES_MAX = 256  # of one outcome: eight for each of 16 GPUs, twice
+OUTCOMES_MAX = 32  # per report
+FIGURES_MAX = 256  # per outcome: eight for each of 16 GPUs, twice
 TEXT_CHARS_MAX = 300
-SDC_S_MAX = 600.0  # as of eagle-eye check
+SDC_S_MAX = 600.0  # as in eagle-eye check
 
 router = APIRouter(prefix="/api/v1", tags=["nodes"])
 
 
 class Needs(Protocol):
-    """What is needed here of the server."""
+    """The server's components that this module uses."""
 
     clock: Clock
     fleet: Fleet
@@ -173,14 +173,14 @@ def new_check(
     reason: str,
     sdc_s: float = 0.0,
 ) -> NodeCheck:
-    """Return a request to the node's agent, which was heard; ``sdc_s`` as in ``asked``."""
+    """Return a request to the agent of a node that was heard; ``sdc_s`` as in ``asked``."""
     heard = fleet.last(node)
     interval_s = heard.interval_s if heard is not None else 0.0
     return asked(node, purpose, fault, principal.who, reason, interval_s, now_s, sdc_s)
 
 
 def _outcomes(report: Report) -> list[CheckOutcome]:
-    """Return the report's outcomes, of which nothing is trusted, within limits."""
+    """Return the report's outcomes within limits; nothing in it is trusted."""
     return [
         CheckOutcome(
             name=_line(outcome.name)[:40],

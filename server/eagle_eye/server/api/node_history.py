@@ -1,4 +1,4 @@
-"""What is remembered of nodes and GPUs: /api/v1/nodes/{node}/history, /api/v1/gpus, and a node's memory in short."""
+"""History of nodes and GPUs: /api/v1/nodes/{node}/history, /api/v1/gpus, and a node's summary."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ router = APIRouter(prefix="/api/v1", tags=["nodes"])
 
 
 class Needs(Protocol):
-    """What is needed here of the server."""
+    """The server's components that this module uses."""
 
     archive: Archive
     store: Store
@@ -44,7 +44,7 @@ Parts = Annotated[Needs, Depends(services)]
 
 
 class Chapter(NamedTuple):
-    """One thing that happened to a node; ``id`` names its record, "" where there is none of its own."""
+    """One event of a node; ``id`` names its record, "" if it has none of its own."""
 
     time_s: float
     kind: str
@@ -54,7 +54,7 @@ class Chapter(NamedTuple):
 
     @property
     def cursor(self) -> str:
-        """What stands for it in a page's next."""
+        """Its cursor for pagination."""
         return hashlib.sha256(f"{self.time_s!r}\n{self.kind}\n{self.id}\n{self.summary}".encode()).hexdigest()[:32]
 
 
@@ -126,12 +126,12 @@ def gpu(record: Gpu) -> dict[str, Any]:
 
 
 def gpu_checks(record: GpuChecks) -> dict[str, Any]:
-    """Return what checks for silent corruption found of a GPU."""
+    """Return the results of a GPU's checks for silent corruption."""
     return {**views.plain(record), "newest": [views.plain(one) for one in record.newest]}
 
 
 def scores_of(parts: Needs) -> Scores | None:
-    """Return the nodes' scores; None while the records that they are made of cannot be read."""
+    """Return the nodes' scores; None while their records cannot be read."""
     try:
         return parts.archive.scores()
     except StoreUnavailable:
@@ -139,7 +139,7 @@ def scores_of(parts: Needs) -> Scores | None:
 
 
 def memory(scores: Scores | None, node: str) -> dict[str, Any] | None:
-    """Return what is remembered of a node in short, None without scores; ``recurrence_score`` null: unknown.
+    """Return a summary of a node's history, None without scores; ``recurrence_score`` null: unknown.
 
     The ``lemon_...`` fields are former names of the ``recurren...`` ones.
     """
@@ -166,7 +166,7 @@ def memory(scores: Scores | None, node: str) -> dict[str, Any] | None:
 
 
 def _chapters(store: Store, node: str) -> tuple[list[Chapter], list[str]]:
-    """Return all that is looked at, and the kinds of which there is more."""
+    """Return all events considered, and the kinds that have more."""
     chapters: list[Chapter] = []
     incidents = store.page(INCIDENTS, {"node": node}, limit=PAGE_LIMIT_MAX)
     for incident in incidents.items:
@@ -237,7 +237,7 @@ def _moves(store: Store, node: str) -> Iterator[Chapter]:
 
 
 def _incidents_of(store: Store, record: Gpu) -> list[Incident]:
-    """Return the incidents that accused the GPU in the seat that it had then, newest first."""
+    """Return the incidents that accused the GPU in its seat at the time, newest first."""
     found_in: list[Incident] = []
     for node in {record.node, *(seat.node for seat in record.moves)}:
         page = store.page(INCIDENTS, {"node": node}, limit=PAGE_LIMIT_MAX)

@@ -1,4 +1,4 @@
-"""/api/v1/nodes: each node's standing, what its agent says, and people's verbs."""
+"""/api/v1/nodes: each node's standing, its agent's latest report, and people's actions."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ Checked = Annotated[bool, Query(description="Only after a passed check, whatever
 
 
 class Needs(Protocol):
-    """What is needed here of the server."""
+    """The server's components that this module uses."""
 
     archive: Archive
     clock: Clock
@@ -143,7 +143,7 @@ def readmit(
 
 
 def _checked_first(parts: Needs, principal: Principal, store: Store, node: Node, reason: str) -> Change:
-    """Return the request for a check on which the node's return waits; a mere look that is under way is no such."""
+    """Return the request for a check on which the node's return depends; a mere look in progress does not count."""
     looking = under_way(store, node.node)
     if looking is not None:
         raise Refusal(409, "busy", f"{node.node} is being checked ({looking.id}): ask again once that is over")

@@ -29,7 +29,7 @@ router = APIRouter(prefix="/api/v1/nvrx", tags=["nvrx"])
 
 
 class Needs(Protocol):
-    """What is needed here of the server."""
+    """The server's components that this module uses."""
 
     clock: Clock
     doctor: Doctor
@@ -50,13 +50,13 @@ class LogSubmission(msgspec.Struct, frozen=True):
 
 
 def install(api: FastAPI) -> None:
-    """The endpoints are served, with no log known yet."""
+    """Initialize the endpoints' state, with no log known yet."""
     api.state.nvrx_logs = SubmittedLogs()
     api.include_router(router)
 
 
 def asker(request: Request, parts: Parts) -> Principal:
-    """Return who asks. NVRx can send no header of its own: a token may be the password in the endpoint's URL."""
+    """Return the principal. NVRx can send no header of its own: the password in the endpoint's URL may be a token."""
     principal = parts.tokens.authenticate(
         Credentials.of(request.method, _bearer(request.headers), request.scope["state"])
     )
@@ -118,12 +118,12 @@ def _attribute(request: Request, parts: Parts, log_path: str) -> Response:
 
 def _logs(request: Request) -> SubmittedLogs:
     logs = request.app.state.nvrx_logs
-    assert isinstance(logs, SubmittedLogs)  # noqa: S101 - install put it there
+    assert isinstance(logs, SubmittedLogs)  # noqa: S101 - set by install
     return logs
 
 
 def _bearer(headers: Mapping[str, str]) -> dict[str, str]:
-    """Return the headers with Basic credentials as the bearer token that they carry."""
+    """Return the headers with Basic credentials converted to the bearer token in them."""
     kept = dict(headers)
     kind, _, text = kept.get("authorization", "").partition(" ")
     if kind.lower() == "basic":

@@ -1,8 +1,8 @@
-"""What NVRx is told of a failed cycle: our incidents in the words of its attribution service. Pure, but for the lock.
+"""Answers NVRx about failed cycles: our incidents in the terms of its attribution service. Pure, except for a lock.
 
-NVRx's launcher names the cycle's log when it begins and again when it has failed, then asks until there is a verdict
+NVRx's launcher names the cycle's log when it begins and again when it has failed, then polls until there is a verdict
 (NVRx 0.7.0, shared_utils/health_check.py and attribution/orchestration/client_response.py). The log itself is never
-read: it lies on the cluster's storage, and what agents saw says more.
+read: it is on the cluster's storage, and the agents' observations are more informative.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Recommendation = Literal["STOP", "RESTART", "UNKNOWN"]
 
 
 class Submitted(NamedTuple):
-    """A log that was named: of which job, since when its cycle runs, and when it failed; None: not that we know."""
+    """A submitted log: its job, since when its cycle runs, and when it failed (None: not known to have)."""
 
     job: str
     since_s: float
@@ -32,7 +32,7 @@ class Submitted(NamedTuple):
 
 
 class Attribution(NamedTuple):
-    """The answer about one cycle. ``final`` False: nothing is found yet, and the time for it is not over."""
+    """The answer about one cycle. ``final`` False: nothing found yet, with time left."""
 
     final: bool
     action: Recommendation
@@ -41,14 +41,14 @@ class Attribution(NamedTuple):
 
 
 class SubmittedLogs:
-    """Which log belongs to which job; the oldest are forgotten beyond LOGS_MAX. From any thread."""
+    """Maps logs to jobs; the oldest are forgotten beyond LOGS_MAX. From any thread."""
 
     def __init__(self) -> None:
         self._logs: dict[str, Submitted] = {}
         self._lock = threading.Lock()
 
     def submit(self, log_path: str, job: str, now_s: float, *, failed: bool) -> None:
-        """The log is known; naming it again changes nothing but that it has failed."""
+        """Record the log; submitting it again changes only whether it has failed."""
         with self._lock:
             known = self._logs.pop(log_path, None) or Submitted(job, now_s)
             failed_s = known.failed_s if known.failed_s is not None or not failed else now_s
@@ -57,17 +57,17 @@ class SubmittedLogs:
                 del self._logs[next(iter(self._logs))]
 
     def get(self, log_path: str) -> Submitted | None:
-        """Return what is known of the log, None where it was never named or is forgotten."""
+        """Return what is known of the log, None if it was never submitted or is forgotten."""
         with self._lock:
             return self._logs.get(log_path)
 
 
 def attribute(log: Submitted | None, incidents: Sequence[Incident], blind: str, now_s: float) -> Attribution:
-    """Return what to tell of a cycle, from the incidents of its job in any order.
+    """Return the attribution of a cycle, from its job's incidents in any order.
 
-    ``blind`` says why the server cannot judge, "" where it can. STOP is said where the program itself has failed
-    in this cycle and in one before within an hour: another restart leads there again. Nothing found is UNKNOWN, never
-    a reason to go on or to stop.
+    ``blind`` says why the server cannot detect faults, "" if it can. STOP is returned if the program itself failed in
+    this cycle and in an earlier one within an hour: another restart would fail again. Without findings the result is
+    UNKNOWN, never a reason to continue or to stop.
     """
     if log is None:
         return Attribution(True, "UNKNOWN", "this server was not told of the log, or has forgotten it")
@@ -116,5 +116,5 @@ def _of_incident(found: Incident, known: Sequence[Incident], log: Submitted) -> 
 
 
 def _weight(incident: Incident) -> tuple[bool, float, float]:
-    """Causes that something is done about come first, then the surest, then the newest."""
+    """Sort key: causes that are acted on first, then the surest, then the newest."""
     return incident.action != "notify", incident.confidence, incident.detected_s

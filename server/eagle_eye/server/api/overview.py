@@ -1,4 +1,4 @@
-"""/api/v1/fleet: all jobs and all nodes at a glance, small enough to be asked for every few seconds."""
+"""/api/v1/fleet: an overview of all jobs and nodes, small enough to be polled every few seconds."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from eagle_eye.server.site_files.topology import Places
 from eagle_eye.server.store.store import NODES, Store
 
 JOBS_SHOWN_MAX = 1_000
-RECENT_S = 6 * 3_600.0  # a node that is silent for longer has left the fleet, as far as anybody is to be alarmed
+RECENT_S = 6 * 3_600.0  # a node silent for longer has left the fleet, and should not raise alarms
 _NO_DETAILS = MappingProxyType({"heard": None, "recurrence_score": None, "lemon_score": None, "reasons": None})
 
 router = APIRouter(prefix="/api/v1/fleet", tags=["fleet"])
 
 
 class Needs(Protocol):
-    """What is needed here of the server."""
+    """The server's components that this module uses."""
 
     archive: Archive
     clock: Clock

@@ -1,4 +1,4 @@
-"""What policy said of an incident, as the API shows it."""
+"""Policy's decision on an incident, as the API shows it."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ NOT_JUDGED = "its attempt of the job is not judged any more: what the rules woul
 
 
 def policy_view(incident: Incident, weighing: Weighing | None, actions: Iterable[Action]) -> dict[str, Any]:
-    """Return the decision and every rule's word in the rules' order, and what was said when actions were asked for.
+    """Return the decision and every rule's result in order, and the results when actions were requested.
 
-    ``decision`` is null and ``detail`` says why where nobody judges the incident by now; ``hold`` and ``hold_rule`` are
-    what the incident's record says. Values' names carry their units.
+    ``decision`` is null, with the reason in ``detail``, if the incident is no longer evaluated; ``hold`` and
+    ``hold_rule`` are those of the incident's record. Names of values include their units.
     """
     return {
         "incident_id": incident.id,

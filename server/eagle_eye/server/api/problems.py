@@ -1,4 +1,4 @@
-"""Every error of the API as problem details (RFC 9457)."""
+"""Returns every error of the API as problem details (RFC 9457)."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _RETRY: Mapping[str, str] = {"Retry-After": "5"}
 
 
 def install(app: FastAPI, telemetry: Telemetry) -> None:
-    """Have every error answered as a problem document and counted by reason."""
+    """Install handlers that answer every error with a problem document and count it by reason."""
 
     def respond(status: int, reason: str, detail: str, headers: Mapping[str, str] = NO_HEADERS) -> Response:
         telemetry.refused.labels(reason).inc()
@@ -62,7 +62,7 @@ def install(app: FastAPI, telemetry: Telemetry) -> None:
         return respond(400, "parameter", "; ".join(_parameter(item) for item in error.errors())[:2000])
 
     async def on_bug(request: Request, error: Exception) -> Response:
-        # Only the kind of error leaves the process; what it says may hold anything.
+        # Only the type of error is sent; its text may contain anything.
         said = {"method": request.method, "path": request.url.path}
         _log.error("a request failed for a reason that was not foreseen", exc_info=error, extra=said)
         telemetry.failures.labels("api").inc()

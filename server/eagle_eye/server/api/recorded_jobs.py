@@ -1,4 +1,4 @@
-"""A job's part of the history as ``GET /api/v1/jobs/{job}/recording`` sends it, in the format of ``recording.py``."""
+"""Streams a job's part of the history for ``GET /api/v1/jobs/{job}/recording``, in the format of ``recording.py``."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from eagle_eye.server.model.errors import HistoryMoved
 from eagle_eye.server.site_files.topology import read_topology
 from eagle_eye.server.store.store import GPUS, JOBS, Store
 
-AUDIT_PAGES_MAX = 50  # of the newest entries, in which a job's states are looked for
+AUDIT_PAGES_MAX = 50  # of the newest entries, searched for a job's states
 AUDIT_PAGE = 1_000
 CHUNK_BYTES = 1 << 18  # sent at a time
 
@@ -29,7 +29,7 @@ _JOB_DETAIL = re.compile(r"attempt (\d{1,10}) (\w+), \d+ ranks")
 
 
 class Needs(Protocol):
-    """What is needed here of the server."""
+    """The server's components that this module uses."""
 
     clock: Clock
     config: ServerConfig
@@ -40,7 +40,7 @@ class Needs(Protocol):
 
 
 def stream(parts: Needs, job: str, nodes: Sequence[str], start_s: float, end_s: float) -> Iterator[bytes]:
-    """Yield the recording of a job's frames with corrected times in the range, in chunks; ``nodes`` [] looks at all."""
+    """Yield the recording of a job's frames with corrected times in the range, in chunks; ``nodes`` [] reads all."""
     gaps = parts.history.gaps(nodes, start_s, end_s, levels=False)
     opening = _opening(parts, job, start_s, end_s, gaps)
     observed = parts.fleet.jobs().get(job)
@@ -57,9 +57,9 @@ def stream(parts: Needs, job: str, nodes: Sequence[str], start_s: float, end_s: 
 
 
 def _recorded(parts: Needs, job: str, nodes: Sequence[str], start_s: float, end_s: float) -> Iterator[Recorded]:
-    """Yield the frames of the embedded history, after what a remote store has of the time before that begins.
+    """Yield the frames of the embedded history, preceded by those that a remote store has from before it.
 
-    Raises RemoteStoreSilent: the recording would lack what nobody knows of.
+    Raises RemoteStoreSilent, as the recording would otherwise have an unreported gap.
     """
     past, begins_s = parts.remote_store.past, parts.history.begins_s()
     if past is not None and (begins_s is None or begins_s > start_s):
@@ -94,7 +94,7 @@ def _gpu_models(parts: Needs) -> dict[str, str]:
 
 
 def _states(parts: Needs, job: str, start_s: float, end_s: float) -> list[Stated]:
-    """Return from the audit trail what the job's scheduler said; the record itself keeps only the last word."""
+    """Return the scheduler's states of the job from the audit trail; the record itself has only the last one."""
     found: list[Stated] = []
     cursor: str | None = None
     for _ in range(AUDIT_PAGES_MAX):

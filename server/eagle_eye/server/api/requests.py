@@ -1,4 +1,4 @@
-"""What every endpoint needs of its request: the server's parts, the sender's right, the body, the page."""
+"""Common dependencies of endpoints: the server's components, authentication, bodies and pagination."""
 
 from __future__ import annotations
 
@@ -29,51 +29,51 @@ from eagle_eye.server.transport.path_names import register
 BODY_BYTES_MAX = 4 << 20  # a job of 100,000 ranks fits
 register()  # {job:name} and {node:name} in the endpoints' paths
 _NONE: Mapping[str, Constraint] = MappingProxyType({})
-_WHOLE_MAX = 1 << 53  # beyond, a float does not say which integer it is
+_WHOLE_MAX = 1 << 53  # larger floats do not identify one integer
 StructT = TypeVar("StructT")
 RecordT = TypeVar("RecordT", bound=Struct)
 
 
 @dataclass(slots=True)
 class OpenStreams:
-    """How many readers of a streaming endpoint are connected; counted on the event loop."""
+    """The number of connected readers of a streaming endpoint; counted on the event loop."""
 
     count: int = 0
 
 
 class Identifies(Protocol):
-    """What tells who asks, and how often."""
+    """Components for authentication and rate limits."""
 
     limits: Limits
     tokens: Tokens
 
 
 class Stores(Protocol):
-    """What has the records."""
+    """A component with the records."""
 
     store: Store
 
 
 class Times(Protocol):
-    """What has the time."""
+    """A component with the time."""
 
     clock: Clock
 
 
 def services(request: Request) -> Any:
-    """Return the server's parts; each endpoint's ``Needs`` says which of them it uses."""
+    """Return the server's components; each endpoint's ``Needs`` declares which of them it uses."""
     return request.app.state.services
 
 
 def somebody(request: Request, parts: Annotated[Identifies, Depends(services)]) -> Principal:
-    """Return who asks, whatever the scope; the endpoint judges what that may."""
+    """Return the principal, whatever its scope; the endpoint decides what it may do."""
     principal = parts.tokens.authenticate(Credentials.of(request.method, request.headers, request.scope["state"]))
     parts.limits.check_token(principal)
     return principal
 
 
 def needs(scope: Scope) -> Callable[..., Principal]:
-    """Return a dependency that lets only those pass whose scope includes ``scope``, and says who it is."""
+    """Return a dependency that requires a scope that includes ``scope``, and returns the principal."""
 
     def check(request: Request, parts: Annotated[Identifies, Depends(services)]) -> Principal:
         principal = somebody(request, parts)
@@ -84,13 +84,13 @@ def needs(scope: Scope) -> Callable[..., Principal]:
 
 
 async def read_body(request: Request) -> bytes:
-    """Return the body. Raises Refusal 413 as soon as it is too long, 408 where it does not come in time."""
+    """Return the body. Raises Refusal 413 as soon as it is too long, 408 on timeout."""
     timeout_s = services(request).config.ingest.body_timeout_s
     return await raw_http.read_body(request.receive, request.headers, BODY_BYTES_MAX, timeout_s, "the API's limit")
 
 
 def among(names: Sequence[str]) -> Callable[[str | None], str | None]:
-    """Return what refuses a filter's value that is none of the names: it would find nothing, as if all were well."""
+    """Return a validator that refuses a filter value not in ``names``, which would silently match nothing."""
 
     def check(name: str | None) -> str | None:
         if name is not None and name not in names:
@@ -126,14 +126,14 @@ def decoded(body: bytes, shape: type[StructT]) -> StructT:
     try:
         try:
             return msgspec.json.decode(body or b"{}", type=shape)
-        except msgspec.ValidationError:  # JSON knows but one kind of number: 1.0 is an integer, too
+        except msgspec.ValidationError:  # JSON has one kind of number: 1.0 is an integer, too
             return msgspec.convert(_whole(msgspec.json.decode(body or b"{}")), type=shape)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise Refusal(400, "body", f"the body is not as expected: {error}"[:2000]) from None
 
 
 def body_of(shape: Any, constraints: Mapping[str, Constraint] = _NONE, *, required: bool = True) -> dict[str, Any]:
-    """Return what makes OpenAPI describe an endpoint's JSON body; ``constraints`` are those of some of its fields."""
+    """Return the ``openapi_extra`` of an endpoint's JSON body; ``constraints`` are those of some of its fields."""
     schema = msgspec.json.schema(shape, ref_template="#/components/schemas/{name}")
     plain = _merged(_inlined(schema, schema.get("$defs", {})), {"properties": constraints} if constraints else {})
     return {"requestBody": {"required": required, "content": {"application/json": {"schema": plain}}}}
@@ -150,7 +150,7 @@ def listing(page: Page[RecordT], view: Callable[[RecordT], dict[str, Any]]) -> R
 
 
 def given(**filters: str | None) -> dict[str, str]:
-    """Return the filters that were given."""
+    """Return the filters that are set."""
     return {name: value for name, value in filters.items() if value is not None}
 
 
@@ -163,7 +163,7 @@ def found(parts: Stores, kind: Kind[RecordT], key: str) -> RecordT:
 
 
 def moment_s(name: str, text: str) -> float:
-    """Return the Unix seconds of a parameter that is RFC 3339 or Unix seconds. Raises Refusal 400."""
+    """Return the Unix seconds of a parameter in RFC 3339 or Unix seconds. Raises Refusal 400."""
     try:
         return unix_seconds(text)
     except ValueError as error:
@@ -171,17 +171,17 @@ def moment_s(name: str, text: str) -> float:
 
 
 def missing(kind: str, key: str) -> Refusal:
-    """Return the refusal of a record that is not there."""
+    """Return the refusal for a record that does not exist."""
     return Refusal(404, "not_found", f"none of the {kind} is called {key[:200]!r}; GET /api/v1/{kind} lists them")
 
 
 def audited(parts: Times, principal: Principal, verb: str, subject: str, detail: str = "") -> AuditEntry:
-    """Return the entry for the audit trail."""
+    """Return an entry for the audit trail."""
     return AuditEntry(time_s=parts.clock.now_s(), who=principal.who, verb=verb, subject=subject, detail=detail[:4096])
 
 
 def _whole(value: Any) -> Any:
-    """Return the decoded JSON with integers for the floats that are whole."""
+    """Return the decoded JSON with whole floats as integers."""
     if isinstance(value, dict):
         return {name: _whole(item) for name, item in value.items()}
     if isinstance(value, list):
@@ -190,7 +190,7 @@ def _whole(value: Any) -> Any:
 
 
 def _merged(schema: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the schema with more said in it; what both say of an object is put together."""
+    """Return the schema with ``more`` merged in recursively."""
     both = {key for key in schema.keys() & more.keys() if isinstance(schema[key], dict)}
     return {**schema, **more, **{key: _merged(schema[key], more[key]) for key in both}}
 

@@ -1,4 +1,4 @@
-"""How the types of the API's answers are made: of records as ``views.plain`` shows them, and by hand."""
+"""Builds the types of the API's answers: from records as ``views.plain`` shows them, or from fields."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Named = dict[str, Any]
 
 
 def shown(record: type[Struct], name: str = "", without: tuple[str, ...] = (), **more: Any) -> type[Struct]:
-    """Return the type of what ``views.plain`` makes of a record, less some fields and with others; all are required."""
+    """Return the type of ``views.plain`` of a record, without some fields and with others; all are required."""
     fields: dict[str, Any] = {}
     for field, hint in get_type_hints(record, include_extras=True).items():
         if field in without:
@@ -28,7 +28,7 @@ def shown(record: type[Struct], name: str = "", without: tuple[str, ...] = (), *
 
 
 def made(name: str, /, **fields: Any) -> type[Struct]:
-    """Return the type of an object with these fields and no others, all required."""
+    """Return the type of an object with exactly these fields, all required."""
     return msgspec.defstruct(name, list(fields.items()), forbid_unknown_fields=True)
 
 

@@ -1,4 +1,4 @@
-"""GET /api/v1/events: what changes, as server-sent events; resumable."""
+"""GET /api/v1/events: changes as server-sent events; resumable."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ router = APIRouter(prefix="/api/v1", tags=["events"])
 
 
 class Needs(Protocol):
-    """What is needed here of the server."""
+    """The server's components that this module uses."""
 
     clock: Clock
     config: ServerConfig
@@ -80,7 +80,7 @@ async def events(
         if not last_event_id.isascii() or not last_event_id.isdigit():
             raise Refusal(400, "cursor", f"Last-Event-ID {last_event_id!r} is none of this stream's ids")
         position = int(last_event_id)
-        # A higher one than the newest is of another server's file.
+        # An id above the newest one comes from another server's file.
         reset = position + 1 < oldest or position > newest
         position = newest if reset else position
 
@@ -106,7 +106,7 @@ async def _follow(parts: Needs, position: int, woken: asyncio.Event) -> AsyncIte
             changes = await asyncio.to_thread(parts.store.changes_since, position, BATCH)
             messages = await asyncio.to_thread(_messages, parts, changes)
         except StoreUnavailable:
-            # The reader comes back with its Last-Event-ID and misses nothing.
+            # The reader reconnects with its Last-Event-ID and misses nothing.
             return
         for message in messages:
             yield message
@@ -118,7 +118,7 @@ async def _follow(parts: Needs, position: int, woken: asyncio.Event) -> AsyncIte
 
 
 def _messages(parts: Needs, changes: list[Changed]) -> list[bytes]:
-    # Of several changes of one record only the last is told: each message shows the record as it is now.
+    # Of several changes of one record only the last is sent: each message shows the record's current state.
     last = {(change.kind, change.key): change.sequence for change in changes}
     found = []
     for change in changes:

@@ -1,4 +1,4 @@
-"""What is asked of a subscription, and what is wrong with it."""
+"""Request bodies for subscriptions, and their validation."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PATTERNS_MAX = 1_000  # of jobs or faults
 MATCHERS_MAX = 20
 MATCHER_CHARS_MAX = 500
 OVERLAP_MAX_S = 30 * 86_400.0
-# What bodies may say, for /openapi.json.
+# Constraints of the bodies, for /openapi.json.
 _GLOBS = list_of({"minLength": 1, "maxLength": NAME_CHARS_MAX}, PATTERNS_MAX)
 CHANGING: Mapping[str, Constraint] = MappingProxyType(
     {
@@ -34,7 +34,7 @@ SUBSCRIBING: Mapping[str, Constraint] = MappingProxyType({**CHANGING, "secret": 
 ROTATING: Mapping[str, Constraint] = MappingProxyType(
     {"secret": SECRET, "overlap_seconds": {"minimum": 0, "maximum": OVERLAP_MAX_S}}
 )
-SIGNING_MAX = 5  # secrets that sign at a time: each is a signature more in every request
+SIGNING_MAX = 5  # secrets that sign at a time: each adds a signature to every request
 
 
 class NewSubscription(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -77,7 +77,7 @@ class Redelivery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def check_filters(subscription: Subscription) -> None:
-    """Return if the filters can be used. Raises Refusal 400 naming the field and what was expected."""
+    """Raise Refusal 400, naming the field and what was expected, unless the filters are usable."""
     known = types_of(subscription.format)
     for name in subscription.types:
         if name not in known:

@@ -1,4 +1,4 @@
-"""/api/v1/subscriptions: where events go."""
+"""/api/v1/subscriptions: destinations of events."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ router = APIRouter(prefix="/api/v1/subscriptions", tags=["subscriptions"])
 
 
 class Needs(Protocol):
-    """What is needed here of the server."""
+    """The server's components that this module uses."""
 
     clock: Clock
     config: ServerConfig

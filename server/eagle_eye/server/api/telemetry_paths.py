@@ -1,4 +1,4 @@
-"""What /openapi.json says of the endpoints that stand beside FastAPI: agents' frames and Prometheus remote write."""
+"""OpenAPI descriptions of the endpoints outside FastAPI: agents' frames and Prometheus remote write."""
 
 from __future__ import annotations
 

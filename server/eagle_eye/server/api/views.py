@@ -1,4 +1,4 @@
-"""Records as the API shows them: times in RFC 3339, nothing secret."""
+"""Converts records to the API's JSON: times in RFC 3339, no secrets."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ def incident(record: Incident) -> dict[str, Any]:
     """Return an incident; ``escalated`` is whether people have to look at it."""
     view = plain(record)
     for name in ("families", "held_by", "flap_times", "told_times", "untold"):
-        del view[name]  # the detection loop's own book
+        del view[name]  # internal to the detection loop
     view["escalated"] = bool(record.escalation)
     return view
 
 
 def action(record: Action, public_url: str) -> dict[str, Any]:
-    """Return an action with its reports and where to report; what the rules said is shown with its incident."""
+    """Return an action with its reports and report URL; the rules' results are shown with its incident."""
     view = plain(record)
     del view["policy"]
     view["report_to"] = outbound.report_url(public_url, record.id)
@@ -61,16 +61,16 @@ def action(record: Action, public_url: str) -> dict[str, Any]:
 
 
 def evidence(record: Evidence) -> dict[str, Any]:
-    """Return a request for evidence, with where its bundle is; ``bundle`` is null where there is none."""
+    """Return a request for evidence, with its bundle's URL; ``bundle`` is null if there is none."""
     view = plain(record)
     view["bundle"] = f"/api/v1/evidence/{record.id}/bundle" if record.state == "received" else None
     return view
 
 
 def job(record: Job, outlook: Outlook, *, members: bool = True) -> dict[str, Any]:
-    """Return a job with its progress; ``progress`` is null when no agent speaks of it.
+    """Return a job with its progress; ``progress`` is null when no agent reports it.
 
-    Without ``members`` only ``nodes_total`` says how many there are: a list of large jobs is large.
+    Without ``members`` only ``nodes_total`` has their number: a list of large jobs is large.
     """
     view = plain(record if members else replace(record, ranks=[], nodes=[]))
     view["nodes_total"] = len(record.nodes) or len({rank.node for rank in record.ranks})
@@ -89,7 +89,7 @@ def job(record: Job, outlook: Outlook, *, members: bool = True) -> dict[str, Any
 
 
 def _memory_checkpoint(reported: Checkpoints) -> dict[str, Any] | None:
-    """Return the newest step that is whole in memory; None where no node tells of one."""
+    """Return the newest step that is complete in memory; None if no node reports one."""
     if reported.step is None:
         return None
     return {
@@ -102,10 +102,10 @@ def _memory_checkpoint(reported: Checkpoints) -> dict[str, Any] | None:
 
 
 def node(record: Node, fleet: Fleet, offsets: dict[str, float], now_s: float) -> dict[str, Any]:
-    """Return a node with what its agent said last; ``agent`` is null when it said nothing since the server started.
+    """Return a node with its agent's latest report; ``agent`` is null without one since the server started.
 
-    ``phase`` is its standing together with where it is on its way back. ``vouched``: somebody says that it exists, and
-    it counts in the fleet's budgets.
+    ``phase`` combines its standing with its progress on the way back. ``vouched``: a trusted source confirms that it
+    exists, and it counts in the fleet's budgets.
     """
     view = plain(record)
     view["phase"] = phase(record, now_s)
@@ -130,7 +130,7 @@ def node(record: Node, fleet: Fleet, offsets: dict[str, float], now_s: float) ->
 
 
 def node_check(record: NodeCheck) -> dict[str, Any]:
-    """Return an active check with its report; the agent's mark of the run is its own business."""
+    """Return an active check with its report, without the agent's id of the run."""
     view = plain(record)
     del view["run"]
     return view
@@ -142,7 +142,7 @@ def delivery(record: Delivery) -> dict[str, Any]:
 
 
 def subscription(record: Subscription) -> dict[str, Any]:
-    """Return a subscription without its secrets; ``retiring`` is when each of those that were replaced ends."""
+    """Return a subscription without its secrets; ``retiring`` is when each replaced one ends."""
     view = plain(record)
     view["secrets"] = len(record.secrets) + len(record.retiring)
     view["retiring"] = [rfc3339(old.until_s) for old in record.retiring]
@@ -150,7 +150,7 @@ def subscription(record: Subscription) -> dict[str, Any]:
 
 
 def subscription_health(record: SubscriptionHealth) -> dict[str, Any]:
-    """Return how deliveries to a subscription fare."""
+    """Return the health of a subscription's deliveries."""
     view = plain(record)
     del view["subscription_id"]
     return view

@@ -1,4 +1,4 @@
-"""Recorded traces and written situations through the same engine and policy, without a server.
+"""Replays recorded traces and written policy cases through the server's engine and policy, without a server.
 
 In: files. Out: verdicts and scores. Touches no running server.
 """

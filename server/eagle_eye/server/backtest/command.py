@@ -1,4 +1,4 @@
-"""``eagle-eye backtest``: the server's engine over recorded traces."""
+"""``eagle-eye backtest``: runs the server's engine over recorded traces."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run all traces; 0 also when faults were found. Raises BadTrace, OSError, ConfigurationError."""
+    """Run all traces; return 0 even if faults were found. Raises BadTrace, OSError, ConfigurationError."""
     config = configuration.load(ServerConfig, args.config, os.environ, {})
     config = msgspec.structs.replace(config, policy=with_racks(config.policy, config.topology_file))
     try:
@@ -68,10 +68,10 @@ def run(args: argparse.Namespace) -> int:
 
 @dataclass(slots=True)
 class Watched:
-    """What was watched, over all traces: when each began, how many judgements, how many of them blind by detector.
+    """Totals over all traces: when each began, the number of judgements, and how many were blind by detector.
 
-    ``ignored`` counts, by reason, what of the traces was left out; ``clock_offsets`` has by trace which nodes' clocks
-    were how many seconds ahead of the others'.
+    ``ignored`` counts, by reason, what was left out of the traces; ``clock_offsets`` has, by trace, the nodes whose
+    clocks were ahead of the others' and by how many seconds.
     """
 
     starts_s: dict[str, float] = field(default_factory=dict)
@@ -81,7 +81,7 @@ class Watched:
     clock_offsets: dict[str, dict[str, float]] = field(default_factory=dict)
 
     def remarks(self) -> list[str]:
-        """Return what of the traces was not taken as it stands."""
+        """Return remarks about corrected or ignored parts of the traces."""
         clocks = [line for folder, found in self.clock_offsets.items() for line in clock_lines(folder, found)]
         return clocks + [f"left out: {reason} ({count} times)" for reason, count in sorted(self.ignored.items())]
 

@@ -1,7 +1,7 @@
-"""Written cases of policy: an incident in a situation, and what is expected of it. Pure, but for reading the file.
+"""Written policy cases: an incident in a situation, with the expected decision. Pure, except for reading the file.
 
-The format is described in docs/reference/policy.md. What a case does not say is as in an everyday situation: a running
-job of eight nodes whose fault is certain, a fleet of 100 nodes, nothing asked for before, mode act.
+The format is described in docs/reference/policy.md. Defaults describe an everyday situation: a running job of eight
+nodes whose fault is certain, a fleet of 100 nodes, no earlier requests, mode act.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ FORMAT = "eagle-eye-policy-cases/1"
 CASES_MAX = 1_000
 ITEMS_MAX = 10_000  # actions, nodes or names in one case
 NODES_MAX = 20_000
-NOW_S = 1_772_330_400.0  # 2026-03-01T02:00:00Z; any would do
+NOW_S = 1_772_330_400.0  # 2026-03-01T02:00:00Z; an arbitrary time
 INCIDENT_ID, JOB, NODE = "inc", "job", "n1"
 
 Name = Annotated[str, Meta(min_length=1, max_length=256)]
@@ -40,7 +40,7 @@ Probability = Annotated[float, Meta(ge=0, le=1)]
 
 
 class IncidentCase(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """The incident; ``node`` "" accuses nobody, ``nodes`` not given are the accused one."""
+    """The incident; ``node`` "" accuses no node; ``nodes`` defaults to the accused one."""
 
     fault: Name
     job: Name = JOB
@@ -56,30 +56,30 @@ class IncidentCase(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     age_s: Seconds = 0.0  # since it began
 
     def __post_init__(self) -> None:
-        """Refuse a fault that does not exist. Raises ValueError."""
+        """Refuse an unknown fault. Raises ValueError."""
         if self.fault not in BY_NAME:
             raise ValueError(f"unknown fault {self.fault!r}; expected one of {', '.join(BY_NAME)}")
 
 
 class JobCase(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """The job: ``nodes`` of it are named n1, n2 and so on, unless ``names`` names them."""
+    """The job: its ``nodes`` are named n1, n2 and so on, unless ``names`` names them."""
 
     state: Name = "running"
     nodes: Annotated[int, Meta(ge=0, le=NODES_MAX)] = 8
     names: Names = []
     restart_owner: str = ""
-    scheduler: str = ""  # whose job it is; "": nobody is asked about it
+    scheduler: str = ""  # the job's scheduler; "": none is queried
     scheduler_age_s: Seconds | None = None  # since it was last heard; None: never
-    ends_in_s: Seconds | None = None  # until its time limit; None: not known
+    ends_in_s: Seconds | None = None  # until its time limit; None: unknown
     pace_left_ratio: Annotated[float, Meta(ge=0, le=1)] | None = None  # of its pace, without a node and a spare
-    crashed: bool = False  # the scheduler says that it failed
+    crashed: bool = False  # the scheduler reports that it failed
     failed: Names = []  # other nodes of it that have lost a GPU
 
 
 class FleetCase(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """The fleet: how many ``nodes``, why the server is ``blind``, other jobs on nodes, nodes that are out.
+    """The fleet: number of ``nodes``, why the server is ``blind``, other jobs on nodes, nodes out of service.
 
-    ``gpu_models`` is what NVML calls the GPUs of a node; of a node that is not there nobody knows it.
+    ``gpu_models`` are NVML's names of nodes' GPUs; nodes that are not listed have an unknown model.
     """
 
     nodes: Limit = 100
@@ -90,9 +90,9 @@ class FleetCase(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
 
 
 class ActionCase(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """An action asked for ``age_s`` ago; ``own`` because of this very incident; ``times`` of them, alike.
+    """An action requested ``age_s`` ago; ``own``: because of this incident; ``times`` identical ones.
 
-    ``job`` not given is the incident's.
+    ``job`` defaults to the incident's.
     """
 
     kind: ActionKind
@@ -109,7 +109,7 @@ class ActionCase(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
 
 
 class Expected(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """The decision expected; what is not given is not looked at. ``rule`` "": no rule holds."""
+    """The expected decision; fields not given are not checked. ``rule`` "": no rule holds."""
 
     kind: ActionKind | None = None
     exclude: Names | None = None
@@ -119,7 +119,7 @@ class Expected(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     first: ActionKind | None = None
 
     def __post_init__(self) -> None:
-        """Refuse what can never be met, and what expects nothing. Raises ValueError."""
+        """Refuse impossible and empty expectations. Raises ValueError."""
         if self.rule and self.rule not in RULE_NAMES:
             raise ValueError(f"unknown rule {self.rule!r}; expected one of {', '.join(RULE_NAMES)}")
         if all(getattr(self, name) is None for name in self.__struct_fields__):
@@ -149,7 +149,7 @@ class CaseFile(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class Tested:
-    """A case with what policy said; ``differs`` names what is not as expected, empty: it passed."""
+    """A case with policy's decision; ``differs`` names what is unexpected, empty: it passed."""
 
     case: Case
     weighing: Weighing
@@ -157,13 +157,13 @@ class Tested:
 
 
 def read_cases(file: Path) -> CaseFile:
-    """Return the file's cases. Raises ConfigurationError naming what is wrong where."""
+    """Return the file's cases. Raises ConfigurationError with the error and its location."""
     return configuration.load(CaseFile, file, {}, {})
 
 
 def run_cases(cases: CaseFile, base: Mapping[str, Any]) -> Iterator[Tested]:
-    """Run all cases; ``base`` are the settings that the file's come on top of. Raises ConfigurationError."""
-    _settings({**base, **cases.policy}, "policy")  # a mistake there is none of the first case's
+    """Run all cases; the file's settings override those in ``base``. Raises ConfigurationError."""
+    _settings({**base, **cases.policy}, "policy")  # report a mistake here as the file's, not the first case's
     for place, case in enumerate(cases.case):
         merged = {**base, **cases.policy, **case.policy}
         weighing = weigh(_incident(case, case.incident), _situation(case, _settings(merged, f"case[{place}].policy")))

@@ -1,4 +1,4 @@
-"""A job's frames, as the server kept them, as a trace."""
+"""Records a job's frames, as the server stored them, as a trace."""
 
 from __future__ import annotations
 
@@ -50,12 +50,12 @@ class Recorder:
 
     @property
     def nodes(self) -> int:
-        """How many nodes sent something."""
+        """Number of nodes that sent something."""
         return len(self._devices)
 
     @property
     def events(self) -> int:
-        """How many events the nodes told of."""
+        """Number of events that the nodes reported."""
         return len(self._events)
 
     def take(self, frame: Frame) -> None:
@@ -67,7 +67,7 @@ class Recorder:
             TraceEvent(event.time_s, event.kind, frame.node, event.device, event.attributes) for event in frame.events
         )
         self._take_ranks(frame)
-        if frame.blocks or not frame.events:  # a frame with events alone was sent early, for them
+        if frame.blocks or not frame.events:  # a frame with only events was sent early because of them
             self._intervals[frame.interval_s] += 1
             self._take_rows(frame)
 
@@ -109,7 +109,7 @@ class Recorder:
                 seen.update(key for key in block.keys if isinstance(key, int))
         missing = sorted(silent.keys() - seen)
         if missing or not seen:
-            # That the agent was heard is worth a row, also when it saw nothing.
+            # That the agent was heard deserves a row, even without observations.
             bare = missing or [WHOLE_NODE]
             self._samples.add(frame.time_s, frame.node, Block(Scope.DEVICE, list(bare), [], b""))
         self._samples.set_silence(frame.node, frame.time_s, silent)
@@ -137,11 +137,11 @@ class Recorder:
         )
 
     def _models_known(self) -> bool:
-        """Whether all nodes' models are known: a model that some lack would part them from their peers."""
+        """Return whether all nodes' models are known: a model missing for some would separate them from their peers."""
         return self._devices.keys() <= self._opening.gpu_models.keys()
 
     def _memberships(self, begin_s: float) -> list[MembershipLine]:
-        """Return who took part in each attempt that was seen, from when the scheduler or else the agents said so."""
+        """Return the members of each attempt seen, from when the scheduler or else the agents reported them."""
         for rank in self._opening.ranks:
             if self._members and self._opening.attempt in self._members:
                 self._members[self._opening.attempt].setdefault(
@@ -184,7 +184,7 @@ class _Rows:
         self.clear()
 
     def clear(self) -> None:
-        """Forget all rows."""
+        """Remove all rows."""
         self._cells[:] = np.nan
         self.count = 0
         self._times: list[float] = []
@@ -206,7 +206,7 @@ class _Rows:
         self.count += rows
 
     def set_silence(self, node: str, time_s: float, silent: Mapping[int, float]) -> None:
-        """Note for the newest rows of a node for how long the ranks of some devices have been silent."""
+        """Record in a node's newest rows for how long the ranks of some devices have been silent."""
         for row in range(self.count - 1, -1, -1) if silent else ():
             if (self._nodes[row], self._times[row]) != (node, time_s):
                 return
@@ -215,7 +215,7 @@ class _Rows:
                 self._cells[row, self._index[SILENCE_COLUMN]] = silent[device]
 
     def columns(self, key: str) -> dict[str, Any]:
-        """Return the rows as columns; metrics that none of them has are left out."""
+        """Return the rows as columns; metrics without any value are left out."""
         cells = self._cells[: self.count]
         seen = ~np.isnan(cells).all(axis=0)
         values = {metric: cells[:, i] for i, metric in enumerate(self._metrics) if seen[i]}
@@ -223,7 +223,7 @@ class _Rows:
 
 
 def _stages(roles: set[str]) -> dict[str, int]:
-    """Return a pipeline stage for each role: the one that it names, else its place among all."""
+    """Return a pipeline stage for each role: the one in its name, else its index among all roles."""
     named = {role: match for role in roles if (match := _STAGE.match(role))}
     if len(named) == len(roles):
         return {role: int(match[1]) for role, match in named.items()}

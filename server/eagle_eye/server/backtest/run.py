@@ -1,4 +1,4 @@
-"""Running the server's engine over a trace, on the trace's clock. The same trace gives the same verdicts every time."""
+"""Runs the server's engine over a trace, on the trace's clock. Deterministic: equal traces give equal verdicts."""
 
 from __future__ import annotations
 
@@ -112,10 +112,10 @@ class Backtest:
                 yield self._line(decided, judgement.now_s)
 
     def _decided(self, incident: Incident, judgement: Judgement) -> Incident:
-        """Return the incident with what policy asks for.
+        """Return the incident with the action that policy requests.
 
-        What was asked for is being done, as far as a trace can tell: its story no longer changes, and the same is not
-        asked for a second time in the attempt.
+        A requested action is assumed to be carried out, as far as a trace can tell: the incident no longer changes, and
+        the same action is not requested again in the attempt.
         """
         if incident.state == "acting":
             return incident
@@ -130,9 +130,9 @@ class Backtest:
         return msgspec.structs.replace(incident, action=action)
 
     def _action(self, incident: Incident, judgement: Judgement) -> ActionKind:
-        """Return what policy asks for in mode act, with a full budget and no history but the trace's own.
+        """Return policy's action in mode act, with a full budget and no history but the trace's own.
 
-        What was asked for in earlier attempts counts: a crash that comes back on the same node is its second.
+        Actions of earlier attempts count: a crash that returns on the same node is its second.
         """
         situation = Situation(
             settings=msgspec.structs.replace(self.policy, mode="act"),
@@ -172,7 +172,7 @@ class Backtest:
 
 
 def _asked_for(incident: Incident, kind: ActionKind, now_s: float) -> Action:
-    """Return what was asked for as policy remembers it."""
+    """Return the requested action as policy remembers it."""
     return Action(
         id=incident.id,
         incident_id=incident.id,

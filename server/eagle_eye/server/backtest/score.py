@@ -1,7 +1,7 @@
-"""Scoring verdicts against a trace's labels: precision, recall, localisation, delay, false exclusions.
+"""Scores verdicts against a trace's labels: precision, recall, localisation, delay, false exclusions.
 
-A hit is an action of the expected kind on exactly the labelled nodes between onset and end + 60 s, one for each
-fault. Any other exclusion or restart is false. Silence on a labelled fault is a miss, whatever its reason.
+A hit is an action of the expected kind on exactly the labelled nodes between onset and end + 60 s, one for each fault.
+Any other exclusion or restart is false. Silence on a labelled fault is a miss, whatever its reason.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from eagle_eye.server.backtest.run import VerdictLine
 from eagle_eye.server.backtest.trace import Label
 
 GRACE_S = 60.0  # after a fault's end, in which its verdict still counts
-# What a label's "expect" asks for. "job": a finding about the job, nobody excluded and nothing restarted.
+# Meanings of a label's "expect". "job": a finding about the job, without exclusion or restart.
 EXPECTED_ACTIONS = {"exclude": ("exclude_node",), "restart": ("restart_job",), "job": ("notify",), "none": ()}
 DISRUPTIVE = ("exclude_node", "restart_job")
 DAY_S = 86_400.0
@@ -23,22 +23,22 @@ DAY_S = 86_400.0
 
 @dataclass(slots=True)
 class ScoreCounts:
-    """Counts over traces; of hits: ``delays_s`` from onset to verdict, ``action_delays_s`` to what is asked for.
+    """Counts over traces; for hits: ``delays_s`` from onset to verdict, ``action_delays_s`` to the action.
 
-    A verdict may come before its action: what has no second kind of evidence yet, or may still pass by itself, is
-    told of first and acted on later.
+    A verdict may precede its action: one without a second kind of evidence yet, or that may still pass by itself, is
+    reported first and acted on later.
     """
 
     labelled: int = 0
     hits: int = 0
     false: int = 0
     named: int = 0  # hits and false claims on a labelled fault whose nodes were exactly right
-    claims: int = 0  # all claims that fell into a labelled fault's time
+    claims: int = 0  # all claims within a labelled fault's time
     delays_s: list[float] = field(default_factory=list)
     action_delays_s: list[float] = field(default_factory=list)
 
     def summary(self) -> dict[str, Any]:
-        """Return the figures; None where nothing was there to divide by."""
+        """Return the figures; None where the denominator is 0."""
         precision = _ratio(self.hits, self.hits + self.false)
         recall = _ratio(self.hits, self.labelled)
         return {
@@ -68,7 +68,7 @@ class Scorecard:
     node_days: float = 0.0
 
     def add(self, labels: Sequence[Label], lines: Sequence[VerdictLine], nodes: int, seconds: float) -> None:
-        """Count one trace of ``nodes`` nodes that were watched for ``seconds``."""
+        """Count one trace of ``nodes`` nodes observed for ``seconds``."""
         self.node_days += nodes * seconds / DAY_S
         used: set[int] = set()
         for label in labels:
@@ -135,5 +135,5 @@ def _ratio(part: float, whole: float) -> float | None:
 
 
 def quantile(values: Sequence[float], q: float) -> float | None:
-    """Return the nearest-rank quantile, None of nothing."""
+    """Return the nearest-rank quantile, None if there are no values."""
     return sorted(values)[max(math.ceil(q * len(values)) - 1, 0)] if values else None

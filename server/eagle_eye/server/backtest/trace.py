@@ -1,4 +1,4 @@
-"""Reading a trace folder (``eagle-eye-trace/1``) as the frames, job updates and labels that it stands for."""
+"""Reads a trace folder (``eagle-eye-trace/1``) as frames, job updates and labels."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ from eagle_eye.server.model.records import Job
 __all__ = ["FORMAT", "BadTrace", "Header", "Label", "MembershipLine", "Step", "Trace", "TraceEvent", "TraceRank"]
 
 DAY_S = 86_400.0
-IDLE_S_MAX = DAY_S  # by which the header may reach beyond what the trace tells
-SLACK_S = 10.0  # by which rows may lie outside of the header's time without a word
-_JOB, _EVENT, _ROWS = 0, 1, 2  # what is told first of what becomes known at one moment
+IDLE_S_MAX = DAY_S  # maximum time that the header may extend beyond the trace's data
+SLACK_S = 10.0  # rows this far outside of the header's range are not reported
+_JOB, _EVENT, _ROWS = 0, 1, 2  # order of what becomes known at the same moment
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """Something that becomes known at ``time_s``: a frame, or the scheduler's word on the job."""
+    """Something that becomes known at ``time_s``: a frame, or the scheduler's report on the job."""
 
     time_s: float
     frame: Frame | None = None
@@ -58,7 +58,7 @@ class Step:
 
 
 class _Reported(NamedTuple):
-    """Something that a file tells, with what it is sorted by; ``node`` "" for the job."""
+    """An item of a file, with its sort keys; ``node`` is "" for the job."""
 
     time_s: float
     node: str
@@ -75,8 +75,8 @@ _in_order = itemgetter(0, 1, 2)
 class Trace:
     """A trace on disk. Raises BadTrace where a file is missing, malformed or of another format.
 
-    ``ignored`` counts, by reason, what ``steps`` left out, once its steps have been taken. ``clock_offsets`` has, from
-    its first step on, how many seconds nodes' clocks are ahead of the others'; what they tell is moved back by as much.
+    ``ignored`` counts, by reason, what ``steps`` left out, once it has been exhausted. ``clock_offsets`` has, from its
+    first step on, how many seconds nodes' clocks are ahead of the others'; their data is moved back by as much.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -93,7 +93,7 @@ class Trace:
         return read_lines(path, Label) if path.exists() else None
 
     def topology(self) -> Topology:
-        """Return what hangs on which switch, as far as the trace says."""
+        """Return which nodes are on which switch, as far as the trace says."""
         return Topology(
             switch_of_node={node.node: node.switch for node in self.header.nodes if node.switch},
             switch_of_link={
@@ -104,7 +104,7 @@ class Trace:
         )
 
     def steps(self) -> Iterator[Step]:
-        """Yield all that the trace tells, in order of time; frames of one moment in order of node.
+        """Yield the trace's contents in order of time; frames of one moment in order of node.
 
         An event is known when it happens, a row only when its interval has ended.
         """
@@ -125,7 +125,7 @@ class Trace:
                 yield Step(reported.time_s, frame=self._frame(reported, sequence, reported.what))
 
     def _set_right(self, rows: list[Rows], events: list[TraceEvent]) -> list[TraceEvent]:
-        """Move what nodes with a wrong clock tell to the others' time."""
+        """Shift the data of nodes with a wrong clock to the others' time."""
         spacing_s, interval_s = rows[0].spacing_s(), self.header.interval_s
         if 900.0 <= spacing_s / interval_s <= 1_100.0:
             what = f"rows of a node are {spacing_s:g} apart where interval_s is {interval_s:g}: are they milliseconds?"
@@ -141,7 +141,7 @@ class Trace:
         ]
 
     def _check_reach(self, rows: list[Rows], events: list[TraceEvent]) -> None:
-        """Refuse a header whose time the trace does not speak of; count the rows outside of it."""
+        """Refuse a header with a time range that the data does not cover; count the rows outside of it."""
         start_s, end_s = self.header.start, self.header.end
         spans = [span for one in rows for span in one.spans().values()]
         reported = [time_s for span in spans for time_s in span]
@@ -172,7 +172,7 @@ class Trace:
                     self.ignored[f"row {side}"] += count
 
     def _read_memberships(self) -> list[MembershipLine]:
-        """Return who took part from when on, oldest first; [] when the trace does not say."""
+        """Return the members over time, oldest first; [] when the trace does not say."""
         found = read_lines(self.folder / MEMBERSHIP_FILE, MembershipLine, MEMBERSHIP_LINE_BYTES_MAX)
         start = self.header.start
         if self.header.ranks and not any(item.time <= start for item in found):
@@ -180,12 +180,12 @@ class Trace:
         return sorted(found, key=_by_time_said)
 
     def _members(self, ranks: list[TraceRank]) -> list[MemberRank]:
-        """Return the ranks with their peer group: what the job said, else pipeline stage and GPU model."""
+        """Return the ranks with their peer group: the job's own, else pipeline stage and GPU model."""
         model = {node.node: node.gpu_model or "" for node in self.header.nodes}
         return [MemberRank(r.rank, r.node, r.device, r.role or f"pp{r.pp}/{model.get(r.node, '')}") for r in ranks]
 
     def _ranks_by_node(self) -> list[tuple[float, dict[str, list[Rank]]]]:
-        """Return from when on which ranks ran on which node, newest first."""
+        """Return which ranks ran on which node from when on, newest first."""
         present = []
         for item in reversed(self._memberships):
             nodes: dict[str, list[Rank]] = {}
@@ -223,7 +223,7 @@ class Trace:
         return sorted((_Reported(job.updated_s, "", _JOB, job) for job in jobs), key=_by_time)
 
     def _attempt(self, event: TraceEvent) -> int:
-        """Return the attempt that a job_state event speaks of: where it names none, the one under way then."""
+        """Return the attempt of a job_state event: if it names none, the one in progress then."""
         named = event.attributes.get("attempt")
         if isinstance(named, int | float) and math.isfinite(named):
             return int(named)
@@ -264,7 +264,7 @@ class Trace:
 
 
 def _rows(tables: list[Iterator[TraceRows]]) -> Iterator[_Reported]:
-    """Yield one set of blocks for each node and moment, whichever tables its rows are in."""
+    """Yield one set of blocks for each node and moment, from all tables."""
     blocks: list[Block] = []
     silent: dict[int, float] = {}
     time_s, node = math.nan, ""

@@ -1,4 +1,4 @@
-"""Nodes of a trace whose clock is off, by the times of their rows: a trace does not say when a row was received."""
+"""Finds nodes of a trace with a wrong clock by the times of their rows, as traces have no times of receipt."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import NamedTuple
 
 from eagle_eye.schema.names import NAME_CHARS_MAX
 
-OFFSET_S_MIN = 30.0  # what is less is left to the detectors, which bear it
+OFFSET_S_MIN = 30.0  # smaller offsets are left to the detectors, which tolerate them
 OFFSET_INTERVALS_MIN = 3.0
-NODES_MIN = 3  # that tell; among fewer nobody is the odd one
+NODES_MIN = 3  # minimum number of nodes; among fewer no outlier can be identified
 
 
 class RowSpan(NamedTuple):
@@ -21,12 +21,12 @@ class RowSpan(NamedTuple):
 
 
 def clock_offsets(spans: Mapping[str, RowSpan], interval_s: float) -> dict[str, float]:
-    """Return by how many seconds the clocks of nodes are ahead of the others' (behind: less than 0), {} for none.
+    """Return how many seconds nodes' clocks are ahead of the others' (behind: negative), {} for none.
 
-    A clock that is off moves all rows of a node by the same time, so that they begin and end too late, or too early,
-    by as much. A node that joined late, left early or took another's place does one of the two only. More
-    than half of the nodes set the time. Does not see: offsets below 30 s or three intervals; clocks that are set right
-    in the middle; a node whose first and last rows are missing as well.
+    A wrong clock shifts all rows of a node by the same time, so that they begin and end too late, or too early, by the
+    same amount. A node that joined late, left early or replaced another does only one of the two. The time of more than
+    half of the nodes is taken as correct. Does not detect: offsets below 30 s or three intervals; clocks that are
+    corrected in between; a node whose first and last rows are missing as well.
     """
     if len(spans) < NODES_MIN:
         return {}
@@ -42,7 +42,7 @@ def clock_offsets(spans: Mapping[str, RowSpan], interval_s: float) -> dict[str, 
 
 
 def clock_lines(trace: str, offsets_s: Mapping[str, float]) -> list[str]:
-    """Return what to tell people of nodes whose clocks were off."""
+    """Return messages about nodes whose clocks were wrong."""
     return [
         f"{trace}: the clock of node {node[:NAME_CHARS_MAX]!r} is {abs(offset_s):.0f} s"
         f" {'ahead of' if offset_s > 0.0 else 'behind'} the others'; what it tells is judged at their time"

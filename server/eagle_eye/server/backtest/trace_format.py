@@ -1,4 +1,4 @@
-"""What the files of a trace folder (``eagle-eye-trace/1``) hold besides tables, as types; and why a folder is none."""
+"""The types of a trace folder's files (``eagle-eye-trace/1``) other than tables, and the error for invalid folders."""
 
 from __future__ import annotations
 
@@ -21,27 +21,27 @@ INTERVAL_S_MIN, INTERVAL_S_MAX = 0.01, 86_400.0
 HEADER_BYTES_MAX = 256 << 20  # a job of a million ranks
 LINE_BYTES_MAX = 1 << 20
 MEMBERSHIP_LINE_BYTES_MAX = HEADER_BYTES_MAX
-LINES_MAX = 2_000_000  # of one file
+LINES_MAX = 2_000_000  # per file
 
-# A column of ours, which other readers ignore: for how long a rank's living process has said nothing, in seconds.
+# A column of ours, ignored by other readers: for how many seconds a rank's living process has reported nothing.
 SILENCE_COLUMN = "rank_silent_seconds"
 
 ShapeT = TypeVar("ShapeT", bound=msgspec.Struct)
 
 
 class BadTrace(ValueError):
-    """A folder that is no usable trace; the message names the file and what was expected."""
+    """The folder is not a usable trace; the message names the file and what was expected."""
 
 
 class TraceLink(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A port of a node, and the switch that it hangs on."""
+    """A port of a node, and the switch that it connects to."""
 
     link: str
     switch: str | None = None
 
 
 class TraceNode(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A node of the trace; ``switch`` is that of its ports which name none of their own."""
+    """A node of the trace; ``switch`` applies to its ports that name none of their own."""
 
     node: str
     gpus: int
@@ -53,8 +53,8 @@ class TraceNode(msgspec.Struct, frozen=True, omit_defaults=True):
 class TraceRank(msgspec.Struct, frozen=True):
     """A rank of the trace; ``pp`` is its pipeline stage.
 
-    ``role`` names its group of comparable ranks where the job itself said so ("" otherwise: pipeline stage and GPU
-    model tell); an addition of ours that other readers of the format ignore.
+    ``role`` names its group of comparable ranks if the job itself reported one ("" otherwise: pipeline stage and GPU
+    model are used); an addition of ours that other readers of the format ignore.
     """
 
     rank: int
@@ -79,7 +79,7 @@ class Header(msgspec.Struct, frozen=True):
 
 
 class MembershipLine(msgspec.Struct, frozen=True):
-    """One line of ``membership.jsonl``: who takes part from ``time`` on."""
+    """One line of ``membership.jsonl``: the members from ``time`` on."""
 
     time: float
     attempt: int
@@ -97,7 +97,7 @@ class TraceEvent(msgspec.Struct, frozen=True):
 
 
 class Label(msgspec.Struct, frozen=True):
-    """One line of ``faults.jsonl``: what was done to the job, and what is expected of us."""
+    """One line of ``faults.jsonl``: the fault injected into the job, and the expected verdict."""
 
     start: float
     end: float
@@ -138,14 +138,14 @@ def read_header(folder: Path) -> Header:
 
 
 def check_time(where: str, name: str, time_s: float) -> None:
-    """Return if a time may be Unix seconds. Raises BadTrace."""
+    """Raise BadTrace unless a time may be Unix seconds."""
     if not 0.0 <= time_s < TIME_S_MAX:
         hint = in_seconds(time_s)
         raise BadTrace(f"{where}: {name} is {time_s}; expected Unix seconds, from 1970 to 2100{hint}")
 
 
 def opened(path: Path) -> BinaryIO:
-    """Return a file for reading; one that is no regular file is never waited for. Raises BadTrace, OSError."""
+    """Open a file for reading, without ever waiting for one that is not regular. Raises BadTrace, OSError."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     kind = os.fstat(descriptor).st_mode
     if not stat.S_ISREG(kind):

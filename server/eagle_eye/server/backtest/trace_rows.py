@@ -1,7 +1,7 @@
-"""The tables of a trace as the blocks of frames, in order of time and node, whatever order the files have.
+"""Reads a trace's tables as blocks of frames, in order of time and node, whatever the order in the files.
 
 A table is read once, its keys sorted once (or found sorted), and its cells gathered in chunks of contiguous rows: no
-Python runs for a single row. Memory is the file's columns plus one chunk.
+Python code runs per row. Memory is the file's columns plus one chunk.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from eagle_eye.server.model.timestamps import TIME_S_MAX, in_seconds
 
 CHUNK_CELLS = 1 << 21  # gathered at a time: 16 MiB
 DEVICE_MAX = (1 << 15) - 1
-NO_KEY = -2  # a device, node or link that the row does not name
+NO_KEY = -2  # the row has no device, node or link
 
 Integers = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -36,7 +36,7 @@ Floats = NDArray[np.float64]
 class TraceRows(NamedTuple):
     """Rows of one scope of one node that ended at one time.
 
-    ``silent`` says of the devices whose rank's process said nothing for how long, in seconds.
+    ``silent`` has the silence in seconds of each device whose rank's process reported nothing.
     """
 
     time_s: float
@@ -56,7 +56,7 @@ class _Keys(NamedTuple):
 
 
 class Rows:
-    """A table's rows, read; ``moments`` gives them in order. Raises BadTrace where they cannot be read."""
+    """The rows of a table; ``moments`` yields them in order. Raises BadTrace where they cannot be read."""
 
     def __init__(self, path: Path, key: str, scopes: Sequence[Scope]) -> None:
         self._path, self._key, self._scopes = path, key, scopes
@@ -100,13 +100,13 @@ class Rows:
         return float(np.median(gaps_s)) if len(gaps_s) else float("nan")
 
     def shift(self, offsets_s: Mapping[str, float]) -> None:
-        """Take what a node's clock is ahead from the times of its rows."""
+        """Subtract each node's clock offset from the times of its rows."""
         if offsets_s:
             by_node = np.array([*(offsets_s.get(node, 0.0) for node in self._keys.nodes), 0.0])  # NO_KEY: the last
             self._keys = self._keys._replace(times_s=self._keys.times_s - by_node[np.maximum(self._keys.node_of, -1)])
 
     def outside(self, start_s: float, end_s: float) -> tuple[int, int]:
-        """Return how many rows end before one time, and how many after another."""
+        """Return how many rows end before ``start_s``, and how many after ``end_s``."""
         times_s = self._keys.times_s
         return int((times_s < start_s).sum()), int((times_s > end_s).sum())
 
@@ -137,7 +137,7 @@ def link_rows(path: Path) -> Rows:
 
 
 def _read(path: Path, key: str, scopes: Sequence[Scope]) -> pa.Table:
-    """Return the key columns and those that the catalogue knows; the others are not even read."""
+    """Return the key columns and those in the catalogue; other columns are not read."""
     try:
         opened(path).close()  # Arrow would wait for ever for a FIFO's other end
         with pq.ParquetFile(path) as file:
@@ -208,7 +208,7 @@ def _ascending(columns: Sequence[Any]) -> bool:
 
 
 def _moments(path: Path, table: pa.Table, keys: _Keys, order: Integers, scope: Scope) -> Iterator[TraceRows]:
-    """Return the moments of the rows in ``order``; metrics that no key of a moment has are left out of its block."""
+    """Yield the moments of the rows in ``order``; metrics without any value in a moment are left out of its block."""
     names = [name for name in catalogue.names(scope) if name in table.schema.names]
     columns = [
         _numbers(path, table, name, pa.float64() if catalogue.BY_NAME[name].exact else pa.float32()) for name in names
@@ -256,7 +256,7 @@ def _gathered(
 
 
 class _Patterns:
-    """Which metrics a block has: few different answers, each looked up once."""
+    """The metrics of a block: there are few distinct combinations, and each is looked up once."""
 
     def __init__(self, names: list[str]) -> None:
         self._names = names
@@ -272,7 +272,7 @@ class _Patterns:
 
 
 def _silences(silence: Any, rows: Integers, labels: list[Any]) -> dict[int, tuple[int, float]]:
-    """Return, by place in the chunk, device and seconds of the ranks that were silent."""
+    """Return the device and silence in seconds of the silent ranks, by position in the chunk."""
     if silence is None:
         return {}
     values = silence[rows]

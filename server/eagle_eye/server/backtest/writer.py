@@ -1,4 +1,4 @@
-"""Writing a trace folder (``eagle-eye-trace/1``), table rows a chunk at a time: memory does not grow with the trace."""
+"""Writes a trace folder (``eagle-eye-trace/1``), table rows a chunk at a time: memory does not grow with the trace."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class TraceWriter:
         memberships: Iterable[MembershipLine] = (),
         labels: Iterable[Label] | None = None,
     ) -> None:
-        """Write the rest and put the folder in its place. ``labels`` None: the trace has none."""
+        """Write the rest and move the folder into place. ``labels`` None: the trace has none."""
         if SAMPLES_FILE not in self._tables:
             self.samples({"time": [], "node": [], "device": []})
         for table in self._tables.values():

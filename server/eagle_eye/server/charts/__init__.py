@@ -1,4 +1,4 @@
-"""What the page draws: a node beside its peers, the course of a job, the lanes of a job's past.
+"""Data for the page's charts: a node beside its peers, a job's progress, the lanes of a job's past.
 
-In: the history and the records. Out: arrays and lists that are ready to be drawn. Writes nothing.
+In: the history and the records. Out: arrays and lists ready to draw. Writes nothing.
 """

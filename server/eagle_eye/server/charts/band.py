@@ -1,6 +1,6 @@
-"""Series of a metric as what a chart shows: the accused's course and the band of its peers. Pure.
+"""Converts series of a metric to a chart: the accused's values and the band of its peers. Pure.
 
-NaN: nothing was observed, which is never the same as 0.
+NaN means not observed, which is never the same as 0.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from eagle_eye.server.charts.drawing import Drawing
 from eagle_eye.server.charts.peer_selection import Cast
 from eagle_eye.server.history.steps import SeriesKey, Statistic, Steps
 
-LOW, HIGH = 5.0, 95.0  # percentiles between which the band lies
-BAND_MIN = 3  # peers without which there is no band
-SILENT_STEPS_MIN = 2  # shorter holes are the grain of the sampling
+LOW, HIGH = 5.0, 95.0  # percentiles that bound the band
+BAND_MIN = 3  # minimum number of peers for a band
+SILENT_STEPS_MIN = 2  # shorter gaps come from the sampling
 
 Floats = np.ndarray[Any, np.dtype[np.float64]]
 
 
 class Band(NamedTuple):
-    """All columns have one value for each step. ``seen`` counts the peers' series that were observed in it."""
+    """A chart. All columns have one value for each step; ``seen`` counts the peers' series observed in it."""
 
     accused: Floats
     low: Floats
@@ -32,11 +32,11 @@ class Band(NamedTuple):
     seen: Floats
     accused_series: int
     peer_series: int
-    not_finite: int  # values of peers that were not finite, and are in no band
+    not_finite: int  # non-finite values of peers, which are excluded from the band
 
 
 def statistic_of(drawing: Drawing) -> Statistic:
-    """Return which statistic of a step is drawn."""
+    """Return the statistic of a step that is drawn."""
     if drawing.form == "growth":
         return "increase"
     if drawing.form == "bits":
@@ -45,9 +45,9 @@ def statistic_of(drawing: Drawing) -> Statistic:
 
 
 def band(series: Mapping[SeriesKey, Steps], steps: int, drawing: Drawing, cast: Cast) -> Band:
-    """Return the accused's course (the mean of its series) and the peers' median and percentiles in each step.
+    """Return the accused's values (the mean of its series) and the peers' median and percentiles in each step.
 
-    A peer's series counts where it does comparable work. Without other nodes the accused node's other devices are the
+    Only peers' series that do comparable work count. Without other nodes the accused node's other devices are the
     peers.
     """
     keys = list(series)
@@ -64,7 +64,7 @@ def band(series: Mapping[SeriesKey, Steps], steps: int, drawing: Drawing, cast: 
 
 
 def matrix(series: Mapping[SeriesKey, Steps], steps: int) -> Floats:
-    """Return the series as lines (S, T), NaN where a step has no value."""
+    """Return the series as rows (S, T), NaN where a step has no value."""
     values = np.full((len(series), steps), np.nan)
     for line, found in enumerate(series.values()):
         at = np.asarray(found.steps, dtype=np.int64)
@@ -74,7 +74,7 @@ def matrix(series: Mapping[SeriesKey, Steps], steps: int) -> Floats:
 
 
 def percentiles(values: Floats) -> tuple[Floats, Floats, Floats]:
-    """Return the low, middle and high percentile of each column; NaN with too few for a band, or for a median none."""
+    """Return each column's low percentile, median and high percentile; NaN with too few values for a band, or none."""
     seen = np.isfinite(values).sum(axis=0)
     low, median, high = (np.full(values.shape[1], np.nan) for _ in range(3))
     some = seen > 0
@@ -85,7 +85,7 @@ def percentiles(values: Floats) -> tuple[Floats, Floats, Floats]:
 
 
 def mean(values: Floats) -> Floats:
-    """Return each column's mean over what was observed; NaN where nothing was."""
+    """Return each column's mean over observed values; NaN where there are none."""
     known = ~np.isnan(values)
     count = known.sum(axis=0)
     with np.errstate(invalid="ignore"):
@@ -94,20 +94,20 @@ def mean(values: Floats) -> Floats:
 
 
 def begun(found: Band) -> int:
-    """Return how many steps at the beginning show nothing of anybody: before that the attempt had not begun."""
+    """Return the number of leading steps without any observation: the attempt had not begun."""
     seen = ~np.isnan(found.accused) | (found.seen > 0)
     return int(np.argmax(seen)) if seen.any() else 0
 
 
 def without(found: Band, steps: int) -> Band:
-    """Return the band less so many steps at the beginning."""
+    """Return the band without its first ``steps`` steps."""
     columns = (found.accused, found.low, found.median, found.high, found.seen)
     accused, low, median, high, seen = (column[steps:] for column in columns)
     return found._replace(accused=accused, low=low, median=median, high=high, seen=seen)
 
 
 def silences(found: Band) -> list[tuple[int, int]]:
-    """Return the stretches of steps, first and last, in which the accused was not observed while peers were."""
+    """Return the ranges of steps (first and last) in which peers were observed but the accused was not."""
     if not found.accused_series or not found.peer_series:
         return []
     missing = np.isnan(found.accused) & (found.seen > 0)
@@ -117,7 +117,7 @@ def silences(found: Band) -> list[tuple[int, int]]:
 
 
 def _sides(keys: list[SeriesKey], metric: MetricSpec, cast: Cast) -> tuple[list[int], list[int]]:
-    """Return the lines of the accused and those of the peers."""
+    """Return the rows of the accused and those of the peers."""
     own: list[int] = []
     others: list[int] = []
     beside: list[int] = []

@@ -1,7 +1,6 @@
-"""What an operator types next about an incident, and what takes it back. Pure.
+"""Suggests an operator's next commands for an incident, with how to undo them. Pure.
 
-Names of nodes are other machines' words: what a shell could take for something else is quoted, and what cannot be
-typed gives no command.
+Node names come from other machines: they are quoted for the shell, and names that cannot be typed get no command.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ FRUITLESS = ("failed", "refused", "expired", "withdrawn", "rejected")
 
 
 class Command(NamedTuple):
-    """Something to type: ``why`` it is next, ``undo`` what takes it back ("": nothing does, or nothing needs to)."""
+    """A command to type: ``why`` gives the reason, ``undo`` the reverse command ("": none exists or none is needed)."""
 
     why: str
     command: str
@@ -28,7 +27,7 @@ class Command(NamedTuple):
 def commands(
     incident: Incident, actions: Sequence[Action], nodes: Mapping[str, Node], job: Job | None
 ) -> list[Command]:
-    """Return the commands that the incident's state calls for, the most pressing first."""
+    """Return the commands that suit the incident's state, the most urgent first."""
     last = next((action for action in reversed(actions) if not action.preliminary), None)
     found: list[Command] = []
     if last is not None:
@@ -96,14 +95,14 @@ def _bring_back(name: str, job: Job | None) -> Iterable[Command]:
 
 
 def _typed(noun: str, verb: str, name: str, *more: str) -> str:
-    """Return the command line, "" for a name that nobody can type."""
+    """Return the command line, "" for a name that cannot be typed."""
     if not name or not name.isprintable():
         return ""
-    # What begins with a hyphen is no flag.
+    # A name that begins with a hyphen must not be taken as a flag.
     last = ["--", name] if name.startswith("-") else [name]
     return shlex.join(["eagle-eye", noun, verb, *more, *last])
 
 
 def _plain(name: str) -> bool:
-    """Whether a scheduler's tool takes the name for a name and nothing else."""
+    """Return whether a scheduler's tool takes the name literally."""
     return bool(name) and name.isascii() and name[0].isalnum() and all(c.isalnum() or c in "._-" for c in name)

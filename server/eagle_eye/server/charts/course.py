@@ -1,6 +1,6 @@
-"""A job's course: what its steps took, learned and yielded, out of its ranks' series; and how much of it counted. Pure.
+"""A job's progress: step times, losses and throughput from its ranks' series, and its goodput. Pure.
 
-NaN: nothing was observed, or nobody can tell.
+NaN means not observed, or unknown.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from eagle_eye.server.accounts.timeline import TimelineSpan
 from eagle_eye.server.charts.band import Floats, matrix, percentiles
 from eagle_eye.server.history.steps import SeriesKey, Steps
 
-TRAILING_S = 600.0  # over which goodput is summed: as long as a restart with what it has to redo
+TRAILING_S = 600.0  # window of the goodput sum: as long as a restart including repeated steps
 SPANS_MAX = 1_000
 
 
 class Spread(NamedTuple):
-    """A metric over the ranks in each step; ``seen`` counts the ranks, ``infinite`` the values that were not finite."""
+    """A metric over the ranks in each step; ``seen`` counts the ranks, ``infinite`` the non-finite values."""
 
     low: Floats
     median: Floats
@@ -30,7 +30,7 @@ class Spread(NamedTuple):
 
 
 def spread(series: Mapping[SeriesKey, Steps], steps: int) -> Spread:
-    """Return the median and the percentiles of what was finite."""
+    """Return the median and the percentiles of the finite values."""
     values = matrix(series, steps)
     infinite = np.isinf(values)
     values = np.where(infinite, np.nan, values)
@@ -38,9 +38,9 @@ def spread(series: Mapping[SeriesKey, Steps], steps: int) -> Spread:
 
 
 def total(series: Mapping[SeriesKey, Steps], steps: int, nodes_read: int, nodes: int) -> Floats:
-    """Return the sum over all ranks: the mean of those that were read, times how many there are at most at once.
+    """Return the sum over all ranks: the mean of those read, times the maximum number present at once.
 
-    A rank whose agent is late does not make a dip. Where only some nodes were read the others count as these do.
+    A rank whose agent is late causes no dip. Where only some nodes were read the others are assumed equal to these.
     """
     values = matrix(series, steps)
     known = np.isfinite(values)
@@ -52,7 +52,7 @@ def total(series: Mapping[SeriesKey, Steps], steps: int, nodes_read: int, nodes:
 
 
 def goodput_course(spans: Sequence[TimelineSpan], times_s: Sequence[float], trailing_s: float = TRAILING_S) -> Floats:
-    """Return the goodput ratio of the time up to each moment, at most ``trailing_s`` of it; NaN: it cannot be told."""
+    """Return the goodput ratio of at most ``trailing_s`` up to each moment; NaN where unknown."""
     found = np.full(len(times_s), np.nan)
     for at, time_s in enumerate(times_s):
         ratio = goodput.account(goodput.clipped(spans, time_s - trailing_s, time_s)).goodput_ratio
@@ -62,7 +62,7 @@ def goodput_course(spans: Sequence[TimelineSpan], times_s: Sequence[float], trai
 
 
 def fewer(spans: Sequence[TimelineSpan], most: int = SPANS_MAX) -> list[TimelineSpan]:
-    """Return at most so many spans: of too many, the shortest go into the one before."""
+    """Return at most ``most`` spans, by merging the shortest into their predecessors."""
     kept = list(spans)
     if len(kept) <= most:
         return kept

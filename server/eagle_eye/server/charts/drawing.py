@@ -1,4 +1,4 @@
-"""How the metric of a piece of evidence is drawn: what the detector saw, as near as the history shows it. Pure."""
+"""How the metric of a piece of evidence is drawn: as close to what the detector saw as the history allows. Pure."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from eagle_eye.schema.action import EvidenceItem
 from eagle_eye.schema.metrics import BY_NAME, Kind, MetricSpec
 
 Form = Literal["value", "growth", "behind", "bits"]
-BITS_OF_EASE = 0x01 | 0x02  # an idle GPU and clocks that somebody set are no trouble
+BITS_OF_EASE = 0x01 | 0x02  # an idle GPU and user-set clocks are no trouble
 PANELS_MAX = 6
 
-# What detectors reckon from other metrics, and what happened at a moment: what shows it best.
+# For quantities that detectors derive, and for events: the metric that shows them best.
 _STAND_INS: Mapping[str, str] = MappingProxyType(
     {
         "train_step_standstill_seconds": "train_step",
@@ -41,9 +41,9 @@ _STAND_INS: Mapping[str, str] = MappingProxyType(
     }
 )
 _ENDINGS = ("_usual", "_reports_up", "_not_finite_ranks")
-_BEHIND = frozenset({"nccl_sequence", "nccl_completed_sequence"})  # a lag of one cannot be seen among millions
-_UNDRAWABLE = frozenset({"train_parameter_checksum"})  # how far two checksums are apart says nothing
-# What every person asks next, by the kind of trouble.
+_BEHIND = frozenset({"nccl_sequence", "nccl_completed_sequence"})  # a lag of one is invisible among millions
+_UNDRAWABLE = frozenset({"train_parameter_checksum"})  # the difference of two checksums is meaningless
+# Metrics that people look at next, by kind of trouble.
 _CONTEXT: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "stop": ("train_step", "gpu_utilization_ratio"),
@@ -56,11 +56,11 @@ _CONTEXT: Mapping[str, tuple[str, ...]] = MappingProxyType(
 
 
 class Drawing(NamedTuple):
-    """A metric of the catalogue and what is drawn of it.
+    """A metric of the catalogue and how it is drawn.
 
-    ``value``: as sent. ``growth``: what a counter has grown by since the chart begins. ``behind``: how far it is
-    behind whoever is furthest. ``bits``: 1 where one of ``mask`` is set, else 0. ``threshold`` is in the same unit;
-    None: there is none that would say something here.
+    ``value``: as sent. ``growth``: a counter's increase since the chart's beginning. ``behind``: the lag behind the
+    furthest. ``bits``: 1 where a bit of ``mask`` is set, else 0. ``threshold`` is in the same unit; None if none is
+    meaningful here.
     """
 
     metric: MetricSpec
@@ -70,7 +70,7 @@ class Drawing(NamedTuple):
 
 
 class Panel(NamedTuple):
-    """One chart that an incident is worth: ``evidence`` is the metric that the detector named, "" for context."""
+    """One chart for an incident: ``evidence`` is the metric that the detector named, "" for context."""
 
     drawing: Drawing
     evidence: str
@@ -79,7 +79,7 @@ class Panel(NamedTuple):
 
 
 def drawing_of(metric: str, threshold: float | None = None, unit: str = "") -> Drawing | None:
-    """Return how evidence of this metric is drawn; None: no series of the history shows it."""
+    """Return how evidence of this metric is drawn; None if no series of the history shows it."""
     base = next((metric.removesuffix(end) for end in _ENDINGS if metric.endswith(end)), metric)
     spec = BY_NAME.get(_STAND_INS.get(base, base))
     if spec is None or spec.name in _UNDRAWABLE:
@@ -96,7 +96,7 @@ def drawing_of(metric: str, threshold: float | None = None, unit: str = "") -> D
 
 
 def panels(evidence: list[EvidenceItem], trouble: str) -> list[Panel]:
-    """Return the charts of an incident: of its evidence, then what shows the job beside it; each metric once."""
+    """Return an incident's charts: its evidence, then context about the job; each metric once."""
     found: dict[tuple[str, str | None, int | None], Panel] = {}
     for item in evidence:
         drawn = drawing_of(item.metric, item.threshold, item.unit)

@@ -1,4 +1,4 @@
-"""Who took part in a job and when, as rows of a timeline that stays readable however many nodes there are. Pure."""
+"""Participation of nodes in a job over time, as a limited number of timeline rows. Pure."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from eagle_eye.server.model.account_records import Attempt
 from eagle_eye.server.model.records import Incident
 
 ROWS_MAX = 256
-NAMES_MAX = 8  # of a row's nodes that are named
+NAMES_MAX = 8  # nodes named per row
 
 
 class Bar(NamedTuple):
-    """An attempt in which the row's nodes took part: from when until when, and how many of them."""
+    """An attempt in which the row's nodes took part: begin, end, and number of nodes."""
 
     attempt_id: str
     attempt: int
@@ -26,9 +26,9 @@ class Bar(NamedTuple):
 
 
 class Row(NamedTuple):
-    """One node, or ``size`` neighbours in the order of their names; ``incidents`` are ids of those that concern them.
+    """One node, or ``size`` neighbours in the order of their names; ``incidents`` are ids of those concerning them.
 
-    ``ranks`` are the lowest and highest rank there by the newest word, None where nobody said.
+    ``ranks`` are the lowest and highest rank there in the newest report, None if unknown.
     """
 
     label: str
@@ -49,8 +49,8 @@ def rows(
 ) -> list[Row]:
     """Return at most ``most`` rows in the order of the nodes' names.
 
-    ``members`` are the nodes of each attempt by its id. A node that an incident accuses has a row of its own, as long
-    as there is room; the others share rows where there are too many.
+    ``members`` are the nodes of each attempt by its id. A node that an incident accuses gets a row of its own, while
+    there is room; the others share rows if there are too many.
     """
     taking_part: dict[str, set[str]] = defaultdict(set)
     for attempt in attempts:
@@ -72,11 +72,11 @@ def rows(
 
 
 def _groups(names: list[str], alone: set[str], most: int) -> list[list[str]]:
-    """Return the names in order, in groups of neighbours of which none holds one of ``alone`` with others."""
+    """Return the names in order, in groups of neighbours; those in ``alone`` share no group."""
     if len(names) <= most:
         return [[name] for name in names]
     apart = [name for name in names if name in alone]
-    # Each that stands alone parts the group that it is in, so that it costs two rows.
+    # Each separate node splits the group around it, so that it costs two rows.
     room = max(1, most - 2 * len(apart))
     size = -(-(len(names) - len(apart)) // room)
     groups: list[list[str]] = []

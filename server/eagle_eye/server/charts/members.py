@@ -1,4 +1,4 @@
-"""Who took part in an attempt of a job, in which role, as far as anybody still knows. Touches: store, history."""
+"""Finds the members of a job's attempt and their roles, as far as still known. Touches: store, history."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from eagle_eye.server.history.history import History
 from eagle_eye.server.ingest.fleet import Fleet
 from eagle_eye.server.store.store import ATTEMPTS, JOBS, MEMBERSHIPS, PAGE_LIMIT_MAX, Store
 
-ROLES_NODES_MAX = 256  # whose frames are read for the roles of ranks of an attempt that is over
+ROLES_NODES_MAX = 256  # nodes whose frames are read for the roles of ranks of an ended attempt
 ROLES_S = 4.0
 
 
 class Members(NamedTuple):
-    """``nodes`` are the attempt's; ``ranks`` those of them whose ranks are known, with their roles."""
+    """``nodes`` are the attempt's; ``ranks`` those of their ranks that are known, with their roles."""
 
     nodes: tuple[str, ...]
     ranks: tuple[MemberRank, ...]
 
 
 def members_of(store: Store, fleet: Fleet, job: str, attempt: int, time_s: float) -> Members:
-    """Return who took part in the attempt that ran at ``time_s``: by the schedulers' word, the agents' or the accounts.
+    """Return the members of the attempt that ran at ``time_s``: from the schedulers, the agents or the accounts.
 
-    Both empty where nobody knows any more.
+    Both are empty if unknown.
     """
     record = store.get(JOBS, job)
     ranks: list[MemberRank] = []
@@ -46,7 +46,7 @@ def members_of(store: Store, fleet: Fleet, job: str, attempt: int, time_s: float
 def ranks_seen(
     history: History, job: str, attempt: int, always: Sequence[str], nodes: Sequence[str], time_s: float
 ) -> tuple[MemberRank, ...]:
-    """Return the ranks that the nodes' agents told of just before ``time_s``, of many nodes some; raw history has it.
+    """Return the ranks that agents reported just before ``time_s`` (from a sample of many nodes); needs raw history.
 
     Raises HistoryUnavailable.
     """

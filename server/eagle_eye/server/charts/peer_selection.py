@@ -1,4 +1,4 @@
-"""Which nodes a chart highlights, and which peers it compares them with. Pure."""
+"""Selects which nodes a chart highlights, and the peers that it compares them with. Pure."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from typing import NamedTuple
 
 from eagle_eye.schema.action import MemberRank
 
-PEER_NODES_MAX = 16  # enough for a median and a spread: of eight GPUs each, 128 series
+PEER_NODES_MAX = 16  # enough for a median and a spread: with eight GPUs each, 128 series
 ACCUSED_MAX = 16  # nodes of one incident that are drawn as one
 
 
 class Cast(NamedTuple):
-    """Who is drawn.
+    """The nodes that a chart shows.
 
-    ``peers`` are those of ``peers_total`` comparable nodes that are read, evenly picked. ``roles`` are those of the
-    accused's ranks, ``role_of`` everybody's where somebody said; both empty: nobody did, and all members are compared.
+    ``peers`` are those of the ``peers_total`` comparable nodes that are read, evenly picked. ``roles`` are those of the
+    accused's ranks, ``role_of`` all known roles; if both are empty, roles are unknown and all members are compared.
     """
 
     accused: tuple[str, ...]
@@ -27,7 +27,7 @@ class Cast(NamedTuple):
 
     @property
     def said(self) -> str:
-        """Whom the accused are compared with, as a phrase."""
+        """A phrase for the nodes that the accused are compared with."""
         if not self.peers_total:
             return "no other node takes part: there is nobody to compare with"
         whom = f"{self.peers_total} other node{'s' if self.peers_total > 1 else ''}"
@@ -37,7 +37,7 @@ class Cast(NamedTuple):
         return f"{alike} of the same attempt{drawn}"
 
     def comparable(self, node: str, device: int) -> bool:
-        """Whether a series of a peer does the same work as the accused."""
+        """Return whether a peer's series does the same work as the accused."""
         return not self.roles or self.role_of.get((node, device), "") in self.roles
 
 
@@ -48,7 +48,7 @@ def cast(
     nodes: Iterable[str],
     peers_max: int = PEER_NODES_MAX,
 ) -> Cast:
-    """Return who is drawn; ``members`` are the attempt's ranks as far as known, ``nodes`` its nodes in their order."""
+    """Return the nodes to show; ``members`` are the attempt's known ranks, ``nodes`` its nodes in their order."""
     blamed = tuple(dict.fromkeys(accused))
     role_of = {(rank.node, rank.device): rank.role for rank in members}
     roles = frozenset(
@@ -61,7 +61,7 @@ def cast(
 
 
 def picked(names: Sequence[str], most: int) -> tuple[str, ...]:
-    """Return at most so many of the names, evenly from the first to the last: the same ones each time."""
+    """Return at most ``most`` of the names, evenly spaced from first to last; deterministic."""
     if len(names) <= most:
         return tuple(names)
     return tuple(names[at * len(names) // most] for at in range(most))

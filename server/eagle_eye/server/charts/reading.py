@@ -1,4 +1,4 @@
-"""A metric of some nodes out of the history, within a limit on what is read. Touches: the history."""
+"""Reads a metric of some nodes from the history, with a limit on the work. Touches: the history."""
 
 from __future__ import annotations
 
@@ -20,14 +20,15 @@ from eagle_eye.server.model.errors import HistoryMoved, Refusal
 
 FRAMES_MAX = 20_000  # for one chart: about a second of work
 SERIES_MAX = 4_096
-SPARSE = 1.5  # steps from one value to the next, beyond which the steps are too short for the source
+SPARSE = 1.5  # steps between values beyond which the steps are too short for the source
 TURN_S = 10.0  # how long a chart waits for its turn
 
 
 class Found(NamedTuple):
-    """What was read. ``nodes`` are those beside ``always`` that fitted; ``stretch`` has longer steps than asked for
-    where the values are further apart; ``spans`` say which buckets answered.
-    """  # noqa: D205 - one thought
+    """The values read. ``nodes`` are those of the second group that fitted the limit.
+
+    ``stretch`` has longer steps than requested if the values are further apart; ``spans`` are the bucket lengths used.
+    """
 
     stretch: Stretch
     series: dict[SeriesKey, Steps]
@@ -36,7 +37,7 @@ class Found(NamedTuple):
 
 
 class Turns:
-    """So many charts at a time: they share the interpreter with what takes telemetry in."""
+    """Limits the number of concurrent charts, which share the interpreter with ingestion."""
 
     def __init__(self, count: int = 2) -> None:
         self._free = threading.BoundedSemaphore(count)
@@ -61,10 +62,10 @@ def read(
     job: str | None,
     frames_max: int = FRAMES_MAX,
 ) -> Found:
-    """Return the metric of two groups of nodes: all of the first, of the second as many as the limit lets be read.
+    """Return the metric of two groups of nodes: all of the first, and of the second as many as the limit allows.
 
-    Where there is no first group one node is read though it has more than ``frames_max``. Raises Refusal 400 where that
-    is beyond FRAMES_MAX, or the first group beyond ``frames_max``; HistoryUnavailable.
+    Without a first group one node is read even if it has more than ``frames_max``. Raises Refusal 400 if that exceeds
+    FRAMES_MAX, or the first group ``frames_max``; HistoryUnavailable.
     """
     always, others = nodes
     for last in (False, False, True):
@@ -72,7 +73,7 @@ def read(
             return _read(history, metric, statistic, (tuple(always), tuple(others)), wanted, job, frames_max)
         except TooManySeries:
             raise Refusal(400, "too_much", f"more than {SERIES_MAX} series lie in the range") from None
-        except HistoryMoved:  # something was found broken; what is left answers
+        except HistoryMoved:  # something was found broken; the rest answers
             if last:
                 raise
     raise AssertionError  # for the type checker
@@ -95,7 +96,7 @@ def _read(
         end_s = np.nextafter(wanted.end_s, 0.0)
         with history.courses(metric, names, wanted.start_s, end_s, job, wanted.step_s, frames_max) as reading:
             if reading.frames > frames_max and len(others) > (0 if always else 1):
-                # Counting ends soon beyond the limit, so this is rather too many than too few.
+                # Counting stops soon after the limit, so this removes rather too many than too few.
                 fitting = max(1, len(others) * frames_max // reading.frames)
                 others = picked(others, min(fitting, len(others) // 2))
                 continue
@@ -112,7 +113,7 @@ def _read(
 
 
 def _gathered(courses: Iterable[Run | BucketSeries]) -> list[Run | BucketSeries]:
-    """Return the same with all runs of a series as one: of frames that are in no segment yet each value is a run."""
+    """Merge all runs of a series into one: for frames in no segment each value is a run."""
     found: list[Run | BucketSeries] = []
     times_s: dict[SeriesKey, list[Floats]] = defaultdict(list)
     values: dict[SeriesKey, list[Floats]] = defaultdict(list)
@@ -130,7 +131,7 @@ def _gathered(courses: Iterable[Run | BucketSeries]) -> list[Run | BucketSeries]
 
 
 def _spacing_s(courses: Sequence[Run | BucketSeries]) -> float:
-    """Return how far apart the values of one series typically are, 0 where that cannot be told."""
+    """Return the typical distance of a series' values, 0 if unknown."""
     gaps: list[float] = []
     last: dict[SeriesKey, float] = {}
     for course in courses[:SERIES_MAX]:

@@ -1,4 +1,4 @@
-"""What a chart shows, as sentences: for whoever cannot see it, and for whoever has no time to look. Pure."""
+"""Describes a chart in sentences, for people who cannot see it or have no time to look. Pure."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _SCALED = frozenset({"bytes", "bytes_per_second", "hertz"})
 
 
 def number(value: float, unit: str) -> str:
-    """Return the value as people write it, with its unit."""
+    """Return the value in common notation, with its unit."""
     word = _UNITS.get(unit, unit.replace("_", " "))
     if math.isinf(value):
         return "not finite"
@@ -41,7 +41,7 @@ def number(value: float, unit: str) -> str:
 
 
 def said(found: Band, shown: Stretch, drawing: Drawing, cast: Cast, name: str, detected_s: float) -> list[str]:
-    """Return what the chart says at the verdict, what it could not see, and what it leaves out."""
+    """Return what the chart shows at the verdict, what was not observed, and what it leaves out."""
     unit = drawing.metric.unit
     at = min(max(int((detected_s - shown.start_s) // shown.step_s), 0), shown.steps - 1)
     sentences = [_at_verdict(found, at, drawing, name, unit)]
@@ -63,7 +63,7 @@ def said(found: Band, shown: Stretch, drawing: Drawing, cast: Cast, name: str, d
 
 
 def what(metric: MetricSpec, drawing: Drawing) -> str:
-    """Return what the vertical axis shows."""
+    """Return the label of the vertical axis."""
     words = metric.help.rstrip(".")
     if drawing.form == "growth":
         return f"{words}: growth since the chart begins"

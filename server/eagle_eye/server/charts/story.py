@@ -14,7 +14,7 @@ SERVER = "server"
 
 
 class Entry(NamedTuple):
-    """One thing that happened; ``id`` is that of the record it concerns, ``who`` a token's, a subscription's or ""."""
+    """One event; ``id`` is that of the record it concerns, ``who`` is a token, a subscription or ""."""
 
     time_s: float
     kind: Kind
@@ -24,7 +24,7 @@ class Entry(NamedTuple):
 
 
 class Story(NamedTuple):
-    """Oldest first; ``left_out`` counts the oldest, of which there is no room."""
+    """Oldest first; ``left_out`` counts the oldest entries that did not fit."""
 
     entries: list[Entry]
     left_out: int
@@ -37,7 +37,7 @@ def story(
     evidence: Iterable[Evidence],
     audit: Iterable[AuditEntry],
 ) -> Story:
-    """Return everything on record, oldest first, the newest ENTRIES_MAX."""
+    """Return all events on record, oldest first, limited to the newest ENTRIES_MAX."""
     where = incident.node or ", ".join(incident.nodes[:4]) or "the job"
     found = [Entry(incident.onset_s, "fault", f"{incident.fault.replace('_', ' ')} began on {where}", incident.id)]
     kinds = {action.id: action.kind.replace("_", " ") for action in actions}

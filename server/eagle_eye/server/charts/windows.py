@@ -1,4 +1,4 @@
-"""Which stretch of time a chart shows, and how long its steps are. Pure."""
+"""The time range that a chart shows, and the length of its steps. Pure."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from typing import NamedTuple
 
 from eagle_eye.server.model.records import Incident
 
-POINTS = 300  # about so many steps: a screen has few more columns to draw them in
+POINTS = 300  # approximate number of steps: a screen has few more columns
 POINTS_MAX = 2_000
-# Lengths that fall together with minutes and hours, so that downsampled buckets fill whole steps.
+# Lengths aligned with minutes and hours, so that downsampled buckets fill whole steps.
 STEPS_S = (
     1.0,
     2.0,
@@ -27,13 +27,13 @@ STEPS_S = (
     86_400.0,
     172_800.0,
 )
-BEFORE_S = 180.0  # what was usual must be in view...
-AFTER_S = 120.0  # ...and whether it went on
+BEFORE_S = 180.0  # normal behaviour must be visible...
+AFTER_S = 120.0  # ...and whether it continued
 LENGTH_S_MAX = 14 * 86_400.0
 
 
 class Stretch(NamedTuple):
-    """Some time in steps: it begins with a step and is so many steps long."""
+    """A time range in steps: the start of its first step, their length and number."""
 
     start_s: float
     step_s: float
@@ -41,17 +41,17 @@ class Stretch(NamedTuple):
 
     @property
     def end_s(self) -> float:
-        """Where the last step ends."""
+        """The end of the last step."""
         return self.start_s + self.steps * self.step_s
 
     @property
     def times_s(self) -> list[float]:
-        """When each step begins."""
+        """The start of each step."""
         return [self.start_s + at * self.step_s for at in range(self.steps)]
 
 
 def stretch(start_s: float, end_s: float, points: int = POINTS, least_s: float = 0.0) -> Stretch:
-    """Return the time in about ``points`` steps of a round length, none shorter than ``least_s``."""
+    """Return the range in about ``points`` steps of a round length, none shorter than ``least_s``."""
     wanted_s = max((end_s - start_s) / points, least_s, STEPS_S[0])
     step_s = next((length for length in STEPS_S if length >= wanted_s), STEPS_S[-1])
     begin_s = start_s // step_s * step_s
@@ -59,7 +59,7 @@ def stretch(start_s: float, end_s: float, points: int = POINTS, least_s: float =
 
 
 def around(incident: Incident, now_s: float) -> tuple[float, float]:
-    """Return from when until when an incident's evidence is shown: before its onset, to after its verdict or end."""
+    """Return start and end of the range that shows an incident: from before its onset to after its verdict or end."""
     reported_s = max(incident.detected_s, incident.onset_s)
     lasted_s = reported_s - incident.onset_s
     over_s = incident.ended_s if incident.ended_s is not None else incident.seen_s

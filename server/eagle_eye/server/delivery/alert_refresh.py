@@ -1,7 +1,7 @@
-"""Tells each Alertmanager, again and again, which incidents go on: it forgets an alert that nobody repeats.
+"""Repeats firing alerts to each Alertmanager, which forgets alerts that are not repeated.
 
-What is told is what the store says at that moment, so that a restart of either side loses nothing, and an end that did
-not arrive is an end all the same once the last refresh has run out.
+Each refresh is read from the store, so that a restart of either side loses nothing, and an alert whose end was not
+delivered ends anyway once its last refresh has expired.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from eagle_eye.server.model.subscription_filters import wants
 from eagle_eye.server.store.store import Store
 from eagle_eye.server.telemetry.counters import Telemetry
 
-REQUEST_ALERTS_MAX = 100  # of one request
+REQUEST_ALERTS_MAX = 100  # per request
 
 
 class AlertRefresh:
-    """Knows which subscriptions are Alertmanagers and when each is to be told next. On one event loop only."""
+    """The subscriptions that are Alertmanagers, and when each is next due. On one event loop only."""
 
     def __init__(
         self,
@@ -51,29 +51,29 @@ class AlertRefresh:
         self._failures: dict[str, int] = {}  # by subscription, since the last success
 
     def know(self, subscriptions: Iterable[Subscription]) -> None:
-        """Take these for all that are active; those that are new are due at once."""
+        """Set the active subscriptions; new ones are due at once."""
         now_s = self._clock.monotonic_s()
         names = {one.id for one in subscriptions if one.format == "alertmanager_api"}
         self._due_s = {name: self._due_s.get(name, now_s) for name in names}
         self._failures = {name: count for name, count in self._failures.items() if name in names}
 
     def forget(self, subscription_id: str) -> None:
-        """Tell this one no more; it has ended."""
+        """Stop refreshing this subscription; it has ended."""
         self._due_s.pop(subscription_id, None)
         self._failures.pop(subscription_id, None)
 
     def waits_s(self) -> dict[str, float]:
-        """Return for each Alertmanager's subscription in how many seconds it is due; below 0: overdue."""
+        """Return for each Alertmanager's subscription the seconds until it is due; below 0: overdue."""
         now_s = self._clock.monotonic_s()
         return {name: due_s - now_s for name, due_s in self._due_s.items()}
 
     def is_due(self, subscription_id: str) -> bool:
-        """Return whether the subscription is an Alertmanager's that is to be told now."""
+        """Return whether the subscription is an Alertmanager's and due now."""
         due_s = self._due_s.get(subscription_id)
         return due_s is not None and due_s <= self._clock.monotonic_s()
 
     def firing(self, subscription: Subscription, but: Collection[str]) -> dict[str, list[Alert]]:
-        """Return what the subscription is to be told that it fires, by incident, without the incidents ``but``."""
+        """Return the alerts to refresh for the subscription, by incident, without the incidents ``but``."""
         now_s = self._clock.now_s()
         found = {}
         for incident in self._store.open_incidents():
@@ -87,11 +87,11 @@ class AlertRefresh:
         return found
 
     async def tell(self, subscription: Subscription, firing: Mapping[str, Sequence[Alert]]) -> Receipt:
-        """Tell the subscription what fires; return what came of the last request.
+        """Send the subscription its firing alerts; return the receipt of the last request.
 
-        Where nothing fires the request is empty: an Alertmanager that is down is known before it is needed. After a
-        failure the next refresh comes after a doubling delay with jitter, ``alert_refresh_s`` at most. While this runs
-        no event of these incidents may be delivered to the subscription: an end would be undone.
+        If nothing fires the request is empty, so that an Alertmanager that is down is noticed before it is needed.
+        After a failure the next refresh comes after a doubling delay with jitter, ``alert_refresh_s`` at most.
+        Meanwhile no event of these incidents may be delivered to the subscription: an end would be undone.
         """
         name = subscription.id
         self._due_s[name] = self._clock.monotonic_s() + self._settings.alert_refresh_s

@@ -1,4 +1,4 @@
-"""What waits for each subscription and which fail, read from the records when /metrics is scraped."""
+"""Pending deliveries and failures of each subscription, read from the records when /metrics is scraped."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from eagle_eye.server.store.store import SUBSCRIPTION_HEALTH, SUBSCRIPTIONS, Sto
 
 
 class DeliveryCollector(Collector):
-    """One series for each active subscription, of which there are ``webhooks.subscriptions_max`` at most."""
+    """One series for each active subscription, of which there are at most ``webhooks.subscriptions_max``."""
 
     def __init__(self, store: Store, clock: Clock) -> None:
         self._store = store

@@ -1,4 +1,4 @@
-"""What came of requests to subscribers, written down: those that end close together in one commit."""
+"""Records the outcomes of requests to subscribers; those that end close together share a commit."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ class _Entry(NamedTuple):
 
 
 class DeliveryOutcomes:
-    """One commit at a time: what ends meanwhile waits for the next, and takes no thread. On one event loop only."""
+    """One commit at a time: outcomes that arrive meanwhile wait for the next, in no thread. On one event loop only."""
 
     def __init__(self, store: Store, clock: Clock, telemetry: Telemetry) -> None:
         self._store = store
         self._clock = clock
         self._telemetry = telemetry
         self._waiting: list[_Entry] = []
-        self._commit_ends: asyncio.Future[None] | None = None  # of the commit that is being made
+        self._commit_ends: asyncio.Future[None] | None = None  # of the commit in progress
 
     async def write(
         self, subscription_id: str, receipt: Receipt, settled: Delivery | None = None
     ) -> SubscriptionHealth:
-        """Return the subscription's health after the request, once it and the delivery, if any, are on disk.
+        """Return the subscription's new health once it and the delivery, if any, are on disk.
 
         Raises StoreUnavailable: then neither is.
         """
@@ -69,7 +69,7 @@ class DeliveryOutcomes:
             for entry in entries:
                 entry.written.cancel()
             raise
-        except Exception as error:  # noqa: BLE001 - each who waits is told
+        except Exception as error:  # noqa: BLE001 - each waiter gets it
             for entry in entries:
                 entry.written.set_exception(error)
             return

@@ -1,4 +1,4 @@
-"""What becomes of a delivery, and of its subscription's health, after an attempt. Pure."""
+"""State transitions of a delivery and of its subscription's health after an attempt. Pure."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from eagle_eye.server.model.records import Delivery, SubscriptionHealth
 def after(delivery: Delivery, receipt: Receipt, now_s: float, settings: WebhookSettings, jitter: float) -> Delivery:
     """Return the delivery after an attempt: delivered, failed, or due again.
 
-    The delay is ``jitter`` (0 to 1) times the doubling backoff, but never less than the target asked for. It does
-    not reach past the event's expiry, at which the delivery is voided.
+    The delay is ``jitter`` (0 to 1) times the doubling backoff, but never less than the target asked for. It does not
+    extend past the event's expiry, at which the delivery is voided.
     """
     tried = replace(
         delivery,
@@ -38,7 +38,7 @@ def after(delivery: Delivery, receipt: Receipt, now_s: float, settings: WebhookS
 
 
 def again(delivery: Delivery, now_s: float) -> Delivery:
-    """Return the delivery as due now, with all its attempts before it. Raises IllegalTransition for a stale event."""
+    """Return the delivery as due now, keeping its earlier attempts. Raises IllegalTransition for a stale event."""
     if delivery.expires_s is not None and delivery.expires_s <= now_s:
         raise IllegalTransition(f"delivery {delivery.id} is of an event past its expiry; stale events are not sent")
     return replace(delivery, state="pending", attempts=0, due_s=now_s, last_error="", reason="", updated_s=now_s)
@@ -58,7 +58,7 @@ def fared(health: SubscriptionHealth, receipt: Receipt, now_s: float) -> Subscri
 
 
 def hopeless(health: SubscriptionHealth, now_s: float, limit_s: float) -> bool:
-    """Return whether attempts made as long as ``limit_s`` apart, and all between, have failed; 0: that is no reason."""
+    """Return whether all attempts over at least ``limit_s`` have failed; ``limit_s`` 0: never."""
     since_s = health.failing_since_s
     return limit_s > 0.0 and since_s is not None and now_s - since_s >= limit_s
 

@@ -1,4 +1,4 @@
-"""The events that leave the server, and what each carries. Pure."""
+"""The events that the server sends, and their contents. Pure."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from eagle_eye.schema import action as schema
 from eagle_eye.server.model.records import Action, Incident, Node, OutboundEvent, Subscription
 from eagle_eye.server.model.timestamps import rfc3339
 
-_WAS = ("fault", "nodes", "state", "action", "escalated")  # what is told again of an incident when it changes
+_WAS = ("fault", "nodes", "state", "action", "escalated")  # incident fields whose earlier values an update repeats
 
 
 def report_url(public_url: str, action_id: str) -> str:
-    """Return where a subscriber reports on an action."""
+    """Return the URL at which a subscriber reports on an action."""
     return f"{public_url}/api/v1/actions/{action_id}/reports"
 
 
 def incident_opened(incident: Incident, now_s: float) -> OutboundEvent:
-    """Return the event that announces a new incident, or one that has come back."""
+    """Return the event that announces a new incident, or one that has returned."""
     return _incident_event(schema.INCIDENT_OPENED, f"{incident.id}-opened{_time(incident)}", incident, now_s)
 
 
 def incident_updated(incident: Incident, before: Incident, now_s: float) -> OutboundEvent:
-    """Return the event that announces a change of an incident; one per ``updated_s``. ``was``: what it said before."""
+    """Return the event that announces a changed incident; one per ``updated_s``. ``was`` has its earlier fields."""
     stamp = round(incident.updated_s * 1000)
     event = _incident_event(schema.INCIDENT_UPDATED, f"{incident.id}-updated-{stamp}", incident, now_s)
     former = incident_data(before)
@@ -38,23 +38,23 @@ def incident_resolved(incident: Incident, now_s: float) -> OutboundEvent:
 
 
 def action_requested(action: Action, public_url: str, now_s: float) -> OutboundEvent:
-    """Return the event that asks subscribers to carry the action out; void after the action's ``expires_s``."""
+    """Return the event that asks subscribers to perform the action; void after the action's ``expires_s``."""
     return _action_event(schema.ACTION_REQUESTED, "requested", action, public_url, now_s, action.expires_s)
 
 
 def action_expired(action: Action, public_url: str, now_s: float) -> OutboundEvent:
-    """Return the event that says that nobody carried the action out in time."""
+    """Return the event that announces that the action was not performed in time."""
     return _action_event(schema.ACTION_EXPIRED, "expired", action, public_url, now_s, None)
 
 
 def action_withdrawn(action: Action, public_url: str, now_s: float) -> OutboundEvent:
-    """Return the event that takes a request back; ``reason`` says why."""
+    """Return the event that withdraws a request for action; ``reason`` gives the reason."""
     event = _action_event(schema.ACTION_WITHDRAWN, "withdrawn", action, public_url, now_s, None)
     return msgspec.structs.replace(event, data={**event.data, "reason": action.reason})
 
 
 def node_readmitted(node: Node, now_s: float) -> OutboundEvent:
-    """Return the event that says that a node may be used again."""
+    """Return the event that announces that a node may be used again."""
     return OutboundEvent(
         id=f"node-{node.node}-readmitted-{round(now_s * 1000)}",
         type=schema.NODE_READMITTED,
@@ -67,7 +67,7 @@ def node_readmitted(node: Node, now_s: float) -> OutboundEvent:
 
 
 def ping(subscription: Subscription, nonce: str, now_s: float) -> OutboundEvent:
-    """Return an event that shows a subscriber that deliveries reach it; no data but the subscription's id."""
+    """Return an event that tests delivery to a subscriber; its data is only the subscription's id."""
     return OutboundEvent(
         id=f"ping-{nonce}",
         type=schema.PING,
@@ -80,7 +80,7 @@ def ping(subscription: Subscription, nonce: str, now_s: float) -> OutboundEvent:
 
 
 def heartbeat(now_s: float, interval_s: float, public_url: str) -> OutboundEvent:
-    """Return the sign of life of a server that can judge; stale as soon as the next one is due."""
+    """Return the heartbeat of a server that can detect faults; stale as soon as the next one is due."""
     return OutboundEvent(
         id=f"heartbeat-{round(now_s * 1000)}",
         type=schema.HEARTBEAT,
@@ -155,7 +155,7 @@ def incident_data(incident: Incident) -> dict[str, Any]:
 
 
 def _time(incident: Incident) -> str:
-    """Return what tells the events of an incident's returns apart; nothing the first time."""
+    """Return the suffix that distinguishes the events of an incident's returns; "" the first time."""
     return f"-{incident.flaps}" if incident.flaps else ""
 
 

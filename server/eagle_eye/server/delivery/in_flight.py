@@ -1,4 +1,4 @@
-"""Which deliveries to one subscription may start beside those that are under way. Pure."""
+"""Chooses which deliveries to one subscription may start beside those in flight. Pure."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from collections.abc import Iterable, Sequence
 
 from eagle_eye.server.store.store import Due
 
-ACTION_PLACES = 4  # kept for requests to act, beside webhooks.concurrency_per_subscription
+ACTION_PLACES = 4  # reserved for requests to act, beside webhooks.concurrency_per_subscription
 
 
 class InFlight:
-    """Deliveries under way to one subscription: at most ``usual``, and ``ACTION_PLACES`` more of urgent ones.
+    """Deliveries in flight to one subscription: at most ``usual``, and ``ACTION_PLACES`` more of urgent ones.
 
-    One that hangs keeps its place and its incident's later events; nothing else waits for it.
+    One that hangs occupies its place and delays its incident's later events; nothing else waits for it.
     """
 
     def __init__(self, usual: int) -> None:
@@ -24,21 +24,21 @@ class InFlight:
 
     @property
     def busy(self) -> bool:
-        """Whether anything is under way."""
+        """Whether any delivery or refresh is in flight."""
         return self.refreshing or bool(self._under_way)
 
     @property
     def groups(self) -> frozenset[str]:
-        """The incidents that a delivery is under way of."""
+        """The incidents that have a delivery in flight."""
         return frozenset(due.delivery.group for due in self._under_way.values())
 
     @property
     def ask_max(self) -> int:
-        """How many due deliveries to look at, so that those under way and those that wait hide no other."""
+        """How many due deliveries to fetch, so that those in flight or waiting hide no others."""
         return len(self._under_way) + len(self._refreshed) + self._usual + ACTION_PLACES
 
     def start(self, due: Sequence[Due]) -> list[Due]:
-        """Return those of the due deliveries, urgent ones first, that start now; they are under way from here on."""
+        """Return those of the due deliveries, urgent ones first, that start now; they are in flight from here on."""
         started = []
         for one in sorted(due, key=lambda one: not one.urgent):
             if one.delivery.id in self._under_way or one.delivery.group in self._refreshed:
@@ -49,13 +49,13 @@ class InFlight:
         return started
 
     def end(self, delivery_id: str) -> None:
-        """Note that an attempt is over; its place is free after the next ``clear_ended``."""
+        """Record that an attempt is over; its place is free after the next ``clear_ended``."""
         self._ended.add(delivery_id)
 
     def clear_ended(self) -> None:
         """Free the places of attempts that are over.
 
-        To be called before the store is asked what is due: an attempt that ends between question and answer is still
+        Call it before querying the store for due deliveries: an attempt that ends between query and answer is still
         pending in the answer, and would be made twice.
         """
         for delivery_id in self._ended:
@@ -63,12 +63,12 @@ class InFlight:
         self._ended.clear()
 
     def start_refresh(self, incidents: Iterable[str]) -> None:
-        """Have deliveries of these incidents wait until ``end_refresh``; it must not undo what they say."""
+        """Hold back deliveries of these incidents until ``end_refresh``: the refresh must not undo them."""
         self.refreshing = True
         self._refreshed = frozenset(incidents)
 
     def end_refresh(self) -> None:
-        """Let the deliveries go on that the refresh kept back."""
+        """Release the deliveries that the refresh held back."""
         self.refreshing = False
         self._refreshed = frozenset()
 

@@ -1,4 +1,4 @@
-"""Durable deliveries: at least once, in order within each incident; no incident or subscription waits for another."""
+"""Durable deliveries: at least once, in order within each incident; no incident or subscription blocks another."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from eagle_eye.server.store.store import ACTIONS, EVENTS, INCIDENTS, SUBSCRIPTIO
 from eagle_eye.server.telemetry.counters import Telemetry
 
 HOUSEKEEPING_S = 10.0
-PAUSE_S = 5.0  # after the store failed: an outcome that cannot be written down would be delivered again at once
+PAUSE_S = 5.0  # after a store failure: an outcome that cannot be recorded would be delivered again at once
 EXPIRE_BATCH = 500
 WHO = "server"  # in the audit trail
 _ASKING_STATES = ("requested", "accepted", "running")
@@ -39,7 +39,7 @@ _log = logging.getLogger(__name__)
 
 
 class Outbox:
-    """Delivers what the store holds as pending. ``jitter`` returns uniform numbers from 0 to 1."""
+    """Delivers pending deliveries from the store. ``jitter`` returns uniform numbers from 0 to 1."""
 
     def __init__(
         self,
@@ -65,10 +65,10 @@ class Outbox:
         self._refresh = refresh
         self._jitter = jitter
         self._outcomes = DeliveryOutcomes(store, clock, telemetry)
-        # Of one target's places a subscription takes half: one that hangs must leave some to the others there.
+        # One subscription takes at most half of a target's places, so that one that hangs leaves some to others.
         self._usual_places = min(settings.concurrency_per_subscription, max(1, settings.target_concurrency // 2))
         self._serving: dict[str, asyncio.Event] = {}  # by subscription; set when there may be more to start
-        self._rests: dict[tuple[str, str], float] = {}  # (subscription, URL) that asked for rest, until when
+        self._rests: dict[tuple[str, str], float] = {}  # until when this (subscription, URL) asked for no requests
         self._paused_until_s = 0.0
 
     async def run(self) -> None:
@@ -84,7 +84,7 @@ class Outbox:
             self._signal.forget(woken)
 
     async def serve(self, subscription_id: str) -> None:
-        """Deliver what is due to one subscription, until nothing more is and nothing is under way."""
+        """Deliver what is due to one subscription, until nothing is due or in flight."""
         woken = self._serving.setdefault(subscription_id, asyncio.Event())
         flight = InFlight(self._usual_places)
         try:
@@ -100,14 +100,14 @@ class Outbox:
             del self._serving[subscription_id]
 
     def wake(self, subscription_id: str) -> None:
-        """Have a look at what is due to a subscription that is being served; nothing happens to another."""
+        """Check for due deliveries of a subscription being served; does nothing for others."""
         if subscription_id in self._serving:
             self._serving[subscription_id].set()
 
     def housekeeping(self) -> list[Subscription]:
-        """Void stale deliveries, bound each backlog, forget secrets that sign no more and records that are old.
+        """Void stale deliveries, bound each backlog, and delete expired secrets and old records.
 
-        Return the subscriptions that are active.
+        Return the active subscriptions.
         """
         now_s = self._clock.now_s()
         stale = self._store.expired_deliveries(now_s, EXPIRE_BATCH)
@@ -126,7 +126,7 @@ class Outbox:
         return active
 
     def _know(self, active: Sequence[Subscription]) -> None:
-        """Have those refreshed that are to be, and forget what others, or their former URLs, asked for."""
+        """Register the Alertmanagers to refresh, and drop rests of ended subscriptions and former URLs."""
         self._refresh.know(active)
         where = {(subscription.id, subscription.url) for subscription in active}
         self._rests = {key: until_s for key, until_s in self._rests.items() if key in where}
@@ -140,7 +140,7 @@ class Outbox:
             await asyncio.sleep(HOUSEKEEPING_S)
 
     async def _dispatch(self, tasks: asyncio.TaskGroup) -> float:
-        """Have the subscriptions served that something is due for; return how long to wait for the next."""
+        """Start serving the subscriptions with due deliveries; return how long to wait for the next."""
         if self._clock.monotonic_s() < self._paused_until_s:
             return self._paused_until_s - self._clock.monotonic_s()
         now_s = self._clock.now_s()
@@ -168,11 +168,11 @@ class Outbox:
         try:
             await self.serve(subscription_id)
         finally:
-            # What came due just before it ended was passed over.
+            # What became due just before it ended was missed.
             self._signal.notify()
 
     async def _start_due(self, subscription_id: str, flight: InFlight, tasks: asyncio.TaskGroup) -> None:
-        """Start what is due to the subscription and has a place."""
+        """Start the subscription's due deliveries for which there is a place."""
         if self._clock.monotonic_s() < self._paused_until_s:
             return
         subscription, due = await asyncio.to_thread(self._look, subscription_id, flight.ask_max)
@@ -216,23 +216,23 @@ class Outbox:
             wake()
 
     async def _guarded(self, work: Awaitable[ResultT]) -> ResultT | None:
-        """Return what ``work`` returns; after an error pause deliveries, count it and return None."""
+        """Return the result of ``work``; after an error pause deliveries, count it and return None."""
         try:
             return await work
         except StoreUnavailable as error:
             _log.warning("deliveries pause", extra={"pause_s": PAUSE_S, "error": str(error)})
             self._telemetry.failures.labels("store").inc()
-        except Exception:  # noqa: BLE001 - one bug in one delivery must not end all deliveries for ever
+        except Exception:  # noqa: BLE001 - a bug in one delivery must not end all deliveries for ever
             _log.exception("a delivery failed for a reason that was not foreseen")
             self._telemetry.failures.labels("outbox").inc()
         self._paused_until_s = self._clock.monotonic_s() + PAUSE_S
         return None
 
     async def _answer(self, request: Awaitable[Receipt]) -> Receipt:
-        """Return what came of a request; an error that nobody foresaw is this subscription's and no other's."""
+        """Return the receipt of a request; an unexpected error counts as a failure of this subscription only."""
         try:
             return await request
-        except Exception as error:  # noqa: BLE001 - what one subscriber can provoke must not pause the others
+        except Exception as error:  # noqa: BLE001 - errors that one subscriber can provoke must not pause the others
             _log.exception("a delivery failed for a reason that was not foreseen")
             self._telemetry.failures.labels("outbox").inc()
             return Receipt(Outcome.RETRY, error=type(error).__name__)
@@ -240,7 +240,7 @@ class Outbox:
     async def _attempt(self, subscription: Subscription, due: Due) -> None:
         delivery = due.delivery
         async with self._targets.turn(subscription.url, due.urgent):
-            # Only now: while it waited for its turn the event may have become stale.
+            # Checked only now: the event may have become stale while waiting.
             now_s = self._clock.now_s()
             event, void = await asyncio.to_thread(self._event, subscription, delivery.event_id, now_s)
             if event is None or void:
@@ -257,7 +257,7 @@ class Outbox:
         await self._note(subscription, receipt, settled)
 
     async def _note(self, subscription: Subscription, receipt: Receipt, settled: Delivery | None = None) -> None:
-        """Write down what came of a request: for its delivery, if it was one's, and for the subscription's health."""
+        """Record the outcome of a request for its delivery, if any, and for the subscription's health."""
         self._mind_rest(subscription, receipt)
         health = await self._outcomes.write(subscription.id, receipt, settled)
         if receipt.outcome is Outcome.GONE:
@@ -267,19 +267,19 @@ class Outbox:
             await asyncio.to_thread(self._end, subscription.id, "hopeless", f"{reason}: {receipt.error}")
 
     def _rest_s(self, subscription: Subscription) -> float:
-        """Return for how many seconds the target wants nothing; below or at 0: it takes something."""
+        """Return for how many seconds the target wants no requests; 0 or less: none."""
         until_s = self._rests.get((subscription.id, subscription.url))
         return 0.0 if until_s is None else until_s - self._clock.monotonic_s()
 
     def _mind_rest(self, subscription: Subscription, receipt: Receipt) -> None:
-        """Keep what the target asked for: it concerns all that goes there, not only what was refused."""
+        """Record the rest that the target asked for: it applies to everything sent there, not only to this request."""
         now_s = self._clock.monotonic_s()
         self._rests = {key: until_s for key, until_s in self._rests.items() if until_s > now_s}
         if receipt.retry_after_s:
             self._rests[subscription.id, subscription.url] = now_s + receipt.retry_after_s
 
     def _event(self, subscription: Subscription, event_id: str, now_s: float) -> tuple[OutboundEvent | None, str]:
-        """Return the event, and why it must no longer be delivered."""
+        """Return the event, and why it must no longer be delivered ("" if it may)."""
         event = self._store.get(EVENTS, event_id)
         return event, self._void(subscription, event, now_s)
 

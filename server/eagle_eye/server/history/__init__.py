@@ -1,4 +1,4 @@
-"""Samples on disk: the journal of what was just received, segments of what went before, and a remote store.
+"""Sample storage on disk: a journal of recent frames, segments of older ones, and an optional remote store.
 
 In: frames and rows. Out: replays, queries, recordings. Knows nothing of detectors, incidents or actions.
 """

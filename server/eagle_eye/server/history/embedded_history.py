@@ -1,4 +1,4 @@
-"""The History of one server: a journal for what was just received, segments for what went before, read as one."""
+"""The single-server History: a journal of recent frames and segments of older ones, read as one."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ from eagle_eye.server.model.errors import HistoryMoved
 
 HISTORY_FILE = "history.db"
 HISTORY_FOLDER = "history"
-IN_TIME_S = 120.0  # how far behind its receipt the newest frame of what came in time may be: exporters are slow
+IN_TIME_S = 120.0  # how far the newest frame of on-time data may lag behind its receipt: exporters are slow
 
 T = TypeVar("T")
 
 
 class _Plan(NamedTuple):
-    """What holds the answer: each frame is in one of them."""
+    """Where a query's frames are; each frame is in exactly one of these places."""
 
     segments: list[Shelved]
     chunks: list[Chunk]
@@ -68,7 +68,7 @@ class EmbeddedHistory:
 
     @property
     def dropped_by_retention(self) -> int:
-        """How many frames were deleted for their age or the history's size."""
+        """Number of frames deleted because of their age or the history's size."""
         return self.journal.dropped_by_retention + self.segment_store.dropped_by_retention
 
     def submit(self, batch: Batch) -> Future[Appended]:
@@ -76,11 +76,11 @@ class EmbeddedHistory:
         return self.journal.submit(batch)
 
     def outline(self, id_: bytes) -> bytes | None:
-        """Return the outline of a durable row by its id; None: it is not known (any more)."""
+        """Return the outline of a durable row by its id; None if it is unknown or was deleted."""
         return self._reader.outline(id_)
 
     def replay(self, since_s: float, frames_max: int) -> Iterator[Recorded | RecordedRow]:
-        """Yield the frames received at ``since_s`` or later, but for the late; of too many, the newest. See History."""
+        """Yield the frames received since ``since_s`` except late ones, the newest ``frames_max``; see History."""
         return self._reader.replay(since_s, frames_max)
 
     def query(self, nodes: Sequence[str], start_s: float, end_s: float) -> Iterator[Recorded]:
@@ -106,7 +106,7 @@ class EmbeddedHistory:
         )
 
     def ranks(self, nodes: Sequence[str], start_s: float, end_s: float) -> Iterator[RankReport]:
-        """Yield which ranks the nodes' frames in the range tell of; see History."""
+        """Yield the ranks that the nodes' frames in the range report; see History."""
         return self._parts(
             nodes,
             start_s,
@@ -129,7 +129,7 @@ class EmbeddedHistory:
         step_s: float,
         limit: int,
     ) -> Iterator[StepQuery]:
-        """Give the metric's course in the range; see History."""
+        """Open a query of the metric's values in the range; see History."""
         with self._reader.pinned(), self._leaving.reading():
             plan, rows = self._reader.read_together(
                 lambda reader: (
@@ -170,7 +170,7 @@ class EmbeddedHistory:
             yield StepQuery(frames, choice.spans, read())
 
     def count(self, nodes: Sequence[str], start_s: float, end_s: float, limit: int) -> int:
-        """Return how many frames ``query`` would read, counting little further than ``limit``."""
+        """Return how many frames ``query`` would read; stops counting soon after ``limit``."""
         with self._reader.pinned(), self._leaving.reading():
             plan = self._plan(nodes, start_s, end_s)
             total = self._reader.count(plan.chunks, nodes, start_s, end_s)
@@ -181,7 +181,7 @@ class EmbeddedHistory:
         return total
 
     def gaps(self, nodes: Sequence[str], start_s: float, end_s: float, levels: bool) -> list[Gap]:
-        """Return which parts of the range cannot be read of the nodes; see History."""
+        """Return the parts of the range in which the nodes' data is damaged; see History."""
 
         def found(reader: sqlite3.Connection) -> list[Gap]:
             raw = self.segment_store.broken(reader, nodes, start_s, end_s)
@@ -190,8 +190,8 @@ class EmbeddedHistory:
         return self._reader.read_together(found)
 
     def begins_s(self) -> float | None:
-        """Return since when all that came in time is here; None: nothing is. See History."""
-        for table in ("segments", "chunks"):  # of chunks there are few as long as there is no segment
+        """Return the time since which all on-time frames are here; None if there are none. See History."""
+        for table in ("segments", "chunks"):  # there are few chunks as long as there is no segment
             statement = f"SELECT min(first_s) FROM {table} WHERE last_s > received_s - ?"  # noqa: S608 - a constant
             begins_s: float | None = self._reader.read(statement, (IN_TIME_S,))[0][0]
             if begins_s is not None:
@@ -203,14 +203,14 @@ class EmbeddedHistory:
         return self.journal.streams()
 
     def set_aside(self, folder: str, name: str, reason: str) -> None:
-        """Have a damaged segment of one of the history's folders read no more. Raises HistoryUnavailable."""
+        """Stop reading a damaged segment in one of the history's folders. Raises HistoryUnavailable."""
         if folder == RAW_FOLDER:
             self.segment_store.set_aside(name, reason)
         else:
             self.segment_store.levels.set_aside(folder, name, reason)
 
     def problem(self) -> str | None:
-        """Return why frames cannot be made durable at the moment, or None."""
+        """Return why frames cannot be made durable at present, or None."""
         return self.journal.problem()
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""What the history is asked for, as one small protocol, so that another store can take its place."""
+"""The History protocol: everything the server asks of sample storage, so that another store can implement it."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from eagle_eye.schema.frame import Frame, Rank
 from eagle_eye.schema.metrics import MetricSpec, Scope
 from eagle_eye.server.history.segments.downsampling import BucketSeries
 
-# A frame older than this when it is sent was not sent as soon as it could be. If its node has sent a newer one it is
-# late: something for the history, and no news of how the node is.
+# A frame older than this when sent was not sent promptly. It is late if its node has sent a newer one: it is stored,
+# but says nothing about the node's current state.
 LATE_S = 10.0
 
 
 class StreamRef:
-    """A stream that frames come of again and again; the history keeps in ``held`` what spares it looking it up."""
+    """A stream that sends frames repeatedly; the history caches its own state of the stream in ``held``."""
 
     __slots__ = ("held", "name")
 
@@ -31,11 +31,11 @@ class StreamRef:
 
 
 class Batch(NamedTuple):
-    """Frames that came at about one moment, as columns: what every way of taking samples hands to the history.
+    """Frames received at about the same time, as columns: the input of every ingestion path to the history.
 
-    Line i is of the stream ``refs[i]``. ``time_s`` is by its node's clock, ``offset_s`` is added to it on reading.
-    ``raw`` has each frame's bytes, a matrix where all are of one size. ``outlines`` are those, by id, that rows among
-    them name and that may not be durable yet.
+    Row i belongs to the stream ``refs[i]``. ``time_s`` is by its node's clock; ``offset_s`` is added to it on reading.
+    ``raw`` has each frame's bytes, as a matrix if all have the same size. ``outlines`` (by id) are those that rows in
+    the batch reference and that may not be durable yet.
     """
 
     refs: Sequence[StreamRef]
@@ -52,22 +52,22 @@ class Batch(NamedTuple):
         lines: Iterable[tuple[StreamRef, int, float, float, float, bytes]],
         outlines: Mapping[bytes, bytes] = MappingProxyType({}),
     ) -> Batch:
-        """Return lines, at least one, each as the columns have it."""
+        """Return a batch of at least one row, each given in the order of the columns."""
         refs, sequences, times_s, received_s, offsets_s, raw = zip(*lines, strict=True)
         times = np.array((times_s, received_s, offsets_s), np.float64)
         return cls(refs, np.array(sequences, np.int64), times[0], times[1], times[2], raw, outlines)
 
     @property
     def raw_bytes(self) -> int:
-        """How many bytes the frames have."""
+        """Total size of the frames in bytes."""
         return self.raw.nbytes if isinstance(self.raw, np.ndarray) else sum(map(len, self.raw))
 
 
 class Appended(NamedTuple):
-    """What became of a batch: ``new[i]`` is false where line i was there already.
+    """The result of appending a batch: ``new[i]`` is false if row i was a duplicate.
 
-    ``watermarks`` are the streams' highest durable sequences: agents send the frames of one stream in order, so
-    everything that the agent still held of it up to there is here, and it may forget it.
+    ``watermarks`` are the streams' highest durable sequences. Agents send the frames of a stream in order, so all
+    frames up to the watermark that the agent still buffered are durable, and it may discard them.
     """
 
     new: list[bool]
@@ -75,7 +75,7 @@ class Appended(NamedTuple):
 
 
 class Recorded(NamedTuple):
-    """One frame of the history. Its times are as its node sent them; ``offset_s`` corrects them."""
+    """One stored frame. Its times are as its node sent them; ``offset_s`` corrects them."""
 
     frame: Frame
     received_s: float
@@ -83,7 +83,7 @@ class Recorded(NamedTuple):
 
 
 class RecordedRow(NamedTuple):
-    """One row of the history that has numbers alone, as it came; ``outline_of_row(raw)`` names its outline."""
+    """One stored row of numbers alone, as received; ``outline_of_row(raw)`` is the id of its outline."""
 
     raw: bytes
     received_s: float
@@ -91,7 +91,7 @@ class RecordedRow(NamedTuple):
 
 
 class Run(NamedTuple):
-    """Some of one series: a metric of a device, a link or (-1) a node; corrected times ascend, no value is NaN."""
+    """Part of one series: a metric of a device, a link or (-1) a node; corrected times ascend, no value is NaN."""
 
     node: str
     key: int | str
@@ -100,7 +100,7 @@ class Run(NamedTuple):
 
 
 class RankReport(NamedTuple):
-    """Which ranks a node's agent told of, at a corrected time."""
+    """The ranks that a node's agent reported at a corrected time."""
 
     node: str
     time_s: float
@@ -108,7 +108,7 @@ class RankReport(NamedTuple):
 
 
 class QueryPart(NamedTuple):
-    """A part of a query's time, and how long the buckets are that answer for it; 0: the values as they were sent."""
+    """A part of a query's range and the bucket length used for it; 0 means values as sent."""
 
     start_s: float
     end_s: float
@@ -116,7 +116,7 @@ class QueryPart(NamedTuple):
 
 
 class Gap(NamedTuple):
-    """A part of the time, ends included, of which something cannot be read: what held it is damaged."""
+    """A time range, ends included, in which some data cannot be read because its segment is damaged."""
 
     start_s: float
     end_s: float
@@ -124,9 +124,9 @@ class Gap(NamedTuple):
 
 
 class StepQuery(NamedTuple):
-    """What a query with a step reads: about how many frames, and buckets of nodes; in which resolution; its values.
+    """What a query with a step reads: approximate count of frames and node buckets, resolutions, and values.
 
-    ``courses`` are read as they are taken: runs of values as sent, and of buckets, each value in one of them.
+    ``courses`` is lazy: runs of values as sent and series of buckets; no value is in two of them.
     """
 
     frames: int
@@ -135,7 +135,7 @@ class StepQuery(NamedTuple):
 
 
 class StreamInfo(NamedTuple):
-    """One stream of an agent as the history knows it; ``heard_s`` is when something new of it was last received."""
+    """One stream of an agent; ``heard_s`` is when something new of it was last received."""
 
     node: str
     stream: str
@@ -149,42 +149,42 @@ class History(Protocol):
     def submit(self, batch: Batch) -> Future[Appended]:
         """Return a future that is done once all of the batch is durable, within about 100 ms.
 
-        The future fails with HistoryUnavailable when nothing of the batch was kept. Raises HistoryBusy when
-        too much waits already.
+        The future fails with HistoryUnavailable when nothing of the batch was kept. Raises HistoryBusy when too many
+        bytes are waiting already.
         """
         ...
 
     def outline(self, id_: bytes) -> bytes | None:
-        """Return the outline of a durable row by its id; None: it is not known (any more)."""
+        """Return the outline of a durable row by its id; None if it is unknown or was deleted."""
         ...
 
     def replay(self, since_s: float, frames_max: int) -> Iterator[Recorded | RecordedRow]:
-        """Yield the frames received at ``since_s`` or later in order of receipt; of too many, the newest.
+        """Yield the frames received since ``since_s`` in order of receipt, at most the newest ``frames_max``.
 
-        Rows of numbers alone come as they are: of a large fleet there are hundreds of thousands. Late frames are left
-        out: detection goes forward.
+        Rows of numbers alone stay encoded: a large fleet has hundreds of thousands. Late frames are left out, as
+        detection only moves forward.
         """
         ...
 
     def query(self, nodes: Sequence[str], start_s: float, end_s: float) -> Iterator[Recorded]:
         """Yield the nodes' frames (all if empty) whose corrected time is in the range.
 
-        Part by part as these begin in the range, and in a part by node and then by time. A part is what came together:
-        some minutes of some nodes, or what they sent late.
+        Frames come in parts, ordered by where the parts begin in the range; within a part by node, then time. A part is
+        what is stored together: some minutes of some nodes, or frames that they sent late.
         """
         ...
 
     def runs(
         self, metric: MetricSpec, nodes: Sequence[str], start_s: float, end_s: float, job: str | None
     ) -> Iterator[Run]:
-        """Yield the metric's values in the range, in parts as ``query``; with ``job`` of frames that speak of it.
+        """Yield the metric's values in the range, in parts like ``query``; with ``job`` only from frames that name it.
 
-        Gauges are as exact as float32, whichever part they come from.
+        Gauges have float32 precision, whichever part they come from.
         """
         ...
 
     def ranks(self, nodes: Sequence[str], start_s: float, end_s: float) -> Iterator[RankReport]:
-        """Yield which ranks the nodes' frames in the range tell of, in parts as ``query``; it costs a part of it."""
+        """Yield the ranks that the nodes' frames in the range report, in parts like ``query`` but at lower cost."""
         ...
 
     def courses(
@@ -197,26 +197,26 @@ class History(Protocol):
         step_s: float,
         limit: int,
     ) -> AbstractContextManager[StepQuery]:
-        """Give the metric's course in the range, as fine as ``step_s`` asks for and as there still is.
+        """Open a query of the metric's values in the range, as fine as ``step_s`` needs and as is still kept.
 
-        Buckets that lie in the range as a whole are in it. Frames are counted little further than ``limit``.
+        Buckets are included only if they are entirely in the range. Frame counting stops soon after ``limit``.
         """
         ...
 
     def count(self, nodes: Sequence[str], start_s: float, end_s: float, limit: int) -> int:
-        """Return how many frames ``query`` would read, counting little further than ``limit``."""
+        """Return how many frames ``query`` would read; stops counting soon after ``limit``."""
         ...
 
     def gaps(self, nodes: Sequence[str], start_s: float, end_s: float, levels: bool) -> list[Gap]:
-        """Return which parts of the range cannot be read of the nodes (all if empty), in order and apart.
+        """Return the parts of the range in which data of the nodes (all if empty) is unreadable, in order and disjoint.
 
-        ``levels``: by a query with a step, which minutes and hours answer as well as frames. Ask after reading: what is
-        found damaged while it is read counts then.
+        ``levels``: for a query with a step, which minutes and hours can answer as well as frames. Call after reading,
+        so that damage found while reading is included.
         """
         ...
 
     def begins_s(self) -> float | None:
-        """Return since when all that came in time is here; None: nothing is. What came late may be older."""
+        """Return the time since which all on-time frames are here; None if there are none. Late frames may be older."""
         ...
 
     def streams(self) -> list[StreamInfo]:
@@ -224,7 +224,7 @@ class History(Protocol):
         ...
 
     def problem(self) -> str | None:
-        """Return why frames cannot be made durable at the moment, or None."""
+        """Return why frames cannot be made durable at present, or None."""
         ...
 
     def close(self) -> None:
@@ -238,7 +238,7 @@ def speaks_of(frame: Frame, job: str) -> bool:
 
 
 def runs_of(frames: Iterable[tuple[Frame, float]], metric: MetricSpec) -> Iterator[Run]:
-    """Yield what frames say of the metric at their corrected times: a node's together where its frames lie together."""
+    """Yield the metric's values in the frames at their corrected times; adjacent frames of a node share runs."""
     for node, own in groupby(frames, lambda one: one[0].node):
         found: dict[tuple[int | str, ...], tuple[list[float], list[Any]]] = {}
         for frame, time_s in own:

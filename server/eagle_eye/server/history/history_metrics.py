@@ -11,7 +11,7 @@ from eagle_eye.server.telemetry.counters import metric_name
 
 
 class HistoryCollector(Collector):
-    """The history's health, read when scraped. ``segments`` returns how many there are, and their bytes."""
+    """The history's health, read when scraped. ``segments`` returns their number and total bytes."""
 
     def __init__(
         self,
@@ -30,7 +30,7 @@ class HistoryCollector(Collector):
         self._failures = failures
 
     def collect(self) -> Iterator[Metric]:
-        """Yield the families."""
+        """Yield the metric families."""
         yield GaugeMetricFamily(
             metric_name("history_waiting_bytes"), "Frames that wait for the disk.", value=self._waiting_bytes()
         )

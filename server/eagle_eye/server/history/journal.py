@@ -1,6 +1,6 @@
-"""The journal: what was just received, durable in SQLite, written by one thread in group commits.
+"""The journal: durable storage of recent frames in SQLite, written by one thread in group commits.
 
-Frames leave it once they are in segments (see compaction.py) and no restart would replay them.
+Frames are deleted from it once they are in segments (see compaction.py) and a restart would not replay them.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from eagle_eye.server.model.clock import Clock
 from eagle_eye.server.model.errors import HistoryBusy, HistoryUnavailable, StoreUnavailable
 from eagle_eye.server.store import database
 
-COMMIT_ENTRIES_MAX = 20_000  # frames in one transaction: bounds how long the first of them waits
-CHUNK_BYTES_MAX = 4 << 20  # of one row; SQLite would take a thousand million
-PAGE_BYTES = 16_384  # a page takes several frames: half the CPU of 4 KiB pages, and small fleets write little more
-RETENTION_SHARE = 0.25  # how long a step of deleting may take, of the pause after it
-IDLE_S = 1.0  # how often an idle writer looks whether a failed disk works again
+COMMIT_ENTRIES_MAX = 20_000  # frames per transaction: bounds how long the first of them waits
+CHUNK_BYTES_MAX = 4 << 20  # per chunk; SQLite allows 1,000,000,000
+PAGE_BYTES = 16_384  # a page holds several frames: half the CPU time of 4 KiB pages, and small fleets write little more
+RETENTION_SHARE = 0.25  # duration of a retention step relative to the pause after it
+IDLE_S = 1.0  # how often an idle writer checks whether a failed disk works again
 ADOPT_FRAMES = 500  # of the first version's file, moved in one transaction
 WINDOW_S = 900.0
-BATCH_BYTES = 512  # what a request takes in memory, about, beside its frames
-COMMITS_MAX = 1_000  # remembered, of those that a restart would replay
+BATCH_BYTES = 512  # approximate memory overhead of a request beside its frames
+COMMITS_MAX = 1_000  # number of commits remembered of those that a restart would replay
 
 T = TypeVar("T")
 
@@ -55,7 +55,7 @@ class Journal:
         self._pending_bytes_max = pending_bytes_max
         self._clock = clock
         self._writer = database.connect(path, PAGE_BYTES)
-        # Some builds of SQLite write zeros over all that is deleted: here as much again as ever came.
+        # Some builds of SQLite overwrite deleted data with zeros, which would double the bytes written.
         self._writer.execute("PRAGMA secure_delete = OFF")
         database.migrate(self._writer, MIGRATIONS, path)
         condition = database.Condition(path)
@@ -70,10 +70,10 @@ class Journal:
         self.outlines = JournalOutlines(self._writer)
         self._commits: deque[tuple[int, int]] = deque()  # last chunk and frames of those that a restart would replay
         self._commits_frames = 0
-        self._replay_id = 0  # chunks up to here are more than a restart would replay
+        self._replay_id = 0  # a restart would not replay chunks up to this id
         self._retention = Retention(self._writer, self.reader, self._streams, self.outlines, settings, window_s)
         self._retaining: Iterator[None] | None = None
-        self._next_step_s = 0.0  # of it, by the process's clock
+        self._next_step_s = 0.0  # of retention, by the process's monotonic clock
         self._retained_at_s = clock.monotonic_s()
         self._open()
         self._thread = threading.Thread(target=self._run, name="journal", daemon=True)
@@ -81,12 +81,12 @@ class Journal:
 
     @property
     def waiting_bytes(self) -> int:
-        """How many bytes of frames wait for the disk."""
+        """Bytes of frames waiting for the disk."""
         return self._waiting_bytes
 
     @property
     def dropped_by_retention(self) -> int:
-        """How many frames were deleted that are nowhere else."""
+        """Number of frames deleted before they were in a segment."""
         return self._retention.dropped
 
     def submit(self, batch: Batch) -> Future[Appended]:
@@ -94,7 +94,7 @@ class Journal:
         return self._enqueue(batch, _size(batch))
 
     def change(self, work: Callable[[sqlite3.Connection], T]) -> Future[T]:
-        """Return a future of what ``work`` returns, done in a transaction of its own. Raises HistoryUnavailable."""
+        """Run ``work`` in a transaction of its own; return a future of its result. Raises HistoryUnavailable."""
         return self._enqueue(work, 0)
 
     def streams(self) -> list[StreamInfo]:
@@ -105,13 +105,13 @@ class Journal:
         return self._streams.known(rows)
 
     def problem(self) -> str | None:
-        """Return why frames cannot be made durable at the moment, or None."""
+        """Return why frames cannot be made durable at present, or None."""
         if not self._thread.is_alive():
             return "the history's writer has ended"
         return self._refusals.reason or self._condition.damage
 
     def note_damage(self, how: str) -> None:
-        """Have ``problem`` say that the file is damaged."""
+        """Make ``problem`` report that the file is damaged."""
         self._condition.note_damage(how)
 
     def close(self) -> None:
@@ -123,7 +123,7 @@ class Journal:
         self.reader.close()
         self._writer.close()
 
-    # The writer's thread
+    # The writer thread
 
     def _enqueue(self, what: Batch | _Work, size: int) -> Future[Any]:
         with self._wake:
@@ -150,7 +150,7 @@ class Journal:
             ):
                 self._note_commit(id_, frames)
         except (sqlite3.Error, struct.error, TypeError, ValueError) as error:
-            # What a commit never wrote: a directory of another length, streams without rows.
+            # What no commit ever writes: a directory of a wrong length, or streams without rows.
             damaged = not isinstance(error, sqlite3.Error) or database.tells_damage(error)
             remedy = f"; it is damaged: {database.REMEDY}" if damaged else ""
             raise StoreUnavailable(f"{self.path} cannot be read: {error}{remedy}") from error
@@ -217,7 +217,7 @@ class Journal:
         try:
             with database.transaction(self._writer):
                 result = work(self._writer)
-        except Exception as error:  # noqa: BLE001 - whatever it was, the thread must live and the caller hear it
+        except Exception as error:  # noqa: BLE001 - the thread must survive and the caller must get the error
             self._condition.note(error)
             future.set_exception(HistoryUnavailable(f"{self.path} cannot be changed: {error}"))
         else:
@@ -234,7 +234,7 @@ class Journal:
                     told.append((appended, streams))
                     chunks += rows
                 last_id = insert(self._writer, chunks)
-        except Exception as error:  # noqa: BLE001 - whatever it was, the thread must live and the agents must hear it
+        except Exception as error:  # noqa: BLE001 - the thread must survive and the agents must get the error
             touched.undo()
             self._failed("frames cannot be written to", error, sum(len(batch.refs) for batch, _ in taken))
             for _, future in taken:
@@ -250,7 +250,7 @@ class Journal:
             self._note_streams()
 
     def _append(self, batch: Batch, touched: Touched) -> tuple[Appended, list[Stream], list[tuple[object, ...]]]:
-        """Return what became of a batch, its lines' streams, and what is new of it as rows for ``insert``."""
+        """Return the result of a batch, the streams of its rows, and its new frames as chunks for ``insert``."""
         streams = self._streams.referred(batch, touched)
         if batch.outlines:
             used_s = float(batch.received_s.max())
@@ -264,7 +264,7 @@ class Journal:
             return
         self._commits_frames += frames
         if self._commits and self._commits[-1][1] < self._settings.replay_frames_max / COMMITS_MAX:
-            frames += self._commits.pop()[1]  # as one: an hour has a hundred thousand commits
+            frames += self._commits.pop()[1]  # merged: an hour has a hundred thousand commits
         self._commits.append((last_id, frames))
         while self._commits_frames - self._commits[0][1] >= self._settings.replay_frames_max:
             self._replay_id, gone = self._commits.popleft()
@@ -278,7 +278,7 @@ class Journal:
             self._failed("streams cannot be written to", error)
 
     def _probe(self) -> None:
-        # Without this a full disk that has space again would count as full until an agent tries.
+        # Otherwise a full disk that has space again would count as full until an agent tries.
         try:
             with database.transaction(self._writer):
                 insert(self._writer, [(-1, 0, 0, 0.0, 0.0, 0.0, b"", bytes(65_536))])
@@ -290,14 +290,14 @@ class Journal:
 
     def _failed(self, what: str, error: Exception, frames: int = 0) -> None:
         self._condition.note(error)
-        if frames or self._condition.damage is None:  # damage that is in no frame's way refuses none
+        if frames or self._condition.damage is None:  # damage that affects no frame refuses none
             self._refusals.failed(f"{what} {self.path}: {error}", frames)
 
     def _retain_if_due(self) -> None:
-        """Do one step of keeping the file small, where a round of them is under way or due.
+        """Run one step of retention if a round is in progress or due.
 
-        What a compactor seals in a minute takes many steps. They come one by one, with pauses in which frames alone are
-        written, or acknowledgements would wait for all of them.
+        What a compactor seals in a minute takes many steps. They run one at a time, with pauses in which only frames
+        are written; otherwise acknowledgements would wait for all of them.
         """
         now_s, began_s = self._clock.monotonic_s(), time.monotonic()
         if began_s < self._next_step_s:

@@ -1,6 +1,6 @@
-"""Chunks: the frames of one group commit and one shard as one row of the journal, with a directory of what is in it.
+"""Chunks: the frames of one group commit and one shard as one row of the journal, with a directory of its contents.
 
-A row a frame would cost a page and an index entry each; a fleet sends more than ten thousand a second.
+One row per frame would cost a page and an index entry each; a fleet sends more than ten thousand frames a second.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ import numpy as np
 
 from eagle_eye.server.history.history import Batch
 
-# One line of a directory: stream id, sequence, corrected time, time of receipt, clock offset, size of the frame.
+# One directory entry: stream id, sequence, corrected time, time of receipt, clock offset, size of the frame.
 _LINE = struct.Struct("<iqdddI")
-# The same for numpy, which reads a directory at once.
+# The same as a numpy dtype, to read a whole directory at once.
 DIRECTORY = np.dtype(
     [
         ("stream_id", "<i4"),
@@ -30,13 +30,13 @@ DIRECTORY = np.dtype(
 )
 
 
-INSERT_ROWS_MAX = 1_000  # chunks in one statement: SQLite takes 32,766 values
+INSERT_ROWS_MAX = 1_000  # chunks per statement: SQLite allows 32,766 values
 _INSERT = "INSERT INTO chunks (shard, frames, size, received_s, first_s, last_s, directory, raw) VALUES "
 _ROW = "(?, ?, ?, ?, ?, ?, ?, ?)"
 
 
 class Line(NamedTuple):
-    """One frame's line in a directory; ``time_s`` is the corrected time, ``at`` where its ``size`` bytes begin."""
+    """A frame's directory entry; ``time_s`` is the corrected time, ``at`` the offset of its ``size`` bytes."""
 
     stream_id: int
     sequence: int
@@ -50,7 +50,7 @@ class Line(NamedTuple):
 def chunks_of(
     batch: Batch, stream_ids: Sequence[int], shards: Sequence[int], new: Sequence[bool], bytes_max: int
 ) -> Iterator[tuple[object, ...]]:
-    """Yield what is new of a batch as rows of the journal, in the order of its INSERT."""
+    """Yield a batch's new frames as chunks, with values in the order of the INSERT statement."""
     of_shard = np.fromiter(shards, np.int64, len(shards))
     order = np.argsort(of_shard, kind="stable")
     if False in new:
@@ -94,8 +94,8 @@ def chunks_of(
 
 
 def insert(writer: sqlite3.Connection, rows: Sequence[tuple[object, ...]]) -> int | None:
-    """Write chunks, within a transaction; return the last one's id, None where there is none."""
-    # In one statement: the lock of the interpreter is let go and waited for with each.
+    """Write chunks within a transaction; return the last one's id, None if there are none."""
+    # As one statement: each statement releases the GIL and waits to get it back.
     last_id: int | None = None
     for first in range(0, len(rows), INSERT_ROWS_MAX):
         part = rows[first : first + INSERT_ROWS_MAX]
@@ -105,14 +105,14 @@ def insert(writer: sqlite3.Connection, rows: Sequence[tuple[object, ...]]) -> in
 
 
 class Found(NamedTuple):
-    """Lines of several chunks' directories; ``at`` is where in its chunk each frame's bytes begin."""
+    """Entries of several chunks' directories; ``at`` is the offset of each frame's bytes in its chunk."""
 
     chunk_ids: np.ndarray[Any, np.dtype[np.int64]]
     directory: np.ndarray[Any, Any]
     at: np.ndarray[Any, np.dtype[np.int64]]
 
     def lines(self) -> Iterator[tuple[int, Line]]:
-        """Yield the chunk's id and the line of each frame."""
+        """Yield the chunk's id and the directory entry of each frame."""
         for id_, line, at in zip(self.chunk_ids.tolist(), self.directory.tolist(), self.at.tolist(), strict=True):
             yield id_, Line._make((*line, at))
 
@@ -120,9 +120,9 @@ class Found(NamedTuple):
 def found_in(
     directories: Sequence[tuple[int, bytes]], stream_ids: Sequence[int], start_s: float, end_s: float
 ) -> Found:
-    """Return the lines of these streams whose corrected time is in the range; ``directories`` come with chunks' ids.
+    """Return the entries of these streams whose corrected time is in the range; ``directories`` are (chunk id, bytes).
 
-    A fleet's chunks have hundreds of thousands of lines, of which a picture wants a few.
+    A fleet's chunks have hundreds of thousands of entries, of which a chart needs a few.
     """
     directory = np.frombuffer(b"".join(raw for _, raw in directories), DIRECTORY)
     counts = np.array([len(raw) // DIRECTORY.itemsize for _, raw in directories], np.int64)
@@ -135,7 +135,7 @@ def found_in(
 
 
 def lines(directory: bytes) -> Iterator[Line]:
-    """Yield a directory's lines in the order in which the frames came."""
+    """Yield a directory's entries in the order in which the frames arrived."""
     at = 0
     for stream_id, sequence, time_s, received_s, offset_s, size in _LINE.iter_unpack(directory):
         yield Line(stream_id, sequence, time_s, received_s, offset_s, size, at)

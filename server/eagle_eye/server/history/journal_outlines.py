@@ -1,6 +1,6 @@
-"""The outlines of the rows in the journal: written with the first row that needs them, gone some time after the last.
+"""The outlines of the journal's rows: written with the first row that needs them, deleted some time after the last.
 
-Used by the thread that writes the journal, but for ``listen`` and ``lost``.
+Used by the journal's writer thread, except ``listen``.
 """
 
 from __future__ import annotations
@@ -10,41 +10,41 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from eagle_eye.server.store import database
 
 AT_ONCE = 5_000
-KEPT_AT_ONCE = 500  # rows in one transaction: each is written anew with its outline, and new frames wait for no more
-BEHIND_S = 240.0  # how far ``used_s`` may be behind before it is written again
-KEPT_S = 600.0  # beyond the oldest chunk: far more than ``used_s`` is behind
+KEPT_AT_ONCE = 500  # rows per transaction: each update rewrites the whole outline, and new frames wait meanwhile
+BEHIND_S = 240.0  # how stale ``used_s`` may be before it is written again
+KEPT_S = 600.0  # beyond the oldest chunk: far more than ``used_s`` can be stale
 
 
 class JournalOutlines:
-    """What the writer knows of the table."""
+    """The writer's view of the outlines table."""
 
     def __init__(self, writer: database.DurableConnection) -> None:
         self._writer = writer
-        self._used: set[bytes] = set()  # bounded by the outlines that there are, however long the disk is full
-        self._kept_s: dict[bytes, float] = {}  # when ``used_s`` was written last
+        self._used: set[bytes] = set()  # bounded by the number of outlines, however long the disk is full
+        self._kept_s: dict[bytes, float] = {}  # when ``used_s`` was last written
         self._take_used: Callable[[], list[bytes]] = list
         self._lost: Callable[[Iterable[bytes]], None] = lambda _: None
 
     def listen(self, used: Callable[[], list[bytes]], lost: Callable[[Iterable[bytes]], None]) -> None:
-        """Ask ``used`` which ids rows have come of since it was asked last, and tell ``lost`` which are no longer here.
+        """Register callbacks: ``used`` returns ids used since its last call, ``lost`` receives the ids deleted.
 
-        Both in the writer's thread.
+        Both are called in the writer thread.
         """
         self._take_used, self._lost = used, lost
 
     def write(self, outlines: Mapping[bytes, tuple[bytes, float]]) -> None:
-        """Have the outlines (id: bytes, time of use) in the table, within a transaction."""
+        """Insert outlines (id: bytes, time of use) that the table lacks, within a transaction."""
         for part in _parts(list(outlines), AT_ONCE):
             rows = [value for id_ in part for value in (id_, *outlines[id_])]
             places = ", ".join(["(?, ?, ?)"] * len(part))
             self._writer.execute(f"INSERT OR IGNORE INTO outlines (id, raw, used_s) VALUES {places}", rows)  # noqa: S608
 
     def keeping(self, now_s: float) -> Iterator[None]:
-        """Write down what was used, and delete what no chunk can need any more.
+        """Record which outlines were used, and delete those that no chunk can need any more.
 
-        In a short transaction before each time this yields.
+        Runs a short transaction before each yield.
         """
-        self._used.update(self._take_used())  # of a transaction that failed there may be some still
+        self._used.update(self._take_used())  # may still hold ids from a failed transaction
         due = [id_ for id_ in self._used if abs(now_s - self._kept_s.get(id_, float("-inf"))) >= BEHIND_S]
         for part in _parts(due, KEPT_AT_ONCE):
             places = ", ".join("?" * len(part))
@@ -67,6 +67,6 @@ class JournalOutlines:
 
 
 def _parts(ids: Sequence[bytes], most: int) -> Iterator[Sequence[bytes]]:
-    """Yield so many at a time that one statement can have them: with each the interpreter's lock is waited for."""
+    """Yield parts small enough for one statement; each statement waits for the GIL, so parts are large."""
     for first in range(0, len(ids), most):
         yield ids[first : first + most]

@@ -1,4 +1,4 @@
-"""Reading the journal: what a restart replays, and what queries find in chunks that are in no segment yet."""
+"""Reads the journal: replay after a restart, and queries of chunks that are in no segment yet."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from eagle_eye.server.model.clock import Clock
 from eagle_eye.server.model.errors import HistoryUnavailable
 from eagle_eye.server.store import database
 
-CHUNKS_AT_ONCE = 256  # whose directories are read under one lock, likewise
+CHUNKS_AT_ONCE = 256  # directories read under one lock, likewise
 FRAMES_AT_ONCE = 200  # read under one lock; a longer read would keep the write-ahead log from being reset
-OUTLINES_MAX = 4_096  # kept in memory for the next frames
+OUTLINES_MAX = 4_096  # cached for later frames
 PIN_S_MAX = 3_600.0  # a reader that takes longer no longer keeps chunks from being deleted
 
 T = TypeVar("T")
 
 
 class Chunk(NamedTuple):
-    """A row of the journal without its frames; ``first_s`` and ``last_s`` are corrected times."""
+    """A chunk's metadata without its frames; ``first_s`` and ``last_s`` are corrected times."""
 
     id: int
     shard: int
@@ -41,7 +41,7 @@ class Chunk(NamedTuple):
 
 
 class JournalReader:
-    """One connection that only reads, for any thread."""
+    """One read-only connection, for any thread."""
 
     def __init__(self, path: Path, clock: Clock, condition: database.Condition) -> None:
         self._path = path
@@ -53,7 +53,7 @@ class JournalReader:
         self._outlines: dict[bytes, Outline] = {}
 
     def replay(self, since_s: float, frames_max: int) -> Iterator[Recorded | RecordedRow]:
-        """Yield the frames received at ``since_s`` or later, but for the late; of too many, the newest. See History."""
+        """Yield the frames received since ``since_s`` except late ones, the newest ``frames_max``; see History."""
         known = sorted(
             self.read("SELECT id, frames FROM chunks INDEXED BY chunks_of_shard WHERE received_s >= ?", (since_s,))
         )
@@ -65,7 +65,7 @@ class JournalReader:
             if surplus >= 0:
                 continue
             lines = [line for line in self._lines(id_) if line.received_s >= since_s]
-            # Of the first chunk only its end.
+            # The first chunk may be cut at its beginning.
             for line, raw in self._raws((id_, line) for line in lines[left_out:]):
                 node = node_of.get(line.stream_id, -1 - line.stream_id)
                 newest_s = newest.get(node, line.time_s)
@@ -78,7 +78,7 @@ class JournalReader:
 
     @contextmanager
     def pinned(self) -> Iterator[None]:
-        """Keep the chunks that are here from being deleted while the block reads, for an hour at most."""
+        """Keep the current chunks from being deleted while the block reads, for an hour at most."""
         pin = object()
         self._pins[pin] = self._clock.monotonic_s()
         try:
@@ -87,7 +87,7 @@ class JournalReader:
             del self._pins[pin]
 
     def in_use(self) -> bool:
-        """Return whether somebody reads who has not been at it for too long."""
+        """Return whether any read is in progress that began within PIN_S_MAX."""
         now_s = self._clock.monotonic_s()
         return any(now_s - at_s < PIN_S_MAX for at_s in self._pins.copy().values())
 
@@ -136,7 +136,7 @@ class JournalReader:
         return self.read_together(lambda reader: reader.execute(statement, values).fetchall())
 
     def read_together(self, work: Callable[[sqlite3.Connection], T]) -> T:
-        """Return what ``work`` returns, who sees one state of the file. Raises HistoryUnavailable."""
+        """Return the result of ``work``, run on one consistent snapshot of the file. Raises HistoryUnavailable."""
         with self._lock:
             try:
                 with database.transaction(self._connection, "DEFERRED"):
@@ -146,12 +146,12 @@ class JournalReader:
                 raise HistoryUnavailable(self._condition.damage or f"{self._path} cannot be read: {error}") from error
 
     def outline(self, id_: bytes) -> bytes | None:
-        """Return an outline by its id; None: it is not here. Raises HistoryUnavailable."""
+        """Return an outline by its id; None if it is not here. Raises HistoryUnavailable."""
         rows = self.read("SELECT raw FROM outlines WHERE id = ?", (id_,))
         return rows[0][0] if rows else None
 
     def whole(self, raw: bytes) -> Frame:
-        """Return a frame that is kept whole or as a row. Raises BadFrame, HistoryUnavailable."""
+        """Decode a frame that is stored whole or as a row. Raises BadFrame, HistoryUnavailable."""
         if not is_row(raw):
             return decode_frame(raw)
         id_ = outline_of_row(raw)
@@ -174,7 +174,7 @@ class JournalReader:
     def _found(
         self, chunks: Sequence[Chunk], stream_ids: Sequence[int], start_s: float, end_s: float
     ) -> Iterator[Found]:
-        """Yield where the streams' frames of the range are; a chunk that has gone meanwhile has none."""
+        """Yield the directory entries of the streams' frames in the range; chunks deleted meanwhile have none."""
         for begin in range(0, len(chunks), CHUNKS_AT_ONCE):
             ids = [chunk.id for chunk in chunks[begin : begin + CHUNKS_AT_ONCE]]
             statement = "SELECT id, directory FROM chunks WHERE id IN (SELECT value FROM json_each(?))"
@@ -197,14 +197,14 @@ class JournalReader:
             raise HistoryUnavailable(self._condition.damage) from error
 
     def _decode(self, places: Iterable[tuple[int, Line]]) -> list[Recorded]:
-        """Return the frames at the places (chunk and line), but for those that cannot be read."""
+        """Return the frames at these (chunk, entry) places, without those that cannot be decoded."""
         found = (self._recorded(line, raw) for line, raw in self._raws(places))
         return [recorded for recorded in found if isinstance(recorded, Recorded)]
 
     def _recorded(self, line: Line, raw: bytes, *, rows: bool = False) -> Recorded | RecordedRow | None:
-        """Return the frame, or with ``rows`` a row of numbers alone; None: of another wire version.
+        """Return the frame, or with ``rows`` an undecoded row of numbers alone; None if of another wire version.
 
-        One of those was accepted by a server of that version, and judged then.
+        A server of that version accepted it, and evaluated it then.
         """
         try:
             if rows and is_row(raw) and not row_head(raw).tail_bytes:
@@ -214,12 +214,12 @@ class JournalReader:
             return None
 
     def _raws(self, places: Iterable[tuple[int, Line]]) -> list[tuple[Line, bytes]]:
-        """Return the bytes at the places (chunk and line), but for those that retention took meanwhile."""
+        """Return the bytes at these (chunk, entry) places, without those that retention deleted meanwhile."""
 
         def read(reader: sqlite3.Connection) -> list[tuple[Line, bytes | None]]:
             found = []
             with ExitStack() as opened:
-                blobs: dict[int, sqlite3.Blob | None] = {}  # an opened one knows its pages: substr() reads all of them
+                blobs: dict[int, sqlite3.Blob | None] = {}  # an open blob knows its pages: substr() reads all of them
                 for chunk_id, line in places:
                     if chunk_id not in blobs:
                         here = reader.execute("SELECT 1 FROM chunks WHERE id = ?", (chunk_id,)).fetchone()
@@ -240,7 +240,7 @@ class JournalReader:
         return raws
 
     def _check_retired(self) -> None:
-        """Return if a chunk can only have gone by retention. Raises HistoryUnavailable."""
+        """Raise HistoryUnavailable if a read lasted so long that its chunks may have been deleted."""
         now_s = self._clock.monotonic_s()
         if any(now_s - at_s >= PIN_S_MAX for at_s in self._pins.copy().values()):
             raise HistoryUnavailable(

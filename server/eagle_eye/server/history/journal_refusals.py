@@ -1,4 +1,4 @@
-"""Why the journal refuses frames at the moment; the log says it when that begins, and when it is over."""
+"""Why the journal currently refuses frames; logs when that begins and ends."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import logging
 
 from eagle_eye.server.model.clock import Clock
 
-OVER_S = 10.0  # without a failure; a disk with room for small frames alone would fill the log otherwise
+OVER_S = 10.0  # without a failure; otherwise a disk with room for small frames only would fill the log
 
 _log = logging.getLogger(__name__)
 
 
 class Refusals:
-    """For the thread that writes; ``reason`` may be read by any: None while frames are taken."""
+    """For the writer thread; ``reason`` may be read by any thread and is None while frames are accepted."""
 
     def __init__(self, clock: Clock) -> None:
         self.reason: str | None = None
@@ -22,7 +22,7 @@ class Refusals:
         self._frames = 0
 
     def failed(self, reason: str, frames: int) -> None:
-        """Take note that so many frames were refused."""
+        """Record that so many frames were refused."""
         self.reason = reason
         self._failed_s = self._clock.monotonic_s()
         self._frames += frames
@@ -31,11 +31,11 @@ class Refusals:
             _log.error("frames are refused, and agents keep them: %s", reason)
 
     def worked(self) -> None:
-        """Take note that frames were written."""
+        """Record that frames were written."""
         self.reason = None
 
     def look(self) -> None:
-        """Say that it is over, once it is."""
+        """Log that the refusals ended, once they have."""
         if self._began_s is None or self.reason is not None:
             return
         if self._clock.monotonic_s() - self._failed_s < OVER_S:

@@ -1,6 +1,6 @@
-"""How the journal's file is kept small: what is in segments goes, and what is known of streams and outlines is written.
+"""Keeps the journal's file small: deletes chunks that are in segments, and saves what is known of streams and outlines.
 
-A round is many short transactions, between which new frames are written: none waits for all of it.
+A round is many short transactions, between which new frames are written, so that none waits for the whole round.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ DELETE_BATCH = 200  # chunks deleted in one transaction
 
 
 class Retention:
-    """Rounds of it, by the one thread that writes the journal; ``dropped`` counts frames that were nowhere else."""
+    """Retention rounds, run by the journal's writer thread; ``dropped`` counts deleted frames that no segment had."""
 
     def __init__(
         self,
@@ -39,12 +39,12 @@ class Retention:
         self._window_s = window_s
 
     def round(self, now_s: float, replay_id: int) -> Iterator[None]:
-        """Do all that is due at ``now_s``, a short transaction before each time this yields.
+        """Do all that is due at ``now_s``, one short transaction before each yield.
 
-        Chunks up to ``replay_id`` are more than a restart would replay. Raises sqlite3.Error.
+        A restart would not replay chunks up to ``replay_id``. Raises sqlite3.Error.
         """
         oldest_s = now_s - self._settings.retention_s
-        yield from self._streams.noting()  # what came in a chunk is known without it before it goes
+        yield from self._streams.noting()  # saves what is known from chunks before they are deleted
         while self._delete_some(now_s, oldest_s, replay_id) == DELETE_BATCH:
             yield
         yield
@@ -54,14 +54,14 @@ class Retention:
         yield from self._outlines.keeping(now_s)
 
     def _delete_some(self, now_s: float, oldest_s: float, replay_id: int) -> int:
-        """Delete one batch of chunks that are in segments, too old or too many; return how many they were."""
+        """Delete one batch of chunks that are in segments, too old or too many; return how many were deleted."""
         with database.transaction(self._writer):
             doomed: list[tuple[int, int]] = self._writer.execute(
                 "SELECT c.id, 0 FROM shards s JOIN chunks c ON c.shard = s.shard AND c.id <= min(s.sealed_id, ?)"
                 " WHERE NOT ? AND (c.id <= ? OR c.received_s < ?) LIMIT ?",
                 (self._streams.noted_id, self._reader.in_use(), replay_id, now_s - self._window_s, DELETE_BATCH),
             ).fetchall()
-            if not doomed:  # nothing can go that is elsewhere and of no use, so what is here alone may have to
+            if not doomed:  # no sealed chunk is free to go, so unsealed ones beyond the limits may have to
                 doomed = self._too_much(oldest_s)
             ids = [id_ for id_, _ in doomed]
             self._writer.execute(f"DELETE FROM chunks WHERE id IN ({', '.join('?' * len(ids))})", ids)  # noqa: S608
@@ -69,7 +69,7 @@ class Retention:
         return len(doomed)
 
     def _too_much(self, oldest_s: float) -> list[tuple[int, int]]:
-        """Return the oldest chunks that are beyond age or size, each with how many of its frames are nowhere else."""
+        """Return the oldest chunks beyond the age or size limit, each with how many of its frames no segment has."""
         surplus = live_bytes(self._writer) - self._settings.retention_bytes
         doomed = []
         for id_, size, received_s, lost in self._writer.execute(

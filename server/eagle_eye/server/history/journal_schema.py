@@ -1,13 +1,13 @@
-"""The tables of history.db: the journal's chunks, and the manifest of the segments that they become."""
+"""The tables of history.db: the journal's chunks, and the manifest of the segments made from them."""
 
 from __future__ import annotations
 
 import sqlite3
 
-# What came in chunks up to ``noted_id`` is in streams.sequences. ``sealed_id`` of a shard is the last chunk that is in
-# segments: a chunk and the segments that hold its frames change places in one transaction, so that what is read is
-# always here or there, and never twice. ``outlines`` has those of the rows in chunks; ``used_s`` is, some minutes
-# behind, when a row of it came last.
+# ``streams.sequences`` covers the chunks up to ``noted_id``. ``sealed_id`` of a shard is the last chunk that is in
+# segments: chunks and the segments that hold their frames change places in one transaction, so that readers find each
+# frame in exactly one of them. ``outlines`` has those of the rows in chunks; ``used_s``, some minutes stale, is when a
+# row of it last arrived.
 MIGRATIONS = (
     """
     CREATE TABLE streams (
@@ -44,21 +44,21 @@ MIGRATIONS = (
     """,
 )
 
-# Chunks that are in no segment yet; the index answers it without touching a frame.
+# Chunks that are in no segment yet; answered by the index alone, without reading frames.
 UNSEALED = (
     "SELECT c.id, c.shard, c.frames, c.size, c.received_s, c.first_s, c.last_s FROM chunks c"
     " LEFT JOIN shards s ON s.shard = c.shard WHERE c.id > coalesce(s.sealed_id, 0)"
 )
 
-# When the oldest of them was received: the first of each shard, for as they came they are numbered. What ``UNSEALED``
-# answers by looking at each of a large fleet's hundred thousand chunks.
+# When the oldest of them was received, looking only at each shard's first, as ids ascend with receipt. ``UNSEALED``
+# would look at each of a large fleet's hundred thousand chunks.
 OLDEST_UNSEALED = (
     "SELECT min(received_s) FROM (SELECT (SELECT c.received_s FROM chunks c WHERE c.shard = n.shard"
     " AND c.id > coalesce(s.sealed_id, 0) ORDER BY c.id LIMIT 1) AS received_s"
     " FROM (SELECT DISTINCT shard FROM nodes) n LEFT JOIN shards s ON s.shard = n.shard)"
 )
 
-# How much of the file is in use: frames in no segment take no more than that.
+# How much of the file is in use: an upper bound for the frames in no segment.
 BYTES_IN_USE = (
     "SELECT (p.page_count - f.freelist_count) * s.page_size"
     " FROM pragma_page_count p, pragma_freelist_count f, pragma_page_size s"
@@ -66,5 +66,5 @@ BYTES_IN_USE = (
 
 
 def live_bytes(connection: sqlite3.Connection) -> int:
-    """Return how much of the file is in use: what was deleted leaves room in it for what comes."""
+    """Return how many bytes of the file are in use, without free pages, which are reused."""
     return int(connection.execute(BYTES_IN_USE).fetchone()[0])

@@ -1,7 +1,7 @@
-"""The streams that agents have sent, as the journal's writer knows them: their ids, shards, and what is here of them.
+"""The journal writer's view of the agents' streams: their ids, shards, and which sequences are stored.
 
-A stream's row is written when the stream is new and then only now and then: what has come since the last time is in
-the directories of the chunks.
+A stream's row is written when the stream is new and only occasionally after that; what arrived since the last update is
+in the directories of the chunks.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from eagle_eye.server.history.journal_chunks import lines
 from eagle_eye.server.history.sequences import Sequences
 from eagle_eye.server.store import database
 
-STREAMS_CACHED_MAX = 50_000  # kept in memory: a large fleet's; an outage leaves each node some for each minute
-NOTED_AT_ONCE = 1_000  # streams' rows written in one transaction: new frames wait for no more
-NODES_PER_SHARD = 256  # whose frames share chunks and segments: few enough to be sorted in memory, 5 min at a time
+STREAMS_CACHED_MAX = 50_000  # enough for a large fleet; an outage leaves each node some for each minute
+NOTED_AT_ONCE = 1_000  # rows written per transaction, so that new frames do not wait for long
+NODES_PER_SHARD = 256  # nodes that share chunks and segments: few enough to sort in memory, 5 min at a time
 
 _Name = tuple[str, str]
 _Ranges = tuple[tuple[int, int], ...]  # of a stream's sequences
@@ -27,7 +27,7 @@ _Ranges = tuple[tuple[int, int], ...]  # of a stream's sequences
 class Stream:
     """One stream; ``heard_s`` is when something new of it was last received.
 
-    ``noted``: its row says all that is here. ``forgotten``: another object will stand for it.
+    ``noted``: its row is up to date. ``forgotten``: this object is no longer used, another one will replace it.
     """
 
     __slots__ = ("forgotten", "heard_s", "id", "noted", "sequences", "shard")
@@ -42,19 +42,19 @@ class Stream:
 
 
 class Touched(dict[_Name, Stream]):
-    """The streams that a transaction had to look up or make, and what it changed of these and others.
+    """The streams that a transaction had to look up or create, and its changes to these and to cached ones.
 
-    ``fresh`` are those that were not at hand before it.
+    ``fresh`` are those that were not cached before.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.fresh: list[Stream] = []
-        # Of each batch its lines' streams, the sequences of those where it was not the next one, when they were heard.
+        # Per batch: its rows' streams, earlier sequences where a row was not the next one, and earlier ``heard_s``.
         self._before: list[tuple[Sequence[Stream], list[_Ranges | None], list[float]]] = []
 
     def add(self, batch: Batch, streams: Sequence[Stream]) -> Appended:
-        """Have the batch's sequences in their streams."""
+        """Add the batch's sequences to their streams."""
         sequences: list[int] = batch.sequence.tolist()
         new = [True] * len(sequences)
         before: list[_Ranges | None] = [None] * len(sequences)
@@ -76,7 +76,7 @@ class Touched(dict[_Name, Stream]):
         return Appended(new, sequences if usual else [stream.sequences.highest for stream in streams])
 
     def undo(self) -> None:
-        """Take all streams back: a watermark that was rolled back must not be answered."""
+        """Restore all streams: a watermark that was rolled back must not be acknowledged."""
         for streams, before, heard_s in reversed(self._before):
             for stream, sequences, at_s in zip(reversed(streams), reversed(before), reversed(heard_s), strict=True):
                 if sequences is None:
@@ -89,22 +89,22 @@ class Touched(dict[_Name, Stream]):
 
 
 class Streams:
-    """All streams of a journal; used by the one thread that writes it, but for ``known``.
+    """All streams of a journal; used by the writer thread only, except ``known``.
 
-    Chunks up to ``noted_id`` may go: what came in them is in the streams' rows.
+    Chunks up to ``noted_id`` may be deleted: their sequences are in the streams' rows.
     """
 
     def __init__(self, writer: database.DurableConnection) -> None:
         self.noted_id = 0
         self._writer = writer
         self._cache: dict[_Name, Stream] = {}
-        self._dirty: dict[_Name, Stream] = {}  # of which more is here than their rows say
+        self._dirty: dict[_Name, Stream] = {}  # streams with more sequences than their rows say
 
     def __len__(self) -> int:
         return len(self._cache)
 
     def recover(self) -> None:
-        """Learn from the directories what came after the rows were last written."""
+        """Recover from the directories what arrived after the rows were last written."""
         found: dict[int, tuple[_Name, Stream]] = {}
         (self.noted_id,) = self._writer.execute("SELECT noted_id FROM journal").fetchone()
         statement = "SELECT directory FROM chunks WHERE id > ? ORDER BY id"
@@ -118,14 +118,14 @@ class Streams:
         self.keep(dict(found.values()))
 
     def keep(self, touched: dict[_Name, Stream]) -> bool:
-        """Take over what a transaction changed, once it is durable; return whether ``noting`` is due for room."""
+        """Keep a transaction's changes once it is durable; return whether ``noting`` is due to free memory."""
         for name, stream in touched.items():
             self._cache[name] = self._dirty[name] = stream
             stream.noted = False
         return len(self._cache) > STREAMS_CACHED_MAX
 
     def referred(self, batch: Batch, touched: Touched) -> list[Stream]:
-        """Return the streams of a batch's lines, to be changed in a transaction; in ``touched`` those not at hand."""
+        """Return the streams of a batch's rows, to be changed in a transaction; add uncached ones to ``touched``."""
         refs = batch.refs
         streams = [ref.held for ref in refs]
         if any(stream is None or stream.forgotten for stream in streams):
@@ -153,16 +153,17 @@ class Streams:
             touched.fresh += found.values()
 
     def keep_referred(self, refs: Sequence[StreamRef], streams: Sequence[Stream]) -> None:
-        """Take over what a transaction changed of streams that were at hand."""
+        """Keep a transaction's changes to cached streams."""
         for ref, stream in zip(refs, streams, strict=True):
             if stream.noted:
                 stream.noted = False
                 self._dirty[ref.name] = stream
 
     def noting(self) -> Iterator[None]:
-        """Write the rows of what has changed, in a short transaction before each time this yields.
+        """Write the rows of changed streams, one short transaction before each yield.
 
-        After the last, chunks that were here when it began may go. Then those unheard for longest make room.
+        After the last one, chunks that existed at the start may be deleted, and surplus streams unheard for longest
+        leave the cache.
         """
         newest = "SELECT coalesce((SELECT seq FROM sqlite_sequence WHERE name = 'chunks'), 0)"
         (newest_id,) = self._writer.execute(newest).fetchone()
@@ -196,9 +197,9 @@ class Streams:
         )
 
     def forget(self, oldest_s: float) -> None:
-        """Delete, within a transaction, what was not heard of since; call it after ``noting``.
+        """Delete, within a transaction, streams not heard of since ``oldest_s``; call it after ``noting``.
 
-        Its nodes stay as long as minutes or hours are found by them.
+        Their nodes stay as long as minutes or hours refer to them.
         """
         heard_since = {stream.id for stream in self._dirty.values()}  # their rows do not say it yet
         rows = self._writer.execute("SELECT id FROM streams WHERE heard_s < ?", (oldest_s,)).fetchall()
@@ -211,7 +212,7 @@ class Streams:
                 self._cache.pop(name).forgotten = True
 
     def known(self, rows: Iterable[tuple[Any, ...]]) -> list[StreamInfo]:
-        """Return the streams of rows (node, stream, sequences, heard_s), as they are now; from any thread."""
+        """Return the current state of streams given as rows (node, stream, sequences, heard_s); from any thread."""
         dirty = self._dirty.copy()
         found = []
         for node, stream, encoded, heard_s in rows:
@@ -242,7 +243,7 @@ class Streams:
         }
 
     def _make(self, new: dict[_Name, float]) -> dict[_Name, Stream]:
-        """Return streams that have no rows yet, and write these, and their nodes' where these are new."""
+        """Create streams that have no rows yet: insert their rows, and their nodes' where new."""
         names = list(dict.fromkeys(node for node, _ in new))
         nodes = {
             node: (id_, shard)
@@ -274,7 +275,7 @@ class Streams:
         return made
 
     def _rows(self, columns: str, source: str, asked: Sequence[Any]) -> list[tuple[Any, ...]]:
-        """Return what a statement finds, as one value: with each row the interpreter's lock would be waited for."""
+        """Return a statement's rows as one JSON value: each separate row would wait for the GIL."""
         statement = f"SELECT json_group_array(json_array({columns})) FROM {source}"  # noqa: S608 - the callers' constants
         (found,) = self._writer.execute(statement, (_json(asked),)).fetchone()
         rows: list[tuple[Any, ...]] = msgspec.json.decode(found)

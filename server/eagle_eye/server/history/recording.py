@@ -1,8 +1,8 @@
-"""A job's part of the history as one stream, for ``eagle-eye record`` and whoever else wants frames back.
+"""A job's part of the history as one stream, for ``eagle-eye record`` and other consumers of frames.
 
-The stream is a sequence of messages, each after its length as four bytes, most significant first: an ``Opening``
-(MessagePack map), then frames in the encoding of ``docs/reference/wire.md``, their times on the server's clock, in the
-order of ``History.query``. A length of zero ends it; a stream without it was cut off.
+The stream is a sequence of messages, each preceded by its length as four bytes, big-endian: an ``Opening`` (MessagePack
+map), then frames in the encoding of ``docs/reference/wire.md``, their times on the server's clock, in the order of
+``History.query``. A length of zero ends it; a stream without it was cut off.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ OPENING_BYTES_MAX = 256 << 20
 
 
 class Stated(msgspec.Struct, frozen=True):
-    """What a scheduler or launcher said of the job, and when the server heard it."""
+    """What a scheduler or launcher reported about the job, and when the server received it."""
 
     time_s: float
     attempt: int
@@ -32,12 +32,12 @@ class Stated(msgspec.Struct, frozen=True):
 
 
 class Opening(msgspec.Struct, frozen=True):
-    """The first message. ``known`` says whether the server knows such a job at all.
+    """The first message. ``known`` says whether the server knows the job at all.
 
-    ``states`` are those within the time and the last before it, oldest first; ``ranks`` the members that the
-    scheduler named last, for attempt ``attempt``. ``gaps`` are times of which frames are lost, from when until when and
-    why. ``gpu_models`` are NVML's names of the nodes' GPUs, where all of a node's are one model. Times are Unix
-    seconds, ``now_s`` the server's.
+    ``states`` are those within the range and the last one before it, oldest first; ``ranks`` are the members that the
+    scheduler last named, for attempt ``attempt``. ``gaps`` are ranges with lost frames: start, end and reason.
+    ``gpu_models`` are NVML's names of the nodes' GPUs, for nodes whose GPUs are all one model. Times are Unix seconds;
+    ``now_s`` is the server's.
     """
 
     version: int
@@ -53,13 +53,13 @@ class Opening(msgspec.Struct, frozen=True):
 
 
 class BrokenStream(ValueError):
-    """A recording that ends too early or holds something else."""
+    """A recording that ends too early or holds something unexpected."""
 
 
 def frames_of(recorded: Iterable[Recorded], job: str, members: set[str]) -> Iterator[Frame]:
-    """Yield what concerns the job, times corrected: frames of ``members``, and of others from when they speak of it.
+    """Yield the job's frames with corrected times: of ``members``, and of other nodes once they name the job.
 
-    A member's frames count also while they do not name the job: its processes may have died. What they say of
+    A member's frames count even while they do not name the job: its processes may have died. What they report about
     other jobs is left out.
     """
     spoke = set(members)
@@ -73,7 +73,7 @@ def frames_of(recorded: Iterable[Recorded], job: str, members: set[str]) -> Iter
 
 
 def messages(read: Callable[[int], bytes]) -> Iterator[bytes]:
-    """Yield the messages of a stream that ``read(n)`` gives up to n bytes of. Raises BrokenStream."""
+    """Yield the messages of a stream; ``read(n)`` returns up to n bytes of it. Raises BrokenStream."""
     limit = OPENING_BYTES_MAX
     while True:
         length = int.from_bytes(_exactly(read, 4), "big")
@@ -81,7 +81,7 @@ def messages(read: Callable[[int], bytes]) -> Iterator[bytes]:
             return
         if length > limit:
             raise BrokenStream(f"a message of {length} bytes is announced; at most {limit} are read")
-        limit = 2 * FRAME_BYTES_MAX  # whoever encodes anew may need some bytes more
+        limit = 2 * FRAME_BYTES_MAX  # re-encoding may add some bytes
         yield _exactly(read, length)
 
 

@@ -1,4 +1,4 @@
-"""Which sequences of a stream are here, as ranges: what tells a duplicate once the frame itself has moved on."""
+"""The stored sequences of a stream, as ranges: detects duplicates even after their frames moved to segments."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterable
 import msgspec
 
 # A stream has one range, and one more for each gap that the agent's bounded queue left. Beyond this many the two lowest
-# are joined: what lay between them would count as here, and a stream is sent in order, so it no longer comes.
+# are merged: sequences between them then count as stored, but streams are sent in order, so they no longer arrive.
 RANGES_MAX = 256
 
 _Ranges = tuple[tuple[int, int], ...]
@@ -16,37 +16,37 @@ _decoder = msgspec.json.Decoder(list[tuple[int, int]])
 
 
 class Sequences:
-    """A set of sequences from 1 on. Adding in ascending order, the common case, costs no search.
+    """A set of sequences starting at 1. Adding in ascending order, the common case, needs no search.
 
-    ``highest`` is 0 where there is none. Whoever adds ``highest + 1`` may as well set it.
+    ``highest`` is 0 for an empty set. Setting it to ``highest + 1`` is the same as adding that.
     """
 
     __slots__ = ("_earlier", "_first", "highest")
 
     def __init__(self, ranges: Iterable[tuple[int, int]] = ()) -> None:
         self._earlier: list[tuple[int, int]] = []
-        self._first, self.highest = 1, 0  # of nothing 1 is the next
+        self._first, self.highest = 1, 0  # in an empty set 1 comes next
         self._take(list(ranges))
 
     @classmethod
     def decode(cls, text: bytes) -> Sequences:
-        """Return what ``encode`` gave."""
+        """Return the set that ``encode`` returned."""
         return cls(_decoder.decode(text))
 
     def encode(self) -> bytes:
-        """Return the ranges, first and last each, as JSON."""
+        """Return the ranges (first and last of each) as JSON."""
         return msgspec.json.encode(self._ranges())
 
     def snapshot(self) -> _Ranges:
-        """Return what ``restore`` takes the set back to."""
+        """Return a snapshot for ``restore``."""
         return tuple(self._ranges())
 
     def restore(self, snapshot: _Ranges) -> None:
-        """Have what was there when the snapshot was taken."""
+        """Restore the set to the snapshot."""
         self._take(list(snapshot))
 
     def add(self, sequence: int) -> bool:
-        """Have the sequence in the set; return whether it is new."""
+        """Add the sequence to the set; return whether it is new."""
         if sequence > self.highest:
             if sequence > self.highest + 1:
                 if self.highest:

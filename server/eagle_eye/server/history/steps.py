@@ -1,4 +1,4 @@
-"""Values and buckets of a metric into one value for each step of a query. Pure."""
+"""Aggregates a metric's values and buckets into one value per step of a query. Pure."""
 
 from __future__ import annotations
 
@@ -27,22 +27,22 @@ _KINDS = {
     "increase": (Kind.COUNTER,),
 }
 
-ROWS_MAX = 4_096  # buckets of a series in memory: with more, those of a step become one
+ROWS_MAX = 4_096  # buckets of a series in memory: beyond this, those of a step are combined
 
 
 class TooManySeries(Exception):
-    """There are more series than were allowed."""
+    """There are more series than allowed."""
 
 
 class Steps(NamedTuple):
-    """One series: which steps have a value, counted from 0, and the values."""
+    """One series: the steps that have a value, counted from 0, and the values."""
 
     steps: list[int]
     values: list[float]
 
 
 class _Parts(NamedTuple):
-    """What is known of one series: for each part its time, its step, and what was in it."""
+    """What is known of one series: for each part its time, its step and its summary."""
 
     times_s: list[Floats]
     steps: list[Floats]
@@ -59,7 +59,7 @@ class _Parts(NamedTuple):
         return sum(map(len, self.steps))
 
     def together(self, kind: Kind) -> tuple[Floats, Floats, Summary]:
-        """Return one part for each step, in order."""
+        """Return one combined part for each step, in order."""
         steps, times_s = np.concatenate(self.steps), np.concatenate(self.times_s)
         order = np.lexsort((times_s, steps))
         steps, times_s = steps[order], times_s[order]
@@ -68,7 +68,7 @@ class _Parts(NamedTuple):
 
 
 def has(statistic: Statistic, metric: MetricSpec) -> bool:
-    """Return whether there is such a statistic of such a metric: no mean of a counter, no increase of a gauge."""
+    """Return whether the statistic applies to the metric: no mean of a counter, no increase of a gauge."""
     return metric.kind in _KINDS.get(statistic, tuple(Kind))
 
 
@@ -80,10 +80,10 @@ def in_steps(
     step_s: float,
     series_max: int,
 ) -> dict[SeriesKey, Steps]:
-    """Return the statistic of each series in each step, counted from ``start_s``, in which there was an observation.
+    """Return the statistic of each series in each step (counted from ``start_s``) that has an observation.
 
-    A bucket is in the step in which it begins. A counter's increase in a step is that since the last value before it.
-    Raises TooManySeries.
+    A bucket belongs to the step in which it begins. A counter's increase in a step is relative to the last value before
+    it. Raises TooManySeries.
     """
     found: dict[SeriesKey, _Parts] = {}
     for course in courses:

@@ -1,4 +1,4 @@
-"""Samples in: agents' frames and rows, and Prometheus remote write.
+"""Sample ingestion: agents' frames and rows, and Prometheus remote write.
 
-In: requests. Out: durable frames in the history, and the same frames shown to detection. Judges nothing.
+In: requests. Out: durable frames in the history, and the same frames passed to detection. Makes no verdicts.
 """

@@ -1,4 +1,4 @@
-"""Nodes whose clocks were set, and whose times could not be: counted, logged, and said of each for a while."""
+"""Counts and logs node clock steps and implausible timestamps, and reports them for an hour as node troubles."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import logging
 from collections import Counter
 from dataclasses import dataclass
 
-SAID_S = 3600.0  # for how long a node's troubles name it
-LOG_NODE_S = 600.0  # how often the log names one node
-LOG_PER_MINUTE = 20  # lines: when the server's own clock is set, every node's seems to be
+SAID_S = 3600.0  # how long a node's troubles mention it
+LOG_NODE_S = 600.0  # minimum time between two log lines about one node
+LOG_PER_MINUTE = 20  # lines: when the server's own clock is set, every node's clock appears to be
 
 _log = logging.getLogger(__name__)
 
@@ -24,7 +24,10 @@ class _Noted:
 
 
 class ClockNotes:
-    """``steps`` counts clocks that were set, by who knew it; ``moved`` times that were moved, by what had them."""
+    """Clock steps and moved timestamps per node.
+
+    ``steps`` counts clock steps by who detected them; ``moved`` counts moved timestamps by what carried them.
+    """
 
     def __init__(self) -> None:
         self.steps: Counter[str] = Counter({"agent": 0, "server": 0})
@@ -34,14 +37,14 @@ class ClockNotes:
         self._logged = 0
 
     def note_set(self, node: str, by_s: float, now_s: float, *, told: bool) -> None:
-        """Note that a node's clock was set; ``told``: its agent says so."""
+        """Record that a node's clock was set by ``by_s``; ``told`` means that the agent reported it."""
         self.steps["agent" if told else "server"] += 1
         noted = self._noted.setdefault(node, _Noted())
         noted.set_s, noted.set_by_s, noted.told = now_s, by_s, told
         self._say(node, noted, now_s)
 
     def note_moved(self, node: str, what: str, count: int, now_s: float) -> None:
-        """Note that so many times of a node could not be, and were moved."""
+        """Record that ``count`` timestamps of a node were implausible and were moved."""
         if not count:
             return
         self.moved[what] += count
@@ -51,7 +54,7 @@ class ClockNotes:
         self._say(node, noted, now_s)
 
     def said(self, node: str, now_s: float) -> str | None:
-        """Return what there is to say of a node's clock of the last hour, None: nothing."""
+        """Describe what happened to a node's clock in the last hour; None if nothing did."""
         noted = self._noted.get(node)
         return None if noted is None else _said(noted, now_s)
 

@@ -1,4 +1,4 @@
-"""What the server last heard from each node, in memory: clock offsets, freshness, the agents' own troubles."""
+"""What the server last heard from each node, in memory: clock offsets, freshness and the agents' own troubles."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from eagle_eye.server.ingest.clock_notes import ClockNotes
 from eagle_eye.server.ingest.vouching import NodeQuota, Vouchers
 from eagle_eye.server.model.node_clocks import SEEN_S, STEP_S, NodeClock, corrected, is_same_base
 
-FRESH_INTERVALS = 2.5  # a node of slow scrapes counts as heard just now for so many of them,
-FRESH_INTERVAL_S_MAX = 120.0  # whatever interval it claims
-_TROUBLES_MAX = 32  # collectors and drop reasons kept of one agent
+FRESH_INTERVALS = 2.5  # a node that scrapes slowly counts as fresh for this many of its intervals,
+FRESH_INTERVAL_S_MAX = 120.0  # an interval above this counts as this
+_TROUBLES_MAX = 32  # collectors and drop reasons kept per agent
 
 
 @dataclass(frozen=True, slots=True)
 class Heard:
-    """The last that a node's agent said; ``farewell``: it was goodbye.
+    """What a node's agent last reported; ``farewell`` means that the agent announced its shutdown.
 
     ``received_s`` is by the server's clock, ``time_s`` by the node's: Unix seconds.
     """
@@ -43,7 +43,7 @@ class Heard:
 
 
 class Voice(NamedTuple):
-    """What a node's agent last said of who runs there."""
+    """What a node's agent last reported about the jobs and ranks running there."""
 
     node: str
     job: str | None
@@ -52,21 +52,21 @@ class Voice(NamedTuple):
 
 
 class Presence(NamedTuple):
-    """When a node was heard last, by the server's clock, and how often it speaks."""
+    """When a node was last heard, by the server's clock, and how often it reports."""
 
     node: str
     received_s: float
     interval_s: float
 
     def is_fresh(self, now_s: float, fresh_s: float) -> bool:
-        """Return whether the node was heard within ``fresh_s``, or longer where it speaks less often."""
+        """Return whether the node was heard within ``fresh_s``, or longer where it reports less often."""
         return abs(now_s - self.received_s) <= max(fresh_s, _patience_s(self.interval_s))
 
 
 class Fleet:
-    """All nodes that were ever heard of. Used on the event loop and read by others.
+    """All nodes ever heard of. Written on the event loop, read from any thread.
 
-    At most ``nodes_max`` for which somebody vouches, and as many others: these cannot take the place of those.
+    Holds at most ``nodes_max`` vouched nodes and as many unvouched ones; unvouched nodes cannot displace vouched ones.
     """
 
     def __init__(self, nodes_max: int, vouchers: Vouchers | None = None) -> None:
@@ -76,7 +76,7 @@ class Fleet:
         self.room = NodeQuota(nodes_max, self.vouchers)
         self._listeners: list[Callable[[Collection[str]], None]] = []
         self._heard: dict[str, Heard] = {}
-        # Of nodes that went on as before: outline, time and receipt of their newest row; see last().
+        # For nodes whose newest frame was a plain row: its outline, time and time of receipt; see last().
         self._rows: dict[str, tuple[Outlined, float, float]] = {}
         self._known = self.room.known
         self._heard_before: dict[str, float] = {}  # when nodes were last heard in an earlier run
@@ -84,9 +84,9 @@ class Fleet:
         self._newest_interval_s = 0.0
 
     def know(self, node: str, heard_s: float | None = None, unvouched_by: str | None = None) -> None:
-        """Count the node as known, from the records of an earlier run, in which it was last heard at ``heard_s``.
+        """Add a node from the records of an earlier run, in which it was last heard at ``heard_s``.
 
-        ``unvouched_by`` is the remote-write token, None: it came another way.
+        ``unvouched_by`` is the remote-write token that named the node; None if it became known another way.
         """
         self._known.add(node)
         if heard_s is not None:
@@ -96,7 +96,7 @@ class Fleet:
 
     @property
     def known_count(self) -> int:
-        """How many nodes were ever heard of."""
+        """Number of nodes ever heard of."""
         return len(self._known)
 
     def is_known(self, node: str) -> bool:
@@ -105,15 +105,15 @@ class Fleet:
 
     @property
     def vouched_count(self) -> int:
-        """For how many of the nodes that were heard since the start, or shortly before, somebody vouches."""
+        """Number of vouched nodes among those heard since the start or shortly before."""
         return self.vouchers.count(self._heard.keys() | self._rows.keys())
 
     def check_room(self, node: str) -> None:
-        """Return if a node that somebody vouches for is known, or there is room for one more. Raises Refusal 403."""
+        """Raise Refusal 403 unless the node is known and vouched for, or there is room for one more."""
         self.room.check(node)
 
     def forget(self, nodes: Collection[str]) -> None:
-        """Count the nodes as never heard of."""
+        """Remove the nodes, as if they had never been heard of."""
         for node in nodes:
             self.room.leave(node)
             for kept in (self._clocks, self._heard, self._rows, self._heard_before):
@@ -123,7 +123,7 @@ class Fleet:
             callback(nodes)
 
     def when_forgotten(self, callback: Callable[[Collection[str]], None]) -> None:
-        """Have ``callback`` called with nodes that are forgotten."""
+        """Register ``callback`` to be called with the nodes that are forgotten."""
         self._listeners.append(callback)
 
     def _vouch(self, node: str) -> None:
@@ -138,10 +138,10 @@ class Fleet:
         time_s: float | None = None,
         base_s: float | None = None,
     ) -> float:
-        """Take one request's times; return what to add to the node's times: 0.0 while the clocks are close.
+        """Feed one request's times to the node's clock; return the offset to add (0.0 while clocks are close).
 
-        ``time_s`` is that of the request's newest frame (None: of its sending), ``base_s`` what the frames say of the
-        clock that dated them. See NodeClock.
+        ``time_s`` is the time of the request's newest frame (None: the time of sending), ``base_s`` the clock base that
+        the frames report. See NodeClock.
         """
         clock = self._clocks.get(node)
         if clock is None:
@@ -153,7 +153,7 @@ class Fleet:
         set_by_s = clock.take(sent_s, received_s, base_s, self._newest_time_s(node), live=live)
         if set_by_s is not None:
             self._redate(node, before_s - clock.applied_s)
-            # A base that stays says that it was not: the requests before were slow, or our own clock was set.
+            # An unchanged base means that it was not: earlier requests were slow, or the server's own clock was set.
             if told or (base_s is None and abs(set_by_s) >= SEEN_S):
                 self.clock_notes.note_set(node, set_by_s, received_s, told=told)
         return clock.applied_s
@@ -165,7 +165,7 @@ class Fleet:
         received_s: Sequence[float],
         base_s: Sequence[float | None],
     ) -> list[float]:
-        """Return what ``offset_s`` does for one live request of each of the nodes."""
+        """Return what ``offset_s`` returns for one live request of each node."""
         found: list[float] = []
         known = self._clocks
         for node, sent, received, base in zip(nodes, sent_s, received_s, base_s, strict=True):
@@ -182,9 +182,9 @@ class Fleet:
         return found
 
     def moved_s(self, node: str, times_s: Sequence[float], received_s: float) -> Sequence[float] | None:
-        """Return what to add, beside the offset, to those of a request's times that cannot be; None: all can.
+        """Return what to add, beside the offset, to a request's implausible times; None if all are plausible.
 
-        Called after ``offset_s`` of the same request.
+        Call after ``offset_s`` for the same request.
         """
         moved = self._clocks[node].moved(times_s, received_s)
         if moved is None:
@@ -193,9 +193,9 @@ class Fleet:
         return moved.by_s
 
     def dated(self, frame: Frame, offset_s: float, received_s: float) -> Frame:
-        """Return a frame that came just now, ``offset_s`` added to its times as ``corrected`` does.
+        """Return a frame that just arrived with ``offset_s`` added to its times, as ``corrected`` does.
 
-        An event of before the clock was set is dated by the clock that it was then.
+        An event from before the clock was set is dated with the offset of that earlier clock.
         """
         clock = self._clocks.get(frame.node)
         placed = corrected(frame, offset_s, received_s, None if clock is None else clock.event_s)
@@ -209,7 +209,7 @@ class Fleet:
         return row[1] if row is not None else whole.time_s if whole is not None else None
 
     def _redate(self, node: str, by_s: float) -> None:
-        """Have the node's newest row be of the same moment by the clock that was set."""
+        """Shift the time of the node's newest row or frame, so that it is the same moment on the clock just set."""
         row, whole = self._rows.get(node), self._heard.get(node)
         if row is not None:
             self._rows[node] = (row[0], row[1] + by_s, row[2])
@@ -217,30 +217,31 @@ class Fleet:
             self._heard[node] = dataclasses.replace(whole, time_s=whole.time_s + by_s)
 
     def is_late(self, frame: Frame, sent_s: float, moved_s: float = 0.0) -> bool:
-        """Return whether the frame has waited, and its node has been heard of with a newer one meanwhile.
+        """Return whether the frame was sent with delay, after a newer frame of its node.
 
-        ``sent_s`` is by the node's clock, as is the frame's time with ``moved_s``: no clock that is set makes it late.
+        ``sent_s`` is by the node's clock, as is the frame's time plus ``moved_s``, so setting a clock makes no frame
+        late.
         """
         return self.is_time_late(frame.node, frame.time_s + moved_s, sent_s)
 
     def is_time_late(self, node: str, time_s: float, sent_s: float) -> bool:
-        """Return whether a frame of the node and time is late; see ``is_late``."""
+        """Return whether a frame of the node with this time is late; see ``is_late``."""
         if sent_s - time_s <= LATE_S:
             return False
         newest_s = self._newest_time_s(node)
         return newest_s is not None and time_s < newest_s
 
     def heard(self, frame: Frame, received_s: float, moved_s: float = 0.0, *, vouched: bool = True) -> bool:
-        """Take note of a durable frame that is not late, its time ``moved_s`` later; return whether its node is new.
+        """Record a durable frame that is not late, with ``moved_s`` added to its time; return whether its node is new.
 
-        ``vouched``: it is the node's own agent that speaks, or an administrator.
+        ``vouched``: the sender is the node's own agent or an administrator.
         """
         new = frame.node not in self._known
         self._known.add(frame.node)
         if vouched:
             self._vouch(frame.node)
         self._rows.pop(frame.node, None)
-        # Not the highest: after the clock was set back that one would hide a silence until it is reached again.
+        # Not the maximum: after the clock was set back, that would hide a silence until the clock caught up.
         self._newest_s = received_s
         self._newest_interval_s = frame.interval_s
         heard = _heard(frame, received_s)
@@ -248,7 +249,7 @@ class Fleet:
         return new
 
     def heard_row(self, outlined: Outlined, time_s: float, received_s: float) -> bool:
-        """Take note of a durable row without a tail that is not late; return whether its node is new."""
+        """Record a durable row without a tail that is not late; return whether its node is new."""
         node = outlined.node
         new = node not in self._known
         self._known.add(node)
@@ -259,14 +260,14 @@ class Fleet:
         return new
 
     def heard_rows(self, group: RowGroup, time_s: Sequence[float]) -> None:
-        """Take note of rows of nodes that are known already, as ``heard_row`` does; ``time_s`` is by their clocks."""
+        """Record rows of known nodes as ``heard_row`` does; ``time_s`` is by their clocks."""
         nodes = [outlined.node for outlined in group.outlined]
         self._rows.update(zip(nodes, zip(group.outlined, time_s, group.received_s, strict=True), strict=True))
         self._newest_s = group.received_s[-1]
         self._newest_interval_s = group.outlined[-1].outline.interval_s
 
     def last(self, node: str) -> Heard | None:
-        """Return the last that the node's agent said, or None if it said nothing since the server started."""
+        """Return what the node's agent last reported, or None if it reported nothing since the server started."""
         row = self._rows.get(node)
         if row is None:
             return self._heard.get(node)
@@ -274,7 +275,7 @@ class Fleet:
         return _heard(replace(outlined.hollow, time_s=time_s), received_s)
 
     def jobs(self) -> dict[str, tuple[int, list[MemberRank]]]:
-        """Return the jobs that agents speak of, each with its newest attempt and that attempt's ranks."""
+        """Return the jobs that agents report, each with its newest attempt and that attempt's ranks."""
         found: dict[str, tuple[int, list[MemberRank]]] = {}
         for node, heard in self._all():
             if heard.job is not None:
@@ -295,11 +296,11 @@ class Fleet:
                 yield node, heard
 
     def names(self) -> frozenset[str]:
-        """Return the names of all nodes that were ever heard of."""
+        """Return the names of all nodes ever heard of."""
         return frozenset(self._known.copy())
 
     def voices(self, since_s: float) -> Iterator[Voice]:
-        """Yield what each node heard at ``since_s`` or later last said of who runs there."""
+        """Yield what each node heard at ``since_s`` or later last reported about its jobs and ranks."""
         rows = self._rows.copy()
         for node, (outlined, _, received_s) in rows.items():
             if received_s >= since_s:
@@ -310,7 +311,7 @@ class Fleet:
                 yield Voice(node, heard.job, heard.ranks, heard.agent_version)
 
     def presences(self) -> Iterator[Presence]:
-        """Yield each node that was heard since the server started."""
+        """Yield each node heard since the server started."""
         rows = self._rows.copy()
         for node, (outlined, _, received_s) in rows.items():
             yield Presence(node, received_s, outlined.outline.interval_s)
@@ -319,7 +320,7 @@ class Fleet:
                 yield Presence(node, heard.received_s, heard.interval_s)
 
     def presence(self, node: str) -> Presence | None:
-        """Return when the node was heard, in this run or an earlier one; None: never, or too long ago to be known."""
+        """Return when the node was last heard, in this run or an earlier one; None if never or too long ago."""
         last = self.last(node)
         if last is not None:
             return Presence(node, last.received_s, last.interval_s)
@@ -331,7 +332,7 @@ class Fleet:
         return self._newest_s
 
     def patience_s(self, fresh_s: float) -> float:
-        """Return for how long nobody need be heard: ``fresh_s``, or longer where the last heard is slower than that."""
+        """Return how long silence is normal: ``fresh_s``, or longer if the last node heard reports less often."""
         return max(fresh_s, _patience_s(self._newest_interval_s))
 
     def offsets(self) -> dict[str, float]:
@@ -370,5 +371,5 @@ def _patience_s(interval_s: float) -> float:
 
 
 def job_of(frame: Frame) -> str | None:
-    """Return the job that the frame speaks of, the first of several; None: no job."""
+    """Return the job that the frame names, the first of several; None if it names none."""
     return frame.job or next((rank.job for rank in frame.ranks), None)

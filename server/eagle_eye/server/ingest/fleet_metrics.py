@@ -1,4 +1,4 @@
-"""The fleet on ``/metrics``: how many nodes, how fresh, how far off their clocks."""
+"""Fleet metrics on ``/metrics``: node counts, freshness and clock offsets."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from eagle_eye.server.telemetry.counters import metric_name
 
 
 class FleetCollector(Collector):
-    """Counts of nodes and the clock offset of each, read when scraped."""
+    """Node counts and each node's clock offset, read when scraped."""
 
     def __init__(self, fleet: Fleet, now_s: Callable[[], float], fresh_s: float) -> None:
         self._fleet = fleet

@@ -1,4 +1,4 @@
-"""What holds for frames, whichever way they come: whose they may be, when they are late, what of late ones is told."""
+"""Rules for frames, however they arrive: who may send them, and what detection sees of late ones."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from eagle_eye.server.ingest.fleet import Heard, job_of
 from eagle_eye.server.model.errors import Refusal
 from eagle_eye.server.security.auth import Credentials, Principal
 
-KEYS_EVERY = 64  # whole frames of a stream, of which one is searched for unknown keys, the first to begin with
+KEYS_EVERY = 64  # one whole frame in this many per stream, starting with the first, is checked for unknown keys
 RETRY_BUSY_S = 1
 RETRY_UNAVAILABLE_S = 5
-LATE_AT_ONCE_MAX = 4  # requests of late frames alone at a time: after an outage a whole fleet has an hour to tell
+LATE_AT_ONCE_MAX = 4  # concurrent requests with late frames only: after an outage a whole fleet has an hour to resend
 
-# Events that are as true later: what happened to a device, a process or the node, as against the phase it was in.
+# Events that stay true: what happened to a device, a process or the node, not which phase it was in.
 LASTING = frozenset(
     {"xid", "sxid", "gpu_lost", "machine_check", "kernel_panic", "host_error", "oom_kill"}
     | {"process_exit", "training_error"}
@@ -25,26 +25,26 @@ LASTING = frozenset(
 
 
 class Authenticator(Protocol):
-    """Who is asking; see auth.py."""
+    """Identifies the sender; see auth.py."""
 
     def authenticate(self, credentials: Credentials) -> Principal:
-        """Return who it is. Raises Refusal 401 or 403."""
+        """Return the principal of the credentials. Raises Refusal 401 or 403."""
         ...
 
     def authorise_frames(self, principal: Principal, node: str) -> None:
-        """Return if the principal may send the node's frames. Raises Refusal 403."""
+        """Raise Refusal 403 unless the principal may send the node's frames."""
         ...
 
 
 def refusal_of(error: BadFrame, where: str) -> Refusal:
-    """Return how a frame that is of no use is refused."""
+    """Return the refusal for an unusable frame."""
     return Refusal(413 if error.reason == "oversized" else 400, error.reason, f"{where}: {error}"[:2000])
 
 
 def belated(frame: Frame, newest: Heard) -> Frame | None:
-    """Return what the loop is told of a late frame: its lasting facts, as if the node's newest frame had told them.
+    """Return the part of a late frame that the detection loop gets: its lasting events, in the context of ``newest``.
 
-    None: nothing. A fact that does not say itself which attempt it is of counts only while the same attempts run.
+    None if there is none. An event that names no attempt counts only while the same attempts run.
     """
     same = job_of(frame) == newest.job and _attempts(frame.ranks) == _attempts(newest.ranks)
     events = [event for event in frame.events if event.kind in LASTING and (same or "attempt" in event.attributes)]

@@ -1,9 +1,9 @@
-"""POST /api/v1/frames: from an agent's request to durable frames, refused whole or taken whole.
+"""POST /api/v1/frames: makes an agent's frames durable; each request is accepted or refused as a whole.
 
-A plain ASGI endpoint in front of the API: it reads bodies with a limit and spends nothing on routing.
-Frames come whole, as version 1 of the wire has them, or as rows, version 2; read, both are ``RowsIngest``'s.
-What a newer agent sends and this server does not know is left out, counted, and named in the log and in the answer.
-The history keeps it: a newer server can read it.
+A plain ASGI endpoint in front of the API: it reads bodies with a limit and avoids the cost of routing. Frames come
+whole (version 1 of the wire format) or as rows (version 2); ``RowsIngest`` handles both once decoded. Fields of newer
+agents that this server does not know are ignored, counted, and named in the log and in the answer. The history keeps
+them: a newer server can read them.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from eagle_eye.server.transport import methods
 from eagle_eye.server.transport.raw_http import ASGIMessage, Receive, Send, answer, headers_of, read_body, refuse
 
 PATH = "/api/v1/frames"
-DECODE_INLINE_BYTES_MAX = 1 << 16  # larger bodies are decoded in a thread: the event loop answers others meanwhile
+DECODE_INLINE_BYTES_MAX = 1 << 16  # larger bodies are decoded in a thread, so that the event loop stays responsive
 
 _log = logging.getLogger(__name__)
 
@@ -60,10 +60,10 @@ class Ingest:
         except Refusal as refusal:
             self._telemetry.rejected.labels(refusal.reason).inc()
             await refuse(send, refusal)
-        except StoreUnavailable as error:  # whose token it is cannot be looked up
+        except StoreUnavailable as error:  # the token cannot be looked up
             self._telemetry.rejected.labels("storage").inc()
             await refuse(send, Refusal(503, "storage", str(error), {"Retry-After": str(RETRY_UNAVAILABLE_S)}))
-        except Exception:  # noqa: BLE001 - nothing stands behind this endpoint that would answer and count it
+        except Exception:  # noqa: BLE001 - no outer layer answers and counts errors of this endpoint
             _log.exception("frames could not be taken for a reason that was not foreseen")
             self._telemetry.rejected.labels("internal").inc()
             await refuse(send, Refusal(500, "internal", "the server failed; its log says why"))
@@ -71,7 +71,7 @@ class Ingest:
             await answer(send, status, "application/json" if status == 200 else PROBLEM_TYPE, document, extra)
 
     async def _answer(self, scope: ASGIMessage, receive: Receive) -> tuple[int, bytes, Mapping[str, str]]:
-        """Return status, body and headers once the request's frames are durable, or cannot be. Raises Refusal."""
+        """Return status, body and headers once the request's frames are durable or have failed. Raises Refusal."""
         started_s = self._clock.monotonic_s()
         headers = headers_of(scope)
         if scope["method"] != "POST":
@@ -86,14 +86,14 @@ class Ingest:
         answered: asyncio.Future[tuple[int, bytes, Mapping[str, str]]] = asyncio.get_running_loop().create_future()
 
         def reply(status: int, document: bytes, extra: Mapping[str, str]) -> None:
-            if not answered.done():  # else whoever waited has gone
+            if not answered.done():  # else the waiting request was cancelled
                 answered.set_result((status, document, extra))
 
         self.rows.take_request(principal, request, size, received_s, started_s, reply)
         return await answered
 
     async def _read(self, headers: Mapping[str, str], body: bytes) -> tuple[Request, int]:
-        """Return what the body says, and how many bytes it has, decompressed."""
+        """Return the decoded request and the size of its decompressed body in bytes."""
         if _is_of_rows(headers):
             if headers.get("content-encoding", "identity").strip().lower() == "deflate":
                 body = self._reader.inflated(body)

@@ -1,4 +1,7 @@
-"""Outlines by id: those in use in memory, the others in the history. Used on the event loop, unless said."""
+"""Outlines by id: recently used ones in memory, the rest in the history.
+
+Used on the event loop unless stated otherwise.
+"""
 
 from __future__ import annotations
 
@@ -12,14 +15,15 @@ from eagle_eye.server.history.history import StreamRef
 
 KEPT_MAX = 32_768  # in memory, some KiB each; the history has the others
 
-ALONE_BYTES = REQUEST_HEAD.size + SIZE.size + ROW_HEAD.size  # of a request of one row, before its numbers
+ALONE_BYTES = REQUEST_HEAD.size + SIZE.size + ROW_HEAD.size  # size of a one-row request without its numbers
 
 
 class KnownOutline:
-    """An outline that was checked.
+    """A validated outline.
 
-    ``durable``: the history has it. ``used``: a row of it came since ``take_used``. ``admitted``: its node may take
-    part. ``alone_bytes`` is the size of a request of one row of it and nothing else, -1 where rows are read one by one.
+    ``durable``: the history has it. ``used``: a row of it arrived since ``take_used``. ``admitted``: its node has been
+    accepted. ``alone_bytes`` is the size of a request with one such row and nothing else; -1 if such rows are not read
+    in columns.
     """
 
     __slots__ = (
@@ -50,7 +54,7 @@ class KnownOutline:
 
 
 class Outlines:
-    """All outlines that rows may name; ``look_up`` returns one of the history's by its id."""
+    """All outlines that rows may reference; ``look_up`` fetches one from the history by id."""
 
     def __init__(self, look_up: Callable[[bytes], bytes | None], kept_max: int = KEPT_MAX) -> None:
         self._look_up = look_up
@@ -63,37 +67,37 @@ class Outlines:
         return self._known.get(id_)
 
     def recall(self, id_: bytes) -> KnownOutline | None:
-        """Return the outline from memory or the disk; None: it must be sent (again). Raises HistoryUnavailable."""
+        """Return the outline from memory or disk; None: it must be sent (again). Raises HistoryUnavailable."""
         known = self._known.get(id_)
         if known is None:
             raw = self._look_up(id_)
             try:
                 known = None if raw is None else self._keep(raw, durable=True)
-            except BadFrame:  # of another server's version
+            except BadFrame:  # written by another server version
                 return None
         return known
 
     def learn(self, raw: bytes) -> KnownOutline:
-        """Return an outline that was sent, checked. Raises BadFrame."""
+        """Validate and return an outline that an agent sent. Raises BadFrame."""
         return self._known.get(outline_id(raw)) or self._keep(raw, durable=False)
 
     def take_used(self) -> list[bytes]:
-        """Return the ids of those that were used since the last time; from any thread."""
+        """Return the ids of outlines used since the last call; from any thread."""
         found = [known for known in list(self._known.values()) if known.used]
         for known in found:
             known.used = False
         return [known.id for known in found]
 
     def forget(self, ids: Iterable[bytes]) -> None:
-        """Know that the history no longer has them, as nobody used them for long; from any thread."""
+        """Mark outlines as no longer in the history, after long disuse; from any thread."""
         for id_ in ids:
             known = self._known.get(id_)
             if known is not None:
                 known.durable = False
-                self._left.append(id_)  # for whoever adds the next: the event loop may just be looking through them
+                self._left.append(id_)  # removed by the next insertion: the event loop may be iterating over them now
 
     def expel(self, nodes: Collection[str]) -> None:
-        """Have the next row of each of the nodes looked at as one of a node that is new."""
+        """Have the next row of each of the nodes checked like one of a new node."""
         for known in self._known.values():
             if known.node in nodes:
                 known.admitted = False
@@ -107,7 +111,7 @@ class Outlines:
         return known
 
     def _drop_left(self) -> None:
-        """Have those that the history no longer has leave memory, unless a row has come of them since."""
+        """Drop the outlines that the history no longer has from memory, unless a row of them has arrived since."""
         while self._left:
             id_ = self._left.popleft()
             known = self._known.get(id_)

@@ -1,14 +1,15 @@
-"""Frames taken by the request, made durable in groups, answered when their group is.
+"""Group commit for frames: requests are taken one by one, made durable in groups, and answered with their group.
 
-Requests gather until the journal has finished the group before, and for a moment at least: ten thousand agents a second
-cost some dozen transactions, and no future, task or lock of their own.
+Requests gather until the journal has finished the previous group, and for at least a moment: ten thousand agents a
+second cost a few dozen transactions, and no future, task or lock per request.
 
 Clock correction: a node's offset is estimated from its requests (see NodeClock); beyond two seconds it is added to the
-times that the detection loop gets. The history keeps frames as they came, with the offset beside them. Times that
-cannot be, after their receipt or a decade old, are moved: none is refused, as an agent would have to drop what it says.
-Late frames (history.LATE_S) are what an agent kept while the server was away and sends after newer ones. They are
-kept like all others and are no news: they move neither the fleet nor the loop's view of a node. Of them the loop is
-told only what stays true, the facts of ``frame_rules.LASTING``.
+times that the detection loop gets. The history keeps frames as received, with the offset beside them. Implausible times
+(later than their receipt, or a decade old) are moved rather than refused: a refused agent would have to drop its data.
+
+Late frames (history.LATE_S) are those that an agent buffered while the server was away and sends after newer ones. They
+are stored like all others, but update neither the fleet nor the detection loop's view of a node. The loop gets only the
+events that stay true, ``frame_rules.LASTING``.
 """
 
 from __future__ import annotations
@@ -44,18 +45,18 @@ from eagle_eye.server.security.auth import Principal
 from eagle_eye.server.telemetry.counters import Telemetry
 
 GATHER_S = 0.005  # how long the first request of a group waits for others
-GROUP_EVERY_S = 0.08  # how often groups of many begin at most: an acknowledgement waits no longer for its turn
-GROUP_OF_MANY = 32  # rows; where few come, each is written at once
+GROUP_EVERY_S = 0.08  # minimum time between large groups: no acknowledgement waits longer for its group to begin
+GROUP_OF_MANY = 32  # rows; smaller groups are written at once
 GROUP_ROWS_MAX = 8_192
 
 STRANGERS_AWAITED = 64
 
-# Agents tick at the same multiples of their interval; many of them are asked to spread what they then send.
-CROWD_S = 60e-6  # what each agent's request costs, about
+# Agents tick at the same multiples of their interval; large fleets are asked to spread their requests.
+CROWD_S = 60e-6  # approximate cost of one agent's request
 CROWD_S_MIN = 0.03
 SPREAD_RATIO = 0.8  # of the interval
 
-# What takes an answer: status, body, headers.
+# Called with the answer: status, body, headers.
 Reply = Callable[[int, bytes, Mapping[str, str]], None]
 
 U = TypeVar("U", "Sequence[_Taken]", UsualRows)
@@ -64,7 +65,7 @@ _log = logging.getLogger(__name__)
 
 
 class _Taken(msgspec.Struct, frozen=True, gc=False):
-    """One request under way."""
+    """One request in progress."""
 
     request: Request
     unknown: Sequence[str]
@@ -80,9 +81,9 @@ class _Taken(msgspec.Struct, frozen=True, gc=False):
 class RowsIngest:
     """Takes agents' requests.
 
-    ``observe_rows`` gets durable rows of numbers, ``observe(frame, received_s, offset_s)`` what is more than numbers.
-    ``asked_of(node)`` returns what the node's agent is asked for with the answer. ``found(nodes)`` is awaited for nodes
-    that were never heard of, before their rows are acknowledged; where a whole fleet begins to speak, after that.
+    ``observe_rows`` gets durable plain rows; ``observe(frame, received_s, offset_s)`` gets frames with anything else.
+    ``asked_of(node)`` returns the requests that the answer passes to the node's agent. ``found(nodes)`` is awaited for
+    new nodes before their rows are acknowledged, or after that if more than STRANGERS_AWAITED nodes are new at once.
     """
 
     def __init__(
@@ -117,7 +118,7 @@ class RowsIngest:
         self._gathered: list[_Taken] = []
         self._usual: list[Usual] = []
         self._rows = self._bytes = 0  # of what has gathered
-        self._last_rows = 0  # of the group before
+        self._last_rows = 0  # of the previous group
         self._writing = 0
         self._late_now = 0
         self._begun_s = float("-inf")
@@ -125,16 +126,16 @@ class RowsIngest:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def take(self, principal: Principal, body: bytes, started_s: float, reply: Reply) -> None:
-        """Take the body of a request of rows; see ``take_request``. Raises Refusal."""
+        """Decode and take the body of a request of rows; see ``take_request``. Raises Refusal."""
         received_s = self._clock.now_s()
         self.take_request(principal, self._reader.read(body), len(body), received_s, started_s, reply)
 
     def take_request(
         self, principal: Principal, request: Request, size: int, now_s: float, started_s: float, reply: Reply
     ) -> None:
-        """Take a request of ``size`` bytes that came at ``now_s``; ``reply`` is called once, when it is durable or not.
+        """Take a request of ``size`` bytes received at ``now_s``; call ``reply`` once it is durable or has failed.
 
-        On the event loop. Raises Refusal at once for what cannot be taken: ``reply`` is not called then.
+        On the event loop. Raises Refusal at once for what cannot be taken; ``reply`` is not called then.
         """
         node, entries, sent_s = request.node, request.entries, request.sent_s
         self._auth.authorise_frames(principal, node)
@@ -166,10 +167,10 @@ class RowsIngest:
             self._begin_soon(GATHER_S)
 
     def take_if_usual(self, principal: Principal, body: bytes, started_s: float, asker: Asker) -> bool:
-        """Take a body that is one row of a known outline, to be read with others; return whether it is.
+        """Take a body that is a single row of a known outline, to be decoded in bulk; return False if it is not one.
 
-        On the event loop. ``asker`` is answered once, when the row is durable or cannot be. Raises Refusal at once
-        for what cannot be taken.
+        On the event loop. ``asker`` is answered once, when the row is durable or has failed. Raises Refusal at once for
+        what cannot be taken.
         """
         known = self._reader.alone(body)
         if known is None:
@@ -199,7 +200,7 @@ class RowsIngest:
         self._due = asyncio.get_running_loop().call_later(wait_s, self._begin)
 
     def _begin(self) -> None:
-        """Hand what has gathered to the history."""
+        """Submit the gathered requests to the history."""
         if self._due is not None:
             self._due.cancel()
             self._due = None
@@ -213,7 +214,7 @@ class RowsIngest:
             for one in odd:
                 try:
                     self.take(one.principal, one.body, one.started_s, one.asker.answer)
-                except Exception as error:  # noqa: BLE001 - whoever waits must be answered
+                except Exception as error:  # noqa: BLE001 - the waiting client must be answered
                     one.asker.refuse(error)
         taken, self._gathered = self._gathered, []
         self._rows = self._bytes = 0
@@ -221,7 +222,7 @@ class RowsIngest:
             self._write(_batch(taken), taken, self._written)
 
     def _write(self, batch: Batch, what: U, written: Callable[[U, Future[Appended]], None]) -> None:
-        """Hand a batch to the history; ``written(what, future)`` is called once it is durable or cannot be."""
+        """Submit a batch to the history; ``written(what, future)`` is called once it is durable or has failed."""
         loop = asyncio.get_running_loop()
         try:
             future = self._history.submit(batch)
@@ -234,7 +235,7 @@ class RowsIngest:
             future.add_done_callback(lambda done: _on(loop, written, what, done))
 
     def _outcome(self, what: Sequence[_Taken] | UsualRows, done: Future[Appended]) -> Appended | None:
-        """Return what became of a group; None: it is refused."""
+        """Return the result of a group; None if it failed and was refused."""
         self._writing -= 1
         if (self._gathered or self._usual) and self._due is None:
             self._begin_soon(0.0)
@@ -242,7 +243,7 @@ class RowsIngest:
             return done.result()
         except HistoryUnavailable as error:
             self._refuse(what, _unavailable(error))
-        except Exception:  # noqa: BLE001 - whoever waits must be answered
+        except Exception:  # noqa: BLE001 - the waiting clients must be answered
             _log.exception("rows could not be kept for a reason that was not foreseen")
             self._refuse(what, Refusal(500, "internal", "the server failed; its log says why"))
         return None
@@ -286,7 +287,7 @@ class RowsIngest:
             task.add_done_callback(self._tasks.discard)
 
     def _show(self, taken: Sequence[_Taken], new: Iterator[bool]) -> list[str]:
-        """Tell fleet and detection what is new; return the nodes that were never heard of."""
+        """Pass new frames to the fleet and detection; return the nodes that were never heard of before."""
         rows: list[Row] = []
         strangers: list[str] = []
         for one in taken:
@@ -301,7 +302,7 @@ class RowsIngest:
         return strangers
 
     def _show_one(self, one: _Taken, at: int, rows: list[Row]) -> bool:
-        """Tell of a row, numbers alone by adding them to ``rows``; return whether its node was never heard of."""
+        """Pass on one frame, a plain row by adding it to ``rows``; return whether its node is new."""
         known, entry, moved_s = one.request.known[at], one.request.entries[at], one.moved_s[at]
         if known is not None:
             known.admitted = True
@@ -309,7 +310,7 @@ class RowsIngest:
             rows.append(Row(known.outlined, time_s + one.offset_s, one.received_s, entry.raw[ROW_HEAD.size :]))
             return self._fleet.heard_row(known.outlined, time_s, one.received_s)
         frame = one.request.frames[at]
-        self._observe_rows(groups_of(rows))  # what its node said before comes before it
+        self._observe_rows(groups_of(rows))  # keeps the node's earlier rows before it
         rows.clear()
         new = self._fleet.heard(frame, one.received_s, moved_s)
         dated = self._fleet.dated(frame, one.offset_s + moved_s, one.received_s)
@@ -328,14 +329,14 @@ class RowsIngest:
         try:
             await self._found(nodes)
         except StoreUnavailable:
-            # The rows are durable and must be acknowledged; the nodes are written down at the next start.
+            # The rows are durable and must be acknowledged; the nodes are recorded at the next start.
             _log.warning("nodes could not be written down", extra={"nodes": len(nodes), "first": nodes[0]})
             self._telemetry.failures.labels("node").inc()
         finally:
             self._acknowledge(answers)
 
     def _acknowledge(self, answers: Sequence[tuple[_Taken, int, int]]) -> None:
-        """Answer requests, of each of which so many frames are new, and its stream durable up to a watermark."""
+        """Answer requests, each given with the number of its new frames and its stream's watermark."""
         for one, new, watermark in answers:
             self._settle(one)
             said = b'{"accepted":%d,"duplicates":%d,"watermark":%d' % (new, len(one.late) - new, watermark)
@@ -351,7 +352,7 @@ class RowsIngest:
         self._count(accepted, total, sum(sizes), begun_s)
 
     def _spread(self, interval_s: float) -> bytes:
-        """Return what an answer says of how far agents should spread their sending."""
+        """Return the part of an answer that tells agents over how long to spread their requests."""
         crowd_s = self._fleet.known_count * CROWD_S
         if crowd_s < CROWD_S_MIN:
             return b""
@@ -381,7 +382,7 @@ class RowsIngest:
 
 
 def _batch(taken: Sequence[_Taken]) -> Batch:
-    """Return what the requests say as one batch."""
+    """Return the requests' entries as one batch."""
     lines = (
         (one.request.ref, entry.sequence, entry.time_s, one.received_s, one.offset_s + by_s, entry.raw)
         for one in taken
@@ -391,7 +392,7 @@ def _batch(taken: Sequence[_Taken]) -> Batch:
 
 
 def _answers(taken: Sequence[_Taken], appended: Appended) -> list[tuple[_Taken, int, int]]:
-    """Return each request with how many of its frames are new, and its stream's watermark."""
+    """Return each request with the number of its new frames and its stream's watermark."""
     answers, at = [], 0
     for one in taken:
         end = at + len(one.late)
@@ -408,4 +409,4 @@ def _on(loop: asyncio.AbstractEventLoop, work: Callable[..., None], *arguments: 
     try:
         loop.call_soon_threadsafe(work, *arguments)
     except RuntimeError:
-        return  # the loop has ended, and with it everybody who waited
+        return  # the event loop has ended, and with it every waiting client

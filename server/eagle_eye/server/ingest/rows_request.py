@@ -1,6 +1,6 @@
-"""The body of a request of frames, read and checked: whose they are, what is more than numbers, what is not known.
+"""Decodes and validates the body of a request of frames.
 
-Whole frames and rows become the same ``Request``: what comes after does not ask which way a frame came.
+Whole frames and rows become the same ``Request``: later stages do not distinguish them.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from eagle_eye.server.model.clock import Clock
 from eagle_eye.server.model.errors import HistoryUnavailable, Refusal
 from eagle_eye.server.security.limits import Rates
 
-LEARNED_PER_S, LEARNED_AT_ONCE = 1_500, 1_500  # outlines: each costs some hundred times what a row of it does
+LEARNED_PER_S, LEARNED_AT_ONCE = 1_500, 1_500  # outlines: each costs about a hundred times as much as one of its rows
 RETRY_LEARN_S = 2
 
 
@@ -41,7 +41,7 @@ T = TypeVar("T")
 
 
 class Entry(NamedTuple):
-    """One frame as it came in: its place in its stream, its own time (by its node's clock), and its bytes."""
+    """One frame as received: its sequence in its stream, its own time (by its node's clock), and its bytes."""
 
     sequence: int
     time_s: float
@@ -49,10 +49,10 @@ class Entry(NamedTuple):
 
 
 class Request(msgspec.Struct, frozen=True, gc=False):
-    """What a body says. ``known`` has each entry's outline, None for one whose frame is in ``frames``.
+    """A decoded body. ``known`` has each entry's outline, None for an entry whose frame is in ``frames``.
 
-    ``clock_base_s`` is what the last one says. ``fresh`` are the outlines among them that may not be durable yet;
-    ``unknown`` counts what was left out, by name.
+    ``clock_base_s`` is the clock base that the last entry reports. ``fresh`` are the outlines among them that may not
+    be durable yet; ``unknown`` counts ignored fields by name.
     """
 
     node: str
@@ -69,7 +69,7 @@ class Request(msgspec.Struct, frozen=True, gc=False):
 
 
 class _One(NamedTuple):
-    """One row; ``reading`` is what it says where that is more than numbers."""
+    """One row; ``reading`` is its decoded frame if it has more than numbers."""
 
     says: Outline | Frame
     known: KnownOutline | None
@@ -78,14 +78,14 @@ class _One(NamedTuple):
 
     @property
     def base_s(self) -> float | None:
-        """What it says of the clock that dated it."""
+        """The base of the clock that dated the row."""
         if self.known is not None:
             return self.known.clock_base_s
         return self.reading.frame.base_s if self.reading is not None else None
 
 
 class RowsReader:
-    """Reads bodies; on the event loop."""
+    """Decodes bodies; on the event loop."""
 
     def __init__(self, outlines: Outlines, unknown: UnknownThings, inflated_bytes_max: int, clock: Clock) -> None:
         self._clock = clock
@@ -95,7 +95,7 @@ class RowsReader:
         self._inflated_bytes_max = inflated_bytes_max
 
     def inflated(self, body: bytes) -> bytes:
-        """Return what a zlib-compressed body says. Raises Refusal."""
+        """Return a zlib-compressed body decompressed. Raises Refusal."""
         limit = self._inflated_bytes_max
         inflater = zlib.decompressobj()
         try:
@@ -109,7 +109,7 @@ class RowsReader:
         return whole
 
     def read(self, body: bytes) -> Request:
-        """Return what a body of rows says. Raises Refusal: 400, 409 for an outline to be sent, 413, 503."""
+        """Decode a body of rows. Raises Refusal: 400, 409 for an outline that must be sent, 413, 503."""
         sent_s, outlines, rows = _checked(decode_rows_request, body, "the request")
         if not rows:
             raise Refusal(400, "empty", "the request has no rows; send at least one")
@@ -117,7 +117,7 @@ class RowsReader:
         return _request(sent_s, [_checked(self._one, row, f"row {at}") for at, row in enumerate(rows)], "row")
 
     def alone(self, body: bytes) -> KnownOutline | None:
-        """Return the outline of a body that is as long as one row of it alone; None: ``read`` it by itself."""
+        """Return the outline of a body whose length is that of a single row of it; None: decode it with ``read``."""
         known = self._outlines.get(body[ID])
         if known is None or len(body) != known.alone_bytes or not (known.durable and known.admitted):
             return None
@@ -138,7 +138,7 @@ class RowsReader:
                 self._unknown.note(outlined.node, outlined.outline.agent_version, Counter(left_out))
 
     def _one(self, row: bytes) -> _One:
-        """Return a row, or a whole frame that came among them. Raises BadFrame, Refusal."""
+        """Decode a row, or a whole frame among rows. Raises BadFrame, Refusal."""
         if row and not is_row(row):
             return _whole(row)
         head = row_head(row)
@@ -163,7 +163,7 @@ class RowsReader:
         return known
 
     def _make_room(self) -> None:
-        """Return if one more outline may be learned now: a fleet that comes back all at once delays nobody it had."""
+        """Raise Refusal unless one more outline may be learned now, so that a returning fleet delays no known node."""
         wait_s = self._learns.take("", LEARNED_PER_S, LEARNED_AT_ONCE, self._clock.monotonic_s())
         if wait_s > 0.0:
             detail = f"more than {LEARNED_PER_S} agents a second begin to speak; this one is listened to in a moment"
@@ -171,7 +171,7 @@ class RowsReader:
 
 
 def read_whole(body: bytes) -> Request:
-    """Return what a body of whole frames says. Raises Refusal: 400, 413. Pure."""
+    """Decode a body of whole frames. Raises Refusal: 400, 413. Pure."""
     sent_s, raws = _checked(decode_request, body, "the request")
     if not raws:
         raise Refusal(400, "empty", "the request has no frames; send at least one")

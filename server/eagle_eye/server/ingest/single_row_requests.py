@@ -1,6 +1,6 @@
-"""The usual requests of a large fleet, read many at once: each is one row of numbers of an outline that is known.
+"""Bulk decoding of the common request of a large fleet: a single row of numbers whose outline is known.
 
-Whatever is in any way unusual about one of them is found here and left to ``RowsIngest.take``.
+Requests that are unusual in any way are detected here and left to ``RowsIngest.take``.
 """
 
 from __future__ import annotations
@@ -39,28 +39,28 @@ _HEAD = np.dtype(
 )
 _ROW = slice(_HEAD.fields["version"][1], None)  # type: ignore[index] # where a request's row begins
 _NUMBERS = slice(ALONE_BYTES, None)
-ID = slice(28, 44)  # the outline's, in a request
+ID = slice(28, 44)  # the outline id in a request
 assert _HEAD.itemsize == ALONE_BYTES and _HEAD.fields["id"][1] == ID.start  # type: ignore[index] # noqa: S101, PT018
 
 
 class Asker(Protocol):
-    """Who sent a request and waits for its answer."""
+    """The client that sent a request and waits for its answer."""
 
     def accept(self, body: bytes) -> None:
         """Answer 200 with a JSON body."""
         ...
 
     def answer(self, status: int, body: bytes, headers: Mapping[str, str]) -> None:
-        """Answer with a status, a body (a problem's, but for 200) and headers."""
+        """Answer with a status, a body (a problem document unless 200) and headers."""
         ...
 
     def refuse(self, error: Exception) -> None:
-        """Answer with a problem: the Refusal, or 500 for an error that was not foreseen."""
+        """Answer with a problem document: the Refusal, or 500 for any other error."""
         ...
 
 
 class Usual(msgspec.Struct, frozen=True, gc=False):
-    """One request as it came; ``started_s`` is by the monotonic clock."""
+    """One request as received; ``started_s`` is by the monotonic clock."""
 
     known: KnownOutline
     principal: Principal
@@ -70,14 +70,14 @@ class Usual(msgspec.Struct, frozen=True, gc=False):
 
 
 class UsualRows(NamedTuple):
-    """Some requests as columns; ``requests[i]`` is what line i of both came from."""
+    """Some requests as columns; ``requests[i]`` is the source of row i of ``batch`` and of the group."""
 
     requests: Sequence[Usual]
     batch: Batch
     group: RowGroup
 
     def new(self, new: Sequence[bool]) -> RowGroup:
-        """Return those that are new."""
+        """Return the rows that are new."""
         group = self.group
         if False not in new:
             return group
@@ -93,9 +93,10 @@ class UsualRows(NamedTuple):
 
 
 def read(requests: Sequence[Usual], fleet: Fleet, wall_s: float) -> tuple[list[UsualRows], list[Usual]]:
-    """Return requests as columns, by layout, and those that are to be taken one by one.
+    """Return requests as columns, one set per layout, and those to be taken one by one.
 
-    ``wall_s`` is the server's clock minus the monotonic one. Of a node with several requests the first is usual.
+    ``wall_s`` is the server's clock minus the monotonic one. If a node has several requests, only the first is in
+    columns.
     """
     by_layout: dict[Any, list[Usual]] = {}
     nodes: set[str] = set()
@@ -125,7 +126,7 @@ def _columns(requests: Sequence[Usual], fleet: Fleet, wall_s: float, odd: list[U
         & (heads["sequence"] > 0)
         & (heads["sequence"] < SEQUENCE_MAX)
         & (time_s > 0.0)
-        & (time_s <= sent_s)  # later, or older than that: whether it is late, or wrong, is a longer question
+        & (time_s <= sent_s)  # anything else needs the full check for late or implausible times
         & (sent_s - time_s <= LATE_S)
         & (sent_s < TIME_S_MAX)
     )
@@ -149,7 +150,7 @@ def _columns(requests: Sequence[Usual], fleet: Fleet, wall_s: float, odd: list[U
         matrix[:, _ROW],
     )
     layout = knowns[0].outlined.layout
-    assert layout is not None  # noqa: S101 - else it would not have come here
+    assert layout is not None  # noqa: S101 - only outlines with a layout reach this
     outlined = [known.outlined for known in knowns]
     group = RowGroup(layout, outlined, (time_s + offset_s).tolist(), received_s, matrix[:, _NUMBERS])
     return UsualRows(requests, batch, group)

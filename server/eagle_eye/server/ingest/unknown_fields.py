@@ -1,4 +1,4 @@
-"""What newer agents send and this server does not know, and names that are none: left out, counted, named once."""
+"""Counts and reports fields of newer agents that this server does not know, and invalid names; all are ignored."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from collections.abc import Mapping
 
 from eagle_eye.server.telemetry.counters import Telemetry
 
-LOGGED_MAX = 256  # different things that the log names: a hostile agent could make up more for ever
-ANSWERED_MAX = 32  # that an answer names: an agent reads 64 KiB of it
+LOGGED_MAX = 256  # distinct things named in the log: a hostile agent could invent more forever
+ANSWERED_MAX = 32  # named in one answer: an agent reads 64 KiB of it
 
-NONE = ("name ", "number ")  # what no version knows: it can be no name of a job, or no rank
+NONE = ("name ", "number ")  # invalid in every version: not a possible job name or rank
 _NONE = "node %s (agent %r) sends a name or number that can be none; it is left out, what is with it is kept: %s"
 _UNKNOWN = "node %s (agent %r) sends what this server does not know and leaves out, upgrade the server: %s"
 
@@ -18,14 +18,14 @@ _log = logging.getLogger(__name__)
 
 
 class UnknownThings:
-    """Takes note of them."""
+    """Counts unknown fields, and logs each once."""
 
     def __init__(self, telemetry: Telemetry) -> None:
         self._telemetry = telemetry
         self._named: set[str] = set()
 
     def note(self, node: str, agent_version: str, times: Mapping[str, int]) -> list[str]:
-        """Count what was left out of a node's frames, say what is new of it, and return names for the answer."""
+        """Count what was ignored in a node's frames, log what is new, and return names for the answer."""
         for name, count in times.items():
             self._telemetry.unknown.labels(name.partition(" ")[0]).inc(count)
         for name in times.keys() - self._named:

@@ -1,4 +1,4 @@
-"""Who vouches for which nodes, so that names that anybody could make up lift no limit. Pure."""
+"""Which nodes are vouched for by a trusted source, so that invented names cannot raise limits. Pure."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from eagle_eye.server.model.node_names import NodeNames
 
 
 class Vouchers:
-    """What is known of the nodes that somebody vouches for.
+    """The sources that vouch for nodes.
 
-    They are nodes whose own agent speaks (its token is bound to the node), that an administrator speaks for, that hold
-    an agent's token, that a scheduler or launcher names, and those of the topology file, ``placed``. A remote-write
-    token vouches only for nodes that it names without a wildcard. On the event loop.
+    Vouched nodes are those whose own agent reports (its token is bound to the node), that an administrator sends frames
+    for, that hold an agent's token, that a scheduler or launcher names, and those of the topology file, ``placed``. A
+    remote-write token vouches only for nodes that it names without a wildcard. On the event loop.
     """
 
     def __init__(self, placed: Iterable[str] = ()) -> None:
@@ -24,38 +24,38 @@ class Vouchers:
         self._enrolled: AbstractSet[str] = frozenset()
         self._declared: AbstractSet[str] = frozenset()
         self._scheduled: dict[str, NodeNames] = {}
-        # By scheduler and its name of a node, which of ours it means: of a hundred domains of one name only one.
+        # Per scheduler, its node names resolved to ours: of a hundred domains of one name only one matches.
         self._meant: dict[tuple[str, str], str] = {}
 
     def note_spoken(self, node: str) -> None:
-        """Take note that the node's own agent, or an administrator, spoke for it."""
+        """Record that the node's own agent, or an administrator, sent its frames."""
         self._spoken.add(node)
 
     def use_tokens(self, nodes: AbstractSet[str]) -> None:
-        """Take the nodes that hold a valid agent's token, in place of those before."""
+        """Replace the set of nodes that hold a valid agent's token."""
         self._enrolled = nodes
 
     def use_jobs(self, nodes: AbstractSet[str]) -> None:
-        """Take the nodes of the jobs that launchers and schedulers declare, in place of those before."""
+        """Replace the set of nodes of jobs that launchers and schedulers declare."""
         self._declared = nodes
 
     def use_scheduler(self, source: str, names: NodeNames) -> None:
-        """Take all nodes that a scheduler has, by its names, in place of those before."""
+        """Replace the set of a scheduler's nodes, by the scheduler's names for them."""
         self._scheduled[source] = names
 
     def forget(self, nodes: Collection[str]) -> None:
-        """Forget what was said of the nodes; whoever names them still goes on vouching."""
+        """Forget that the nodes reported; other sources still vouch for them."""
         self._spoken.difference_update(nodes)
         self._meant = {key: node for key, node in self._meant.items() if node not in nodes}
 
     def vouch_for(self, node: str) -> bool:
-        """Return whether anybody vouches for the node."""
+        """Return whether any source vouches for the node."""
         if node in self._spoken or node in self._enrolled or node in self._declared or node in self._placed:
             return True
         return self._is_scheduled(node)
 
     def count(self, nodes: AbstractSet[str]) -> int:
-        """Return for how many of the nodes somebody vouches."""
+        """Return how many of the nodes are vouched for."""
         others = nodes - self._spoken - self._enrolled - self._declared - self._placed
         named = sum(map(self._is_scheduled, others)) if self._scheduled else 0
         return len(nodes) - len(others) + named
@@ -71,7 +71,7 @@ class Vouchers:
 
 
 class Unvouched:
-    """Nodes that nobody vouches for: which remote-write token named each first, "" where that is not known any more."""
+    """Unvouched nodes, each with the remote-write token that named it first ("" if no longer known)."""
 
     def __init__(self) -> None:
         self._tokens: dict[str, str] = {}
@@ -92,13 +92,13 @@ class Unvouched:
         return self._counts[token]
 
     def add(self, node: str, token: str) -> None:
-        """Take a node in, in place of what was known of it."""
+        """Add a node, replacing its earlier token."""
         self.discard(node)
         self._tokens[node] = token
         self._counts[token] += 1
 
     def discard(self, node: str) -> None:
-        """Leave a node out, if it was in."""
+        """Remove a node if present."""
         token = self._tokens.pop(node, None)
         if token is not None:
             self._counts[token] -= 1
@@ -107,7 +107,7 @@ class Unvouched:
 
 
 class NodeQuota:
-    """The nodes that were ever heard of: at most ``nodes_max`` that somebody vouches for, and as many others."""
+    """The nodes ever heard of: at most ``nodes_max`` vouched ones and as many unvouched ones."""
 
     def __init__(self, nodes_max: int, vouchers: Vouchers) -> None:
         self._nodes_max = nodes_max
@@ -116,7 +116,7 @@ class NodeQuota:
         self.unvouched = Unvouched()
 
     def check(self, node: str) -> None:
-        """Return if a node that somebody vouches for is known, or there is room for one more. Raises Refusal 403."""
+        """Raise Refusal 403 unless the node is known and vouched for, or there is room for one more."""
         if node not in self.known and len(self.known) - len(self.unvouched) >= self._nodes_max:
             raise Refusal(
                 403,
@@ -126,9 +126,9 @@ class NodeQuota:
             )
 
     def reserve(self, node: str, token: str, token_nodes_max: int) -> bool:
-        """Make room for a node that a remote-write token names; return whether it is a new one nobody vouches for.
+        """Reserve room for a node that a remote-write token names; return whether it is new and unvouched.
 
-        ``release`` it where nothing is kept of it. Raises Refusal 403 where the token has named too many.
+        ``release`` it if nothing of it is kept. Raises Refusal 403 if the token has named too many.
         """
         if self._vouchers.vouch_for(node):
             self.unvouched.discard(node)
@@ -156,12 +156,12 @@ class NodeQuota:
         return True
 
     def release(self, nodes: Collection[str]) -> None:
-        """Give back what was reserved for those of the nodes that are not known."""
+        """Release the reservations for those of the nodes that are not known."""
         for node in nodes:
             if node not in self.known:
                 self.unvouched.discard(node)
 
     def leave(self, node: str) -> None:
-        """Know the node no more."""
+        """Remove a node."""
         self.known.discard(node)
         self.unvouched.discard(node)

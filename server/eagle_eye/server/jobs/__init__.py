@@ -1,4 +1,4 @@
-"""What schedulers say of jobs: Slurm and Kubernetes asked about states, nodes and attempts.
+"""Job information from schedulers: queries Slurm and Kubernetes for states, nodes and attempts.
 
 In: their answers. Out: records of jobs. Never changes a scheduler's jobs.
 """

@@ -1,4 +1,4 @@
-"""The schedulers that the configuration asks for."""
+"""Creates the schedulers' sources that are configured."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from eagle_eye.server.model.clock import Clock
 
 
 def sources_of(settings: JobSourceSettings, clock: Clock, environ: Mapping[str, str]) -> list[tuple[JobSource, str]]:
-    """Return the sources that the configuration asks for, each with whoever restarts its jobs; [] for none."""
+    """Return the configured sources, each with the restart owner of its jobs; [] for none."""
     found: list[tuple[JobSource, str]] = []
     slurm, kubernetes = settings.slurm, settings.kubernetes
     if slurm.use == "squeue":

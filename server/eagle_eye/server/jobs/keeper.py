@@ -1,4 +1,4 @@
-"""The schedulers' words taken in: into the store, and to the detection loop. On a clock; writes to the store."""
+"""Polls the job sources on a clock; writes their reports to the store and passes them to the detection loop."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from eagle_eye.server.monitor.watcher import Watcher
 from eagle_eye.server.store.store import JOBS, NODES, PAGE_LIMIT_MAX, Change, Store
 from eagle_eye.server.telemetry.counters import Telemetry
 
-BACKOFF_S, BACKOFF_S_MAX = 1.0, 60.0  # from a failed question to the next; doubles
-SEEN_S = 120.0  # an agent's word on who runs where counts for so long
+BACKOFF_S, BACKOFF_S_MAX = 1.0, 60.0  # delay after a failed query; doubles
+SEEN_S = 120.0  # how long an agent's report of where jobs run is used
 LIVE_STATES = ("running", "completing", "suspended", "pending", "maintenance")
 
 log = logging.getLogger(__name__)
@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class Health:
-    """How a source does. ``heard_s`` is by the monotonic clock, None: it never answered; ``problem`` "": none."""
+    """The state of a source. ``heard_s`` is by the monotonic clock, None if it never answered; ``problem`` "": none."""
 
     source: JobSource
     restart_owner: str
@@ -47,7 +47,7 @@ class Health:
 
 
 class JobSources:
-    """Asks each source at its pace, and sooner when a fault waits for its word."""
+    """Polls each source at its interval, and sooner when a fault needs its report."""
 
     def __init__(
         self,
@@ -60,7 +60,7 @@ class JobSources:
         telemetry: Telemetry,
         jitter: Callable[[], float] = random.random,
     ) -> None:
-        """Take the sources, each with whoever restarts its jobs."""
+        """Take the sources, each with the restart owner of its jobs."""
         self._patience_s = patience_s
         self._store = store
         self._clock = clock
@@ -82,23 +82,23 @@ class JobSources:
             await asyncio.Event().wait()
 
     def ask_sooner(self) -> None:
-        """Have every source asked now; on the event loop."""
+        """Have every source queried now; on the event loop."""
         for event in self._sooner.values():
             event.set()
 
     def problem(self) -> str | None:
-        """Return what is wrong with the sources, "ok" for nothing; None: there are none. From any thread."""
+        """Return what is wrong with the sources, "ok" if nothing, None if there are none. From any thread."""
         if not self._healths:
             return None
         return "; ".join(filter(None, map(self._problem_of, self._healths))) or "ok"
 
     def ages_s(self) -> dict[str, float]:
-        """Return how long ago each source was heard; one that never was is missing."""
+        """Return how long ago each source last answered; sources that never did are missing."""
         now_s = self._clock.monotonic_s()
         return {h.source.name: now_s - h.heard_s for h in self._healths if h.heard_s is not None}
 
     def counts(self) -> dict[str, int]:
-        """Return how many of our jobs each source speaks for."""
+        """Return how many of our jobs each source reports on."""
         return {health.source.name: health.jobs for health in self._healths}
 
     def _problem_of(self, health: Health) -> str:
@@ -128,12 +128,12 @@ class JobSources:
             await asyncio.sleep(backoff.next_s())
 
     def _fail(self, health: Health, problem: str) -> None:
-        if problem != health.problem:  # said once, however often it is tried
+        if problem != health.problem:  # logged once, however often it is retried
             log.warning("a scheduler gives no answer", extra={"source": health.source.name, "error": problem})
         health.problem = problem
 
     async def _take(self, health: Health, snapshot: Snapshot) -> None:
-        """Write down what follows from an answer, and have the detection loop hear of it. Raises StoreUnavailable."""
+        """Write the changes that follow from an answer, and pass it to the detection loop. Raises StoreUnavailable."""
         snapshot = _named(snapshot)
         source = health.source.name
         reported, reserved = await asyncio.to_thread(self._write, health, snapshot)
@@ -162,7 +162,7 @@ class JobSources:
             reserved = frozenset(name for name in there if name is not None)
         work = functools.partial(self._change, health, snapshot, seen, scraped, names, reserved, found)
         if not work(self._store).empty:
-            # Computed again inside the transaction: what a launcher or person did meanwhile counts.
+            # Computed again inside the transaction, to include what a launcher or person did meanwhile.
             self._store.update(work)
         return found[-1], reserved
 
@@ -190,7 +190,7 @@ class JobSources:
         return Change(jobs=reported.jobs, nodes=nodes, audit=tuple(entries))
 
     def _seen(self) -> tuple[dict[str, Seen], frozenset[str]]:
-        """Return the jobs that agents spoke of just now, and the nodes of which only Prometheus does."""
+        """Return the jobs that agents reported recently, and the nodes reported only by Prometheus."""
         attempts: dict[str, int] = {}
         nodes: dict[str, set[str]] = {}
         scraped = set()
@@ -211,7 +211,7 @@ class JobSources:
 
 
 def _named(snapshot: Snapshot) -> Snapshot:
-    """Return the answer without jobs whose names are none; they are counted as left out."""
+    """Return the answer without jobs whose names are invalid; these are counted as left out."""
     jobs = tuple([job for job in snapshot.jobs if is_name(job.name)])
     bad = len(snapshot.jobs) - len(jobs)
     if not bad:
@@ -220,7 +220,7 @@ def _named(snapshot: Snapshot) -> Snapshot:
 
 
 def _jobs_concerned(store: Store, names: set[str]) -> dict[str, Job]:
-    """Return the jobs on record that are not over, and those of the names."""
+    """Return the jobs on record that are not over, and those with the given names."""
     found: dict[str, Job] = {}
     cursor: str | None = None
     while True:
@@ -241,7 +241,7 @@ def _is_news(job: Job, before: Job | None) -> bool:
 
 
 def _reported_of_job(source: str, job: Job, now_s: float) -> AuditEntry:
-    # In the form that a launcher's word has, so that recordings find both.
+    # In the form of a launcher's report, so that recordings find both.
     detail = f"attempt {job.attempt} {job.state}, {len(job.ranks)} ranks"
     more = "; ".join(filter(None, (f"{job.scheduled_as} {job.said}", job.conflict)))
     return AuditEntry(time_s=now_s, who=source, verb="job", subject=job.job, detail=f"{detail}; {more}")

@@ -1,7 +1,7 @@
-"""Kubernetes' API server: objects of one kind listed in pages, then watched. Touches the network and two files.
+"""Kubernetes API client: lists objects of one kind in pages, then watches them. Touches the network and two files.
 
-A client of its own, not the official one that the orchestrators use: that one is synchronous, holds a watch in a thread
-that cannot be cancelled, and reads bodies without a limit; and a server would install 30 MB for two endpoints.
+Not the official client that the orchestrators use: that one is synchronous, holds a watch in a thread that cannot be
+cancelled, and reads bodies without a limit; and a server would install 30 MB for two endpoints.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from eagle_eye.server.jobs.settings import KubernetesSettings
 from eagle_eye.server.jobs.slurm_rest import read_token, trusting
 from eagle_eye.server.jobs.source import JOBS_MAX, SourceFailed
 
-PAGE = 500  # objects of one answer
+PAGE = 500  # objects per page
 PAGE_BYTES_MAX = 64 << 20
 LINE_BYTES_MAX = 4 << 20  # of one event: etcd takes objects of 1.5 MB
 PAGES_MAX = 2_000
@@ -28,18 +28,18 @@ ObjectT = TypeVar("ObjectT", Pod, KubernetesNode)
 
 
 class Expired(Exception):
-    """The version from which to watch is too old: list again (410)."""
+    """The resource version to watch from is too old: list again (410)."""
 
 
 class Seen(NamedTuple, Generic[ObjectT]):
-    """An event of a watch: ``kind`` ADDED, MODIFIED, DELETED or BOOKMARK."""
+    """A watch event: ``kind`` ADDED, MODIFIED, DELETED or BOOKMARK."""
 
     kind: str
     item: ObjectT
 
 
 class Listed(NamedTuple, Generic[ObjectT]):
-    """All objects, and from where to watch on."""
+    """All objects, and the resource version to watch from."""
 
     items: list[ObjectT]
     version: str
@@ -58,7 +58,7 @@ class KubeApi:
     """The API server, as one connection pool."""
 
     def __init__(self, settings: KubernetesSettings, environ: Mapping[str, str]) -> None:
-        """Raise SourceFailed where nothing says where the API server is."""
+        """Create the client. Raises SourceFailed if the API server's address is unknown."""
         self._settings = settings
         url = _url(settings, environ)
         self._client = httpx.AsyncClient(
@@ -69,7 +69,7 @@ class KubeApi:
         )
 
     async def close(self) -> None:
-        """End all connections."""
+        """Close all connections."""
         await self._client.aclose()
 
     async def list(self, path: str, selector: str, kind: type[ObjectT]) -> Listed[ObjectT]:
@@ -96,7 +96,7 @@ class KubeApi:
     async def watch(
         self, path: str, selector: str, version: str, kind: type[ObjectT], seconds: float
     ) -> AsyncGenerator[Seen[ObjectT], None]:
-        """Yield what changes from the version on, for at most so many seconds. Raises SourceFailed, Expired."""
+        """Yield changes after the version, for at most ``seconds``. Raises SourceFailed, Expired."""
         shape = msgspec.defstruct("Event", [("type", str), ("object", msgspec.Raw)])
         events, objects = msgspec.json.Decoder(shape), msgspec.json.Decoder(kind)
         query = {
@@ -154,12 +154,12 @@ class KubeApi:
 
 
 def object_key(metadata: Metadata) -> str:
-    """Return what tells an object from the others of its kind, a recreated one of the same name too."""
+    """Return a key that is unique among objects of a kind, even for one recreated under the same name."""
     return metadata.uid or f"{metadata.namespace}/{metadata.name}"
 
 
 async def _lines(parts: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """Yield the lines of a stream, however it is cut. Raises SourceFailed for one that is too long."""
+    """Yield the lines of a stream, however it is chunked. Raises SourceFailed for a line that is too long."""
     rest = b""
     async for part in parts:
         *whole, rest = (rest + part).split(b"\n")

@@ -1,7 +1,7 @@
-"""Kubernetes as a source of jobs: pods listed and watched, and cordoned nodes. Touches the network.
+"""The Kubernetes job source: lists and watches pods, and cordoned nodes. Touches the network.
 
-A watch that says nothing proves nothing: it is heard of when an event or bookmark comes, about every minute. When a
-fault waits for its word the pods are listed anew.
+A silent watch proves nothing: the source counts as heard when an event or bookmark arrives, about every minute. When a
+fault needs its report the pods are listed again.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from eagle_eye.server.jobs.settings import KubernetesSettings
 from eagle_eye.server.jobs.source import JOBS_MAX, Snapshot, SourceFailed
 from eagle_eye.server.model.clock import Clock
 
-GATHER_S = 0.5  # a job's pods change one after the other: told of together
-LISTS_S = 2.0  # between two lists, however often somebody asks
-WATCHES_S = 1.0  # between two watches, where the API server or a proxy before it ends each at once
+GATHER_S = 0.5  # a job's pods change one after the other: reported together
+LISTS_S = 2.0  # minimum time between two lists
+WATCHES_S = 1.0  # minimum time between two watches, in case the API server or a proxy ends each at once
 
 
 class Kubernetes:
-    """Kubernetes, by its API server."""
+    """The job source that queries Kubernetes' API server."""
 
     name = "kubernetes"
 
@@ -34,7 +34,7 @@ class Kubernetes:
 
     @property
     def patience_s(self) -> float:
-        """One watch, and the time to begin another."""
+        """Duration of one watch plus the time to start another."""
         return self._settings.watch_s + 2 * self._settings.timeout_s
 
     async def snapshots(self, sooner: asyncio.Event) -> AsyncGenerator[Snapshot, None]:
@@ -83,7 +83,7 @@ class Kubernetes:
 
 
 class Reflection(Generic[ObjectT]):
-    """The objects at one path, kept as the API server has them. ``heard_s`` is up to when, by the server's clock."""
+    """A local copy of the objects at one path. It is current up to ``heard_s``, by the server's clock."""
 
     def __init__(
         self, api: KubeApi, path: str, selector: str, kind: type[ObjectT], clock: Clock, news: asyncio.Event
@@ -100,7 +100,7 @@ class Reflection(Generic[ObjectT]):
         self._listed_s = 0.0
 
     async def list(self) -> None:
-        """Read everything anew. Raises SourceFailed."""
+        """List all objects. Raises SourceFailed."""
         asked_s = self._clock.now_s()
         listed = await self._api.list(self._path, self._selector, self._kind)
         self.items = {object_key(item.metadata): item for item in listed.items}
@@ -109,12 +109,12 @@ class Reflection(Generic[ObjectT]):
         self._news.set()
 
     async def list_again(self, every_s: float) -> None:
-        """Read everything anew, unless that was done just now; the watch goes on from there."""
+        """List all objects again, unless that was done within ``every_s``; the watch continues from there."""
         await asyncio.sleep(max(self._listed_s + every_s - self._clock.monotonic_s(), 0.0))
         await self.list()
 
     async def follow(self, watch_s: float) -> None:
-        """Take in what changes, for ever. Raises SourceFailed."""
+        """Apply changes from watches, for ever. Raises SourceFailed."""
         while True:
             begun_s = self._clock.monotonic_s()
             try:
@@ -129,7 +129,7 @@ class Reflection(Generic[ObjectT]):
     def _take(self, kind: str, item: ObjectT) -> None:
         version, key = item.metadata.resource_version, object_key(item.metadata)
         if _is_older(version, self._version):
-            return  # a list that was read meanwhile had it already
+            return  # already in a list that was read meanwhile
         self._version = version or self._version
         self.heard_s = self._clock.now_s()
         if kind == "DELETED":
@@ -143,12 +143,12 @@ class Reflection(Generic[ObjectT]):
 
 
 def _is_older(version: str, than: str) -> bool:
-    """Whether a resource version is before another; where they are no numbers nobody can tell."""
+    """Return whether a resource version is before another; False if they are not numbers."""
     return version.isdigit() and than.isdigit() and int(version) < int(than)
 
 
 async def _first(tasks: list[asyncio.Task[None]], *events: asyncio.Event) -> None:
-    """Return once an event is set; raise what ended a task."""
+    """Return once an event is set; raise the error that ended a task."""
     waiting = [asyncio.create_task(event.wait()) for event in events]
     try:
         done, _ = await asyncio.wait([*tasks, *waiting], return_when=asyncio.FIRST_COMPLETED)

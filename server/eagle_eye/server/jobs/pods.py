@@ -1,7 +1,7 @@
-"""Pods as jobs, and Kubernetes' nodes. Pure; of what the API server sends only the fields below are read.
+"""Converts Kubernetes' pods to jobs, and its nodes to ours. Pure; reads only the fields declared below.
 
-A pod that is deleted, evicted or preempted was stopped by somebody: its containers die of it and are no crash. A pod
-whose container failed before anybody asked for its deletion did fail, also when its controller has it deleted then.
+A pod that is deleted, evicted or preempted was stopped by somebody: its containers exit because of that, which is no
+crash. A pod whose container failed before its deletion was requested did fail, even if its controller then deletes it.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from eagle_eye.server.jobs.settings import KubernetesSettings
 from eagle_eye.server.jobs.source import TEXT_CHARS_MAX, ScheduledJob, ScheduledNode, ScheduledState
 
 ATTEMPT_MAX = (1 << 31) - 1
-MARK = "eagle-eye"  # in the key of what subscribers of ours leave on a node that they cordon
-# The labels by which controllers say which of a job's pods it is: together they tell it from the others.
+MARK = "eagle-eye"  # in the key of what our subscribers leave on a node that they cordon
+# Labels by which controllers identify a pod within its job; unique in combination.
 PLACES = (
     "jobset.sigs.k8s.io/replicatedjob-name",
     "jobset.sigs.k8s.io/job-index",
@@ -27,14 +27,14 @@ PLACES = (
     "batch.kubernetes.io/job-completion-index",
 )
 DISRUPTED = "DisruptionTarget"
-# Reasons of a disruption that come from a node that is gone or does not answer: there the platform stopped nothing.
+# Disruption reasons of nodes that are gone or unreachable: there the platform stopped nothing.
 OF_LOST_NODES = frozenset({"DeletionByTaintManager", "DeletionByPodGC"})
 
 Labels = dict[str, str]
 
 
 class Metadata(msgspec.Struct, frozen=True, rename="camel"):
-    """What all objects have. ``deletion_timestamp`` is when it is to be gone: its grace period after the request."""
+    """Metadata of all objects. ``deletion_timestamp`` is its deadline: the grace period after the request."""
 
     name: str = ""
     namespace: str = ""
@@ -64,7 +64,7 @@ class Terminated(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class ContainerState(msgspec.Struct, frozen=True):
-    """What a container does; None: not that."""
+    """A container's state; ``terminated`` is None unless it has ended."""
 
     terminated: Terminated | None = None
 
@@ -76,13 +76,13 @@ class ContainerStatus(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class PodSpec(msgspec.Struct, frozen=True, rename="camel"):
-    """Where the pod runs; "" nowhere yet."""
+    """Where the pod runs; "" while it is unscheduled."""
 
     node_name: str = ""
 
 
 class PodStatus(msgspec.Struct, frozen=True, rename="camel"):
-    """How the pod does."""
+    """A pod's status."""
 
     phase: str = ""
     reason: str = ""
@@ -100,7 +100,7 @@ class Pod(msgspec.Struct, frozen=True):
 
 
 class Taint(msgspec.Struct, frozen=True):
-    """Why pods are kept away from a node."""
+    """A node's taint."""
 
     key: str = ""
     value: str = ""
@@ -108,7 +108,7 @@ class Taint(msgspec.Struct, frozen=True):
 
 
 class NodeSpec(msgspec.Struct, frozen=True):
-    """Whether pods may come."""
+    """Whether the node accepts pods."""
 
     unschedulable: bool = False
     taints: Sequence[Taint] | None = None
@@ -122,12 +122,12 @@ class KubernetesNode(msgspec.Struct, frozen=True):
 
 
 def jobs_of(pods: Iterable[Pod], settings: KubernetesSettings, left_out: Counter[str]) -> tuple[ScheduledJob, ...]:
-    """Return the jobs that the pods' labels name, each by the pods of its latest attempt; other pods are left."""
+    """Return the jobs that the pods' labels name, each from the pods of its latest attempt; other pods are ignored."""
     members: dict[tuple[str, str], dict[int, list[Pod]]] = {}
     for pod in pods:
         name = _labelled(pod, settings.job_labels)
         if name is None:
-            continue  # most pods are nobody's job
+            continue  # most pods belong to no job
         if not name.isprintable() or len(name) > NAME_CHARS_MAX:
             left_out["malformed"] += 1
         else:
@@ -140,9 +140,9 @@ def jobs_of(pods: Iterable[Pod], settings: KubernetesSettings, left_out: Counter
 
 
 def node_of(node: KubernetesNode) -> ScheduledNode:
-    """Return whether the node takes pods. One that is not ready, or unreachable, has no other standing for it.
+    """Return whether the node accepts pods. Nodes that are not ready, or unreachable, get no other standing for that.
 
-    A cordon has no author and no reason. It counts as ours where the node bears a taint, label or annotation of ours.
+    A cordon has no author and no reason. It counts as ours if the node has a taint, label or annotation of ours.
     """
     name = node.metadata.name
     if not node.spec.unschedulable:
@@ -158,7 +158,7 @@ def _labelled(pod: Pod, keys: Sequence[str]) -> str | None:
 
 
 def _newest(pods: Iterable[Pod]) -> list[Pod]:
-    """Return the pods without those that were replaced: a controller leaves the failed one beside its successor."""
+    """Return the pods without replaced ones: a controller keeps a failed pod beside its successor."""
     found: dict[tuple[str, ...], Pod] = {}
     for pod in sorted(pods, key=_created_s):
         labels = pod.metadata.labels or {}
@@ -183,7 +183,7 @@ def _said(pod: Pod) -> dict[str, str]:
 
 
 def _owner(pods: Iterable[Pod], keys: Sequence[str]) -> str:
-    """Return whose the pods are; "" where nobody says, or one pod says another than the next."""
+    """Return the pods' owner; "" if unknown or if the pods disagree."""
     found = {next((said[key] for key in keys if said.get(key)), "") for said in map(_said, pods)} - {""}
     owner = found.pop() if len(found) == 1 else ""
     return owner if owner.isprintable() and len(owner) <= TEXT_CHARS_MAX else ""
@@ -230,13 +230,13 @@ def _state(pod: Pod) -> ScheduledState:
 
 
 def _deletion_asked_s(pod: Pod) -> float | None:
-    """Return when somebody asked for the pod's deletion; None: nobody did."""
+    """Return when the pod's deletion was requested; None if it was not."""
     ends = pod.metadata.deletion_timestamp
     return None if ends is None else ends.timestamp() - (pod.metadata.deletion_grace_period_seconds or 0.0)
 
 
 def _failed_before(pod: Pod, asked_s: float | None) -> bool:
-    """Whether the pod, or one of its containers, failed before its deletion was asked for."""
+    """Return whether the pod, or one of its containers, failed before its deletion was requested."""
     ends = [c.state.terminated for c in pod.status.container_statuses or () if c.state.terminated is not None]
     failed = [end for end in ends if end.exit_code != 0]
     if asked_s is None:

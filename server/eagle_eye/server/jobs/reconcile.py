@@ -1,8 +1,8 @@
-"""What launchers declare, a scheduler says and agents see, brought together into jobs. Pure.
+"""Merges what launchers declare, schedulers report and agents observe into jobs. Pure.
 
-For attempt and members a launcher's word counts before the scheduler's, and that before what agents see; but a job that
-any of them says was stopped is stopped. A job is its scheduler's where it goes by the scheduler's name, as agents call
-it unless told otherwise, or where a job of the scheduler's alone has all of its nodes.
+For attempt and members a launcher's report takes precedence over the scheduler's, and that over what agents observe;
+but a job that any of them reports as stopped is stopped. A job belongs to its scheduler if it has the scheduler's name
+for it, which agents use by default, or if a single job of the scheduler has all of its nodes.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from eagle_eye.server.jobs.source import HELD_STATES, OVER_STATES, ScheduledJob
 from eagle_eye.server.model.node_names import NodeNames
 from eagle_eye.server.model.records import Job
 
-# A job of which no agent speaks is taken for one only after this: agents need a minute to know ranks for what they are.
+# A job without agents' reports is assumed only after this: agents need a minute to identify ranks.
 UNSEEN_S = 120.0
 NAMED_MAX = 4  # nodes in a sentence
-BEGUN_STATES = ("running", "suspended")  # in which a run's attempt and nodes are as the scheduler gives them
+BEGUN_STATES = ("running", "suspended")  # states in which the scheduler's attempt and nodes of a run are valid
 LAUNCHER = "launcher"
-GONE = "gone"  # what is said of a job that the scheduler names no more
+GONE = "gone"  # said of a job that the scheduler no longer lists
 
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What agents see of a job: its newest attempt, and the nodes where that has ranks."""
+    """What agents observe of a job: its newest attempt, and the nodes with ranks of it."""
 
     attempt: int = 0
     nodes: frozenset[str] = frozenset()
@@ -36,10 +36,10 @@ class Seen:
 
 @dataclass(frozen=True, slots=True)
 class Knowledge:
-    """What the server knows besides the scheduler's word.
+    """What the server knows besides the scheduler's report.
 
-    ``jobs`` are those on record that are not over, and those of the names concerned. ``seen`` are the jobs that agents
-    spoke of just now. ``scraped`` are the nodes of which only Prometheus tells, ``reserved`` those in maintenance.
+    ``jobs`` are those on record that are not over, and those with the names concerned. ``seen`` are the jobs that
+    agents reported recently. ``scraped`` are the nodes reported only by Prometheus, ``reserved`` those in maintenance.
     """
 
     jobs: Mapping[str, Job]
@@ -51,7 +51,7 @@ class Knowledge:
 
 @dataclass(frozen=True, slots=True)
 class Reconciled:
-    """The jobs that are new or have changed, and all that the scheduler speaks for."""
+    """The new and changed jobs, and all jobs that the scheduler reports on."""
 
     jobs: tuple[Job, ...]
     speaks_for: frozenset[str]
@@ -61,7 +61,7 @@ class Reconciled:
 def reconcile(
     source: str, scheduled: Iterable[ScheduledJob], known: Knowledge, restart_owner: str, now_s: float
 ) -> Reconciled:
-    """Return what follows from all that a scheduler named ``source`` says; a job that it does not name is gone."""
+    """Return the changes that follow from a full report of the scheduler ``source``; jobs not in it are gone."""
     left_out: Counter[str] = Counter()
     by_name = _by_name(scheduled, left_out)
     by_id = {job.id: job for job in by_name.values()}
@@ -82,7 +82,7 @@ def reconcile(
 
 
 def declared_job(name: str, update: JobUpdate, known: Job | None, now_s: float) -> Job:
-    """Return the job as its launcher declares it; what a scheduler said of the same attempt still counts."""
+    """Return the job as its launcher declares it; what a scheduler reported of the same attempt is kept."""
     same = known if known is not None and known.attempt == update.attempt else None
     new = Job(
         job=name,
@@ -100,7 +100,7 @@ def declared_job(name: str, update: JobUpdate, known: Job | None, now_s: float) 
         return replace(new, since_s=now_s)
     reported = replace(new, scheduled_as=known.scheduled_as)
     if not update.owner and (known.state not in OVER_STATES or update.state in OVER_STATES):
-        reported = replace(reported, owner=known.owner)  # the next job of this name may be somebody else's
+        reported = replace(reported, owner=known.owner)  # the next job of this name may have another owner
     if same is not None:
         reported = replace(reported, scheduled_state=same.scheduled_state, said=same.said, ends_s=same.ends_s)
     since_s = same.since_s if same is not None and same.state == new.state else now_s
@@ -108,10 +108,10 @@ def declared_job(name: str, update: JobUpdate, known: Job | None, now_s: float) 
 
 
 def agreed_state(declared: str, scheduled: str) -> str:
-    """Return the state that follows from the launcher's and the scheduler's words, "" where one said nothing.
+    """Return the state that follows from the launcher's and the scheduler's states; "" where one reported none.
 
-    A launcher that was killed with its job cannot say so, and a scheduler does not know that a launcher has given up:
-    whoever says that the job stopped is right.
+    A launcher that was killed with its job cannot report that, and a scheduler does not know that a launcher has given
+    up: whichever reports that the job stopped is right.
     """
     if not declared or not scheduled or scheduled == "running":
         return declared or scheduled
@@ -121,7 +121,7 @@ def agreed_state(declared: str, scheduled: str) -> str:
 
 
 def _by_name(scheduled: Iterable[ScheduledJob], left_out: Counter[str]) -> dict[str, ScheduledJob]:
-    """Return the jobs by name without those that share one: nobody could tell which is meant."""
+    """Return the jobs by name without those that share one, which are ambiguous."""
     found: dict[str, ScheduledJob] = {}
     shared: set[str] = set()
     for job in scheduled:
@@ -150,8 +150,8 @@ def _ours(
     known: Knowledge,
     now_s: float,
 ) -> Iterator[tuple[str, ScheduledJob]]:
-    """Yield our jobs that are the scheduler's, by our names."""
-    holders: dict[str, set[str]] = {}  # of a node: the scheduler's jobs
+    """Yield our jobs that belong to the scheduler, with our names."""
+    holders: dict[str, set[str]] = {}  # node: the scheduler's jobs on it
     for job_id, nodes in held.items():
         for node in nodes:
             holders.setdefault(node, set()).add(job_id)
@@ -175,19 +175,19 @@ def _within(
     holders: Mapping[str, set[str]],
     known: Knowledge,
 ) -> ScheduledJob | None:
-    """Return the scheduler's job in which one of ours of another name runs, None for none."""
+    """Return the scheduler's job inside which one of our jobs with another name runs, None if there is none."""
     old, seen = known.jobs.get(name), known.seen.get(name)
     live = old is not None and old.state not in OVER_STATES
     before = by_id.get(old.scheduled_as.partition(":")[2]) if old is not None and _is_of(old, source) else None
     if seen is None and not (live and old is not None and old.source == LAUNCHER):
-        return before if live else None  # nobody speaks of it any more
+        return before if live else None  # no longer reported by anything
     return _around(old, seen, by_id, holders) or before
 
 
 def _around(
     old: Job | None, seen: Seen | None, by_id: Mapping[str, ScheduledJob], holders: Mapping[str, set[str]]
 ) -> ScheduledJob | None:
-    """Return the one job of the scheduler's that alone has all nodes of ours; None where that is not clear."""
+    """Return the only job of the scheduler that has all nodes of ours; None where that is ambiguous."""
     nodes = seen.nodes if seen is not None and seen.nodes else {rank.node for rank in old.ranks} if old else set()
     found = {job_id for node in nodes for job_id in holders.get(node, ())}
     return by_id[found.pop()] if len(found) == 1 and all(node in holders for node in nodes) else None
@@ -198,7 +198,7 @@ def _is_of(old: Job, source: str) -> bool:
 
 
 def _is_unseen(job: ScheduledJob, nodes: tuple[str, ...], busy: set[str], known: Knowledge, now_s: float) -> bool:
-    """Whether the job runs on nodes of ours and agents, who had time enough to see its ranks, see nobody's there."""
+    """Return whether the job runs on nodes of ours whose agents, with enough time to see ranks, see none there."""
     if job.state != "running" or not nodes or busy.intersection(nodes):
         return False
     if all(node in known.scraped for node in nodes):
@@ -215,11 +215,11 @@ def _job(
     restart_owner: str,
     now_s: float,
 ) -> Job:
-    """Return our job as it is by the scheduler's word; the known record itself where that changes nothing."""
+    """Return our job updated from the scheduler's report; the known record itself if nothing changed."""
     old, seen = known.jobs.get(name), known.seen.get(name, Seen())
     declared = old.declared_state if old is not None else ""
     if old is not None and old.source == LAUNCHER:
-        declared = declared or old.state  # a record of before it was told apart
+        declared = declared or old.state  # a record from before the two were distinguished
     if old is not None and old.source == LAUNCHER and _begun_anew(old, job):
         old, declared = replace(old, source=source, ranks=[], declared_state=""), ""
     base = old or Job(
@@ -244,7 +244,7 @@ def _job(
         owner=(base.owner or job.owner) if base.source == LAUNCHER else (job.owner or base.owner),
     )
     if base.source != LAUNCHER and (job.state in BEGUN_STATES or old is None):
-        # Where agents have an attempt of their own, they count restarts within one of the scheduler's.
+        # Where agents have their own attempt number, they count restarts within one of the scheduler's.
         members = sorted(seen.nodes) if name != job.name and seen.nodes else list(nodes)
         new = replace(new, attempt=max(job.attempt, seen.attempt), nodes=members)
     new = replace(new, conflict=_conflict(source, new, job, nodes, seen, old))
@@ -255,13 +255,13 @@ def _job(
 
 
 def _begun_anew(old: Job, job: ScheduledJob) -> bool:
-    """Whether the scheduler speaks of a later run than the launcher, which said that its own is over."""
+    """Return whether the scheduler reports a later run than the launcher, which reported that its own is over."""
     over = old.declared_state in OVER_STATES or old.state in OVER_STATES
     return over and job.state in HELD_STATES and job.started_s is not None and job.started_s > old.updated_s
 
 
 def _conflict(source: str, new: Job, job: ScheduledJob, nodes: tuple[str, ...], seen: Seen, old: Job | None) -> str:
-    """Return in what launcher, scheduler and agents differ about a job that runs."""
+    """Return how launcher, scheduler and agents disagree about a running job."""
     if new.state not in HELD_STATES or not nodes or job.state not in BEGUN_STATES:
         return ""
     said = []
@@ -277,7 +277,7 @@ def _conflict(source: str, new: Job, job: ScheduledJob, nodes: tuple[str, ...], 
 
 
 def _gone(old: Job, why: str, now_s: float) -> Job:
-    """Return a job that its scheduler does not name any more, and so is over."""
+    """Return a job that its scheduler no longer lists as over."""
     return replace(
         old,
         state=agreed_state(old.declared_state, "finished"),

@@ -1,4 +1,4 @@
-"""Which schedulers are asked about jobs, and how: section [job_sources] of the server's configuration."""
+"""Settings for job sources: section [job_sources] of the server's configuration."""
 
 from __future__ import annotations
 
@@ -17,34 +17,34 @@ SERVICE_ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"
 
 
 class SlurmSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """How Slurm is asked. ``use`` "off": it is not; "squeue": by its commands; "rest": by slurmrestd."""
+    """How Slurm is queried. ``use`` "off": not at all; "squeue": with its commands; "rest": through slurmrestd."""
 
     use: Literal["off", "squeue", "rest"] = "off"
-    every_s: Annotated[float, Meta(ge=1, le=600)] = 10.0  # between questions about jobs, one for all of them
-    nodes_every_s: Annotated[float, Meta(ge=1, le=3_600)] = 60.0  # between questions about nodes
+    every_s: Annotated[float, Meta(ge=1, le=600)] = 10.0  # between queries for jobs, each for all of them
+    nodes_every_s: Annotated[float, Meta(ge=1, le=3_600)] = 60.0  # between queries for nodes
     timeout_s: Positive = 30.0  # for one answer
     format: Literal["auto", "json", "text"] = "auto"  # of squeue; auto: JSON from Slurm 23.02 on
-    squeue: Word = "squeue"  # the command, or a path to it
+    squeue: Word = "squeue"  # the command, or its path
     sinfo: Word = "sinfo"
     conf: str = ""  # SLURM_CONF for the commands; "": the server's own environment
     url: str = ""  # of slurmrestd: http(s)://HOST:PORT or unix:/PATH
-    user: str = ""  # X-SLURM-USER-NAME; "": the token says
-    token_file: str = ""  # a JWT, read anew for each question; "": none, as over a Unix socket
-    ca_file: str = ""  # certificates that slurmrestd's is checked against; "": the system's
-    version: str = ""  # of slurmrestd's interface, such as v0.0.42; "": the newest that it has
-    restart_owner: str = ""  # who restarts Slurm's jobs where nobody else says so; "": we ask for it
+    user: str = ""  # X-SLURM-USER-NAME; "": from the token
+    token_file: str = ""  # a JWT, reread for each query; "": none, as over a Unix socket
+    ca_file: str = ""  # CA certificates to verify slurmrestd's; "": the system's
+    version: str = ""  # of slurmrestd's API, such as v0.0.42; "": its newest
+    restart_owner: str = ""  # who restarts Slurm's jobs unless declared otherwise; "": we request it
 
 
 class KubernetesSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Which pods are watched. ``use`` "off": none; "watch": those of the API server at ``url``."""
 
     use: Literal["off", "watch"] = "off"
-    url: str = ""  # "": as a pod finds it, https://$KUBERNETES_SERVICE_HOST:$KUBERNETES_SERVICE_PORT
-    token_file: str = f"{SERVICE_ACCOUNT}/token"  # read anew for each request; "": none
+    url: str = ""  # "": as in a pod, https://$KUBERNETES_SERVICE_HOST:$KUBERNETES_SERVICE_PORT
+    token_file: str = f"{SERVICE_ACCOUNT}/token"  # reread for each request; "": none
     ca_file: str = f"{SERVICE_ACCOUNT}/ca.crt"  # "": the system's certificates
-    namespaces: Annotated[list[Word], Meta(max_length=64)] = []  # []: all, which takes a ClusterRole
+    namespaces: Annotated[list[Word], Meta(max_length=64)] = []  # []: all, which requires a ClusterRole
     label_selector: str = ""  # which pods; "": those that have one of job_labels
-    nodes: bool = True  # whether cordoned nodes are looked for as well
+    nodes: bool = True  # whether to watch for cordoned nodes as well
     # The first of these labels that a pod has names its job, as the agents' EAGLE_EYE_JOB does.
     job_labels: tuple[Word, ...] = (
         "eagle_eye_job",
@@ -61,24 +61,24 @@ class KubernetesSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True
         "jobset.sigs.k8s.io/restart-attempt",
         "volcano.sh/job-version",
     )
-    # Likewise whose it is. Kubernetes itself does not know who made a pod.
+    # Likewise its owner. Kubernetes itself does not know who created a pod.
     owner_labels: tuple[Word, ...] = ("eagle_eye_owner",)
-    timeout_s: Positive = 30.0  # for one answer's beginning
-    watch_s: Annotated[float, Meta(ge=5, le=3_600)] = 300.0  # how long one watch lasts before it is begun anew
-    restart_owner: str = ""  # who restarts these jobs where nobody else says so; "": we ask for it
+    timeout_s: Positive = 30.0  # for an answer to begin
+    watch_s: Annotated[float, Meta(ge=5, le=3_600)] = 300.0  # duration of one watch before the next
+    restart_owner: str = ""  # who restarts these jobs unless declared otherwise; "": we request it
 
 
 class JobSourceSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """The schedulers, and how long a fault waits for their word."""
+    """The schedulers, and how long a fault waits for their report."""
 
-    # A fault that a scheduler may have caused is told of after this, though the scheduler has not been heard.
+    # A fault that a scheduler may have caused is reported after this even without the scheduler's report.
     patience_s: Annotated[float, Meta(ge=1, le=600)] = 30.0
     slurm: SlurmSettings = SlurmSettings()
     kubernetes: KubernetesSettings = KubernetesSettings()
 
 
 def check(settings: JobSourceSettings) -> None:
-    """Return if the keys make sense together. Raises ConfigurationError naming the first that does not."""
+    """Raise ConfigurationError, naming the first inconsistent key, unless the settings are consistent."""
     slurm, kubernetes = settings.slurm, settings.kubernetes
     if slurm.use == "rest" and not slurm.url.startswith(("http://", "https://", "unix:/")):
         expected = "expected http(s)://HOST:PORT or unix:/PATH of slurmrestd"

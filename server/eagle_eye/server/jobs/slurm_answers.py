@@ -1,8 +1,7 @@
-"""Slurm's answers as jobs and nodes: squeue's and slurmrestd's JSON, squeue's and sinfo's columns. Pure.
+"""Parses Slurm's answers into jobs and nodes: squeue's and slurmrestd's JSON, squeue's and sinfo's columns. Pure.
 
-JSON differs from version to version (v0.0.37 to v0.0.44): a state is a word or a list of words, a number is plain or
-``{"set": true, "infinite": false, "number": 3}``. Both are taken, and whatever else stands there is ignored.
-Nothing is trusted.
+JSON differs between versions (v0.0.37 to v0.0.44): a state is a word or a list of words, a number is plain or ``{"set":
+true, "infinite": false, "number": 3}``. Both forms are accepted; other fields are ignored. Nothing is trusted.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from eagle_eye.server.jobs.source import (
 )
 from eagle_eye.server.model.records import NodeState
 
-# squeue --Format: a field, and after the colon what ends it. No field may hold what a user wrote.
+# squeue --Format: a field, and after the colon its terminator. No field may contain user text.
 JOB_FIELDS = (
     "JobID",
     "HetJobID",
@@ -40,14 +39,14 @@ JOB_FIELDS = (
     "UserName",
     "NodeList",
 )
-# sinfo --Format: the reason is whatever its author wrote, and so comes last.
+# sinfo --Format: the reason is free text, and so comes last.
 NODE_FIELDS = ("NodeList", "StateComplete", "Reason")
 SEPARATOR = "|"
 NO_LIMIT = ("UNLIMITED", "NOT_SET", "Partition_Limit", "N/A", "")
 TIME_S_MAX = 4e9  # later than any real time of this century: Slurm's infinities
 ATTEMPT_MAX = (1 << 31) - 1
 
-# A heterogeneous job is as its components are: the first of these that one of them is in.
+# A heterogeneous job's state is the first of these that any of its components has.
 _OF_COMPONENTS: tuple[ScheduledState, ...] = (
     "cancelled",
     "preempted",
@@ -99,7 +98,7 @@ _NODES = msgspec.json.Decoder(_Nodes)
 
 
 def jobs_of_json(body: bytes, left_out: Counter[str]) -> tuple[ScheduledJob, ...]:
-    """Return the jobs of an answer; what is left out of it is counted by reason. Raises SourceFailed."""
+    """Return the jobs of an answer; ignored ones are counted by reason in ``left_out``. Raises SourceFailed."""
     answer = _decoded(body, _JOBS)
     _refuse_more(len(answer.jobs), JOBS_MAX, "jobs")
     return _whole(_each(answer.jobs, _job_of_json, left_out))
@@ -120,7 +119,7 @@ def jobs_of_text(body: bytes, left_out: Counter[str]) -> tuple[ScheduledJob, ...
 
 
 def nodes_of_text(body: bytes, left_out: Counter[str]) -> tuple[ScheduledNode, ...]:
-    """Return the nodes of ``sinfo --Node --noheader --Format`` with NODE_FIELDS, one for each partition of a node."""
+    """Return the nodes of ``sinfo --Node --noheader --Format`` with NODE_FIELDS, one per partition of a node."""
     lines = body.decode("utf-8", "replace").splitlines()
     _refuse_more(len(lines), 16 * NODES_MAX, "lines of nodes")
     found = {node.name: node for node in _each(lines, _node_of_line, left_out)}
@@ -210,7 +209,7 @@ def _job(
     if not 0 < job_id < 1 << 32 or not 0 <= restarts <= ATTEMPT_MAX:
         raise ValueError("a job's id or restarts out of range")
     state = _state(names, preempted)
-    # A component of a heterogeneous job goes by the first one's id, as SLURM_JOB_ID does.
+    # A component of a heterogeneous job uses the first one's id, as SLURM_JOB_ID does.
     name = str(int(first)) if 0 < first < 1 << 32 else str(int(job_id))
     return ScheduledJob(
         id=name,
@@ -218,7 +217,7 @@ def _job(
         state=state,
         attempt=int(restarts),
         nodes=expand(nodes),
-        started_s=None if state == "pending" else started_s,  # of one that waits it is a guess
+        started_s=None if state == "pending" else started_s,  # for a waiting job it is an estimate
         ends_s=ends_s if state in HELD_STATES else None,
         said="+".join(names),
         owner=_printable(user),
@@ -226,7 +225,7 @@ def _job(
 
 
 def _state(names: tuple[str, ...], preempted: bool) -> ScheduledState:
-    """Return the server's word. A job whose nodes still boot is judged as little as one that waits in the queue."""
+    """Return our state. A job whose nodes are still booting is treated like one waiting in the queue."""
     phase = read_job(names, preempted=preempted).phase
     if phase == "configuring":
         return "pending"
@@ -234,7 +233,7 @@ def _state(names: tuple[str, ...], preempted: bool) -> ScheduledState:
 
 
 def _whole(jobs: Iterable[ScheduledJob]) -> tuple[ScheduledJob, ...]:
-    """Return the jobs with the components of heterogeneous ones put together."""
+    """Return the jobs with the components of heterogeneous ones merged."""
     found: dict[str, list[ScheduledJob]] = {}
     for job in jobs:
         found.setdefault(job.id, []).append(job)
@@ -280,7 +279,7 @@ def _node(name: str, names: tuple[str, ...], reason: str) -> ScheduledNode:
 
 
 def _number(value: Any) -> float | None:
-    """Return a number in either of Slurm's forms; None: not set, infinite or none at all."""
+    """Return a number in either of Slurm's forms; None if not set, infinite or not a number."""
     if isinstance(value, dict):
         if value.get("infinite") or not value.get("set", True):
             return None

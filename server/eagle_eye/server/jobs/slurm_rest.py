@@ -1,4 +1,4 @@
-"""Slurm asked through slurmrestd, by HTTP or a Unix socket. Touches the network and the token's file."""
+"""The Slurm job source that uses slurmrestd, over HTTP or a Unix socket. Touches the network and the token's file."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from eagle_eye.server.jobs.slurm_squeue import MISSED_MAX, OUTPUT_BYTES_MAX
 from eagle_eye.server.jobs.source import Snapshot, SourceFailed
 from eagle_eye.server.model.clock import Clock
 
-# Newest first. What we read of them has kept its names.
+# Newest first. The fields that we read have the same names in all of them.
 VERSIONS = tuple(f"v0.0.{minor}" for minor in range(45, 36, -1))
 TOKEN_BYTES_MAX = 16_384
 NOT_FOUND = (404, 405)
 
 
 class SlurmRest:
-    """Slurm, by slurmrestd."""
+    """Slurm, queried through slurmrestd."""
 
     name = "slurm"
 
@@ -35,11 +35,11 @@ class SlurmRest:
 
     @property
     def patience_s(self) -> float:
-        """Three questions, and the wait for an answer."""
+        """Duration of three queries, plus the timeout of an answer."""
         return MISSED_MAX * self._settings.every_s + self._settings.timeout_s
 
     async def snapshots(self, sooner: asyncio.Event) -> AsyncGenerator[Snapshot, None]:
-        """Yield what slurmrestd says, every ``every_s`` or sooner, now and then with the nodes."""
+        """Yield slurmrestd's answers, every ``every_s`` or sooner, occasionally with the nodes."""
         nodes_asked_s = -self._settings.nodes_every_s
         async with self._client() as client:
             while True:
@@ -62,7 +62,7 @@ class SlurmRest:
         return Snapshot(asked_s, jobs, nodes, dict(left_out))
 
     async def _get(self, client: httpx.AsyncClient, what: str) -> bytes:
-        """Return one endpoint's answer, in the newest version that slurmrestd has. Raises SourceFailed."""
+        """Return one endpoint's answer, in the newest API version that slurmrestd supports. Raises SourceFailed."""
         for version in (self._version,) if self._version else VERSIONS:
             status, body = await self._once(client, f"/slurm/{version}/{what}")
             if status in NOT_FOUND and not self._version:
@@ -95,7 +95,7 @@ class SlurmRest:
             limit = f"{self._settings.timeout_s:g} s (job_sources.slurm.timeout_s)"
             raise SourceFailed("timeout", f"slurmrestd did not answer within {limit}") from None
         except (httpx.HTTPError, httpx.InvalidURL) as error:
-            # Never str(error) of the request: it may hold the URL with a password.
+            # Never str(error) of the request: it may contain the URL with a password.
             raise SourceFailed("missing", f"slurmrestd cannot be reached: {type(error).__name__}") from None
 
     def _headers(self) -> dict[str, str]:
@@ -108,17 +108,17 @@ class SlurmRest:
 
     def _client(self) -> httpx.AsyncClient:
         url = self._settings.url.rstrip("/")
-        # Slurmrestd closes a connection that waits; no proxy stands between a server and its scheduler.
+        # Slurmrestd closes idle connections; no proxy is used between a server and its scheduler.
         limits = httpx.Limits(max_connections=1, max_keepalive_connections=0)
         if url.startswith("unix:"):
             transport = httpx.AsyncHTTPTransport(uds=url.removeprefix("unix:"), limits=limits)
-            return httpx.AsyncClient(transport=transport, base_url="http://slurmrestd", trust_env=False, timeout=None)  # noqa: S113 - each question has its own
+            return httpx.AsyncClient(transport=transport, base_url="http://slurmrestd", trust_env=False, timeout=None)  # noqa: S113 - each query has its own
         verify = trusting(self._settings.ca_file, "job_sources.slurm.ca_file")
         return httpx.AsyncClient(base_url=url, verify=verify, trust_env=False, timeout=None, limits=limits)  # noqa: S113 - likewise
 
 
 def read_token(file: str, key: str) -> str:
-    """Return the file's token. Raises SourceFailed naming the configuration's key."""
+    """Return the file's token. Raises SourceFailed naming the configuration key."""
     try:
         with Path(file).open("rb") as opened:
             raw = opened.read(TOKEN_BYTES_MAX + 1)
@@ -131,7 +131,7 @@ def read_token(file: str, key: str) -> str:
 
 
 def trusting(ca_file: str, key: str) -> ssl.SSLContext:
-    """Return what a server's certificate is checked against. Raises SourceFailed naming the key."""
+    """Return an SSL context that verifies against ``ca_file``. Raises SourceFailed naming the key."""
     try:
         return ssl.create_default_context(cafile=ca_file or None)
     except (OSError, ValueError) as error:

@@ -1,7 +1,7 @@
-"""Slurm asked by its own commands, squeue and sinfo: one call for all jobs, one for all nodes. Runs processes.
+"""The Slurm job source that uses squeue and sinfo: one call for all jobs, one for all nodes. Runs processes.
 
-No shell, an environment without what would change the output, a limit on time and bytes. An answer that is not whole is
-none: a job that is missing in it would count as gone.
+No shell, an environment without variables that would change the output, a limit on time and bytes. An incomplete answer
+counts as none: a job missing from it would count as gone.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from eagle_eye.server.model.clock import Clock
 OUTPUT_BYTES_MAX = 256 << 20  # JSON of 20,000 jobs; columns take a hundredth of it
 ERROR_BYTES_MAX = 64 << 10
 READ_BYTES = 1 << 16
-END_S = 2.0  # from the order to end until a command is killed
+END_S = 2.0  # from SIGTERM until a command is killed
 LISTS_STATES_SINCE = (23, 2)  # the version whose JSON has all words of a job's state
-MISSED_MAX = 3  # questions unanswered before the source counts as unheard
+MISSED_MAX = 3  # unanswered queries before the source counts as unheard
 KEPT_VARIABLES = ("PATH", "SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_JWT", "LD_LIBRARY_PATH", "HOME", "USER", "TZ")
 
 JOBS_TEXT = ",".join(f"{field}:{SEPARATOR}" for field in JOB_FIELDS)
@@ -40,7 +40,7 @@ NODES_TEXT = ",".join(f"{field}:{SEPARATOR}" for field in NODE_FIELDS)
 
 
 class Squeue:
-    """Slurm, by its commands."""
+    """Slurm, queried with its commands."""
 
     name = "slurm"
 
@@ -52,11 +52,11 @@ class Squeue:
 
     @property
     def patience_s(self) -> float:
-        """Three questions, and the wait for an answer."""
+        """Duration of three queries, plus the timeout of an answer."""
         return MISSED_MAX * self._settings.every_s + self._settings.timeout_s
 
     async def snapshots(self, sooner: asyncio.Event) -> AsyncGenerator[Snapshot, None]:
-        """Yield what squeue says, every ``every_s`` or sooner, now and then with what sinfo says."""
+        """Yield squeue's answers, every ``every_s`` or sooner, occasionally with those of sinfo."""
         nodes_asked_s = -self._settings.nodes_every_s
         while True:
             sooner.clear()
@@ -132,7 +132,7 @@ class _Output(NamedTuple):
 
 
 async def _whole_output(process: asyncio.subprocess.Process) -> _Output | None:
-    """Return what the process wrote until its end; None where that is too much."""
+    """Return the process's complete output; None if it is too large."""
     assert process.stdout is not None  # noqa: S101 - asked for above
     assert process.stderr is not None  # noqa: S101 - likewise
     complaints = asyncio.create_task(_beginning(process.stderr, ERROR_BYTES_MAX))
@@ -153,7 +153,7 @@ async def _whole_output(process: asyncio.subprocess.Process) -> _Output | None:
 
 
 async def _beginning(stream: asyncio.StreamReader, most: int) -> bytes:
-    """Return what comes first of a stream, once all of it came."""
+    """Return the first ``most`` bytes of a stream, after reading all of it."""
     kept = b""
     while part := await stream.read(READ_BYTES):
         kept += part[: most - len(kept)]
@@ -161,7 +161,7 @@ async def _beginning(stream: asyncio.StreamReader, most: int) -> bytes:
 
 
 async def _end(process: asyncio.subprocess.Process) -> None:
-    """Leave neither the process behind, nor what it started, nor its pipes."""
+    """Terminate the process and its children, and drain its pipes."""
     for word in (signal.SIGTERM, signal.SIGKILL):
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, word)
@@ -171,7 +171,7 @@ async def _end(process: asyncio.subprocess.Process) -> None:
 
 
 async def _emptied(process: asyncio.subprocess.Process) -> None:
-    """Return once nobody writes any more: a pipe that nobody empties is never closed."""
+    """Return once all writers have closed: a pipe that is not drained is never closed."""
     for stream in (process.stdout, process.stderr):
         while stream is not None and await stream.read(READ_BYTES):
             pass
@@ -179,7 +179,7 @@ async def _emptied(process: asyncio.subprocess.Process) -> None:
 
 
 def _environment(environ: Mapping[str, str], conf: str) -> dict[str, str]:
-    """Return what the commands may know: SQUEUE_* and SINFO_* would change what they print."""
+    """Return the commands' environment without SQUEUE_* and SINFO_*, which would change their output."""
     kept = {name: environ[name] for name in KEPT_VARIABLES if name in environ}
     conf_variable = {"SLURM_CONF": conf} if conf else {}
     return {**kept, **conf_variable, "LC_ALL": "C", "SLURM_TIME_FORMAT": "%s"}

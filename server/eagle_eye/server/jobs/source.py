@@ -1,4 +1,4 @@
-"""What a scheduler says of its jobs and nodes, and what a source of such words is. Pure, but for the protocol."""
+"""The job source protocol, and a scheduler's reports on its jobs and nodes. Pure, except for the protocol."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ KnownState = Literal[
     "failed",
     "finished",
 ]
-# "" where it can't be told from what a source says: then what was known before stands.
+# "" if a source cannot tell: then the earlier state stays.
 ScheduledState = Literal["", KnownState]
 HELD_STATES = frozenset({"running", "suspended", "completing"})  # in which a job has its nodes
 OVER_STATES = frozenset({"cancelled", "preempted", "timeout", "failed", "finished"})
 
-JOBS_MAX = 100_000  # of one answer; more is no answer
+JOBS_MAX = 100_000  # per answer; a larger answer is refused
 NODES_MAX = 100_000
 TEXT_CHARS_MAX = 256  # of a reason, or a user's name
 
 
 class SourceFailed(ServerError):
-    """A scheduler could not be asked, or its answer is of no use; never that it has no jobs.
+    """A scheduler could not be queried, or its answer is unusable; it never means that there are no jobs.
 
     ``reason`` is one stable word for counters: missing, timeout, refused, unauthorised, oversized, malformed, status.
     """
@@ -44,11 +44,11 @@ class SourceFailed(ServerError):
 
 @dataclass(frozen=True, slots=True)
 class ScheduledJob:
-    """One job. ``id`` is the scheduler's, ``name`` how agents would call it, ``said`` the scheduler's own word for it.
+    """One job. ``id`` is the scheduler's, ``name`` the one agents would use, ``said`` the scheduler's word for it.
 
-    ``attempt`` counts its restarts. ``nodes`` are by the scheduler's names, () where it holds none. ``started_s`` and
-    ``ends_s`` are when this run began and when its time limit ends it; None: not begun, no limit, or not known.
-    ``owner`` is the user whose job it is, "" where the scheduler does not say.
+    ``attempt`` counts its restarts. ``nodes`` are the scheduler's names, () if it holds none. ``started_s`` and
+    ``ends_s`` are when this run began and when its time limit ends it; None: not begun, no limit, or unknown. ``owner``
+    is the user who owns the job, "" if unknown.
     """
 
     id: str
@@ -64,9 +64,9 @@ class ScheduledJob:
 
 @dataclass(frozen=True, slots=True)
 class ScheduledNode:
-    """One node: whether the scheduler has it in service, "" where it cannot tell, and why not.
+    """One node: whether it is in service with the scheduler ("" if unknown), and why not.
 
-    ``drained``: somebody took it out, it did not just fail. ``maintenance``: it is reserved for that.
+    ``drained``: somebody drained it; it did not just fail. ``maintenance``: it is reserved for that.
     """
 
     name: str
@@ -78,10 +78,10 @@ class ScheduledNode:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """All jobs that a scheduler knows, as they were at ``asked_s`` (the server's clock) or later.
+    """All jobs that a scheduler knows, at ``asked_s`` (the server's clock) or later.
 
-    A job that is missing is gone. ``nodes`` None: they were not asked for this time. ``left_out`` counts what of the
-    answer could not be used, by reason.
+    A job that is missing is gone. ``nodes`` None: not queried this time. ``left_out`` counts unusable parts of the
+    answer, by reason.
     """
 
     asked_s: float
@@ -91,7 +91,7 @@ class Snapshot:
 
 
 class JobSource(Protocol):
-    """A scheduler that can be asked."""
+    """A scheduler that can be queried."""
 
     @property
     def name(self) -> str:
@@ -100,12 +100,12 @@ class JobSource(Protocol):
 
     @property
     def patience_s(self) -> float:
-        """How long it may not be heard before the server counts as not knowing what it does."""
+        """How long it may be silent before the server counts as not knowing its state."""
         ...
 
     def snapshots(self, sooner: asyncio.Event) -> AsyncGenerator[Snapshot, None]:
-        """Yield what the scheduler says, at the source's own pace, at once when ``sooner`` is set.
+        """Yield the scheduler's reports at the source's own interval, and at once when ``sooner`` is set.
 
-        Raises SourceFailed; then it is begun anew after a while.
+        Raises SourceFailed; the caller then starts it again after a delay.
         """
         ...

@@ -1,4 +1,4 @@
-"""The schedulers that are asked about jobs, on ``/metrics``."""
+"""The queried schedulers on ``/metrics``."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from eagle_eye.server.telemetry.counters import metric_name
 
 
 class JobSourceCollector(Collector):
-    """The schedulers that are asked about jobs."""
+    """The age of each scheduler's report, and its number of jobs."""
 
     def __init__(self, ages_s: Callable[[], dict[str, float]], counts: Callable[[], dict[str, int]]) -> None:
         self._ages_s = ages_s

@@ -1,8 +1,8 @@
-"""Nodes that a scheduler took out of service, or has put back. Pure.
+"""Tracks nodes that a scheduler took out of service or returned to service. Pure.
 
-What an administrator drained in the scheduler is his: nothing of ours touches it, and it comes back on his word. What
-we had drained and somebody drained anew, for another reason, is his from then on. A node that is out by our word or a
-person's does not come back because the scheduler has it in service.
+Nodes that an administrator drained in the scheduler belong to the administrator: nothing of ours changes them, and they
+return only through the scheduler. Nodes that we drained and somebody drained again for another reason belong to that
+person from then on. A node taken out by us or by a person does not return because the scheduler has it in service.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from eagle_eye.server.jobs.source import ScheduledNode
 from eagle_eye.server.model.node_names import NodeNames
 from eagle_eye.server.model.records import Node
 
-OUR_REASONS = ("eagle-eye", "eagle_eye", "eagle eye")  # how the reasons begin that subscribers of ours give
+OUR_REASONS = ("eagle-eye", "eagle_eye", "eagle eye")  # prefixes of the drain reasons that our subscribers use
 
 
 def standing(
     source: str, nodes: Iterable[ScheduledNode], known: Mapping[str, Node], names: NodeNames, now_s: float
 ) -> tuple[Node, ...]:
-    """Return the nodes whose standing has changed by the word of the scheduler named ``source``."""
+    """Return the nodes whose standing changes according to the scheduler ``source``."""
     changed = []
     for said in nodes:
         name = names.ours(said.name)

@@ -1,6 +1,6 @@
-"""``eagle-eye server --check-job-sources``: asks each configured source once and shows what it would tell the server.
+"""``eagle-eye server --check-job-sources``: queries each configured source once and shows its answer.
 
-Nothing is written down. Touches: what the sources touch, stdout, stderr.
+Writes nothing. Touches: what the sources touch, stdout, stderr.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ TEXT_CHARS_MAX = 60
 
 
 def run(settings: JobSourceSettings, clock: Clock | None = None) -> int:
-    """Show each source's answer; return 0 when all have answered, 1 when one has not.
+    """Show each source's answer; return 0 when all have answered, else 1.
 
     Raises ConfigurationError when none is configured.
     """
@@ -49,7 +49,7 @@ def run(settings: JobSourceSettings, clock: Clock | None = None) -> int:
 
 
 async def _asked(source: JobSource, clock: Clock) -> tuple[Snapshot, float]:
-    """Return the source's first answer and how long it took. Raises SourceFailed, also if it cannot go on after it."""
+    """Return the source's first answer and its duration. Raises SourceFailed, also if it cannot continue after it."""
     begun_s = clock.monotonic_s()
     async with contextlib.aclosing(source.snapshots(asyncio.Event())) as snapshots:
         first = await anext(snapshots)
@@ -114,7 +114,7 @@ def _some(nodes: Sequence[str]) -> str:
 
 
 def _table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]], total: int) -> Iterator[str]:
-    """Yield aligned lines; not rich's, which breaks names at a terminal's width: this is copied into tickets."""
+    """Yield aligned lines; not rich's, which break names at the terminal's width: this is copied into tickets."""
     shown = [head, *(tuple(map(_clean, row)) for row in rows)]
     if len(shown) == 1:
         return
@@ -126,6 +126,6 @@ def _table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]], total: int) -
 
 
 def _clean(text: str) -> str:
-    """Return a scheduler's text fit for a terminal: what anybody wrote there moves no cursor."""
+    """Return a scheduler's text without control characters, which could move a terminal's cursor."""
     visible = "".join(char if char.isprintable() else "?" for char in text)
     return visible if len(visible) <= TEXT_CHARS_MAX else f"{visible[: TEXT_CHARS_MAX - 1]}…"

@@ -1,4 +1,4 @@
-"""The nouns that everything else speaks of: records, errors, times, labels, bounds.
+"""The basic types of the server: records, errors, times, labels, bounds.
 
-Plain data and pure functions. Imports nothing of the server's other packages.
+Plain data and pure functions. Imports none of the server's other packages.
 """

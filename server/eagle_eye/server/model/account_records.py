@@ -1,6 +1,6 @@
-"""What is kept of the past for counting: attempts of jobs, GPUs and where they sat, driver errors, repair tickets.
+"""Records for accounting: attempts of jobs, GPUs and their seats, driver errors, repair tickets.
 
-Times are Unix seconds on the server's clock (``_s``), as in ``records.py``; a change is a new record under the same id.
+Times are Unix seconds on the server's clock (``_s``), as in ``records.py``; a change is a new record with the same id.
 """
 
 from __future__ import annotations
@@ -9,13 +9,13 @@ from typing import Literal
 
 import msgspec
 
-# How an attempt ended, as far as anybody said. "": it goes on. superseded: the next attempt began. gone: its agents
-# no longer speak of it, and nobody said why.
+# How an attempt ended, as far as reported. "": it is open. superseded: the next attempt began. gone: its agents no
+# longer report it, and no reason is known.
 AttemptEnd = Literal["", "finished", "failed", "cancelled", "preempted", "timeout", "superseded", "gone"]
 
 
 class Gap(msgspec.Struct, frozen=True):
-    """A time in which nobody watched an attempt: the server was down, or none of its nodes was heard."""
+    """A time in which an attempt was not observed: the server was down, or none of its nodes was heard."""
 
     start_s: float
     end_s: float
@@ -24,13 +24,13 @@ class Gap(msgspec.Struct, frozen=True):
 class Attempt(msgspec.Struct, frozen=True, kw_only=True):
     """One attempt of a job, from when it was first declared or seen to its end.
 
-    ``run`` is the id of the first attempt of the same run: what began anew after the job was finished or cancelled is
-    another run. ``nodes`` and ``gpus`` count its members; ``gpus`` are device rows, so local ranks where there are no
-    GPUs, and None while nobody said. ``node`` is the only one, "" with several. ``first_step`` is where it took up,
-    ``first_step_s`` when that step ended; ``last_step_s`` when the newest one did: all None before the first.
-    ``prior_step`` is the highest step of the run before this attempt (None: none), ``caught_up_s`` when this attempt
-    went beyond it (None: not yet). ``step_s`` is what a step typically takes. ``seen_s`` is when it was last watched.
-    Of too many ``gaps`` the two nearest are joined.
+    ``run`` is the id of the first attempt of the same run: a job that starts again after it finished or was cancelled
+    begins another run. ``nodes`` and ``gpus`` count its members; ``gpus`` are device rows, so local ranks where there
+    are no GPUs, and None while unknown. ``node`` is the only one, "" with several. ``first_step`` is the first step,
+    ``first_step_s`` when it ended; ``last_step_s`` when the newest one did: all None before the first. ``prior_step``
+    is the highest step of the run before this attempt (None: none), ``caught_up_s`` when this attempt passed it (None:
+    not yet). ``step_s`` is the typical duration of a step. ``seen_s`` is when it was last observed. If there are too
+    many ``gaps`` the two nearest are merged.
     """
 
     id: str
@@ -57,7 +57,7 @@ class Attempt(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AttemptMembers(msgspec.Struct, frozen=True, kw_only=True):
-    """Who took part in an attempt; ``id`` is the attempt's. Kept apart: it is long and seldom changes."""
+    """The members of an attempt; ``id`` is the attempt's. A separate record because it is long and seldom changes."""
 
     id: str
     job: str
@@ -66,7 +66,7 @@ class AttemptMembers(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Seat(msgspec.Struct, frozen=True):
-    """Where a GPU sat, from when it was first told of there until it was told of elsewhere."""
+    """Where a GPU was, from the first report of it there until it was reported elsewhere."""
 
     node: str
     device: int
@@ -75,12 +75,12 @@ class Seat(msgspec.Struct, frozen=True):
 
 
 class Gpu(msgspec.Struct, frozen=True, kw_only=True):
-    """One GPU by its UUID, and where it sits; ``moves`` are the seats before, oldest first.
+    """One GPU by its UUID, and its seat; ``moves`` are its earlier seats, oldest first.
 
-    ``seen_s`` is when an agent last told of it. ``moves_dropped`` counts the oldest seats, which are no longer kept.
-    ``pci_address`` is where it sits on its node's bus, ``serial`` what is printed on its board; "" where nobody said.
-    ``told_with`` is of how many GPUs, itself among them, its node told then; 0 where it did not say. ``nvlinks`` were
-    up then (None: not said), and ``nvlinks_most`` at most since it sits there.
+    ``seen_s`` is when an agent last reported it. ``moves_dropped`` counts the oldest seats, which are no longer kept.
+    ``pci_address`` is its address on its node's bus, ``serial`` the serial number of its board; "" if unknown.
+    ``told_with`` is the number of GPUs, including itself, in its node's report then; 0 if unknown. ``nvlinks`` were up
+    then (None: unknown), and ``nvlinks_most`` is the maximum in its current seat.
     """
 
     uuid: str
@@ -100,12 +100,12 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def moved(self) -> int:
-        """1 when it sat elsewhere before."""
+        """1 if it has moved, else 0."""
         return int(bool(self.moves))
 
 
 class Comparison(msgspec.Struct, frozen=True):
-    """What one check for silent corruption found of a GPU, on the node in which it sat then."""
+    """The result of one check for silent corruption of a GPU, on the node where it was then."""
 
     check_id: str
     node: str
@@ -116,9 +116,9 @@ class Comparison(msgspec.Struct, frozen=True):
 
 
 class GpuChecks(msgspec.Struct, frozen=True, kw_only=True):
-    """All checks of one GPU for silent corruption, wherever it sat; ``newest`` are the last of them, oldest first.
+    """All checks of one GPU for silent corruption, in whatever seat; ``newest`` are the last of them, oldest first.
 
-    Of those with wrong numbers the newest stay longest. That none was wrong says nothing beyond these operations.
+    Of those with wrong numbers the newest are kept longest. A passed check says nothing beyond its operations.
     """
 
     uuid: str
@@ -132,9 +132,9 @@ class GpuChecks(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DriverError(msgspec.Struct, frozen=True, kw_only=True):
-    """How often one error code was told of for one device of a node; ``kind`` is xid or sxid.
+    """How often one error code was reported for one device of a node; ``kind`` is xid or sxid.
 
-    ``uuid`` is the GPU's that sat there then, "" when it is not known or the whole node is meant (``device`` -1).
+    ``uuid`` is that of the GPU there at the time, "" if unknown or for the whole node (``device`` -1).
     """
 
     id: str

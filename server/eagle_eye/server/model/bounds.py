@@ -1,4 +1,4 @@
-"""Numbers of configurations, with their bounds."""
+"""Number types for configuration, with their bounds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The server's only source of time; everything else is handed a Clock."""
+"""The server's only source of time; all other modules receive a Clock."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """Wall time for records, monotonic time for durations; a test's clock moves only when it is told to."""
+    """Wall time for records, monotonic time for durations; a test's clock moves only on request."""
 
     def now_s(self) -> float:
         """Return Unix seconds."""
         ...
 
     def monotonic_s(self) -> float:
-        """Return seconds since some fixed moment; never goes back."""
+        """Return seconds since some fixed moment; never decreases."""
         ...
 
 
@@ -26,5 +26,5 @@ class SystemClock:
         return time.time()
 
     def monotonic_s(self) -> float:
-        """Return seconds since some fixed moment; never goes back."""
+        """Return seconds since some fixed moment; never decreases."""
         return time.monotonic()

@@ -1,15 +1,15 @@
-"""What can go wrong in the server.
+"""The server's errors.
 
 ServerError
-  HistoryUnavailable    the history takes no frames at the moment (disk full); the agent tries again
-    HistoryMoved        ... what was to be read was moved meanwhile; asked again, it answers
-    HistoryBusy         ... because too much waits for the disk already
-  StoreUnavailable      the records cannot be written or read at the moment
-  BadCursor             a page was asked for with a cursor that this server did not give
-  IllegalTransition     a record is in a state from which the change is not allowed
-  RemoteStoreSilent     the Prometheus-compatible store gave no answer that can be used
+  HistoryUnavailable    the history cannot store frames at present (disk full); the agent retries
+    HistoryMoved        ... the data to read was moved meanwhile; a retry succeeds
+    HistoryBusy         ... because too much is waiting for the disk
+  StoreUnavailable      the records cannot be written or read at present
+  BadCursor             a page was requested with a cursor that this server did not create
+  IllegalTransition     a record's state does not allow the change
+  RemoteStoreSilent     the Prometheus-compatible store gave no usable answer
   TargetRefused         a webhook's URL leads where deliveries may not go
-  BackupFailed          no backup was made; what was there is as it was
+  BackupFailed          no backup was made; existing files are unchanged
   Refusal               an HTTP request is refused; carries its status and reason
 """
 
@@ -26,7 +26,7 @@ NO_HEADERS: Mapping[str, str] = MappingProxyType({})
 
 
 class ServerError(Exception):
-    """Something the server names; everything else that escapes is a bug."""
+    """An error that the server anticipates; any other exception that escapes is a bug."""
 
 
 class HistoryUnavailable(ServerError):
@@ -34,11 +34,11 @@ class HistoryUnavailable(ServerError):
 
 
 class HistoryMoved(HistoryUnavailable):
-    """What was to be read is not there any more; asked again, the history answers from what is."""
+    """The data to read has moved; on a retry the history answers from its new place."""
 
 
 class HistoryBusy(HistoryUnavailable):
-    """More bytes wait for the disk than the limit allows; try again shortly."""
+    """More bytes wait for the disk than the limit allows; retry shortly."""
 
 
 class StoreUnavailable(ServerError):
@@ -46,19 +46,19 @@ class StoreUnavailable(ServerError):
 
 
 class BadCursor(ServerError):
-    """A cursor that this server did not give, or that belongs to another list."""
+    """A cursor that this server did not create, or that belongs to another list."""
 
 
 class IllegalTransition(ServerError):
-    """A change that the record's state does not allow; the record is as it was."""
+    """The record's state does not allow the change; the record is unchanged."""
 
 
 class TargetRefused(ServerError):
-    """A URL that deliveries may not go to; the message says which rule and which setting."""
+    """A URL that deliveries may not go to; the message names the rule and the setting."""
 
 
 class RemoteStoreSilent(ServerError):
-    """A Prometheus gave no answer that can be used; ``too_large``: it may, for less at a time."""
+    """A Prometheus gave no usable answer; ``too_large``: it may, for a smaller request."""
 
     def __init__(self, detail: str, too_large: bool = False) -> None:
         super().__init__(detail)
@@ -66,11 +66,11 @@ class RemoteStoreSilent(ServerError):
 
 
 class BackupFailed(ServerError):
-    """No backup was made; the message says of what and why."""
+    """No backup was made; the message gives the reason."""
 
 
 class Refusal(ServerError):
-    """A request that is refused with ``status``; ``reason`` is one stable word for counters and clients."""
+    """A request is refused with ``status``; ``reason`` is one stable word for counters and clients."""
 
     def __init__(self, status: int, reason: str, detail: str, headers: Mapping[str, str] = NO_HEADERS) -> None:
         super().__init__(detail)
@@ -80,5 +80,5 @@ class Refusal(ServerError):
         self.headers = headers
 
     def document(self) -> bytes:
-        """Return the problem document that answers the request (RFC 9457)."""
+        """Return the problem document of the answer (RFC 9457)."""
         return msgspec.json.encode(problem(self.status, self.reason, self.detail))

@@ -1,4 +1,4 @@
-"""What an outbound event is about, as labels: filters match them, alerts carry some of them. Pure."""
+"""Labels of outbound events: filters match them, alerts carry some of them. Pure."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from eagle_eye.server.model.records import OutboundEvent
 
-# What a filter may ask for. An event has those of them that it says something of.
+# The labels that a filter may use. An event has those that apply to it.
 LABELS = ("job", "fault", "node", "severity", "state", "action")
 
 _SEVERITIES: Mapping[str, str] = {
@@ -21,9 +21,9 @@ _SEVERITIES: Mapping[str, str] = {
 
 
 def severity(data: Mapping[str, Any]) -> str:
-    """Return how bad an event's data is, "" where it does not say.
+    """Return the severity of an event's data, "" where it has none.
 
-    Critical when a job is to be interrupted, or when people have to look because nobody else will.
+    Critical when a job is to be interrupted, or when people have to intervene because nothing else will.
     """
     action = _text(data, "action") or _text(data, "kind")
     if data.get("escalated") is True:
@@ -34,7 +34,7 @@ def severity(data: Mapping[str, Any]) -> str:
 def labels_of(event: OutboundEvent) -> dict[str, tuple[str, ...]]:
     """Return the event's labels, each with its values; an event may concern several nodes. None are empty.
 
-    Of an incident, ``action`` is what policy wants for it; of an action, what is asked for.
+    For an incident, ``action`` is what policy wants for it; for an action, what is requested.
     """
     data = event.data
     action = _text(data, "action") or _text(data, "kind")

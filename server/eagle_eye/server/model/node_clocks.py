@@ -1,4 +1,4 @@
-"""What the server makes of a node's clock: how far it is off, when it was set, and which of its times cannot be.
+"""Estimates a node's clock: its offset, when it was set, and which of its times are implausible.
 
 Pure: time is an argument. A node's offset is the server's clock minus the node's, to be added to the node's times.
 """
@@ -13,22 +13,20 @@ import msgspec
 
 from eagle_eye.schema.frame import Frame
 
-OFFSET_APPLIED_S = 2.0  # clocks closer than this are left alone: the network's delay is of that order
-STEP_S = 2.0  # what a network rarely delays a request by; a clock that was set by less is found within two minutes
-SAME_BASE_S = 0.5  # two readings of a clock's base that are closer are of a clock that was not set between them
-AHEAD_S_MAX = 5.0  # how far after its receipt a time may lie: what is not applied, and a tick dated a little early
+OFFSET_APPLIED_S = 2.0  # smaller offsets are ignored: network delay is of that order
+STEP_S = 2.0  # rarely exceeded by network delay; smaller clock steps are found within two minutes
+SAME_BASE_S = 0.5  # base readings closer than this are of a clock that was not set between them
+AHEAD_S_MAX = 5.0  # tolerance for times after their receipt: the unapplied offset, and a slightly early tick
 AGE_S_MAX = 10 * 365 * 86_400.0  # no spool and no uptime is older
-EARLIER_S_MAX = 86_400.0  # how long frames may come that the clock dated before it was set
-JUST_SET_S = 60.0  # how long events may come that it dated before
-SEEN_S = (
-    10.0  # of a client that does not say so, a clock is called set from here on; less may be requests that were slow
-)
-LASTS_REQUESTS, LASTS_S = 3, 1.0  # so many requests over so long that agree on later times tell of no delay
+EARLIER_S_MAX = 86_400.0  # how long frames dated before the clock was set may still arrive
+JUST_SET_S = 60.0  # how long events dated before that may still arrive
+SEEN_S = 10.0  # without a report by the client, a smaller step may be slow requests instead
+LASTS_REQUESTS, LASTS_S = 3, 1.0  # this many requests over this long that agree on later times rule out delay
 _BUCKET_S = 60.0
 
 
 class Moved(NamedTuple):
-    """What is added to each time beside the offset, 0 to those that can be, and how many cannot."""
+    """What is added to each time beside the offset (0 for plausible ones), and how many are implausible."""
 
     by_s: tuple[float, ...]
     times: int
@@ -36,28 +34,28 @@ class Moved(NamedTuple):
 
 @dataclass(slots=True)
 class NodeClock:
-    """The estimate of one node's offset: the least of received minus sent over one to two minutes.
+    """The estimate of one node's offset: the minimum of received minus sent over one to two minutes.
 
-    The least delayed request tells best: no request arrives before it was sent. The estimate is too high by the
-    network's shortest delay. It begins anew when the clock was set: the node says so (``base_s``, the clock minus one
-    that is never set, has changed), a request is sent before a time that the node has told already, or several
+    The least delayed request is the best estimate: no request arrives before it was sent. The estimate is too high by
+    the network's minimum delay. It restarts when the clock was set: the node reports it (``base_s``, the clock minus
+    one that is never set, has changed), a request is sent before a time that the node has already reported, or several
     requests agree on a higher offset. ``low_s`` to ``high_s``, before ``until_s``: samples that change nothing.
     """
 
     base_s: float | None
     started_s: float
-    low_s: float  # the least of this bucket
-    previous_s: float | None = None  # the least of the bucket before
-    before_s: float | None = None  # what the estimate was before the clock was set
-    set_s: float = float("-inf")  # when that was seen, by the server's clock
+    low_s: float  # the minimum of this bucket
+    previous_s: float | None = None  # the minimum of the previous bucket
+    before_s: float | None = None  # the estimate before the clock was set
+    set_s: float = float("-inf")  # when that was detected, by the server's clock
     high_s: float = 0.0
     until_s: float = 0.0
     applied_s: float = 0.0
-    _higher: tuple[int, float, float, float] | None = None  # requests that agree, since when, the least and most
+    _higher: tuple[int, float, float, float] | None = None  # requests that agree: count, since when, min and max
 
     @classmethod
     def of(cls, sample_s: float, received_s: float, base_s: float | None) -> NodeClock:
-        """Return the estimate by a node's first request."""
+        """Return the estimate from a node's first request."""
         clock = cls(base_s, received_s, sample_s)
         clock._note()
         return clock
@@ -70,10 +68,10 @@ class NodeClock:
     def take(
         self, sent_s: float, received_s: float, base_s: float | None, newest_s: float | None, *, live: bool
     ) -> float | None:
-        """Take one request's times; return by how much the clock was set, None: it was not.
+        """Add one request's times; return by how much the clock was set, None if it was not.
 
-        ``newest_s`` is the latest time that the node has told before, by its clock. A request that is not ``live`` has
-        frames that waited, and may itself have been under way for long.
+        ``newest_s`` is the latest time that the node has reported before, by its clock. A request that is not ``live``
+        contains delayed frames, and may itself have been delayed for long.
         """
         sample_s, value_s = received_s - sent_s, self.value_s
         if not is_same_base(base_s, self.base_s):
@@ -94,10 +92,11 @@ class NodeClock:
         return None
 
     def moved(self, times_s: Sequence[float], received_s: float) -> Moved | None:
-        """Return where to move those of a request's times that cannot be; None: all can.
+        """Return how to move a request's implausible times; None if all are plausible.
 
-        Times after their receipt were dated by the clock before it was set, or else by none: then the latest of them
-        is that of its receipt, and the others as much before it as they were. Likewise times of a decade ago.
+        Times after their receipt were dated by the clock before it was set, or else arbitrarily: then the latest of
+        them becomes that of its receipt, and the others keep their distance to it. Times of a decade ago are treated
+        the same way.
         """
         least_s, most_s = received_s - AGE_S_MAX - self.applied_s, received_s + AHEAD_S_MAX - self.applied_s
         if least_s <= min(times_s) and max(times_s) <= most_s:
@@ -109,7 +108,7 @@ class NodeClock:
             if least_s <= time_s <= received_s - self.applied_s:
                 continue
             if time_s <= most_s:
-                odd[1].append(at)  # in its place among those that are further ahead, if there are any
+                odd[1].append(at)  # keeps its position among those further ahead, if there are any
             elif earlier_s is not None and received_s - EARLIER_S_MAX <= time_s + earlier_s + self.applied_s <= (
                 received_s + AHEAD_S_MAX
             ):
@@ -123,7 +122,7 @@ class NodeClock:
         return Moved(tuple(by_s), sum(one != 0.0 for one in by_s))
 
     def event_s(self, placed_s: float, received_s: float) -> float:
-        """Return when an event was that the offset places there; of one dated before the clock was set, by that."""
+        """Return an event's corrected time; one dated before the clock was set gets that earlier clock's offset."""
         if self.before_s is None or received_s - self.set_s > JUST_SET_S:
             return placed_s
         if self.set_s - STEP_S <= placed_s <= received_s + AHEAD_S_MAX:
@@ -139,7 +138,7 @@ class NodeClock:
         return before_s - sample_s
 
     def _is_lasting(self, sample_s: float, received_s: float) -> bool:
-        """Return whether the last requests all say that times are later than thought, by about as much."""
+        """Return whether the last requests agree, within a tolerance, on later times than estimated."""
         if self._higher is None:
             self._higher = (1, received_s, sample_s, sample_s)
             return False
@@ -163,8 +162,8 @@ def corrected(
 ) -> Frame:
     """Return the frame with its times by the server's clock: ``offset_s`` later.
 
-    An event of a time that cannot be is of the frame's time: what happened counts. ``event_s(time_s, received_s)`` may
-    know better when an event was that the offset places there.
+    An event with an implausible time gets the frame's time, so that the event is kept. ``event_s(time_s, received_s)``
+    may return a better time for an event than the offset alone.
     """
     if offset_s == 0.0 and not frame.events:
         return frame
@@ -180,7 +179,7 @@ def corrected(
 
 
 def is_possible(time_s: float, received_s: float) -> bool:
-    """Return whether something that was received then may be of this time, both by the server's clock."""
+    """Return whether ``time_s`` is plausible for something received at ``received_s``, both by the server's clock."""
     return received_s - AGE_S_MAX <= time_s <= received_s + AHEAD_S_MAX
 
 
@@ -189,5 +188,5 @@ def _applied(estimate_s: float) -> float:
 
 
 def is_same_base(one: float | None, other: float | None) -> bool:
-    """Return whether two bases are of a clock that was not set between them; None: the client does not say."""
+    """Return whether two bases are of a clock that was not set between them; None: not reported."""
     return one == other or (one is not None and other is not None and abs(one - other) <= SAME_BASE_S)

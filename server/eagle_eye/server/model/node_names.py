@@ -1,4 +1,4 @@
-"""Which of our nodes a scheduler means: names that differ in case, or by their domain. Pure."""
+"""Maps a scheduler's node names to ours, which may differ in case or domain. Pure."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from collections.abc import Iterable
 
 
 class NodeNames:
-    """Our nodes' names, found by a scheduler's.
+    """Our nodes' names, looked up by a scheduler's.
 
-    Two names mean one node when they are equal but for case, or one is the other without its domain. Where that
-    leaves several, none is meant.
+    Two names match when they are equal except for case, or one is the other without its domain. If several match, the
+    result is ambiguous and none is returned.
     """
 
     def __init__(self, ours: Iterable[str]) -> None:
@@ -20,7 +20,7 @@ class NodeNames:
             self._bare.setdefault(_bare(name), set()).add(name)
 
     def ours(self, theirs: str) -> str | None:
-        """Return our name of the scheduler's node, None where no agent or exporter of it was ever heard."""
+        """Return our name of the scheduler's node, None if no agent or exporter of it was ever heard."""
         name = self._whole.get(theirs.casefold())
         if name is not None:
             return name

@@ -11,10 +11,10 @@ import msgspec
 
 from eagle_eye.schema.action import ActionKind, EvidenceItem, MemberRank, RestartScope, ResumeFrom
 
-# suspected: too little evidence to act on; confirmed: enough; acting: something was asked for; recovered: gone for now;
-# closed: over for good, or merged into another; false: a false alarm, on a person's word.
+# suspected: too little evidence to act; confirmed: enough; acting: an action was requested; recovered: gone for now;
+# closed: over for good, or merged into another; false: marked as a false alarm by a person.
 IncidentState = Literal["suspected", "confirmed", "acting", "recovered", "closed", "false"]
-# would_act: observe mode kept it; awaiting: approve mode, nobody answered yet.
+# would_act: held by observe mode; awaiting: approve mode, not answered yet.
 ActionState = Literal[
     "would_act",
     "awaiting",
@@ -29,16 +29,16 @@ ActionState = Literal[
     "withdrawn",
 ]
 DeliveryState = Literal["pending", "delivered", "failed", "expired"]
-# A CloudEvent; what Alertmanager sends to its webhooks; what Alertmanager itself is sent.
+# A CloudEvent; the body Alertmanager posts to webhooks; alerts for Alertmanager itself.
 WebhookFormat = Literal["cloudevents", "alertmanager", "alertmanager_api"]
 NodeState = Literal["in_service", "excluded", "draining"]
 EvidenceKind = Literal["evidence", "bug_report"]
 EvidenceState = Literal["asked", "received", "failed", "expired", "deleted"]
-# asked: not yet taken up; running: begun. The others are the three answers.
+# asked: not yet started; running: started. The others are the three results.
 NodeCheckState = Literal["asked", "running", "healthy", "sick", "cannot_tell"]
-NodeCheckPurpose = Literal["readmit", "look", "idle"]  # its return once it has passed, curiosity, between jobs
+NodeCheckPurpose = Literal["readmit", "look", "idle"]  # its return after a pass, a look, between jobs
 Scope = Literal["agent", "remote_write", "join", "read", "operate", "admin"]
-# What a rule of policy did: nothing, held the action or made it less, altered it, or it had nothing to judge.
+# The effect of a policy rule: none, held or reduced the action, changed it, or not applicable.
 Outcome = Literal["pass", "hold", "changes", "not_applicable"]
 
 
@@ -54,17 +54,18 @@ class RuleWord(msgspec.Struct, frozen=True):
 class Incident(msgspec.Struct, frozen=True, kw_only=True):
     """One cause of trouble in one attempt of a job, however many detectors and symptoms it has.
 
-    ``family`` is what kinds of trouble it stands for, so that later symptoms find it. ``kinds``, ``fact``,
+    ``family`` groups kinds of trouble, so that later symptoms are matched to it. ``kinds``, ``fact``,
     ``slowdown_ratio``, ``asks`` ("" the fault's default) and ``application`` are those of the verdict. ``seen_s`` is
     when a verdict last supported it. ``hold`` says why policy has not acted on it, "" when it has; ``hold_rule`` names
     the rule that held, ``held_by`` all rules that ever did. ``acknowledged_by`` is a person or "".
 
-    ``since_s`` is when it was opened or came back last. ``flaps`` counts how often it came back, ``flap_times`` when of
-    late, ``flapping`` whether that is so often that nobody is told any more. ``merged`` are the incidents that turned
-    out to be this one, ``families`` theirs; ``merged_into`` the one that this turned out to be, ``split_from`` the one
-    that it was taken for, each "" for none. ``escalation`` says why people have to look at it, "" while they need not,
-    and ``escalated_s`` since when. ``told_times`` is when subscribers heard of changes of late, ``untold`` whether one
-    was kept from them. ``accused`` are the nodes that it has named, the latest last.
+    ``since_s`` is when it was opened or last returned. ``flaps`` counts its returns, ``flap_times`` are the recent
+    ones, and ``flapping`` says whether they are so frequent that notifications stop. ``merged`` are the incidents that
+    turned out to be this one, ``families`` theirs; ``merged_into`` the one that this turned out to be, ``split_from``
+    the one that it was taken for, each "" for none. ``escalation`` says why people have to look at it, "" if they need
+    not, and ``escalated_s`` since when. ``told_times`` are the recent times at which subscribers were notified of
+    changes, ``untold`` whether a notification was held back. ``accused`` are the nodes that it has named, the latest
+    last.
     """
 
     id: str
@@ -111,16 +112,16 @@ class Incident(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def is_of_a_stop(family: str) -> bool:
-    """Return whether what is of the family stops the job: "stop", or "stop:" and a node whose GPU failed beside it."""
+    """Return whether this family stops the job: "stop", or "stop:" with a node whose GPU failed at the same time."""
     return family.partition(":")[0] == "stop"
 
 
 class Action(msgspec.Struct, frozen=True, kw_only=True):
-    """Something asked of the subscribers because of an incident; ``reports`` keeps every answer, oldest first.
+    """A request to the subscribers because of an incident; ``reports`` keeps every answer, oldest first.
 
-    ``preliminary`` marks a checkpoint before the incident's own action. ``policy`` is what the rules with something to
-    judge said at first, ``resume_from`` where the job could go on then, ``restart_scope`` the smallest restart that is
-    safe. ``reason`` is why it was taken back, or "".
+    ``preliminary`` marks a checkpoint before the incident's own action. ``policy`` has the results of the applicable
+    rules at the time of the request, ``resume_from`` where the job could resume then, ``restart_scope`` the smallest
+    safe restart. ``reason`` is why it was withdrawn, or "".
     """
 
     id: str
@@ -152,9 +153,10 @@ class Action(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OutboundEvent(msgspec.Struct, frozen=True, kw_only=True):
-    """A CloudEvent that subscribers are to get. ``group`` (an incident's id) orders deliveries; ``sequence``
-    is assigned by the store and grows; ``expires_s`` None: never stale.
-    """  # noqa: D205 - one thought
+    """A CloudEvent for subscribers; ``group`` (an incident's id) orders deliveries.
+
+    ``sequence`` is assigned by the store and increases; ``expires_s`` None: never stale.
+    """
 
     id: str
     type: str
@@ -168,11 +170,11 @@ class OutboundEvent(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Delivery(msgspec.Struct, frozen=True, kw_only=True):
-    """One event on its way to one subscription; ``attempts`` were made, the next one is due at ``due_s``.
+    """The delivery of one event to one subscription; ``attempts`` were made, the next one is due at ``due_s``.
 
     ``reason`` is why it failed or expired, in one stable word; "" while it is pending and once it is delivered.
-    ``group``, ``sequence`` and ``expires_s`` are the event's. Within a subscription, the deliveries of one group
-    go out in the order of ``sequence``; group "" is bound to no order.
+    ``group``, ``sequence`` and ``expires_s`` are the event's. Within a subscription, the deliveries of one group go out
+    in the order of ``sequence``; group "" has no order.
     """
 
     id: str
@@ -200,10 +202,10 @@ class Retiring(msgspec.Struct, frozen=True):
 
 
 class Subscription(msgspec.Struct, frozen=True, kw_only=True):
-    """Where events go. ``types``, ``jobs``, ``faults`` and ``matchers`` filter ([]: all); see ``filters``.
+    """A destination for events. ``types``, ``jobs``, ``faults`` and ``matchers`` filter ([]: all); see ``filters``.
 
-    ``secrets`` sign, newest first, as do those that retire; they leave the server once, when they are made.
-    ``ended_reason`` says why an inactive one is; one without secrets was deleted and stays so.
+    ``secrets`` sign, newest first, as do those that retire; they leave the server once, when they are created.
+    ``ended_reason`` says why an inactive one is inactive; one without secrets was deleted permanently.
     """
 
     id: str
@@ -221,10 +223,10 @@ class Subscription(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SubscriptionHealth(msgspec.Struct, frozen=True, kw_only=True):
-    """How deliveries to one subscription fare; ``failures`` are the attempts that failed since the last success.
+    """The health of deliveries to one subscription; ``failures`` counts the failed attempts since the last success.
 
-    ``delivered_s`` is when something last arrived, ``failing_since_s`` when the first of the ``failures`` was; None:
-    never, or not failing. ``last_status`` and ``last_error`` are those of the last attempt.
+    ``delivered_s`` is when something was last delivered, ``failing_since_s`` when the first of the ``failures`` was;
+    None: never, or not failing. ``last_status`` and ``last_error`` are those of the last attempt.
     """
 
     subscription_id: str
@@ -236,11 +238,11 @@ class SubscriptionHealth(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Token(msgspec.Struct, frozen=True, kw_only=True):
-    """A bearer token, kept only as the SHA-256 of its text; an agent's is bound to ``node``.
+    """A bearer token, stored only as the SHA-256 of its text; an agent's is bound to ``node``.
 
-    A remote-write token speaks for nodes whose names match one of ``nodes``, of which it may name ``nodes_max`` that
-    nobody vouches for (None: the setting's). A join token buys agents' tokens: for nodes whose names match (empty:
-    any), and, with ``replaces``, also for those that have one already, which is revoked then.
+    A remote-write token covers nodes whose names match one of ``nodes``, of which it may name ``nodes_max`` unvouched
+    ones (None: the setting's). A join token creates agents' tokens: for nodes whose names match (empty: any), and, with
+    ``replaces``, also for those that already have one, which is then revoked.
     """
 
     id: str
@@ -256,17 +258,17 @@ class Token(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
-    """A job as its launcher or scheduler described it last.
+    """A job as its launcher or scheduler last described it.
 
-    ``source`` is whose word its attempt and members are: "launcher", or a scheduler's name. ``nodes`` are its members
+    ``source`` is the source of its attempt and members: "launcher", or a scheduler's name. ``nodes`` are its members
     where the source knows nodes and no ranks. ``scheduled_as`` is the scheduler's job that it is or runs in
-    ("slurm:17"), "" where no scheduler knows it. ``state`` is what follows from ``declared_state``, the launcher's
-    word, and ``scheduled_state``, the scheduler's, each "" where there is none; ``said`` is the latter in the
-    scheduler's own words. ``since_s`` is when the state began to be known, ``ends_s`` when its time limit ends it,
-    None where nobody said. ``conflict`` is in what launcher, scheduler and agents differ, "" where they do not.
-    ``owner`` is the user whose job it is, by the launcher's word before the scheduler's, "" where nobody said.
-    ``held_up_by`` are the ranks that keep the attempt from its first step, and ``pace_left_ratio`` what is left of its
-    pace without one of its nodes, None where a spare takes its place or nobody said: both by its launcher's word.
+    ("slurm:17"), "" if no scheduler knows it. ``state`` follows from ``declared_state``, the launcher's, and
+    ``scheduled_state``, the scheduler's, each "" if there is none; ``said`` is the latter in the scheduler's own words.
+    ``since_s`` is when the state was first known, ``ends_s`` when its time limit ends it, None if unknown. ``conflict``
+    describes how launcher, scheduler and agents disagree, "" if they do not. ``owner`` is the job's user, from the
+    launcher before the scheduler, "" if unknown. ``held_up_by`` are the ranks that keep the attempt from its first
+    step, and ``pace_left_ratio`` is the remaining pace without one of its nodes, None if a spare replaces it or it is
+    unknown: both reported by its launcher.
     """
 
     job: str
@@ -292,11 +294,11 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 class Node(msgspec.Struct, frozen=True, kw_only=True):
     """A node's standing in the fleet; ``reason`` names the incident or person behind it.
 
-    ``by`` is whose word it is: "server" for an action of ours, else a token's id, "local", or a scheduler's name; ""
-    on records from before it was kept. ``fault`` is what took the node out, "" where a person did; once the node is
-    back it is what the node is watched for until ``watched_until_s``. ``check_id`` is the check that its return waits
-    for, "" for none. ``relapsed`` are the latest times at which it went out again while it was watched.
-    ``introduced_by`` is the remote-write token that named it while nobody vouched for it, "" for none.
+    ``by`` is who set it: "server" for an action of ours, else a token's id, "local", or a scheduler's name; "" on older
+    records. ``fault`` is what took the node out, "" if a person did; once the node is back it is what the node is
+    watched for until ``watched_until_s``. ``check_id`` is the check that its return waits for, "" for none.
+    ``relapsed`` are the latest times at which it went out again while it was watched. ``introduced_by`` is the
+    remote-write token that named it while it was not vouched for, "" for none.
     """
 
     node: str
@@ -313,7 +315,7 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ForgottenNode(msgspec.Struct, frozen=True, kw_only=True):
-    """A node that was forgotten then: what the history heard of it before makes it known no more."""
+    """A node that was forgotten at this time: earlier history does not make it known again."""
 
     node: str
     forgotten_s: float
@@ -342,11 +344,11 @@ class CheckOutcome(msgspec.Struct, frozen=True):
 
 
 class NodeCheck(msgspec.Struct, frozen=True, kw_only=True):
-    """An active check that a node's agent was asked to make, and what came of it.
+    """An active check that a node's agent was asked to run, and its result.
 
     ``fault`` is what it is to rule out, "" for nothing in particular; ``checks`` names what is run, [] for everything;
-    ``gemm_seconds``, ``sdc_seconds`` 0: as they like. ``expires_s`` is when it counts as not answered. ``run`` is the
-    agent's mark of its run, ``detail`` the answer's reason. ``outcomes`` are the report's, [] for none or an old one.
+    ``gemm_seconds``, ``sdc_seconds`` 0: the checks' defaults. ``expires_s`` is when it counts as unanswered. ``run`` is
+    the agent's id of its run, ``detail`` the answer's reason. ``outcomes`` are the report's, [] for none or an old one.
     """
 
     id: str
@@ -370,7 +372,7 @@ class NodeCheck(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Evidence(msgspec.Struct, frozen=True, kw_only=True):
-    """What one node's agent was asked to gather because of an incident, and what became of it.
+    """Evidence that one node's agent was asked to gather because of an incident, and the result.
 
     ``within_seconds`` is how long it may take, ``expires_s`` until when the request is handed out. ``bytes`` and
     ``sha256`` are the bundle's once it is received; ``detail`` says why there is none. ``asked_by`` is a token's id,

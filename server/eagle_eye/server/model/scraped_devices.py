@@ -1,4 +1,4 @@
-"""What the store keeps of remote write: which devices a node's series told of, and their last error codes."""
+"""Persistent state of remote write: the devices in a node's series, and their last error codes."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import msgspec
 
 
 class Watched(msgspec.Struct, frozen=True):
-    """A device of which samples came first at ``since_s``; ``code`` is what its gauge of the last error says.
+    """A device with samples since ``since_s``; ``code`` is the value of its last-error gauge.
 
-    ``time_s`` is when it was first seen to say so; both None: no such gauge was seen. Unix seconds of the samples.
+    ``time_s`` is when that value was first seen; both None: no such gauge was seen. Unix seconds of the samples.
     """
 
     since_s: float

@@ -1,4 +1,4 @@
-"""Which subscriptions want which events. Pure."""
+"""Matches events against subscriptions' filters. Pure."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from eagle_eye.schema import action as schema
 from eagle_eye.server.model.event_labels import LABELS, labels_of
 from eagle_eye.server.model.records import OutboundEvent, Subscription, WebhookFormat
 
-# Sent only to those who ask for it by name: everybody else would find little but heartbeats in his log.
+# Sent only if requested by name: in all other subscribers' logs heartbeats would drown the rest.
 _ON_REQUEST = frozenset({schema.HEARTBEAT})
-# An alert is a state that begins and ends. A request to act, with its attempt and where to report, is none.
+# An alert is a state that begins and ends. A request to act, with its attempt and report URL, is not.
 INCIDENT_TYPES = (schema.INCIDENT_OPENED, schema.INCIDENT_UPDATED, schema.INCIDENT_RESOLVED)
 ALERT_TYPES = (*INCIDENT_TYPES, schema.HEARTBEAT, schema.PING)
 _MATCHER = re.compile(r"\s*([a-z_]{1,64})\s*(!=|=~|!~|=)\s*(.*?)\s*", re.DOTALL)
 
 
 class Matcher(NamedTuple):
-    """What a label must, or (``negated``) must not be; ``pattern`` is a glob."""
+    """A required, or (``negated``) excluded, value of a label; ``pattern`` is a glob."""
 
     label: str
     negated: bool
@@ -30,7 +30,7 @@ class Matcher(NamedTuple):
 
 @lru_cache(4_096)
 def parse_matcher(text: str) -> Matcher:
-    """Return the matcher that ``label=glob`` or ``label!=glob`` says; the glob may stand in double quotes.
+    """Parse a matcher ``label=glob`` or ``label!=glob``; the glob may be in double quotes.
 
     Raises ValueError with what is wrong.
     """
@@ -50,17 +50,17 @@ def parse_matcher(text: str) -> Matcher:
 
 
 def types_of(format_: WebhookFormat) -> tuple[str, ...]:
-    """Return the event types that a subscription of this format can get."""
+    """Return the event types that a subscription of this format can receive."""
     return schema.EVENT_TYPES if format_ == "cloudevents" else ALERT_TYPES
 
 
 def wants(subscription: Subscription, event: OutboundEvent, reported: bool = False) -> bool:
     """Return whether the event is delivered to the subscription.
 
-    Empty filters mean all, but for heartbeats. A filter judges what the event has: one of no job passes every filter
-    of jobs. Jobs, faults and values of matchers are globs. ``reported`` says that an earlier event of the same incident
-    went there: then faults and matchers count no more, so that who heard of its beginning hears of its end.
-    A ping goes to the subscription that is its subject and to nobody else.
+    Empty filters match everything except heartbeats. A filter applies to what the event has: an event without a job
+    passes every filter of jobs. Jobs, faults and values of matchers are globs. ``reported`` means that the subscription
+    received an earlier event of the same incident: then faults and matchers are ignored, so that it also receives the
+    end. A ping goes only to the subscription that is its subject.
     """
     if event.type == schema.PING:
         return event.subject == subscription.id
@@ -77,7 +77,7 @@ def wants(subscription: Subscription, event: OutboundEvent, reported: bool = Fal
 
 
 def _wanted_types(subscription: Subscription) -> Sequence[str]:
-    """Return the types that are asked for; an alert that begins must end, so that one of an incident's asks for all."""
+    """Return the requested types; as an alert that begins must end, requesting one incident type requests them all."""
     if subscription.format != "cloudevents" and not set(INCIDENT_TYPES).isdisjoint(subscription.types):
         return (*subscription.types, *INCIDENT_TYPES)
     return subscription.types
@@ -99,5 +99,5 @@ def _matches(subscription: Subscription, event: OutboundEvent) -> bool:
 
 
 def _fits(patterns: Sequence[str], value: str) -> bool:
-    # A name may hold characters that a glob gives a meaning, such as the brackets of an array job.
+    # A name may contain glob characters, such as the brackets of an array job.
     return any(value == pattern or fnmatchcase(value, pattern) for pattern in patterns)

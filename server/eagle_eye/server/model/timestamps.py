@@ -1,13 +1,13 @@
-"""RFC 3339 at the edge, Unix seconds inside."""
+"""Converts times: RFC 3339 outside, Unix seconds inside."""
 
 from __future__ import annotations
 
 import re
 from datetime import UTC, datetime
 
-# What datetime can hold and what a sane clock can say: 1970 to 2100.
+# The range of datetime and of plausible clocks: 1970 to 2100.
 TIME_S_MAX = 4_102_444_800.0
-# How a time of a command's option is written; every command takes all of them.
+# How a time of a command's option is written; every command accepts all of them.
 FORMS = "RFC 3339 with a zone (2026-01-31T12:00:00Z), an age (-2h, 7d, 90s), now, or Unix seconds"
 SHORT_FORMS = "2026-01-31T12:00:00Z, -2h, 7d, now or Unix seconds"  # likewise, for a help text
 _AGE = re.compile(r"-?(\d{1,12}(?:\.\d{1,6})?)\s?([smhdw])")
@@ -37,7 +37,7 @@ def unix_seconds(text: str) -> float:
 
 
 def in_seconds(time_s: float) -> str:
-    """Return what to write for Unix milliseconds, microseconds or nanoseconds taken for seconds; "" for others."""
+    """Return a hint for Unix milliseconds, microseconds or nanoseconds mistaken for seconds; "" for others."""
     for unit, divisor in (("milliseconds", 1e3), ("microseconds", 1e6), ("nanoseconds", 1e9)):
         if time_s >= TIME_S_MAX and 1e8 <= time_s / divisor < TIME_S_MAX:
             return f"; it looks like Unix {unit}: write seconds, {time_s / divisor:.0f}"
@@ -45,7 +45,7 @@ def in_seconds(time_s: float) -> str:
 
 
 def option_time(text: str, now_s: float) -> float:
-    """Return the Unix seconds of a time as ``FORMS`` says. Raises ValueError with what was expected and the value."""
+    """Return the Unix seconds of a time in one of ``FORMS``. Raises ValueError with what was expected and the value."""
     if text == "now":
         return now_s
     age = _AGE.fullmatch(text)

@@ -1,4 +1,4 @@
-"""The detection loop: engine, policy and store brought together, on a clock. Writes to the store."""
+"""The detection loop: runs the engine and policy on a clock, and writes the results to the store."""
 
 from __future__ import annotations
 
@@ -34,17 +34,17 @@ from eagle_eye.server.store.open_records import OpenRecords
 from eagle_eye.server.store.store import GPUS, INCIDENTS, JOBS, Change, Store
 from eagle_eye.server.telemetry.latencies import Latencies
 
-SLICE_S = 0.02  # how long a look at jobs may keep the event loop at a time
-REST_RATIO = 6.0  # after a look, of what judging took: of a core it takes a seventh, and agents get the rest
-REST_TICKS_MAX = 2.0  # but judging waits for no more than this
-GAP_TICKS = 4.0  # a pause of the loop longer than this many ticks was time in which nobody watched
+SLICE_S = 0.02  # maximum time that evaluating jobs may block the event loop at once
+REST_RATIO = 6.0  # pause after a pass, times its busy time: uses a seventh of a core, and ingestion gets the rest
+REST_TICKS_MAX = 2.0  # but the next pass starts after this many ticks at the latest
+GAP_TICKS = 4.0  # the fleet counts as unwatched during a pause of the loop longer than this many ticks
 GAP_FLOOR_S = 2.0
-CHANGED_AT_ONCE = 128  # jobs whose changes are written in one transaction: other writers wait for no more
+CHANGED_AT_ONCE = 128  # jobs whose changes are written in one transaction: bounds how long other writers wait
 HISTORY_FRESH_S = 60.0
-HISTORY_MAX = 1_000  # newest incidents in which recurrence is looked for
-CLOCK_STEP_S = 1.0  # wall against monotonic time, beyond which the wall clock was set
+HISTORY_MAX = 1_000  # newest incidents examined for recurrence
+CLOCK_STEP_S = 1.0  # difference of wall and monotonic time beyond which the wall clock was set
 TICKS_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
-LATEST_INTERVALS, LATEST_FLOOR_S = 4.0, 30.0  # how long a newest value is one of now
+LATEST_INTERVALS, LATEST_FLOOR_S = 4.0, 30.0  # how long a newest value counts as current
 
 log = logging.getLogger(__name__)
 
@@ -52,8 +52,8 @@ log = logging.getLogger(__name__)
 class DetectionLoop:
     """Feeds the engine and, every tick, turns its judgements into incidents, actions and events in the store.
 
-    The store is the only memory of incidents and actions: whatever people and subscribers changed there through the API
-    counts at the next tick, and a server that was killed goes on where it stopped.
+    The store is the only memory of incidents and actions: changes made by people and subscribers through the API take
+    effect at the next tick, and a killed server continues where it stopped.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class DetectionLoop:
         public_url: str,
         evidence: EvidenceSettings | None = None,
     ) -> None:
-        """``evidence`` None: agents are asked for none."""
+        """Create the loop. With ``evidence`` None, agents are not asked for evidence."""
         self._engine = engine
         self._store = store
         self._clock = clock
@@ -77,7 +77,7 @@ class DetectionLoop:
         self._idle: Judgement | None = None  # of the nodes without a job
         self._ask_schedulers: Callable[[], None] = lambda: None
         self._count_fleet: Callable[[], int] = lambda: engine.node_count
-        self._fleet_size = 0  # in this look
+        self._fleet_size = 0  # in this pass
         self._history: list[Incident] = []
         self._history_read_s = -HISTORY_FRESH_S
         self._often_accused: frozenset[str] = frozenset()  # nodes that may be recurrent by that history...
@@ -99,32 +99,32 @@ class DetectionLoop:
         self._intake.observe_rows(groups)
 
     def observe_job(self, job: Job) -> None:
-        """Take what a job's scheduler or launcher said."""
+        """Take a job's state as its scheduler or launcher reported it."""
         self._intake.observe_in_turn(functools.partial(self._engine.observe_job, job))
 
     def observe_scheduler(self, word: SchedulerReports) -> None:
-        """Take when a scheduler was heard, and of which jobs."""
+        """Take which jobs a scheduler reported, and when."""
         self._engine.observe_scheduler(word)
 
     def call_schedulers(self, ask: Callable[[], None]) -> None:
-        """Call ``ask`` whenever a fault waits for a scheduler's word."""
+        """Call ``ask`` whenever a fault needs a scheduler's report."""
         self._ask_schedulers = ask
 
     def count_fleet(self, count: Callable[[], int]) -> None:
-        """Have policy ask ``count`` for the size of the fleet, once in a look; without that, all nodes heard count."""
+        """Have policy call ``count`` for the size of the fleet, once per pass; without it, all nodes heard count."""
         self._count_fleet = count
 
     def use_model(self, model: LearnedModel | str) -> None:
-        """Judge by another learned model; a text says why there is none."""
+        """Use another learned model; a text gives the reason why there is none."""
         self._engine.use_model(model)
 
     def use_policy(self, policy: PolicySettings) -> None:
-        """Decide by these settings from the next tick on."""
+        """Use these policy settings from the next tick on."""
         self._policy = policy
 
     def recover(self, past: Iterable[tuple[Frame, float] | RowGroup]) -> None:
         """Rebuild the windows from the jobs on record and the recent past's rows and (frame, received_s)."""
-        for gpu in sorted(self._store.all(GPUS), key=lambda gpu: gpu.seen_s):  # agents tell of them once an hour
+        for gpu in sorted(self._store.all(GPUS), key=lambda gpu: gpu.seen_s):  # agents report them once an hour
             self._engine.gpu_models.note(gpu.node, gpu.device, gpu.model)
         for job in self._store.all(JOBS):
             self._engine.observe_job(job)
@@ -136,7 +136,7 @@ class DetectionLoop:
         self._engine.resume_watching(self._clock.now_s())
 
     async def run(self) -> None:
-        """Judge every tick until cancelled."""
+        """Evaluate all jobs every tick until cancelled."""
         while True:
             began_s = slice_s = self._clock.monotonic_s()
             busy_s = 0.0
@@ -158,7 +158,7 @@ class DetectionLoop:
             await asyncio.sleep(min(max(tick_s, REST_RATIO * busy_s), REST_TICKS_MAX * tick_s))
 
     def _note_records(self, error: StoreUnavailable | None) -> None:
-        """Say once that the records cannot be used, and once that they can again."""
+        """Log once that the records cannot be used, and once that they can again."""
         if error is not None and self._unusable_s is None:
             self._unusable_s = self._clock.monotonic_s()
             log.error("nothing is judged while the records cannot be used; each tick tries again: %s", error)
@@ -168,15 +168,15 @@ class DetectionLoop:
             log.warning("it is judged again: the records could not be used for %.1f s", lasted_s)
 
     def tick(self, now_s: float) -> None:
-        """Judge once and write down what follows."""
+        """Evaluate all jobs once and write the results."""
         for _ in self._looking(now_s):
             pass
 
     def _looking(self, now_s: float) -> Iterator[bool]:
-        """Judge once and write down what follows, a part before each time this yields.
+        """Evaluate all jobs once and write the results; yields between parts.
 
-        It yields False while it shows the engine what came, which takes as long in all however often: what waits for
-        longer is much at a time, and agents wait for that.
+        It yields False between parts of the intake, which takes equally long in total however often it runs: a longer
+        backlog takes longer at once, and agents wait for it.
         """
         self._notice_gap(now_s)
         self._read_history(now_s)
@@ -215,7 +215,7 @@ class DetectionLoop:
     def latest(self) -> Iterator[Latest]:
         """Yield the newest value of each series of each job, while its node is heard.
 
-        After a restart, or once a job has ended, what was the newest for long is no value of now.
+        After a restart, or once a job has ended, values older than LATEST_INTERVALS are not current and are left out.
         """
         self._intake.take_in()
         now_s = self._clock.now_s()
@@ -227,7 +227,7 @@ class DetectionLoop:
                         yield Latest(metric, track.job, node, None if device < 0 else device, value)
 
     def blind(self) -> dict[str, str]:
-        """Return the detectors that could judge none of the running jobs in the last tick, each with a reason."""
+        """Return the detectors that could evaluate none of the running jobs in the last tick, each with a reason."""
         running = [j for j in self._judged.values() if j.state == "running"]
         if not running:
             return {}
@@ -235,7 +235,7 @@ class DetectionLoop:
         return {name: running[0].blind[name] for name in sorted(everywhere)}
 
     def incident_counts(self) -> IncidentCounts:
-        """Return how many events about incidents were kept back, and how many escalations there were."""
+        """Return the counts of incident events held back, and of escalations."""
         return IncidentCounts(self._kept_back, self._escalations)
 
     def drops(self) -> dict[str, int]:
@@ -243,7 +243,7 @@ class DetectionLoop:
         return self._engine.drops()
 
     def progress(self, job: str) -> Progress | None:
-        """Return how far the job has come, or None for a job that no agent speaks of."""
+        """Return the job's progress, or None for a job that no agent reports."""
         self._intake.take_in()
         track = next((t for t in self._engine.tracks() if t.job == job), None)
         if track is None:
@@ -254,12 +254,12 @@ class DetectionLoop:
         )
 
     def courses(self) -> list[JobProgress]:
-        """Return how far each job has come that was judged in the last tick."""
+        """Return the progress of each job evaluated in the last tick."""
         found = []
         for track in self._engine.tracks():
             judged = self._judged.get(track.job)
             if judged is None or judged.attempt != track.attempt:
-                continue  # its state is not known before it was judged
+                continue  # its state is unknown until it was evaluated
             stepping = track.last_step is not None
             found.append(
                 JobProgress(
@@ -284,11 +284,11 @@ class DetectionLoop:
         return found
 
     def policy(self) -> PolicySettings:
-        """Return the settings that are in force."""
+        """Return the current policy settings."""
         return self._policy
 
     def explain(self, incident: Incident) -> Weighing | None:
-        """Return what policy says of the incident by now; None when its attempt is not judged any more."""
+        """Return policy's current assessment of the incident; None when its attempt is no longer evaluated."""
         judgement = self._idle if incident.job == NO_JOB else self._judged.get(incident.job)
         if judgement is None or judgement.attempt != incident.attempt:
             return None
@@ -298,7 +298,7 @@ class DetectionLoop:
         return weigh(incident, situation)
 
     def _close(self, now_s: float) -> None:
-        """Close what will not come back. Not before the first tick: until then no job has been judged."""
+        """Close incidents that are over. Not before the first tick: no job has been evaluated until then."""
         if self._ticked_s is None:
             return
         work = functools.partial(closing.closed, policy=self._policy, judged={*self._judged, NO_JOB}, now_s=now_s)
@@ -306,7 +306,7 @@ class DetectionLoop:
             self._store.update(work)
 
     def _read_history(self, now_s: float) -> None:
-        """Read now and then what has happened in the past weeks: recurrence is no matter of seconds."""
+        """Read the incident history occasionally: recurrence is about weeks, not seconds."""
         if self._clock.monotonic_s() - self._history_read_s >= HISTORY_FRESH_S:
             self._close(now_s)
             self._history = self._store.page(INCIDENTS, {}, limit=HISTORY_MAX).items
@@ -314,12 +314,12 @@ class DetectionLoop:
             self._history_read_s = self._clock.monotonic_s()
 
     def _notice_gap(self, now_s: float) -> None:
-        """Forgive the nodes the silence of a time in which we ourselves did not watch, or the clock was set."""
+        """Do not count silence against nodes for a time when this loop did not run, or when the clock was set."""
         if self._ticked_s is None:
             return
         passed_s = self._clock.monotonic_s() - self._ticked_s
         stepped_s = (self._clock.now_s() - self._ticked_wall_s) - passed_s
-        if stepped_s > CLOCK_STEP_S:  # set back, rows of before are the newest for a time, and nothing stands still
+        if stepped_s > CLOCK_STEP_S:  # after a step back earlier rows stay the newest: nothing stalls
             for track in self._engine.tracks():
                 track.set_clock_forward(stepped_s, self._ticked_wall_s)
         if passed_s > max(GAP_TICKS * self._engine.settings.tick_s, GAP_FLOOR_S) or abs(stepped_s) > CLOCK_STEP_S:
@@ -328,16 +328,16 @@ class DetectionLoop:
             self._engine.resume_watching(now_s)
 
     def _since_s(self, now_s: float) -> float:
-        """Return since when actions count."""
+        """Return the time since which actions count."""
         return now_s - max(self._policy.window_s, self._policy.repeat_window_s)
 
     def _write(self, judgements: Sequence[Judgement], now_s: float) -> None:
-        """Write down what follows from judgements, in one transaction."""
+        """Write the consequences of judgements in one transaction."""
         reported: list[Announcement] = []
 
         def work(_: Store) -> Change:
-            # Computed again inside the transaction: what a person or subscriber did meanwhile counts, and of one
-            # judgement what was asked for because of those before it.
+            # Computed again inside the transaction, to include what people or subscribers changed meanwhile, and
+            # for each judgement the actions requested for those before it.
             reported.clear()
             self._records.refresh(self._since_s(now_s))
             for judgement in judgements:
@@ -355,7 +355,7 @@ class DetectionLoop:
         self._escalations += sum(one.escalations for one in reported)
 
     def _announced(self, judgement: Judgement) -> Announcement:
-        """Return what follows from a judgement, by the records as they were read."""
+        """Return the consequences of a judgement, given the records as last read."""
         book = self._book(judgement)
         response = respond(
             judgement,

@@ -1,4 +1,4 @@
-"""What detection sees and cannot see on ``/metrics``: blind detectors, rows left out, each series' newest value."""
+"""Detection metrics on ``/metrics``: blind detectors, rows left out, and each series' newest value."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from eagle_eye.server.telemetry.counters import metric_name
 
 
 class BlindCollector(Collector):
-    """The detectors that cannot judge at the moment."""
+    """The detectors that are currently blind."""
 
     def __init__(self, blind: Callable[[], dict[str, str]]) -> None:
         self._blind = blind
@@ -30,7 +30,7 @@ class BlindCollector(Collector):
 
 
 class DropsCollector(Collector):
-    """What the detection loop left out of its windows; falls when the job that it concerned is forgotten."""
+    """What the detection loop left out of its windows; decreases when the job concerned is forgotten."""
 
     def __init__(self, drops: Callable[[], dict[str, int]]) -> None:
         self._drops = drops
@@ -46,7 +46,7 @@ class DropsCollector(Collector):
 
 
 class LatestCollector(Collector):
-    """The newest value of each series of the fleet. ``latest`` returns what is shown and whether there is more."""
+    """The newest value of each series of the fleet. ``latest`` returns the values and whether there are more."""
 
     def __init__(self, latest: Callable[[], tuple[list[Latest], bool]]) -> None:
         self._latest = latest

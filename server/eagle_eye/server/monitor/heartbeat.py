@@ -1,4 +1,4 @@
-"""Says at every interval that the server can judge, to whoever subscribed to it; silence says that it cannot."""
+"""Sends subscribers a heartbeat at every interval while the server can detect faults; silence means that it cannot."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from eagle_eye.server.store.store import SUBSCRIPTIONS, Change, Store
 
 
 class Heartbeat:
-    """``interval_s`` 0: there is none."""
+    """The heartbeat; ``interval_s`` 0 disables it."""
 
     def __init__(self, store: Store, doctor: Doctor, clock: Clock, interval_s: float, public_url: str) -> None:
         self._store = store
@@ -23,11 +23,11 @@ class Heartbeat:
         self._public_url = public_url
 
     async def run(self) -> None:
-        """Beat at every interval until cancelled."""
+        """Send a heartbeat at every interval until cancelled."""
         await repeat(lambda: asyncio.to_thread(self.beat), self._interval_s, "no heartbeat", wait_first=True)
 
     def beat(self) -> None:
-        """Commit one heartbeat, if the server can judge and somebody subscribed to it. Raises StoreUnavailable."""
+        """Commit one heartbeat, if the server is ready and any subscription wants it. Raises StoreUnavailable."""
         event = events.heartbeat(self._clock.now_s(), self._interval_s, self._public_url)
         subscriptions = self._store.all(SUBSCRIPTIONS)
         if any(known.active and wants(known, event) for known in subscriptions) and self._doctor.check().ready:

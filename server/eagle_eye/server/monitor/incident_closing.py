@@ -1,4 +1,4 @@
-"""Incidents that are over for good: what has recovered and not come back, what nobody judges any more."""
+"""Closes incidents for good: those that recovered and did not return, and those no longer evaluated."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ BATCH = 500  # incidents closed in one transaction
 
 
 def closed(store: Store, policy: PolicySettings, judged: Collection[str], now_s: float) -> Change:
-    """Return the change that closes them, the oldest first, at most ``BATCH``; ``judged`` are the jobs that still are.
+    """Return the change that closes them, the oldest first, at most ``BATCH``; ``judged`` are the jobs still evaluated.
 
-    One whose job has not been heard of for as long as the engine remembers jobs has not recovered for all we know: it
-    is closed all the same, and announced, since nothing will ever end it.
+    An incident whose job has not been heard of for as long as the engine remembers jobs is not known to have recovered:
+    it is closed anyway, and announced, since nothing else will ever end it.
     """
     found = list(_over(store.open_incidents(), policy, judged, now_s))[:BATCH]
     after = {incident.id: _ended(incident, now_s) for incident, _ in found}

@@ -1,4 +1,4 @@
-"""Open incidents, recent actions and running jobs one by one on ``/metrics``: what annotations and alerts point at.
+"""Open incidents, recent actions and running jobs on ``/metrics``, one series each, for annotations and alerts.
 
 Read from the records when scraped; every family has a bounded number of series.
 """
@@ -25,18 +25,18 @@ RecordT = TypeVar("RecordT")
 INCIDENTS_MAX = 200
 ACTIONS_MAX = 200
 JOBS_MAX = 1_000
-ACTION_SHOWN_S = 3600.0  # from when it was asked for: long enough for any scrape to see how it ended
+ACTION_SHOWN_S = 3600.0  # after the request: long enough for any scrape to see how it ended
 
 
 class IncidentCollector(Collector):
-    """What is open, what a rule of policy holds back, and what was kept from subscribers, read when scraped."""
+    """Open incidents, policy holds, and events kept from subscribers, read when scraped."""
 
     def __init__(self, known: Callable[[], list[Incident]], counts: Callable[[], IncidentCounts]) -> None:
         self._known = known
         self._counts = counts
 
     def collect(self) -> Iterator[Metric]:
-        """Yield the families; of the incidents none while the records cannot be read."""
+        """Yield the families; those of incidents only while the records can be read."""
         kept_back, escalations = self._counts()
         yield CounterMetricFamily(
             metric_name("incident_events_suppressed"),
@@ -106,14 +106,14 @@ class IncidentListCollector(Collector):
 
 
 class JobCollector(Collector):
-    """How each running job fares, the first JOBS_MAX by name."""
+    """The state of each running job, the first JOBS_MAX by name."""
 
     def __init__(self, courses: Callable[[], Iterable[JobProgress]], clock: Clock) -> None:
         self._courses = courses
         self._clock = clock
 
     def collect(self) -> Iterator[Metric]:
-        """Yield the families; a job whose steps nobody reports has no age of progress."""
+        """Yield the families; a job without reported steps has no age of progress."""
         nodes = _family("job_nodes", "Nodes that take part in a running job.", ("job",))
         gpus = _family("job_gpus", "GPUs that take part in a running job.", ("job",))
         age = _family("job_progress_age_seconds", "Time since a running job's last step was seen to finish.", ("job",))

@@ -1,4 +1,4 @@
-"""What follows from one judgement, as one change: records, events for subscribers, entries of the audit trail. Pure."""
+"""Converts one judgement into one change: records, events for subscribers, audit entries. Pure."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from eagle_eye.server.model.records import Action, AuditEntry, Evidence, Inciden
 from eagle_eye.server.store.store import Change
 
 _PARTS = tuple(part.name for part in fields(Change))
-WHO = "server"  # in the audit trail: what detection and policy did by themselves
+WHO = "server"  # in the audit trail: acts of detection and policy themselves
 SEEN_GRAIN_RATIO = 0.25  # of the time after which an incident is gone: how stale its seen_s on record may get
 _VERBS = {"would_act": "would ask", "awaiting": "ask for approval", "requested": "request", "expired": "expire"}
-# What may differ from the record without being worth a write: the verdict was seen once more, a little surer.
+# Fields that may differ from the record without being worth a write: the same verdict again, a little surer.
 _FLEETING = ("seen_s", "confidence", "slowdown_ratio", "summary", "evidence", "updated_s")
 
 
 class Announcement(NamedTuple):
-    """The change, how many events it kept back because they came too often, and how many escalations it has."""
+    """The change, how many events it held back because of their rate, and how many escalations it contains."""
 
     change: Change
     kept_back: int = 0
@@ -33,7 +33,7 @@ class Announcement(NamedTuple):
 
 
 def announcement(response: Response, book: Book, policy: PolicySettings, public_url: str, now_s: float) -> Announcement:
-    """Return what is to be written because of a response to a judgement, and whom it is told."""
+    """Return the change to write for a response to a judgement, with the events to send."""
     known = {incident.id: incident for incident in book.incidents}
     changed = {incident.id: incident for incident in response.incidents}
     changed |= {i.id: i for i in book.incidents if i.id not in changed and is_due(i, policy, now_s)}

@@ -1,4 +1,4 @@
-"""The nodes that were ever heard of, over restarts: read back, written down, forgotten. Touches: store."""
+"""The nodes ever heard of, across restarts: reads, records and forgets them. Touches: store."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from eagle_eye.server.model.records import AuditEntry, ForgottenNode, Incident, 
 from eagle_eye.server.store.store import FORGOTTEN_NODES, NODES, PAGE_LIMIT_MAX, Change, Store
 
 FORGOTTEN_AT_ONCE_MAX = 100_000  # named in one request
-FORGOTTEN_IN_ONE = 200  # transaction: other writers wait for no more
+FORGOTTEN_IN_ONE = 200  # per transaction: bounds how long other writers wait
 
 
 class Forgetting(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -43,14 +43,14 @@ class RetainedNode(NamedTuple):
 
 
 class Forgotten(NamedTuple):
-    """What became of a request to forget."""
+    """The result of a request to forget."""
 
     forgotten: list[str]
     kept: list[RetainedNode]
 
 
 class KnownNodes:
-    """Which nodes there are. ``fresh_s``: a node that was heard within it is not forgotten."""
+    """The known nodes. A node heard within ``fresh_s`` is not forgotten."""
 
     def __init__(self, store: Store, fleet: Fleet, clock: Clock, fresh_s: float) -> None:
         self._store = store
@@ -59,7 +59,7 @@ class KnownNodes:
         self._fresh_s = fresh_s
 
     def recover(self, history: History) -> dict[str, float]:
-        """Have the fleet know who was ever heard of, before the first new frame; return when which were forgotten."""
+        """Add the recorded nodes to the fleet, before the first new frame; return when nodes were forgotten."""
         forgotten_s = {one.node: one.forgotten_s for one in self._store.all(FORGOTTEN_NODES)}
         streams = history.streams()
         _retire(self._store, min((known.heard_s for known in streams), default=self._clock.now_s()))
@@ -79,7 +79,7 @@ class KnownNodes:
         return forgotten_s
 
     def write_down(self, names: Sequence[str]) -> None:
-        """Have a record of each node; those that have one keep it. Raises StoreUnavailable."""
+        """Record each node that has no record yet. Raises StoreUnavailable."""
 
         def nodes(store: Store) -> Change:
             now_s = self._clock.now_s()
@@ -100,7 +100,7 @@ class KnownNodes:
         self._store.update(nodes)
 
     def forget(self, who: str, asked: Forgetting) -> Forgotten:
-        """Delete the records of nodes, a few at a time; ``Fleet.forget`` them after it. Raises StoreUnavailable."""
+        """Delete the records of nodes, a few at a time; call ``Fleet.forget`` afterwards. Raises StoreUnavailable."""
         names = list(dict.fromkeys(asked.nodes)) or [node.node for node in self._store.all(NODES)]
         done = Forgotten([], [])
         for first in range(0, len(names), FORGOTTEN_IN_ONE):
@@ -170,6 +170,6 @@ def _accused(incidents: Sequence[Incident]) -> dict[str, str]:
 
 
 def _retire(store: Store, oldest_s: float) -> None:
-    """Delete what was kept of nodes that were forgotten before anything that the history still has."""
+    """Delete records of nodes forgotten before anything that the history still has."""
     while store.retire(FORGOTTEN_NODES, "forgotten_s", oldest_s, PAGE_LIMIT_MAX) == PAGE_LIMIT_MAX:
         pass

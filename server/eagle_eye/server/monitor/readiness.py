@@ -1,4 +1,4 @@
-"""Whether the server can judge. A blind server says so, and its heartbeat stops."""
+"""Readiness: whether the server can detect faults. A blind server reports it, and its heartbeat stops."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from eagle_eye.server.monitor.watcher import Outlook, Watcher
 from eagle_eye.server.store.store import Store
 from eagle_eye.server.telemetry.counters import Telemetry
 
-PROBE_S = 2.0  # an answer is good for this long: whoever asks every millisecond must not wear out the disk
+PROBE_S = 2.0  # an answer is cached for this long, so that frequent requests do not wear out the disk
 LOOP_TICKS = 10.0  # ticks of silence after which the detection loop counts as stuck
 LOOP_FLOOR_S = 10.0
 
 
 class Readiness(NamedTuple):
-    """``checks`` maps storage, detection and agents to "ok" or to what is wrong; all must be ok to be ready.
+    """``checks`` maps storage, detection and agents to "ok" or to the problem; ready means that all are ok.
 
-    Where schedulers are asked about jobs, ``job_sources`` is one more: without them nobody can tell a fault from an
-    end.
+    Where schedulers are queried for jobs, ``job_sources`` is another check: without them a fault cannot be
+    distinguished from a job's end.
 
-    ``blind`` names detectors that could judge nothing, with the reason; a site may lack what one of them needs,
-    so they alone do not make the server unready. ``notes`` is what people have to look after before it does harm.
+    ``blind`` names detectors that could evaluate nothing, with the reason; a site may lack what one of them needs, so
+    they alone do not make the server unready. ``notes`` are matters that people should fix before they do harm.
     """
 
     ready: bool
@@ -37,7 +37,7 @@ class Readiness(NamedTuple):
 
 
 class Doctor:
-    """Judges the judge. ``check`` may be called from any thread. A note that is "" is not shown."""
+    """Checks the server's own health. ``check`` may be called from any thread. Notes that are "" are not shown."""
 
     def __init__(
         self,
@@ -69,7 +69,7 @@ class Doctor:
         self._lock = threading.Lock()
 
     def check(self) -> Readiness:
-        """Return whether the server can judge at the moment, and what is missing."""
+        """Return whether the server is ready, and what is missing."""
         checks = {"storage": self._check_storage(), "detection": self._check_loop(), "agents": self._check_agents()}
         schedulers = self._job_sources()
         if schedulers is not None:

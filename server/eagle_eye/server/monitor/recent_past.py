@@ -1,4 +1,4 @@
-"""The recent past at a start: what was received within detection's window, read back. Touches: history, fleet."""
+"""Replays the recent past at start: reads back what was received within detection's window. Touches: history, fleet."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from eagle_eye.server.ingest.outlines import KnownOutline, Outlines
 from eagle_eye.server.ingest.remote_write.keeper import is_ours, judged
 from eagle_eye.server.model.node_clocks import corrected
 
-ROWS_AT_ONCE = 2_048  # shown to the engine together: a large fleet's past has hundreds of thousands
+ROWS_AT_ONCE = 2_048  # passed to the engine together: a large fleet's past has hundreds of thousands
 
 
 def recent_past(
@@ -24,9 +24,9 @@ def recent_past(
     since_s: float,
     frames_max: int,
 ) -> Iterator[tuple[Frame, float] | RowGroup]:
-    """Yield rows and the (corrected frame, received_s) since a moment, in order of receipt; the fleet hears each.
+    """Yield rows and (corrected frame, received_s) received since ``since_s``, in order; records each in the fleet.
 
-    Nothing of a node up to when it was forgotten; ``outlines`` has those of the rows afterwards.
+    Leaves out what nodes sent before they were forgotten. ``outlines`` has those of the rows afterwards.
     """
     rows: list[Row] = []
     for one in history.replay(since_s, frames_max):
@@ -42,7 +42,7 @@ def recent_past(
             continue
         frame = one.frame if isinstance(one, Recorded) else _frame(known, one)
         if frame is not None and one.received_s > forgotten_s.get(frame.node, 0.0):
-            yield from groups_of(rows)  # what its node said before comes before it
+            yield from groups_of(rows)  # keeps the node's earlier rows before it
             rows = []
             fleet.heard(frame, one.received_s, vouched=not is_ours(frame))
             yield judged(corrected(frame, one.offset_s, one.received_s)), one.received_s
@@ -50,7 +50,7 @@ def recent_past(
 
 
 def _row(known: KnownOutline, one: RecordedRow) -> Row | None:
-    """Return the row by the server's clock; None: it is read alone, as a frame."""
+    """Return the row by the server's clock; None if it must be read alone, as a frame."""
     outlined = known.outlined
     if outlined.layout is None or len(one.raw) != ROW_HEAD.size + outlined.size:
         return None
@@ -58,7 +58,7 @@ def _row(known: KnownOutline, one: RecordedRow) -> Row | None:
 
 
 def _frame(known: KnownOutline | None, one: RecordedRow) -> Frame | None:
-    """Return the frame that the row stands for; None: it cannot be read (any more)."""
+    """Return the frame that the row represents; None if it cannot be read."""
     try:
         return None if known is None else read_row(known.outlined.outline, one.raw).frame
     except BadFrame:

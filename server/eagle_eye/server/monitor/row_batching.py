@@ -1,6 +1,6 @@
-"""What waits to be shown to the engine: rows that many nodes send of one moment are placed together, later.
+"""Queues input for the engine: rows that many nodes send at about the same time are applied together, later.
 
-While the detection loop looks at jobs, everything waits: what it judges does not change under its eyes.
+While the detection loop evaluates jobs, all input waits, so that the data does not change during evaluation.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from eagle_eye.server.engine.engine import Engine
 from eagle_eye.server.engine.outlined import RowGroup
 
 WAITING_MAX = 65_536  # rows
-GATHERS = "evidence"  # the collector by which an agent says that it may be asked to gather
+GATHERS = "evidence"  # the collector by which an agent reports that it can gather evidence
 
 
 class Intake:
-    """Durable frames and rows on their way to the engine, in the order in which they came.
+    """Durable frames and rows waiting for the engine, in the order of their arrival.
 
     ``gatherers`` are the nodes whose agents gather evidence, and when each was last heard.
     """
@@ -35,7 +35,7 @@ class Intake:
         self.observe_in_turn(functools.partial(self._show, frame, received_s))
 
     def observe_in_turn(self, show: Callable[[], None]) -> None:
-        """Show the engine something once it has seen what came before."""
+        """Call ``show`` once the engine has everything that arrived before."""
         self._waiting.append(show)
         self.take_in()
 
@@ -47,13 +47,13 @@ class Intake:
             self.take_in()
 
     def take_in(self) -> None:
-        """Show the engine what waits; nothing while it is held."""
+        """Pass what waits to the engine; does nothing while held."""
         if not self._held:
             for _ in self.taking_in():
                 pass
 
     def taking_in(self) -> Iterator[None]:
-        """Show the engine what waits, a part before each time this yields; what an error leaves waits on."""
+        """Pass what waits to the engine, in parts with a yield after each; after an error the rest keeps waiting."""
         waiting, self._waiting = deque(self._waiting), []
         self._rows = 0
         together: list[RowGroup] = []
@@ -74,11 +74,11 @@ class Intake:
             self._rows += sum(len(one.outlined) for one in waiting if isinstance(one, RowGroup))
 
     def hold(self) -> None:
-        """Have what comes wait until ``release``."""
+        """Keep input waiting until ``release``."""
         self._held = True
 
     def release(self) -> None:
-        """Have what comes be shown again."""
+        """Let input pass again."""
         self._held = False
 
     def _show(self, frame: Frame, received_s: float) -> None:

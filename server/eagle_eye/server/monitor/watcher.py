@@ -1,4 +1,4 @@
-"""What the server asks of the detection loop."""
+"""The interface of the detection loop for the rest of the server."""
 
 from __future__ import annotations
 
@@ -35,20 +35,20 @@ class Latest(NamedTuple):
 
 
 class Progress(NamedTuple):
-    """How far a job has come; None: not observed."""
+    """A job's progress; None means not observed."""
 
     step: float | None
     progressed_s: float | None  # when its last step was seen to finish
-    step_s: float | None  # what a step typically takes
+    step_s: float | None  # typical duration of a step
     checkpoints: Checkpoints = NOTHING_REPORTED
 
 
 class JobProgress(NamedTuple):
-    """How far the latest attempt of a job has come, and who takes part; None: not observed.
+    """The progress of a job's latest attempt, and who takes part; None means not observed.
 
-    ``state`` is the scheduler's word, "running" where nobody ``declared`` the job. ``gpus`` counts device rows, of
-    ranks where those are known. ``heard`` of the nodes were heard lately; ``metrics`` are those that any of them sent
-    in this attempt. ``restart_owner`` is who restarts it, ``owner`` the user whose job it is, "" where nobody said.
+    ``state`` is the scheduler's, or "running" for jobs that were not ``declared``. ``gpus`` counts device rows, or
+    those of ranks where these are known. ``heard`` of the nodes were heard recently; ``metrics`` are those that any of
+    them sent in this attempt. ``restart_owner`` is who restarts it; ``owner`` is the job's user, "" if unknown.
     """
 
     job: str
@@ -70,41 +70,41 @@ class JobProgress(NamedTuple):
 
 
 class IncidentCounts(NamedTuple):
-    """What the loop did about incidents since the start: events kept back because they came too often, escalations."""
+    """Counts since the start: incident events held back because of their rate, and escalations."""
 
     events_kept_back: int
     escalations: int
 
 
 class Watcher(Protocol):
-    """The detection loop: fed with frames and the schedulers' words, it judges on its own and writes to the store.
+    """The detection loop: fed with frames and schedulers' reports, it evaluates jobs and writes to the store.
 
-    Every method but ``ticked_s`` is called on the event loop only (``recover`` before anything else runs), so
-    that it needs no locks; each must return at once.
+    Every method but ``ticked_s`` is called on the event loop only (``recover`` before anything else runs), so that it
+    needs no locks; each must return at once.
     """
 
     def observe(self, frame: Frame, received_s: float, offset_s: float) -> None:
-        """Take a durable frame. Its times are corrected already, by ``offset_s``."""
+        """Take a durable frame. Its times are already corrected by ``offset_s``."""
         ...
 
     def observe_rows(self, groups: Sequence[RowGroup]) -> None:
-        """Take durable rows of numbers, their times corrected already."""
+        """Take durable rows of numbers, with corrected times."""
         ...
 
     def observe_job(self, job: Job) -> None:
-        """Take what a job's scheduler or launcher said."""
+        """Take a job's state as its scheduler or launcher reported it."""
         ...
 
     def observe_scheduler(self, word: SchedulerReports) -> None:
-        """Take when a scheduler was heard, and of which jobs."""
+        """Take which jobs a scheduler reported, and when."""
         ...
 
     def call_schedulers(self, ask: Callable[[], None]) -> None:
-        """Call ``ask`` whenever a fault waits for a scheduler's word."""
+        """Call ``ask`` whenever a fault needs a scheduler's report."""
         ...
 
     def count_fleet(self, count: Callable[[], int]) -> None:
-        """Have policy ask ``count`` for the size of the fleet."""
+        """Have policy call ``count`` for the size of the fleet."""
         ...
 
     def recover(self, past: Iterable[tuple[Frame, float] | RowGroup]) -> None:
@@ -112,20 +112,20 @@ class Watcher(Protocol):
         ...
 
     def use_model(self, model: LearnedModel | str) -> None:
-        """Judge by this model of healthy nodes from now on; a text says why there is none."""
+        """Use this model of healthy nodes from now on; a text gives the reason why there is none."""
         ...
 
     def use_policy(self, policy: PolicySettings) -> None:
-        """Decide by these settings from the next tick on."""
+        """Use these policy settings from the next tick on."""
         ...
 
     async def run(self) -> None:
-        """Judge every tick until cancelled."""
+        """Evaluate all jobs every tick until cancelled."""
         ...
 
     @property
     def tick_seconds(self) -> Latencies:
-        """How long the looks at all jobs took."""
+        """Durations of the passes over all jobs."""
         ...
 
     def ticked_s(self) -> float | None:
@@ -137,36 +137,36 @@ class Watcher(Protocol):
         ...
 
     def blind(self) -> dict[str, str]:
-        """Return the detectors that could judge nothing in the last tick, each with its reason."""
+        """Return the detectors that could evaluate nothing in the last tick, each with its reason."""
         ...
 
     def drops(self) -> dict[str, int]:
-        """Return how much was left out of what detectors see, by reason, of jobs in memory."""
+        """Return how much was left out of the windows of jobs in memory, by reason."""
         ...
 
     def incident_counts(self) -> IncidentCounts:
-        """Return what was done about incidents since the start."""
+        """Return the counts of incident events since the start."""
         ...
 
     def progress(self, job: str) -> Progress | None:
-        """Return how far the job has come, or None for a job that no agent speaks of."""
+        """Return the job's progress, or None for a job that no agent reports."""
         ...
 
     def courses(self) -> list[JobProgress]:
-        """Return how far each job has come that was judged in the last tick."""
+        """Return the progress of each job evaluated in the last tick."""
         ...
 
     def explain(self, incident: Incident) -> Weighing | None:
-        """Return what policy says of the incident by now, or None when its attempt is not judged any more."""
+        """Return policy's current assessment of the incident, or None when its attempt is no longer evaluated."""
         ...
 
     def policy(self) -> PolicySettings:
-        """Return policy's settings that are in force."""
+        """Return the current policy settings."""
         ...
 
 
 class Outlook:
-    """What the API and the metrics may ask of a Watcher, from any thread: the question is put on the event loop."""
+    """Thread-safe queries of a Watcher for the API and the metrics: each query runs on the event loop."""
 
     def __init__(self, watcher: Watcher) -> None:
         self._watcher = watcher
@@ -174,7 +174,7 @@ class Outlook:
         self._thread: int | None = None
 
     def attach(self) -> None:
-        """Bind to the running loop; before this, questions are answered in the thread that asks."""
+        """Bind to the running loop; before this, queries run in the calling thread."""
         self._loop = asyncio.get_running_loop()
         self._thread = threading.get_ident()
 
@@ -188,31 +188,31 @@ class Outlook:
         return found[:series_max], len(found) > series_max
 
     def blind(self) -> dict[str, str]:
-        """Return the detectors that could judge nothing in the last tick, each with its reason."""
+        """Return the detectors that could evaluate nothing in the last tick, each with its reason."""
         return self._ask(self._watcher.blind)
 
     def drops(self) -> dict[str, int]:
-        """Return how much was left out of what detectors see, by reason, of jobs in memory."""
+        """Return how much was left out of the windows of jobs in memory, by reason."""
         return self._ask(self._watcher.drops)
 
     def incident_counts(self) -> IncidentCounts:
-        """Return what was done about incidents since the start."""
+        """Return the counts of incident events since the start."""
         return self._ask(self._watcher.incident_counts)
 
     def courses(self) -> list[JobProgress]:
-        """Return how far each job has come that was judged in the last tick."""
+        """Return the progress of each job evaluated in the last tick."""
         return self._ask(self._watcher.courses)
 
     def progress(self, job: str) -> Progress | None:
-        """Return how far the job has come, or None for a job that no agent speaks of."""
+        """Return the job's progress, or None for a job that no agent reports."""
         return self._ask(lambda: self._watcher.progress(job))
 
     def explain(self, incident: Incident) -> Weighing | None:
-        """Return what policy says of the incident by now, or None when its attempt is not judged any more."""
+        """Return policy's current assessment of the incident, or None when its attempt is no longer evaluated."""
         return self._ask(lambda: self._watcher.explain(incident))
 
     def policy(self) -> PolicySettings:
-        """Return policy's settings that are in force."""
+        """Return the current policy settings."""
         return self._ask(self._watcher.policy)
 
     def _ask(self, question: Callable[[], ResultT]) -> ResultT:
@@ -224,7 +224,7 @@ class Outlook:
         def run() -> None:
             try:
                 answer.set_result(question())
-            except Exception as error:  # noqa: BLE001 - it is raised again where it was asked
+            except Exception as error:  # noqa: BLE001 - raised again in the calling thread
                 answer.set_exception(error)
 
         loop.call_soon_threadsafe(run)

@@ -1,4 +1,4 @@
-"""What is asked of agents: bundles of evidence, node checks, and what idle nodes show by themselves.
+"""Requests to agents (evidence bundles, node checks), and faults found on idle nodes.
 
-In: incidents and requests of people. Out: requests in the answers to frames, and records of what came of them.
+In: incidents and people's requests. Out: requests in the answers to frames, and records of their results.
 """

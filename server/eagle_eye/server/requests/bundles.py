@@ -1,6 +1,6 @@
-"""The bundles of evidence on disk: files that agents made, kept as they came and never opened. Touches: one folder.
+"""Evidence bundles on disk: files from agents, stored as received and never opened. Touches: one folder.
 
-A file is named by its request's id, which is the server's own; nothing that an agent says becomes part of a path.
+A file is named by its request's id, which the server chose; no input from an agent becomes part of a path.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ PARTIAL = ".part"
 
 
 class NotGzip(ValueError):
-    """A body that is no bundle."""
+    """The body is not a gzip file."""
 
 
 class StoredBundle(NamedTuple):
-    """A bundle that is on disk."""
+    """A bundle on disk."""
 
     bytes: int
     sha256: str
 
 
 class Incoming:
-    """A bundle that arrives. It is kept once ``finish`` returns, and gone when ``discard`` is called before that."""
+    """A bundle being received. It is kept once ``finish`` returns, and deleted by ``discard`` before that."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -41,13 +41,13 @@ class Incoming:
         self._bytes = 0
 
     def write(self, chunk: bytes) -> None:
-        """Take the next part. Raises OSError."""
+        """Append a part. Raises OSError."""
         self._head += chunk[: len(GZIP_MAGIC) - len(self._head)]
         self._hash.update(chunk)
         self._bytes += self._file.write(chunk)
 
     def finish(self) -> StoredBundle:
-        """Return what is on disk now, under its name. Raises OSError, NotGzip."""
+        """Move the bundle to its final name and return it. Raises OSError, NotGzip."""
         if self._head != GZIP_MAGIC:
             raise NotGzip("the body is no gzip file")
         self._file.flush()
@@ -57,19 +57,19 @@ class Incoming:
         return StoredBundle(self._bytes, self._hash.hexdigest())
 
     def discard(self) -> None:
-        """Remove what is not finished; nothing happens after ``finish``."""
+        """Delete an unfinished bundle; does nothing after ``finish``."""
         self._file.close()
         self._partial.unlink(missing_ok=True)
 
 
 class Bundles:
-    """The folder; it is made when the first bundle comes."""
+    """The bundle folder, created with the first bundle."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
     def begin(self, id_: str) -> Incoming:
-        """Return a place for the bundle of this id. Raises OSError."""
+        """Start receiving the bundle of this id. Raises OSError."""
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         free = shutil.disk_usage(self._folder).free
         if free < FREE_BYTES_MIN:
@@ -77,14 +77,14 @@ class Bundles:
         return Incoming(self.path(id_))
 
     def path(self, id_: str) -> Path:
-        """Return where the bundle of this id lies, or would."""
+        """Return the path of this id's bundle, whether or not it exists."""
         return self._folder / f"{id_}.tar.gz"
 
     def delete(self, id_: str) -> None:
-        """Remove the bundle, if it is there. Raises OSError."""
+        """Delete the bundle, if it exists. Raises OSError."""
         self.path(id_).unlink(missing_ok=True)
 
     def sweep_partial(self) -> None:
-        """Remove what an earlier server had begun to take in."""
+        """Delete partial bundles of an earlier run."""
         for path in self._folder.glob(f"*{PARTIAL}"):
             path.unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""Requests for evidence: handed to agents with their acknowledgements, and ended. Touches: the store, the bundles."""
+"""Evidence requests: passed to agents with their acknowledgements, and ended. Touches: the store, the bundles."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from eagle_eye.server.requests.bundles import Bundles, Incoming
 from eagle_eye.server.store.periodic import repeat
 from eagle_eye.server.store.store import EVIDENCE, PAGE_LIMIT_MAX, Change, Store
 
-READ_EVERY_S = 0.2  # how old the list of open requests may be, when records have changed since
+READ_EVERY_S = 0.2  # maximum age of the list of open requests when records have changed
 REQUESTS_PER_ANSWER_MAX = 4  # to one node; the next answer has the others
 SWEEP_S = 30.0
 DETAIL_CHARS_MAX = 1_000
 
-# What an agent may still answer: one that was late is welcome, one that was answered is not answered anew.
+# States that an agent may still answer: late answers are accepted, second ones are not.
 OPEN_STATES: tuple[EvidenceState, ...] = ("asked", "expired")
 
 _log = logging.getLogger(__name__)
 
 
 class EvidenceRequests:
-    """What agents are to be asked, and what became of it. The store is the memory; open requests are kept at hand."""
+    """Open evidence requests and their results. The store is the source of truth; open requests are cached."""
 
     def __init__(self, store: Store, bundles: Bundles, settings: EvidenceSettings, clock: Clock) -> None:
         self.bundles = bundles
@@ -45,15 +45,15 @@ class EvidenceRequests:
         store.listen(self._changed.set)
 
     def asks_anybody(self) -> bool:
-        """Return whether any node's agent may be asked something now."""
+        """Return whether there are open requests for any node."""
         if self._changed.is_set() and self._clock.monotonic_s() - self._read_s >= READ_EVERY_S:
             self._read()
         return bool(self._by_node)
 
     def asked_of(self, node: str) -> list[dict[str, Any]]:
-        """Return what the node's agent is to be asked now, as the answer to its frames says it; called for each answer.
+        """Return the requests to include in the answer to the node's frames; called for each answer.
 
-        A request is repeated until its bundle is here or its time is over: an answer may be lost.
+        A request is repeated until its bundle has arrived or it has expired, as an answer may be lost.
         """
         if not self.asks_anybody():
             return []
@@ -65,7 +65,7 @@ class EvidenceRequests:
         return [self._request(evidence) for evidence in asked[:REQUESTS_PER_ANSWER_MAX]]
 
     def _request(self, evidence: Evidence) -> dict[str, Any]:
-        """Return the request as an agent gets it: an element of ``requests`` in the answer to its frames."""
+        """Return the request as the agent gets it: an element of ``requests`` in the answer to its frames."""
         return {
             "id": evidence.id,
             "kind": evidence.kind,
@@ -76,11 +76,11 @@ class EvidenceRequests:
         }
 
     def received(self, id_: str, incoming: Incoming) -> Evidence:
-        """Keep a bundle that has arrived, unless there is an answer already; return the record.
+        """Store a bundle that has arrived, unless there is an answer already; return the record.
 
         Raises StoreUnavailable, Refusal 404, OSError, NotGzip.
         """
-        with self._lock:  # of two that arrive at once the first stays, and the record is that one's
+        with self._lock:  # of two that arrive at once the first is kept and recorded
             record = self._store.get(EVIDENCE, id_)
             if record is not None and record.state not in OPEN_STATES:
                 return record
@@ -88,7 +88,7 @@ class EvidenceRequests:
             return self._end(id_, "received", bytes=kept.bytes, sha256=kept.sha256, detail="")
 
     def failed(self, id_: str, detail: str) -> Evidence:
-        """Write down that there will be none; return the record. Raises StoreUnavailable, Refusal 404."""
+        """Record that there will be no bundle; return the record. Raises StoreUnavailable, Refusal 404."""
         with self._lock:
             return self._end(id_, "failed", detail=detail[:DETAIL_CHARS_MAX])
 
@@ -98,11 +98,11 @@ class EvidenceRequests:
         await repeat(lambda: asyncio.to_thread(self.sweep), SWEEP_S, "evidence is not swept")
 
     def sweep(self) -> None:
-        """End what nobody answered in time; delete the oldest bundles beyond the limits. Raises StoreUnavailable.
+        """Expire unanswered requests; delete the oldest bundles beyond the limits. Raises StoreUnavailable.
 
-        A bundle that cannot be deleted stays on record, and is tried again at the next sweep.
+        A bundle that cannot be deleted stays on record, and is retried at the next sweep.
         """
-        with self._lock:  # an answer that comes meanwhile finds its request as this leaves it
+        with self._lock:  # answers that arrive meanwhile wait until this is done
             self._sweep()
 
     def _sweep(self) -> None:
@@ -112,7 +112,7 @@ class EvidenceRequests:
             for evidence in self._of_state("asked")
             if now_s >= evidence.expires_s
         )
-        for evidence in expired:  # one that came just before the server was killed
+        for evidence in expired:  # a bundle may have arrived just before the server was killed
             self._delete(evidence.id)
         deleted = tuple(
             replace(evidence, state="deleted", updated_s=now_s, detail=why)
@@ -123,7 +123,7 @@ class EvidenceRequests:
             self._store.commit(Change(evidence=(*expired, *deleted)))
 
     def _delete(self, id_: str) -> bool:
-        """Delete a bundle, if it is there; return whether it is gone."""
+        """Delete a bundle, if it exists; return whether it is gone."""
         try:
             self.bundles.delete(id_)
         except OSError as error:
@@ -175,6 +175,6 @@ class EvidenceRequests:
             for evidence in self._store.page(EVIDENCE, {"state": "asked"}, limit=PAGE_LIMIT_MAX).items:
                 by_node.setdefault(evidence.node, []).append(evidence)
         except StoreUnavailable:
-            self._changed.set()  # frames are acknowledged all the same
+            self._changed.set()  # frames are acknowledged anyway
             return
         self._by_node = by_node

@@ -1,4 +1,4 @@
-"""A job's flight-recorder dumps as recordings: the files of a folder, each one's fields checked one by one."""
+"""Reads a job's flight-recorder dumps from a folder, validating each field."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ from eagle_eye.schema.flight_recorder import (
 __all__ = ["BadDump", "Folder", "decode", "rank_in_name", "read_dump", "read_folder"]
 
 FILES_MAX = 200_000
-RANKS_MAX = 1 << 20  # of one group
-SHAPES_MAX = 64  # tensors of one operation, and dimensions of one tensor, that are kept
+RANKS_MAX = 1 << 20  # per group
+SHAPES_MAX = 64  # tensors kept per operation, and dimensions per tensor
 
 _RANK_IN_NAME = re.compile(r"(\d{1,9})(\.(?:pkl|pickle|pt|bin|json|dump|trace))?$", re.IGNORECASE)
 
 
 @dataclass(slots=True)
 class Folder:
-    """The dumps of a folder; ``unreadable`` says what is wrong with bad files, ``skipped`` are other files."""
+    """The dumps of a folder; ``unreadable`` has the errors of bad files, ``skipped`` are other files."""
 
     recordings: list[Recording] = field(default_factory=list)
     unreadable: list[str] = field(default_factory=list)
@@ -44,7 +44,7 @@ class Folder:
 
 
 def read_folder(folder: Path) -> Folder:
-    """Return what the folder's files say; a bad file costs its rank only. Raises BadDump when none can be read."""
+    """Return the folder's dumps; a bad file loses only its rank. Raises BadDump when none can be read."""
     found, groups = Folder(), _Groups()
     path_of: dict[int, Path] = {}
     try:
@@ -79,7 +79,7 @@ def read_dump(path: Path) -> Recording:
 
 
 def rank_in_name(path: Path) -> int | None:
-    """Return the rank that a file's name ends with, as in nccl_trace_rank_12 or rank_3.json."""
+    """Return the rank at the end of a file's name, as in nccl_trace_rank_12 or rank_3.json."""
     match = _RANK_IN_NAME.search(path.name)
     return int(match[1]) if match else None
 
@@ -100,7 +100,7 @@ def _recording(path: Path, groups: _Groups) -> Recording:
 
 
 class _Groups:
-    """Groups as they were read, each once: every rank of a large job spells the same thousands of ranks out."""
+    """Interned groups: every rank of a large job lists the same thousands of ranks."""
 
     def __init__(self) -> None:
         self._known: dict[tuple[str, str, str], Group] = {}
@@ -119,7 +119,7 @@ class _Groups:
 
 
 class _Reader:
-    """One dump's plain containers as a Recording."""
+    """Converts one dump's plain containers to a Recording."""
 
     def __init__(self, plain: Any, groups: _Groups) -> None:
         self._dump = dump_of(plain)
@@ -156,7 +156,7 @@ class _Reader:
             state=text_of(entry.get("state", "")),
             point_to_point=exchange,
         )
-        if operation.state == COMPLETED:  # of thousands of these only the number counts
+        if operation.state == COMPLETED:  # there are thousands of these, and only their number matters
             return operation
         return replace(
             operation,
@@ -173,7 +173,7 @@ class _Reader:
         return self._by_name.get(name) or self._groups.get(name, description, "")
 
     def _enqueued(self) -> dict[Group, int]:
-        """Return what the groups claim to have enqueued."""
+        """Return the operations that the groups claim to have enqueued."""
         return {
             self._by_name[name]: integer_of("last_enqueued_collective", status["last_enqueued_collective"])
             for name, status in status_of(self._dump, self._by_name, self._name_of_id).items()

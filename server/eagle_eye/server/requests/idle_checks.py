@@ -1,6 +1,6 @@
-"""Asks idle nodes to look for silent corruption between jobs, within the site's budget. Writes the store.
+"""Requests checks for silent data corruption on idle nodes, within the site's budget. Writes the store.
 
-Beside the detection loop, as the accounts: the event loop only hands over what it has.
+Like the accounts, it runs beside the detection loop, which only hands over its data.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ REASON = "it has no job (idle_checks)"
 
 
 class IdleChecks:
-    """Nothing is asked while the settings give no time for it. The store is the memory of what was asked."""
+    """Does nothing while the settings allow no time for it. The store remembers past requests."""
 
     def __init__(
         self,
@@ -36,7 +36,7 @@ class IdleChecks:
         policy: Callable[[], PolicySettings],
         courses: Callable[[], Iterable[JobProgress]],
     ) -> None:
-        """``policy()`` returns the settings in force; ``courses()`` the jobs that are watched, on the event loop."""
+        """Create it; ``policy()`` returns the current settings, ``courses()`` the watched jobs, on the event loop."""
         self._store = store
         self._clock = clock
         self._fleet = fleet
@@ -57,7 +57,7 @@ class IdleChecks:
         await asyncio.to_thread(self.look, busy)
 
     def look(self, busy: Iterable[str]) -> list[str]:
-        """Ask those idle nodes whose turn it is; return them. ``busy`` are the nodes of jobs that are not over.
+        """Request checks of idle nodes that are due; return them. ``busy`` are the nodes of jobs that are not over.
 
         Raises StoreUnavailable.
         """
@@ -69,7 +69,7 @@ class IdleChecks:
         return [node for node in turns if self._ask(node, now_s)]
 
     def _idle(self, busy: frozenset[str], now_s: float) -> list[str]:
-        """Return the nodes in service that work for nobody, by agents, launchers and schedulers, and can be asked."""
+        """Return the in-service nodes without a job (by agents, launchers and schedulers) whose agents can be asked."""
         suspects = {one.node for one in self._store.open_incidents() if one.job == NO_JOB}
         windows = self._policy().maintenance
         return [
@@ -88,7 +88,7 @@ class IdleChecks:
         return offer_of(self._fleet, node.node, now_s).state == "ready"
 
     def _read(self, now_s: float) -> list[RequestedCheck]:
-        """Return what was asked in the last week and is over; what is open still is kept apart."""
+        """Return last week's finished requests; open ones are kept separately."""
         over = self._over
         if over is None:
             over = []
@@ -122,7 +122,7 @@ class IdleChecks:
                 return
 
     def _ask(self, node: str, now_s: float) -> bool:
-        """Ask the node, unless somebody has taken it out, or looks at it, meanwhile; return whether it was asked."""
+        """Request a check of the node, unless it is out or being checked already; return whether one was requested."""
         made: list[NodeCheck] = []
 
         def change(store: Store) -> Change:

@@ -1,4 +1,4 @@
-"""Incidents of nodes without a job: made, kept up and ended beside the detection loop, by the same rules."""
+"""Opens, updates and ends incidents of nodes without a job, by the same rules as the detection loop but outside it."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from eagle_eye.server.store.store import Change
 def claimed(
     known: Sequence[Incident], verdict: Verdict, policy: PolicySettings, public_url: str, now_s: float
 ) -> Change:
-    """Return the change that makes an incident of the claim, or adds it to one of ``known``, and tells of it."""
+    """Return the change that opens an incident for the claim, or adds it to one of ``known``, with its events."""
     return _folded(known, (verdict,), policy, public_url, now_s)
 
 
 def over(incident: Incident, policy: PolicySettings, public_url: str, now_s: float) -> Change:
-    """Return the change that ends an incident of which it is known that it is over, and tells of it."""
+    """Return the change that ends an incident known to be over, with its events."""
     return _folded([replace(incident, seen_s=0.0)], (), policy, public_url, now_s)
 
 

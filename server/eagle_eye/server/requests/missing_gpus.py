@@ -1,6 +1,6 @@
-"""Nodes that show fewer GPUs or NVLinks than they had, or than their like: found without any event, by inventory.
+"""Detects nodes with fewer GPUs or NVLinks than before, or than similar nodes, from the inventory alone.
 
-Touches: the store. Beside the detection loop, as the accounts.
+Touches: the store. Like the accounts, it runs beside the detection loop.
 """
 
 from __future__ import annotations
@@ -24,29 +24,29 @@ from eagle_eye.server.requests.idle_incidents import claimed, over
 from eagle_eye.server.store.periodic import repeat
 from eagle_eye.server.store.store import GPUS, INCIDENTS, NODES, Change, Store
 
-LOOK_S = 300.0  # of 100,000 GPUs a look takes a third of a second
-SETTLED_S = 300.0  # so long it must have been so: a driver that has just been loaded opens GPU after GPU
-HEARD_S = 60.0  # an agent that was silent for longer may show fewer GPUs, and more again, unseen
+LOOK_S = 300.0  # for 100,000 GPUs a pass takes a third of a second
+SETTLED_S = 300.0  # how long it must persist: a driver that was just loaded opens one GPU after another
+HEARD_S = 60.0  # an agent silent for longer may have shown fewer GPUs and more again, unseen
 COLLECTOR = "nvml"
 LIKE_MIN = 4  # nodes with the same model...
-LIKE_RATIO = 0.75  # ...of which so many show as many GPUs: then fewer are worth a word
-EARLIER_MAX = 50  # newest incidents of a node that are looked at
+LIKE_RATIO = 0.75  # ...of which this share must have equally many GPUs: then fewer are worth reporting
+EARLIER_MAX = 50  # newest incidents of a node that are examined
 
 
 class _Claim(NamedTuple):
-    """What stands against a node; ``marks`` is what its evidence says, by which it is known again."""
+    """A fault claimed of a node; ``marks`` is the content of its evidence, by which it is recognized."""
 
     verdict: Verdict
     marks: frozenset[object]
 
 
 class MissingGpus:
-    """Every look compares what nodes tell of with what they told before; incidents are the only memory."""
+    """Compares nodes' current reports with their earlier ones at every pass; incidents are its only memory."""
 
     def __init__(
         self, store: Store, clock: Clock, fleet: Fleet, policy: Callable[[], PolicySettings], public_url: str
     ) -> None:
-        """``policy()`` returns the settings that are in force."""
+        """Create it; ``policy()`` returns the current settings."""
         self._store = store
         self._clock = clock
         self._fleet = fleet
@@ -59,7 +59,7 @@ class MissingGpus:
         await repeat(lambda: asyncio.to_thread(self.look), LOOK_S, "missing GPUs are not looked for", wait_first=True)
 
     def look(self) -> None:
-        """Open incidents of nodes that lack GPUs, end those whose GPUs are back. Raises StoreUnavailable."""
+        """Open incidents of nodes that lack GPUs; end those whose GPUs are back. Raises StoreUnavailable."""
         now_s = self._clock.now_s()
         stocks = _stocks(self._store.all(GPUS))
         claims = _claims(stocks)
@@ -76,14 +76,14 @@ class MissingGpus:
                     self._store.update(functools.partial(self._ended, id_=incident.id, now_s=now_s))
 
     def _is_seen(self, node: str, now_s: float) -> bool:
-        """Whether the node's agent is there, and all that its driver answers."""
+        """Return whether the node's agent is alive and its driver answers in full."""
         heard = self._fleet.last(node)
         if heard is None or heard.farewell or now_s - heard.received_s > max(HEARD_S, 3.0 * heard.interval_s):
             return False
         return heard.collectors.get(COLLECTOR) == "ok"
 
     def _opened(self, store: Store, claim: _Claim, now_s: float) -> Change:
-        """Return the incident; none for a node that is out, nor for what is known or was accepted by a person."""
+        """Return the incident to open; none for a node that is out, nor for what is known or a person accepted."""
         (name,) = claim.verdict.nodes
         node = store.get(NODES, name)
         if node is None or node.state != "in_service":
@@ -113,7 +113,7 @@ def _is_ours(incident: Incident) -> bool:
 
 
 def _stocks(gpus: Iterable[Gpu]) -> dict[str, Stock]:
-    """Return what each node has, of those of which that is known as a whole."""
+    """Return each node's inventory, for nodes whose inventory is complete."""
     by_node: dict[str, list[Gpu]] = collections.defaultdict(list)
     for gpu in gpus:
         by_node[gpu.node].append(gpu)
@@ -122,7 +122,7 @@ def _stocks(gpus: Iterable[Gpu]) -> dict[str, Stock]:
 
 
 def _claims(stocks: Mapping[str, Stock]) -> dict[str, _Claim]:
-    """Return what stands against nodes: what they had goes before what others have."""
+    """Return the claims against nodes: comparison with their own past takes precedence over that with others."""
     usual = _usual(stocks)
     found: dict[str, _Claim] = {}
     for node, (reported, missing) in stocks.items():
@@ -141,10 +141,10 @@ def _claims(stocks: Mapping[str, Stock]) -> dict[str, _Claim]:
 
 
 def _links_down(node: str, reported: Sequence[Gpu], seen_s: float) -> _Claim | None:
-    """Return that GPUs lack NVLinks, of which each should have as many up as any of the node's has or, here, had.
+    """Return a claim that GPUs lack NVLinks, compared with the most that any of the node's GPUs has or had here.
 
-    No documented number takes its place: of a board whose links are not used (virtual machines) none is up. Nothing is
-    said of GPUs of several models, nor where one does not say it.
+    No documented number replaces this comparison: on boards whose links are unused (virtual machines) none is up. Makes
+    no claim for nodes with several GPU models, or where a GPU does not report its links.
     """
     due = max((gpu.nvlinks_most for gpu in reported), default=0)
     links = {gpu.device: gpu.nvlinks for gpu in reported if gpu.nvlinks is not None}
@@ -156,7 +156,7 @@ def _links_down(node: str, reported: Sequence[Gpu], seen_s: float) -> _Claim | N
 
 
 def _usual(stocks: Mapping[str, Stock]) -> dict[str, int]:
-    """Return how many GPUs nearly all nodes with a model have, where that can be said."""
+    """Return for each model the number of GPUs of nearly all its nodes, where there is such a number."""
     counts: dict[str, collections.Counter[int]] = collections.defaultdict(collections.Counter)
     for reported, missing in stocks.values():
         counts[_model(reported)][len(reported) + len(missing)] += 1
@@ -169,6 +169,6 @@ def _usual(stocks: Mapping[str, Stock]) -> dict[str, int]:
 
 
 def _model(reported: Iterable[Gpu]) -> str:
-    """Return what all of a node's GPUs are, "" where they differ or nobody said."""
+    """Return the model of all of a node's GPUs, "" where they differ or it is unknown."""
     models = {gpu.model for gpu in reported}
     return models.pop() if len(models) == 1 else ""

@@ -1,4 +1,4 @@
-"""Active checks of nodes: asked of agents with their acknowledgements, begun once, ended, and what follows from them.
+"""Active node checks: requested from agents with their acknowledgements, run once, and their results applied.
 
 Touches: the store.
 """
@@ -37,15 +37,15 @@ from eagle_eye.server.requests.idle_incidents import claimed
 from eagle_eye.server.store.periodic import repeat
 from eagle_eye.server.store.store import GPU_CHECKS, GPUS, NODE_CHECKS, NODES, PAGE_LIMIT_MAX, Change, Store
 
-COLLECTOR = "node_check"  # by which an agent says in its frames that it makes checks
+COLLECTOR = "node_check"  # the collector by which an agent reports in its frames that it can run checks
 KIND = "node_check"  # of a request in the answer to frames
-READ_EVERY_S = 0.2  # how old the list of open requests may be, when records have changed since
+READ_EVERY_S = 0.2  # maximum age of the list of open requests when records have changed
 SWEEP_S = 5.0
-ASKED_S = 60.0  # for an agent to take it up; it hears of it with its next frames,
+ASKED_S = 60.0  # for an agent to start it; it gets the request with its next frames,
 ASKED_INTERVALS = 3.0  # however rare these are
-LATE_S = 120.0  # beyond the check's own deadline, for what was begun to end and to be told
-HEARD_S = 30.0  # an agent that was silent for longer cannot be asked now
-REPORTS_KEPT = 20  # of each node; of older checks only what came of them is kept
+LATE_S = 120.0  # beyond the check's own deadline, for a started check to end and be reported
+HEARD_S = 30.0  # an agent silent for longer cannot be asked now
+REPORTS_KEPT = 20  # per node; of older checks only the result is kept
 DETAIL_CHARS_MAX = 1_000
 OPEN_STATES: tuple[NodeCheckState, ...] = ("asked", "running")
 SERVER = "server"
@@ -55,7 +55,7 @@ Verdict = Literal["healthy", "sick", "cannot_tell"]
 
 
 def offer_of(fleet: Fleet, node: str, now_s: float) -> Offer:
-    """Return whether the node's agent can be asked for a check now, by its last word."""
+    """Return whether the node's agent can be asked for a check now, from its latest report."""
     heard = fleet.last(node)
     said = heard.collectors.get(COLLECTOR, "") if heard is not None else ""
     if heard is None or not said:
@@ -80,7 +80,7 @@ def asked(
 ) -> NodeCheck:
     """Return a new request for a check that rules ``fault`` out; ``interval_s`` is that of the node's frames.
 
-    With ``sdc_s`` silent corruption is looked for, for so long.
+    With ``sdc_s`` it includes a check for silent data corruption of that duration.
     """
     wanted = suite(fault, sdc_s)
     return NodeCheck(
@@ -102,7 +102,7 @@ def asked(
 
 
 class NodeChecks:
-    """What agents are to be asked, and what became of it. The store is the memory; open requests are kept at hand."""
+    """Open node check requests and their results. The store is the source of truth; open requests are cached."""
 
     def __init__(
         self,
@@ -112,7 +112,7 @@ class NodeChecks:
         count: Callable[[NodeCheckState], None],
         public_url: str,
     ) -> None:
-        """``policy()`` returns the settings that are in force; ``count`` gets what each check comes to."""
+        """Create it; ``policy()`` returns the current settings, ``count`` is called with each check's final state."""
         self._store = store
         self._clock = clock
         self._policy = policy
@@ -125,16 +125,16 @@ class NodeChecks:
         store.listen(self._changed.set)
 
     def asks_anybody(self) -> bool:
-        """Return whether any node's agent may be asked something now."""
+        """Return whether there are open requests for any node."""
         if self._changed.is_set() and self._clock.monotonic_s() - self._read_s >= READ_EVERY_S:
             self._read()
         return bool(self._by_node)
 
     def asked_of(self, node: str) -> list[dict[str, Any]]:
-        """Return what the node's agent is to be asked now, as the answer to its frames says it; called for each answer.
+        """Return the requests to include in the answer to the node's frames; called for each answer.
 
         A request is repeated until it is answered: an answer to frames may be lost, and an agent that was restarted
-        in the middle of a check is to say so.
+        during a check must report that.
         """
         if not self.asks_anybody():
             return []
@@ -145,10 +145,10 @@ class NodeChecks:
         return [_request(check) for check in open_checks if now_s < check.expires_s][:1]
 
     def begun(self, id_: str, run: str) -> NodeCheck:
-        """Write down that the agent begins, by its own mark of this run; return the record.
+        """Record that the agent starts the check, with its own id of this run; return the record.
 
-        Raises Refusal 409 for another run than the one that began, and for what is over: a check is made once. Another
-        run ends the check: the agent that began it has died, and so, it may be, has the node.
+        Raises Refusal 409 for a second run, and for a check that is over: a check runs once. A second run ends the
+        check: the agent that started it has died, and the node may have as well.
         """
 
         def change(store: Store) -> Change:
@@ -169,9 +169,9 @@ class NodeChecks:
         return check
 
     def ended(self, id_: str, verdict: Verdict, detail: str, outcomes: Sequence[CheckOutcome] = ()) -> NodeCheck:
-        """Write down what came of a check, and have its node return if it waited for this; return the record.
+        """Record the result of a check, and return its node to service if it was waiting for this; return the record.
 
-        What was answered before stays as it is.
+        An earlier answer is kept.
         """
 
         def change(store: Store) -> Change:
@@ -190,7 +190,7 @@ class NodeChecks:
         await repeat(lambda: asyncio.to_thread(self.sweep), SWEEP_S, "node checks are not swept")
 
     def sweep(self) -> None:
-        """End what nobody answered in time: it cannot be told. Raises StoreUnavailable."""
+        """End unanswered checks as inconclusive. Raises StoreUnavailable."""
         now_s = self._clock.now_s()
         for state in OPEN_STATES:
             for check in self._of_state(state):
@@ -204,7 +204,7 @@ class NodeChecks:
         doubt = unproven(check.fault, outcomes, check.sdc_seconds) if verdict == "healthy" else ""
         state, said = ("cannot_tell", doubt) if doubt else (verdict, detail)
         new = replace(check, state=state, detail=said[:DETAIL_CHARS_MAX], outcomes=list(outcomes), updated_s=now_s)
-        # Of what a fleet does each day by itself only what was found is kept whole, and in the trail.
+        # Of a fleet's daily automatic checks, only those with findings are kept whole and audited.
         routine = check.purpose == "idle" and state != "sick"
         kept = replace(new, outcomes=[replace(one, values=[]) for one in outcomes]) if routine else new
         reported = AuditEntry(
@@ -220,9 +220,9 @@ class NodeChecks:
         return together([ended, self._compared(store, new, now_s)])
 
     def _compared(self, store: Store, check: NodeCheck, now_s: float) -> Change:
-        """Return what a check for silent corruption adds to its GPUs' records, and the incident that it makes.
+        """Return the records that a check for silent corruption adds to its GPUs, and the incident that it opens.
 
-        A GPU is the node's by the inventory: a report can write nothing into another node's GPUs.
+        The inventory decides which GPUs are the node's: a report cannot write to another node's GPUs.
         """
         if not any(idle_faults.figures(outcome, idle_faults.OPERATIONS) for outcome in check.outcomes):
             return Change()
@@ -249,7 +249,7 @@ class NodeChecks:
     ) -> tuple[tuple[Node, ...], tuple[OutboundEvent, ...], tuple[AuditEntry, ...]]:
         node = store.get(NODES, check.node)
         if node is None or node.check_id != check.id:
-            return (), (), ()  # a look, or somebody has changed the node's standing since
+            return (), (), ()  # only a look, or the node's standing has changed since
         if check.state != "healthy":
             return (replace(node, check_id=""),), (), ()
         reason = check.reason or f"{check.asked_by}: passed {check.id}"
@@ -281,13 +281,13 @@ class NodeChecks:
                 for check in self._store.page(NODE_CHECKS, {"state": state}, limit=PAGE_LIMIT_MAX).items:
                     by_node.setdefault(check.node, []).append(check)
         except StoreUnavailable:
-            self._changed.set()  # frames are acknowledged all the same
+            self._changed.set()  # frames are acknowledged anyway
             return
         self._by_node = by_node
 
 
 def _request(check: NodeCheck) -> dict[str, Any]:
-    """Return the request as an agent gets it: an element of ``requests`` in the answer to its frames."""
+    """Return the request as the agent gets it: an element of ``requests`` in the answer to its frames."""
     return {
         "id": check.id,
         "kind": KIND,
@@ -309,7 +309,7 @@ def find(store: Store, id_: str) -> NodeCheck:
 
 
 def under_way(store: Store, node: str) -> NodeCheck | None:
-    """Return the node's check that is asked for or runs; there is one at most."""
+    """Return the node's requested or running check; there is at most one."""
     for state in OPEN_STATES:
         items = store.page(NODE_CHECKS, {"node": node, "state": state}, limit=1).items
         if items:
@@ -323,7 +323,7 @@ class _Result(NamedTuple):
 
 
 def _results(check: NodeCheck, gpus: Mapping[str, Gpu]) -> Iterator[_Result]:
-    """Yield what the check found of each of the node's GPUs by itself."""
+    """Yield the check's result for each of the node's GPUs."""
     for outcome in check.outcomes:
         if outcome.name != idle_faults.OWN_RESULTS:
             continue
@@ -347,7 +347,7 @@ def _unanswered(check: NodeCheck) -> str:
 
 
 def _shortened(store: Store, newest: NodeCheck) -> tuple[NodeCheck, ...]:
-    """Return the node's check whose report is to go now that one more is kept."""
+    """Return the node's check whose report is deleted now that one more is kept."""
     kept = [
         c for c in store.page(NODE_CHECKS, {"node": newest.node}, limit=REPORTS_KEPT + 2).items if c.id != newest.id
     ]

@@ -1,4 +1,4 @@
-"""Who may do what: bearer tokens, kept as hashes, with scopes."""
+"""Authentication and authorisation: bearer tokens with scopes, stored as hashes."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ TOKEN_CHARS_MAX = 256
 LOCAL = "local"
 CERTIFICATE_NAMES = "certificate_names"  # in an ASGI scope's state
 
-JOIN_LIFETIME_S_MAX = 30 * 86_400.0  # what enrols a fleet is on every host of it: it must not last
+JOIN_LIFETIME_S_MAX = 30 * 86_400.0  # a join token is on every host of a fleet, so it must be short-lived
 
-# Each scope includes those of a lower rank; those of rank 0 stand beside them and see nothing.
+# Each scope includes those of a lower rank; those of rank 0 are separate and can read nothing.
 _RANK: Mapping[str, int] = MappingProxyType(
     {"agent": 0, "remote_write": 0, "join": 0, "read": 1, "operate": 2, "admin": 3}
 )
@@ -36,23 +36,23 @@ _SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 
 
 class Credentials(NamedTuple):
-    """What a request says about its sender."""
+    """What identifies a request's sender."""
 
     method: str
     authorization: str
     host: str
     origin: str
-    certificate_names: frozenset[str] = frozenset()  # by which the client's certificate knows it
+    certificate_names: frozenset[str] = frozenset()  # the names in the client's certificate
 
     @classmethod
     def of(cls, method: str, headers: Mapping[str, str], state: Mapping[str, Any] = _NO_STATE) -> Credentials:
-        """Return the credentials in a request's headers, names in lower case, and in its connection's state."""
+        """Return the credentials from a request's headers (names in lower case) and its connection's state."""
         names = state.get(CERTIFICATE_NAMES, frozenset())
         return cls(method, headers.get("authorization", ""), headers.get("host", ""), headers.get("origin", ""), names)
 
 
 class Principal(NamedTuple):
-    """Who is asking: a token's id or "local"; ``node`` binds an agent's token."""
+    """An authenticated sender: a token's id or "local"; ``node`` is the node that an agent's token is bound to."""
 
     who: str
     scope: Scope
@@ -61,9 +61,10 @@ class Principal(NamedTuple):
 
 
 class Writer(NamedTuple):
-    """Who writes by remote write: patterns of the nodes that it may speak for, and how many new ones it may name.
+    """A remote-write sender: patterns of the nodes it may write for, and how many new ones it may name.
 
-    ``nodes_max`` None: as many as ``remote_write.token_nodes_max`` says. ``vouches``: for every node that it names.
+    ``nodes_max`` None: the setting ``remote_write.token_nodes_max``. ``vouches``: it vouches for every node that it
+    names.
     """
 
     patterns: Sequence[str]
@@ -75,15 +76,15 @@ class Writer(NamedTuple):
         return any(fnmatch.fnmatchcase(node, pattern) for pattern in self.patterns)
 
     def vouches_for(self, node: str) -> bool:
-        """Return whether that the node is named here says that it exists: by an administrator, or in full."""
+        """Return whether naming the node vouches for it: as an administrator, or by its full name in the token."""
         return self.vouches or (node in self.patterns and not _WILDCARDS.intersection(node))
 
 
 class Tokens:
-    """Authenticates by the store's tokens; a revoked one is refused from the next request on.
+    """Authenticates with the store's tokens; a revoked one is refused from the next request on.
 
-    As long as no token was ever made and only this machine can reach the server, everything is allowed.
-    ``certified``: an agent needs a certificate that names its node, too.
+    Until the first token is created, everything is allowed if only this machine can reach the server. ``certified``: an
+    agent also needs a certificate that names its node.
     """
 
     def __init__(self, store: Store, clock: Clock, loopback: bool, *, certified: bool = False) -> None:
@@ -93,7 +94,7 @@ class Tokens:
         self._certified = certified
 
     def authenticate(self, credentials: Credentials) -> Principal:
-        """Return who it is. Raises Refusal 401, or 403 for a web page that misuses a browser on this machine."""
+        """Return the principal. Raises Refusal 401, or 403 for a web page that misuses a browser on this machine."""
         kind, _, text = credentials.authorization.partition(" ")
         if not text:
             if self._loopback and not self._store.any_token():
@@ -104,7 +105,7 @@ class Tokens:
             raise Refusal(401, "token", "Authorization must be: Bearer ee_...", _CHALLENGE)
         digest = sha256(text.strip())
         token = self._store.token_by_sha256(digest)
-        # One answer for unknown, revoked and expired: the sender learns nothing about which tokens exist.
+        # The same answer for unknown, revoked and expired, so as not to reveal which tokens exist.
         if (
             token is None
             or not hmac.compare_digest(token.sha256, digest)
@@ -118,15 +119,12 @@ class Tokens:
         return principal
 
     def authorise(self, principal: Principal, needed: Scope) -> None:
-        """Return if the principal's scope includes ``needed``. Raises Refusal 403."""
+        """Raise Refusal 403 unless the principal's scope includes ``needed``."""
         if _RANK[principal.scope] < _RANK[needed]:
             raise Refusal(403, "scope", f"the token has scope {principal.scope}; this needs {needed}")
 
     def authorise_frames(self, principal: Principal, node: str) -> None:
-        """Return if the principal may send the node's frames: its own agent or an administrator.
-
-        Raises Refusal 403.
-        """
+        """Raise Refusal 403 unless the principal may send the node's frames: its own agent or an administrator."""
         if principal.scope == "admin":
             return
         if principal.scope != "agent":
@@ -144,9 +142,9 @@ class Tokens:
         return Writer(token.nodes, token.nodes_max)
 
     def authorise_enrolment(self, principal: Principal, node: str) -> Token | None:
-        """Return the join token that may buy the node's token; None for an administrator, who may for any.
+        """Return the join token that pays for the node's token; None for an administrator, who may enrol any node.
 
-        Raises Refusal 403, and 409 where no token is needed at all: the first would shut out everybody else.
+        Raises Refusal 403, and 409 where no tokens exist: creating the first would lock out all other senders.
         """
         if principal.who == LOCAL:
             raise Refusal(409, "open", "this server asks for no tokens; agents on this machine need none")
@@ -171,7 +169,7 @@ class Tokens:
 
 
 def sha256(text: str) -> str:
-    """Return the hash under which a token is kept. Tokens are long and random, so a fast hash is enough."""
+    """Return the hash under which a token is stored. Tokens are long and random, so a fast hash is enough."""
     return hashlib.sha256(text.encode()).hexdigest()
 
 
@@ -185,10 +183,10 @@ def mint(
     replaces: bool = False,
     nodes_max: int | None = None,
 ) -> tuple[str, Token]:
-    """Return a new token's text, which is known to nobody else, and its record.
+    """Return a new token's text, which is stored nowhere, and its record.
 
-    Raises ValueError when an agent's token names no node or a bad one, or another one names a node; when a join token
-    does not end soon, or another one says what only a join or remote-write token may.
+    Raises ValueError when an agent's token names no valid node or any other token names one; when a join token is not
+    short-lived, or another one sets what only a join or remote-write token may.
     """
     if scope == "agent" and not node:
         raise ValueError("an agent's token is bound to its node: --node NAME")
@@ -221,7 +219,7 @@ def mint(
 
 
 def _check_browser(credentials: Credentials) -> None:
-    """Refuse what a foreign web page makes a browser on this machine send; without tokens nothing else would."""
+    """Refuse requests that a foreign web page has a browser on this machine send; without tokens nothing else would."""
     try:
         host = urlsplit(f"//{credentials.host}").hostname
         origin = urlsplit(credentials.origin).hostname if credentials.origin else host

@@ -1,4 +1,4 @@
-"""From when until when certificates are good: the two dates of each in a PEM file (RFC 5280, section 4.1.2.5). Pure."""
+"""Reads the validity period of certificates in a PEM file (RFC 5280, section 4.1.2.5). Pure."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ import ssl
 from typing import NamedTuple
 
 _CERTIFICATE = re.compile("-----BEGIN CERTIFICATE-----.*?-----END CERTIFICATE-----", re.DOTALL)
-_VERSION, _UTC_TIME, _GENERALIZED_TIME = 0xA0, 0x17, 0x18  # DER's tags
-_CENTURY_PIVOT = 50  # of a year in two digits: 50 is 1950, 49 is 2049
+_VERSION, _UTC_TIME, _GENERALIZED_TIME = 0xA0, 0x17, 0x18  # DER tags
+_CENTURY_PIVOT = 50  # of two-digit years: 50 is 1950, 49 is 2049
 
 
 class Validity(NamedTuple):
-    """When a certificate begins and ends, in Unix seconds."""
+    """A certificate's validity period in Unix seconds."""
 
     begins_s: float
     ends_s: float
 
 
 def first_to_end(pem: str) -> Validity | None:
-    """Return the dates of the certificate that ends first, of a chain in PEM; None where no dates can be read."""
+    """Return the validity of the first certificate to expire in a PEM chain; None where no dates can be read."""
     return min(
         (found for text in _CERTIFICATE.findall(pem) if (found := _validity(text)) is not None),
         key=lambda validity: validity.ends_s,
@@ -34,7 +34,7 @@ def _validity(pem: str) -> Validity | None:
         _, certificate, _ = _element(der, 0)
         _, signed, _ = _element(certificate, 0)
         tag, _, at = _element(signed, 0)
-        # Before the dates come the version, which version 1 lacks, the serial number, the algorithm and the issuer.
+        # The validity comes after the version (absent in version 1), serial number, algorithm and issuer.
         for _ in range(3 if tag == _VERSION else 2):
             at = _element(signed, at)[2]
         _, dates, _ = _element(signed, at)
@@ -47,7 +47,7 @@ def _validity(pem: str) -> Validity | None:
 
 
 def _element(der: bytes, at: int) -> tuple[int, bytes, int]:
-    """Return the tag and content of the element there, and where the next one begins. Raises IndexError."""
+    """Return the tag and content of the element at ``at``, and the next one's position. Raises IndexError."""
     tag, length, begin = der[at], der[at + 1], at + 2
     if length >= 0x80:
         wide = length - 0x80

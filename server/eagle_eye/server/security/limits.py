@@ -1,4 +1,4 @@
-"""How often a token and a client's address may ask. Who asks more is told when to come back, counted and named."""
+"""Request rate limits per token and per client address. Excess requests are refused with a retry time, and counted."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from eagle_eye.server.model.errors import Refusal
 from eagle_eye.server.security.auth import LOCAL, Principal
 from eagle_eye.server.security.settings import LimitSettings
 
-KEYS_MAX = 65_536  # tokens or addresses remembered, about 10 MB; beyond it those longest not heard of begin anew
-ROUNDING_S = 1e-6  # what a sum of many intervals may be off, with seconds since the machine's start
-SAID_EVERY_S = 10.0  # the log names one of those who ask too often in this time: it must not become a flood itself
+KEYS_MAX = 65_536  # tokens or addresses remembered, about 10 MB; beyond it those unused longest start anew
+ROUNDING_S = 1e-6  # tolerance for rounding in sums of many intervals, in seconds since boot
+SAID_EVERY_S = 10.0  # at most one log line about excess requests in this time, to avoid a flood of them
 V6_HOST_BYTES = 8  # an IPv6 host has a whole /64: its addresses count as one
 
 _log = logging.getLogger(__name__)
 
 
 class Rates:
-    """The generic cell rate algorithm: for each key the moment at which all of its requests were paid for."""
+    """The generic cell rate algorithm: for each key the time at which all of its requests are paid for."""
 
     def __init__(self, keys_max: int = KEYS_MAX) -> None:
         self._paid_s: dict[str, float] = {}  # the longest unused first
@@ -30,7 +30,7 @@ class Rates:
         self._lock = threading.Lock()
 
     def take(self, key: str, per_s: float, burst: int, now_s: float) -> float:
-        """Count one request; return 0.0, or after how many seconds there is room for it: then it does not count."""
+        """Count one request and return 0.0, or, without counting it, return the seconds until there is room for it."""
         with self._lock:
             paid_s = max(self._paid_s.pop(key, now_s), now_s)
             wait_s = paid_s - now_s - (burst - 1) / per_s
@@ -48,7 +48,7 @@ class Rates:
 
 
 class Limits:
-    """Refuses who asks too often; ``counted("token" | "address")`` is called for each. Safe on any thread."""
+    """Refuses excess requests; ``counted("token" | "address")`` is called for each. Thread-safe."""
 
     def __init__(self, settings: LimitSettings, clock: Clock, counted: Callable[[str], None]) -> None:
         self.settings = settings
@@ -61,13 +61,13 @@ class Limits:
         self._said_s = -math.inf
 
     def use(self, settings: LimitSettings) -> None:
-        """Judge by these settings from now on."""
+        """Use these settings from now on."""
         self.settings = settings
 
     def check_token(self, principal: Principal) -> None:
-        """Return if the token may ask now. A fleet shares its join token, which its hosts' addresses limit.
+        """Raise Refusal 429 if the token exceeds its rate.
 
-        Raises Refusal 429.
+        Join tokens are exempt: a fleet shares one, and its hosts are limited by address.
         """
         settings = self.settings
         if principal.scope == "agent":
@@ -81,15 +81,15 @@ class Limits:
             raise self._refusal("token", principal.who, per_s, key, wait_s)
 
     def check_frames(self, principal: Principal) -> None:
-        """Return if the sender of frames may send them now; whoever may send any node's speaks for many.
+        """Raise Refusal 429 if the sender of frames exceeds its rate.
 
-        Raises Refusal 429.
+        Senders that may send any node's frames are exempt, as they send for many nodes.
         """
         if principal.scope == "agent":
             self.check_token(principal)
 
     def check_address(self, address: str) -> None:
-        """Return if somebody at this address may ask now. Raises Refusal 429."""
+        """Raise Refusal 429 if this address exceeds its rate."""
         settings = self.settings
         per_s = settings.address_requests_per_s
         wait_s = self._addresses.take(host_of(address), per_s, settings.address_burst, self._clock.monotonic_s())
@@ -97,7 +97,7 @@ class Limits:
             raise self._refusal("address", address, per_s, "limits.address_requests_per_s", wait_s)
 
     def check_remote_write(self, principal: Principal) -> None:
-        """Return if the token may write samples now. Raises Refusal 503: Prometheus drops what is answered 429."""
+        """Raise Refusal 503 if the token exceeds its rate: Prometheus drops what is answered with 429."""
         settings = self.settings
         per_s, burst = settings.remote_write_requests_per_s, settings.remote_write_burst
         if principal.who == LOCAL:
@@ -107,12 +107,12 @@ class Limits:
             raise self._refusal("token", principal.who, per_s, "limits.remote_write_requests_per_s", wait_s, 503)
 
     def count_bad(self, address: str) -> bool:
-        """Count a request that nobody could read, or of nobody who is known; return whether they come too often."""
+        """Count a malformed or unauthenticated request; return whether they come too often."""
         settings, now_s = self.settings, self._clock.monotonic_s()
         return self._bad.take(host_of(address), settings.bad_requests_per_s, settings.bad_burst, now_s) > 0.0
 
     def is_bad(self, address: str) -> bool:
-        """Return whether too many such requests came from there just now."""
+        """Return whether too many such requests came from the address recently."""
         settings, now_s = self.settings, self._clock.monotonic_s()
         return self._bad.is_spent(host_of(address), settings.bad_requests_per_s, settings.bad_burst, now_s)
 
@@ -128,7 +128,7 @@ class Limits:
 
 
 def host_of(address: str) -> str:
-    """Return whose an address is: itself, of IPv6 its /64, of an IPv4 address in IPv6's form that address."""
+    """Return the host of an address: the address itself, the /64 of an IPv6 one, or an IPv4-mapped IPv4 address."""
     if ":" not in address:
         return address
     try:

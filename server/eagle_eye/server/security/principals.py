@@ -1,7 +1,7 @@
-"""Who sends frames, remembered from request to request: a fleet's agents say it ten thousand times a second.
+"""Caches the principals of frame senders between requests: a fleet's agents authenticate ten thousand times a second.
 
-What is remembered is forgotten as soon as any token changes: at once when this server changed it, within
-``LOOK_EVERY_S`` when ``eagle-eye tokens`` did.
+The cache is cleared as soon as any token changes: at once when this server changed it, within ``LOOK_EVERY_S`` when
+``eagle-eye tokens`` did.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ KEPT_MAX = 65_536
 
 
 class Pass(msgspec.Struct, frozen=True, gc=False):
-    """What was found out about somebody; it holds while no token changes, until ``expires_s`` (Unix seconds)."""
+    """A cached principal; valid while no token changes, until ``expires_s`` (Unix seconds)."""
 
     principal: Principal
     expires_s: float
@@ -41,7 +41,7 @@ class Principals:
         store.listen(self._changed.set)
 
     def authenticate(self, credentials: Credentials, held: Pass | None = None) -> Pass:
-        """Return who it is; ``held`` is what a connection was given for the same credentials before.
+        """Return the principal's pass; ``held`` is the connection's earlier pass for the same credentials.
 
         Raises Refusal 401 or 403.
         """

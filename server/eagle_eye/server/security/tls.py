@@ -1,7 +1,7 @@
-"""TLS from files that may change while the server runs. Touches: the certificate's files.
+"""TLS with files that may change while the server runs. Touches: the certificate files.
 
-Connections that are open keep what they began with; each new one gets the newest usable files. A client's certificate
-does not replace its token: it is a second thing that an agent must have, and it must name the same node.
+Open connections keep their certificate; each new one uses the newest valid files. A client certificate does not replace
+the token: an agent needs both, for the same node.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from eagle_eye.server.security.auth import CERTIFICATE_NAMES
 from eagle_eye.server.security.certificate_dates import Validity, first_to_end
 from eagle_eye.server.security.settings import TlsSettings
 
-POLL_S = 10.0  # how often a running server looks whether the files changed
+POLL_S = 10.0  # how often a running server checks whether the files changed
 DAY_S = 86_400.0
-# The end of a certificate is told of so long before, and of one that lives short, in the last third of its life:
-# renewal is due then, and has failed.
+# Expiry is reported this long before, or for short-lived certificates in the last third of their life: renewal
+# is due then, and has failed.
 WARN_S = 14 * DAY_S
 WARN_SHARE = 1 / 3
 
@@ -33,10 +33,10 @@ _log = logging.getLogger(__name__)
 
 
 class Certificates:
-    """The files as contexts. ``context`` is the one to listen with; it hands each handshake to the newest.
+    """TLS contexts from the files. ``context`` is the one to listen with; it hands each handshake to the newest.
 
-    ``current`` is whether the newest files are in use, ``validity`` from when until when the certificate in use is
-    good, None where its file does not say so. Raises ConfigurationError when the files are of no use.
+    ``current`` is whether the newest files are in use, ``validity`` the validity period of the certificate in use, None
+    if unreadable. Raises ConfigurationError when the files are unusable.
     """
 
     def __init__(self, settings: TlsSettings, clock: Clock) -> None:
@@ -59,7 +59,7 @@ class Certificates:
         return not self._problem
 
     def ending(self) -> str:
-        """Return that the certificate in use has ended or is soon to end, "" where neither is so."""
+        """Return a message that the certificate in use has expired or soon will, else ""."""
         if self.validity is None:
             return ""
         begins_s, ends_s = self.validity
@@ -71,9 +71,9 @@ class Certificates:
         return f"the certificate in {file}, or one of its chain, ends {rfc3339(ends_s)}, {when}; put a new one there"
 
     def poll(self) -> None:
-        """Read the files again if they changed; those that are of no use change nothing and are said in the log.
+        """Reread the files if they changed; unusable ones are logged and change nothing.
 
-        So is once a day that the certificate in use is soon to end.
+        Once a day, also logs that the certificate in use expires soon.
         """
         self._read_changed()
         ending, now_s = self.ending(), self._clock.monotonic_s()
@@ -88,7 +88,7 @@ class Certificates:
         try:
             self._newest = read(self._settings)
         except ConfigurationError as error:
-            # Tried again at each poll: a certificate may be there before its key.
+            # Retried at each poll: a certificate may be written before its key.
             if str(error) != self._problem:
                 self._problem = str(error)
                 _log.error("the changed certificate is not used, the one before stays", extra={"error": str(error)})
@@ -111,24 +111,24 @@ class Certificates:
 
 
 class PeerProtocol(H11Protocol):
-    """Tells the application by which names the client's certificate knows it, in ``scope["state"]``."""
+    """Passes the names in the client's certificate to the application in ``scope["state"]``."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Begin a connection whose handshake is over."""
+        """Begin a connection whose handshake is complete."""
         super().connection_made(transport)
         self.app_state = {**self.app_state, CERTIFICATE_NAMES: names(transport.get_extra_info("peercert"))}
 
 
 def read(settings: TlsSettings) -> ssl.SSLContext:
-    """Return a context of the files as they are now. Raises ConfigurationError naming the key and the file."""
+    """Return a context from the files as they are now. Raises ConfigurationError naming the key and the file."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.set_alpn_protocols(["http/1.1"])
-    # A resumed session would bring a client back whose certificate is no longer accepted.
+    # A resumed session would readmit a client whose certificate is no longer accepted.
     context.num_tickets = 0
     context.options |= ssl.OP_NO_TICKET
     try:
-        # Without a password given OpenSSL would ask for it on the terminal.
+        # Without a password given, OpenSSL would prompt for it on the terminal.
         context.load_cert_chain(settings.certificate_file, settings.key_file or None, password=lambda: b"")
     except (OSError, ValueError) as error:
         raise _unusable("certificate_file", settings.certificate_file, error) from None
@@ -143,7 +143,7 @@ def read(settings: TlsSettings) -> ssl.SSLContext:
 
 
 def names(certificate: dict[str, Any] | None) -> frozenset[str]:
-    """Return the common name and DNS names of what getpeercert() returned; nothing for no certificate."""
+    """Return the common name and DNS names of what getpeercert() returned; empty for no certificate."""
     if not certificate:
         return frozenset()
     common = {value for part in certificate.get("subject", ()) for name, value in part if name == "commonName"}
@@ -153,7 +153,7 @@ def names(certificate: dict[str, Any] | None) -> frozenset[str]:
 def _validity(settings: TlsSettings) -> Validity | None:
     try:
         return first_to_end(Path(settings.certificate_file).read_text(encoding="latin-1"))
-    except OSError:  # it was there a moment ago; the next poll sees what came of it
+    except OSError:  # it existed a moment ago; the next poll reports it
         return None
 
 

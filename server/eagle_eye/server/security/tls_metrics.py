@@ -1,4 +1,4 @@
-"""The server's certificate on ``/metrics``; without TLS nothing of it."""
+"""The server's certificate on ``/metrics``; nothing without TLS."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from eagle_eye.server.security.tls import Certificates
 
 
 class CertificateCollector(Collector):
-    """Whether the newest files are in use, and when the certificate in use ends, read when scraped."""
+    """Whether the newest files are in use, and when the certificate in use expires, read when scraped."""
 
     def __init__(self, certificates: Certificates) -> None:
         self._certificates = certificates
 
     def collect(self) -> Iterator[Metric]:
-        """Yield the families; no end where the file does not say it as it should."""
+        """Yield the families; the expiry only if it can be read from the file."""
         yield GaugeMetricFamily(
             PROMETHEUS_PREFIX + "tls_reload_success",
             "1 when the newest certificate files are in use.",

@@ -1,4 +1,4 @@
-"""Records that must not be lost, behind one protocol, in SQLite.
+"""Durable records in SQLite, behind one protocol.
 
-In: changes, each one transaction. Out: records, pages, changed records. Knows no HTTP, and decides nothing.
+In: changes, each one transaction. Out: records, pages, changed records. Knows no HTTP, and makes no decisions.
 """

@@ -6,7 +6,7 @@ import asyncio
 
 
 class Signal:
-    """Any number of waiters; each ``notify`` wakes all who wait and all who wait next."""
+    """Any number of waiters; each ``notify`` wakes all current waiters and sets the events of all others."""
 
     def __init__(self) -> None:
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -17,11 +17,11 @@ class Signal:
         self._loop = asyncio.get_running_loop()
 
     def detach(self) -> None:
-        """Let go of the loop, which is about to close."""
+        """Release the loop, which is about to close."""
         self._loop = None
 
     def waiter(self) -> asyncio.Event:
-        """Return an event that every later ``notify`` sets; hand it back with ``forget``."""
+        """Return an event that every later ``notify`` sets; pass it to ``forget`` when done."""
         event = asyncio.Event()
         self._waiters.add(event)
         return event
@@ -38,7 +38,7 @@ class Signal:
         try:
             loop.call_soon_threadsafe(self._set)
         except RuntimeError:
-            # The loop closed between the look and the call: nobody waits any more.
+            # The loop closed since the check: no waiter is left.
             return
 
     def _set(self) -> None:

@@ -1,4 +1,4 @@
-"""Places in lists as clients get them: opaque, and of one list."""
+"""Opaque pagination cursors, each valid for one list."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from eagle_eye.server.model.errors import BadCursor
 
 
 def cursor_of(list_name: str, position: int) -> str:
-    """Return the cursor of a place in a list."""
+    """Return the cursor of a position in a list."""
     return base64.urlsafe_b64encode(f"{list_name}:{position}".encode()).decode().rstrip("=")
 
 
 def position_of(cursor: str, list_name: str) -> int:
-    """Return the place that a cursor of this list stands for. Raises BadCursor."""
+    """Return the position that a cursor of this list represents. Raises BadCursor."""
     try:
         text = base64.urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4)).decode()
         name, _, position = text.partition(":")

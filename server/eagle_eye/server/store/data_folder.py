@@ -1,8 +1,8 @@
-"""The server's folder, held by one server at a time. Touches: a lock file in it.
+"""Locks the server's data folder for one server at a time. Touches: a lock file in it.
 
-The lock is the kernel's (flock), on a file that stays: it goes with the process that holds it, however that one ends,
-so what a killed server or another host left in the file keeps nobody out. Processes that the server starts do not
-inherit it. ``eagle-eye tokens`` and ``eagle-eye backup`` do not take it.
+The lock is the kernel's (flock), on a file that is never deleted: it is released when its process ends, for whatever
+reason, so leftovers of a killed server or another host never block a start. Child processes do not inherit it.
+``eagle-eye tokens`` and ``eagle-eye backup`` do not take it.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ import msgspec
 from eagle_eye.server.model.errors import StoreUnavailable
 
 LOCK_FILE = "server.lock"
-ASIDE = "set-aside-"  # how the name of a folder begins in which what was damaged or replaced is kept
+ASIDE = "set-aside-"  # name prefix of a folder that keeps damaged or replaced files
 NOTE_BYTES_MAX = 4_096
 
 
 class Note(msgspec.Struct, frozen=True):
-    """What the lock file says: who holds the folder or held it last, and which databases it has had."""
+    """The contents of the lock file: the current or last holder of the folder, and its databases so far."""
 
     pid: int = 0
     host: str = ""
@@ -34,7 +34,7 @@ class Note(msgspec.Struct, frozen=True):
 
 
 class Hold:
-    """A folder that this process holds; ``before`` is what the lock file said when it was taken."""
+    """A folder that this process holds; ``before`` is the lock file's content from before."""
 
     def __init__(self, folder: Path, descriptor: int) -> None:
         self.folder = folder
@@ -42,7 +42,7 @@ class Hold:
         self._descriptor = descriptor
 
     def note(self, listen: str, databases: Sequence[str]) -> None:
-        """Have the lock file name this process, its address and the folder's databases. Raises StoreUnavailable."""
+        """Write this process, its address and the folder's databases to the lock file. Raises StoreUnavailable."""
         note = Note(os.getpid(), socket.gethostname(), listen, tuple(databases))
         try:
             content = msgspec.json.encode(note) + b"\n"
@@ -54,7 +54,7 @@ class Hold:
 
 @contextmanager
 def held(folder: Path, listen: str = "") -> Iterator[Hold]:
-    """Hold the folder while the block runs. Raises StoreUnavailable where another process does, and names it."""
+    """Hold the folder while the block runs. Raises StoreUnavailable, naming the holder, if another process does."""
     path = folder / LOCK_FILE
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -72,14 +72,14 @@ def held(folder: Path, listen: str = "") -> Iterator[Hold]:
 
 
 def new_aside(folder: Path) -> Path:
-    """Return the name of a folder in ``folder`` that is not there yet."""
+    """Return the name of a set-aside folder in ``folder`` that does not exist yet."""
     stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
     names = (f"{ASIDE}{stamp}{f'-{number}' if number else ''}" for number in range(1_000))
     return next(path for name in names if not (path := folder / name).exists())
 
 
 def set_aside(aside: Path, paths: Iterable[Path]) -> None:
-    """Move what there is of the paths into ``aside``, each under its name in the folder above that. Raises OSError."""
+    """Move those of the paths that exist into ``aside``, keeping their names. Raises OSError."""
     for path in paths:
         if path.exists():
             to = aside / path.relative_to(aside.parent)
@@ -97,7 +97,7 @@ def had(folder: Path) -> tuple[str, ...]:
 
 
 def _locked(path: Path) -> int:
-    """Return a descriptor of the file that is under this name, locked. Raises OSError, StoreUnavailable."""
+    """Return a descriptor of the file now at this path, locked. Raises OSError, StoreUnavailable."""
     while True:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
@@ -111,7 +111,7 @@ def _locked(path: Path) -> int:
         except BaseException:
             os.close(descriptor)
             raise
-        os.close(descriptor)  # it was deleted between the two calls; the next one is locked instead
+        os.close(descriptor)  # deleted between the two calls: lock the next one instead
 
 
 def _refusal(folder: Path, holder: Note) -> str:
@@ -124,4 +124,4 @@ def _note_in(descriptor: int) -> Note:
     try:
         return msgspec.json.decode(os.pread(descriptor, NOTE_BYTES_MAX, 0), type=Note)
     except msgspec.MsgspecError:
-        return Note()  # empty, or somebody else's: it names nobody
+        return Note()  # empty, or not written by us: it names no holder

@@ -1,4 +1,4 @@
-"""Opening SQLite so that a commit is durable, and migrating a file forward."""
+"""Opens SQLite files so that commits are durable, and migrates them forward."""
 
 from __future__ import annotations
 
@@ -23,37 +23,37 @@ _log = logging.getLogger(__name__)
 
 
 class Condition:
-    """Whether a file is known to be damaged; ``damage`` says how, from the first sign until the process ends."""
+    """Whether a file is known to be damaged; ``damage`` describes it, from the first sign until the process ends."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.damage: str | None = None
 
     def note(self, error: Exception) -> None:
-        """Take note of an error; what tells of damage is logged once."""
+        """Record an error; damage is logged once."""
         if tells_damage(error):
             self.note_damage(str(error))
 
     def note_damage(self, how: str) -> None:
-        """Take note of damage; it is logged once."""
+        """Record damage; it is logged once."""
         if self.damage is None:
             self.damage = f"{self.path} is damaged: {how}; {REMEDY}"
             _log.error("%s", self.damage)
 
 
 def tells_damage(error: Exception) -> bool:
-    """Return whether the error is the file's fault: no disk that is full, no lock that is held."""
+    """Return whether the error means that the file is damaged, unlike a full disk or a held lock."""
     code = getattr(error, "sqlite_errorcode", 0) & 0xFF
     return code in DAMAGED or str(error).startswith("Could not decode to UTF-8")
 
 
 class DurableConnection(sqlite3.Connection):
-    """A connection that knows its files: what is written to deleted ones is lost without a word."""
+    """A connection that detects when its files were deleted, as writes to deleted files are lost silently."""
 
     files: Mapping[Path, tuple[int, int] | None] = MappingProxyType({})  # device and inode of each
 
     def check_files(self) -> None:
-        """Return if the files are those under their names. Raises OperationalError."""
+        """Raise OperationalError unless the open files are still those at their paths."""
         for path, known in self.files.items():
             if _identity(path) != known:
                 raise sqlite3.OperationalError(
@@ -65,7 +65,7 @@ class DurableConnection(sqlite3.Connection):
 def connect(path: Path, page_bytes: int | None = None) -> DurableConnection:
     """Return a connection in WAL mode whose commits survive a power cut; the file is readable by its owner only.
 
-    Transactions are begun explicitly. ``page_bytes`` is for a file that is new. Raises StoreUnavailable.
+    Transactions are begun explicitly. ``page_bytes`` applies to a new file. Raises StoreUnavailable.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -77,11 +77,11 @@ def connect(path: Path, page_bytes: int | None = None) -> DurableConnection:
             connection.execute(f"PRAGMA page_size = {page_bytes}")
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute("PRAGMA synchronous = FULL")
-        # What a large transaction or a long read made of the log goes when it is begun anew: it does not grow for ever.
+        # Truncates the log when it restarts, so that a large transaction or long read does not keep it large.
         (pages,) = connection.execute("PRAGMA wal_autocheckpoint").fetchone()
         (size_bytes,) = connection.execute("PRAGMA page_size").fetchone()
         connection.execute(f"PRAGMA journal_size_limit = {pages * size_bytes}")
-        connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()  # the log is there from the first look on
+        connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()  # the log exists from the first read on
         connection.files = {one: _identity(one) for one in (path, path.with_name(f"{path.name}-wal"))}
     except (OSError, sqlite3.Error) as error:
         raise StoreUnavailable(f"{path} cannot be opened: {error}; {_remedy(error)}") from error
@@ -97,11 +97,11 @@ def _identity(path: Path) -> tuple[int, int] | None:
 
 
 def _create(path: Path) -> None:
-    """The file exists, readable by its owner only: SQLite would create it by the umask, and it may hold secrets.
+    """Create the file, readable by its owner only: SQLite would apply the umask, and it may hold secrets.
 
-    One that exists is not opened. To close it would drop this process's locks on it, those of its other connections,
-    too (POSIX); the next process that closes the file then takes itself for the last and deletes the write-ahead log
-    under us (https://www.sqlite.org/howtocorrupt.html, 2.2).
+    A file that exists is not opened: closing it would drop the locks of this process's other connections to it (POSIX);
+    the next process that closes the file then takes itself for the last and deletes the write-ahead log
+    (https://www.sqlite.org/howtocorrupt.html, 2.2).
     """
     with contextlib.suppress(FileExistsError):
         path.touch(mode=0o600, exist_ok=False)
@@ -126,7 +126,7 @@ def transaction(connection: DurableConnection, kind: str = "IMMEDIATE") -> Itera
 
 
 def migrate(connection: sqlite3.Connection, migrations: Sequence[str], path: Path) -> None:
-    """Bring the file to the newest version. Raises StoreUnavailable for a file that a newer server wrote."""
+    """Migrate the file to the newest version. Raises StoreUnavailable for a file that a newer server wrote."""
     try:
         version = connection.execute("PRAGMA user_version").fetchone()[0]
         if version > len(migrations):

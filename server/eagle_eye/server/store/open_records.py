@@ -1,7 +1,7 @@
-"""What the detection loop looks at in the store at every tick, read again only where it changed. Reads the store.
+"""Caches the records that the detection loop needs at every tick; rereads only what changed. Reads the store.
 
-A loop that read the store for each job would do nothing else with hundreds of jobs. The log of changes tells what to
-read anew, whoever changed it: people, subscribers, the loop itself.
+Reading the store for each job would take all the time with hundreds of jobs. The change log tells what to reread,
+whoever changed it: people, subscribers, or the loop itself.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from eagle_eye.server.store.store import (
 )
 
 DISMISSED_MAX = 100  # newest false alarms of a job that are remembered, so as not to be raised again
-LATEST_MAX = 100  # newest incidents of a job among which an earlier end is looked for
-CHANGES_MAX = 2_000  # more than these at once: everything is read anew
-WAITING_STATES = ("suspected", "confirmed")  # of incidents that nothing may have been asked for yet
+LATEST_MAX = 100  # newest incidents of a job searched for an earlier end
+CHANGES_MAX = 2_000  # beyond this many at once, everything is reread
+WAITING_STATES = ("suspected", "confirmed")  # of incidents that may have no requests yet
 UNTOUCHED_STATES = ("awaiting", "requested")  # of actions that end by themselves
 NODES_KEPT = 10_000
-INCIDENTS_AT_ONCE = 500  # whose evidence one statement asks for
+INCIDENTS_AT_ONCE = 500  # incidents whose evidence is queried in one statement
 
 
 class OpenRecords:
-    """Open incidents, false alarms, the policy window's actions and nodes of interest, as of the last ``refresh``.
+    """Open incidents, false alarms, the policy window's actions and relevant nodes, as of the last ``refresh``.
 
-    Not for use by several threads. Whoever has noted a change that was not committed after all must ``forget``.
+    Not thread-safe. After noting a change that was not committed, call ``forget``.
     """
 
     def __init__(self, store: Store) -> None:
@@ -44,7 +44,7 @@ class OpenRecords:
         self.forget()
 
     def forget(self) -> None:
-        """Drop everything: the next ``refresh`` reads it anew."""
+        """Drop everything: the next ``refresh`` rereads it."""
         self._sequence = -1
         self._since_s = math.inf
         self._incidents: dict[str, Incident] = {}
@@ -56,7 +56,7 @@ class OpenRecords:
         self._sort_actions()
 
     def refresh(self, since_s: float) -> None:
-        """Read what has changed; of actions those asked for at ``since_s`` or later, or because of open incidents."""
+        """Reread what changed; of actions, those requested at ``since_s`` or later, or because of open incidents."""
         self._evidence = None
         oldest, newest = self._store.change_range()
         if since_s < self._since_s or oldest > self._sequence + 1 or newest < self._sequence:
@@ -71,7 +71,7 @@ class OpenRecords:
         self._let_go(since_s)
 
     def note(self, change: Change) -> None:
-        """Count a change that is about to be committed."""
+        """Apply a change that is about to be committed."""
         for incident in change.incidents:
             self._put(incident)
         if change.actions:
@@ -79,7 +79,7 @@ class OpenRecords:
             self._sort_actions()
 
     def concern(self, job: str) -> bool:
-        """Whether anything on record may have to be changed though nothing is said of the job any more."""
+        """Return whether any record may have to change even if nothing more is reported about the job."""
         return job in self._by_job or job in self._asked_for
 
     def incidents_of(self, job: str) -> list[Incident]:
@@ -87,13 +87,13 @@ class OpenRecords:
         return list(self._by_job.get(job, {}).values())
 
     def idle(self, now_s: float) -> Judgement:
-        """Return what is still said of nodes without a job."""
+        """Return the judgement on nodes without a job."""
         incidents = self.incidents_of(idle_faults.NO_JOB)
         nodes = self.nodes([incident.node for incident in incidents if incident.node is not None])
         return idle_faults.standing(incidents, {node.node: node for node in nodes}, now_s)
 
     def dismissed_of(self, job: str) -> list[Incident]:
-        """Return the newest incidents of the job that people called false alarms."""
+        """Return the job's newest incidents that people marked as false alarms."""
         found = self._dismissed.get(job)
         if found is None:
             filters = {"job": job, "state": "false"}
@@ -101,29 +101,29 @@ class OpenRecords:
         return found
 
     def latest_of(self, job: str) -> list[Incident]:
-        """Return the newest incidents of the job, in whatever state. Read each time: for moments, not for ticks."""
+        """Return the newest incidents of the job in any state. Reads the store each time: not for every tick."""
         return self._store.page(INCIDENTS, {"job": job}, limit=LATEST_MAX).items
 
     def actions(self, incidents: Iterable[Incident], since_s: float) -> list[Action]:
         """Return all jobs' actions since ``since_s``, oldest first, and older ones of these incidents."""
         lately = [action for action in self._actions.values() if action.created_s >= since_s]
-        # What was asked for long ago is not asked for a second time.
+        # Old requests must not be repeated.
         old = {incident.id for incident in incidents if incident.detected_s < since_s}
         if not old:
             return lately
         return lately + [a for a in self._actions.values() if a.created_s < since_s and a.incident_id in old]
 
     def nodes(self, names: Iterable[str]) -> list[Node]:
-        """Return the records of these nodes that there are."""
+        """Return the existing records of these nodes."""
         for name in names:
             if name not in self._nodes:
                 self._nodes[name] = self._store.get(NODES, name)
         return [node for name in names if (node := self._nodes[name]) is not None]
 
     def evidence_of(self, incidents: Iterable[Incident]) -> list[Evidence]:
-        """Return what was asked of agents because of those of the incidents for which nothing was asked for yet.
+        """Return the evidence requested from agents for those of the incidents that have no action requested yet.
 
-        Read anew after each ``refresh``, at once for all jobs: agents' answers are in no log of changes.
+        Reread after each ``refresh``, for all jobs at once: agents' answers are in no change log.
         """
         if self._evidence is None:
             self._evidence = {}
@@ -193,7 +193,7 @@ class OpenRecords:
             self._dismissed.pop(incident.job, None)
 
     def _let_go(self, since_s: float) -> None:
-        """Drop what is of no interest any more."""
+        """Drop what is no longer relevant."""
         gone = [a.id for a in self._actions.values() if a.created_s < since_s and a.incident_id not in self._incidents]
         for action_id in gone:
             del self._actions[action_id]

@@ -1,4 +1,4 @@
-"""Work on the records that is done again and again beside the requests."""
+"""Periodic work on the records."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _log = logging.getLogger(__name__)
 async def repeat(
     work: Callable[[], Awaitable[object]], interval_s: float, failure: str, *, wait_first: bool = False
 ) -> None:
-    """Await ``work()``, then wait ``interval_s``, until cancelled; with ``wait_first`` the other way round.
+    """Await ``work()``, then wait ``interval_s``, repeatedly until cancelled; ``wait_first`` swaps the order.
 
-    A pass that raises StoreUnavailable is logged as ``failure``, and the next one tries again. ``interval_s`` 0: the
-    work is switched off, and this only waits to be cancelled.
+    A pass that raises StoreUnavailable is logged as ``failure``, and the next one tries again. ``interval_s`` 0
+    disables the work: then this only waits to be cancelled.
     """
     if interval_s <= 0:
         await asyncio.Event().wait()

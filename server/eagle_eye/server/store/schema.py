@@ -1,4 +1,4 @@
-"""The store's tables, as migrations that are only ever appended to; PRAGMA user_version counts those applied."""
+"""The store's tables, as append-only migrations; PRAGMA user_version counts those applied."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ CREATE INDEX audit_time ON audit (json_extract(record, '$.time_s'));
 CREATE INDEX audit_who ON audit (json_extract(record, '$.who'));
 """
 
-# What an agent's token allows is remembered from request to request, until this count says that a token changed.
+# Token permissions are cached between requests until this count shows that a token changed.
 _CHANGES_OF_TOKENS = """
 CREATE TABLE token_changes (total INTEGER NOT NULL);
 INSERT INTO token_changes VALUES (0);

@@ -48,15 +48,15 @@ RecordT = TypeVar("RecordT", bound=msgspec.Struct)
 RECORDS_FILE = "records.db"  # in data_dir
 CHANGES_KEPT = 20_000  # how far back a reader of /api/v1/events can resume
 HEARTBEATS_KEPT_S = 3_600.0
-PRUNE_BATCH = 500  # events deleted in one transaction: other writers wait for no more
+PRUNE_BATCH = 500  # events deleted in one transaction: bounds how long other writers wait
 
-# A delivery whose turn it is: no earlier one of its incident is still pending.
+# A delivery that may be made: no earlier one of its incident is still pending.
 _FIRST_OF_GROUP = (
     "(\"group\" = '' OR NOT EXISTS (SELECT 1 FROM deliveries AS earlier WHERE earlier.state = 'pending'"
     " AND earlier.subscription_id = deliveries.subscription_id"
     ' AND earlier."group" = deliveries."group" AND earlier.sequence < deliveries.sequence))'
 )
-# A delivery that an action waits for: its own event is an action's, or a later one of its incident is.
+# A delivery that an action depends on: its own event, or a later one of its incident, is an action's.
 _URGENT = (
     "(type GLOB 'eagle_eye.action.*' OR (\"group\" != '' AND EXISTS (SELECT 1 FROM deliveries AS later"
     " WHERE later.state = 'pending' AND later.subscription_id = deliveries.subscription_id"
@@ -65,14 +65,14 @@ _URGENT = (
 
 
 class SqliteStore:
-    """A Store in ``path``. One writer at a time, readers beside it; each commit is on disk when it returns."""
+    """A Store in ``path``. One writer at a time, concurrent readers; each commit is on disk when it returns."""
 
     def __init__(self, path: Path) -> None:
         self._condition = database.Condition(path)
         self._writer = database.connect(path)
         database.migrate(self._writer, MIGRATIONS, path)
         self._reader = database.connect(path)
-        # Tokens are looked up on the event loop; they must not wait behind a long page.
+        # Tokens are looked up on the event loop and must not wait for a long page query.
         self._token_reader = database.connect(path)
         self._write_lock = threading.RLock()
         self._read_lock = threading.Lock()
@@ -123,7 +123,7 @@ class SqliteStore:
         search: str = "",
         since_s: float | None = None,
     ) -> Page[RecordT]:
-        """Return the newest records that match, at most ``limit``; the next page through its cursor."""
+        """Return the newest records that match, at most ``limit``, and a cursor to the next page."""
         limit = min(limit, PAGE_LIMIT_MAX)
         where, values = _where(kind, filters)
         if search:
@@ -194,7 +194,7 @@ class SqliteStore:
         return self._records(DELIVERIES, where, (subscription_id, since_s, now_s), order="sequence", limit=limit)
 
     def backlog(self) -> list[Backlog]:
-        """Return how much waits for each subscription for which something does."""
+        """Return the backlog of each subscription that has one."""
         with self._reading() as reader:
             rows = reader.execute(
                 "SELECT subscription_id, count(*), min(created_s) FROM deliveries WHERE state = 'pending'"
@@ -208,18 +208,18 @@ class SqliteStore:
             return reported(reader, subscription_id, group)
 
     def token_by_sha256(self, sha256: str) -> Token | None:
-        """Return the token with this hash, also when it is revoked or has expired."""
+        """Return the token with this hash, even if it is revoked or expired."""
         with self._reading(self._token_reader, self._token_lock) as reader:
             row = reader.execute("SELECT record FROM tokens WHERE sha256 = ?", (sha256,)).fetchone()
         return None if row is None else self._decoded(row[0], TOKENS.record)
 
     def any_token(self) -> bool:
-        """Return whether a token was ever made; revoked and expired ones count."""
+        """Return whether any token was ever created, including revoked and expired ones."""
         with self._reading(self._token_reader, self._token_lock) as reader:
             return reader.execute("SELECT 1 FROM tokens LIMIT 1").fetchone() is not None
 
     def tokens_version(self) -> int:
-        """Return a number that grows with every change of any token, whoever makes it."""
+        """Return a number that increases with every change of any token, whoever makes it."""
         with self._reading(self._token_reader, self._token_lock) as reader:
             version: int = reader.execute("SELECT total FROM token_changes").fetchone()[0]
         return version
@@ -234,7 +234,7 @@ class SqliteStore:
         return [Changed(*row) for row in rows]
 
     def change_range(self) -> tuple[int, int]:
-        """Return the sequences of the oldest change kept and of the newest; (0, 0) when nothing ever changed."""
+        """Return the sequences of the oldest change kept and of the newest; (0, 0) if nothing ever changed."""
         with self._reading() as reader:
             oldest, newest = reader.execute("SELECT min(sequence), max(sequence) FROM changes").fetchone()
         return (oldest or 0, newest or 0)
@@ -248,7 +248,7 @@ class SqliteStore:
         verb: str | None = None,
         since_s: float | None = None,
     ) -> Page[AuditEntry]:
-        """Return the audit trail, newest first; what is given must match, one of several subjects."""
+        """Return the audit trail, newest first; all given filters must match, with several subjects any of them."""
         limit = min(limit, PAGE_LIMIT_MAX)
         subjects = (subject,) if isinstance(subject, str) else subject
         given = (("who", "=", who), ("verb", "=", verb), ("time_s", ">=", since_s))
@@ -294,7 +294,7 @@ class SqliteStore:
             ).fetchall()
             self._writer.executemany("DELETE FROM deliveries WHERE event_id = ?", doomed)
             self._writer.executemany("DELETE FROM events WHERE id = ?", doomed)
-            # A scheduler names thousands of jobs a day; those that are over are kept as long as events are.
+            # A scheduler names thousands of jobs a day; those that are over are kept as long as events.
             self._writer.execute(
                 f"DELETE FROM jobs WHERE rowid IN (SELECT rowid FROM jobs WHERE state IN {marks(OVER_JOB_STATES)}"  # noqa: S608
                 " AND json_extract(record, '$.updated_s') < ? LIMIT ?)",
@@ -306,19 +306,19 @@ class SqliteStore:
         return len(doomed)
 
     def probe(self) -> None:
-        """Return if a transaction can be written. Raises StoreUnavailable."""
+        """Raise StoreUnavailable unless a transaction can be written."""
         if self._condition.damage is not None:
             raise StoreUnavailable(self._condition.damage)
         with self._writing():
-            # Writing the version again dirties a page: an empty transaction would not touch the disk.
+            # Rewriting the version dirties a page: an empty transaction would not touch the disk.
             self._writer.execute(f"PRAGMA user_version = {len(MIGRATIONS)}")
 
     def note_damage(self, how: str) -> None:
-        """Have ``probe`` say that the file is damaged."""
+        """Make ``probe`` report that the file is damaged."""
         self._condition.note_damage(how)
 
     def listen(self, callback: Callable[[], None]) -> None:
-        """Have ``callback`` called after each commit, in the thread that committed; it must not block."""
+        """Register ``callback`` for each commit, called in the thread that committed; it must not block."""
         with self._listener_lock:
             self._listeners.append(callback)
 

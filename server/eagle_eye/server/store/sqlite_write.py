@@ -1,4 +1,4 @@
-"""A change written to the store's tables, and the deliveries that its events call for. Inside a transaction."""
+"""Writes a change to the store's tables, and creates the deliveries of its events, within a transaction."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ from eagle_eye.server.store.store import (
     Kind,
 )
 
-RECORDS_AT_ONCE = 500  # SQLite takes 32,766 values in a statement
+RECORDS_AT_ONCE = 500  # SQLite allows 32,766 values per statement
 
 RecordT = TypeVar("RecordT", bound=msgspec.Struct)
 
 
 def write(writer: sqlite3.Connection, change: Change) -> None:
-    """Put the change's records in their places, each event with its deliveries. The caller has begun a transaction."""
+    """Write the change's records, and each event with its deliveries. The caller has begun a transaction."""
     _put(writer, SUBSCRIPTIONS, change.subscriptions)
     _put(writer, TOKENS, change.tokens, announce=False)
     _put(writer, NODES, change.nodes)
@@ -72,7 +72,7 @@ def _put(writer: sqlite3.Connection, kind: Kind[RecordT], records: Sequence[Reco
     columns = (*dict.fromkeys((kind.key, *kind.columns)), "record")
     names = ", ".join(f'"{name}"' for name in columns)
     changes = ", ".join(f'"{name}" = excluded."{name}"' for name in columns if name != kind.key)
-    # Many records in one statement: with each the lock of the interpreter is let go and waited for.
+    # Many records per statement: each statement releases the GIL and waits to get it back.
     for first in range(0, len(records), RECORDS_AT_ONCE):
         part = records[first : first + RECORDS_AT_ONCE]
         values = [(*(getattr(record, name) for name in columns[:-1]), _encode(record)) for record in part]
@@ -110,7 +110,7 @@ def reported(connection: sqlite3.Connection, subscription_id: str, group: str) -
 
 
 def _goes_on(writer: sqlite3.Connection, subscription: Subscription, event: OutboundEvent) -> bool:
-    """Return whether the event goes on with what the subscription was told before."""
+    """Return whether the event continues something that the subscription was sent before."""
     return wants(subscription, event, reported=True) and reported(writer, subscription.id, event.group)
 
 
@@ -132,7 +132,7 @@ def _delivery(event: OutboundEvent, subscription: Subscription) -> Delivery:
 
 
 def marks(values: Sequence[Any]) -> str:
-    """Return as many placeholders as there are values, in brackets."""
+    """Return as many placeholders as there are values, in parentheses."""
     return f"({', '.join('?' * len(values))})"
 
 

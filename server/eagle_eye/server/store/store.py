@@ -1,4 +1,4 @@
-"""What the server knows and must not lose, behind one small protocol: records, and changes in one transaction."""
+"""The Store protocol: the server's durable records, and changes in one transaction."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from eagle_eye.server.model.records import (
 from eagle_eye.server.model.scraped_devices import LastCodes
 
 RecordT = TypeVar("RecordT", bound=msgspec.Struct)
-Filters = Mapping[str, str | Sequence[str]]  # by name; of several values of a column any one
+Filters = Mapping[str, str | Sequence[str]]  # by name; with several values any one matches
 
 PAGE_LIMIT_MAX = 1_000
 # States in which an incident still concerns the detection loop.
 OPEN_INCIDENT_STATES = ("suspected", "confirmed", "acting", "recovered")
 
-# States of a job that has come to its end.
+# Final states of a job.
 OVER_JOB_STATES = ("cancelled", "preempted", "timeout", "failed", "finished")
 
 
@@ -41,9 +41,9 @@ OVER_JOB_STATES = ("cancelled", "preempted", "timeout", "failed", "finished")
 class Kind(Generic[RecordT]):
     """One kind of record: its table, the field that identifies it, and the fields that lists are filtered by.
 
-    ``lists`` maps a filter's name to the path of a list that must contain the value; "$.ranks[*].node" looks
-    into the list's objects. Of several lists of one name it is enough that one does. ``time`` is the field that lists
-    since a moment go by, "" for none.
+    ``lists`` maps a filter's name to the path of a list that must contain the value; "$.ranks[*].node" looks into the
+    list's objects. With several lists of one name, one match is enough. ``time`` is the field used for ``since_s``, ""
+    for none.
     """
 
     name: str
@@ -55,7 +55,7 @@ class Kind(Generic[RecordT]):
 
     @property
     def filters(self) -> tuple[str, ...]:
-        """The names that a list of this kind may be filtered by."""
+        """Names of the filters of this kind's lists."""
         return (*self.columns, *dict.fromkeys(name for name, _ in self.lists))
 
 
@@ -112,7 +112,7 @@ class Change:
     """Records to write in one transaction; each replaces the one with its id.
 
     Every event gets its ``sequence`` and, for every active subscription that wants it, a delivery, in the same
-    transaction. An event whose id is known already is ignored: committing twice announces once.
+    transaction. An event whose id is already known is ignored, so that committing twice announces once.
     ``forgotten_nodes`` are deleted, and so are their ``last_codes``.
     """
 
@@ -144,14 +144,14 @@ class Change:
 
 
 class Page(NamedTuple, Generic[RecordT]):
-    """Records, newest first, and the cursor of the page after them; None on the last page."""
+    """Records, newest first, and the cursor of the next page; None on the last page."""
 
     items: list[RecordT]
     next: str | None
 
 
 class Changed(NamedTuple):
-    """One record that changed: its kind's name and its key; ``sequence`` grows from change to change."""
+    """One record that changed: its kind's name and its key; ``sequence`` increases with every change."""
 
     sequence: int
     kind: str
@@ -159,7 +159,7 @@ class Changed(NamedTuple):
 
 
 class Backlog(NamedTuple):
-    """What waits for one subscription: how many deliveries, and when the event of the oldest was."""
+    """The backlog of one subscription: number of deliveries, and the time of the oldest one's event."""
 
     subscription_id: str
     pending: int
@@ -167,16 +167,16 @@ class Backlog(NamedTuple):
 
 
 class Due(NamedTuple):
-    """A delivery that is due and first of its group; ``urgent``: it, or one that waits behind it, is an action's."""
+    """A delivery that is due and first of its group; ``urgent``: it, or one waiting behind it, is an action's."""
 
     delivery: Delivery
     urgent: bool
 
 
 class Upcoming(NamedTuple):
-    """Of one subscription's deliveries that are first of their group: whether one is due, and when the next will be.
+    """A subscription's deliveries that are first of their group: whether one is due, and when the next will be.
 
-    ``next_s`` is after now; None where all are due.
+    ``next_s`` is after now; None if all are due.
     """
 
     due: bool
@@ -193,8 +193,8 @@ class Store(Protocol):
     def update(self, work: Callable[[Store], Change]) -> Change:
         """Commit what ``work`` returns, with no other commit between its reads and the write; return it.
 
-        Whoever reads a record in order to change it goes through here: between a plain read and a commit
-        somebody else may have changed the record, and would lose the change.
+        Use this for every read-modify-write: between a plain read and a commit the record may change, and that change
+        would be lost.
         """
         ...
 
@@ -215,10 +215,10 @@ class Store(Protocol):
         search: str = "",
         since_s: float | None = None,
     ) -> Page[RecordT]:
-        """Return the newest records that match, at most ``limit``; the next page through its cursor.
+        """Return the newest records that match, at most ``limit``, and a cursor to the next page.
 
-        ``search`` is a part of the key, whatever its case; ``since_s`` is the least of their
-        kind's ``time``. Raises BadCursor for a cursor that no page gave.
+        ``search`` is a case-insensitive part of the key; ``since_s`` is the minimum of their kind's ``time``. Raises
+        BadCursor for a cursor that no page gave.
         """
         ...
 
@@ -259,7 +259,7 @@ class Store(Protocol):
         ...
 
     def backlog(self) -> list[Backlog]:
-        """Return how much waits for each subscription for which something does."""
+        """Return the backlog of each subscription that has one."""
         ...
 
     def reported(self, subscription_id: str, group: str) -> bool:
@@ -267,15 +267,15 @@ class Store(Protocol):
         ...
 
     def token_by_sha256(self, sha256: str) -> Token | None:
-        """Return the token with this hash, also when it is revoked or has expired."""
+        """Return the token with this hash, even if it is revoked or expired."""
         ...
 
     def any_token(self) -> bool:
-        """Return whether a token was ever made; revoked and expired ones count."""
+        """Return whether any token was ever created, including revoked and expired ones."""
         ...
 
     def tokens_version(self) -> int:
-        """Return a number that grows with every change of any token, whoever makes it."""
+        """Return a number that increases with every change of any token, whoever makes it."""
         ...
 
     def changes_since(self, sequence: int, limit: int) -> list[Changed]:
@@ -283,7 +283,7 @@ class Store(Protocol):
         ...
 
     def change_range(self) -> tuple[int, int]:
-        """Return the sequences of the oldest change kept and of the newest; (0, 0) when nothing ever changed."""
+        """Return the sequences of the oldest change kept and of the newest; (0, 0) if nothing ever changed."""
         ...
 
     def audit(
@@ -295,7 +295,7 @@ class Store(Protocol):
         verb: str | None = None,
         since_s: float | None = None,
     ) -> Page[AuditEntry]:
-        """Return the audit trail, newest first; what is given must match, one of several subjects."""
+        """Return the audit trail, newest first; all given filters must match, with several subjects any of them."""
         ...
 
     def count(self, kind: Kind[RecordT]) -> int:
@@ -311,11 +311,11 @@ class Store(Protocol):
         ...
 
     def probe(self) -> None:
-        """Return if a transaction can be written. Raises StoreUnavailable."""
+        """Raise StoreUnavailable unless a transaction can be written."""
         ...
 
     def listen(self, callback: Callable[[], None]) -> None:
-        """Have ``callback`` called after each commit, in the thread that committed; it must not block."""
+        """Register ``callback`` for each commit, called in the thread that committed; it must not block."""
         ...
 
     def close(self) -> None:

@@ -1,7 +1,7 @@
-"""What a database's write-ahead log holds, by SQLite's file format: https://www.sqlite.org/fileformat2.html#walformat.
+"""Reads a database's write-ahead log (SQLite's format: https://www.sqlite.org/fileformat2.html#walformat).
 
-SQLite takes the frames up to the first whose checksum is wrong, and forgets the rest without a word: after a power cut
-that is the transaction that was never acknowledged. More than that is damage.
+SQLite uses the frames up to the first wrong checksum and silently ignores the rest: after a power cut that is the
+transaction that was never acknowledged. More than that is damage.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, BinaryIO, NamedTuple
 import numpy as np
 
 HEADER = struct.Struct(">IIIIIIII")  # magic, version, page size, checkpoint, two salts, two sums
-FRAME = struct.Struct(">IIIIII")  # page, pages of the database where it ends a commit, two salts, two sums
+FRAME = struct.Struct(">IIIIII")  # page, database size in pages if it ends a commit, two salts, two sums
 MAGIC, BIG_ENDIAN = 0x377F0682, 1
 _MASK = 0xFFFFFFFF
 
@@ -22,9 +22,9 @@ _Sums = tuple[int, int]
 
 
 class Log(NamedTuple):
-    """Whole commits are in the first ``bytes``: ``pages``, with which the database has ``size_pages`` (0: no commit).
+    """The whole commits are in the first ``bytes``: ``pages``, and the database's ``size_pages`` (0: no commit).
 
-    ``damaged``: more lies behind them than one commit, which was not acknowledged.
+    ``damaged``: behind them is more than one unacknowledged commit.
     """
 
     bytes: int
@@ -34,7 +34,7 @@ class Log(NamedTuple):
 
 
 def read(path: Path) -> Log:
-    """Return what the log holds; one that is not there, or was never written, holds nothing. Raises OSError."""
+    """Return the log's contents; one that does not exist or was never written is empty. Raises OSError."""
     try:
         with path.open("rb") as file:
             return _read(file)
@@ -57,7 +57,7 @@ def _read(file: BinaryIO) -> Log:
     end, size_pages, lost = HEADER.size, 0, 0
     while len(frame := file.read(FRAME.size + page_bytes)) == FRAME.size + page_bytes:
         page, commit, *of_frame, one, two = FRAME.unpack_from(frame)
-        if of_frame != salts:  # of an earlier round, which is in the database
+        if of_frame != salts:  # of an earlier round, already in the database
             if whole:
                 break
             continue
@@ -76,7 +76,7 @@ def _read(file: BinaryIO) -> Log:
 
 
 def _sums(words: np.ndarray[Any, Any], before: _Sums) -> _Sums:
-    """Return SQLite's checksum of the words, going on from ``before``: s0 += x0 + s1; s1 += x1 + s0, for each two."""
+    """Return SQLite's checksum of the words, continuing from ``before``: s0 += x0 + s1; s1 += x1 + s0 for each pair."""
     weights = _weights(len(words) // 2)
     (a, b), (c, d) = weights.before
     words = words.astype(np.uint32)
@@ -94,8 +94,8 @@ class _Weights(NamedTuple):
 
 @lru_cache(maxsize=8)
 def _weights(pairs: int) -> _Weights:
-    """Return how much each word counts in the sums of so many pairs: the steps are linear."""
-    (a, b), (c, d) = (1, 0), (0, 1)  # the steps that follow a pair, as a matrix
+    """Return the weight of each word in the sums of ``pairs`` pairs: the recurrence is linear."""
+    (a, b), (c, d) = (1, 0), (0, 1)  # the steps after a pair, as a matrix
     first, second = np.empty(2 * pairs, np.uint32), np.empty(2 * pairs, np.uint32)
     for at in range(2 * pairs - 2, -1, -2):
         first[at], first[at + 1] = (a + b) & _MASK, b

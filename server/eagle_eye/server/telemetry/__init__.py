@@ -1,4 +1,4 @@
-"""What the server counts and logs of itself.
+"""The server's own metrics and logs.
 
 In: increments and log records. Out: ``/metrics`` and stderr. Imports nothing of what it measures.
 """

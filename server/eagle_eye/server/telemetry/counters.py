@@ -1,4 +1,4 @@
-"""What the server counts, in Prometheus' text format."""
+"""The server's counters, in Prometheus' text format."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from eagle_eye.server.telemetry.latencies import Latencies
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 
 
-disable_created_metrics()  # type: ignore[no-untyped-call]  # a second series beside each counter, of which nobody asks anything
+disable_created_metrics()  # type: ignore[no-untyped-call]  # a second series beside each counter, which nobody queries
 
 
 def metric_name(name: str) -> str:
@@ -26,7 +26,7 @@ def metric_name(name: str) -> str:
 
 
 class Telemetry:
-    """Everything that the server counts. One registry per server, so that two in one process do not clash."""
+    """All of the server's counters. One registry per server, so that two in one process do not clash."""
 
     def __init__(self) -> None:
         registry = self.registry = CollectorRegistry(auto_describe=False)

@@ -1,4 +1,4 @@
-"""The server's build and the room that its folder has, on ``/metrics``. Touches: the folder's file system."""
+"""The server's build and its folder's free space, on ``/metrics``. Touches: the folder's file system."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from eagle_eye.schema.metrics import PROMETHEUS_PREFIX
 
 
 class HostCollector(Collector):
-    """Read when scraped; nothing of a file system that does not answer."""
+    """Read when scraped; yields nothing for a file system that does not answer."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder

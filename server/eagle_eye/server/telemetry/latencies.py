@@ -1,4 +1,4 @@
-"""A histogram that takes many observations at once: a fleet's acknowledgements, some thousand in one group."""
+"""A histogram that takes many observations at once: a fleet's acknowledgements, several thousand per group."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from prometheus_client.registry import Collector
 
 
 class Latencies(Collector):
-    """Seconds, counted by upper ``bounds_s``; from one thread, read by any."""
+    """Seconds, counted by upper ``bounds_s``; written by one thread, read by any."""
 
     def __init__(self, name: str, text: str, bounds_s: Sequence[float]) -> None:
         self._name = name
@@ -20,11 +20,11 @@ class Latencies(Collector):
         self._sum_s = 0.0
 
     def observe(self, value_s: float) -> None:
-        """Count one."""
+        """Record one observation."""
         self.observe_all((value_s,))
 
     def observe_all(self, values_s: Iterable[float]) -> None:
-        """Count all of them."""
+        """Record all of them."""
         for value_s in values_s:
             self._counts[bisect_left(self._bounds_s, value_s)] += 1
             self._sum_s += value_s

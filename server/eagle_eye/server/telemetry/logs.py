@@ -1,7 +1,7 @@
-"""What the server logs: each event one line, as JSON or for people, and never a secret. Touches: stderr.
+"""Logging: one line per event, as JSON or for people, without secrets. Touches: stderr.
 
-Modules log through the standard library: constant text, what it is about in ``extra``. structlog turns every record of
-the process into lines here, those of uvicorn and asyncio, warnings and uncaught errors too.
+Modules log through the standard library: constant text, with the details in ``extra``. structlog formats every record
+of the process, including those of uvicorn and asyncio, warnings and uncaught errors.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from structlog.typing import EventDict, Processor, WrappedLogger
 from eagle_eye.schema.configuration import SECRET_FIELDS
 from eagle_eye.server.telemetry.settings import LogSettings
 
-VALUE_CHARS_MAX = 16_384  # of one value: a traceback fits
+VALUE_CHARS_MAX = 16_384  # per value: a traceback fits
 MASK = "********"
-# One line for each request or attempt would bury the lines that matter, and theirs hold URLs and headers.
+# A line per request or attempt would bury the important lines, and those lines contain URLs and headers.
 QUIET = ("httpx", "httpcore", "asyncio", "uvicorn.error", "uvicorn.access")
 _SECRET_KEYS = SECRET_FIELDS | {"authorization", "password"}
 _SECRETS = re.compile(
@@ -31,7 +31,7 @@ _SECRETS = re.compile(
     r"|(?<=://)[^\s/@]+(?=@)"  # the user and password of a URL
     r"|(?i:(?<=bearer )|(?<=basic ))[A-Za-z0-9._~+/=-]{8,}"
 )
-# What follows a URL's host may be a credential: many receivers of webhooks know their senders by the path alone.
+# What follows a URL's host may be a credential: many webhook receivers identify senders by the path alone.
 _URL_REST = re.compile(r"(https?://[^\s/?#\"'<>]+)[/?#][^\s\"'<>]+")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 
@@ -39,7 +39,7 @@ _log = logging.getLogger(__name__)
 
 
 def configure(settings: LogSettings, stream: TextIO | None = None) -> None:
-    """Have the whole process log to ``stream`` (stderr) from now on."""
+    """Configure logging of the whole process to ``stream`` (stderr)."""
     stream = stream or sys.stderr
     handler = logging.StreamHandler(stream)
     handler.setFormatter(_formatter(settings.format, colors=stream.isatty()))
@@ -57,12 +57,12 @@ def configure(settings: LogSettings, stream: TextIO | None = None) -> None:
 
 
 def set_level(level: str) -> None:
-    """Log from this level on: debug, info, warning or error."""
+    """Set the minimum level: debug, info, warning or error."""
     logging.getLogger().setLevel(level.upper())
 
 
 def redacted(text: str) -> str:
-    """Return the text without tokens, webhooks' secrets, and what a URL says beside scheme and host."""
+    """Return the text without tokens, webhooks' secrets, and everything of a URL but scheme and host."""
     return _URL_REST.sub(rf"\1/{MASK}", _SECRETS.sub(MASK, text))
 
 
@@ -94,13 +94,13 @@ def _without_secrets(_logger: WrappedLogger, _method: str, event: EventDict) -> 
 def _safe(value: Any) -> Any:
     if value is None or isinstance(value, bool | int | float):
         return value
-    # Whatever else it is becomes text first: inside a list or an object a secret would be overlooked.
+    # All other types become text first: a secret inside a list or an object would be missed.
     text = redacted(value if isinstance(value, str) else repr(value))
     return text if len(text) <= VALUE_CHARS_MAX else f"{text[:VALUE_CHARS_MAX]}... ({len(text)} characters)"
 
 
 def _without_breaks(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
-    """Keep what comes from outside from ending a line and beginning one of its own; tracebacks are moved in."""
+    """Keep external text from ending a line and starting a forged one; tracebacks are indented."""
     for key, value in event.items():
         if key == "exception":
             event[key] = "\n".join(f"  {_escaped(line)}" for line in str(value).split("\n"))

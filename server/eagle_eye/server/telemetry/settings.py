@@ -1,4 +1,4 @@
-"""What is logged."""
+"""Logging settings."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import msgspec
 
 
 class LogSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What is logged to stderr, each event one line."""
+    """What is logged to stderr, one line per event."""
 
     format: Literal["console", "json"] = "console"
     level: Literal["debug", "info", "warning", "error"] = "info"

@@ -1,4 +1,4 @@
-"""Traces for ``backtest`` out of a Prometheus.
+"""Imports traces for ``backtest`` from a Prometheus.
 
 In: range queries. Out: a trace on disk. Touches no running server.
 """

@@ -1,4 +1,4 @@
-"""Which series of a Prometheus are of use, and of which nodes: by the mapping table, and our own names."""
+"""Selects a Prometheus' usable series and their nodes, from the mapping table and our own metric names."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ NODES_SHOWN = 20
 
 @dataclass(frozen=True)
 class Wanted:
-    """What is asked for.
+    """What to import.
 
-    ``matchers`` as they stand between the braces of PromQL; ``nodes`` are globs, (): the label of the job tells.
+    ``matchers`` as between the braces of PromQL; ``nodes`` are globs, (): those that the job label assigns to the job.
     """
 
     job: str
@@ -34,15 +34,15 @@ class Wanted:
 
     @property
     def by_label(self) -> bool:
-        """Whether the nodes are those that a label says work for the job."""
+        """Whether the nodes are selected by the job label."""
         return not self.nodes and not self.matchers
 
 
 @dataclass
 class Nodes:
-    """The nodes to import: for each label that names nodes, its values by node; ``own`` where our own names tell.
+    """The nodes to import: for each label that names nodes, its values by node; ``own`` for series with our names.
 
-    ``seen`` are all nodes, wanted or not; ``nameless`` counts series, by their labels, that name none.
+    ``seen`` are all nodes, wanted or not; ``nameless`` counts label sets that name no node.
     """
 
     by_label: dict[str, dict[str, set[str]]] = field(default_factory=dict)
@@ -58,9 +58,10 @@ def foreign_names(table: Table) -> tuple[str, ...]:
 
 
 def census(table: Table, wanted: Wanted, window_s: float) -> tuple[str, str]:
-    """Return the queries whose answers name nodes and their jobs: by exporters' series, and by our own.
+    """Return the queries for nodes and their jobs: in exporters' series, and in our own.
 
-    The store groups its series by the labels that name either: a fleet has a hundred thousand, and some thousand nodes.
+    The store groups by the labels that name nodes and jobs: a fleet has a hundred thousand series, but some thousand
+    nodes.
     """
     window = f"{round(window_s * 1000.0)}ms"
     of_exporters = with_matchers(selector("", {}, {NAME: any_of(foreign_names(table))}), wanted)
@@ -73,12 +74,12 @@ def census(table: Table, wanted: Wanted, window_s: float) -> tuple[str, str]:
 
 
 def with_matchers(of: str, wanted: Wanted) -> str:
-    """Return the selector, with what the user asked for besides."""
+    """Return the selector with the user's matchers added."""
     return f"{of[:-1]},{wanted.matchers}}}" if wanted.matchers else of
 
 
 def nodes_of(of_exporters: Iterable[Labels], of_ours: Iterable[Labels], wanted: Wanted) -> Nodes:
-    """Return the nodes that are wanted of those that the census names."""
+    """Return the wanted nodes among those in the census."""
     found = Nodes()
     named = [*_by_exporters(of_exporters, wanted, found), *_by_us(of_ours)]
     of_job = {one.node for one in named if one.job == wanted.job}
@@ -95,7 +96,7 @@ def nodes_of(of_exporters: Iterable[Labels], of_ours: Iterable[Labels], wanted: 
 
 
 class _Named(NamedTuple):
-    """A node, the label that names it ("": our own names do), the label's value, the job that the series names."""
+    """A node, the label that names it ("": our own series), the label's value, and the job in the series."""
 
     node: str
     label: str
@@ -129,9 +130,9 @@ def _fits(node: str, globs: Sequence[str]) -> bool:
 
 
 def questions(nodes: Nodes, batch: Sequence[str], table: Table, wanted: Wanted) -> list[str]:
-    """Return the selectors of all series of a batch of nodes; none selects what another does.
+    """Return selectors for all series of a batch of nodes, without overlap.
 
-    A series with several labels that name nodes is that of the first.
+    A series with several labels that name nodes belongs to the first.
     """
     found = []
     for place, label in enumerate(wanted.node_labels):
@@ -148,7 +149,7 @@ def questions(nodes: Nodes, batch: Sequence[str], table: Table, wanted: Wanted) 
 
 
 def nothing_found(nodes: Nodes, wanted: Wanted) -> str:
-    """Return why there is no node to import, and what to do about it."""
+    """Return why there is no node to import, and the remedy."""
     if not nodes.seen and not nodes.nameless:
         return (
             "the Prometheus has no series of dcgm-exporter, node_exporter or Eagle Eye in that time"

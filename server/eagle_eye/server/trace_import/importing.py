@@ -1,4 +1,4 @@
-"""A trace from an existing Prometheus: its nodes found, their samples asked for in pieces, written as rows."""
+"""Imports a trace from an existing Prometheus: finds its nodes, queries their samples in pieces, and writes rows."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from eagle_eye.server.model.errors import ServerError
 from eagle_eye.server.trace_import.catalogued import Wanted, census, nodes_of, nothing_found, questions
 from eagle_eye.server.trace_import.samples import Importer, interval_of
 
-NODES_AT_ONCE = 16  # whose samples are put together at a time
-POINTS_MAX = 10_000  # of one series in one answer; Prometheus gives up to 11,000
+NODES_AT_ONCE = 16  # nodes whose samples are processed at a time
+POINTS_MAX = 10_000  # of one series in one answer; Prometheus returns up to 11,000
 INTERVAL_UNKNOWN_S = 15.0
-WINDOW_S = 300.0  # in each of which it is looked which nodes there are
+WINDOW_S = 300.0  # length of the windows in each of which nodes are searched
 
 
 class NothingToImport(ServerError):
-    """The Prometheus has nothing of the job in that time; the message says what it has."""
+    """The Prometheus has no data of the job in that range; the message says what it has."""
 
 
 class TooMuch(ServerError):
@@ -48,7 +48,7 @@ class Imported(msgspec.Struct):
     left_out: dict[str, int]
 
 
-Reported = Callable[[str, float], None]  # what is being done, and which part of all is
+Reported = Callable[[str, float], None]  # the current activity, and the completed fraction
 
 
 def import_trace(
@@ -63,7 +63,7 @@ def import_trace(
 ) -> Imported:
     """Write the trace. Raises NothingToImport, TooMuch, RemoteStoreSilent, BadTrace.
 
-    With ``step_s`` the last sample in each such step is asked for, else all of them.
+    With ``step_s`` only the last sample in each step is queried, else all of them.
     """
     table = mapping.load()
     reported("asking for its nodes", 0.0)
@@ -116,7 +116,7 @@ def import_trace(
 
 
 def _labels(promql: PromQl, query: str, start_s: float, end_s: float) -> list[Labels]:
-    """Return the labels of all series that the query ever has in the time."""
+    """Return the labels of all series of the query anywhere in the range."""
 
     def ask(begin_s: float, until_s: float) -> list[RemoteSeries]:
         return promql.steps(query, until_s - (until_s - begin_s) // WINDOW_S * WINDOW_S, until_s, WINDOW_S)

@@ -1,4 +1,4 @@
-"""Samples of a Prometheus as frames of nodes: exporters' by the way of remote write, our own as they are. Pure."""
+"""Converts a Prometheus' samples to frames: exporters' series as remote write does, our own directly. Pure."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ SERIES_MAX = 5_000_000
 
 
 class Importer:
-    """Takes the samples of some nodes, piece after piece of time; ``left_out`` counts what became no value."""
+    """Takes the samples of some nodes, range after range; ``left_out`` counts those that became no value."""
 
     def __init__(self, table: Table, wanted: Wanted) -> None:
-        # Moments are taken one by one, each whole: whatever is open is complete, and nothing has to wait.
+        # Timestamps are processed one by one and are complete, so nothing has to wait.
         self._intake = Intake(
             table, wanted.node_labels, wanted.job_labels, SERIES_MAX, SERIES_MAX, lambda _node: None, lambda _node: {}
         )
@@ -38,7 +38,7 @@ class Importer:
         self.complaint = ""
 
     def frames(self, courses: Iterable[RemoteSeries], interval_s: float) -> Iterator[Frame]:
-        """Yield the courses' samples as frames of the job; ``interval_s`` is that of rows with our own names."""
+        """Yield the series' samples as frames of the job; ``interval_s`` is that of rows with our own names."""
         foreign: list[RemoteSeries] = []
         own: list[RemoteSeries] = []
         for course in courses:
@@ -90,13 +90,13 @@ class Importer:
 
 
 def _key(course: RemoteSeries) -> bytes:
-    """Return what stands for the labels of a series, as it comes in a request of version 2."""
+    """Return the key for a series' labels, in the form of a version 2 request."""
     texts = [text.encode() for pair in sorted(course.labels.items()) for text in pair]
     return b"\xff" + b"\xff".join(texts)
 
 
 def interval_of(courses: Iterable[RemoteSeries]) -> float | None:
-    """Return the most common distance of two samples; None: there are no two."""
+    """Return the most common distance of two samples; None if there are no two."""
     gaps: Counter[float] = Counter()
     for course in courses:
         times = course.times_s

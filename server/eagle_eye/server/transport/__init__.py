@@ -1,4 +1,4 @@
-"""Connections and raw HTTP below the API: who is accepted, how long a client may take, how bodies are read.
+"""Connections and raw HTTP below the API: connection limits, client timeouts, and reading bodies.
 
 In: sockets. Out: requests with limits applied. Knows no resource of the API.
 """

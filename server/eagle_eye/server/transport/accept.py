@@ -1,4 +1,4 @@
-"""Connections accepted by ourselves, so that one that may not stay costs no handshake, no task and no buffer."""
+"""Accepts connections itself, so that one over a limit costs no TLS handshake, task or buffer."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ import uvicorn
 from eagle_eye.server.transport.connections import Connection, Connections
 from eagle_eye.server.transport.http_protocol import GuardedProtocol
 
-ROUND = 1_024  # connections let in or refused before others on the loop have their turn: a fleet comes all at once
-HANDSHAKE_S, GOODBYE_S = 10.0, 5.0  # how long TLS may take to begin and to end
-REST_S = 1.0  # after the system had no room for a connection
+ROUND = 1_024  # connections accepted or refused before yielding to the event loop: a whole fleet may connect at once
+HANDSHAKE_S, GOODBYE_S = 10.0, 5.0  # maximum durations of the TLS handshake and shutdown
+REST_S = 1.0  # pause after the system ran out of resources for a connection
 
 _log = logging.getLogger(__name__)
 
 
 class Acceptor:
-    """Lets in from ``listening`` whom ``connections`` admit; ``protocol(counted)`` begins a connection. On the loop."""
+    """Accepts connections that ``connections`` admits; ``protocol(counted)`` creates protocols. On the event loop."""
 
     def __init__(
         self,
@@ -40,12 +40,12 @@ class Acceptor:
         listening.setblocking(False)
 
     def open(self) -> None:
-        """Let in from now on."""
+        """Start accepting."""
         self._rest = None
         self._loop.add_reader(self._listening.fileno(), self._look)
 
     def close(self) -> None:
-        """Let nobody in any more; who is in stays."""
+        """Stop accepting; open connections stay open."""
         if self._rest is not None:
             self._rest.cancel()
         self._loop.remove_reader(self._listening.fileno())
@@ -58,7 +58,7 @@ class Acceptor:
                 return
             except ConnectionAbortedError:
                 continue
-            except OSError as error:  # no files or no memory are left: those who are in may leave some
+            except OSError as error:  # out of files or memory: open connections may close meanwhile
                 _log.error("no connection can be accepted for a moment", extra={"error": str(error)})
                 self.close()
                 self._rest = self._loop.call_later(REST_S, self.open)
@@ -79,13 +79,13 @@ class Acceptor:
             await self._loop.connect_accepted_socket(
                 lambda: self._protocol(connected.counted), connected, ssl=self._context, **limits
             )
-        except OSError:  # the handshake failed, or took too long: ssl.SSLError and TimeoutError are such
+        except OSError:  # the handshake failed or timed out: ssl.SSLError and TimeoutError are OSErrors
             connected.counted.bad()
             connected.close()
 
 
 class _Connected(socket.socket):
-    """A connection that was let in; its end is counted whoever closes it."""
+    """An accepted connection; its end is counted, whoever closes it."""
 
     def __init__(self, connection: socket.socket, counted: Connection) -> None:
         family, kind, proto = connection.family, connection.type, connection.proto
@@ -99,13 +99,13 @@ class _Connected(socket.socket):
         super().close()
 
     def detach(self) -> int:
-        """Return its file, which uvloop closes by itself when the connection ends."""
+        """Return its file descriptor, which uvloop closes by itself when the connection ends."""
         self.counted.end()
         return super().detach()
 
 
 class AcceptingServer(uvicorn.Server):
-    """uvicorn's server, with connections that an ``Acceptor`` lets in."""
+    """uvicorn's server, with connections accepted by an ``Acceptor``."""
 
     def __init__(self, config: uvicorn.Config, listening: socket.socket, connections: Connections) -> None:
         super().__init__(config)
@@ -114,14 +114,14 @@ class AcceptingServer(uvicorn.Server):
         self._acceptor: Acceptor | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:  # noqa: ARG002 - uvicorn's signature
-        """Begin to serve."""
+        """Start serving."""
         await super().startup(sockets=[])
         if self.started:
             self._acceptor = Acceptor(self._listening, self._connections, self._begun, self.config.ssl)
             self._acceptor.open()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:  # noqa: ARG002 - uvicorn's signature
-        """Let nobody in any more, and end what is under way."""
+        """Stop accepting, and end open connections."""
         if self._acceptor is not None:
             self._acceptor.close()
         self._listening.close()
@@ -129,7 +129,7 @@ class AcceptingServer(uvicorn.Server):
 
     def _begun(self, counted: Connection) -> asyncio.Protocol:
         kind = self.config.http_protocol_class
-        assert issubclass(kind, GuardedProtocol)  # noqa: S101 - connection_options says so
+        assert issubclass(kind, GuardedProtocol)  # noqa: S101 - ensured by connection_options
         protocol = kind(config=self.config, server_state=self.server_state, app_state=self.lifespan.state)
         protocol.counted = counted
         return protocol

@@ -12,7 +12,7 @@ from eagle_eye.server.transport.connections import Connections
 
 
 class ConnectionCollector(Collector):
-    """How many are connected, read when scraped."""
+    """The number of open connections, read when scraped."""
 
     def __init__(self, connections: Connections) -> None:
         self._connections = connections

@@ -1,8 +1,8 @@
-"""Who is connected: how many at a time, from where, and whether they have shown that they may be. On the event loop.
+"""Connection limits: in total, per client address, and for unauthenticated connections. On the event loop.
 
-A connection is unauthenticated until a request on it was answered with success to somebody who may ask. An address may
-have only so many such connections at a time, and one that sends bad requests too often is refused for a while. So no
-client can take all of the process' files or wear out the loop on which agents are answered.
+A connection is unauthenticated until an authorised request on it has succeeded. Each address may have a limited number
+of such connections at a time, and one that sends bad requests too often is refused for a while. So no client can use up
+the process's files or the event loop that serves the agents.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from collections.abc import Callable
 from eagle_eye.server.model.clock import Clock
 from eagle_eye.server.security.limits import SAID_EVERY_S, Limits, host_of
 
-FILES_KEPT = 256  # of those that the process may open, for everything that is no connection
+FILES_KEPT = 256  # of the process's file limit, reserved for everything but connections
 
 _log = logging.getLogger(__name__)
 
 
 class Connections:
-    """All connections. ``refused(reason)`` is called for each that was not let in: "total", "address" or "rate"."""
+    """All connections. ``refused(reason)`` is called for each one refused: "total", "address" or "rate"."""
 
     def __init__(self, limits: Limits, clock: Clock, refused: Callable[[str], None]) -> None:
         self._limits = limits
@@ -34,11 +34,11 @@ class Connections:
 
     @property
     def unauthenticated(self) -> int:
-        """How many connections have shown nothing yet."""
+        """Number of unauthenticated connections."""
         return self._unauthenticated.total()
 
     def admit(self, address: str) -> Connection | None:
-        """Count a connection from the address in; return None where it may not stay."""
+        """Count a new connection from the address; return None if it must be refused."""
         host, limits = host_of(address), self._limits.settings
         most = max(min(limits.connections, _files_max() - FILES_KEPT), 1)
         if self.count >= most:
@@ -61,11 +61,11 @@ class Connections:
         return None
 
     def is_bad(self, address: str) -> bool:
-        """Count a request that was of no use; return whether its address has sent too many of them."""
+        """Count a bad request; return whether its address has sent too many of them."""
         return self._limits.count_bad(address)
 
     def count_authenticated(self, host: str) -> None:
-        """Count one unauthenticated connection less."""
+        """Decrease the count of unauthenticated connections."""
         self._unauthenticated[host] -= 1
         if not self._unauthenticated[host]:
             del self._unauthenticated[host]
@@ -82,17 +82,17 @@ class Connection:
         self._here = True
 
     def proven(self) -> None:
-        """Take note that somebody who may ask has asked on it."""
+        """Mark the connection as authenticated."""
         if self._unauthenticated:
             self._unauthenticated = False
             self._connections.count_authenticated(self._host)
 
     def bad(self) -> bool:
-        """Take note of a request that was of no use; return whether the connection is to be closed for it."""
+        """Count a bad request; return whether the connection must be closed for it."""
         return self._connections.is_bad(self._address)
 
     def end(self) -> None:
-        """Count it out; a second time changes nothing."""
+        """Remove the connection from the counts; idempotent."""
         if self._here:
             self._here = False
             self._connections.count -= 1

@@ -1,4 +1,4 @@
-"""A connection that nobody holds open by doing nothing: heads and answers have their time, and nonsense its measure."""
+"""HTTP protocol with timeouts for heads and for reading answers, and limits on bad requests."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from eagle_eye.server.security.tls import PeerProtocol
 
 STALL_S = 60.0  # how long a client may leave an answer unread
 CONNECTION = "connection"  # in an ASGI scope's state
-# Of a body whose request is answered already: it is read on and thrown away. A client that writes all of it before it
+# Of a body whose request is already answered: it is read and discarded. A client that writes the whole body before it
 # reads would lose the answer if the connection were closed with bytes unread (RFC 9112, section 9.6).
 UNREAD_BYTES_MAX, UNREAD_S = 32 << 20, 10.0
 
@@ -23,12 +23,12 @@ _OVERDUE = b"HTTP/1.1 408 Request Timeout\r\nconnection: close\r\ncontent-length
 
 
 def is_bad(status: int) -> bool:
-    """Return whether telemetry that is answered so was of no use: its sender is unknown, or nobody can read it."""
+    """Return whether this status answers bad telemetry: malformed, or from an unknown sender."""
     return 400 <= status < 500 and status != 429
 
 
 class Seldom(logging.Filter):
-    """Lets each text of a warning through once in ``SAID_EVERY_S``; errors always."""
+    """Lets each warning text through once in ``SAID_EVERY_S``; errors always."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -45,38 +45,40 @@ class Seldom(logging.Filter):
         return True
 
 
-# uvicorn warns of each request that it cannot read, in constant texts.
+# uvicorn warns about each malformed request, in constant texts.
 _log = logging.getLogger(__name__)
 _log.addFilter(Seldom())
 
 
 class CountedConnection(Protocol):
-    """A connection as ``connections.py`` counts it."""
+    """A connection as counted by ``connections.py``."""
 
     def proven(self) -> None:
-        """Take note that somebody who may ask has asked."""
+        """Mark the connection as authenticated."""
         ...
 
     def bad(self) -> bool:
-        """Take note of a request that was of no use; return whether the connection is to be closed for it."""
+        """Count a bad request; return whether the connection must be closed for it."""
         ...
 
 
 class UncountedConnection:
-    """A connection that nobody counts."""
+    """A connection without limits."""
 
     def proven(self) -> None:
         """Do nothing."""
 
     def bad(self) -> bool:
-        """Return that it may stay."""
+        """Return False: it may stay open."""
         return False
 
 
 class GuardedProtocol(PeerProtocol):
-    """One connection. ``closed(reason)`` is called for each that is closed for what its client did or left undone:
-    "slow_head", "slow_reader", "unread_body", "malformed" or "rate". Subclasses set it and ``head_timeout_s``.
-    """  # noqa: D205 - one thought
+    """One connection. Subclasses set ``closed`` and ``head_timeout_s``.
+
+    ``closed(reason)`` is called for each that is closed because of its client: "slow_head", "slow_reader",
+    "unread_body", "malformed" or "rate".
+    """
 
     closed: Callable[[str], None]
     head_timeout_s: Callable[[], float]
@@ -92,18 +94,18 @@ class GuardedProtocol(PeerProtocol):
         self._unread_bytes = 0
 
     def prove(self) -> None:
-        """Take note that somebody who may ask has asked."""
+        """Mark the connection as authenticated."""
         self.is_unauthenticated = False
         self.counted.proven()
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Begin; the first head has its time from here on."""
+        """Begin; the timeout for the first head starts here."""
         super().connection_made(transport)
         self.app_state = {**self.app_state, CONNECTION: self.counted}
         self.await_head()
 
     def data_received(self, data: bytes) -> None:
-        """Take what came."""
+        """Process received bytes."""
         if self._unread_timer is not None:
             self._unread_bytes += len(data)
             if self._unread_bytes > UNREAD_BYTES_MAX:
@@ -115,7 +117,7 @@ class GuardedProtocol(PeerProtocol):
         self._mind_head()
 
     def on_response_complete(self) -> None:
-        """Go on with the next request, after what is left of this one's body."""
+        """Continue with the next request, after the rest of this one's body."""
         super().on_response_complete()
         if self._answered_early() and not self.transport.is_closing():
             self._unread_bytes = 0
@@ -123,19 +125,19 @@ class GuardedProtocol(PeerProtocol):
         self._mind_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """End."""
+        """Clean up after the connection."""
         self.head_came()
         self._lose_unread_timer()
         self.resume_writing()
         super().connection_lost(exc)
 
     def await_head(self) -> None:
-        """Have the head that is awaited come in time, from the first call on."""
+        """Start the timeout for the next head, unless it is already running."""
         if self._head_timer is None:
             self._head_timer = self.loop.call_later(self.head_timeout_s(), self._overdue)
 
     def head_came(self) -> None:
-        """Await no head any more."""
+        """Stop the timeout for the head."""
         if self._head_timer is not None:
             self._head_timer.cancel()
             self._head_timer = None
@@ -146,21 +148,21 @@ class GuardedProtocol(PeerProtocol):
         self.transport.close()
 
     def send_400_response(self, msg: str) -> None:
-        """Answer what is no request."""
+        """Answer a malformed request."""
         self.closed("malformed")
         self.counted.bad()
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
             super().send_400_response(msg)
-        else:  # in the middle of an answer nothing can be said
+        else:  # an answer has begun, so no error can be sent
             self.transport.abort()
 
     def pause_writing(self) -> None:
-        """Wait for the client to read, not for ever."""
+        """Wait for the client to read, with a timeout."""
         super().pause_writing()
         self._stall_timer = self.loop.call_later(STALL_S, self._stalled)
 
     def resume_writing(self) -> None:
-        """Go on writing."""
+        """Resume writing."""
         if self._stall_timer is not None:
             self._stall_timer.cancel()
             self._stall_timer = None
@@ -181,7 +183,7 @@ class GuardedProtocol(PeerProtocol):
             self.turn_away("slow_head")
 
     def _answered_early(self) -> bool:
-        """Return whether the request is answered and more of its body is to come."""
+        """Return whether the request is answered while more of its body is to come."""
         return self.conn.our_state is h11.DONE and self.conn.their_state is h11.SEND_BODY
 
     def _body_ended(self) -> None:

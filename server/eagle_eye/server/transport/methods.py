@@ -1,4 +1,4 @@
-"""Which methods a path of the API takes (RFC 9110): its routes' own, HEAD wherever GET is one, and OPTIONS."""
+"""The methods that a path of the API allows (RFC 9110): its routes' own, HEAD with GET, and OPTIONS."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _ROUTED = ("DELETE", "GET", "PATCH", "POST", "PUT")
 
 
 def of_route(api: FastAPI, scope: MutableMapping[str, Any]) -> list[str]:
-    """Return the methods that the request's path takes, empty where nothing is."""
+    """Return the methods that the request's path allows, empty for an unknown path."""
     return [
         method
         for method in _ROUTED
@@ -24,19 +24,19 @@ def of_route(api: FastAPI, scope: MutableMapping[str, Any]) -> list[str]:
 
 
 def allow(methods: Collection[str]) -> Mapping[str, str]:
-    """Return the header that names them, with those that need no route."""
+    """Return the Allow header for these methods and those that need no route."""
     more = {"OPTIONS", "HEAD"} if "GET" in methods else {"OPTIONS"}
     return {"Allow": ", ".join(sorted({*methods} | more))}
 
 
 def refusal(method: str, methods: Collection[str]) -> Refusal:
-    """Return the refusal of a method that is none of them."""
+    """Return the refusal of a method that is not allowed."""
     named = allow(methods)
     return Refusal(405, "method", f"{method[:20]} does not apply here; this takes {named['Allow']}", named)
 
 
 def headless(send: Send) -> Send:
-    """Return what sends an answer's head and ends it where its body begins, also one of an endless stream."""
+    """Return a ``send`` for HEAD: it ends the answer where its body begins, even that of an endless stream."""
     ended = False
 
     async def send_head(message: ASGIMessage) -> None:

@@ -1,6 +1,6 @@
-"""Names of jobs and nodes in a request's path: a ``%2F`` belongs to the name, a plain slash ends it. Pure.
+"""Names of jobs and nodes in a request's path: ``%2F`` is part of the name, a plain slash ends it. Pure.
 
-ASGI hands the path over decoded, where both look alike; its ``raw_path`` tells them apart.
+ASGI passes the path decoded, where both look the same; its ``raw_path`` distinguishes them.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from starlette.convertors import Convertor, register_url_convertor
 
 # What precedes a name.
 _HEADS = tuple(tuple(head.encode().split(b"/")) for head in ("/api/v1/jobs", "/api/v1/nodes", "/api/v1/nvrx"))
-_SLASH = "\uffff"  # stands for a name's own slash until the route is found; never a part of a name: it is no character
+_SLASH = "\uffff"  # replaces a name's own slashes during routing; a noncharacter, so never part of a name
 
 
 class _Name(Convertor[str]):
-    """One segment of a path, ``{job:name}``, with the slashes that are its own."""
+    """A path parameter ``{job:name}``: one segment, which may contain encoded slashes."""
 
     regex = "[^/]+"
 
@@ -29,12 +29,12 @@ class _Name(Convertor[str]):
 
 
 def register() -> None:
-    """Paths of routes that are made from now on may have names in them."""
+    """Register the converter, so that routes created from now on may use ``{...:name}``."""
     register_url_convertor("name", _Name())
 
 
 def routed(scope: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
-    """Return the request's scope with a path whose slashes all part segments; the scope itself where they do."""
+    """Return the request's scope with encoded slashes replaced in the path; the same scope if there are none."""
     raw: bytes = scope.get("raw_path") or b""
     if b"%2f" not in raw.lower():
         return scope

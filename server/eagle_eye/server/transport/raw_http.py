@@ -1,4 +1,4 @@
-"""Bodies read with limits, and answers of endpoints that stand beside FastAPI: those that take telemetry."""
+"""Reads bodies with limits, and sends the answers of the telemetry endpoints, which bypass FastAPI."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from eagle_eye.server.model.errors import NO_HEADERS, Refusal
 ASGIMessage = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[ASGIMessage]]
 Send = Callable[[ASGIMessage], Awaitable[None]]
-_CLOSE: Mapping[str, str] = MappingProxyType({"Connection": "close"})  # who is slow is waited for no longer
+_CLOSE: Mapping[str, str] = MappingProxyType({"Connection": "close"})  # do not wait further for a slow client
 Taker = Callable[[ASGIMessage, Receive, Send], Awaitable[None]]
 
 
@@ -23,7 +23,7 @@ def headers_of(scope: ASGIMessage) -> dict[str, str]:
 
 
 async def read_body(receive: Receive, headers: Mapping[str, str], limit: int, timeout_s: float, key: str) -> bytes:
-    """Return a request's body. Raises Refusal 400, 408 and 413; ``key`` tells its reader where the limit is from."""
+    """Return a request's body. Raises Refusal 400, 408 and 413; ``key`` names the setting of the limit."""
     declared = headers.get("content-length", "")
     if declared.isascii() and declared.isdigit() and int(declared) > limit:
         raise _too_large(f"{declared} bytes are announced", limit, key)
@@ -49,14 +49,14 @@ async def read_body(receive: Receive, headers: Mapping[str, str], limit: int, ti
 
 
 async def refuse(send: Send, refusal: Refusal) -> None:
-    """Answer with the problem document of a refusal."""
+    """Send the problem document of a refusal."""
     await answer(send, refusal.status, CONTENT_TYPE, refusal.document(), refusal.headers)
 
 
 async def answer(
     send: Send, status: int, content_type: str, body: bytes, headers: Mapping[str, str] = NO_HEADERS
 ) -> None:
-    """Answer; 204 has neither a type nor a length."""
+    """Send an answer; 204 has neither content type nor length."""
     head: list[tuple[bytes, bytes]] = []
     if status != 204:
         head = [(b"content-type", content_type.encode()), (b"content-length", str(len(body)).encode())]

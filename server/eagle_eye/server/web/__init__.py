@@ -1,4 +1,4 @@
-"""The outermost ASGI application: telemetry to its endpoints, the page's files, all else to the API.
+"""The outermost ASGI application: routes telemetry to its endpoints, serves the page, passes the rest to the API.
 
 In: ASGI events. Out: answers with security headers.
 """

@@ -1,4 +1,4 @@
-"""The outermost layer: telemetry goes straight to its takers, the page is served, all else is the API's."""
+"""The outermost ASGI layer: routes telemetry to its endpoints, serves the page, passes the rest to the API."""
 
 from __future__ import annotations
 
@@ -39,16 +39,16 @@ _SECURITY = (
     (b"referrer-policy", b"no-referrer"),
     (b"cross-origin-resource-policy", b"same-origin"),
 )
-# A browser that was here once over TLS does not come back without, for a year.
+# Browsers that have connected once over TLS will not connect without it for a year.
 _HSTS = (b"strict-transport-security", b"max-age=31536000")
-# Whoever watches the process must hear of it when others ask too much, too.
+# Paths that stay reachable when others send too many requests, for monitoring.
 _UNLIMITED = frozenset({"/healthz", "/readyz"})
-# Whoever gets an answer here has shown nothing.
+# Paths whose answers do not prove authentication.
 _OPEN = OPEN | {"/openapi.json"}
 
 
 class Needs(Protocol):
-    """What is needed here of the server."""
+    """The dispatcher's dependencies."""
 
     certificates: Certificates | None
     clock: Clock
@@ -65,7 +65,7 @@ ServicesT = TypeVar("ServicesT", bound=Needs)
 
 
 class Dispatcher(Generic[ServicesT]):
-    """The server as an ASGI application. ``reload()`` has the configuration read again, from any thread."""
+    """The server as an ASGI application. ``reload()`` has the configuration reread, from any thread."""
 
     def __init__(
         self,
@@ -100,7 +100,7 @@ class Dispatcher(Generic[ServicesT]):
         self._takers: dict[str, Taker] = {PATH: ingest, WRITE_PATH: remote_write}
 
     async def __call__(self, scope: ASGIMessage, receive: Receive, send: Send) -> None:
-        """Answer one connection's event."""
+        """Handle one connection's event."""
         if scope["type"] != "http":
             await self.api(scope, receive, send)
             return
@@ -129,7 +129,7 @@ class Dispatcher(Generic[ServicesT]):
             await self._call_api(scope, receive, send)
 
     def _methods(self, scope: ASGIMessage) -> list[str]:
-        """Return the methods that the request's path takes, but for HEAD and OPTIONS; empty where nothing is."""
+        """Return the methods that the request's path allows, except HEAD and OPTIONS; empty for an unknown path."""
         if scope["path"] in self._takers:
             return ["POST"]
         return ["GET"] if scope["path"] in self._files else methods.of_route(self.api, routed(scope))
@@ -150,11 +150,11 @@ class Dispatcher(Generic[ServicesT]):
         except Exception:
             if not answered:
                 raise
-            # It was answered with 500, counted and logged where it was caught first; starlette raises it again. The
-            # connection is as good as before, and uvicorn would close it under its client's next request.
+            # It was answered with 500, counted and logged where it was first caught; starlette raises it again. The
+            # connection is intact, and uvicorn would close it before its client's next request.
 
     def stop(self) -> None:
-        """Let the readers of /api/v1/events go; may be called from any thread or a signal handler."""
+        """End the streams of /api/v1/events; may be called from any thread or a signal handler."""
         self.services.stopping.set()
         self.services.signal.notify()
 
@@ -182,7 +182,7 @@ class Dispatcher(Generic[ServicesT]):
 
 
 def _watched(scope: ASGIMessage, send: Send, *, unjudged: bool, telemetry: bool) -> Send:
-    """Return what sends an answer and takes note of what it says about the connection's client."""
+    """Return a ``send`` that records what the answer shows about the connection's client."""
     counted: CountedConnection | None = scope.get("state", {}).get(CONNECTION)
     if counted is None or unjudged:
         return send
@@ -200,7 +200,7 @@ def _watched(scope: ASGIMessage, send: Send, *, unjudged: bool, telemetry: bool)
 
 
 def _closing(send: Send) -> Send:
-    """Return what sends an answer that is the connection's last."""
+    """Return a ``send`` for the connection's last answer."""
 
     async def closing(message: ASGIMessage) -> None:
         if message["type"] == "http.response.start":

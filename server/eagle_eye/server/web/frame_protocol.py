@@ -1,7 +1,7 @@
-"""Agents' connections: requests of rows are taken as they come off the socket, everything else is uvicorn's.
+"""Fast path for agents' connections: takes row requests directly from the socket, leaving everything else to uvicorn.
 
-A request of rows that is whole and plain costs no task, no scope and no parsing of a head that is the same as the one
-before. Anything that is unusual about it goes the long way, through ``Ingest``, with the same result.
+A complete and ordinary row request costs no task, no scope and no parsing of a head that is equal to the previous one.
+Unusual requests take the normal path through ``Ingest``, with the same result.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from eagle_eye.server.security.principals import Pass
 from eagle_eye.server.telemetry.counters import Telemetry
 from eagle_eye.server.transport.http_protocol import GuardedProtocol, is_bad
 
-WHOLE_BYTES_MAX = 1 << 16  # of a request that is taken here; larger ones go the long way
+WHOLE_BYTES_MAX = 1 << 16  # of a request taken here; larger ones take the normal path
 HEAD_BYTES_MAX = 4_096
 
 _LINE = b"POST " + PATH.encode() + b" HTTP/1.1\r\n"
 _END = b"\r\n\r\n"
-# What a head may say beside what is read of it, without becoming unusual.
+# Headers that may be present without making a request unusual.
 _PLAIN = frozenset(
     {"host", "user-agent", "accept", "accept-encoding", "authorization", "content-length", "content-type"}
 )
@@ -42,12 +42,12 @@ _log = logging.getLogger(__name__)
 
 class _Principals(Protocol):
     def authenticate(self, credentials: Credentials, held: Pass | None = None) -> Pass:
-        """Return who it is. Raises Refusal."""
+        """Return the principal's pass. Raises Refusal."""
         ...
 
 
 class Heads:
-    """What answers begin with, while ``made_for`` is what uvicorn begins them with."""
+    """The beginnings of answers, valid while uvicorn's default headers are ``made_for``."""
 
     __slots__ = ("good", "made_for")
 
@@ -57,9 +57,9 @@ class Heads:
 
 
 class Taker(msgspec.Struct, frozen=True):
-    """What a request needs. ``admit(principal)`` raises Refusal 429; ``patience_s`` is how long a body may take.
+    """What a request needs. ``admit(principal)`` raises Refusal 429; ``patience_s`` is the timeout for a body.
 
-    ``head_timeout_s()`` is how long a head may, and ``closed`` what ``GuardedProtocol`` calls.
+    ``head_timeout_s()`` is the timeout for a head, and ``closed`` is called as in ``GuardedProtocol``.
     """
 
     rows: RowsIngest
@@ -88,17 +88,17 @@ class FrameProtocol(GuardedProtocol):
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
         self._head: _Head | None = None
-        self._pass: Pass | None = None  # of whom the head speaks for
-        self._untouched = True  # uvicorn has seen nothing, or all that it saw is over
-        self._held = b""  # what has come of a request that is not whole yet, or of the next one
+        self._pass: Pass | None = None  # of the head's credentials
+        self._untouched = True  # uvicorn has seen nothing, or has finished with all that it saw
+        self._held = b""  # the received part of an incomplete or following request
         self._waits = False  # for the answer to a request that was taken
-        self._ends = False  # the server does, once the answer is sent
+        self._ends = False  # the server shuts down once the answer is sent
         self._active_s = 0.0
         self._idle: asyncio.TimerHandle | None = None
         self._patience: asyncio.TimerHandle | None = None
 
     def data_received(self, data: bytes) -> None:
-        """Take what came."""
+        """Process received bytes."""
         if self._held:
             data = self._held + data
             self._held = b""
@@ -133,7 +133,7 @@ class FrameProtocol(GuardedProtocol):
         self._take(head, data[begin:whole])
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """End."""
+        """Clean up after the connection."""
         for timer in (self._idle, self._patience):
             if timer is not None:
                 timer.cancel()
@@ -141,14 +141,14 @@ class FrameProtocol(GuardedProtocol):
         super().connection_lost(exc)
 
     def shutdown(self) -> None:
-        """Let the request under way be answered, then close."""
+        """Let the request in progress be answered, then close."""
         if self._waits:
             self._ends = True
         else:
             super().shutdown()
 
     def _between_requests(self) -> bool:
-        """Return whether uvicorn has nothing under way on this connection."""
+        """Return whether uvicorn has nothing in progress on this connection."""
         if self._untouched:
             return True
         if self.cycle is not None and not self.cycle.response_complete:
@@ -158,13 +158,13 @@ class FrameProtocol(GuardedProtocol):
         return self._untouched
 
     def _hand_on(self, data: bytes) -> None:
-        """Give uvicorn what came."""
+        """Pass the bytes to uvicorn."""
         self._lose_patience()
         self._untouched = False
         super().data_received(data)
 
     def _hold(self, data: bytes, most: int) -> None:
-        """Keep what has come until the rest is there, for as long as a body may take from its first byte on."""
+        """Buffer an incomplete request, with a timeout for the body from its first byte on."""
         if len(data) > most:
             self._hand_on(data)
             return
@@ -173,7 +173,7 @@ class FrameProtocol(GuardedProtocol):
             self._patience = self.loop.call_later(self.taker.patience_s, self._hand_over)
 
     def _hand_over(self) -> None:
-        """Give up waiting: uvicorn and Ingest know what to do with a request that does not end."""
+        """Stop waiting: uvicorn and Ingest handle a request that does not end."""
         data, self._held = self._held, b""
         self._hand_on(data)
 
@@ -183,7 +183,7 @@ class FrameProtocol(GuardedProtocol):
             self._patience = None
 
     def _read(self, raw: bytes) -> _Head | None:
-        """Return what the head says, or None for one that is in any way unusual."""
+        """Return the parsed head, or None if it is unusual in any way."""
         headers: dict[str, str] = {}
         for line in raw[len(_LINE) :].split(b"\r\n"):
             name, colon, value = line.partition(b":")
@@ -213,12 +213,12 @@ class FrameProtocol(GuardedProtocol):
             started_s = taker.clock.monotonic_s()
             if not taker.rows.take_if_usual(held.principal, body, started_s, self):
                 taker.rows.take(held.principal, body, started_s, self.answer)
-        except Exception as error:  # noqa: BLE001 - nothing stands behind this that would answer and count it
+        except Exception as error:  # noqa: BLE001 - no outer layer answers and counts these errors
             self.refuse(error)
 
     def refuse(self, error: Exception) -> None:
-        """Answer the request that was taken with a problem, and count it; see ``Asker``."""
-        if isinstance(error, StoreUnavailable):  # whose token it is cannot be looked up
+        """Answer the taken request with a problem document, and count it; see ``Asker``."""
+        if isinstance(error, StoreUnavailable):  # the token cannot be looked up
             error = Refusal(503, "storage", str(error), {"Retry-After": str(RETRY_UNAVAILABLE_S)})
         if not isinstance(error, Refusal):
             _log.error("rows could not be taken for a reason that was not foreseen", exc_info=error)
@@ -227,7 +227,7 @@ class FrameProtocol(GuardedProtocol):
         self.answer(error.status, error.document(), error.headers)
 
     def accept(self, body: bytes) -> None:
-        """Answer the request that was taken with 200 and a JSON body; see ``Asker``."""
+        """Answer the taken request with 200 and a JSON body; see ``Asker``."""
         self._waits = False
         self.server_state.total_requests += 1
         if self.transport.is_closing():
@@ -238,7 +238,7 @@ class FrameProtocol(GuardedProtocol):
         self._go_on_soon()
 
     def answer(self, status: int, body: bytes, headers: Mapping[str, str]) -> None:
-        """Answer the request that was taken; see ``Asker``."""
+        """Answer the taken request; see ``Asker``."""
         if status == 200:
             self.accept(body)
             return
@@ -256,7 +256,7 @@ class FrameProtocol(GuardedProtocol):
         self._go_on_soon()
 
     def _go_on_soon(self) -> None:
-        """Await the next request, or take the one that came meanwhile."""
+        """Await the next request, or process the one that arrived meanwhile."""
         if self._ends:
             self.transport.close()
             return
@@ -267,7 +267,7 @@ class FrameProtocol(GuardedProtocol):
             self.loop.call_soon(self._go_on)
 
     def _good_head(self) -> bytes:
-        """Return the beginning of an answer 200; uvicorn renews the headers, the date among them, every second."""
+        """Return the beginning of a 200 answer; uvicorn renews the headers, including the date, every second."""
         heads, now = self.taker.heads, self.server_state.default_headers
         if heads.made_for is not now:
             lines = b"".join(b"%b: %b\r\n" % header for header in now)
@@ -275,7 +275,7 @@ class FrameProtocol(GuardedProtocol):
         return heads.good
 
     def _go_on(self) -> None:
-        """Take what came while the answer was awaited."""
+        """Process what arrived while the answer was awaited."""
         self.transport.resume_reading()
         if self._held and not self._waits and not self.transport.is_closing():
             self.data_received(b"")
@@ -285,7 +285,7 @@ class FrameProtocol(GuardedProtocol):
         self._idle = None
         idle_s = self.loop.time() - self._active_s
         if self._waits or self._held or not self._between_requests() or self.timeout_keep_alive_task is not None:
-            idle_s = 0.0  # somebody else looks after it, or it is busy
+            idle_s = 0.0  # another component handles it, or it is busy
         if idle_s >= self.timeout_keep_alive:
             self.timeout_keep_alive_handler()
         else:
@@ -293,7 +293,7 @@ class FrameProtocol(GuardedProtocol):
 
 
 def protocol_of(taker: Taker) -> type[FrameProtocol]:
-    """Return the class of a server's connections."""
+    """Return the protocol class of a server's connections."""
     timeout_s, closed = staticmethod(taker.head_timeout_s), staticmethod(taker.closed)
     return type("ServerProtocol", (FrameProtocol,), {"taker": taker, "head_timeout_s": timeout_s, "closed": closed})
 

@@ -1,4 +1,4 @@
-"""The live page's files as they are served, and what a browser may do with them. Reads the package's folder once."""
+"""The live page's files as served, and its content security policy. Reads the package's folder once."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class PageFile:
 
 
 def read_page(folder: Path = FOLDER) -> dict[str, PageFile]:
-    """Return what is served, by path; "/" is index.html. Files of other types than a browser needs are left out."""
+    """Return the files to serve, by path; "/" is index.html. Files of types that browsers do not need are left out."""
     found: dict[str, PageFile] = {}
     for file in sorted(folder.rglob("*")):
         content_type = _TYPES.get(file.suffix)
@@ -47,10 +47,10 @@ def read_page(folder: Path = FOLDER) -> dict[str, PageFile]:
 
 
 def content_security_policy(index: bytes) -> bytes:
-    """Return the policy for a page that loads and runs nothing but this server's files.
+    """Return the policy for a page that loads and runs only this server's files.
 
-    Browsers take import maps only inline, so the one in ``index`` is allowed by its hash. Trusted types are demanded
-    and none can be made: text that a script took for markup is an error, not an element.
+    Browsers support import maps only inline, so the one in ``index`` is allowed by its hash. Trusted types are required
+    and no policy may create any, so that a script that assigns text as markup causes an error, not an element.
     """
     maps = [base64.b64encode(hashlib.sha256(found).digest()).decode() for found in _IMPORT_MAP.findall(index)]
     scripts = " ".join(["'self'", *(f"'sha256-{digest}'" for digest in maps)])

@@ -1,4 +1,4 @@
-"""One file for each format in which an event is sent, and the guard of where it may go.
+"""One file for each format in which events are sent, and the check of target addresses.
 
 In: an event and a subscription. Out: a request.
 """

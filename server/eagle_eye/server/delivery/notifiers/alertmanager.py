@@ -13,11 +13,11 @@ from eagle_eye.server.model.records import OutboundEvent, Subscription
 
 CONTENT_TYPE = "application/json"
 FIRING, RESOLVED = "firing", "resolved"
-NO_END = "0001-01-01T00:00:00Z"  # Go's zero time, which Alertmanager writes for an alert that fires
+NO_END = "0001-01-01T00:00:00Z"  # Go's zero time, which Alertmanager writes for a firing alert
 
 
 class Alertmanager:
-    """One message for each event, with the alerts that it changes. A receiver made for Alertmanager reads it."""
+    """One message per event, with the alerts that it changes, for receivers made for Alertmanager."""
 
     def __init__(self, public_url: str, runbook_url: str) -> None:
         self._public_url = public_url
@@ -27,7 +27,7 @@ class Alertmanager:
         self,
         subscription: Subscription,
         event: OutboundEvent,
-        now_s: float,  # noqa: ARG002 - others put the time into it
+        now_s: float,  # noqa: ARG002 - other formats include the time
     ) -> Message:
         """Return the notification; the same bytes at every attempt."""
         alerts = alerts_of(event, self._public_url, self._runbook_url)
@@ -67,5 +67,5 @@ def _alert(alert: Alert) -> dict[str, Any]:
 
 
 def _common(sets: Sequence[dict[str, str]]) -> dict[str, str]:
-    """Return what all have with the same value."""
+    """Return the entries that all sets have with the same value."""
     return {name: value for name, value in sets[0].items() if all(other.get(name) == value for other in sets)}

@@ -1,4 +1,4 @@
-"""The format "alertmanager_api": alerts pushed to an Alertmanager, as a Prometheus pushes its own."""
+"""The format "alertmanager_api": alerts pushed to an Alertmanager as Prometheus does."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from eagle_eye.server.model.timestamps import rfc3339, unix_seconds
 
 CONTENT_TYPE = "application/json"
 PATH = "/api/v2/alerts"
-REFRESHES_LASTED = 4.0  # times the interval of refreshes: how long an alert fires that is not refreshed
+REFRESHES_LASTED = 4.0  # times the refresh interval: how long an alert fires without being refreshed
 PING_LASTS_S = 60.0
 
 
 class AlertmanagerApi:
-    """An alert that fires ends by itself ``REFRESHES_LASTED`` times ``refresh_s`` after it was last sent."""
+    """A firing alert ends by itself ``REFRESHES_LASTED`` times ``refresh_s`` after it was last sent."""
 
     def __init__(self, public_url: str, runbook_url: str, refresh_s: float) -> None:
         self._public_url = public_url
@@ -29,11 +29,11 @@ class AlertmanagerApi:
         self._lasts_s = REFRESHES_LASTED * refresh_s
 
     def message(self, subscription: Subscription, event: OutboundEvent, now_s: float) -> Message:
-        """Return the event's alerts as they are to be posted at ``now_s``."""
+        """Return the event's alerts as posted at ``now_s``."""
         alerts = self.alerts(event)
         lasts_s = None
         if event.type == PING:
-            lasts_s = PING_LASTS_S  # an Alertmanager says nothing of an alert that has ended when it first hears of it
+            lasts_s = PING_LASTS_S  # an Alertmanager ignores an alert that has already ended when it first sees it
         elif event.type == HEARTBEAT:
             lasts_s = REFRESHES_LASTED * float(event.data["interval_seconds"])
         if lasts_s is not None:
@@ -51,7 +51,7 @@ class AlertmanagerApi:
 
 
 def push_url(url: str) -> str:
-    """Return where alerts are posted: below the URL of an Alertmanager, or the URL itself if it leads there."""
+    """Return the URL for posting alerts: below an Alertmanager's URL, or the URL itself if it already is one."""
     parsed = httpx.URL(url)
     path = parsed.path.rstrip("/")
     return url if path.endswith(PATH) else str(parsed.copy_with(path=path + PATH))
@@ -59,7 +59,7 @@ def push_url(url: str) -> str:
 
 def _postable(alert: Alert, fires_until_s: float) -> dict[str, Any]:
     ends = alert.ends or rfc3339(fires_until_s)
-    # An end before the beginning, after a clock was set, would have the whole request refused.
+    # If the clock was set, an end before the beginning would have the whole request refused.
     if unix_seconds(ends) < unix_seconds(alert.starts):
         ends = alert.starts
     return {

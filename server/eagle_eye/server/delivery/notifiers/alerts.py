@@ -1,4 +1,4 @@
-"""Events as Prometheus alerts: which labels and annotations each has, when it began and ended. Pure."""
+"""Converts events to Prometheus alerts: labels, annotations, start and end. Pure."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from eagle_eye.server.model.timestamps import rfc3339
 FAULT, HEARTBEAT, PING = "EagleEyeFault", "EagleEyeHeartbeat", "EagleEyePing"
 LABEL_CHARS_MAX = 256
 TEXT_CHARS_MAX = 4_096  # of one annotation
-EVIDENCE_MAX = 10  # items of evidence that the description names
+EVIDENCE_MAX = 10  # items of evidence in the description
 
 
 class Alert(NamedTuple):
-    """One alert. Its labels are its identity; ``ends`` None: it fires. Times are RFC 3339."""
+    """One alert, identified by its labels; ``ends`` None means that it fires. Times are RFC 3339."""
 
     labels: dict[str, str]
     annotations: dict[str, str]
@@ -28,7 +28,7 @@ class Alert(NamedTuple):
 
     @property
     def fingerprint(self) -> str:
-        """The labels' hash as Alertmanager makes it: 64-bit FNV-1a over sorted names and values."""
+        """The labels' hash as Alertmanager computes it: 64-bit FNV-1a over sorted names and values."""
         value = 0xCBF29CE484222325
         for part in (part for item in sorted(self.labels.items()) for part in item):
             for byte in part.encode() + b"\xff":
@@ -37,10 +37,10 @@ class Alert(NamedTuple):
 
 
 def alerts_of(event: OutboundEvent, public_url: str, runbook_url: str) -> list[Alert]:
-    """Return the alerts that the event changes: its own first, then the one that it takes the place of, ended.
+    """Return the alerts that the event changes: its own first, then the ended one that it replaces.
 
     An incident whose fault, nodes or severity change becomes another alert, since labels are an alert's identity.
-    ``runbook_url`` "": no runbook. Raises ValueError for an event of a type that no alert stands for.
+    ``runbook_url`` "": no runbook. Raises ValueError for an event type that has no alert.
     """
     time = rfc3339(event.time_s)
     if event.type == schema.HEARTBEAT:
@@ -77,7 +77,7 @@ def _labels(event: OutboundEvent, data: Mapping[str, Any]) -> dict[str, str]:
         "node": str(nodes[0]) if isinstance(nodes, list) and len(nodes) == 1 else "",
         "severity": severity(data),
     }
-    # Alertmanager takes an empty label for one that is not there.
+    # Alertmanager treats an empty label as absent.
     return {name: value[:LABEL_CHARS_MAX] for name, value in labels.items() if value}
 
 

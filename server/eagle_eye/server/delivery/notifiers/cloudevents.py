@@ -21,7 +21,7 @@ class CloudEvents:
         self,
         subscription: Subscription,
         event: OutboundEvent,
-        now_s: float,  # noqa: ARG002 - others put the time into it
+        now_s: float,  # noqa: ARG002 - other formats include the time
     ) -> Message:
         """Return the event's envelope; the same bytes at every attempt."""
         return Message(event.id, subscription.url, CONTENT_TYPE, envelope(event, self._source))

@@ -1,4 +1,4 @@
-"""The formats that a subscription may have, each in a file of its own."""
+"""The formats that a subscription may have, each implemented in a file of its own."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from eagle_eye.server.model.records import WebhookFormat
 
 
 class Formats(NamedTuple):
-    """One of each."""
+    """One instance of each format."""
 
     cloudevents: CloudEvents
     alertmanager: Alertmanager
     alertmanager_api: AlertmanagerApi
 
     def by_name(self) -> Mapping[WebhookFormat, Format]:
-        """Return them by the name that a subscription gives."""
+        """Return the formats by the name used in a subscription."""
         return {
             "cloudevents": self.cloudevents,
             "alertmanager": self.alertmanager,
@@ -30,7 +30,7 @@ class Formats(NamedTuple):
 
 
 def formats(public_url: str, settings: WebhookSettings) -> Formats:
-    """Return the formats of a server that is reached at ``public_url``."""
+    """Return the formats of a server whose public URL is ``public_url``."""
     return Formats(
         CloudEvents(public_url),
         Alertmanager(public_url, settings.runbook_url),

@@ -1,6 +1,6 @@
-"""Keeps deliveries away from addresses that only this machine's network can reach (SSRF).
+"""Blocks deliveries to addresses that only this machine's network can reach (SSRF protection).
 
-Redirects are followed nowhere, user names in URLs are refused, and what was checked is what is connected to.
+Redirects are never followed, user names in URLs are refused, and connections go to the address that was checked.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from eagle_eye.server.delivery.notifiers.special_addresses import not_public
 from eagle_eye.server.model.errors import TargetRefused
 
 URL_CHARS_MAX = 2_048
-ADDRESSES_MAX = 3  # of one name; tried in turn
-_RESOLVER_THREADS = 128  # a name that nobody answers for holds one until the system gives up; made as needed
+ADDRESSES_MAX = 3  # per name; tried in turn
+_RESOLVER_THREADS = 128  # a name without an answer holds one until the system gives up; started as needed
 _NO_PART_OF_A_URL = re.compile(r"[\x00-\x20\x7f-\xa0\\\s]")
 _HOST_NAME = re.compile(
     r"(?=.{1,253}\.?\Z)[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?(\.[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?)*\.?", re.ASCII
 )
 _ALLOWABLE = frozenset({"loopback", "link_local", "private", "no_public"})  # by allow_private
-# Ports of services that would take a line of a request for a command; a part of the Fetch standard's bad ports.
+# Ports of services that could take a line of a request for a command; part of the Fetch standard's bad ports.
 BAD_PORTS = frozenset(
     {7, 11, 13, 15, 17, 19, 20, 21, 22, 23, 25, 37, 42, 43, 53, 69, 77, 79, 87, 95, 101, 102, 103, 104, 109}
     | {110, 111, 113, 115, 117, 119, 123, 135, 137, 139, 143, 161, 179, 389, 427, 465, 512, 513, 514, 515, 526, 530}
@@ -53,7 +53,7 @@ class Guard:
         self._resolve = resolve
 
     def allow_private(self, allowed: bool) -> None:
-        """Judge by this from now on."""
+        """Set whether private addresses are allowed from now on."""
         self._allow_private = allowed
 
     async def check(self, url: str) -> Target:
@@ -65,7 +65,7 @@ class Guard:
             kind = not_public(ipaddress.ip_address(address.partition("%")[0]))
             if not kind or (self._allow_private and kind in _ALLOWABLE):
                 continue
-            # The address itself stays out of the message: it would map our network for the asker.
+            # The message omits the address: it would reveal our network to the requester.
             raise TargetRefused(f"host {host!r} has a {kind.replace('_', '-')} address; {_remedy(kind)}")
         return Target(parsed, tuple(dict.fromkeys(addresses))[:ADDRESSES_MAX])
 
@@ -73,8 +73,8 @@ class Guard:
 def parse(url: str) -> httpx.URL:
     """Return the URL. Raises TargetRefused unless it is http or https with a host, and without a user name.
 
-    What other programs might read otherwise (spaces, backslashes) is refused as well. The message repeats of the URL no
-    more than scheme and port: what is wrong with it may be a password in the wrong place.
+    What other programs might parse differently (spaces, backslashes) is refused as well. The message repeats only the
+    URL's scheme and port: the invalid part may be a misplaced password.
     """
     if len(url) > URL_CHARS_MAX:
         raise TargetRefused(f"the URL has {len(url)} characters; at most {URL_CHARS_MAX}")
@@ -115,10 +115,10 @@ def _remedy(kind: str) -> str:
 
 
 def system_resolver(look_up: LookUp = socket.getaddrinfo) -> Resolve:
-    """Return a resolver on threads of its own: a slow name server must not hold up the rest of the server.
+    """Return a resolver with threads of its own: a slow name server must not block the rest of the server.
 
-    Who asks for a name that is being looked up already waits for the same answer, so that one dead name holds one
-    thread, however many deliveries go there.
+    Concurrent look-ups of a name share one answer, so that a dead name occupies one thread, however many deliveries go
+    there.
     """
     executor = ThreadPoolExecutor(_RESOLVER_THREADS, thread_name_prefix="resolve")
     asked: dict[tuple[str, int], asyncio.Future[list[str]]] = {}
@@ -133,7 +133,7 @@ def system_resolver(look_up: LookUp = socket.getaddrinfo) -> Resolve:
             answer = asyncio.get_running_loop().run_in_executor(executor, addresses, host, port)
             asked[key] = answer
             answer.add_done_callback(lambda _: asked.pop(key, None))
-        # Shielded: one who gives up waiting must not take the answer from the others.
+        # Shielded: a waiter that gives up must not cancel it for the others.
         return await asyncio.shield(answer)
 
     return resolve

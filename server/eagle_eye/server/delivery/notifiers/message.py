@@ -1,4 +1,4 @@
-"""The request posted for an event. A format decides its content; signing, limits and target checks happen elsewhere."""
+"""The request posted for an event. A format produces its content; signing, limits and target checks are elsewhere."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from eagle_eye.server.model.records import OutboundEvent, Subscription
 
 
 class Message(NamedTuple):
-    """One request. ``id`` is the same at every attempt and lets the target recognise repetitions."""
+    """One request. ``id`` is the same at every attempt, so that the target can recognise repetitions."""
 
     id: str
     url: str
@@ -20,5 +20,5 @@ class Format(Protocol):
     """Turns an event into a request. Pure: the same arguments give the same message."""
 
     def message(self, subscription: Subscription, event: OutboundEvent, now_s: float) -> Message:
-        """Return what to post. ``event`` is of one of the types that the format can say (``filters.types_of``)."""
+        """Return what to post. ``event`` is of one of the types that the format supports (``filters.types_of``)."""
         ...

@@ -1,4 +1,4 @@
-"""What came of one attempt to deliver."""
+"""The result of one delivery attempt."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from eagle_eye.server.model.records import OutboundEvent, Subscription
 
 
 class Outcome(str, Enum):
-    """Whether the target has the event, and if not, whether trying again could help."""
+    """Whether the target received the event, and if not, whether a retry could help."""
 
     DELIVERED = "delivered"
     RETRY = "retry"
     REJECTED = "rejected"
-    GONE = "gone"  # the target wants nothing any more
+    GONE = "gone"  # the target wants no further events
 
 
 class Receipt(NamedTuple):
-    """``status`` is the HTTP status, None when there was no answer; ``error`` never holds the URL or a secret.
+    """``status`` is the HTTP status, None without an answer; ``error`` never contains the URL or a secret.
 
-    ``retry_after_s`` is how long the target asked to be left alone, None if it did not.
+    ``retry_after_s`` is how long the target asked for no requests, None if it did not.
     """
 
     outcome: Outcome
@@ -31,14 +31,14 @@ class Receipt(NamedTuple):
 
 
 class Notifier(Protocol):
-    """Makes one attempt. It neither retries nor logs nor counts; the outbox does."""
+    """Makes one attempt. It does not retry, log or count; the outbox does."""
 
     async def deliver(
         self, subscription: Subscription, event: OutboundEvent, now_s: float, timeout_s: float
     ) -> Receipt:
-        """Return what came of one attempt, within ``timeout_s``."""
+        """Return the receipt of one attempt, within ``timeout_s``."""
         ...
 
     async def post(self, subscription: Subscription, message: Message, now_s: float, timeout_s: float) -> Receipt:
-        """Return what came of posting something that is no event, within ``timeout_s``."""
+        """Post a message that is not an event; return its receipt, within ``timeout_s``."""
         ...

@@ -1,4 +1,4 @@
-"""Secrets, and signatures by the Standard Webhooks specification."""
+"""Webhook secrets, and signatures according to Standard Webhooks."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ def signing_secrets(subscription: Subscription, now_s: float) -> list[str]:
 
 
 def rotated(subscription: Subscription, secret: str, until_s: float) -> Subscription:
-    """Return the subscription with a new secret; the one it had signs beside it until ``until_s``."""
+    """Return the subscription with a new secret; its previous one also signs until ``until_s``."""
     old = [Retiring(former, until_s) for former in subscription.secrets]
     return replace(subscription, secrets=[secret], retiring=[*old, *subscription.retiring])
 
 
 def without_expired(subscription: Subscription, now_s: float, overlap_s: float) -> Subscription:
-    """Return the subscription without secrets that sign no more; the same object if there is none.
+    """Return the subscription without expired secrets; the same object if there are none.
 
-    Records from before secrets had an end keep a former one for ``overlap_s`` from now.
+    Former secrets in records from before secrets had an end stay for ``overlap_s`` from now.
     """
     former = [Retiring(secret, now_s + overlap_s) for secret in subscription.secrets[1:]]
     valid = [old for old in subscription.retiring if old.until_s > now_s]
@@ -56,7 +56,7 @@ def new_secret() -> str:
 
 
 def check_secret(secret: str) -> None:
-    """Return if the text is a usable signing secret. Raises ValueError without repeating it."""
+    """Raise ValueError, without repeating the text, unless it is a usable signing secret."""
     try:
         key = base64.b64decode(secret.removeprefix(SECRET_PREFIX), validate=True)
     except ValueError:

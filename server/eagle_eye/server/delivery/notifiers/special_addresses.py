@@ -1,8 +1,8 @@
-"""Addresses that no webhook may go to, as data, and what kind each is. Pure.
+"""Addresses that no webhook may go to, as data, with the kind of each. Pure.
 
-From IANA's special-purpose address registries (iana-ipv4-special-registry and iana-ipv6-special-registry), those that
-are not globally reachable, and all of 2001::/23; of both address spaces, multicast and what is not assigned; and where
-clouds tell a machine its own credentials, some of which lie among public addresses.
+From IANA's special-purpose address registries (iana-ipv4-special-registry and iana-ipv6-special-registry): those that
+are not globally reachable, and all of 2001::/23. Also multicast and unassigned parts of both address spaces, and the
+cloud metadata addresses that serve a machine's credentials, some of which are public addresses.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ REGISTRIES_OF = "2024-10-22"  # the registries' date
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
-# The first that holds an address names its kind.
+# The first entry that contains an address gives its kind.
 _SPECIAL: tuple[tuple[str, str], ...] = (
     # Most clouds; AWS's containers; Tencent; Scaleway; Alibaba; Azure's host; Oracle; AWS; Google; Scaleway; Oracle.
     ("169.254.169.0/24", "metadata"),
@@ -47,7 +47,7 @@ _SPECIAL: tuple[tuple[str, str], ...] = (
     # IPv6
     ("::/128", "unspecified"),
     ("::1/128", "loopback"),
-    ("64:ff9b:1::/48", "private"),  # a network's own translation: who knows where to
+    ("64:ff9b:1::/48", "private"),  # a network's own translation: its destinations are unknown
     ("100::/64", "no_public"),
     ("2001:2::/48", "no_public"),
     ("2001:10::/28", "no_public"),
@@ -61,13 +61,13 @@ _SPECIAL: tuple[tuple[str, str], ...] = (
     ("ff00::/8", "multicast"),
 )
 SPECIAL: tuple[tuple[Network, str], ...] = tuple((ipaddress.ip_network(text), kind) for text, kind in _SPECIAL)
-_GLOBAL_UNICAST = ipaddress.IPv6Network("2000::/3")  # of IPv6 nothing else is assigned to be reached
+_GLOBAL_UNICAST = ipaddress.IPv6Network("2000::/3")  # the rest of IPv6 is not assigned for global unicast
 _NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
 _ISATAP = (0x0000_5EFE, 0x0200_5EFE)
 
 
 def not_public(address: Address) -> str:
-    """Return what kind of special address it is, "" for a public one. One inside another counts as itself.
+    """Return the kind of special address, "" for a public one. An embedded special address counts as itself.
 
     metadata, loopback, link_local, private, no_public (documentation, benchmarks, shared and the like), multicast,
     unspecified, reserved.
@@ -82,7 +82,7 @@ def not_public(address: Address) -> str:
 
 
 def _embedded(address: ipaddress.IPv6Address) -> ipaddress.IPv4Address | None:
-    """Return the IPv4 address that packets to this one end at, None where there is none."""
+    """Return the IPv4 address that packets to this address reach, None if there is none."""
     if address in _NAT64 or (int(address) >> 32) & 0xFFFF_FFFF in _ISATAP:
         return ipaddress.IPv4Address(int(address) & 0xFFFF_FFFF)
     return address.ipv4_mapped or address.sixtofour or (address.teredo[1] if address.teredo else None)

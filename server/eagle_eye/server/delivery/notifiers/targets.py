@@ -1,4 +1,4 @@
-"""How much goes to one host and port at a time, however many subscriptions lead there."""
+"""Limits requests to one host and port, however many subscriptions send there."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from eagle_eye.server.security.limits import Rates
 @dataclass(slots=True)
 class _Lane:
     room: asyncio.Semaphore
-    users: int = 0  # those under way and those that wait
+    users: int = 0  # in flight or waiting
 
 
 class Targets:
-    """Gives turns. Who waits for one target is in nobody's way who goes to another. On one event loop only."""
+    """Grants turns. Waiting for one target does not delay requests to another. On one event loop only."""
 
     def __init__(
         self, settings: WebhookSettings, clock: Clock, sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
@@ -34,9 +34,9 @@ class Targets:
 
     @asynccontextmanager
     async def turn(self, url: str, urgent: bool = False) -> AsyncIterator[None]:
-        """Wait until there is room at the URL's target and it was not asked too often; first come, first served.
+        """Wait until the URL's target has room and its rate limit allows a request; first come, first served.
 
-        Urgent requests have room and a rate of their own, so that others are never in their way.
+        Urgent requests have their own places and rate, so that others never delay them.
         """
         target = f"{target_of(url)} urgent" if urgent else target_of(url)
         lane = self._lanes.setdefault(target, _Lane(asyncio.Semaphore(self._settings.target_concurrency)))
@@ -58,7 +58,7 @@ class Targets:
 
 
 def target_of(url: str) -> str:
-    """Return host and port of a URL, in one spelling."""
+    """Return the host and port of a URL in normalized form."""
     parsed = httpx.URL(url)
     port = parsed.port or (443 if parsed.scheme == "https" else 80)
     return f"{parsed.host.rstrip('.').lower()}:{port}"

@@ -1,4 +1,4 @@
-"""Messages posted over HTTP: signed, to checked addresses only, each attempt answered with what came of it."""
+"""Posts messages over HTTP: signed, to checked addresses only, with a receipt for each attempt."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ class Webhook:
     async def deliver(
         self, subscription: Subscription, event: OutboundEvent, now_s: float, timeout_s: float
     ) -> Receipt:
-        """Return what came of one attempt, within ``timeout_s``."""
+        """Return the receipt of one attempt, within ``timeout_s``."""
         message = self._formats[subscription.format].message(subscription, event, now_s)
         return await self.post(subscription, message, now_s, timeout_s)
 
     async def post(self, subscription: Subscription, message: Message, now_s: float, timeout_s: float) -> Receipt:
-        """Return what came of posting the message, signed with the subscription's secrets, within ``timeout_s``."""
+        """Post the message signed with the subscription's secrets; return its receipt, within ``timeout_s``."""
         headers = {
             "Content-Type": message.content_type,
             "User-Agent": "eagle-eye",
@@ -56,7 +56,7 @@ class Webhook:
         except (TimeoutError, httpx.TimeoutException):
             return Receipt(Outcome.RETRY, error=f"no answer within {timeout_s:g} s")
         except (OSError, httpx.HTTPError) as error:
-            # Only the kind of error: its text may hold the URL or an address.
+            # Only the type of error: its text may contain the URL or an address.
             return Receipt(Outcome.RETRY, error=type(error).__name__)
 
     async def close(self) -> None:
@@ -66,8 +66,8 @@ class Webhook:
     async def _post(self, target: Target, body: bytes, headers: dict[str, str], now_s: float) -> Receipt:
         last = len(target.addresses) - 1
         for index, address in enumerate(target.addresses):
-            # The address that was checked is the one connected to; the name still goes into Host, SNI and
-            # the certificate's check.
+            # Connects to the checked address; the host name is still used for Host, SNI and
+            # certificate verification.
             request = self._client.build_request(
                 "POST",
                 target.url.copy_with(host=address),
@@ -81,14 +81,14 @@ class Webhook:
                 if index == last:
                     raise
                 continue
-            # The answer's body is of no use to us and may be endless: it is never read.
+            # The answer's body is not needed and may be endless: it is never read.
             await response.aclose()
             return receipt(response.status_code, response.headers.get("retry-after"), now_s)
         raise httpx.ConnectError("the name has no address")
 
 
 def receipt(status: int, retry_after: str | None, now_s: float) -> Receipt:
-    """Return what an HTTP status means: 2xx has it, 410 wants no more, 408, 429, 3xx and 5xx are tried again."""
+    """Return the meaning of an HTTP status: 2xx delivered, 410 gone, 408, 429, 3xx and 5xx retried, others failed."""
     if 200 <= status < 300:
         return Receipt(Outcome.DELIVERED, status)
     if status == _GONE:
@@ -125,6 +125,6 @@ def _client() -> httpx.AsyncClient:
         trust_env=False,
         follow_redirects=False,
         timeout=None,  # noqa: S113 - deliver() limits the whole attempt
-        # Connections are kept by address, not by name: one opened for a name must not serve another.
+        # Connections are pooled by address, not by name: one opened for a name must not serve another.
         limits=httpx.Limits(max_connections=None, max_keepalive_connections=0),
     )

@@ -1,4 +1,4 @@
-"""The long history in a Prometheus-compatible store.
+"""Long-term history in a Prometheus-compatible store.
 
 In: segments, and queries. Out: remote write requests, and frames read back.
 """

@@ -1,4 +1,4 @@
-"""How requests to the store prove who they are. Reads the credentials' files at each request: they may be rotated."""
+"""Authentication of requests to the store. Credential files are read for each request, as they may be rotated."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ class CredentialsUnreadable(ServerError):
 
 
 class Access(msgspec.Struct, frozen=True, kw_only=True):
-    """What goes with each request; "" or {}: nothing of the kind."""
+    """Credentials sent with each request; "" or {} for those not used."""
 
     headers: Mapping[str, str] = {}
     bearer_token_file: str = ""
     basic_auth_user: str = ""
     basic_auth_password_file: str = ""
-    ca_file: str = ""  # whose certificates are trusted, in place of the system's
+    ca_file: str = ""  # CA certificates that are trusted in place of the system's
 
 
 def access_of(settings: RemoteStoreSettings) -> Access:
-    """Return what goes with each request to the store."""
+    """Return the credentials for requests to the store."""
     return Access(
         headers=settings.headers,
         bearer_token_file=settings.bearer_token_file,
@@ -42,7 +42,7 @@ def access_of(settings: RemoteStoreSettings) -> Access:
 
 
 def client(access: Access, timeout_s: float) -> httpx.Client:
-    """Return a client for any thread that follows no redirects. Raises CredentialsUnreadable for the CA's file."""
+    """Return a client for any thread that follows no redirects. Raises CredentialsUnreadable for the CA file."""
     verify: ssl.SSLContext | bool = True
     if access.ca_file:
         try:
@@ -63,7 +63,7 @@ class _Auth(httpx.Auth):
         self._access = access
 
     def auth_flow(self, request: httpx.Request) -> Generator[httpx.Request, httpx.Response, None]:
-        """Add the credentials as they are now. Raises CredentialsUnreadable."""
+        """Add the current credentials. Raises CredentialsUnreadable."""
         access = self._access
         if access.bearer_token_file:
             request.headers["Authorization"] = f"Bearer {_content(access.bearer_token_file)}"

@@ -1,7 +1,7 @@
-"""Samples as a remote write 1.0 request (prometheus.WriteRequest). Pure.
+"""Encodes samples as a remote write 1.0 request (prometheus.WriteRequest). Pure.
 
-A series is a head, which never changes, and samples of one size each, so that a hundred thousand of them are a few
-operations on arrays and not a message object each.
+A series is a constant head followed by fixed-size samples, so that a hundred thousand of them take a few array
+operations rather than a message object each.
 
 Specification: https://prometheus.io/docs/specs/prw/remote_write_spec/
 """
@@ -18,7 +18,7 @@ import pyarrow as pa
 
 CONTENT_TYPE = "application/x-protobuf"
 VERSION = "0.1.0"
-LABELS_MAX = 16_384  # remembered; most labels are those of many series
+LABELS_MAX = 16_384  # cached; most labels are shared by many series
 TIME_MS_MAX = 1 << 42  # what six bytes of a varint hold: the year 2109
 
 _TIME_BYTES = 6
@@ -28,7 +28,7 @@ SAMPLE_BYTES = _SAMPLE.itemsize
 
 
 def head(labels: Mapping[str, str]) -> bytes:
-    """Return how a series of one sample begins; labels without a value are left out, as if they were not there."""
+    """Return the encoded head of a series with one sample; labels with empty values are omitted."""
     content = b"".join(_label(name, value) for name, value in sorted(labels.items()) if value)
     return b"\x0a" + _varint(len(content) + SAMPLE_BYTES) + content
 

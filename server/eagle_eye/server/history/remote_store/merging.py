@@ -1,4 +1,4 @@
-"""The answer of a query with what the remote store has of the time before the embedded history begins."""
+"""Merges a query's answer with older data from the remote store."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ def with_past(
 ) -> Body:
     """Return the answer with the steps before ``begins_s`` (None: all) from the store, and the sources named.
 
-    ``body["series"]`` is what the embedded history says of the first ``steps`` steps; ``shown`` makes a value JSON.
-    Each step of a series comes from one source. A store that gives no answer is among the sources, with the problem; so
-    is each of ``gaps``, the parts of which the embedded history has lost something.
+    ``body["series"]`` is the embedded history's answer for the first ``steps`` steps; ``shown`` converts a value to
+    JSON. Each step of a series comes from one source. A store that does not answer is listed among the sources with its
+    problem; so is each of ``gaps``, ranges in which the embedded history lost data.
     """
     end_s = asked.start_s + steps * asked.step_s
     if past is None:
@@ -44,7 +44,7 @@ def with_past(
 
 
 def _embedded(start_s: float, end_s: float, gaps: Sequence[Gap]) -> list[Body]:
-    """Return the embedded history's part of the sources, in order: with a problem where something of it is lost."""
+    """Return the embedded history's entries among the sources, in order, with a problem where data was lost."""
     parts = []
     at_s = start_s
     for gap in gaps:
@@ -66,7 +66,7 @@ def _source(source: str, start_s: float, end_s: float, problem: str | None = Non
 def _merged(
     embedded: list[Body], earlier: Series, seam_s: float, asked: SeriesQuery, shown: Callable[[float], object]
 ) -> list[Body]:
-    seam = rfc3339(seam_s)  # all times are of one length and in UTC: as texts they are in order
+    seam = rfc3339(seam_s)  # all times are UTC texts of equal length, so they compare as text
     found: dict[tuple[str, object], Body] = {}
     for (node, key), points in earlier.items():
         device = None if asked.spec.scope is Scope.NODE else key

@@ -1,6 +1,6 @@
-"""How far the history has been sent, in a file of its own; the sender alone writes it.
+"""How far the history has been sent, in a file that only the sender writes.
 
-A killed process loses nothing of it. After a power cut it may stand some requests back: these are sent again.
+Killing the process loses nothing. After a power cut it may be a few requests behind; these are sent again.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ _MIGRATIONS = (
 
 
 class Position(msgspec.Struct, frozen=True, kw_only=True):
-    """All segments up to number ``segment`` are sent, and of the one named ``partial`` that many ``moments``.
+    """All segments up to number ``segment`` are sent, and the first ``moments`` moments of the one named ``partial``.
 
-    It holds for the store at ``url``, the history of ``journal`` and requests cut as ``cut`` says.
+    Valid for the store at ``url``, the history of ``journal`` and requests split as in ``cut``.
     """
 
     url: str
@@ -40,7 +40,7 @@ class Position(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HistoryMark(NamedTuple):
-    """Which history it is: its journal's id, and the highest number that a segment of it ever had."""
+    """Identifies a history: its journal's id, and the highest segment number it ever had."""
 
     journal: str
     newest: int
@@ -55,7 +55,7 @@ def mark_of(reader: sqlite3.Connection) -> HistoryMark:
 
 
 def begin(kept: Position | None, order: Order, history: HistoryMark) -> Position:
-    """Return where to go on: for another store, and in another or an earlier history, at the oldest segment."""
+    """Return where to continue: at the oldest segment for another store, or another or an earlier history."""
     if kept is None or (kept.url, kept.journal) != (order.url, history.journal) or kept.segment > history.newest:
         return Position(url=order.url, journal=history.journal, cut=order.cut())
     if kept.cut != order.cut():
@@ -64,7 +64,7 @@ def begin(kept: Position | None, order: Order, history: HistoryMark) -> Position
 
 
 class PositionFile:
-    """The file. Raises StoreUnavailable from every method when it cannot be read or written."""
+    """The position file. Raises StoreUnavailable from every method when it cannot be read or written."""
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / FILE
@@ -72,10 +72,10 @@ class PositionFile:
         database.migrate(self._connection, _MIGRATIONS, self._path)
         self._connection.execute(
             "PRAGMA synchronous = NORMAL"
-        )  # a request is cheaper to repeat than a disk to wait for
+        )  # repeating a request is cheaper than waiting for a disk
 
     def read(self) -> Position | None:
-        """Return what was kept last; None: nothing was ever sent."""
+        """Return the last position kept; None if nothing was ever sent."""
         try:
             row = self._connection.execute("SELECT record FROM position").fetchone()
             return msgspec.json.decode(row[0], type=Position) if row else None
@@ -83,7 +83,7 @@ class PositionFile:
             raise StoreUnavailable(f"{self._path} cannot be read: {error}") from error
 
     def keep(self, position: Position, sent: str = "") -> None:
-        """Keep a position; ``sent`` is the name of a segment that is sent whole now."""
+        """Keep a position; ``sent`` is the name of a segment now sent completely."""
         self._change(
             (
                 "INSERT OR REPLACE INTO position (one, record) VALUES (1, ?)",
@@ -93,7 +93,7 @@ class PositionFile:
         )
 
     def unsent(self, names: Sequence[str]) -> int:
-        """Return how many of the segments were never sent whole."""
+        """Return how many of the segments were never sent completely."""
         try:
             known = sum(
                 bool(self._connection.execute("SELECT 1 FROM sent WHERE name = ?", (name,)).fetchone())
@@ -104,7 +104,7 @@ class PositionFile:
         return len(names) - known
 
     def forget(self, but: Sequence[str]) -> None:
-        """Forget the names of segments that are not among these."""
+        """Forget the names of segments that are not in ``but``."""
         text = msgspec.json.encode(list(but)).decode()
         self._change(("DELETE FROM sent WHERE name NOT IN (SELECT value FROM json_each(?))", (text,)))
 

@@ -1,8 +1,8 @@
-"""Samples brought to the store until it has answered for each of them: taken, or refused for good.
+"""Sends samples to the store until each is accepted or rejected for good.
 
-What may pass (no connection, 429, 5xx, credentials or an address that are wrong) is tried again for as long as it
-takes. What is about the samples (400, 409, 413, 422) is not: the request is divided until those that the store will not
-have stand alone, so that they cost the others nothing.
+Temporary failures (no connection, 429, 5xx, wrong credentials or address) are retried indefinitely. Rejections of the
+samples themselves (400, 409, 413, 422) are not: the request is split until the rejected samples are isolated, so that
+all others are stored.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from eagle_eye.server.model.errors import ServerError
 BACKOFF_BASE_S = 0.5
 BACKOFF_MAX_S = 60.0
 RETRY_AFTER_S_MAX = 300.0
-TRIES_MAX = 64  # requests that one refused request may become
-HOPELESS_TRIES = 15  # after which, with nothing taken, the rest is given up: eight parts were all refused
+TRIES_MAX = 64  # maximum number of requests made out of one rejected request
+HOPELESS_TRIES = 15  # after this many with nothing accepted the rest is given up: eight parts were all rejected
 REASON_BYTES_MAX = 4_096
 
 _ABOUT_SAMPLES = frozenset({400, 409, 413, 422})
@@ -44,12 +44,12 @@ _HEADERS = {
 
 
 class Unwanted(ServerError):
-    """Nobody wants the samples brought any more: the server has stopped."""
+    """The samples need not be sent any more: the server has stopped."""
 
 
 @dataclass(slots=True)
 class Brought:
-    """What became of samples, and the store's first complaint."""
+    """The result of sending samples, and the store's first complaint."""
 
     taken: int = 0
     refused: Counter[str] = field(default_factory=Counter)
@@ -57,7 +57,7 @@ class Brought:
 
 
 class _Answer(Exception):
-    """The store did not take the request; ``retry_s`` None: it never will."""
+    """The store did not accept the request; ``retry_s`` None means that it never will."""
 
     def __init__(self, reason: str, detail: str, retry_s: float | None) -> None:
         super().__init__(detail)
@@ -66,10 +66,10 @@ class _Answer(Exception):
 
 
 class Post:
-    """Brings requests to ``url``; for any thread.
+    """Sends requests to ``url``; for any thread.
 
-    ``wait(seconds)`` sleeps and raises Unwanted once it is of no use any more. ``troubled(reason, detail)`` is told of
-    every attempt that will be repeated, ``troubled("", "")`` of one that was answered after that.
+    ``wait(seconds)`` sleeps, and raises Unwanted once sending is no longer wanted. ``troubled(reason, detail)`` is
+    called for every attempt that will be repeated, ``troubled("", "")`` for the first answered one after that.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class Post:
         self._jitter = jitter
 
     def bring(self, moment: IntervalSamples) -> Brought:
-        """Return once the store has answered for every sample. Raises Unwanted."""
+        """Return once the store has accepted or rejected every sample. Raises Unwanted."""
         brought = Brought()
         waiting = deque([moment])
         tries = 0
@@ -110,7 +110,7 @@ class Post:
         return brought
 
     def _answered(self, body: bytes) -> _Answer | None:
-        """Return None once the store has taken the body, or why it never will."""
+        """Return None once the store has accepted the body, or why it never will."""
         backoff = Backoff(BACKOFF_BASE_S, BACKOFF_MAX_S, self._jitter)
         while True:
             try:
@@ -129,7 +129,7 @@ class Post:
         return answer
 
     def _try(self, body: bytes) -> None:
-        """Return if the store took the body. Raises _Answer."""
+        """Return if the store accepted the body. Raises _Answer."""
         try:
             with self._client.stream("POST", self._url, content=body, headers=_HEADERS) as response:
                 if response.is_success:
@@ -149,7 +149,7 @@ class Post:
 
 
 def _beginning(response: httpx.Response) -> str:
-    """Return the beginning of what the store says, in one line."""
+    """Return the beginning of the store's response, in one line."""
     found = b""
     for part in response.iter_bytes(REASON_BYTES_MAX):
         found += part

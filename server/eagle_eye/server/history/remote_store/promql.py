@@ -1,4 +1,4 @@
-"""Questions to a Prometheus-compatible store over its HTTP API, answers read with limits.
+"""Queries a Prometheus-compatible store over its HTTP API, with limits on the answers.
 
 API: https://prometheus.io/docs/prometheus/latest/querying/api/
 """
@@ -41,7 +41,7 @@ class _Matrix(msgspec.Struct):
 
 
 class _Answer(msgspec.Struct):
-    """Beside ``data``, which is left encoded: what every answer says."""
+    """The fields of every answer; ``data`` stays encoded."""
 
     status: str = ""
     error: str = ""
@@ -53,7 +53,7 @@ _matrix_decoder = msgspec.json.Decoder(_Matrix)
 
 
 class PromQl:
-    """Asks the store at ``url``, which stands before ``/api/v1``. Every method raises RemoteStoreSilent."""
+    """Queries the store at ``url``, the part before ``/api/v1``. Every method raises RemoteStoreSilent."""
 
     def __init__(self, client: httpx.Client, url: str, answer_bytes_max: int) -> None:
         self._client = client
@@ -67,7 +67,7 @@ class PromQl:
 
     def raw(self, selector: str, start_s: float, end_s: float) -> list[RemoteSeries]:
         """Return all samples of the series from ``start_s`` to before ``end_s``, as they were stored."""
-        # Of a range some servers count its beginning, and some do not.
+        # Servers differ in whether a range includes its beginning.
         length_ms = max(1, round((end_s - start_s) * 1000.0))
         asked = {"query": f"{selector}[{length_ms}ms]", "time": _time(end_s - MILLISECOND_S)}
         found = []
@@ -80,11 +80,11 @@ class PromQl:
     def thinned(self, selector: str, start_s: float, end_s: float, step_s: float) -> list[RemoteSeries]:
         """Return each series' last sample in each step from ``start_s`` to before ``end_s``, dated at the step's end.
 
-        The names stay: the function that finds the last value keeps them.
+        Metric names are kept: last_over_time() preserves them.
         """
         steps = max(1, round((end_s - start_s) / step_s))
         query = f"last_over_time({selector}[{max(1, round(step_s * 1000.0))}ms])"
-        # A step is open at its end, a range of PromQL at its beginning or nowhere: a millisecond apart they agree.
+        # A step excludes its end, a PromQL range its beginning or nothing: shifted by a millisecond they agree.
         first_s = start_s + step_s - MILLISECOND_S
         return self.steps(query, first_s, first_s + (steps - 1) * step_s, step_s)
 
@@ -108,7 +108,7 @@ class PromQl:
             answer = _Answer(error=f"no Prometheus answers like that: {_line(body)}")
         if response.is_success and answer.status == "success":
             return answer.data
-        # VictoriaMetrics repeats the question first, which is long.
+        # VictoriaMetrics repeats the query first, which is long.
         said = answer.error if len(answer.error) <= SAID_CHARS_MAX else f"... {answer.error[-SAID_CHARS_MAX:]}"
         raise RemoteStoreSilent(
             f"{self._url} answered HTTP {response.status_code}: {said}", too_large=_is_too_large(answer.error)
@@ -127,14 +127,14 @@ class PromQl:
 
 
 def selector(name: str, labels: Mapping[str, str], patterns: Mapping[str, str]) -> str:
-    """Return what selects series by name ("": any), by labels' values, and by regular expressions of RE2."""
+    """Return a series selector: name ("": any), label values, and RE2 regular expressions."""
     parts = [f"{label}={_quoted(value)}" for label, value in labels.items()]
     parts += [f"{label}=~{_quoted(pattern)}" for label, pattern in patterns.items()]
     return f"{name}{{{','.join(parts)}}}"
 
 
 def any_of(texts: Iterable[str]) -> str:
-    """Return a regular expression of RE2 that matches each of the texts whole."""
+    """Return an RE2 regular expression that matches exactly these texts."""
     return "|".join(_literal(text) for text in texts)
 
 
@@ -167,7 +167,7 @@ def _courses(data: msgspec.Raw) -> list[RemoteSeries]:
 
 
 def _is_too_large(error: str) -> bool:
-    """Return whether the store complains of how much was asked for (Prometheus, then VictoriaMetrics)."""
+    """Return whether the store rejected the query as too large (Prometheus, then VictoriaMetrics)."""
     return any(text in error for text in ("too many samples", "exceeded maximum resolution", "-search.max"))
 
 

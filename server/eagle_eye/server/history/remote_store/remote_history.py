@@ -1,4 +1,4 @@
-"""What the store keeps that the embedded history has no longer, as points of a query and as frames of a job."""
+"""Reads from the store what the embedded history no longer has: points of a query, and frames of a job."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from eagle_eye.server.history.remote_store.settings import RemoteStoreSettings
 from eagle_eye.server.history.remote_store.slices import slices
 from eagle_eye.server.model.errors import RemoteStoreSilent
 
-SENDER = "remote store"  # what stands for the agent's version in frames that were put together again
+SENDER = "remote store"  # the agent version in reconstructed frames
 BOOT_UNKNOWN = "unknown"
-QUESTIONS_MAX = 8  # at a time: a store that hangs must not hold up every thread of the API
+QUESTIONS_MAX = 8  # concurrent queries: a store that hangs must not block every API thread
 
 _log = logging.getLogger(__name__)
 _LABEL_OF_KEY = {Scope.DEVICE: DEVICE, Scope.LINK: LINK}
@@ -34,7 +34,7 @@ Series = dict[tuple[str, int | str], dict[int, float]]  # by node and key: the v
 
 
 class SeriesQuery(NamedTuple):
-    """A course of one metric: the last value in each step; None: of any node, of any job."""
+    """A query of one metric's last value in each step; None: any node, any job."""
 
     spec: MetricSpec
     node: str | None
@@ -44,7 +44,7 @@ class SeriesQuery(NamedTuple):
 
 
 class Reach(NamedTuple):
-    """Which steps of a query the store is asked for: the first ``steps``, before ``seam_s``; and what came of it."""
+    """The steps of a query that the store answers (the first ``steps``, before ``seam_s``), and the result."""
 
     steps: int
     seam_s: float
@@ -85,9 +85,9 @@ class RemoteHistory:
         return {key: points for key, points in found.items() if points}
 
     def before(self, seam_s: float | None, asked: SeriesQuery, steps: int) -> Reach:
-        """Return the points of all steps that begin before the embedded history does; None: it has nothing.
+        """Return the points of all steps that begin before ``seam_s`` (None: of all steps).
 
-        A store that gives no answer leaves them empty, with the problem: what is embedded can be shown all the same.
+        If the store does not answer, they are empty and the problem is given, so that embedded data can still be shown.
         """
         end_s = asked.start_s + steps * asked.step_s
         reached = steps
@@ -102,7 +102,7 @@ class RemoteHistory:
     def frames(self, job: str, start_s: float, end_s: float) -> Iterator[Recorded]:
         """Yield the job's rows from ``start_s`` to before ``end_s`` as frames, in pieces as they are read.
 
-        There are no ranks and no events in them: the store holds numbers. Raises RemoteStoreSilent.
+        They contain no ranks and no events: the store holds only numbers. Raises RemoteStoreSilent.
         """
         of = promql.selector("", {**self._external, JOB: job}, {NAME: f"{PROMETHEUS_PREFIX}.+"})
 
@@ -135,7 +135,7 @@ class RemoteHistory:
 
 
 def frames_of(courses: list[RemoteSeries], interval_s: float, sequence: int) -> Iterator[Frame]:
-    """Yield the courses' samples as frames of nodes in order of time, numbered from ``sequence`` + 1."""
+    """Yield the series' samples as frames of nodes in order of time, numbered from ``sequence`` + 1."""
     rows: dict[tuple[float, str, str | None], dict[Scope, dict[int | str, dict[str, float]]]] = {}
     for course in courses:
         place = place_of(course.labels)

@@ -1,4 +1,4 @@
-"""The remote store as one part of a server: written to and read from, whichever is configured."""
+"""The remote store component of a server: writing, reading, or both, as configured."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from eagle_eye.server.model.clock import Clock
 
 
 class RemoteStore:
-    """``past`` is None where no URL to read from is configured. Raises ConfigurationError."""
+    """The remote store. ``past`` is None if no read URL is configured. Raises ConfigurationError."""
 
     def __init__(self, data: Path, settings: RemoteStoreSettings, clock: Clock, registry: CollectorRegistry) -> None:
         self._sending: Sending | None = None
@@ -35,12 +35,12 @@ class RemoteStore:
             self.past = RemoteHistory(self._client, settings, figures)
 
     def start(self) -> None:
-        """Send what is not sent yet, from now on."""
+        """Start sending what is not sent yet."""
         if self._sending is not None:
             self._sending.start()
 
     def close(self) -> None:
-        """End; what is under way is sent again next time."""
+        """Stop; requests in progress are sent again next time."""
         if self._sending is not None:
             self._sending.stop()
         if self._client is not None:

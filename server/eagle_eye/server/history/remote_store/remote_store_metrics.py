@@ -1,4 +1,4 @@
-"""What on-call sees of the remote store on /metrics."""
+"""Metrics of the remote store on ``/metrics``."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""A segment's values as samples for the store: one of each series in each interval, moment by moment.
+"""Reads a segment's values as samples for the store: one per series and interval, interval by interval ("moments").
 
 Read column by column, some row groups at a time. The same segment with the same settings gives the same moments in the
-same order, so that a place among them can be kept.
+same order, so that a position among them can be saved.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from eagle_eye.server.history.segments.frames import whole
 from eagle_eye.server.history.segments.layout import FRAMES_FILE, LINKS_FILE, SAMPLES_FILE
 
 ROWS_AT_ONCE = 100_000  # of samples.parquet: some minutes of some dozen nodes, a hundred megabytes when not thinned
-HEADS_MAX = 100_000  # remembered: those of some hundred nodes, half a kilobyte each
+HEADS_MAX = 100_000  # cached: those of some hundred nodes, half a kilobyte each
 
 Floats = np.ndarray[Any, np.dtype[np.float64]]
 Integers = np.ndarray[Any, np.dtype[np.int64]]
@@ -37,21 +37,21 @@ _ranks_decoder = msgspec.json.Decoder(list[Rank])
 
 
 class IntervalSamples(NamedTuple):
-    """Samples of one interval, one of each series: heads and samples as ``encoding`` makes them."""
+    """Samples of one interval, one per series: heads and samples as encoded by ``encoding``."""
 
     heads: list[bytes]
     samples: list[bytes]
 
 
 class Heads:
-    """The heads of series, remembered from segment to segment."""
+    """Encoded heads of series, cached between segments."""
 
     def __init__(self, external: Mapping[str, str]) -> None:
         self._external = external
         self._known: dict[SeriesSubject, bytes] = {}
 
     def of(self, place: SeriesSubject) -> bytes:
-        """Return the head of the series of a place."""
+        """Return the encoded head of the place's series."""
         found = self._known.get(place)
         if found is None:
             if len(self._known) >= HEADS_MAX:
@@ -61,7 +61,7 @@ class Heads:
 
 
 class _Points(NamedTuple):
-    """Values of some metric: parallel arrays; ``series`` are indexes into a list of places."""
+    """Values of some metric as parallel arrays; ``series`` are indexes into a list of places."""
 
     series: Integers
     times_s: Floats
@@ -69,11 +69,11 @@ class _Points(NamedTuple):
 
 
 def moments(folder: Path, wanted: Callable[[str], bool], interval_s: float, heads: Heads) -> Iterator[IntervalSamples]:
-    """Yield the segment's moments; ``wanted(metric)`` says which are sent, ``interval_s`` 0: every sample.
+    """Yield the segment's moments; ``wanted(metric)`` selects metrics, ``interval_s`` 0 keeps every sample.
 
     Raises OSError, ValueError, KeyError or a pyarrow error where the segment cannot be read.
     """
-    spoken = ["job", "ranks"]  # the same in most frames, and long: each text once in memory
+    spoken = ["job", "ranks"]  # mostly equal between frames, and long: kept once in memory
     with pq.ParquetFile(folder / FRAMES_FILE, page_checksum_verification=True, read_dictionary=spoken) as file:
         frames = file.read(columns=["time", *spoken, "raw"], use_threads=False).unify_dictionaries()
     jobs = _Jobs(frames)
@@ -90,7 +90,7 @@ def moments(folder: Path, wanted: Callable[[str], bool], interval_s: float, head
 
 
 class _Jobs:
-    """Which job each row of a segment belongs to: its device's rank says, else its frame. ``names[0]`` is None."""
+    """The job of each row of a segment: from its device's rank, else from its frame. ``names[0]`` is None."""
 
     def __init__(self, frames: pa.Table) -> None:
         self.names: list[str | None] = [None]
@@ -122,7 +122,7 @@ class _Jobs:
 
 
 def _job(of_frame: str | None, of_ranks: Mapping[int, str], device: int) -> str | None:
-    """Return the job of a device, or (WHOLE_NODE) of what the node's jobs share: its own word, or its only job."""
+    """Return a device's job; for WHOLE_NODE the frame's job, or the ranks' job if they all have the same."""
     if device in of_ranks:
         return of_ranks[device]
     several = set(of_ranks.values())
@@ -151,7 +151,7 @@ def _thinned(
     wanted: Callable[[str], bool],
     interval_s: float,
 ) -> tuple[list[SeriesSubject], _Points]:
-    """Return the last value of each series in each interval, of the row groups' rows, and what the series are."""
+    """Return the last value per series and interval in the row groups, and the series."""
     rows = file.read_row_groups(groups, columns=["time", "node", key, "frame"], use_threads=False)
     times_s: Floats = rows["time"].to_numpy()
     codes = [rows[name].combine_chunks().dictionary_encode() for name in ("node", key)]
@@ -164,7 +164,7 @@ def _thinned(
     cells = _cells(times_s, interval_s)
     places: list[SeriesSubject] = []
     parts: list[_Points] = []
-    lasts: dict[bytes, tuple[Integers, Integers, Integers]] = {}  # most metrics miss the same rows
+    lasts: dict[bytes, tuple[Integers, Integers, Integers]] = {}  # most metrics are missing in the same rows
     for name in file.schema_arrow.names:
         spec = catalogue.BY_NAME.get(name)
         if spec is None or not wanted(name):
@@ -189,9 +189,9 @@ def _thinned(
 
 
 def _last(told: Integers, row_of: Integers, cells: Integers) -> tuple[Integers, Integers, Integers]:
-    """Return which of the rows ``told`` are the last of a series in an interval, their series, and what these are.
+    """Return the last row in ``told`` for each series and interval, their series, and the distinct series.
 
-    Rows are by node, key and time, so a series' last of an interval stands before the next interval's first.
+    Rows are ordered by node, key and time, so a series' last row of an interval comes before its next interval's first.
     """
     series, at = row_of[told], cells[told]
     last = told[np.r_[(series[1:] != series[:-1]) | (at[1:] != at[:-1]), True]]
@@ -200,7 +200,7 @@ def _last(told: Integers, row_of: Integers, cells: Integers) -> tuple[Integers, 
 
 
 def _exactly(values: np.ndarray[Any, Any]) -> Floats:
-    """Return float64: for float32 the shortest number that it stands for, 0.83 and not 0.829999983."""
+    """Return float64; a float32 becomes the shortest decimal that it represents: 0.83, not 0.829999983."""
     if values.dtype == np.float32:
         found: Floats = pc.cast(pc.cast(pa.array(values), pa.string()), pa.float64()).to_numpy()
         return found
@@ -208,7 +208,7 @@ def _exactly(values: np.ndarray[Any, Any]) -> Floats:
 
 
 def _of_whole(frame: Frame, time_s: float, wanted: Callable[[str], bool]) -> tuple[list[SeriesSubject], _Points]:
-    """Return what a frame says that no columns could hold."""
+    """Return the values of a frame that was stored whole because no columns could hold it."""
     of_ranks = {rank.device: rank.job for rank in frame.ranks}
     places: list[SeriesSubject] = []
     values: list[float] = []
@@ -227,7 +227,7 @@ def _moments(
     known = [heads.of(place) for place in places]
     cells = _cells(points.times_s, interval_s)
     order = np.lexsort((points.times_s, points.series, cells))
-    if len(order):  # of a node that lies in two row groups, the last of an interval counts
+    if len(order):  # for a node in two row groups, the last of an interval counts
         same = (np.diff(points.series[order]) == 0) & (np.diff(cells[order]) == 0)
         order = order[np.r_[~same, True]]
     times_ms = np.clip(np.rint(points.times_s[order] * 1000.0), 0, encoding.TIME_MS_MAX - 1).astype(np.int64)
@@ -239,5 +239,5 @@ def _moments(
 
 
 def _cells(times_s: Floats, interval_s: float) -> Integers:
-    """Return the number of the interval that each time lies in; with 0 each millisecond is one."""
+    """Return the interval number of each time; with ``interval_s`` 0, each millisecond is an interval."""
     return np.floor(times_s / (interval_s or 0.001)).astype(np.int64)

@@ -1,11 +1,11 @@
-"""The sender: segments of the history to the store, in a process of its own.
+"""The sender: sends the history's segments to the store, in a process of its own.
 
-``python -m eagle_eye.server.history.remote_store.sender DATA`` reads an Order from standard input, brings every
-segment that was not sent yet, in the order in which they were written, and says on standard output, a JSON line each,
-how it goes. It changes nothing in the history. Beside the server it shares a core with nobody who waits for it.
+``python -m eagle_eye.server.history.remote_store.sender DATA`` reads an Order from standard input, sends every unsent
+segment in the order in which they were written, and reports progress as JSON lines on standard output. It does not
+change the history. As a separate process it takes no CPU core from clients waiting for the server.
 
-At least once: a moment is kept as sent when the store has answered for all of it. One that is sent again holds the same
-samples, which a Prometheus takes as it took them before.
+Delivery is at least once: a moment counts as sent when the store has answered for all of it. One that is sent again has
+the same samples, which Prometheus accepts as duplicates.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ from eagle_eye.server.history.segments.facts import FACTS_FILE, RAW_FOLDER
 from eagle_eye.server.history.segments.processes import end_with_parent
 from eagle_eye.server.history.segments.reader import OURS
 
-NICENESS = 10  # yields to the server and to everybody else
+NICENESS = 10  # yields to the server and all other processes
 BUSY_S = 5.0
-CONNECTIONS = 4  # at a time, for parts of one moment: no series is in two of them
-WAIT_STEP_S = 1.0  # how often a waiting sender looks whether it is still wanted
+CONNECTIONS = 4  # concurrent, for parts of one moment: no series is in two of them
+WAIT_STEP_S = 1.0  # how often a waiting sender checks whether it is still wanted
 _BROKEN = (OSError, ValueError, KeyError, IndexError, pa.ArrowException, msgspec.MsgspecError)
 
 
 class _Sources(msgspec.Struct):
-    """What of a segment's facts says which others it was merged of: what these held need not be sent again."""
+    """The part of a segment's facts that names the segments it was merged from, which need not be sent again."""
 
     sources: tuple[str, ...] = ()
 
@@ -53,7 +53,7 @@ _sources_decoder = msgspec.json.Decoder(_Sources)
 
 
 class _Unreadable(Exception):
-    """A segment that is broken, or not there any more."""
+    """A segment that is broken or was deleted."""
 
 
 class Segment(NamedTuple):
@@ -77,14 +77,14 @@ class Manifest:
         return mark_of(self._connection)
 
     def after(self, segment: int) -> Segment | None:
-        """Return the next raw segment after that one; None: there is no more."""
+        """Return the next raw segment after ``segment``; None if there is none."""
         row = self._connection.execute(
             "SELECT id, name, problem FROM segments WHERE id > ? ORDER BY id LIMIT 1", (segment,)
         ).fetchone()
         return Segment(*row) if row else None
 
     def has(self, segment: int) -> bool:
-        """Return whether the segment is still there and may be read."""
+        """Return whether the segment still exists and is readable."""
         row = self._connection.execute("SELECT problem FROM segments WHERE id = ?", (segment,)).fetchone()
         return row is not None and row[0] is None
 
@@ -100,16 +100,16 @@ class Manifest:
 def send(
     order: Order, folder: Path, manifest: Manifest, file: PositionFile, post: Post, tell: Callable[[SenderReport], None]
 ) -> None:
-    """Bring all that is there. Raises Unwanted, StoreUnavailable, sqlite3.Error."""
+    """Send all segments that exist. Raises Unwanted, StoreUnavailable, sqlite3.Error."""
     position = begin(file.read(), order, manifest.history())
     heads = Heads(order.external_labels)
-    missing = 0  # segments that were there once, or that others were merged of, and were never sent
+    missing = 0  # segments that existed once, or that others were merged from, and were never sent
     with ThreadPoolExecutor(CONNECTIONS, thread_name_prefix="post") as pool:
         while (segment := manifest.after(position.segment)) is not None:
             missing += segment.id - position.segment - 1 if position.segment else 0
             sources = _sources(folder / segment.name)
             unsent = file.unsent(sources)
-            missing -= max(unsent - 1, 0)  # what is merged has the number of its newest source
+            missing -= max(unsent - 1, 0)  # a merged segment has the number of its newest source
             if segment.problem is not None:
                 tell(SenderReport(lost={"broken": 1}))
             elif not sources or unsent:
@@ -131,7 +131,7 @@ def send(
 
 
 def _sources(folder: Path) -> tuple[str, ...]:
-    """Return the names of the segments that one was merged of; (): of none, or it cannot be read."""
+    """Return the names of the segments that one was merged from; () if none, or unreadable."""
     try:
         return _sources_decoder.decode((folder / FACTS_FILE).read_bytes()).sources
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
@@ -139,7 +139,7 @@ def _sources(folder: Path) -> tuple[str, ...]:
 
 
 def _readable(read: Iterator[IntervalSamples]) -> Iterator[IntervalSamples]:
-    """Yield the moments. Raises _Unreadable where it is the segment that is in the way, and not this process."""
+    """Yield the moments. Raises _Unreadable if the segment is at fault rather than this process."""
     while True:
         try:
             moment = next(read, None)
@@ -164,7 +164,7 @@ def _bring(
 
 
 def told_of(brought: Brought) -> SenderReport:
-    """Return the line about samples that were brought."""
+    """Return the report line about samples that were sent."""
     return SenderReport(taken=brought.taken, refused=dict(brought.refused), complaint=brought.complaint)
 
 
@@ -180,7 +180,7 @@ def _tell(lock: threading.Lock, told: SenderReport) -> None:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Send; 0 when nothing is left, 1 when it failed, with the reason on standard error."""
+    """Send; return 0 when nothing is left, 1 on failure, with the reason on standard error."""
     data = Path(arguments[0])
     end_with_parent()
     os.nice(NICENESS)
@@ -192,7 +192,7 @@ def main(arguments: Sequence[str]) -> int:
     def wait(seconds: float) -> None:
         end_s = time.monotonic() + seconds
         while (left_s := end_s - time.monotonic()) > 0:
-            if os.getppid() != server:  # the server that was started anew has a sender of its own
+            if os.getppid() != server:  # a restarted server has a sender of its own
                 raise Unwanted("the server has ended")
             time.sleep(min(left_s, WAIT_STEP_S))
 
@@ -204,7 +204,7 @@ def main(arguments: Sequence[str]) -> int:
         with client(order.access, order.timeout_s) as http:
             post = Post(http, order.url, wait, troubled)
             send(order, data / HISTORY_FOLDER / RAW_FOLDER, manifest, file, post, tell)
-    except Exception as error:  # noqa: BLE001 - whatever it was, the server must hear it
+    except Exception as error:  # noqa: BLE001 - whatever the error, the server must get it
         sys.stderr.write(f"{type(error).__name__}: {error}\n")
         return 1
     return 0

@@ -1,4 +1,4 @@
-"""What the server tells the sender, and what it hears of it. Pure."""
+"""Messages from the server to the sender process and back. Pure."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
         return any(fnmatch.fnmatchcase(name, glob) for glob in self.metrics for name in names)
 
     def cut(self) -> str:
-        """Return what stays the same as long as a segment gives the same moments."""
+        """Return a text that is equal as long as a segment gives the same moments."""
         said = msgspec.json.encode((sorted(self.external_labels.items()), self.metrics, self.interval_s))
         return hashlib.sha256(said).hexdigest()[:16]
 
 
 class SenderReport(msgspec.Struct, frozen=True, kw_only=True):
-    """A line of standard output: what happened since the last one.
+    """A line of standard output: what happened since the previous one.
 
-    ``refused`` counts samples by reason, ``retries`` attempts; ``lost`` segments by reason. ``problem`` None: no word
-    on it, "": there is none any more.
+    ``refused`` counts samples by reason, ``retries`` attempts, ``lost`` segments by reason. ``problem`` is None if
+    unchanged and "" if it is over.
     """
 
     taken: int = 0

@@ -22,8 +22,8 @@ from eagle_eye.server.history.remote_store.settings import RemoteStoreSettings
 from eagle_eye.server.model.clock import Clock
 from eagle_eye.server.model.errors import StoreUnavailable
 
-LOOK_S = 5.0  # how often it is looked whether there is something to send
-STALLED_S = 900.0  # a sender that says nothing for this long is ended; while the store is away it tells of each attempt
+LOOK_S = 5.0  # how often to check whether there is something to send
+STALLED_S = 900.0  # a sender without output for this long is killed; while the store is away it reports each attempt
 FAILED_WAIT_S = 30.0  # after it ended with an error
 COMMAND = (sys.executable, "-m", "eagle_eye.server.history.remote_store.sender")
 
@@ -31,7 +31,7 @@ _log = logging.getLogger(__name__)
 
 
 def order_of(settings: RemoteStoreSettings) -> Order:
-    """Return what the sender is told."""
+    """Return the order for the sender."""
     return Order(
         url=settings.write_url,
         access=access_of(settings),
@@ -44,7 +44,7 @@ def order_of(settings: RemoteStoreSettings) -> Order:
 
 
 class Sending:
-    """Has the history of ``data`` sent to the store. ``start`` returns at once, ``stop`` when the sender has ended."""
+    """Sends the history of ``data`` to the store. ``start`` returns at once, ``stop`` when the sender has ended."""
 
     def __init__(
         self,
@@ -67,12 +67,12 @@ class Sending:
         self._complained: set[str] = set()
 
     def start(self) -> None:
-        """Send from now on."""
+        """Start sending."""
         self._thread = threading.Thread(target=self._run, name="remote store", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
-        """End; what is under way is sent again next time."""
+        """Stop; requests in progress are sent again next time."""
         self._stop.set()
         process = self._process
         if process is not None:
@@ -88,12 +88,12 @@ class Sending:
                     self.waiting()
             except (StoreUnavailable, sqlite3.Error, OSError, msgspec.MsgspecError) as error:
                 self._failed(f"{type(error).__name__}: {error}")
-            except Exception:  # noqa: BLE001 - a bug must not end it for ever, or nothing is kept for long
+            except Exception:  # noqa: BLE001 - a bug must not end sending for ever, or data is lost to retention
                 _log.exception("sending to the remote store failed and is tried again")
                 self._failed("a bug")
 
     def waiting(self) -> int:
-        """Return how many segments wait, and have the figures tell. Raises StoreUnavailable, sqlite3.Error."""
+        """Return how many segments wait, and update the metrics. Raises StoreUnavailable, sqlite3.Error."""
         with closing(PositionFile(self._data)) as file:
             kept = file.read()
         uri = f"file:{self._data / HISTORY_FILE}?mode=ro"
@@ -107,7 +107,7 @@ class Sending:
         return int(count)
 
     def send(self) -> None:
-        """Have the sender bring all that is there now; return when it has ended. Raises OSError."""
+        """Run the sender until it has sent all that exists now. Raises OSError."""
         decoder = msgspec.json.Decoder(SenderReport)
         with subprocess.Popen(
             self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
@@ -131,7 +131,7 @@ class Sending:
             self._failed(f"the sender ended with {code}: {said or 'no reason given'}")
 
     def take(self, told: SenderReport) -> None:
-        """Count what the sender tells of, and log what is new of its troubles."""
+        """Count the sender's report, and log new problems in it."""
         self._figures.samples.inc(told.taken)
         for reason, count in told.refused.items():
             self._figures.refused.labels(reason).inc(count)

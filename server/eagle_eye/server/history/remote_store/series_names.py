@@ -1,4 +1,4 @@
-"""How a row's metric is named in the store, and which row a series there speaks of. Pure.
+"""Maps a row's metric to a series of the store and back. Pure.
 
 A series is ``eagle_eye_<metric>`` with the labels ``node``, ``job`` (where the row belongs to one), and ``device`` or
 ``link``; a node's own row has neither.
@@ -16,12 +16,12 @@ from eagle_eye.schema.metrics import PROMETHEUS_PREFIX, MetricSpec, Scope
 from eagle_eye.schema.names import is_name
 
 NAME, JOB, NODE, DEVICE, LINK = "__name__", "job", "node", "device", "link"
-# Where Prometheus scrapes our /metrics, ``job`` is its own word and ours is put aside under this name.
+# Where Prometheus scrapes our /metrics, it sets ``job`` itself and renames ours to this.
 SCRAPED_JOB = "exported_job"
 
 
 class SeriesSubject(NamedTuple):
-    """What a series of the store speaks of; ``job`` None: of no job."""
+    """The subject of a series in the store; ``job`` None means no job."""
 
     spec: MetricSpec
     node: str
@@ -30,7 +30,7 @@ class SeriesSubject(NamedTuple):
 
 
 def labels_of(place: SeriesSubject, external: Mapping[str, str]) -> dict[str, str]:
-    """Return the series' labels; ``external`` ones do not take the place of its own."""
+    """Return the series' labels; ``external`` ones do not override its own."""
     labels = {**external, NAME: PROMETHEUS_PREFIX + place.spec.name, NODE: place.node, JOB: place.job or ""}
     if place.spec.scope is Scope.LINK:
         labels[LINK] = str(place.key)
@@ -40,7 +40,7 @@ def labels_of(place: SeriesSubject, external: Mapping[str, str]) -> dict[str, st
 
 
 def place_of(labels: Mapping[str, str]) -> SeriesSubject | None:
-    """Return what a series speaks of; None where it is none of ours or its labels do not say."""
+    """Return the subject of a series; None where it is none of ours or its labels are incomplete."""
     spec = catalogue.BY_NAME.get(labels.get(NAME, "").removeprefix(PROMETHEUS_PREFIX))
     node, job = labels.get(NODE, ""), labels.get(SCRAPED_JOB) or labels.get(JOB) or None
     if spec is None or not is_name(node) or (job is not None and not is_name(job)):

@@ -1,4 +1,4 @@
-"""A long time asked for in pieces, none larger than one answer may be. Pure."""
+"""Splits a long time range into requests, each with an answer within the limit. Pure."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ FIRST_S = 120.0
 LEAST_S = 1.0
 MOST_S = 86_400.0
 SAMPLES_AIM = 300_000  # in one answer: some ten megabytes
-CHANGE_MAX = 4.0  # how much longer or shorter the next piece may be
+CHANGE_MAX = 4.0  # maximum growth or shrinkage of the next piece
 
 
 class Slice(NamedTuple):
-    """What lies from ``start_s`` to before ``end_s``."""
+    """The data from ``start_s`` to before ``end_s``."""
 
     start_s: float
     end_s: float
@@ -26,9 +26,9 @@ class Slice(NamedTuple):
 def slices(
     start_s: float, end_s: float, ask: Callable[[float, float], list[RemoteSeries]], most_s: float = MOST_S
 ) -> Iterator[Slice]:
-    """Yield the whole time in order; ``ask(start_s, end_s)`` is what one answer holds. Raises what it raises.
+    """Yield the whole range in order; ``ask(start_s, end_s)`` returns the data of one request. Raises its errors.
 
-    What is too large for one answer is asked for again in smaller pieces.
+    A piece too large for one answer is requested again in smaller pieces.
     """
     length_s = min(FIRST_S, most_s)
     at_s = start_s

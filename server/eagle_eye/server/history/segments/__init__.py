@@ -1,4 +1,4 @@
-"""Segments: Parquet files of samples, their manifest, compaction, downsampling and reading.
+"""Segments: Parquet files of samples, with their manifest, compaction, downsampling and reading.
 
-In: sealed chunks of the journal. Out: files, and what queries find in them.
+In: sealed chunks of the journal. Out: files, and their contents for queries.
 """

@@ -1,7 +1,7 @@
-"""Frames into the columns of a segment's tables.
+"""Converts frames to the columns of a segment's tables.
 
-Nothing is lost on the way but digits: gauges become float32, as in a trace. What a newer agent sent and this server
-does not know is kept beside the columns; a frame that columns cannot hold is kept whole.
+Only precision is lost: gauges become float32, as in a trace. Fields of newer agents that this server does not know are
+stored beside the columns; a frame that columns cannot represent is stored whole.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from eagle_eye.schema.metrics import Scope
 from eagle_eye.server.history.segments.layout import FRAMES_SCHEMA, LINKS_SCHEMA, SAMPLES_SCHEMA
 from eagle_eye.server.history.segments.row_tables import Odd, Rows, Tables, as_json
 
-REMEMBERED_MAX = 10_000  # texts and layouts that recur from frame to frame, of each kind
+REMEMBERED_MAX = 10_000  # texts and layouts that recur between frames, of each kind
 
 
 class JournaledFrame(NamedTuple):
-    """A frame as the journal keeps it; ``time_s`` is the corrected time."""
+    """A frame as the journal stores it; ``time_s`` is the corrected time."""
 
     node: str
     time_s: float
@@ -40,7 +40,7 @@ class _Block(msgspec.Struct, forbid_unknown_fields=True, gc=False):
 
 
 class _Frame(msgspec.Struct, gc=False):
-    """As schema.frame's, but for what is the same in most frames: that stays encoded."""
+    """Like schema.frame's Frame, but what is the same in most frames stays encoded."""
 
     version: int
     node: str
@@ -56,7 +56,7 @@ class _Frame(msgspec.Struct, gc=False):
     events: msgspec.Raw = msgspec.Raw(b"\x90")
     collectors: msgspec.Raw = msgspec.Raw(b"\x80")
     dropped: msgspec.Raw = msgspec.Raw(b"\x80")
-    clock_base_s: float | None = None  # has served its purpose, the offset, and has no column
+    clock_base_s: float | None = None  # only used to compute the offset; has no column
 
 
 class _KnownFrame(_Frame, forbid_unknown_fields=True):
@@ -67,8 +67,8 @@ class _Placed(NamedTuple):
     scope: Scope
     keys: list[int | str]
     metrics: list[str]
-    columns: list[str]  # of the metrics, those that have a column
-    known: list[int]  # and their places among the metrics
+    columns: list[str]  # the metrics that have a column
+    known: list[int]  # and their indexes among the metrics
     unknown: list[int]
 
 
@@ -86,7 +86,7 @@ _names_decoder = msgspec.msgpack.Decoder(list[str])
 
 
 class Columns:
-    """Makes tables of frames; remembers what recurs in them."""
+    """Builds tables of frames; caches what recurs in them."""
 
     def __init__(self) -> None:
         self._texts: dict[bytes, str] = {}
@@ -139,7 +139,7 @@ class Columns:
         return row
 
     def _text(self, raw: msgspec.Raw) -> str:
-        """Return encoded values as JSON that says the same. Raises Odd."""
+        """Return encoded values as equivalent JSON. Raises Odd."""
         encoded = bytes(raw)
         text = self._texts.get(encoded)
         if text is None:
@@ -150,7 +150,7 @@ class Columns:
         return text
 
     def _layout(self, frame: _Frame) -> tuple[str, list[_Placed]]:
-        """Return the layout of the frame's blocks, as text and placed in columns. Raises Odd."""
+        """Return the layout of the frame's blocks, as text and with its columns located. Raises Odd."""
         key = tuple((block.scope, bytes(block.keys), bytes(block.metrics)) for block in frame.blocks)
         found = self._layouts.get(key)
         if found is None:
@@ -179,7 +179,7 @@ def _placed(scope: Scope, keys: bytes, metrics: bytes) -> _Placed:
 
 
 def _decode(raw: bytes | memoryview) -> tuple[_Frame, str | None]:
-    """Return the frame, and what it has under other keys, as JSON. Raises Odd, MsgspecError."""
+    """Return the frame, and its unknown keys as JSON. Raises Odd, MsgspecError."""
     try:
         return _known_frame_decoder.decode(raw), None
     except msgspec.ValidationError:
@@ -190,7 +190,7 @@ def _decode(raw: bytes | memoryview) -> tuple[_Frame, str | None]:
 
 
 def _unknown(blocks: list[_Block], placed: list[_Placed]) -> bytes | None:
-    """Return the values of the metrics that have no column, block by block, all rows of the first metric first."""
+    """Return the values of the metrics without a column: by block, then metric, then row."""
     if not any(place.unknown for place in placed):
         return None
     return b"".join(

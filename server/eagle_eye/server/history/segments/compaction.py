@@ -1,4 +1,4 @@
-"""When the journal is compacted, and what becomes of the compactor's answer."""
+"""Decides when to compact the journal, runs the compactor, and applies its results."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from eagle_eye.server.history.settings import HistorySettings
 from eagle_eye.server.model.clock import Clock
 from eagle_eye.server.model.errors import HistoryUnavailable
 
-LOOK_S = 10.0  # how often it is looked whether a stretch is due
-SEGMENT_BYTES = STRETCH_BYTES_MAX * 3 // 4  # of a group's frames are a segment's worth, however young they are
-NEARLY_RATIO = 0.5  # of that, or of segment_s: goes with what is due
-UNSEALED_BYTES_MAX = 8 << 30  # of frames in no segment: at more, all of them become segments
-UNSEALED_SHARE = 4  # and never more than this part of retention_bytes
-STALLED_S = 300.0  # a compactor that says nothing for this long is ended; a stretch takes seconds
+LOOK_S = 10.0  # how often to check whether compaction is due
+SEGMENT_BYTES = STRETCH_BYTES_MAX * 3 // 4  # of a group's frames make a segment, however recent they are
+NEARLY_RATIO = 0.5  # of that, or of segment_s: such groups are compacted along with those that are due
+UNSEALED_BYTES_MAX = 8 << 30  # of frames in no segment: beyond this, all of them become segments
+UNSEALED_SHARE = 4  # and never more than this fraction of retention_bytes
+STALLED_S = 300.0  # a compactor without output for this long is killed; a stretch takes seconds
 FAILED_WAIT_S = 60.0  # after a failure; each attempt costs CPU
-REMADE_MAX = 20  # raw segments of a process: between two, what is due in the journal comes first
+REMADE_MAX = 20  # raw segments per process: between two processes, journal compaction that is due runs first
 PACKAGE = "eagle_eye.server.history.segments"
 COMMAND = (sys.executable, "-m")
 
@@ -38,7 +38,7 @@ _log = logging.getLogger(__name__)
 
 
 class Compaction:
-    """Has the compactor write segments and puts them in the frames' place. ``run`` is for a thread of its own."""
+    """Runs the compactor and replaces journal chunks by the segments it writes. ``run`` is for a thread of its own."""
 
     def __init__(
         self,
@@ -62,7 +62,7 @@ class Compaction:
         self.failures = 0
 
     def run(self) -> None:
-        """Compact and retain whenever it is due, until ``stop``."""
+        """Compact and run retention whenever due, until ``stop``."""
         while not self._stop.wait(LOOK_S):
             try:
                 self.look()
@@ -73,14 +73,14 @@ class Compaction:
                 self._failed("a bug")
 
     def stop(self) -> None:
-        """Have ``run`` return soon; a stretch under way is written again next time."""
+        """Make ``run`` return soon; a stretch in progress is written again next time."""
         self._stop.set()
         process = self._process
         if process is not None:
             process.kill()
 
     def look(self) -> None:
-        """Compact if a stretch is due, else make minutes that are lacking; then retain. Raises HistoryUnavailable."""
+        """Compact if a stretch is due, else build missing minutes; then run retention. Raises HistoryUnavailable."""
         if self._clock.monotonic_s() >= self._not_before_s:
             if due := self._due():
                 self.compact(due)
@@ -89,7 +89,7 @@ class Compaction:
         self._shelf.retain(self._clock.now_s())
 
     def compact(self, shards: Sequence[int] = ()) -> None:
-        """Turn into segments what is in the journal now, of these groups (all if empty). Raises HistoryUnavailable."""
+        """Compact these groups' part of the journal (all if empty) into segments. Raises HistoryUnavailable."""
         with self._compacting:
             (through,) = self._journal.reader.read("SELECT max(id) FROM chunks", ())[0]
             if through is not None:
@@ -97,7 +97,7 @@ class Compaction:
                 self._run("compactor", arguments, msgspec.json.Decoder(Sealed), self._take)
 
     def remake(self, names: Sequence[str]) -> None:
-        """Have the minutes made of raw segments that have none. Raises HistoryUnavailable."""
+        """Build the minutes of raw segments that have none. Raises HistoryUnavailable."""
         arguments = [str(self._shelf.folder.parent), *names]
         self._run("remaking", arguments, msgspec.json.Decoder(Remade), self._take_minutes)
 
@@ -165,9 +165,9 @@ class Compaction:
         self._step("put")
 
     def _due(self) -> list[int]:
-        """Return the groups of nodes of which a segment is due, and those of which it soon is; []: none is due.
+        """Return the node groups to compact: if any is due, also those that soon will be; [] if none is due.
 
-        Groups go together, since a process costs half a second of CPU to start, whatever it has to do.
+        Groups are compacted together, since starting a process costs half a second of CPU.
         """
         read, now_s = self._journal.reader.read, self._clock.now_s()
         ((oldest_s,),) = read(OLDEST_UNSEALED, ())

@@ -1,9 +1,9 @@
-"""The compactor: sealed stretches of the journal into segments, in a process of its own.
+"""The compactor: writes sealed stretches of the journal as segments, in a process of its own.
 
-``python -m eagle_eye.server.history.segments.compactor JOURNAL FOLDER THROUGH [SHARD...]`` writes what no segment holds
-yet of these groups of nodes (of all), up to chunk THROUGH, group by group, and says on standard output, a JSON line
-each, what is on the disk. It changes nothing in the journal: the server does, line by line. Beside the server it shares
-a core with nobody who waits for it.
+``python -m eagle_eye.server.history.segments.compactor JOURNAL FOLDER THROUGH [SHARD...]`` compacts the chunks of these
+node groups (default: all) that are in no segment yet, up to chunk THROUGH, group by group, and reports what is on disk
+as JSON lines on standard output. It does not change the journal: the server does, line by line. As a separate process
+it takes no CPU core from clients waiting for the server.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from eagle_eye.server.history.segments.processes import settle
 from eagle_eye.server.history.segments.row_tables import Tables
 from eagle_eye.server.history.segments.writer import SegmentWriter
 
-NICENESS = 10  # yields to the server and to everybody else
+NICENESS = 10  # yields to the server and all other processes
 BUSY_S = 5.0
 
 
@@ -56,7 +56,7 @@ def compact(
 ) -> None:
     """Write the segments of the groups' stretches (all if empty) up to chunk ``through``.
 
-    ``done`` is told of each stretch on the disk.
+    ``done`` is called with each stretch once it is on disk.
     """
     connection = sqlite3.connect(f"file:{journal}?mode=ro", uri=True, timeout=BUSY_S, isolation_level=None)
     try:
@@ -128,12 +128,12 @@ def _write(
     except BaseException:
         writer.discard()
         minutes.discard()
-        shutil.rmtree(folder / facts.name, ignore_errors=True)  # written, and its minutes could not be
+        shutil.rmtree(folder / facts.name, ignore_errors=True)  # written, but its minutes could not be
         raise
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Compact; 0 when nothing is left, 1 when it failed, with the reason on standard error."""
+    """Compact; return 0 when nothing is left, 1 on failure, with the reason on standard error."""
     journal, folder, through, *shards = arguments
     settle(NICENESS)
 

@@ -1,7 +1,7 @@
-"""Rows of nodes each of which kept to one layout, as columns of a row group.
+"""Fast path to a row group's columns for nodes that kept a single layout throughout.
 
-By node, key and time each number's place follows from where its frame is: nothing is sorted, and no number is moved
-but once. What is not so regular goes the general way (``row_tables.Rows``), to the same table.
+Ordered by node, key and time, each number's destination follows from the position of its frame: nothing is sorted, and
+each number is copied once. Anything less regular takes the general path (``row_tables.Rows``) to the same table.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _Place = slice | list[int]
 
 
 class Run(NamedTuple):
-    """Frames ``low`` to before ``high``, of ``nodes`` nodes that follow each other, as many of each, in one layout."""
+    """Frames ``low`` to before ``high``, of ``nodes`` consecutive nodes, equally many of each, in one layout."""
 
     low: int
     high: int
@@ -32,12 +32,12 @@ class Run(NamedTuple):
 
 
 class _Piece(NamedTuple):
-    """A run's rows of one table: from row ``begin`` on (nodes, keys, frames of each); its metrics, where they are."""
+    """A run's rows of one table, from row ``begin`` (nodes, keys, frames per node), and where its metrics are."""
 
     run: Run
     begin: int
     keys: Sequence[int | str]
-    metrics: list[tuple[str, _Place, Numbers]]  # name, among the keys, (nodes, frames of each, its keys)
+    metrics: list[tuple[str, _Place, Numbers]]  # name, index among the keys, (nodes, frames per node, its keys)
 
     def of(self, cells: Any) -> Any:
         """Return the piece's part of a column."""
@@ -47,7 +47,7 @@ class _Piece(NamedTuple):
 
 
 def runs_of(node: Integers, layout: Integers) -> list[Run] | None:
-    """Return the runs of frames that are by node and time; None: a node changed its layout."""
+    """Return the runs of frames sorted by node and time; None if a node changed its layout."""
     changed = node[1:] != node[:-1]
     if (~changed & (layout[1:] != layout[:-1])).any():
         return None
@@ -67,7 +67,7 @@ def tables(
 ) -> tuple[pa.Table | None, pa.Table | None]:
     """Return the rows of devices and nodes, and those of links; ``first`` is the first frame's number.
 
-    A key is not in two tables of a layout.
+    No key may be in two tables of a layout.
     """
     samples, links = _Table(), _Table()
     for run in runs:
@@ -85,7 +85,7 @@ class _Table:
         self._length = 0
 
     def add(self, run: Run, parts: Sequence[Part], numbers: Any) -> None:
-        """Add the parts of a run's frames; ``numbers`` are the bytes of these: (frames, bytes)."""
+        """Add the parts of a run's frames; ``numbers`` are their bytes: (frames, bytes)."""
         keys = sorted({key for part in parts for key in part.keys}, key=lambda key: (isinstance(key, str), key))
         if keys:
             metrics = [metric for part in parts for metric in _metrics(part, keys, numbers, run)]
@@ -93,7 +93,7 @@ class _Table:
             self._length += len(keys) * (run.high - run.low)
 
     def table(self, schema: pa.Schema, key: str, frames: Gathered, first: int) -> pa.Table | None:
-        """Return the rows; None: there are none."""
+        """Return the rows; None if there are none."""
         if self._length == 0:
             return None
         number = np.empty(self._length, dtype=np.int32)

@@ -1,7 +1,7 @@
-"""A metric's values of some time as a few numbers: least, greatest, mean, first, last, count, a counter's increase.
+"""Summarizes a metric's values per bucket: minimum, maximum, mean, first, last, count, and a counter's increase.
 
-All of them combine: those of an hour follow from those of its minutes as they would from the values themselves. A value
-that is NaN was not observed and counts nowhere.
+All of these combine: the summary of an hour follows from those of its minutes exactly as from the values themselves.
+NaN values count as not observed and are ignored everywhere.
 """
 
 from __future__ import annotations
@@ -13,20 +13,20 @@ import numpy as np
 
 from eagle_eye.schema.metrics import Kind
 
-BITS_MAX = 2.0**53  # whole numbers up to here are exact; a bit mask beyond is none
+BITS_MAX = 2.0**53  # integers up to here are exact; larger values are no bit masks
 
 Floats = np.ndarray[Any, np.dtype[np.float64]]
 Integers = np.ndarray[Any, np.dtype[np.int64]]
 
 
 class Summary(NamedTuple):
-    """What became of each bucket, in arrays of one length; NaN: there is no such number.
+    """Summaries of buckets, in arrays of equal length; NaN means that there is no such number.
 
-    ``counts`` are of observations; with 0 the others are NaN. ``low`` and ``high`` of a bit mask are the bits that were
-    always set and those that ever were; a mask that is none (negative, fractional, beyond 2**53) counts in neither.
-    ``mean`` is that of a gauge or a mask. ``increase`` is what a counter grew by between first and last value; where it
-    fell it was reset, and had grown by what it then had. A mean over +inf is +inf, and of what was not finite there is
-    no increase.
+    ``counts`` are numbers of observations; where it is 0 the others are NaN. For a bit mask, ``low`` holds the bits
+    that were always set and ``high`` those ever set; invalid masks (negative, fractional, beyond 2**53) count in
+    neither. ``mean`` is that of a gauge or a mask. ``increase`` is a counter's growth between first and last value;
+    where it fell it was reset, and its new value is the growth since then. The mean of values with infinities is +inf,
+    and their increase is NaN.
     """
 
     counts: Integers
@@ -39,9 +39,9 @@ class Summary(NamedTuple):
 
 
 class BucketSeries(NamedTuple):
-    """Some of one series: a metric of a device, a link or (-1) a node, in buckets that begin at ``times_s``.
+    """Part of one series: a metric of a device, a link or (-1) a node, in buckets that begin at ``times_s``.
 
-    ``began_s`` is when the first value of each came, to the second: parts of one bucket are put in order by it.
+    ``began_s`` is the time of each bucket's first value, to the second; it orders parts of the same bucket.
     """
 
     node: str
@@ -54,7 +54,7 @@ class BucketSeries(NamedTuple):
 def summarize(values: np.ndarray[Any, Any], starts: Integers, kind: Kind, missing: int | None = None) -> Summary:
     """Return the summary of each bucket: values ``starts[i]`` to before ``starts[i + 1]``, in order of time.
 
-    No bucket is empty. ``missing`` is how many of the values are NaN, where that is known.
+    No bucket is empty. ``missing`` is the number of NaN values, if known.
     """
     if missing is None:
         missing = int(np.count_nonzero(np.isnan(values)))
@@ -95,13 +95,13 @@ def combine(parts: Summary, starts: Integers, kind: Kind) -> Summary:
 
 
 def taken(summary: Summary, rows: np.ndarray[Any, Any] | slice) -> Summary:
-    """Return the buckets that ``rows`` (places, a mask or a slice) names."""
+    """Return the buckets selected by ``rows`` (indexes, a mask or a slice)."""
     columns: list[Any] = [column[rows] for column in summary]
     return Summary(*columns)
 
 
 def joined(summaries: Iterable[Summary]) -> Summary:
-    """Return all buckets, one summary's after the other's."""
+    """Return all buckets of the summaries, concatenated."""
     return Summary(*(np.concatenate(columns) for columns in zip(*summaries, strict=True)))
 
 
@@ -110,7 +110,7 @@ def _nothing(length: int) -> Summary:
 
 
 def _summarize(values: np.ndarray[Any, Any], starts: Integers, counts: Integers, kind: Kind) -> Summary:
-    """Return the summary of values none of which is NaN, ``counts`` of them in each bucket."""
+    """Return the summaries of values without NaN, ``counts`` of them in each bucket."""
     ends = np.append(starts[1:], len(values)) - 1
     first, last = values[starts].astype(np.float64), values[ends].astype(np.float64)
     mean = increase = np.full(len(starts), np.nan)
@@ -133,7 +133,7 @@ def _summarize(values: np.ndarray[Any, Any], starts: Integers, counts: Integers,
 
 
 def _mean(sums: Floats, counts: Integers) -> Floats:
-    """Return the means in the digits of a gauge; +inf where infinities of both signs met, as all that is not finite."""
+    """Return the means with a gauge's precision; +inf where infinities of both signs met, like all non-finite means."""
     means: Floats = (sums / counts).astype(np.float32).astype(np.float64)
     means[np.isnan(means)] = np.inf
     return means
@@ -149,7 +149,7 @@ def _growth(before: np.ndarray[Any, Any], after: np.ndarray[Any, Any]) -> Floats
 
 
 def _within(steps: Floats, starts: Integers, length: int) -> Floats:
-    """Return the sums of the steps between the values of one group, of which step i leads to value i + 1."""
+    """Return the sum of the steps within each group; step i leads from value i to value i + 1."""
     own = np.zeros(length)
     own[1:] = steps
     own[starts] = 0.0

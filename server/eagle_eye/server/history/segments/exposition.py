@@ -1,4 +1,4 @@
-"""What /metrics says of raw segments, minutes and hours, read when scraped."""
+"""Metrics about raw segments, minutes and hours on ``/metrics``, read when scraped."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from eagle_eye.server.history.segments.segment_store import SegmentStore
 
 
 class LevelsCollector(Collector):
-    """How much there is of each level, and what was lost of it."""
+    """The size of each level, and what was lost of it."""
 
     def __init__(self, segment_store: SegmentStore) -> None:
         self._shelf = segment_store
 
     def collect(self) -> Iterator[Metric]:
-        """Yield the families."""
+        """Yield the metric families."""
         segments = _gauge("level_segments", "Segments of a level on disk.")
         size = _gauge("level_bytes", "Their size.")
         oldest = _gauge("level_oldest_timestamp_seconds", "Where the oldest of them begins.")

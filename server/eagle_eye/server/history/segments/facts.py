@@ -1,4 +1,4 @@
-"""What is said of a segment beside its tables; read without the library for these."""
+"""Metadata of segments beside their tables; readable without the Parquet library."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ RAW_FOLDER = "raw"
 MINUTES_FOLDER, HOURS_FOLDER = "1m", "1h"
 MINUTE_S, HOUR_S = 60, 3_600
 BUCKET_S = {MINUTES_FOLDER: MINUTE_S, HOURS_FOLDER: HOUR_S}  # of the levels
-STRETCH_BYTES_MAX = 128 << 20  # of encoded frames that are sorted in memory at once, and become one segment
-PARTIAL = ".partial-"  # how the name of a folder begins that is still being written
+STRETCH_BYTES_MAX = 128 << 20  # of encoded frames that are sorted in memory at once and become one segment
+PARTIAL = ".partial-"  # name prefix of a folder that is still being written
 
 Step = Callable[[str], None]
 
@@ -26,13 +26,13 @@ def no_step(_name: str) -> None:
 
 
 def shard_of(name: str) -> int:
-    """Return which group of nodes a segment of this name holds; -1 where the name does not say."""
+    """Return the node group of a segment of this name; -1 where the name does not say."""
     parts = name.split("-")
     return int(parts[-2]) if len(parts) > 2 and parts[-2].isdecimal() else -1
 
 
 def any_between(names: Sequence[str], first: str, last: str) -> bool:
-    """Return whether any of the names, which are sorted, lies between the two, these included."""
+    """Return whether any of the sorted names is between ``first`` and ``last``, inclusive."""
     place = bisect_left(names, first)
     return place < len(names) and names[place] <= last
 
@@ -41,8 +41,8 @@ class Facts(msgspec.Struct, frozen=True):
     """``segment.json``, and the segment's row in the manifest. Times are corrected Unix seconds.
 
     ``journal`` names the journal that the frames came from: chunks ``first_chunk`` to ``last_chunk`` of ``shard``.
-    ``received_s`` is when the last of them came, ``bytes`` the size of the tables. ``sources`` are the segments that it
-    was merged of.
+    ``received_s`` is when the last of them arrived, ``bytes`` the size of the tables. ``sources`` are the segments that
+    it was merged from.
     """
 
     name: str
@@ -65,8 +65,8 @@ class Facts(msgspec.Struct, frozen=True):
 class MinutesFacts(msgspec.Struct, frozen=True):
     """``segment.json`` of the minutes of the raw segment of this name; of earlier versions, of an hour or a day.
 
-    ``start_s`` and ``end_s`` are where its first bucket begins and its last one ends. ``frames`` counts the buckets of
-    nodes, ``rows`` those of the table, ``bytes`` its size. The journal is that whose frames it is made of.
+    ``start_s`` and ``end_s`` are where its first bucket begins and its last one ends. ``frames`` counts the node
+    buckets, ``rows`` those of the table, ``bytes`` its size. The journal is the one whose frames it summarizes.
     """
 
     name: str
@@ -85,7 +85,7 @@ class MinutesFacts(msgspec.Struct, frozen=True):
 
 
 class Sealed(msgspec.Struct, frozen=True):
-    """The compactor's word on a stretch: the chunks of ``shard`` up to ``through`` are in ``segments``, on the disk.
+    """The compactor's report on a stretch: the chunks of ``shard`` up to ``through`` are on disk in ``segments``.
 
     ``minutes`` are those of these segments.
     """
@@ -97,7 +97,7 @@ class Sealed(msgspec.Struct, frozen=True):
 
 
 class Remade(msgspec.Struct, frozen=True):
-    """The word on a raw segment that had no minutes: they are on the disk, or (None) it is broken."""
+    """The report on a raw segment without minutes: they are on disk now, or (None) the segment is broken."""
 
     name: str
     minutes: MinutesFacts | None

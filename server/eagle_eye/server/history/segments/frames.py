@@ -1,4 +1,4 @@
-"""A segment's tables back into the frames that they were made of."""
+"""Rebuilds frames from a segment's tables."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def frames_of(
 ) -> Iterator[Recorded]:
     """Yield the wanted rows of ``table`` as frames. Raises ValueError where the tables do not belong together.
 
-    ``first`` is the place of the table's first row, by which the rows of ``samples`` and ``links`` name their frames.
-    What only a newer server knows is left out, as ``decode_frame`` does.
+    ``first`` is the number of the table's first row; the rows of ``samples`` and ``links`` refer to frames by such
+    numbers. Fields that only a newer server knows are left out, as by ``decode_frame``.
     """
     rows = table.take(pa.array(wanted)).to_pylist()
     places_of: dict[str, list[int]] = {}
@@ -41,7 +41,7 @@ def frames_of(
     blocks: list[list[Block]] = [[] for _ in rows]
     for text, places in places_of.items():
         layout = _layout_decoder.decode(text)
-        skipped = 0  # bytes of ``unknown`` that belong to metrics before
+        skipped = 0  # bytes of ``unknown`` that belong to earlier metrics
         for scope, keys, metrics in layout:
             linked = scope is Scope.LINK
             source = of_links if linked else of_devices
@@ -65,7 +65,7 @@ def frames_of(
 
 
 def whole(raw: bytes) -> Frame | None:
-    """Return a frame that was kept whole; None where this server cannot read it."""
+    """Return the frame that was stored whole; None where this server cannot decode it."""
     try:
         return decode_frame(raw)
     except BadFrame:
@@ -93,7 +93,7 @@ def _frame(row: dict[str, Any], blocks: list[Block]) -> Frame:
 
 
 class _Rows:
-    """The rows of some frames, found by frame and key."""
+    """The rows of some frames, looked up by frame and key."""
 
     def __init__(self, table: pa.Table | None, key: str) -> None:
         self._table: Any = table
@@ -101,11 +101,11 @@ class _Rows:
         self.names = frozenset(table.schema.names if table is not None else ()) - {"time", "node", key, "frame"}
         if table is not None:
             frames = table["frame"].to_numpy()
-            self._order = np.argsort(frames, kind="stable")  # of one frame's rows the keys stay in order
+            self._order = np.argsort(frames, kind="stable")  # stable: the keys of one frame's rows stay in order
             self._frames = frames[self._order]
 
     def values(self, frames: Integers, keys: list[int], rows: int, metrics: list[str]) -> Any:
-        """Return the cells (frames, metrics, keys) as float64; ``keys`` are places among each frame's ``rows``."""
+        """Return the cells (frames, metrics, keys) as float64; ``keys`` are indexes among each frame's ``rows``."""
         if self._table is None or not keys:
             return np.empty((len(frames), len(metrics), len(keys)))
         begins = np.searchsorted(self._frames, frames)

@@ -1,4 +1,4 @@
-"""Which parts of a range cannot be read, since what held them was found damaged and set aside. Pure."""
+"""Finds the parts of a query's range that cannot be read because a damaged segment was set aside. Pure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from eagle_eye.server.history.segments.facts import HOURS_FOLDER, shard_of
 from eagle_eye.server.history.segments.level_table import Stored
 from eagle_eye.server.history.segments.resolution import Cover, left_of
 
-GAPS_MAX = 50  # in an answer; the last of more covers the rest
+GAPS_MAX = 50  # in an answer; beyond this, the last one covers the rest
 
 
 class Broken(NamedTuple):
@@ -27,11 +27,11 @@ class Broken(NamedTuple):
 
 
 def gaps(raw: Iterable[Broken], rows: Iterable[Stored], start_s: float, end_s: float) -> list[Gap]:
-    """Return the gaps in the range, in order and apart; ``rows`` are those that may answer in the place of frames."""
+    """Return the gaps in the range, in order and disjoint; ``rows`` are those that may answer in place of frames."""
     found: list[Gap] = []
     levels = list(rows)
     for one in raw:
-        # Minutes that were made while it could be read have what it held; those made since do not.
+        # Minutes made while it was readable include its data; those made since do not.
         having = _covers([row for row in levels if row.alone and row.problem is None], shard_of(one.name))
         who = f"{one.frames} frames of {one.first_node} to {one.last_node}"
         problem = f"segment {one.name} is damaged and set aside, with {who}: {one.problem}"

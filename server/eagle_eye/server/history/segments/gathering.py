@@ -1,4 +1,4 @@
-"""What a stretch of the journal holds, as arrays: frames by node and time, and where the bytes of each are."""
+"""Reads a stretch of the journal into arrays: frames sorted by node and time, and where each one's bytes are."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from eagle_eye.server.history.journal_chunks import DIRECTORY
 from eagle_eye.server.history.segments.columns import JournaledFrame
 from eagle_eye.server.history.segments.row_tables import Floats, Integers
 
-GROUP_FRAMES = 2_048  # frames of a row group: what a query of one node reads at least
+GROUP_FRAMES = 2_048  # frames per row group: the least that a query of one node reads
 SAMPLES, SAMPLE_FRAMES = 8, 128
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
 
 class Gathered(NamedTuple):
-    """Frames by node and then by time, one in each place of the arrays; ``time_s`` is the corrected time.
+    """Frames sorted by node and then time, one per element of the arrays; ``time_s`` is the corrected time.
 
-    ``node`` and ``stream`` are places in ``names`` and ``streams``; of nodes the places sort as the names do. After the
-    last frame ``raw`` has room for one more head of a row.
+    ``node`` and ``stream`` are indexes into ``names`` and ``streams``; node indexes sort as the names do. ``raw`` has
+    room for one more row head after the last frame.
     """
 
     raw: Bytes
@@ -41,11 +41,11 @@ class Gathered(NamedTuple):
 
     @property
     def frames(self) -> int:
-        """How many frames there are."""
+        """Number of frames."""
         return len(self.at)
 
     def of(self, chosen: Any) -> Gathered:
-        """Return some of the frames."""
+        """Return a subset of the frames."""
         return Gathered(*self[:3], *(array[chosen] for array in self[3:]))
 
     def bytes_of(self, place: int) -> bytes:
@@ -54,15 +54,15 @@ class Gathered(NamedTuple):
         return self.raw[at : at + int(self.size[place])].tobytes()
 
     def parts(self, skipped: int, size: int) -> Bytes:
-        """Return ``size`` bytes of each frame, those after the first ``skipped``: (frames, size)."""
+        """Return ``size`` bytes of each frame after skipping ``skipped``: (frames, size)."""
         if size == 0:
             return np.empty((len(self.at), 0), dtype=np.uint8)
-        # Each place of the buffer is the begin of one item: so one call copies those that are wanted.
+        # A view with an item beginning at each byte of the buffer: indexing it copies all parts in one operation.
         items = np.ndarray((len(self.raw) - size + 1,), f"V{size}", self.raw, strides=(1,))
         return items[self.at + skipped].view(np.uint8).reshape(len(self.at), size)
 
     def sample(self) -> Gathered:
-        """Return some frames of nodes here and there: a few minutes of each."""
+        """Return a sample: a few minutes of frames of some nodes."""
         begins = np.linspace(0, max(self.frames - SAMPLE_FRAMES, 0), SAMPLES, dtype=np.int64)
         places = np.unique(begins[:, None] + np.arange(SAMPLE_FRAMES))
         return self.of(places[places < self.frames])
@@ -83,7 +83,7 @@ class Gathered(NamedTuple):
         ]
 
     def groups(self) -> Iterator[tuple[int, Gathered]]:
-        """Yield the frames of whole nodes together, as many as a row group takes; only a node alone is divided."""
+        """Yield frames in row groups of whole nodes; only a node larger than a row group is split."""
         begins = np.flatnonzero(np.r_[True, self.node[1:] != self.node[:-1]])
         first = 0
         while first < self.frames:
@@ -103,11 +103,11 @@ class Gatherer:
         self._room = np.empty(0, dtype=np.uint8)
 
     def gather(self, shard: int, chunks: Sequence[int], size: int) -> tuple[Gathered, Gathered]:
-        """Return the chunks' frames, the late ones and the others; they are good until this is called again.
+        """Return the chunks' late frames and the others; both are valid until the next call.
 
-        All frames together have ``size`` bytes, or less where retention was faster.
+        All frames together have ``size`` bytes, or less if retention deleted some meanwhile.
 
-        Late ones are an outage's; among the others they would make every segment look as long as the outage.
+        Late frames come from outages; among the others they would make every segment appear as long as the outage.
         """
         known: list[tuple[int, str, str]] = self._connection.execute(
             "SELECT s.id, n.node, s.stream FROM streams s JOIN nodes n ON n.id = s.node_id"
@@ -123,7 +123,7 @@ class Gatherer:
         at = np.cumsum(sizes) - sizes
         begin_s = float(lines["received_s"][0]) if len(lines) else 0.0
         stream = np.minimum(np.searchsorted(ids, lines["stream_id"]), max(len(ids) - 1, 0))
-        # A stream that was not heard of for so long that it was forgotten has no name any more.
+        # A stream unheard for so long that it was forgotten no longer has a name.
         named = np.flatnonzero(ids[stream] == lines["stream_id"]) if len(ids) else np.empty(0, dtype=np.int64)
         stream, lines = stream[named], lines[named]
         order = _order(nodes[stream], lines["time_s"], stream, lines["sequence"])
@@ -145,7 +145,7 @@ class Gatherer:
         return (frames.of(late), frames.of(~late)) if late.any() else (frames.of(slice(0)), frames)
 
     def _read(self, chunks: Sequence[int], size: int) -> tuple[Any, Bytes]:
-        """Return the chunks' directories as one, and the bytes of their frames, one after the other."""
+        """Return the chunks' directories as one, and the concatenated bytes of their frames."""
         if size + ROW_HEAD.size > len(self._room):
             self._room = np.empty(size + ROW_HEAD.size, dtype=np.uint8)
         directories: list[bytes] = []
@@ -153,7 +153,7 @@ class Gatherer:
         for chunk in chunks:
             row = self._connection.execute("SELECT directory, raw FROM chunks WHERE id = ?", (chunk,)).fetchone()
             if row is None:
-                continue  # retention was faster
+                continue  # deleted by retention meanwhile
             directory, raw = row
             self._room[end : end + len(raw)] = np.frombuffer(raw, np.uint8)
             directories.append(directory)
@@ -162,10 +162,10 @@ class Gatherer:
 
 
 def _order(node: Integers, time_s: Floats, stream: Integers, sequence: Integers) -> Integers:
-    """Return in which order frames are by node, time, stream and sequence."""
+    """Return the order of frames by node, time, stream and sequence."""
     if len(node) == 0:
         return np.empty(0, dtype=np.int64)
-    # Of each node they mostly came in order of time; 16 bits are sorted several times faster than more.
+    # A node's frames mostly arrive in order of time; sorting 16-bit keys is several times faster than wider ones.
     order: Integers = np.argsort(node.astype(np.uint16) if node.max() < 1 << 16 else node, kind="stable")
     times_s, nodes = time_s[order], node[order]
     if ((nodes[1:] == nodes[:-1]) & (times_s[1:] <= times_s[:-1])).any():

@@ -1,4 +1,4 @@
-"""A row group's frames as tables: rows of outlines all at once, other frames one by one (``columns``)."""
+"""Converts a row group's frames to tables: rows with outlines in bulk, other frames one by one (``columns``)."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from eagle_eye.server.history.segments.gathering import Gathered
 from eagle_eye.server.history.segments.layout import FRAMES_SCHEMA, LINKS_SCHEMA, SAMPLES_SCHEMA
 from eagle_eye.server.history.segments.row_tables import Integers, Odd, Rows, Tables, as_json, plain, rows_table, texts
 
-OUTLINES_MAX = 32_768  # kept for the next groups
+OUTLINES_MAX = 32_768  # cached for later groups
 
-# The columns of frames.parquet that an outline alone says.
+# The columns of frames.parquet that are determined by the outline.
 _SAID = ("boot_id", "agent_version", "job", "ranks", "collectors", "dropped", "layout")
 _HEAD = np.dtype([("version", "u1", 4), ("tail", "<u4"), ("id", "V16"), ("sequence", "<u8"), ("time_s", "<f8")])
 
 
 class _Read:
-    """An outline and what its frames' rows have in common."""
+    """An outline and the columns common to its frames' rows."""
 
     __slots__ = ("layout", "outlined", "said")
 
@@ -37,7 +37,7 @@ class _Read:
         outline = self.outlined.outline
         scopes = {block.scope for block in outline.blocks}
         if len(scopes) < len(outline.blocks):
-            self.layout = None  # two tables of one scope: no columns hold that
+            self.layout = None  # two tables of one scope: columns cannot hold that
         self.said = (
             outline.boot_id,
             outline.agent_version,
@@ -50,7 +50,7 @@ class _Read:
 
 
 class GroupTables:
-    """Makes tables of groups; reads outlines from the journal and remembers them."""
+    """Builds tables of groups; reads outlines from the journal and caches them."""
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._connection = connection
@@ -58,7 +58,7 @@ class GroupTables:
         self._outlines: dict[bytes, _Read | None] = {}
 
     def of(self, frames: Gathered, first: int) -> Tables:
-        """Return the frames, all of a group, as one row group; ``first`` is the first one's number."""
+        """Return the frames of a group as one row group; ``first`` is the first one's number."""
         heads = frames.parts(0, ROW_HEAD.size).view(_HEAD)[:, 0]
         ids, of = _outlines_of(heads, frames.size)
         read = [self._outline(id_) for id_ in ids]
@@ -67,12 +67,12 @@ class GroupTables:
             try:
                 return self._of_rows(frames, heads, of, known, first)
             except (Odd, BadFrame):
-                pass  # somewhere among them is one that columns cannot hold
+                pass  # at least one of them cannot be held by columns
         whole = [self._whole(kept, read[place]) for kept, place in zip(frames.kept(), of.tolist(), strict=True)]
         return self._columns.tables(whole, first)
 
     def _of_rows(self, frames: Gathered, heads: Any, of: Integers, read: list[_Read], first: int) -> Tables:
-        """Return frames that are all rows as tables; ``of`` says of which outline. Raises Odd, BadFrame."""
+        """Return frames that are all rows as tables; ``of`` maps each to its outline. Raises Odd, BadFrame."""
         rows_bytes = np.array([ROW_HEAD.size + one.outlined.size for one in read])
         if (frames.size != rows_bytes[of] + heads["tail"]).any():
             raise Odd
@@ -98,7 +98,7 @@ class GroupTables:
     def _rows(frames: Gathered, of: Integers, read: list[_Read], first: int) -> tuple[pa.Table | None, pa.Table | None]:
         numbers: dict[Layout, int] = {}
         for one in read:
-            assert one.layout is not None  # noqa: S101 - the caller has looked
+            assert one.layout is not None  # noqa: S101 - checked by the caller
             numbers.setdefault(one.layout, len(numbers))
         layouts = list(numbers)
         own = np.array([numbers[one.layout] for one in read if one.layout is not None])[of]
@@ -125,7 +125,7 @@ class GroupTables:
     def _read_tails(
         frames: Gathered, sizes: Any, of: Integers, read: list[_Read], said: dict[str, Any], events: list[str | None]
     ) -> None:
-        """Put what rows' tails say where it belongs."""
+        """Put the contents of rows' tails into the columns."""
         with_tail = np.flatnonzero(sizes).tolist()
         if not with_tail:
             return
@@ -153,7 +153,7 @@ class GroupTables:
 
     @staticmethod
     def _whole(kept: JournaledFrame, read: _Read | None) -> JournaledFrame:
-        """Return a row as the whole frame that it stands for; one that cannot be read stays as it is."""
+        """Return a row as the equivalent whole frame; one that cannot be decoded stays as it is."""
         if read is None:
             return kept
         try:
@@ -163,7 +163,7 @@ class GroupTables:
 
 
 def _outlines_of(heads: Any, sizes: Integers) -> tuple[list[bytes], Integers]:
-    """Return the ids that the frames' heads name, and of each frame which one; b"": it is no row."""
+    """Return the outline ids that the frames' heads name, and each frame's index among them; b"" if it is no row."""
     ids = heads["id"].copy()
     ids[(heads["version"][:, 0] != VERSION) | (sizes < ROW_HEAD.size)] = b""
     halves = ids.view("<u8").reshape(-1, 2)

@@ -1,4 +1,4 @@
-"""What a segment is on disk: a folder of Parquet tables and ``segment.json``, as docs/explanation/history.md says."""
+"""The on-disk format of a segment: a folder of Parquet tables and ``segment.json``; see docs/explanation/history.md."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ FRAMES_SCHEMA = pa.schema(
         ("events", pa.string()),  # null: none
         ("other", pa.string()),  # keys that the server did not know; null: none
         ("layout", pa.string()),  # JSON: scope, rows and metrics of each of the frame's blocks
-        ("unknown", pa.binary()),  # values of the layout's metrics that are no columns: little-endian float64
-        ("raw", pa.binary()),  # the whole frame, where no columns could hold it; it has no rows then
+        ("unknown", pa.binary()),  # values of the layout's metrics without a column: little-endian float64
+        ("raw", pa.binary()),  # the whole frame, if no columns could hold it; it has no rows then
     ]
 )
 
@@ -45,7 +45,7 @@ def _rows_schema(key: tuple[str, pa.DataType], metrics: tuple[str, ...]) -> pa.S
             ("time", pa.float64()),
             ("node", pa.string()),
             key,
-            ("frame", pa.int32()),  # the row of frames.parquet that this one came with, from 0
+            ("frame", pa.int32()),  # the row number of its frame in frames.parquet, from 0
             *((name, pa.float64() if catalogue.BY_NAME[name].exact else pa.float32()) for name in metrics),
         ]
     )

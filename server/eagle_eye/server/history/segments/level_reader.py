@@ -1,4 +1,4 @@
-"""Reads minutes, and hours of earlier versions: a row group at a time, and only those that a metric is in."""
+"""Reads minutes, and hours of earlier versions: one row group at a time, and only those that contain the metric."""
 
 from __future__ import annotations
 

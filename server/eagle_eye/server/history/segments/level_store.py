@@ -1,4 +1,4 @@
-"""The minutes that there are, and the hours of earlier versions: a table in the journal's file, a folder each."""
+"""The store of minutes, and of hours of earlier versions: a table in the journal's file and a folder each."""
 
 from __future__ import annotations
 
@@ -33,18 +33,18 @@ from eagle_eye.server.history.segments.replaced_folders import Leaving
 from eagle_eye.server.history.settings import HistorySettings
 from eagle_eye.server.model.errors import HistoryMoved
 
-RETENTION_S = 60.0  # how often old segments are looked for
+RETENTION_S = 60.0  # how often to look for old segments
 RETIRE_BATCH = 100  # segments retired in one transaction
 
 _log = logging.getLogger(__name__)
 
 
 class LevelSize(NamedTuple):
-    """How much there is of one level."""
+    """The size of one level."""
 
     segments: int
     bytes: int
-    oldest_s: float | None  # where the oldest begins; None: there is none
+    oldest_s: float | None  # where the oldest begins; None if there is none
 
 
 class LevelStore:
@@ -73,15 +73,15 @@ class LevelStore:
         self.measure()
 
     def folder(self, level: str) -> Path:
-        """Return where the level's segments are."""
+        """Return the folder of the level's segments."""
         return self._folder / level
 
     def kept(self) -> dict[str, LevelSize]:
-        """Return how much there is of each level, as last measured: it needs no disk."""
+        """Return each level's size as last measured, without disk access."""
         return self._kept
 
     def measure(self) -> None:
-        """Have ``kept`` tell what is in the table now. Raises HistoryUnavailable."""
+        """Update ``kept`` from the table. Raises HistoryUnavailable."""
         rows = self._journal.reader.read(
             "SELECT level, count(*), sum(bytes), min(start_s) FROM levels WHERE problem IS NULL GROUP BY level", ()
         )
@@ -89,7 +89,7 @@ class LevelStore:
         self._kept = {level: found.get(level, LevelSize(0, 0, None)) for level in BUCKET_S}
 
     def without_minutes(self, now_s: float) -> list[str]:
-        """Return the raw segments that are to have minutes and have none: of earlier versions, or theirs broke."""
+        """Return the raw segments whose minutes are missing: those of earlier versions, or with broken minutes."""
         if not self._wanting:
             return []
         since_s = now_s - self._retention_s[MINUTES_FOLDER]
@@ -98,7 +98,7 @@ class LevelStore:
         return names
 
     def put(self, remade: Remade) -> None:
-        """Put the minutes of a raw segment into the table, unless that one went meanwhile."""
+        """Add the minutes of a raw segment to the table, unless the segment was retired meanwhile."""
         if remade.minutes is None:
             return
         facts = remade.minutes
@@ -107,18 +107,18 @@ class LevelStore:
         self.measure()
 
     def discard(self, names: Sequence[str]) -> None:
-        """Remove minutes that did not come into the table."""
+        """Remove minutes that were not added to the table."""
         for name in names:
             shutil.rmtree(self.folder(MINUTES_FOLDER) / name, ignore_errors=True)
 
     def courses(
         self, stored: Stored, metric: MetricSpec, nodes: Sequence[str], start_s: float, end_s: float, job: str | None
     ) -> Iterator[BucketSeries]:
-        """Yield the segment's buckets that begin in ``start_s`` to before ``end_s``; what is broken is set aside.
+        """Yield the segment's buckets that begin in ``start_s`` to before ``end_s``; set it aside if it is broken.
 
-        Raises HistoryMoved then, and HistoryUnavailable where it was removed although somebody still read.
+        Raises HistoryMoved in that case, and HistoryUnavailable if it was removed during a read that took too long.
         """
-        # Here, since whoever only takes frames needs no Parquet.
+        # imported here: ingestion alone needs no Parquet
         from eagle_eye.server.history.segments.level_reader import courses
         from eagle_eye.server.history.segments.reader import BrokenSegment
 
@@ -131,9 +131,9 @@ class LevelStore:
             raise HistoryMoved(f"{level}/{name} was found broken; ask again: what is left answers then") from error
 
     def retain(self, now_s: float) -> None:
-        """Retire what is older or more than the settings allow, the oldest first. Raises HistoryUnavailable.
+        """Retire segments beyond the age or size limits, the oldest first. Raises HistoryUnavailable.
 
-        It looks once a minute at most.
+        Runs once a minute at most.
         """
         if abs(now_s - self._retained_s) < RETENTION_S:
             return
@@ -154,9 +154,9 @@ class LevelStore:
         self.measure()
 
     def set_aside(self, level: str, name: str, reason: str) -> bool:
-        """Have a broken segment read no more; return whether there is one of this name.
+        """Stop reading a broken segment; return whether there is one of this name.
 
-        Where all raw segments are there that it stands for they answer, and minutes are made of them anew.
+        If all raw segments that it summarizes still exist, they answer instead, and its minutes are built again.
         """
 
         def change(writer: sqlite3.Connection) -> Stored | None:
@@ -176,7 +176,7 @@ class LevelStore:
         self._aside.mkdir(exist_ok=True, mode=0o700)
         aside = self._aside / f"{level}-{name}"
         try:
-            shutil.rmtree(aside, ignore_errors=True)  # of the same segment, made anew and broken again
+            shutil.rmtree(aside, ignore_errors=True)  # of the same segment, rebuilt and broken again
             (self.folder(level) / name).rename(aside)
         except OSError as error:
             reason = f"{reason}; and it cannot be moved: {error}"
@@ -207,7 +207,7 @@ class LevelStore:
         return gone
 
     def _sweep(self) -> None:
-        """Remove what a crash left, and take over what only another history.db knew."""
+        """Remove the remains of a crash, and adopt segments that only another history.db knew."""
         foreign = list(self._unknown())
         if not foreign:
             return
@@ -219,7 +219,7 @@ class LevelStore:
             _log.warning("%d downsampled segments that only another history.db knew are taken over", len(taken))
 
     def _unknown(self) -> Iterator[MinutesFacts]:
-        """Yield what is on the disk and not in the table; remove what was never finished."""
+        """Yield segments on disk that are not in the table; remove unfinished ones."""
         known = set(self._journal.reader.read("SELECT level, name FROM levels", ()))
         for level in BUCKET_S:
             for path in sorted(self.folder(level).iterdir()):
@@ -237,7 +237,7 @@ class LevelStore:
                     yield facts
 
     def _adopt(self, writer: sqlite3.Connection, foreign: Sequence[MinutesFacts]) -> list[MinutesFacts]:
-        """Take over all but what a crash left: of that the frames are there, and minutes are made of them anew."""
+        """Adopt all but the remains of a crash, whose frames still exist and whose minutes are built again."""
         (journal,) = writer.execute("SELECT id FROM journal").fetchone()
         highest = dict(writer.execute("SELECT name, seq FROM sqlite_sequence"))
         taken = []

@@ -1,7 +1,7 @@
-"""The table of minutes, and of the hours of earlier versions, in the journal's file: a row for each folder.
+"""The table of minutes, and of hours of earlier versions, in the journal's file: a row for each folder.
 
-A row stands for the raw segments of its group with ids ``from_id`` to ``through_id``, as far as they lie in its time:
-the minutes that were written with a segment for that one, an hour of an earlier version for all that it was made of.
+A row summarizes the raw segments of its group with ids ``from_id`` to ``through_id`` within its time range: minutes
+summarize the segment they were written with; an hour of an earlier version, all segments it was made from.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 from eagle_eye.server.history.segments.facts import MINUTES_FOLDER, MinutesFacts, any_between, shard_of
 
-# ``alone``: raw segments that it stands for are gone, so it answers whatever the step. ``adopted``: another history.db
-# made it. ``problem``: why it is read no more, where it cannot be made anew.
+# ``alone``: raw segments that it summarizes are gone, so it answers any step. ``adopted``: made by another history.db.
+# ``problem``: why it is no longer read, if it cannot be rebuilt.
 TABLE = """
     CREATE TABLE IF NOT EXISTS levels (
         id INTEGER PRIMARY KEY AUTOINCREMENT, level TEXT NOT NULL, name TEXT NOT NULL, shard INTEGER NOT NULL,
@@ -26,8 +26,8 @@ INDEXES = (
     "CREATE INDEX IF NOT EXISTS levels_by_time ON levels (end_s, start_s)",
     "CREATE INDEX IF NOT EXISTS levels_of_shard ON levels (shard, end_s)",
 )
-# What an earlier version had. An hour or a day stood for all raw segments up to the newest that it was made of; of
-# hours, which were made of minutes, it is not known which that was.
+# Rows of an earlier version. An hour or a day summarized all raw segments up to the newest it was made from; for hours,
+# which were made from minutes, that one is unknown.
 MOVE = """
     INSERT OR REPLACE INTO levels (level, name, shard, first_node, last_node, start_s, end_s, from_id, through_id,
         alone, adopted, frames, bytes, problem)
@@ -62,26 +62,26 @@ class Stored(NamedTuple):
 
     @property
     def of_window(self) -> bool:
-        """Whether it is an hour or a day of an earlier version, made of all segments up to one."""
+        """Whether it is an hour or a day of an earlier version, made from all segments up to one."""
         return self.from_id == 0
 
 
 def move(writer: sqlite3.Connection) -> None:
-    """Have the table, with all that an earlier version had in its own."""
+    """Create the table, with all rows of an earlier version's table."""
     for statement in (TABLE, *INDEXES):
         writer.execute(statement)
     if writer.execute("SELECT 1 FROM sqlite_schema WHERE name = 'downsampled'").fetchone():
-        writer.execute("DELETE FROM levels WHERE from_id = 0")  # known from before that version was gone back to
+        writer.execute("DELETE FROM levels WHERE from_id = 0")  # from before a downgrade to that version
         writer.execute(MOVE)
         writer.execute("DROP TABLE downsampled")
 
 
 def holding(reader: sqlite3.Connection, nodes: Sequence[str], start_s: float, end_s: float) -> list[Stored]:
-    """Return the rows, also of what is read no more, that overlap the range and may hold the nodes (any if empty)."""
+    """Return the rows, including unreadable ones, that overlap the range and may hold the nodes (any if empty)."""
     statement = f"SELECT {COLUMNS} FROM levels WHERE end_s > ? AND start_s <= ?"  # noqa: S608 - a constant
     values: tuple[object, ...] = (start_s, end_s)
     if nodes:
-        # The groups of another history.db are not ours: of what was taken over from one, the names decide.
+        # Another history.db has different groups: segments adopted from it are selected by node names.
         own = "SELECT shard FROM nodes WHERE node IN (SELECT value FROM json_each(?))"
         statement += f" AND (adopted OR shard IN ({own}))"
         values = (*values, json.dumps(list(nodes)))
@@ -91,7 +91,7 @@ def holding(reader: sqlite3.Connection, nodes: Sequence[str], start_s: float, en
 
 
 def named(reader: sqlite3.Connection, level: str, name: str) -> Stored | None:
-    """Return the row of this name that may be read, if there is one."""
+    """Return the readable row of this name, if there is one."""
     row = reader.execute(
         f"SELECT {COLUMNS} FROM levels WHERE level = ? AND name = ? AND problem IS NULL",  # noqa: S608 - a constant
         (level, name),
@@ -100,7 +100,7 @@ def named(reader: sqlite3.Connection, level: str, name: str) -> Stored | None:
 
 
 def insert(writer: sqlite3.Connection, facts: MinutesFacts, ids: tuple[int, int], alone: bool, adopted: bool) -> None:
-    """Add a row that stands for the raw segments with these ids, first and last."""
+    """Add a row that summarizes the raw segments with these ids, first and last."""
     writer.execute(
         "INSERT OR REPLACE INTO levels (level, name, shard, first_node, last_node, start_s, end_s, from_id, through_id,"
         " alone, adopted, frames, bytes) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
@@ -112,7 +112,7 @@ def insert(writer: sqlite3.Connection, facts: MinutesFacts, ids: tuple[int, int]
 
 
 def add(writer: sqlite3.Connection, facts: Sequence[MinutesFacts]) -> list[str]:
-    """Add the minutes of raw segments that the manifest has; return the names of those that it has not."""
+    """Add the minutes of raw segments that are in the manifest; return the names of those that are not."""
     (journal,) = writer.execute("SELECT id FROM journal").fetchone()
     left = []
     for one in facts:
@@ -125,7 +125,7 @@ def add(writer: sqlite3.Connection, facts: Sequence[MinutesFacts]) -> list[str]:
 
 
 def note_gone(writer: sqlite3.Connection, name: str, id_: int, first_s: float, last_s: float) -> bool:
-    """Note that a raw segment goes; return whether what was in it is in a row, in part at least."""
+    """Record that a raw segment is retired; return whether a row summarizes at least part of it."""
     marked = writer.execute(
         "UPDATE levels SET alone = 1"
         " WHERE shard = ? AND from_id <= ? AND through_id >= ? AND start_s <= ? AND end_s > ?",
@@ -135,7 +135,7 @@ def note_gone(writer: sqlite3.Connection, name: str, id_: int, first_s: float, l
 
 
 def without_minutes(reader: sqlite3.Connection, since_s: float) -> list[str]:
-    """Return the names of the raw segments, those of ``since_s`` and later, of whose time no minutes have all."""
+    """Return the names of the raw segments since ``since_s`` whose time is not fully covered by minutes."""
     rows = reader.execute(
         "SELECT s.id, s.name, s.first_s, s.last_s FROM segments s LEFT JOIN levels l ON l.level = ? AND l.name = s.name"
         " WHERE s.problem IS NULL AND s.last_s >= ? AND l.id IS NULL ORDER BY s.id",
@@ -156,9 +156,9 @@ def without_minutes(reader: sqlite3.Connection, since_s: float) -> list[str]:
 
 
 def forget_nodes(writer: sqlite3.Connection) -> None:
-    """Delete the nodes of which the journal has no stream and no level anything, nor of the others of their group.
+    """Delete nodes without streams in the journal, and without segments of their group at any level.
 
-    Until then a node's row says in which group's segments its past is, and gives it that group again if it comes back.
+    Until then a node's row tells which group's segments hold its past, and puts it back into that group if it returns.
     """
     writer.execute(
         "DELETE FROM nodes WHERE NOT EXISTS (SELECT 1 FROM streams WHERE node_id = nodes.id)"

@@ -1,6 +1,6 @@
-"""A segment's frames as minutes: written with it, out of the same row groups, so that nothing is read again.
+"""Downsamples a segment's frames to minutes while the segment is written, from the same row groups.
 
-A minute over which a segment or a row group ends has a row in each; whoever reads combines them.
+A minute that spans the end of a segment or row group has a row in each; readers combine them.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ SERIES_SCHEMA = pa.schema(
         ("device", pa.int16()),  # -1: the node; null: a link
         ("link", pa.string()),
         ("time", pa.float64()),  # where the bucket begins
-        ("job", pa.string()),  # whom the frames spoke of; null: nobody; of several, a line each
+        ("job", pa.string()),  # the job that the frames named; null if none; with several jobs, a row for each
         ("count", pa.int32()),
         ("min", pa.float64()),
         ("max", pa.float64()),
@@ -40,16 +40,16 @@ SERIES_SCHEMA = pa.schema(
         ("first", pa.float64()),
         ("last", pa.float64()),
         ("increase", pa.float64()),
-        ("second", pa.int8()),  # how long after ``time`` the first value came; rows of earlier versions have none
+        ("second", pa.int8()),  # offset of the first value from ``time``; rows of earlier versions have none
     ]
 )
 NUMBERS = ("count", "min", "max", "mean", "first", "last", "increase")  # the columns of a Summary, in its order
-GROUP_ROWS = 1 << 12  # rows of a row group at least; only between metrics does a new one begin
-ROWS_MAX = 1 << 20  # in memory; beyond that they are written, and metrics begin anew: some 100 MB
+GROUP_ROWS = 1 << 12  # minimum rows per row group; a new one begins only between metrics
+ROWS_MAX = 1 << 20  # in memory, some 100 MB; beyond that rows are written, and the metrics start over
 
 _ENCODINGS: dict[str, Any] = {
     "compression": "zstd",  # there are few of them, and they are kept for long
-    "write_statistics": ["metric", "node", "time"],  # what queries look for
+    "write_statistics": ["metric", "node", "time"],  # used by queries
     "store_schema": False,  # or readers would be told that texts are dictionaries
     "use_dictionary": [field.name for field in SERIES_SCHEMA if field.name not in NUMBERS[1:]],
     "column_encoding": dict.fromkeys(NUMBERS[1:], "BYTE_STREAM_SPLIT"),
@@ -65,16 +65,16 @@ _ranks_decoder = msgspec.json.Decoder(list[_RankJob])
 
 
 class _Rows(NamedTuple):
-    """Rows of one scope by node, key and time: where each bucket's begin, and the columns that its row will have."""
+    """Rows of one scope sorted by node, key and time: where each bucket begins, and its columns."""
 
     starts: Integers
-    cells: dict[str, pa.Array]  # of each bucket: all columns but the metric's
+    cells: dict[str, pa.Array]  # per bucket: all columns except the metric's
 
     @classmethod
     def of(
         cls, node: pa.DictionaryArray, key: pa.Array, linked: bool, times_s: Floats, job: pa.DictionaryArray
     ) -> _Rows:
-        """Return where the buckets are among rows with these nodes, devices or links, times and jobs."""
+        """Return the buckets among rows with these nodes, devices or links, times and jobs."""
         begin_s = np.floor(times_s / MINUTE_S) * MINUTE_S
         same = begin_s[1:] == begin_s[:-1]
         for one in (node, key, job):
@@ -108,7 +108,7 @@ class _Rows(NamedTuple):
 
 
 class MinutesWriter:
-    """Writes the minutes of a segment below ``folder``, which row groups are added to in order."""
+    """Writes the minutes of a segment below ``folder``; row groups are added in order."""
 
     def __init__(self, folder: Path, name: str, step: Step = no_step) -> None:
         self._draft = Draft(folder, name, step)
@@ -131,7 +131,7 @@ class MinutesWriter:
             self._flush()
 
     def finish(self, facts: Facts) -> MinutesFacts:
-        """Put the minutes of the segment of these facts in their place, durably."""
+        """Move the minutes of the segment with these facts into place, durably."""
         self._flush()
         if not self._rows:
             self._draft.append(SERIES_FILE, SERIES_SCHEMA.empty_table(), lambda: _ENCODINGS)
@@ -172,7 +172,7 @@ class MinutesWriter:
                     self._put(name, rows, summarize(table[name].to_numpy()[places], rows.starts, spec.kind))
 
     def _add_whole(self, found: list[dict[str, Any]]) -> None:
-        """Add what frames hold that were kept whole, since no columns could: a row for each value."""
+        """Add the frames that were stored whole because no columns could hold them: a row for each value."""
         points: dict[str, list[tuple[str, Any, float, str | None, float]]] = defaultdict(list)
         for row in found:
             frame: Frame | None = whole(row["raw"])
@@ -207,14 +207,14 @@ class MinutesWriter:
 
     def _append(self, parts: list[pa.Table]) -> None:
         if any(map(len, parts)):
-            # As one table, each column of which has one dictionary: so it is written as such.
+            # As one table whose columns have one dictionary each, so that it is written as such.
             table = pa.concat_tables(parts).unify_dictionaries().combine_chunks()
             self._draft.append(SERIES_FILE, table, lambda: _ENCODINGS)
             self._rows += len(table)
 
 
 def _encoded(texts_: pa.ChunkedArray) -> pa.DictionaryArray:
-    """Return a column of texts with each of them once."""
+    """Return a text column dictionary-encoded."""
     whole_ = texts_.unify_dictionaries().combine_chunks() if pa.types.is_dictionary(texts_.type) else texts_
     if isinstance(whole_, pa.ChunkedArray):
         whole_ = whole_.combine_chunks().dictionary_encode()
@@ -222,7 +222,7 @@ def _encoded(texts_: pa.ChunkedArray) -> pa.DictionaryArray:
 
 
 def _jobs(frames: pa.Table) -> tuple[Integers, list[str | None]]:
-    """Return of each frame whom it speaks of, as a place among names."""
+    """Return the jobs of each frame as an index into a list of names."""
     columns = [_encoded(frames[name]) for name in ("job", "ranks")]
     known = [[*one.dictionary.to_pylist(), None] for one in columns]
     codes = [one.indices.fill_null(len(one.dictionary)).to_numpy().astype(np.int64) for one in columns]
@@ -237,4 +237,4 @@ def _job(named: str | None, ranks: str | None) -> str | None:
 
 
 def _line_each(jobs: set[str | None]) -> str | None:
-    return "\n".join(sorted(job for job in jobs if job is not None)) or None  # no name has a line's end in it
+    return "\n".join(sorted(job for job in jobs if job is not None)) or None  # no name contains a newline

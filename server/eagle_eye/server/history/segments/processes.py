@@ -1,4 +1,4 @@
-"""How the processes beside the server that write segments are started."""
+"""Starts and sets up the helper processes that write segments."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ import signal
 
 import pyarrow as pa
 
-# They allocate arrays of some MiB again and again: what is freed is kept for the next one, since memory that comes
-# anew from the system costs as much as what is done in it.
+# These processes allocate arrays of some MiB repeatedly: freed memory is kept for the next one, since getting memory
+# from the system costs as much as the work done in it.
 _MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(32 << 20), "MALLOC_TRIM_THRESHOLD_": str(256 << 20)}
-# A library for matrices starts threads that nobody needs there.
+# The linear algebra library starts threads that are not needed there.
 _THREADS = {"OPENBLAS_NUM_THREADS": "1"}
 _PARENT = "EE_PARENT_PID"
 _PR_SET_PDEATHSIG = 1
 
 
 def environment() -> dict[str, str]:
-    """Return the variables of such a process; what the operator has set of them stays."""
+    """Return the environment variables of such a process; those that the operator has set are kept."""
     return {**_MEMORY, **_THREADS, **os.environ, _PARENT: str(os.getpid())}
 
 
 def end_with_parent() -> None:
-    """Have this process be killed when the server that started it ends, and end it now where that has happened.
+    """Arrange for this process to be killed when the server that started it ends; end it now if that has happened.
 
-    A server that is started anew then finds nobody who still writes to its folder.
+    A restarted server can then rely on no old process writing to its folder.
     """
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     parent = os.environ.get(_PARENT)
@@ -35,7 +35,7 @@ def end_with_parent() -> None:
 
 
 def settle(niceness: int) -> None:
-    """Have this process end with the server, yield to others, use one core, and look less often for cycles."""
+    """Tie this process to the server's lifetime, lower its priority, use one core, and collect garbage less often."""
     end_with_parent()
     os.nice(niceness)
     pa.set_cpu_count(1)

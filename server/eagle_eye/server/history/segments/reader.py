@@ -1,4 +1,4 @@
-"""Reading one segment: only the row groups and columns that are asked for, one row group in memory at a time."""
+"""Reads one segment: only the row groups and columns needed, one row group in memory at a time."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ from eagle_eye.server.history.segments.frames import frames_of, whole
 from eagle_eye.server.history.segments.layout import FRAMES_FILE, LINKS_FILE, SAMPLES_FILE
 from eagle_eye.server.model.errors import HistoryUnavailable
 
-# Trouble of this process, not of the segment: it is as good as before.
+# Errors of this process, not of the segment, which remains intact.
 OURS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EINTR, errno.EAGAIN})
 _ranks_decoder = msgspec.json.Decoder(list[Rank])
 
 
 class BrokenSegment(ValueError):
-    """A segment that cannot be read, or that does not hold what it should; ``segment`` is its name, where known."""
+    """A segment that cannot be read, or has unexpected contents; ``segment`` is its name, if known."""
 
     segment = ""
 
 
 class _Group(NamedTuple):
-    """Frames of one row group: the table's rows that are wanted, and the first row's place in the whole table."""
+    """Frames of one row group: the wanted rows, and the number of the first row in the whole table."""
 
     table: pa.Table
     wanted: np.ndarray[Any, np.dtype[np.int64]]
@@ -49,10 +49,7 @@ class Segment:
         self._folder = folder
 
     def check_tables(self) -> None:
-        """Return if no table is missing or shorter than it was; cheap, and no table says it of another.
-
-        Raises BrokenSegment.
-        """
+        """Raise BrokenSegment if a table is missing or truncated; cheap, as no table is read."""
         with reading():
             there = sum(path.stat().st_size for path in self._folder.iterdir() if path.name != FACTS_FILE)
         try:
@@ -71,7 +68,7 @@ class Segment:
                 yield from frames_of(group.table, group.wanted, group.first, samples, links)
 
     def ranks(self, nodes: Sequence[str], start_s: float, end_s: float) -> Iterator[RankReport]:
-        """Yield which ranks the nodes' frames in the range tell of, as History.ranks does. Raises BrokenSegment."""
+        """Yield the ranks that the nodes' frames in the range report, as History.ranks does. Raises BrokenSegment."""
         with reading(), self._open(FRAMES_FILE) as file:
             for group in _groups(file, ["time", "node", "ranks", "raw"], nodes, start_s, end_s):
                 yield from _told(group.table.take(pa.array(group.wanted)).to_pylist())
@@ -91,7 +88,7 @@ class Segment:
         with reading(), self._open(FRAMES_FILE) as file:
             for group in _groups(file, ["time", "node", "raw", *speaking], nodes, start_s, end_s):
                 wanted = group.wanted if job is None else _speaking(group, job)
-                # Columns do not say of whom it speaks.
+                # Columns do not tell its job.
                 yield from _runs_of_whole(group.table, group.wanted, metric, job)
                 rows = self.rows(name, ["time", "node", key, metric.name], group.first, group.first + len(group.table))
                 if rows is None or metric.name not in rows.schema.names:
@@ -106,7 +103,7 @@ class Segment:
         return pq.ParquetFile(self._folder / name, page_checksum_verification=True)
 
     def rows(self, name: str, columns: list[str] | None, first: int, end: int) -> pa.Table | None:
-        """Return the rows that belong to frames ``first`` to before ``end``; None where there are none."""
+        """Return the rows of frames ``first`` to before ``end``; None if there are none."""
         if not (self._folder / name).exists():
             return None
         with self._open(name) as file:
@@ -124,7 +121,7 @@ class Segment:
 
 
 def within(table: pa.Table | None, first: int, length: int) -> pa.Table | None:
-    """Return the rows of so many frames from ``first`` on; a row group of rows may hold some of others."""
+    """Return the rows of ``length`` frames starting at ``first``; a row group may hold rows of other frames."""
     if table is None:
         return None
     frames = table["frame"].to_numpy()
@@ -134,7 +131,7 @@ def within(table: pa.Table | None, first: int, length: int) -> pa.Table | None:
 
 @contextmanager
 def reading(segment: str = "") -> Iterator[None]:
-    """Have what reading a segment raises be BrokenSegment, or HistoryUnavailable where it is not its fault."""
+    """Convert errors of reading a segment to BrokenSegment, or to HistoryUnavailable if the segment is not at fault."""
     try:
         try:
             yield
@@ -177,12 +174,12 @@ def _groups(
 
 
 def overlaps(statistics: Any, low: float | str, high: float | str) -> bool:
-    """Return whether a column chunk with these statistics may hold values between the two."""
+    """Return whether a column chunk with these statistics may hold values between ``low`` and ``high``."""
     return statistics is None or not statistics.has_min_max or (statistics.min <= high and statistics.max >= low)
 
 
 def _speaking(group: _Group, job: str) -> np.ndarray[Any, np.dtype[np.int64]]:
-    """Return the wanted rows that speak of the job."""
+    """Return the wanted rows that name the job."""
     ranks = group.table["ranks"].combine_chunks().dictionary_encode()
     texts = ranks.dictionary.to_pylist()
     of_ranks = np.array([any(rank.job == job for rank in _ranks_decoder.decode(text)) for text in texts] + [False])
@@ -194,7 +191,7 @@ def _speaking(group: _Group, job: str) -> np.ndarray[Any, np.dtype[np.int64]]:
 
 
 def _told(rows: list[dict[str, Any]]) -> Iterator[RankReport]:
-    known: dict[str, list[Rank]] = {}  # frame after frame says the same
+    known: dict[str, list[Rank]] = {}  # consecutive frames have the same ranks
     for row in rows:
         if row["raw"] is not None:
             frame = whole(row["raw"])
@@ -208,7 +205,7 @@ def _told(rows: list[dict[str, Any]]) -> Iterator[RankReport]:
 
 
 def _runs(rows: pa.Table, chosen: np.ndarray[Any, Any], key: str, values: np.ndarray[Any, Any]) -> Iterator[Run]:
-    """Yield the chosen rows, which are by node, key and time, a run for each node and key."""
+    """Yield the chosen rows, sorted by node, key and time, as one run for each node and key."""
     if len(chosen) == 0:
         return
     taken = rows.select(["time", "node", key]).take(pa.array(chosen))
@@ -223,7 +220,7 @@ def _runs(rows: pa.Table, chosen: np.ndarray[Any, Any], key: str, values: np.nda
 
 
 def _runs_of_whole(table: pa.Table, wanted: np.ndarray[Any, Any], metric: MetricSpec, job: str | None) -> Iterator[Run]:
-    """Yield what frames hold that were kept whole, since no columns could."""
+    """Yield the values of frames that were stored whole because no columns could hold them."""
     if table["raw"].null_count == table.num_rows:
         return
     rows = table.select(["raw", "time"]).take(pa.array(wanted)).to_pylist()

@@ -1,7 +1,7 @@
-"""Raw segments that have no minutes get them: those of earlier versions, and where the minutes broke.
+"""Builds missing minutes of raw segments: those of earlier versions, or whose minutes broke.
 
 ``python -m eagle_eye.server.history.segments.remaking FOLDER NAME...`` reads these raw segments below the history's
-FOLDER and says on standard output what is on the disk, a JSON line each. It changes no table: the server does.
+FOLDER and reports what is on disk as JSON lines on standard output. It changes no table: the server does.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from eagle_eye.server.history.segments.reader import BrokenSegment, Segment, rea
 from eagle_eye.server.history.segments.row_tables import Tables
 from eagle_eye.server.model.errors import HistoryUnavailable
 
-NICENESS = 15  # yields also to the compactor, on which the journal's size depends
+NICENESS = 15  # yields also to the compactor, which bounds the journal's size
 
 
 def remake(folder: Path, name: str, step: Step = no_step) -> Remade:
@@ -53,7 +53,7 @@ def remake(folder: Path, name: str, step: Step = no_step) -> Remade:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Do what is asked; 1 when it failed, with the reason on standard error."""
+    """Build them; return 1 on failure, with the reason on standard error."""
     folder, *names = arguments
     settle(NICENESS)
     try:

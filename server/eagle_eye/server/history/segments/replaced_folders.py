@@ -1,4 +1,4 @@
-"""Folders whose place another took: they stay until whoever may be reading them is through."""
+"""Delays the removal of replaced folders until readers that may use them have finished."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 from eagle_eye.server.model.clock import Clock
 from eagle_eye.server.model.errors import HistoryUnavailable
 
-READ_S_MAX = 3_600.0  # a reader that takes longer is told to ask for less
+READ_S_MAX = 3_600.0  # readers that take longer are asked to query less
 
 
 class Leaving:
@@ -26,7 +26,7 @@ class Leaving:
 
     @contextmanager
     def reading(self) -> Iterator[None]:
-        """Keep the folders that are there now while the block reads, for an hour at most."""
+        """Keep the current folders while the block reads, for an hour at most."""
         reader = object()
         with self._lock:
             self._readers[reader] = self._clock.monotonic_s()
@@ -38,13 +38,13 @@ class Leaving:
             self.sweep()
 
     def remove(self, folder: Path) -> None:
-        """Have the folder removed once nobody reads who began before now."""
+        """Remove the folder once no reader is left that began before now."""
         with self._lock:
             self._folders[folder] = (self._clock.monotonic_s(), set(self._readers))
         self.sweep()
 
     def sweep(self) -> None:
-        """Remove what nobody needs any more."""
+        """Remove the folders that no reader needs any more."""
         now_s = self._clock.monotonic_s()
         with self._lock:
             due = [
@@ -61,7 +61,7 @@ class Leaving:
             shutil.rmtree(folder, ignore_errors=True)
 
     def check(self, name: str) -> None:
-        """Return unless a folder of this name was removed while somebody still reads. Raises HistoryUnavailable."""
+        """Raise HistoryUnavailable if a folder of this name was removed during a read."""
         with self._lock:
             gone = name in self._gone
         if gone:

@@ -1,4 +1,4 @@
-"""What answers which part of a query: minutes where the step allows it or nothing else is left, else frames. Pure."""
+"""Chooses a query's sources: minutes where the step allows them or nothing finer is left, else frames. Pure."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from eagle_eye.server.history.history import QueryPart
 from eagle_eye.server.history.segments.facts import BUCKET_S, HOUR_S, MINUTE_S, MINUTES_FOLDER
 from eagle_eye.server.history.segments.level_table import Stored
 
-BUCKETS_PER_FRAME = 10  # a frame is decoded as a whole, of buckets some columns of one metric
+BUCKETS_PER_FRAME = 10  # a frame is decoded whole, but only some columns of one metric of a bucket
 
 
 class Cover(NamedTuple):
-    """Of the raw segments with these ids, first and last, the time from ``start_s`` to before ``end_s`` is answered."""
+    """A time range, ``start_s`` to before ``end_s``, in which the raw segments with these ids are not read."""
 
     start_s: float
     end_s: float
@@ -25,14 +25,14 @@ class Cover(NamedTuple):
 
 
 class Piece(NamedTuple):
-    """A downsampled segment to be read, of it the buckets that begin at ``start_s`` to before ``end_s``."""
+    """A downsampled segment to read, limited to buckets that begin from ``start_s`` to before ``end_s``."""
 
     stored: Stored
     start_s: float
     end_s: float
 
     def frames(self, nodes: Sequence[str]) -> int:
-        """Return about how many frames its buckets of the nodes (all if empty) are as much work as."""
+        """Return the cost of its buckets of the nodes (all if empty) as an approximate number of frames."""
         length_s = self.end_s - self.start_s
         buckets = self.stored.frames * length_s / (self.stored.end_s - self.stored.start_s)
         if nodes:
@@ -41,7 +41,7 @@ class Piece(NamedTuple):
 
 
 class Choice(NamedTuple):
-    """What is read, what of raw segments is not since pieces stand for it, by group, and in which resolution."""
+    """The pieces to read, the ranges of raw segments that they replace, by group, and the resolutions."""
 
     pieces: list[Piece]
     covers: dict[int, list[Cover]]
@@ -54,7 +54,7 @@ def choose(rows: Iterable[Stored], step_s: float, start_s: float, end_s: float) 
     minutes = [one for one in readable if one.level == MINUTES_FOLDER]
     answering = [(one, one.start_s, one.end_s) for one in minutes if one.alone or step_s >= MINUTE_S]
     for one in readable:
-        if one.level != MINUTES_FOLDER:  # of an earlier version: where its minutes have gone
+        if one.level != MINUTES_FOLDER:  # of an earlier version: used where its minutes are gone
             answering += [(one, low_s, high_s) for low_s, high_s in _hours(one, minutes)]
     covers: dict[int, list[Cover]] = {}
     windows: dict[int, list[Cover]] = {}
@@ -68,7 +68,7 @@ def choose(rows: Iterable[Stored], step_s: float, start_s: float, end_s: float) 
     for one, first_s, last_s in sorted(answering, key=lambda each: each[1]):
         bucket_s = BUCKET_S[one.level]
         low_s, high_s = max(first_s, -(-start_s // bucket_s) * bucket_s), min(last_s, end_s // bucket_s * bucket_s)
-        # A version that was gone back to may have made an hour of what has its own minutes.
+        # After a downgrade, the older version may have made an hour of what has its own minutes.
         others = () if one.of_window else windows.get(one.shard, ())
         for begin_s, until_s in left_of(low_s, np.nextafter(high_s, 0.0), one.through_id, others):
             pieces.append(Piece(one, begin_s, math.ceil(until_s)))
@@ -78,7 +78,7 @@ def choose(rows: Iterable[Stored], step_s: float, start_s: float, end_s: float) 
 
 
 def left_of(first_s: float, last_s: float, id_: int, covers: Iterable[Cover]) -> list[tuple[float, float]]:
-    """Return the parts of a raw segment's time, ends included, that no cover has."""
+    """Return the parts of a raw segment's range, ends included, that no cover replaces."""
     left = []
     for start_s, end_s, from_id, through_id in sorted(covers):
         if from_id <= id_ <= through_id and start_s <= last_s and end_s > first_s:
@@ -91,7 +91,7 @@ def left_of(first_s: float, last_s: float, id_: int, covers: Iterable[Cover]) ->
 
 
 def _hours(stored: Stored, minutes: Iterable[Stored]) -> Iterator[tuple[float, float]]:
-    """Yield the hours for which no minutes are left, of those that it was made of."""
+    """Yield the hours of this segment for which no minutes are left."""
     finer = [one for one in minutes if one.shard == stored.shard and one.through_id <= stored.through_id]
     for begin_s in range(int(stored.start_s), int(stored.end_s), HOUR_S):
         if not any(one.start_s < begin_s + HOUR_S and one.end_s > begin_s for one in finer):
@@ -99,7 +99,7 @@ def _hours(stored: Stored, minutes: Iterable[Stored]) -> Iterator[tuple[float, f
 
 
 def _joined(pieces: list[Piece]) -> list[Piece]:
-    """Return the pieces, those of one segment that follow each other as one."""
+    """Return the pieces with adjacent ones of the same segment merged."""
     joined: list[Piece] = []
     for piece in pieces:
         if joined and joined[-1].stored is piece.stored and joined[-1].end_s == piece.start_s:
@@ -110,7 +110,7 @@ def _joined(pieces: list[Piece]) -> list[Piece]:
 
 
 def _spans(coarsest: dict[float, int], start_s: float, end_s: float) -> list[QueryPart]:
-    """Return in which resolution each hour of the range was answered, those alike as one."""
+    """Return the resolution of each hour of the range, with equal neighbours merged."""
     spans: list[QueryPart] = []
 
     def add(low_s: float, high_s: float, bucket_s: int) -> None:

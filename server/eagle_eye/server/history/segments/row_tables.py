@@ -1,4 +1,4 @@
-"""Rows of devices, nodes or links as one table of a segment, gathered by layout."""
+"""Builds a segment's table of device, node or link rows, with frames grouped by layout."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ class Odd(Exception):
 
 
 class _Group(NamedTuple):
-    """Frames of one layout; their numbers, all metrics of a frame after each other, as little-endian float64."""
+    """Frames of one layout; their numbers, by frame, then metric, as little-endian float64."""
 
     keys: Sequence[int | str]
     metrics: int
     columns: Sequence[str]
-    places: Sequence[int]  # of the columns, among the metrics
+    places: Sequence[int]  # indexes of the columns among the metrics
     frames: list[int]
     values: list[bytes]
 
 
 class Rows:
-    """Rows of one table; each layout's values become columns in one go. ``key`` is what tells rows of a frame apart."""
+    """Rows of one table; each layout's values become columns at once. ``key`` distinguishes the rows of a frame."""
 
     def __init__(self, key: str) -> None:
         self._key = key
@@ -57,7 +57,7 @@ class Rows:
         places: Sequence[int],
         values: bytes,
     ) -> None:
-        """Add a block of one frame: ``columns`` are its metrics that have one, ``places`` where they are in it."""
+        """Add a block of one frame: ``columns`` are its metrics with a column, ``places`` their indexes in it."""
         group = self._groups.get(layout)
         if group is None:
             group = self._groups[layout] = _Group(keys, metrics, columns, places, [], [])
@@ -71,10 +71,10 @@ class Rows:
     def table(
         self, schema: pa.Schema, first: int, times_s: Floats, node: Integers, names: Sequence[str]
     ) -> pa.Table | None:
-        """Return the rows by node, key and time; None: there are none.
+        """Return the rows by node, key and time; None if there are none.
 
-        ``times_s`` and ``node``, a place in ``names``, are the frames', which are by node and time; ``first`` is the
-        first one's number.
+        ``times_s`` and ``node`` (indexes into ``names``) are those of the frames, which are sorted by node and time;
+        ``first`` is the first one's number.
         """
         blocks = [*self._matrices, *map(_matrix, self._groups.values())]
         count = sum(len(frames) * len(keys) for frames, keys, _ in blocks)
@@ -112,7 +112,7 @@ class Rows:
 
 
 def rows_table(schema: pa.Schema, columns: Mapping[str, pa.Array], length: int) -> pa.Table:
-    """Return the columns as a table in the order of the schema; those that it lacks hold nothing."""
+    """Return the columns as a table in the order of the schema, with nulls for missing columns."""
     arrays = [columns[field.name] if field.name in columns else _nothing(field.type, length) for field in schema]
     return pa.table(arrays, names=schema.names)
 
@@ -121,21 +121,21 @@ def column(values: Numbers, field: pa.Field) -> pa.Array:
     """Return the values as a column; NaN is null."""
     with np.errstate(over="ignore"):  # beyond float32 is infinite
         cells = np.ascontiguousarray(values, field.type.to_pandas_dtype())
-    if len(cells) == 0 or not np.isnan(cells.min()):  # the least of some of which one is NaN is NaN
+    if len(cells) == 0 or not np.isnan(cells.min()):  # the minimum is NaN if any is NaN
         return plain(cells, field.type)
     seen = ~np.isnan(cells)
     return plain(cells, field.type, seen)
 
 
 def plain(cells: np.ndarray[Any, Any], kind: pa.DataType, seen: Any = None) -> pa.Array:
-    """Return numbers of this type as a column; ``seen`` says which are not null (None: all)."""
-    # Not pa.array: that looks for pandas, and where it is installed loads it, for half a second.
+    """Return numbers of this type as a column; ``seen`` marks those that are not null (None: all)."""
+    # Not pa.array: that imports pandas if it is installed, which takes half a second.
     bits = None if seen is None else pa.py_buffer(np.packbits(seen, bitorder="little"))
     return pa.Array.from_buffers(kind, len(cells), [bits, pa.py_buffer(cells)])
 
 
 def texts(places: Integers, names: Sequence[str | None]) -> pa.DictionaryArray:
-    """Return the names in these places as a column, which has each text once; None is null."""
+    """Return the names at these indexes as a dictionary-encoded column; None is null."""
     here = np.flatnonzero(np.bincount(places, minlength=len(names))).tolist()
     own: dict[str, int] = {}
     index = np.full(len(names), -1, dtype=np.int32)
@@ -159,7 +159,7 @@ def _nothing(kind: pa.DataType, length: int) -> pa.Array:
 
 
 def as_json(plain: Any) -> str:
-    """Return the value as JSON. Raises Odd for what JSON would change: NaN, infinity, bytes."""
+    """Return the value as JSON. Raises Odd for values that JSON would change: NaN, infinity, bytes."""
     text = msgspec.json.encode(plain)
     if msgspec.json.decode(text) != plain:
         raise Odd

@@ -1,8 +1,8 @@
-"""The segments that there are: a manifest in the journal's file, a folder each, limits of age and size.
+"""The segment store: a manifest in the journal's file, a folder per segment, limits of age and size.
 
-A segment counts once it is in the manifest. What lies in the folder and not there is what a crash left of a change that
-was not made. What holds frames that this journal never had is taken over: a history.db that was lost, or restored from
-a backup, costs only its own frames.
+A segment counts once it is in the manifest. Folders that are not in it remain from a change that a crash interrupted.
+Folders with frames that this journal never had are adopted: a history.db that was lost, or restored from a backup,
+costs only its own frames.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _log = logging.getLogger(__name__)
 
 
 class Shelved(NamedTuple):
-    """A segment of the manifest that may be read."""
+    """A readable segment of the manifest."""
 
     id: int
     name: str
@@ -73,22 +73,22 @@ class SegmentStore:
         self._oldest_s: float | None = None
         self.set_aside_total = 0
         self.dropped_by_retention = 0
-        self.dropped_as_they_were = 0  # of them, frames of which no level has anything
+        self.dropped_as_they_were = 0  # of these, frames that are in no level at all
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._sweep()
         self.levels = LevelStore(folder, self._aside, journal, settings, leaving)
         self.measure()
 
     def size(self) -> tuple[int, int]:
-        """Return how many segments there are, and their bytes, as last measured: it needs no disk."""
+        """Return the number of segments and their bytes as last measured, without disk access."""
         return self._size
 
     def kept(self) -> dict[str, LevelSize]:
-        """Return how much there is of raw segments and of each level, as last measured: it needs no disk."""
+        """Return the sizes of raw segments and of each level as last measured, without disk access."""
         return {RAW_FOLDER: LevelSize(*self._size, self._oldest_s), **self.levels.kept()}
 
     def measure(self) -> None:
-        """Have ``size`` and ``kept`` tell what is in the manifest now. Raises HistoryUnavailable."""
+        """Update ``size`` and ``kept`` from the manifest. Raises HistoryUnavailable."""
         ((count, size, oldest_s),) = self._journal.reader.read(
             "SELECT count(*), coalesce(sum(bytes), 0), min(first_s) FROM segments", ()
         )
@@ -106,17 +106,17 @@ class SegmentStore:
         return _listed(reader, Broken, "problem IS NOT NULL", nodes, start_s, end_s)
 
     def frames(self, one: Shelved, nodes: Sequence[str], start_s: float, end_s: float) -> Iterator[Recorded]:
-        """Yield the segment's frames of the nodes (all if empty) in the range; what is broken is set aside."""
+        """Yield the segment's frames of the nodes (all if empty) in the range; set it aside if it is broken."""
         return self._guarded(one, lambda segment: segment.frames(nodes, start_s, end_s))
 
     def runs(
         self, one: Shelved, metric: MetricSpec, nodes: Sequence[str], start_s: float, end_s: float, job: str | None
     ) -> Iterator[Run]:
-        """Yield the segment's values of the metric, as History.runs does; what is broken is set aside."""
+        """Yield the segment's values of the metric, as History.runs does; set it aside if it is broken."""
         return self._guarded(one, lambda segment: segment.runs(metric, nodes, start_s, end_s, job))
 
     def ranks(self, one: Shelved, nodes: Sequence[str], start_s: float, end_s: float) -> Iterator[RankReport]:
-        """Yield which ranks the segment's frames tell of, as History.ranks does; what is broken is set aside."""
+        """Yield the ranks that the segment's frames report, as History.ranks does; set it aside if it is broken."""
         return self._guarded(one, lambda segment: segment.ranks(nodes, start_s, end_s))
 
     def count(self, one: Shelved, nodes: Sequence[str], start_s: float, end_s: float) -> int:
@@ -127,7 +127,7 @@ class SegmentStore:
 
     @staticmethod
     def add(writer: sqlite3.Connection, facts: Sequence[Facts], minutes: Sequence[MinutesFacts] = ()) -> None:
-        """Put segments that are on the disk, and their minutes, into the manifest, within a transaction."""
+        """Add segments on disk and their minutes to the manifest, within a transaction."""
         writer.executemany(
             "INSERT INTO segments (name, first_node, last_node, first_s, last_s, received_s, frames, bytes)"
             " VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
@@ -136,10 +136,10 @@ class SegmentStore:
         level_table.add(writer, minutes)
 
     def retain(self, now_s: float) -> None:
-        """Retire what is older or more than the settings allow, the oldest first. Raises HistoryUnavailable."""
+        """Retire segments beyond the age or size limits, the oldest first. Raises HistoryUnavailable."""
         while True:
             gone = self._journal.change(lambda writer: self._retire(writer, now_s)).result()
-            # Out of the manifest first: what is read next must not look for a folder that is half gone.
+            # Out of the manifest first, so that no later read finds a half-deleted folder.
             for name, *_ in gone:
                 self._leaving.remove(self.folder / name)
                 shutil.rmtree(self._aside / name, ignore_errors=True)
@@ -152,7 +152,7 @@ class SegmentStore:
         self.measure()
 
     def discard(self, facts: Sequence[Facts]) -> None:
-        """Remove segments that did not come into the manifest."""
+        """Remove segments that were not added to the manifest."""
         for one in facts:
             shutil.rmtree(self.folder / one.name, ignore_errors=True)
         self.levels.discard([one.name for one in facts])
@@ -176,7 +176,7 @@ class SegmentStore:
         return gone
 
     def _guarded(self, one: Shelved, read: Callable[[Segment], Iterator[T]]) -> Iterator[T]:
-        # Here, since whoever only takes frames needs no Parquet.
+        # imported here: ingestion alone needs no Parquet
         from eagle_eye.server.history.segments.reader import BrokenSegment, Segment
 
         try:
@@ -188,9 +188,9 @@ class SegmentStore:
                 self._leaving.check(one.name)
 
     def set_aside(self, name: str, reason: str) -> bool:
-        """Have a broken segment read no more, and return whether there is one of this name.
+        """Stop reading a broken segment, and return whether there is one of this name.
 
-        It stays until retention takes it. One that was retired is no loss.
+        It stays until retention deletes it. A segment that was already retired is no loss.
         """
 
         def change(writer: sqlite3.Connection) -> Shelved | None:
@@ -227,7 +227,7 @@ class SegmentStore:
         return True
 
     def _sweep(self) -> None:
-        """Remove what a crash left, and take over what another journal wrote."""
+        """Remove the remains of a crash, and adopt what another journal wrote."""
         journal_id, newest_chunk = self._journal.reader.read(
             "SELECT id, coalesce((SELECT seq FROM sqlite_sequence WHERE name = 'chunks'), 0) FROM journal", ()
         )[0]
@@ -257,7 +257,7 @@ class SegmentStore:
             self._adopt(known, foreign, merged)
 
     def _adopt(self, known: set[str], foreign: list[Facts], merged: list[Facts]) -> None:
-        """Take over segments that the manifest does not know, each frame once: a merged one instead of its sources."""
+        """Adopt segments that the manifest does not know, each frame once: a merged one instead of its sources."""
         replaced = {name for one in merged for name in one.sources}
         if foreign:
             replaced |= {name for other in known for name in self._sources(other)}
@@ -286,7 +286,7 @@ class SegmentStore:
         try:
             return msgspec.json.decode((self.folder / name / FACTS_FILE).read_bytes(), type=Facts).sources
         except (OSError, msgspec.MsgspecError):
-            return ()  # what is broken is found out when it is read
+            return ()  # broken segments are detected when they are read
 
 
 def _listed(

@@ -1,4 +1,4 @@
-"""One segment written: it appears whole, durable and under its name, or not at all."""
+"""Writes one segment atomically: it appears complete, durable and under its name, or not at all."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from eagle_eye.server.history.segments.row_tables import Tables
 
 SomeFacts = TypeVar("SomeFacts", bound=msgspec.Struct)
 
-# A column of numbers is written as the streams of their bytes, compressed. With few different values that return in no
-# order (parts of a hundred, clocks in steps) indexes into a dictionary are smaller, but cost twice the time.
+# Numeric columns are written byte-stream-split and compressed. With few distinct values in random order (hundredths,
+# clocks in steps) dictionary indexes are smaller, but take twice the time.
 DISTINCT_MAX = 1_024
-DICTIONARY_SAVES_BYTES = 0.5  # a value at least, or it is not worth it
+DICTIONARY_SAVES_BYTES = 0.5  # per value at least, or it is not worth it
 
 
 class Draft:
@@ -43,7 +43,7 @@ class Draft:
         step("draft")
 
     def append(self, name: str, table: pa.Table, options: Callable[[], dict[str, Any]]) -> None:
-        """Add one row group to the table of this name; ``options`` say how it is written, and are asked for once."""
+        """Add one row group to the table of this name; ``options`` returns its write options and is called once."""
         writer = self._tables.get(name)
         if writer is None:
             path = self._draft / name
@@ -52,7 +52,7 @@ class Draft:
         writer.write_table(table, row_group_size=max(len(table), 1))
 
     def finish(self, facts: SomeFacts) -> SomeFacts:
-        """Put the folder in its place, durably, and return the facts with its size."""
+        """Move the folder into place, durably, and return the facts with its size."""
         for table in self._tables.values():
             table.close()
         self._step("tables")
@@ -78,7 +78,7 @@ class Draft:
 class SegmentWriter:
     """Writes a segment's tables below ``folder``, a row group at a time: memory does not grow with the segment.
 
-    How the columns are written follows from ``sample``, some of the rows, or else from the first row group.
+    The column encodings are chosen from ``sample``, some of the rows, or else from the first row group.
     """
 
     def __init__(self, folder: Path, name: str, step: Step = no_step, sample: Tables | None = None) -> None:
@@ -92,7 +92,7 @@ class SegmentWriter:
             self._draft.append(name, table.cast(_written(table.schema)), options)
 
     def finish(self, facts: Facts) -> Facts:
-        """Put the segment in its place, durably, and return the facts with its size."""
+        """Move the segment into place, durably, and return the facts with its size."""
         return self._draft.finish(facts)
 
     def discard(self) -> None:
@@ -106,13 +106,13 @@ def _named(tables: Tables) -> dict[str, pa.Table]:
 
 
 def _written(schema: pa.Schema) -> pa.Schema:
-    """Return the schema with texts as dictionaries: so they are encoded once for all rows that have the same."""
+    """Return the schema with texts as dictionaries, so that equal texts are encoded once."""
     text = pa.dictionary(pa.int32(), pa.string())
     return pa.schema([field.with_type(text) if field.type == pa.string() else field for field in schema])
 
 
 def _encodings(sample: pa.Table) -> dict[str, Any]:
-    """Return how each column is written, by what some rows of it hold."""
+    """Return how each column is written, chosen from some of its rows."""
     dictionary, split, summarized = [], {}, []
     for name, column in zip(sample.schema.names, sample.columns, strict=True):
         if name in ("frame", "sequence"):
@@ -134,7 +134,7 @@ def _encodings(sample: pa.Table) -> dict[str, Any]:
 
 
 def _suits_dictionary(column: pa.ChunkedArray) -> bool:
-    """Return whether a dictionary is worth its work: some two times that of the numbers' bytes apart, compressed."""
+    """Return whether a dictionary is worth its cost: about twice the time of compressed byte streams."""
     if not 1 < len(column.unique()) <= DISTINCT_MAX:
         return False
     sizes = []
@@ -146,7 +146,7 @@ def _suits_dictionary(column: pa.ChunkedArray) -> bool:
 
 
 def _sync(path: Path) -> None:
-    """Have a file's content, or a folder's names, on the disk."""
+    """Flush a file's contents, or a folder's entries, to disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -1,4 +1,4 @@
-"""Prometheus remote write as frames.
+"""Ingestion of Prometheus remote write.
 
-In: compressed protobuf requests (versions 1 and 2). Out: frames, as agents would have sent them.
+In: compressed protobuf requests (versions 1 and 2). Out: frames as agents would have sent them.
 """

@@ -1,8 +1,8 @@
-"""One metric of one row, put together from the series that it comes from, moment by moment. Pure.
+"""Combines one or more series into one metric of one row, for each timestamp. Pure.
 
-A node's series reach the server in several requests, over connections that run at different speeds. A value is given
-for a moment once every series that takes part has told of that moment: a sum without one of its ports would look like a
-fall. A series that ended (a stale marker), or told nothing for MEMBER_GONE_S while others did, takes part no more.
+A node's series reach the server in several requests, over connections of different speed. The value for a timestamp is
+complete once every participating series has a sample for it: a sum without one of its ports would look like a drop. A
+series that ended (a stale marker), or sent nothing for MEMBER_GONE_S while others did, no longer participates.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from dataclasses import dataclass, field
 from eagle_eye.server.ingest.remote_write.mapping import Rule, Use
 
 MEMBER_GONE_S = 300.0  # five scrapes a minute apart
-RATE_GAP_S_MAX = 600.0  # a rate over more says nothing about the moment
-WAITING_MAX = 4  # moments that wait for their last series at a time
+RATE_GAP_S_MAX = 600.0  # a rate over a longer gap says nothing about its timestamp
+WAITING_MAX = 4  # concurrent timestamps waiting for their last series
 
-Identity = tuple[int, tuple[str, ...]]  # of a series in a cell: its place among the rule's origins, its own labels
+Identity = tuple[int, tuple[str, ...]]  # of a series in a cell: the index of its origin in the rule, and its own labels
 
 
 @dataclass(slots=True, eq=False)
 class Member:
     """One series' part in a cell.
 
-    It last told of ``time_s``; the last time that it had something to tell was ``read_s``, and that was ``reading``.
-    ``width`` says how large the group is that the series speaks of, where its rule asks.
+    Its last sample was at ``time_s``; the last with a value was ``reading`` at ``read_s``. ``width`` is the size of the
+    group that the series describes, if its rule needs it.
     """
 
     cell: Cell
@@ -34,12 +34,12 @@ class Member:
     time_s: float = -math.inf
     read_s: float = -math.inf
     reading: float = math.nan
-    first: float = 0.0  # what of a total was there before the member joined
+    first: float = 0.0  # part of a total that existed before the member joined
 
 
 @dataclass(slots=True, eq=False)
 class Cell:
-    """The value of one metric in one row. ``born_s`` is the moment of its first sample."""
+    """The value of one metric in one row. ``born_s`` is the timestamp of its first sample."""
 
     rule: Rule
     is_total: bool
@@ -49,14 +49,14 @@ class Cell:
     _open: dict[float, dict[Identity, float]] = field(default_factory=dict)
 
     def member(self, use: Use, labels: tuple[str, ...]) -> Member:
-        """Return the part of the series with these labels of ``rule.each``, a new one if it has none."""
+        """Return the part of the series with these labels of ``rule.each``, creating one if needed."""
         identity = (use.order, labels)
         return self.members.get(identity) or Member(self, use, identity)
 
     def take(self, member: Member, time_s: float, reading: float) -> float | None:
-        """Take what a series said at a moment (NaN: it could not); return the cell's value if it is whole now.
+        """Add a series' sample (NaN: no value); return the cell's value if it is complete now.
 
-        The moment is later than the member's last.
+        The timestamp is later than the member's last.
         """
         if member.identity not in self.members:
             if self.is_total and member.time_s == -math.inf and time_s > self.born_s and not math.isnan(reading):
@@ -77,19 +77,19 @@ class Cell:
         return self._value(parts)
 
     def end(self, member: Member) -> None:
-        """Take note that the series has ended."""
+        """Record that the series has ended."""
         self.members.pop(member.identity, None)
         member.reading = math.nan
 
     @property
     def _many(self) -> bool:
-        """Whether more than one series may take part; at first nobody knows how many."""
+        """Whether more than one series may participate; their number is unknown at first."""
         return bool(self.rule.each) or len(self.rule.origins) > 1
 
     def _begin(self, time_s: float) -> dict[Identity, float]:
         if len(self._open) >= WAITING_MAX:
             del self._open[min(self._open)]
-        # By the moments that others told of: after an outage nobody has told anything for long.
+        # Measured by timestamps of other series: after an outage all series were silent.
         gone = [key for key, member in self.members.items() if self._newest_s - member.time_s > MEMBER_GONE_S]
         for key in gone:
             del self.members[key]
@@ -106,11 +106,11 @@ class Cell:
         if self.rule.equals:
             return float(value in self.rule.equals)
         if self.rule.most == 1.0 and any(origin.rate for origin in self.rule.origins):
-            return min(1.0, max(0.0, value))  # scrapes and counters are read at slightly different moments
+            return min(1.0, max(0.0, value))  # scrapes and counters are read at slightly different times
         return value
 
     def _combined(self, parts: dict[Identity, float], asked: int) -> float | None:
-        """Return the parts as one; None where that cannot be known. ``asked`` series were to take part."""
+        """Return the combined parts; None if incomplete. ``asked`` series were to participate."""
         rule = self.rule
         if not parts:
             return None
@@ -135,7 +135,7 @@ class Cell:
 
 
 def _part(member: Member, time_s: float, reading: float) -> float:
-    """Return what a reading adds to its cell; NaN where nothing is known: the first of a rate, a counter that reset."""
+    """Return what a reading adds to its cell; NaN if undefined: the first of a rate, or a counter reset."""
     origin = member.use.origin
     if not origin.rate:
         return (reading - member.first) * origin.factor
@@ -146,7 +146,7 @@ def _part(member: Member, time_s: float, reading: float) -> float:
 
 
 def _widest(members: dict[Identity, Member], parts: dict[Identity, float]) -> float:
-    """Return the mean over the series of the widest group; a width of 0 where a series does not say."""
+    """Return the mean over the series of the widest group; width is 0 where a series does not report it."""
     widths = {key: members[key].width for key in parts}
     widest = max(widths.values())
     chosen = [parts[key] for key, width in widths.items() if width == widest]

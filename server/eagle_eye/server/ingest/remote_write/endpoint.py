@@ -1,9 +1,9 @@
-"""POST /api/v1/write: Prometheus remote write 1.0 and 2.0, from a request to durable rows.
+"""POST /api/v1/write: makes the samples of Prometheus remote write 1.0 and 2.0 durable as rows.
 
-A plain ASGI endpoint beside that of the agents. What cannot be read is refused whole. Of what can be read, samples that
-the sender should not have sent (a node that its token may not speak for, labels beyond the limits) are left out and
-the answer is 400, which no sender repeats; the rest is kept. What says nothing to us is left out, counted, and counts
-as written: Prometheus takes an answer that nothing was written for a failure.
+A plain ASGI endpoint beside that of the agents. Undecodable requests are refused as a whole. In others, samples that
+the sender should not have sent (a node that its token does not cover, labels beyond the limits) are dropped and the
+answer is 400, which no sender retries; the rest is kept. Samples that map to no metric are dropped, counted, and
+reported as written, because Prometheus treats an answer that nothing was written as a failure.
 """
 
 from __future__ import annotations
@@ -32,24 +32,24 @@ PATH = "/api/v1/write"
 MEDIA_TYPE = "application/x-protobuf"
 V1 = "prometheus.WriteRequest"
 V2 = "io.prometheus.write.v2.Request"
-# What an answer of version 2.0 counts.
+# The counts in an answer of version 2.0.
 WRITTEN = tuple(f"X-Prometheus-Remote-Write-{what}-Written" for what in ("Samples", "Histograms", "Exemplars"))
-DECODING_MAX = 4  # requests being read at a time; each may take decompressed_bytes_max several times over
-WAITING_BYTES_MAX = 128 << 20  # of bodies that wait for it: a thousand of Prometheus' usual size
-SERIES_AT_ONCE = 500  # taken without a pause: some milliseconds, when all are new some twenty
+DECODING_MAX = 4  # requests decoded concurrently; each may take several times decompressed_bytes_max
+WAITING_BYTES_MAX = 128 << 20  # of bodies waiting to be decoded: a thousand of Prometheus' usual size
+SERIES_AT_ONCE = 500  # processed without a pause: a few milliseconds, or about twenty if all are new
 RETRY_BUSY_S = 1
 RETRY_UNAVAILABLE_S = 5
-AGENT_FRESH_S = 600.0  # an agent's word on its node counts, and no other's, until it has said nothing for so long
-NAMED_MAX = 256  # different complaints that the log names
+AGENT_FRESH_S = 600.0  # an agent's data for its node takes precedence until it has been silent for this long
+NAMED_MAX = 256  # distinct complaints named in the log
 
 _log = logging.getLogger(__name__)
 
 
 class Authenticator(Protocol):
-    """Who is asking; see auth.py."""
+    """Identifies the sender; see auth.py."""
 
     def authenticate(self, credentials: Credentials) -> Principal:
-        """Return who it is. Raises Refusal 401 or 403."""
+        """Return the principal of the credentials. Raises Refusal 401 or 403."""
         ...
 
     def authorise_remote_write(self, principal: Principal) -> Writer:
@@ -88,7 +88,7 @@ class RemoteWrite:
         self._decoding = asyncio.Semaphore(DECODING_MAX)
         self._waiting_bytes = 0
         self._senders = SenderClocks()
-        self._named: set[str] = set()  # complaints that the log has told of
+        self._named: set[str] = set()  # complaints already logged
 
     async def __call__(self, scope: ASGIMessage, receive: Receive, send: Send) -> None:
         """Answer one request."""
@@ -99,11 +99,11 @@ class RemoteWrite:
             self._telemetry.remote_write_rejected.labels(refusal.reason).inc()
             await refuse(send, refusal)
             return
-        except StoreUnavailable as error:  # whose token it is cannot be looked up
+        except StoreUnavailable as error:  # the token cannot be looked up
             self._telemetry.remote_write_rejected.labels("storage").inc()
             await refuse(send, Refusal(503, "storage", str(error), {"Retry-After": str(RETRY_UNAVAILABLE_S)}))
             return
-        except Exception:  # noqa: BLE001 - nothing stands behind this endpoint that would answer and count it
+        except Exception:  # noqa: BLE001 - no outer layer answers and counts errors of this endpoint
             _log.exception("a remote write could not be taken for a reason that was not foreseen")
             self._telemetry.remote_write_rejected.labels("internal").inc()
             await refuse(send, Refusal(500, "internal", "the server failed; its log says why"))
@@ -137,7 +137,7 @@ class RemoteWrite:
         try:
             for start in range(0, len(written.series), SERIES_AT_ONCE):
                 self._intake.take(written.series[start : start + SERIES_AT_ONCE], received_s, admit, taken)
-                await asyncio.sleep(0)  # the event loop answers others meanwhile
+                await asyncio.sleep(0)  # let the event loop serve others
             await self._keeper.keep(taken.moments)
         except HistoryBusy as error:
             raise Refusal(503, "busy", str(error), {"Retry-After": str(RETRY_BUSY_S)}) from None
@@ -148,7 +148,7 @@ class RemoteWrite:
         return version, written, taken
 
     async def _decoded(self, version: str, body: bytes) -> Written:
-        """Return what the body holds, read in a thread when its turn comes."""
+        """Decode the body in a thread, when its turn comes."""
         if self._waiting_bytes + len(body) > WAITING_BYTES_MAX:
             raise Refusal(
                 503,
@@ -186,7 +186,7 @@ class RemoteWrite:
     def _admission(
         self, principal: Principal, writer: Writer, now_s: float, reserved: list[str]
     ) -> Callable[[str], Refused | None]:
-        """Return what says why a node is not taken; new nodes that nobody vouches for go to ``reserved``."""
+        """Return a function that gives the reason to refuse a node; new unvouched nodes are added to ``reserved``."""
         nodes_max = self._settings.token_nodes_max if writer.nodes_max is None else writer.nodes_max
 
         def admit(node: str) -> Refused | None:
@@ -230,7 +230,7 @@ class RemoteWrite:
             count.remote_write_lag.set(self._clock.now_s() - newest_s)
 
     def _name(self, taken: Taken) -> None:
-        """Say in the log what a sender should not have sent, each thing once."""
+        """Log what a sender should not have sent, each complaint once."""
         if taken.complaint not in self._named and len(self._named) < NAMED_MAX:
             self._named.add(taken.complaint)
             _log.warning("samples of a remote write are not taken", extra={"complaint": taken.complaint[:500]})

@@ -1,7 +1,7 @@
-"""From a request's series to the moments of nodes that they tell of. Pure: time is an argument.
+"""Converts a request's series to samples of nodes by timestamp. Pure: time is an argument.
 
-A series' labels are worked out once; from then on it is found by their bytes. What was not told of for two times
-FORGET_S is forgotten.
+A series' labels are parsed once; from then on it is looked up by their bytes. Series without samples for twice FORGET_S
+are forgotten.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from eagle_eye.server.model.node_clocks import AGE_S_MAX, AHEAD_S_MAX
 from eagle_eye.server.model.scraped_devices import Watched
 
 FORGET_S = 1800.0
-# DCGM's values for "not known": 0x7ffffffffffffff0 and 2^47 with what follows them, and those of 32 bits.
+# DCGM's blank values: 0x7ffffffffffffff0 and 2^47 with those after them, and the 32-bit ones.
 BLANK_MIN = 1e14
 BLANKS_32 = (float(0x7FFFFFF0), float(0x7FFFFFFF))
 
 
 @dataclass(slots=True)
 class Taken:
-    """What became of a request's samples.
+    """The result of taking a request's samples.
 
-    ``moments`` are those that are not durable yet. ``left_out`` counts samples that say nothing to us, by reason;
-    ``refused`` those that the sender should not have sent, with ``complaint`` about the first of them. ``moved`` counts
-    those whose times could not be, by node.
+    ``moments`` are those not durable yet. ``left_out`` counts samples that map to nothing, by reason; ``refused`` those
+    that the sender should not have sent, with ``complaint`` about the first of them. ``moved`` counts samples with
+    implausible times, by node.
     """
 
     moments: dict[NodeSample, None] = field(default_factory=dict)
@@ -48,7 +48,7 @@ class Taken:
 
 
 class Refused(NamedTuple):
-    """Why a node's samples are not taken; ``sender``: it is the sender who must change something."""
+    """The reason why a node's samples are refused; ``sender``: the sender must change something."""
 
     reason: str
     detail: str
@@ -56,16 +56,16 @@ class Refused(NamedTuple):
 
 
 class _Known(NamedTuple):
-    """What a series is: its node, the parts it has in metrics, or the event that it tells of, or a target's state.
+    """A parsed series: its node, and its parts in metrics, its event, or its target's state.
 
-    ``node`` None: it says nothing to us, for a ``reason``; with a ``name`` only for now.
+    ``node`` None: the series is ignored for a ``reason``; with a ``name`` only for now.
     """
 
     node: NodeRows | None
     name: str
     job: str | None = None
     parts: tuple[tuple[Row, Member], ...] = ()
-    model: str = ""  # what NVML calls the GPU
+    model: str = ""  # the GPU's NVML name
     event: tuple[EventRule, int, str] | None = None
     target: str = ""
     blanks: bool = False
@@ -73,10 +73,10 @@ class _Known(NamedTuple):
 
 
 class Intake:
-    """All series and nodes of which samples came lately.
+    """All series and nodes with recent samples.
 
-    ``interval_s`` of a node is what is known of its pace from before the server's start, None: nothing; ``watched``
-    what is remembered of its devices.
+    ``interval_s`` returns a node's interval known from before the server's start, None if unknown; ``watched`` returns
+    the remembered state of its devices.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class Intake:
 
     @property
     def series_count(self) -> int:
-        """How many series are known."""
+        """Number of known series."""
         return len(self._series) + len(self._older)
 
     def take(
@@ -114,9 +114,9 @@ class Intake:
         taken: Taken,
         offset_s: float = 0.0,
     ) -> None:
-        """Take samples and add to ``taken``; ``admit(node)`` says why a node's may not be taken, None: they may.
+        """Take samples and add to ``taken``; ``admit(node)`` returns why a node's are refused, else None.
 
-        ``offset_s`` is added to their times. One that cannot be even then is of now.
+        ``offset_s`` is added to their times. A time that is implausible even then becomes the current one.
         """
         self._turn(now_s)
         answers: dict[str, Refused | None] = {}
@@ -170,7 +170,7 @@ class Intake:
             node.lost = 0
 
     def _take_value(self, known: _Known, node: NodeRows, sample: Sample, time_s: float, taken: Taken) -> set[str]:
-        """Take a sample into each metric that it is part of; return what it did not serve for, and why."""
+        """Take a sample into each of its metrics; return the reasons for those that it could not be used for."""
         reasons: set[str] = set()
         reading = sample.value
         if reading is not None and not math.isfinite(reading):
@@ -198,11 +198,11 @@ class Intake:
         return reasons
 
     def _take_code(self, known: _Known, node: NodeRows, sample: Sample, time_s: float, taken: Taken) -> None:
-        assert known.event is not None  # noqa: S101 - the caller has looked
+        assert known.event is not None  # noqa: S101 - checked by the caller
         rule, device, text = known.event
         code = sample.value
         if code is None:
-            taken.left_out["ended"] += 1  # the next code comes as another series where its labels describe it
+            taken.left_out["ended"] += 1  # if its labels describe the code, the next code is another series
         elif not math.isfinite(code) or not 0.0 <= code < 1 << 16:
             taken.left_out["blank" if _is_blank(code) else "out_of_range"] += 1
         else:
@@ -213,7 +213,7 @@ class Intake:
                 self._retry(node, time_s, known.job, taken)
 
     def _retry(self, node: NodeRows, time_s: float, job: str | None, taken: Taken) -> bool:
-        """Take a sample that came before: it counts where what it told then is not durable yet."""
+        """Take a sample that was sent before: it counts if its data is not durable yet."""
         moment = node.moment(time_s, job)
         if moment is None or moment.is_kept:
             return False
@@ -221,7 +221,7 @@ class Intake:
         return True
 
     def _find(self, one: Series, asked: Callable[[str], Refused | None]) -> _Known:
-        """Return what the series is. Raises Malformed, also where there are too many."""
+        """Parse and return the series. Raises Malformed, also where there are too many."""
         known = self._series.get(one.key)
         if known is not None:
             return known
@@ -231,7 +231,7 @@ class Intake:
                 detail = f"{self._series_max} series are known, the most (remote_write.series_max)"
                 raise Malformed("series_limit", detail)
             known = self._known(one, asked)
-        if known.node is not None or not known.name:  # else: of a node that is not taken, now
+        if known.node is not None or not known.name:  # else: of a node that is refused at present
             self._series[one.key] = known
         return known
 
@@ -247,8 +247,8 @@ class Intake:
         if job is not None and not is_name(job):
             raise Malformed("job", f"the label's value {job[:80]!r} is no name of a job")
         if one.name == TARGET_UP:
-            # Named by the scrape alone: it must not make a node of an exporter that is none of ours, and as long as it
-            # says nothing of a node nobody has to be allowed to send it.
+            # Named by scrape labels only: this must not create a node from an unrelated exporter, and while it says
+            # nothing about a node no permission is needed.
             target = f"{found.get('job', '')} {found.get('instance', '')}"
             return _Known(self._nodes.get(name), name, target=target, reason="unmapped")
         if asked(name) is not None:
@@ -294,7 +294,7 @@ class Intake:
         return found
 
     def _turn(self, now_s: float) -> None:
-        """Forget what was not told of since the turn before the last."""
+        """Forget the series without samples since the turn before the last."""
         if now_s - self._turned_s < FORGET_S:
             return
         before_s, self._turned_s = self._turned_s, now_s
@@ -304,7 +304,7 @@ class Intake:
 
 
 def node_of(found: Mapping[str, str], node_labels: Sequence[str]) -> str | None:
-    """Return the node that the first of ``node_labels`` names; None: none does. Raises Malformed: it is no name."""
+    """Return the node named by the first of ``node_labels`` present; None if none is. Raises Malformed: bad name."""
     for label in node_labels:
         value = found.get(label)
         if value:
@@ -316,7 +316,7 @@ def node_of(found: Mapping[str, str], node_labels: Sequence[str]) -> str | None:
 
 
 def _host(instance: str) -> str:
-    """Return the host of "host:port", "[v6]:port" or a host alone."""
+    """Return the host of "host:port", "[v6]:port" or a bare host."""
     if instance.startswith("["):
         return instance[1:].partition("]")[0]
     host, colon, port = instance.rpartition(":")

@@ -1,7 +1,7 @@
-"""Moments of nodes made durable as frames, and shown to the fleet and the detection loop as agents' frames are.
+"""Makes nodes' samples durable as frames, and passes them to the fleet and the detection loop like agents' frames.
 
-While one group of requests is being written the next gathers, so that a scrape that came in many requests is written
-once or twice and not once for each. A request is answered when its group is durable.
+While one group of requests is being written the next gathers, so that a scrape split over many requests is written once
+or twice rather than once per request. A request is answered when its group is durable.
 """
 
 from __future__ import annotations
@@ -24,24 +24,24 @@ from eagle_eye.server.model.errors import HistoryUnavailable, StoreUnavailable
 from eagle_eye.server.model.scraped_devices import Watched
 from eagle_eye.server.telemetry.counters import Telemetry
 
-# What stands for the agent's version in such frames. Until a node's pace is known its rows are kept and not judged: the
-# loop lays out its window by the first interval that it hears of.
+# The agent version in such frames. Until a node's interval is known its rows are stored but not used for detection: the
+# loop sizes its window by the first interval that it gets.
 STREAM_PREFIX = "remote-write-"
 SENDER = "remote write"
 SENDER_UNPACED = "remote write, interval not known yet"
 BOOT_UNKNOWN = "unknown"
-# Samples older than this many intervals (and seconds) when they come are kept and are no news: Prometheus tells of an
-# outage in order, and rows of an hour ago must not be judged as those of now.
+# Samples older than this many intervals (and seconds) on arrival are stored but not passed to detection: Prometheus
+# resends an outage in order, and hour-old rows must not be evaluated as current.
 LATE_INTERVALS = 4.0
 LATE_S = 60.0
-FRAMES_AT_ONCE = 50  # put together without a pause: some milliseconds
+FRAMES_AT_ONCE = 50  # built without a pause: a few milliseconds
 SUBMITTED_AT_ONCE = 1_000  # frames in one transaction
 
 _log = logging.getLogger(__name__)
 
 
 class Keeper:
-    """Keeps what ``Intake`` took. ``observe`` and ``found`` are those of ``Ingest``; ``job_of`` knows nodes' jobs."""
+    """Stores what ``Intake`` took. ``observe`` and ``found`` are as for ``Ingest``; ``job_of`` returns nodes' jobs."""
 
     def __init__(
         self,
@@ -87,9 +87,9 @@ class Keeper:
             self._gathered, self._durable = {}, None
             try:
                 await self._write_group(moments)
-            except Exception as error:  # noqa: BLE001 - whoever waits must hear it, whatever it was
+            except Exception as error:  # noqa: BLE001 - every waiter must get the error
                 durable.set_exception(error)
-                durable.exception()  # all who waited may have gone
+                durable.exception()  # there may be no waiters left
             else:
                 durable.set_result(None)
 
@@ -100,7 +100,7 @@ class Keeper:
         versions: list[tuple[int, int, dict[int, Watched]]] = []
         for moment in moments:
             if len(frames) % FRAMES_AT_ONCE == FRAMES_AT_ONCE - 1:
-                await asyncio.sleep(0)  # the event loop answers others meanwhile
+                await asyncio.sleep(0)  # let the event loop serve others
             frames.append(self._frame(moment, received_s))
             versions.append((moment.version, len(moment.events), dict(moment.watched)))
         await self._submit(frames, received_s)
@@ -114,11 +114,11 @@ class Keeper:
         await self._show(moments, frames, received_s)
 
     async def _submit(self, frames: list[Frame], received_s: float) -> None:
-        """Return once all frames are durable. Raises HistoryUnavailable once it is known what became of each."""
+        """Return once all frames are durable. Raises HistoryUnavailable once the result of each is known."""
         futures: list[asyncio.Future[Appended]] = []
         failed: BaseException | None = None
         for first in range(0, len(frames), SUBMITTED_AT_ONCE):
-            # The times are Prometheus' own: nothing is added to them.
+            # Prometheus' own timestamps: no offset is added.
             batch = Batch.of(
                 (self._ref(frame.node), frame.sequence, frame.time_s, received_s, 0.0, encode_frame(frame))
                 for frame in frames[first : first + SUBMITTED_AT_ONCE]
@@ -157,7 +157,7 @@ class Keeper:
         )
 
     async def _show(self, moments: list[NodeSample], frames: list[Frame], received_s: float) -> None:
-        """Tell fleet and detection of durable frames; nodes that were never heard of are written down before."""
+        """Pass durable frames to the fleet and detection; record new nodes first."""
         fresh: list[Frame] = []
         unknown: dict[str, None] = {}
         for moment, frame in zip(moments, frames, strict=True):
@@ -172,7 +172,7 @@ class Keeper:
         if unknown:
             try:
                 await self._found(list(unknown))
-            except StoreUnavailable:  # the rows are durable, and the nodes are written down at the next start
+            except StoreUnavailable:  # the rows are durable; the nodes are recorded at the next start
                 _log.warning("nodes could not be written down", extra={"nodes": len(unknown), "first": min(unknown)})
                 self._telemetry.failures.labels("node").inc()
         for place, frame in enumerate(fresh):
@@ -195,17 +195,17 @@ def _is_late(node: NodeRows, frame: Frame, received_s: float) -> bool:
 
 
 def judged(frame: Frame) -> Frame:
-    """Return what the detection loop is shown of a frame: all of it, but for rows whose interval is not known."""
+    """Return the part of a frame for detection: all of it, except rows with unknown interval."""
     return msgspec.structs.replace(frame, blocks=[]) if frame.agent_version == SENDER_UNPACED else frame
 
 
 def is_ours(heard: Heard | Frame) -> bool:
-    """Whether a node's last words, or a frame, came by remote write and not from an agent."""
+    """Return whether a node's last report, or a frame, came by remote write and not from an agent."""
     return heard.agent_version in (SENDER, SENDER_UNPACED)
 
 
 def known_interval_s(heard: Heard | None) -> float | None:
-    """Return a node's pace as its last words had it; None: not known."""
+    """Return the interval of a node's last report; None if unknown."""
     return heard.interval_s if heard is not None and heard.agent_version == SENDER else None
 
 

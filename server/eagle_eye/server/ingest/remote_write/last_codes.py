@@ -1,7 +1,6 @@
-"""Each device's last error code, kept over restarts, so that a change in between is news and an old code is none.
+"""Persists each device's last error code across restarts, to report changes in between but no old codes.
 
-Codes become durable after the event that tells of them: what a crash leaves undone is told of twice rather than never.
-Touches: store.
+Codes become durable after their event: after a crash an event may be repeated but is never lost. Touches: store.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ _log = logging.getLogger(__name__)
 
 
 class CodeMemory:
-    """All nodes' devices, as the store has or will have them; ``failed`` is called when it cannot be written.
+    """The devices of all nodes, as stored or about to be; ``failed`` is called when they cannot be written.
 
     Raises StoreUnavailable when the store cannot be read. For the event loop.
     """
@@ -30,7 +29,7 @@ class CodeMemory:
         self._unwritten: set[str] = set()
 
     def of(self, node: str) -> Mapping[int, Watched]:
-        """Return what was known of the node's devices when it was last told of."""
+        """Return the node's devices as last known."""
         return self._nodes.get(node, {})
 
     def take(self, node: str, devices: Mapping[int, Watched]) -> None:
@@ -40,13 +39,13 @@ class CodeMemory:
             self._unwritten.add(node)
 
     def forget(self, nodes: Collection[str]) -> None:
-        """Know nothing of the nodes' devices any more; the store has forgotten them already."""
+        """Forget the nodes' devices; the store has deleted them already."""
         for node in nodes:
             self._nodes.pop(node, None)
         self._unwritten.difference_update(nodes)
 
     async def keep(self) -> None:
-        """Return once what was taken is durable, or the store has failed: then the next call tries again."""
+        """Return once what was taken is durable; if the store fails, the next call retries."""
         names, self._unwritten = self._unwritten, set()
         if not names:
             return

@@ -1,4 +1,4 @@
-"""The mapping table (``mapping.toml``) as records, checked against the catalogue. Reads that one file."""
+"""Loads the mapping table (``mapping.toml``), validated against the catalogue. Reads that one file."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ Combine = Literal["sum", "max", "first", "ratio", "widest"]
 
 
 class Exporter(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Which rows an exporter speaks of: GPUs where ``device`` names a label, ports with ``link``, else the node.
+    """The rows that an exporter describes: GPUs where ``device`` names a label, ports with ``link``, else the node.
 
-    ``model`` is the label that has NVML's name of the GPU.
+    ``model`` is the label with the GPU's NVML name.
     """
 
     device: str = ""
@@ -37,7 +37,7 @@ class Exporter(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Origin(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A series that a metric comes from."""
+    """A series that a metric is made from."""
 
     series: str
     factor: float = 1.0
@@ -47,7 +47,7 @@ class Origin(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Rule(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename={"origins": "from"}):
-    """How a metric of the catalogue comes about; the file's head says what the fields mean."""
+    """How a metric of the catalogue is computed; the file's header explains the fields."""
 
     to: str
     exporter: str
@@ -62,7 +62,7 @@ class Rule(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename={"ori
 
 
 class EventRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A gauge of the last error's code that becomes an event when it changes; ``text`` is a label describing it."""
+    """A gauge of the last error's code that becomes an event on change; ``text`` is a label describing it."""
 
     kind: str
     exporter: str
@@ -77,14 +77,14 @@ class _Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Row(NamedTuple):
-    """Which row a series speaks of: of the node, a device (its index) or a link (its name)."""
+    """The row that a series describes: the node, a device (its index) or a link (its name)."""
 
     scope: Scope
     key: int | str
 
 
 class Use(NamedTuple):
-    """One metric that a series goes into; ``order`` is its place among the metric's origins."""
+    """One metric that a series contributes to; ``order`` is its index among the metric's origins."""
 
     rule: Rule
     scope: Scope
@@ -94,12 +94,12 @@ class Use(NamedTuple):
     where: tuple[tuple[str, re.Pattern[str]], ...]
 
     def fits(self, labels: Mapping[str, str]) -> bool:
-        """Whether the series of these labels is meant."""
+        """Return whether a series with these labels matches."""
         return all(pattern.fullmatch(labels.get(name, "")) for name, pattern in self.where)
 
 
 class Table(NamedTuple):
-    """The mapping by series' names. ``wanted`` has them all, as they are on the wire."""
+    """The mapping by series name. ``wanted`` has all names, as they are on the wire."""
 
     metrics: Mapping[str, tuple[Use, ...]]
     events: Mapping[str, EventRule]
@@ -107,11 +107,11 @@ class Table(NamedTuple):
     wanted: frozenset[bytes]
 
 
-TARGET_UP = "up"  # Prometheus' own word on whether it could scrape
+TARGET_UP = "up"  # whether Prometheus could scrape the target
 
 
 def load(file: Path = FILE) -> Table:
-    """Return the table. Raises ValueError, KeyError or msgspec.ValidationError for one that makes no sense."""
+    """Return the table. Raises ValueError, KeyError or msgspec.ValidationError for an invalid one."""
     raw = msgspec.convert(tomllib.loads(file.read_text(encoding="utf-8")), _Table)
     metrics: dict[str, list[Use]] = {}
     for rule in raw.metric:
@@ -138,13 +138,13 @@ def load(file: Path = FILE) -> Table:
 
 
 def row_of(exporter: Exporter, labels: Mapping[str, str]) -> Row | None:
-    """Return the row that the exporter's series of these labels speaks of; None where its labels do not say."""
+    """Return the row for the exporter's series with these labels; None where they do not identify one."""
     if exporter.device:
         match = re.fullmatch(exporter.device_pattern, labels.get(exporter.device, ""))
         return Row(Scope.DEVICE, int(match[1])) if match is not None and int(match[1]) < KEYS_MAX else None
     if exporter.link:
         device, port = labels.get("device", ""), labels.get("port", "1")
-        # As agents name ports, so that a node's links keep their names when it gets an agent.
+        # The same names as agents use, so that a node's links keep their names when it gets an agent.
         name = device if port == "1" else f"{device}:{port}"
         return Row(Scope.LINK, name) if device and is_name(name) else None
     return Row(Scope.NODE, -1)

@@ -1,6 +1,6 @@
-"""Which job a node works for, and who vouches for it: by what was declared, and by tokens.
+"""Which job each node works for, from declared jobs, and which nodes are vouched for by jobs or tokens.
 
-Reads the store, now and then, in a thread.
+Reads the store occasionally, in a thread.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from eagle_eye.server.model.errors import StoreUnavailable
 from eagle_eye.server.model.records import Job
 from eagle_eye.server.store.store import JOBS, PAGE_LIMIT_MAX, TOKENS, Store
 
-FRESH_S = 10.0  # how old the answer may be; a hundred thousand ranks take a thread some tens of milliseconds
-STATES = ("maintenance", "suspended", "completing", "running")  # in which a job has its nodes; the last counts most
+FRESH_S = 10.0  # maximum age of the answer; a hundred thousand ranks take a thread some tens of milliseconds
+STATES = ("maintenance", "suspended", "completing", "running")  # in which a job holds its nodes; later ones win
 
 
 class NodeJobs:
-    """The jobs of nodes as they were declared; a node of several is that job's which was declared last.
+    """The declared jobs of nodes; a node of several belongs to the one declared last.
 
-    ``vouchers`` hear which nodes have a job or an agent's token.
+    ``vouchers`` get the nodes that have a job or an agent's token.
     """
 
     def __init__(self, store: Store, clock: Clock, vouchers: Vouchers) -> None:
@@ -33,11 +33,11 @@ class NodeJobs:
         self._reading: asyncio.Task[None] | None = None
 
     def job_of(self, node: str) -> str | None:
-        """Return the job that the node was declared a member of; None: none is known."""
+        """Return the job that the node was declared a member of; None if none is known."""
         return self._jobs.get(node)
 
     async def refresh(self) -> None:
-        """Return once the answers are fresh, or the store cannot be read: then the last ones stand."""
+        """Return once the answers are fresh; if the store cannot be read, the previous ones stay."""
         if self._clock.monotonic_s() - self._read_s < FRESH_S:
             return
         if self._reading is None or self._reading.done():
@@ -63,7 +63,7 @@ class NodeJobs:
         return {node: job.job for job in jobs for node in (*job.nodes, *(rank.node for rank in job.ranks))}
 
     def _read_tokens(self) -> tuple[int, frozenset[str] | None]:
-        """Return the tokens' version and which nodes hold a valid one; None: none has changed."""
+        """Return the tokens' version and the nodes with a valid one; None if no token has changed."""
         version, now_s = self._store.tokens_version(), self._clock.now_s()
         if version == self._tokens_version:
             return version, None

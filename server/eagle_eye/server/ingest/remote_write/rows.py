@@ -1,4 +1,4 @@
-"""What is known of one node by its samples: rows by the moments of its scrapes, the pace of these, its XIDs. Pure."""
+"""One node's state built from its samples: rows by scrape timestamp, its scrape interval, its XIDs. Pure."""
 
 from __future__ import annotations
 
@@ -15,30 +15,30 @@ from eagle_eye.server.ingest.remote_write.cells import Cell
 from eagle_eye.server.ingest.remote_write.mapping import Row, Rule
 from eagle_eye.server.model.scraped_devices import Watched
 
-# Moments kept open: the rest of a scrape follows within seconds, and a node has two exporters, perhaps scraped twice.
+# Timestamps kept open: a scrape arrives within seconds, and a node may have two exporters, each scraped twice.
 MOMENTS_OPEN = 6
-MOMENTS_MAX = 64  # while the history takes nothing; beyond it the oldest is lost, and counted
-LINKS_MAX = 256  # of one node; as many ports as an agent tells of
-CELLS_MAX = 16_384  # of one node: sixteen GPUs and 256 ports have 2,500
-# The longest of the newest gaps is the pace: two Prometheus servers make short ones between long ones.
+MOMENTS_MAX = 64  # while the history accepts nothing; beyond it the oldest is lost, and counted
+LINKS_MAX = 256  # per node; as many ports as an agent reports
+CELLS_MAX = 16_384  # per node: sixteen GPUs and 256 ports have 2,500
+# The longest of the newest gaps is the interval: two Prometheus servers make short gaps between long ones.
 GAPS_KEPT = 3
-GAP_S_MAX = 300.0  # what is longer was an outage, not the pace
-INTERVAL_UNKNOWN_S = 60.0  # said until the pace is known: as slow as sites scrape
-# A code that was never told of a device before is news only when the device has been watched for so long; before, it
-# may be from days ago: the gauge keeps the last code.
+GAP_S_MAX = 300.0  # a longer gap was an outage, not the interval
+INTERVAL_UNKNOWN_S = 60.0  # reported until the interval is known: as slow as sites scrape
+# A code not seen before on a device is new only when the device has been watched for this long; before that it
+# may be days old: the gauge keeps the last code.
 XID_WATCHED_S = 60.0
 XID_WATCHED_INTERVALS = 3.0
 MODEL_EVERY_S = 3600.0
-JOB_FRESH_S = 300.0  # a job's label counts for the node's other series for so long
-TARGETS_MAX = 16  # exporters remembered of a node
+JOB_FRESH_S = 300.0  # how long a job label counts for the node's other series
+TARGETS_MAX = 16  # exporters remembered per node
 TEXT_CHARS_MAX = 200  # of an event's description
 
 
 @dataclass(slots=True, eq=False)
 class NodeSample:
-    """What is known of a node at one moment. ``version`` counts changes, ``kept`` is the last that is durable.
+    """The data of a node at one timestamp. ``version`` counts changes, ``kept`` is the last durable one.
 
-    ``watched`` are the devices of which it has changed what is remembered.
+    ``watched`` are the devices whose remembered state it has changed.
     """
 
     node: NodeRows
@@ -52,7 +52,7 @@ class NodeSample:
 
     @property
     def is_kept(self) -> bool:
-        """Whether all that is known of it is durable."""
+        """Whether all of its data is durable."""
         return self.version == self.kept
 
     def blocks(self) -> Iterator[Block]:
@@ -63,22 +63,22 @@ class NodeSample:
 
 @dataclass(slots=True, eq=False)
 class NodeRows:
-    """One node; ``interval_s`` None: its pace is not known yet. ``watched`` are its devices, by what came before."""
+    """One node; ``interval_s`` is None until its interval is known. ``watched`` are its devices, from earlier data."""
 
     name: str
     touched_s: float = -math.inf  # by the server's clock
     interval_s: float | None = None
     watched: dict[int, Watched] = field(default_factory=dict)
-    targets: dict[str, bool] = field(default_factory=dict)  # what Prometheus scrapes there, and whether it answers
+    targets: dict[str, bool] = field(default_factory=dict)  # scraped by Prometheus there, and whether each answers
     _cells: dict[tuple[Scope, int | str, str], Cell] = field(default_factory=dict)
     _links: Counter[str] = field(default_factory=Counter)  # how many links have a cell of each metric
     _moments: dict[tuple[float, str | None], NodeSample] = field(default_factory=dict)
     _newest_s: dict[Scope, float] = field(default_factory=dict)
     _gaps_s: dict[Scope, deque[float]] = field(default_factory=dict)
-    _codes_s: dict[int, float] = field(default_factory=dict)  # when the newest code of each device was told
-    _models_s: dict[int, float] = field(default_factory=dict)  # when each device's model was told
+    _codes_s: dict[int, float] = field(default_factory=dict)  # when each device's newest code was reported
+    _models_s: dict[int, float] = field(default_factory=dict)  # when each device's model was reported
     _job: tuple[float, str] | None = None
-    lost: int = 0  # moments that were let go before they were durable
+    lost: int = 0  # timestamps dropped before they were durable
 
     def cell(self, rule: Rule, row: Row) -> Cell | None:
         """Return the cell of a metric in a row; None where the node has too many."""
@@ -93,13 +93,13 @@ class NodeRows:
         return found
 
     def moment(self, time_s: float, job: str | None) -> NodeSample | None:
-        """Return what is open of a moment."""
+        """Return the open sample of a timestamp, or None."""
         return self._moments.get((time_s, job))
 
     def note(self, row: Row, metric: str, time_s: float, job: str | None, value: float, model: str = "") -> NodeSample:
-        """Put a value into a row of a moment and return the moment.
+        """Set a value in a row of a timestamp's sample and return the sample.
 
-        Every hour it tells what the row's GPU is called, ``model``, where that is known, as agents do.
+        Like agents, it reports the row's GPU ``model`` every hour, if known.
         """
         found = self._open(row.scope, time_s, job)
         if row.scope is Scope.DEVICE and row.key not in self.watched:
@@ -114,9 +114,9 @@ class NodeRows:
     def note_code(
         self, kind: str, device: int, time_s: float, job: str | None, code: float, text: str
     ) -> NodeSample | None:
-        """Take the code of a device's last error; return the moment that has to be kept for it, None: nothing changed.
+        """Take the code of a device's last error; return the sample to store for it, None if nothing changed.
 
-        It tells of the code where that is news.
+        Adds an event for the code if it is new.
         """
         before = self.watched.get(device, Watched(time_s))
         if time_s <= self._codes_s.get(device, -math.inf if before.time_s is None else before.time_s):
@@ -140,16 +140,16 @@ class NodeRows:
         return found
 
     def note_target(self, target: str, up: bool) -> None:
-        """Take Prometheus' word on whether an exporter of the node answers; it says nothing about the node."""
+        """Record whether Prometheus could scrape an exporter of the node; this says nothing about the node."""
         if target in self.targets or len(self.targets) < TARGETS_MAX:
             self.targets[target] = up
 
     def note_job(self, job: str, now_s: float) -> None:
-        """Take a job's label on one of the node's series."""
+        """Record a job label on one of the node's series."""
         self._job = (now_s, job)
 
     def labelled_job(self, now_s: float) -> str | None:
-        """Return the job that labels of late name for the node."""
+        """Return the job that recent labels name for the node."""
         return self._job[1] if self._job is not None and now_s - self._job[0] <= JOB_FRESH_S else None
 
     def _watch(self, moment: NodeSample, device: int, now: Watched) -> None:
@@ -175,7 +175,7 @@ class NodeRows:
             self.interval_s = min(known)
 
     def _let_go(self) -> None:
-        """Make room for one more moment: the oldest that is durable goes, where none is the oldest of all."""
+        """Make room for one more timestamp: drop the oldest durable one, or else the oldest of all."""
         if len(self._moments) < MOMENTS_OPEN:
             return
         durable = [key for key, moment in self._moments.items() if moment.is_kept]

@@ -1,7 +1,7 @@
-"""How far the clocks of remote writers are ahead: samples say when they were taken, and nothing when they are sent.
+"""Estimates how far remote writers' clocks are ahead, as requests carry sample times but no sending time.
 
-Pure. The newest samples of a request are some seconds old; where they lie after its receipt, the sender's clock is
-ahead. One that is behind cannot be told from one that is late.
+Pure. A request's newest samples are normally some seconds old; if they are later than its receipt, the sender's clock
+is ahead. A clock that is behind cannot be distinguished from a late request.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from statistics import median_low
 from eagle_eye.server.ingest.remote_write.wire import Series
 from eagle_eye.server.model.node_clocks import AHEAD_S_MAX
 
-LOOKED_AT = 64  # series of a request: a few exporters with times of their own do not outvote the others
+LOOKED_AT = 64  # series per request: a few exporters with times of their own do not outvote the others
 LAG_S_MAX = 10.0  # of a sender's promptest request in a minute
-SET_BACK_S = 30.0  # a request that lags by more is of a clock that was set, or of an outage: it needs no correction
+SET_BACK_S = 30.0  # a larger lag comes from a clock that was set, or an outage, and needs no correction
 WATCHED_S = 60.0
 SENDERS_MAX = 1_024
 
@@ -23,8 +23,8 @@ SENDERS_MAX = 1_024
 @dataclass(slots=True)
 class _Sender:
     offset_s: float
-    since_s: float  # of the watch
-    lag_s: float = float("inf")  # the least since then
+    since_s: float  # start of the observation
+    lag_s: float = float("inf")  # the minimum since then
 
 
 class SenderClocks:
@@ -34,7 +34,7 @@ class SenderClocks:
         self._senders: dict[str, _Sender] = {}
 
     def offset_s(self, sender: str, series: Sequence[Series], received_s: float) -> float:
-        """Take a request's series; return what to add to the times of their samples."""
+        """Take a request's series; return what to add to their samples' times."""
         every = max(len(series) // LOOKED_AT, 1)
         times_ms = [one.samples[-1].time_ms for one in series[::every] if one.samples]
         if not times_ms:

@@ -1,20 +1,20 @@
-"""Snappy's block format, uncompressed no further than announced and allowed. Pure.
+"""Decompresses Snappy's block format within the announced and allowed size. Pure.
 
-Specification: https://github.com/google/snappy/blob/main/format_description.txt; a block begins with the length of what
-is in it, so that a bomb is refused before anything is unpacked.
+Specification: https://github.com/google/snappy/blob/main/format_description.txt; a block begins with its uncompressed
+length, so that decompression bombs are refused in advance.
 """
 
 from __future__ import annotations
 
-LENGTH_BYTES_MAX = 5  # of the announced length: a varint of 32 bits
+LENGTH_BYTES_MAX = 5  # of the announced length: a 32-bit varint
 
 
 class BadSnappy(ValueError):
-    """No complete block. The message says what is wrong with it."""
+    """Not a complete block. The message says what is wrong."""
 
 
 def announced_bytes(block: bytes) -> int:
-    """Return how many bytes the block says are in it. Raises BadSnappy."""
+    """Return the uncompressed size that the block announces. Raises BadSnappy."""
     length = 0
     for at, byte in enumerate(block[:LENGTH_BYTES_MAX]):
         length |= (byte & 0x7F) << 7 * at
@@ -26,12 +26,12 @@ def announced_bytes(block: bytes) -> int:
 
 
 def uncompressed(block: bytes, announced: int) -> bytes:
-    """Return what is in the block that announced so many bytes. Raises BadSnappy where that is not so."""
+    """Return the uncompressed block. Raises BadSnappy unless it has exactly the announced size."""
     if announced == 0:
         if len(block) == 1:
             return b""
         raise BadSnappy("the Snappy block announces nothing and holds something")
-    # Imported at the first request: it takes half a second and 40 MB, which only a server with such a fleet needs.
+    # Imported at the first request: it takes half a second and 40 MB, needed only by servers with remote write.
     import pyarrow as pa
 
     try:

@@ -1,9 +1,8 @@
-"""Remote write's two messages, read without trust: series whose name is wanted, and counts of all else. Pure.
+"""Reads the two remote write messages without trusting them: wanted series, and counts of everything else. Pure.
 
-A reader of exactly these messages instead of generated classes: limits bite while it reads (an empty label costs its
-sender two bytes and a receiver an object), what is not wanted is passed over at the price of a search, and a known
-series is found by the bytes of its labels, which no generated class gives. Unknown fields are passed over, as protobuf
-wants it.
+A dedicated reader instead of generated classes: limits apply while reading (an empty label costs its sender two bytes
+and a receiver an object), unwanted series cost only a search, and a known series is found by the bytes of its labels,
+which generated classes do not expose. Unknown fields are skipped, as protobuf requires.
 
 Specifications: https://prometheus.io/docs/specs/prw/remote_write_spec/ (prometheus.WriteRequest) and
 https://prometheus.io/docs/specs/prw/remote_write_spec_2_0/ (io.prometheus.write.v2.Request).
@@ -18,23 +17,23 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import NamedTuple
 
-SAMPLES_MAX = 200_000  # of one request; Prometheus sends 2,000
-SYMBOLS_MAX = 500_000  # of one request; 2,000 series have some thousands
-LABELS_MAX = 512  # of one series of version 2; Kubernetes adds them by the dozen
-LABEL_BYTES_MAX = 16_384  # of all labels of one series that is read
-STALE_NAN = bytes.fromhex("020000000000f07f")  # "this series has ended", little-endian
+SAMPLES_MAX = 200_000  # per request; Prometheus sends 2,000
+SYMBOLS_MAX = 500_000  # per request; 2,000 series have some thousands
+LABELS_MAX = 512  # per series of version 2; Kubernetes adds them by the dozen
+LABEL_BYTES_MAX = 16_384  # of all labels of one wanted series
+STALE_NAN = bytes.fromhex("020000000000f07f")  # stale marker "this series has ended", little-endian
 
 _VARINT, _FIXED64, _LEN, _FIXED32 = 0, 1, 2, 5
-_NAME = b"\x0a\x08__name__\x12"  # how the label of the name begins in a message of version 1
-_SYMBOLS_KEY = 0xFF  # begins a key of version 2 and parts its texts: the byte is in no UTF-8
-# Fields of a series that are counted and not read.
+_NAME = b"\x0a\x08__name__\x12"  # how the name label begins in a message of version 1
+_SYMBOLS_KEY = 0xFF  # begins a key of version 2 and separates its texts: the byte does not occur in UTF-8
+# Fields of a series that are counted but not read.
 _BESIDE_V1: Mapping[int, str] = MappingProxyType({3: "exemplar", 4: "histogram"})
 _BESIDE_V2: Mapping[int, str] = MappingProxyType({3: "histogram", 4: "exemplar", 5: "metadata"})
 _double = struct.Struct("<d").unpack_from
 
 
 class Malformed(ValueError):
-    """Bytes that are no such message; ``reason`` is one stable word."""
+    """Not a valid message; ``reason`` is one stable word."""
 
     def __init__(self, reason: str, detail: str) -> None:
         super().__init__(detail)
@@ -49,7 +48,7 @@ class Sample(NamedTuple):
 
 
 class Series(NamedTuple):
-    """A wanted series: ``key`` stands for its labels (see ``labels``) and is the same in every request of a version."""
+    """A wanted series; ``key`` encodes its labels (see ``labels``) and is equal in every request of a version."""
 
     key: bytes
     name: str
@@ -58,10 +57,10 @@ class Series(NamedTuple):
 
 @dataclass(slots=True)
 class Written:
-    """What a request holds.
+    """The contents of a request.
 
-    ``samples`` counts all of them, ``unwanted`` those of series whose name is not wanted, ``oversized`` those of wanted
-    ones whose labels are beyond the limit. ``beside`` counts what else there is: histogram, exemplar, metadata.
+    ``samples`` counts all of them, ``unwanted`` those of series with unwanted names, ``oversized`` those of wanted ones
+    with labels beyond the limit. ``beside`` counts the rest: histogram, exemplar, metadata.
     """
 
     series: list[Series] = field(default_factory=list)
@@ -73,7 +72,7 @@ class Written:
 
 
 def read_v1(body: bytes, wanted: Container[bytes], series_max: int) -> Written:
-    """Return what a prometheus.WriteRequest holds. Raises Malformed."""
+    """Read a prometheus.WriteRequest. Raises Malformed."""
     written = Written()
     at, end = 0, len(body)
     while at < end:
@@ -87,7 +86,7 @@ def read_v1(body: bytes, wanted: Container[bytes], series_max: int) -> Written:
 
 
 def read_v2(body: bytes, wanted: Container[bytes], series_max: int) -> Written:
-    """Return what an io.prometheus.write.v2.Request holds. Raises Malformed."""
+    """Read an io.prometheus.write.v2.Request. Raises Malformed."""
     written = Written()
     symbols: list[bytes] = []
     places: list[tuple[int, int]] = []
@@ -107,7 +106,7 @@ def read_v2(body: bytes, wanted: Container[bytes], series_max: int) -> Written:
 
 
 def labels(key: bytes) -> dict[str, str]:
-    """Return the labels that a series' key stands for. Raises Malformed: ``labels``."""
+    """Return the labels encoded in a series' key. Raises Malformed with reason "labels"."""
     parts = key[1:].split(b"\xff") if key[0] == _SYMBOLS_KEY else _texts(key)
     try:
         texts = [part.decode() for part in parts]
@@ -150,7 +149,7 @@ def _series_v1(body: bytes, start: int, end: int, wanted: Container[bytes], writ
 
 
 def _labels_end(body: bytes, at: int, end: int) -> int:
-    """Return where the labels that a series begins with end."""
+    """Return where the labels at the start of a series end."""
     while at < end and body[at] == 0x0A:
         at += 2 + body[at + 1] if at + 1 < end and body[at + 1] < 0x80 else _field(body, at, end)[3] - at
     if at > end:
@@ -159,7 +158,7 @@ def _labels_end(body: bytes, at: int, end: int) -> int:
 
 
 def _name_v1(key: bytes) -> bytes:
-    """Return the metric's name, as far as a search finds it: for a name that is wanted, ``labels`` looks again."""
+    """Return the metric's name as a quick search finds it; for wanted names, ``labels`` checks again."""
     place = key.find(_NAME) + len(_NAME)
     return key[place + 1 : place + 1 + key[place]] if len(_NAME) <= place < len(key) else b""
 
@@ -182,7 +181,7 @@ def _series_v2(
     name = next((value for name, value in zip(texts[::2], texts[1::2], strict=True) if name == b"__name__"), b"")
     if name not in wanted:
         written.unwanted += len(samples)
-    elif sum(map(len, texts)) > LABEL_BYTES_MAX:  # looked at first: all could be the same, longest symbol
+    elif sum(map(len, texts)) > LABEL_BYTES_MAX:  # checked first: all could be the same, longest symbol
         written.oversized += len(samples)
     elif any(_SYMBOLS_KEY in text for text in texts):
         raise Malformed("labels", "a label is no UTF-8")
@@ -208,7 +207,7 @@ def _count_sample(written: Written) -> None:
 
 
 def _sample(body: bytes, at: int, end: int) -> Sample:
-    """Return a sample; a field that is 0 is left out by its writer."""
+    """Return a sample; writers omit fields that are 0."""
     value: float | None = 0.0
     time_ms = 0
     while at < end:
@@ -226,7 +225,7 @@ def _sample(body: bytes, at: int, end: int) -> Sample:
 
 
 def _texts(key: bytes) -> list[bytes]:
-    """Return names and values of version 1's labels in turn."""
+    """Return the alternating names and values of version 1's labels."""
     parts: list[bytes] = []
     at, end = 0, len(key)
     while at < end:
@@ -248,7 +247,7 @@ def _texts(key: bytes) -> list[bytes]:
 
 
 def _short_pair(key: bytes, at: int, end: int) -> tuple[bytes, bytes, int] | None:
-    """Return a label's name and value and where it ends, in the form that senders write; None: it is another."""
+    """Return a label's name, value and end, in the usual encoding of senders; None for any other encoding."""
     name = at + 4
     if name >= end or key[at] != 0x0A or key[at + 2] != 0x0A or key[at + 1] >= 0x80 or key[at + 3] >= 0x80:
         return None
