@@ -1,7 +1,7 @@
-"""Which slot of a shard may be written next, which step is whole on all, and which of those are kept. Pure.
+"""Decides which slot of a shard to write next, which steps are whole on all ranks, and which of them to keep. Pure.
 
-A rank writes each step into another slot. A slot may be written again once what it holds is not needed: it is none of
-the steps that are kept, or will never be whole.
+A rank writes each step into another slot. A slot may be reused once its step is not needed: it is not kept, or will
+never be whole.
 """
 
 from __future__ import annotations

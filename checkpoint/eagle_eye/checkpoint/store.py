@@ -1,8 +1,8 @@
-"""The store of a node: a process of its own that owns the copies of shards in shared memory, and moves them.
+"""A node's store: a separate process that owns the copies of shards in shared memory, and transfers them.
 
-It outlives the ranks whose steps it keeps, their job's restarts and their launcher. Ranks of this node speak to it over
-a Unix socket in its folder, stores and ranks of other nodes over TCP, with the job's key. Nothing in it waits for
-training, and nothing in training waits for it.
+It outlives the ranks whose steps it keeps, their job's restarts and their launcher. Ranks of this node connect over a
+Unix socket in its folder, stores and ranks of other nodes over TCP, with the job's key. Neither the store nor training
+ever blocks on the other.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ MessageT = TypeVar("MessageT")
 
 
 class StoreSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """What the user has decided.
+    """The user's settings.
 
     ``folder`` is in shared memory; ``listen`` is for other nodes, port 0 for any; ``free_after_s`` is how long copies
     of a job without ranks are kept; ``persist_bytes_per_s`` is the most that goes to storage, ``copy_bytes_per_s`` to

@@ -1,4 +1,4 @@
-"""A rank's connection to the store of its node: what is sent waits in a queue, what is heard is noted by a thread."""
+"""A rank's connection to its node's store: sends from a queue, receives in a thread."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ SAID_WITHIN_S = 5.0
 
 
 def start_store(folder: Path, node: str) -> None:
-    """A store answers in the folder: one is started where none is. Raises OSError, CalledProcessError.
+    """Make sure that a store serves the folder, starting one if needed. Raises OSError, CalledProcessError.
 
     Of several ranks that start one the first has it; the others' give up, and theirs is answered.
     """
@@ -73,7 +73,7 @@ def require_own(folder: Path) -> None:
 
 
 def end_store(folder: Path) -> None:
-    """The store of a folder has ended, and nothing of what it held is left. Nothing where there is none."""
+    """End a folder's store and remove everything it held. Does nothing where there is none."""
     try:
         pid = int((folder / LOCK).read_text(encoding="ascii"))
     except (OSError, ValueError):
@@ -95,7 +95,7 @@ def _is_store(pid: int) -> bool:
 
 
 def answers(folder: Path) -> bool:
-    """Whether a store takes connections there."""
+    """Whether a store accepts connections there."""
     try:
         connect_local(folder / SOCKET, ANSWER_WITHIN_S).close()
     except OSError:

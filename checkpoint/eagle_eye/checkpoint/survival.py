@@ -1,4 +1,4 @@
-"""How likely it is that losses at once leave every shard a copy: counted exactly, in whole numbers. Pure.
+"""The probability that simultaneous losses leave every shard a copy: counted exactly, in integers. Pure.
 
 A group loses a shard when all of its members are lost, a ring when as many neighbours as there are copies are; what is
 lost in one of them matters to no other.

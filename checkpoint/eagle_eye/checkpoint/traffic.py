@@ -1,8 +1,8 @@
-"""A job's copies on their way: piece by piece, while training leaves the network idle, and within the store's cap.
+"""Paces a job's copies: piece by piece, while training leaves the network idle, and within the store's cap.
 
-Torch tells nobody when a collective begins and ends, whatever its backend; but what it sends passes the interface that
-the copies take, and the kernel counts that. So nothing is done in the ranks, and what crosses no network, or another
-one than the copies, does not hold them up. A thread looks at the counter; that of an interface is shared by all copies.
+Torch does not report when a collective begins and ends, for any backend; but its traffic passes the interface that the
+copies use, and the kernel counts that. So ranks do nothing, and traffic on no network or another one does not delay the
+copies. A thread per interface, shared by all copies, reads the counter.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ DRAIN_POLL_S, DRAIN_S = 0.0005, 5.0
 
 
 class Unwanted(OSError):
-    """Nobody needs the copy any more, of which a part is still to be sent."""
+    """The copy is no longer needed, but part of it is still to be sent."""
 
 
 class Capped:
-    """As fast as the cap lets it: for who restores, and for copies where nothing is known of the network."""
+    """As fast as the cap allows: for restores, and for copies over an unknown network."""
 
     def __init__(self, cap: Cap, wanted: Callable[[], bool] = lambda: True) -> None:
         self._cap = cap
