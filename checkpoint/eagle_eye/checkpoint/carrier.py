@@ -50,7 +50,7 @@ class Carrier:
         others = moved - own_bytes * OWN_RATIO
         if others >= BUSY_BYTES and others >= BUSY_RATIO * self.peak_bytes_per_s * lasted_s:
             if self._busy_until_s is None:
-                # Nobody has looked for a while, perhaps: at its fastest it began so long ago.
+                # Possibly not read for a while: at the highest rate the traffic began this long ago.
                 self._spans.busy(max(began_s, now_s - others / self.peak_bytes_per_s))
             self._busy_until_s = now_s
             return True

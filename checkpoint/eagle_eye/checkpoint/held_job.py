@@ -323,7 +323,7 @@ class HeldJob:
         return None
 
     def current(self, plan: str, rank: int) -> Shard | None:
-        """Return the slots for a rank's shards in this attempt, None where nobody has asked for any."""
+        """Return the slots for a rank's shards in this attempt, None if none were requested."""
         return next((shard for shard in self._shards_of(plan, rank) if shard.attempt == self.attempt), None)
 
     def blob(self, plan: str) -> bytes | None:

@@ -125,7 +125,7 @@ class JobService:
         self.job.left_s = None
 
     def left(self, connection: Connection, shard: Shard | None) -> None:
-        """A rank's connection has ended: what it may have been writing is nobody's."""
+        """A rank's connection has ended: release the slot that it may have been writing."""
         self._ranks.discard(connection)
         if shard is not None and shard.connection is connection and not self._closed:
             shard.connection = None
@@ -528,7 +528,7 @@ class JobService:
     async def _agreed(self, word: Agreed) -> None:
         job = self.job
         job.needed.agree(word)
-        self._news.set()  # to whoever waits for it now
+        self._news.set()  # wakes tasks that wait for a change
         self._news.clear()
         self.ended = self.ended or word.ended
         if word.void is not None:

@@ -160,8 +160,8 @@ class ShardWriter:
     ) -> tuple[int, tuple[int, ...]]:
         """Copy the state into a prepared slot; return the shard's length and those of its objects.
 
-        What is on a GPU is there once ``copies`` says so. Raises DoesNotMatch where the state has another shape than
-        the plan: then the slot holds nothing of use.
+        GPU data is complete once ``copies`` reports it. Raises DoesNotMatch where the state has another shape than the
+        plan: then the slot holds nothing of use.
         """
         self._planner.set_up_planner(state, is_coordinator=self._planner.is_coordinator)
         if self._planner.state_dict.keys() != self._keys:

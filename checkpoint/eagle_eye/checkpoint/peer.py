@@ -161,7 +161,7 @@ class Peer:
 
 
 def _living(connection: Connection | None) -> Connection | None:
-    """Return the connection unless the other side has ended it: what is sent into that is lost, and nobody says so."""
+    """Return the connection unless the peer has closed it: data sent to a closed one is lost silently."""
     if connection is not None and connection.ended():
         connection.close()
         return None

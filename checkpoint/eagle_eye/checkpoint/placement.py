@@ -120,7 +120,7 @@ def _for_the_ring(order: list[str], ring_nodes: int, domains_of: _Domains) -> li
         return []
     left = Counter(domain for node in order for domain in domains_of[node])
     taken = Counter[str]()
-    stride = len(order) // ring_nodes  # neighbours by name often share what nobody told us of
+    stride = len(order) // ring_nodes  # neighbours by name often share an undocumented failure domain
     candidates = [node for start in range(stride) for node in order[start::stride]]
     chosen: list[str] = []
 

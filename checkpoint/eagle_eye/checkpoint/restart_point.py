@@ -164,7 +164,7 @@ def _shut_down(descriptor: int) -> None:
 def _last_group() -> str:
     """Return the highest number among this process's groups in torch's flight recorder, which never forgets one."""
     try:
-        # A private name: nobody is told of collectives in the next attempts where it is gone.
+        # A private name: without it collectives of later attempts are not reported.
         reported = json.loads(sys.modules["torch._C._distributed_c10d"]._dump_fr_trace_json(False, False))
         return str(max((int(number) for number in reported.get("pg_status", {})), default=-1))
     except Exception as error:  # noqa: BLE001 - the training goes on

@@ -27,11 +27,11 @@ class SlotFile:
         self.view = memoryview(self._map)
 
     def close(self, *, remove: bool) -> None:
-        """Unmap it; with ``remove`` its memory is free once nobody else maps it."""
+        """Unmap it; with ``remove`` its memory is free once no other process maps it."""
         if remove:
             self.path.unlink(missing_ok=True)
         self.view.release()
-        with contextlib.suppress(BufferError):  # whoever still looks at it lets go of it in the end
+        with contextlib.suppress(BufferError):  # remaining views release it in the end
             self._map.close()
 
 

@@ -95,7 +95,7 @@ def _older(job: HeldJob, wanted: Collection[int]) -> list[OlderStep]:
     for shard, _, copy in job.copies():
         if copy.step in held:
             held[copy.step].add(copy.rank)
-            if shard.local:  # by this node's clock, as whoever reads the file
+            if shard.local:  # by this node's clock, like the reader of the file
                 captured_s[copy.step] = max(captured_s.get(copy.step, 0.0), copy.captured_s)
     whole = [step for step, ranks in held.items() if step in captured_s and ranks.issuperset(wanted)]
     reported = whole if len(whole) <= OLDER_MAX else [*whole[: OLDER_MAX - 1], whole[-1]]

@@ -49,7 +49,7 @@ def start_store(folder: Path, node: str) -> None:
     Of several ranks that start one the first has it; the others' give up, and theirs is answered.
     """
     if folder.exists():
-        require_own(folder)  # before anybody is told the job's key
+        require_own(folder)  # before sending the job's key
         if answers(folder):
             return
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -63,7 +63,7 @@ def start_store(folder: Path, node: str) -> None:
 
 
 def require_own(folder: Path) -> None:
-    """Raise PermissionError where another user could have put a store of his own there, in place of ours."""
+    """Raise PermissionError where another user could have substituted their own store."""
     for path in (folder, folder.parent):
         found = path.stat()
         if found.st_uid not in {0, os.geteuid()}:
@@ -104,7 +104,7 @@ def answers(folder: Path) -> bool:
 
 
 class AttemptConnection:
-    """One connection on which an attempt is open, from the rank's side: what is said waits in a queue, in a thread.
+    """A rank's connection with an open attempt: messages are sent from a queue by a thread.
 
     What was said on an earlier line is not sent on a later one: it is of slots that are another process's now.
     """
@@ -116,11 +116,11 @@ class AttemptConnection:
         self._sender.start()
 
     def say(self, message: Message, after: Callable[[], None] | None = None) -> None:
-        """Have a message sent, not before ``after`` has returned. Never waits."""
+        """Queue a message, to be sent after ``after`` has returned. Never blocks."""
         self._outgoing.put((message, after))
 
     def end(self, within_s: float) -> None:
-        """Have sent what was said, if that takes no longer."""
+        """Send what is queued, within the time limit."""
         self._outgoing.put(None)
         self._sender.join(timeout=within_s)
 
@@ -170,7 +170,7 @@ class StoreClient:
         return self._asked().ask(Find(plan, rank, step), Found)
 
     def blob(self, plan: str) -> bytes | None:
-        """Return what is laid out where, of a plan. Raises OSError."""
+        """Return a plan's layout. Raises OSError."""
         return self._asked().ask(GetBlob(plan), Blob).data
 
     def open(
@@ -186,7 +186,7 @@ class StoreClient:
         self._receiver.start()
 
     def say(self, message: Message) -> None:
-        """Have a message sent, where an attempt is open. Never waits."""
+        """Queue a message, if an attempt is open. Never blocks."""
         if self._line is not None:
             self._line.say(message)
 
