@@ -1,4 +1,4 @@
-"""The agent's collectors put together: which there are, in which order, and who tells whom what. Wiring only."""
+"""Builds the agent's collectors: which ones run, in which order, and what they share. Wiring only."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from eagle_eye.agent.loop.drops import Drops
 from eagle_eye.agent.loop.runner import Runner
 from eagle_eye.agent.processes.process_registry import TrainingProcess, TrainingProcesses
 
-PLACES_CHECKED_S = 0.1  # one look at a host cannot wait until the driver knows its GPUs
+PLACES_CHECKED_S = 0.1  # a one-shot check cannot wait until the driver has listed its GPUs
 FIND_S = 15.0  # a process without GPU and hook counts as a rank once it has lasted ten seconds
 FIND_EVERY_S = 1.0
 
@@ -43,8 +43,8 @@ FIND_EVERY_S = 1.0
 class Assembly:
     """All collectors of a host, each in its runner.
 
-    ``state_folder`` None: nothing is remembered, and the kernel's log is read from the boot on. ``wake`` is called when
-    something happened that should not wait for the interval's end.
+    ``state_folder`` None: keep no state between runs and read the kernel log from boot. ``wake`` is called for events
+    that must not wait for the end of the interval.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class Assembly:
         processes: TrainingProcesses,
         beside: Sequence[Collector] = (),
     ) -> None:
-        """``processes`` is kept up to date with who trains here; ``beside`` are collectors that the caller brings."""
+        """``processes`` is updated with the training processes found; ``beside`` are the caller's own collectors."""
         self.nvml = NvmlCollector(self._kernel_log_is_read)
         uuids, bus_ids = self.nvml.devices_by_uuid, self.nvml.devices_by_bus_id
         self.training = TrainingCollector(hook_socket_path(configuration), drops, wake, uuids)
@@ -107,8 +107,8 @@ class Assembly:
         if configuration.dcgm_exporter:
             exporters.append(DcgmExporterCollector(configuration.dcgm_exporter, uuids, drops))
         kernel_log = KernelLogCollector(drops, bus_ids, state_folder)
-        # Where two tell the same of one row, the later one's word stands: NVML's over an exporter's, the hook's over
-        # everybody's.
+        # Where two collectors report the same metric of one row, the later one wins: NVML over an exporter, the hook
+        # over all others.
         collectors: Sequence[Collector] = (
             HostCollector(),
             MountsCollector(),
@@ -132,12 +132,12 @@ class Assembly:
         self._kernel_log = next(runner for runner in self.runners if runner.collector is kernel_log)
 
     def happened(self) -> Observed:
-        """Return ranks and events that came between two ticks, without rows."""
+        """Return ranks and events that occurred between two ticks, without rows."""
         news, found = self.training.happened(), self._found.happened()
         return Observed(events=news.events + found.events, ranks=news.ranks + found.ranks)
 
     def close(self) -> None:
-        """End every collector, but for those that hang in a call."""
+        """Close every collector, except those that hang in a call."""
         for runner in self.runners:
             runner.close()
 
@@ -150,7 +150,7 @@ class Assembly:
 
 
 def check_runners(drops: Drops, clock: Clock, state_folder: Path) -> tuple[Runner, ...]:
-    """Return the runners of what one look at a host needs: its own facts, from the boot on, and no training."""
+    """Return the runners for a one-shot check: the host's own facts since boot, without training."""
     nvml = NvmlCollector()
     collectors: Sequence[Collector] = (
         MountsCollector(patience_s=2 * ANSWER_S),
@@ -162,7 +162,7 @@ def check_runners(drops: Drops, clock: Clock, state_folder: Path) -> tuple[Runne
 
 
 def found_processes(drops: Drops, clock: Clock, wake: Waitable) -> tuple[TrainingProcess, ...]:
-    """Return this host's training processes, looked for until there are some, FIND_S at most, or ``wake`` is set."""
+    """Return this host's training processes; retries until there are some, up to FIND_S, or until ``wake`` is set."""
     processes = TrainingProcesses()
     nvml = NvmlCollector()
     found = ProcessesCollector(

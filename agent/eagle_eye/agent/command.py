@@ -57,7 +57,7 @@ if TYPE_CHECKING:  # needs a package that is not installed everywhere
 
 FLUSH_S = 1.0  # how long a stopping agent tries to send its last frames
 FLUSH_ONCE_S = 5.0
-REPAIRED_FILE = "repaired"  # in the spool's folder; what happened before its time of change was repaired
+REPAIRED_FILE = "repaired"  # in the spool's folder; anything before its mtime counts as repaired
 
 _log = logging.getLogger("eagle_eye.agent")
 
@@ -84,12 +84,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the agent until it is told to stop; return the exit code."""
+    """Run the agent until it is stopped; return the exit code."""
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="eagle-eye agent: %(message)s")
-    # A service manager that finds us hung ends us with SIGABRT: its journal shows where the main loop stands. Of the
-    # other threads nothing, for they may be running: to read their stacks then can end the process half-way through.
+    # A service manager that finds the agent hung sends SIGABRT: its journal then shows the main loop's stack. The other
+    # threads are left out: they may be running, and reading their stacks then can crash the process half-way through.
     faulthandler.enable(all_threads=False)
-    share_heap()  # before there are threads
+    share_heap()  # before any thread starts
     flags = {
         "server": args.server,
         "node": args.node,
@@ -118,7 +118,7 @@ def run(args: argparse.Namespace) -> int:
     except SpoolTaken as error:
         print(f"eagle-eye agent: spool_dir: {error}; name another with --spool", file=sys.stderr)
         return 2
-    except BrokenPipeError:  # whoever read our lines has gone
+    except BrokenPipeError:  # the reader of our output has gone
         sys.stderr.close()
         return 0
     except Exception as error:  # noqa: BLE001 - one line for the user, never a traceback
@@ -137,7 +137,7 @@ def _check_modes(args: argparse.Namespace) -> None:
 
 
 def _run_printing(configuration: AgentConfiguration, *, once: bool) -> int:
-    # Without a state folder: printing does not move the place that the service has reached.
+    # Without a state folder: printing must not move the service's saved position.
     drops, clock, wake = Drops(), SystemClock(), Wake()
     assembly = Assembly(configuration, drops, clock, wake.set, None, TrainingProcesses())
     exposition = Exposition(configuration.node, agent_version(), drops, lambda: None, assembly.nvml.devices_by_uuid)
@@ -171,7 +171,7 @@ def _run_sending(configuration: AgentConfiguration, *, once: bool) -> int:
         processes = TrainingProcesses()
         beside: list[Collector] = []
         answered: Callable[[Mapping[str, object]], None] = _ignore
-        if not once:  # a frame that says "evidence" or "node_check" asks to be asked
+        if not once:  # a frame that lists "evidence" or "node_check" invites requests
             gatherer = _gatherer(configuration, drops)
             evidence = EvidenceRequests(gatherer, processes.all, Upload(place, clock).send, drops)
             checks_send = Upload(place, clock, path=NODE_CHECK_PATH).send
@@ -256,7 +256,7 @@ def _run_loop(
 
 
 def _check(configuration: AgentConfiguration, gpus: int | None) -> int:
-    """Say whether this host is sick. It leaves spool, server and hook socket to the agent that runs here."""
+    """Report whether this host is sick. Leaves spool, server and hook socket to the agent running here."""
     drops, clock = Drops(), SystemClock()
     folder = spool_folder(configuration, os.environ)
     runners: Sequence[Runner] = check_runners(drops, clock, folder)
@@ -288,7 +288,7 @@ def _check(configuration: AgentConfiguration, gpus: int | None) -> int:
 
 
 def _answer_nvrx(configuration: AgentConfiguration, drops: Drops) -> NvrxHealth:
-    """Answer NVRx with what ``--once --check`` says, each time in a child that reads the kernel's log from the boot."""
+    """Answer NVRx with the result of ``--once --check``, each in a child that reads the kernel log from boot."""
     from eagle_eye.agent.health.nvrx_health import VERDICT_S_MAX, NvrxHealth, health_of
 
     command = [sys.executable, "-m", "eagle_eye.cli.main", "agent", "--once", "--check"]
@@ -305,7 +305,7 @@ def _answer_nvrx(configuration: AgentConfiguration, drops: Drops) -> NvrxHealth:
 
 
 def _gather(configuration: AgentConfiguration, out: Path, kind: str) -> int:
-    """Gather evidence of this host's training processes for a person."""
+    """Gather evidence of this host's training processes for a human."""
     _log.info("looking for training processes, then gathering; %s at most", "10 min" if kind == BUG_REPORT else "20 s")
     try:
         drops = Drops()
@@ -332,11 +332,11 @@ def _hand_on(takers: Sequence[Callable[[Mapping[str, object]], None]], fields: M
 
 
 def _ignore(_fields: Mapping[str, object]) -> None:
-    """What the server says besides its acknowledgement is for nobody."""
+    """Ignore what the server says besides its acknowledgement."""
 
 
 def _changed_s(file: Path) -> float:
-    """Return when the file was changed, Unix seconds; 0: there is none."""
+    """Return the file's mtime, Unix seconds; 0: it does not exist."""
     try:
         return file.stat().st_mtime
     except OSError:

@@ -31,7 +31,7 @@ SPOOL_BYTES_MIN = 1 << 20
 SPOOL_BYTES_MAX = 1 << 40
 TIMEOUT_S_MIN = 0.01
 SOCKET_PATH_BYTES_MAX = 107  # the kernel's limit
-PLACES_MAX = 16  # of each kind: all are looked at again and again
+PLACES_MAX = 16  # of each kind: all are scanned repeatedly
 PORTS_MAX = 8
 GPUS_MAX = 1_024
 WORDS_MAX = 32
@@ -49,14 +49,14 @@ _PLACES = (
 class AgentConfiguration(msgspec.Struct, frozen=True, kw_only=True):
     """Every key of the agent's TOML file; the environment's names are ``EAGLE_EYE_`` and the key in capitals.
 
-    ``node`` empty: the host's name. ``job`` empty: what the training processes say. ``token_file``,
-    ``ca_file`` and ``certificate_file`` empty: none; with a ``join_token_file`` the token is got once and kept in
-    ``token_file``, or beside the spool. ``spool_dir`` and ``hook_socket`` empty: the default place. ``backoff_s_max``
-    is the longest wait between attempts to reach the server, ``connect_s`` and ``answer_s`` are timeouts.
-    ``metrics_listen`` and ``dcgm_exporter`` empty: off. ``shared_host``: several agents run here, each for processes
-    that name its node. ``node_check_command`` empty: no active check is made, whoever asks. ``nvrx_health_socket``
-    empty: NVRx is not answered; ``nvrx_health_gpus``: how many GPUs a healthy host has, -1: not known. The other lists
-    add to what the training processes' own environments say.
+    ``node`` empty: the host's name. ``job`` empty: the training processes' own. ``token_file``, ``ca_file`` and
+    ``certificate_file`` empty: none; with a ``join_token_file`` the token is obtained once and kept in ``token_file``,
+    or beside the spool. ``spool_dir`` and ``hook_socket`` empty: the default place. ``backoff_s_max`` is the longest
+    wait between attempts to reach the server, ``connect_s`` and ``answer_s`` are timeouts. ``metrics_listen`` and
+    ``dcgm_exporter`` empty: off. ``shared_host``: several agents run here, each for processes that name its node.
+    ``node_check_command`` empty: active checks are disabled. ``nvrx_health_socket`` empty: NVRx's health checks are not
+    served; ``nvrx_health_gpus``: how many GPUs a healthy host has, -1: unknown. The other lists add to the training
+    processes' own environments.
     """
 
     server: str = "http://127.0.0.1:8470"
@@ -101,7 +101,7 @@ def read(file: Path | None, environ: Mapping[str, str], flags: Mapping[str, Any]
 
 
 def spool_folder(configuration: AgentConfiguration, environ: Mapping[str, str]) -> Path:
-    """Return where frames wait: as configured, else the system's folder if we may write there, else the user's."""
+    """Return the folder where frames wait: as configured, else the system's if writable, else the user's."""
     if configuration.spool_dir:
         return Path(configuration.spool_dir)
     place = SYSTEM_SPOOL if SYSTEM_SPOOL.exists() else SYSTEM_SPOOL.parent
@@ -112,20 +112,20 @@ def spool_folder(configuration: AgentConfiguration, environ: Mapping[str, str]) 
 
 
 def token_path(configuration: AgentConfiguration, environ: Mapping[str, str]) -> Path | None:
-    """Return the file of this node's token; None: it needs none."""
+    """Return the file of this node's token; None: no token is needed."""
     if configuration.token_file:
         return Path(configuration.token_file)
     return spool_folder(configuration, environ) / "token" if configuration.join_token_file else None
 
 
 def trust(configuration: AgentConfiguration) -> Trust:
-    """Return the certificates of connections to the server."""
+    """Return the certificates for connections to the server."""
     names = (configuration.ca_file, configuration.certificate_file, configuration.key_file)
     return Trust(*(Path(name) if name else None for name in names))
 
 
 def hook_socket_path(configuration: AgentConfiguration) -> Path:
-    """Return where hooks find this agent. An agent of root makes the folder that every user's hook looks in."""
+    """Return the socket where hooks find this agent. An agent running as root creates the folder that hooks look in."""
     if configuration.hook_socket:
         return Path(configuration.hook_socket)
     if os.geteuid() == 0:
@@ -134,17 +134,17 @@ def hook_socket_path(configuration: AgentConfiguration) -> Path:
 
 
 def log_patterns(configuration: AgentConfiguration) -> list[Pattern]:
-    """Return which training logs to follow. Raises BadPattern, which ``read`` has turned into a ConfigurationError."""
+    """Return the training logs to follow. Raises BadPattern, which ``read`` turns into a ConfigurationError."""
     return [Pattern(text, configuration.node) for text in configuration.training_logs]
 
 
 def log_frameworks(configuration: AgentConfiguration) -> tuple[Framework, ...]:
-    """Return whose lines to read. Raises BadLinePattern, which ``read`` has turned into a ConfigurationError."""
+    """Return the frameworks to parse. Raises BadLinePattern, which ``read`` turns into a ConfigurationError."""
     return expected(configuration.training_log_framework, configuration.training_log_patterns)
 
 
 def tensorboard_patterns(configuration: AgentConfiguration) -> list[Pattern]:
-    """Return which event files to follow. Raises BadPattern, which ``read`` has turned into a ConfigurationError."""
+    """Return the event files to follow. Raises BadPattern, which ``read`` turns into a ConfigurationError."""
     return [file for folder in configuration.tensorboard_logs for file in event_files(folder, configuration.node)]
 
 
@@ -165,7 +165,7 @@ def _check(configuration: AgentConfiguration) -> None:
 
 
 def _refuse(key: str, check: Callable[[Any], object], value: Any) -> None:
-    """Raise ConfigurationError for a value that ``check`` does not take; one that is empty is not asked about."""
+    """Raise ConfigurationError for a value that ``check`` rejects; empty values are not checked."""
     try:
         if value:
             check(value)
@@ -192,7 +192,7 @@ def _check_node_check_command(configuration: AgentConfiguration) -> None:
         raise ConfigurationError(
             f"{key}: expected at most {WORDS_MAX} words of 1 to {WORD_CHARS_MAX} characters, got {len(words)} words"
         )
-    # argparse takes it abbreviated, too.
+    # argparse accepts it abbreviated, too.
     if any(word in ("--for", "--forc", "--force") for word in words):
         raise ConfigurationError(f"{key}: expected no --force: a check that the server asks for disturbs nobody")
 
@@ -219,7 +219,8 @@ def _check_numbers(configuration: AgentConfiguration) -> None:
 
 
 def _check_files(configuration: AgentConfiguration) -> None:
-    # What a join token is to bring need not be there yet, and the join token may be gone once it did.
+    # The token file need not exist until the join token has been exchanged for it, and the join token may be gone
+    # afterwards.
     keys = ("ca_file", "certificate_file", "key_file")
     for key in keys if configuration.join_token_file else ("token_file", *keys):
         name = getattr(configuration, key)

@@ -17,13 +17,13 @@ from typing import NamedTuple
 
 NICENESS = 10
 READ_BYTES = 1 << 16
-COMPLAINT_BYTES_MAX = 2_048  # kept of what it writes to stderr
+COMPLAINT_BYTES_MAX = 2_048  # kept of its stderr
 LOOK_EVERY_S = 0.005
-REAP_S = 0.5  # how long a killed program may take to go; one in an uninterruptible call is left behind
+REAP_S = 0.5  # how long a killed program may take to exit; one in an uninterruptible call is left behind
 
 
 class Ran(NamedTuple):
-    """What came of it. ``status`` None: it was killed at the deadline, or for saying too much (``cut``)."""
+    """The outcome. ``status`` None: it was killed at the deadline, or for too much output (``cut``)."""
 
     status: int | None
     output: bytes
@@ -32,7 +32,7 @@ class Ran(NamedTuple):
 
 
 def find(name: str) -> str | None:
-    """Return the program's path: from PATH, or beside our own Python; None where it is not installed."""
+    """Return the program's path, from PATH or beside our own Python; None where it is not installed."""
     return shutil.which(name) or shutil.which(name, path=str(Path(sys.executable).parent))
 
 
@@ -43,9 +43,9 @@ def run(
     folder: Path | None = None,
     monotonic_s: Callable[[], float] = time.monotonic,
 ) -> Ran:
-    """Run a program until it ends or ``until_s``, by ``monotonic_s``; it and its children are killed then.
+    """Run a program until it exits or ``until_s``, by ``monotonic_s``; then kill it and its children.
 
-    It gets none of our environment but PATH: nothing that we know is its business. Raises OSError when it cannot start.
+    It gets only PATH of our environment, which may hold secrets. Raises OSError when it cannot start.
     """
     process: subprocess.Popen[bytes] | None = None
     output, complaint = bytearray(), bytearray()
@@ -62,7 +62,7 @@ def run(
                 start_new_session=True,
             )
         with contextlib.suppress(OSError):
-            own = os.getpriority(os.PRIO_PROCESS, 0)  # one that is nicer still has nicer tools, also as root
+            own = os.getpriority(os.PRIO_PROCESS, 0)  # a niced agent gets tools at least as nice, also as root
             os.setpriority(os.PRIO_PROCESS, process.pid, max(own, NICENESS))
         _read(process, (output, output_bytes_max), (complaint, COMPLAINT_BYTES_MAX), until_s, monotonic_s)
         ended = len(output) <= output_bytes_max and _ends(process.pid, until_s, monotonic_s)
@@ -76,9 +76,9 @@ def run(
 
 @contextlib.contextmanager
 def _handlers_wait() -> Iterator[None]:
-    """Have signals handled after the block: what a handler raises while a program starts would leave it behind."""
+    """Delay signal handlers until after the block: an exception from one would leave a starting program behind."""
     if threading.current_thread() is not threading.main_thread():
-        yield  # handlers run in the main thread alone
+        yield  # handlers run only in the main thread
         return
     came: list[int] = []
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
@@ -101,7 +101,7 @@ def _read(
     until_s: float,
     monotonic_s: Callable[[], float],
 ) -> None:
-    """Fill both until they end, one byte beyond what the first may have has come, or the time is over."""
+    """Fill both until EOF, until the first exceeds its limit by one byte, or until time is up."""
     assert process.stdout is not None  # noqa: S101 - both are pipes
     assert process.stderr is not None  # noqa: S101
     with selectors.DefaultSelector() as selector:
@@ -120,7 +120,7 @@ def _read(
 
 
 def _ends(pid: int, until_s: float, monotonic_s: Callable[[], float]) -> bool:
-    """Whether the program ends in time. It is not reaped: nobody else may get its number, which is killed next."""
+    """Whether the program exits in time. It is not reaped: its pid, which is killed next, must not be reused."""
     while os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is None:
         if monotonic_s() >= until_s:
             return False
@@ -129,7 +129,7 @@ def _ends(pid: int, until_s: float, monotonic_s: Callable[[], float]) -> bool:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Kill what is left of the program and of whatever it started."""
+    """Kill what is left of the program and its children."""
     with contextlib.suppress(OSError):
         os.killpg(process.pid, signal.SIGKILL)
     with contextlib.suppress(subprocess.TimeoutExpired):

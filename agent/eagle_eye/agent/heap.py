@@ -1,14 +1,14 @@
-"""Keeps the peaks of one thread from staying for all time. Touches: this process's C allocator."""
+"""Returns the memory of one thread's peak to the system. Touches: this process's C allocator."""
 
 from __future__ import annotations
 
 import ctypes
 
-# glibc begins with this limit and raises it, up to 32 MiB, to the size of whatever mapped block is freed: from then on
-# such blocks lie in a heap, and stay there.
+# glibc starts with this threshold and raises it, up to 32 MiB, to the size of any freed mapped block: after that such
+# blocks are allocated from a heap, and stay there.
 LARGE_BYTES = 128 << 10
-# Otherwise each collector's thread has a heap of its own, which grows to that thread's peak and serves no other. They
-# hardly wait for one another in a shared one: they run under the interpreter's lock.
+# Otherwise each collector's thread has its own heap, which grows to that thread's peak and serves no other. A shared
+# one causes hardly any contention: threads run under the GIL.
 HEAPS_MAX = 1
 
 # malloc.h
@@ -17,10 +17,9 @@ _M_ARENA_MAX = -8
 
 
 def share_heap() -> bool:
-    """Have threads that start from now on share one heap, and large blocks go back to the kernel when they are freed.
+    """Make threads started from now on share one heap, and return large blocks to the kernel when freed.
 
-    Return whether this C library can be told. It also no longer raises how much free memory the heap may hold at its
-    end (mallopt(3)).
+    Return whether the C library supports this. It also stops raising the trim threshold (mallopt(3)).
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is None:

@@ -1,4 +1,4 @@
-"""What a training loop calls: two lines, and a faulty rank is found in seconds.
+"""The training hook: two lines in a training loop, and a faulty rank is found in seconds.
 
     from eagle_eye.agent.hook import attach
 
@@ -6,9 +6,9 @@
     ...
     training.step(loss=loss, tokens=n)    # after optimizer.step(), at each step
 
-Nothing here waits, and nothing raises into the training loop: failures are counted and logged once. With
-the agent gone or stopped it behaves the same. Touches: a Unix datagram socket, one daemon thread,
-``sys.excepthook`` (chained), ``atexit``, one variable of its own in the environment.
+Nothing here blocks or raises into the training loop: failures are counted and logged once. It behaves the same when the
+agent is gone or stopped. Touches: a Unix datagram socket, one daemon thread, ``sys.excepthook`` (chained), ``atexit``,
+one environment variable of its own.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from eagle_eye.agent.training_hook.timer import StepParts, StepTimer
 from eagle_eye.agent.training_hook.torch_module import Watch
 from eagle_eye.schema.restart_names import HOOK_ATTEMPT_VARIABLE
 
-SEND_EVERY_S = 0.1  # what is new is sent at most so often: frames are a second apart
+SEND_EVERY_S = 0.1  # new state is sent at most this often: frames are a second apart
 TRACEBACK_CHARS_READ_MAX = 16_384
 
 _log = logging.getLogger("eagle_eye.hook")
@@ -49,12 +49,12 @@ def attach(
     socket: str | os.PathLike[str] | None = None,
     heartbeat_s: float = HEARTBEAT_S,
 ) -> Training:
-    """Return the object that reports this process's training; it also reports by itself that the process lives.
+    """Return the object that reports this process's training; it also sends heartbeats by itself.
 
-    ``model`` (a torch module, after wrapping and compiling) and ``optimizer`` are optional: with them a step's
-    compute, wait for data and collectives are seen where ``docs/reference/hook.md`` says so.
-    ``step`` is the last step that was finished before, when a job resumes. ``socket`` overrides where the
-    agent listens. Attaching again ends the earlier report. Never raises.
+    ``model`` (a torch module, after wrapping and compiling) and ``optimizer`` are optional: with them a step's compute,
+    data wait and collective times are measured where ``docs/reference/hook.md`` says so. ``step`` is the last finished
+    step when a job resumes. ``socket`` overrides the path where the agent listens. Attaching again ends the earlier
+    report. Never raises.
     """
     global _current  # noqa: PLW0603 - one report per process, as one excepthook and one atexit
     if _current is not None:
@@ -69,7 +69,7 @@ def attach(
 
 
 class Training:
-    """One process's report; made by ``attach``."""
+    """One process's report, created by ``attach``."""
 
     def __init__(self) -> None:
         self._state = State()
@@ -77,7 +77,7 @@ class Training:
         self._watch = Watch(self._timer, self._count_failure)
         self._tally = RunningTotals(self._count_failure)
         self._step = 0
-        self._sound = True  # the last loss was finite, as far as is known
+        self._sound = True  # the last loss was finite, as far as known
         self._sender: Sender | None = None
         self._stopped = threading.Event()
         self._heartbeat: threading.Thread | None = None
@@ -88,7 +88,7 @@ class Training:
 
     @property
     def failures(self) -> int:
-        """How often the hook could not do what it was asked; 0 when all is well."""
+        """How often the hook failed to do its work; 0 when all is well."""
         return self._state.failures
 
     def step(
@@ -104,16 +104,16 @@ class Training:
         data_wait_s: float | None = None,
         collective_s: float | None = None,
     ) -> None:
-        """A training step is finished: call it after ``optimizer.step()``.
+        """Report a finished training step; call it after ``optimizer.step()``.
 
-        Everything is optional. ``step`` is the number of the finished step, one more than the last one when not
-        given. ``tokens`` and ``work_units`` are this rank's of this step. ``loss`` and norms may be numbers or
-        tensors; one on a GPU is copied in passing and counts some steps later, one on another device is not
-        read. ``compute_s``, ``data_wait_s`` and ``collective_s`` are for who measures them with device events;
-        they replace what the hook measured itself.
+        All arguments are optional. ``step`` is the number of the finished step, by default one more than the last.
+        ``tokens`` and ``work_units`` are this rank's in this step. ``loss`` and norms may be numbers or tensors; a GPU
+        tensor is copied asynchronously and counts some steps later, one on another device is not read. ``compute_s``,
+        ``data_wait_s`` and ``collective_s`` are for programs that measure them with device events; they replace the
+        hook's own measurements.
         """
         try:
-            # Few calls: between steps that sweep the caches each costs some microseconds.
+            # Few calls: between steps that evict the caches each costs some microseconds.
             watch, tally = self._watch, self._tally
             self._step = self._step + 1 if step is None else int(step)
             looked = watch.looking
@@ -129,16 +129,16 @@ class Training:
             self._state.unread = tally.unread
             self._state.progress = (self._step, tuple(tally.sums))
             if self._sound and not sound and self._sender is not None:
-                self._sender.send()  # at once: what is not finite often ends the program
+                self._sender.send()  # at once: a non-finite value often ends the program
             self._sound = sound
         except Exception as error:  # noqa: BLE001 - training must go on without us
             self._count_failure(error)
 
     @contextlib.contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """What runs inside is no training: its time and its forward passes are in no step.
+        """Exclude the block from training: its time and its forward passes count in no step.
 
-        "checkpoint" also reports when the checkpoint began and ended, and after which step.
+        "checkpoint" also reports when the checkpoint started and ended, and after which step.
         """
         opened = self._open_phase(name)
         try:
@@ -148,7 +148,7 @@ class Training:
                 self._close_phase()
 
     def error(self, error: BaseException) -> None:
-        """Report an exception that ends training; one that nobody catches is reported by itself. Never raises."""
+        """Report an exception that ends training; uncaught exceptions are reported automatically. Never raises."""
         sender = self._sender
         if sender is None or isinstance(error, KeyboardInterrupt) or error is self._error:
             return
@@ -162,7 +162,7 @@ class Training:
             self._count_failure(failure)
 
     def detach(self) -> None:
-        """Say goodbye, take every hook off and report nothing from here on. Never raises."""
+        """Send a goodbye, remove every hook and stop reporting. Never raises."""
         try:
             self._end()
         except Exception as error:  # noqa: BLE001 - training must go on without us
@@ -206,21 +206,21 @@ class Training:
         if sys.excepthook == self._report_error:
             sys.excepthook = self._excepthook
         if self._heartbeat is not None:
-            self._heartbeat.join(timeout=0.1)  # it is woken; the wait ends at once
+            self._heartbeat.join(timeout=0.1)  # it is woken, so the wait ends at once
         sender.send(goodbye=True)
         sender.close()
 
     def _fork(self) -> None:
-        """A forked child is not the rank: it reports nothing, and its parent's thread does not exist in it."""
+        """Disable reporting in a forked child: it is not the rank, and its parent's thread does not exist in it."""
         self._stopped.set()
         self._sender = None
         self._heartbeat = None
 
     def _beat(self) -> None:
-        """Send what is new and, every ``heartbeat_s``, that the process lives; runs in a thread of its own.
+        """Send new state and, every ``heartbeat_s``, a heartbeat; runs in its own thread.
 
-        Not the training thread: to build a message and hand it over costs 0.1 ms when the caches are cold, and
-        more when the kernel lets the reader run first on the sender's core.
+        Not in the training thread: building and sending a message costs 0.1 ms with cold caches, and more when the
+        kernel runs the reader first on the sender's core.
         """
         sender = self._sender
         if sender is None:
@@ -289,7 +289,7 @@ class Training:
     def _add_parts(
         self, measured: StepParts, compute_s: float | None, data_wait_s: float | None, collective_s: float | None
     ) -> None:
-        """Add a step's parts: what the program says of them, else what was measured."""
+        """Add a step's parts: those given by the program, else those measured."""
         if compute_s is None and collective_s is None:
             self._add_reported()
         else:
@@ -301,7 +301,7 @@ class Training:
         )
 
     def _add_reported(self) -> None:
-        """Add what a device has told of earlier steps."""
+        """Add what a device has reported of earlier steps."""
         for parts in self._watch.device_steps():
             self._tally.parts(parts.compute_s, None, parts.collective_s)
 

@@ -1,6 +1,6 @@
-"""What the callbacks of training frameworks share: one report a training run, and nothing raised.
+"""Shared base of the training frameworks' callbacks: one report per training run; never raises.
 
-Touches what ``hook.attach`` touches.
+Touches: the same as ``hook.attach``.
 """
 
 from __future__ import annotations
@@ -18,39 +18,39 @@ _P = ParamSpec("_P")
 
 
 class Report:
-    """The report of the training run that a framework is in, if it is in one."""
+    """The report of the framework's current training run, if there is one."""
 
     def __init__(self, **options: Any) -> None:
         """``options`` are those of ``attach``."""
         self.training: Training | None = None
-        self.phase = ""  # what is open; empty: training
+        self.phase = ""  # the open phase; empty: training
         self.failures = 0
         self._options = options
         self._phase = ExitStack()
 
     def __getstate__(self) -> dict[str, Any]:
-        """Frameworks copy and pickle their callbacks: a copy reports nothing until its own training begins."""
+        """Drop the report: frameworks copy and pickle callbacks; a copy reports only once its own training begins."""
         return {**self.__dict__, "training": None, "phase": "", "_phase": ExitStack()}
 
     def begin(self, model: Any, optimizer: Any, step: int) -> None:
-        """Training begins after ``step``; an earlier report ends."""
+        """Start reporting training after ``step``; an earlier report ends."""
         self.leave()
         self.training = attach(model, optimizer, step=step, **self._options)
 
     def enter(self, name: str) -> None:
-        """What follows is the phase ``name``; another one that is open ends."""
+        """Enter the phase ``name``; another open phase ends."""
         if self.training is not None and self.phase != name:
             self.leave()
             self._phase.enter_context(self.training.phase(name))
             self.phase = name
 
     def leave(self) -> None:
-        """What follows is training."""
+        """Return to training."""
         self.phase = ""
         self._phase.close()
 
     def end(self, error: BaseException | None = None) -> None:
-        """Training ended, with ``error`` if there was one."""
+        """End the report, with ``error`` if there was one."""
         training, self.training = self.training, None
         if training is None:
             return
@@ -60,14 +60,14 @@ class Report:
         training.detach()
 
     def failed(self, error: BaseException) -> None:
-        """Count an error of ours, and log the first."""
+        """Count an internal error, and log the first."""
         if self.failures == 0:
             _log.warning("the training callback failed and goes on (further failures are only counted): %r", error)
         self.failures += 1
 
 
 def never_raises(method: Callable[_P, None]) -> Callable[_P, None]:
-    """Return the callback's method such that whatever goes wrong in it is counted by its ``report``."""
+    """Wrap the callback's method so that its exceptions are counted by its ``report`` instead of raised."""
 
     @functools.wraps(method)
     def safe(*args: _P.args, **kwargs: _P.kwargs) -> None:
@@ -80,7 +80,7 @@ def never_raises(method: Callable[_P, None]) -> Callable[_P, None]:
 
 
 def tokens_in(batch: Any) -> int | None:
-    """Return how many tokens a batch of a language model holds, padding included; None: it names none."""
+    """Return how many tokens a language model's batch holds, padding included; None: unknown."""
     tokens = batch.get("input_ids") if isinstance(batch, Mapping) else None
     count = getattr(tokens, "numel", None)
     return None if count is None else int(count())

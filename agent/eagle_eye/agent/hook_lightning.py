@@ -4,8 +4,8 @@
 
     trainer = Trainer(callbacks=[EagleEyeCallback()])
 
-Works with ``lightning.pytorch`` and with ``pytorch_lightning``. Neither is needed to import this module: the class
-is made when it is asked for, as a callback of whichever of the two the program imported.
+Works with ``lightning.pytorch`` and with ``pytorch_lightning``. Neither is needed to import this module: the class is
+created on first access, as a callback of whichever of the two the program imported.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ PACKAGES = ("lightning.pytorch", "pytorch_lightning")
 class LightningReport:
     """The callback's methods, without its base class.
 
-    A step is a step of the optimizer: micro-batches that are accumulated are one step, whose loss is their mean.
-    Its number is the trainer's ``global_step``, which goes on where a checkpoint left off. Validation is the
-    phase "eval". A checkpoint lasts from the moment at which its content is gathered until training goes on; one
-    with weights alone is not announced by Lightning, and is part of the step it falls into.
+    A step is an optimizer step: accumulated micro-batches are one step, whose loss is their mean. Its number is the
+    trainer's ``global_step``, which continues from a checkpoint. Validation is the phase "eval". A checkpoint lasts
+    from when its content is gathered until training continues; a weights-only one is not announced by Lightning, and is
+    part of the step in which it happens.
     """
 
     def __init__(
@@ -36,9 +36,9 @@ class LightningReport:
         grad_norm: Callable[[Any], Any] | None = None,
         **options: Any,
     ) -> None:
-        """``tokens`` tells a batch's tokens; by default the size of its ``input_ids``, where it has some.
+        """``tokens`` returns a batch's token count; by default the size of its ``input_ids``, if any.
 
-        ``grad_norm`` tells the gradient norm of the last step, given the LightningModule; Lightning keeps none.
+        ``grad_norm`` returns the gradient norm of the last step, given the LightningModule; Lightning keeps none.
         ``options`` are ``attach``'s ``socket`` and ``heartbeat_s``.
         """
         super().__init__()
@@ -49,14 +49,14 @@ class LightningReport:
         self._forget()
 
     def _forget(self) -> None:
-        """Begin the next step."""
+        """Reset for the next step."""
         self._loss: Any = None
         self._losses = 0
         self._tokens_seen: float | None = None
 
     @never_raises
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        """Training begins: the model is wrapped, a checkpoint is loaded, the sanity check is over."""
+        """Start the report: the model is wrapped, a checkpoint is loaded, the sanity check is over."""
         optimizers = trainer.optimizers
         self._forget()
         self._global_step = int(trainer.global_step)
@@ -64,7 +64,7 @@ class LightningReport:
 
     @never_raises
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
-        """A micro-batch is there: what Lightning did between batches is over."""
+        """A micro-batch has arrived: Lightning's work between batches is over."""
         self.report.leave()
 
     @never_raises
@@ -109,22 +109,22 @@ class LightningReport:
 
     @never_raises
     def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: Any) -> None:
-        """A checkpoint is being gathered and then written."""
+        """A checkpoint is gathered and then written."""
         self.report.enter("checkpoint")
 
     @never_raises
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
-        """Training failed."""
+        """Report that training failed."""
         self.report.end(exception)
 
     @never_raises
     def on_fit_end(self, trainer: Any, pl_module: Any) -> None:
-        """Training ended, the last checkpoint included."""
+        """End the report: training is done, the last checkpoint included."""
         self.report.end()
 
     @never_raises
     def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """Whatever ran is over."""
+        """End whatever was running."""
         self.report.end()
 
 
@@ -133,7 +133,7 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> Any:
-    """Return ``EagleEyeCallback``, made on the first use. Raises ImportError where Lightning is not installed."""
+    """Return ``EagleEyeCallback``, created on first use. Raises ImportError where Lightning is not installed."""
     if name != "EagleEyeCallback":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     made = type(name, (LightningReport, *_bases()), {"__module__": __name__, "__doc__": LightningReport.__doc__})
@@ -142,7 +142,7 @@ def __getattr__(name: str) -> Any:
 
 
 def _bases() -> list[type]:
-    """Return the callback classes of the Lightnings that are imported; of the first installed one if none is."""
+    """Return the callback classes of the imported Lightning packages, else of the first one installed."""
     imported = [module for package in PACKAGES if (module := sys.modules.get(package)) is not None]
     if imported:
         return [package.Callback for package in imported]
@@ -151,7 +151,7 @@ def _bases() -> list[type]:
             return [import_module(package).Callback]
         except ModuleNotFoundError as error:
             if error.name not in {package, package.partition(".")[0]}:
-                raise  # it is there and broken: its own error says more
+                raise  # it is installed but broken: its own error says more
     raise ImportError(
         "EagleEyeCallback is a callback of PyTorch Lightning, which is not installed: pip install lightning"
     )

@@ -4,7 +4,7 @@
 
     trainer = Trainer(..., callbacks=[EagleEyeCallback()])
 
-``transformers`` is not needed to import this module: the class is made when it is asked for.
+``transformers`` is not needed to import this module: the class is created on first access.
 """
 
 from __future__ import annotations
@@ -21,13 +21,12 @@ from eagle_eye.agent.training_hook.torch_module import Inert
 class TransformersReport:
     """The callback's methods, without its base class.
 
-    A step is a step of the optimizer, and its number the trainer's ``global_step``. Its loss is what this rank's
-    model returned, the mean over micro-batches: the trainer's own log is a mean over all ranks, hides what is not
-    finite (``logging_nan_inf_filter``) and speaks every ``logging_steps`` only. Where the model returns no loss,
-    the log's counts, with the step after it; so does the gradient norm, which only the log tells. Tokens are the
-    sizes of ``input_ids``. The trainer does not announce when it begins to evaluate or to save: that is told from
-    what it has planned at the end of a step, so that a plan made by a later callback is noticed late (evaluation) or
-    not at all (a checkpoint).
+    A step is an optimizer step, and its number the trainer's ``global_step``. Its loss is what this rank's model
+    returned, the mean over micro-batches: the trainer's own log is a mean over all ranks, hides non-finite values
+    (``logging_nan_inf_filter``) and appears only every ``logging_steps``. Where the model returns no loss, the logged
+    one is used, with the step after it; so is the gradient norm, which only the log has. Tokens are the sizes of
+    ``input_ids``. The trainer does not announce evaluation or saving: both are inferred from what it has planned at the
+    end of a step, so that a plan made by a later callback is noticed late (evaluation) or not at all (checkpoint).
     """
 
     def __init__(self, **options: Any) -> None:
@@ -36,13 +35,13 @@ class TransformersReport:
         self.report = Report(**options)
         self._handle: Any = None
         self._model_tells_loss = False
-        self._processes = 1  # by whose number the model's loss is too small
+        self._processes = 1  # the divisor by which the model's loss is too small
         self._logged_loss: float | None = None
         self._logged_norm: float | None = None
         self._forget()
 
     def _forget(self) -> None:
-        """Begin the next step."""
+        """Reset for the next step."""
         self._loss: Any = None
         self._losses = 0
         self._shared_divisor = False
@@ -50,7 +49,7 @@ class TransformersReport:
 
     @never_raises
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Training begins: a checkpoint is loaded."""
+        """Start the report; a checkpoint is already loaded."""
         self._take_off()
         self._forget()
         self._model_tells_loss = False
@@ -58,14 +57,14 @@ class TransformersReport:
         across = getattr(args, "average_tokens_across_devices", False)
         self._processes = max(1, int(getattr(args, "world_size", 1))) if across else 1
         model, optimizer = kwargs.get("model"), kwargs.get("optimizer")
-        optimizer = getattr(optimizer, "optimizer", optimizer)  # Accelerate's wrapper takes no hooks
+        optimizer = getattr(optimizer, "optimizer", optimizer)  # Accelerate's wrapper does not support hooks
         self.report.begin(model, optimizer, int(state.global_step))
         if model is not None:
             inert = Inert(self._forward, self.report.failed, sys.modules.get("torch"))
             self._handle = model.register_forward_hook(inert, with_kwargs=True)
 
     def _forward(self, model: Any, _args: Any, inputs: Mapping[str, Any], output: Any) -> None:
-        """The model was called: keep its loss and count its tokens, when it is being trained."""
+        """Keep the model's loss and count its tokens, when it is being trained."""
         if self.report.training is None or self.report.phase or not model.training:
             return
         count = tokens_in(inputs)
@@ -80,7 +79,7 @@ class TransformersReport:
 
     @never_raises
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """A step begins: what the trainer did between steps is over."""
+        """A step begins: the trainer's work between steps is over."""
         self.report.leave()
 
     @never_raises
@@ -136,12 +135,12 @@ class TransformersReport:
 
     @never_raises
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """A checkpoint is written."""
+        """A checkpoint was written."""
         self.report.leave()
 
     @never_raises
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
-        """The trainer tells the means since its last log."""
+        """The trainer reports means since its last log."""
         logs = logs or {}
         self._logged_loss = logs.get("loss", self._logged_loss)
         self._logged_norm = logs.get("grad_norm", self._logged_norm)
@@ -163,14 +162,14 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> Any:
-    """Return ``EagleEyeCallback``, made on the first use. Raises ImportError where transformers is not installed."""
+    """Return ``EagleEyeCallback``, created on first use. Raises ImportError where transformers is not installed."""
     if name != "EagleEyeCallback":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:
         base = import_module("transformers").TrainerCallback
     except ModuleNotFoundError as error:
         if error.name != "transformers":
-            raise  # it is there and broken: its own error says more
+            raise  # it is installed but broken: its own error says more
         raise ImportError(
             "EagleEyeCallback is a callback of Hugging Face's Trainer, which is not installed: "
             "pip install transformers accelerate"

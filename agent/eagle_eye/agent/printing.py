@@ -1,4 +1,4 @@
-"""Frames for people: JSON lines instead of the wire's bytes."""
+"""Prints frames for people: JSON lines instead of the wire format."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ class Printer:
 
 
 class Nowhere:
-    """Takes frames that nobody wants: whoever asked looks at the ticks themselves."""
+    """Discards frames: the caller uses the ticks themselves."""
 
     def append(self, make: Callable[[str, int], bytes]) -> int | None:  # noqa: ARG002 - a sink's shape
-        """Forget the frame."""
+        """Discard the frame."""
         return None
 
 
 def readable(frame: Frame) -> dict[str, Any]:
-    """Return a frame as plain data for people: rows by name, what was not observed left out, infinity as text."""
+    """Return a frame as plain data for people: rows by name, unobserved values left out, infinity as text."""
     rows: dict[str, dict[str, dict[str, float | str]]] = {}
     for item in frame.blocks:
         values = values_of(item)

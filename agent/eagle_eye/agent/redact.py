@@ -1,4 +1,4 @@
-"""Takes obvious secrets out of text, command lines and environments before they leave the host."""
+"""Masks obvious secrets in text, command lines and environments before they leave the host."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 MASK = "[redacted]"
 
-# Words by which a name tells that its value is a secret; "tokenizer" and "tokens_per_step=4096" are training's own.
+# Words in a name that mark its value as secret; "tokenizer" and "tokens_per_step=4096" are training terms.
 _TELLING = (
     r"(?:token(?!iz)|passw(?:or)?d|passphrase|secret|credential|signature|authorization|cookie|connection[_-]?string"
     r"|(?:api|access|account|private|session|signing|encryption|master|license|ssh)[_-]?key"
@@ -32,11 +32,11 @@ _COUNT = re.compile(r"(?i)[\"']?\d[\d_.]{0,30}(?:e[+-]?\d{1,3})?[kmbt]?[\"']?")
 
 
 def redact(text: str) -> str:
-    """Return the text with what looks like a secret replaced by a mask.
+    """Return the text with apparent secrets masked.
 
-    It knows ``name=value``, ``name: value`` and ``--name value`` where the name speaks of a token, password, secret or
-    key, bearer tokens, passwords in URLs and the common shapes of access keys. A secret with neither a
-    telling name nor a telling shape stays: this is a net, not a wall.
+    It recognizes ``name=value``, ``name: value`` and ``--name value`` where the name contains token, password, secret
+    or key, bearer tokens, passwords in URLs and the common formats of access keys. A secret with neither a recognizable
+    name nor format remains: this is best effort.
     """
     text = _PRIVATE_KEY.sub(MASK, text)
     text = _BEARER.sub(rf"\1\2{MASK}", text)
@@ -48,7 +48,7 @@ def redact(text: str) -> str:
 
 
 def redact_arguments(arguments: Sequence[str]) -> list[str]:
-    """Return a command line without its secrets, also where the name is one argument and the value the next."""
+    """Return a command line with secrets masked, also where name and value are separate arguments."""
     shown: list[str] = []
     named = ""
     for argument in arguments:
@@ -62,7 +62,7 @@ def redact_arguments(arguments: Sequence[str]) -> list[str]:
 
 
 def redact_environment(variables: Mapping[str, str]) -> dict[str, str]:
-    """Return an environment without its secrets: by the variables' names, and by what their values look like."""
+    """Return an environment with secrets masked, by variable name and by the format of the value."""
     return {
         name: MASK if value and _TELLS.fullmatch(name) and not _is_count(name, value) else redact(value)
         for name, value in variables.items()
@@ -74,5 +74,5 @@ def _masked(found: re.Match[str]) -> str:
 
 
 def _is_count(name: str, value: str) -> bool:
-    """Whether a name that speaks of tokens counts those of a language model."""
+    """Whether a name with "token" is a count of a language model's tokens."""
     return "tokens" in name.lower() and _COUNT.fullmatch(value) is not None

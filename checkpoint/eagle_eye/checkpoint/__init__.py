@@ -1,6 +1,6 @@
-"""Checkpoints in memory: captured at each step, kept on the node and at its neighbours, persisted behind.
+"""In-memory checkpoints: captured at each step, kept on the node and its peers, persisted in the background.
 
-The names below are loaded when they are asked for: what plans or watches needs no torch.
+The names below are imported lazily: planning and monitoring need no torch.
 """
 
 from __future__ import annotations

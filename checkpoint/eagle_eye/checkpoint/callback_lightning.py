@@ -1,13 +1,13 @@
-"""Checkpoints in memory as a callback of PyTorch Lightning.
+"""In-memory checkpoints as a callback of PyTorch Lightning.
 
     from eagle_eye.checkpoint.callback_lightning import MemoryCheckpointCallback
 
     trainer = Trainer(callbacks=[MemoryCheckpointCallback("/shared/checkpoints", persist_every=500)])
 
-Works with ``lightning.pytorch`` and with ``pytorch_lightning``. Neither is needed to import this module: the class
-is made when it is asked for, as a callback of whichever of the two the program imported.
+Works with ``lightning.pytorch`` and with ``pytorch_lightning``. Neither is needed to import this module: the class is
+created on first access, as a callback of whichever of the two the program imported.
 
-Lightning has no public way to say where in an epoch a fit goes on, nor what follows a batch. This stands on
+Lightning has no public way to set where in an epoch a fit resumes, nor to see what follows a batch. This relies on
 ``fit_loop.state_dict`` and ``load_state_dict``, as Lightning's own checkpoints do, and on these private names:
 ``fit_loop._data_fetcher`` and its ``fetched`` and ``batches``, ``fit_loop._combined_loader._state_dicts``,
 ``epoch_loop._should_check_val_fx`` and ``_is_training_done``.
@@ -34,13 +34,13 @@ STRATEGIES = ("SingleDeviceStrategy", "DDPStrategy", "ModelParallelStrategy")
 class LightningCheckpoints:
     """The callback's methods, without its base class.
 
-    A fit goes on after the newest step that is kept: weights, optimizers, schedulers, loops (``global_step``, epoch,
-    batch), states of callbacks, of the datamodule, of mixed precision and of random number generators. Data loaders
-    that have a state get it back; of others the batches that the epoch has had are read and dropped.
+    A fit resumes after the newest step that is kept: weights, optimizers, schedulers, loops (``global_step``, epoch,
+    batch), states of callbacks, of the datamodule, of mixed precision and of random number generators. Stateful data
+    loaders get their state back; for others the batches that the epoch has already had are read and dropped.
 
-    A step is a step of the optimizer, and its number the trainer's ``global_step``. It is captured when its batch is
-    over; where validation follows, when that is; the last one of an epoch as the next epoch begins. So nothing that
-    belongs to a step is left out by going on after it.
+    A step is an optimizer step, and its number the trainer's ``global_step``. It is captured after its batch, or after
+    validation if that follows; the last one of an epoch at the start of the next. So resuming after a step loses
+    nothing that belongs to it.
     """
 
     def __init__(self, directory: str | os.PathLike[str], persist_every: int = 0, **options: Any) -> None:
@@ -51,22 +51,22 @@ class LightningCheckpoints:
         self._options = options
         self._fit: _Fit | None = None
         self._step = 0  # the last one that was captured, or will be
-        self._due = ""  # when: after the "validation", as the next "epoch" begins
+        self._due = ""  # when: after the "validation", or at the start of the next "epoch"
         self._failed = False
 
     def __getstate__(self) -> dict[str, Any]:
-        """Lightning copies and pickles its callbacks: a copy keeps nothing until its own fit begins."""
+        """Drop the state: Lightning copies and pickles callbacks; a copy keeps nothing until its own fit begins."""
         return {**self.__dict__, "checkpointer": None, "_fit": None, "_due": ""}
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """This callback is the last one: what the others make of a step is kept with it."""
+        """Move this callback to the end, so that the other callbacks' changes belong to the step."""
         if stage == "fit":
             _refuse(trainer)
             _warn_of_hooks(trainer, pl_module)
             trainer.callbacks = [*(one for one in trainer.callbacks if one is not self), self]  # not the list in use
 
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
-        """The model is where and how it will be trained: it, and all but the data, is restored."""
+        """Restore everything but the data, once the model is placed and wrapped for training."""
         self._fit = _Fit(trainer)
         state = {"model": pl_module, "fit": self._fit}
         for number, optimizer in enumerate(trainer.optimizers):
@@ -76,7 +76,7 @@ class LightningCheckpoints:
         self._due = ""
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        """The data is there: it goes on where it was, too. Raises ValueError where a file was loaded as well."""
+        """Restore the data position, once the data exists. Raises ValueError if a file was loaded as well."""
         if trainer.ckpt_path is not None:
             raise ValueError(
                 f"fit(ckpt_path={str(trainer.ckpt_path)!r}) loads a file over what is restored from memory: leave it"
@@ -119,10 +119,10 @@ class LightningCheckpoints:
             self.checkpointer.capture(step)
 
     def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
-        """A validation is over: what it has measured is known, as it was not when the fit went on. Never raises."""
+        """Validation is over, and its measurements are known. Never raises."""
         self._capture_due("validation")
         if self._fit is not None and trainer.fit_loop.restarting and not trainer.sanity_checking:
-            trainer.fit_loop.restarting = False  # else schedules by a measure leave out the end of this epoch
+            trainer.fit_loop.restarting = False  # otherwise metric-based schedulers skip the end of this epoch
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         """The last epoch is over. Never raises."""
@@ -134,27 +134,27 @@ class LightningCheckpoints:
             self.checkpointer.capture(self._step)
 
     def on_fit_end(self, trainer: Any, pl_module: Any) -> None:
-        """The fit ended as it should: the memory is freed."""
+        """The fit ended normally: free the memory."""
         if self.checkpointer is not None:
             self.checkpointer.close()
 
 
 class _Fit:
-    """What a fit is made of beside weights and optimizers, and where it is in its data."""
+    """A fit's state beside weights and optimizers, and its position in the data."""
 
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer
         self._random = RandomState()
         self._random_of_epoch = self._random.state_dict()  # as the iterator of its batches is made
         self._iterates = False  # over an epoch that has not been announced yet
-        self._begins = False  # an epoch, whose batches it has had none of
+        self._begins = False  # an epoch of which it has had no batches
         self._restored: Mapping[str, Any] | None = None
         # The states of the loaders and after how many batches they were so, the last two: Lightning reads a batch ahead
         # where it does not know how many there are.
         self._loaders: list[tuple[int, list[Any]]] = []
 
     def state_dict(self) -> dict[str, Any]:
-        """Return it, as it is between two batches."""
+        """Return the state between two batches."""
         trainer = self._trainer
         loops = trainer.fit_loop.state_dict()
         seen = trainer.fit_loop.epoch_loop.batch_progress.current.ready
@@ -172,7 +172,7 @@ class _Fit:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Set all but the data and the random numbers, which follow once the data is there."""
+        """Restore everything but data and random numbers, which follow once the data exists."""
         trainer = self._trainer
         trainer.fit_loop.load_state_dict(state["loops"])
         for config, scheduler in zip(trainer.lr_scheduler_configs, state["schedulers"], strict=True):
@@ -187,12 +187,12 @@ class _Fit:
         self._restored = state
 
     def data_goes_on(self) -> None:
-        """The next batch is the one after those that the epoch has had.
+        """Position the data at the batch after those that the epoch has had.
 
-        Raises TypeError for data that cannot say which.
+        Raises TypeError for data whose position is unknown.
 
-        The order of batches may come from the random numbers of the epoch's beginning. So the iterator that Lightning
-        has made is made anew with these, and the current ones are set when it has got where it was.
+        The order of batches may depend on the random state at the epoch's start. So Lightning's iterator is recreated
+        with that state, and the current random state is set once it has reached its position.
         """
         fetcher, has_state = self._trainer.fit_loop._data_fetcher, self._loaders_have_state()
         if not has_state and not hasattr(fetcher, "batches"):
@@ -218,7 +218,7 @@ class _Fit:
         dropped = seen - self._restored["loaders_at"]
         for _ in range(dropped):
             next(fetcher)
-        fetcher.fetched -= dropped  # Lightning adds what it has seen
+        fetcher.fetched -= dropped  # Lightning adds those it has seen
         self._random.load_state_dict(random)
         self._note_loaders(seen)
 
@@ -240,7 +240,7 @@ class _Fit:
         self._note_loaders(0)
 
     def batch_ends(self) -> None:
-        """Where the loaders are is known after each batch."""
+        """Record the loaders' position after each batch."""
         self._note_loaders(self._trainer.fit_loop.epoch_loop.batch_progress.current.ready)
 
     def _note_loaders(self, seen: int) -> None:
@@ -261,7 +261,7 @@ class _Fit:
 
 
 def _set_epoch(loader: Any, epoch: int) -> None:
-    """Samplers that shuffle by the number of the epoch do so by this one."""
+    """Set the epoch of samplers that shuffle by it."""
     batches: Any = getattr(loader, "batch_sampler", None)
     samplers: tuple[Any, ...] = (getattr(loader, "sampler", None), batches, getattr(batches, "sampler", None))
     for sampler in samplers:
@@ -270,7 +270,7 @@ def _set_epoch(loader: Any, epoch: int) -> None:
 
 
 def _refuse(trainer: Any) -> None:
-    """Raise TypeError for a strategy that keeps parameters or optimizers in a way of its own, or an old Lightning."""
+    """Raise TypeError for a strategy that stores parameters or optimizers differently, or an old Lightning."""
     if not hasattr(trainer.fit_loop, "is_resuming"):
         raise TypeError("checkpoints in memory need Lightning 2.5.5 or later: older ones go on with another batch")
     name = type(trainer.strategy).__name__
@@ -280,7 +280,7 @@ def _refuse(trainer: Any) -> None:
 
 
 def _warn_of_hooks(trainer: Any, pl_module: Any) -> None:
-    """Say of whom ``on_load_checkpoint`` will not be called: at each step it would cost too much."""
+    """Warn about modules whose ``on_load_checkpoint`` will not be called: at each step it would cost too much."""
     for one in (pl_module, trainer.datamodule, *trainer.callbacks):
         hook = getattr(type(one), "on_load_checkpoint", None)
         if hook is not None and not hook.__module__.endswith(
@@ -298,7 +298,7 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> Any:
-    """Return ``MemoryCheckpointCallback``, made on the first use. Raises ImportError without Lightning."""
+    """Return ``MemoryCheckpointCallback``, created on first use. Raises ImportError without Lightning."""
     if name != "MemoryCheckpointCallback":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     made = type(
@@ -309,7 +309,7 @@ def __getattr__(name: str) -> Any:
 
 
 def _bases() -> list[type]:
-    """Return the callback classes of the Lightnings that are imported; of the first installed one if none is."""
+    """Return the callback classes of the imported Lightning packages, else of the first one installed."""
     imported = [module for package in PACKAGES if (module := sys.modules.get(package)) is not None]
     if imported:
         return [package.Callback for package in imported]
@@ -318,7 +318,7 @@ def _bases() -> list[type]:
             return [import_module(package).Callback]
         except ModuleNotFoundError as error:
             if error.name not in {package, package.partition(".")[0]}:
-                raise  # it is there and broken: its own error says more
+                raise  # it is installed but broken: its own error says more
     raise ImportError(
         "MemoryCheckpointCallback is a callback of PyTorch Lightning, which is not installed: pip install lightning"
     )

@@ -1,4 +1,4 @@
-"""Checkpoints in memory for Hugging Face's Trainer.
+"""In-memory checkpoints for Hugging Face's Trainer.
 
     from eagle_eye.checkpoint.callback_transformers import keep_in_memory
 
@@ -6,10 +6,10 @@
     keep_in_memory(trainer, "/shared/checkpoints", persist_every=500)
     trainer.train()
 
-A callback of the Trainer cannot say where training goes on: how many epochs and batches it skips is decided before its
-first callback. So this wraps the trainer's own methods, whatever class of trainer it is: ``_prepare_for_training``,
+A Trainer callback cannot set where training resumes: the number of epochs and batches to skip is decided before the
+first callback. So this wraps the trainer's own methods, for any trainer class: ``_prepare_for_training``,
 ``_run_epoch``, ``_load_rng_state``, ``_maybe_log_save_evaluate`` and ``_finalize_training``, which transformers has
-since its version 5.3. It imports no transformers.
+since version 5.3. It does not import transformers.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from typing import Any
 from eagle_eye.checkpoint.checkpointer import MemoryCheckpointer
 from eagle_eye.checkpoint.state import RandomState
 
-FROM_MEMORY = "memory"  # what the trainer is told that it resumes from
-LOGS_KEPT = 200  # a history that grows without end would be copied at each step
+FROM_MEMORY = "memory"  # passed to the trainer as the checkpoint it resumes from
+LOGS_KEPT = 200  # an unbounded history would be copied at each step
 PROGRESS = (
     "global_step",
     "epoch",
@@ -46,20 +46,20 @@ EPOCH_ARGUMENTS = {
 def keep_in_memory(
     trainer: Any, directory: str | os.PathLike[str], persist_every: int = 0, **options: Any
 ) -> TransformersCheckpoints:
-    """``trainer.train()`` goes on after the newest step that is kept, and keeps its own. All ranks call it before.
+    """Make ``trainer.train()`` resume after the newest step that is kept, and keep its own. Call on all ranks before.
 
     ``options`` are those of ``MemoryCheckpointer``: ``replicas``, ``keep``, ``job``, ``node``, ``topology``. Raises
-    TypeError for a trainer that shards parameters or optimizers in a way of its own (DeepSpeed, FSDP 1, XLA,
-    Megatron) or has other methods than these, and ValueError with ``auto_find_batch_size``.
+    TypeError for a trainer that shards parameters or optimizers in its own way (DeepSpeed, FSDP 1, XLA, Megatron) or
+    lacks these methods, and ValueError with ``auto_find_batch_size``.
     """
     return TransformersCheckpoints(trainer, directory, persist_every, **options)
 
 
 class TransformersCheckpoints:
-    """What a trainer's own methods were wrapped with. Its ``checkpointer`` is there once training begins.
+    """The wrappers of a trainer's methods. ``checkpointer`` is set once training begins.
 
-    A step is a step of the optimizer, and its number ``global_step``. It is captured when the log, the evaluation and
-    the checkpoint that belong to it are over; the last one of an epoch when those of the epoch are.
+    A step is an optimizer step, and its number ``global_step``. It is captured after its log, evaluation and
+    checkpoint; the last one of an epoch after those of the epoch.
     """
 
     def __init__(self, trainer: Any, directory: str | os.PathLike[str], persist_every: int = 0, **options: Any) -> None:
@@ -83,7 +83,7 @@ class TransformersCheckpoints:
             setattr(trainer, method.__name__, functools.wraps(wrapped)(functools.partial(method, wrapped)))
 
     def _prepare_for_training(self, wrapped: Any, max_steps: Any, train_dataloader: Any, resume_from: Any) -> Any:
-        """The model is where and how it will be trained, and it, optimizer, schedule and progress are restored."""
+        """Restore model, optimizer, schedule and progress, once the model is placed and wrapped for training."""
         if resume_from is not None:
             raise ValueError(
                 f"train(resume_from_checkpoint={str(resume_from)!r}) and checkpoints in memory each say where to go on:"
@@ -98,7 +98,7 @@ class TransformersCheckpoints:
         return made
 
     def _run_epoch(self, wrapped: Any, **arguments: Any) -> None:
-        """An epoch is over, from where it went on; one that was over before is skipped."""
+        """Run an epoch from its resume position; skip one that is already over."""
         self._steps_in_epoch = arguments["num_update_steps_per_epoch"]
         if self._resumed:
             epochs, steps = divmod(self._resumed, self._steps_in_epoch)
@@ -113,20 +113,20 @@ class TransformersCheckpoints:
         self._capture()
 
     def _load_rng_state(self, wrapped: Any, checkpoint: Any) -> None:
-        """The random numbers are those after the step that training goes on from."""
+        """Set the random state after the step that training resumes from."""
         if checkpoint == FROM_MEMORY:
             self._progress.set_random_numbers()
         else:
             wrapped(checkpoint)
 
     def _maybe_log_save_evaluate(self, wrapped: Any, *arguments: Any, **named: Any) -> None:
-        """What belonged to a step is over."""
+        """A step's log, evaluation and checkpoint are over."""
         wrapped(*arguments, **named)
         if self._trainer.state.global_step % self._steps_in_epoch:
             self._capture()
 
     def _finalize_training(self, wrapped: Any, *arguments: Any, **named: Any) -> Any:
-        """Training ended as it should: the memory is freed."""
+        """Training ended normally: free the memory."""
         made = wrapped(*arguments, **named)
         if self.checkpointer is not None:
             self.checkpointer.close()
@@ -140,7 +140,7 @@ class TransformersCheckpoints:
 
 
 class _Progress:
-    """What training is made of beside weights and their optimizer."""
+    """The training state beside weights and their optimizer."""
 
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer
@@ -148,7 +148,7 @@ class _Progress:
         self._restored: Mapping[str, Any] | None = None
 
     def state_dict(self) -> dict[str, Any]:
-        """Return it, as it is between two steps."""
+        """Return the state between two steps."""
         trainer = self._trainer
         scaler = getattr(trainer.accelerator, "scaler", None)
         return {
@@ -161,7 +161,7 @@ class _Progress:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Set all but the random numbers, which follow once the data is where it was."""
+        """Restore everything but the random numbers, which follow once the data is in position."""
         trainer = self._trainer
         for name, value in state["progress"].items():
             setattr(trainer.state, name, value)
@@ -175,17 +175,17 @@ class _Progress:
         self._restored = state
 
     def set_random_numbers(self) -> None:
-        """Go on with the random numbers that were restored."""
+        """Set the restored random state."""
         if self._restored is not None:
             self._random.load_state_dict(self._restored["random"])
 
     def _callbacks(self) -> list[Any]:
-        """Return those whose state the trainer's own checkpoints have, too."""
+        """Return the callbacks whose state is also in the trainer's own checkpoints."""
         return [one for one in self._trainer.callback_handler.callbacks if hasattr(one, "state")]
 
 
 def _refuse(trainer: Any) -> None:
-    """Raise TypeError for a trainer that this does not fit, ValueError for a setting."""
+    """Raise TypeError for an unsupported trainer, ValueError for a setting."""
     run_epoch = getattr(trainer, "_run_epoch", None)
     taken = set() if run_epoch is None else set(inspect.signature(run_epoch).parameters)
     if missing := EPOCH_ARGUMENTS - taken:

@@ -1,8 +1,8 @@
-"""Every how many captures a step is kept, for all ranks alike: by how many of the last ones became whole. Pure.
+"""Chooses how often ranks capture a step, alike on all, by how many recent captures became whole. Pure.
 
-A step is whole only where every rank has captured it. Where copies take longer than a step, a rank that finds no free
-slot skips one; and what one rank has captured another may have skipped, step after step, so that none is ever whole.
-Fewer captures, which all ranks make, are whole more often.
+A step is whole only where every rank has captured it. Where copies take longer than a step, a rank without a free slot
+skips one, and ranks may skip different steps, so that none ever becomes whole. Fewer captures, made by all ranks,
+become whole more often.
 """
 
 from __future__ import annotations
@@ -11,19 +11,19 @@ from collections import deque
 from dataclasses import dataclass, field
 
 LOOK_BACK = 8
-SHRINK_AFTER = 32  # that all became whole
-SETTLING = 4  # captures that were on their way when the interval changed
-HEARD_WITHIN = 4  # missed steps, by which every rank has said whether it missed the one before them
+SHRINK_AFTER = 32  # captures that all became whole
+SETTLING = 4  # captures that were in progress when the interval changed
+HEARD_WITHIN = 4  # missed steps, within which every rank has reported whether it missed the one before them
 EVERY_MAX = 256
 
 
 @dataclass
 class CaptureInterval:
-    """Of each ``every`` captures a rank makes the last. It doubles where fewer than half of them become whole.
+    """A rank makes the last of each ``every`` captures. Doubles when fewer than half of them become whole.
 
-    What all ranks skip alike is no such loss: they capture the next step together. Nor is what becomes of steps while a
-    rank's store is away. A power of two: what is due by the longer of two intervals is due by the shorter one, too, so
-    ranks that hear of a change at different steps have common ones all the same.
+    Steps that all ranks skip do not count as lost: they capture the next one together. Nor do steps while a rank's
+    store is unavailable. It is a power of two: captures due at the longer of two intervals are also due at the shorter
+    one, so ranks that switch at different steps still share some.
     """
 
     ranks: frozenset[int]
@@ -35,15 +35,15 @@ class CaptureInterval:
     _outcomes: deque[bool] = field(default_factory=lambda: deque(maxlen=SHRINK_AFTER))
 
     def heard(self, rank: int, step: int) -> None:
-        """A rank's store has said something of a step."""
+        """Record that a rank's store has reported on a step."""
         self._heard[rank] = max(step, self._heard.get(rank, -1))
 
     def whole(self) -> None:
-        """A captured step has become whole."""
+        """Record that a captured step has become whole."""
         self._came_out(whole=True)
 
     def missed(self, step: int, rank: int | None) -> None:
-        """A step will not become whole: the rank has not captured it, or one of which it is not known which (None)."""
+        """Record that a step will not become whole: the rank has not captured it, or an unknown one (None)."""
         if rank is not None:
             self.heard(rank, step)
         if step <= self._judged_step:

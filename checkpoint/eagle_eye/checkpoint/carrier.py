@@ -1,20 +1,20 @@
-"""Whether others' traffic passes on a link, by what its interface has sent and what of that was our own. Pure."""
+"""Detects others' traffic on a link, from the interface's sent bytes minus our own. Pure."""
 
 from __future__ import annotations
 
 from eagle_eye.checkpoint.idle_spans import IdleSpans
 
-LOOK_S_MIN = 0.001  # a rate over less is chance: the kernel counts segments of 64 KiB at once
-QUIET_S = 0.004  # a collective pauses for less, between its rounds
-BUSY_BYTES = 16 << 10  # heartbeats and words are shorter
-BUSY_RATIO = 0.1  # of the most that the link carries: acknowledgements of what arrives take a fortieth
-OWN_RATIO = 1.15  # headers are a twentieth of what is sent, and some is sent again
+LOOK_S_MIN = 0.001  # a rate over less is noise: the kernel counts segments of 64 KiB at once
+QUIET_S = 0.004  # a collective's pauses between its rounds are shorter
+BUSY_BYTES = 16 << 10  # heartbeats and control messages are shorter
+BUSY_RATIO = 0.1  # of the link's highest rate: acknowledgements of received data take a fortieth
+OWN_RATIO = 1.15  # headers are a twentieth of what is sent, and some is retransmitted
 RATE_OVER_S = 0.01
 PEAK_HALVES_S = 60.0
 
 
 class Carrier:
-    """Tells ``spans`` when traffic of others begins and ends. ``total`` counts all bytes that the interface sent."""
+    """Reports to ``spans`` when others' traffic starts and stops. ``total`` counts all bytes sent by the interface."""
 
     def __init__(self, spans: IdleSpans) -> None:
         self._spans = spans
@@ -26,14 +26,14 @@ class Carrier:
         self.collisions = 0
 
     def look(self, now_s: float, total: int) -> None:
-        """The interface has sent so much until now, and nothing of it since the last look was our own."""
-        if self._looked_s is None or total < self._total:  # first, or the interface was made anew
+        """Take the sent bytes so far; none since the last look were our own."""
+        if self._looked_s is None or total < self._total:  # first, or the interface was recreated
             self._looked_s, self._total = now_s, total
         elif now_s - self._looked_s >= LOOK_S_MIN:
             self._passed(now_s, total, 0)
 
     def sent(self, now_s: float, total: int, own_bytes: int) -> bool:
-        """The same, and so much of it was our own; return whether others sent, too."""
+        """Take the sent bytes so far and how many were our own; return whether others sent, too."""
         if self._looked_s is None or total < self._total or now_s <= self._looked_s:
             self._looked_s, self._total = now_s, total
             return False
@@ -50,7 +50,7 @@ class Carrier:
         others = moved - own_bytes * OWN_RATIO
         if others >= BUSY_BYTES and others >= BUSY_RATIO * self.peak_bytes_per_s * lasted_s:
             if self._busy_until_s is None:
-                # Nobody has looked for a while, perhaps: at its fastest it began so long ago.
+                # Possibly not read for a while: at the highest rate the traffic began this long ago.
                 self._spans.busy(max(began_s, now_s - others / self.peak_bytes_per_s))
             self._busy_until_s = now_s
             return True

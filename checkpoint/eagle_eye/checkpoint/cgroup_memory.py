@@ -1,7 +1,7 @@
-"""How much memory the control groups of this process leave it. Reads /proc/self/cgroup and /sys/fs/cgroup.
+"""Reads how much memory this process's cgroups leave it. Reads /proc/self/cgroup and /sys/fs/cgroup.
 
-Shared memory is charged to the group of whoever touches a page first: the store, which reserves all of it. Beyond the
-limit the kernel does not refuse, it kills.
+Shared memory is charged to the cgroup that touches a page first: the store's, which reserves all of it. Beyond the
+limit the kernel does not refuse memory but kills.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ _DEPTH_MAX = 32
 
 
 class _Names(NamedTuple):
-    """A version's files, and the lines of its memory.stat that count what is given up where memory is wanted."""
+    """A version's files, and the memory.stat lines that count reclaimable memory."""
 
     limit: str
     used: str
@@ -26,7 +26,7 @@ _VERSION_2 = _Names("memory.max", "memory.current", (b"inactive_file", b"active_
 
 
 def left_bytes(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> int | None:
-    """Return what the tightest of our groups leaves, pages of files counted as free; None: there is no limit."""
+    """Return what the tightest of our cgroups leaves, page cache counted as free; None: there is no limit."""
     try:
         lines = (proc / "self/cgroup").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
@@ -43,7 +43,7 @@ def left_bytes(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup"
 
 
 def _left(root: Path, path: str, names: _Names) -> list[int]:
-    """Return it for each group with a limit, from the root down; in a container the root is its own group."""
+    """Return it for each cgroup with a limit, from the root down; in a container the root is its own cgroup."""
     found: list[int] = []
     parts = [part for part in PurePosixPath(path).parts if part not in {"/", ".."}][:_DEPTH_MAX]
     for depth in range(len(parts) + 1):

@@ -1,8 +1,8 @@
 """``MemoryCheckpointer``: a training job's state in memory, on its node and at its neighbours, at each step.
 
 TRANSOM's checkpoint engine (TCE, arXiv 2310.10046) and Gemini (SOSP 2023) in one: ``capture`` copies a rank's shard
-into shared memory and returns; the node's store brings it to other nodes, and whole steps to storage, behind the
-training's back; ``restore`` reads the newest step of which every shard has a copy left.
+into shared memory and returns; the node's store copies it to other nodes, and whole steps to storage, in the
+background; ``restore`` reads the newest step of which every shard has a copy left.
 """
 
 from __future__ import annotations
@@ -78,21 +78,21 @@ T = TypeVar("T")
 
 
 class NoCheckpoint(RuntimeError):
-    """There should be a step to go on from, and no copy of one is left."""
+    """There should be a step to resume from, but no copy of one is left."""
 
 
 class AnotherModel(ValueError):
-    """The checkpoint is of another model: some tensors are missing in it or have another shape."""
+    """The checkpoint is of another model: tensors are missing from it or have another shape."""
 
 
 class NotTheSame(ValueError):
-    """Ranks have different parameters under one name, which torch.distributed.checkpoint takes for copies."""
+    """Ranks have different parameters under one name, which torch.distributed.checkpoint treats as copies."""
 
 
 class _Reported(msgspec.Struct, frozen=True):
-    """What each rank tells the others before they decide where to go on.
+    """What each rank reports to the others before they decide where to resume.
 
-    What counts of the launcher's word (``resume_from``), and of the steps ``on_storage``, is what rank 0 says.
+    For the launcher's instruction (``resume_from``) and the steps ``on_storage``, rank 0's values are used.
     """
 
     node: str
@@ -109,7 +109,7 @@ class _Reported(msgspec.Struct, frozen=True):
 
 
 class _Step(msgspec.Struct, frozen=True):
-    """A step of which every shard has a copy: ``where`` are (node, address) by rank."""
+    """A step with a copy of every shard: ``where`` are (node, address) by rank."""
 
     step: int
     attempt: int
@@ -120,14 +120,15 @@ class _Step(msgspec.Struct, frozen=True):
 
 
 class MemoryCheckpointer:
-    """Keeps a training job's state in memory. Made, and ``restore`` called, on every rank before training.
+    """Keeps a training job's state in memory. Create it and call ``restore`` on every rank before training.
 
-    ``state`` names what is kept: models, optimizers, tensors, and whatever has ``state_dict`` and ``load_state_dict``.
-    ``directory`` is shared storage: every ``persist_every`` steps (0: never) a whole step goes there as a plain
-    torch.distributed.checkpoint folder ``step_N``. ``replicas`` counts the node's own copy, ``keep`` the whole steps.
-    With ``reach_s`` two more are kept, so that once the job has run for so long a whole step that old is in memory.
-    With a ``topology`` file (the server's) copies lie behind several switches and in several racks where they can.
-    ``resumed_from`` says where ``restore`` found the state: step, where (memory, storage) and nodes; None: nowhere.
+    ``state`` names the objects to keep: models, optimizers, tensors, and anything with ``state_dict`` and
+    ``load_state_dict``. ``directory`` is shared storage: every ``persist_every`` steps (0: never) a whole step goes
+    there as a plain torch.distributed.checkpoint folder ``step_N``. ``replicas`` counts the node's own copy, ``keep``
+    the whole steps. With ``reach_s`` two more are kept, so that once the job has run that long, a whole step of that
+    age is in memory. With a ``topology`` file (the server's) copies are spread over several switches and racks where
+    possible. ``resumed_from`` says where ``restore`` found the state: step, where (memory, storage) and nodes; None:
+    nowhere.
     """
 
     def __init__(
@@ -178,20 +179,20 @@ class MemoryCheckpointer:
 
     @property
     def whole_step(self) -> int | None:
-        """The newest step of which all copies of all shards are whole, None before the first."""
+        """The newest step with all copies of all shards whole, None before the first."""
         return self._whole
 
     def restore(self) -> int:
         """Load the state and return its step; 0 for a job that has never had one. Every rank calls it, once.
 
-        Where the launcher says (``EAGLE_EYE_RESUME_FROM``: a folder, or ``memory:STEP``), else the newest step that is
-        whole in memory or on storage. Raises NoCheckpoint, AnotherModel, NotTheSame, DoesNotFit, and OSError.
+        Loads what the launcher names (``EAGLE_EYE_RESUME_FROM``: a folder, or ``memory:STEP``), else the newest step
+        that is whole in memory or on storage. Raises NoCheckpoint, AnotherModel, NotTheSame, DoesNotFit, and OSError.
         """
         everyone = self._gathered(self._tell)
         step, chosen = self._resume(everyone)
         if everyone[0].resume_from.startswith(MEMORY_PREFIX):
             self._shared(lambda: self._set_aside_later(step, _next_attempt(everyone)))
-        # A data loader that is asked for its state begins, and draws: not of the random numbers that were restored.
+        # Asking a data loader for its state starts it, which draws random numbers: not from the restored ones.
         with torch.random.fork_rng(devices=[], enabled=step > 0):
             self._plan, self._whole = self._planned(), step or None
         self._copies = copies_for(self._plan[1].devices, self._state.optimizers)
@@ -200,10 +201,10 @@ class MemoryCheckpointer:
         return step
 
     def capture(self, step: int) -> None:
-        """Keep the state as it is at the end of this step, which is greater than any before. Never raises, never waits.
+        """Capture the state at the end of this step, greater than any before. Never raises, never blocks.
 
-        Every rank calls it at the same steps. A step that cannot be kept now is skipped, counted, and said once. Where
-        fewer than half become whole, all ranks make the same one of several captures: the others are not due.
+        Every rank calls it at the same steps. A step that cannot be kept now is skipped, counted, and logged once.
+        Where fewer than half become whole, all ranks make only every n-th capture: the others are not due.
         """
         began_s = time.monotonic()
         try:
@@ -217,9 +218,9 @@ class MemoryCheckpointer:
         self.counts["blocked_s"] += time.monotonic() - began_s
 
     def close(self, within_s: float = 60.0) -> None:
-        """The training has ended as it should: its memory is freed once every rank has said so.
+        """End the training normally: its memory is freed once every rank has called this.
 
-        What was captured last is given so long to be whole, and on storage where it goes there.
+        Waits up to ``within_s`` for the last capture to become whole, and to reach storage if it goes there.
         """
         self._client.close(ended=True, within_s=within_s)
         with self._lock:
@@ -227,28 +228,28 @@ class MemoryCheckpointer:
             self._copies.close()
 
     def abandon(self) -> None:
-        """The training goes on with another one: what is whole stays in memory for it, as if the process had died.
+        """Release this checkpointer for a successor: whole steps stay in memory for it, as if the process had died.
 
-        Nothing is captured any more.
+        Stops capturing.
         """
         self._client.close(ended=False)
         with self._lock:
             self._granted, self._line, self._slots = None, None, {}
             self._copies.close()
 
-    # Where to go on.
+    # Where to resume.
 
     def _resume(self, everyone: Sequence[_Reported]) -> tuple[int, _Step | None]:
-        """Load the best there is; return its step, and what it was where it came from memory.
+        """Load the best available step; return it, with its copies if it came from memory.
 
-        Where the launcher says which step of memory, later ones are not to be trusted, and earlier ones may serve.
+        If the launcher names a step in memory, later ones are not trusted, and earlier ones may be used.
         """
         word = everyone[0].resume_from
         if word and not word.startswith(MEMORY_PREFIX):
             return self._load_folder(Path(word)), None
         steps, newest = whole_steps(everyone), _step_of(word) if word else None
         if newest == 0:
-            return 0, None  # to begin anew: nothing that there is is to be trusted
+            return 0, None  # start from scratch: no existing step is trusted
         on_storage = everyone[0].newest_on_storage(newest)
         if newest is not None:
             steps = [one for one in steps if one.step <= newest]
@@ -281,10 +282,10 @@ class MemoryCheckpointer:
         return 0, None
 
     def _set_aside_later(self, step: int, attempt: int) -> None:
-        """A later restart, with no word from a launcher, must not find what this one was told not to trust."""
+        """Make sure that a later restart without a launcher does not find the steps that this one must not trust."""
         renamed = set_aside(str(self._directory), step, attempt)
         if step == 0:
-            (self._directory / COMMITTED_FILE).unlink(missing_ok=True)  # it has no step any more that counts
+            (self._directory / COMMITTED_FILE).unlink(missing_ok=True)  # no remaining step counts
         if renamed:
             _log.warning("resumed at step %d, as told; set aside in %s: %s", step, self._directory, ", ".join(renamed))
 
@@ -310,7 +311,7 @@ class MemoryCheckpointer:
             try:
                 with warnings.catch_warnings():
                     warnings.filterwarnings("ignore", message="torch.distributed is disabled")
-                    # Each rank reads what it needs, and asks nobody. Whether all could is agreed on below.
+                    # Each rank reads what it needs without communication; success is agreed on below.
                     load(state, storage_reader=reader, planner=planner, no_dist=True)
             except (Exception, CheckpointException) as error:
                 raise OSError(_first_line(error)) from error
@@ -365,7 +366,7 @@ class MemoryCheckpointer:
     def _steps_on_storage(self) -> tuple[int, ...]:
         return tuple(one.step for one in step_folders(self._directory) if one.completed_s is not None)
 
-    # Beginning an attempt.
+    # Starting an attempt.
 
     def _tell(self) -> _Reported:
         welcome = self._client.hello()
@@ -379,7 +380,7 @@ class MemoryCheckpointer:
         )
 
     def _reachable(self, address: str) -> str:
-        """Return the store's address as other nodes reach it: over the network on which this job meets."""
+        """Return the store's address as reachable by other nodes: on the network that this job uses."""
         host, _, port = address.rpartition(":")
         if host not in {"0.0.0.0", "::"}:  # noqa: S104 - that is what it is compared with
             return address
@@ -449,7 +450,7 @@ class MemoryCheckpointer:
         return self._plan
 
     def _planned(self) -> tuple[JobLayout, ShardWriter]:
-        """Agree with all ranks on what lies where, as torch.distributed.checkpoint does when it saves."""
+        """Agree with all ranks on the layout, as torch.distributed.checkpoint does when it saves."""
         planner = DefaultSavePlanner()
 
         def local_plan() -> tuple[SavePlan, dict[str, bytes]]:
@@ -472,7 +473,7 @@ class MemoryCheckpointer:
         return named(layouts, metadata), writer
 
     def _attach(self, opened: Opened, line: AttemptConnection) -> None:
-        """The slots are there, or there anew: map them, and write into them what no capture writes."""
+        """Map the (possibly recreated) slots, and write the parts that no capture writes."""
         with self._lock:
             self._granted, before = None, self._slots
             self._slots = {path: self._prepared(path) for path in opened.slots}
@@ -486,11 +487,11 @@ class MemoryCheckpointer:
         self._copies.attach(view)
         return view, writer.prepare(view)
 
-    # While training.
+    # During training.
 
     def _is_due(self) -> bool:
-        """Whether this capture is the one of several that all ranks make, as the job has agreed."""
-        self._calls += 1  # calls, not steps: all ranks make them alike, by however many their steps grow
+        """Whether this capture is one that all ranks make, as the job has agreed."""
+        self._calls += 1  # calls, not steps: all ranks count them alike, whatever their steps' increments
         return self._calls % self._capture_every == 0
 
     def _capture(self, step: int, began_s: float) -> None:
@@ -546,7 +547,7 @@ class MemoryCheckpointer:
         self._client.say(MetadataMade(step, pickle.dumps(metadata)))
 
     def _commit(self, step: int) -> None:
-        """From now on the job has had a step: to begin anew would lose it."""
+        """Record that the job has had a step: starting from scratch would lose it."""
         try:
             path = self._directory / COMMITTED_FILE
             said = {"job": self._job, "step": step, "time_s": time.time()}
@@ -555,7 +556,7 @@ class MemoryCheckpointer:
         except OSError as error:
             _log.warning("%s is not written: %s", COMMITTED_FILE, error)
 
-    # Together.
+    # Collective operations.
 
     def _gather(self, mine: T) -> list[T]:
         if not self._distributed:
@@ -565,7 +566,7 @@ class MemoryCheckpointer:
         return found
 
     def _shared(self, make: Callable[[], T]) -> T:
-        """Return what rank 0 makes. Raises on all ranks what it raises there."""
+        """Return rank 0's result. Raises its exception on all ranks."""
         made: list[Any] = [None, None]
         if self._rank == 0:
             try:
@@ -580,7 +581,7 @@ class MemoryCheckpointer:
         return result
 
     def _gathered(self, work: Callable[[], T]) -> list[T]:
-        """Return what every rank's own work returns, by rank. Where one fails all do: with the error of the first.
+        """Return every rank's result, by rank. If one fails all do, with the error of the first.
 
         Work that itself gathers must fail on all ranks or on none.
         """
@@ -592,33 +593,33 @@ class MemoryCheckpointer:
         everyone: list[tuple[Any, Exception | None]] = self._gather(mine)
         failed = next((error for _, error in everyone if error is not None), None)
         if failed is not None:
-            # Not this rank's own: what is done about an error depends on its kind, and is done by all.
+            # Not this rank's own: the handling depends on the error's type, and must be the same everywhere.
             raise failed from (None if failed is mine[1] else mine[1])
         return [result for result, _ in everyone]
 
     def _agreed(self, work: Callable[[], T]) -> T:
-        """Return what this rank's own work returns, once every rank's has: as ``_gathered``, and nothing is told."""
+        """Return this rank's own result, once every rank has one: like ``_gathered``, without exchanging results."""
         results: list[T] = []
         self._gathered(lambda: results.append(work()))
         return results[0]
 
     def _make_key(self) -> bytes:
-        """Return the job's key, which lies beside its checkpoints for its owner alone."""
+        """Return the job's key, stored beside its checkpoints, readable only by its owner."""
         self._directory.mkdir(parents=True, exist_ok=True)
         path = self._directory / KEY_FILE
         if not path.exists():
             part = path.with_suffix(f".{secrets.token_hex(4)}")
             with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="ascii") as file:
                 file.write(secrets.token_bytes(32).hex())
-            part.rename(path)  # as a whole: whoever is ended in between leaves no half a key
+            part.rename(path)  # atomic: a process killed in between leaves no partial key
         return bytes.fromhex(path.read_text(encoding="ascii"))
 
 
 def whole_steps(everyone: Iterable[_Reported]) -> list[_Step]:
-    """Return the steps of which some node has a copy of every shard, the best to go on from first. Pure.
+    """Return the steps with a copy of every shard on some node, best to resume from first. Pure.
 
-    Copies that different attempts captured make no step together: each attempt is a course of training of its own, and
-    a node that was away for some has copies of one that nobody goes on with. The last course comes first.
+    Copies captured by different attempts do not form a step: each attempt is a separate course of training, and a node
+    that was away has copies of an abandoned one. The latest course comes first.
     """
     held: dict[tuple[int, str, int], dict[int, dict[str, tuple[str, CopyInfo]]]] = {}
     last_s: dict[int, float] = {}
@@ -646,7 +647,7 @@ def whole_steps(everyone: Iterable[_Reported]) -> list[_Step]:
 
 
 def _require_same(fingerprints: Sequence[Mapping[str, bytes]]) -> None:
-    """Raise NotTheSame where ranks have different parameters under one name: but one of them would be lost."""
+    """Raise NotTheSame where ranks have different parameters under one name: all but one would be lost."""
     first: dict[str, tuple[int, bytes]] = {}
     wrong: dict[str, str] = {}
     for rank, mine in enumerate(fingerprints):
@@ -675,7 +676,7 @@ def _step_of(word: str) -> int:
 
 
 def _compare(state: Mapping[str, Any], metadata: Metadata) -> None:
-    """Raise AnotherModel where a tensor of the state is missing in the checkpoint, or has another shape there."""
+    """Raise AnotherModel where a tensor of the state is missing from the checkpoint, or has another shape there."""
     from torch.distributed.checkpoint._nested_dict import flatten_state_dict
 
     wrong = []
@@ -692,7 +693,7 @@ def _compare(state: Mapping[str, Any], metadata: Metadata) -> None:
 
 
 def _carried(error: Exception) -> Exception:
-    """Return the error as it can travel to the other ranks."""
+    """Return the error in a form that can be sent to the other ranks."""
     try:
         pickle.loads(pickle.dumps(error))  # noqa: S301 - what this line has pickled
     except Exception:  # noqa: BLE001 - whatever it is about the error

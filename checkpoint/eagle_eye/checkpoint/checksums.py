@@ -1,6 +1,6 @@
 """Checksums of a shard's chunks: xxh3, 64 bits, eight bytes each in one string. Pure.
 
-They find damage by hardware, memory above all, and not forgery: who may write is decided by keys.
+They detect hardware damage, above all of memory, not forgery: write access is protected by keys.
 """
 
 from __future__ import annotations
@@ -9,16 +9,16 @@ from collections.abc import Iterator
 
 import xxhash
 
-CHUNK_BYTES = 1 << 20  # small enough that what was just checked is copied out of a cache
+CHUNK_BYTES = 1 << 20  # small enough that a chunk is still in a cache after being checked
 SUM_BYTES = 8
 
 
 class Damaged(ValueError):
-    """A chunk is not what was written."""
+    """A chunk differs from what was written."""
 
 
 def chunks(offset: int, length: int) -> Iterator[tuple[int, int]]:
-    """Yield (start, end) of the chunks of a range that starts at a chunk's beginning."""
+    """Yield (start, end) of the chunks of a range that starts at a chunk boundary."""
     for start in range(offset, offset + length, CHUNK_BYTES):
         yield start, min(start + CHUNK_BYTES, offset + length)
 
@@ -29,36 +29,36 @@ def sums_of(data: memoryview) -> bytes:
 
 
 def sums_in(sums: bytes, offset: int, length: int) -> bytes:
-    """Return those of a range that starts at a chunk's beginning."""
+    """Return the checksums of a range that starts at a chunk boundary."""
     first = offset // CHUNK_BYTES
     return sums[first * SUM_BYTES : (first + -(-length // CHUNK_BYTES)) * SUM_BYTES]
 
 
 def check(chunk: memoryview, sums: bytes, number: int, what: str) -> None:
-    """Raise Damaged, naming what it is, unless the chunk is the one that was written."""
+    """Raise Damaged, naming ``what``, unless the chunk is unchanged."""
     verifying = Verifying()
     verifying.add(chunk)
     verifying.check(sums, number, what)
 
 
 class Verifying:
-    """Makes the checksum of one chunk, piece by piece: of what was just copied, while it is in a cache."""
+    """Computes one chunk's checksum piece by piece, while each just-copied piece is in a cache."""
 
     def __init__(self) -> None:
         self._sum = xxhash.xxh3_64()
 
     def add(self, piece: memoryview) -> None:
-        """This comes next."""
+        """Add the next piece."""
         self._sum.update(piece)
 
     def check(self, sums: bytes, number: int, what: str) -> None:
-        """Raise Damaged, naming what it is, unless the pieces are the chunk that was written."""
+        """Raise Damaged, naming ``what``, unless the pieces are the unchanged chunk."""
         if self._sum.digest() != sums[number * SUM_BYTES : (number + 1) * SUM_BYTES]:
             raise Damaged(f"{what}: chunk {number} of {CHUNK_BYTES >> 20} MiB does not have its checksum")
 
 
 def check_all(data: memoryview, sums: bytes, what: str) -> None:
-    """Raise Damaged unless every chunk is the one that was written."""
+    """Raise Damaged unless every chunk is unchanged."""
     if len(sums) != -(-len(data) // CHUNK_BYTES) * SUM_BYTES:
         raise Damaged(f"{what}: {len(data)} bytes with {len(sums) // SUM_BYTES} checksums")
     for number, (start, end) in enumerate(chunks(0, len(data))):

@@ -1,4 +1,4 @@
-"""``eagle-eye checkpoint``: a verb a file."""
+"""``eagle-eye checkpoint``: one file per verb."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from eagle_eye.checkpoint import plan_command, status_command, store_command, ve
 
 
 class Verb(Protocol):
-    """What a verb's module offers. What the extra brings it loads when it runs: help and plans need none of it."""
+    """The interface of a verb's module. Extras are imported on run: help and planning need none."""
 
     @property
     def NAME(self) -> str:  # noqa: N802 - a module's constant
-        """What is typed."""
+        """The verb's name."""
         ...
 
     @property
     def HELP(self) -> str:  # noqa: N802
-        """What it does, in one line."""
+        """Its help, in one line."""
         ...
 
     def configure(self, parser: argparse.ArgumentParser) -> None:
@@ -26,7 +26,7 @@ class Verb(Protocol):
         ...
 
     def run(self, args: argparse.Namespace) -> int:
-        """Do it and return the exit code."""
+        """Run the verb and return the exit code."""
         ...
 
 
@@ -41,5 +41,5 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Do what the verb says. Raises ConfigurationError."""
+    """Run the chosen verb. Raises ConfigurationError."""
     return {verb.NAME: verb for verb in VERBS}[args.verb].run(args)

@@ -1,4 +1,4 @@
-"""Frames over a socket: for the store in its event loop, for ranks in a thread; and the handshake over TCP."""
+"""Frames over a socket, for the store's event loop and for ranks' threads; and the TCP handshake."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ from eagle_eye.checkpoint.messages import (
 NONCE_BYTES = 16
 PIECE_BYTES = 8 << 20  # each costs the event loop about a tenth of a millisecond
 STALLED_S = 30.0
-UNPROVEN_FRAME_BYTES_MAX = 1 << 16  # of whoever has not proven yet that it has the job's key
-SILENT_FOR_S = 30  # then a node that lost its power, or its network, is gone
+UNPROVEN_FRAME_BYTES_MAX = 1 << 16  # from a peer that has not yet proven that it has the job's key
+SILENT_FOR_S = 30  # after this, a node without power or network counts as gone
 
 MessageT = TypeVar("MessageT")
 
 
 class ProtocolError(ConnectionError):
-    """The other side speaks something else than it should."""
+    """The peer violates the protocol."""
 
 
 def address_of(text: str) -> tuple[str, int]:
@@ -52,23 +52,23 @@ def address_of(text: str) -> tuple[str, int]:
 
 
 def proof(key: bytes, side: bytes, ours: bytes, theirs: bytes) -> bytes:
-    """Return what only who has the job's key can say of these two numbers."""
+    """Return the proof of having the job's key for these two nonces."""
     return hmac.new(key, side + ours + theirs, hashlib.sha256).digest()
 
 
 class Pace(Protocol):
-    """How the bytes of a shard are sent: piece by piece."""
+    """Paces the sending of a shard, piece by piece."""
 
     def piece(self, left: int, unsent: Callable[[], int]) -> AbstractAsyncContextManager[int]:
-        """Wait until some of the bytes that are left may go; enter with how many, and leave once they are sent.
+        """Wait until some of the remaining bytes may be sent; enter with how many, exit once they are sent.
 
-        ``unsent`` returns how many of those before the other side has not acknowledged. Raises OSError.
+        ``unsent`` returns how many earlier bytes are not acknowledged yet. Raises OSError.
         """
         ...
 
 
 def tuned(sock: socket.socket) -> socket.socket:
-    """Return a TCP socket that sends at once, and whose other side is not waited for forever where it is silent."""
+    """Return a TCP socket that sends without delay, and gives up on a silent peer."""
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 5), ("TCP_USER_TIMEOUT", SILENT_FOR_S * 1000)):
@@ -90,18 +90,18 @@ class Connection:
 
     @property
     def peer_pid(self) -> int:
-        """The process at the other end of a Unix socket; 0 where the kernel does not show it to this one."""
+        """The pid of a Unix socket's peer; 0 where it is not visible to this process."""
         pid, _, _ = struct.unpack("3i", self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
         return int(pid)
 
     @property
     def host(self) -> str:
-        """The other side's IP address. Raises OSError."""
+        """The peer's IP address. Raises OSError."""
         host: str = self._socket.getpeername()[0]
         return host
 
     async def send(self, message: Message, data: memoryview | None = None, pace: Pace | None = None) -> None:
-        """Send a message, and the bytes that belong to it, undivided. Raises OSError."""
+        """Send a message and its data, uninterrupted. Raises OSError."""
         async with self._sending:
             with self._working():
                 await self._loop.sock_sendall(self._socket, encode(message))
@@ -109,7 +109,7 @@ class Connection:
                     await self._send_data(data, pace)
 
     async def send_data(self, data: memoryview, pace: Pace | None = None) -> None:
-        """Send the bytes that were announced, at a pace, None: at once. Raises OSError."""
+        """Send the announced data at a pace, None: at once. Raises OSError."""
         async with self._sending:
             with self._working():
                 await self._send_data(data, pace)
@@ -124,11 +124,11 @@ class Connection:
         return parsed(body)
 
     async def expect(self, kind: type[MessageT]) -> MessageT:
-        """Return the next message, which must be of this kind. Raises ProtocolError; what was refused says why."""
+        """Return the next message, which must be of this kind. Raises ProtocolError, with the reason if refused."""
         return expected(await self.receive(), kind)
 
     async def receive_into(self, view: memoryview, *, end_allowed: bool = False) -> bool:
-        """Fill the view. False where the other side had ended before its first byte and may."""
+        """Fill the view. False if the peer closed before the first byte and ``end_allowed``."""
         filled = 0
         with self._working():
             while filled < len(view):
@@ -141,7 +141,7 @@ class Connection:
         return True
 
     def ended(self) -> bool:
-        """Whether the other side has ended it. Not to be asked while somebody receives."""
+        """Whether the peer has closed it. Not to be called while another coroutine receives."""
         try:
             return not self._closed and self._socket.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) == b""
         except BlockingIOError:
@@ -162,7 +162,7 @@ class Connection:
             start += count
 
     def _unsent(self) -> int:
-        """Return how many bytes the other side has not acknowledged, 0 where the kernel does not say."""
+        """Return how many bytes are unacknowledged, 0 where the kernel does not report it."""
         try:
             unsent: int = struct.unpack("=i", fcntl.ioctl(self._socket, termios.TIOCOUTQ, bytes(4)))[0]
         except OSError:
@@ -170,12 +170,12 @@ class Connection:
         return unsent
 
     def close(self) -> None:
-        """End it; whoever waits for its bytes gets an error, whoever waits for a message hears that it has ended."""
+        """Close it; a pending read of data fails, a pending read of a message returns the end."""
         if self._closed:
             return
         self._closed = True
-        # Not closed under whoever waits: its number could be another connection's before the loop has looked.
-        with contextlib.suppress(OSError):  # it had ended
+        # Not closed under a waiting reader: its descriptor could be reused before the loop has noticed.
+        with contextlib.suppress(OSError):  # it had already ended
             self._socket.shutdown(socket.SHUT_RDWR)
         self._close_if_done()
 
@@ -196,7 +196,7 @@ class Connection:
 
 
 class BlockingConnection:
-    """A connection of a rank. Not for several threads at once, but that one may receive while another sends."""
+    """A rank's connection. Not thread-safe, except that one thread may receive while another sends."""
 
     def __init__(self, sock: socket.socket, timeout_s: float | None) -> None:
         sock.settimeout(timeout_s)
@@ -216,20 +216,20 @@ class BlockingConnection:
         return parsed(body)
 
     def ask(self, message: Message, kind: type[MessageT]) -> MessageT:
-        """Return the answer to a message. Raises ProtocolError, OSError; what was refused says why."""
+        """Return the answer to a message. Raises ProtocolError, OSError; a refusal's reason is in the error."""
         self.send(message)
         return expected(self.receive(), kind)
 
     def receive_into(self, view: memoryview, seen: Callable[[memoryview], None] = lambda _: None) -> None:
-        """Fill the view; each piece is ``seen`` as soon as it is there. Raises ProtocolError, OSError."""
+        """Fill the view; calls ``seen`` with each piece as it arrives. Raises ProtocolError, OSError."""
         self._fill(view, seen=seen)
 
     def set_timeout(self, timeout_s: float | None) -> None:
-        """How long to wait for the other side from now on."""
+        """Set the timeout from now on."""
         self._socket.settimeout(timeout_s)
 
     def close(self) -> None:
-        """End it, also for a thread that waits in ``receive``."""
+        """Close it, also for a thread that waits in ``receive``."""
         with contextlib.suppress(OSError):  # it had ended
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
@@ -250,7 +250,7 @@ class BlockingConnection:
 
 
 def connect_local(path: Path, timeout_s: float) -> BlockingConnection:
-    """Return a connection to the store that listens on this Unix socket. Raises OSError where none does."""
+    """Connect to the store that listens on this Unix socket. Raises OSError where none does."""
     sock = socket.socket(socket.AF_UNIX)
     connection = BlockingConnection(sock, timeout_s)
     try:
@@ -262,7 +262,7 @@ def connect_local(path: Path, timeout_s: float) -> BlockingConnection:
 
 
 def connect(address: str, job: str, key: bytes, timeout_s: float) -> BlockingConnection:
-    """Return a connection of a rank to the store of another node, both sides proven. Raises OSError, ValueError."""
+    """Connect a rank to another node's store, with mutual proof. Raises OSError, ValueError."""
     connection = BlockingConnection(tuned(socket.create_connection(address_of(address), timeout_s)), timeout_s)
     try:
         nonce = os.urandom(NONCE_BYTES)
@@ -275,14 +275,14 @@ def connect(address: str, job: str, key: bytes, timeout_s: float) -> BlockingCon
 
 
 def answer(key: bytes, nonce: bytes, challenge: Challenge) -> Proof:
-    """Return the answer to a store's challenge. Raises ProtocolError where it has another key."""
+    """Return the answer to a store's challenge. Raises ProtocolError if it has another key."""
     if not hmac.compare_digest(challenge.proof, proof(key, b"store", nonce, challenge.nonce)):
         raise ProtocolError("the store does not have this job's key")
     return Proof(proof(key, b"peer", nonce, challenge.nonce))
 
 
 def frame_length(head: bytes | bytearray, bytes_max: int = FRAME_BYTES_MAX) -> int:
-    """Return the length that a frame's first four bytes say. Raises ProtocolError."""
+    """Return the length in a frame's first four bytes. Raises ProtocolError."""
     length = int.from_bytes(head, "big")
     if length > bytes_max:
         raise ProtocolError(f"a message of {length:,} bytes; {bytes_max:,} is the limit")

@@ -1,8 +1,8 @@
-"""Copies of a state into a slot: out of the host's memory, and out of a GPU's, beside the steps that follow.
+"""Copies a state into a slot from host memory, and from a GPU concurrently with the following steps.
 
-What is on a GPU goes into pinned memory without the host's waiting. Parameters and the optimizers' own tensors change
-in an optimizer's step and nowhere else: they are copied on a stream of their own, and the next step waits for it, on
-the GPU. Whatever else there is, which anything may change, is copied on the program's own stream, in its order.
+GPU tensors are copied to pinned memory without blocking the host. Parameters and optimizer tensors change only in an
+optimizer step: they are copied on a separate stream, for which the next step waits on the GPU. All other tensors, which
+may change at any time, are copied on the program's own stream, in order.
 """
 
 from __future__ import annotations
@@ -24,29 +24,29 @@ _log = logging.getLogger(__name__)
 
 
 class Copies(Protocol):
-    """How the tensors of one rank get into its slots. One capture at a time, by one thread."""
+    """Copies one rank's tensors into its slots. One capture at a time, by one thread."""
 
     def attach(self, slot: memoryview) -> None:
-        """A slot will be copied into."""
+        """Prepare a slot for copies."""
 
     def detach(self, slot: memoryview) -> None:
-        """A slot will not be copied into any more, and nothing is on its way into it."""
+        """Release a slot: no copy into it is or will be in progress."""
 
     def begin(self) -> None:
-        """A capture begins: what is copied from now on is copied as it is now."""
+        """Start a capture: from now on copies take the current values."""
 
     def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
-        """Copy a tensor into the slot, or have it copied."""
+        """Copy a tensor into the slot, or schedule the copy."""
 
     def end(self) -> Callable[[], None] | None:
-        """Return what waits, in another thread, until all is in the slot; None where it is already."""
+        """Return a function that waits, in another thread, until all copies are done; None if they are."""
 
     def close(self) -> None:
-        """No capture follows: nothing is on its way into any slot, and none is attached."""
+        """Stop: no copy is in progress, and no slot is attached."""
 
 
 class HostCopies:
-    """For tensors of the host: each is there when ``copy`` returns."""
+    """For host tensors: each copy is done when ``copy`` returns."""
 
     def attach(self, slot: memoryview) -> None:
         """See Copies."""
@@ -72,8 +72,8 @@ class HostCopies:
 class CudaCopies:
     """For tensors of one GPU, and of the host. ``cuda`` is ``torch.cuda``.
 
-    The stream of our own is used only after a step that was seen, and never again once one was captured into a CUDA
-    graph: a replay does not say that it begins.
+    Our own stream is used only after an observed step, and never again once a step was captured into a CUDA graph: a
+    replay is not observable.
     """
 
     def __init__(self, device: torch.device, optimizers: Sequence[Optimizer], cuda: Any = torch.cuda) -> None:
@@ -86,14 +86,14 @@ class CudaCopies:
         # Slots by address. What is pinned must not be unmapped: whatever is mapped there next would be taken for it.
         self._pinned: dict[int, memoryview] = {}
         self._step_seen = self._in_graphs = False
-        # An optimizer lives on when nobody captures any more, and must keep nothing alive but itself.
+        # An optimizer may outlive capturing, and must keep nothing else alive.
         before_step = weakref.WeakMethod(self._before_step)
         self._hooks = [one.register_step_pre_hook(lambda *_: _call(before_step)) for one in optimizers]
         self._unpin_all = weakref.finalize(self, _unpin_all, cuda, self._events, self._pinned)
-        self._unpin_all.atexit = False  # nothing is mapped any more then
+        self._unpin_all.atexit = False  # at exit nothing is mapped any more
 
     def attach(self, slot: memoryview) -> None:
-        """See Copies. Memory that cannot be pinned is copied into all the same; the host waits then."""
+        """See Copies. Memory that cannot be pinned is still copied into, but blocks the host."""
         if not self._unpin_all.alive:
             return  # closed
         address = _address(slot)
@@ -131,7 +131,7 @@ class CudaCopies:
             return
         with self._cuda.stream(self._stream):
             target.copy_(source, non_blocking=True)
-        source.record_stream(self._stream)  # its memory is nobody else's before it is copied
+        source.record_stream(self._stream)  # its memory is not reused before it is copied
 
     def end(self) -> Callable[[], None] | None:
         """See Copies."""
@@ -140,7 +140,7 @@ class CudaCopies:
         return partial(_wait_for, events)
 
     def _before_step(self) -> None:
-        """An optimizer is about to change what may still be being copied: its stream waits, and the host does not."""
+        """Make an optimizer's stream, not the host, wait for copies before it changes their sources."""
         if self._cuda.is_current_stream_capturing():
             self._in_graphs = True
             return
@@ -150,13 +150,13 @@ class CudaCopies:
 
 
 def copies_for(devices: Collection[torch.device], optimizers: Sequence[Optimizer]) -> Copies:
-    """Return how tensors of these devices are copied. On several GPUs, or another accelerator, the host waits."""
+    """Return how to copy tensors of these devices. On several GPUs, or another accelerator, the host blocks."""
     gpus = [device for device in devices if device.type == "cuda"]
     return CudaCopies(gpus[0], optimizers) if len(gpus) == 1 else HostCopies()
 
 
 def _addresses_of(optimizers: Sequence[Optimizer]) -> list[int]:
-    """Return where the tensors are that these optimizers change."""
+    """Return the addresses of the tensors that these optimizers change."""
     found = []
     for optimizer in optimizers:
         for group in optimizer.param_groups:
@@ -172,14 +172,14 @@ def _wait_for(events: Sequence[Any]) -> None:
 
 
 def _call(method: weakref.WeakMethod[Callable[[], None]]) -> None:
-    """Call it where what it belongs to is still there."""
+    """Call it if its object still exists."""
     found = method()
     if found is not None:
         found()
 
 
 def _unpin_all(cuda: Any, events: Sequence[Any], pinned: dict[int, memoryview]) -> None:
-    with contextlib.suppress(RuntimeError):  # the GPU has failed: nothing is copied any more
+    with contextlib.suppress(RuntimeError):  # the GPU has failed: no copy is in progress any more
         _wait_for(events)
     while pinned:
         address, slot = pinned.popitem()
@@ -193,9 +193,9 @@ def _unpin(cuda: Any, address: int) -> None:
 
 
 def _forget_error() -> None:
-    """Take the error of a call that failed from the CUDA runtime, which keeps it for this thread.
+    """Clear a failed call's error from the CUDA runtime, which keeps it for this thread.
 
-    Otherwise the next kernel that is launched here, of the training's own, fails with it. Torch has no call for that.
+    Otherwise the training's next kernel launch in this thread fails with it. Torch has no call for this.
     """
     version = torch.version.cuda
     if version is not None:

@@ -1,4 +1,4 @@
-"""Which nodes fail together, read from the site's file: the server's ``topology_file``."""
+"""Reads which nodes fail together from the site's file: the server's ``topology_file``."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ class _File(msgspec.Struct, frozen=True):
 
 
 def read_failure_domains(path: Path) -> Kinds:
-    """Return the nodes of each switch and each rack: "switch" and "rack", each where the file has any.
+    """Return the nodes of each switch and rack under "switch" and "rack", where the file has any.
 
-    A link's switch (``switch_of_link``) is none of them: the node's memory outlives it. Raises ConfigurationError for
-    a file that is missing, too large or malformed.
+    A link's switch (``switch_of_link``) is not included: the node's memory survives its failure. Raises
+    ConfigurationError for a file that is missing, too large or malformed.
     """
     try:
         with path.open("rb") as file:
@@ -43,7 +43,7 @@ def read_failure_domains(path: Path) -> Kinds:
 
 
 def together(kinds: Kinds) -> dict[str, frozenset[str]]:
-    """Return the domains of all kinds by names that tell a switch from a rack: "rack r12"."""
+    """Return the domains of all kinds by names that distinguish switches from racks: "rack r12"."""
     return {f"{kind} {name}": nodes for kind, domains in kinds.items() for name, nodes in domains.items()}
 
 

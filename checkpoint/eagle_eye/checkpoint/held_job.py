@@ -1,6 +1,6 @@
-"""What a store holds of one job: slots with copies, the attempt that runs, what was agreed. Its files outlive it.
+"""A store's state for one job: slots with copies, the running attempt, agreements. Its files outlive the store.
 
-A record in the job's folder says what the slots hold, so that a store that was killed finds its copies again.
+A record in the job's folder lists the slots' contents, so that a restarted store finds its copies again.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _reserving = ThreadPoolExecutor(1, "eagle-eye-reserve")
 
 
 class SavedSlot(msgspec.Struct, frozen=True):
-    """A slot with a copy, as the state file keeps it."""
+    """A slot with a copy, as in the state file."""
 
     file: str
     copy: CopyInfo
@@ -47,7 +47,7 @@ class SavedSlot(msgspec.Struct, frozen=True):
 
 
 class SavedShard(msgspec.Struct, frozen=True):
-    """The slots of one rank's shards, those with a copy, as the state file keeps them."""
+    """The slots of one rank's shards that hold a copy, as in the state file."""
 
     plan: str
     rank: int
@@ -59,7 +59,7 @@ class SavedShard(msgspec.Struct, frozen=True):
 
 
 class SavedJob(msgspec.Struct, frozen=True):
-    """A job as the state file keeps it."""
+    """A job as in the state file."""
 
     version: int
     name: str
@@ -78,8 +78,8 @@ class SavedJob(msgspec.Struct, frozen=True):
 class Shard:
     """The slots for one rank's shards, of this node's rank (``local``) or of another node's.
 
-    ``sums`` are the checksums of the slots' copies; a copy without is not verified yet. ``opening`` is what its rank,
-    of this node, has said; ``reported`` is what was reported to the coordinator of steps that it has not answered yet.
+    ``sums`` are the checksums of the slots' copies; a copy without is not verified yet. ``opening`` is the message of
+    its rank, if on this node; ``reported`` are reports that the coordinator has not answered yet.
     """
 
     rank: int
@@ -103,16 +103,16 @@ class Shard:
 
     @property
     def key(self) -> ShardKey:
-        """What it is found by in a job."""
+        """Its key in a job."""
         return self.plan, self.rank, self.capacity_bytes
 
     def verified(self, step: int) -> int | None:
-        """Return the slot with a verified copy of the step, None where none is."""
+        """Return the slot with a verified copy of the step, None if none."""
         slot = self.slots.copy_of(step, self.plan)
         return slot if slot in self.sums else None
 
     def slot_of(self, file: SlotFile) -> int | None:
-        """Return the slot that is this file, None where it is none any more."""
+        """Return the slot with this file, None if it is no longer one."""
         return next((number for number, one in enumerate(self.files) if one is file), None)
 
     def has(self, slot: int, file: SlotFile, copy: CopyInfo) -> bool:
@@ -120,7 +120,7 @@ class Shard:
         return slot < len(self.files) and self.files[slot] is file and self.slots.holds[slot] == copy
 
     def view(self, slot: int, length: int) -> memoryview:
-        """Return what a copy of this length in the slot is. Raises ValueError beyond the slot's end."""
+        """Return the memory of a copy of this length in the slot. Raises ValueError beyond the slot's end."""
         if not 0 <= length <= self.capacity_bytes:
             raise ValueError(f"a shard of {length:,} bytes in a slot of {self.capacity_bytes:,}")
         return self.files[slot].view[:length]
@@ -154,7 +154,7 @@ class HeldJob:
 
     @property
     def coordinator(self) -> Member | None:
-        """The member whose store agrees on what is whole: the first."""
+        """The member whose store decides what is whole: the first."""
         return next(iter(self.members.values()), None)
 
     @property
@@ -163,7 +163,7 @@ class HeldJob:
         return [shard for shard in self.shards.values() if shard.local and shard.holders]
 
     def needed_of(self, shard: Shard) -> set[int]:
-        """Return the steps whose copies of the shard must stay, those that are being sent among them.
+        """Return the steps whose copies of the shard must stay, including those being sent.
 
         Only its own node writes it to storage.
         """
@@ -172,20 +172,20 @@ class HeldJob:
         return needed | (held & shard.sending)
 
     def count(self, what: str, by: int = 1) -> None:
-        """Count something that the status tells."""
+        """Count an event for the status."""
         self.counts[what] = self.counts.get(what, 0) + by
 
     def trouble(self, text: str) -> None:
-        """Keep what went wrong for people, the newest few; log it."""
+        """Keep a problem for people, the newest few; log it."""
         _log.warning("%s: %s", self.name, text)
         self.troubles = [*self.troubles[-7:], text]
 
     def came_to(self, step: int) -> None:
-        """A rank of this node has finished the step."""
+        """Record that a rank of this node has finished the step."""
         self.step = step if self.step is None else max(step, self.step)
 
     def begin(self, opening: Open) -> None:
-        """A rank of this node is the first to begin the attempt, or to go on with it in a store that began anew."""
+        """Start the attempt for this node's first rank, or continue it in a restarted store."""
         self.enter(opening)
         self.begun_attempt = opening.attempt
         self.members = {member.node: member for member in opening.members}
@@ -217,11 +217,10 @@ class HeldJob:
         self.step = opening.step or None
 
     def enter(self, said: Open | Reserve) -> None:
-        """A new attempt begins here: its first word may come from another node's store.
+        """Start a new attempt here; its first message may come from another node's store.
 
-        Who took part in the one before writes here no more. What is later than the step that was resumed from will be
-        made again, and is dropped, and so is another attempt's copy of a step that stays. Nothing, where it has begun
-        already.
+        Members of the previous one may no longer write here. Steps later than the resumed one will be recomputed and
+        are dropped, and so are other attempts' copies of a kept step. Does nothing if it has already started.
         """
         if said.attempt <= self.attempt:
             return
@@ -237,7 +236,7 @@ class HeldJob:
         self._drop(lambda copy: attempts.get(copy.step, copy.attempt) != copy.attempt)
 
     async def shard(self, plan: str, rank: int, capacity_bytes: int, slots: int, *, local: bool) -> Shard:
-        """Return the slots for a rank's shards, of which two are reserved: ``top_up`` brings the others.
+        """Return the slots for a rank's shards, two of them reserved: ``top_up`` reserves the others.
 
         Raises DoesNotFit where those two do not fit. Where that is because of an earlier plan's copies one will do: the
         rest comes once those are gone. The same goes for smaller slots with copies: a rank's objects are seldom as long
@@ -258,9 +257,9 @@ class HeldJob:
         return shard
 
     def drop_granted(self, shard: Shard) -> None:
-        """The slot that a rank may be writing into is gone, and ``top_up`` brings another: the rank need not be dead.
+        """Drop the slot that a rank may be writing into; ``top_up`` reserves another: the rank may still be alive.
 
-        One that was stopped and goes on then writes into memory that nobody looks at.
+        A stopped rank that continues then writes into unused memory.
         """
         slot = shard.slots.granted
         if slot is None:
@@ -270,9 +269,9 @@ class HeldJob:
         shard.sums = {number - (number > slot): sums for number, sums in shard.sums.items() if number != slot}
 
     async def top_up(self, shard: Shard, wanted: int | None = None) -> str:
-        """Reserve slots that the shard lacks, until it has so many (None: all). Return why it has fewer, "" if not.
+        """Reserve the shard's missing slots, up to ``wanted`` (None: all). Return why it has fewer, "" if not.
 
-        In a thread: to reserve gigabytes takes seconds, in which the store goes on answering.
+        In a thread: reserving gigabytes takes seconds, in which the store keeps answering.
         """
         wanted = shard.wanted if wanted is None else min(wanted, shard.wanted)
         while len(shard.files) < wanted:
@@ -298,13 +297,13 @@ class HeldJob:
         return reserve(self.folder / f"{shard.rank}-{secrets.token_hex(4)}.slot", shard.capacity_bytes)
 
     def _more_room_later(self, shard: Shard) -> bool:
-        """Whether it has a slot, and another plan's copies, or another attempt's, will be gone once a step is whole."""
+        """Whether it has a slot, and memory of another plan or attempt will be freed once a step is whole."""
         return bool(shard.files) and any(
             other is not shard and other.attempt != self.attempt for other in self.shards.values()
         )
 
     def settle(self, plan: str) -> None:
-        """A step of this attempt is whole: what earlier ones left elsewhere is needed no more. Its memory is free."""
+        """Free the memory of earlier attempts elsewhere: a step of this attempt is whole."""
         for key in [key for key, shard in self.shards.items() if key[0] != plan or shard.attempt != self.attempt]:
             self._free(self.shards.pop(key))
 
@@ -316,7 +315,7 @@ class HeldJob:
                     yield shard, slot, copy
 
     def find(self, plan: str, rank: int, step: int) -> tuple[Shard, int, CopyInfo] | None:
-        """Return where a verified copy is, None where none is here."""
+        """Return where a verified copy is, None if none is here."""
         for shard in self._shards_of(plan, rank):
             slot = shard.verified(step)
             if slot is not None and (copy := shard.slots.holds[slot]) is not None:
@@ -324,29 +323,29 @@ class HeldJob:
         return None
 
     def current(self, plan: str, rank: int) -> Shard | None:
-        """Return the slots for a rank's shards in this attempt, None where nobody has asked for any."""
+        """Return the slots for a rank's shards in this attempt, None if none were requested."""
         return next((shard for shard in self._shards_of(plan, rank) if shard.attempt == self.attempt), None)
 
     def blob(self, plan: str) -> bytes | None:
-        """Return what is laid out where, of a plan; None where it was never said."""
+        """Return a plan's layout; None if unknown."""
         try:
             return self._blob_path(plan).read_bytes()
         except FileNotFoundError:
             return None
 
     def keep_blob(self, plan: str, data: bytes) -> None:
-        """Keep it beside the copies."""
+        """Store it beside the copies."""
         path = self._blob_path(plan)
         if not path.exists():
             write_whole(path, data)
 
     @property
     def reserved_bytes(self) -> int:
-        """The shared memory that the job has here."""
+        """The job's shared memory here."""
         return sum(file.capacity_bytes for shard in self.shards.values() for file in shard.files)
 
     def save(self) -> bool:
-        """Put on record what the slots hold, for the store's successor. False where the record has no room."""
+        """Record the slots' contents for the store's successor. False if the record has no room."""
         shards = tuple(
             SavedShard(
                 shard.plan,
@@ -385,21 +384,21 @@ class HeldJob:
         return True
 
     def steps(self) -> list[MemoryStep]:
-        """Return the verified copies as the store's file tells them."""
+        """Return the verified copies for the store's file."""
         return [
             MemoryStep(self.name, copy.plan, copy.rank, copy.step, copy.captured_s, copy.attempt)
             for _, _, copy in self.copies()
         ]
 
     def free(self) -> None:
-        """Nothing of the job is left."""
+        """Free everything of the job."""
         for shard in self.shards.values():
             self._free(shard)
         self.shards.clear()
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def unmap(self) -> None:
-        """Its files stay, and are this process's no more."""
+        """Unmap its files, which remain."""
         for shard in self.shards.values():
             for file in shard.files:
                 file.close(remove=False)
@@ -412,7 +411,7 @@ class HeldJob:
                     shard.sums.pop(slot, None)
 
     def _captured_s(self, plan: str) -> dict[int, float]:
-        """Return when the steps were captured of which there are copies here."""
+        """Return the capture times of the steps with copies here."""
         found: dict[int, list[float]] = {}
         for _, _, copy in self.copies():
             if copy.plan == plan:
@@ -433,15 +432,15 @@ class HeldJob:
 
 
 def attempts_resumed(said: Open | Reserve) -> dict[int, int]:
-    """Return the steps that an attempt goes on with, and which attempt captured each."""
+    """Return the steps that an attempt resumes with, and which attempt captured each."""
     kept = {one.step: one.attempt for one in said.kept}
     return kept if said.resumed_step is None else kept | {said.resumed_step: said.resumed_attempt}
 
 
 def adopt(folder: Path) -> HeldJob | None:
-    """Return the job that an earlier store left in the folder, with the copies that are as they were; None for none.
+    """Return the job left in the folder by an earlier store, with its intact copies; None for none.
 
-    What cannot be read is told of and removed: it is no copy of anything.
+    Unreadable files are logged and removed: they are no copies.
     """
     try:
         saved = msgspec.msgpack.decode(Record(folder).read() or b"", type=SavedJob)
@@ -490,7 +489,7 @@ def _adopt_slot(job: HeldJob, shard: Shard, saved: SavedSlot) -> bool:
 
 
 def write_whole(path: Path, data: bytes) -> None:
-    """The file has this content, as a whole, for its owner alone. Raises OSError."""
+    """Write the file atomically, readable only by its owner. Raises OSError."""
     part = path.with_suffix(path.suffix + ".part")
     handle = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     try:

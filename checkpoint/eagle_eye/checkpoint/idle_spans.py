@@ -1,7 +1,7 @@
-"""When a job's training leaves the network idle, and for how long: learned from what passes, and kept current. Pure.
+"""Learns when and for how long a job's training leaves the network idle, from its traffic. Pure.
 
-Gemini (SOSP 2023, section 5) profiles the first iterations for the spans without collectives. Here every step is one:
-of each idle span in a step, by how many bursts of traffic were before it, the newest lengths are known.
+Gemini (SOSP 2023, section 5) profiles the first iterations for the spans without collectives. Here every step is
+profiled: the latest lengths of each idle span in a step are kept, by the number of bursts before it.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from dataclasses import dataclass
 
 STEPS_KEPT = 16  # so that what has changed counts after a few steps
 STEPS_MIN = 3  # fewer say nothing of the next
-LOW_QUANTILE = 0.2  # of the lengths that an idle span has had: this one is taken to be as short
-BURSTS_MAX = 64  # of one step that are told apart
+LOW_QUANTILE = 0.2  # of an idle span's past lengths: the estimate is this short
+BURSTS_MAX = 64  # per step
 
 
 @dataclass(frozen=True)
 class Sight:
-    """What is known of the link now.
+    """The link's current state.
 
-    ``busy``: others' traffic passes. Else it is idle since ``began_s``, and until ``ends_s``; None: nobody knows.
+    ``busy``: others' traffic passes. Else it is idle since ``began_s``, and until ``ends_s``; None: unknown.
     """
 
     busy: bool
@@ -29,7 +29,7 @@ class Sight:
 
 
 class IdleSpans:
-    """The idle spans of a job's steps. Told of in the order in which things are seen; all times are of one clock."""
+    """The idle spans of a job's steps. Fed in order of observation; all times are of one clock."""
 
     def __init__(self) -> None:
         # By the number of bursts before it in the step: (length, whether the step ended in it).
@@ -54,7 +54,7 @@ class IdleSpans:
         return [length for length in known if length is not None]
 
     def mark(self, now_s: float) -> None:
-        """A step has ended, and another one begins."""
+        """Mark the end of a step and the start of the next."""
         if self._marked_s is not None:
             self._steps.append(now_s - self._marked_s)
             self._bursts_of_steps.append(self._bursts)
@@ -73,14 +73,14 @@ class IdleSpans:
         self._idle_since_s, self._busy_since_s = None, began_s
 
     def idle(self, began_s: float) -> None:
-        """No more does since then."""
+        """The link is idle since then."""
         if self._busy_since_s is not None and (self._marked_s is None or self._busy_since_s >= self._marked_s):
             self._bursts = min(self._bursts + 1, BURSTS_MAX)
         self._busy_since_s = None
         self._idle_since_s = began_s if self._marked_s is None else max(began_s, self._marked_s)
 
     def sight(self, now_s: float) -> Sight:
-        """Return what is known of the link now."""
+        """Return the link's current state."""
         since_s = self._idle_since_s
         if since_s is None:
             return Sight(busy=self._busy_since_s is not None, began_s=now_s, ends_s=None)

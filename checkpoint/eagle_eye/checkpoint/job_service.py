@@ -1,7 +1,7 @@
-"""What a store does for one job while it trains: copies to other nodes, what is whole on all, whole steps to storage.
+"""A store's work for one running job: copies to other nodes, agreement on whole steps, persisting to storage.
 
-The first node's store is the job's coordinator: the others tell it which of their ranks' shards are whole in all
-copies, and it tells all which step is whole, which never will be, and which goes to storage.
+The first node's store is the job's coordinator: the others report which of their ranks' shards are whole in all copies,
+and it announces which step is whole, which never will be, and which goes to storage.
 """
 
 from __future__ import annotations
@@ -51,9 +51,9 @@ ROOM_WITHIN_S, ROOM_AGAIN_S = 2.0, 0.1  # until a step is whole, or void, that t
 
 
 class JobService:
-    """One job in one store, at work. ``spawn`` runs what nobody waits for.
+    """One running job in one store. ``spawn`` runs background tasks.
 
-    ``ended``: every rank of the job has ended as it should, and its memory is free.
+    ``ended``: every rank of the job has ended normally, and its memory is free.
     """
 
     def __init__(
@@ -85,9 +85,9 @@ class JobService:
 
     @property
     def done(self) -> bool:
-        """Whether every rank of this node has ended as it should, and nothing that it left behind is on its way.
+        """Whether every rank of this node has ended normally, and none of its copies is in transit.
 
-        Copies that do not come to an end are waited for as long as a rank waits for them.
+        Unfinished copies are awaited as long as a rank waits for them.
         """
         local = self.job.local
         if not local or not all(shard.closed for shard in local) or self.job.needed.persisting is not None:
@@ -95,7 +95,7 @@ class JobService:
         return not self._ranks or not any(self._unresolved(shard) for shard in local)
 
     def say_done(self) -> None:
-        """Tell this node's ranks, and the coordinator, that it is done. Again, as long as that has no answer."""
+        """Tell this node's ranks, and the coordinator, that it is done; repeated until answered."""
         for connection in list(self._ranks):
             connection.close()
         now_s = time.monotonic()
@@ -104,7 +104,7 @@ class JobService:
             self._spawn(self._tell_coordinator(Ended(self.job.attempt, self._node)))
 
     def close(self) -> None:
-        """End the connections to other nodes, and those of ranks. What ranks were writing stays as it is."""
+        """Close the connections to other nodes and to ranks. Slots being written by ranks stay unchanged."""
         self._closed = True
         self._traffic.close()
         self._close_peers()
@@ -125,7 +125,7 @@ class JobService:
         self.job.left_s = None
 
     def left(self, connection: Connection, shard: Shard | None) -> None:
-        """A rank's connection has ended: what it may have been writing is nobody's."""
+        """A rank's connection has ended: release the slot that it may have been writing."""
         self._ranks.discard(connection)
         if shard is not None and shard.connection is connection and not self._closed:
             shard.connection = None
@@ -135,7 +135,7 @@ class JobService:
             self._traffic.has_ranks(here=False)
 
     async def open(self, opening: Open, connection: Connection) -> Shard | None:
-        """Begin an attempt for a rank: its memory is reserved here and at the other holders, or it hears why not."""
+        """Start an attempt for a rank: reserve its memory here and at the other holders, or answer why not."""
         job = self.job
         if opening.attempt < job.attempt:
             reason = f"attempt {opening.attempt} of {job.name} is over: attempt {job.attempt} has begun"
@@ -189,7 +189,7 @@ class JobService:
             self._spawn(apart(discard_others, self.job.directory, self.job.attempt))
 
     async def hear(self, shard: Shard, message: Message) -> None:
-        """Take in what a rank says while it trains."""
+        """Process a rank's message during training."""
         job = self.job
         match message:
             case Captured(step, slot, length, tail, captured_s, blocked_s):
@@ -208,7 +208,7 @@ class JobService:
                 self._came_to(shard, step)
                 if not due:
                     return
-                # No slot may be free because a word was lost: say again what nobody has answered.
+                # No slot may stay blocked by a lost message: repeat those without an answer.
                 before = [msgspec.structs.replace(word, whole=job.needed.known) for word in shard.reported.values()]
                 missed = Missed(job.attempt, shard.rank, step, reason, job.needed.known)
                 self._spawn(self._tell_in_order([*before, missed]))
@@ -241,13 +241,13 @@ class JobService:
             await shard.connection.send(Grant(slot, str(shard.files[slot].path)))
 
     async def top_up(self, shards: Iterable[Shard]) -> None:
-        """Reserve the slots that these shards lack, as far as there is room for them now."""
+        """Reserve these shards' missing slots, as far as there is room now."""
         for shard in list(shards):
             await self.job.top_up(shard)
             await self._grant(shard)
 
     async def top_up_short(self) -> None:
-        """Try again to reserve what did not fit. Nothing, while that is being done."""
+        """Retry reserving what did not fit, unless in progress."""
         if not self._topping_up:
             self._topping_up = True
             try:
@@ -258,7 +258,7 @@ class JobService:
     # Copies.
 
     async def _replicate(self, shard: Shard, slot: int, copy: CopyInfo, *, again: bool = False) -> None:
-        """Bring a captured shard to its other holders, and tell the coordinator once all copies are whole."""
+        """Copy a captured shard to its other holders, and report to the coordinator once all copies are whole."""
         shard.sending.add(copy.step)
         try:
             word = await self._brought(shard, slot, copy, again=again)
@@ -272,7 +272,7 @@ class JobService:
             await self._grant(shard)  # its slot may be free only now
 
     async def _brought(self, shard: Shard, slot: int, copy: CopyInfo, *, again: bool) -> Copies | Missed | None:
-        """Return what is to be said of a captured shard; None where nobody needs it any more."""
+        """Return the report on a captured shard; None if no longer needed."""
         job, attempt, file = self.job, self.job.attempt, shard.files[slot]
         view = shard.view(slot, copy.length)
         sums = await asyncio.get_running_loop().run_in_executor(None, sums_of, view)
@@ -307,7 +307,7 @@ class JobService:
     async def _bring(
         self, shard: Shard, node: str, put: Put, view: memoryview, wanted: Callable[[], bool] | None = None
     ) -> None:
-        """Bring a copy to a node, between the training's collectives where it may be ``wanted`` no more meanwhile.
+        """Send a copy to a node, between the training's collectives if it may become un``wanted`` meanwhile.
 
         Where all slots there hold steps that may still become whole it waits a little. Raises OSError; Unwanted;
         ProtocolError where no slot becomes free.
@@ -340,7 +340,7 @@ class JobService:
         return [copy.step for copy in shard.slots.copies if self.job.needed.unresolved(copy.step)]
 
     def _taken_for(self, shard: Shard, opening: Open, steps: Iterable[int]) -> dict[int, SlotFile]:
-        """Take slots for those of the steps that are not here, before captures fill them."""
+        """Take slots for those of the steps that are missing here, before captures fill them."""
         job, missing = self.job, self._missing(shard, opening, steps)
         taken: dict[int, SlotFile] = {}
         for step in sorted(missing, reverse=True)[: len(shard.files) - 1] if opening.sources else ():
@@ -409,7 +409,7 @@ class JobService:
     async def _fetch(
         self, shard: Shard, opening: Open, step: int, file: SlotFile
     ) -> tuple[Shard, int, CopyInfo] | None:
-        """Fetch the shard of an earlier attempt's step, from whoever has it, into a slot that was taken for it."""
+        """Fetch an earlier attempt's shard, from any holder, into a slot taken for it."""
         job, attempt, fetched = self.job, attempts_resumed(opening)[step], None
         for address in opening.sources:
             peer = Peer(address, address, job.name, job.key)
@@ -442,7 +442,7 @@ class JobService:
         return shard, slot, copy
 
     async def scrub(self) -> list[str]:
-        """Verify every copy once more, slowly. One that is damaged is gone; return what is said of each."""
+        """Verify every copy again, slowly. Drop damaged ones; return a message for each."""
         job, damaged = self.job, []
         for shard, slot, copy in list(job.copies()):
             sums, view, file = shard.sums.get(slot, b""), shard.view(slot, copy.length), shard.files[slot]
@@ -473,10 +473,10 @@ class JobService:
             peer = self._peers[node] = Peer(node, member.address, self.job.name, self.job.key)
         return peer
 
-    # What is whole on all.
+    # Agreement on whole steps.
 
     async def agree(self, word: Copies | Missed | Agreed | ShardPersisted | Ended) -> None:
-        """Take in what another store says, the coordinator's or, at the coordinator, any."""
+        """Process another store's message: the coordinator's or, at the coordinator, any."""
         job = self.job
         if word.attempt != job.attempt:
             return
@@ -528,7 +528,7 @@ class JobService:
     async def _agreed(self, word: Agreed) -> None:
         job = self.job
         job.needed.agree(word)
-        self._news.set()  # to whoever waits for it now
+        self._news.set()  # wakes tasks that wait for a change
         self._news.clear()
         self.ended = self.ended or word.ended
         if word.void is not None:
@@ -554,7 +554,7 @@ class JobService:
             await self._asked_to_persist(word.persist)
 
     async def _asked_to_persist(self, step: int) -> None:
-        """Begin to, at the first such word; at later ones say again how it went: that may have been lost."""
+        """Start persisting on the first request; repeat the result on later ones, in case it was lost."""
         if step not in self._written:
             self._written[step] = None
             self._spawn(self._persist(step))
@@ -565,7 +565,7 @@ class JobService:
                 await self._ask_for_metadata(step)
 
     async def _node_ended(self, node: str) -> None:
-        """Once every node has ended, all are told: none frees its memory while another's ranks may need it again."""
+        """Once every node has ended, tell all: none frees memory that another's ranks may still need."""
         job = self.job
         self._done_nodes.add(node)
         if job.agreement is None or not self._coordinates or not self._done_nodes >= job.members.keys():
@@ -580,10 +580,10 @@ class JobService:
                 with contextlib.suppress(OSError):  # its connection will say so
                     await shard.connection.send(message)
 
-    # To storage.
+    # Persisting.
 
     async def _persist(self, step: int) -> None:
-        """Write the shards of this node's ranks to storage, and tell the coordinator."""
+        """Write this node's ranks' shards to storage, and report to the coordinator."""
         job, attempt = self.job, self.job.attempt
         job.persisting_since_s = time.monotonic()
         if self._coordinates:
@@ -624,7 +624,7 @@ class JobService:
             await first.connection.send(MetadataWanted(step, tails))
 
     async def _complete(self, step: int) -> None:
-        """Once every store and rank 0 have brought their parts, the folder is complete; or it is discarded."""
+        """Complete the folder once every store and rank 0 have written their parts; or discard it."""
         job, agreement, attempt = self.job, self.job.agreement, self.job.attempt
         said, metadata = self._on_storage.get(step, {}), self._metadata.get(step)
         failed = next((reason for reason in said.values() if reason), None)

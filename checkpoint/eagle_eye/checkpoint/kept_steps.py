@@ -1,7 +1,7 @@
-"""Which of the steps that are whole are kept: the newest, and some that reach further back. Pure.
+"""Chooses which whole steps to keep: the newest, and some older ones. Pure.
 
-Most faults are seen at once, and the newest step is where to go on. A loss that diverges, or numbers that are silently
-wrong, are seen after minutes: by then every step since the onset may hold the damage.
+Most faults are detected at once, so the newest step is good to resume from. A diverging loss or silent corruption is
+detected after minutes: by then every step since the onset may be damaged.
 """
 
 from __future__ import annotations

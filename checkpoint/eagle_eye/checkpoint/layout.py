@@ -1,7 +1,7 @@
-"""Where everything lies in a rank's shard: a file that torch.distributed.checkpoint could have written itself.
+"""The layout of a rank's shard: a file as torch.distributed.checkpoint would write it.
 
-Each tensor lies there as ``torch.save`` writes it: what is around its data (the envelope) is written into a slot once,
-and a capture copies the data alone. Objects follow behind the tensors (the tail), as long as they happen to be.
+Each tensor is stored as ``torch.save`` writes it: the bytes around its data (the envelope) are written to a slot once,
+and a capture copies only the data. Objects of variable length follow after the tensors (the tail).
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ _memoryview_of.argtypes, _memoryview_of.restype = (ctypes.c_void_p, ctypes.c_ssi
 
 
 class DoesNotMatch(ValueError):
-    """The state has changed: something is new, gone, of another shape or type, or too long."""
+    """The state has changed: an item is new, missing, too long, or of another shape or type."""
 
 
 @dataclass(frozen=True)
 class TensorPlace:
-    """Where a tensor's envelope and data lie."""
+    """The offsets of a tensor's envelope and data."""
 
     index: MetadataIndex
     offset: int
@@ -59,7 +59,7 @@ class TensorPlace:
 
 @dataclass(frozen=True)
 class ShardLayout:
-    """Where everything lies in one rank's shard."""
+    """The layout of one rank's shard."""
 
     tensors: tuple[TensorPlace, ...]
     objects: tuple[MetadataIndex, ...]
@@ -68,14 +68,14 @@ class ShardLayout:
 
 @dataclass(frozen=True)
 class JobLayout:
-    """That of all ranks, with the metadata of the whole state; ``plan`` is its name, which begins with their number."""
+    """All ranks' layout, with the metadata of the whole state; ``plan`` is its name, which begins with their number."""
 
     plan: str
     shards: tuple[ShardLayout, ...]
     metadata: Metadata
 
     def metadata_of(self, tails: dict[int, Sequence[int]], checkpoint_id: str = "") -> Metadata:
-        """Return the metadata of one step, of which these are the lengths of each rank's objects."""
+        """Return the metadata of one step, given the lengths of each rank's objects."""
         places: dict[MetadataIndex, Any] = {}
         for rank, shard in enumerate(self.shards):
             name = shard_file(rank)
@@ -94,13 +94,13 @@ class JobLayout:
         )
 
     def pack(self, key: bytes) -> bytes:
-        """Return it for stores to keep: pickled, so only what has this job's key on it is ever read again."""
+        """Return it for stores to keep: pickled, so it is only read back if signed with this job's key."""
         data = pickle.dumps(self)
         return hmac.new(key, data, hashlib.sha256).digest() + data
 
 
 def unpack(blob: bytes, key: bytes) -> JobLayout:
-    """Return what ``pack`` packed. Raises ValueError where the key is not on it."""
+    """Return what ``pack`` packed. Raises ValueError without the key's signature."""
     mac, data = blob[:MAC_BYTES], blob[MAC_BYTES:]
     if not hmac.compare_digest(mac, hmac.new(key, data, hashlib.sha256).digest()):
         raise ValueError("a plan without this job's key on it")
@@ -109,7 +109,7 @@ def unpack(blob: bytes, key: bytes) -> JobLayout:
 
 
 def named(shards: Sequence[ShardLayout], metadata: Metadata) -> JobLayout:
-    """Return the layout of a job, by a name that is the same for the same state on the same number of ranks."""
+    """Return a job's layout with a name that is the same for the same state on the same number of ranks."""
     text = hashlib.sha256()
     for shard in shards:
         for place in shard.tensors:
@@ -121,7 +121,7 @@ def named(shards: Sequence[ShardLayout], metadata: Metadata) -> JobLayout:
 
 
 class ShardWriter:
-    """Writes one rank's shards by a plan that all ranks have agreed on."""
+    """Writes one rank's shards by a plan agreed by all ranks."""
 
     def __init__(self, planner: DefaultSavePlanner, plan: SavePlan) -> None:
         self._planner = planner
@@ -146,7 +146,7 @@ class ShardWriter:
         self.capacity_bytes = offset + -(-2 * tail // TAIL_SPARE_BYTES) * TAIL_SPARE_BYTES + TAIL_SPARE_BYTES
 
     def prepare(self, slot: memoryview) -> list[torch.Tensor]:
-        """Write the envelopes into a slot; return the tensors that a capture copies into, which lie in it."""
+        """Write the envelopes into a slot; return views into it, the targets of a capture."""
         targets = []
         for place, (before, behind) in zip(self.layout.tensors, self._envelopes, strict=True):
             slot[place.offset : place.data_offset] = before
@@ -160,8 +160,8 @@ class ShardWriter:
     ) -> tuple[int, tuple[int, ...]]:
         """Copy the state into a prepared slot; return the shard's length and those of its objects.
 
-        What is on a GPU is there once ``copies`` says so. Raises DoesNotMatch where the state has another shape than
-        the plan: then the slot holds nothing of use.
+        GPU data is complete once ``copies`` reports it. Raises DoesNotMatch where the state has another shape than the
+        plan: then the slot holds nothing of use.
         """
         self._planner.set_up_planner(state, is_coordinator=self._planner.is_coordinator)
         if self._planner.state_dict.keys() != self._keys:
@@ -203,7 +203,7 @@ class ShardWriter:
 
 
 def tensor_at(data: memoryview, place: TensorPlace) -> torch.Tensor:
-    """Return the tensor that lies there, without a copy."""
+    """Return a view of the tensor there."""
     if place.data_bytes == 0:
         return torch.empty(place.shape, dtype=place.dtype)
     count = place.data_bytes // place.dtype.itemsize

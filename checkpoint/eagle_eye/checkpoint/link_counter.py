@@ -1,4 +1,4 @@
-"""What an interface has sent, as the kernel counts it: by netlink, so that it is this network namespace's own.
+"""Reads an interface's sent bytes by netlink, so that it is the one of this network namespace.
 
 A file below /sys/class/net may be of another namespace, and /proc/net/dev asks every interface of the host.
 """
@@ -26,7 +26,7 @@ _INDEX = struct.Struct("=I")
 
 
 class LinkCounter:
-    """The bytes that an interface has sent since it came up. Raises OSError where the kernel does not say."""
+    """The bytes that an interface has sent since it came up. Raises OSError where the kernel does not report them."""
 
     def __init__(self, interface: int) -> None:
         self.interface = interface
@@ -44,14 +44,14 @@ class LinkCounter:
         raise OSError("the kernel counts nothing of this interface")
 
     def close(self) -> None:
-        """Nothing is asked any more."""
+        """Close the socket."""
         self._socket.close()
 
 
 def outgoing_interface(address: str) -> int | None:
-    """Return the number of the interface by which this host reaches an IP address; None where it is its own.
+    """Return the index of the interface by which this host reaches an IP address; None for its own address.
 
-    Raises OSError where it does not.
+    Raises OSError where it is unreachable.
     """
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     packed = socket.inet_pton(family, address)

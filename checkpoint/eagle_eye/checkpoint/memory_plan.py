@@ -1,4 +1,4 @@
-"""The memory that the copies take on each node, as arithmetic that people can follow. Pure."""
+"""Calculates the copies' memory on each node, with the arithmetic shown to people. Pure."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from eagle_eye.checkpoint.sizes import reported
 
-KEPT_MAX = 100  # checkpoints of one node: more is a slip of the hand
+KEPT_MAX = 100  # checkpoints per node: more is a typo
 SPACED = 2  # the one that is old enough, and the one that takes its place: with one alone there would be a gap
 
 
@@ -32,7 +32,7 @@ class MemoryPlan:
 
     @property
     def total_bytes(self) -> int:
-        """What all of it takes."""
+        """The total memory."""
         return self.replicas * (self.kept + self.spaced + self.arriving + self.persisting) * self.shard_bytes
 
     def __str__(self) -> str:
@@ -43,7 +43,7 @@ class MemoryPlan:
 
 
 def spaced_of(reach_s: float) -> int:
-    """Return how many older checkpoints are kept so that one of them is always ``reach_s`` old; 0: none."""
+    """Return how many older checkpoints are needed so that one of them is always ``reach_s`` old; 0: none."""
     return SPACED if reach_s > 0 else 0
 
 
@@ -64,7 +64,7 @@ def plan_memory(shard_bytes: int, replicas: int, kept: int, *, persists: bool, r
 
 
 def check_fits(plan: MemoryPlan, free_bytes: int) -> None:
-    """So much memory suffices. Raises DoesNotFit."""
+    """Raise DoesNotFit if the free memory does not suffice."""
     if plan.total_bytes > free_bytes:
         raise DoesNotFit(
             f"{plan}, but {reported(free_bytes)} are free: keep fewer checkpoints, hold fewer copies,"

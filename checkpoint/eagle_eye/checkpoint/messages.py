@@ -1,7 +1,7 @@
-"""What ranks and stores say to each other: msgspec structs, one length-prefixed frame each, none larger than a limit.
+"""The messages between ranks and stores: msgspec structs, one length-prefixed frame each, of bounded size.
 
 A rank talks to the store of its node over a Unix socket, stores and ranks of other nodes over TCP after a handshake
-(``connection.py``). The bytes of a shard follow the frame that announces them, outside of any frame.
+(``connection.py``). A shard's bytes follow the frame that announces them, unframed.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Member(msgspec.Struct, frozen=True):
 
 
 class Hello(msgspec.Struct, frozen=True, tag="hello"):
-    """A rank greets the store of its node. ``key`` is the job's key: only who has it may ask about the job."""
+    """A rank greets its node's store. ``key`` is the job's key, required to ask about the job."""
 
     version: int
     job: str
@@ -57,7 +57,7 @@ class Hello(msgspec.Struct, frozen=True, tag="hello"):
 
 
 class Welcome(msgspec.Struct, frozen=True, tag="welcome"):
-    """What the store knows: who it is, the newest attempt that it has seen of the job, and the copies that it holds.
+    """The store's state: its identity, the newest attempt that it has seen of the job, and its copies.
 
     ``kept`` are the steps that this attempt keeps, whether this store has copies of them or not.
     """
@@ -138,14 +138,14 @@ class Skipped(msgspec.Struct, frozen=True, tag="skipped"):
 
 
 class Grant(msgspec.Struct, frozen=True, tag="grant"):
-    """The rank may write into this slot, once: the file ``path``, which may have come since ``Opened``."""
+    """The rank may write into this slot, once: the file ``path``, possibly reserved since ``Opened``."""
 
     slot: int
     path: str
 
 
 class CaptureEvery(msgspec.Struct, frozen=True, tag="capture_every"):
-    """From now on the rank makes the last of each ``captures``, counted from the beginning of the attempt."""
+    """From now on the rank makes the last of each ``captures``, counted from the start of the attempt."""
 
     captures: Captures
 
@@ -164,7 +164,7 @@ class MetadataWanted(msgspec.Struct, frozen=True, tag="metadata_wanted"):
 
 
 class MetadataMade(msgspec.Struct, frozen=True, tag="metadata_made"):
-    """It is this."""
+    """Rank 0's answer: the metadata."""
 
     step: int
     data: bytes
@@ -202,13 +202,13 @@ class Found(msgspec.Struct, frozen=True, tag="found"):
 
 
 class GetBlob(msgspec.Struct, frozen=True, tag="get_blob"):
-    """What is laid out where, of a plan."""
+    """Asks for a plan's layout."""
 
     plan: str
 
 
 class Blob(msgspec.Struct, frozen=True, tag="blob"):
-    """It is this; None: not known here."""
+    """The layout; None: unknown here."""
 
     data: bytes | None
 
@@ -246,7 +246,7 @@ class Reserve(msgspec.Struct, frozen=True, tag="reserve"):
 
 
 class Reserved(msgspec.Struct, frozen=True, tag="reserved"):
-    """The memory is there."""
+    """The memory is reserved."""
 
 
 class Put(msgspec.Struct, frozen=True, tag="put"):
@@ -302,7 +302,7 @@ class Missed(msgspec.Struct, frozen=True, tag="missed"):
 
 
 class Agreed(msgspec.Struct, frozen=True, tag="agreed"):
-    """The coordinator tells every store how things stand: whoever missed one such word knows it by the next.
+    """The coordinator's current state, sent to every store: the next one makes up for a lost one.
 
     The steps that are ``whole`` and kept; one that never will be (``void``); the one that is to go to storage
     (``persist``); the newest of those that are there or have failed to be (``persisted``); whether all have ``ended``;

@@ -1,6 +1,6 @@
-"""How much of a copy goes now, or when to ask again: so that it travels while training's traffic does not. Pure.
+"""Decides how much of a copy to send now, or how long to wait, to avoid training's traffic. Pure.
 
-After Gemini (SOSP 2023, section 5): a piece takes a + bytes/B, and of an idle span only a part is used.
+After Gemini (SOSP 2023, section 5): a piece takes a + bytes/B, and only a part of an idle span is used.
 """
 
 from __future__ import annotations

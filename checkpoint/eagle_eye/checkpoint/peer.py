@@ -1,4 +1,4 @@
-"""A store's connections to the store of another node: one for shards, one for words, which must not wait for shards."""
+"""A store's two connections to another node's: one for shards, one for messages, which must not wait for shards."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ RESERVE_WITHIN_S = 120.0  # of gigabytes, seconds each
 
 
 class Peer:
-    """The store of another node. Connects when there is something to say, and again after an error."""
+    """Another node's store. Connects on demand, and again after an error."""
 
     def __init__(self, node: str, address: str, job: str, key: bytes) -> None:
         self.node = node
@@ -48,7 +48,7 @@ class Peer:
         self._speaking = asyncio.Lock()
 
     async def tell(self, message: Message) -> None:
-        """Say something that has no answer. Raises OSError."""
+        """Send a message that has no answer. Raises OSError."""
         async with self._speaking:
             try:
                 self._words = _living(self._words) or await self._connect()
@@ -161,7 +161,7 @@ class Peer:
 
 
 def _living(connection: Connection | None) -> Connection | None:
-    """Return the connection unless the other side has ended it: what is sent into that is lost, and nobody says so."""
+    """Return the connection unless the peer has closed it: data sent to a closed one is lost silently."""
     if connection is not None and connection.ended():
         connection.close()
         return None

@@ -1,6 +1,6 @@
-"""Where the copies of every node's shards lie: Gemini's placement (SOSP 2023, section 4), spread over failure domains.
+"""Places the copies of every node's shards: Gemini's placement (SOSP 2023, section 4), spread over failure domains.
 
-Every node that knows the same names and domains works out the same placement: nobody need tell it. Pure.
+Every node with the same names and domains computes the same placement, without communication. Pure.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from eagle_eye.schema.natural_order import natural
 
-REPLICAS_MAX = 32  # each one costs every node its shards' memory again: more is a slip of the hand
+REPLICAS_MAX = 32  # each one costs every node its shards' memory again: more is a typo
 TRIALS_MAX = 50_000  # exchanges of two nodes that are tried to part copies: half a second
 
 _Domains = Mapping[str, frozenset[str]]  # the failure domains of each node
@@ -19,7 +19,7 @@ _Domains = Mapping[str, frozenset[str]]  # the failure domains of each node
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Who holds whose shards.
+    """Which nodes hold which shards.
 
     ``holders`` are, for every node, the nodes that hold its shards, itself first. The members of each of ``groups`` all
     hold one another's; a node of ``ring`` has its copies on itself and on those that follow it there.
@@ -120,7 +120,7 @@ def _for_the_ring(order: list[str], ring_nodes: int, domains_of: _Domains) -> li
         return []
     left = Counter(domain for node in order for domain in domains_of[node])
     taken = Counter[str]()
-    stride = len(order) // ring_nodes  # neighbours by name often share what nobody told us of
+    stride = len(order) // ring_nodes  # neighbours by name often share an undocumented failure domain
     candidates = [node for start in range(stride) for node in order[start::stride]]
     chosen: list[str] = []
 

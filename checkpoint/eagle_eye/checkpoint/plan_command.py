@@ -1,4 +1,4 @@
-"""``eagle-eye checkpoint plan``: where copies would lie, which losses they outlive, and the memory they take."""
+"""``eagle-eye checkpoint plan``: where copies would be placed, which losses they survive, and their memory."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Work it out and tell. Raises ConfigurationError for wrong usage."""
+    """Compute and print. Raises ConfigurationError for wrong usage."""
     kinds = read_failure_domains(args.topology) if args.topology else {}
     try:
         placement = place(_nodes(args.nodes, kinds), args.replicas, together(kinds))
@@ -168,7 +168,7 @@ def _many(count: int, what: str) -> str:
 
 
 def _reported(ratio: Fraction | None) -> str:
-    """Return a ratio in percent; only what is certain is 100%, and only what is impossible 0%."""
+    """Return a ratio in percent; only certainty is 100%, and only impossibility 0%."""
     if ratio is None:
         return "not counted: too many sets"
     if ratio in (0, 1):

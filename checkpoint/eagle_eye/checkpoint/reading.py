@@ -1,4 +1,4 @@
-"""Reading a step out of memory: this node's own, or another node's over TCP, each chunk verified before it is used."""
+"""Reads a step from memory: this node's own, or another node's over TCP; each chunk is verified before use."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ CACHED_BYTES = 128 << 10  # so much was just copied is still in the core's cache
 
 
 class Shard(Protocol):
-    """The bytes of a shard, wherever it lies."""
+    """The bytes of a shard, wherever stored."""
 
     def expect(self, ranges: Sequence[tuple[int, int]]) -> None:
-        """These bytes, each so many from an offset on, will be read, in this order. Raises OSError."""
+        """Announce the ranges (offset, length) to be read, in this order. Raises OSError."""
 
     def read(self, offset: int, into: memoryview) -> None:
-        """Fill the view with verified bytes from an offset on; after an error it holds any. Raises Damaged, OSError."""
+        """Fill the view with verified bytes from an offset on; undefined after an error. Raises Damaged, OSError."""
 
     def close(self) -> None:
-        """Let go of it."""
+        """Release it."""
 
 
 class _Chunked(ABC):

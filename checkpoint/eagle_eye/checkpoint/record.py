@@ -1,7 +1,6 @@
-"""A record in shared memory: written anew also where no memory is left, and never half of one and half of another.
+"""A record in shared memory: rewritten atomically, even when no memory is left.
 
-Two files of which each writing takes the older one, in the memory that it has: whoever is killed in the middle leaves
-the other one as it was.
+Each write overwrites the older of two files in place: a process killed midway leaves the other one intact.
 """
 
 from __future__ import annotations

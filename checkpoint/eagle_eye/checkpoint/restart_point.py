@@ -1,7 +1,7 @@
-"""``run_restartable``: where a rank whose peers are gone waits for the next attempt, in the process that it is.
+"""``run_restartable``: lets a rank whose peers are gone wait for the next attempt in its existing process.
 
-A launcher that offers it (``eagle-eye launch``) then renews only what has to be renewed. Without one the training runs
-as if it had been called itself. Touches a Unix socket, the environment, and torch's process groups.
+A launcher that supports it (``eagle-eye launch``) then renews only the necessary processes. Without one, ``train`` runs
+as if called directly. Touches a Unix socket, the environment, and torch's process groups.
 """
 
 from __future__ import annotations
@@ -34,29 +34,28 @@ T = TypeVar("T")
 
 
 class Keeper(Protocol):
-    """What keeps the training's steps in memory."""
+    """Keeps the training's steps in memory."""
 
     counts: dict[str, float]
 
     def abandon(self) -> None:
-        """Let go of everything; what is kept stays for whoever goes on."""
+        """Release everything; kept steps stay for the successor."""
 
 
 _noted: list[list[Keeper]] = []  # those of the call of ``train`` that runs; empty outside of one
 
 
 def run_restartable(train: Callable[[], T]) -> T:
-    """Call ``train`` and return what it returns; it is called again, in this process, after ranks elsewhere were lost.
+    """Call ``train`` and return its result; call it again, in this process, after ranks elsewhere were lost.
 
-    Whatever has to do with the process group is made in ``train``, from ``init_process_group`` on, and nothing of it is
-    kept outside: models that are wrapped, optimizers, the MemoryCheckpointer. The hook is attached there, too: its
-    report is of one attempt. What needs no group, such as data, may be loaded before, and so are connections that are
-    to last: those that ``train`` has opened are ended. Each call goes on where its ``restore`` says, on every rank at
-    the same step.
+    Everything that depends on the process group must be created in ``train``, from ``init_process_group`` on, and not
+    kept outside: wrapped models, optimizers, the MemoryCheckpointer. Attach the hook there, too: its report covers one
+    attempt. Data and other things without a group may be loaded before, and so must connections that are to last: those
+    opened by ``train`` are closed. Each call resumes where its ``restore`` says, on every rank at the same step.
 
-    Only a collective that broke after a step was captured leads back here: every other exception is the caller's, and
-    so is all without a launcher that offers this, and with GPUs, where a lost peer breaks no collective. Raises
-    ConnectionError where the launcher's runner ends while this rank waits.
+    Only a collective that failed after a step was captured is retried: every other exception propagates, as do all
+    without a launcher that supports this, and with GPUs, where a lost peer breaks no collective. Raises ConnectionError
+    if the launcher's runner exits while this rank waits.
     """
     line = _connected()
     if line is None:
@@ -81,7 +80,7 @@ def run_restartable(train: Callable[[], T]) -> T:
 
 
 def keeps(keeper: Keeper) -> None:
-    """The training has restored what it goes on from, and captures its steps from here on."""
+    """Register a keeper: the training has restored its state, and captures its steps from here on."""
     for keepers in _noted:
         keepers.append(keeper)
 
@@ -96,7 +95,7 @@ def _noting() -> Iterator[list[Keeper]]:
 
 
 def _connected() -> socket.socket | None:
-    """Return the line to the launcher's runner, which knows that this rank has a restart point; None: it has none."""
+    """Connect to the launcher's runner, which then knows this rank's restart point; None: there is none."""
     name = os.environ.get(SOCKET_VARIABLE, "")
     if not name or not {RANK_VARIABLE, ATTEMPT_VARIABLE} <= os.environ.keys() or torch.accelerator.is_available():
         return None
@@ -165,7 +164,7 @@ def _shut_down(descriptor: int) -> None:
 def _last_group() -> str:
     """Return the highest number among this process's groups in torch's flight recorder, which never forgets one."""
     try:
-        # A private name: nobody is told of collectives in the next attempts where it is gone.
+        # A private name: without it collectives of later attempts are not reported.
         reported = json.loads(sys.modules["torch._C._distributed_c10d"]._dump_fr_trace_json(False, False))
         return str(max((int(number) for number in reported.get("pg_status", {})), default=-1))
     except Exception as error:  # noqa: BLE001 - the training goes on

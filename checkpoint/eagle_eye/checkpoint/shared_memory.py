@@ -1,6 +1,6 @@
-"""Slots as files in shared memory: reserved as a whole before anybody writes into them, mapped, freed.
+"""Slots as files in shared memory: fully reserved before any write, mapped, freed.
 
-A page that a full tmpfs cannot give to a process that touches it is SIGBUS; posix_fallocate asks for all of them first.
+Touching a page that a full tmpfs cannot provide raises SIGBUS; posix_fallocate allocates all pages first.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from pathlib import Path
 from eagle_eye.checkpoint import cgroup_memory
 from eagle_eye.checkpoint.memory_plan import DoesNotFit
 
-MARGIN_BYTES = 1 << 26  # of memory that other processes of the host are left with
+MARGIN_BYTES = 1 << 26  # left free for the host's other processes
 
 
 class SlotFile:
-    """One slot: a file in shared memory that is mapped for as long as this object lives."""
+    """One slot: a file in shared memory, mapped while this object lives."""
 
     def __init__(self, path: Path, capacity_bytes: int) -> None:
         self.path = path
@@ -27,16 +27,16 @@ class SlotFile:
         self.view = memoryview(self._map)
 
     def close(self, *, remove: bool) -> None:
-        """Unmap it; with ``remove`` its memory is free once nobody else maps it."""
+        """Unmap it; with ``remove`` its memory is free once no other process maps it."""
         if remove:
             self.path.unlink(missing_ok=True)
         self.view.release()
-        with contextlib.suppress(BufferError):  # whoever still looks at it lets go of it in the end
+        with contextlib.suppress(BufferError):  # remaining views release it in the end
             self._map.close()
 
 
 def reserve(path: Path, capacity_bytes: int) -> SlotFile:
-    """Return a new slot whose memory is there, all of it. Raises DoesNotFit, and leaves nothing behind."""
+    """Return a new slot with all its memory allocated. Raises DoesNotFit, and leaves nothing behind."""
     try:
         free_bytes, whose = free(path.parent)
         if capacity_bytes + MARGIN_BYTES > free_bytes:
@@ -74,7 +74,7 @@ def mapped(path: str | Path, capacity_bytes: int, *, writable: bool = True) -> m
 
 
 def free(folder: Path) -> tuple[int, str]:
-    """Return how many bytes may still be reserved, and what has no more: filesystem, host, or control group."""
+    """Return how many bytes may still be reserved, and what limits it: filesystem, host, or cgroup."""
     space = os.statvfs(folder)
     found = [(space.f_bavail * space.f_frsize, str(folder)), (_available_bytes(), "the host's memory")]
     allowed_bytes = cgroup_memory.left_bytes()

@@ -1,7 +1,7 @@
-"""Which slot of a shard may be written next, which step is whole on all, and which of those are kept. Pure.
+"""Decides which slot of a shard to write next, which steps are whole on all ranks, and which of them to keep. Pure.
 
-A rank writes each step into another slot. A slot may be written again once what it holds is not needed: it is none of
-the steps that are kept, or will never be whole.
+A rank writes each step into another slot. A slot may be reused once its step is not needed: it is not kept, or will
+never be whole.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ VOID_SAID_MAX = 64  # far more than a store holds copies of
 
 @dataclass
 class Slots:
-    """The slots of one rank's shards in one store: what each holds.
+    """The slots of one rank's shards in one store, and their contents.
 
     ``granted`` is the one that its rank, or another store, writes now; ``filling`` are those that this store fills.
     """
@@ -41,9 +41,9 @@ class Slots:
         return sorted((copy for copy in self.holds if copy is not None), key=lambda copy: copy.step)
 
     def grant(self, needed: Collection[int]) -> int | None:
-        """Return the slot that is to be written next, None while one is or while all hold ``needed`` steps.
+        """Return the slot to write next, None while one is being written or all hold ``needed`` steps.
 
-        Its copy is gone from then on. Empty slots go first, then the oldest step.
+        Its copy is dropped. Empty slots go first, then the oldest step.
         """
         if self.granted is not None:
             return None
@@ -53,7 +53,7 @@ class Slots:
     def take(self, needed: Collection[int]) -> int | None:
         """Return a slot to fill besides the granted one, None where all hold ``needed`` steps.
 
-        Its copy is gone from then on, and nobody else gets it until it is ``filled``.
+        Its copy is dropped, and it is reserved until it is ``filled``.
         """
         chosen = self._chosen(needed)
         if chosen is not None:
@@ -61,35 +61,35 @@ class Slots:
         return chosen
 
     def written(self, slot: int, copy: CopyInfo) -> None:
-        """The granted slot holds a whole copy. Raises ValueError where another slot was granted, or none."""
+        """Record that the granted slot holds a whole copy. Raises ValueError if another slot was granted, or none."""
         if slot != self.granted:
             raise ValueError(f"slot {slot} was written, and slot {self.granted} was to be")
         self.granted = None
         self.holds[slot] = copy
 
     def filled(self, slot: int, copy: CopyInfo | None) -> None:
-        """A slot that was taken holds a whole copy; None: it holds nothing."""
+        """Record that a taken slot holds a whole copy; None: it holds nothing."""
         self.filling.discard(slot)
         self.holds[slot] = copy
 
     def give_back(self) -> None:
-        """The granted slot was not written after all."""
+        """Return the granted slot unwritten."""
         self.granted = None
 
     def remove(self, slot: int) -> None:
-        """There is one slot less; those behind it are numbered anew."""
+        """Remove a slot; those after it are renumbered."""
         del self.holds[slot]
         if self.granted is not None:
             self.granted = None if self.granted == slot else self.granted - (self.granted > slot)
         self.filling = {number - (number > slot) for number in self.filling if number != slot}
 
     def drop(self, steps: Iterable[int]) -> None:
-        """The copies of these steps are gone."""
+        """Drop the copies of these steps."""
         gone = set(steps)
         self.holds = [None if copy is not None and copy.step in gone else copy for copy in self.holds]
 
     def available(self, needed: Collection[int]) -> list[int]:
-        """Return the slots that nobody writes, and that hold none of the ``needed`` steps."""
+        """Return the slots that are not being written and hold none of the ``needed`` steps."""
         free = [number for number in range(len(self.holds)) if number != self.granted and number not in self.filling]
         return [number for number in free if (copy := self.holds[number]) is None or copy.step not in needed]
 
@@ -106,7 +106,7 @@ class Slots:
 
 @dataclass
 class Needed:
-    """Which steps of a job a store must not overwrite, by what the coordinator said of them in whatever order.
+    """The steps of a job that a store must not overwrite, from the coordinator's messages in any order.
 
     ``whole`` are the ``keep`` newest, and up to ``spaced`` older ones that reach further back.
     """
@@ -139,7 +139,7 @@ class Needed:
         return tuple(sorted(self.void)[-VOID_SAID_MAX:])
 
     def agree(self, word: Agreed) -> None:
-        """Take in what the coordinator said."""
+        """Apply the coordinator's message."""
         self.know(word.whole, () if word.void is None else (word.void,))
         if word.persist is not None and word.persist > max(self.persisted, self.persisting or -1):
             self.persisting = word.persist

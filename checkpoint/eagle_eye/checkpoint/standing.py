@@ -1,4 +1,4 @@
-"""How the checkpoints of each job stand, as the store says in a file for whoever watches."""
+"""Reports the state of each job's checkpoints in a file for monitoring."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ LOOK_EVERY_S = 0.5
 
 
 class StandingFile:
-    """The file in a store's folder: written when something has changed, twice a second at most, and now and then."""
+    """The file in a store's folder: written on changes, at most twice a second, and periodically."""
 
     def __init__(self, folder: Path, unix_s: Callable[[], float] = time.time) -> None:
         self._path = folder / STANDING_FILE
@@ -39,7 +39,7 @@ class StandingFile:
         self._said_s = self._looked_s = -math.inf
 
     def say(self, jobs: Iterable[HeldJob], now_s: float) -> None:
-        """The file says how these jobs stand at ``now_s``, monotonic. Where it cannot be written it is tried again."""
+        """Write the jobs' state at ``now_s``, monotonic. Retried where it cannot be written."""
         if now_s - self._looked_s < LOOK_EVERY_S:
             return
         self._looked_s = now_s
@@ -55,12 +55,12 @@ class StandingFile:
         self._said, self._said_s = changes, now_s
 
     def remove(self) -> None:
-        """Nobody says anything any more."""
+        """Remove the file."""
         self._path.unlink(missing_ok=True)
 
 
 def standing_of(job: HeldJob, now_s: float) -> JobStanding:
-    """Return how a job's checkpoints stand at ``now_s``, monotonic."""
+    """Return the state of a job's checkpoints at ``now_s``, monotonic."""
     counts, whole, persisting = job.counts, job.needed.newest_whole, job.needed.persisting
     since_s = job.persisting_since_s if persisting is not None else None
     # By ranks: after a restart one's shards may be in two kinds of slots for a time.
@@ -95,7 +95,7 @@ def _older(job: HeldJob, wanted: Collection[int]) -> list[OlderStep]:
     for shard, _, copy in job.copies():
         if copy.step in held:
             held[copy.step].add(copy.rank)
-            if shard.local:  # by this node's clock, as whoever reads the file
+            if shard.local:  # by this node's clock, like the reader of the file
                 captured_s[copy.step] = max(captured_s.get(copy.step, 0.0), copy.captured_s)
     whole = [step for step, ranks in held.items() if step in captured_s and ranks.issuperset(wanted)]
     reported = whole if len(whole) <= OLDER_MAX else [*whole[: OLDER_MAX - 1], whole[-1]]

@@ -1,7 +1,7 @@
-"""What the user wants kept, as the state dict that torch.distributed.checkpoint plans and loads, and back.
+"""Converts the user's objects to and from the state dict that torch.distributed.checkpoint plans and loads.
 
-Models and optimizers go by the names of parameters (torch.distributed.checkpoint.state_dict), so that other numbers of
-ranks and other layouts can load them. Everything else that has a state belongs to its rank and is kept whole.
+Models and optimizers are keyed by parameter name (torch.distributed.checkpoint.state_dict), so that other numbers of
+ranks and other layouts can load them. All other state belongs to its rank and is kept whole.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class _Made:
 
 
 class KeptState:
-    """The objects that a training job wants kept, by name. Raises TypeError for what has no state."""
+    """The objects that a training job keeps, by name. Raises TypeError for objects without state."""
 
     def __init__(self, objects: Mapping[str, Any]) -> None:
         if not objects:
@@ -83,7 +83,7 @@ class KeptState:
         return found
 
     def collect(self, rank: int) -> StateDict:
-        """Return the state as it is now: tensors are the training's own, not copies.
+        """Return the current state: tensors are the training's own, not copies.
 
         An optimizer that has made no step yet gets its tensors by one that changes nothing; ``forget_probe`` undoes it.
         """
@@ -197,7 +197,7 @@ class RandomState:
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Set them."""
+        """Restore them."""
         import random
         import sys
 

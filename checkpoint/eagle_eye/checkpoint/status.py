@@ -1,4 +1,4 @@
-"""What a store says of a job, as plain containers: for the command, and for whoever watches."""
+"""A store's status of a job as plain containers, for the command and for monitoring."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``eagle-eye checkpoint status``: which copies of which step are on this node, and what was left behind."""
+"""``eagle-eye checkpoint status``: which copies of which step are on this node, and what is left over."""
 
 from __future__ import annotations
 

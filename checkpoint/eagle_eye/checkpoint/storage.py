@@ -1,8 +1,8 @@
-"""From memory to storage: the shards of a whole step become a plain checkpoint folder, behind the training's back.
+"""Persists the shards of a whole step from memory as a plain checkpoint folder, in the background.
 
 Each store writes the files of its node's ranks into a folder ``step_N.attempt_K.partial``; the coordinator adds
-``.metadata``, which makes a torch.distributed.checkpoint folder complete, once every file is there, and gives the
-folder its name. What an earlier attempt still writes goes into a folder of its own, and never into one that is read.
+``.metadata``, which makes a torch.distributed.checkpoint folder complete, once every file is there, and renames the
+folder. An earlier attempt that is still writing uses a folder of its own, never one that is read.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The store of a node: a process of its own that owns the copies of shards in shared memory, and moves them.
+"""A node's store: a separate process that owns the copies of shards in shared memory, and transfers them.
 
-It outlives the ranks whose steps it keeps, their job's restarts and their launcher. Ranks of this node speak to it over
-a Unix socket in its folder, stores and ranks of other nodes over TCP, with the job's key. Nothing in it waits for
-training, and nothing in training waits for it.
+It outlives the ranks whose steps it keeps, their job's restarts and their launcher. Ranks of this node connect over a
+Unix socket in its folder, stores and ranks of other nodes over TCP, with the job's key. Neither the store nor training
+ever blocks on the other.
 """
 
 from __future__ import annotations
@@ -88,12 +88,12 @@ MessageT = TypeVar("MessageT")
 
 
 class StoreSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """What the user has decided.
+    """The user's settings.
 
     ``folder`` is in shared memory; ``listen`` is for other nodes, port 0 for any; ``free_after_s`` is how long copies
     of a job without ranks are kept; ``persist_bytes_per_s`` is the most that goes to storage, ``copy_bytes_per_s`` to
-    other nodes, None for no limit; ``paced`` copies go while training leaves the network idle.
-    Without any job, and with nobody who looks whether it is here, for ``exit_when_idle_s`` it ends; None: never.
+    other nodes, None for no limit; ``paced`` copies go while training leaves the network idle. It exits after
+    ``exit_when_idle_s`` without any job and without being contacted; None: never.
     """
 
     folder: Path
@@ -150,7 +150,7 @@ class Store:
             await self._idle.wait()
         finally:
             for service in self._jobs.values():
-                service.close()  # first: what ranks were writing needs no new memory for whoever comes after
+                service.close()  # first: slots that ranks were writing must not be replaced for a successor
             tasks = list(self._tasks)
             for task in tasks:
                 task.cancel()
@@ -340,7 +340,7 @@ class Store:
         self._steps_changed = True
 
     def _say_steps(self) -> None:
-        """The file for whoever decides where a job goes on says what is held."""
+        """Write the held steps to the file that is read when deciding where a job resumes."""
         jobs = [service.job for service in self._jobs.values()]
         if not self._steps_changed and not any(job.changed for job in jobs):
             return
@@ -357,7 +357,7 @@ class Store:
             job.changed = False
 
     async def _keep_house(self) -> None:
-        """Say what is held; free what nobody needs any more."""
+        """Report what is held; free what is no longer needed."""
         topped_up_s = time.monotonic()
         while True:
             self._say_steps()
@@ -377,7 +377,7 @@ class Store:
                     self._spawn(service.top_up_short())
 
     async def _scrub_now_and_then(self) -> None:
-        """Verify all copies. Beside the housekeeping, which must not wait for minutes of reading."""
+        """Verify all copies periodically, apart from the housekeeping, which must not wait for minutes of reading."""
         while True:
             await asyncio.sleep(self._settings.scrub_every_s)
             for service in list(self._jobs.values()):
@@ -438,7 +438,7 @@ async def _read(job: HeldJob, read: Read, connection: Connection, pace: Pace) ->
 
 
 async def _take(job: HeldJob, put: Put, connection: Connection) -> None:
-    """Receive a copy from another node, chunk by chunk verified."""
+    """Receive a copy from another node, verified chunk by chunk."""
     copy = put.copy
     shard = job.current(copy.plan, copy.rank)
     if put.attempt != job.attempt or len(put.sums) != SUM_BYTES * -(-copy.length // CHUNK_BYTES):
@@ -478,7 +478,7 @@ async def _take(job: HeldJob, put: Put, connection: Connection) -> None:
 
 
 async def _received(view: memoryview, put: Put, connection: Connection) -> str:
-    """Fill the view; return which chunk did not arrive as it was sent, "" where all did."""
+    """Fill the view; return which chunk arrived damaged, "" if none."""
     reason = ""
     for number, (start, end) in enumerate(chunks(0, put.copy.length)):
         await connection.receive_into(view[start:end])

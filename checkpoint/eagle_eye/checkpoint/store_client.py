@@ -1,4 +1,4 @@
-"""A rank's connection to the store of its node: what is sent waits in a queue, what is heard is noted by a thread."""
+"""A rank's connection to its node's store: sends from a queue, receives in a thread."""
 
 from __future__ import annotations
 
@@ -44,12 +44,12 @@ SAID_WITHIN_S = 5.0
 
 
 def start_store(folder: Path, node: str) -> None:
-    """A store answers in the folder: one is started where none is. Raises OSError, CalledProcessError.
+    """Make sure that a store serves the folder, starting one if needed. Raises OSError, CalledProcessError.
 
     Of several ranks that start one the first has it; the others' give up, and theirs is answered.
     """
     if folder.exists():
-        require_own(folder)  # before anybody is told the job's key
+        require_own(folder)  # before sending the job's key
         if answers(folder):
             return
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -63,7 +63,7 @@ def start_store(folder: Path, node: str) -> None:
 
 
 def require_own(folder: Path) -> None:
-    """Raise PermissionError where another user could have put a store of his own there, in place of ours."""
+    """Raise PermissionError where another user could have substituted their own store."""
     for path in (folder, folder.parent):
         found = path.stat()
         if found.st_uid not in {0, os.geteuid()}:
@@ -73,7 +73,7 @@ def require_own(folder: Path) -> None:
 
 
 def end_store(folder: Path) -> None:
-    """The store of a folder has ended, and nothing of what it held is left. Nothing where there is none."""
+    """End a folder's store and remove everything it held. Does nothing where there is none."""
     try:
         pid = int((folder / LOCK).read_text(encoding="ascii"))
     except (OSError, ValueError):
@@ -95,7 +95,7 @@ def _is_store(pid: int) -> bool:
 
 
 def answers(folder: Path) -> bool:
-    """Whether a store takes connections there."""
+    """Whether a store accepts connections there."""
     try:
         connect_local(folder / SOCKET, ANSWER_WITHIN_S).close()
     except OSError:
@@ -104,7 +104,7 @@ def answers(folder: Path) -> bool:
 
 
 class AttemptConnection:
-    """One connection on which an attempt is open, from the rank's side: what is said waits in a queue, in a thread.
+    """A rank's connection with an open attempt: messages are sent from a queue by a thread.
 
     What was said on an earlier line is not sent on a later one: it is of slots that are another process's now.
     """
@@ -116,11 +116,11 @@ class AttemptConnection:
         self._sender.start()
 
     def say(self, message: Message, after: Callable[[], None] | None = None) -> None:
-        """Have a message sent, not before ``after`` has returned. Never waits."""
+        """Queue a message, to be sent after ``after`` has returned. Never blocks."""
         self._outgoing.put((message, after))
 
     def end(self, within_s: float) -> None:
-        """Have sent what was said, if that takes no longer."""
+        """Send what is queued, within the time limit."""
         self._outgoing.put(None)
         self._sender.join(timeout=within_s)
 
@@ -170,7 +170,7 @@ class StoreClient:
         return self._asked().ask(Find(plan, rank, step), Found)
 
     def blob(self, plan: str) -> bytes | None:
-        """Return what is laid out where, of a plan. Raises OSError."""
+        """Return a plan's layout. Raises OSError."""
         return self._asked().ask(GetBlob(plan), Blob).data
 
     def open(
@@ -186,7 +186,7 @@ class StoreClient:
         self._receiver.start()
 
     def say(self, message: Message) -> None:
-        """Have a message sent, where an attempt is open. Never waits."""
+        """Queue a message, if an attempt is open. Never blocks."""
         if self._line is not None:
             self._line.say(message)
 

@@ -113,7 +113,7 @@ async def _serve(store: Store) -> int:
 
 
 def _say_ready(address: str) -> None:
-    """The log has the address, and systemd knows that ranks are answered, where it waits for that."""
+    """Log the address, and notify systemd that ranks can connect, where it waits for that."""
     _log.info("listening on %s", address)
     NotifySocket(os.environ, _log).send("READY=1")
 

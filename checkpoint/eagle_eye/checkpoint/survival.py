@@ -1,4 +1,4 @@
-"""How likely it is that losses at once leave every shard a copy: counted exactly, in whole numbers. Pure.
+"""The probability that simultaneous losses leave every shard a copy: counted exactly, in integers. Pure.
 
 A group loses a shard when all of its members are lost, a ring when as many neighbours as there are copies are; what is
 lost in one of them matters to no other.
@@ -55,7 +55,7 @@ def domain_survival_ratio(placement: Placement, domains: Mapping[str, Collection
     """Return which part of all sets of ``lost`` failure domains, lost whole, leaves every shard a copy.
 
     Domains without a node of the placement are none of them; a node in no domain is never lost. None where there are
-    more than ``SUBSETS_MAX`` such sets: nobody has counted them. Raises ValueError.
+    more than ``SUBSETS_MAX`` such sets: they are not counted. Raises ValueError.
     """
     fatal = _planes(placement, domains)
     _check("lost", lost, len(fatal), "failure domains with nodes of the placement")

@@ -1,8 +1,8 @@
-"""A job's copies on their way: piece by piece, while training leaves the network idle, and within the store's cap.
+"""Paces a job's copies: piece by piece, while training leaves the network idle, and within the store's cap.
 
-Torch tells nobody when a collective begins and ends, whatever its backend; but what it sends passes the interface that
-the copies take, and the kernel counts that. So nothing is done in the ranks, and what crosses no network, or another
-one than the copies, does not hold them up. A thread looks at the counter; that of an interface is shared by all copies.
+Torch does not report when a collective begins and ends, for any backend; but its traffic passes the interface that the
+copies use, and the kernel counts that. So ranks do nothing, and traffic on no network or another one does not delay the
+copies. A thread per interface, shared by all copies, reads the counter.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ DRAIN_POLL_S, DRAIN_S = 0.0005, 5.0
 
 
 class Unwanted(OSError):
-    """Nobody needs the copy any more, of which a part is still to be sent."""
+    """The copy is no longer needed, but part of it is still to be sent."""
 
 
 class Capped:
-    """As fast as the cap lets it: for who restores, and for copies where nothing is known of the network."""
+    """As fast as the cap allows: for restores, and for copies over an unknown network."""
 
     def __init__(self, cap: Cap, wanted: Callable[[], bool] = lambda: True) -> None:
         self._cap = cap
@@ -58,7 +58,7 @@ class Capped:
 
 
 class Traffic:
-    """The copies of one job that leave this node. ``cap`` is the store's; ``count`` counts what the status tells."""
+    """One job's outgoing copies. ``cap`` is the store's; ``count`` counts what the status tells."""
 
     def __init__(self, cap: Cap, count: Callable[[str], None], *, paced: bool) -> None:
         self._cap = cap
@@ -68,32 +68,32 @@ class Traffic:
         self._has_ranks = False
 
     def has_ranks(self, *, here: bool) -> None:
-        """Whether ranks of the job are on this node: while none is, nobody looks, and copies go within the cap."""
+        """Set whether ranks of the job are here: while none is, links are not observed, and only the cap applies."""
         self._has_ranks = here
         for link in self._links.values():
             link.watch(on=here)
 
     def mark(self) -> None:
-        """A rank of this node has ended a step, and begins another one."""
+        """Record that a rank of this node has ended a step, and begins another one."""
         now_s = time.monotonic()
         for link in self._links.values():
             link.mark(now_s)
 
     def urgent(self) -> Pace:
-        """Return the pace of what a restart waits for."""
+        """Return the pace of copies that a restart waits for."""
         return Capped(self._cap)
 
     def copy(self, address: str, wanted: Callable[[], bool]) -> Pace:
-        """Return the pace of one copy to another node's IP address. Where its interface is not known: the cap's."""
+        """Return the pace of one copy to another node's IP address. For an unknown interface: the cap's."""
         link = self._link(address) if self._paced else None
         return Capped(self._cap, wanted) if link is None else _Between(link, self._cap, self._count, wanted)
 
     def status(self) -> list[dict[str, Any]]:
-        """Return what is known of the interfaces that copies take, as plain containers."""
+        """Return the state of the interfaces used by copies, as plain containers."""
         return [link.status() for link in self._links.values()]
 
     def close(self) -> None:
-        """Nobody looks any more."""
+        """Stop observing."""
         for link in self._links.values():
             link.close()
         self._links.clear()
@@ -114,7 +114,7 @@ class Traffic:
 
 
 class _Link:
-    """An interface, and the thread that looks at it. ``turn`` is had by whoever sends a piece of a copy.
+    """An interface, and the thread that observes it. ``turn`` is held while sending a piece of a copy.
 
     ``seen``: what others send on it is known, or will be once there are ranks again.
     """
@@ -140,25 +140,25 @@ class _Link:
         return self._spans.step_s
 
     def mark(self, now_s: float) -> None:
-        """A step has ended."""
+        """Record the end of a step."""
         with self._lock:
             self._marked_s = now_s
             self._spans.mark(now_s)
 
     def watch(self, *, on: bool) -> None:
-        """From now on somebody looks, or nobody does."""
+        """Start or stop observing."""
         if on:
             self._watched.set()
         else:
             self._watched.clear()
 
     def sight(self, now_s: float) -> Sight | None:
-        """Return what is known of the link now; None where nobody looks."""
+        """Return the link's current state; None while not observed."""
         with self._lock:
             return self._spans.sight(now_s) if self.seen and self._watched.is_set() else None
 
     def begin(self) -> None:
-        """A piece is about to be sent: until its ``end`` the counter does not tell whose bytes it counts."""
+        """Begin sending a piece: until its ``end`` the counter's bytes cannot be attributed."""
         with self._lock:
             self._look()
             self._sending = True
@@ -178,7 +178,7 @@ class _Link:
                 self.cost.measured(count, seconds)
 
     def status(self) -> dict[str, Any]:
-        """Return what is known of it."""
+        """Return its state."""
         with self._lock:
             return {
                 "interface": self._name,
@@ -191,7 +191,7 @@ class _Link:
             }
 
     def close(self) -> None:
-        """Nobody looks at it any more."""
+        """Stop observing it."""
         self._ended.set()
         self._watched.set()  # its thread hears of it
 
@@ -222,7 +222,7 @@ class _Link:
 
 
 class _Between:
-    """One copy's way between the bursts of training's traffic."""
+    """Paces one copy between the bursts of training's traffic."""
 
     def __init__(self, link: _Link, cap: Cap, count: Callable[[str], None], wanted: Callable[[], bool]) -> None:
         self._link = link
@@ -271,6 +271,6 @@ def _check(wanted: Callable[[], bool]) -> None:
 
 
 async def _drained(unsent: Callable[[], int], until_s: float) -> None:
-    """What was sent is on the other side."""
+    """Wait until everything sent has been acknowledged."""
     while unsent() > DRAINED_BYTES and time.monotonic() < until_s:  # noqa: ASYNC110 - the kernel tells nobody
         await asyncio.sleep(DRAIN_POLL_S)

@@ -1,4 +1,4 @@
-"""``eagle-eye checkpoint verify``: whether every copy on this node is what was written."""
+"""``eagle-eye checkpoint verify``: checks that every copy on this node is unchanged."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ HELP = "compare every copy on this node with its checksums"
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print what was found; return 0, or 1 where a copy is damaged or no store answers. What is damaged is gone."""
+    """Print the result; return 0, or 1 where a copy is damaged or no store answers. Damaged copies are dropped."""
     from eagle_eye.checkpoint.store import ask_verify
 
     folder = folder_of(args.folder)

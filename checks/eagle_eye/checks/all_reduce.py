@@ -15,7 +15,7 @@ INSTEAD_OF = "nccl_tests"
 
 
 def absent(asked: CheckOptions) -> str:
-    """Return why it need not be run, or cannot."""
+    """Return why it is not needed, or cannot run."""
     if INSTEAD_OF in asked.passed:
         return f"{INSTEAD_OF} has done it"
     return ONE_GPU if len(asked.host.gpus) == 1 else ""

@@ -1,4 +1,4 @@
-"""All checks, in the order in which they run: what costs little first, the site's long tests last."""
+"""All checks in execution order: cheap ones first, the site's long tests last."""
 
 from __future__ import annotations
 
@@ -30,4 +30,4 @@ CHECKS: tuple[Check, ...] = (
     sdc_gemm.CHECK,
     sdc_all_reduce.CHECK,
 )
-SDC = (sdc_gemm.CHECK.name, sdc_all_reduce.CHECK.name)  # that look for silent data corruption
+SDC = (sdc_gemm.CHECK.name, sdc_all_reduce.CHECK.name)  # those that look for silent data corruption

@@ -1,4 +1,4 @@
-"""The nouns of the active check: what a check is, what it is asked with, and its three answers. Pure."""
+"""The active check's data types: a check, its inputs, and its three possible answers. Pure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Literal
 
 from eagle_eye.checks.thresholds import Threshold
 
-TEXT_CHARS_MAX = 300  # of any text that a tool, a driver or a process in trouble says
+TEXT_CHARS_MAX = 300  # of any text from a tool, a driver or a failing process
 
 NO_GPU = "this host has no GPU"
 ONE_GPU = "one GPU has nobody to reduce with"
@@ -19,7 +19,7 @@ State = Literal["passed", "sick", "could_not_check"]
 
 @dataclass(frozen=True, kw_only=True)
 class Gpu:
-    """One GPU as NVML tells of it; ``facts`` by name, without those that this GPU or driver does not tell.
+    """One GPU as reported by NVML; ``facts`` by name, without those that this GPU or driver does not support.
 
     ``processes``: the pids that compute on it; None where the driver does not say.
     """
@@ -33,16 +33,16 @@ class Gpu:
 
     @property
     def name(self) -> str:
-        """Return it for people, as the agent's rows have it: "gpu 3"."""
+        """Return its name for people, as in the agent's rows: "gpu 3"."""
         return f"gpu {self.row}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Host:
-    """What the host has. ``gpu_problem``: why its GPUs cannot be seen, empty when they can, or when it has none.
+    """The host's hardware. ``gpu_problem``: why its GPUs are not visible, empty if they are, or if it has none.
 
-    ``lost`` are GPUs that the driver lists and that answer no more, each with NVML's word. ``simulated``: the GPUs
-    are the agent's simulation, and nothing that they say was measured.
+    ``lost`` are GPUs that the driver lists but that no longer answer, each with NVML's error. ``simulated``: the GPUs
+    are the agent's simulation, and their values are not measurements.
     """
 
     gpus: tuple[Gpu, ...] = ()
@@ -53,15 +53,15 @@ class Host:
 
     @property
     def has_gpus(self) -> bool:
-        """Whether the host has GPUs, seen or not."""
+        """Whether the host has GPUs, visible or not."""
         return bool(self.gpus or self.lost or self.gpu_problem)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Site:
-    """What the site says beside the defaults. ``gpus_expected`` None: not known; ``torch_python``: whose torch.
+    """The site's settings. ``gpus_expected`` None: unknown; ``torch_python``: the Python that has torch.
 
-    ``gemm_s`` None: as long as the check likes. ``sdc_s`` is what the checks for silent corruption have together.
+    ``gemm_s`` None: the check's default. ``sdc_s`` is the total time of the checks for silent corruption.
     """
 
     thresholds: Mapping[str, Threshold]
@@ -76,7 +76,7 @@ class Site:
 
 @dataclass(frozen=True, kw_only=True)
 class CheckOptions:
-    """What a check is run with. ``until_s`` is its deadline on the monotonic clock."""
+    """A check's inputs. ``until_s`` is its deadline on the monotonic clock."""
 
     host: Host
     site: Site
@@ -87,7 +87,7 @@ class CheckOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """One figure. ``device`` "": of the node. ``threshold`` None: it is told and judges nothing."""
+    """One figure. ``device`` "": of the node. ``threshold`` None: reported only, not judged."""
 
     name: str
     value: float
@@ -101,8 +101,8 @@ class Measured:
 class Result:
     """One check's answer. ``reason``: why it is sick or could not be checked, or what was seen.
 
-    ``expected``: whether this host should have been able to answer. A check whose hardware or tool the host does not
-    have could not be made either, and that keeps nobody from calling the host healthy.
+    ``expected``: whether this host should have been able to answer. A check whose hardware or tool the host lacks does
+    not run either, and does not keep the host from being healthy.
     """
 
     state: State
@@ -113,11 +113,11 @@ class Result:
 
 @dataclass(frozen=True)
 class Check:
-    """One check. ``needs`` is for people; ``limit_s`` and ``quick_limit_s`` are what it may take, None: left out.
+    """One check. ``needs`` is for people; ``limit_s`` and ``quick_limit_s`` are its time limits, None: left out.
 
     ``longer_s`` is how much more than that it may take at this site. ``absent`` returns at once why this host does not
     have what the check is about, or is made with; "" where it has. ``run`` returns, whatever the host does.
-    ``loads_gpus``: it would disturb whoever computes there. ``on_request``: it is run only when it is named.
+    ``loads_gpus``: it would disturb a job on the GPUs. ``on_request``: it runs only when named.
     """
 
     name: str
@@ -134,7 +134,7 @@ class Check:
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """One check's result in the report, with what it took."""
+    """One check's result in the report, with its duration."""
 
     name: str
     state: State
@@ -145,22 +145,22 @@ class Outcome:
 
 
 def passed(reason: str, *values: Measured) -> Result:
-    """Return that nothing stands against what was checked."""
+    """Return that the check found no fault."""
     return Result(state="passed", reason=reason, values=values)
 
 
 def sick(reason: str, *values: Measured) -> Result:
-    """Return that something does; the reason names what and where."""
+    """Return that it found a fault; the reason says what and where."""
     return Result(state="sick", reason=printable(reason), values=values)
 
 
 def could_not_check(reason: str, *values: Measured) -> Result:
-    """Return that nobody can tell, although this host should have been able to answer."""
+    """Return that the result is unknown, although this host should have been able to answer."""
     return Result(state="could_not_check", reason=printable(reason), values=values)
 
 
 def not_here(reason: str) -> Result:
-    """Return that this host does not have what the check is about, or what it is made with."""
+    """Return that this host lacks the hardware to check, or the tool."""
     return Result(state="could_not_check", reason=printable(reason), expected=False)
 
 

@@ -1,4 +1,4 @@
-"""Work done in a child process, so that a device that hangs, or a driver that crashes, takes nothing along.
+"""Runs work in a child process, so that a hung device or a crashing driver affects nothing else.
 
 Touches: processes, /proc/pressure.
 """
@@ -20,23 +20,23 @@ from typing import Any, TypeGuard
 from eagle_eye.agent import external_tool as tool
 from eagle_eye.checks.check import State, printable
 
-LINES_BYTES_MAX = 8 << 20  # what NVML tells of 16 GPUs twice a second for a minute
+LINES_BYTES_MAX = 8 << 20  # NVML's output for 16 GPUs twice a second for a minute
 LINES_MAX = 20_000
-GRACE_S = 5.0  # beyond the deadline, at which we kill; for when nobody is there to do so
-WORKERS_MAX = 64  # more GPUs than this are in no host
-# So long without a word, while there was no lack of CPU, and the child hangs. Opening a GPU takes a second or two for
-# each of them where no persistence daemon keeps the driver loaded; each step of the work takes milliseconds. Loading
-# torch from a slow filesystem may take any time, and says nothing of the device.
+GRACE_S = 5.0  # beyond the deadline, at which the parent kills; for a missing parent
+WORKERS_MAX = 64  # no host has more GPUs
+# A child silent for this long, without a lack of CPU, is hung. Opening a GPU takes a second or two each without a
+# persistence daemon; each step of the work takes milliseconds. Loading torch from a slow filesystem may take any time,
+# and says nothing about the device.
 STALL_S: Mapping[str, float] = MappingProxyType({"opening": 20.0, "working": 4.0})
-STARVED_RATIO = 0.5  # of the time some process waited for a CPU: then being late means nothing
+STARVED_RATIO = 0.5  # of the time some process waited for a CPU: then a delay means nothing
 
 _FOLDER = Path(__file__).parent / "work"
-# The folder becomes a package of its own: a training environment's Python, which has torch, need not have ours.
+# The folder becomes a separate package: a training environment's Python, which has torch, need not have ours.
 _START = (
     "import importlib, sys, types; package = types.ModuleType('work'); package.__path__ = [sys.argv[1]];"
     " sys.modules['work'] = package; importlib.import_module('work.' + sys.argv[2]).main(sys.argv[3])"
 )
-# What libraries are found by. Nothing else of our environment is the child's business: it may hold tokens.
+# Variables for finding libraries. The child gets nothing else of our environment, which may hold tokens.
 _KEPT = ("LD_LIBRARY_PATH", "LD_PRELOAD", "PYTHONPATH", "VIRTUAL_ENV", "CUDA_HOME", "CUDA_DEVICE_ORDER", "TMPDIR")
 _KEPT_PREFIXES = ("NCCL_", "UCX_", "GLOO_")
 _PRESSURE = re.compile(r"^some .*\btotal=(\d+)", re.MULTILINE)
@@ -44,7 +44,7 @@ _PRESSURE = re.compile(r"^some .*\btotal=(\d+)", re.MULTILINE)
 
 @dataclass(frozen=True)
 class WorkerProgress:
-    """How far one worker came: its last phase and when it was heard last, and its answer or its error."""
+    """A worker's progress: its last phase, when it was last heard, and its answer or error."""
 
     phase: str = ""
     at_s: float = -math.inf
@@ -55,18 +55,18 @@ class WorkerProgress:
 
 @dataclass(frozen=True, kw_only=True)
 class Children:
-    """What became of a child with its workers. ``status`` None: it was killed at the deadline."""
+    """The outcome of a child with its workers. ``status`` None: it was killed at the deadline."""
 
     courses: tuple[WorkerProgress, ...]
     status: int | None
     ended_s: float
     starved: bool = False
     complaint: str = ""
-    answers: tuple[dict[str, Any], ...] = ()  # all lines as they were
+    answers: tuple[dict[str, Any], ...] = ()  # all lines, unchanged
 
 
 def run(work: str, job: Mapping[str, object], workers: int, until_s: float, python: str = sys.executable) -> Children:
-    """Run a module of the folder ``work`` with so many workers; raises OSError when it cannot be started."""
+    """Run a module of the folder ``work`` with so many workers. Raises OSError when it cannot be started."""
     asked = json.dumps({**job, "workers": workers, "parent": os.getpid(), "until_s": until_s})
     begin_s, waited_s = time.monotonic(), cpu_waited_s()
     ran = tool.run(
@@ -89,19 +89,19 @@ def run(work: str, job: Mapping[str, object], workers: int, until_s: float, pyth
 
 
 def bounded_command(path: str, arguments: Sequence[str], until_s: float) -> tuple[str, ...]:
-    """Return the command line for a tool of the site's: it ends soon after ``until_s`` even if we are killed before."""
+    """Return the command line for a site's tool: it ends soon after ``until_s`` even if we are killed before."""
     seconds = max(until_s - time.monotonic(), 0.0) + GRACE_S
     return (*kept_environment(), "timeout", "-s", "KILL", f"{seconds:.0f}", path, *arguments)
 
 
 def kept_environment() -> tuple[str, ...]:
-    """Return the beginning of a command line that gives a program those of our variables that it may need."""
+    """Return the start of a command line that passes only the permitted variables to a program."""
     kept = [f"{name}={value}" for name, value in os.environ.items() if name in _KEPT or name.startswith(_KEPT_PREFIXES)]
     return ("env", *sorted(kept))
 
 
 def lines(output: bytes) -> list[dict[str, Any]]:
-    """Return the lines that are JSON objects; whatever else a library prints, and half a line, is left out."""
+    """Return the lines that are JSON objects; other output of libraries, and partial lines, are dropped."""
     found = []
     for line in output.split(b"\n", LINES_MAX)[:LINES_MAX]:
         try:
@@ -114,7 +114,7 @@ def lines(output: bytes) -> list[dict[str, Any]]:
 
 
 def courses(answers: tuple[dict[str, Any], ...], workers: int) -> tuple[WorkerProgress, ...]:
-    """Return how far each worker came; what no worker of ours would say is left out."""
+    """Return each worker's progress; invalid lines are dropped."""
     found = [WorkerProgress() for _ in range(min(workers, WORKERS_MAX))]
     for line in answers:
         worker, at_s, phase = line.get("worker"), line.get("at_s"), line.get("phase")
@@ -136,7 +136,7 @@ def courses(answers: tuple[dict[str, Any], ...], workers: int) -> tuple[WorkerPr
 
 
 def without_answer(course: WorkerProgress, children: Children) -> tuple[State, str]:
-    """Return what it means that a worker gave no values: the device is broken, or nobody can tell.
+    """Return the state for a worker without values: the device is broken, or unknown.
 
     It is broken when it says so itself, or when it stopped in the middle of work that takes milliseconds.
     """
@@ -156,7 +156,7 @@ def without_answer(course: WorkerProgress, children: Children) -> tuple[State, s
 
 
 def cpu_waited_s(proc: Path = Path("/proc")) -> float:
-    """Return for how long, since boot, some process has waited for a CPU; 0 where the kernel does not tell."""
+    """Return for how long, since boot, some process has waited for a CPU; 0 where the kernel does not report it."""
     try:
         found = _PRESSURE.search((proc / "pressure/cpu").read_text(encoding="ascii", errors="replace"))
     except OSError:

@@ -1,4 +1,4 @@
-"""How far the node's clock is from true time, by the agent's own collector."""
+"""Checks the node's clock offset, using the agent's own collector."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ NAME = "offset_seconds"
 
 
 def run(asked: CheckOptions) -> Result:
-    """Return whether the clock is right; a clock that nobody keeps cannot be judged."""
+    """Return whether the clock is right; an undisciplined clock cannot be judged."""
     return judge(ClockOffsetCollector(), asked)
 
 
 def judge(collector: ClockOffsetCollector, asked: CheckOptions) -> Result:
-    """Return what the collector's answer means."""
+    """Judge the collector's answer."""
     try:
         offset_s = collector.collect(time.time()).node["node_clock_offset_seconds"]
     except (CollectFailed, Unsupported) as error:

@@ -1,4 +1,4 @@
-"""``eagle-eye check``: the node is put to work for a minute and says whether it is sick. Only ever run when asked."""
+"""``eagle-eye check``: loads the node for a minute and reports whether it is sick. Runs only on request."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ from eagle_eye.checks.thresholds import BadThreshold, by_the_site
 from eagle_eye.checks.verdict import EXIT_CODES, judge
 from eagle_eye.schema.configuration import ConfigurationError
 
-DEADLINE_S = 110.0  # with what starting and ending take, under two minutes
+DEADLINE_S = 110.0  # plus start and end, under two minutes
 QUICK_DEADLINE_S = 18.0  # under 20 s
-SDC_STARTS_S = 90.0  # beyond --seconds, for torch to be loaded twice and results to be worked out
+SDC_STARTS_S = 90.0  # beyond --seconds, for loading torch twice and computing results
 DEADLINE_S_MIN, DEADLINE_S_MAX = 5.0, 3_600.0
 GEMM_S_MIN, GEMM_S_MAX = 1.0, 60.0  # as much as is looked at meanwhile (child.py, LINES_BYTES_MAX)
 LOOK_RATIO = 0.3  # of the deadline at most for the first look at the GPUs
@@ -61,7 +61,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Check and tell. Raises ConfigurationError for wrong usage; whatever else goes wrong is "cannot tell"."""
+    """Run the checks and report. Raises ConfigurationError for wrong usage; all other errors give "cannot tell"."""
     if args.list:
         table(CHECKS, sys.stdout)
         return 0
@@ -70,7 +70,7 @@ def run(args: argparse.Namespace) -> int:
     site = _site(args, checks)
     deadline_s = begin_s + _deadline_s(args)
     os.nice(max(0, tool.NICENESS - os.nice(0)))
-    signal.signal(signal.SIGTERM, _stop)  # so that what has been begun is ended, too
+    signal.signal(signal.SIGTERM, _stop)  # so that running work is ended, too
     terminal = sys.stdout.isatty()
     lines = Lines(sys.stdout, terminal=terminal, colours=terminal and "NO_COLOR" not in os.environ)
     outcomes: list[Outcome] = []
@@ -114,7 +114,7 @@ def _host(args: argparse.Namespace, until_s: float) -> Host:
 
 
 def _in_use(checks: Sequence[Check], host: Host) -> str:
-    """Return why nothing is begun: somebody uses the GPUs that the checks would load. "" for nobody."""
+    """Return why nothing is started: a process uses the GPUs that the checks would load. "" if none does."""
     if not any(check.loads_gpus for check in checks):
         return ""
     user = gpus.occupied(host)
@@ -181,7 +181,7 @@ def _deadline_s(args: argparse.Namespace) -> float:
 
 
 def _complain(outcomes: Sequence[Outcome], refused: str) -> None:
-    """Say on stderr what could not be checked."""
+    """Report on stderr what could not be checked."""
     missing = [each for each in outcomes if each.state == "could_not_check" and each.expected]
     with contextlib.suppress(OSError):  # nobody listens there; the report has it all
         for text in [refused, *(f"{each.name}: {each.reason}" for each in missing)]:

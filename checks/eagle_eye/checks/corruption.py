@@ -1,4 +1,4 @@
-"""What the checks for silent corruption share: wrong numbers by GPU, and how little finding none says."""
+"""Shared by the checks for silent corruption: wrong numbers per GPU, and how little a clean result proves."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from eagle_eye.checks.check import Host, Measured, Result, printable
 from eagle_eye.checks.child import Children
 from eagle_eye.checks.devices import CPU
 
-WORK_S = 60.0  # of all of them together, where nobody says
+WORK_S = 60.0  # of all of them together, by default
 WORK_S_MIN, WORK_S_MAX = 1.0, 600.0
-FINDINGS_SHOWN = 2  # of one device in a reason
+FINDINGS_SHOWN = 2  # per device in a reason
 FINDING_CHARS_MAX = 120
 SOURCE = "ours: the results are exact, any difference is a fault"
 
 
 def result(host: Host, names: tuple[str, ...], children: Children, what: str) -> Result:
-    """Return what all devices' answers mean; figures are by UUID, so that they stay with a GPU that moves.
+    """Return the result of all devices' answers; figures are by UUID, so that they stay with a GPU that moves.
 
     ``names`` are the devices for people, ``what`` the operations that were counted, in the plural.
     """
@@ -48,7 +48,7 @@ def result(host: Host, names: tuple[str, ...], children: Children, what: str) ->
 
 
 def findings(children: Children) -> Mapping[int, list[str]]:
-    """Return the wrong numbers that each worker told of, as text of which nothing is trusted."""
+    """Return each worker's reported wrong numbers, as untrusted text."""
     found: dict[int, list[str]] = defaultdict(list)
     for line in children.answers:
         worker, reported = line.get("worker"), line.get("finding")

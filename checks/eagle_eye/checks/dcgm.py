@@ -27,16 +27,16 @@ LEVELS = (1, 2)
 TESTS_MAX = 1_000
 REASONS_MAX = 8
 
-# What DCGM wants done about an error. Source: DCGM, Diagnostic Errors, Error Severity Enum. To isolate the GPU, to
-# examine it further and to reset it speak of the node; to watch it, to set it up otherwise and "unknown" do not.
+# What DCGM recommends for an error. Source: DCGM, Diagnostic Errors, Error Severity Enum. Isolating, examining or
+# resetting the GPU count against the node; monitoring, configuring and "unknown" do not.
 _SICK = {2: "isolate", 4: "triage", 6: "reset"}
 _CONFIGURATION = 5
-# DCGM before 3.2 gives no severity. Its deployment tests look at software and settings.
+# DCGM before 3.2 gives no severity. Its deployment tests check software and settings.
 _SETTINGS_CATEGORY = "deployment"
 
 
 class Failure(NamedTuple):
-    """One test that failed on one device: by whose fault, as far as DCGM says, and its words."""
+    """One test that failed on one device: its severity, as far as DCGM says, and its text."""
 
     where: str
     text: str
@@ -44,7 +44,7 @@ class Failure(NamedTuple):
 
 
 class DcgmReport(NamedTuple):
-    """What the diagnostics said: how many tests passed, and what failed. ``problem``: why they could not be run."""
+    """The diagnostics' result: how many tests passed, and what failed. ``problem``: why they could not run."""
 
     passes: int
     failures: tuple[Failure, ...]
@@ -52,14 +52,14 @@ class DcgmReport(NamedTuple):
 
 
 def absent(asked: CheckOptions) -> str:
-    """Return why there is nothing to be asked."""
+    """Return why it cannot run here."""
     if tool.find(PROGRAM) is None:
         return f"{PROGRAM} is not installed"
     return "" if asked.host.has_gpus else NO_GPU
 
 
 def run(asked: CheckOptions) -> Result:
-    """Return what DCGM says of the node."""
+    """Return DCGM's verdict on the node."""
     path = tool.find(PROGRAM) or PROGRAM
     command = bounded_command(path, ("diag", "-r", str(asked.site.dcgm_level), "-j"), asked.until_s)
     begin_s = time.monotonic()
@@ -75,7 +75,7 @@ def run(asked: CheckOptions) -> Result:
 
 
 def judge(report: DcgmReport, status: int, complaint: str) -> Result:
-    """Return what a report means. dcgmi ends with another status than 0 for mere settings, too: the report decides."""
+    """Judge a report. dcgmi also exits with a nonzero status for mere settings: the report decides."""
     figures = (Measured(name="tests_passed", value=float(report.passes), unit="1"),)
     own = [failure for failure in report.failures if failure.of_the_node]
     if own:
@@ -91,7 +91,7 @@ def judge(report: DcgmReport, status: int, complaint: str) -> Result:
 
 
 def parse(output: bytes) -> DcgmReport:
-    """Return what a report of any version says; what is no report is a problem.
+    """Parse a report of any version; an invalid one is a problem.
 
     Versions 2 to 4 name the outermost object and the devices differently; the tree of categories, tests and results
     is the same.

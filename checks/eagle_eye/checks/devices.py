@@ -1,4 +1,4 @@
-"""What checks with a child on each device share: who can be asked, and how answers become one result."""
+"""Shared by checks with a child per device: which devices are usable, and merging answers into one result."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Judge = Callable[[str, Mapping[str, float]], tuple[str, tuple[Measured, ...]]]
 
 
 def unable(host: Host) -> str:
-    """Return why the host's GPUs cannot be given work, "" when they can, or when there is none and the CPU is tried."""
+    """Return why the host's GPUs cannot be used, "" when they can, or when there is none and the CPU is tested."""
     if host.simulated:
         return "the GPUs are simulated"
     if host.lost:
@@ -29,12 +29,12 @@ def unable(host: Host) -> str:
 
 
 def names(host: Host) -> tuple[str, ...]:
-    """Return the devices that are given work: the GPUs, or the CPU where there is none."""
+    """Return the tested devices: the GPUs, or the CPU where there is none."""
     return tuple(gpu.name for gpu in host.gpus) or (CPU,)
 
 
 def ask(asked: CheckOptions, work: str, seconds: float, workers: int, **job: object) -> Children:
-    """Give the devices work in a child. Raises OSError when it cannot be started."""
+    """Run the work on the devices in a child. Raises OSError when it cannot be started."""
     uuids = [gpu.uuid for gpu in asked.host.gpus]
     return child.run(
         "in_torch",
@@ -46,7 +46,7 @@ def ask(asked: CheckOptions, work: str, seconds: float, workers: int, **job: obj
 
 
 def result(devices: tuple[str, ...], children: Children, judge: Judge, seen: str) -> Result:
-    """Return what all devices' answers together mean: one that is sick makes the node sick."""
+    """Merge all devices' answers: one sick device makes the node sick."""
     broken: list[str] = []
     unknown: list[str] = []
     figures: list[Measured] = []
@@ -70,7 +70,7 @@ def result(devices: tuple[str, ...], children: Children, judge: Judge, seen: str
 
 
 def measured(name: str, value: float, device: str, threshold: Threshold) -> tuple[str, Measured]:
-    """Return what is wrong with a value by its threshold, "" for nothing, and the figure with it."""
+    """Return what is wrong with a value by its threshold, "" for nothing, and its figure."""
     figure = Measured(
         name=name,
         value=value,

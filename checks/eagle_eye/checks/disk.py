@@ -1,4 +1,4 @@
-"""A bounded file written, made durable, read back and compared, in one folder."""
+"""Writes a bounded file to a folder, syncs it, reads it back and compares."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ QUICK_BYTES = 32 << 20
 
 
 def run(asked: CheckOptions) -> Result:
-    """Return whether the disk below the folder keeps what it is given, and answers in time."""
+    """Return whether the disk below the folder stores data correctly and in time."""
     folder = str(asked.site.folder)
     size = QUICK_BYTES if asked.quick else BYTES
     try:

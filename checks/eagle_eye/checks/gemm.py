@@ -1,4 +1,4 @@
-"""Matrix products on every device at once: wrong numbers, and devices that are slower or hotter than their peers."""
+"""Matrix products on all devices at once: finds wrong numbers, and devices slower or hotter than their peers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ WORK_S = 8.0  # a GPU reaches its temperature and its power limit within a few s
 QUICK_WORK_S = 1.5
 
 # NVML's clocks-event-reasons (nvml.h): hardware slowdown, software and hardware thermal slowdown, power brake. The
-# software power cap (0x4) is no fault: every GPU at full load has it.
+# software power cap (0x4) is not a fault: every GPU at full load has it.
 BRAKE_BITS = 0x08 | 0x20 | 0x40 | 0x80
 LOADED_RATIO = 0.5  # a look counts as one under load where the GPU is this busy
 LOOKS_MIN = 3
@@ -24,7 +24,7 @@ COPIED = "host_to_device_bytes_per_second"
 
 
 def run(asked: CheckOptions) -> Result:
-    """Return whether all devices compute rightly, and none is out of line."""
+    """Return whether all devices compute correctly, and none is an outlier."""
     if reason := devices.unable(asked.host):
         return could_not_check(reason)
     names = devices.names(asked.host)
@@ -62,7 +62,7 @@ class UnderLoad(NamedTuple):
 
 
 def under_load(looks: Sequence[Host]) -> dict[str, UnderLoad]:
-    """Return what was seen of each GPU; those that were seen under load less than LOOKS_MIN times are missing.
+    """Return each GPU's state under load; those seen under load less than LOOKS_MIN times are missing.
 
     The best of all looks counts for a link: at rest it runs at a lower generation, and needs a moment.
     """

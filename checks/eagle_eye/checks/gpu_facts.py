@@ -1,4 +1,4 @@
-"""What the driver itself knows to be wrong with the GPUs; asked after they were loaded, so that it saw that, too."""
+"""The GPU faults known to the driver; read after the load checks, so that they are included."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from eagle_eye.checks.check import (
     sick,
 )
 
-# NVML's facts that say that a GPU needs a repair, and which one. Source: NVML API Reference; NVIDIA GPU Memory Error
-# Management (row remapping, page retirement).
+# NVML's facts that mean a GPU needs a repair, and which. Source: NVML API Reference; NVIDIA GPU Memory Error Management
+# (row remapping, page retirement).
 _REPAIRS = (
     ("remap_pending", "a row remap waits for a GPU reset"),
     ("remap_failed", "a row could not be remapped: the GPU is to be replaced"),
     ("retired_pages_pending", "pages wait to be retired by a GPU reset"),
     ("ecc_uncorrected_total", "uncorrectable memory errors since its last reset: reset the GPU"),
 )
-# Told with the result; what they are worth without load, the check gemm judges under load.
+# Reported with the result; the gemm check judges them under load.
 _REPORTED = (
     ("pcie_link_width", "1"),
     ("pcie_link_generation", "1"),
@@ -36,14 +36,14 @@ _REPORTED = (
 
 
 def absent(asked: CheckOptions) -> str:
-    """Return why there is nothing to be looked at."""
+    """Return why there is nothing to check."""
     return "" if asked.host.has_gpus else NO_GPU
 
 
 def run(asked: CheckOptions) -> Result:
-    """Return what is wrong with any GPU, by a look of now."""
+    """Return what is wrong with any GPU, from a reading now."""
     host = gpus.host(asked.until_s) if asked.host.gpus or asked.host.lost else asked.host
-    return judge(host, max(asked.site.gpus_expected or 0, len(asked.host.gpus)))  # none may have gone meanwhile
+    return judge(host, max(asked.site.gpus_expected or 0, len(asked.host.gpus)))  # none may have disappeared meanwhile
 
 
 def judge(host: Host, expected: int) -> Result:

@@ -1,4 +1,4 @@
-"""The GPUs as NVML tells of them, and whether somebody uses them. Touches: a child process, /sys."""
+"""Reads the GPUs through NVML, and whether they are in use. Touches: a child process, /sys."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ RDMA_DEVICES_MAX = 64
 
 
 def host(until_s: float, sys: Path = Path("/sys")) -> Host:
-    """Return what this host has. GPUs on the bus that NVML does not show are a problem, not an absence."""
+    """Return this host's hardware. GPUs on the bus that NVML does not show are a problem, not an absence."""
     on_the_bus = gpus_on_the_bus(sys)
     try:
         seen = first(child.run("in_nvml", {}, 0, until_s))
@@ -45,7 +45,7 @@ def first(children: Children) -> Host:
 
 
 def look(answer: dict[str, Any]) -> Host:
-    """Return one look as the child told it; GPUs that make no sense are left out."""
+    """Return one of the child's readings; invalid GPUs are left out."""
     reported = answer.get("gpus")
     gpus = [gpu for each in (reported if isinstance(reported, list) else []) if (gpu := _gpu(each)) is not None]
     lost = answer.get("lost")
@@ -58,7 +58,7 @@ def look(answer: dict[str, Any]) -> Host:
 
 
 def occupied(seen: Host) -> str:
-    """Return who uses the GPUs, "" when nobody does. Where the driver does not say, they count as used."""
+    """Return which processes use the GPUs, "" for none. Where the driver does not say, they count as used."""
     for gpu in seen.gpus:
         if gpu.processes is None:
             return f"{gpu.name}: the driver does not say whether a process computes on it"
@@ -69,13 +69,13 @@ def occupied(seen: Host) -> str:
             return f"{gpu.name}: process {shown}{more} computes on it"
         used, total = gpu.facts.get("memory_used_bytes", 0.0), gpu.facts.get("memory_total_bytes", 0.0)
         if total > 0.0 and used > USED_RATIO_MAX * total:
-            # In a container the driver does not name the processes of others.
+            # In a container the driver does not report other containers' processes.
             return f"{gpu.name}: {used / 2**30:.1f} GiB of its memory are in use, by a process that is not shown here"
     return ""
 
 
 def unavailable(until_s: float) -> str:
-    """Return why the GPUs are not to be loaded now, "" when they may be: a job may have begun, a GPU gone."""
+    """Return why the GPUs must not be loaded now, "" when they may be: a job may have started, a GPU gone."""
     seen = host(until_s)
     user = occupied(seen)
     if user:
@@ -84,7 +84,7 @@ def unavailable(until_s: float) -> str:
 
 
 class Watching:
-    """Looks at the GPUs while something else loads them: from entering to leaving, and to the deadline at most."""
+    """Reads the GPUs while something else loads them: until exit, or the deadline."""
 
     def __init__(self, until_s: float) -> None:
         self._looks: Sequence[Host] = ()
@@ -97,11 +97,11 @@ class Watching:
         return self
 
     def __exit__(self, *_error: object) -> None:
-        """Have the child end: it looks for as long as the folder is there."""
+        """Make the child exit: it reads for as long as the folder exists."""
         self._folder.cleanup()
 
     def looks(self) -> Sequence[Host]:
-        """Return all looks, once it is over; none when NVML did not answer."""
+        """Return all readings, once it is over; none when NVML did not answer."""
         self._thread.join(ENDS_S)
         return self._looks
 

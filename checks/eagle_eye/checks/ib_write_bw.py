@@ -1,4 +1,4 @@
-"""perftest's ib_write_bw from each RDMA device to itself, where the site has it."""
+"""Runs perftest's ib_write_bw from each RDMA device to itself, where installed."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ _HEADER = re.compile(r"#bytes.*BW average\[([A-Za-z]+/sec)\]")
 
 
 def absent(asked: CheckOptions) -> str:
-    """Return why there is nothing to be run, or nothing to run it on."""
+    """Return why it cannot run here, or has no device."""
     if not asked.host.rdma_devices:
         return "this host has no RDMA device"
     return "" if tool.find(PROGRAM) else f"{PROGRAM} (perftest) is not installed"
 
 
 def run(asked: CheckOptions) -> Result:
-    """Return what each active device moves to itself, and whether one is out of line."""
+    """Return each active device's bandwidth to itself, and whether one is an outlier."""
     path = tool.find(PROGRAM) or PROGRAM
     rates = {name: rate for name in asked.host.rdma_devices if (rate := active_rate(name))}
     if not rates:
@@ -71,7 +71,7 @@ def run(asked: CheckOptions) -> Result:
 def judge(
     speeds: Mapping[str, float], rates: Mapping[str, str], problems: list[str], thresholds: Mapping[str, Threshold]
 ) -> Result:
-    """Return what the devices' bandwidths mean; ``rates``: the port's rate, by which they are comparable."""
+    """Judge the devices' bandwidths; ``rates``: the port's rate, by which they are comparable."""
     ratios = against_peers(speeds, rates)
     figures: list[Measured] = []
     reasons = []
@@ -134,7 +134,7 @@ def _loopback(path: str, device: str, until_s: float) -> tuple[float | None, str
             return found, "" if found is not None else f"no bandwidth in what {PROGRAM} said"
         said = "no answer in time" if ran.status is None else f"ended with {ran.status}: {ran.complaint[-200:]}"
         if not server.is_alive():
-            break  # the other end has given up, and would not be there at the next try either
+            break  # the server has given up, and would not be there at the next try either
     return None, printable(said)
 
 

@@ -1,4 +1,4 @@
-"""One check at a time on a host. Touches: a lock file."""
+"""Allows one check at a time on a host. Touches: a lock file."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ PATH = Path("/tmp/eagle-eye-check.lock")  # noqa: S108 - the same for all users;
 
 
 class Taken(Exception):
-    """Another check runs, or the lock cannot be had; the message says which."""
+    """Another check runs, or the lock is unavailable; the message says which."""
 
 
 @contextlib.contextmanager
 def held(path: Path = PATH) -> Iterator[None]:
-    """Hold the host's lock; the kernel gives it back when the process ends, however it ends. Raises Taken."""
+    """Hold the host's lock; the kernel releases it when the process exits in any way. Raises Taken."""
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     try:
         try:

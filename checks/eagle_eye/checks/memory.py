@@ -1,4 +1,4 @@
-"""Patterns written to the devices' memory and read back: words that come back wrong, and memory that is slow."""
+"""Writes patterns to the devices' memory and reads them back: finds wrong words, and slow memory."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ QUICK_WORK_S = 1.0
 
 
 def run(asked: CheckOptions) -> Result:
-    """Return whether all that was written came back."""
+    """Return whether everything was read back correctly."""
     if reason := devices.unable(asked.host):
         return could_not_check(reason)
     names = devices.names(asked.host)

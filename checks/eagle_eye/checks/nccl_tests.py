@@ -1,4 +1,4 @@
-"""nccl-tests' all_reduce_perf, where the site has it."""
+"""Runs nccl-tests' all_reduce_perf, where installed."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from eagle_eye.checks.thresholds import Threshold
 
 OUTPUT_BYTES_MAX = 1 << 20
 BUS_BANDWIDTH = "bus_bytes_per_second"
-# From sizes that latency rules to such that bandwidth rules; checked (-c); few iterations: it is no benchmark.
+# From latency-bound to bandwidth-bound sizes; checked (-c); few iterations: this is not a benchmark.
 ARGUMENTS = ("-b", "8M", "-e", "512M", "-f", "8", "-c", "1", "-w", "2", "-n", "10")
 
 _OUT_OF_BOUNDS = re.compile(rb"^#\s*Out of bounds values\s*:\s*(\d{1,18})\b", re.MULTILINE)
@@ -31,7 +31,7 @@ _BANDWIDTH = re.compile(rb"^#\s*Avg bus bandwidth\s*:\s*(\d{1,12}(?:\.\d{1,12})?
 
 
 def absent(asked: CheckOptions) -> str:
-    """Return why there is nothing to be run, or nothing to run it on."""
+    """Return why it cannot run here, or has no device."""
     if tool.find(asked.site.all_reduce_perf) is None:
         return f"{asked.site.all_reduce_perf} is not installed (--all-reduce-perf names its place)"
     if not asked.host.has_gpus:
@@ -56,7 +56,7 @@ def run(asked: CheckOptions) -> Result:
 
 
 def judge(output: bytes, status: int, complaint: str, threshold: Threshold) -> Result:
-    """Return what the output means: its last lines count the wrong values, and give the mean bus bandwidth."""
+    """Judge the output: its last lines count the wrong values, and give the mean bus bandwidth."""
     wrong, bandwidth = _OUT_OF_BOUNDS.search(output), _BANDWIDTH.search(output)
     if wrong is None or bandwidth is None:
         said = complaint or output.decode("utf-8", "replace").strip()[-200:] or "nothing"

@@ -1,4 +1,4 @@
-"""What the command prints: lines for people, JSON for machines. Plain writes: a GPU host has no rich."""
+"""The command's output: lines for people, JSON for machines. Plain writes: a GPU host does not have rich."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _NAME_CHARS = 14
 
 
 class Lines:
-    """One line a check. On a terminal its beginning stands there while it runs."""
+    """One line per check. On a terminal its beginning is shown while it runs."""
 
     def __init__(self, out: TextIO, *, terminal: bool, colours: bool) -> None:
         self._out = out
@@ -28,22 +28,22 @@ class Lines:
         self._colours = colours
 
     def begins(self, check: Check) -> None:
-        """Say which check runs now."""
+        """Show which check runs now."""
         if self._terminal:
             self.write(f"{check.name:<{_NAME_CHARS}} …")
 
     def ended(self, outcome: Outcome) -> None:
-        """Say what came of it."""
+        """Show the check's outcome."""
         back = "\r" if self._terminal else ""
         state = self._coloured(outcome.state, f"{_WORDS.get(outcome.state, outcome.state):<15}")
         self.write(f"{back}{outcome.name:<{_NAME_CHARS}} {state} {outcome.duration_s:5.1f} s  {outcome.reason}\n")
 
     def verdict(self, verdict: Verdict, reason: str) -> None:
-        """Say what it all comes to."""
+        """Show the verdict."""
         self.write(f"{self._coloured(verdict, _WORDS.get(verdict, verdict))}: {reason}\n")
 
     def write(self, text: str) -> None:
-        """Write it; when whoever read it (head, grep -q) has seen enough, what follows goes nowhere."""
+        """Write the text; after the reader (head, grep -q) has closed its end, output is discarded."""
         try:
             self._out.write(text)
             self._out.flush()
@@ -55,7 +55,7 @@ class Lines:
 
 
 def table(checks: Sequence[Check], out: TextIO) -> None:
-    """Write what there is to check, and what each needs."""
+    """Write the available checks, and what each needs."""
     indent = " " * (_NAME_CHARS + 1)
     out.writelines(f"{each.name:<{_NAME_CHARS}} {each.measures}\n{indent}needs {each.needs}\n" for each in checks)
 

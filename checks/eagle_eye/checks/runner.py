@@ -1,4 +1,4 @@
-"""Runs checks one after the other within one deadline. Touches: what the checks touch."""
+"""Runs checks in sequence within one deadline. Touches: what the checks touch."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from eagle_eye.checks.check import (
     printable,
 )
 
-BEGIN_RATIO = 0.5  # of its limit that must be left for a check to be begun
+BEGIN_RATIO = 0.5  # of its limit that must be left to start a check
 
 Tell = Callable[[Outcome], None]
 
@@ -35,10 +35,10 @@ def run(
     ended: Tell = lambda _outcome: None,
     monotonic_s: Callable[[], float] = time.monotonic,
 ) -> None:
-    """Add every check's outcome, in their order; whatever a check does, the others are run.
+    """Add every check's outcome, in order; a failing check does not stop the others.
 
-    ``unavailable``: why the GPUs may not be loaded now, "" when they may. It is asked before each check that does so: a
-    job may have begun meanwhile.
+    ``unavailable``: why the GPUs may not be loaded now, "" when they may. Called before each check that loads them: a
+    job may have started meanwhile.
     """
     for check in checks:
         begins(check)

@@ -1,4 +1,4 @@
-"""All-reduces again and again among the node's GPUs, each sum compared: what links and GPUs silently get wrong."""
+"""Repeated all-reduces among the node's GPUs, each sum compared: finds silent errors of links and GPUs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from eagle_eye.checks.sdc_gemm import SHARE
 
 
 def run(asked: CheckOptions) -> Result:
-    """Return whether any number of any sum was wrong on any rank; it does not tell whose fault that is."""
+    """Return whether any number of any sum was wrong on any rank; the cause is not located."""
     if reason := devices.unable(asked.host):
         return could_not_check(reason)
     names = devices.names(asked.host) if asked.host.gpus else tuple(f"rank {rank}" for rank in range(CPU_RANKS))

@@ -1,11 +1,11 @@
-"""Matrix products again and again on every device, each number compared: corruption that nothing else reports."""
+"""Repeated matrix products on every device, each number compared: finds otherwise silent corruption."""
 
 from __future__ import annotations
 
 from eagle_eye.checks import corruption, devices
 from eagle_eye.checks.check import Check, CheckOptions, Result, could_not_check
 
-SHARE = 0.75  # of the seconds, where there are several devices whose sums are compared in the rest
+SHARE = 0.75  # of the seconds, where there are several devices, whose sums are compared in the rest
 
 
 def run(asked: CheckOptions) -> Result:

@@ -1,4 +1,4 @@
-"""Every figure that a check judges by: its value, its unit, where it comes from. Pure."""
+"""Every threshold of the checks: its value, its unit, its source. Pure."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _NO_DEFAULT = "none: it depends on the hardware, so the site gives it (--thresho
 
 @dataclass(frozen=True)
 class Threshold:
-    """One figure. ``value`` None: there is none unless the site gives it. ``at_least``: less is sick; else more is."""
+    """One threshold. ``value`` None: none unless set by the site. ``at_least``: less is sick; else more is."""
 
     name: str
     value: float | None
@@ -72,7 +72,7 @@ class BadThreshold(Exception):
 
 
 def by_the_site(given: Sequence[str]) -> Mapping[str, Threshold]:
-    """Return all thresholds, with what the site gives as NAME=VALUE in place of the defaults. Raises BadThreshold."""
+    """Return all thresholds, with the site's NAME=VALUE in place of the defaults. Raises BadThreshold."""
     found = dict(THRESHOLDS)
     for text in given:
         name, _, number = text.partition("=")
@@ -91,7 +91,7 @@ def by_the_site(given: Sequence[str]) -> Mapping[str, Threshold]:
 def against_peers(values: Mapping[str, float], groups: Mapping[str, str]) -> dict[str, float]:
     """Return each device's value as a ratio of the median of the others of its group; those without peers are missing.
 
-    ``groups``: the device's model or rate; only what is alike is compared.
+    ``groups``: the device's model or rate; only like devices are compared.
     """
     ratios = {}
     for device, value in values.items():

@@ -1,4 +1,4 @@
-"""What all checks together say of the host. Pure."""
+"""The host's verdict from all checks. Pure."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from eagle_eye.checks.check import Outcome
 
 Verdict = Literal["healthy", "sick", "cannot_tell"]
 
-# As with ``eagle-eye agent --once --check``: 1 and 2 also come from whatever fails by itself, 3 from a verdict alone. A
-# script that acts on 3 leaves a host in service that nobody can judge.
+# As with ``eagle-eye agent --once --check``: 1 and 2 also come from other failures, 3 only from a verdict. A script
+# that acts on 3 keeps a host in service that cannot be judged.
 EXIT_CODES: Mapping[Verdict, int] = MappingProxyType({"healthy": 0, "cannot_tell": 1, "sick": 3})
 
 

@@ -1,4 +1,4 @@
-"""``eagle-eye goodput``, ``ledger`` and ``tickets``: where time went, who was right in hindsight, what was repaired."""
+"""``eagle-eye goodput``, ``ledger`` and ``tickets``: time accounting, verdicts in hindsight, and repairs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from eagle_eye.server.store.store import PAGE_LIMIT_MAX
 
 HOUR_S = 3_600.0
 FILE_BYTES_MAX = 3 << 20  # with JSON's escapes within what the server reads
-CAUSES_SHOWN = 5  # of each job
+CAUSES_SHOWN = 5  # per job
 PARTS = ("down", "startup", "redone", "stopped", "slow", "ending")
 
 _JOBS = (

@@ -1,4 +1,4 @@
-"""A command line's values: wrong ones are refused in one line that says what was expected."""
+"""Command line values: invalid ones are rejected in one line that says what was expected."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from typing import Any, NoReturn
 from eagle_eye.schema.near_names import did_you_mean
 
 WRONG_USAGE = 2
-LINE_CHARS_MAX = 3_000  # of a message: some list all names that are known
-SHOWN_CHARS_MAX = 80  # of a wrong value
+LINE_CHARS_MAX = 3_000  # per message: some list all known names
+SHOWN_CHARS_MAX = 80  # of an invalid value
 
 
 class CommandLineParser(argparse.ArgumentParser):
-    """Argparse with errors of one line, near names, and ages such as -2h as values. Subparsers are of its kind."""
+    """Argparse with one-line errors, suggestions, and ages such as -2h as values. Subparsers are of the same class."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -26,14 +26,14 @@ class CommandLineParser(argparse.ArgumentParser):
         self._negative_number_matcher = re.compile(r"^-\d+$|^-\d*\.\d+$|^-\d+(?:\.\d+)?[smhdw]$")
 
     def error(self, message: str) -> NoReturn:
-        """Write one line and leave with exit code 2."""
+        """Write one line and exit with code 2."""
         sys.stderr.write(f"{self.prog}: {one_line(message)}; see {self.prog} --help\n")
         raise SystemExit(WRONG_USAGE)
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Return what was given; an option that nobody knows is named with the one that may be meant."""
+        """Return the arguments; an unknown option's error suggests the likely one."""
         words = sys.argv[1:] if args is None else list(args)
-        # Before argparse takes its value for a verb. What stands at the end of some command lines is not ours.
+        # Before argparse takes its value for a verb. The end of some command lines is not ours.
         if not any(action.nargs == argparse.REMAINDER for action in self._actions):
             known = {*options(self)}
             for word in itertools.takewhile(lambda word: word != "--", words):
@@ -59,13 +59,13 @@ class CommandLineParser(argparse.ArgumentParser):
 
 
 def one_line(message: str) -> str:
-    """Return an error's message as one line of bounded length that a terminal shows as it stands."""
+    """Return an error message as one line of bounded length without control characters."""
     line = " ".join("".join(char if char.isprintable() else " " for char in message).split())
     return line if len(line) <= LINE_CHARS_MAX else f"{line[: LINE_CHARS_MAX // 2]} ... {line[-LINE_CHARS_MAX // 2 :]}"
 
 
 def shown(text: str) -> str:
-    """Return a wrong value as it may stand in a message."""
+    """Return an invalid value for a message."""
     return repr(text if len(text) <= SHOWN_CHARS_MAX else text[:SHOWN_CHARS_MAX] + "...")
 
 
@@ -79,7 +79,7 @@ def options(parser: argparse.ArgumentParser) -> Iterator[str]:
 
 
 def whole(least: int, most: int) -> Callable[[str], int]:
-    """Return what reads a whole number between the two."""
+    """Return a parser of integers between the two."""
 
     def read(text: str) -> int:
         try:
@@ -94,7 +94,7 @@ def whole(least: int, most: int) -> Callable[[str], int]:
 
 
 def number(least: float, most: float) -> Callable[[str], float]:
-    """Return what reads a number between the two."""
+    """Return a parser of numbers between the two."""
 
     def read(text: str) -> float:
         try:

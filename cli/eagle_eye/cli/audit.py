@@ -1,4 +1,4 @@
-"""``eagle-eye audit``: who changed what, people, subscribers and the server itself alike."""
+"""``eagle-eye audit``: who changed what, including people, subscribers and the server itself."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The operator's requests to a server, by the standard library alone."""
+"""The operator's requests to a server, using only the standard library."""
 
 from __future__ import annotations
 
@@ -24,25 +24,25 @@ TOKEN_BYTES_MAX = 4_096
 
 
 class ServerSaidNo(Exception):
-    """The server refused, or was not to be reached; the message is for people."""
+    """The server refused, or was unreachable; the message is for people."""
 
 
 class _NoRedirects(urllib.request.HTTPRedirectHandler):
-    """Keeps the token from being sent elsewhere."""
+    """Rejects redirects, so that the token is not sent elsewhere."""
 
     def redirect_request(self, *_args: Any, **_kwargs: Any) -> None:
         return None
 
 
 class Client:
-    """Speaks to one server, by its URL. ``token`` "": none is sent."""
+    """A client of one server, by its URL. ``token`` "": none is sent."""
 
     def __init__(self, server: str, token: str = "") -> None:
         if not server.startswith(("http://", "https://")):
             raise ServerSaidNo(f"--server: expected a URL such as {DEFAULT_SERVER}, got {server!r}")
         self.server = server.rstrip("/")
         self.token = token
-        # No proxy from the environment: it would get the token, and loopback would not be reached.
+        # Proxies from the environment are ignored: they would see the token and could not reach loopback.
         self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), _NoRedirects)
 
     def call(self, method: str, path: str, query: Mapping[str, Any] | None = None, body: Any = None) -> Any:
@@ -55,7 +55,7 @@ class Client:
 
     @contextlib.contextmanager
     def stream(self, path: str, query: Mapping[str, Any]) -> Iterator[Callable[[int], bytes]]:
-        """Give a function that reads up to so many bytes of the answer, b"" at its end. Raises ServerSaidNo."""
+        """Yield a function that reads up to so many bytes of the answer, b"" at its end. Raises ServerSaidNo."""
         with self._answer("GET", path, query, None) as answer:
             yield answer.read
 
@@ -97,7 +97,7 @@ class Client:
 
 
 def connect(server: str | None, token_file: Path | None) -> Client:
-    """Return the client for a command's flags; EAGLE_EYE_SERVER and EAGLE_EYE_TOKEN_FILE stand in for them."""
+    """Return the client for a command's flags; defaults are in EAGLE_EYE_SERVER and EAGLE_EYE_TOKEN_FILE."""
     if wrong := slip(os.environ, ("EAGLE_EYE_SERVER", "EAGLE_EYE_TOKEN_FILE"), warn=False):
         raise ConfigurationError(wrong)
     file = token_file or (Path(found) if (found := os.environ.get("EAGLE_EYE_TOKEN_FILE")) else None)
@@ -108,7 +108,7 @@ def connect(server: str | None, token_file: Path | None) -> Client:
                 token = opened.read(TOKEN_BYTES_MAX + 1).decode("ascii").strip()
         except (OSError, UnicodeDecodeError) as error:
             raise ServerSaidNo(f"--token-file: {file} cannot be read: {type(error).__name__}") from None
-        if len(token) > TOKEN_BYTES_MAX or not token.isprintable():  # it stands in a header
+        if len(token) > TOKEN_BYTES_MAX or not token.isprintable():  # it goes into a header
             raise ServerSaidNo(f"--token-file: {file}: expected one line of ASCII, a token")
     return Client(server or os.environ.get("EAGLE_EYE_SERVER") or DEFAULT_SERVER, token)
 

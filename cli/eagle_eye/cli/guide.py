@@ -1,4 +1,4 @@
-"""What ``eagle-eye COMMAND --help`` says beside the options: what it is for, examples, exit codes, where to read on."""
+"""The text of ``eagle-eye COMMAND --help`` besides the options: purpose, examples, exit codes, documentation."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _ANSWERED = "0 done; 1 the server cannot be reached, or refuses; 2 wrong usage."
 
 
 class Guide(NamedTuple):
-    """One command: ``purpose`` is a sentence, ``examples`` are what to type and why, ``pages`` lie in docs/."""
+    """One command: ``purpose`` is a sentence, ``examples`` are command lines with reasons, ``pages`` are in docs/."""
 
     purpose: str
     examples: tuple[tuple[str, str], ...]
@@ -319,7 +319,7 @@ GUIDES: dict[str, Guide] = {
 
 
 def overview(commands: Iterable[tuple[str, str]]) -> str:
-    """Return what ``eagle-eye --help`` says of the commands, each a name and a few words."""
+    """Return the list of commands for ``eagle-eye --help``, each a name and a few words."""
     lines = [f"  {name:<15} {words}" for name, words in commands]
     lines += ["", "eagle-eye COMMAND --help: its options, examples, exit codes and where to read on.", ""]
     lines += textwrap.wrap(
@@ -332,9 +332,9 @@ def overview(commands: Iterable[tuple[str, str]]) -> str:
 
 
 def complete(parser: argparse.ArgumentParser, name: str) -> None:
-    """The parser's help is whole: the command's purpose, what it said itself, examples, exit codes, pages.
+    """Complete the parser's help: the command's purpose, its own description, examples, exit codes, pages.
 
-    Verbs get their one line as a description, so that ``COMMAND VERB --help`` says what it does.
+    Verbs get their one-line help as a description, for ``COMMAND VERB --help``.
     """
     guide = GUIDES[name]
     parser.description = textwrap.fill(guide.purpose, _WIDTH)

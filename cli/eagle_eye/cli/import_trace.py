@@ -1,4 +1,4 @@
-"""``eagle-eye import``: a trace from an existing Prometheus that scrapes, or was sent, what tells of the nodes."""
+"""``eagle-eye import``: creates a trace from an existing Prometheus that has metrics of the nodes."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Write the trace; 1 when the Prometheus says no or has nothing of the job in that time."""
+    """Write the trace; 1 when the Prometheus refuses or has no data of the job in that time."""
     now_s = time.time()
     start_s, end_s = required_span(args, now_s)
     if not args.prometheus.startswith(("http://", "https://")):

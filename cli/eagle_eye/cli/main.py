@@ -1,4 +1,4 @@
-"""The command ``eagle-eye``: finds the subcommand, loads its module, answers with an exit code.
+"""The command ``eagle-eye``: finds the subcommand, loads its module, returns its exit code.
 
 Exit codes: 0 done, 1 failed, 2 wrong usage or configuration, 130 interrupted. Errors are one line on stderr;
 EAGLE_EYE_TRACEBACK=1 shows where they come from.
@@ -25,19 +25,19 @@ INTERRUPTED = 130
 
 
 class Subcommand(Protocol):
-    """What a command's module, or the object that it names, offers."""
+    """The interface of a command's module, or of the object that it names."""
 
     def configure(self, parser: argparse.ArgumentParser) -> None:
         """Add the command's flags."""
         ...
 
     def run(self, args: argparse.Namespace) -> int:
-        """Do it and return the exit code. May raise ConfigurationError for wrong configuration."""
+        """Run it and return the exit code. May raise ConfigurationError for wrong configuration."""
         ...
 
 
 class Command(NamedTuple):
-    """One subcommand: ``module`` (or ``module:object``) is imported only when it is called for.
+    """One subcommand: ``module`` (or ``module:object``) is imported only when used.
 
     ``extra`` names what to install for it, "" when it needs nothing beside the base.
     """
@@ -85,21 +85,21 @@ COMMANDS: tuple[Command, ...] = (
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one subcommand and return its exit code; never raises an error of the command's."""
+    """Run one subcommand and return its exit code; never raises the command's errors."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     name = arguments[0] if arguments else ""
     command = next((known for known in COMMANDS if known.name == name), None)
     try:
         return _run(command, arguments[1:]) if command else _overview(arguments)
     except SystemExit as leaving:
-        # argparse leaves this way: 0 after --help, 2 after wrong usage.
+        # argparse exits this way: 0 after --help, 2 after wrong usage.
         return leaving.code if isinstance(leaving.code, int) else FAILED
     except KeyboardInterrupt:
         return INTERRUPTED
     except ConfigurationError as error:
         return _fail(name, str(error), WRONG_USAGE)
     except BrokenPipeError:
-        # Whoever read our output (head, less) has seen enough; closing stdout again would complain.
+        # The reader of our output (head, less) has closed it; closing stdout again would raise.
         sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115, PTH123 - lives as long as the process
         return FAILED
     except Exception as error:
@@ -121,7 +121,7 @@ def _run(command: Command, arguments: list[str]) -> int:
         subcommand = load(command)
         return subcommand.run(parser_of(command, subcommand).parse_args(arguments))
     except ModuleNotFoundError as error:
-        # What is heavy, or what only one kind of many needs, is imported by some commands when they run.
+        # Heavy or rarely needed modules are imported by some commands at run time.
         missing = error.name or ""
         if missing.partition(".")[0] != "eagle_eye":
             return _fail(command.name, f'needs: pip install "eagle-eye[{command.extra}]" (no module {missing})', FAILED)
@@ -129,7 +129,7 @@ def _run(command: Command, arguments: list[str]) -> int:
 
 
 def parser_of(command: Command, subcommand: Subcommand) -> argparse.ArgumentParser:
-    """Return the command's parser, with all that its ``--help`` says."""
+    """Return the command's parser with its complete ``--help``."""
     parser = CommandLineParser(prog=f"eagle-eye {command.name}")
     subcommand.configure(parser)
     guide.complete(parser, command.name)
@@ -137,7 +137,7 @@ def parser_of(command: Command, subcommand: Subcommand) -> argparse.ArgumentPars
 
 
 def load(command: Command) -> Subcommand:
-    """Return the command's module or object. Raises ModuleNotFoundError where its parts are not installed."""
+    """Return the command's module or object. Raises ModuleNotFoundError where its dependencies are not installed."""
     module, _, attribute = command.module.partition(":")
     loaded = importlib.import_module(module)
     subcommand: Subcommand = getattr(loaded, attribute) if attribute else loaded

@@ -1,4 +1,4 @@
-"""``eagle-eye nodes history NODE``: what is remembered of one node."""
+"""``eagle-eye nodes history NODE``: the history of one node."""
 
 from __future__ import annotations
 
@@ -68,13 +68,13 @@ def show_history(client: Client, args: argparse.Namespace) -> int:
 
 
 def compared_words(checks: Any) -> str:
-    """Return what checks for silent corruption found of a GPU, in words: nothing found is no proof."""
+    """Return the results of a GPU's checks for silent corruption, as text: no findings are no proof."""
     found = f"{checks['wrong_numbers']:.0f} wrong numbers" if checks["wrong_numbers"] else "nothing found"
     return f"{found} in {checks['operations']:.0f} products, {checks['seconds']:.0f} s"
 
 
 def recurrence_words(remembered: Any) -> str:
-    """Return the recurrence score in words."""
+    """Return the recurrence score as text."""
     if remembered["recurrence_score"] is None:
         return f"recurrence score: cannot tell, {printable(remembered['recurrence_reason'])}"
     failing = ", keeps failing" if remembered["recurrent"] else ""

@@ -1,4 +1,4 @@
-"""``eagle-eye nodes``: the fleet's nodes, their way out of service and back, and their active checks."""
+"""``eagle-eye nodes``: the fleet's nodes, excluding and readmitting them, and their active checks."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from eagle_eye.schema.configuration import ConfigurationError
 from eagle_eye.server.model.records import NodeState
 
 POLL_S = 1.0
-WAIT_BEYOND_S = 300.0  # the check's own deadline: until it is taken up, and for its end to be told
+WAIT_BEYOND_S = 300.0  # beyond the check's own deadline: until it is started, and for its result to arrive
 SDC_S, SDC_S_MAX = 60.0, 600.0  # as eagle-eye check --sdc
 OPEN_STATES = ("asked", "running")
 EXIT_CODES = {"healthy": 0, "cannot_tell": 1, "sick": 3}  # as eagle-eye check
@@ -40,7 +40,7 @@ _OUTCOMES = (
 
 
 class Nodes(Noun):
-    """Nodes, with verbs that may take minutes: a check, and a return that waits for one."""
+    """Nodes, with verbs that may take minutes: a check, and a readmission that waits for one."""
 
     def _add_verbs(self, verbs: Any, common: argparse.ArgumentParser) -> None:
         readmit = verbs.add_parser("readmit", parents=[common], help="count it as in service again, after a check")
@@ -177,7 +177,7 @@ def _check(client: Client, path: str, args: argparse.Namespace) -> int:
 
 
 def _waited(client: Client, check_id: str, args: argparse.Namespace) -> Any:
-    """Return the check once it is over. Raises ServerSaidNo when that takes longer than it may."""
+    """Return the check once it is over. Raises ServerSaidNo on a timeout."""
     path = f"/api/v1/node-checks/{quote(check_id, safe='')}"
     record = client.call("GET", path)
     if not args.json and record["state"] in OPEN_STATES:

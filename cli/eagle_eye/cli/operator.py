@@ -25,7 +25,7 @@ ANY: tuple[str, ...] = ()  # of a filter that takes any name
 
 
 class Verb(NamedTuple):
-    """Something to do to one record: ``query`` and ``body`` name flags that go into either."""
+    """An operation on one record: ``query`` and ``body`` name the flags that go into each."""
 
     name: str
     help: str
@@ -36,7 +36,7 @@ class Verb(NamedTuple):
 
 @dataclass(frozen=True)
 class Noun:
-    """One list of the API with its columns, its verbs and its filters: each with the values it takes, or ANY."""
+    """One list of the API with its columns, verbs and filters, each filter with its values, or ANY."""
 
     name: str
     singular: str
@@ -47,7 +47,7 @@ class Noun:
     def configure(self, parser: argparse.ArgumentParser) -> None:
         """Add the noun's verbs and flags; without a verb it lists."""
         common = argparse.ArgumentParser(add_help=False)
-        # Flags count before and after the verb; SUPPRESS keeps the second parser from undoing the first.
+        # Flags are accepted before and after the verb; SUPPRESS keeps the second parser from resetting the first.
         add_common(common, argparse.SUPPRESS)
         add_common(parser, None)
         self._add_filters(parser, None, LIST_MAX)
@@ -67,7 +67,7 @@ class Noun:
         self._add_verbs(verbs, common)
 
     def _add_verbs(self, verbs: Any, common: argparse.ArgumentParser) -> None:
-        """Add verbs that are more than a request and its answer; there are none."""
+        """Add verbs that are more than one request and its answer; none here."""
 
     def _add_filters(self, parser: argparse.ArgumentParser, default: Any, limit: Any) -> None:
         add_limit(parser, limit)
@@ -103,7 +103,7 @@ class Noun:
 
 
 def add_common(parser: argparse.ArgumentParser, default: Any) -> None:
-    """Add the flags that every one of these commands has; ``default`` None, or SUPPRESS in a second parser."""
+    """Add the flags common to all these commands; ``default`` None, or SUPPRESS in a second parser."""
     parser.add_argument("--server", metavar="URL", default=default, help=f"default {DEFAULT_SERVER}")
     parser.add_argument("--token-file", type=Path, metavar="FILE", default=default, help="file with a bearer token")
     parser.add_argument("--json", action="store_true", default=default or False, help="print JSON")
@@ -116,7 +116,7 @@ def add_limit(parser: argparse.ArgumentParser, default: Any = LIST_MAX, most: in
 
 
 def add_filter(parser: argparse.ArgumentParser, name: str, values: Sequence[str] = ANY, default: Any = None) -> None:
-    """Add a filter; with ``values`` it takes no others."""
+    """Add a filter; with ``values`` it accepts only those."""
     where = "docs/reference/faults.md has them" if name == "fault" else ", ".join(values)
     parser.add_argument(
         f"--{name}",
@@ -143,7 +143,7 @@ def print_list(args: argparse.Namespace, columns: Sequence[Column], items: Seque
 
 
 def say_more(args: argparse.Namespace, more: bool) -> None:
-    """Say on standard error that the list was cut, where it was."""
+    """Say on standard error if the list was cut."""
     if more:
         sys.stderr.write(f"there are more than {args.limit}; --limit shows them\n")
 

@@ -1,4 +1,4 @@
-"""``eagle-eye policy``: why something was done or not (``explain``), and written cases of it (``test``)."""
+"""``eagle-eye policy``: explains decisions (``explain``), and runs written test cases (``test``)."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from eagle_eye.cli.client import DEFAULT_SERVER, connect
 from eagle_eye.cli.operator import print_json
 from eagle_eye.cli.tables import printable
 
-ACT: Mapping[str, Any] = {"mode": "act"}  # what cases begin with, unless --config says otherwise
-NODE_TERMS = "node_terms"  # the rule that says which settings of single nodes held, told of each case
+ACT: Mapping[str, Any] = {"mode": "act"}  # the cases' default, unless --config says otherwise
+NODE_TERMS = "node_terms"  # the rule that says which settings of single nodes applied, shown for each case
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -34,7 +34,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Do what the verb says. Raises ServerSaidNo, ConfigurationError."""
+    """Run the chosen verb. Raises ServerSaidNo, ConfigurationError."""
     return _explain(args) if args.verb == "explain" else _test(args)
 
 
@@ -109,7 +109,7 @@ def decision_line(decision: Mapping[str, Any]) -> str:
 
 
 def rule_lines(rules: Sequence[Mapping[str, Any]], every: bool) -> list[str]:
-    """Return one line a rule with its reason or, where it gave none, its values; ``every``: also the idle ones."""
+    """Return one line per rule with its reason or else its values; ``every``: also the idle ones."""
     lines = []
     for rule in rules:
         if rule["outcome"] != "not_applicable" or every:

@@ -1,4 +1,4 @@
-"""``eagle-eye record``: a trace from a running server's history."""
+"""``eagle-eye record``: creates a trace from a running server's history."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Write the trace; 1 when the server says no or has nothing of the job in that time."""
+    """Write the trace; 1 when the server refuses or has no data of the job in that time."""
     now_s = time.time()
     start_s, end_s = required_span(args, now_s)
     client = connect(args.server, args.token_file)
@@ -44,7 +44,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def record(client: Client, out: Path, job: str, start_s: float, end_s: float) -> dict[str, Any]:
-    """Write the trace and return figures about it. Raises ServerSaidNo, BadTrace, BrokenStream."""
+    """Write the trace and return statistics about it. Raises ServerSaidNo, BadTrace, BrokenStream."""
     from rich.console import Console
     from rich.progress import Progress, TextColumn, TimeElapsedColumn
 
@@ -62,7 +62,7 @@ def record(client: Client, out: Path, job: str, start_s: float, end_s: float) ->
         disable=not sys.stderr.isatty(),
     )
     path = f"/api/v1/jobs/{quote(job, safe='')}/recording"
-    # Not RFC 3339: milliseconds would cut off the range's ends.
+    # Not RFC 3339: milliseconds would truncate the range's ends.
     query = {"start": repr(start_s), "end": repr(end_s)}
     with TraceWriter(out) as writer, progress, client.stream(path, query) as read:
         task = progress.add_task("asking the server")

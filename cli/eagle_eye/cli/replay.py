@@ -1,4 +1,4 @@
-"""``eagle-eye replay``: a trace through the real wire, one stream a node, its times shifted to now."""
+"""``eagle-eye replay``: sends a trace over the real wire protocol, one stream per node, with times shifted to now."""
 
 from __future__ import annotations
 

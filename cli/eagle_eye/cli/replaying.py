@@ -1,8 +1,8 @@
-"""A trace's rows, events and words about the job, handed to a server when they are due. Touches: the network.
+"""Sends a trace's rows, events and job updates to a server when they are due. Touches: the network.
 
-Rows are sent when their time has come and are dated with it, so that the server's clock and the rows' agree as they do
-when agents send them: at ten times the speed a second of the trace, and the interval of its rows, lasts a tenth of one.
-What the rows say is left as it is, durations and rates too.
+Rows are sent and dated at their due time, so that the server's clock and the rows' agree as with real agents: at ten
+times the speed a second of the trace, and the interval of its rows, lasts a tenth of one. The rows' values are
+unchanged, including durations and rates.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ from eagle_eye.simulator.load.target import Target
 from eagle_eye.simulator.load.wire import FrameWire
 
 AGENT_VERSION = "replay"
-HEARD_INTERVALS = 3.0  # a node whose last row is no older at the trace's end was there to the end
-SETTLE_S = 3.0  # after the last row, in which the server may come to its last verdict
+HEARD_INTERVALS = 3.0  # a node whose last row is newer than this at the trace's end is taken as still alive
+SETTLE_S = 3.0  # after the last row, for the server to reach its last verdict
 DRAIN_S = 10.0
 CHECK_EVERY_S = 0.5
-LATE_SEND_S = 0.2  # beyond it this program is what is slow
+LATE_SEND_S = 0.2  # beyond this the program itself is too slow
 
 
 class Pacing(NamedTuple):
-    """Which moment of now stands for which of the trace; all times are Unix seconds."""
+    """Maps the trace's time to the current time; all times are Unix seconds."""
 
     start_s: float
     end_s: float
@@ -47,16 +47,16 @@ class Pacing(NamedTuple):
 
     @property
     def seconds(self) -> float:
-        """How long the trace takes."""
+        """The duration of the trace."""
         return (self.end_s - self.start_s) / self.speed
 
     def now_s(self, time_s: float) -> float:
-        """Return when what the trace tells of ``time_s`` is sent, which is also the time that it gets."""
+        """Return when data of ``time_s`` is sent, which is also its new timestamp."""
         return self.begin_s + (time_s - self.start_s) / self.speed
 
 
 class Replay:
-    """One trace under way. ``suffix`` is put behind the names of job and nodes.
+    """A trace being replayed. ``suffix`` is appended to the names of job and nodes.
 
     ``reported(share, tally)`` is called twice a second. ``skipped`` counts rows of nodes that the header does not name.
     """
@@ -85,12 +85,12 @@ class Replay:
         self.skipped: Counter[str] = Counter()
 
     async def run(self, speed: float) -> Pacing:
-        """Send all of it, and say goodbye for the nodes that were there to the end. Raises OSError, ServerSaidNo."""
+        """Send all of it, and a goodbye for the nodes that were alive at the end. Raises OSError, ServerSaidNo."""
         allow_files(len(self.nodes))
         loop = asyncio.get_running_loop()
         offset_s = time.time() - loop.time()
         steps = iter(self.trace.steps())
-        step = next(steps, None)  # reads the files: from here on time counts
+        step = next(steps, None)  # reads the files: the clock starts here
         senders = {
             node: Sender(self._target, self._token, at, FrameWire(), self.tally, offset_s)
             for at, node in enumerate(self.nodes)
@@ -129,7 +129,7 @@ class Replay:
             self._last[frame.node] = step.frame
             sender.offer(Waiting(frame.sequence, due_s - offset_s, _samples(frame), encode_frame(frame)))
             if frame.sequence % 16 == 0:
-                await asyncio.sleep(0)  # a trace in a hurry leaves the connections their turn
+                await asyncio.sleep(0)  # gives the connections their turn even in a fast replay
 
     def _frame(self, frame: Frame, pace: Pacing) -> Frame:
         node = frame.node + self.suffix
@@ -156,13 +156,13 @@ class Replay:
         return msgspec.structs.replace(event, time_s=pace.now_s(event.time_s), attributes=attributes)
 
     def _declare(self, job: Job) -> None:
-        """Say what the job's scheduler said."""
+        """Report the scheduler's job updates."""
         ranks = [msgspec.structs.replace(rank, node=rank.node + self.suffix) for rank in job.ranks]
         body = {"attempt": job.attempt, "state": job.state, "ranks": [msgspec.to_builtins(rank) for rank in ranks]}
         self._client.call("PUT", f"/api/v1/jobs/{quote(self.job, safe='')}", None, body)
 
     def _goodbye(self, pace: Pacing, senders: Mapping[str, Sender], offset_s: float) -> None:
-        """Announce the silence of the nodes that were not silent: the trace ends, not they."""
+        """Announce the end of the nodes that were alive: the trace ends, they did not fail."""
         patience_s = HEARD_INTERVALS * self.trace.header.interval_s
         now_s = time.time()
         for node, last in self._last.items():
@@ -186,7 +186,7 @@ def _samples(frame: Frame) -> int:
 
 
 def figures(replay: Replay, pace: Pacing, found: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return what was sent and what the server found, with the trace's labels in its shifted times."""
+    """Return what was sent and what the server detected, with the trace's labels at their shifted times."""
     labels = [
         {
             "fault": label.fault,

@@ -1,4 +1,4 @@
-"""``eagle-eye subscriptions``: where events go, which, and how deliveries fare."""
+"""``eagle-eye subscriptions``: their targets, filters, and delivery state."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ class Subscriptions(Noun):
 
 
 def _made(out: Path | None, ask: Callable[[], Any]) -> int:
-    """Print what the server made, and its secret where no file takes it."""
+    """Print the created subscription, and its secret unless it goes to a file."""
     if out is None:
         print_json(ask())
         return 0

@@ -1,4 +1,4 @@
-"""Lists as tables that stay readable: in a narrow terminal columns go before words are broken."""
+"""Prints lists as readable tables: in a narrow terminal columns are dropped rather than words broken."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-SENTENCE_CHARS = 20  # what has spaces and is longer may be wrapped, to no less than this
+SENTENCE_CHARS = 20  # text with spaces that is longer may be wrapped, to no less than this
 GAP = 2
 _TIME = re.compile(r"(\d{4}-)(\d\d-\d\d)T(\d\d:\d\d:\d\d)(\.\d+)?Z")
-_LONG, _SHORT = r"\1\2T\3Z", r"\2 \3"  # what of a time is shown; nobody reads its milliseconds in a table
+_LONG, _SHORT = r"\1\2T\3Z", r"\2 \3"  # the shown part of a time; milliseconds are omitted in a table
 
 
 class Column(NamedTuple):
-    """A table's column; ``path`` names the field, dots lead into it.
+    """A table's column; ``path`` names the field, with dots for nested ones.
 
     Where there is no room, the column with the greatest ``spare`` goes first; one with 0 stays. Sentences in it are
     wrapped to no less than ``sentence`` characters.
@@ -30,7 +30,7 @@ class Column(NamedTuple):
 
 @dataclass(slots=True)
 class _Shown:
-    """A column's cells, and how wide it must be and wants to be."""
+    """A column's cells, and its minimum and preferred width."""
 
     column: Column
     title: str
@@ -43,9 +43,9 @@ class _Shown:
 def print_table(columns: Sequence[Column], items: Sequence[Mapping[str, Any]]) -> None:
     """Write the items to standard output as a table, without the columns that are empty in all of them.
 
-    Only sentences are wrapped, at their spaces: an id or a name stands in one piece. In a terminal that is too narrow
-    times lose their year, then columns are left out, and standard error names them. Where there is no room even for
-    the rest, and where standard output is no terminal, an item is one line.
+    Only sentences are wrapped, at spaces: ids and names are never split. In a narrow terminal times lose their year,
+    then columns are dropped and named on standard error. If even the rest does not fit, or standard output is not a
+    terminal, each item is one line.
     """
     from rich.console import Console
     from rich.table import Table
@@ -71,7 +71,7 @@ def print_table(columns: Sequence[Column], items: Sequence[Mapping[str, Any]]) -
 
 
 def printable(value: Any) -> str:
-    """Return the value as text without control characters: names and summaries come from other machines."""
+    """Return the value as text without control characters: names and summaries are untrusted."""
     if value is None:
         return ""
     if isinstance(value, list):
@@ -82,7 +82,7 @@ def printable(value: Any) -> str:
 
 
 def field(record: Mapping[str, Any], path: str) -> Any:
-    """Return the record's field, None where the path leads nowhere."""
+    """Return the record's field, None if the path does not exist."""
     value: Any = record
     for name in path.split("."):
         value = value.get(name) if isinstance(value, Mapping) else None
@@ -92,7 +92,7 @@ def field(record: Mapping[str, Any], path: str) -> Any:
 def _fitted(
     columns: Sequence[Column], items: Sequence[Mapping[str, Any]], room: int | None
 ) -> tuple[list[_Shown], list[Column]]:
-    """Return the columns that fit, each with its width, and those that are left out."""
+    """Return the columns that fit, each with its width, and those that are dropped."""
     whole = _measured(columns, items, _LONG)
     for one in whole:
         one.width = one.whole
@@ -119,7 +119,7 @@ def _fitted(
 
 
 def _measured(columns: Sequence[Column], items: Sequence[Mapping[str, Any]], time: str) -> list[_Shown]:
-    """Return the columns that say something, times written as the pattern ``time`` has them."""
+    """Return the non-empty columns, with times formatted by the pattern ``time``."""
     found = []
     for column in columns:
         reported = [printable(field(item, column.path)) for item in items]

@@ -1,4 +1,4 @@
-"""``--since`` and ``--until``: one way to write a time, in every command."""
+"""``--since`` and ``--until``: one time syntax for every command."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from eagle_eye.server.model.timestamps import SHORT_FORMS, option_time
 
 
 def add_span(parser: argparse.ArgumentParser, since: str, until: str = "") -> None:
-    """Add ``--since`` and, with a text for it, ``--until``; the texts say what stands for a missing one."""
+    """Add ``--since`` and, with a text for it, ``--until``; the texts describe the defaults."""
     required = not since
     what = "from when on" if required else f"from when on (default {since})"
     parser.add_argument("--since", metavar="TIME", required=required, help=f"{what}: {SHORT_FORMS}")
@@ -29,7 +29,7 @@ def moment(flag: str, text: str, now_s: float) -> float:
 def span(args: argparse.Namespace, now_s: float | None = None) -> tuple[float | None, float | None]:
     """Return since and until as Unix seconds, None where one is not given. Raises ConfigurationError.
 
-    What begins in the future or no earlier than it ends is refused: its answer would be empty, and look like health.
+    Rejects a range that starts in the future or not before its end: its answer would be empty, and look healthy.
     """
     now_s = time.time() if now_s is None else now_s
     until = getattr(args, "until", None)
@@ -43,6 +43,6 @@ def span(args: argparse.Namespace, now_s: float | None = None) -> tuple[float | 
 
 
 def required_span(args: argparse.Namespace, now_s: float) -> tuple[float, float]:
-    """Return since and until, now where it is not given. Raises ConfigurationError."""
+    """Return since and until, by default now. Raises ConfigurationError."""
     since_s, until_s = span(args, now_s)
     return now_s if since_s is None else since_s, now_s if until_s is None else until_s

@@ -1,4 +1,4 @@
-"""``eagle-eye demo``: the closed loop on a real training job, on this machine, ending by itself."""
+"""``eagle-eye demo``: the closed loop on a real training job on this machine; ends by itself."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Play the demo; 0 when everything promised was seen, 1 with the stage that failed."""
+    """Run the demo; 0 when everything promised was seen, 1 with the stage that failed."""
     timeline = Timeline(args.json)
     folder = Path(tempfile.mkdtemp(prefix="eagle-eye-demo-"))
     success = False

@@ -1,4 +1,4 @@
-"""Faults from outside: what happens to a node, without a word to server, agents, launcher or training script."""
+"""Injects faults from outside: server, agents, launcher and training script are not informed."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ import psutil
 from eagle_eye.demo.site import Site, ranks_of
 from eagle_eye.demo.stack import StageFailed
 
-RUNS_S = STANDS_S = 0.02  # half of the CPU time of a process
+RUNS_S = STANDS_S = 0.02  # half of a process's CPU time
 
 
 class Job(Protocol):
-    """A training job on a site's nodes: its name, its script, and the folder in which nodes are told to compute NaN."""
+    """A training job on a site's nodes: its name, its script, and the folder that makes nodes compute NaN."""
 
     site: Site
     job: str
@@ -25,12 +25,12 @@ class Job(Protocol):
     corruption: Path
 
     def pid(self, name: str) -> int:
-        """Return the process id of "agent-NODE": what watches over the node, and dies with it."""
+        """Return the pid of "agent-NODE", which watches the node, and dies with it."""
         ...
 
 
 def inject(fault: str, stack: Job, node: str) -> tuple[float, str]:
-    """The fault is there. Returns when it began (Unix seconds) and what was done, for people."""
+    """Inject the fault. Return when it began (Unix seconds) and what was done, for people."""
     return _INJECTORS[fault](stack, node)
 
 
@@ -66,7 +66,7 @@ def _nan(stack: Job, node: str) -> tuple[float, str]:
     return began_s, f"{node} computes NaN gradients from now on, before the reduction"
 
 
-NO_SPARE = "no-spare"  # a hang, where no node is left to take the culprit's place
+NO_SPARE = "no-spare"  # a hang, where no node is left to replace the culprit
 _INJECTORS = {
     "hang": _hang, "slow": _slow, "unreachable": _unreachable, "crash": _crash, "nan": _nan, NO_SPARE: _hang,
 }  # fmt: skip
@@ -81,9 +81,9 @@ def _ranks(stack: Job, node: str) -> list[psutil.Process]:
 
 
 def throttle(processes: list[psutil.Process], stands_s: float) -> threading.Event:
-    """From now on the processes run only for moments, and stand for ``stands_s`` after each.
+    """From now on let the processes run only briefly, then stop them for ``stands_s``, repeatedly.
 
-    Until they are gone, or the event is set that this returns.
+    Until they are gone, or the returned event is set.
     """
     over = threading.Event()
     threading.Thread(target=_throttle, args=(processes, stands_s, over), daemon=True).start()

@@ -37,11 +37,11 @@ class Site(Protocol):
     exec_template: str
 
     def cut(self, node: str, job: str, agent_pid: int) -> str:
-        """Make the node unreachable, as a fault would, and say how."""
+        """Make the node unreachable, as a fault would, and return how."""
         ...
 
     def mend(self, node: str) -> None:
-        """The node can be reached again; what was killed stays dead."""
+        """Make the node reachable again; killed processes stay dead."""
         ...
 
     def close(self) -> None:
@@ -123,14 +123,14 @@ class LoopbackSite:
         return "all its processes were killed"
 
     def mend(self, node: str) -> None:
-        """Nothing was taken away but processes."""
+        """Do nothing: only processes were killed."""
 
     def close(self) -> None:
-        """Nothing was made."""
+        """Do nothing: nothing was created."""
 
 
 def open_site(names: Sequence[str] = NODES) -> Site:
-    """Return nodes in namespaces where this user may make them, else on loopback addresses."""
+    """Return nodes in namespaces if this user may create them, else on loopback addresses."""
     if os.geteuid() == 0 and shutil.which("ip"):
         with contextlib.suppress(subprocess.CalledProcessError):
             return NamespaceSite(names)
@@ -138,7 +138,7 @@ def open_site(names: Sequence[str] = NODES) -> Site:
 
 
 def processes_of(job: str, node: str) -> list[psutil.Process]:
-    """Return the processes that the launcher started for a job on a node, told by their environment."""
+    """Return the launcher's processes for a job on a node, identified by their environment."""
     found = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error, OSError):

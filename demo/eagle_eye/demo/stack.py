@@ -1,4 +1,4 @@
-"""Everything the demo runs: a server, an agent on each node, the launcher with the training job."""
+"""Everything the demo runs: a server, an agent per node, the launcher with the training job."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ STOP_WITHIN_S = 15.0
 STARTED_WITHIN_S = 60.0
 POLL_S = 0.05
 
-# Short floors make a demonstration of seconds; a site keeps the defaults of minutes.
+# Short limits make a demonstration of seconds; a site keeps the defaults of minutes.
 SERVER_CONFIG = """\
 [detection]
 tick_s = 0.25
@@ -69,7 +69,7 @@ class StageFailed(Exception):
 class Stack:
     """The demo's processes, their files under ``folder``, and a client of the server's API.
 
-    Leaves no process behind: whoever uses it calls ``close``. Logs lie in ``folder``/logs.
+    ``close`` must be called so that no process is left behind. Logs are in ``folder``/logs.
     """
 
     def __init__(
@@ -109,20 +109,20 @@ class Stack:
         self.api = httpx.Client(base_url=f"{self.url}/api/v1", headers={"Authorization": bearer}, timeout=5.0)
 
     def start(self) -> None:
-        """Server, agents and launcher run; the job is starting. Raises StageFailed when the server does not answer."""
+        """Start server, agents and launcher; the job is starting. Raises StageFailed if the server does not answer."""
         self.start_server()
         for node in self.site.nodes:
             self.start_agent(node.name)
         self.start_launcher()
 
     def start_server(self) -> None:
-        """The server answers."""
+        """Start the server and wait until it answers."""
         words = ("server", "--config", str(self.folder / "server.toml"), "--data", str(self.folder / "server"))
         self._start("server", (), (*words, "--listen", self.url.removeprefix("http://")), {})
         self.wait("the server answers", lambda: self._answers() or None, STARTED_WITHIN_S)
 
     def start_agent(self, name: str) -> None:
-        """The node's agent is starting."""
+        """Start the node's agent."""
         node = self._node(name)
         words = ("agent", "--server", self.url, "--node", name, "--interval", str(AGENT_INTERVAL_S))
         files = ("--token-file", str(self.token_file(name)), "--spool", str(self.folder / "spool" / name))
@@ -137,7 +137,7 @@ class Stack:
         return node.prefix, (), {}
 
     def start_launcher(self) -> None:
-        """The launcher is starting the job on the first nodes, with the last as a spare; a planned one on all."""
+        """Start the launcher with the job on the first nodes and the last as a spare; a planned job on all."""
         job = [word for key, value in self._job_arguments.items() for word in (f"--{key}", value)]
         script = (
             "--",
@@ -204,7 +204,7 @@ class Stack:
         return self._processes[name].poll()
 
     def kill(self, name: str, how: signal.Signals = signal.SIGKILL) -> None:
-        """The process was sent a signal and has ended; one that does not end is killed."""
+        """Send the process a signal and wait for its exit; kill it if it does not exit."""
         process = self._processes.pop(name)
         process.send_signal(how)
         _reap(process)
@@ -224,7 +224,7 @@ class Stack:
         return [json.loads(line) for line in lines[:-1]]  # the last may be half written
 
     def wait(self, what: str, look: Callable[[], ResultT | None], within_s: float) -> ResultT:
-        """Return what ``look`` sees as soon as it sees something; raises StageFailed after ``within_s``."""
+        """Return what ``look`` returns once it is not None; raises StageFailed after ``within_s``."""
         with self._waiting(what):
             return self._wait(what, look, time.monotonic() + within_s)
 
@@ -243,7 +243,7 @@ class Stack:
             time.sleep(POLL_S)
 
     def close(self) -> None:
-        """Every process has ended, the launcher first so that it can end the job."""
+        """End every process, the launcher first so that it can end the job."""
         for name in sorted(self._processes, key=lambda name: (name != "launcher", name == "server")):
             process = self._processes[name]
             if process.poll() is None:
@@ -306,7 +306,7 @@ _EAGLE_EYE = (sys.executable, "-m", "eagle_eye.cli.main")
 
 
 def end_with_parent() -> None:
-    """Have the kernel send SIGTERM when the demo itself is killed: nothing of it may live on."""
+    """Make the kernel send SIGTERM when the demo itself is killed, so that no process is left."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
@@ -319,7 +319,7 @@ def _reap(process: subprocess.Popen[bytes]) -> None:
 
 
 def free_port(address: str) -> int:
-    """Return a port of the address on which nobody listens."""
+    """Return a free port of the address."""
     with socket.socket() as probe:
         probe.bind((address, 0))
         port: int = probe.getsockname()[1]

@@ -1,4 +1,4 @@
-"""The story of one fault, told only from what the server's API and the job's own step log say."""
+"""The story of one fault, told only from the server's API and the job's own step log."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ QUIET_STEPS = range(2, 7)  # steps since the last checkpoint between which a fau
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """What has to come of a fault."""
+    """The expected effects of a fault."""
 
     fault: str
     action: str
@@ -92,7 +92,7 @@ def _training(stack: Stack, timeline: Timeline, restarts: int) -> dict[str, Any]
 def _episode(
     stack: Stack, timeline: Timeline, attempt: int, expected: Expected, began_s: float, before: dict[str, Any]
 ) -> None:
-    """From the fault to the loss that goes on: each stage is waited for, checked and told."""
+    """Follow the fault until the loss continues: each stage is awaited, checked and reported."""
     action = _verdict_and_action(stack, timeline, attempt, expected)
     _delivered(stack, timeline, action)
     job = _restarted(stack, timeline, action, expected)
@@ -176,7 +176,7 @@ def _stepped(
     step = stack.wait("the job makes steps again", lambda: _nth_step(stack, attempt, 1), STEPPED_WITHIN_S)
     timeline.measure("injection to first new step", step["time_s"])
     timeline.tell("training", _resumed(step, _last_step(stack, before["attempt"], math.inf)), step["time_s"])
-    # Numbers that a fault may have spoilt are not resumed from; those of a job that only hung or crawled are good.
+    # Steps that a fault may have corrupted are not resumed from; those of a hung or slow job are good.
     last = _last_step(stack, before["attempt"], began_s if expected.spoils_numbers else math.inf)
     if not 0 < step["resumed_from"] <= last:
         raise StageFailed(f"the job resumes from step {last} or before: it resumed from step {step['resumed_from']}")
@@ -184,7 +184,7 @@ def _stepped(
 
 
 def _resumed(step: dict[str, Any], last: int) -> str:
-    """Return where the job went on, after an attempt that had come to step ``last``."""
+    """Return where the job resumed, after an attempt that had reached step ``last``."""
     source, resumed = step["source"] or {"where": "storage", "nodes": []}, step["resumed_from"]
     where = f"memory of {', '.join(source['nodes'])}" if source["where"] == "memory" else "storage"
     lost = last - resumed
@@ -193,7 +193,7 @@ def _resumed(step: dict[str, Any], last: int) -> str:
 
 
 def _last_step(stack: Stack, attempt: int, until_s: float) -> int:
-    """Return the last step that the attempt had made by then."""
+    """Return the last step that the attempt had finished by then."""
     return max(int(s["step"]) for s in stack.steps() if s["attempt"] == attempt and s["time_s"] <= until_s)
 
 

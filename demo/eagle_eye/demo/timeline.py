@@ -1,4 +1,4 @@
-"""What the demo tells while it runs: one line a stage, with the time since the start and since the fault."""
+"""The demo's output: one line per stage, with the time since the start and since the fault."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Timeline:
     _console: Console = field(default_factory=lambda: Console(highlight=False))
 
     def tell(self, stage: str, text: str, at_s: float | None = None, style: str = "") -> None:
-        """A stage was reached at ``at_s`` (Unix seconds, None: now)."""
+        """Report a stage reached at ``at_s`` (Unix seconds, None: now)."""
         at_s = time.time() if at_s is None else at_s
         since_fault_s = None if self.fault_s is None else at_s - self.fault_s
         if self.as_json:
@@ -41,18 +41,18 @@ class Timeline:
         self._console.print(text, style=style or None, markup=False, soft_wrap=True)
 
     def waiting(self, what: str) -> AbstractContextManager[object]:
-        """Show on a terminal, until left, what is being waited for; nowhere else."""
+        """Show on a terminal, until exited, what is being awaited; nothing elsewhere."""
         if self.as_json or not self._console.is_terminal:
             return nullcontext()
         return self._console.status(f"waiting: {what}")
 
     def measure(self, what: str, at_s: float) -> None:
-        """Note how long after the fault something happened."""
+        """Record how long after the fault something happened."""
         if self.fault_s is not None:
             self.measured_s[what] = at_s - self.fault_s
 
     def finish(self, success: bool, text: str, **more: Any) -> None:
-        """The last line: what the demo showed, or the stage that failed."""
+        """Write the last line: what the demo showed, or the stage that failed."""
         if self.as_json:
             measured = {name: round(value, 3) for name, value in self.measured_s.items()}
             sys.stdout.write(json.dumps({"success": success, "text": text, "measured_s": measured, **more}) + "\n")

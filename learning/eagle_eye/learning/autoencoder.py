@@ -1,4 +1,4 @@
-"""The autoencoder: trained with torch, exported as plain arrays. A denoising one, narrow in the middle."""
+"""The denoising autoencoder with a narrow middle layer: trained with torch, exported as plain arrays."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from eagle_eye.detectors.signs.learned_model import Layer
 from eagle_eye.detectors.types import Floats
 
 EPOCHS = 60
-TRIM_EPOCHS = 20  # after which the windows that fit worst are taken out
-TRIM_RATIO = 0.02  # healthy history is never quite healthy
+TRIM_EPOCHS = 20  # after which the worst-fitting windows are removed
+TRIM_RATIO = 0.02  # healthy history is never entirely healthy
 BATCH = 256
-BATCHES_MAX = 400  # of an epoch: more history makes better samples, not longer training
+BATCHES_MAX = 400  # per epoch: more history gives better samples, not longer training
 LEARNING_RATE = 3e-3
 WEIGHT_DECAY = 1e-5
-HIDDEN_RATIO, CODE_RATIO = 2, 6  # the input is so many times as wide
+HIDDEN_RATIO, CODE_RATIO = 2, 6  # the input is this many times as wide
 HIDDEN_MAX, CODE_MIN = 128, 2
-DROPPED_RATIO = 0.1  # of the inputs are hidden from it: it must know how metrics hang together (Vincent et al. 2008)
+DROPPED_RATIO = 0.1  # of the inputs are masked: it must learn how metrics relate (Vincent et al. 2008)
 
 
 def network(width: int) -> nn.Sequential:
@@ -60,7 +60,7 @@ def _trained(inputs: Tensor, epochs: int) -> nn.Sequential:
         for batch in torch.split(order, BATCH):
             value, mask = filled[batch], known[batch]
             shown = value * (torch.rand_like(value) >= DROPPED_RATIO)
-            # Beyond a few deviations linear: what is odd in training must not bend the rest.
+            # Linear beyond a few deviations: outliers in training must not distort the rest.
             loss = nn.functional.smooth_l1_loss(model(shown), value, beta=3.0, reduction="none")
             loss = (loss * mask).sum() / mask.sum().clamp(min=1)
             optimiser.zero_grad()

@@ -1,10 +1,10 @@
-"""From scores to alarms per node-day: the tail of healthy scores by extreme value theory, on the safe side.
+"""Maps scores to alarms per node-day: fits the tail of healthy scores by extreme value theory, conservatively.
 
-Peaks over a threshold follow a generalised Pareto distribution (Pickands 1975; used so for anomaly scores by Siffer
-et al., SPOT, KDD 2017). A run of scores above the threshold counts as one peak (Coles 2001, section 5.3.2), since one
-oddity makes one alarm. Healthy history is never quite healthy: the highest peaks count only as "at least so high", so
-that a fault among them does not stretch the tail, and none of them is dropped, so that the tail is not cut. Of all
-tails that the peaks allow the one with most alarms is taken.
+Peaks over a threshold follow a generalised Pareto distribution (Pickands 1975; used so for anomaly scores by Siffer et
+al., SPOT, KDD 2017). A run of scores above the threshold counts as one peak (Coles 2001, section 5.3.2), since one
+anomaly makes one alarm. Healthy history is never entirely healthy: the highest peaks are censored ("at least this
+high"), so that a fault among them does not stretch the tail, and none is dropped, so that the tail is not cut. Of all
+tails consistent with the peaks the one with the most alarms is taken.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from eagle_eye.detectors.signs.learned_model import Tail
 from eagle_eye.detectors.types import Floats, Integers
 
 QUANTILES = (0.98, 0.95, 0.90, 0.80)  # of all scores; the first with enough peaks above it is the threshold
-PEAKS_MIN = 20  # fewer do not show a tail's shape
+PEAKS_MIN = 20  # fewer do not determine a tail's shape
 RUN_GAP = 5  # looks below the threshold that end a run
-CENSORED_RATIO = 0.1  # of the peaks, the highest: at least so high
+CENSORED_RATIO = 0.1  # of the peaks, the highest: at least this high
 ALARMS_PER_NODE_DAY = 1e-3  # where the tail is made safe: the default of learned_alarms_per_1000_node_days
 LIKELIHOOD_DROP = 1.35  # below the best: a one-sided 95% bound by the profile likelihood
 # Scores are logarithms of squared distances: a tail of distances as heavy as any power law is exponential in them,
@@ -29,7 +29,7 @@ SHAPES, SCALES = 11, 81  # of the grid of tails
 
 
 class TooShort(ValueError):
-    """The history has too few peaks to tell how often a score comes up by chance."""
+    """The history has too few peaks to estimate how often a score occurs by chance."""
 
 
 def lasting(scores: Floats, series: Integers, number: Integers, looks: int) -> Floats:

@@ -1,4 +1,4 @@
-"""``eagle-eye train``: a model of healthy nodes from recorded history; ``--refresh`` replaces one by a better."""
+"""``eagle-eye train``: trains a model of healthy nodes from history; ``--refresh`` replaces one by a better one."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Learn and write; 0 done, 1 when no model was made or may replace the old one. Raises ConfigurationError."""
-    # Loading what learns takes seconds, which nobody waits for who only asks for help.
+    """Train and write; 0 done, 1 when no model was made or may replace the old one. Raises ConfigurationError."""
+    # Imported late: the learning libraries take seconds to load, which --help does not need.
     from eagle_eye.learning.training import run as learn
 
     return learn(args)

@@ -1,4 +1,4 @@
-"""The robust covariance of levels and changes: minimum covariance determinant, by scikit-learn."""
+"""The robust covariance of levels and changes: minimum covariance determinant, with scikit-learn."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from sklearn.covariance import MinCovDet
 from eagle_eye.detectors.signs.learned_model import Covariance
 from eagle_eye.detectors.types import Floats
 
-SUPPORT = 0.9  # share of the looks that is taken for healthy
+SUPPORT = 0.9  # share of the looks assumed healthy
 SAMPLES_MAX = 2_000  # more make it slow and hardly better
 RIDGE = 0.1  # variance of one robust deviation squared: what never varied must not make a grain a mile
 

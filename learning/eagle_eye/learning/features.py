@@ -1,8 +1,8 @@
-"""From recorded history to what a model learns from: the features of healthy nodes, look by look.
+"""Extracts a model's training features of healthy nodes from recorded history, look by look.
 
-The server's own engine runs over the trace, so that a model sees what the detector will see, and so that whatever a
-rule calls a fault is left out. Left out are also labelled faults, the time around hardware events and ends of
-processes, evaluations and checkpoints, and the beginning of each attempt.
+The server's own engine runs over the trace, so that a model sees what the detector will see, and everything that a rule
+calls a fault is left out. Also left out are labelled faults, the time around hardware events and process exits,
+evaluations and checkpoints, and the beginning of each attempt.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ GRAINS = {
     "packets_per_second": 50.0,
     "segments_per_second": 5.0,
 }
-# What training says of itself is judged by rules. It is kept out so that a learned score is evidence of another kind.
+# Training's own metrics are judged by rules. They are excluded so that a learned score is independent evidence.
 SPOKEN_BY_TRAINING = ("train_", "nccl_", "memory_checkpoint_")
 SPAN_S, PAST_S = 60.0, 300.0
 LOOKS = 3  # spans in a row that must be strange: most of what passes by itself has passed by then
@@ -84,7 +84,7 @@ class History:
 
     @property
     def node_days(self) -> float:
-        """How long healthy nodes were looked at, in all."""
+        """Total observed time of healthy nodes."""
         return len(self.features) * self.shape.view.span_s / 86_400
 
     def narrowed(self, metrics: Iterable[Metric]) -> Floats:
@@ -94,7 +94,7 @@ class History:
 
 
 class NoHistory(ValueError):
-    """There is too little, or nothing comparable, to learn from."""
+    """There is too little history, or nothing comparable, to learn from."""
 
 
 def candidates() -> tuple[Metric, ...]:
@@ -108,7 +108,7 @@ def _eligible(spec: MetricSpec) -> bool:
 
 
 def shape_for(interval_s: float, window_s: float) -> Shape:
-    """Return how rows of this interval are looked at, so that every look has rows enough. Raises NoHistory."""
+    """Return how rows of this interval are viewed, so that every look has enough rows. Raises NoHistory."""
     span_s, past_s = max(SPAN_S, ROWS_SPAN_MIN * interval_s), max(PAST_S, ROWS_PAST_MIN * interval_s)
     looks = min(LOOKS, int((window_s - past_s) // span_s))
     if looks < 1:

@@ -1,4 +1,4 @@
-"""The isolation forest: grown with scikit-learn, exported as plain arrays."""
+"""The isolation forest: trained with scikit-learn, exported as plain arrays."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Making a model from history: what is fitted on which part, how it is checked, whether it may replace another.
+"""Makes a model from history: fitting, checking on held-out data, and whether it may replace another.
 
-History has three parts. Models of the first and of the second judge each other's part, which shows how healthy nodes
-score that a model has not seen; the model of both gets that scale and is checked on the third. With enough nodes the
-parts are of different nodes, so that a new node is judged fairly; with fewer they are of different times.
+History has three parts. Models of the first and of the second part score each other's part, which shows how unseen
+healthy nodes score; the model of both gets that scale and is checked on the third. With enough nodes the parts are
+different nodes, so that a new node is judged fairly; with fewer they are different times.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ CHECK_CONFIDENCE = 0.99
 
 
 class Check(NamedTuple):
-    """How a model did on healthy nodes that it had not seen."""
+    """A model's results on healthy nodes that it had not seen."""
 
     node_days: float
     alarms_per_node_day: float  # the rate it was set to
@@ -46,12 +46,12 @@ class Check(NamedTuple):
 
     @property
     def passed(self) -> bool:
-        """Whether as few healthy nodes were called strange as was promised."""
+        """Whether no more healthy nodes were flagged than promised."""
         return self.seen <= poisson_at_most(max(self.expected, 0.1), CHECK_CONFIDENCE) and self.at_default <= 1
 
 
 def make(history: History, seed: int, epochs: int = autoencoder.EPOCHS) -> tuple[LearnedModel, Check]:
-    """Return a model of the history's nodes and how it did on the part kept back. Raises NoHistory, TooShort."""
+    """Return a model of the history's nodes and its check on the held-out part. Raises NoHistory, TooShort."""
     metrics = observed(history, OBSERVED_RATIO)
     if len(metrics) < METRICS_MIN:
         raise NoHistory(f"{len(metrics)} metrics are observed in most looks; {METRICS_MIN} are needed")
@@ -61,7 +61,7 @@ def make(history: History, seed: int, epochs: int = autoencoder.EPOCHS) -> tuple
             f"{len(features)} looks at healthy nodes ({history.node_days:.2f} node-days);"
             f" at least {math.ceil(LOOKS_MIN / SHARES[0])} are needed"
         )
-    # Each half is judged by a model of the other half: what a model was fitted on it knows too well.
+    # Each half is judged by a model of the other half: a model knows the data it was fitted on too well.
     scores = np.full((len(SCORES), len(features)), np.nan)
     for fitted, judged in ((FIRST, SECOND), (SECOND, FIRST)):
         half = _fitted(history, metrics, features, part == fitted, seed, epochs)
@@ -146,7 +146,7 @@ def check(model: LearnedModel, history: History, chosen: Any) -> Check:
 
 
 def no_worse(new: Check, old: Check) -> bool:
-    """Whether a new model calls no more healthy nodes strange than the old one, but for chance."""
+    """Whether a new model flags no more healthy nodes than the old one, except by chance."""
     allowed = poisson_at_most(max(float(old.seen), new.expected, 0.1), CHECK_CONFIDENCE)
     return new.passed and new.seen <= allowed and new.at_default <= max(old.at_default, 1)
 

@@ -1,4 +1,4 @@
-"""What ``eagle-eye train`` does: it takes history in, learns, checks, and writes the model if it is fit."""
+"""The work of ``eagle-eye train``: reads history, trains, checks, and writes the model if it passes."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Failed(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """Where history comes from and how it is learned; kept in the file, so that a refresh does the same."""
+    """The source of history and the training settings; kept in the file, so that a refresh uses the same."""
 
     traces: tuple[str, ...] = ()
     server: str = ""
@@ -50,12 +50,12 @@ class Options:
     seed: int = 0
 
     def plain(self) -> dict[str, Any]:
-        """Return them as they are kept: a secret is only named."""
+        """Return them as stored: secrets only by name."""
         return {name: getattr(self, name) for name in self.__slots__}
 
 
 def run(args: argparse.Namespace) -> int:
-    """Learn and write. Raises ConfigurationError, and what says why no model was made."""
+    """Train and write. Raises ConfigurationError, and errors that say why no model was made."""
     reported = _description(*read_model(args.show)) if args.show is not None else _train(args)
     _tell(reported, as_json=args.json)
     return 0
@@ -105,7 +105,7 @@ def _train(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _of_old(model: LearnedModel, history: History, seed: int) -> Check | None:
-    """Return how the old model does on the part kept back, None where it cannot judge this history any more."""
+    """Return the old model's check on the held-out part, None where it can no longer judge this history."""
     same = (model.view.span_s, model.view.past_s, model.looks) == (
         history.shape.view.span_s,
         history.shape.view.past_s,
@@ -118,7 +118,7 @@ def _of_old(model: LearnedModel, history: History, seed: int) -> Check | None:
 
 
 def _options(args: argparse.Namespace, kept: dict[str, Any]) -> Options:
-    """Return the options: what is given now goes before what the model to refresh was made with."""
+    """Return the options: given ones override those of the model to refresh."""
     names = ("server", "token_file", "job", "since", "until", "config", "seed")
     given = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
     if args.traces:

@@ -1,4 +1,4 @@
-"""Whether an action may be carried out: pure, asked when it arrives and again when its turn comes."""
+"""Decides whether an action may be carried out: on arrival, and again when its turn comes. Pure."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from eagle_eye.schema.action import ActionRequest
 
 
 def refusal(action: ActionRequest, job: JobState | None, now_s: float) -> str | None:
-    """Return why the action is refused, in words for its report; None where it may be carried out."""
+    """Return why the action is refused, as text for its report; None where it may be carried out."""
     if now_s >= unix_seconds(action.expires, "expires"):
         return f"expired at {action.expires}"
     if job is None:

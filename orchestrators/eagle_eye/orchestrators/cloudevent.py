@@ -17,7 +17,7 @@ _IDENTIFIER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:~-]{0,127}\Z")
 
 
 class CloudEvent(msgspec.Struct, frozen=True):
-    """An event as it came; ``data`` is still undecoded JSON, ``time`` RFC 3339 or ""."""
+    """An event as received; ``data`` is still undecoded JSON, ``time`` RFC 3339 or ""."""
 
     specversion: str
     id: str
@@ -28,13 +28,13 @@ class CloudEvent(msgspec.Struct, frozen=True):
 
 
 class ActionReference(msgspec.Struct, frozen=True):
-    """The part of an expired or withdrawn action's data that matters here."""
+    """The relevant part of an expired or withdrawn action's data."""
 
     action_id: str
 
 
 class NodeReference(msgspec.Struct, frozen=True):
-    """The data of a readmission: one node or several."""
+    """The data of a readmission: one or several nodes."""
 
     node: str = ""
     nodes: list[str] = []
@@ -45,7 +45,7 @@ class NodeReference(msgspec.Struct, frozen=True):
 
 
 def parse_event(body: bytes) -> CloudEvent:
-    """Return the event in the body; raises UnacceptableEventError with what is wrong."""
+    """Return the event in the body. Raises UnacceptableEventError saying what is wrong."""
     event = _decode(body, CloudEvent, "the body is not a CloudEvent in structured JSON")
     if event.specversion != "1.0":
         raise UnacceptableEventError(f"specversion is {event.specversion[:16]!r}; expected '1.0'")
@@ -55,7 +55,7 @@ def parse_event(body: bytes) -> CloudEvent:
 
 
 def parse_action(event: CloudEvent) -> ActionRequest:
-    """Return the action asked for, its times checked; raises UnacceptableEventError."""
+    """Return the requested action, with its times checked. Raises UnacceptableEventError."""
     action = _decode(event.data, ActionRequest, "data is not an action")
     if not is_identifier(action.action_id):
         raise UnacceptableEventError("action_id must be 1 to 128 letters, digits or '._:~-'")
@@ -65,22 +65,22 @@ def parse_action(event: CloudEvent) -> ActionRequest:
 
 
 def parse_reference(event: CloudEvent) -> ActionReference:
-    """Return which action an expiry or a withdrawal is about; raises UnacceptableEventError."""
+    """Return the action that an expiry or withdrawal refers to. Raises UnacceptableEventError."""
     return _decode(event.data, ActionReference, "data does not name an action")
 
 
 def parse_nodes(event: CloudEvent) -> list[str]:
-    """Return the nodes of a readmission; raises UnacceptableEventError."""
+    """Return the nodes of a readmission. Raises UnacceptableEventError."""
     return _decode(event.data, NodeReference, "data does not name nodes").names()
 
 
 def is_identifier(text: str) -> bool:
-    """Whether the text can stand in a URL's path and a log line as it is."""
+    """Whether the text can be used unchanged in a URL path and a log line."""
     return _IDENTIFIER.match(text) is not None
 
 
 def unix_seconds(text: str, name: str) -> float:
-    """Return an RFC 3339 time as Unix seconds; raises UnacceptableEventError where it is none."""
+    """Return an RFC 3339 time as Unix seconds. Raises UnacceptableEventError where it is not one."""
     try:
         moment = datetime.fromisoformat(text)
     except ValueError:

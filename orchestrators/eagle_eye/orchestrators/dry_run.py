@@ -1,4 +1,4 @@
-"""What would be done, in words; nothing is changed."""
+"""Describes what would be done, without changing anything."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What can go wrong between Eagle Eye and whatever restarts a job.
+"""Errors between Eagle Eye and the system that restarts a job.
 
 OrchestratorError
 ├── CannotCarryOutError     the orchestrator may not or cannot do what was asked; the message is the report
@@ -11,23 +11,23 @@ from __future__ import annotations
 
 
 class OrchestratorError(Exception):
-    """The root of this package's errors."""
+    """The base class of this package's errors."""
 
 
 class CannotCarryOutError(OrchestratorError):
-    """What was asked cannot be done; the message says why and is reported to the server as it is."""
+    """The request cannot be carried out; the message says why and is reported to the server unchanged."""
 
 
 class UnacceptableEventError(OrchestratorError):
-    """A delivery that is correctly signed and not a CloudEvent that this package understands."""
+    """A correctly signed delivery that is not a CloudEvent that this package understands."""
 
 
 class ServerUnreachableError(OrchestratorError):
-    """The server did not answer or refused; worth another try later. The message holds no secret."""
+    """The server did not answer or refused; worth retrying later. The message holds no secret."""
 
 
 class RejectedError(ServerUnreachableError):
-    """The server answered and said no; ``status`` is its HTTP status."""
+    """The server answered with an error; ``status`` is its HTTP status."""
 
     def __init__(self, message: str, status: int) -> None:
         super().__init__(message)
@@ -35,5 +35,5 @@ class RejectedError(ServerUnreachableError):
 
     @property
     def may_pass(self) -> bool:
-        """Whether the server may yet accept the same request: once a token is renewed, or an overload gone."""
+        """Whether the server may accept the same request later: after a token is renewed, or an overload is over."""
         return self.status >= 500 or self.status in (401, 403, 408, 425, 429)

@@ -1,4 +1,4 @@
-"""Plans given by ``--layouts``: how a scheduler's job continues on fewer nodes when no spare is left."""
+"""Plans from ``--layouts``: how a scheduler's job continues on fewer nodes when no spare is left."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ OPTION = "--layouts"
 
 
 def add_layouts(parser: argparse.ArgumentParser) -> None:
-    """The parser knows the option."""
+    """Add the option."""
     parser.add_argument(
         OPTION, type=Path, action="append", default=[], metavar="FILE",
         help="a job's plan: without a spare it goes on in its layout for fewer nodes; repeatable, one a job (none)",
@@ -23,7 +23,7 @@ def add_layouts(parser: argparse.ArgumentParser) -> None:
 
 
 def read_layouts(files: Sequence[Path]) -> dict[str, Plan]:
-    """Return the plans by their jobs. Raises ConfigurationError for what is no plan, OrchestratorError."""
+    """Return the plans by job. Raises ConfigurationError for an invalid plan, OrchestratorError."""
     found: dict[str, Plan] = {}
     for file in files:
         plan = read_plan(file, OPTION)
@@ -36,7 +36,7 @@ def read_layouts(files: Sequence[Path]) -> dict[str, Plan]:
 
 
 def misfit(plan: Plan, nodes: int, gpus_per_node: int | None = None) -> str:
-    """Return why the plan is not for the job as it was submitted, "" where it is; None: nobody says how many GPUs."""
+    """Return why the plan does not fit the job as submitted, "" where it does; None: the number of GPUs is unknown."""
     hardware = plan.hardware
     if gpus_per_node not in (None, hardware.gpus_per_node):
         return (
@@ -52,16 +52,16 @@ def misfit(plan: Plan, nodes: int, gpus_per_node: int | None = None) -> str:
 
 
 def nodes_by_plan(plan: Plan, nodes: int) -> int | None:
-    """Return on how many of so many nodes the job goes on, without those that make nothing faster; None: on none."""
+    """Return on how many of these nodes the job continues, without nodes that add no speed; None: on none."""
     return None if nodes < plan.nodes_min else nodes_used(plan, min(nodes, plan.hardware.nodes))
 
 
 def no_spare(plan: Plan, nodes: int, wanted: int) -> str:
-    """Return what the job loses that goes on with fewer nodes than it wants."""
+    """Return what a job loses by continuing with fewer nodes than it wants."""
     left = plan.layout(wanted).step_s / plan.layout(nodes).step_s
     return f"no spare: {nodes} nodes by plan, {left:.0%} of the samples/s of {wanted}"
 
 
 def pace_left_ratio(plan: Plan, nodes: int) -> float:
-    """Return what is left of the pace of a job on so many nodes without one of them; 0 where it would wait."""
+    """Return the remaining pace ratio of a job on so many nodes without one of them; 0 where it would wait."""
     return 0.0 if nodes <= plan.nodes_min else plan.layout(nodes).step_s / plan.layout(nodes - 1).step_s

@@ -1,4 +1,4 @@
-"""What becomes of a delivery: recorded in the ledger, refused with a report, or queued as work."""
+"""Handles deliveries: records them in the ledger, refuses them with a report, or queues them as work."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ QUEUE_MAX = 1_000
 
 @dataclass(frozen=True)
 class Readmission:
-    """Nodes that the server has let back in; ``key`` is the ledger's name for it."""
+    """Nodes that the server has readmitted; ``key`` is its key in the ledger."""
 
     nodes: tuple[str, ...]
     key: str
@@ -42,7 +42,7 @@ class Readmission:
 
 @dataclass(frozen=True)
 class Resumption:
-    """An action that an earlier process was carrying out when it ended, and how far it had come."""
+    """An action that an earlier process had not finished when it exited, and how far it had come."""
 
     action: ActionRequest
     step: ActionState
@@ -52,18 +52,18 @@ Work = ActionRequest | Readmission | Resumption
 
 
 class ReportTo(Protocol):
-    """Takes a report on an action; returns once it is durable."""
+    """Accepts a report on an action; returns once it is durable."""
 
     def __call__(self, action: ActionRequest, state: ReportState, detail: str) -> None:
-        """The report will reach the server."""
+        """Make sure that the report will reach the server."""
 
 
 @dataclass
 class Intake:
-    """Where deliveries go.
+    """Takes deliveries.
 
-    ``secrets`` are the signing secrets that count now, two during a rotation; with none, nothing is accepted.
-    ``count`` hears in a word what became of each delivery.
+    ``secrets`` are the currently valid signing secrets, two during a rotation; with none, nothing is accepted.
+    ``count`` is called with each delivery's outcome, one word.
     """
 
     ledger: Ledger
@@ -77,12 +77,12 @@ class Intake:
     _order: threading.Lock = field(default_factory=threading.Lock)
 
     def signed(self, body: bytes, headers: dict[str, str]) -> str | None:
-        """Return why the signature does not hold, None where it does; times may differ by 5 minutes."""
+        """Return why the signature is invalid, None where it is valid; timestamps may differ by 5 minutes."""
         reasons = [_verify(secret, body, headers) for secret in self.secrets()]
         return None if None in reasons else (reasons[0] if reasons else "no signing secret is known yet")
 
     def take(self, webhook_id: str, body: bytes) -> str:
-        """The event is durable; returns what became of it. Raises UnacceptableEventError and queue.Full."""
+        """Store the event durably; return its outcome. Raises UnacceptableEventError and queue.Full."""
         event = cloudevent.parse_event(body)
         with self._order:
             if self.ledger.seen(webhook_id):
@@ -97,14 +97,14 @@ class Intake:
                 return "cancelled" if cancelled else "nothing to cancel"
             if event.type == NODE_READMITTED:
                 return self._readmit(webhook_id, event)
-            # Heartbeats, pings, incidents: nothing to do but to say that they arrived.
+            # Heartbeats, pings, incidents: only acknowledged.
             self.ledger.record_delivery(webhook_id, self.clock())
             return "acknowledged"
 
     def resume(self) -> None:
-        """Work left by an earlier process is queued again, in its order; what it had begun comes first.
+        """Requeue an earlier process's unfinished work in order; actions it had begun come first.
 
-        Waits where the queue is full: by then somebody should be taking from it.
+        Blocks while the queue is full: a consumer must be running by then.
         """
         begun = [Resumption(action, step) for step in STEPS for action in self.ledger.actions(step)]
         readmissions = [Readmission(tuple(nodes), key) for key, nodes in self.ledger.readmissions()]
@@ -120,20 +120,21 @@ class Intake:
         try:
             job = self.job_state(action.job)
             if job is None and not action.job:
-                # A node that runs no job is for whoever keeps it: a refusal here would end the action for him, too.
+                # A node without a job is left to its operator: a refusal here would end the action for the operator,
+                # too.
                 self.ledger.record_delivery(webhook_id, now_s)
                 return "not ours"
             reason = refusal(action, job, now_s)
         except CannotCarryOutError as error:
-            # Not being able to tell is no reason to refuse: it is asked again when its turn comes.
+            # An unknown state is no reason to refuse: it is checked again when the action's turn comes.
             log.warning("job %s: %s; will ask again", action.job, error)
             reason = None
         except Exception:
-            # Whoever asks again reports it; an error here would only have the delivery repeated.
+            # The later check reports it; an error here would only cause a redelivery.
             log.exception("job %s; will ask again", action.job)
             reason = None
-        # The report first: should this process end in between, the repeated delivery repeats it, whereas
-        # a recorded action without a report would stay silent for good.
+        # The report first: if this process dies in between, the redelivery repeats it, whereas a recorded action
+        # without a report would stay silent forever.
         self.report(action, "refused" if reason else "accepted", reason or "")
         self.ledger.record_action(webhook_id, action, "refused" if reason else "queued", now_s)
         if reason is not None:
@@ -145,7 +146,7 @@ class Intake:
     def _readmit(self, webhook_id: str, event: cloudevent.CloudEvent) -> str:
         nodes = cloudevent.parse_nodes(event)
         said_s = cloudevent.unix_seconds(event.time, "time") if event.time else self.clock()
-        # A readmission that comes late must not undo an exclusion that came after it.
+        # A late readmission must not undo an exclusion that came after it.
         stale = self.ledger.named_after(nodes, said_s)
         if stale:
             log.warning("readmission of %s is older than its exclusion; ignored", ", ".join(stale))
@@ -162,6 +163,6 @@ def _verify(secret: str, body: bytes, headers: dict[str, str]) -> str | None:
         Webhook(secret).verify(body, headers, json_parse=False)
     except WebhookVerificationError as error:
         return str(error)
-    except ValueError:  # a signature that is no list or no base64, a body that is no UTF-8
+    except ValueError:  # a signature that is not a list or not base64, a body that is not UTF-8
         return "malformed signature or body"
     return None

@@ -1,4 +1,4 @@
-"""Work in parallel where it has nothing in common; what concerns one job or node goes in its order of arrival."""
+"""Runs independent work in parallel; work on the same job or node runs in order of arrival."""
 
 from __future__ import annotations
 
@@ -19,10 +19,9 @@ WorkT = TypeVar("WorkT")
 
 
 class Lanes(Generic[WorkT]):
-    """Takes work from a queue, from ``start`` to ``stop``, and does it on up to ``parallel`` threads.
+    """Takes work from a queue, from ``start`` to ``stop``, and runs it on up to ``parallel`` threads.
 
-    ``keys`` says what a piece of work concerns: it begins once nothing that came before it and has a key in
-    common is unfinished.
+    ``keys`` returns what a piece of work concerns: it starts once all earlier work with a common key is finished.
     """
 
     def __init__(
@@ -43,25 +42,25 @@ class Lanes(Generic[WorkT]):
 
     @property
     def waiting(self) -> int:
-        """How many pieces of work have not begun."""
+        """How many pieces of work have not started."""
         return len(self._waiting) + self._work.qsize()
 
     @property
     def running(self) -> int:
-        """How many pieces of work are being done."""
+        """How many pieces of work are running."""
         return len(self._running)
 
     @property
     def alive(self) -> bool:
-        """Whether work is taken."""
+        """Whether work is being accepted."""
         return self._thread.is_alive()
 
     def start(self) -> None:
-        """Work is being done."""
+        """Start working."""
         self._thread.start()
 
     def stop(self, within_s: float) -> bool:
-        """No further work is begun; whether all that was in progress has ended within ``within_s``."""
+        """Start no further work; return whether all running work ended within ``within_s``."""
         until_s = time.monotonic() + within_s
         self.stopping.set()
         for thread in (self._thread, *list(self._running)):
@@ -87,7 +86,7 @@ class Lanes(Generic[WorkT]):
             if keys & taken or len(self._running) >= self._parallel:
                 still.append(work)
             else:
-                # Daemons: what blocks for ever must not keep the process; the ledger knows how far it came.
+                # Daemons: work that blocks forever must not keep the process alive; the ledger records its progress.
                 thread = threading.Thread(target=self._one, args=(work,), name="action", daemon=True)
                 self._running[thread] = keys
                 thread.start()
@@ -98,5 +97,5 @@ class Lanes(Generic[WorkT]):
         try:
             self._do(work)
         except Exception:
-            # The ledger could not be written. The next piece of work must find the lanes alive.
+            # Writing the ledger failed. The lanes must survive for the next piece of work.
             log.exception("work was not done")

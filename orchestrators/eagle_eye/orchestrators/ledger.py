@@ -1,7 +1,6 @@
-"""The durable memory of a subscriber: deliveries seen, what became of each action, reports owed.
+"""A subscriber's durable store: deliveries seen, the outcome of each action, pending reports.
 
-Touches one SQLite file. Every method is a transaction that is on disk when it returns, and may be called
-from any thread.
+Touches one SQLite file. Every method is a transaction that is on disk when it returns; thread-safe.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ import msgspec
 from eagle_eye.orchestrators.cloudevent import unix_seconds
 from eagle_eye.schema.action import ActionRequest, Report
 
-# Begun, excluded, restarting: carried out, and how far it has come.
+# Begun, excluded, restarting: in progress, and how far.
 ActionState = Literal["queued", "begun", "excluded", "restarting", "finished", "refused", "withdrawn"]
 _IN_PROGRESS: tuple[ActionState, ...] = ("begun", "excluded", "restarting")
 
@@ -41,7 +40,7 @@ CREATE INDEX IF NOT EXISTS report_owed ON report (fate, sequence);
 
 @dataclass(frozen=True)
 class OwedReport:
-    """A report that the server has not confirmed; nobody needs it after ``until_s`` (Unix seconds)."""
+    """A report that the server has not confirmed; useless after ``until_s`` (Unix seconds)."""
 
     sequence: int
     action_id: str
@@ -51,19 +50,19 @@ class OwedReport:
 
 
 class Ledger:
-    """Open until ``close``. An action is recorded once, however often and under whatever id it comes."""
+    """Open until ``close``. An action is recorded once, however often and under whatever delivery id it arrives."""
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         self._lock = threading.Lock()
-        # Autocommit mode: transactions are begun by hand, immediately, so that no reader is upgraded.
+        # Autocommit mode: transactions are started explicitly with IMMEDIATE, so that no reader is upgraded.
         self._connection = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
         self._connection.execute("PRAGMA journal_mode=WAL")
         self._connection.execute("PRAGMA synchronous=FULL")
         self._connection.executescript(_SCHEMA)
 
     def close(self) -> None:
-        """The file is closed; nothing may be called afterwards."""
+        """Close the file; no method may be called afterwards."""
         with self._lock:
             self._connection.close()
 
@@ -74,12 +73,12 @@ class Ledger:
         return row is not None
 
     def record_delivery(self, webhook_id: str, now_s: float) -> None:
-        """A later delivery under this id is a repetition; what is older than MEMORY_S is forgotten."""
+        """Record a delivery, so that later ones with this id are duplicates; forgets those older than MEMORY_S."""
         with self._transaction() as execute:
             self._remember(execute, webhook_id, now_s)
 
     def record_action(self, webhook_id: str, action: ActionRequest, state: ActionState, now_s: float) -> bool:
-        """The delivery and its action are recorded together; False where the action was known before."""
+        """Record the delivery and its action together; False where the action was known before."""
         with self._transaction() as execute:
             self._remember(execute, webhook_id, now_s)
             changed = execute.execute(
@@ -89,7 +88,7 @@ class Ledger:
         return changed == 1
 
     def withdraw(self, webhook_id: str, action_id: str, now_s: float) -> bool:
-        """The action will not be begun; False where it is not known or was begun already."""
+        """Withdraw a queued action; False where it is unknown or was already begun."""
         with self._transaction() as execute:
             self._remember(execute, webhook_id, now_s)
             changed = execute.execute(
@@ -98,7 +97,7 @@ class Ledger:
         return changed == 1
 
     def record_readmission(self, webhook_id: str, nodes: list[str], now_s: float) -> None:
-        """The delivery and what it asks for are recorded together."""
+        """Record the delivery and its readmission together."""
         with self._transaction() as execute:
             self._remember(execute, webhook_id, now_s)
             if nodes:
@@ -106,13 +105,13 @@ class Ledger:
                 execute.execute("INSERT OR IGNORE INTO readmission VALUES (?, ?)", (webhook_id, text))
 
     def readmissions(self) -> list[tuple[str, list[str]]]:
-        """Return the readmissions not done yet: (delivery, nodes)."""
+        """Return the pending readmissions: (delivery, nodes)."""
         with self._lock:
             rows = self._connection.execute("SELECT webhook_id, nodes FROM readmission ORDER BY rowid").fetchall()
         return [(webhook_id, msgspec.json.decode(nodes, type=list[str])) for webhook_id, nodes in rows]
 
     def readmitted(self, webhook_id: str) -> None:
-        """The readmission is not tried again."""
+        """Mark the readmission as done."""
         with self._transaction() as execute:
             execute.execute("DELETE FROM readmission WHERE webhook_id = ?", (webhook_id,))
 
@@ -128,23 +127,23 @@ class Ledger:
         return [node for node in nodes if node in named]
 
     def begin(self, action_id: str) -> bool:
-        """The action is this caller's to carry out; False where it was withdrawn or is not queued."""
+        """Claim the action for the caller; False where it was withdrawn or is not queued."""
         return self._move(action_id, "begun", "queued")
 
     def mark(self, action_id: str, state: ActionState) -> None:
-        """The action, which was begun, has come as far as ``state``."""
+        """Record that the action, which was begun, has reached ``state``."""
         self._move(action_id, state, *_IN_PROGRESS)
 
     def finish(self, action_id: str) -> None:
-        """The action was carried out, or failed: it is not begun again."""
+        """Mark the action as done or failed: it is not begun again."""
         self._move(action_id, "finished", *_IN_PROGRESS)
 
     def refuse(self, action_id: str) -> bool:
-        """The action was queued and is not to be begun any more; False where it was withdrawn meanwhile."""
+        """Refuse a queued action; False where it was withdrawn meanwhile."""
         return self._move(action_id, "refused", "queued")
 
     def actions(self, state: ActionState) -> list[ActionRequest]:
-        """Return the actions in this state, in the order of their arrival."""
+        """Return the actions in this state, in order of arrival."""
         with self._lock:
             rows = self._connection.execute(
                 "SELECT body FROM action WHERE state = ? ORDER BY sequence", (state,)
@@ -158,7 +157,7 @@ class Ledger:
         return None if row is None else str(row[0])
 
     def owe(self, action_id: str, path: str, report: Report, until_s: float) -> None:
-        """The report will be sent, if need be by a later process, until confirmed or ``until_s`` is over."""
+        """Store a report to be sent, if necessary by a later process, until confirmed or ``until_s``."""
         with self._transaction() as execute:
             execute.execute(
                 "INSERT INTO report (action_id, path, body, until_s) VALUES (?, ?, ?, ?)",
@@ -166,7 +165,7 @@ class Ledger:
             )
 
     def owed(self) -> list[OwedReport]:
-        """Return the reports to be sent, in the order in which they were made."""
+        """Return the pending reports in the order in which they were made."""
         with self._lock:
             rows = self._connection.execute(
                 "SELECT sequence, action_id, path, body, until_s FROM report WHERE fate = 'owed' ORDER BY 1"
@@ -177,7 +176,7 @@ class Ledger:
         ]
 
     def settle(self, sequence: int, fate: Literal["delivered", "rejected", "expired"]) -> None:
-        """The report is not sent again."""
+        """Mark the report as settled: it is not sent again."""
         with self._transaction() as execute:
             execute.execute("UPDATE report SET fate = ? WHERE sequence = ?", (fate, sequence))
 

@@ -1,4 +1,4 @@
-"""What the commands of this package log: one line on stderr for each record, whoever chose the names in it."""
+"""Logging of this package's commands: one line on stderr per record, with untrusted names escaped."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import re
 import sys
 from typing import Any
 
-# Names of jobs and nodes, and what programs print, come from outside: none of it may begin a line of its own, or move
-# a terminal's cursor.
+# Names of jobs and nodes, and output of programs, are untrusted: they must not start a line of their own, or move a
+# terminal's cursor.
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 
 
 def to_stderr() -> None:
-    """The process logs to stderr from now on; of each request only what went wrong."""
+    """Log to stderr from now on; of requests only failures."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_OneLine("%(levelname)s %(message)s"))
     logging.basicConfig(level=logging.INFO, handlers=[handler])
@@ -26,7 +26,7 @@ def one_line(text: str) -> str:
 
 
 class _OneLine(logging.Formatter):
-    """A traceback follows its line, moved in."""
+    """Formats a record as one line; a traceback follows it, indented."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - logging's name for it
         return one_line(super().formatMessage(record))

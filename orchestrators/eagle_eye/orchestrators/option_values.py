@@ -1,4 +1,4 @@
-"""Values of options, as all commands of this package read them. Raises ArgumentTypeError for others. Reads files."""
+"""Parsers of option values for all commands of this package. They raise ArgumentTypeError. Reads files."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def seconds_or_none(text: str) -> float:
 
 
 def positive(text: str) -> int:
-    """Return a number of things, 1 or more."""
+    """Return a count, 1 or more."""
     found = _whole(text)
     if found < 1:
         raise argparse.ArgumentTypeError(f"expected a whole number, 1 or more, got {text!r}")
@@ -35,7 +35,7 @@ def positive(text: str) -> int:
 
 
 def count(text: str) -> int:
-    """Return a number of things, 0 or more."""
+    """Return a count, 0 or more."""
     found = _whole(text)
     if found < 0:
         raise argparse.ArgumentTypeError(f"expected a whole number, 0 or more, got {text!r}")
@@ -51,7 +51,7 @@ def address(text: str) -> tuple[str, int]:
 
 
 def token(file: Path | None) -> str:
-    """Return the token that a file holds, "" without a file. Raises OrchestratorError."""
+    """Return the token in a file, "" without a file. Raises OrchestratorError."""
     if file is None:
         return ""
     try:
@@ -61,7 +61,7 @@ def token(file: Path | None) -> str:
         raise OrchestratorError(f"--token-file {file}: {error.strerror}") from None
     except UnicodeDecodeError:
         found = "\n"
-    if len(found) > TOKEN_BYTES_MAX or not found.isprintable():  # it stands in a header
+    if len(found) > TOKEN_BYTES_MAX or not found.isprintable():  # it goes into a header
         raise OrchestratorError(f"--token-file {file}: expected one line of ASCII, a token")
     return found
 

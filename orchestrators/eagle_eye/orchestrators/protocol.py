@@ -1,4 +1,4 @@
-"""The seam between Eagle Eye's actions and what restarts jobs: one protocol, a file per orchestrator."""
+"""The interface between Eagle Eye's actions and what restarts jobs: one protocol, one file per orchestrator."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from eagle_eye.schema.action import JobUpdate, RestartScope
 
 @dataclass(frozen=True)
 class JobState:
-    """What an orchestrator knows about a job: the attempt that counts and the nodes that may be named."""
+    """An orchestrator's view of a job: the current attempt and the nodes that may be named."""
 
     attempt: int
     nodes: frozenset[str]
@@ -19,16 +19,16 @@ class JobState:
 
 
 def _silent(_text: str) -> None:
-    """Nobody listens."""
+    """Ignore the text."""
 
 
 @dataclass(frozen=True)
 class Cause:
-    """Why something is asked for: the incident and action, for people who find the traces of it later.
+    """The reason for a request: the incident and action, for people who find its traces later.
 
-    ``repair`` is what would mend the node (schema/action.py); "" where nobody knows. ``tell`` says how it goes
-    while it goes on ("requeued; waits for a free node"): the server shows it at once. ``detected_s`` is when the fault
-    was told of and ``expires_s`` when nobody wants the action any more, both Unix times; None where nobody says.
+    ``repair`` is what would repair the node (schema/action.py); "" where unknown. ``tell`` reports progress ("requeued;
+    waits for a free node"), which the server shows at once. ``detected_s`` is when the fault was reported and
+    ``expires_s`` when the action expires, both Unix times; None where unknown.
     """
 
     incident_id: str
@@ -42,18 +42,18 @@ class Cause:
 
     @property
     def reason(self) -> str:
-        """Return the fault and what was seen, in one line."""
+        """Return the fault and its evidence in one line."""
         return f"{self.fault}: {self.summary}"
 
 
 @dataclass(frozen=True)
 class Exclusion:
-    """Nodes that the job's next attempt does without.
+    """Nodes that the job's next attempt must not use.
 
-    ``now`` says that a restart without them follows at once: it is refused where the job could not run without
-    them. Otherwise it is a wish for the next restart (a drain). ``attempt`` is the one in which they failed.
-    ``distrust_since_s`` is that of the restart that follows: kept with the exclusion, it holds also where whoever
-    restarts is killed in between and restarts for another reason.
+    ``now`` says that a restart without them follows at once: it is refused where the job could not run without them.
+    Otherwise it applies to the next restart (a drain). ``attempt`` is the one in which they failed.
+    ``distrust_since_s`` is that of the restart that follows: saved with the exclusion, it also applies where the
+    restarting process is killed in between and restarts for another reason.
     """
 
     job: str
@@ -66,14 +66,14 @@ class Exclusion:
 
 @dataclass(frozen=True)
 class Restart:
-    """How the next attempt shall start.
+    """How the next attempt must start.
 
-    ``distrust_since_s`` is a Unix time: checkpoints written from then on must not be resumed from; None
-    trusts them all. ``over_attempt`` is the attempt to be ended: where the job is further already, the
-    restart has happened and must not happen twice. ``without`` names the nodes that were excluded just before.
-    ``job`` is the one that ``restart`` is called with, for a preview; "" where nobody says. ``resume_from`` is what
-    the next attempt must find in EAGLE_EYE_RESUME_FROM; "" where it may go on at the newest step that it finds.
-    ``scope`` is the smallest restart that is safe: an orchestrator that cannot do less restarts every process.
+    ``distrust_since_s`` is a Unix time: checkpoints written from then on must not be resumed from; None trusts them
+    all. ``over_attempt`` is the attempt to end: if the job is already past it, the restart has happened and must not be
+    repeated. ``without`` names the nodes that were excluded just before. ``job`` is the one that ``restart`` is called
+    with, for a preview; "" where unknown. ``resume_from`` is the value the next attempt must find in
+    EAGLE_EYE_RESUME_FROM; "" where it may resume from the newest step that it finds. ``scope`` is the smallest restart
+    that is safe: an orchestrator that cannot do less restarts every process.
     """
 
     over_attempt: int
@@ -86,19 +86,17 @@ class Restart:
 
 
 class Orchestrator(Protocol):
-    """What carries actions out.
+    """Carries out actions.
 
-    Calls may block. They come from several threads, but those that change something never two at once for one
-    job, nor for one node. ``state`` may be asked at any time, also meanwhile.
+    Calls may block. They come from several threads, but never two changing ones at once for one job or one node.
+    ``state`` may be called at any time, also meanwhile.
 
-    Every method raises CannotCarryOutError with the reason where it cannot do what it says, before it has
-    changed anything (or saying what it has changed). Node names were matched against ``state(job).nodes``
-    before they get here.
+    Every method raises CannotCarryOutError with the reason where it cannot do its work, before it has changed anything
+    (or saying what it has changed). Node names were matched against ``state(job).nodes`` before they get here.
 
-    ``resumes`` says that a verb may be asked again for an action that an earlier process left half-done:
-    ``exclude`` changes nothing more for a ``cause.action_id`` whose nodes are out already, ``restart`` nothing
-    where the job is beyond ``over_attempt``, and both say what is so. Where it is False, such an action is
-    reported as failed.
+    ``resumes`` says that a verb may be repeated for an action that an earlier process left half-done: ``exclude``
+    changes nothing more for a ``cause.action_id`` whose nodes are out already, ``restart`` nothing where the job is
+    past ``over_attempt``, and both return the current state. Where it is False, such an action is reported as failed.
     """
 
     name: str
@@ -107,62 +105,62 @@ class Orchestrator(Protocol):
     def state(self, job: str) -> JobState | None:
         """Return what is known about the job now, within seconds; None for a job that is not this orchestrator's.
 
-        Of job "" whoever keeps nodes that run no job tells those nodes; for all others it is one of nobody's.
-        Raises CannotCarryOutError where that cannot be told now: it is asked again.
+        For the job "" an orchestrator that manages nodes without a job returns those nodes; for all others it is an
+        unknown job. Raises CannotCarryOutError where the state is not available now: the call is repeated.
         """
 
     def stop(self, job: str, reason: str) -> str:
-        """No process of the job runs and none will be started; returns what happened, for people."""
+        """Stop the job for good; return what happened, for people."""
 
     def exclude(self, request: Exclusion) -> str:
-        """The next attempt does without the nodes; returns what happened, for people."""
+        """Exclude the nodes from the next attempt; return what happened, for people."""
 
     def restart(self, job: str, request: Restart) -> str:
-        """What still ran of the job is stopped and its next attempt runs; returns its description."""
+        """Stop what still runs of the job and start its next attempt; return its description."""
 
     def readmit(self, nodes: Sequence[str]) -> str:
-        """The nodes may be used again from the next start on; unknown ones are ignored."""
+        """Allow the nodes again from the next start on; unknown ones are ignored."""
 
 
 @runtime_checkable
 class Previews(Protocol):
-    """An orchestrator that can say what it would do: then a dry run says it in its words."""
+    """An orchestrator that can describe what it would do: a dry run then uses its text."""
 
     def preview(self, request: Exclusion | Restart) -> str:
-        """Return what the verb would do, after "would ", nothing changed; raises what the verb would raise."""
+        """Return what the verb would do, after "would ", without changes; raises what the verb would raise."""
 
 
 @runtime_checkable
 class Checkpoints(Protocol):
-    """An orchestrator that sees which steps a job has kept."""
+    """An orchestrator that sees which steps a job has saved."""
 
     def checkpoint(self, job: str) -> str:
-        """Return, for people, which step after now is kept whole. Raises CannotCarryOutError where none comes soon."""
+        """Return, for people, a step after now that is saved whole. Raises CannotCarryOutError if none comes soon."""
 
 
 @runtime_checkable
 class ReportsJobs(Protocol):
-    """An orchestrator that tells the server of its jobs, because nobody tells it better."""
+    """An orchestrator that reports its jobs to the server, for lack of a better source."""
 
     def jobs(self) -> Mapping[str, JobUpdate]:
-        """Return the jobs and how they are, asked every few seconds; raises CannotCarryOutError."""
+        """Return the jobs and their states, called every few seconds. Raises CannotCarryOutError."""
 
 
 @runtime_checkable
 class FollowsPlans(Protocol):
-    """An orchestrator whose jobs go on with fewer nodes by plan, and that sees whether there are spares."""
+    """An orchestrator whose jobs continue with fewer nodes by plan, and that knows whether there are spares."""
 
     def pace_left(self) -> Mapping[str, float | None]:
-        """Return what is left of such jobs' pace without one of their nodes, whose place no spare takes.
+        """Return the remaining pace ratio of such jobs without one of their nodes, if no spare replaces it.
 
-        0 where a job could not run then, None where a spare takes it. Asked every few seconds; raises
+        0 where a job could not run then, None where a spare replaces it. Called every few seconds; raises
         CannotCarryOutError.
         """
 
 
 @runtime_checkable
 class Closes(Protocol):
-    """An orchestrator that holds something which has to be let go."""
+    """An orchestrator that holds resources."""
 
     def close(self) -> None:
-        """Nothing is held any more; a verb in progress may fail."""
+        """Release them; a verb in progress may fail."""

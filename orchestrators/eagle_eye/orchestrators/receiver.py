@@ -1,4 +1,4 @@
-"""The webhook endpoint that every subscriber shares: verified, durable, idempotent, then handed on.
+"""The webhook endpoint shared by all subscribers: verified, durable, idempotent, then handed on.
 
 Standard Webhooks signatures, CloudEvents bodies. A 2xx answer means that the event is on disk.
 """
@@ -31,7 +31,7 @@ START_DEADLINE_S = 10.0
 
 
 def create_app(intake: Intake, pages: Sequence[Route] = ()) -> Starlette:
-    """Return the ASGI application: POST / takes deliveries, GET /healthz answers, and so do ``pages``."""
+    """Return the ASGI application: POST / takes deliveries; GET /healthz and ``pages`` answer."""
 
     async def deliver(request: Request) -> Response:
         refused = _refused_by_headers(request)
@@ -79,7 +79,7 @@ def create_app(intake: Intake, pages: Sequence[Route] = ()) -> Starlette:
 
 
 def listen_on(host: str, port: int) -> socket.socket:
-    """Return a listening socket; port 0 takes a free one. Raises OrchestratorError where that is not possible."""
+    """Return a listening socket; port 0 picks a free one. Raises OrchestratorError where that is not possible."""
     try:
         return socket.create_server(
             (host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET, backlog=128, reuse_port=False
@@ -91,13 +91,13 @@ def listen_on(host: str, port: int) -> socket.socket:
 
 
 def url_of(listening: socket.socket) -> str:
-    """Return where deliveries to the socket go."""
+    """Return the URL for deliveries to the socket."""
     host, port = listening.getsockname()[:2]
     return f"http://{f'[{host}]' if ':' in host else host}:{port}/"
 
 
 class Receiver:
-    """Takes deliveries on a thread of its own, from ``start`` to ``stop``. The socket stays the caller's."""
+    """Accepts deliveries on its own thread, from ``start`` to ``stop``. The caller keeps the socket."""
 
     def __init__(self, intake: Intake, listening: socket.socket, pages: Sequence[Route] = ()) -> None:
         self._socket = listening
@@ -113,11 +113,11 @@ class Receiver:
 
     @property
     def alive(self) -> bool:
-        """Whether deliveries are taken."""
+        """Whether deliveries are accepted."""
         return self._thread.is_alive()
 
     def start(self) -> None:
-        """Deliveries are taken; raises OrchestratorError where the server does not come up."""
+        """Start accepting deliveries. Raises OrchestratorError where the server does not come up."""
         self._thread.start()
         until_s = time.monotonic() + START_DEADLINE_S
         while not self._server.started:
@@ -126,7 +126,7 @@ class Receiver:
             time.sleep(0.01)
 
     def stop(self) -> None:
-        """No delivery is taken any more; those in progress were finished."""
+        """Stop accepting deliveries; finish those in progress."""
         self._server.should_exit = True
         if self._thread.is_alive():
             self._thread.join(START_DEADLINE_S)

@@ -1,4 +1,4 @@
-"""What a subscriber did, told to the server: durable, in order, until confirmed or of no use any more."""
+"""A subscriber's reports to the server: durable, in order, until confirmed or useless."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from eagle_eye.schema.backoff import Backoff
 
 log = logging.getLogger(__name__)
 
-# A person who looks into what happened still wants to know long after the action itself has expired.
+# The report is of interest to people long after the action itself has expired.
 KEEP_AFTER_EXPIRY_S = 3_600.0
 DETAIL_CHARACTERS_MAX = 2_000
 
 
 class Reporter:
-    """Sends owed reports on its own thread, from ``start`` to ``stop``; an earlier process's first."""
+    """Sends pending reports on its own thread, from ``start`` to ``stop``; an earlier process's first."""
 
     def __init__(
         self,
@@ -42,7 +42,7 @@ class Reporter:
         self._thread = threading.Thread(target=self._run, name="reports", daemon=True)
 
     def __call__(self, action: ActionRequest, state: ReportState, detail: str) -> None:
-        """The report is durable and will be sent."""
+        """Store the report durably; it will be sent."""
         path, named = self._client.report_path(action)
         if not named:
             log.warning("action %s: report_to is not our server's; using %s", action.action_id, path)
@@ -56,11 +56,11 @@ class Reporter:
         return self._thread.is_alive()
 
     def start(self) -> None:
-        """Owed reports are being sent."""
+        """Start sending pending reports."""
         self._thread.start()
 
     def stop(self, within_s: float) -> bool:
-        """Nothing is sent any more; whether all was delivered. Waits for what is owed, up to ``within_s``."""
+        """Stop sending; return whether all was delivered. Waits for pending reports, up to ``within_s``."""
         until_s = time.monotonic() + within_s
         while self._thread.is_alive() and self._ledger.owed() and time.monotonic() < until_s:
             time.sleep(0.02)
@@ -83,7 +83,7 @@ class Reporter:
                 self._backoff.reset()
                 self._wake.wait()
             else:
-                # A new report does not shorten the wait: it would only meet the same server.
+                # A new report does not shorten the wait: it would meet the same server.
                 self._pause(self._backoff.next_s())
 
     def _pause(self, seconds: float) -> None:
@@ -92,7 +92,7 @@ class Reporter:
             time.sleep(min(left_s, 0.1))
 
     def _send_owed(self) -> bool:
-        """Return whether nothing is left to send; stops at the first that fails, to keep the order."""
+        """Send in order until one fails; return whether nothing is left."""
         for owed in self._ledger.owed():
             if self._stopping:
                 return False

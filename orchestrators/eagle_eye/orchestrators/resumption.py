@@ -1,4 +1,4 @@
-"""What is still to be done of an action that an earlier process left half-done. Pure."""
+"""Determines what is left of an action that an earlier process did not finish. Pure."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from eagle_eye.schema.action import ActionRequest
 
 INTERRUPTED = "the subscriber ended while it carried this out"
 
-# How far an action had come; states of the ledger.
+# Progress of an action; states of the ledger.
 STEPS: tuple[ActionState, ...] = ("begun", "excluded", "restarting")
 
 
 @dataclass(frozen=True)
 class Remainder:
-    """What is to be done, or how the action ended: then ``report`` and ``detail`` say so."""
+    """What is left to do, or how the action ended, in ``report`` and ``detail``."""
 
     todo: Literal["everything", "restart", "nothing"]
     report: Literal["running", "done", "failed"] = "running"
@@ -29,9 +29,9 @@ class Remainder:
 def remainder(action: ActionRequest, step: ActionState, job: JobState | None, now_s: float) -> Remainder:
     """Return what is left of an action that had come as far as ``step``, given the job as it is now.
 
-    An exclusion that may have begun is finished only where the action could still be accepted: the same
-    attempt, in time. A restart that may have begun is finished in any case but one, since the job may have
-    been stopped for it: where the job runs on as if nothing had happened and the action has expired.
+    A started exclusion is finished only where the action could still be accepted: the same attempt, in time. A started
+    restart is always finished, since the job may have been stopped for it, except where the job still runs unchanged
+    and the action has expired.
     """
     if job is None:
         return _failed(f"job {action.job!r} is not run here any more")

@@ -1,4 +1,4 @@
-"""Signing secrets that somebody else looks after: a file, read again when it has changed."""
+"""Signing secrets managed elsewhere: a file, reread when it changes."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ SECRET_BYTES_MIN, SECRET_BYTES_MAX = 24, 64
 
 
 class SecretFile:
-    """The secrets in a file, one a line, ``whsec_`` and base64; two during a rotation. Empty lines and #... count not.
+    """The secrets in a file, one a line, ``whsec_`` and base64; two during a rotation. Ignores empty lines and #...
 
-    A file that can no longer be read, or holds none, leaves those that were read last.
+    If the file becomes unreadable or empty, the last secrets stay valid.
     """
 
     def __init__(self, path: Path) -> None:
@@ -26,7 +26,7 @@ class SecretFile:
         self._secrets = self._read()
 
     def __call__(self) -> list[str]:
-        """Return the secrets that count now."""
+        """Return the currently valid secrets."""
         try:
             changed = self._changed()
             if changed != self._read_at:
@@ -42,7 +42,7 @@ class SecretFile:
             found = self._path.stat()
         except OSError as error:
             raise OrchestratorError(f"--secret-file {self._path}: {error.strerror}") from None
-        return found.st_mtime_ns, found.st_ctime_ns, found.st_size, found.st_ino  # ctime: who may read it changed
+        return found.st_mtime_ns, found.st_ctime_ns, found.st_size, found.st_ino  # ctime: permissions changed
 
     def _read(self) -> list[str]:
         try:
@@ -61,7 +61,7 @@ class SecretFile:
 
 
 def _usable(secret: str) -> bool:
-    """Whether the server would sign with it. The library would take any text for base64, also an empty one."""
+    """Whether the server would sign with it. The library would accept any text as base64, even an empty one."""
     head, _, encoded = secret.partition("whsec_")
     try:
         decoded = base64.b64decode(encoded + "=" * (-len(encoded) % 4), validate=True)

@@ -1,4 +1,4 @@
-"""Calls to Eagle Eye's server: bearer token, problem details, no redirects, nothing secret in errors."""
+"""Calls Eagle Eye's server: bearer token, problem details, no redirects, no secrets in errors."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from eagle_eye.orchestrators.errors import RejectedError, ServerUnreachableError
 from eagle_eye.schema.action import ActionRequest
 
 TIMEOUT_S = 5.0
-BACKOFF_S, BACKOFF_S_MAX = 0.2, 15.0  # between tries, while the server is away
+BACKOFF_S, BACKOFF_S_MAX = 0.2, 15.0  # between retries, while the server is unreachable
 _PORTS = {"http": 80, "https": 443}
 
 
 class ServerClient:
-    """One server, from several threads. ``url`` is its root, ``token`` its bearer token or ""."""
+    """One server, thread-safe. ``url`` is its root, ``token`` its bearer token or ""."""
 
     def __init__(self, url: str, token: str) -> None:
         self.url = url.rstrip("/")
         if origin(self.url) is None:
             raise ValueError(f"server is {url!r}; expected http://HOST:PORT or https://HOST")
         headers = {"authorization": f"Bearer {token}"} if token else {}
-        # The server is the site's own: a proxy for the outside world has no part in it.
+        # The server is the site's own: proxies for the outside world do not apply.
         self._http = httpx.Client(
             headers=headers, timeout=TIMEOUT_S, verify=authorities(), trust_env=False, follow_redirects=False
         )
 
     def close(self) -> None:
-        """Connections are closed; nothing may be called afterwards."""
+        """Close the connections; no method may be called afterwards."""
         self._http.close()
 
     def call(self, method: str, path: str, body: Any = None, timeout_s: float = TIMEOUT_S) -> Any:
@@ -53,8 +53,8 @@ class ServerClient:
     def report_path(self, action: ActionRequest) -> tuple[str, bool]:
         """Return the path to report to, and whether it is the one that the action named.
 
-        Only the configured server is ever called, whatever a (signed) action says: where ``report_to`` has
-        another origin, the report goes to the place that the API fixes for it.
+        Only the configured server is ever called, whatever a (signed) action says: if ``report_to`` has another origin,
+        the report goes to the API's fixed path.
         """
         if origin(action.report_to) == origin(self.url):
             there, root = urlsplit(action.report_to), urlsplit(self.url).path
@@ -65,9 +65,9 @@ class ServerClient:
 
 @functools.cache
 def authorities() -> ssl.SSLContext:
-    """Return whom certificates are believed from: what SSL_CERT_FILE or SSL_CERT_DIR names, else all the public ones.
+    """Return the trusted CAs: those in SSL_CERT_FILE or SSL_CERT_DIR, else the public ones.
 
-    Reading them takes longer than all else that a client does first.
+    Cached: reading them dominates a client's start-up time.
     """
     return httpx.create_ssl_context()
 

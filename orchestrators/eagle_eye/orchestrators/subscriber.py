@@ -1,4 +1,4 @@
-"""Actions carried out through an Orchestrator, in order per job, with a report on every step."""
+"""Carries out actions through an Orchestrator, in order per job, with a report on every step."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 
 PARALLEL_MAX = 8
 ASK_AGAIN_S = 2.0
-# A job that was stopped for a restart is worth asking for longer than the action was good for.
+# The state of a job that was stopped for a restart is worth retrying for longer than the action was valid.
 RESUME_WITHIN_S = 600.0
 READMIT_WITHIN_S = 600.0
 READMIT_PAUSE_S_MAX = 60.0
@@ -37,8 +37,8 @@ AnswerT = TypeVar("AnswerT")
 class Subscriber:
     """Takes work from the receiver's queue, from ``start`` to ``stop``.
 
-    Up to ``parallel`` actions at once, where they have nothing in common. With ``dry_run`` nothing is changed, and
-    what would have been done is the reason for which an action is refused.
+    Up to ``parallel`` independent actions at once. With ``dry_run`` nothing is changed, and actions are refused with
+    what would have been done as the reason.
     """
 
     def __init__(
@@ -63,19 +63,19 @@ class Subscriber:
 
     @property
     def alive(self) -> bool:
-        """Whether work is taken."""
+        """Whether work is being accepted."""
         return self.lanes.alive
 
     def start(self) -> None:
-        """Work is being done."""
+        """Start working."""
         self.lanes.start()
 
     def stop(self, within_s: float) -> bool:
-        """No further work is begun; whether what was in progress has ended within ``within_s``."""
+        """Start no further work; return whether running work ended within ``within_s``."""
         return self.lanes.stop(within_s)
 
     def do(self, work: Work) -> None:
-        """The work is done or refused, and reported. Raises only where the ledger cannot be written."""
+        """Do the work or refuse it, and report. Raises only where the ledger cannot be written."""
         if isinstance(work, Readmission):
             self._readmit(work)
         elif isinstance(work, Resumption):
@@ -84,7 +84,7 @@ class Subscriber:
             self._take_up(work)
 
     def _take_up(self, action: ActionRequest) -> None:
-        # Asked again: it may have waited behind another action that restarted the job.
+        # Checked again: it may have waited behind another action that restarted the job.
         try:
             job = self._state(action, unix_seconds(action.expires, "expires"))
         except CannotCarryOutError as error:
@@ -136,7 +136,7 @@ class Subscriber:
             self._end(action, "done", detail)
 
     def _end(self, action: ActionRequest, state: str, detail: str) -> None:
-        # The report first: a crash in between repeats a harmless report, the other way round loses it.
+        # The report first: a crash in between repeats a harmless report; the other order would lose it.
         self._report(action, "done" if state == "done" else "failed", detail)
         self._ledger.finish(action.action_id)
 
@@ -144,13 +144,13 @@ class Subscriber:
         return lambda text: self._report(action, "running", text)
 
     def _answer(self, asked: Callable[[], AnswerT]) -> AnswerT:
-        """Return what the orchestrator answers. Raises nothing but CannotCarryOutError, whatever goes wrong in it."""
+        """Return the orchestrator's answer. Raises only CannotCarryOutError, whatever goes wrong in it."""
         try:
             return asked()
         except CannotCarryOutError:
             raise
         except Exception as error:
-            # The server must hear of it, and the next action must find us alive.
+            # The server must be told, and the next action must find us alive.
             log.exception("in %s", self._orchestrator.name)
             raise _UnexpectedError(f"unexpected {type(error).__name__} in {self._orchestrator.name}") from error
 
@@ -161,7 +161,7 @@ class Subscriber:
             return f"dry run: would fail: {error}"
 
     def _state(self, action: ActionRequest, until_s: float) -> JobState | None:
-        """Return how the job is, asking until somebody can tell. Raises CannotCarryOutError after ``until_s``."""
+        """Return the job's state, retrying until it is available. Raises CannotCarryOutError after ``until_s``."""
         while True:
             try:
                 return self._answer(partial(self._orchestrator.state, action.job))
@@ -198,11 +198,11 @@ class Subscriber:
 
 
 class _UnexpectedError(CannotCarryOutError):
-    """The orchestrator's program is at fault: asking again would not help."""
+    """The orchestrator's program is at fault: retrying would not help."""
 
 
 class _StoppingError(Exception):
-    """The process ends; what waits is for the next one."""
+    """The process is stopping; waiting work is left to the next one."""
 
 
 def carry_out(
@@ -213,10 +213,10 @@ def carry_out(
     *,
     skip_exclusion: bool = False,
 ) -> str:
-    """The action is done; returns what was done, for people. Raises CannotCarryOutError with the reason.
+    """Carry out the action; return what was done, for people. Raises CannotCarryOutError with the reason.
 
-    ``mark`` is called with how far it has come, before the next thing is touched. ``skip_exclusion``: an earlier
-    process has done that part.
+    ``mark`` is called with the progress before each next step. ``skip_exclusion``: an earlier process has done that
+    part.
     """
     if action.kind == "checkpoint_now" and isinstance(orchestrator, Checkpoints):
         return orchestrator.checkpoint(action.job)
@@ -237,7 +237,7 @@ def carry_out(
 
 
 def concerns(work: Work) -> frozenset[Hashable]:
-    """Return the jobs, incidents and nodes that the work has to do with."""
+    """Return the jobs, incidents and nodes that the work concerns."""
     if isinstance(work, Readmission):
         return frozenset(("node", node) for node in work.nodes)
     action = work.action if isinstance(work, Resumption) else work

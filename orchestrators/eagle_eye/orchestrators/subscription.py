@@ -1,4 +1,4 @@
-"""The standing arrangement with the server: it delivers our job's events here, and hears how the job is."""
+"""The subscription at the server: it delivers our job's events here, and receives the job's state."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ from eagle_eye.schema.backoff import Backoff
 log = logging.getLogger(__name__)
 
 TYPES = (ACTION_REQUESTED, ACTION_EXPIRED, ACTION_WITHDRAWN, NODE_READMITTED, PING)
-PAUSED = "paused"  # what the server gives as ended_reason
+PAUSED = "paused"  # the server's ended_reason
 CHECK_EVERY_S = 15.0
 LAST_WORD_S = 2.0
-REASON_CHARS_MAX = 1_000  # as the server keeps it
+REASON_CHARS_MAX = 1_000  # the server's limit
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """What to subscribe to: where the receiver can be reached and for which jobs (none: for all).
+    """What to subscribe to: the receiver's URL and the jobs (none: all).
 
-    ``lasting`` keeps the subscription beyond this process: what is delivered meanwhile waits for the next one.
+    ``lasting`` keeps the subscription beyond this process: deliveries meanwhile wait for the next one.
     """
 
     url: str
@@ -51,18 +51,18 @@ class Wanted:
 
 
 class _Held(msgspec.Struct, frozen=True):
-    id: str  # "": asked for, and no answer yet
+    id: str  # "": requested, no answer yet
     secret: str
 
 
 class Subscription:
-    """Keeps one subscription alive and the server's picture of the jobs current, on a thread of its own.
+    """Keeps one subscription alive and the server's job states current, on its own thread.
 
-    The secret is made here and sent along, so that not even the first ping arrives before it is known. The
-    file keeps it, and lets a later process go on with what an earlier one left at the server, or remove it.
-    ``wanted`` None: somebody else subscribes, and only the jobs' state is told. ``changed`` is called once when touch
-    is lost, or not there at the start, with the reason and 0.0, and once when it is back, with "" and for how many
-    seconds it was away; on the subscription's thread.
+    The secret is created here and sent along, so that it is known before even the first ping arrives. It is saved in
+    the file, so that a later process can continue or remove an earlier one's subscription. ``wanted`` None: the
+    subscription is made elsewhere, and only the jobs' states are sent. ``changed`` is called once when contact is lost,
+    or missing at the start, with the reason and 0.0, and once when it is back, with "" and the seconds without contact;
+    on the subscription's thread.
     """
 
     def __init__(
@@ -84,8 +84,8 @@ class Subscription:
         self._proposed = "whsec_" + base64.b64encode(random_secrets.token_bytes(32)).decode()
         self._held: _Held | None = None
         self._lock = threading.Lock()
-        self._jobs: dict[str, tuple[JobUpdate, bool]] = {}  # by job: the latest word, and whether it arrived
-        self._unfit: dict[str, str] = {}  # why each node is to be counted as out, until the server has heard it
+        self._jobs: dict[str, tuple[JobUpdate, bool]] = {}  # by job: the latest state, and whether it was delivered
+        self._unfit: dict[str, str] = {}  # why each node is to be counted as out, until delivered
         self._wake = threading.Event()
         self._stopping = False
         self._in_touch = False
@@ -94,7 +94,7 @@ class Subscription:
 
     @property
     def in_touch(self) -> bool:
-        """Whether the server knew the subscription, and delivered to it, when last asked."""
+        """Whether the server knew the subscription, and delivered to it, when last queried."""
         return self._in_touch
 
     @property
@@ -104,7 +104,7 @@ class Subscription:
         return 0.0 if lost_at_s is None else time.monotonic() - lost_at_s
 
     def secrets(self) -> Sequence[str]:
-        """Return the secrets whose signatures count."""
+        """Return the valid signing secrets."""
         held = self._held
         return [held.secret, self._proposed] if held else [self._proposed]
 
@@ -125,30 +125,30 @@ class Subscription:
         return self._thread.is_alive()
 
     def start(self) -> None:
-        """The subscription is being made and kept."""
+        """Start making and keeping the subscription."""
         self._thread.start()
 
     def tell(self, job: str, update: JobUpdate) -> None:
-        """The server will hear of the job's state; an earlier word that has not arrived is replaced."""
+        """Send the job's state to the server; replaces an earlier one that is not delivered yet."""
         with self._lock:
             self._jobs[job] = (update, False)
         self._wake.set()
 
     def take_out(self, node: str, reason: str) -> None:
-        """The server will count the node as out of service until it is readmitted, if it knows the node."""
+        """Have the server count the node as out of service until it is readmitted, if it knows the node."""
         with self._lock:
             self._unfit[node] = reason
         self._wake.set()
 
     def flush(self, within_s: float) -> bool:
-        """Return whether everything told has arrived, waiting for it up to ``within_s``."""
+        """Return whether everything was delivered, waiting up to ``within_s``."""
         until_s = time.monotonic() + within_s
         while not (arrived := self._all_reported()) and time.monotonic() < until_s and self._thread.is_alive():
             time.sleep(0.01)
         return arrived
 
     def stop(self) -> None:
-        """The server delivers nothing here any more, if it can be reached; the thread has ended."""
+        """End the subscription, if the server can be reached, and the thread."""
         self._stopping = True
         self._wake.set()
         if self._thread.is_alive():
@@ -175,7 +175,7 @@ class Subscription:
                 self._in_touch = False
                 check_due_s = time.monotonic()
                 self._complain(str(error))
-                # Not the event: what is told meanwhile would only meet the same server.
+                # Not the event: what is sent meanwhile would meet the same server.
                 self._pause(self._backoff.next_s())
             else:
                 if self._in_touch:
@@ -189,7 +189,7 @@ class Subscription:
             time.sleep(min(left_s, 0.05))
 
     def _complain(self, message: str) -> None:
-        """Once for each new trouble, not once for each try."""
+        """Log each new problem once, not on every retry."""
         if message != self._complained:
             if message:
                 log.warning("server: %s; will try again", message)
@@ -205,14 +205,14 @@ class Subscription:
             self._changed("", away_s)
 
     def _keep(self) -> bool:
-        """The subscription is there; returns whether the server delivers to it."""
+        """Make sure that the subscription exists; return whether the server delivers to it."""
         if self._wanted is None:
             self._client.call("GET", "/healthz")
             return True
         if self._held is not None and self._held.id:
             found = self._found(self._held.id)
             if found is not None and found.get("ended_reason") == PAUSED:
-                # Somebody wants nothing to be done. Subscribing anew would go behind his back.
+                # It was paused on purpose. Subscribing again would circumvent that.
                 self._complain(f"subscription {self._held.id} is paused there; nothing is delivered here")
                 return False
             if found is not None and found.get("active") is not False:
@@ -226,7 +226,7 @@ class Subscription:
         return True
 
     def _found(self, identifier: str) -> dict[str, Any] | None:
-        """Return the subscription as the server has it, None where it has none: it ends those that never answer."""
+        """Return the server's subscription, None where there is none: it ends those that never answer."""
         try:
             answer = self._client.call("GET", f"/api/v1/subscriptions/{quote(identifier, safe='')}")
         except RejectedError as error:
@@ -236,15 +236,15 @@ class Subscription:
         return answer if isinstance(answer, dict) else {}
 
     def _adapt(self, identifier: str, wanted: Wanted, found: dict[str, Any]) -> None:
-        """A subscription of an earlier process, which had other flags, is changed: what waits comes here."""
+        """Update a subscription of an earlier process with other flags: its waiting deliveries come here."""
         wishes = {"url": wanted.url, "jobs": list(wanted.jobs), "types": list(wanted.types)}
         changed = {name: wish for name, wish in wishes.items() if name in found and found[name] != wish}
         if changed:
             self._client.call("PATCH", f"/api/v1/subscriptions/{quote(identifier, safe='')}", changed)
 
     def _create(self, wanted: Wanted) -> _Held:
-        # On disk before it is sent: whoever comes after a crash repeats the request with the same secret, which
-        # makes no second subscription.
+        # On disk before it is sent: after a crash the request is repeated with the same secret, which makes no second
+        # subscription.
         write_whole(self._file, msgspec.json.encode(_Held("", self._proposed)))
         body = {
             "url": wanted.url,

@@ -1,4 +1,4 @@
-"""What an action asks of an orchestrator: its verbs in their order. Pure."""
+"""Maps an action to an orchestrator's verbs, in order. Pure."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from eagle_eye.orchestrators.protocol import Cause, Exclusion, Restart
 from eagle_eye.schema.action import ActionRequest, RestartScope
 from eagle_eye.schema.memory_steps import MEMORY_PREFIX
 
-# After these, what a checkpoint holds may be the damage itself.
+# After these faults, checkpoints may contain the damage itself.
 FAULTS_THAT_SPOIL_CHECKPOINTS = frozenset({"loss_not_finite", "loss_divergence", "silent_data_corruption"})
 
 Verb = Exclusion | Restart
 
 
 def verbs(action: ActionRequest, tell: Callable[[str], None] = lambda _: None) -> tuple[Verb, ...]:
-    """Return what to ask for, first things first; empty for a notice, and for a checkpoint, which nobody can make."""
+    """Return the verbs in order; empty for a notice, and for a checkpoint, which cannot be made."""
     cause = Cause(
         incident_id=action.incident_id,
         action_id=action.action_id,
@@ -39,14 +39,14 @@ def verbs(action: ActionRequest, tell: Callable[[str], None] = lambda _: None) -
 
 
 def restarts(action: ActionRequest) -> bool:
-    """Whether the job is to be restarted; where somebody else does that, it is only excluded from."""
+    """Whether the job is to be restarted; where another system does that, nodes are only excluded."""
     return action.kind == "restart_job" or (action.kind == "exclude_node" and action.restart)
 
 
 def resume_from(action: ActionRequest) -> str:
-    """Return what the next attempt is told to resume from: the newest step to be trusted, where later ones are not.
+    """Return what the next attempt must resume from: the newest trusted step, where later ones are not.
 
-    Elsewhere "": the attempt finds the newest step itself, and the job may have got further since the action was made.
+    Otherwise "": the attempt finds the newest step itself, and the job may have progressed since the action was made.
     """
     if action.resume_from is None or distrust_since_s(action) is None:
         return ""
@@ -54,7 +54,7 @@ def resume_from(action: ActionRequest) -> str:
 
 
 def distrust_since_s(action: ActionRequest) -> float | None:
-    """Return the Unix time from which on checkpoints are not to be trusted; None where they all are."""
+    """Return the Unix time from which on checkpoints are not trusted; None where they all are."""
     if action.fault not in FAULTS_THAT_SPOIL_CHECKPOINTS:
         return None
     return unix_seconds(action.onset, "onset")

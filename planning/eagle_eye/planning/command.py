@@ -1,4 +1,4 @@
-"""``eagle-eye plan``: pipeline templates, a layout for each number of nodes, what follows when one goes."""
+"""``eagle-eye plan``: pipeline templates, a layout for each number of nodes, and what happens when a node is lost."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Work it out and tell. Raises ConfigurationError for wrong usage, NoLayout where too few nodes are left."""
+    """Compute and print. Raises ConfigurationError for wrong usage, NoLayout where too few nodes are left."""
     return {None: _plan, "lost": _lost, "layout": _layout, "profile": _profile}[args.verb](args)
 
 
@@ -132,7 +132,7 @@ def _layout(args: argparse.Namespace) -> int:
 
 
 def _read(args: argparse.Namespace) -> tuple[Plan, Sequence[str]]:
-    """Return the plan, which is for such hardware, and the nodes that train. Raises ConfigurationError."""
+    """Return the plan, checked for this hardware, and the training nodes. Raises ConfigurationError."""
     plan = read_plan(args.plan)
     try:
         check_hardware(plan, args.gpus_per_node, None if args.gpu_memory is None else _size(args.gpu_memory))
@@ -159,7 +159,7 @@ def _tell(as_json: bool, document: Any, lines: Iterable[str]) -> None:
 
 
 def _nodes(text: str) -> Sequence[str]:
-    """Return the nodes that are named; of a number n1, n2, ... Raises ValueError."""
+    """Return the named nodes; for a number n1, n2, ... Raises ValueError."""
     if not (text.isascii() and text.isdigit()):
         try:
             named = expand(text, NODES_MAX)

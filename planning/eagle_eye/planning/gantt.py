@@ -1,4 +1,4 @@
-"""A layout's step as a picture: a Gantt chart of 1F1B as SVG that needs nothing else, light and dark. Pure."""
+"""Draws a layout's step: a Gantt chart of 1F1B as a self-contained SVG, light and dark. Pure."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from html import escape
 from eagle_eye.planning.plan import Layout, Plan, Template
 from eagle_eye.planning.simulation import Pass, simulate
 
-PASSES_MAX = 4_000  # of a pipeline: beyond it micro-batches are left out, and the picture says so
+PASSES_MAX = 4_000  # per pipeline: beyond it micro-batches are left out, with a note in the chart
 STAGES_MAX = 128
 _LEFT, _WIDTH, _TOP, _ROW, _GAP = 168, 1_040, 64, 20, 46
 _TITLE_PX = 7.0  # a digit's width
@@ -37,9 +37,9 @@ _STYLE = """
 
 
 def gantt(plan: Plan, layout: Layout) -> str:
-    """Return the picture: one pipeline of each template of the layout, that with the most micro-batches.
+    """Return the chart: one pipeline of each template of the layout, the one with the most micro-batches.
 
-    All have one scale of time, so that the shorter ones' bubbles at the end are seen. Raises ValueError for pipelines
+    All share one time scale, so that the shorter ones' bubbles at the end are visible. Raises ValueError for pipelines
     with more than ``STAGES_MAX`` stages.
     """
     templates = {template.nodes: template for template in plan.templates}

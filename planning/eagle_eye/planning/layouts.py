@@ -1,7 +1,8 @@
-"""For each number of nodes the mixture of pipelines that makes a step soonest, with its batch. Pure.
+"""Finds the fastest mixture of pipelines, with its batch, for each number of nodes. Pure.
 
-A mixture makes a step in t if its pipelines together run the batch's micro-batches in t. How many so many nodes run at
-most is a knapsack over templates, solved by dynamic programming; t is found among the templates' own step times.
+A mixture takes a step time t if its pipelines together run the batch's micro-batches in t. The most that a number of
+nodes can run is a knapsack over templates, solved by dynamic programming; t is searched among the templates' own step
+times.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ def plan_layouts(
 ) -> tuple[Layout, ...]:
     """Return the best mixture for each number of nodes from the smallest template's to ``nodes_max``.
 
-    Each has at least ``tolerate`` + 1 pipelines where there are nodes enough, else as many as there can be; no more
-    than there are micro-batches. No other mixture of these templates, with whatever batch, makes its step sooner.
+    Each has at least ``tolerate`` + 1 pipelines where there are enough nodes, else as many as possible; no more than
+    there are micro-batches. No other mixture of these templates, with any batch, is faster.
     """
     times_s = {template.nodes: step_times_s(template.stages, micro_batches) for template in templates}
     least = templates[0].nodes
@@ -46,7 +47,7 @@ _Times = Mapping[int, Sequence[float]]
 
 
 def _soonest(times_s: _Times, nodes: int, pipelines_min: int, micro_batches: int) -> list[int]:
-    """Return the templates of the mixture whose step is the soonest."""
+    """Return the templates of the fastest mixture."""
     fitting = {template: steps_s for template, steps_s in times_s.items() if template <= nodes}
     # Between the two lie the step times that may be the least: one that does not do, and one that does, since in it
     # each pipeline runs all alone.
@@ -61,7 +62,7 @@ def _soonest(times_s: _Times, nodes: int, pipelines_min: int, micro_batches: int
 
 
 def _next_s(times_s: _Times, after_s: float) -> float:
-    """Return the least step time of any template and batch beyond this one."""
+    """Return the next larger step time of any template and batch."""
     places = ((steps_s, bisect_right(steps_s, after_s)) for steps_s in times_s.values())
     return min((steps_s[at] for steps_s, at in places if at < len(steps_s)), default=math.inf)
 
@@ -102,17 +103,17 @@ class _Packing:
 
 
 def _add(template: int, ran: int, before: Sequence[int], most: list[int], last: list[int]) -> None:
-    """One pipeline of the template is added wherever it makes more, to what is in ``before``."""
+    """Add one pipeline of the template to the packings in ``before`` wherever that runs more."""
     for nodes in range(template, len(most)):
         if before[nodes - template] >= 0 and before[nodes - template] + ran > most[nodes]:
             most[nodes], last[nodes] = before[nodes - template] + ran, template
 
 
 def _with_batches(mixture: Sequence[int], times_s: _Times, micro_batches: int) -> tuple[Pipeline, ...]:
-    """Return the pipelines with the batch given out so that the slowest is as soon as can be; none gets nothing.
+    """Return the pipelines with the batch distributed to minimize the slowest one's time; none gets nothing.
 
-    One micro-batch after the other goes where it is done the soonest. Where there are fewer of them than pipelines,
-    the slowest pipelines are left out.
+    Each micro-batch goes to the pipeline that finishes it first. Where there are fewer of them than pipelines, the
+    slowest pipelines are left out.
     """
     order = sorted(mixture, key=lambda template: (times_s[template][0], template))[:micro_batches]
     batches = [1] * len(order)

@@ -1,4 +1,4 @@
-"""What follows when one node goes: the next layout, what is copied from whom, and whether peers do better. Pure."""
+"""Effects of losing one node: the next layout, what is copied from where, and whether rerouting is better. Pure."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import NamedTuple
 from eagle_eye.planning.plan import Copy, Layout, Loss, Reroute, Template
 from eagle_eye.planning.simulation import simulate
 
-SIMULATED_PASSES_MAX = 20_000  # of a loss: a tenth of a second
-_LESS = 1 - 1e-9  # what is no less than this is a rounding error
+SIMULATED_PASSES_MAX = 20_000  # per loss: a tenth of a second
+_LESS = 1 - 1e-9  # differences below this are rounding errors
 
 
 class _Place(NamedTuple):
@@ -26,7 +26,7 @@ _Templates = Mapping[int, Template]
 def losses(
     before: Layout, after: Layout, templates: _Templates, state_bytes: Sequence[int], stage_memory_bytes: int
 ) -> tuple[Loss, ...]:
-    """Return what follows for each kind of node of the layout; ``state_bytes`` are sums over the first layers.
+    """Return the effect of losing each kind of node of the layout; ``state_bytes`` are sums over the first layers.
 
     Pipelines of one template are alike but for their batch, so one of them stands for all.
     """
@@ -81,7 +81,7 @@ def _survivors(
     needed: Sequence[_Place],
     state_bytes: Sequence[int],
 ) -> list[int]:
-    """Return who takes each place: whole pipelines stay, then each node goes where it keeps the most, those first."""
+    """Return who takes each place: whole pipelines stay, then nodes are assigned by how much they keep, most first."""
     taken: dict[int, int] = {}
     whole = defaultdict[int, list[int]](list)
     for pipeline, begin in zip(before.pipelines, before.begins(), strict=True):
@@ -115,7 +115,7 @@ def _copies(
     needed: Sequence[_Place],
     state_bytes: Sequence[int],
 ) -> Iterator[Copy]:
-    """Yield what each place lacks, from those who have so far been asked for the least."""
+    """Yield what each place lacks, from the sources with the least load so far."""
     asked = dict.fromkeys(survivors, 0)
     for place, survivor in enumerate(survivors):
         has, needs = held[survivor], needed[place]
@@ -148,7 +148,7 @@ def _copies(
 def _reroute(
     before: Layout, templates: _Templates, template: int, node: int, stage_memory_bytes: int, less_than_s: float
 ) -> Reroute | None:
-    """Return what a step takes while peers run the node's stages; None where no other pipeline has the same ones."""
+    """Return the step time while peers run the node's stages; None where no other pipeline has the same ones."""
     alike = [pipeline for pipeline in before.pipelines if pipeline.template == template]
     stages = templates[template].stages
     own = [place for place, stage in enumerate(stages) if stage.node == node]

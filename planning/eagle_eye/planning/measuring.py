@@ -1,4 +1,4 @@
-"""A model's profile, measured layer by layer on this machine: runs the job's own code, and torch."""
+"""Measures a model's profile layer by layer on this machine: runs the job's own code, and torch."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ class _Job(NamedTuple):
 
 
 def measure(target: str, device: str, rounds: int) -> Profile:
-    """Return the profile of what the function ``target``, ``module:function``, returns.
+    """Return the profile of the job returned by the function ``target``, ``module:function``.
 
     Each layer alone is on the device while it is measured, with its gradients and its optimizer's states; times are
-    medians. Raises ConfigurationError where the function is not there, or returns something else; what it or a layer
-    raises goes through.
+    medians. Raises ConfigurationError where the function does not exist, or returns something else; its own and layers'
+    exceptions propagate.
     """
     function = _function(target)
     import torch
@@ -107,7 +107,7 @@ def _layer(
     device: torch.device,
     rounds: int,
 ) -> tuple[Layer, tuple[torch.Tensor, ...]]:
-    """Return what one layer costs, and its outputs, which are the next one's inputs."""
+    """Return one layer's cost, and its outputs, the next one's inputs."""
     import torch
 
     module.to(device).train()
@@ -146,7 +146,7 @@ def _layer(
         optimizer_bytes=optimizer_bytes,
         activation_bytes=saved_bytes,
     )
-    module.to("cpu")  # the next one may need the room
+    module.to("cpu")  # the next one may need the memory
     return layer, tuple(tensor.detach() for tensor in outputs)
 
 
@@ -194,7 +194,7 @@ def _found(outputs: Any) -> Iterator[torch.Tensor]:
 
 
 def _now_s(device: torch.device) -> float:
-    """Return the time at which all that was asked of the device is done."""
+    """Return the time at which all pending work of the device is done."""
     import torch
 
     if device.type != "cpu":

@@ -1,4 +1,4 @@
-"""A plan as it stands in its file: templates, a layout for each number of nodes, what follows a loss. Pure."""
+"""The plan as stored in its file: templates, a layout for each number of nodes, the effects of losses. Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ FORMAT: Literal["eagle-eye-plan/1"] = "eagle-eye-plan/1"
 
 
 class Hardware(msgspec.Struct, frozen=True, kw_only=True):
-    """The nodes that a plan is for, all alike.
+    """The plan's nodes, all alike.
 
     A stage runs on ``gpus_per_stage`` GPUs of one node, which hold it together (tensor parallel), and the profile's
     times and bytes are those of all of them.
@@ -26,7 +26,7 @@ class Hardware(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def stages_per_node(self) -> int:
-        """How many stages a node has room for."""
+        """How many stages fit on a node."""
         return self.gpus_per_node // self.gpus_per_stage
 
     @property
@@ -115,7 +115,7 @@ class Loss(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def copied_bytes(self) -> int:
-        """All that is copied."""
+        """The total bytes copied."""
         return sum(copy.copied_bytes for copy in self.copies)
 
 
@@ -163,7 +163,7 @@ class NoLayout(ValueError):
 
 
 class Next(NamedTuple):
-    """How training goes on: the layout, who has which of its places, and the loss, whose places ``before`` has."""
+    """How training continues: the layout, who has which of its places, and the loss, with the places in ``before``."""
 
     layout: Layout
     nodes: tuple[str, ...]
@@ -172,9 +172,9 @@ class Next(NamedTuple):
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """All of it. ``nodes`` are the names by their places in the last layout, which has all of them.
+    """The whole plan. ``nodes`` are the names by their places in the last layout, which has all of them.
 
-    ``job`` is the only one that may follow it; "" where nobody said.
+    ``job`` is the only job that may follow it; "" where unspecified.
     """
 
     format: Literal["eagle-eye-plan/1"]
@@ -196,7 +196,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     @property
     def micro_batches(self) -> int:
-        """How many make the global batch."""
+        """How many micro-batches make the global batch."""
         return self.global_batch // self.micro_batch
 
     def layout(self, nodes: int) -> Layout:
@@ -211,9 +211,9 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         return self.layouts[nodes - self.nodes_min]
 
     def lost(self, nodes: Sequence[str], node: str) -> Next:
-        """Return what follows when ``node`` goes, from the table; ``nodes`` have their places in their layout.
+        """Return what follows the loss of ``node``, from the table; ``nodes`` have their places in their layout.
 
-        Raises NoLayout where too few are left, ValueError for a node that is none of them.
+        Raises NoLayout where too few are left, ValueError for an unknown node.
         """
         if node not in nodes:
             raise ValueError(f"node {node!r} is none of the {len(nodes)} nodes of the layout")
@@ -230,7 +230,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 def check_plan(plan: Plan) -> None:
-    """The plan's parts fit together. Raises ValueError."""
+    """Check that the plan's parts are consistent. Raises ValueError."""
     sizes = [template.nodes for template in plan.templates]
     if not sizes or sizes != [*range(sizes[0], sizes[0] + len(sizes))] or sizes[0] < 1:
         raise ValueError("templates: expected one for each number of nodes from the smallest on")

@@ -1,4 +1,4 @@
-"""A plan's file, read by whoever follows it: what ``eagle-eye plan --json`` has printed."""
+"""Reads a plan's file: the output of ``eagle-eye plan --json``."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ FILE_BYTES_MAX = 256 << 20
 
 
 def read_plan(path: Path, option: str = "--plan") -> Plan:
-    """Return the plan in the file that the option names. Raises ConfigurationError for what is none."""
+    """Return the plan in the file that the option names. Raises ConfigurationError for an invalid one."""
     raw = read_bounded(path, option, FILE_BYTES_MAX)
     try:
         plan = msgspec.json.decode(raw, type=Plan)
@@ -25,7 +25,7 @@ def read_plan(path: Path, option: str = "--plan") -> Plan:
 
 
 def check_hardware(plan: Plan, gpus_per_node: int | None, gpu_memory_bytes: int | None) -> None:
-    """The plan is for nodes like these; None: nobody says. Raises ConfigurationError."""
+    """Check that the plan is for nodes like these; None: unknown. Raises ConfigurationError."""
     wanted = plan.hardware
     gpus = wanted.gpus_per_node if gpus_per_node is None else gpus_per_node
     memory_bytes = wanted.gpu_memory_bytes if gpu_memory_bytes is None else gpu_memory_bytes

@@ -1,4 +1,4 @@
-"""A whole plan: templates, a layout for each number of nodes, what follows the loss of any node. Pure."""
+"""Makes a whole plan: templates, a layout for each number of nodes, the effect of losing any node. Pure."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def make_plan(
 
 
 def check_names(nodes: Sequence[str]) -> None:
-    """They are names of nodes, each once, and no more than can be planned for. Raises ValueError."""
+    """Check that these are node names, each once, and not too many. Raises ValueError."""
     if not 1 <= len(nodes) <= NODES_MAX:
         raise ValueError(f"nodes: expected 1 to {NODES_MAX}, got {len(nodes)}")
     if len(set(nodes)) != len(nodes):
@@ -66,7 +66,7 @@ def check_names(nodes: Sequence[str]) -> None:
 
 
 def _checked(profile: Profile, nodes: Sequence[str], hardware: Hardware, tolerate: int, global_batch: int) -> int:
-    """Return how many micro-batches a step has. Raises ValueError."""
+    """Return the number of micro-batches per step. Raises ValueError."""
     check_names(nodes)
     if len(nodes) * len(profile.layers) > WORK_MAX:
         raise ValueError(

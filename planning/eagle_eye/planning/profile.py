@@ -1,4 +1,4 @@
-"""What a job's layers cost: the file that ``eagle-eye plan profile`` writes, or a person."""
+"""The cost of a job's layers: the file written by ``eagle-eye plan profile``, or by hand."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from eagle_eye.schema.configuration import ConfigurationError
 FILE_BYTES_MAX = 16 << 20
 LAYERS_MAX = 1_000
 FORMAT: Literal["eagle-eye-profile/1"] = "eagle-eye-profile/1"
-SECONDS_MAX = 86_400.0  # of a layer and one micro-batch
+SECONDS_MAX = 86_400.0  # per layer and micro-batch
 BYTES_MAX = 1 << 50
 
 
 class Layer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """One layer and one micro-batch: ``layer`` counts from 0, in the order in which data passes.
 
-    ``optimizer_bytes`` are its states, without gradients: these are taken to be as large as the parameters.
+    ``optimizer_bytes`` are its states, without gradients: these are assumed to be as large as the parameters.
     ``activation_bytes`` are what is kept from the forward to the backward pass.
     """
 
@@ -36,7 +36,7 @@ class Layer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
 
     @property
     def state_bytes(self) -> int:
-        """What another node needs to go on with the layer."""
+        """What another node needs to take over the layer."""
         return self.parameter_bytes + self.optimizer_bytes
 
 
@@ -46,11 +46,11 @@ class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     format: Literal["eagle-eye-profile/1"]
     micro_batch: int
     layers: tuple[Layer, ...]
-    device: str = ""  # what was measured on
+    device: str = ""  # the device measured on
 
 
 class Sums(msgspec.Struct, frozen=True):
-    """What the first i layers cost together, for each i from 0 to their number: differences are stages."""
+    """The total cost of the first i layers, for each i from 0 to their number: differences are stages."""
 
     forward_s: list[float]
     backward_s: list[float]
@@ -83,7 +83,7 @@ def read_profile(path: Path) -> Profile:
 
 
 def check(profile: Profile) -> None:
-    """The profile can be planned with. Raises ValueError."""
+    """Check that the profile can be used for planning. Raises ValueError."""
     if not 1 <= len(profile.layers) <= LAYERS_MAX:
         raise ValueError(f"layers: expected 1 to {LAYERS_MAX}, got {len(profile.layers)}")
     if not 1 <= profile.micro_batch <= 1_000_000:
@@ -101,7 +101,7 @@ def check(profile: Profile) -> None:
 
 
 def _check_order(numbers: Sequence[int]) -> None:
-    """Each layer is there, once and in order. Raises ValueError."""
+    """Check that each layer is there, once and in order. Raises ValueError."""
     missing = sorted({*range(min(max(numbers), LAYERS_MAX))} - {*numbers})
     if missing:
         more = f" and {len(missing) - 8} more" if len(missing) > 8 else ""
@@ -112,7 +112,7 @@ def _check_order(numbers: Sequence[int]) -> None:
 
 
 def read_bounded(path: Path, option: str, bytes_max: int) -> bytes:
-    """Return the file's bytes. Raises ConfigurationError for one that cannot be read, or is larger."""
+    """Return the file's bytes. Raises ConfigurationError if unreadable or too large."""
     try:
         with path.open("rb") as file:
             raw = file.read(bytes_max + 1)

@@ -1,4 +1,4 @@
-"""A layout as the ranks of an attempt get it, in ``EAGLE_EYE_LAYOUT``: which of them runs what. Pure."""
+"""The layout given to an attempt's ranks in ``EAGLE_EYE_LAYOUT``: which rank runs which layers. Pure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from eagle_eye.planning.plan import Plan, Stage
 
 LAYOUT_VARIABLE = "EAGLE_EYE_LAYOUT"
 FORMAT: Literal["eagle-eye-layout/1"] = "eagle-eye-layout/1"
-BYTES_MAX = (128 << 10) - len(LAYOUT_VARIABLE) - 2  # of a variable of the environment: linux/binfmts.h
+BYTES_MAX = (128 << 10) - len(LAYOUT_VARIABLE) - 2  # per environment variable: linux/binfmts.h
 
 
 class RankStage(msgspec.Struct, frozen=True, kw_only=True):
@@ -24,14 +24,14 @@ class RankStage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RankPipeline(msgspec.Struct, frozen=True, kw_only=True):
-    """A pipeline's stages in order. Its micro-batches of a step are those behind the ones of the pipelines before."""
+    """A pipeline's stages in order. Its micro-batches of a step follow those of the pipelines before it."""
 
     micro_batches: int
     stages: tuple[RankStage, ...]
 
 
 class RankLayout(msgspec.Struct, frozen=True, kw_only=True):
-    """The layout of ``ranks`` ranks; ranks in no stage have nothing to do."""
+    """The layout of ``ranks`` ranks; ranks without a stage are idle."""
 
     format: Literal["eagle-eye-layout/1"]
     layers: int
@@ -42,7 +42,7 @@ class RankLayout(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def nodes_used(plan: Plan, nodes: int) -> int:
-    """Return how many of so many nodes train: those that would make nothing faster do not. Raises NoLayout."""
+    """Return how many of so many nodes train: nodes that add no speed do not. Raises NoLayout."""
     while idle := plan.layout(nodes).idle_nodes:
         nodes -= idle
     return nodes
@@ -69,7 +69,7 @@ def rank_layout(plan: Plan, nodes: int) -> RankLayout:
 
 
 def variable(plan: Plan, nodes: int) -> str:
-    """Return the layout for so many nodes as EAGLE_EYE_LAYOUT says it. Raises NoLayout."""
+    """Return the value of EAGLE_EYE_LAYOUT for so many nodes. Raises NoLayout."""
     return msgspec.json.encode(rank_layout(plan, nodes)).decode()
 
 

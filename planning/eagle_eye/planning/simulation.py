@@ -1,4 +1,4 @@
-"""1F1B run event by event: what ``step_time.py`` is held against, and what the picture draws. Pure."""
+"""Simulates 1F1B event by event: the reference for ``step_time.py``, and the data of the chart. Pure."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from eagle_eye.planning.step_time import Times
 
 
 class Pass(NamedTuple):
-    """One pass of one micro-batch through one stage, and when it ran where.
+    """One pass of one micro-batch through one stage, with its time and place.
 
-    ``pipeline`` is the one whose micro-batch it is, ``by`` the one whose GPUs ran it.
+    ``pipeline`` owns the micro-batch, the GPUs of ``by`` ran it.
     """
 
     pipeline: int
@@ -36,7 +36,7 @@ class _Key(NamedTuple):
 
 
 class _Order(NamedTuple):
-    """The passes of one pipeline's stage that are left, in the order in which they run; of how many ``stages``."""
+    """The remaining passes of one pipeline's stage, in execution order; of how many ``stages``."""
 
     stages: int
     passes: deque[_Key]

@@ -1,4 +1,4 @@
-"""How long a step of 1F1B takes a pipeline, without running it. Pure.
+"""Computes a pipeline's 1F1B step time without simulation. Pure.
 
 1F1B: stage s of p runs p - s forward passes, then a backward and a forward pass in turn, then the backward passes that
 are left. ``simulation.py`` runs the same schedule event by event.
@@ -12,7 +12,7 @@ from typing import NamedTuple, Protocol
 
 
 class Times(Protocol):
-    """What one micro-batch takes a stage."""
+    """The time that one micro-batch takes in a stage."""
 
     @property
     def forward_s(self) -> float:
@@ -34,7 +34,7 @@ class _Course(NamedTuple):
 
 
 def step_time_s(stages: Sequence[Times], micro_batches: int) -> float:
-    """Return how long a step of so many micro-batches takes."""
+    """Return the time of a step of so many micro-batches."""
     found = [
         course.before_s + micro_batches * course.here_s + course.waits_s
         for place, course in enumerate(_courses(stages))
@@ -48,7 +48,7 @@ def step_time_s(stages: Sequence[Times], micro_batches: int) -> float:
 
 
 def step_times_s(stages: Sequence[Times], micro_batches_max: int) -> list[float]:
-    """Return the step's time for 1, 2, ... so many micro-batches; it never falls."""
+    """Return the step times for 1, 2, ... micro-batches; they never decrease."""
     few = min(len(stages), micro_batches_max)
     found = [step_time_s(stages, micro_batches) for micro_batches in range(1, few + 1)]
     # From here on each stage's course is a line: only those that are the longest somewhere are looked at.

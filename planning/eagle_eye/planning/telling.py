@@ -1,4 +1,4 @@
-"""A plan in words and columns, for people. Pure."""
+"""Formats a plan as text and columns, for people. Pure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from eagle_eye.planning.plan import Layout, Loss, Next, Plan
 
 
 def plan_lines(plan: Plan) -> Iterator[str]:
-    """Yield what the plan says: the job, its templates, the layouts, what follows the loss of a node."""
+    """Yield the plan's text: the job, its templates, the layouts, the effects of losing a node."""
     hardware = plan.hardware
     gpus = f"{hardware.gpus_per_node} {'GPU' if hardware.gpus_per_node == 1 else 'GPUs'}"
     yield (
@@ -72,7 +72,7 @@ def plan_lines(plan: Plan) -> Iterator[str]:
 
 
 def next_lines(plan: Plan, node: str, following: Next) -> Iterator[str]:
-    """Yield what follows when this node goes."""
+    """Yield what follows the loss of this node."""
     layout, loss = following.layout, following.loss
     if loss.rerouted:
         yield f"{node} goes: its micro-batches go to its peers, and the layout stays: {loss.why}"
@@ -124,7 +124,7 @@ def _lost(plan: Plan, loss: Loss) -> str:
 
 
 def _step_s(loss: Loss, after: Layout) -> float:
-    """Return what a step takes after the loss."""
+    """Return the step time after the loss."""
     if loss.rerouted and loss.reroute and loss.reroute.step_s:
         return loss.reroute.step_s
     return after.step_s

@@ -11,12 +11,12 @@ from eagle_eye.planning.plan import Hardware, Stage, Template
 from eagle_eye.planning.profile import Profile, Sums, sums
 from eagle_eye.planning.step_time import least_time_s, step_time_s
 
-TRIES_MAX = 400  # of a template: all cuts of eight layers are fewer
-_LESS = 1 - 1e-9  # what is no less than this is a rounding error
+TRIES_MAX = 400  # per template: all cuts of eight layers are fewer
+_LESS = 1 - 1e-9  # differences below this are rounding errors
 
 
 class DoesNotFit(ValueError):
-    """The model does not fit into so many nodes; the message says what is missing."""
+    """The model does not fit on so many nodes; the message says what is missing."""
 
 
 def plan_templates(profile: Profile, hardware: Hardware, tolerate: int, micro_batches: int) -> tuple[Template, ...]:
@@ -77,7 +77,7 @@ def _stages(costs: Sums, cuts: list[int], per_node: int) -> list[Stage]:
 
 
 def split(costs: Sums, stages_max: int, micro_batches: int, memory_bytes: int) -> list[int] | None:
-    """Return where the layers are cut into stages, 0 and their number included; None where no cuts keep the memory.
+    """Return where the layers are cut into stages, 0 and their number included; None where no cuts fit the memory.
 
     Dynamic programming finds, for each number of stages, the cuts whose most binding stage needs the least. What a
     step takes may be a little more, so that cuts are looked for that need less, among those that may: all of them, up
@@ -104,7 +104,7 @@ def split(costs: Sums, stages_max: int, micro_batches: int, memory_bytes: int) -
                     best, best_s = cuts, step_s
                 continue
             further = search.further(bound_s, cuts, after + 1 - len(cuts), best_s * _LESS)
-            waiting += sorted(further, reverse=True)  # the most promising is looked at first
+            waiting += sorted(further, reverse=True)  # the most promising first
     return best
 
 

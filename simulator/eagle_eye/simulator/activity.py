@@ -1,6 +1,6 @@
-"""How the GPUs spend each row's interval: busy, waiting inside a collective, without work; and what crosses the wires.
+"""GPU activity in each row's interval: busy, waiting inside a collective, idle; and the network traffic.
 
-A GPU that waits in a collective spins in a kernel: it counts as utilised while its tensor cores rest.
+A GPU that waits in a collective spins in a kernel: it counts as utilised while its tensor cores are idle.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Activity:
 
 
 def account(story: Story, timeline: Timeline, times_s: Floats, dead: Booleans) -> Activity:
-    """Return what the GPUs did between each row and the one before it."""
+    """Return the GPUs' activity between each row and the one before it."""
     interval_s = story.scenario.interval_s
     edges_s = np.vstack([times_s[:1] - interval_s, times_s])
     spans_s = np.diff(edges_s, axis=0)

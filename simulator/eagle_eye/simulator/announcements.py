@@ -1,4 +1,4 @@
-"""Events that follow from the timeline: what the hook says of phases and checkpoints as they took place."""
+"""Derives events from the timeline: the hook's reports of phases and checkpoints at their actual times."""
 
 from __future__ import annotations
 

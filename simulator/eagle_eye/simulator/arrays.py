@@ -1,4 +1,4 @@
-"""The shapes that all files here share. K rows in time, N nodes, G GPUs a node, S training steps, L links a node."""
+"""The array shapes used here: K rows in time, N nodes, G GPUs a node, S training steps, L links a node."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Booleans: TypeAlias = NDArray[np.bool_]
 
 
 def stream(seed: int, topic: str) -> np.random.Generator:
-    """Return the random numbers of one topic of one seed.
+    """Return the random generator of one topic of one seed.
 
     Every topic draws from its own stream, so that a run with a fault and the same run without it share all noise.
     """

@@ -1,6 +1,6 @@
-"""What agents tell of checkpoints in the memory of a job's nodes: captured at each step, whole in the next one.
+"""Agents' metrics of in-memory checkpoints: captured at each step, whole in the next one.
 
-Some jobs keep them, chosen by their seed; nothing is drawn for it, so that every other row is as it would be without.
+Some jobs keep them, chosen by their seed; no random number is drawn for it, so that all other rows are unaffected.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How training processes end, and what the peers of the dead say. Texts are those of NCCL, Gloo, CUDA and torch."""
+"""How training processes end, and the errors of their peers. Texts are those of NCCL, Gloo, CUDA and torch."""
 
 from __future__ import annotations
 

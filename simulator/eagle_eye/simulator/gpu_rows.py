@@ -1,4 +1,4 @@
-"""GPU telemetry that follows from activity: what NVML and DCGM would read.
+"""GPU telemetry derived from activity: what NVML and DCGM would report.
 
 Resolutions are the sources': whole degrees, clocks in 15 MHz steps, ratios to a thousandth (DCGM field documentation).
 """

@@ -1,4 +1,4 @@
-"""Node and link telemetry: what /proc, /sys/class/infiniband and the NIC's counters would read."""
+"""Node and link telemetry: what /proc, /sys/class/infiniband and the NIC's counters would report."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What instruments make of the truth in the second physics: old, coarse, stuck or wrong readings, missing metrics."""
+"""Instrument errors in the second physics: stale, coarse, stuck or wrong readings, missing metrics."""
 
 from __future__ import annotations
 

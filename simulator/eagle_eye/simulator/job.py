@@ -1,4 +1,4 @@
-"""The training job: how long a step is, where its time goes, what is normal for it."""
+"""The training job: its step duration, the parts of a step, and its normal behaviour."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where the ranks of a job run: tensor parallelism inside the node, pipeline stages and replicas across nodes."""
+"""Placement of a job's ranks: tensor parallelism inside the node, pipeline stages and replicas across nodes."""
 
 from __future__ import annotations
 

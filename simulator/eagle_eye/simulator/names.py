@@ -1,4 +1,4 @@
-"""Every fault and every look-guilty situation that can be asked for, by name."""
+"""All faults and harmless look-alike situations, by name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What hardware, fabric and instruments show of a run, as numbers: the defaults are the simulator's own physics.
+"""Numeric parameters of hardware, fabric and instruments; the defaults are the simulator's own physics.
 
 The other, drawn anew for each trace, is in second_physics.py.
 """

@@ -1,4 +1,4 @@
-"""What a site's instruments leave of a run: which metrics, events and names reach us."""
+"""Site profiles: which of a run's metrics, events and names the site's instruments record."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from eagle_eye.simulator.scenario import WrongScenario
 
 
 class RankKnowledge(Enum):
-    """What the site knows of the job's ranks."""
+    """What the site knows about the job's ranks."""
 
     LAYOUT = "layout"  # rank, node, device and the place in the parallel groups: the hook says so
     RANKS = "ranks"  # rank, node and device: the launcher's environment

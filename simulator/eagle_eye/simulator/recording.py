@@ -1,4 +1,4 @@
-"""One simulated run in memory, in columns, before any site's instruments have left something out."""
+"""One simulated run in memory, in columns, before a site's instruments omit anything."""
 
 from __future__ import annotations
 

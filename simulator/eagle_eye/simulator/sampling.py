@@ -1,4 +1,4 @@
-"""When each node's agent takes a row, which rows get lost, what its clock says."""
+"""When each node's agent takes a row, which rows are lost, and its clock's errors."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Sampling:
 
 
 def sample(story: Story, tracks: Tracks) -> Sampling:
-    """Return the moments at which the run of the story is looked at."""
+    """Return the sampling times of the story's run."""
     scenario, layout = story.scenario, story.layout
     physics = story.physics
     rng = stream(scenario.seed, "sampling")

@@ -1,4 +1,4 @@
-"""What is asked of the simulator: one run, described by a few numbers and names."""
+"""The simulator's input: one run, described by a few numbers and names."""
 
 from __future__ import annotations
 

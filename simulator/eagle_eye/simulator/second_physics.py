@@ -1,7 +1,7 @@
-"""The second physics: shapes and parameters drawn for each trace, to measure how much detectors know of the first.
+"""The second physics: shapes and parameters drawn for each trace, to measure how overfitted detectors are to the first.
 
-Nothing is tuned on it. Its ranges come from papers, vendors and recorded data, each with its reason, and from no
-detector's threshold; where nobody published a number the reason says what was assumed.
+Nothing is tuned on it. Its ranges come from papers, vendors and recorded data, each with its reason, never from a
+detector's threshold; where no number is published the reason says what was assumed.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the model learns: loss, gradient norms, checksums, step by step."""
+"""The learning signals: loss, gradient norms, checksums, step by step."""
 
 from __future__ import annotations
 

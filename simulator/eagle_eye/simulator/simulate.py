@@ -1,4 +1,4 @@
-"""The whole simulation: a scenario in, a recording out."""
+"""The whole simulation: from a scenario to a recording."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def _record(story: Story) -> Recording:
 
 
 def tell(scenario: Scenario) -> Story:
-    """Return the story of a scenario: its causes, before anything follows from them."""
+    """Return the scenario's story: its causes, without their effects."""
     physics = physics_of(scenario)
     layout = lay_out(scenario, physics)
     job = hire(scenario, layout, physics)

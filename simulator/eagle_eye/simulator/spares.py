@@ -1,4 +1,4 @@
-"""Nodes that the job was given and does not use: no rank runs there, until one of the others is replaced."""
+"""Spare nodes that the job was given but does not use: no rank runs there until they replace another node."""
 
 from __future__ import annotations
 

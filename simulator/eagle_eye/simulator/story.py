@@ -1,4 +1,4 @@
-"""What happens in a run, told as causes: tracks, stops, outages, pauses, attempts, events and labels."""
+"""The causes of everything in a run: tracks, stops, outages, pauses, attempts, events and labels."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Synchronous steps: what each rank computes, whom it waits for, when the step ends.
+"""Synchronous steps: each rank's compute and waits, and when the step ends.
 
 A step ends when the slowest replica of the slowest pipeline stage has arrived and the gradients are reduced. Every
-other rank waits; its waits are what is left. In the reduce-scatter the last to arrive therefore has the shortest
-duration, which holds in all public production traces (correlation -1.0; Lin et al., OSDI 2025).
+other rank waits for the rest of the time. In the reduce-scatter the last to arrive therefore has the shortest duration,
+which holds in all public production traces (correlation -1.0; Lin et al., OSDI 2025).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Physical causes over time: what is changed, where, from when, how fast. Symptoms follow from them elsewhere."""
+"""Physical causes over time: what changes, where, from when, how fast. Symptoms are derived elsewhere."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from eagle_eye.simulator.arrays import Floats
 
 
 class Quantity(Enum):
-    """What a track changes. The value says how: "times" scales the quantity, "plus" adds to it, "bits" sets bits."""
+    """What a track changes, and how its value applies: "times" scales, "plus" adds, "bits" sets bits."""
 
     # Of a training step, on a rank.
     COMPUTE = ("compute", "times")  # the GPU is busy this much longer

@@ -1,4 +1,4 @@
-"""Steps into rows: the train_* and nccl_* metrics as an agent beside the training process would report them.
+"""Converts steps to rows: the train_* and nccl_* metrics as an agent on the node would report them.
 
 Durations and norms are means over the steps that finished since the last row; while none finished they repeat.
 """

@@ -1,4 +1,4 @@
-"""A recording as a trace folder (``eagle-eye-trace/1``), as one kind of site would have kept it."""
+"""Writes a recording as a trace folder (``eagle-eye-trace/1``), as recorded by one kind of site."""
 
 from __future__ import annotations
 

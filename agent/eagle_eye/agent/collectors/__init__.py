@@ -1,1 +1,1 @@
-"""One file for each thing that is observed: GPUs, the host, the fabric, the kernel's log, training processes."""
+"""Collectors, one module per source: GPUs, the host, the fabric, the kernel log, training processes."""

@@ -1,4 +1,4 @@
-"""How far the node's clock is from true time. Touches: adjtimex(2), and ``chronyc`` where chrony steers the clock."""
+"""Measures the node's clock offset. Touches: adjtimex(2), and ``chronyc`` where chrony steers the clock."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from eagle_eye.agent.loop.collector import CollectFailed, Observed, Unsupported
 ASK_EVERY_S = 60.0  # chrony itself measures every minute or less often; asking costs a few milliseconds
 ANSWER_S = 2.0
 ANSWER_BYTES_MAX = 4_096
-OFFSET_S_MAX = 1e9  # what lies beyond is no offset
+OFFSET_S_MAX = 1e9  # larger values are not offsets
 
 # linux/timex.h
 _STA_PLL = 0x0001
@@ -28,13 +28,13 @@ _TRACKING_FIELDS = 14  # of chronyc's tracking report
 _NOT_SYNCHRONISED = "Not synchronised"
 _LOCAL = "7F7F0101"  # chrony follows its own clock
 
-_C_LIBRARY = ctypes.CDLL(None, use_errno=True)  # opened once: each opening makes a class, garbage in a cycle
+_C_LIBRARY = ctypes.CDLL(None, use_errno=True)  # opened once: each open leaves a class in a reference cycle
 
 
 class KernelClock(NamedTuple):
-    """What the kernel knows: whether a program keeps the clock, whether by the kernel's own loop, and its offset.
+    """The kernel's clock state: whether a program disciplines it, whether by the kernel's own loop, and its offset.
 
-    ``offset_s`` is what the loop still has to add to the clock; it means nothing without ``disciplined``.
+    ``offset_s`` is what the loop still has to add to the clock; it is meaningless unless ``disciplined``.
     """
 
     synchronised: bool
@@ -65,7 +65,7 @@ class _Timex(ctypes.Structure):
 
 
 def kernel_clock() -> KernelClock:
-    """Return what the kernel knows of the clock; nothing is changed. Raises OSError."""
+    """Return the kernel's clock state; changes nothing. Raises OSError."""
     timex = _Timex()
     state = _C_LIBRARY.adjtimex(ctypes.byref(timex))
     if state < 0:
@@ -80,7 +80,7 @@ def kernel_clock() -> KernelClock:
 
 
 def chrony_offset_s(text: str) -> float | None:
-    """Return the clock minus true time by ``chronyc -c tracking``; None where chrony does not know it."""
+    """Return the clock minus true time from ``chronyc -c tracking``; None where chrony does not know it."""
     fields = text.partition("\n")[0].strip().split(",")
     if len(fields) < _TRACKING_FIELDS or fields[0] == _LOCAL or fields[_TRACKING_FIELDS - 1] == _NOT_SYNCHRONISED:
         return None
@@ -96,11 +96,10 @@ def _ask(arguments: Sequence[str]) -> tool.Ran:
 
 
 class ClockOffsetCollector:
-    """The offset by whoever keeps the clock: chrony's own word, else the kernel's, which ntpd and timesyncd go by.
+    """The clock offset, from chrony where it runs, else from the kernel, which ntpd and timesyncd use.
 
-    chrony and phc2sys steer the clock by its frequency and leave the kernel's offset at 0: that is not taken for an
-    offset. A clock that nobody keeps has no row, never 0. An agent without a sandbox's permission for adjtimex asks
-    chrony alone.
+    chrony and phc2sys steer the clock's frequency and leave the kernel's offset at 0; that 0 is not reported as an
+    offset. An undisciplined clock has no row, rather than 0. An agent whose sandbox forbids adjtimex asks only chrony.
     """
 
     name = "clock_offset"
@@ -119,7 +118,7 @@ class ClockOffsetCollector:
         self._chrony_said = ""
 
     def collect(self, now_s: float) -> Observed:  # noqa: ARG002 - the offset is of now
-        """Return the node's row. Raises Unsupported off Linux, CollectFailed where nobody knows the offset."""
+        """Return the node's row. Raises Unsupported off Linux, CollectFailed where no source knows the offset."""
         monotonic_s = self._monotonic_s()
         if monotonic_s >= self._due_s:
             self._due_s = monotonic_s + ASK_EVERY_S
@@ -128,7 +127,7 @@ class ClockOffsetCollector:
         return Observed(node={"node_clock_offset_seconds": offset_s})
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: no resource is held."""
 
     def _by_chrony(self) -> float | None:
         self._chrony_said = ""

@@ -1,4 +1,4 @@
-"""What DCGM measures and NVML does not, from a dcgm-exporter on this host. Touches: one HTTP request."""
+"""Scrapes a dcgm-exporter on this host for what DCGM measures and NVML does not. Touches: one HTTP request."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ BLANK_MIN = 1e14  # DCGM writes 0x7ffffffffffffff0 and 140737488355328 for "not 
 
 
 class DcgmField(NamedTuple):
-    """One of DCGM's fields: the metric of ours that it is, what to multiply by, and the most that it can say."""
+    """A DCGM field: the metric it maps to, its scale factor and its largest plausible value."""
 
     metric: str
     factor: float
     most: float
 
 
-_BYTES_PER_S_MAX = 1e13  # a hundred times PCIe 7's, five times NVLink 6's
+_BYTES_PER_S_MAX = 1e13  # a hundred times PCIe 7, five times NVLink 6
 
-# DCGM's field identifiers, as dcgm-exporter names its metrics. Profiling fields are rates and shares already, also
+# DCGM's field identifiers, as dcgm-exporter names its metrics. Profiling fields are already rates and ratios, even
 # where an older exporter declares them counters.
 SOURCES: Mapping[str, DcgmField] = MappingProxyType(
     {
@@ -56,12 +56,12 @@ SOURCES: Mapping[str, DcgmField] = MappingProxyType(
 
 
 class DcgmExporterCollector:
-    """Rows of the GPUs that NVML names, in the one collection in which the exporter was asked.
+    """Rows of the GPUs known to NVML, only in the collection in which the exporter was scraped.
 
-    They are not repeated until the next: a share of half a minute ago would still look busy in a job that hangs. Where
-    NVML has the same metric NVML's value counts: this collector comes before NVML's in the list. Rows are found by the
-    GPU's UUID; rows of MIG instances, which share their GPU's, are left out. Left out are counted as
-    ``dcgm_exporter_malformed``, ``_unknown_gpu``, ``_mig`` and ``_range``; blanks are DCGM's way not to know.
+    They are not repeated until the next scrape: a ratio from half a minute ago would make a hung job look busy. Where
+    NVML has the same metric, NVML's value wins: this collector comes before NVML's in the list. Rows are matched by GPU
+    UUID; rows of MIG instances, which share their GPU's UUID, are left out. Dropped samples are counted as
+    ``dcgm_exporter_malformed``, ``_unknown_gpu``, ``_mig`` and ``_range``; DCGM's blanks mean unknown.
     """
 
     name = "dcgm_exporter"
@@ -73,7 +73,7 @@ class DcgmExporterCollector:
         drops: Drops,
         monotonic_s: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``devices_by_uuid`` may be filled later, by whoever knows the GPUs. Raises ValueError for a wrong URL."""
+        """``devices_by_uuid`` may be filled later, by the GPU collector. Raises ValueError for a malformed URL."""
         self._host, self._port, self._path = address(url)
         self._url = url
         self._devices_by_uuid = devices_by_uuid
@@ -83,7 +83,7 @@ class DcgmExporterCollector:
         self._problem = ""
 
     def collect(self, now_s: float) -> Observed:  # noqa: ARG002 - the exporter says no times
-        """Return the GPUs' rows when the exporter was due to be asked. Raises CollectFailed."""
+        """Return the GPUs' rows if a scrape was due. Raises CollectFailed."""
         monotonic_s = self._monotonic_s()
         if monotonic_s >= self._due_s:
             self._due_s = monotonic_s + ASK_EVERY_S
@@ -97,14 +97,14 @@ class DcgmExporterCollector:
         return Observed()
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: no resource is held."""
 
     def _page(self) -> str:
         """Return the exporter's page. Raises OSError, HTTPException, ValueError."""
         connection = http.client.HTTPConnection(self._host, self._port, timeout=ANSWER_S)
         with contextlib.closing(connection):
             connection.connect()
-            # A timeout counts from the last byte; one that sends a byte now and then is cut off at the deadline.
+            # A socket timeout restarts with each byte; a server that trickles bytes is cut off at the deadline.
             cut = threading.Timer(ANSWER_S, _shut, [connection.sock])
             cut.daemon = True
             cut.start()
@@ -112,7 +112,8 @@ class DcgmExporterCollector:
                 connection.request("GET", self._path, headers={"Accept": "text/plain"})
                 answer = connection.getresponse()
                 page = answer.read(PAGE_BYTES_MAX + 1)
-                # A page without a length ends with the connection: its own end, or ours at the deadline.
+                # A page without a Content-Length ends with the connection: closed by the server, or by us at the
+                # deadline.
                 whole = answer.isclosed() or (answer.length is None and not answer.read(1))
                 in_time = cut.is_alive()
             finally:
@@ -161,9 +162,9 @@ class DcgmExporterCollector:
 
 
 def address(url: str) -> tuple[str, int, str]:
-    """Return host, port and path of ``http://host:port/path``. Raises ValueError saying what was expected."""
+    """Return host, port and path of ``http://host:port/path``. Raises ValueError naming the expected form."""
     parts = urlsplit(url)
-    port = parts.port  # raises for what is no port
+    port = parts.port  # raises for an invalid port
     if parts.scheme != "http" or not parts.hostname or parts.username or parts.query or not url.isprintable():
         raise ValueError(f"expected http://host:port/metrics, got {url[:200]!r}")
     return parts.hostname, port or 80, parts.path or "/metrics"

@@ -1,4 +1,4 @@
-"""PyTorch's flight-recorder dumps of this node's ranks, as they appear. Touches: the dump files, /proc."""
+"""Reads PyTorch flight-recorder dumps of this node's ranks as they appear. Touches: the dump files, /proc."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ from eagle_eye.agent.nccl.process_environment import Environments, root_of
 from eagle_eye.agent.processes.process_registry import TrainingProcess, TrainingProcesses
 from eagle_eye.schema.flight_recorder import BadDump
 
-FRESH_S = 60.0  # a dump that was there before the agent is news if it is not older
-DEPARTED_KEPT_S = 300.0  # a rank that dumps on a timeout ends soon after: its dump is still read, and kept
-PATHS_MAX = 512  # watched: four for each of 64 ranks, twice where a job has just restarted
+FRESH_S = 60.0  # a dump that predates the agent counts as new if it is not older than this
+DEPARTED_KEPT_S = 300.0  # a rank that dumps on a timeout exits soon after: its dump is still read, and kept
+PATHS_MAX = 512  # watched paths: four for each of 64 ranks, twice over where a job has just restarted
 DUMPS_KEPT = 128
 READ_PER_COLLECT_MAX = 1  # a dump takes up to half a second of one core
 
 
 @dataclass
 class _Watched:
-    """A place where a dump may appear; ``seen`` is the file as it was last looked at, ``read`` as it was read.
+    """A path where a dump may appear; ``seen`` is the file's stamp when last looked at, ``read`` when last read.
 
-    No link on the way leads out of ``root``. ``refused``: what lies there is no file.
+    No link on the path leads out of ``root``. ``refused``: the path is not a regular file.
     """
 
     process: TrainingProcess
     root: Path
     uid: int | None
-    present_s: float  # monotonic: when its process was last there
+    present_s: float  # monotonic: when its process was last seen
     seen: Stamp | None = None
     read: Stamp | None = None
     looked: bool = False
@@ -44,7 +44,7 @@ class _Watched:
 
 @dataclass(frozen=True)
 class RankDump:
-    """One rank's newest dump: when it was written, Unix seconds by the file's clock, and what it tells."""
+    """A rank's newest dump: when it was written (Unix seconds, the file's clock) and its contents."""
 
     process: TrainingProcess
     written_s: float
@@ -52,16 +52,16 @@ class RankDump:
 
 
 class FlightRecorderCollector:
-    """Sequences from dumps, at the collection after a dump has been written and at no other: an old one is no progress.
+    """Sequences from dumps, only in the collection after a dump was written: an old dump is not progress.
 
-    Dumps appear where each process's environment says, at PyTorch's defaults, or at ``prefixes`` with the rank
-    appended. ``dumps`` has each rank's newest for whoever gathers evidence; ``request`` asks for new ones. A dump that
-    cannot be read is counted as ``flight_recorder_bad``, one beyond DUMP_BYTES_MAX as ``flight_recorder_oversized``, a
-    file that is not the process's own as ``flight_recorder_refused``, operations left out of what is kept as
+    Looks where each process's environment says, at PyTorch's defaults, and at ``prefixes`` with the rank appended.
+    ``dumps`` returns each rank's newest dump for evidence; ``request`` asks for new ones. A dump that cannot be read is
+    counted as ``flight_recorder_bad``, one beyond DUMP_BYTES_MAX as ``flight_recorder_oversized``, a file not owned by
+    the process's user as ``flight_recorder_refused``, operations left out of what is kept as
     ``flight_recorder_operations_left_out``.
 
-    Cannot see: recorders that are switched off (TORCH_FR_BUFFER_SIZE is 0 in many programs), dumps in a container's own
-    files once the container has gone, and whose dump it is where two jobs of one user write to the same default place.
+    Cannot see: disabled recorders (TORCH_FR_BUFFER_SIZE is 0 in many programs), dumps in a container's own files once
+    the container is gone, and which job a dump belongs to where two jobs of one user write to the same default path.
     """
 
     name = "flight_recorder"
@@ -77,7 +77,7 @@ class FlightRecorderCollector:
         proc: Path = Path("/proc"),
         monotonic_s: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``taken`` says whether another source tells a device's sequences: numbers of two are not comparable."""
+        """``taken`` says whether another source reports a device's sequences: the two are not comparable."""
         self._processes = processes
         self._drops = drops
         self._prefixes = tuple(prefixes)
@@ -91,7 +91,7 @@ class FlightRecorderCollector:
         self._dumps: dict[tuple[str, int], RankDump] = {}
 
     def collect(self, now_s: float) -> Observed:
-        """Return the sequences that new dumps tell."""
+        """Return the sequences found in new dumps."""
         observed = Observed()
         monotonic_s = self._monotonic_s()
         self._watch(monotonic_s)
@@ -102,7 +102,7 @@ class FlightRecorderCollector:
             if not place.looked:
                 place.looked = True
                 if stamp is not None and abs(now_s - stamp[2] / 1e9) > FRESH_S:
-                    place.read = stamp  # of an earlier job
+                    place.read = stamp  # left by an earlier job
             settled = stamp is not None and stamp == place.seen and stamp[1] > 0  # it is written in place
             place.seen = stamp
             if stamp is None or stamp == place.read or not settled:
@@ -116,14 +116,14 @@ class FlightRecorderCollector:
         return observed
 
     def dumps(self) -> list[RankDump]:
-        """Return each rank's newest dump; may be called from any thread."""
+        """Return each rank's newest dump; thread-safe."""
         with self._lock:
             return list(self._dumps.values())
 
     def request(self, deadline_s: float) -> DumpRequest:
-        """Ask this node's ranks for dumps now and wait for them; may be called from any thread.
+        """Ask this node's ranks for dumps now and wait for them; thread-safe.
 
-        What they write is read at the next collections and then found in ``dumps``.
+        The next collections read what they write; it is then in ``dumps``.
         """
         processes = self._processes.all()
         environments = Environments(self._proc)
@@ -132,7 +132,7 @@ class FlightRecorderCollector:
         )
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: no resource is held."""
 
     def _watch(self, monotonic_s: float) -> None:
         processes = self._processes.all()
@@ -164,7 +164,7 @@ class FlightRecorderCollector:
         return stamp
 
     def _take(self, path: Path, place: _Watched, stamp: Stamp, monotonic_s: float, observed: Observed) -> str:
-        """Read one dump into the row and the store; return why it cannot be read, or ""."""
+        """Read a dump into the row and the store; return why it cannot be read, or ""."""
         process = place.process
         try:
             dump = read(_content(path, place), process.rank)
@@ -195,6 +195,6 @@ class FlightRecorderCollector:
 
 
 def _content(path: Path, place: _Watched) -> bytes:
-    """Return a file's bytes, one more than are read at most. Raises OSError, NotTheirs."""
+    """Return a file's bytes, up to one more than the limit. Raises OSError, NotTheirs."""
     with os.fdopen(open_file(path, place.root, place.uid), "rb") as file:
         return file.read(DUMP_BYTES_MAX + 1)

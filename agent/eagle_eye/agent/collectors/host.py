@@ -1,4 +1,4 @@
-"""The node itself: processors, memory, disks, networks. Touches: /proc, and /sys to tell disks from partitions."""
+"""Host metrics: CPU, memory, disks, networks. Touches: /proc, and /sys to tell disks from partitions."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from pathlib import Path
 from eagle_eye.agent.files.bounded import content
 from eagle_eye.agent.loop.collector import CollectFailed, Observed, Unsupported
 
-FILE_BYTES_MAX = 4 << 20  # of one file: /proc/net/dev with 30,000 interfaces, /proc/stat with thousands of CPUs
-NAMES_MAX = 4_096  # disks and interfaces that are told apart; what comes after is left out
+FILE_BYTES_MAX = 4 << 20  # per file: /proc/net/dev with 30,000 interfaces, /proc/stat with thousands of CPUs
+NAMES_MAX = 4_096  # disks and interfaces tracked; any beyond are left out
 SECTOR_BYTES = 512  # in /proc/diskstats, whatever the disk's own sectors are
-# What grows by more has jumped: more than sixteen network cards of 800 Gb/s carry, or a hundred fast disks.
+# Counters that grow faster have jumped: this is more than sixteen 800 Gb/s network cards or a hundred fast disks carry.
 BYTES_PER_S_MAX = 2e12
 
 _PRESSURES = {
@@ -28,15 +28,15 @@ _RATES = {
     "tcp retransmits": "node_tcp_retransmits_per_second",
 }
 
-Counters = dict[str, dict[str, float]]  # by quantity, then by what counts it: a disk, an interface, the kernel ("")
+Counters = dict[str, dict[str, float]]  # by quantity, then by source: a disk, an interface, or the kernel ("")
 
 
 class HostCollector:
-    """Levels at once, rates from the second collection on; what this kernel does not tell is absent.
+    """Gauges at once, rates from the second collection on; what this kernel does not expose is absent.
 
-    A rate is the growth of what was there both times: a disk or an interface that came or went adds no jump. Where
-    one of them went back (a driver loaded anew, a counter that wrapped) the rate is not observed this time.
-    ``problem`` names what could be read before and cannot be now.
+    A rate covers the devices present in both collections, so a disk or interface that comes or goes adds no jump. Where
+    a counter decreased (driver reloaded, counter wrapped), the rate is absent this time. ``problem`` names what was
+    readable before and no longer is.
     """
 
     name = "host"
@@ -57,7 +57,7 @@ class HostCollector:
         self._missed: list[str] = []
 
     def collect(self, now_s: float) -> Observed:  # noqa: ARG002 - rates are taken on the monotonic clock
-        """Return the node's row. Raises Unsupported on a system without /proc, CollectFailed when it went."""
+        """Return the node's row. Raises Unsupported on a system without /proc, CollectFailed when /proc has gone."""
         self._missed = []
         stat = self._read("stat")
         if not stat:
@@ -74,7 +74,7 @@ class HostCollector:
         return Observed(node=row, problem=problem)
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: no resource is held."""
 
     def _levels(self, stat: str) -> dict[str, float]:
         row: dict[str, float] = {}
@@ -123,13 +123,13 @@ class HostCollector:
         return row
 
     def _grown(self, counters: Counters, name: str) -> float | None:
-        """Return the growth of what was there both times; None where there is none of it, or one went back."""
+        """Return the growth of sources present both times; None where there are none, or a counter decreased."""
         before = self._before.get(name, {})
         growths = [value - before[source] for source, value in counters[name].items() if source in before]
         return sum(growths) if growths and min(growths) >= 0.0 else None
 
     def _is_disk(self, name: str) -> bool:
-        """Whether the device is a disk of its own: partitions, loops and mapped devices would count twice."""
+        """Whether the device is a whole disk: partitions, loops and mapped devices would count twice."""
         if name not in self._physical:
             if len(self._physical) >= NAMES_MAX:
                 self._physical.clear()
@@ -139,7 +139,7 @@ class HostCollector:
     def _read(self, name: str) -> str:
         try:
             text = content(f"{self._proc}/{name}", FILE_BYTES_MAX).decode("ascii", "replace")
-        except OSError:  # this kernel does not tell; the metric is absent
+        except OSError:  # this kernel does not expose it; the metric is absent
             text = ""
         if text:
             self._readable.add(name)
@@ -149,7 +149,7 @@ class HostCollector:
 
 
 def pressure_us(text: str) -> float | None:
-    """Return the microseconds for which some task was stalled; None where the kernel does not tell."""
+    """Return the microseconds for which some task was stalled; None where the kernel does not report it."""
     for line in text.splitlines():
         if line.startswith("some "):
             for word in line.split():
@@ -159,7 +159,7 @@ def pressure_us(text: str) -> float | None:
 
 
 def tcp_retransmits(text: str) -> float | None:
-    """Return the TCP segments sent again since boot; None where the text does not tell."""
+    """Return the TCP segments retransmitted since boot; None where the text has no such counter."""
     lines = [line.split() for line in text.splitlines() if line.startswith("Tcp:")]
     if len(lines) == 2 and "RetransSegs" in lines[0]:  # names, then values
         column = lines[0].index("RetransSegs")
@@ -169,7 +169,7 @@ def tcp_retransmits(text: str) -> float | None:
 
 
 def memory_used_ratio(text: str) -> float | None:
-    """Return the share of memory that is not available to programs; None where the text does not tell."""
+    """Return the fraction of memory not available to programs; None where the text does not say."""
     sizes: dict[str, float] = {}
     for line in text.splitlines():
         words = line.split()
@@ -183,7 +183,7 @@ def memory_used_ratio(text: str) -> float | None:
 
 
 def disk_bytes(text: str) -> dict[str, tuple[float, float]]:
-    """Return the bytes read from and written to each block device since boot, by its name."""
+    """Return the bytes read from and written to each block device since boot, by name."""
     found: dict[str, tuple[float, float]] = {}
     for line in text.splitlines():
         words = line.split(maxsplit=10)
@@ -195,7 +195,7 @@ def disk_bytes(text: str) -> dict[str, tuple[float, float]]:
 
 
 def network_bytes(text: str) -> dict[str, tuple[float, float]]:
-    """Return the bytes that each interface received and sent since it came, by its name."""
+    """Return the bytes each interface has received and sent since it was created, by name."""
     found: dict[str, tuple[float, float]] = {}
     for line in text.splitlines():
         name, colon, rest = line.partition(":")
@@ -208,7 +208,7 @@ def network_bytes(text: str) -> dict[str, tuple[float, float]]:
 
 
 def cpu_jiffies(text: str) -> dict[str, float]:
-    """Return the jiffies of all CPUs, empty where the text does not tell; guest time is part of user time already."""
+    """Return the jiffies of all CPUs, empty where the text has none; guest time is already part of user time."""
     words = text.partition("\n")[0].split()
     counts = [_count(word) for word in words[1:9]]
     if len(counts) < 7 or words[0] != "cpu" or None in counts:
@@ -225,7 +225,7 @@ def cpu_jiffies(text: str) -> dict[str, float]:
 
 def _field(text: str, name: str) -> float | None:
     for line in text.splitlines():
-        if line.startswith(name):  # the interrupts' line is long: most lines are not worth splitting
+        if line.startswith(name):  # the interrupt line is long; most lines are not worth splitting
             words = line.split()
             if len(words) == 2 and words[0] == name:
                 return _count(words[1])
@@ -233,7 +233,7 @@ def _field(text: str, name: str) -> float | None:
 
 
 def _count(word: str) -> float | None:
-    """Return what a word of digits says, None where it is none or longer than any 64-bit number."""
+    """Return a word of digits as a number, None where it is not one or is longer than any 64-bit number."""
     return float(word) if word.isascii() and word.isdecimal() and len(word) <= 20 else None
 
 

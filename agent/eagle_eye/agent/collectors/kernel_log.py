@@ -1,4 +1,4 @@
-"""The kernel's log and what a crashed kernel left: /dev/kmsg, pstore. Touches: those, one small file of our own."""
+"""Reads the kernel log and crash dumps: /dev/kmsg, pstore. Touches: those, and one small state file of our own."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ from eagle_eye.agent.network.link_names import LinkNames
 from eagle_eye.schema.events import WHOLE_NODE, Event
 from eagle_eye.schema.frame import TIME_S_MAX
 
-RECORDS_MAX = 4_096  # read in one collection; the rest waits in the kernel for the next
-NEWS_MAX = 256  # told in one collection
+RECORDS_MAX = 4_096  # read per collection; the rest waits in the kernel for the next
+NEWS_MAX = 256  # reported per collection
 RECORD_BYTES_MAX = 16_384  # the kernel's own limit is 8,192
 OLD_S = 300.0
 BURST_S = 1.0  # the lines of one machine check come within this
-PLACES_S = 10.0  # so long an XID waits for the driver to say which GPU has the address
-PANIC_BEFORE_BOOT_S = 86_400.0  # a panic may lie this far before the boot that followed it
+PLACES_S = 10.0  # an XID waits this long for the driver to say which GPU has the address
+PANIC_BEFORE_BOOT_S = 86_400.0  # a panic may precede the following boot by this much
 PANICS_KEPT = 64
 STATE_FILE = "kernel_log.json"
 
@@ -45,7 +45,7 @@ _log = logging.getLogger("eagle_eye.agent")
 
 
 class _State(msgspec.Struct):
-    """What survives the agent: the last record handed on, in which boot, and the panics that were told."""
+    """What survives an agent restart: the last record handed on, in which boot, and the panics already reported."""
 
     boot_id: str = ""
     sequence: int = -1
@@ -53,23 +53,24 @@ class _State(msgspec.Struct):
 
 
 def open_log(path: Path) -> int:
-    """Return a descriptor of the log that never blocks and begins at its oldest record. Raises OSError."""
+    """Return a non-blocking descriptor of the log, positioned at its oldest record. Raises OSError."""
     return os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
 
 
 class KernelLogCollector:
-    """Events from the kernel's log: each record once, across restarts of the agent, with the time it happened.
+    """Events from the kernel log: each record once, across agent restarts, with the time it happened.
 
     The last record handed on is kept in ``state_folder`` (None: only in memory). It is written at the next collection,
-    when the frame has been made: an agent that is killed in between tells the last records again rather than never.
-    Records that the kernel overwrote before they were read are counted as ``kernel_log_overwritten``, what is no record
-    as ``kernel_log_malformed``, a state that cannot be written as ``kernel_log_unsaved``.
+    after the frame was made: an agent killed in between reports the last records twice rather than never. Records that
+    the kernel overwrote before they were read are counted as ``kernel_log_overwritten``, unparsable ones as
+    ``kernel_log_malformed``, failed state writes as ``kernel_log_unsaved``.
 
-    At the very first start the log since boot may be long. GPU, NVSwitch and machine errors of this boot are told with
-    their true time, however old: they stay true until the GPU is reset, and detectors and people judge them by that
-    time. Kills and links older than OLD_S are not: those processes are gone, and rows say how links are now.
+    At the first start the log since boot may be long. GPU, NVSwitch and machine errors of this boot are reported with
+    their true time, however old: they hold until the GPU is reset, and detectors and people judge them by that time.
+    Kills and link changes older than OLD_S are not reported: those processes are gone, and rows carry the links'
+    current state.
 
-    Cannot see: what was logged while no agent ran and the kernel has overwritten since; panics that left no dump.
+    Cannot see: records logged while no agent ran and since overwritten; panics that left no dump.
     """
 
     name = "kernel_log"
@@ -89,9 +90,9 @@ class KernelLogCollector:
         opener: Callable[[Path], int] = open_log,
         read: Callable[[int, int], bytes] = os.read,
     ) -> None:
-        """``devices_by_bus_id`` may be filled later, by whoever knows the GPUs: XIDs wait ``places_s`` for that.
+        """``devices_by_bus_id`` may be filled later, by the GPU collector: XIDs wait ``places_s`` for it.
 
-        ``panic_folders``: where the kernel shows dumps, and where systemd moves them soon after boot. ``monotonic_s``
+        ``panic_folders``: where the kernel exposes dumps, and where systemd moves them soon after boot. ``monotonic_s``
         counts seconds since boot, as the kernel's own stamps do.
         """
         self._drops = drops
@@ -108,9 +109,9 @@ class KernelLogCollector:
         self._started_s: float | None = None  # since boot; None: not yet
         self._state = _State()
         self._saved = b""
-        self._sequence: int | None = None  # of the last record read; None: there is no record of earlier ones
-        self._read_again: int | None = None  # the number of the record read last, if it had been read before
-        self._drained_s = 0.0  # since boot: nothing was left to read then
+        self._sequence: int | None = None  # of the last record read; None: no earlier record is known
+        self._read_again: int | None = None  # the sequence number of the record read last, if it had been read before
+        self._drained_s = 0.0  # since boot: when the log was last read to its end
         self._skip_old = False
         self._repeats = Repeats()
         self._changes = LinkChanges()
@@ -157,7 +158,7 @@ class KernelLogCollector:
         return observed
 
     def close(self) -> None:
-        """Keep the place in the log, and let go of it."""
+        """Save the position in the log and close it."""
         self._save()
         self._close_log()
 
@@ -203,13 +204,13 @@ class KernelLogCollector:
                 return ""
             found = self._unread(raw)
             if found is not None:
-                # The kernel's stamps drift from the clock over months, but what is new now was written since the last
-                # time that nothing was left.
+                # The kernel's timestamps drift from the clock over months, but a new record was written after the log
+                # was last read to its end.
                 news += self._take(found.text, min(monotonic_s, max(drained_s, found.stamp_s)), monotonic_s)
         return ""
 
     def _unread(self, raw: bytes) -> Record | None:
-        """Return what was read as a record, None where it is none or was read before."""
+        """Parse one record; return None where it is malformed or was read before."""
         found = record(raw)
         if found is None:
             self._drops.count("kernel_log_malformed")
@@ -226,12 +227,12 @@ class KernelLogCollector:
 
     def _note_error(self, error: OSError) -> str:
         """Return why the log cannot be read, "" where the next record can be."""
-        if error.errno == errno.EPIPE:  # overwritten while we read: the next record's number says how many
+        if error.errno == errno.EPIPE:  # overwritten before we read it: the next number shows how many were lost
             return ""
-        if error.errno == errno.EINVAL:  # longer than the buffer; the kernel goes on to the next
+        if error.errno == errno.EINVAL:  # longer than the buffer; the kernel moves on to the next
             self._drops.count("kernel_log_malformed")
             return ""
-        self._close_log()  # opened anew it begins with the oldest: what was read is skipped by its number
+        self._close_log()  # reopening starts at the oldest record: those already read are skipped by number
         return f"{self._path}: {error.strerror or error}"
 
     def _note_drained(self, monotonic_s: float) -> None:
@@ -264,13 +265,13 @@ class KernelLogCollector:
         return [] if self._is_old_news(said, at_s, monotonic_s) else news
 
     def _is_old_news(self, said: Message, at_s: float, monotonic_s: float) -> bool:
-        """Whether it passed long before this first start: rows and later lines say how things are now."""
+        """Whether it is outdated at this first start: rows and later lines show the current state."""
         lasting = said.kind == "host_error" and said.subject.startswith(LASTING)
         passing = said.kind in ("oom_kill", "link_down", "link_up", "host_error") and not lasting
         return self._skip_old and passing and monotonic_s - at_s > OLD_S
 
     def _take_frame(self, text: bytes, at_s: float) -> list[News]:
-        """Take a line that may be of the stack of the task that is blocked."""
+        """Take a line that may belong to the blocked task's stack."""
         if at_s - self._blocked_s > BURST_S or len(self._stack) >= STACK_FRAMES_MAX:
             return self._end_stack()
         frame = stack_frame(text)
@@ -279,7 +280,7 @@ class KernelLogCollector:
         return []
 
     def _end_stack(self) -> list[News]:
-        """Return the blocked task, told of with what it waits in."""
+        """Return the blocked task's message with the function it waits in."""
         said, stack = self._blocked, self._stack
         if said is None:
             return []
@@ -297,11 +298,11 @@ class KernelLogCollector:
         return self._repeats.add(whole, self._burst_s)
 
     def _restore(self) -> None:
-        """Find the place in the log: after the last record of this boot, at the beginning of a new boot."""
+        """Find the position in the log: after the last record of this boot, or the start for a new boot."""
         try:
             boot_id = (self._proc / "sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
         except (OSError, ValueError):
-            boot_id = ""  # never taken for the same boot
+            boot_id = ""  # never equal to a stored boot id
         known = None
         if self._state_file is not None:
             try:
@@ -335,7 +336,7 @@ class KernelLogCollector:
         self._saved = state
 
     def _look_for_panics(self, now_s: float, monotonic_s: float, events: list[Event]) -> str:
-        """Add the panics that led to this boot and were not told yet; return what could not be read, or ""."""
+        """Add the panics that led to this boot and were not yet reported; return what could not be read, or ""."""
         found, problem = panics(self._panic_folders, now_s - monotonic_s - PANIC_BEFORE_BOOT_S)
         for line, (text, time_s) in found.items():
             if line not in self._state.panics:
@@ -345,9 +346,9 @@ class KernelLogCollector:
 
 
 def _event(news: News, devices: Mapping[str, int], boot_s: float, named: Callable[[str], str]) -> Event:
-    """Return news as an event; ``boot_s`` is the boot's Unix time by the wall clock of now, jumps included.
+    """Return news as an event; ``boot_s`` is the boot's Unix time by the current wall clock, jumps included.
 
-    ``named`` returns the name that rows give the link of an interface or a PCI function.
+    ``named`` maps an interface or PCI function to its link name in rows.
     """
     said = news.message
     time_s = min(max(boot_s + news.at_s, 1e-3), TIME_S_MAX - 1.0)

@@ -1,4 +1,4 @@
-"""How the checkpoints in memory stand, as the stores of this node's jobs say in a file. Touches: the files, /proc."""
+"""State of in-memory checkpoints, from files that this node's checkpoint stores write. Touches: the files, /proc."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ from eagle_eye.schema.memory_standing import (
 )
 from eagle_eye.schema.memory_steps import FOLDER_VARIABLE
 
-LOOK_EVERY_S = 5.0  # for stores that there were not before
-STORES_MAX = 8  # of one node: one for each user, as a rule
-FOLDERS_MAX = 32  # of one user in shared memory
-QUIET_S = 3 * SAID_EVERY_S  # what a store says is of now for as long
+LOOK_EVERY_S = 5.0  # how often to look for new stores
+STORES_MAX = 8  # per node: usually one per user
+FOLDERS_MAX = 32  # per user in shared memory
+QUIET_S = 3 * SAID_EVERY_S  # how long a store's report counts as current
 
 
 class _Store(NamedTuple):
-    """A store's folder: no link on the way leads out of ``root``, it belongs to the user. ``ranks`` may be its own."""
+    """A store's folder, owned by the user; no link on the path leads out of ``root``. ``ranks`` may be elsewhere."""
 
     folder: Path
     root: Path
@@ -43,20 +43,20 @@ class _Store(NamedTuple):
 
 
 class _Found(NamedTuple):
-    """A job with ranks here, and how its checkpoints stand."""
+    """A job with ranks here, and the state of its checkpoints."""
 
     ranks: tuple[TrainingProcess, ...]
     standing: JobStanding
 
 
 class MemoryCheckpointCollector:
-    """The newest step that is whole, and what capturing costs, of the job whose ranks are on this node.
+    """The newest complete step, and the cost of capturing, for the job whose ranks run on this node.
 
-    A store is looked for where the ranks' environment says, else in shared memory, where each user has a folder. Of
-    ranks of several jobs on one node only what adds up is told: counts, seconds and bytes. ``checkpoint_stuck`` is told
-    once of each step that this node has not brought to storage within PERSIST_HANGS_S.
+    A store is looked up where the ranks' environment says, else in shared memory, where each user has a folder. For
+    ranks of several jobs on one node only additive metrics are reported: counts, seconds and bytes.
+    ``checkpoint_stuck`` is reported once for each step that this node has not persisted within PERSIST_HANGS_S.
 
-    Cannot see: stores of processes whose environment may not be read, and what a store held for ranks that have ended.
+    Cannot see: stores of processes whose environment may not be read, and data a store held for ranks that have exited.
     """
 
     name = "memory_checkpoint"
@@ -69,7 +69,7 @@ class MemoryCheckpointCollector:
         proc: Path = Path("/proc"),
         monotonic_s: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``step`` returns the last step that a rank has finished, None where nobody says."""
+        """``step`` returns the last step that a rank has finished, None where it is unknown."""
         self._processes = processes
         self._step = step
         self._environments = Environments(proc)
@@ -95,7 +95,7 @@ class MemoryCheckpointCollector:
         return observed
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: no resource is held."""
 
     def _row(self, found: Sequence[_Found], now_s: float) -> dict[str, float]:
         if not found:
@@ -125,7 +125,8 @@ class MemoryCheckpointCollector:
     def _newest(self, ranks: Iterable[TrainingProcess], job: JobStanding, whole: int) -> float:
         """Return the newest step that the ranks have finished, at least ``whole``.
 
-        A hook may count other steps than the program captures: its word counts where it is beyond the whole one.
+        A hook may count steps differently from the program's captures: its step is used only where it is beyond
+        ``whole``.
         """
         reported = [step for step in map(self._step, ranks) if step is not None]
         return max((*reported, float(job.step or 0), float(whole)))
@@ -146,7 +147,7 @@ class MemoryCheckpointCollector:
 
 
 def _older(steps: Sequence[OlderStep], now_s: float) -> dict[str, float]:
-    """Return what is told of the whole steps before the newest one, the oldest first; {} of none."""
+    """Return the metrics of the complete steps before the newest one, oldest first; {} where there are none."""
     reported = {"previous": steps[-1:], "second_oldest": steps[1:2], "oldest": steps[:1]}
     row = {}
     for which, of_it in reported.items():
@@ -157,7 +158,7 @@ def _older(steps: Sequence[OlderStep], now_s: float) -> dict[str, float]:
 
 
 def _stores(environments: Mapping[TrainingProcess, ProcessEnvironment]) -> tuple[_Store, ...]:
-    """Return the stores that there are for these processes; each once, whatever paths lead to it."""
+    """Return the stores of these processes, each once even if several paths lead to it."""
     found: dict[Identity, _Store] = {}
     for process, environment in environments.items():
         for folder in _folders(environment):
@@ -175,7 +176,7 @@ def _stores(environments: Mapping[TrainingProcess, ProcessEnvironment]) -> tuple
 
 
 def _folders(environment: ProcessEnvironment) -> list[Path]:
-    """Return where the store of a process may be, as this agent sees it."""
+    """Return the paths where a process's store may be, as this agent sees them."""
     said = environment.first(FOLDER_VARIABLE)
     if said:
         return [environment.path(said)]
@@ -185,7 +186,7 @@ def _folders(environment: ProcessEnvironment) -> list[Path]:
 
 
 def _listed(base: Path, environment: ProcessEnvironment) -> list[str]:
-    """Return the user's folders there, a few of them; none where it is not the user's own."""
+    """Return the user's folders under ``base``, a bounded number; none where ``base`` is not the user's own."""
     try:
         named, _ = follow(base, root_of(base, environment))
     except OSError:
@@ -203,13 +204,13 @@ def _listed(base: Path, environment: ProcessEnvironment) -> list[str]:
 
 
 def _read(store: _Store, now_s: float, problems: list[str]) -> list[_Found]:
-    """Return how the checkpoints of the jobs stand that the ranks belong to."""
+    """Return the checkpoint state of the jobs the ranks belong to."""
     path = store.folder / STANDING_FILE
     try:
         with os.fdopen(open_file(path, store.root, store.uid), "rb") as file:
             said = decode_standing(file.read(STANDING_BYTES_MAX + 1))
     except (FileNotFoundError, ProcessLookupError):
-        return []  # there is no store, not yet or not any more
+        return []  # the store does not exist yet, or no longer
     except NotTheirs as error:
         problems.append(str(error))
         return []
@@ -222,7 +223,7 @@ def _read(store: _Store, now_s: float, problems: list[str]) -> list[_Found]:
     found = []
     for job in said.jobs:
         pids = set(job.pids)
-        # A job's checkpoints may have another name than the launcher gave the job: then its processes tell.
+        # A job's checkpoints may use another name than the launcher gave the job; then its processes identify it.
         mine = tuple(
             p for p, environment in store.ranks if p.job == job.job or not pids.isdisjoint((p.pid, environment.own_pid))
         )

@@ -1,4 +1,4 @@
-"""Network filesystems that have stopped answering. Touches: /proc/self/mountinfo, and ``stat`` for each of them."""
+"""Detects network filesystems that have stopped answering. Touches: /proc/self/mountinfo, ``stat`` per mount."""
 
 from __future__ import annotations
 
@@ -16,25 +16,26 @@ from typing import NamedTuple
 from eagle_eye.agent.files.bounded import content
 from eagle_eye.agent.loop.collector import CollectFailed, Observed, Unsupported
 
-ASK_EVERY_S = 15.0  # each mount; an answer costs a millisecond here and one request at the file server
+ASK_EVERY_S = 15.0  # per mount; an answer costs a millisecond here and one request at the file server
 ANSWER_S = 5.0  # healthy servers answer within milliseconds, busy ones within a second or two
 MOUNTS_MAX = 64  # watched; nodes have a handful
-STARTS_MAX = 8  # programs started in one collection: a start holds up the agent's other threads for a millisecond
+STARTS_MAX = 8  # programs started per collection: a start blocks the agent's other threads for a millisecond
 NAMED_MAX = 8  # mounts named in one problem
-LIST_BYTES_MAX = 4 << 20  # 20,000 mounts, far more than any node of containers has
+LIST_BYTES_MAX = 4 << 20  # 20,000 mounts, far more than any node running containers has
 ERROR_BYTES_MAX = 4_096
 NAME_CHARS_MAX = 200
 POLL_S = 0.01
-KILLED_S = 0.1  # a killed program is gone at once, unless the kernel holds it
+KILLED_S = 0.1  # a killed program exits at once, unless it is blocked in the kernel
 
-# What storage shared by nodes calls itself, as mounts show it. A user's own sshfs or archive is not the node's storage.
+# Filesystem types of storage shared by nodes, as mounts show them. A user's own sshfs or archive is not the node's
+# storage.
 KINDS = frozenset(
     {"nfs", "nfs4", "lustre", "gpfs", "beegfs", "ceph", "cifs", "smb3", "glusterfs", "wekafs", "panfs", "pvfs2", "afs"}
     | {"9p", "fuse.glusterfs", "fuse.ceph", "fuse.ceph-fuse", "fuse.juicefs", "fuse.dfuse", "fuse.mfs", "fuse.quobyte"}
     | {"fuse.s3fs", "fuse.gcsfuse", "fuse.mount-s3", "fuse.mountpoint-s3", "fuse.blobfuse", "fuse.blobfuse2"}
     | {"fuse.alluxio-fuse", "fuse.goofys"}
 )
-# Answers that mean that nobody can use the mount; others (no permission) come from a server that lives.
+# Errors that mean the mount is unusable for everyone; others (no permission) come from a server that is up.
 _BROKEN = (
     errno.ESTALE,
     errno.EIO,
@@ -52,7 +53,7 @@ _OCTAL = re.compile(r"\\([0-7]{3})")
 
 
 class Mount(NamedTuple):
-    """A mounted network filesystem: where, of which kind, from where; ``device`` is the kernel's number for it."""
+    """A mounted network filesystem: mount point, type, source; ``device`` is the kernel's number for it."""
 
     path: str
     kind: str
@@ -61,7 +62,7 @@ class Mount(NamedTuple):
 
 
 class _Watch:
-    """One filesystem: the question that is open, if any, and what the last one showed."""
+    """A filesystem's pending query, if any, and the last result."""
 
     def __init__(self, mount: Mount) -> None:
         self.mount = mount
@@ -69,20 +70,20 @@ class _Watch:
         self.due_s = 0.0
         self.asked_s = 0.0
         self.asked_at_s = 0.0  # Unix seconds
-        self.trouble: str | None = None  # None: not known, "": it answers
-        self.unasked = ""  # why it is not known
+        self.trouble: str | None = None  # None: unknown, "": it answers
+        self.unasked = ""  # why it is unknown
 
 
 class MountsCollector:
-    """How many network filesystems do not answer; ``problem`` names them, and since when.
+    """The number of network filesystems that do not answer; ``problem`` names them, and since when.
 
-    Each is asked for its size (statfs), which its server must answer: file attributes may come from a cache. A
-    process that asks a dead server may be beyond any signal until the server is back, and would keep the agent's
-    locks and sockets with it. So another program asks, one for each filesystem, never a second while one is out; what
-    it holds on to is nothing of ours. Bind mounts of one filesystem are one question.
+    Each is queried for its size (statfs), which the server must answer; file attributes may come from a cache. A
+    process that queries a dead server may be unkillable until the server is back, and would hold the agent's locks and
+    sockets. So a separate program asks, one per filesystem and never a second while one is pending; it holds none of
+    our resources. Bind mounts of one filesystem share one query.
 
-    The row begins with the first answer; a filesystem that may not be asked counts neither way. Asking keeps an
-    automounted one from expiring.
+    The row starts with the first answer; a filesystem that may not be queried counts neither way. Queries keep an
+    automounted filesystem from expiring.
     """
 
     name = "mounts"
@@ -93,7 +94,7 @@ class MountsCollector:
         proc: Path = Path("/proc"),
         monotonic_s: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``patience_s``: how long a collection waits for answers; those that come later are seen by the next."""
+        """``patience_s``: how long a collection waits for answers; later ones are picked up by the next collection."""
         self._patience_s = patience_s
         self._list = f"{proc}/self/mountinfo"
         self._monotonic_s = monotonic_s
@@ -124,7 +125,7 @@ class MountsCollector:
         return observed
 
     def close(self) -> None:
-        """End the programs that still ask."""
+        """Kill the programs that are still waiting."""
         asking = [watch.process for watch in self._watches.values() if watch.process is not None]
         for process in asking:
             process.kill()
@@ -134,7 +135,7 @@ class MountsCollector:
         self._watches.clear()
 
     def _look(self) -> None:
-        """Bring the list of filesystems up to date."""
+        """Refresh the list of filesystems."""
         try:
             text = content(self._list, LIST_BYTES_MAX).decode("utf-8", "surrogateescape")
         except FileNotFoundError:
@@ -169,7 +170,7 @@ class MountsCollector:
             watch.due_s = monotonic_s + ASK_EVERY_S
 
     def _hear(self) -> bool:
-        """Take the answers that have come; return whether any is still to come in time."""
+        """Take the answers that have arrived; return whether any may still arrive in time."""
         monotonic_s = self._monotonic_s()
         waiting = False
         for watch in self._watches.values():
@@ -189,7 +190,7 @@ class MountsCollector:
 
 
 def _start(path: str) -> subprocess.Popen[bytes]:
-    """Return the program that asks, started: its errors come in a pipe, in the C locale. Raises OSError."""
+    """Start the query program: its errors go to a pipe, in the C locale. Raises OSError."""
     return subprocess.Popen(
         ("stat", "-f", "--", path),
         stdin=subprocess.DEVNULL,
@@ -200,7 +201,7 @@ def _start(path: str) -> subprocess.Popen[bytes]:
 
 
 def _end(process: subprocess.Popen[bytes], wait_s: float = KILLED_S) -> None:
-    """Kill the program if it still runs and let go of its pipe; one that the kernel holds is left behind."""
+    """Kill the program if it still runs and close its pipe; one blocked in the kernel is left behind."""
     if process.poll() is None:
         process.kill()
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -210,7 +211,7 @@ def _end(process: subprocess.Popen[bytes], wait_s: float = KILLED_S) -> None:
 
 
 def network_mounts(text: str) -> dict[str, Mount]:
-    """Return the network filesystems of a mountinfo (proc_pid_mountinfo(5)), each once, by the kernel's number."""
+    """Return the network filesystems of a mountinfo (proc_pid_mountinfo(5)), each once, by device number."""
     found: dict[str, Mount] = {}
     for line in text.split("\n"):
         before, dash, after = line.partition(" - ")
@@ -223,7 +224,7 @@ def network_mounts(text: str) -> dict[str, Mount]:
 
 
 def _judged(mount: Mount, process: subprocess.Popen[bytes]) -> tuple[str | None, str]:
-    """Return the trouble by the answer of a program that has ended ("": none, None: not known), and why not known."""
+    """Return the trouble that an exited program's answer shows ("": none, None: unknown), and why it is unknown."""
     if process.returncode == 0:
         return "", ""
     pipe = process.stderr

@@ -1,4 +1,4 @@
-"""What NCCL Inspector writes: how far each rank's collectives have come, how long they take, at which bandwidth.
+"""Reads NCCL Inspector's output: each rank's progress through collectives, their duration and bandwidth.
 
 Touches: the Inspector's files, /proc.
 """
@@ -23,12 +23,12 @@ from eagle_eye.agent.nccl.inspector_prometheus import FILE_BYTES_MAX, bus_bandwi
 from eagle_eye.agent.nccl.process_environment import Environments, ProcessEnvironment, root_of
 from eagle_eye.agent.processes.process_registry import TrainingProcess, TrainingProcesses
 
-LINES_PER_COLLECT_MAX = 64  # of one rank: 8 ranks then cost below 0.2% of a core
-BYTES_PER_COLLECT_MAX = 131_072  # a line has 500 bytes, with traces up to 25,000
-FILES_MAX = 64  # ranks of one node
-FOLDER_ENTRIES_MAX = 10_000  # a folder that all hosts of a large job share
-FOLDERS_EVERY_S = 10.0  # folders are listed so often
-EXCHANGED_EVERY_S = 10.0  # an open log is asked so often whether its name leads to another file by now
+LINES_PER_COLLECT_MAX = 64  # per rank: 8 ranks then cost below 0.2% of a core
+BYTES_PER_COLLECT_MAX = 131_072  # a line is 500 bytes, with traces up to 25,000
+FILES_MAX = 64  # ranks per node
+FOLDER_ENTRIES_MAX = 10_000  # of a folder that all hosts of a large job share
+FOLDERS_EVERY_S = 10.0  # how often folders are listed
+EXCHANGED_EVERY_S = 10.0  # how often an open log is checked for having been replaced under its name
 METRICS_EVERY_S = 5.0  # the Inspector rewrites its Prometheus files every 30 s at most
 
 _OFF = ("", "0", "false", "off", "no")
@@ -36,9 +36,9 @@ _LOG = re.compile(r"(?P<host>.{1,255})-pid(?P<pid>[0-9]{1,9})\.log")
 
 
 class _Place(NamedTuple):
-    """Where a log or metrics file is or will be, the folder that no link on the way leads out of, and whose it is.
+    """Path of a log or metrics file that exists or may appear, the folder no link may lead out of, and its owner.
 
-    ``user`` None: nobody knows.
+    ``user`` None: unknown.
     """
 
     path: Path
@@ -48,31 +48,31 @@ class _Place(NamedTuple):
 
 @dataclass
 class _Log:
-    """One rank's log, and what is known from it. ``tail`` None: it has not been opened."""
+    """One rank's log, and what is known from it. ``tail`` None: not opened."""
 
     process: TrainingProcess
     place: _Place
     tail: Tail | None = None
-    asked_s: float = 0.0  # when its name was last followed
+    asked_s: float = 0.0  # when its path was last resolved
     tally: CollectiveTotals = field(default_factory=CollectiveTotals)
-    new: bool = False  # whether what is in it was written under this agent's eyes
+    new: bool = False  # whether its contents were written while this agent was watching
     row: dict[str, float] = field(default_factory=dict)
-    step: float | None = None  # the newest when the collectives' time began to be summed
-    collective_s: float | None = 0.0  # since then; None: some were not seen
+    step: float | None = None  # the newest when summing of collective time began
+    collective_s: float | None = 0.0  # since then; None: some were missed
 
 
 class NcclInspectorCollector:
-    """Rows of the ranks whose processes run with NCCL Inspector; ranks without it have none.
+    """Rows of the ranks whose processes run with NCCL Inspector; other ranks have none.
 
-    Each process's environment tells where its files are; ``folders`` are searched besides, for logs of this host's
-    processes. Means are over the lines of the interval and repeat while none come. Where more is written in an
-    interval than LINES_PER_COLLECT_MAX or BYTES_PER_COLLECT_MAX the newest part is read, and the rest counted as
-    ``nccl_inspector_skipped_bytes``; lines that are no JSON as ``nccl_inspector_malformed``, those whose time is not
-    the kernel's as ``nccl_inspector_untimed``, those beyond the limits as ``nccl_inspector_beyond``, files that may not
-    be read as ``nccl_inspector_refused``.
+    Each process's environment says where its files are; ``folders`` are also searched for logs of this host's
+    processes. Means are over the lines of the interval and repeat while none arrive. Where an interval's output exceeds
+    LINES_PER_COLLECT_MAX or BYTES_PER_COLLECT_MAX, the newest part is read and the rest counted as
+    ``nccl_inspector_skipped_bytes``; lines that are not JSON as ``nccl_inspector_malformed``, those not timed by the
+    kernel as ``nccl_inspector_untimed``, those beyond the limits as ``nccl_inspector_beyond``, files that may not be
+    read as ``nccl_inspector_refused``.
 
-    Cannot see: collectives under way, so that nothing is said of how many were enqueued; who waited for whom, since a
-    collective's time includes the wait for the last rank (the rank that arrives last shows the shortest).
+    Cannot see: collectives in flight, so the number enqueued is unknown; which rank waited for which, since a
+    collective's time includes the wait for the last rank (the rank that arrives last shows the shortest time).
     """
 
     name = "nccl_inspector"
@@ -89,9 +89,9 @@ class NcclInspectorCollector:
         hostname: str = "",
         monotonic_s: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``steps`` returns a process's newest finished training step: time in collectives is told by the step.
+        """``steps`` returns a process's newest finished training step: time in collectives is reported per step.
 
-        ``devices_by_uuid`` may be filled later, by whoever knows the GPUs.
+        ``devices_by_uuid`` may be filled later, by the GPU collector.
         """
         self._processes = processes
         self._drops = drops
@@ -127,11 +127,11 @@ class NcclInspectorCollector:
         return observed
 
     def tells_of(self, device: int) -> bool:
-        """Whether a rank's sequence comes from here: numbers of another source would not be comparable with it."""
+        """Whether a device's sequence comes from here: numbers from another source would not be comparable with it."""
         return any(log.process.device == device and log.row for log in list(self._logs.values()))
 
     def close(self) -> None:
-        """Let go of the logs."""
+        """Close the logs."""
         for log in self._logs.values():
             _let_go(log)
         self._logs.clear()
@@ -142,7 +142,7 @@ class NcclInspectorCollector:
         environments: Mapping[TrainingProcess, ProcessEnvironment],
         problems: list[str],
     ) -> dict[_Place, TrainingProcess]:
-        """Return where logs are or will be, and whose they are."""
+        """Return the paths of existing or expected logs, and the process each belongs to."""
         found: dict[_Place, TrainingProcess] = {}
         for process, environment in environments.items():
             if environment.first("NCCL_INSPECTOR_ENABLE").lower() in _OFF:
@@ -177,7 +177,7 @@ class NcclInspectorCollector:
                         if match is not None and match["host"] == self._hostname and int(match["pid"]) in by_pid:
                             found[Path(entry.path)] = by_pid[int(match["pid"])]
             except FileNotFoundError:
-                continue  # no job has made it yet
+                continue  # no job has created it yet
             except OSError as error:
                 problems.append(f"{folder}: {error.strerror or error}")
         return found
@@ -193,14 +193,14 @@ class NcclInspectorCollector:
                 self._logs[place] = _Log(process, place)
 
     def _read(self, log: _Log) -> str:
-        """Read what is new and renew the log's row; return why it cannot be read, or ""."""
+        """Read new lines and update the log's row; return why it cannot be read, or ""."""
         try:
             tail = log.tail = log.tail or Tail(open_file(*log.place))
             raw = tail.read(BYTES_PER_COLLECT_MAX)
             self._let_go_of_exchanged(log)
         except FileNotFoundError:
             log.new = True
-            return ""  # the Inspector has written nothing yet; by default it does so at the very end
+            return ""  # the Inspector has written nothing yet; by default it writes only at exit
         except NotTheirs as error:
             self._drops.count("nccl_inspector_refused")
             return str(error)
@@ -222,7 +222,7 @@ class NcclInspectorCollector:
         tally.untimed = tally.beyond = 0
         if reported and log.new:
             log.row.update(tally.row())
-        log.new = True  # the file may have been of an earlier process with this number; what comes now is not
+        log.new = True  # the existing content may belong to an earlier process with this pid; what comes now does not
         if reported or skipped:
             spent_s = None if skipped else tally.collective_s()
             log.collective_s = None if spent_s is None or log.collective_s is None else log.collective_s + spent_s
@@ -231,19 +231,19 @@ class NcclInspectorCollector:
         return ""
 
     def _let_go_of_exchanged(self, log: _Log) -> None:
-        """Let go of a log, read to its end, whose name leads to another file by now."""
+        """Close a log that was read to its end and whose name now leads to another file."""
         monotonic_s = self._monotonic_s()
         if log.tail is not None and monotonic_s - log.asked_s >= EXCHANGED_EVERY_S:
             log.asked_s = monotonic_s
             try:
                 found = stat_of(log.place.path, log.place.root)
             except OSError:
-                return  # removed or hidden: its process may write on
+                return  # removed or hidden: its process may still write to it
             if log.tail.identity != (found.st_dev, found.st_ino):
                 _let_go(log)
 
     def _by_step(self, log: _Log) -> None:
-        """Where steps have finished, tell what part of one was spent in collectives, and begin anew."""
+        """Where steps have finished, report the fraction spent in collectives, and start over."""
         step = self._steps(log.process)
         if step is None or step == log.step:
             return
@@ -257,7 +257,7 @@ class NcclInspectorCollector:
     def _metrics(
         self, environments: Mapping[TrainingProcess, ProcessEnvironment], problems: list[str]
     ) -> dict[int, float]:
-        """Return bus bandwidths by device from the Prometheus files that are new."""
+        """Return bus bandwidths by device from Prometheus files that have changed."""
         devices = dict(list(self._devices_by_uuid.items())[:FILES_MAX])
         folders = [(_Place(folder), devices) for folder in self._folders]
         for process, environment in environments.items():
@@ -279,7 +279,7 @@ class NcclInspectorCollector:
         return found
 
     def _bandwidth(self, place: _Place, problems: list[str]) -> float | None:
-        """Return the file's bandwidth; None where there is no file, nothing new in it, or nothing of use."""
+        """Return the file's bandwidth; None where it is missing, unchanged or has no usable value."""
         try:
             descriptor = open_file(*place)
         except NotTheirs as error:
@@ -287,12 +287,12 @@ class NcclInspectorCollector:
             problems.append(str(error))
             return None
         except OSError:
-            return None  # most GPUs of most folders have none
+            return None  # most GPUs in most folders have none
         try:
             said = os.fstat(descriptor)
             stamp = (said.st_mtime_ns, said.st_size)
             known, self._metrics_seen[place] = self._metrics_seen.get(place), stamp
-            if stamp == known or known is None:  # what was there before the agent may be of a job long gone
+            if stamp == known or known is None:  # a file older than the agent may belong to a job long gone
                 return None
             raw = os.pread(descriptor, FILE_BYTES_MAX, 0)
         except OSError:
@@ -309,7 +309,7 @@ def _let_go(log: _Log) -> None:
 
 
 def _newest_lines(raw: bytes) -> bytes:
-    """Return the last LINES_PER_COLLECT_MAX of whole lines."""
+    """Return the last LINES_PER_COLLECT_MAX complete lines."""
     if raw.count(b"\n") <= LINES_PER_COLLECT_MAX:
         return raw
     older = raw.rsplit(b"\n", LINES_PER_COLLECT_MAX + 1)[0]
@@ -317,6 +317,6 @@ def _newest_lines(raw: bytes) -> bytes:
 
 
 def _dump_folder(environment: ProcessEnvironment) -> str:
-    """Return the folder that the Inspector writes to, relative to where its process was started."""
+    """Return the folder that the Inspector writes to, relative to the process's initial working directory."""
     job = environment.first("SLURM_JOB_ID", "SLURM_JOBID", "PBS_JOBID", "LSB_JOBID") or "unknown-jobid"
     return environment.first("NCCL_INSPECTOR_DUMP_DIR") or f"nccl-inspector-{job}"

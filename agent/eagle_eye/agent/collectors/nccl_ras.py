@@ -1,4 +1,4 @@
-"""What NCCL's RAS service knows of the jobs on this node. Touches: the service's port on this host, /proc."""
+"""Queries NCCL's RAS service about the jobs on this node. Touches: the service's port on this host, /proc."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from eagle_eye.agent.nccl.ras_client import DEFAULT_PORT, NoAnswer, TooLong, ask
 from eagle_eye.agent.nccl.ras_reply import BadReply, Communicator, Reply
 from eagle_eye.agent.processes.process_registry import TrainingProcess, TrainingProcesses
 
-EVERY_S = 10.0  # and never more often: one question is a question to every process of the job
-DEADLINE_S = 12.0  # the service's own timeouts, twice over
-COST_FACTOR = 1_000.0  # reading replies may take a thousandth of one core
+EVERY_S = 10.0  # and never more often: each query makes the service query every process of the job
+DEADLINE_S = 12.0  # twice the service's own timeouts
+COST_FACTOR = 1_000.0  # parsing replies may take a thousandth of one core
 PORTS_MAX = 8
 LOOPBACK = ("", "localhost", "::", "::1", "0.0.0.0", "127.0.0.1")  # noqa: S104 - what is asked is this host in any case
 
@@ -27,7 +27,7 @@ _ADDRESS = re.compile(r"(?:\[(?P<v6>[0-9a-fA-F:.%]+)\]|(?P<host>[^:\[\]]*)):(?P<
 
 @dataclass(frozen=True)
 class RasAnswer:
-    """What one service said, and when, Unix seconds."""
+    """One service's answer, and its time in Unix seconds."""
 
     port: int
     time_s: float
@@ -35,18 +35,18 @@ class RasAnswer:
 
 
 class NcclRasCollector:
-    """Asks RAS once in EVERY_S for each job whose rank 0 runs here: an answer tells of the whole job.
+    """Queries RAS every EVERY_S for each job whose rank 0 runs here: one answer covers the whole job.
 
-    What is wrong with ranks anywhere in the job goes into ``Observed.problem``, and with all details into ``answers``,
-    for whoever gathers evidence; it accuses nobody by itself. How many collectives ranks have enqueued goes into rows
-    only where all ranks of a job are compared: where the job has no other node, or every node asks (``every_node``).
+    Problems of ranks anywhere in the job go into ``Observed.problem``, and in full into ``answers`` for evidence; they
+    accuse no rank by themselves. The number of collectives enqueued goes into rows only where all ranks of a job are
+    compared: where the job has no other node, or every node asks (``every_node``).
 
-    A service that nobody runs is counted as ``nccl_ras_refused``, one that does not answer as ``nccl_ras_unanswered``,
-    an answer that is no status as ``nccl_ras_malformed``.
+    A refused connection is counted as ``nccl_ras_refused``, a service that does not answer as ``nccl_ras_unanswered``,
+    an answer that is not a status as ``nccl_ras_malformed``.
 
-    Cannot see: NCCL before 2.24 and jobs with NCCL_RAS_ENABLE=0; services bound to an address that is not this host's
-    loopback, as in containers with a network of their own; which of two jobs on one node answers where both use one
-    port: the answer says.
+    Cannot see: NCCL before 2.24 and jobs with NCCL_RAS_ENABLE=0; services not bound to this host's loopback, as in
+    containers with their own network namespace; which of two jobs on one node will answer where both use one port,
+    until the answer names it.
     """
 
     name = "nccl_ras"
@@ -66,9 +66,9 @@ class NcclRasCollector:
         monotonic_s: Callable[[], float] = time.monotonic,
         cpu_s: Callable[[], float] = time.thread_time,
     ) -> None:
-        """``ports`` are asked besides those that the processes' environments name.
+        """``ports`` are queried in addition to those in the processes' environments.
 
-        ``taken`` says whether another source tells a device's sequences: numbers of two sources are not comparable.
+        ``taken`` says whether another source reports a device's sequences: numbers from two sources are not comparable.
         ``addresses`` returns this node's own.
         """
         self._processes = processes
@@ -85,10 +85,10 @@ class NcclRasCollector:
         self._due_s = -1.0
         self._problem = ""
         self._answers: dict[int, RasAnswer] = {}
-        self._long: set[int] = set()  # ports whose answer is too long in JSON
+        self._long: set[int] = set()  # ports whose JSON answer is too long
 
     def collect(self, now_s: float) -> Observed:
-        """Return this node's rows where it has just asked; what was wrong is said until it asks again."""
+        """Return this node's rows if it has just asked; problems are repeated until it asks again."""
         monotonic_s = self._monotonic_s()
         if monotonic_s < self._due_s:
             return Observed(problem=self._problem)
@@ -110,11 +110,11 @@ class NcclRasCollector:
         return observed
 
     def answers(self) -> list[RasAnswer]:
-        """Return the newest answer of each port; may be called from any thread."""
+        """Return the newest answer of each port; thread-safe."""
         return list(self._answers.values())
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: no resource is held."""
 
     def _ports_to_ask(
         self,
@@ -149,7 +149,7 @@ class NcclRasCollector:
             problems.append(f"{error}; asked in text from now on")
         except NoAnswer as error:
             self._drops.count("nccl_ras_refused" if error.refused else "nccl_ras_unanswered")
-            # NCCL opens the port with its first communicator: until it has answered once there may be none.
+            # NCCL opens the port with its first communicator: until the first answer there may be none.
             if not error.refused or port in self._answers:
                 problems.append(str(error))
         except BadReply as error:
@@ -187,7 +187,7 @@ def _within(communicator: Communicator, own: frozenset[str]) -> bool:
 
 
 def _port(address: str) -> int | None:
-    """Return the port that NCCL_RAS_ADDR names; None where it is bound to something else than this host's loopback."""
+    """Return the port in NCCL_RAS_ADDR; None where it is bound to anything but this host's loopback."""
     if not address:
         return DEFAULT_PORT
     match = _ADDRESS.fullmatch(address)

@@ -14,13 +14,13 @@ from eagle_eye.agent.network.ports import PORTS_MAX, Attributes, Failure, Port, 
 from eagle_eye.schema.names import is_name
 
 FILE_NAME = "ports.json"
-REMEMBER_S = 30 * 86_400.0  # a port that was not up for so long is not expected any more
+REMEMBER_S = 30 * 86_400.0  # a port that has been down this long is no longer expected
 SAVE_EVERY_S = 3600.0
-FIND_EVERY_S = 300.0  # when nothing seems to have changed; also how long a file that failed is left alone
-# What grows by more than a port can carry, twice 1.6 Tb/s, has jumped.
+FIND_EVERY_S = 300.0  # when nothing seems to have changed; also how long a failed file is left alone
+# Counters that grow faster than twice 1.6 Tb/s, more than a port can carry, have jumped.
 BYTES_PER_S_MAX = 4e11
-PACKETS_PER_S_MAX = BYTES_PER_S_MAX / 64  # bytes of the shortest frame
-ELSEWHERE_S = 60.0  # a driver that lets go of its hardware takes its port away first: until then nobody can say
+PACKETS_PER_S_MAX = BYTES_PER_S_MAX / 64  # the shortest frame, in bytes
+ELSEWHERE_S = 60.0  # a driver releasing its hardware first removes the port: its fate is unknown until then
 _SAID_MAX = 1000
 
 _RATES = {
@@ -49,7 +49,7 @@ _NODE_TOTALS = (
 
 
 class _Known(msgspec.Struct):
-    """A port that has been up, and when it last was."""
+    """A port that has been up, and when it was last up."""
 
     name: str
     device: str
@@ -59,9 +59,9 @@ class _Known(msgspec.Struct):
 
 
 class Inventory:
-    """The ports that should be up: those that have been, in this boot or an earlier one, by their hardware.
+    """Expected ports: those that have been up, in this boot or an earlier one, by hardware address.
 
-    They are kept in ``folder``; None: nowhere. ``problem`` says why not, when they cannot be.
+    Saved in ``folder``; None: not saved. ``problem`` says why saving failed.
     """
 
     def __init__(self, folder: Path | None) -> None:
@@ -72,7 +72,7 @@ class Inventory:
         self._saved_s = 0.0
 
     def load(self, now_s: float) -> None:
-        """Take up what an earlier agent left; a file that makes no sense counts as none."""
+        """Load what an earlier agent saved; an invalid file counts as none."""
         self._saved_s = now_s
         if self._file is None:
             return
@@ -89,7 +89,7 @@ class Inventory:
             self.problem = f"{self._file}: {error}"
 
     def saw(self, port: Port, up: bool, now_s: float) -> bool:
-        """Note a port's state; return whether it belongs into the rows: it is up, or has been."""
+        """Record a port's state; return whether it belongs in the rows: it is up, or has been."""
         known = self.known.get(port.key)
         if not up:
             return known is not None
@@ -101,17 +101,17 @@ class Inventory:
         return True
 
     def forget(self, key: str) -> None:
-        """Expect the port no more."""
+        """Stop expecting the port."""
         del self.known[key]
         self._changed = True
 
     def expire(self, now_s: float) -> None:
-        """Forget what has not been up for REMEMBER_S."""
+        """Forget ports that have been down for REMEMBER_S."""
         for key in [key for key, known in self.known.items() if now_s - known.up_s > REMEMBER_S]:
             self.forget(key)
 
     def save(self, now_s: float, at_once: bool = False) -> None:
-        """Write the file when ports came or went, and now and then for the times at which they were up."""
+        """Write the file when ports came or went, and occasionally to update when they were last up."""
         if self._file is None or not (at_once or self._changed or abs(now_s - self._saved_s) > SAVE_EVERY_S):
             return
         self._changed, self._saved_s = False, now_s
@@ -127,9 +127,9 @@ class Inventory:
 
 
 class Total:
-    """A sum of counters that never goes back: what was not read this time still counts, a counter reset adds nothing.
+    """A sum of counters that never decreases: an unread source still counts, a counter reset adds nothing.
 
-    It begins with what the counters say, or at 0 when ``from_zero``: a port that came later adds only what happens.
+    It starts at the counters' values, or at 0 with ``from_zero``: a port that came later adds only its growth.
     """
 
     def __init__(self, *, from_zero: bool) -> None:
@@ -138,7 +138,7 @@ class Total:
         self._last: dict[str, float] = {}
 
     def add(self, values: Mapping[str, float]) -> bool:
-        """Take in counters by their source; return whether there were any."""
+        """Add counters by source; return whether there were any."""
         if not self._from_zero:
             self.value, self._from_zero = sum(values.values()), True
         for source, value in values.items():
@@ -147,12 +147,12 @@ class Total:
         return bool(values)
 
     def restart(self) -> None:
-        """Take the next counters for those of another device."""
+        """Treat the next counters as those of another device."""
         self._last.clear()
 
 
 class _Track:
-    """What is remembered of a port between two collections."""
+    """Per-port state between two collections."""
 
     def __init__(self, *, rdma: bool, from_zero: bool) -> None:
         self.rdma = rdma
@@ -161,7 +161,7 @@ class _Track:
         self._before_s = 0.0
 
     def rates(self, values: Mapping[Role, Mapping[str, float]], now_s: float) -> dict[Role, float | None]:
-        """Return the growth per second of each role that the port has; None: not known this time."""
+        """Return the growth per second of each of the port's roles; None: unknown this time."""
         before, elapsed_s = self._before, now_s - self._before_s
         self._before, self._before_s = values, now_s
         return {
@@ -171,17 +171,17 @@ class _Track:
         }
 
     def restart(self) -> None:
-        """Forget the counters: the device has gone."""
+        """Forget the counters: the device is gone."""
         self._before = {}
         for total in self.totals.values():
             total.restart()
 
 
 class FabricCollector:
-    """A row for each port that is up or has been, and the node's sums over its RDMA ports.
+    """A row for each port that is or has been up, and the node's sums over its RDMA ports.
 
-    A port that was never up is unused and has no row; one that has gone with its hardware has ``link_up`` 0 and is
-    named in ``problem`` for as long as it is remembered. Rates come from the second collection on.
+    A port that was never up is unused and has no row; one whose hardware is gone has ``link_up`` 0 and is named in
+    ``problem`` while it is remembered. Rates come from the second collection on.
     """
 
     name = "fabric"
@@ -237,7 +237,7 @@ class FabricCollector:
         return observed
 
     def close(self) -> None:
-        """Close the files, and write down when ports were last up."""
+        """Close the files, and save when ports were last up."""
         self._attributes.close()
         self._ethtool.close()
         if not self._first:
@@ -259,10 +259,10 @@ class FabricCollector:
         new = {port.name for port in self._found if port.key not in self._inventory.known}
         for key, known in list(self._inventory.known.items()):
             if key not in keys and (known.name in new or known.passing):
-                self._inventory.forget(key)  # replaced, or destroyed
+                self._inventory.forget(key)  # replaced or destroyed
 
     def _is_elsewhere(self, known: _Known) -> bool:
-        """Whether a port that is not seen any more works on, in another network namespace."""
+        """Whether a port no longer seen still works in another network namespace."""
         return (not known.rdma or self._ports.rdma_is_private()) and self._ports.has_hardware(known.device)
 
     def _observe(
@@ -273,7 +273,7 @@ class FabricCollector:
         read: set[Role],
         problems: list[str],
     ) -> None:
-        """Add a port's row, its rates to those of the node, and the roles that it gave readings of."""
+        """Add a port's row, add its rates to the node's, and record which roles it had readings for."""
         up = self._ports.is_up(port)
         if up is None:
             problems += self._fresh(port.name, [Failure("state", "cannot be read")])
@@ -301,7 +301,7 @@ class FabricCollector:
             rates.setdefault(role, []).append(value)
 
     def _observe_gone(self, observed: Observed) -> list[str]:
-        """Add rows of the ports that have gone with their hardware; return what to say of them."""
+        """Add rows of the ports that are gone with their hardware; return the messages about them."""
         present = {port.key for port in self._found}
         gone = {key: known for key, known in self._inventory.known.items() if key not in present}
         now_s, problems = self._monotonic_s(), []
@@ -311,7 +311,7 @@ class FabricCollector:
                 if now_s - self._missed_s[key] >= ELSEWHERE_S:
                     self._inventory.forget(key)
                 continue
-            # Where names shifted, its name is another port's now.
+            # Where names shifted, its name now belongs to another port.
             if all(port.name != known.name for port in self._found):
                 observed.links[known.name] = {"link_up": 0.0}
             problems.append(f"{known.name} is gone ({known.device.rpartition('/')[2]})")
@@ -329,7 +329,7 @@ class FabricCollector:
         return row
 
     def _fresh(self, name: str, failures: list[Failure]) -> list[str]:
-        """Return what has not been said yet, in one sentence for each reason."""
+        """Return the failures not yet reported, one sentence per reason."""
         if len(self._said) > _SAID_MAX:
             self._said.clear()
         sentences = []
@@ -342,7 +342,7 @@ class FabricCollector:
 
 
 def rate(before: Mapping[str, float], now: Mapping[str, float], elapsed_s: float, most: float) -> float | None:
-    """Return the growth per second of counters, by source; None where one is missing, started anew or jumped."""
+    """Return the growth per second of counters, by source; None where one is missing, was reset or jumped."""
     if elapsed_s <= 0.0 or not now or before.keys() != now.keys():
         return None
     grown = [value - before[source] for source, value in now.items()]

@@ -19,22 +19,22 @@ from eagle_eye.agent.nvml.library import Library
 from eagle_eye.agent.nvml.pci_presence import Bus
 from eagle_eye.schema.events import WHOLE_NODE, Event
 
-LIMIT_S = 0.6  # for all GPUs together: within the 0.8 s for which an agent with frames of 1 s waits
+LIMIT_S = 0.6  # for all GPUs together: within the 0.8 s that an agent with 1 s frames waits
 
-_XIDS, _BUS = -2, -3  # keys of guarded calls; those of GPUs are their rows
+_XIDS, _BUS = -2, -3  # keys of guarded calls; a GPU's key is its row
 
 _log = logging.getLogger("eagle_eye.agent")
 
 
 class NvmlCollector:
-    """A row for each GPU, keyed by NVML's index when the GPU was first seen; it stays with the GPU's UUID.
+    """A row for each GPU, keyed by NVML's index when the GPU was first seen; the key stays with the GPU's UUID.
 
-    A reading that a GPU never gives is left out for life and logged once; one that fails is left out this time, named
-    in ``problem``, and does not take the rest with it. Neither does a GPU whose driver call hangs: the others' rows
-    come as ever. The library is opened anew when its handles have become stale, or the driver has other GPUs.
+    A reading that a GPU never supports is omitted permanently and logged once; one that fails is omitted this time,
+    named in ``problem``, and does not affect the rest. Nor does a GPU whose driver call hangs: the others' rows are
+    unaffected. The library is reopened when its handles are stale or the driver's GPUs have changed.
 
-    ``devices_by_uuid`` also knows MIG instances, each by the row of its GPU, under both names that they go by: CUDA
-    gives their UUIDs without saying that they are MIG's.
+    ``devices_by_uuid`` also knows MIG instances, each mapped to its GPU's row, under both forms of their UUID: CUDA's
+    form does not say that it is a MIG instance's.
     """
 
     name = "nvml"
@@ -45,8 +45,8 @@ class NvmlCollector:
         sys: Path = Path("/sys"),
         monotonic_s: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``kernel_log_is_read``: whether the kernel's log tells XIDs, so that those of NVML would be told twice."""
-        self.devices_by_uuid: dict[str, int] = {}  # filled when NVML answers; others look their GPU up in it
+        """``kernel_log_is_read``: the kernel log reports XIDs, so NVML's would be duplicates."""
+        self.devices_by_uuid: dict[str, int] = {}  # filled when NVML answers; others look up their GPU in it
         self.devices_by_bus_id: dict[str, int] = {}  # likewise, by PCI address as NVML writes it
         self._kernel_log_is_read = kernel_log_is_read
         self._monotonic_s = monotonic_s
@@ -57,10 +57,10 @@ class NvmlCollector:
         self._devices: tuple[Device, ...] = ()  # those in the tables
         self._described = ""
         self._bus_ids: dict[str, str] = {}  # of all GPUs seen so far, by UUID
-        self._instances: dict[str, int] = {}  # the part of devices_by_uuid that comes and goes
+        self._instances: dict[str, int] = {}  # the part of devices_by_uuid that changes
         self._answered_s: dict[str, float] = {}  # by UUID
         self._without_row: set[str] = set()  # UUIDs
-        self._gone: set[str] = set()  # UUIDs of those that have left the bus; set in a guarded call
+        self._gone: set[str] = set()  # UUIDs of GPUs that have fallen off the bus; set in a guarded call
         self._reported_lost: set[str] = set()
         self._reported_left_out: set[tuple[str, Failure]] = set()
         self._inventory = Inventory()
@@ -68,7 +68,7 @@ class NvmlCollector:
     def collect(self, now_s: float) -> Observed:
         """Return the GPUs' rows. Raises Unsupported without the library, CollectFailed while it cannot be opened.
 
-        It takes a few milliseconds, up to LIMIT_S more when a GPU stops answering, and longer the first time.
+        Takes a few milliseconds, up to LIMIT_S more when a GPU stops answering, and longer the first time.
         """
         begin_s = self._monotonic_s()
         library = self._connection.library(begin_s)
@@ -93,7 +93,7 @@ class NvmlCollector:
         stale = self._is_stale(library, answers)
         self._connection.note(begin_s, stale=stale, answered=bool(observed.devices))
         observed.events = [*self._lost(now_s), *self._xids(library, now_s)]
-        if not library.simulated:  # those have the same UUIDs on every node
+        if not library.simulated:  # simulated GPUs have the same UUIDs on every node
             seats = (Seat(one.index, one.uuid, one.name, one.bus_id, one.serial, one.nvlinks) for one in self._devices)
             observed.events += self._inventory.news(seats, now_s, begin_s)
         self._map_instances()
@@ -101,10 +101,10 @@ class NvmlCollector:
         return observed
 
     def compute_processes(self) -> dict[int, int]:
-        """Return on which GPU's row each process computes, by pid, as it was some seconds ago. Never waits.
+        """Return the GPU row that each process computes on, by pid, as of some seconds ago. Never waits.
 
-        A process on several GPUs counts for the one on which it holds most memory: ranks often have a little on the
-        first GPU too. Where the driver does not say how much, such a process is left out.
+        A process on several GPUs is assigned to the one where it holds most memory: ranks often hold a little on the
+        first GPU too. Where the driver does not report the amounts, such a process is left out.
         """
         held: dict[int, list[tuple[int | None, int]]] = {}
         for device in self._devices:
@@ -120,16 +120,16 @@ class NvmlCollector:
         return found
 
     def close(self) -> None:
-        """Let go of the library, unless a call into it hangs."""
+        """Close the library, unless a call into it hangs."""
         self._connection.close()
         self._calls.close()
         self._library, self._devices = None, ()
 
     def _adopt(self, library: Library) -> None:
-        """Make the tables those of a library that was opened, or of which more GPUs were."""
+        """Rebuild the tables from a library that was just opened, or that now lists more GPUs."""
         self._library, self._devices = library, library.devices
         described = library.describe()
-        if described != self._described:  # else it was only opened anew
+        if described != self._described:  # else it was only reopened
             self._described = described
             _log.info("NVML: %s", described)
         for failure in library.unopened:
@@ -143,7 +143,7 @@ class NvmlCollector:
         self.devices_by_bus_id.update({device.bus_id: device.index for device in self._devices})
 
     def _problems(self, library: Library, calls: Collection[int], answers: Mapping[int, object]) -> list[str]:
-        """Return what could not be seen."""
+        """Return what could not be read."""
         now_s = self._monotonic_s()
         problems = ["the GPUs are simulated"] if library.simulated else []
         problems += [failure.describe() for failure in library.unopened if failure.code not in NEVER]
@@ -160,7 +160,7 @@ class NvmlCollector:
         return problems
 
     def _is_stale(self, library: Library, answers: Mapping[int, object]) -> bool:
-        """Whether a GPU has no row to give, though the driver answers: opening the library anew may help."""
+        """Whether a GPU has no row although the driver answers: reopening the library may help."""
         return (
             any(failure.code not in NEVER for failure in library.unopened)
             or any(isinstance(answer, GpuReading) and not answer.row for answer in answers.values())
@@ -168,7 +168,7 @@ class NvmlCollector:
         )
 
     def _unlisted(self, library: Library) -> list[str]:
-        """Return the UUIDs of GPUs seen before that NVML lists no longer; none while some in the list are unknown."""
+        """Return the UUIDs of GPUs seen before that NVML no longer lists; none while any listed GPU is unidentified."""
         listed = {device.uuid for device in self._devices}
         unknown = library.pending or library.unopened
         return [] if unknown else [uuid for uuid in self._bus_ids if uuid not in listed]
@@ -177,9 +177,9 @@ class NvmlCollector:
         self._gone = {uuid for uuid in self._without_row if self._bus.gone(self._bus_ids[uuid])}
 
     def _lost(self, now_s: float) -> list[Event]:
-        """Return the GPUs that have left the bus, each once until it is back; NVML's word alone is not enough.
+        """Return the GPUs that fell off the bus, each once until it is back; NVML's report alone is not enough.
 
-        NVML also calls GPUs lost in resets and diagnostics.
+        NVML also reports GPUs as lost during resets and diagnostics.
         """
         self._reported_lost &= self._without_row
         lost = (self._gone & self._without_row) - self._reported_lost
@@ -213,7 +213,7 @@ class NvmlCollector:
         self._instances = instances
 
     def _log_left_out(self, answers: Mapping[int, object]) -> None:
-        """Log what GPUs never give, in one line for all that lack the same for the same reason."""
+        """Log the readings that GPUs never support, one line for all GPUs that lack the same for the same reason."""
         lines: dict[tuple[int, str], list[int]] = {}
         for device in self._devices:
             answer = answers.get(device.index)
@@ -221,7 +221,7 @@ class NvmlCollector:
                 continue
             names: dict[int, list[str]] = {}
             for failure in answer.left_out:
-                if (device.uuid, failure) not in self._reported_left_out:  # the library may have been opened anew
+                if (device.uuid, failure) not in self._reported_left_out:  # the library may have been reopened
                     self._reported_left_out.add((device.uuid, failure))
                     names.setdefault(failure.code, []).append(failure.name)
             for code, lacking in names.items():
@@ -233,7 +233,7 @@ class NvmlCollector:
 
 
 def _trouble(answer: object) -> str:
-    """Return what an answer says went wrong, "" for nothing; a text, which stands for an answer, says it itself."""
+    """Return what an answer says went wrong, "" for nothing; a text in place of an answer is the error itself."""
     if isinstance(answer, str):
         return answer
     if isinstance(answer, GpuReading) and answer.failed:

@@ -18,33 +18,33 @@ from eagle_eye.agent.processes.process_registry import TrainingProcess, Training
 from eagle_eye.agent.processes.rank_tracker import Ranks
 from eagle_eye.agent.processes.visible_devices import Gpus, gpus, listed_device, named_device
 
-LOOK_S = 5.0  # between looks at all processes; in between only ends are noticed
+LOOK_S = 5.0  # between scans of all processes; in between only exits are noticed
 LOOK_S_MAX = 60.0
-LOOK_COST_RATIO = 0.0006  # of one core that listing the processes may take: on crowded hosts looks are rarer
-# How long a process without a GPU must have lived before it may count as a rank. A launcher that waits for its peers
-# looks like one; where there are GPUs, ranks take a while to get to them.
+LOOK_COST_RATIO = 0.0006  # fraction of one core that listing processes may take: scans are rarer on crowded hosts
+# How long a process without a GPU must have lived before it may count as a rank. A launcher waiting for its peers looks
+# like one; where there are GPUs, ranks take a while to open them.
 SETTLE_S = 10.0
 SETTLE_WITH_GPUS_S = 60.0
-MAPS_LOOKS_MAX = 32  # processes whose mappings are read at one look; some 0.3 ms each
-MAPS_S_MIN, MAPS_S_MAX = 5.0, 60.0  # a process that has no torch yet is asked again, ever more seldom
-UNSEEN_LOOKS = 2  # looks for which NVML must name a process that is not there: one may just have ended
-TEXTS_MAX = 3  # of one kind in a problem; the rest is a number
+MAPS_LOOKS_MAX = 32  # processes whose mappings are read per scan; some 0.3 ms each
+MAPS_S_MIN, MAPS_S_MAX = 5.0, 60.0  # a process that has not loaded torch is checked again at growing intervals
+UNSEEN_LOOKS = 2  # scans in which NVML must name a missing process: one may just have exited
+TEXTS_MAX = 3  # of one kind in a problem; the rest is given as a count
 
 
 class ProcessesCollector:
-    """Publishes the node's training processes, and reports those without our hook as ranks, and their ends.
+    """Publishes the node's training processes; reports those without our hook as ranks, and their exits.
 
-    At each look it also tells what the processes of all ranks do: processor time, bytes, whether the kernel holds one.
+    Each scan also reports what all ranks' processes do: CPU time, bytes, whether one is blocked in the kernel.
 
-    A rank is a process that holds a GPU and whose environment names a rank; where there is no GPU,
-    ``docs/explanation/who-runs-here.md`` says what counts, and how jobs are named. A process that has been found to
-    hold a GPU stays a rank until it ends, also when NVML has lost the GPU.
+    A rank is a process that holds a GPU and whose environment names a rank; ``docs/explanation/who-runs-here.md`` says
+    what counts where there is no GPU, and how jobs are named. A process once found to hold a GPU stays a rank until it
+    exits, even if NVML loses the GPU.
 
-    The end of a process whose exit code nobody can read for certain is no event, only counted as ``exit_code_unread``:
-    without a goodbye, which such a process cannot say, it would look like a crash when the job just ends.
+    An exit whose code cannot be read reliably is not an event, only counted as ``exit_code_unread``: such a process
+    sends no goodbye, so the normal end of the job would look like a crash.
 
-    Cannot see: ranks that a program gives its processes after their start (``torch.multiprocessing.spawn``, Ray): the
-    kernel shows the environment of the start.
+    Cannot see: ranks assigned to processes after their start (``torch.multiprocessing.spawn``, Ray): the kernel shows
+    the initial environment.
     """
 
     name = "processes"
@@ -68,12 +68,12 @@ class ProcessesCollector:
         cpu_s: Callable[[], float] = time.thread_time,
         watch: Callable[[Ended], Watcher] = Ends,
     ) -> None:
-        """``gpu_processes`` returns the rows by process id and must not wait for the driver; empty: not known.
+        """``gpu_processes`` returns GPU rows by pid and must not wait for the driver; empty: unknown.
 
-        ``hooked_pids`` are the processes that report themselves, ``hooked_attempts`` of which attempt: one that went on
-        in the next has the environment of its own. The maps of devices may be filled later. ``node`` is
-        this agent's name for the node, "" for no check of names. On a ``shared_host`` only those processes count whose
-        EAGLE_EYE_NODE is that name. ``wake`` is called when a process ended.
+        ``hooked_pids`` are the processes that report themselves, ``hooked_attempts`` their attempts: a process that
+        continued into the next attempt still has its first one's environment. The maps of devices may be filled later.
+        ``node`` is this agent's name for the node, "" disables the name check. On a ``shared_host`` only processes
+        whose EAGLE_EYE_NODE is that name count. ``wake`` is called when a process exits.
         """
         self._processes = processes
         self._drops = drops
@@ -91,21 +91,21 @@ class ProcessesCollector:
         self._files = ProcessFiles(proc)
         self._census = Census(self._files, drops)
         self._ranks = Ranks(processes, drops, self._files, hooked_pids, wake, now_s, watch)
-        self._look_s = -LOOK_S_MAX  # when the last look was
+        self._look_s = -LOOK_S_MAX  # when the last scan was
         self._look_every_s = 0.0
         self._holders: dict[int, int] = {}
         self._certain_jobs: set[str] = set()
-        self._unseen: dict[int, int] = {}  # processes that NVML names and /proc does not: for how many looks
-        self._changed = True  # what the choice rests on, since it was made
+        self._unseen: dict[int, int] = {}  # processes that NVML names and /proc lacks: for how many scans
+        self._changed = True  # the inputs to the selection, since it was made
         self._chosen_for: tuple[int, dict[str, int], dict[str, int]] = (0, {}, {})
         self._chosen: list[Member] = []
         self._conflicts: tuple[Candidate, ...] = ()
         self._reported: set[str] = set()
         self._problem = ""
-        self._rows: dict[int, dict[str, float]] = {}  # of the last look, until they are told
+        self._rows: dict[int, dict[str, float]] = {}  # of the last scan, until reported
 
     def collect(self, now_s: float) -> Observed:  # noqa: ARG002 - an end has the time at which it was noticed
-        """Return the ranks without a hook and the ends since the last time. Raises Unsupported, CollectFailed."""
+        """Return the ranks without a hook and the exits since the last call. Raises Unsupported, CollectFailed."""
         monotonic_s = self._monotonic_s()
         if monotonic_s - self._look_s >= self._look_every_s:
             self._look(monotonic_s)
@@ -120,7 +120,7 @@ class ProcessesCollector:
         return self._ranks.happened()
 
     def close(self) -> None:
-        """Follow no process any longer."""
+        """Stop following processes."""
         self._ranks.close()
 
     def _look(self, monotonic_s: float) -> None:
@@ -146,7 +146,7 @@ class ProcessesCollector:
         self._changed |= attempts != self._attempts
         self._attempts = attempts
         self._look_for_torch(monotonic_s)
-        # Copies: whoever knows the GPUs changes the maps meanwhile.
+        # Copies: the GPU collector changes the maps meanwhile.
         known = self._census.changes, dict(self._devices_by_uuid), dict(self._devices_by_bus_id)
         if self._changed or known != self._chosen_for:
             self._choose(listed, gpus(known[1], known[2]))
@@ -169,7 +169,7 @@ class ProcessesCollector:
         self._ranks.take(found, listed)
 
     def _note_certain(self, hooked: set[int]) -> None:
-        """Note which processes hold a GPU or report, and which jobs have such: for as long as any of theirs lives."""
+        """Record which processes hold a GPU or report, and which jobs have any, for as long as one of theirs lives."""
         members = self._census.members
         for pid in self._holders.keys() & members.keys():
             self._changed |= members[pid].device != self._holders[pid]
@@ -181,9 +181,9 @@ class ProcessesCollector:
         self._certain_jobs = (self._certain_jobs & jobs) | {m.identity.job for m in members.values() if m.certain}
 
     def _leave_orphans(self) -> None:
-        """Keep what outlives a rank, its data loaders above all, from being taken for the rank."""
+        """Keep processes that outlive a rank, above all its data loaders, from being taken for the rank."""
         ended = self._ranks.ended()
-        members = self._census.members  # as of the last look: the orphans still have their parents
+        members = self._census.members  # as of the last scan: the orphans still have their parents
         candidates = {pid: _candidate(member) for pid, member in members.items()} if ended else {}
         for pid, candidate in candidates.items():
             if pid in ended or any(above.pid in ended for above in ancestors(candidate, candidates)):
@@ -191,7 +191,7 @@ class ProcessesCollector:
         self._changed |= bool(ended)
 
     def _look_for_torch(self, monotonic_s: float) -> None:
-        """Find out which processes without a GPU have torch's libraries mapped, parents first, a few at each look."""
+        """Find which processes without a GPU have torch's libraries mapped, parents first, a few per scan."""
         members = self._census.members
         settle_s = SETTLE_WITH_GPUS_S if self._devices_by_uuid or self._holders else SETTLE_S
         asked = [
@@ -205,7 +205,7 @@ class ProcessesCollector:
         for member in sorted(asked, key=lambda item: (item.started, item.pid)):
             above = ancestors(candidates[member.pid], candidates)
             if any(members[item.pid].trains and item.launch == member.launch for item in above):
-                continue  # a worker: its rank is known
+                continue  # a worker: its rank is already known
             if looks >= MAPS_LOOKS_MAX:
                 return
             looks += 1
@@ -215,7 +215,7 @@ class ProcessesCollector:
             member.asked_s = monotonic_s + member.asked_every_s
 
     def _problems(self) -> str:
-        """Return what is not seen and should be; what merely limits the view is said once."""
+        """Return what is missing but should be visible; permanent limitations are reported once."""
         census = self._census
         problems: list[str] = []
         hidden = sorted(self._holders.keys() & census.unreadable)
@@ -255,7 +255,7 @@ class ProcessesCollector:
         )
 
     def _names(self) -> str:
-        """Return which names of this node that ranks were given do not agree with the agent's."""
+        """Return the names given to ranks for this node that disagree with the agent's."""
         found: dict[str, None] = {}
         for member in self._chosen if self._node else ():
             names = node_names(self._node, "", "", member.variables, pod=bool(member.cgroup.pod_uid))
@@ -271,9 +271,9 @@ class ProcessesCollector:
 
 
 def _process(member: Member, node: Gpus, attempt: int | None) -> TrainingProcess:
-    """``attempt`` is what its hook reports, None: nothing."""
+    """``attempt`` is what the process's hook reports, None: nothing."""
     who = member.identity
-    device = named_device(member.variables, node)  # before NVML's word, which knows no MIG instances' rows
+    device = named_device(member.variables, node)  # before NVML, which does not know MIG instances' rows
     if device is None:
         device = member.device
     if device is None:

@@ -1,4 +1,4 @@
-"""How hot the node's processors and board are. Touches: thermal zones and CPU sensors under /sys."""
+"""Reads processor and board temperatures. Touches: thermal zones and CPU sensors under /sys."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ from pathlib import Path
 from eagle_eye.agent.files.bounded import content
 from eagle_eye.agent.loop.collector import CollectFailed, Observed, Unsupported
 
-READ_EVERY_S = 10.0  # heat moves slowly, and an ACPI zone may cost milliseconds in the firmware
+READ_EVERY_S = 10.0  # temperature changes slowly, and an ACPI zone may cost milliseconds in the firmware
 SENSORS_MAX = 256  # four sockets of 60 cores
 NUMBER_BYTES_MAX = 32
 NAME_BYTES_MAX = 256
-# What lies outside is a sensor that is not connected: they say -128, 0 K or 255.
+# Readings outside come from disconnected sensors: they report -128, 0 K or 255.
 CELSIUS_MIN = -40.0
 CELSIUS_MAX = 150.0
 
-# hwmon drivers of processors and boards. Those of disks and network cards send the device a command for each reading.
+# hwmon drivers of processors and boards. Those of disks and network cards send the device a command per reading.
 _CHIPS = frozenset({"coretemp", "k10temp", "zenpower", "acpitz", "cpu_thermal", "soc_thermal", "scpi_sensors"})
-# Thermal zones that are devices of their own, not the node.
+# Thermal zones that belong to devices of their own, not to the node.
 _OTHER_ZONES = ("nvme", "mlx", "iwlwifi", "ath", "gpu", "bnxt", "i40e", "ice")
 
 
 class TemperatureCollector:
-    """The hottest thermal zone or CPU sensor; it is read every READ_EVERY_S and repeated in between.
+    """The hottest thermal zone or CPU sensor; read every READ_EVERY_S and repeated in between.
 
-    Sensors are looked for once, and again when none answers any more. One that fails is named in ``problem``, and the
-    hottest of the others is told.
+    Sensors are discovered once, and again when none answers any more. A failing one is named in ``problem``, and the
+    hottest of the others is reported.
     """
 
     name = "temperature"
@@ -53,7 +53,7 @@ class TemperatureCollector:
         return Observed(node=dict(self._seen.node), problem=self._seen.problem)
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: no resource is held."""
 
     def _read(self) -> None:
         if not self._sensors:
@@ -72,7 +72,7 @@ class TemperatureCollector:
         if known:
             self._seen.node = {"node_temperature_celsius": max(known)}
         else:
-            self._sensors = []  # a driver that was loaded anew has other numbers: they are looked for again
+            self._sensors = []  # a reloaded driver has other numbers: the sensors are discovered again
 
 
 def _sensors(sys: Path) -> list[str]:
@@ -88,7 +88,7 @@ def _sensors(sys: Path) -> list[str]:
 def _listed(folder: Path, pattern: str) -> list[Path]:
     try:
         return sorted(folder.glob(pattern))[:SENSORS_MAX]
-    except OSError:  # the driver goes while we look
+    except OSError:  # the driver was unloaded meanwhile
         return []
 
 
@@ -100,7 +100,7 @@ def _text(file: Path) -> str:
 
 
 def _celsius(sensor: str) -> float | None:
-    """Return what a sensor says, in thousandths of a degree; None where it fails or is not connected."""
+    """Return a sensor's temperature in Celsius; None where it fails or is disconnected."""
     try:
         text = content(sensor, NUMBER_BYTES_MAX)
         celsius = int(text) / 1e3

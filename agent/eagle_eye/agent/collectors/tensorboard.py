@@ -1,4 +1,4 @@
-"""What training processes write for TensorBoard. Touches: event files, read only."""
+"""Reads the TensorBoard event files of training processes. Touches: event files, read only."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from eagle_eye.agent.training_logs.tensorboard_events import Scalar
 from eagle_eye.agent.training_logs.tensorboard_tags import reading
 from eagle_eye.agent.training_logs.trouble import LogTrouble
 
-FILES_MAX = 32  # newest first: a run writes one a rank at most, older ones are of earlier attempts
-RECORDS_MAX = 1_000  # of all files in one collection, at 10 microseconds each; the rest waits
-ACTIVE_S = 3_600.0  # a file that nobody has written to for so long is of a run that ended
+FILES_MAX = 32  # newest first: a run writes at most one per rank, older ones are from earlier attempts
+RECORDS_MAX = 1_000  # over all files per collection, at 10 microseconds each; the rest waits
+ACTIVE_S = 3_600.0  # a file not written to for this long belongs to a run that ended
 LOOK_S = 10.0  # between two searches: writers flush every two minutes by default
-LOOK_RATIO = 100.0  # and at least so many times as long as one takes
+LOOK_RATIO = 100.0  # and at least this many times the duration of a search
 DEPTH_MAX = 3  # folders below the configured one
-SEEN_MAX = 65_536  # files that were seen; beyond, all are forgotten and count as there before
+SEEN_MAX = 65_536  # files seen; beyond this all are forgotten and treated as pre-existing
 
 _NAME = re.compile(r"events\.out\.tfevents\.[0-9]{1,20}\.(.{1,253}?)(?:\.([0-9]{1,10})\.[0-9]{1,10})?(?:\.v2)?")
 _NO_LINE = LogLine("")
@@ -40,12 +40,12 @@ class _Followed:
 
 
 class TensorBoardCollector:
-    """Steps, losses and rates of ranks as their event files tell them, where nothing else does.
+    """Steps, losses and rates of ranks from their event files, where no other source has them.
 
-    ``patterns`` are those of ``event_files``. A file is the process's whose host and process id its name says, else the
-    rank's that its path says or that writes such tags by custom. Rows of ``reported_devices`` are left out: hooks and
-    logs are sooner, as event files are flushed every two minutes. A file that somebody else's link leads to is counted
-    as ``tensorboard_refused`` and named.
+    ``patterns`` come from ``event_files``. A file belongs to the process whose host and pid its name contains, else to
+    the rank in its path or the rank that by convention writes such tags. Rows of ``reported_devices`` are left out:
+    hooks and logs are faster, as event files are flushed every two minutes. A file reached through another user's link
+    is counted as ``tensorboard_refused`` and named.
     """
 
     name = "tensorboard"
@@ -60,7 +60,7 @@ class TensorBoardCollector:
         host: str = "",
         monotonic_s: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``host`` is what event files call this machine; empty: its name."""
+        """``host`` is this machine's name in event files; empty: its host name."""
         self._processes = processes
         self._drops = drops
         self._patterns = patterns
@@ -75,7 +75,7 @@ class TensorBoardCollector:
         self._trouble = LogTrouble()
 
     def collect(self, now_s: float) -> Observed:
-        """Return the rows for the interval that ends now. Raises Unsupported where no folder is configured."""
+        """Return the rows for the interval ending now. Raises Unsupported where no folder is configured."""
         if not self._patterns:
             raise Unsupported("tensorboard_logs names no folder")
         monotonic_s = self._monotonic_s()
@@ -95,7 +95,7 @@ class TensorBoardCollector:
         return Observed(devices=self._ranks.rows(self._reported_devices(), self._drops), problem=problem)
 
     def close(self) -> None:
-        """Let go of the files."""
+        """Close the files."""
         for identity in list(self._files):
             self._let_go(identity)
 
@@ -154,7 +154,7 @@ class TensorBoardCollector:
             course.take(said, log.identity, monotonic_s)
 
     def _by_name(self, name: str, processes: Sequence[TrainingProcess]) -> TrainingProcess | None:
-        """Return the process whose host and process id the file's name says."""
+        """Return the process whose host and pid are in the file's name."""
         said = _NAME.fullmatch(name)
         if said is None or said[2] is None or said[1].partition(".")[0] != self._host:
             return None
@@ -165,7 +165,7 @@ class TensorBoardCollector:
 
 
 def event_files(folder: str, node: str) -> list[Pattern]:
-    """Return patterns of the event files in the folders that ``folder`` names, and some levels below.
+    """Return patterns of the event files in the folders that ``folder`` matches, and some levels below.
 
     Raises BadPattern as Pattern does.
     """

@@ -1,4 +1,4 @@
-"""What the training processes of this node report through their hooks."""
+"""Receives what this node's training processes report through their hooks."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from eagle_eye.agent.processes.rank_process import RankProcess
 from eagle_eye.schema.events import Event
 from eagle_eye.schema.frame import RANKS_MAX
 
-EVENTS_PER_FRAME_MAX = 256  # of at most 2 KB of text each; the rest waits for the next frame
+EVENTS_PER_FRAME_MAX = 256  # at most 2 KB of text each; the rest waits for the next frame
 
 
 class TrainingCollector:
-    """Ranks, their steps and collectives, their events and their ends."""
+    """Ranks, their steps and collectives, their events and their exits."""
 
     name = "training"
 
@@ -27,7 +27,7 @@ class TrainingCollector:
         wake: Callable[[], None] = lambda: None,
         devices_by_uuid: Mapping[str, int] | None = None,
     ) -> None:
-        """``wake`` is called when a process ended or failed: the news should not wait for the interval's end."""
+        """``wake`` is called when a process exited or failed: this must not wait for the end of the interval."""
         self._path = path
         self._drops = drops
         self._wake = wake
@@ -35,7 +35,7 @@ class TrainingCollector:
         self._reader: HookReader | None = None
 
     def open(self) -> None:
-        """Listen from here on. Raises CollectFailed when the socket cannot be had; collecting tries again."""
+        """Start listening. Raises CollectFailed when the socket cannot be opened; collecting tries again."""
         if self._reader is None:
             try:
                 self._reader = HookReader(self._path, self._drops, self._wake, self._devices_by_uuid)
@@ -43,7 +43,7 @@ class TrainingCollector:
                 raise CollectFailed(f"hook socket {self._path}: {error.strerror or error}") from None
 
     def collect(self, now_s: float) -> Observed:  # noqa: ARG002 - the reader has its own clocks
-        """Return the ranks, their rows for the interval that ends now, and what happened in it."""
+        """Return the ranks, their rows for the interval ending now, and its events."""
         self.open()
         observed = self.happened()
         reader = self._reader
@@ -56,14 +56,14 @@ class TrainingCollector:
             for process in reader.unreported:
                 process.goodbye = True
                 if process.device in alive:
-                    # A row says by its device alone whose it is: the next attempt's rank has the device now.
+                    # A row is identified by its device alone, and the device now belongs to the next attempt's rank.
                     self._drops.count("rank_device_conflicts")
                     continue
                 self._put(observed, process, known_s)
                 if process.pid not in named:
                     observed.ranks.append(process.rank(known_s))
             reader.unreported.clear()
-            # The newest attempt last: where two ranks claim one device, that one's row is kept.
+            # The newest attempt last: where two ranks claim one device, its row is kept.
             for process in sorted(reader.processes.values(), key=lambda item: item.message.attempt):
                 self._put(observed, process, known_s)
         return observed
@@ -76,7 +76,7 @@ class TrainingCollector:
             observed.devices[process.device] = row
 
     def happened(self) -> Observed:
-        """Return ranks and events without rows; ranks that ended since the last frame are named once more."""
+        """Return ranks and events without rows; ranks that ended since the last frame are included once more."""
         reader = self._reader
         if reader is None:
             return Observed()
@@ -90,19 +90,19 @@ class TrainingCollector:
         return Observed(events=events, ranks=ranks)
 
     def pids(self) -> set[int]:
-        """Return the processes whose hooks report; empty while nobody listens."""
+        """Return the processes whose hooks report; empty while not listening."""
         return {process.pid for process in self._reporting() if process.pid}
 
     def attempts(self) -> dict[int, int]:
-        """Return the attempts that the hooks of these processes report, by process id."""
+        """Return the attempts reported by these processes' hooks, by pid."""
         return {process.pid: process.message.attempt for process in self._reporting() if process.pid}
 
     def devices(self) -> set[int]:
-        """Return the rows of the ranks whose hooks report; empty while nobody listens."""
+        """Return the rows of the ranks whose hooks report; empty while not listening."""
         return {process.device for process in self._reporting()}
 
     def step(self, pid: int) -> float | None:
-        """Return the last step that a process finished, as its hook said; None: it said none."""
+        """Return the last step that a process's hook reported as finished; None: it reported none."""
         steps = (process.message.step for process in self._reporting() if process.pid == pid)
         step = next(steps, -1)
         return float(step) if step >= 0 else None

@@ -1,4 +1,4 @@
-"""What training processes write into their logs. Touches: log files, read only; /proc/<pid>/fd, /proc/<pid>/environ."""
+"""Reads the logs of training processes. Touches: log files, read only; /proc/<pid>/fd, /proc/<pid>/environ."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ from eagle_eye.agent.training_logs.reading import Framework, LogReading, Quiet, 
 from eagle_eye.agent.training_logs.trouble import LogTrouble
 from eagle_eye.schema.events import Event
 
-EVENTS_MAX = 256  # told in one collection
-NOTHING_KNOWN_BYTES = 1 << 20  # of a configured log in which no line was understood before that is named
+EVENTS_MAX = 256  # reported per collection
+NOTHING_KNOWN_BYTES = 1 << 20  # bytes of a configured log without a recognized line before that is reported
 
 _ENDS = {Quiet.CHECKPOINT_END: Quiet.CHECKPOINT_BEGIN, Quiet.EVAL_END: Quiet.EVAL_BEGIN}
 
 
 class TrainingLogCollector:
-    """Steps, losses, checkpoints and errors of ranks as their logs tell them, without a change to the program.
+    """Steps, losses, checkpoints and errors of ranks from their logs, without changes to the program.
 
-    Followed are the files that ``patterns`` name and, by themselves, regular files that are the stdout or stderr of a
-    training process. A row goes to the device of the rank that wrote the line; a line whose rank runs on another node
-    is that node's. What nobody can attribute is counted as ``training_log_unattributed`` and named. Rows and events of
-    devices in ``hooked_devices`` are left out: their ranks tell by themselves. A file that is not the process's own, or
-    that somebody else's link leads to, is counted as ``training_log_refused`` and named.
+    Follows the files that ``patterns`` match and, automatically, regular files that are the stdout or stderr of a
+    training process. A row goes to the device of the rank that wrote the line; lines of a rank on another node are left
+    to that node. Lines that cannot be attributed are counted as ``training_log_unattributed`` and named. Rows and
+    events of devices in ``hooked_devices`` are left out: their ranks report themselves. A file not owned by the
+    process's user, or reached through another user's link, is counted as ``training_log_refused`` and named.
 
-    Cannot see: what is written to pipes and terminals; who wrote a line that names no rank into a file that several
-    ranks share, unless the framework has a rule; what a log's buffer holds back.
+    Cannot see: output to pipes and terminals; which rank wrote a line without a rank into a file that several ranks
+    share, unless the framework has a rule; output still in a writer's buffer.
     """
 
     name = "training_log"
@@ -54,9 +54,9 @@ class TrainingLogCollector:
         monotonic_s: Callable[[], float] = time.monotonic,
         running: Callable[[int], bool] = is_running,
     ) -> None:
-        """``frameworks`` are those whose lines are read.
+        """``frameworks`` are those whose lines are parsed.
 
-        ``running`` says whether a process id is that of a living process.
+        ``running`` says whether a pid belongs to a live process.
         """
         self.steps: Mapping[int, float] = {}  # the last collection's train_step by device
         self._processes = processes
@@ -69,10 +69,10 @@ class TrainingLogCollector:
         self._unattributed = LogTrouble()
         self._unreadable = LogTrouble()
         self._events: list[Event] = []
-        self._now_s = self._at_s = 0.0  # of the collection that goes on: Unix seconds, the monotonic clock
+        self._now_s = self._at_s = 0.0  # of the collection in progress: Unix seconds, the monotonic clock
 
     def collect(self, now_s: float) -> Observed:
-        """Return the rows for the interval that ends now and what the new lines tell."""
+        """Return the rows for the interval ending now and the events of the new lines."""
         self._now_s, self._at_s = now_s, self._monotonic_s()
         listed = self._processes.all()
         self._ranks.note(listed, self._at_s)
@@ -94,7 +94,7 @@ class TrainingLogCollector:
         return Observed(devices=rows, events=events[:EVENTS_MAX], problem=self._problem())
 
     def close(self) -> None:
-        """Let go of the logs."""
+        """Close the logs."""
         self._logs.close()
 
     def _whose(self, log: FollowedLog, said: Said) -> TrainingProcess | Missing:
@@ -104,7 +104,7 @@ class TrainingLogCollector:
         return writer_of(said.line, rank, writer, log.origin, self._ranks.processes(), self._logs.tasks)
 
     def _learn(self, log: FollowedLog, said: Said) -> None:
-        """Take in a line from before: a job that goes on is where it says, an earlier one is not this one."""
+        """Take a line from before the agent started: a running job continues from it, an earlier job's is ignored."""
         process = self._whose(log, said)
         course = None if isinstance(process, Missing) else self._ranks.of(process)
         if course is not None and said.reading is not None:
@@ -122,11 +122,11 @@ class TrainingLogCollector:
             if said.reading is not None:
                 self._take_reading(process, log, said.reading)
             elif said.error is not None:
-                uncaught = said.line.rank is not None  # PyTorch's hook for what nothing catches puts the rank in front
+                uncaught = said.line.rank is not None  # PyTorch's hook for uncaught exceptions prefixes the rank
                 self._errors.note(process, said.error, self._now_s, self._at_s, uncaught=uncaught)
             elif said.watchdog is not None and said.watchdog.enqueued is not None:
                 course = self._ranks.of(process)
-                # Other groups count their own collectives.
+                # Other process groups count their own collectives.
                 if course is not None and (not said.watchdog.group or "default_pg" in said.watchdog.group):
                     course.note_collectives(said.watchdog.enqueued, said.watchdog.completed)
 
@@ -141,7 +141,7 @@ class TrainingLogCollector:
             self._tell_quiet(reading.quiet, process, reading.quiet_step, begins=True)
 
     def _end_quiet(self, log: FollowedLog, begun: list[Quiet]) -> None:
-        """Note that what this program began has ended: its own line says so, or a step that was finished since."""
+        """Note that what this program began has ended: by its own line, or by a step finished since."""
         for quiet in begun:
             process, step = log.program.quiet.pop(quiet, (None, None))
             if process is not None:

@@ -1,1 +1,1 @@
-"""What is gathered on this host when the server asks: stacks, logs, dumps. Bounded in time and size."""
+"""Evidence gathered on this host at the server's request: stacks, logs, dumps. Bounded in time and size."""

@@ -1,6 +1,6 @@
-"""NVIDIA's own bug report, which its support asks for. Takes minutes, asks the driver everything, and is not redacted.
+"""NVIDIA's own bug report, as its support requests. Takes minutes, queries all of the driver, and is not redacted.
 
-It runs in its safe mode: without the parts that may hang a system whose GPU is sick.
+It runs in safe mode, without the parts that may hang a system with a failing GPU.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from eagle_eye.agent.redact import redact
 
 PROGRAM = "nvidia-bug-report.sh"
 REPORT = "nvidia-bug-report.log"
-OUTPUT_BYTES_MAX = 1 << 16  # of what it prints, which nobody reads
+OUTPUT_BYTES_MAX = 1 << 16  # of its stdout, which is discarded
 
 
 class BugReport:
-    """One file, compressed by its maker."""
+    """One file, compressed by NVIDIA's tool."""
 
     name = "bug_report"
 

@@ -1,6 +1,6 @@
-"""One gathering as one file: a gzipped tar of pieces, and a manifest of what is in it and what is not. In memory only.
+"""An evidence bundle: a gzipped tar of pieces, and a manifest of what it holds and what is missing. In memory only.
 
-The disk may be what is broken, and evidence may hold what should not lie about on a host: nothing is written down.
+Nothing is written to disk: the disk may be what is broken, and evidence may be sensitive.
 """
 
 from __future__ import annotations
@@ -13,22 +13,22 @@ import threading
 import msgspec
 
 FORMAT = "eagle-eye-evidence/1"
-BUNDLE_BYTES_MAX = 64 << 20  # compressed; the server takes no more
+BUNDLE_BYTES_MAX = 64 << 20  # compressed; the server accepts no more
 PIECE_BYTES_MAX = 32 << 20  # before compression: five flight-recorder dumps of PyTorch's default length
 PIECES_MAX = 1_024
 MISSING_MAX = 1_024
-NAME_CHARS_MAX = 100  # of one part of a path: what every file system takes
+NAME_CHARS_MAX = 100  # per path component: every file system accepts this
 WHY_CHARS_MAX = 300
 MANIFEST = "manifest.json"
-RESERVE_BYTES = 1 << 20  # for the manifest, and for what zlib holds back and so is not counted yet
+RESERVE_BYTES = 1 << 20  # for the manifest, and for data that zlib has buffered and not yet counted
 LOCK_S = 1.0  # how long closing waits for a piece that is being written
-COMPRESSION = 1  # text shrinks to a tenth already, and the CPU belongs to training
+COMPRESSION = 1  # text already shrinks to a tenth, and the CPU belongs to training
 
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")
 
 
 class Piece(msgspec.Struct, frozen=True):
-    """A file in the bundle. ``cut``: there was more; of a log the newest part is here, of all else the first."""
+    """A file in the bundle. ``cut``: it was truncated; of a log the newest part is kept, of all else the beginning."""
 
     name: str
     source: str
@@ -37,7 +37,7 @@ class Piece(msgspec.Struct, frozen=True):
 
 
 class Missing(msgspec.Struct, frozen=True):
-    """What could not be had, and why."""
+    """What could not be gathered, and why."""
 
     source: str
     what: str
@@ -45,7 +45,7 @@ class Missing(msgspec.Struct, frozen=True):
 
 
 class Looked(msgspec.Struct, frozen=True):
-    """A process that was looked at; ``rank`` None: a child of the rank that the label names."""
+    """A process that was examined; ``rank`` None: a child of the rank in the label."""
 
     label: str
     pid: int
@@ -53,7 +53,7 @@ class Looked(msgspec.Struct, frozen=True):
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
-    """``manifest.json``. Times are Unix seconds of the node; ``attempt`` None: whichever ran."""
+    """``manifest.json``. Times are Unix seconds of the node; ``attempt`` None: any."""
 
     format: str = FORMAT
     node: str
@@ -70,16 +70,16 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BundleStuck(Exception):
-    """A thread holds the bundle and does not let go."""
+    """A thread holds the bundle's lock and does not release it."""
 
 
 def safe_name(text: str) -> str:
-    """Return the text as one part of a path: letters, digits, ".", "_" and "-", not hidden, never empty."""
+    """Return the text as one path component: letters, digits, ".", "_" and "-", not hidden, never empty."""
     return _UNSAFE.sub("_", text)[:NAME_CHARS_MAX].lstrip(".") or "_"
 
 
 class Bundle:
-    """Takes pieces from many threads until it is closed; what comes later is let go, the manifest has said so.
+    """Accepts pieces from many threads until closed; later ones are dropped, and the manifest lists them as missing.
 
     ``node`` names the folder in the tar, so that the bundles of many nodes can be unpacked into one.
     """
@@ -97,7 +97,7 @@ class Bundle:
         self._missing: list[Missing] = []
 
     def add(self, source: str, name: str, content: bytes, *, cut: bool = False) -> None:
-        """Put a piece in; where there is no room for it, name it as missing."""
+        """Add a piece; where there is no room for it, list it as missing."""
         with self._lock:
             if self._tar is None:
                 return
@@ -109,12 +109,12 @@ class Bundle:
             self._pieces[name] = Piece(name, source, len(content), cut)
 
     def miss(self, source: str, what: str, why: str) -> None:
-        """Say what could not be had, and why."""
+        """Record what could not be gathered, and why."""
         with self._lock:
             self._miss(source, what, why)
 
     def close(self, manifest: Manifest) -> tuple[Manifest, bytes]:
-        """Return the manifest with what is in the bundle and what is not, and the file. Raises BundleStuck."""
+        """Return the manifest of what is in the bundle and what is missing, and the file. Raises BundleStuck."""
         if not self._lock.acquire(timeout=LOCK_S):
             raise BundleStuck(f"a piece is still being written after {LOCK_S:g} s")
         try:

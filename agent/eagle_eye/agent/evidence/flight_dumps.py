@@ -1,7 +1,8 @@
-"""The flight recorders of the suspects: asked of the process itself where it answers, else the newest dump on disk.
+"""Flight-recorder dumps of the suspects: requested from the process if it answers, else the newest one on disk.
 
-The bundle has them as ``flight-recorder/<job>/rank_<rank>``, outside the node's folder: bundles of many nodes unpacked
-into one folder make one that ``eagle-eye flight-recorder`` reads. A dump is taken as it is, or not at all.
+The bundle stores them as ``flight-recorder/<job>/rank_<rank>``, outside the node's folder: bundles of many nodes
+unpacked into one folder give a folder that ``eagle-eye flight-recorder`` reads. A dump is included unchanged, or not at
+all.
 """
 
 from __future__ import annotations
@@ -24,14 +25,15 @@ from eagle_eye.agent.nccl.process_environment import Environments
 from eagle_eye.agent.processes.process_registry import TrainingProcess
 
 HANDLER = "fr_trace_json"
-RESERVE_S = 0.5  # of the time that is left when a process was asked for a dump and has not written it
+RESERVE_S = 0.5  # of the remaining time, when a process was asked for a dump and has not written it
 
 
 class FlightDumps:
-    """One dump for each rank; one that is older than its process is left out.
+    """One dump per rank; a dump older than its process is left out.
 
-    ``prefixes`` and ``pipe_prefixes`` are those of the flight recorder's collector: where dumps lie, and pipes that ask
-    for one, besides what the processes' environments say. A pipe that is not the process's own is counted in ``drops``.
+    ``prefixes`` and ``pipe_prefixes`` are those of the flight recorder's collector: where dumps are, and pipes that
+    request one, in addition to the processes' environments. A pipe that does not belong to the process is counted in
+    ``drops``.
     """
 
     name = "flight_recorder"
@@ -58,7 +60,7 @@ class FlightDumps:
         else:
             scene.bundle.add(self.name, f"{_name(rank)}.json", content)
             return
-        environments = Environments(scene.proc)  # one of our own: reading a stuck process's environment may never end
+        environments = Environments(scene.proc)  # a separate instance: reading a stuck process's may never return
         wait_s = max(0.0, scene.left_s() - RESERVE_S)
         asked = request_dumps([rank], wait_s, environments, self._prefixes, self._pipe_prefixes, drops=self._drops)
         said = f"{asked.silent.get(rank, '')}; {said}"
@@ -89,7 +91,7 @@ def _name(rank: TrainingProcess) -> str:
 
 
 def _seen_by(rank: TrainingProcess, environments: Environments, prefixes: Sequence[str]) -> list[str]:
-    """Return where the rank's dump may lie, as the process itself sees it."""
+    """Return the rank's possible dump paths, as the process itself sees them."""
     environment = environments.of([rank]).get(rank)
     root = environment.root if environment is not None else Path("/")
     paths = dump_paths(rank, environment, prefixes)
@@ -97,7 +99,7 @@ def _seen_by(rank: TrainingProcess, environments: Environments, prefixes: Sequen
 
 
 def _newest(scene: Scene, suspect: Suspect, paths: Sequence[str]) -> tuple[float, str]:
-    """Return when the newest dump was written, Unix seconds, and its path; (-1, "") where none may be read."""
+    """Return when the newest dump was written, Unix seconds, and its path; (-1, "") where none is readable."""
     newest = (-1.0, "")
     for path in paths:
         try:

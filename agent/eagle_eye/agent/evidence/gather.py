@@ -1,6 +1,6 @@
-"""All sources at once, each piece in a thread of its own, until one deadline; what is not done by then is named.
+"""Runs all evidence sources at once, one thread per piece, until a common deadline; what is unfinished is listed.
 
-A call into the kernel may never return: a thread that hangs in one is left behind, and counted.
+A system call may never return: a thread that hangs in one is abandoned, and counted.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from eagle_eye.agent.external_tool import NICENESS
 from eagle_eye.agent.processes.process_registry import TrainingProcess
 
 EVIDENCE, BUG_REPORT = "evidence", "bug_report"
-DEADLINES_S = {EVIDENCE: 5.0, BUG_REPORT: 600.0}  # where nobody says; a bug report takes minutes on a healthy host
-HANGING_MAX = 256  # threads left behind by earlier gatherings; beyond it no more are begun
+DEADLINES_S = {EVIDENCE: 5.0, BUG_REPORT: 600.0}  # defaults; a bug report takes minutes on a healthy host
+HANGING_MAX = 256  # threads abandoned by earlier gatherings; beyond this no new gathering starts
 
 
 class CannotGather(Exception):
@@ -35,7 +35,7 @@ class CannotGather(Exception):
 
 
 class Gatherer:
-    """Gathers for one node. ``sources`` by kind: what is quick and what takes minutes are asked for apart."""
+    """Gathers evidence for one node. ``sources`` by kind: quick ones and slow ones are requested separately."""
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ class Gatherer:
         self._lock = threading.Lock()
 
     def hanging(self) -> int:
-        """Return how many threads of earlier gatherings have not come back."""
+        """Return how many threads of earlier gatherings have not returned."""
         with self._lock:
             self._hanging = [thread for thread in self._hanging if thread.is_alive()]
             return len(self._hanging)
@@ -70,9 +70,10 @@ class Gatherer:
         attempt: int | None = None,
         bytes_max: int = BUNDLE_BYTES_MAX,
     ) -> tuple[Manifest, bytes]:
-        """Return what was gathered of ``kind`` within ``deadline_s`` as a manifest and a file of at most ``bytes_max``.
+        """Gather ``kind`` within ``deadline_s``; return a manifest and a file of at most ``bytes_max``.
 
-        Of ``processes`` those of the job and the attempt are looked at; "" and None: whichever. Raises CannotGather.
+        Examines those of ``processes`` that belong to the job and the attempt; "" and None match any. Raises
+        CannotGather.
         """
         hanging = self.hanging()
         if hanging >= HANGING_MAX:
@@ -142,9 +143,9 @@ def gather_now(
     kind: str = EVIDENCE,
     deadline_s: float | None = None,
 ) -> Manifest:
-    """Gather for a person at this host and write the bundle to ``out``, readable by its owner alone.
+    """Gather at this host's console and write the bundle to ``out``, readable only by its owner.
 
-    Raises CannotGather, OSError; FileExistsError when ``out`` is there already.
+    Raises CannotGather, OSError; FileExistsError when ``out`` exists.
     """
     if out.exists():
         raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(out))

@@ -1,4 +1,4 @@
-"""The newest part of the kernel's log, as its ring holds it. Reads /dev/kmsg: each reader has its own place in it."""
+"""The newest part of the kernel's ring buffer. Reads /dev/kmsg: each reader has its own position in it."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from eagle_eye.agent.evidence.source import Scene, Task
 from eagle_eye.agent.kernel.messages import record
 from eagle_eye.agent.redact import redact
 
-LOG_BYTES_MAX = 1 << 20  # the newest; distributions' rings hold 256 KiB to 1 MiB
-RECORDS_MAX = 1 << 18  # of a ring of 16 MiB, the largest that is usual, and what is added while we read
+LOG_BYTES_MAX = 1 << 20  # the newest part; distributions' buffers hold 256 KiB to 1 MiB
+RECORDS_MAX = 1 << 18  # in a 16 MiB buffer, the largest common size, plus what is added while we read
 
 
 class KernelLog:
@@ -50,7 +50,7 @@ class KernelLog:
                 except BlockingIOError:
                     break
                 except OSError as error:
-                    if error.errno in (errno.EPIPE, errno.EINVAL):  # overwritten while we read, or no record
+                    if error.errno in (errno.EPIPE, errno.EINVAL):  # overwritten while we read, or malformed
                         continue
                     raise
                 if not raw:
@@ -69,5 +69,5 @@ class KernelLog:
             os.close(descriptor)
         content = "".join(
             f"{redact(line)}\n" for line in lines
-        ).encode()  # by line: one long search would stop all threads
+        ).encode()  # line by line: one long search would block all threads
         scene.bundle.add(self.name, f"{scene.bundle.folder}/kernel.log", content, cut=cut)

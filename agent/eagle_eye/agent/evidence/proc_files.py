@@ -1,4 +1,4 @@
-"""Reads files of /proc and files as another process sees them; never more than asked for. May block for ever."""
+"""Reads files of /proc, and files as another process sees them; size-bounded. May block forever."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def read(path: Path, bytes_max: int) -> tuple[bytes, bool]:
 def read_open(descriptor: int, bytes_max: int) -> tuple[bytes, bool]:
     """Return an open file's first bytes, and whether there was more. Raises OSError.
 
-    No more is read than the size that the file has: those of /proc have none, and some never end.
+    Reads no more than the file's reported size: files of /proc report 0, and some never end.
     """
     size = os.fstat(descriptor).st_size
     wanted = min(size, bytes_max)
@@ -36,7 +36,7 @@ def read_open(descriptor: int, bytes_max: int) -> tuple[bytes, bool]:
 
 
 def environment(proc: Path, pid: int) -> tuple[dict[str, str], bool]:
-    """Return a process's environment as it was started, and whether there was more. Raises OSError."""
+    """Return a process's initial environment, and whether there was more. Raises OSError."""
     raw = ProcessFiles(proc).environment(pid)
     if raw is None:
         raise _gone(pid)
@@ -68,7 +68,7 @@ def open_file_of(proc: Path, pid: int, path: str) -> int:
 
 
 def _inside(proc: Path, pid: int, path: str) -> tuple[Path, Path]:
-    """Return where the process's path lies as this agent sees it, and the process's root folder."""
+    """Return the process's path as this agent sees it, and the process's root folder."""
     if not path.startswith("/"):
         raise NotTheirs(f"{path[:80]!r}: expected an absolute path")
     root = proc / str(pid) / "root"

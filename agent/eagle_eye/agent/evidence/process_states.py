@@ -1,8 +1,8 @@
-"""What the kernel says of the suspects: state, threads, where each waits, and how they were started. Reads /proc.
+"""Kernel view of the suspects: state, threads, where each waits, and how they were started. Reads /proc.
 
-As root this works for every process, stopped or stuck in the kernel. The state of the threads never blocks; reading a
-command line or an environment waits for the process's memory, which one that is stuck in a page fault may never give
-up: that is a task of its own.
+As root this works for every process, even stopped or stuck in the kernel. Reading thread states never blocks; reading a
+command line or an environment takes the process's memory lock, which a process stuck in a page fault may never release,
+so it is a separate task.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from eagle_eye.agent.evidence.source import Scene, Task
 from eagle_eye.agent.evidence.suspects import Suspect
 from eagle_eye.agent.redact import redact_arguments, redact_environment
 
-THREADS_MAX = 512  # of one process; PyTorch has a few hundred
+THREADS_MAX = 512  # per process; PyTorch has a few hundred
 FILE_BYTES_MAX = 16_384
 COMMAND_BYTES_MAX = 1 << 17
 VARIABLES_MAX = 2_048
@@ -26,7 +26,7 @@ VALUE_CHARS_MAX = 4_096
 OF_PROCESS = ("status", "limits", "cgroup", "oom_score", "sched", "io")
 OF_THREAD = ("stat", "wchan", "syscall", "stack")
 
-# Only what governs how a job communicates and computes is shown with its value; of all else the names alone.
+# Only variables that govern communication and computation are shown with their values; of all others only the names.
 SHOWN = (
     *(
         "NCCL_",
@@ -59,7 +59,7 @@ SHOWN = (
 
 
 class Command(msgspec.Struct, frozen=True):
-    """How a process was started, secrets masked; ``other_variables`` are named, their values are nobody's business."""
+    """How a process was started, secrets masked; ``other_variables`` are names without their values."""
 
     executable: str
     arguments: list[str]
@@ -69,7 +69,7 @@ class Command(msgspec.Struct, frozen=True):
 
 
 class ProcessStates:
-    """Two files for each suspect: what it does, and how it was started."""
+    """Two files per suspect: what it is doing, and how it was started."""
 
     name = "process_states"
 

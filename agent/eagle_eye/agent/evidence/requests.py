@@ -1,6 +1,6 @@
-"""What the server asks for in its answers to frames: taken in, gathered, and brought to it. Touches: threads.
+"""Serves evidence requests from the server's replies to frames: accepts, gathers and uploads. Touches: threads.
 
-It is also a collector, which collects nothing: its state in every frame tells the server that it may ask.
+It is also a collector that collects nothing: its state in every frame tells the server that it accepts requests.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from eagle_eye.agent.loop.collector import CollectFailed, Observed
 from eagle_eye.agent.loop.drops import Drops
 from eagle_eye.agent.processes.process_registry import TrainingProcess
 
-REQUESTS_MAX = 16  # read in one answer
-WAITING_MAX = 4  # of each kind; the server asks again with its next answer
-REMEMBERED_MAX = 256  # ids that were taken up already: the server repeats a request until it has the bundle
+REQUESTS_MAX = 16  # read per answer
+WAITING_MAX = 4  # of each kind; the server repeats a request with its next answer
+REMEMBERED_MAX = 256  # ids already accepted: the server repeats a request until it has the bundle
 DEADLINE_S_MIN = 0.5
 DEADLINE_S_MAX: Mapping[str, float] = {EVIDENCE: 60.0, BUG_REPORT: 900.0}
-UPLOAD_S = 120.0  # evidence that comes after the restart is still evidence
-REPORT_S = 10.0  # that there is none is of use only while somebody waits
+UPLOAD_S = 120.0  # evidence that arrives after the restart is still evidence
+REPORT_S = 10.0  # the report that there is none is only useful while the server waits
 ANSWER_KEY = "requests"
-NODE_CHECK = "node_check"  # a kind that others serve
+NODE_CHECK = "node_check"  # a kind served elsewhere
 
-# Brings something to the server, as ``Upload.send`` does: id, content, content type, seconds, when to give up.
+# Sends something to the server, as ``Upload.send`` does: id, content, content type, seconds, and a stop event.
 Send = Callable[[str, bytes, str, float, threading.Event], str]
 
 _ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
@@ -41,9 +41,9 @@ _log = logging.getLogger("eagle_eye.agent")
 
 
 class _Request(msgspec.Struct, frozen=True):
-    """As it stands in the answer; unknown keys are ignored.
+    """A request as in the server's answer; unknown keys are ignored.
 
-    ``deadline_s`` counts from its arrival, ``bytes_max`` is what the server takes.
+    ``deadline_s`` counts from its arrival, ``bytes_max`` is the server's limit.
     """
 
     id: str
@@ -60,7 +60,7 @@ class _Taken(NamedTuple):
 
 
 class EvidenceRequests:
-    """Takes requests, one at a time of each kind, and each once. Nothing runs until the first one comes."""
+    """Serves requests, one at a time of each kind, each once. No thread starts until the first request."""
 
     name = "evidence"
 
@@ -78,12 +78,12 @@ class EvidenceRequests:
         self._drops = drops
         self._monotonic_s = monotonic_s
         self._lock = threading.Lock()
-        self._seen: dict[str, None] = {}  # in the order in which they came
+        self._seen: dict[str, None] = {}  # in order of arrival
         self._stop = threading.Event()
         self._waiting: dict[str, queue.Queue[_Taken | None]] = {}
 
     def answered(self, answer: Mapping[str, object]) -> None:
-        """Take what the server's answer to frames asks for. Returns at once and raises nothing; from any thread."""
+        """Accept the requests in the server's answer to frames. Returns at once, never raises; thread-safe."""
         asked = answer.get(ANSWER_KEY)
         if not isinstance(asked, list):
             return
@@ -100,19 +100,19 @@ class EvidenceRequests:
                     self._take(request)
 
     def collect(self, now_s: float) -> Observed:  # noqa: ARG002 - there is nothing to collect
-        """Return nothing. Raises CollectFailed while nothing could be gathered either."""
+        """Return nothing. Raises CollectFailed while nothing could be gathered."""
         hanging = self._gatherer.hanging()
         if hanging >= HANGING_MAX:
             raise CollectFailed(f"{hanging} threads of earlier gatherings hang: no evidence can be gathered")
         return Observed()
 
     def close(self) -> None:
-        """Take nothing more and give up what is under way."""
+        """Accept no more requests and abandon those in progress."""
         self._stop.set()
         with self._lock:
             lanes = list(self._waiting.values())
         for waiting in lanes:
-            with contextlib.suppress(queue.Full):  # a full one wakes up anyway, and looks at ``_stop``
+            with contextlib.suppress(queue.Full):  # a full queue wakes up anyway, and checks ``_stop``
                 waiting.put_nowait(None)
 
     def _take(self, request: _Request) -> None:
@@ -124,7 +124,7 @@ class EvidenceRequests:
             self._drops.count("evidence_failed")
             return
         deadline_s = DEADLINE_S_MIN
-        if request.deadline_s > DEADLINE_S_MIN:  # which NaN is not
+        if request.deadline_s > DEADLINE_S_MIN:  # False for NaN
             deadline_s = min(request.deadline_s, DEADLINE_S_MAX[request.kind])
         try:
             waiting.put_nowait(_Taken(request, self._monotonic_s() + deadline_s))
@@ -136,7 +136,7 @@ class EvidenceRequests:
             del self._seen[next(iter(self._seen))]
 
     def _lane(self, kind: str) -> queue.Queue[_Taken | None] | None:
-        """Return what waits for the kind's thread, which the first request starts; None where it cannot start."""
+        """Return the queue of the kind's thread, started on first use; None where it cannot start."""
         waiting = self._waiting.get(kind)
         if waiting is None:
             waiting = queue.Queue(WAITING_MAX)
@@ -161,7 +161,7 @@ class EvidenceRequests:
 
     def _serve(self, taken: _Taken) -> None:
         request = taken.request
-        # One that waited for those before it may come too late; the host is not asked to hurry beyond reason.
+        # A request that waited for earlier ones may run out of time; the minimum keeps the host from being rushed.
         left_s = max(DEADLINE_S_MIN, taken.until_s - self._monotonic_s())
         try:
             manifest, content = self._gatherer.gather(
@@ -186,6 +186,6 @@ class EvidenceRequests:
             self._report(request.id, f"the bundle of {len(content)} bytes did not arrive: {problem}")
 
     def _report(self, request_id: str, why: str) -> None:
-        """Tell the server that there will be no bundle, so that nothing waits for it."""
+        """Tell the server that there will be no bundle, so that it stops waiting."""
         content = msgspec.json.encode({"failed": why})
         self._send(request_id, content, FAILURE_TYPE, REPORT_S, self._stop)

@@ -11,12 +11,12 @@ from typing import NamedTuple, Protocol
 from eagle_eye.agent.evidence.bundle import Bundle
 from eagle_eye.agent.evidence.suspects import Suspect
 
-TOOLS_EARLIER_S = 0.25  # tools are killed so long before the deadline, so that what came of them can still be told
+TOOLS_EARLIER_S = 0.25  # tools are killed this long before the deadline, so that their output can still be included
 
 
 @dataclass(frozen=True)
 class Scene:
-    """What a source may look at, where it puts what it finds, and until when, by ``monotonic_s``."""
+    """What a source may examine, where it puts its findings, and its deadline, by ``monotonic_s``."""
 
     suspects: Sequence[Suspect]
     bundle: Bundle
@@ -25,17 +25,17 @@ class Scene:
     monotonic_s: Callable[[], float] = time.monotonic
 
     def left_s(self) -> float:
-        """Return the seconds that are left; 0 when there are none."""
+        """Return the seconds left; 0 when there are none."""
         return max(0.0, self.until_s - self.monotonic_s())
 
     @property
     def tools_until_s(self) -> float:
-        """Until when a program of the host may run."""
+        """Deadline for host programs."""
         return self.until_s - TOOLS_EARLIER_S
 
 
 class Task(NamedTuple):
-    """Something to find out. ``run`` has a thread of its own, may hang in a call for ever, and raises what it likes."""
+    """One thing to find out. ``run`` has a thread of its own, may hang forever, and may raise anything."""
 
     what: str
     run: Callable[[], None]
@@ -50,5 +50,5 @@ class EvidenceSource(Protocol):
         ...
 
     def tasks(self, scene: Scene) -> list[Task]:
-        """Return what there is to find out; must not block."""
+        """Return the tasks; must not block."""
         ...

@@ -1,8 +1,8 @@
-"""The Python stacks of the suspects, without stopping them: by py-spy, else by PyTorch's own handler.
+"""Python stacks of the suspects, without pausing them: by py-spy, else by PyTorch's own handler.
 
-py-spy reads the process's memory from outside. ``--nonblocking``: it does not pause the process, as it would do
-otherwise. The price is a stack that may be torn while the process runs on; one that hangs, stopped or not, stands
-still. Neither shows local variables: they may hold anything.
+py-spy reads the process's memory from outside. ``--nonblocking``: it does not pause the process. The price is that the
+stack of a running process may be inconsistent; a hung process's stack does not change. Neither tool shows local
+variables, which may hold anything.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from eagle_eye.agent.external_tool import find, run
 from eagle_eye.agent.redact import redact
 
 STACK_BYTES_MAX = 4 << 20
-AT_ONCE_MAX = 2  # py-spy works for some ten milliseconds a process, on cores that training wants
+AT_ONCE_MAX = 2  # py-spy takes some ten milliseconds per process, on cores that training needs
 HANDLER = "dump_traceback"
 
 
 class Stacks:
-    """One file for each suspect. ``pyspy`` is the program's path, None where it is not installed."""
+    """One file per suspect. ``pyspy`` is the program's path, None where it is not installed."""
 
     name = "stacks"
 
@@ -55,7 +55,7 @@ class Stacks:
             self._put(scene, suspect, content.decode("utf-8", "replace"), cut=False)
 
     def _seen_by(self, pyspy: str, scene: Scene, suspect: Suspect) -> tuple[str, bool, str]:
-        """Return what py-spy shows, whether it was cut, and why it shows nothing."""
+        """Return py-spy's output, whether it was cut, and why there is none."""
         if not self._turn.acquire(timeout=scene.left_s()):
             return "", False, "py-spy was busy with others until the deadline"
         try:
@@ -70,7 +70,7 @@ class Stacks:
         finally:
             self._turn.release()
         if ran.status == 0 or ran.cut:
-            # Its first line repeats the command line, which has a file of its own, without its secrets.
+            # Its first line repeats the command line, which has its own file with secrets masked.
             return ran.output.decode("utf-8", "replace").partition("\n")[2], ran.cut, ""
         if ran.status is None:
             return "", False, "py-spy did not end in time"

@@ -1,4 +1,4 @@
-"""Whom a gathering looks at: a job's training processes on this node and their descendants. Reads /proc."""
+"""Selects the processes to examine: a job's training processes on this node and their descendants. Reads /proc."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from eagle_eye.agent.processes.process_files import ProcessFiles
 from eagle_eye.agent.processes.process_registry import TrainingProcess
 
 PROCESSES_MAX = 64  # ranks first, then their children: data loaders and the like
-PIDS_MAX = 65_536  # of the whole host, looked through for children
+PIDS_MAX = 65_536  # of the whole host, scanned for children
 
 
 @dataclass(frozen=True)
 class Suspect:
-    """A process to look at; ``rank`` None: a rank's descendant.
+    """A process to examine; ``rank`` None: a rank's descendant.
 
-    ``started``, in the kernel's ticks since boot, tells it from a later owner of its pid.
+    ``started``, in the kernel's ticks since boot, distinguishes it from a later owner of its pid.
     """
 
     pid: int
@@ -28,17 +28,17 @@ class Suspect:
     rank: TrainingProcess | None
 
     def is_still(self, proc: Path) -> bool:
-        """Whether the pid still belongs to this process; False also when nobody has it."""
+        """Whether the pid still belongs to this process; False also when the pid is free."""
         return _parent_and_start(proc, self.pid)[1] == self.started
 
     def started_s(self, proc: Path) -> float:
-        """Return when the process started, Unix seconds by the wall clock of now. Raises OSError, ValueError."""
+        """Return when the process started, Unix seconds by the current wall clock. Raises OSError, ValueError."""
         up_s = float((proc / "uptime").read_text(encoding="ascii").split()[0])
         return time.time() - up_s + self.started / os.sysconf("SC_CLK_TCK")
 
 
 def suspects(training: Iterable[TrainingProcess], proc: Path = Path("/proc")) -> tuple[list[Suspect], int]:
-    """Return the processes to look at, and how many more there are than are looked at."""
+    """Return the processes to examine, and how many more were left out."""
     found: dict[int, Suspect] = {}
     for process in training:
         started = _parent_and_start(proc, process.pid)[1]
@@ -51,7 +51,7 @@ def suspects(training: Iterable[TrainingProcess], proc: Path = Path("/proc")) ->
 
 
 def _descendants(roots: Sequence[Suspect], proc: Path) -> list[Suspect]:
-    """Return the descendants of ranks that are no ranks themselves, nearest first."""
+    """Return the descendants of ranks that are not ranks themselves, nearest first."""
     children: dict[int, list[tuple[int, int]]] = {}
     for pid in _pids(proc):
         parent, started = _parent_and_start(proc, pid)
@@ -81,7 +81,7 @@ def _pids(proc: Path) -> list[int]:
 
 
 def _parent_and_start(proc: Path, pid: int) -> tuple[int, int]:
-    """Return a process's parent and when it started, in the kernel's ticks since boot; (-1, -1) when it is gone."""
+    """Return a process's parent and start time, in the kernel's ticks since boot; (-1, -1) when it is gone."""
     try:
         stat = ProcessFiles(proc).stat(pid)
     except OSError:

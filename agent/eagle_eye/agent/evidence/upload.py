@@ -1,4 +1,4 @@
-"""Brings a bundle, or why there is none, to the server. Touches: one HTTP connection for each attempt."""
+"""Uploads a bundle, or why there is none, to the server. Touches: one HTTP connection per attempt."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ BUNDLE_TYPE = "application/gzip"
 FAILURE_TYPE = "application/json"
 ANSWER_BYTES_MAX = 1 << 16
 BACKOFF_S_MIN, BACKOFF_S_MAX = 0.1, 5.0
-PASSING = frozenset({401, 408, 429, 500, 502, 503, 504})  # may be otherwise the next time; 401: a token that changes
+PASSING = frozenset({401, 408, 429, 500, 502, 503, 504})  # transient: worth retrying; 401: a token that changes
 
 
 @dataclass(frozen=True)
 class UploadTarget:
-    """Where bundles go; the uplink's own settings. ``token`` returns the node's, "" where there is none."""
+    """Where bundles go, with the uplink's own settings. ``token`` returns the node's, "" where there is none."""
 
     server: str
     token: Callable[[], str]
@@ -40,19 +40,19 @@ class _Answer(NamedTuple):
 
 
 class Upload:
-    """Tries again, ever more slowly, until the server has it, refuses it for good, or the time is over."""
+    """Retries with backoff until the server has it, rejects it for good, or time is up."""
 
     def __init__(
         self, place: UploadTarget, clock: Clock, jitter: Callable[[], float] = random.random, path: str = PATH
     ) -> None:
-        """``path`` and a request's id are where something is brought to."""
+        """``path`` plus a request's id is where it is uploaded."""
         self._place = place
         self._path = path
         self._clock = clock
         self._jitter = jitter
 
     def send(self, request_id: str, content: bytes, content_type: str, within_s: float, stop: threading.Event) -> str:
-        """Return "" once the server has it, else why it has not. Gives up when ``stop`` is set."""
+        """Return "" once the server has it, else why not. Gives up when ``stop`` is set."""
         until_s = self._clock.monotonic_s() + within_s
         backoff = Backoff(BACKOFF_S_MIN, BACKOFF_S_MAX, self._jitter)
         while True:
@@ -73,11 +73,11 @@ class Upload:
     def _put(self, request_id: str, content: bytes, content_type: str, until_s: float) -> _Answer:
         place = self._place
         with contextlib.closing(connect(place.server, place.trust, place.connect_s, place.answer_s)) as connection:
-            connection.sock.settimeout(max(0.01, until_s - self._clock.monotonic_s()))  # for the whole of the body
+            connection.sock.settimeout(max(0.01, until_s - self._clock.monotonic_s()))  # for the whole body
             headers = {"Content-Type": content_type}
             if token := place.token():
                 headers["Authorization"] = f"Bearer {token}"
-            # A server that refuses answers before it has read everything, and closes: its answer says why.
+            # A server that rejects a request answers before it has read everything, and closes: its answer says why.
             with contextlib.suppress(BrokenPipeError, ConnectionResetError):
                 connection.request(
                     "PUT", path_on(place.server, f"{self._path}/{request_id}"), body=content, headers=headers

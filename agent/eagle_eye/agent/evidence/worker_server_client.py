@@ -1,4 +1,4 @@
-"""Asks a training process through the socket that PyTorch's worker server opens in it; the main thread may hang.
+"""Queries a training process through PyTorch's worker server socket; works even if its main thread hangs.
 
 A program opens it by ``torch.distributed.elastic.control_plane.worker_main`` at the path in TORCH_WORKER_SERVER_SOCKET.
 """
@@ -17,19 +17,19 @@ from eagle_eye.agent.evidence.suspects import Suspect
 from eagle_eye.agent.files.foreign import NotTheirs
 
 VARIABLE = "TORCH_WORKER_SERVER_SOCKET"
-ANSWER_S_MAX = 2.0  # it answers in a tenth of a second, a stopped process never
+ANSWER_S_MAX = 2.0  # it answers in a tenth of a second; a stopped process never does
 
 _CREDENTIALS = struct.Struct("=iII")
 
 
 class NoWorkerServer(Exception):
-    """The process was started without such a socket."""
+    """The process was started without a worker server socket."""
 
 
 def ask(scene: Scene, suspect: Suspect, handler: str, bytes_max: int) -> bytes:
     """Return the answer of the process to ``handler``. Raises NoWorkerServer, OSError, http.client.HTTPException.
 
-    Nothing is sent to a socket that another process listens on, whatever the path leads to.
+    Nothing is sent if another process listens on the socket at the path.
     """
     path = environment(scene.proc, suspect.pid)[0].get(VARIABLE, "")
     if not path:

@@ -1,1 +1,1 @@
-"""Prometheus' text format: the agent's own ``/metrics``, and other exporters' pages read."""
+"""Prometheus text format: the agent's own ``/metrics``, and a parser for other exporters' pages."""

@@ -1,4 +1,4 @@
-"""Prometheus' text format, read: samples of the metrics that somebody wants. Pure.
+"""Parses Prometheus' text format: samples of the wanted metrics. Pure.
 
 Specification: https://prometheus.io/docs/instrumenting/exposition_formats/, version 0.0.4.
 """
@@ -27,8 +27,8 @@ class Sample(NamedTuple):
 
 
 def samples(text: str, wanted: Collection[str]) -> Iterator[Sample | None]:
-    """Yield the wanted metrics' samples, None for a line of theirs that cannot be read. Others are passed over."""
-    for line in io.StringIO(text):  # one by one: a page of short lines would be a list many times its size
+    """Yield the wanted metrics' samples, None for one of their lines that cannot be parsed. Others are skipped."""
+    for line in io.StringIO(text):  # line by line: a page of short lines would be a list many times its size
         found = _NAME.match(line)
         if found is not None and found[0] in wanted:
             yield _sample(found[0], line[found.end() :]) if len(line) <= LINE_CHARS_MAX else None
@@ -49,7 +49,7 @@ def _sample(name: str, rest: str) -> Sample | None:
         at += 1
     elif not rest[:1].isspace():
         return None
-    words = rest[at:].split()  # the value, and perhaps a time
+    words = rest[at:].split()  # the value, and perhaps a timestamp
     if not 1 <= len(words) <= 2:
         return None
     try:

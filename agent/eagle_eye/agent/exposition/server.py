@@ -1,7 +1,7 @@
-"""Serves /metrics over HTTP/1.1, one answer a connection. Touches: one listening socket, one thread.
+"""Serves /metrics over HTTP/1.1, one response per connection. Touches: one listening socket, one thread.
 
-One thread serves all with what the sockets are ready for, so that a slow or hostile client costs its own connection:
-connections, the size of a request and the time of each are bounded, and all share one page.
+One event-loop thread serves all connections, so that a slow or hostile client affects only itself: the number of
+connections, request size and duration are bounded, and all share one page.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from eagle_eye.agent.exposition.text import CONTENT_TYPE
 from eagle_eye.agent.loop.drops import Drops
 
 PATH = "/metrics"
-CONNECTIONS_MAX = 8  # a Prometheus or two, and a person
+CONNECTIONS_MAX = 8  # a Prometheus or two, and a human
 REQUEST_BYTES_MAX = 8_192
 CONNECTION_S_MAX = 10.0  # from accepting to the last byte: Prometheus' own timeout by default
-LISTEN_EVERY_S = 30.0  # how often a taken port is tried again
+LISTEN_EVERY_S = 30.0  # how often a port in use is retried
 _READ_BYTES = 4_096
 
 _log = logging.getLogger("eagle_eye.agent")
 
 
 class _Connection:
-    """One client: what it has said, and what is still to be sent to it."""
+    """One client: bytes received, and bytes still to send."""
 
     def __init__(self, end: socket.socket, deadline_s: float) -> None:
         self.end = end
@@ -40,7 +40,7 @@ class _Connection:
 
 
 class MetricsServer:
-    """Listens until stopped. A port that is taken is one warning, and tried again; the agent runs on.
+    """Listens until stopped. A port in use is logged once and retried; the agent keeps running.
 
     Connections beyond CONNECTIONS_MAX are closed, counted as ``metrics_connections``; those that take too long as
     ``metrics_slow``.
@@ -53,7 +53,7 @@ class MetricsServer:
         drops: Drops,
         monotonic_s: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``listen`` is host:port. Raises ValueError saying what was expected."""
+        """``listen`` is host:port. Raises ValueError naming the expected form."""
         self._address = address(listen)
         self._listen = listen
         self._page = page
@@ -69,19 +69,19 @@ class MetricsServer:
         self._thread = threading.Thread(target=self._run, name="metrics", daemon=True)
 
     def start(self) -> None:
-        """Listen from here on, if the port can be had."""
+        """Start listening, if the port is available."""
         self._selector.register(self._woken, selectors.EVENT_READ)
         self._open()
         self._thread.start()
 
     @property
     def port(self) -> int | None:
-        """The port, None while it cannot be had."""
+        """The port, None while not listening."""
         listener = self._listener
         return int(listener.getsockname()[1]) if listener is not None else None
 
     def stop(self) -> None:
-        """Close everything."""
+        """Close all sockets."""
         if not self._stopping:
             self._stopping = True
             self._wake.send(b"x")
@@ -135,7 +135,7 @@ class MetricsServer:
             connection = self._connections.get(key.fd)
             if key.fileobj is self._listener:
                 self._accept()
-            elif connection is not None and key.fileobj is connection.end:  # not one that has its number since
+            elif connection is not None and key.fileobj is connection.end:  # not one that has since reused its number
                 self._go_on(connection, events)
         now_s = self._monotonic_s()
         for connection in [c for c in self._connections.values() if now_s >= c.deadline_s]:
@@ -148,7 +148,7 @@ class MetricsServer:
             end, _ = self._listener.accept()
         except (BlockingIOError, ConnectionError):  # gone again
             return
-        except OSError as error:  # no descriptor is left: it would stay ready, and this thread busy
+        except OSError as error:  # out of descriptors: the socket would stay ready and keep this thread busy
             _log.warning("no connection can be taken for %s s: %s", LISTEN_EVERY_S, error.strerror)
             self._selector.unregister(self._listener)
             self._listener.close()
@@ -228,7 +228,7 @@ _REASONS = {
 
 
 def _answer(status: int, body: bytes) -> tuple[bytes, bytes]:
-    """Return an answer's head and body."""
+    """Return a response's head and body."""
     head = (
         f"HTTP/1.1 {status} {_REASONS[status]}\r\nContent-Type: {CONTENT_TYPE}\r\nContent-Length: {len(body)}\r\n"
         f"{'Allow: GET, HEAD' if status == 405 else 'Cache-Control: no-store'}\r\nConnection: close\r\n\r\n"
@@ -237,7 +237,7 @@ def _answer(status: int, body: bytes) -> tuple[bytes, bytes]:
 
 
 def address(listen: str) -> tuple[str, int]:
-    """Return the host, an IP address, and the port of ``host:port``. Raises ValueError saying what was expected."""
+    """Return the host, an IP address, and the port of ``host:port``. Raises ValueError naming the expected form."""
     expected = f"expected an address and a port such as 127.0.0.1:8471 or [::1]:8471, got {listen[:100]!r}"
     try:
         parts = urlsplit(f"//{listen}")

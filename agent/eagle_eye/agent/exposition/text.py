@@ -1,7 +1,7 @@
 """The agent's /metrics: the newest frame's rows and the agent's own state, in Prometheus' text format 0.0.4.
 
-Written by hand: it is a few lines, and the client library would add 10 MiB to an agent of 25.
-Touches: /proc/self for its own memory.
+Hand-written: it is a few lines, and the client library would add 10 MiB to an agent of 25 MiB. Touches: /proc/self for
+its own memory.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from eagle_eye.schema.frame import Rank
 from eagle_eye.schema.metrics import METRICS, PROMETHEUS_PREFIX, Kind, MetricSpec, Scope
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-STALE_INTERVALS = 3.0  # rows are left out when no tick has come for so many intervals,
+STALE_INTERVALS = 3.0  # rows are left out after this many intervals without a tick,
 STALE_S_MIN = 5.0  # but not before this
-RENDER_EVERY_S = 0.5  # one page serves all who ask within it: asking often costs the agent no more than this
+RENDER_EVERY_S = 0.5  # one page serves all scrapes within it: frequent scrapes cost the agent no more than this
 
 Labels = tuple[tuple[str, str], ...]
 
 
 class Delivery(NamedTuple):
-    """How frames fare on their way: waiting in the spool, acknowledged since the start, whether the server takes them.
+    """State of frame delivery: waiting in the spool, acknowledged since the start, whether the server accepts them.
 
-    ``in_memory``: new frames wait in memory alone, because the spool's disk fails. None: not known, as ``server_ok``
-    while nobody has tried.
+    ``in_memory``: new frames are only in memory, because the spool's disk fails. None: unknown, as ``server_ok`` before
+    the first attempt.
     """
 
     frames_waiting: int
@@ -42,7 +42,7 @@ class Delivery(NamedTuple):
 
 
 class OwnMetric(NamedTuple):
-    """One metric of the agent's own: its name without the prefix, and what it says."""
+    """A metric about the agent itself: its name without the prefix, and its meaning."""
 
     name: str
     kind: str
@@ -75,7 +75,7 @@ OWN = {
 
 
 class Exposition:
-    """Keeps the newest tick and makes the page; ``show`` is the loop's, ``page`` anybody's thread's."""
+    """Keeps the newest tick and renders the page; the loop calls ``show``, any thread ``page``."""
 
     def __init__(
         self,
@@ -102,7 +102,7 @@ class Exposition:
 
     def show(self, tick: Tick) -> None:
         """Take the newest tick."""
-        self._shown = (tick, self._monotonic_s())  # one assignment: the page sees the old one or this one
+        self._shown = (tick, self._monotonic_s())  # one assignment: a page sees either the old or the new one
 
     def page(self) -> bytes:
         """Return the page, at most RENDER_EVERY_S old."""
@@ -150,8 +150,8 @@ class Exposition:
 def rows(node: str, tick: Tick, devices_by_uuid: Mapping[str, int]) -> Iterator[str]:
     """Yield the families of a tick's rows.
 
-    What a GPU says has the labels node and device, also while jobs come and go; what a rank says has its job and rank
-    beside them, and ``rank_info`` joins the two.
+    A GPU's series have the labels node and device, unchanged while jobs come and go; a rank's also have its job and
+    rank, and ``rank_info`` joins the two.
     """
     ranks = _rank_by_device(tick.seen.ranks)
     job = {device: (("eagle_eye_job", rank.job), ("rank", str(rank.rank))) for device, rank in ranks.items()}
@@ -176,7 +176,7 @@ def rows(node: str, tick: Tick, devices_by_uuid: Mapping[str, int]) -> Iterator[
 
 
 def collectors(node: str, tick: Tick) -> Iterator[str]:
-    """Yield the families that say how collectors fare: one that this host cannot have is not one that fails."""
+    """Yield the families of collector states: a collector this host cannot support is not a failing one."""
     labels = {each.name: (("node", node), ("collector", each.name)) for each in tick.collectors}
     asked = [each for each in tick.collectors if each.supported]
     yield own("agent_frames_total", [((("node", node),), tick.frames)])
@@ -188,20 +188,20 @@ def collectors(node: str, tick: Tick) -> Iterator[str]:
 
 
 def own(name: str, series: Iterable[tuple[Labels, float]]) -> str:
-    """Return a family of the agent's own."""
+    """Return a family about the agent itself."""
     spec = OWN[name]
     return _family(spec.name, spec.kind, spec.help, series)
 
 
 def _family(name: str, kind: str, text: str, series: Iterable[tuple[Labels, float]]) -> str:
-    """Return a family with its help and type, nothing where it has no series; what is NaN was not observed."""
+    """Return a family with its help and type, empty without series; NaN means not observed."""
     full = PROMETHEUS_PREFIX + name
     lines = [f"{full}{_labels(labels)} {_number(value)}\n" for labels, value in series if not math.isnan(value)]
     return f"# HELP {full} {_escaped(text)}\n# TYPE {full} {kind}\n{''.join(lines)}" if lines else ""
 
 
 def _kind(spec: MetricSpec) -> str:
-    return "counter" if spec.kind is Kind.COUNTER else "gauge"  # a sequence may start anew, a mask is no number
+    return "counter" if spec.kind is Kind.COUNTER else "gauge"  # a sequence may restart, a mask is not a number
 
 
 def _labels(labels: Labels) -> str:

@@ -1,1 +1,1 @@
-"""Files that others write or name, opened and read within bounds."""
+"""Bounded, safe reading of files that others write or name."""

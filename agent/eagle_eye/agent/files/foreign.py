@@ -1,10 +1,10 @@
-"""Opening files that somebody else has named: a training process, or whoever may write to a folder. Touches: files.
+"""Safely opens files named by others: a training process, or anyone who may write to a folder. Touches: files.
 
-An agent of root reads where a user's process says. It goes there part by part and inside one root folder, as the
-process itself would: no link leads out of a container, and none of /proc leads anywhere. What it finds must be a
-regular file (opening a device can have effects, opening a pipe may wait for ever), or a pipe where one is to be
-written to, and the process's own user must own it. Where no process names the file but a folder that configuration
-names, a link counts only if root owns it, or the user whose file it leads to.
+An agent running as root reads paths given by a user's process. It resolves them component by component inside one root
+folder, as the process itself would: no link leads out of a container, and links in /proc are not followed. The target
+must be a regular file (opening a device can have side effects, opening a pipe may block forever), or a pipe where one
+is to be written to, and the process's user must own it. Where the path comes from a folder in the configuration and not
+from a process, a link counts only if it belongs to root or to the owner of its target.
 """
 
 from __future__ import annotations
@@ -16,32 +16,32 @@ from pathlib import Path
 
 from eagle_eye.agent.files.bounded import content
 
-LINKS_MAX = 40  # symbolic links on the way to one file: the kernel's own limit
-PARTS_MAX = 256  # of one path
+LINKS_MAX = 40  # symbolic links per path: the kernel's own limit
+PARTS_MAX = 256  # components per path
 SHOWN_CHARS_MAX = 200  # of a path in a message
 FDINFO_BYTES_MAX = 4_096  # the kernel writes about 100
 OWN_ROOT = Path("/")
 
-Identity = tuple[int, int]  # device and inode: one file under whatever name
+Identity = tuple[int, int]  # device and inode: one file under any name
 
 _KINDS = {stat.S_IFREG: "regular file", stat.S_IFIFO: "named pipe"}
 _O_PATH = os.O_PATH | os.O_CLOEXEC
 
 
 class NotTheirs(OSError):
-    """A file that is not what it should be, or that another user owns; the text names it."""
+    """A file of the wrong type, or owned by another user; the text names it."""
 
 
 def shown(path: Path | str) -> str:
-    """Return a path as messages have it: what is not printable escaped, and never longer than they can bear."""
+    """Return a path for messages: non-printable characters escaped, length bounded."""
     text = str(path)[:SHOWN_CHARS_MAX]
     return text if text.isprintable() else ascii(text)
 
 
 def follow(path: Path, root: Path = OWN_ROOT) -> tuple[int, set[int]]:
-    """Return a descriptor of what is at ``path``, which cannot be read (O_PATH), and who owns the links on the way.
+    """Return an O_PATH descriptor (not readable) of what is at ``path``, and the owners of the links on the way.
 
-    ``path`` lies below ``root``, the folder that whoever named it sees as /. Raises OSError, NotTheirs.
+    ``path`` is below ``root``, the folder that its author sees as /. Raises OSError, NotTheirs.
     """
     if "\0" in str(path) or not path.is_relative_to(root):
         raise NotTheirs(f"{shown(path)}: expected a path below {root}")
@@ -65,7 +65,7 @@ def follow(path: Path, root: Path = OWN_ROOT) -> tuple[int, set[int]]:
 
 
 def stat_of(path: Path, root: Path = OWN_ROOT) -> os.stat_result:
-    """Return the state of what is at ``path``, which is not opened. Raises OSError, NotTheirs as ``follow`` does."""
+    """Return the stat of what is at ``path``, without opening it. Raises OSError, NotTheirs as ``follow`` does."""
     named, _ = follow(path, root)
     try:
         return os.fstat(named)
@@ -76,16 +76,16 @@ def stat_of(path: Path, root: Path = OWN_ROOT) -> os.stat_result:
 def open_file(path: Path, root: Path = OWN_ROOT, user: int | None = None, *, identity: Identity | None = None) -> int:
     """Return a descriptor to read the regular file at ``path`` below ``root``.
 
-    With ``user`` it must belong to that user; without, every link on the way to root, to this agent's user or to the
-    file's owner. With ``identity`` it must be that file. Raises OSError, NotTheirs.
+    With ``user`` the file must belong to that user; without it, every link on the way must belong to root, to this
+    agent's user or to the file's owner. With ``identity`` it must be that file. Raises OSError, NotTheirs.
     """
     return _open(path, root, user, stat.S_IFREG, os.O_RDONLY, identity)
 
 
 def open_pipe(path: Path, root: Path = OWN_ROOT, user: int | None = None) -> int:
-    """Return a descriptor to write to a named pipe without waiting; whose it must be is as for ``open_file``.
+    """Return a non-blocking descriptor to write to a named pipe; ownership rules are those of ``open_file``.
 
-    Raises NotTheirs, OSError: with ENXIO where nobody reads it.
+    Raises NotTheirs, OSError: ENXIO where it has no reader.
     """
     return _open(path, root, user, stat.S_IFIFO, os.O_WRONLY, None)
 
@@ -93,8 +93,8 @@ def open_pipe(path: Path, root: Path = OWN_ROOT, user: int | None = None) -> int
 def open_output(link: Path, user: int, *, identity: Identity | None = None) -> int:
     """Return a descriptor to read the regular file that a process of ``user`` has open: /proc/<pid>/fd/<number>.
 
-    The file must belong to the user, or the process have it open for writing: that a descriptor points to a file does
-    not mean that its process may read it. Raises OSError, NotTheirs.
+    The file must belong to the user, or the process must have it open for writing: a descriptor alone does not prove
+    that its process may read the file. Raises OSError, NotTheirs.
     """
     named = os.open(link, _O_PATH)
     try:
@@ -136,7 +136,7 @@ def _reopened(named: int, found: os.stat_result, path: Path, kind: int, mode: in
 
 
 def _step(way: list[int], part: str, owners: set[int]) -> str | None:
-    """Go one part of a path further; return where a symbolic link leads, which is not followed. Raises OSError."""
+    """Resolve one path component; return the target of a symbolic link, which is not followed. Raises OSError."""
     if part == "..":
         _close(way, max(1, len(way) - 1))
     elif part not in ("", "."):
@@ -160,7 +160,7 @@ def _close(way: list[int], keep: int) -> None:
 def _is_written(link: Path, named: int) -> bool:
     """Whether the process has this very file open for writing; False also where the kernel does not say (before 5.14).
 
-    The kernel's word is of one descriptor at one moment: mode and file cannot be exchanged between two looks.
+    The kernel reports one descriptor at one moment: mode and file cannot be swapped between two reads.
     """
     theirs, ours = _fdinfo(link.parent.parent / "fdinfo" / link.name), _fdinfo(Path(f"/proc/self/fdinfo/{named}"))
     flags = theirs.get(b"flags", b"")

@@ -1,4 +1,4 @@
-"""Following a file that another process writes: each whole line once, at a bounded cost. Touches: one open file."""
+"""Follows a file that another process writes: each complete line once, at a bounded cost. Touches: one open file."""
 
 from __future__ import annotations
 
@@ -6,35 +6,35 @@ import os
 
 from eagle_eye.agent.files.foreign import Identity
 
-LINE_BYTES_MAX = 1 << 16  # logs' structured lines have below 2 KB, NCCL Inspector's with traces 25 KB
+LINE_BYTES_MAX = 1 << 16  # structured log lines are below 2 KB, NCCL Inspector's with traces 25 KB
 
 
 class Tail:
-    """The lines that were added to an open file since the last reading.
+    """The lines added to an open file since the last read.
 
-    The file is the one that was opened: renamed or removed it is read to its end, and whoever opens files finds what
-    took its place. One that was cut short is read from its beginning. Carriage returns end lines too: progress bars are
-    rewritten with them. A line waits until it has ended. Of more than is asked for the newest is read, and a line
-    beyond LINE_BYTES_MAX is left out: ``skipped_bytes`` and ``long_lines`` count both for the last reading.
+    It stays on the file that was opened: a renamed or removed file is read to its end, and the caller finds its
+    replacement. A truncated file is read from its beginning. Carriage returns end lines too, as progress bars use them.
+    An incomplete line waits for its end. If more than the limit is new, only the newest part is read; a line longer
+    than LINE_BYTES_MAX is left out. ``skipped_bytes`` and ``long_lines`` count these for the last read.
     """
 
     def __init__(self, descriptor: int) -> None:
-        """Take over the descriptor; reading begins at the file's beginning."""
+        """Take over the descriptor; reading starts at the beginning of the file."""
         self._descriptor = descriptor
         found = os.fstat(descriptor)
         self.identity: Identity = (found.st_dev, found.st_ino)
-        self.size = found.st_size  # when it was last looked at
+        self.size = found.st_size  # when last checked
         self.skipped_bytes = self.long_lines = 0
         self._at = 0
         self._rest = b""
-        self._in_line = False  # the place is inside a line that is left out
+        self._in_line = False  # the position is inside a line that is left out
 
     def begin_at(self, place: int) -> None:
-        """Read on from this byte; 0 is the beginning. The line that the place lies in is left out."""
+        """Continue from this byte; 0 is the beginning. The line that the position falls in is left out."""
         self._at, self._rest, self._in_line = place, b"", place > 0
 
     def read(self, bytes_max: int) -> bytes:
-        """Return whole lines, each with its end, of the newest ``bytes_max``; b"" where none is new. Raises OSError."""
+        """Return complete lines, each with its end, of the newest ``bytes_max``; b"" if none is new. Raises OSError."""
         self.skipped_bytes = self.long_lines = 0
         self.size = os.fstat(self._descriptor).st_size
         if self.size < self._at:
@@ -48,7 +48,7 @@ class Tail:
         return self._whole_lines(raw.replace(b"\r", b"\n"))
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         os.close(self._descriptor)
 
     def _whole_lines(self, raw: bytes) -> bytes:

@@ -1,1 +1,1 @@
-"""What this host's own facts say of it: ``eagle-eye doctor``, the answer to a launcher's health check."""
+"""Host health from its own facts: ``eagle-eye doctor``, and the answer to a launcher's health check."""

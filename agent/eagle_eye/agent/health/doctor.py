@@ -1,4 +1,4 @@
-"""The command ``eagle-eye doctor``: what works on this host, what doesn't, what to do about it."""
+"""The command ``eagle-eye doctor``: what works on this host, what doesn't, and how to fix it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from eagle_eye.agent.loop.runner import Runner
 from eagle_eye.agent.loop.tick_result import CollectorStanding
 from eagle_eye.agent.processes.node_names import conflicts, node_names
 
-COLLECT_S = 20.0  # for all collectors together: a driver that nobody keeps loaded needs seconds for each GPU
+COLLECT_S = 20.0  # for all collectors together: a driver without persistence mode needs seconds per GPU
 
 _COLOURS: Mapping[State, str] = {"ok": "32", "note": "0", "unsupported": "2", "failed": "31"}
 
@@ -45,8 +45,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Examine the host and tell; return 1 when something is to be done. Raises ConfigurationError."""
-    logging.getLogger("eagle_eye.agent").setLevel(logging.CRITICAL)  # what collectors log, the table says
+    """Examine the host and report; return 1 when action is needed. Raises ConfigurationError."""
+    logging.getLogger("eagle_eye.agent").setLevel(logging.CRITICAL)  # collectors' log messages appear in the table
     flags = {"server": args.server, "node": args.node, "token_file": args.token_file}
     configuration = read(args.config, os.environ, flags)
     host = socket.gethostname()
@@ -65,7 +65,7 @@ def examine(
     name_conflicts: Iterable[str],
     environ: Mapping[str, str],
 ) -> list[HostFinding]:
-    """Return all findings. The collectors are asked once, each in a thread of its own, and closed."""
+    """Return all findings. Each collector runs once in a thread of its own and is closed."""
     return [
         *doctor_checks.collectors(standings(collectors)),
         *doctor_checks.gpu_driver(),
@@ -79,7 +79,7 @@ def examine(
 
 
 def standings(collectors: Sequence[Collector], within_s: float = COLLECT_S) -> list[CollectorStanding]:
-    """Return how each collector fares when it is asked once; all have ``within_s`` together."""
+    """Return each collector's standing after one collection; all share ``within_s``."""
     runners = [Runner(collector, Drops(), time.monotonic) for collector in collectors]
     for runner in runners:
         runner.ask(time.time())
@@ -92,7 +92,7 @@ def standings(collectors: Sequence[Collector], within_s: float = COLLECT_S) -> l
 
 
 def table(findings: Sequence[HostFinding], out: TextIO, *, colours: bool) -> None:
-    """Write the findings as aligned lines, what to do below each, and how many there are; a GPU host has no rich."""
+    """Write findings as aligned lines, with remedies, and their counts; a GPU host does not have rich."""
     width = max((len(finding.subject) for finding in findings), default=0)
     for finding in findings:
         state = f"{finding.state:<11}"
@@ -106,7 +106,7 @@ def table(findings: Sequence[HostFinding], out: TextIO, *, colours: bool) -> Non
 
 
 def _collectors() -> list[Collector]:
-    """Return the collectors that only read: the hook's socket and the places reached in logs are the agent's."""
+    """Return the read-only collectors: the hook's socket and log positions belong to the agent."""
     return [
         HostCollector(),
         NvmlCollector(),

@@ -1,7 +1,7 @@
 """One-off checks of this host and the agent's setup, for the operator (``doctor``).
 
-Touches files and makes one request to the server. Each check returns findings and raises nothing: one that cannot be
-made is a finding, too.
+Touches files and makes one request to the server. Each check returns findings and never raises: a check that cannot run
+is a finding, too.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from eagle_eye.agent.nvml.pci_presence import gpus_on_the_bus
 from eagle_eye.agent.transport.server_connection import connect, path_on
 from eagle_eye.schema.frame import CONTENT_TYPE, encode_request
 
-CLOCK_DIFFERENCE_S_MAX = 2.0  # the server's clock is told in whole seconds
+CLOCK_DIFFERENCE_S_MAX = 2.0  # the server's clock is reported in whole seconds
 FREE_BYTES_MIN = 64 << 20
 FILE_BYTES_MAX = 4_096
 ANSWER_BYTES_MAX = 1 << 16
@@ -35,7 +35,7 @@ _MAKE_TOKEN = "eagle-eye tokens create --scope agent --node NAME"  # noqa: S105 
 
 State = Literal["ok", "note", "unsupported", "failed"]
 
-# What to do about a collector that does not work, where its own words do not say it.
+# Remedies for collectors that do not work, where their own message does not give one.
 _REMEDIES = MappingProxyType(
     {
         "nvml": "load the driver (nvidia-smi must work); in a container set NVIDIA_DRIVER_CAPABILITIES=utility",
@@ -45,7 +45,7 @@ _REMEDIES = MappingProxyType(
         "dcgm_exporter": "start dcgm-exporter, or leave dcgm_exporter empty",
     }
 )
-# Programs that the agent uses where they are, and for what.
+# Programs that the agent uses where installed, and for what.
 _PROGRAMS = MappingProxyType(
     {
         "py-spy": "stacks of training processes that hang (pip install py-spy)",
@@ -53,7 +53,7 @@ _PROGRAMS = MappingProxyType(
         "nvidia-bug-report.sh": "the driver's report for NVIDIA's support (comes with the driver)",
     }
 )
-# Linux capabilities, by their number, and what is lost without them.
+# Linux capabilities by number, and what is lost without them.
 _CAPABILITIES = MappingProxyType(
     {
         "CAP_SYSLOG": (34, "the kernel's log where kernel.dmesg_restrict is 1"),
@@ -64,9 +64,9 @@ _CAPABILITIES = MappingProxyType(
 
 
 class HostFinding(NamedTuple):
-    """One line: what was looked at, how it is, what was seen, and what to do about it (empty: nothing).
+    """One line: what was checked, its state, what was seen, and the remedy (empty: none).
 
-    ``note`` and ``unsupported`` are as they should be for some hosts; ``failed`` asks for something to be done.
+    ``note`` and ``unsupported`` are normal on some hosts; ``failed`` calls for action.
     """
 
     subject: str
@@ -76,7 +76,7 @@ class HostFinding(NamedTuple):
 
 
 def collectors(standings: Iterable[CollectorStanding]) -> Iterator[HostFinding]:
-    """Yield how each collector fared."""
+    """Yield each collector's standing."""
     for standing in standings:
         subject = f"collector {standing.name}"
         remedy = _REMEDIES.get(standing.name, "")
@@ -93,7 +93,7 @@ def collectors(standings: Iterable[CollectorStanding]) -> Iterator[HostFinding]:
 
 
 def gpu_driver(proc: Path = Path("/proc"), sys: Path = Path("/sys")) -> Iterator[HostFinding]:
-    """Yield whether the NVIDIA devices of this host have their driver."""
+    """Yield whether this host's NVIDIA devices have their driver."""
     devices = gpus_on_the_bus(sys)
     version = _text(sys / "module/nvidia/version")
     if version:
@@ -111,7 +111,7 @@ def gpu_driver(proc: Path = Path("/proc"), sys: Path = Path("/sys")) -> Iterator
 
 
 def spool(folder: Path, bytes_max: int) -> Iterator[HostFinding]:
-    """Yield whether frames can wait on disk here. ``bytes_max``: how many bytes of them may."""
+    """Yield whether frames can be spooled to disk here, up to ``bytes_max`` bytes."""
     place = next((each for each in (folder, *folder.parents) if each.exists()), Path("/"))
     if not place.is_dir() or not os.access(place, os.W_OK | os.X_OK):
         yield HostFinding("spool", "failed", f"{place} cannot be written", "run as the agent's user, or set spool_dir")
@@ -156,9 +156,9 @@ def hook_socket(path: Path) -> Iterator[HostFinding]:
 def server(
     configuration: AgentConfiguration, token_file: Path | None, now_s: Callable[[], float] = time.time
 ) -> Iterator[HostFinding]:
-    """Yield whether the server can be reached, takes the token in ``token_file``, and has the same time.
+    """Yield whether the server is reachable, accepts the token in ``token_file``, and has the same time.
 
-    A file that is not there yet is no mistake where the agent gets its token by itself, with a join token.
+    A missing file is not an error where the agent obtains its token with a join token.
     """
     url = configuration.server
     headers = {"Content-Type": CONTENT_TYPE, "Accept": "application/json"}
@@ -178,7 +178,7 @@ def server(
         connection = connect(url, trust(configuration), configuration.connect_s, configuration.answer_s)
         with contextlib.closing(connection):
             asked_s = now_s()
-            # A request without frames: the server checks the token before it says that there are none.
+            # A request without frames: the server checks the token before it complains about the missing frames.
             connection.request(
                 "POST", path_on(url, "/api/v1/frames"), body=encode_request([], asked_s), headers=headers
             )
@@ -208,7 +208,7 @@ def _server_clock(date: str, asked_s: float, answered_s: float) -> Iterator[Host
     except (TypeError, ValueError, OverflowError):
         yield HostFinding("clocks", "note", "the server does not say its time")
         return
-    # The server's clock was cut to whole seconds somewhere between our two readings.
+    # The server's clock was truncated to whole seconds somewhere between our two readings.
     early_s, late_s = server_s - answered_s, server_s + 1.0 - asked_s
     difference_s = 0.0 if early_s <= 0.0 <= late_s else min(early_s, late_s, key=abs)
     if abs(difference_s) > CLOCK_DIFFERENCE_S_MAX:
@@ -219,7 +219,7 @@ def _server_clock(date: str, asked_s: float, answered_s: float) -> Iterator[Host
 
 
 def names(conflicts: Iterable[str]) -> Iterator[HostFinding]:
-    """Yield what names of this node differ, by whoever compared them."""
+    """Yield the conflicting names of this node, as found by the caller."""
     conflicts = list(conflicts)
     for conflict in conflicts:
         yield HostFinding("node name", "failed", conflict, "set node to the name that the scheduler uses")
@@ -228,14 +228,14 @@ def names(conflicts: Iterable[str]) -> Iterator[HostFinding]:
 
 
 def programs() -> Iterator[HostFinding]:
-    """Yield which of the programs are here that the agent uses where they are."""
+    """Yield which of the optional programs are installed."""
     for name, use in _PROGRAMS.items():
         path = tool.find(name)
         yield HostFinding(name, "ok", path) if path else HostFinding(name, "note", f"not installed; it gives {use}")
 
 
 def permissions(proc: Path = Path("/proc")) -> Iterator[HostFinding]:
-    """Yield what this process may and may not read, and the kernel's settings that decide it."""
+    """Yield what this process may read, and the kernel settings that decide it."""
     line = next((each for each in _text(proc / "self/status").splitlines() if each.startswith("CapEff:")), "")
     try:
         held = int(line.partition(":")[2], 16)

@@ -1,7 +1,7 @@
-"""What this host's own facts say: sick, healthy, or nobody can tell. Pure.
+"""Judges this host from its own facts: sick, healthy or unknown. Pure.
 
-It speaks of what stands against this host by itself, before a job starts on it. Being slower than its peers, or the
-cause of a job's hang, only a server can see.
+It covers faults visible on this host alone, before a job starts on it. Only the server can see that it is slower than
+its peers or the cause of a job's hang.
 """
 
 from __future__ import annotations
@@ -17,32 +17,32 @@ from eagle_eye.agent.kernel.host_error_lines import GPU_UNUSABLE
 from eagle_eye.agent.loop.tick_result import Tick
 from eagle_eye.schema.events import WHOLE_NODE, Event
 
-SOURCES = ("nvml", "kernel_log", "fabric", "mounts")  # the collectors without which nobody can call the host healthy
+SOURCES = ("nvml", "kernel_log", "fabric", "mounts")  # collectors without which the host cannot be called healthy
 REASONS_MAX = 16
 TEXT_CHARS_MAX = 200
 
 State = Literal["healthy", "sick", "cannot_tell"]
 
-# No tool that fails by itself ends with 3: not a shell that finds no command, a kill, wrong usage or a crash. So a
-# prolog that acts on 3 alone fails open.
+# No tool exits with 3 on its own failure: not a shell that finds no command, a kill, wrong usage or a crash. So a
+# prolog that acts only on 3 fails open.
 EXIT_CODES: Mapping[State, int] = MappingProxyType({"healthy": 0, "cannot_tell": 1, "sick": 3})
 
-# NVIDIA, XID Errors: codes whose immediate action is a reset of the GPU or a restart of the machine (48: alone, a
-# reset). What only ends the program, or may come from the other end of a link, is no reason to refuse the next job;
-# nor is 155, with which a reset itself takes links down.
+# NVIDIA, XID Errors: codes whose immediate action is a GPU reset or a machine restart (48: alone, a reset). Codes that
+# only end the program, or may come from the other end of a link, are no reason to refuse the next job; nor is 155,
+# since a reset itself takes links down.
 XID_REPAIRS: Mapping[int, str] = MappingProxyType(
     {79: "reboot", **dict.fromkeys((46, 48, 62, 64, 95, 109, 110, 119, 120, 136, 140, 143, 156, 158), "GPU reset")}
 )
-# Memory errors that the driver counts until the GPU is reset: a counter at 0 says that it was.
+# Memory errors that the driver counts until the GPU is reset: a counter of 0 means that it was reset.
 _COUNTED = frozenset({48, 95, 140})
-_RECOVERY = 154  # the driver's own word, for better or worse: it overrides the table
+_RECOVERY = 154  # the driver's own statement, for better or worse: it overrides the table
 # "changed from 0x0 (None) to 0x1 (PF FLR)": the numbers are NVML's, the names change with the driver.
 _ACTION = re.compile(r".* to 0x(\d)\b", re.DOTALL)
 _NO_ACTION, _REPAIR_ACTIONS = "0", ("1", "2", "4")  # reset, reboot, drain and reset; 3 is a drain of peer-to-peer
 
 
 class HostVerdict(NamedTuple):
-    """``reasons``: what makes the host sick. ``unseen``: what could not be looked at, and why."""
+    """``reasons``: what makes the host sick. ``unseen``: what could not be checked, and why."""
 
     state: State
     reasons: tuple[str, ...]
@@ -50,10 +50,10 @@ class HostVerdict(NamedTuple):
 
 
 def judge(tick: Tick, gpus_expected: int | None = None, repaired_s: float = 0.0) -> HostVerdict:
-    """Return the verdict on what one tick of an agent showed that read the kernel's log from the boot on.
+    """Return the verdict on one tick of an agent that has read the kernel log from boot.
 
-    ``gpus_expected``: how many GPUs the host should have; None: not known, 0: none, and then nobody looks for them.
-    ``repaired_s``: Unix seconds; what happened before was repaired, by somebody's word.
+    ``gpus_expected``: how many GPUs the host should have; None: unknown, 0: none, so they are not checked.
+    ``repaired_s``: Unix seconds; an operator declared everything before it repaired.
     """
     events = [event for event in tick.events if event.time_s >= repaired_s]
     reasons = [
@@ -70,7 +70,7 @@ def judge(tick: Tick, gpus_expected: int | None = None, repaired_s: float = 0.0)
 
 
 def lines(verdict: HostVerdict) -> tuple[list[str], list[str]]:
-    """Return what to tell people: the verdict, and what could not be checked."""
+    """Return the text for people: the verdict, and what could not be checked."""
     reported = [f"sick: {reason}" for reason in verdict.reasons]
     if verdict.state == "healthy":
         reported = [f"healthy: nothing stands against this host ({', '.join(SOURCES)})"]
@@ -92,13 +92,13 @@ def _gpus(tick: Tick, expected: int | None, events: list[Event]) -> Iterator[str
 
 
 def _xids(tick: Tick, events: list[Event]) -> Iterator[str]:
-    """Yield the last XID of each GPU that asks for a repair, unless the driver or its counters say it was done."""
+    """Yield each GPU's last XID that calls for a repair, unless the driver or its counters show that it was done."""
     standing: dict[tuple[int, str], str] = {}
     for event in sorted(events, key=lambda event: event.time_s):
         if event.kind != "xid":
             continue
         code, text = event.attributes.get("code"), str(event.attributes.get("text", ""))
-        # The log names a GPU that NVML does not know by its address, before the first comma.
+        # The log names a GPU unknown to NVML by its address, before the first comma.
         gpu = (event.device, text.partition(",")[0] if event.device == WHOLE_NODE else "")
         at = datetime.fromtimestamp(event.time_s, timezone.utc)
         said = f"at {at:%Y-%m-%dT%H:%M:%SZ}: {_printable(text)}"
@@ -133,7 +133,7 @@ def _panics(events: list[Event]) -> Iterator[str]:
 
 
 def _unusable(events: list[Event]) -> Iterator[str]:
-    """Yield the GPUs that the driver could not bring up since the boot and that NVML does not know, each once."""
+    """Yield the GPUs that the driver could not bring up since boot and that NVML does not know, each once."""
     found = {str(event.attributes.get("device", "")): event for event in events if _is_unusable(event)}
     for place, event in found.items():
         said = _printable(str(event.attributes.get("text", "")))
@@ -142,7 +142,7 @@ def _unusable(events: list[Event]) -> Iterator[str]:
 
 def _is_unusable(event: Event) -> bool:
     reported = event.kind == "host_error" and event.attributes.get("what") == GPU_UNUSABLE
-    return reported and event.device == WHOLE_NODE  # one that it knows by now is up
+    return reported and event.device == WHOLE_NODE  # one that is known by now is up
 
 
 def _unseen(tick: Tick, expected: int | None) -> Iterator[str]:

@@ -1,9 +1,9 @@
 """Answers NVRx's node health check: ft_launcher asks over gRPC before its node enters a rendezvous.
 
 One method, ``/nvhcd.HealthCheckService/RunHealthCheck``, over HTTP/2 on a Unix socket (NVRx,
-shared_utils/proto/nvhcd.proto and health_check.py, 0.7.0). Sick is the only answer that keeps a node out; where nobody
-can tell, the answer is the status UNAVAILABLE, which every version takes as a check that was not made. The arguments
-of the call are not looked at. Touches: one listening Unix socket, two threads, a child for each verdict.
+shared_utils/proto/nvhcd.proto and health_check.py, 0.7.0). Only a sick verdict keeps a node out; an unknown one is
+answered with the status UNAVAILABLE, which every version treats as a check that was not made. The call's arguments are
+ignored. Touches: one listening Unix socket, two threads, a child process per verdict.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ from eagle_eye.agent.loop.drops import Drops
 from eagle_eye.agent.node_check.runner import Ran
 
 METHOD = b"/nvhcd.HealthCheckService/RunHealthCheck"
-CONNECTIONS_MAX = 8  # one launcher a node, and its restarts
+CONNECTIONS_MAX = 8  # one launcher per node, and its restarts
 STREAMS_MAX = 8
 REQUEST_BYTES_MAX = 1 << 16
-UNSENT_BYTES_MAX = 1 << 18  # all answers to a launcher together have a tenth of it
+UNSENT_BYTES_MAX = 1 << 18  # all answers to a launcher together are a tenth of it
 CONNECTION_S_MAX = 120.0  # NVRx waits for 60 s
 VERDICT_S_MAX = 30.0
-FRESH_S = 5.0  # launchers that ask together get one verdict
-LISTEN_EVERY_S = 30.0  # how long nobody is let in once no descriptor is left
-MODE = 0o666  # a launcher runs as its user, and learns nothing here that it may not know
+FRESH_S = 5.0  # launchers that ask together share one verdict
+LISTEN_EVERY_S = 30.0  # how long no connection is accepted after running out of descriptors
+MODE = 0o666  # a launcher runs as its user, and learns nothing secret here
 _READ_BYTES = 1 << 14
 _UNIMPLEMENTED = 12
 _UNAVAILABLE = 14
@@ -49,14 +49,14 @@ _log = logging.getLogger("eagle_eye.agent")
 
 
 class Health(NamedTuple):
-    """The verdict on this host, and its reasons: what makes it sick, or what could not be looked at."""
+    """The verdict on this host, and its reasons: what makes it sick, or what could not be checked."""
 
     state: Literal["healthy", "sick", "cannot_tell"]
     reasons: tuple[str, ...] = ()
 
 
 def health_of(ran: Ran) -> Health:
-    """Return what a child that ran ``eagle-eye agent --once --check`` has said."""
+    """Return the verdict of a child that ran ``eagle-eye agent --once --check``."""
     if ran.why:
         return Health("cannot_tell", (ran.why,))
     reported = ran.output.decode("utf-8", "replace").splitlines()
@@ -68,7 +68,7 @@ def health_of(ran: Ran) -> Health:
 
 
 class _Connection:
-    """One client: its end, its side of HTTP/2, what each of its requests wants, and what is still to be sent."""
+    """One client: its socket, its HTTP/2 state, its requests, and bytes still to send."""
 
     def __init__(self, end: socket.socket, deadline_s: float) -> None:
         self.end = end
@@ -82,7 +82,7 @@ class _Connection:
 
 
 class NvrxHealth:
-    """Serves the socket from ``start`` to ``stop``. What is turned away is counted as ``nvrx_health_...``."""
+    """Serves the socket from ``start`` to ``stop``. Rejected requests are counted as ``nvrx_health_...``."""
 
     def __init__(
         self,
@@ -93,7 +93,7 @@ class NvrxHealth:
     ) -> None:
         """``check`` is called from one thread that lives until ``stop``, and may take VERDICT_S_MAX.
 
-        What it is given says why it must not go on, "" while it may.
+        Its argument returns why it must stop, "" while it may continue.
         """
         self._path = path
         self._check = check
@@ -110,14 +110,14 @@ class NvrxHealth:
         self._wake, self._woken = socket.socketpair()
         self._stopping = False
         self._listener: socket.socket | None = None
-        self._listen_due_s: float | None = None  # None: it listens
+        self._listen_due_s: float | None = None  # None: listening
         self._threads = [
             threading.Thread(target=self._run, name="nvrx-health", daemon=True),
             threading.Thread(target=self._check_all, name="nvrx-verdict", daemon=True),
         ]
 
     def start(self) -> None:
-        """Launchers are answered. A socket that cannot be had is one warning: they then go on without."""
+        """Start answering launchers. A socket that cannot be opened is logged once: launchers then skip the check."""
         try:
             self._listener = _listen(self._path)
         except OSError as error:
@@ -131,12 +131,12 @@ class NvrxHealth:
             thread.start()
 
     def stop(self) -> None:
-        """Nobody is answered any more, and the socket is gone: a launcher that finds none skips the check."""
+        """Stop answering and remove the socket: a launcher that finds none skips the check."""
         if self._listener is None or self._stopping:
             return
         self._stopping = True
         self._asked.put(False)
-        with contextlib.suppress(OSError):  # the thread has seen it by itself
+        with contextlib.suppress(OSError):  # the thread has noticed by itself
             self._wake.send(b"x")
         for thread in self._threads:
             thread.join(timeout=2.0)
@@ -197,7 +197,7 @@ class NvrxHealth:
             end, _ = listener.accept()
         except (BlockingIOError, ConnectionError):  # gone again
             return
-        except OSError as error:  # no descriptor is left: it would stay ready, and this thread busy
+        except OSError as error:  # out of descriptors: the socket would stay ready and keep this thread busy
             self._drops.count("nvrx_health_connections")
             _log.warning("NVRx is not answered for %g s: %s", LISTEN_EVERY_S, error.strerror or error)
             self._selector.unregister(listener)
@@ -284,7 +284,7 @@ class NvrxHealth:
             self._close(connection)
             return
         connection.unsent = connection.unsent[sent:]
-        if len(connection.unsent) > UNSENT_BYTES_MAX:  # it asks and asks, and reads nothing
+        if len(connection.unsent) > UNSENT_BYTES_MAX:  # it keeps asking without reading the answers
             self._drops.count("nvrx_health_slow")
             self._close(connection)
             return
@@ -299,7 +299,7 @@ class NvrxHealth:
 
 
 def response(health: Health) -> bytes:
-    """Return the HealthCheckResponse, as protobuf, for a host that is healthy or sick."""
+    """Return the HealthCheckResponse, as protobuf, for a healthy or sick host."""
     sick = health.state == "sick"
     output = {
         "fail_count": max(1, len(health.reasons)) if sick else 0,
@@ -343,7 +343,7 @@ def _text(field: int, text: str) -> bytes:
 
 
 def _listen(path: Path) -> socket.socket:
-    """Return a socket that listens at the path, in place of one that nobody serves any more. Raises OSError."""
+    """Return a socket listening at the path, replacing one that is no longer served. Raises OSError."""
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.is_socket():
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as other:

@@ -1,1 +1,1 @@
-"""The kernel's messages: which lines say that a device or the host fails."""
+"""Kernel messages: which lines report a device or host failure."""

@@ -10,15 +10,15 @@ from typing import NamedTuple
 
 from eagle_eye.agent.kernel.messages import Kind, Message
 
-FOLD_S = 59.0  # repeats this near are one: detectors take what is up to 60 s apart as one occurrence
-KILLS_FOLD_S = 5.0  # but a kill must be near in time to the end of the rank that it explains (10 s)
+FOLD_S = 59.0  # repeats within this are folded: detectors treat messages up to 60 s apart as one occurrence
+KILLS_FOLD_S = 5.0  # shorter: a kill must be close to the exit of the rank that it explains (10 s)
 KEYS_MAX = 1_024
-BRING_UP_S = 300.0  # so long after boot a link that was never up does not go down: nothing is plugged in
-CHANGES_MAX = 10  # of one link within a minute; beyond it only the state at the end is told
+BRING_UP_S = 300.0  # a link first seen going down this soon after boot is not reported: nothing is plugged in
+CHANGES_MAX = 10  # per link and minute; beyond it only the final state is reported
 
 
 class News(NamedTuple):
-    """A message to tell of; ``more`` repeats since the last one told, the last of them at ``at_s``, since boot."""
+    """A message to report; ``more`` repeats since the last one reported, the last of them at ``at_s``, since boot."""
 
     message: Message
     at_s: float
@@ -27,7 +27,7 @@ class News(NamedTuple):
 
 @dataclass
 class _Reported:
-    """What was told last of a message, and what has been folded since."""
+    """What was last reported of a message, and what has been folded since."""
 
     message: Message
     reported_s: float
@@ -38,16 +38,16 @@ class _Reported:
 class Repeats:
     """Folds repeats of a message: 800,000 lines of one XID become a handful.
 
-    The first is told at once; those that follow within FOLD_S as one when that time is over, dated to the last of
-    them. Between what is told no gap is longer than between the lines themselves, so that who joins what is near finds
-    as many occurrences as in the lines.
+    The first is reported at once; those that follow within FOLD_S as one at the end of that time, dated to the last of
+    them. No gap between reports is longer than between the lines, so that grouping reports by time gives as many
+    occurrences as grouping the lines.
     """
 
     def __init__(self) -> None:
         self._reported: dict[tuple[str, str, str], _Reported] = {}
 
     def add(self, message: Message, at_s: float) -> list[News]:
-        """Take a message; return what is to be told now."""
+        """Add a message; return what to report now."""
         key = (message.kind, message.subject, message.address)
         fold_s = _fold_s(message)
         known = self._reported.get(key)
@@ -59,7 +59,7 @@ class Repeats:
                 known.more += 1
                 known.last_s = max(known.last_s, at_s)
                 return news
-            del self._reported[key]  # so that the order is that of their telling
+            del self._reported[key]  # keeps the dict in reporting order
         elif len(self._reported) >= KEYS_MAX:
             oldest = self._reported.pop(next(iter(self._reported)))
             news += [_fold(oldest)] if oldest.more else []
@@ -67,7 +67,7 @@ class Repeats:
         return [*news, News(message, at_s)]
 
     def due(self, now_s: float) -> list[News]:
-        """Return the repeats whose time is over at ``now_s``, and forget what has not been repeated."""
+        """Return the repeats due at ``now_s``, and forget messages that were not repeated."""
         news: list[News] = []
         for key, known in list(self._reported.items()):
             if now_s - known.reported_s > _fold_s(known.message):
@@ -90,7 +90,7 @@ def _fold(known: _Reported) -> News:
 
 @dataclass
 class _Link:
-    """A link's state as it is and as it was told; ``changes`` since ``minute_s``."""
+    """A link's current and last reported state; ``changes`` since ``minute_s``."""
 
     kind: Kind
     reported: Kind
@@ -100,13 +100,13 @@ class _Link:
 
 
 class LinkChanges:
-    """Tells each change of a link once, whoever says it: the driver and the bond above it."""
+    """Reports each link change once, whether the driver or the bond above it logs it."""
 
     def __init__(self) -> None:
         self._links: dict[str, _Link] = {}
 
     def add(self, message: Message, at_s: float) -> list[News]:
-        """Take a message; return what is to be told now."""
+        """Add a message; return what to report now."""
         known = self._links.get(message.subject)
         if known is None:
             if len(self._links) >= KEYS_MAX:
@@ -126,7 +126,7 @@ class LinkChanges:
         return [News(message, at_s)]
 
     def due(self, now_s: float) -> list[News]:
-        """Return the states in which links that changed too often ended up."""
+        """Return the final states of links that changed too often."""
         news: list[News] = []
         for link, known in self._links.items():
             if known.reported != known.kind and now_s - known.minute_s > FOLD_S:

@@ -1,4 +1,4 @@
-"""Which lines of the kernel's log say that the host or one of its devices fails, as one table of wordings. Pure.
+"""Kernel log lines that report a failing host or device, as one table of wordings. Pure.
 
 Sources: Linux, drivers/net (mlx4, mlx5, bnxt, i40e, ice), net/sched/sch_generic.c, drivers/pci/pcie (AER, DPC),
 drivers/pci/hotplug/pciehp, kernel/watchdog.c, kernel/rcu, kernel/hung_task.c, drivers/nvme, block, fs; Lustre; NVIDIA's
@@ -10,26 +10,26 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-LINE_CHARS_MAX = 1_024  # of a line that are looked at
+LINE_CHARS_MAX = 1_024  # examined per line
 
-# What a line says of the host. Who reads the events depends on these words: docs/reference/wire.md.
+# Kinds of host error. Consumers of the events depend on these words: docs/reference/wire.md.
 NIC_FAILED, NIC_STALLED = "nic_failed", "nic_stalled"
 PCIE_FATAL, DEVICE_GONE, GPU_UNUSABLE = "pcie_fatal", "device_gone", "gpu_unusable"
 CPU_STUCK, TASK_BLOCKED = "cpu_stuck", "task_blocked"
 DISK_FAILED, DISK_ERRORS, STORAGE_SILENT = "disk_failed", "disk_errors", "storage_silent"
 
-LASTING = (GPU_UNUSABLE, DEVICE_GONE, DISK_FAILED)  # true until the next boot; the rest is old news soon
+LASTING = (GPU_UNUSABLE, DEVICE_GONE, DISK_FAILED)  # true until the next boot; the others soon expire
 
 
 class HostError(NamedTuple):
-    """What a line says: ``what`` of the words above, and the device as the line names it, "" where it names none."""
+    """A line's meaning: ``what`` is one of the words above; the device as the line names it, "" where it names none."""
 
     what: str
     device: str
 
 
 class _Wording(NamedTuple):
-    """One wording: a text without which a line is none of it, and the line's beginning, with the group ``device``."""
+    """One wording: a substring that its lines must contain, and the line's beginning, with the group ``device``."""
 
     hint: str
     what: str
@@ -44,7 +44,7 @@ _DISK = r"(?P<device>(?!loop|sr\d|fd\d|ram)[\w!.-]{1,64})"
 _WORDINGS: tuple[_Wording, ...] = tuple(
     _Wording(hint, what, re.compile(pattern))
     for hint, what, pattern in (
-        # Network adapters. A syndrome that speaks of temperature, or a severity that is a warning, is no failure.
+        # Network adapters. A temperature syndrome, or a severity of warning, is not a failure.
         ("health compromised", NIC_FAILED, _MLX5 + r"device's health compromised"),
         ("Fatal error", NIC_FAILED, _MLX5 + r"Fatal error \d+ detected"),
         ("bad device", NIC_FAILED, _MLX5 + r"handling bad device here"),
@@ -64,7 +64,7 @@ _WORDINGS: tuple[_Wording, ...] = tuple(
             NIC_STALLED,
             rf"\S+ \S+ {_LINK}: NETDEV WATCHDOG: CPU: \d+: transmit queue \d+ timed out",
         ),
-        # PCIe. What could not recover may have been hurt by a non-fatal error: those lines say nothing by themselves.
+        # PCIe. A failed recovery may have followed a non-fatal error: those lines say nothing by themselves.
         (
             "(Fatal)",
             PCIE_FATAL,
@@ -135,7 +135,7 @@ _WORDINGS: tuple[_Wording, ...] = tuple(
         ("EXT4-fs error", DISK_ERRORS, rf"EXT4-fs error \(device {_DISK}\)"),
         ("XFS (", DISK_ERRORS, rf"XFS \({_DISK}\): (?:metadata I/O error|Metadata (?:CRC error|corruption) detected)"),
         ("ata", DISK_ERRORS, r"(?P<device>ata\d+(?:\.\d+)?): (?:failed command: |exception Emask )"),
-        # Storage elsewhere, whose servers do not answer.
+        # Remote storage whose servers do not answer.
         (
             "Lustre",
             STORAGE_SILENT,
@@ -161,7 +161,7 @@ HINTS = tuple(dict.fromkeys(wording.hint.encode() for wording in _WORDINGS))
 
 
 def host_error(line: str) -> HostError | None:
-    """Return what a line says of the host, None where it says nothing of it."""
+    """Return the host error in a line, None where there is none."""
     line = line[:LINE_CHARS_MAX]
     for wording in _WORDINGS:
         if wording.hint in line:
@@ -177,6 +177,6 @@ STACK_FRAMES_MAX = 32
 
 
 def stack_frame(text: bytes) -> str:
-    """Return the module of a stack's line, or the function where it is the kernel's own; "": it is no such line."""
+    """Return the module of a stack line, or the function where it is the kernel's own; "": not a stack line."""
     match = _FRAME.search(text[:LINE_CHARS_MAX])
     return "" if match is None else (match[2] or match[1]).decode("ascii", "replace")

@@ -1,4 +1,4 @@
-"""What the kernel's log says: errors of GPUs, switches and the host, kills for memory, links, panics.
+"""Parses the kernel log: errors of GPUs, switches and the host, OOM kills, link changes, panics.
 
 Everything here is pure; the log is read by its collector. Sources: Linux, Documentation/ABI/testing/dev-kmsg (records);
 NVIDIA, XID Errors and Fabric Manager User Guide (XIDs, SXIDs); Linux, mm/oom_kill.c, drivers/net, x86 MCE, mce_amd,
@@ -13,16 +13,16 @@ from typing import Literal, NamedTuple
 
 from eagle_eye.agent.kernel.host_error_lines import HINTS, PCIE_FATAL, host_error
 
-TEXT_CHARS_MAX = 512  # of a message that is passed on
+TEXT_CHARS_MAX = 512  # per message passed on
 HEAD_BYTES_MAX = 128
-LINES_MAX = 16  # of one record that are looked at
+LINES_MAX = 16  # examined per record
 SEQUENCE_MAX = 1 << 63
 
 Kind = Literal["xid", "sxid", "oom_kill", "link_down", "link_up", "machine_check", "host_error"]
 
 
 class Record(NamedTuple):
-    """One record: its sequence number, its time in seconds since boot by the kernel's own clock, its escaped text."""
+    """One record: its sequence number, its time in seconds since boot by the kernel's clock, its escaped text."""
 
     sequence: int
     stamp_s: float
@@ -33,9 +33,9 @@ class Message(NamedTuple):
     """What one line says. ``subject`` tells it from others of its kind: code, process, link, severity; of a host error
     its word and its device.
 
-    ``address`` is the PCI address that it names, as ``bus_address`` writes it, "" where it names none. Severities of
-    machine checks are "uncorrected", "deferred" and "corrected", "pcie" for what is an error of a PCIe device and not
-    of the host, "" where the line does not say.
+    ``address`` is the PCI address that it names, as ``bus_address`` formats it, "" where it names none. Severities of
+    machine checks are "uncorrected", "deferred" and "corrected", "pcie" for errors of a PCIe device and not of the
+    host, "" where the line does not say.
     """  # noqa: D205 - one thought
 
     kind: Kind
@@ -46,7 +46,7 @@ class Message(NamedTuple):
 
 
 def record(raw: bytes) -> Record | None:
-    """Return what one read of the log returned as a record, None where it is none: "6,1234,5678,-;text"."""
+    """Parse what one read of the log returned, like "6,1234,5678,-;text"; None where it is malformed."""
     head, found, text = raw.partition(b";")
     fields = head.split(b",", 3)
     if not found or len(fields) < 3 or len(head) > HEAD_BYTES_MAX:
@@ -59,7 +59,7 @@ def record(raw: bytes) -> Record | None:
 
 
 def message(text: bytes) -> Message | None:
-    """Return what a record's text says, None where it says nothing to us; most records cost a few searches.
+    """Return the message in a record's text, None where it is irrelevant; most records cost a few searches.
 
     Lines after the first are the record's properties (" SUBSYSTEM=pci"); a line feed of the message itself is escaped.
     """
@@ -93,7 +93,7 @@ def _plain(text: bytes) -> str:
     return _CONTROL.sub("\N{REPLACEMENT CHARACTER}", text.decode("utf-8", "replace"))
 
 
-# The parentheses hold the PCI address, and on a partitioned GPU the instance: "PCI:0000:3b:00 GPU-I:02".
+# The parentheses hold the PCI address and, on a partitioned GPU, the instance: "PCI:0000:3b:00 GPU-I:02".
 _XID = re.compile(r"NVRM: Xid \(([^()]{1,64})\): (\d{1,5})\b[,:]?\s*(.*)")
 _INSTANCE = re.compile(r"GPU-I:\S+(?: .*)?")
 _RECOVERY_CHANGED = 154  # each new action is news, not a repeat
@@ -113,7 +113,7 @@ def _xid(line: str) -> Message | None:
 
 _SXID = re.compile(r"(nvidia-nvswitch\d+): SXid \(([^()]{1,64})\): (\d{1,6})\b[,:]?\s*(.*)")
 _SEVERITY = re.compile(r"\b(?:non-?)?fatal\b", re.IGNORECASE)
-_DETAILS = ("Data {", "Severity ")  # the second and third line of an error whose first said how bad it is
+_DETAILS = ("Data {", "Severity ")  # the second and third line of an error whose first line gave the severity
 
 
 def _sxid(line: str) -> Message | None:
@@ -150,7 +150,7 @@ _BRACKETED = re.compile(r"\(([\w.@-]{1,64})\)\]$")
 
 
 def _link(line: str) -> Message | None:
-    """Return the change of a network link; "link becomes ready" only repeats what the driver said."""
+    """Return a network link change; "link becomes ready" only repeats the driver's message."""
     match = _BOND.match(line)
     if match is not None:
         link, state = match[1] or match[3], match[2]
@@ -193,7 +193,7 @@ def _host(line: str, lines: Sequence[str]) -> Message | None:
     found = host_error(line)
     if found is None:
         return None
-    # What is said in several lines of one record names the device in the first.
+    # The first of several lines in a record names the device.
     address = bus_address(found.device or lines[0])
     text = line if found.device else " ".join(lines)
     return Message("host_error", f"{found.what} {found.device or address}", text[:TEXT_CHARS_MAX], address=address)
@@ -242,11 +242,11 @@ _DEVICE_ID = re.compile(r"\bdevice_id: ([0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[
 
 
 def whole_machine_check(lines: Sequence[Message]) -> Message | None:
-    """Return the lines of one machine check as one message with the worst severity; None where it is no news.
+    """Return the lines of one machine check as one message with the worst severity; None where irrelevant.
 
-    Lines that never say how bad it was ("Machine check events logged", which every corrected error brings too) would
-    read like an error that nothing corrected. Errors of PCIe devices show at the devices, but for fatal ones: the
-    firmware that tells of those has taken them from the kernel's own hands.
+    Lines without a severity ("Machine check events logged", which every corrected error also logs) would look like an
+    uncorrected error. Errors of PCIe devices show at the devices, except fatal ones: the firmware that reports those
+    has taken over their handling from the kernel.
     """
     severities = {line.subject for line in lines}
     if "pcie" in severities and any("severity: fatal" in line.text for line in lines):
@@ -267,7 +267,7 @@ _ADDRESS = re.compile(r"(?:\b([0-9a-f]{1,8}):)?\b([0-9a-f]{1,4}):([0-9a-f]{2})(?
 
 
 def bus_address(text: str) -> str:
-    """Return a PCI address as "0000:3b:00", however wide its domain and with or without function; "" if it is none."""
+    """Return a PCI address as "0000:3b:00", whatever its domain width, with or without function; "" if invalid."""
     match = _ADDRESS.search(text.removeprefix("PCI:"))
     if match is None:
         return ""
@@ -281,16 +281,16 @@ _CAUSE = re.compile(_STAMP + rb"((?:BUG: |Oops: |general protection fault)[^\n\0
 
 
 class Panic(NamedTuple):
-    """A panic as a crashed kernel left it; ``line`` carries that kernel's time: one that is found twice is one."""
+    """A panic left by a crashed kernel; ``line`` carries that kernel's time, so that duplicates are equal."""
 
     line: str
     text: str
 
 
 def panic(dump: bytes) -> Panic | None:
-    """Return the panic in a part of a crashed kernel's log; None where it holds none, as after a survived oops.
+    """Return the panic in part of a crashed kernel's log; None where there is none, as after a survived oops.
 
-    ``line`` is "" where the kernel calls the part one of a panic but the panic's own line is not in it.
+    ``line`` is "" where the kernel labels the part as a panic's but it lacks the panic's own line.
     """
     match = _PANIC.search(dump)
     if match is not None:

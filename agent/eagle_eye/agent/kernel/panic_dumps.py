@@ -1,4 +1,4 @@
-"""Panics of earlier boots, from the dumps that the kernel left in persistent storage. Touches: the folders given."""
+"""Finds panics of earlier boots in the dumps in persistent storage. Touches: the folders given."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ DUMPS_MAX = 256
 DUMP_BYTES_MAX = 1 << 20
 DEPTH_MAX = 3  # systemd-pstore: /var/lib/systemd/pstore/<time>/<part>/dmesg.txt
 
-Panics = dict[str, tuple[str, float]]  # by the dump's line: what to say, and Unix seconds
+Panics = dict[str, tuple[str, float]]  # by the dump's line: message, and Unix seconds
 
 
 def panics(folders: Sequence[Path], oldest_s: float) -> tuple[Panics, str]:
-    """Return the panics whose dumps were written since ``oldest_s``, and what could not be read, "" for nothing.
+    """Return the panics whose dumps were written since ``oldest_s``, and what could not be read, "" if nothing.
 
-    The parts of one dump lie in one folder and are one panic.
+    The parts of one dump are in one folder and are one panic.
     """
     all_found: Panics = {}
     problem = ""
@@ -41,7 +41,7 @@ def panics(folders: Sequence[Path], oldest_s: float) -> tuple[Panics, str]:
 
 
 def _dumps(folder: Path, depth: int) -> list[Path]:
-    """Return the dumps under a folder, none where there is no such folder. Raises OSError."""
+    """Return the dumps under a folder, none where the folder does not exist. Raises OSError."""
     found: list[Path] = []
     try:
         with os.scandir(folder) as entries:
@@ -58,7 +58,7 @@ def _dumps(folder: Path, depth: int) -> list[Path]:
 
 
 def _panics(files: Sequence[Path], oldest_s: float) -> Panics:
-    """Return the panics in one folder's dumps: by line their text and time, Unix seconds. Raises OSError."""
+    """Return the panics in one folder's dumps: text and time (Unix seconds) by line. Raises OSError."""
     found: Panics = {}
     unnamed: list[tuple[str, float]] = []
     for file in files:

@@ -1,1 +1,1 @@
-"""The agent's only loop: a clock, collectors that run in threads of their own, one frame at each tick."""
+"""The agent's main loop: a clock, collectors in threads of their own, one frame per tick."""

@@ -1,4 +1,4 @@
-"""Time as an argument: the agent's loop and uplink ask a clock, tests hand in one of their own."""
+"""Injectable time: the agent's loop and uplink take a clock, so that tests can pass their own."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ _SINCE_BOOT = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)  # macOS, wh
 
 
 class Waitable(Protocol):
-    """What one can wait for: a ``threading.Event``, a ``Wake``."""
+    """Something to wait for: a ``threading.Event``, a ``Wake``."""
 
     def is_set(self) -> bool:
-        """Whether there is no need to wait."""
+        """Whether waiting would return at once."""
         ...
 
     def wait(self, timeout: float) -> bool:
@@ -22,22 +22,22 @@ class Waitable(Protocol):
 
 
 class Wake:
-    """An event that a signal handler may set: an Event's lock may be held by the very thread that it interrupts."""
+    """An event that a signal handler may set: it might interrupt the thread that holds an Event's lock."""
 
     def __init__(self) -> None:
         self._queue: queue.SimpleQueue[None] = queue.SimpleQueue()
 
     def set(self) -> None:
-        """Wake whoever waits, now or later."""
+        """Wake the waiter, now or later."""
         if self._queue.empty():
             self._queue.put(None)
 
     def is_set(self) -> bool:
-        """Whether it is set and nobody has waited for it since."""
+        """Whether it is set and not yet consumed by a wait."""
         return not self._queue.empty()
 
     def wait(self, timeout: float) -> bool:
-        """Return whether it was set within ``timeout`` seconds; it is no longer set then."""
+        """Return whether it was set within ``timeout`` seconds; clears it."""
         try:
             self._queue.get(timeout=timeout)
         except queue.Empty:
@@ -45,24 +45,24 @@ class Wake:
         return True
 
     def clear(self) -> None:
-        """Forget that it was set."""
+        """Clear it."""
         while self.is_set():
             self.wait(0.0)
 
 
 class Clock(Protocol):
-    """The wall clock stamps, the monotonic clock schedules: the wall clock may jump, the other never does."""
+    """The wall clock timestamps, the monotonic clock schedules: the wall clock may jump, the other never does."""
 
     def now_s(self) -> float:
-        """Unix seconds."""
+        """Return Unix seconds."""
         ...
 
     def monotonic_s(self) -> float:
-        """Seconds since some moment; never goes back."""
+        """Return seconds since an arbitrary moment; never goes back."""
         ...
 
     def since_boot_s(self) -> float:
-        """Seconds since the machine's boot, those that it slept included; never set."""
+        """Return seconds since boot, suspend included; never set."""
         ...
 
     def wait(self, event: Waitable, timeout_s: float) -> bool:
@@ -74,15 +74,15 @@ class SystemClock:
     """The machine's clocks."""
 
     def now_s(self) -> float:
-        """Unix seconds."""
+        """Return Unix seconds."""
         return time.time()
 
     def monotonic_s(self) -> float:
-        """Seconds since some moment; never goes back."""
+        """Return seconds since an arbitrary moment; never goes back."""
         return time.monotonic()
 
     def since_boot_s(self) -> float:
-        """Seconds since the machine's boot, those that it slept included; never set."""
+        """Return seconds since boot, suspend included; never set."""
         return time.clock_gettime(_SINCE_BOOT)
 
     def wait(self, event: Waitable, timeout_s: float) -> bool:

@@ -1,4 +1,4 @@
-"""The wall clock held against one that is never set: when it steps, frames and events are dated by the clock of now."""
+"""Detects wall clock steps against the boot clock, and re-dates frames and events to the current clock."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from eagle_eye.agent.loop.clock import Clock
 from eagle_eye.schema.events import Event
 from eagle_eye.schema.frame import Frame
 
-STEP_S = 0.25  # what differs by less is how long reading two clocks takes
-READ_S_MAX = 0.05  # a reading that took longer says little: another
+STEP_S = 0.25  # smaller differences come from the time taken to read two clocks
+READ_S_MAX = 0.05  # a reading that took longer is inaccurate: it is repeated
 READS_MAX = 5
-EVENTS_S = 30.0  # how long after a step events may come that were dated before it
+EVENTS_S = 30.0  # how long after a step events dated before it may arrive
 SLACK_S = 2.0
 
 _log = logging.getLogger("eagle_eye.agent")
 
 
 class ClockBase:
-    """The wall clock minus the time since boot: the same until the clock is set. Used from every thread.
+    """The wall clock minus the time since boot: constant until the clock is set. Thread-safe.
 
-    ``boot_id`` is this boot's: of another boot's frames nothing is known.
+    ``boot_id`` is this boot's: frames of another boot cannot be re-dated.
     """
 
     def __init__(self, clock: Clock, boot_id: str) -> None:
@@ -37,7 +37,7 @@ class ClockBase:
         self._was_right_s = self._right_s
 
     def read(self) -> float:
-        """Return the base by now; one that differs by little is the same."""
+        """Return the current base; small differences are ignored."""
         with self._lock:
             for _ in range(READS_MAX):
                 begin_s = self._clock.since_boot_s()
@@ -54,7 +54,7 @@ class ClockBase:
             return self._base_s
 
     def dated(self, frame: Frame) -> Frame:
-        """Return a frame as the clock of now would have dated it: what is sent together is of one clock."""
+        """Return a frame dated by the current clock: frames sent together must agree on one clock."""
         base_s = self.read()
         if frame.base_s == base_s:
             return frame
@@ -69,7 +69,7 @@ class ClockBase:
         )
 
     def events(self, events: Sequence[Event]) -> list[Event]:
-        """Return events that were seen just now, those that were dated before the clock was set as it dates now."""
+        """Return just-seen events; those dated before the clock was set are re-dated by the current clock."""
         base_s, now_s = self.read(), self._clock.since_boot_s()
         if now_s - self._set_s > EVENTS_S:
             return list(events)

@@ -1,4 +1,4 @@
-"""The seam between the agent's loop and what it observes."""
+"""The interface between the agent's loop and its collectors."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from eagle_eye.schema.frame import Rank
 
 
 class Unsupported(Exception):
-    """This host will never have what the collector reads; it is not asked again."""
+    """This host will never have what the collector reads; it is not run again."""
 
 
 class CollectFailed(Exception):
-    """The collector could not read this time; it is asked again at the next interval."""
+    """The collector could not read this time; it runs again at the next interval."""
 
 
 @dataclass
 class Observed:
-    """What one collector saw in one interval; names and units are the catalogue's, absent is not observed.
+    """One collector's observations in one interval; names and units are the catalogue's, absent means not observed.
 
-    ``devices`` maps a device index to its metrics, ``links`` a link's name to its metrics, ``node`` holds
-    the node's. ``problem`` says what a collector that saw the rest could not see; empty when all is well.
+    ``devices`` maps a device index to its metrics, ``links`` a link's name to its metrics, ``node`` holds the node's.
+    ``problem`` says what could not be read although the rest was; empty when all is well.
     """
 
     devices: dict[int, dict[str, float]] = field(default_factory=dict)
@@ -34,7 +34,7 @@ class Observed:
 
 
 class Collector(Protocol):
-    """Reads one source. The loop times it, counts it and keeps its failures from the others."""
+    """Reads one source. The loop times it, counts its runs and isolates its failures."""
 
     @property
     def name(self) -> str:
@@ -42,9 +42,9 @@ class Collector(Protocol):
         ...
 
     def collect(self, now_s: float) -> Observed:
-        """Return what is seen at ``now_s``, Unix seconds. Raises Unsupported, CollectFailed."""
+        """Return the observations at ``now_s``, Unix seconds. Raises Unsupported, CollectFailed."""
         ...
 
     def close(self) -> None:
-        """Give back what the collector holds."""
+        """Release the collector's resources."""
         ...

@@ -1,17 +1,17 @@
-"""Counts what the agent had to drop, by reason, so that nothing fails silently."""
+"""Counts what the agent had to drop, by reason, so that no loss is silent."""
 
 from __future__ import annotations
 
 import threading
 
-REASONS_MAX = 256  # ours are below a hundred; a server may make up reasons for what it refuses
+REASONS_MAX = 256  # ours are below a hundred; a server may invent reasons for what it rejects
 OTHER_REASONS = "other_reasons"
 
 
 class Drops:
-    """How often something was dropped since the agent started, by a stable reason; used from every thread.
+    """Drop counts since the agent started, by a stable reason; thread-safe.
 
-    After REASONS_MAX different reasons the rest are counted together, as OTHER_REASONS.
+    Beyond REASONS_MAX different reasons, further ones are counted as OTHER_REASONS.
     """
 
     def __init__(self) -> None:
@@ -27,6 +27,6 @@ class Drops:
                 self._counts[reason] = self._counts.get(reason, 0) + times
 
     def snapshot(self) -> dict[str, int]:
-        """Return the counts as they are now."""
+        """Return a copy of the counts."""
         with self._lock:
             return dict(self._counts)

@@ -1,4 +1,4 @@
-"""The agent's only loop: at each tick ask every collector, make a frame, hand it on."""
+"""The agent's main loop: at each tick run every collector, make a frame, hand it on."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from eagle_eye.schema.frame import EVENTS_MAX, FRAME_BYTES_MAX, KEYS_MAX, RANKS_
 from eagle_eye.schema.metrics import Scope
 from eagle_eye.schema.rows import VERSION, Outline, RowWriter, Table, Tail, silences, speaking, table
 
-ANSWER_RATIO = 0.8  # collectors have this share of the interval to answer
+ANSWER_RATIO = 0.8  # collectors have this fraction of the interval to answer
 ANSWER_S_MAX = 5.0
-ANSWER_ONCE_S = 15.0  # a single frame may wait: a driver that nobody keeps loaded needs seconds for each GPU
-URGENT_EVERY_S = 0.1  # ranks die in groups: what follows the first waits so long for company
+ANSWER_ONCE_S = 15.0  # a single frame may wait: a driver without persistence mode needs seconds per GPU
+URGENT_EVERY_S = 0.1  # ranks die in groups: what follows the first is batched for this long
 
 _log = logging.getLogger("eagle_eye.agent")
 
@@ -36,18 +36,18 @@ class Sink(Protocol):
     """Takes frames."""
 
     def append(self, make: Callable[[str, int], bytes]) -> int | None:
-        """Take the frame that ``make(stream, sequence)`` encodes."""
+        """Append the frame that ``make(stream, sequence)`` encodes."""
         ...
 
 
 class Loop:
-    """Makes a frame at each multiple of the interval, and one at once when something ended.
+    """Makes a frame at each multiple of the interval, and one at once when a process exits.
 
-    Ticks follow the wall clock's multiples but are waited for on the monotonic clock; a jump of the one or a stop
-    of the process costs the ticks missed and no burst. ``happened`` returns ranks and events without rows, for
-    frames outside the ticks. ``wake`` is set by whoever has such news, and by ``stop``. ``shown`` gets each tick after
-    its frame was handed on; it must not block. ``handed_on(urgent)`` is told of each frame. ``service`` hears that the
-    loop lives from the loop itself alone: one that hangs is silent.
+    Ticks are at the wall clock's multiples but waited for on the monotonic clock; a clock jump or a stopped process
+    loses the missed ticks and causes no burst. ``happened`` returns ranks and events without rows, for frames outside
+    the ticks. ``wake`` is set by the source of such events, and by ``stop``. ``shown`` gets each tick after its frame
+    was handed on; it must not block. ``handed_on(urgent)`` is called for each frame. ``service`` gets its watchdog
+    signal only from the loop itself, so a hung loop is noticed.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class Loop:
         service: ServiceManager | None = None,
         base: ClockBase | None = None,
     ) -> None:
-        """``base`` None: one of its own."""
+        """``base`` None: the loop creates its own."""
         self._base = base or ClockBase(clock, boot_id())
         self._node = node
         self._job = job
@@ -89,12 +89,12 @@ class Loop:
         self._tick_s = clock.monotonic_s()
 
     def stop(self, reason: str) -> None:
-        """End the loop after one last frame; may be called from a signal handler."""
+        """End the loop after one last frame; safe in a signal handler."""
         self._stop_reason = reason
         self._wake.set()
 
     def run(self) -> None:
-        """Tick until stopped."""
+        """Run until stopped."""
         self._take_first_sample(self._answer_s)
         while not self._stop_reason:
             self._wait_for_tick()
@@ -105,7 +105,7 @@ class Loop:
         self._emit_happened()
 
     def run_once(self) -> None:
-        """Make one frame, at the first tick that leaves rates something to be taken over."""
+        """Make one frame, at the first tick that leaves time for rates to be computed."""
         self._take_first_sample(ANSWER_ONCE_S)
         begin_s = self._clock.monotonic_s()
         self._wait_for_tick()
@@ -114,7 +114,7 @@ class Loop:
         self._tick(ANSWER_ONCE_S)
 
     def _take_first_sample(self, answer_s: float) -> None:
-        """Give rates something to start from; what already happened goes into the first frame."""
+        """Take the first sample for rates; events so far go into the first frame."""
         self._ask()
         self._events += self._gather(answer_s).events
 
@@ -137,7 +137,7 @@ class Loop:
                 urgent_s = self._clock.monotonic_s() + URGENT_EVERY_S
 
     def _until_tick_s(self) -> float:
-        """Return the seconds to the next multiple of the interval; one that is as good as now is skipped."""
+        """Return the seconds to the next multiple of the interval; one that is practically now is skipped."""
         rest_s = self._interval_s - self._clock.now_s() % self._interval_s
         return rest_s if rest_s > 0.1 * self._interval_s else rest_s + self._interval_s
 
@@ -155,7 +155,8 @@ class Loop:
         seen.events[:] = self._base.events(seen.events)
         events = tuple(self._events + seen.events)
         self._emit(time_s, base_s, interval_s, seen, urgent=False)
-        # From a list: a tuple grown from a generator ends in a pool of 2,000 from which CPython does not take the next.
+        # From a list: a tuple built from a generator ends in a free list of 2,000 that CPython does not reuse for the
+        # next.
         collectors = tuple([runner.standing() for runner in self._runners])
         tick = Tick(time_s, interval_s, seen, events, collectors, self._frames)
         self._shown(tick)
@@ -180,7 +181,7 @@ class Loop:
         return everything
 
     def _emit_happened(self) -> None:
-        """Hand on ranks and events without rows; the rows' interval goes on."""
+        """Hand on ranks and events without rows; the rows' interval continues."""
         since_tick_s = self._clock.monotonic_s() - self._tick_s
         seen = self._happened()
         now_s, base_s = self._clock.now_s(), self._base.read()
@@ -246,7 +247,7 @@ def _only_job(ranks: Sequence[Rank]) -> str | None:
 
 
 def boot_id() -> str:
-    """Return the kernel's id of this boot; one of our own where the kernel does not tell."""
+    """Return the kernel's id of this boot; a generated one where the kernel gives none."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     except OSError:

@@ -1,4 +1,4 @@
-"""Runs one collector in a thread of its own, so that a driver that never answers costs one collector, not the agent."""
+"""Runs one collector in its own thread, so that a hung driver costs one collector, not the agent."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ _log = logging.getLogger("eagle_eye.agent")
 class Runner:
     """One collector, its thread and its state.
 
-    ``state`` is what ``Frame.collectors`` says: "ok", "unsupported: why" (it is not asked again) or
-    "failed: why" (it is). ``duration_s`` is how long the last collection took, ``failures`` counts the intervals for
-    which the collector gave no answer, or not all that it should see.
+    ``state`` is as in ``Frame.collectors``: "ok", "unsupported: why" (not run again) or "failed: why" (run again).
+    ``duration_s`` is how long the last collection took, ``failures`` counts the intervals for which the collector gave
+    no answer, or an incomplete one.
     """
 
     def __init__(self, collector: Collector, drops: Drops, monotonic_s: Callable[[], float]) -> None:
@@ -44,12 +44,12 @@ class Runner:
         self._thread.start()
 
     def ask(self, now_s: float) -> None:
-        """Have the collector collect, unless it still owes an answer or is unsupported."""
+        """Start a collection, unless one is still pending or the collector is unsupported."""
         if self._busy and not self._answers.empty():
-            late, self.duration_s = self._answers.get()  # it came after its interval's frame had gone
+            late, self.duration_s = self._answers.get()  # it arrived after its interval's frame was sent
             self._busy = False
             if isinstance(late, Observed):
-                self._late_events = late.events  # rows are of their moment, events say theirs
+                self._late_events = late.events  # rows are valid at their moment only, events carry their time
             self._drops.count(f"collector_late_{self.collector.name}")
         if self._supported and not self._busy:
             self._busy = True
@@ -79,11 +79,11 @@ class Runner:
         return Observed()
 
     def standing(self) -> CollectorStanding:
-        """Return how the collector fares now."""
+        """Return the collector's current standing."""
         return CollectorStanding(self.collector.name, self.state, self.duration_s, self.failures)
 
     def close(self) -> None:
-        """End the thread and the collector, unless it still hangs in a call."""
+        """End the thread and the collector, unless it hangs in a call."""
         if not self._busy:
             self._questions.put(None)
             self._thread.join(timeout=1.0)
@@ -93,7 +93,7 @@ class Runner:
         self.state = state
         if state.startswith("failed"):
             self.failures += 1
-        said = said or _AGES.sub("", state)  # a text that grows with the time is logged once
+        said = said or _AGES.sub("", state)  # a text that changes only in its durations is logged once
         if said != self._said:
             self._said = said
             level = logging.INFO if state == "ok" or not self._supported else logging.WARNING

@@ -1,4 +1,4 @@
-"""Notifies systemd that the agent is ready, that its loop runs, and how it fares. Touches: systemd's socket."""
+"""Notifies systemd of readiness, watchdog and status. Touches: systemd's socket."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from collections.abc import Callable, Mapping
 from eagle_eye.agent.loop.tick_result import Tick
 from eagle_eye.schema.systemd import NotifySocket, watchdog_s
 
-WATCHDOG_RATIO = 1 / 3  # of the manager's deadline: two signs of life may be late
-STARTING_EVERY_S = 10.0  # how often a start that takes long is excused,
-EXTEND_S = 60.0  # and for how long
+WATCHDOG_RATIO = 1 / 3  # of the manager's deadline: two notifications may be late
+STARTING_EVERY_S = 10.0  # how often a slow start asks for more time,
+EXTEND_S = 60.0  # and how much
 STATUS_EVERY_S = 10.0
 STATUS_CHARS_MAX = 300
 
@@ -21,9 +21,9 @@ _log = logging.getLogger("eagle_eye.agent")
 
 
 class ServiceManager:
-    """What systemd knows of the agent; what it did not take is sent again at the next occasion.
+    """What systemd knows of the agent; a notification that failed is sent again at the next opportunity.
 
-    ``every_s`` is how often ``alive`` must be called, at least; infinite when nobody waits for it.
+    ``every_s`` is the longest time between calls of ``alive``; infinite without a watchdog.
     """
 
     def __init__(
@@ -32,7 +32,7 @@ class ServiceManager:
         monotonic_s: Callable[[], float] = time.monotonic,
         pid: int | None = None,
     ) -> None:
-        """``pid`` is this process's; the watchdog's deadline may be meant for another (WATCHDOG_PID)."""
+        """``pid`` is this process's; the watchdog's deadline may be meant for another process (WATCHDOG_PID)."""
         self._socket = NotifySocket(environ, _log)
         self._monotonic_s = monotonic_s
         self._watchdog_s = watchdog_s(environ, os.getpid() if pid is None else pid)
@@ -43,14 +43,14 @@ class ServiceManager:
 
     @property
     def every_s(self) -> float:
-        """How often a sign of life is due, seconds."""
+        """How often a watchdog notification is due, seconds."""
         if not self._socket.listens:
             return math.inf
         starting_s = math.inf if self._ready else STARTING_EVERY_S
         return min(starting_s, WATCHDOG_RATIO * self._watchdog_s)
 
     def alive(self) -> None:
-        """The loop lives: told when a sign of life is due. Before the first frame it also asks for more time."""
+        """Send a watchdog notification when due; before the first frame, also ask for more start time."""
         now_s = self._monotonic_s()
         if now_s - self._alive_s < 0.9 * self.every_s:
             return
@@ -61,7 +61,7 @@ class ServiceManager:
             self._alive_s = now_s
 
     def ticked(self, tick: Tick) -> None:
-        """A frame was made. The first one makes the service ready."""
+        """Note a frame. The first one makes the service ready."""
         now_s = self._monotonic_s()
         status = status_of(tick)
         if not self._ready:
@@ -75,12 +75,12 @@ class ServiceManager:
         self.alive()
 
     def stopping(self, reason: str) -> None:
-        """The loop has ended."""
+        """Notify that the loop has ended."""
         self._socket.send("STOPPING=1", f"STATUS=stopping: {_one_line(reason)}")
 
 
 def status_of(tick: Tick) -> str:
-    """Return one line on how the agent fares: who sees nothing, and why."""
+    """Return one line on the agent's state: which collectors fail, and why."""
     asked = [standing for standing in tick.collectors if standing.supported]
     failing = [f"{standing.name} {standing.state}" for standing in asked if not standing.ok]
     line = f"{len(asked) - len(failing)} of {len(asked)} collectors ok"

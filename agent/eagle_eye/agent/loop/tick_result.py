@@ -10,7 +10,7 @@ from eagle_eye.schema.events import Event
 
 @dataclass(frozen=True)
 class CollectorStanding:
-    """How one collector fares. ``state`` as in ``Frame.collectors``; ``failures`` counts since the agent started.
+    """One collector's standing. ``state`` as in ``Frame.collectors``; ``failures`` counts since the agent started.
 
     ``duration_s`` is how long its last answer took.
     """
@@ -22,7 +22,7 @@ class CollectorStanding:
 
     @property
     def ok(self) -> bool:
-        """Whether it saw all that it looks at."""
+        """Whether it read everything it should."""
         return self.state == "ok"
 
     @property
@@ -33,10 +33,10 @@ class CollectorStanding:
 
 @dataclass(frozen=True)
 class Tick:
-    """One frame made at a tick; shared between threads and not to be changed.
+    """One frame made at a tick; shared between threads, so treat it as immutable.
 
-    ``time_s`` and ``interval_s`` are the frame's, ``seen`` its rows and ranks, ``events`` all its events: also those
-    from before the tick. ``frames`` counts the frames made since the agent started.
+    ``time_s`` and ``interval_s`` are the frame's, ``seen`` its rows and ranks, ``events`` all its events, including
+    those from before the tick. ``frames`` counts the frames made since the agent started.
     """
 
     time_s: float

@@ -1,1 +1,1 @@
-"""What NCCL and its tools leave: flight-recorder dumps, Inspector lines, RAS replies."""
+"""Parsers and clients for NCCL and its tools: flight-recorder dumps, Inspector lines, RAS replies."""

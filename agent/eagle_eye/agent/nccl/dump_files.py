@@ -1,7 +1,7 @@
-"""Where PyTorch's recorder leaves its dumps, and asking it for one. Touches: files, named pipes.
+"""Finds the dumps of PyTorch's flight recorder, and requests new ones. Touches: files, named pipes.
 
-A dump is asked for by a byte into the pipe ``<TORCH_NCCL_DEBUG_INFO_PIPE_FILE><rank>.pipe``; the process then writes
-``<prefix><rank>`` from a thread of its own and trains on.
+A dump is requested by writing a byte to the pipe ``<TORCH_NCCL_DEBUG_INFO_PIPE_FILE><rank>.pipe``; the process then
+writes ``<prefix><rank>`` from a separate thread while training continues.
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ from eagle_eye.agent.loop.drops import Drops
 from eagle_eye.agent.nccl.process_environment import Environments, ProcessEnvironment, root_of
 from eagle_eye.agent.processes.process_registry import TrainingProcess
 
-POLL_S = 0.1  # the recorder's thread looks at its pipe every second
+POLL_S = 0.1  # the recorder's thread checks its pipe every second
 OLD_DEFAULT = "/tmp/nccl_trace_rank_"  # noqa: S108 - PyTorch before 2.7 writes there
 NEW_DEFAULT = "torch/comm_lib_trace_rank_"  # in the user's cache folder
 
 Stamp = tuple[int, int, int]  # inode, size, time of the last change in ns
-_Place = tuple[Path, Path]  # a file, and the folder out of which no link on the way may lead
+_Place = tuple[Path, Path]  # a file, and the folder that no link on the way may lead out of
 
 
 @dataclass(frozen=True)
 class DumpRequest:
-    """Which of the ranks that were asked have written a dump, and why the others have not."""
+    """Which of the ranks asked have written a dump, and why the others have not."""
 
     answered: tuple[TrainingProcess, ...] = ()
     silent: Mapping[TrainingProcess, str] = field(default_factory=dict)
 
 
 def dump_paths(process: TrainingProcess, environment: ProcessEnvironment | None, prefixes: Sequence[str]) -> list[Path]:
-    """Return where a rank's dump may lie: where its environment says, else PyTorch's defaults; and the ``prefixes``."""
+    """Return the paths where a rank's dump may be: from its environment, else PyTorch's defaults; plus ``prefixes``."""
     paths = [Path(f"{prefix}{process.rank}") for prefix in prefixes]
     if environment is not None:
         said = environment.first("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
@@ -47,9 +47,9 @@ def dump_paths(process: TrainingProcess, environment: ProcessEnvironment | None,
 
 
 def stamp_of(path: Path, root: Path = OWN_ROOT) -> Stamp | None:
-    """Return what changes when a file below ``root`` is written; None where there is none or it cannot be seen.
+    """Return a stamp that changes when a file below ``root`` is written; None where it is missing or not visible.
 
-    Raises NotTheirs where something else lies there.
+    Raises NotTheirs where it is something else.
     """
     try:
         found = stat_of(path, root)
@@ -73,12 +73,12 @@ def request_dumps(
     monotonic_s: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> DumpRequest:
-    """Ask the ranks for dumps and wait at most ``deadline_s`` for them; return who answered.
+    """Ask the ranks for dumps and wait at most ``deadline_s``; return which ranks answered.
 
-    ``pipe_prefixes`` are tried besides what the processes' environments say. Training is not held up: the pipes are
-    written without waiting, and each rank dumps from a thread of its own. A rank that reads no pipe was not asked, one
-    that was asked and wrote nothing is stopped, stuck, or older than the pipe: that alone accuses nobody. A pipe that
-    is none, or not the process's own, is counted in ``drops`` as ``flight_recorder_refused``.
+    ``pipe_prefixes`` are tried in addition to the processes' environments. Training is not delayed: writes are
+    non-blocking, and each rank dumps from a separate thread. A rank without a pipe reader was not asked; one that was
+    asked and wrote nothing is stopped, stuck, or older than the pipe, which alone is no evidence against it. A path
+    that is not a pipe, or not the process's own, is counted in ``drops`` as ``flight_recorder_refused``.
     """
     known = environments.of(processes)
     silent: dict[TrainingProcess, str] = {}
@@ -104,7 +104,7 @@ def request_dumps(
 def _ask(
     process: TrainingProcess, environment: ProcessEnvironment | None, prefixes: Sequence[str], drops: Drops
 ) -> str:
-    """Write to the process's pipe; return why that was not possible, or ""."""
+    """Write to the process's pipe; return why this failed, or ""."""
     paths = [Path(f"{prefix}{process.rank}.pipe") for prefix in prefixes]
     said = environment.first("TORCH_NCCL_DEBUG_INFO_PIPE_FILE") if environment is not None else ""
     if environment is not None and said:
@@ -137,7 +137,7 @@ def _stamp(place: _Place) -> Stamp | None:
     try:
         return stamp_of(*place)
     except NotTheirs:
-        return None  # whoever reads dumps tells of it
+        return None  # the reader of dumps reports it
 
 
 def _await(
@@ -146,7 +146,7 @@ def _await(
     monotonic_s: Callable[[], float],
     sleep: Callable[[float], None],
 ) -> list[TrainingProcess]:
-    """Return the processes of which a file is new and has come to rest, as soon as all have one."""
+    """Return the processes with a new dump file that no longer changes, as soon as all have one."""
     answered: list[TrainingProcess] = []
     last: dict[_Place, Stamp | None] = {}
     while len(answered) < len(waiting):

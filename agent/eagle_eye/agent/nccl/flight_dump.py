@@ -1,7 +1,7 @@
-"""One rank's flight-recorder dump, reduced to what tells who holds a job up. Pure.
+"""Reduces one rank's flight-recorder dump to what shows which rank blocks a job. Pure.
 
-The reduced dump has the shape of PyTorch's own JSON dumps, so that whatever reads those reads it: all groups and their
-status, the operations that have not completed, and of those that have the newest of each group.
+The reduced dump has the shape of PyTorch's own JSON dumps, so that the same tools read it: all groups and their status,
+the operations that have not completed, and each group's newest completed one.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from eagle_eye.schema.flight_recorder import (
     text_of,
 )
 
-DUMP_BYTES_MAX = 16 << 20  # the usual 2,000 operations with stacks have 2 to 6 MB; reading takes ten times as much
+DUMP_BYTES_MAX = 16 << 20  # the usual 2,000 operations with stacks are 2 to 6 MB; parsing takes ten times as much
 OBJECTS_MAX = 500_000  # lists and dictionaries: 2,000 operations with 100 frames each have 200,000
-ENTRIES_MAX = 100_000  # large buffers have 20,000; a pickle repeats one by two bytes: a million are 5 s and 160 MB
+ENTRIES_MAX = 100_000  # large buffers have 20,000; a pickle repeats one in two bytes: a million cost 5 s and 160 MB
 GROUPS_MAX = 1_024  # of one rank; large models have about ten
-UNFINISHED_MAX = 256  # kept: hosts run ahead by tens of collectives, and the oldest are what a hang is about
-RANKS_CHARS_MAX = 4 << 20  # of all groups together: 100,000 ranks spelt out have 700,000, the widest group all of them
-KEPT_BYTES_MAX = 4 << 20  # of all operations that are kept: UNFINISHED_MAX have 75,000 usually
-SHAPES_MAX = 64  # tensors of one operation, and dimensions of one tensor, that are kept
+UNFINISHED_MAX = 256  # kept: hosts run ahead by tens of collectives, and a hang is about the oldest
+RANKS_CHARS_MAX = 4 << 20  # of all groups: 100,000 ranks spelt out are 700,000, all of them in the widest group
+KEPT_BYTES_MAX = 4 << 20  # all kept operations together: UNFINISHED_MAX usually are 75,000
+SHAPES_MAX = 64  # kept: tensors per operation, and dimensions per tensor
 FINISHED = "completed"
 DEFAULT_GROUP = "0"
 
@@ -43,11 +43,11 @@ ENQUEUED, STARTED, COMPLETED = "last_enqueued_collective", "last_started_collect
 
 @dataclass(frozen=True)
 class FlightDump:
-    """What one rank's recorder told.
+    """The contents of one rank's dump.
 
-    ``enqueued`` and ``completed`` are the highest sequences on its widest group, -1: none yet, None: not told.
-    ``ranks`` is how many ranks that group has; None where the dump does not name them. ``reduced`` is the reduced dump
-    as JSON; ``left_out`` counts operations that it lacks because they were more than UNFINISHED_MAX.
+    ``enqueued`` and ``completed`` are the highest sequences on its widest group, -1: none yet, None: unknown. ``ranks``
+    is that group's size; None where the dump does not list its ranks. ``reduced`` is the reduced dump as JSON;
+    ``left_out`` counts operations dropped beyond UNFINISHED_MAX.
     """
 
     enqueued: int | None
@@ -58,7 +58,7 @@ class FlightDump:
 
 
 def read(raw: bytes, rank: int) -> FlightDump:
-    """Return a dump's bytes, pickle or JSON, as what they tell of the rank. Raises BadDump."""
+    """Parse a dump's bytes, pickle or JSON, for the rank. Raises BadDump."""
     dump = dump_of(decode(raw, DUMP_BYTES_MAX, OBJECTS_MAX))
     groups = _groups(dump)
     entries = entries_of(dump)
@@ -73,7 +73,8 @@ def read(raw: bytes, rank: int) -> FlightDump:
     done: dict[str, int] = {}
     left_out = 0
     for item in operations:
-        # A retired one may have failed; where states are not kept at all (gloo) the group's own word decides.
+        # A retired operation may have failed; where states are not recorded at all (gloo) the group's own status
+        # decides.
         item.finished = item.state == FINISHED or (item.retired and item.sequence <= completed.get(item.group, -1))
         if item.finished and not item.exchange:
             done[item.group] = max(done.get(item.group, -1), item.sequence)
@@ -100,7 +101,7 @@ def read(raw: bytes, rank: int) -> FlightDump:
 
 
 class _Operation:
-    """One entry, as far as it is needed. Raises BadDump."""
+    """The fields of one entry that are needed. Raises BadDump."""
 
     __slots__ = ("entry", "exchange", "finished", "group", "group_id", "names_group", "retired", "sequence", "state")
 
@@ -116,7 +117,7 @@ class _Operation:
 
 
 def _groups(dump: Mapping[str, Any]) -> dict[str, tuple[dict[str, str], int | None]]:
-    """Return each group as PyTorch writes it, and how many ranks it has, None where it does not name them."""
+    """Return each group as PyTorch writes it, and its size, None where it does not list its ranks."""
     groups = {}
     left = RANKS_CHARS_MAX
     for key, said in list(mapping_of(dump, "pg_config").items())[:GROUPS_MAX]:
@@ -130,7 +131,7 @@ def _groups(dump: Mapping[str, Any]) -> dict[str, tuple[dict[str, str], int | No
 
 
 def _spelt(ranks: Any, chars_max: int) -> str:
-    """Return a group's ranks as PyTorch spells them; "" where it names none. Raises BadDump."""
+    """Return a group's ranks as PyTorch spells them; "" where it lists none. Raises BadDump."""
     if isinstance(ranks, (list, tuple)) and len(ranks) <= chars_max:  # a longer one has a longer text
         ranks = str(list(ranks)) if all(type(rank) is int and 0 <= rank < INTEGER_MAX for rank in ranks) else ""
     if isinstance(ranks, (str, list, tuple)) and len(ranks) > chars_max:
@@ -139,8 +140,8 @@ def _spelt(ranks: Any, chars_max: int) -> str:
 
 
 def _widest(groups: Mapping[str, tuple[dict[str, str], int | None]], others: list[str]) -> str:
-    """Return the widest group's name: of those equally wide, or of unknown width, the one that was made first."""
-    width = {name: count for name, (_, count) in groups.items() if name and count}  # gloo names none: the last made
+    """Return the widest group's name; the first created among equally wide ones or where no width is known."""
+    width = {name: count for name, (_, count) in groups.items() if name and count}  # gloo lists no ranks: the last made
     names = [name for name in width if width[name] == max(width.values())] or others or [DEFAULT_GROUP]
     return min(names, key=lambda name: (int(name) if name.isascii() and name.isdigit() else INTEGER_MAX, name))
 
@@ -186,7 +187,7 @@ def _reduced(
 
 
 def _entry(item: _Operation) -> dict[str, Any]:
-    """Return an operation without its stack, in the present version's words."""
+    """Return an operation without its stack, in the current format's terms."""
     entry = item.entry
     kept: dict[str, Any] = {
         "pg_id": item.group_id,

@@ -1,7 +1,7 @@
-"""What NCCL Inspector writes of finished collectives, and what it amounts to in an interval. Pure.
+"""Parses NCCL Inspector's lines about finished collectives, and aggregates them per interval. Pure.
 
 Formats v4.0 to v4.2 (NCCL 2.28 and later, RCCL). ``coll_sn`` counts the collectives of one kind on one communicator.
-Older builds write the last finished collective of each communicator at each dump only, newer ones each that is at
+Older builds write only each communicator's last finished collective at each dump, newer ones every collective of at
 least NCCL_INSPECTOR_DUMP_MIN_SIZE_BYTES: a line is a sample, never proof that nothing else ran.
 """
 
@@ -13,22 +13,22 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-COMMUNICATORS_MAX = 256  # of one process: large models use about ten
-KINDS_MAX = 16  # of collectives; NCCL has eight
+COMMUNICATORS_MAX = 256  # per process: large models use about ten
+KINDS_MAX = 16  # kinds of collective; NCCL has eight
 NAME_CHARS_MAX = 64  # of a kind, or of a communicator's id
-IDLE_INTERVALS_MAX = 600  # then a communicator is forgotten: programs make new ones and destroy the old
+IDLE_INTERVALS_MAX = 600  # then a communicator is forgotten: programs create new ones and destroy old ones
 SEQUENCE_MAX = 1 << 53  # exact in the wire's float64
 SECONDS_MAX = 86_400.0  # no collective takes a day
 BYTES_PER_GIGABYTE = 1e9  # NCCL's GB/s are decimal
-WHOLE_RATIO = 0.75  # of a kind's collectives; the rest may be small ones, which the Inspector leaves out
+WHOLE_RATIO = 0.75  # of a kind's collectives; the rest may be small ones, which the Inspector omits
 
 REDUCE_SCATTER = "ReduceScatter"
-# Timed by what the kernel did, on the GPU's clock or as the CPU saw it. Host time around a launch says nothing.
+# Times of the kernel itself, by the GPU's clock or as the CPU saw it. Host time around a launch is meaningless.
 _KERNEL_TIMINGS = frozenset({"kernel_gpu", "kernel_cpu"})
 
 
 class Header(msgspec.Struct, gc=False):
-    """Which communicator, and how wide it is."""
+    """The communicator, and its size."""
 
     id: str | int = ""
     n_ranks: int = 0
@@ -55,11 +55,11 @@ _decoder = msgspec.json.Decoder(InspectorLine)
 
 
 def parse(raw: bytes) -> tuple[list[InspectorLine], int]:
-    """Return whole lines as records, and how many were none. Never raises."""
+    """Parse whole lines; return the records, and how many lines were invalid. Never raises."""
     try:
         return _decoder.decode_lines(raw), 0
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        pass  # one bad line spoils all: take them one by one
+        pass  # one bad line fails them all: parse them one by one
     lines, malformed = [], 0
     for text in raw.split(b"\n"):
         if text.strip():
@@ -89,7 +89,7 @@ class _Kind:
 
     @property
     def whole(self) -> bool:
-        """Whether the lines of this interval stand for about all its collectives."""
+        """Whether the interval's lines cover nearly all its collectives."""
         ran = self.newest - self.before
         return self.timed == self.seen and self.before >= 0 and self.seen >= WHOLE_RATIO * ran
 
@@ -102,9 +102,9 @@ class _Communicator:
 
 
 class CollectiveTotals:
-    """One process's collectives, folded line by line.
+    """One process's collectives, aggregated line by line.
 
-    ``untimed`` counts lines whose time is not the kernel's, ``beyond`` lines beyond the limits or out of range.
+    ``untimed`` counts lines not timed by the kernel, ``beyond`` lines beyond the limits or out of range.
     """
 
     def __init__(self) -> None:
@@ -113,7 +113,7 @@ class CollectiveTotals:
         self._communicators: dict[str, _Communicator] = {}
 
     def add(self, lines: Sequence[InspectorLine]) -> int:
-        """Take lines in; return how many of them told of a collective."""
+        """Add lines; return how many of them were about a collective."""
         reported = 0
         for line in lines:
             header, said = line.header, line.coll_perf
@@ -157,15 +157,15 @@ class CollectiveTotals:
         return kind
 
     def row(self) -> dict[str, float]:
-        """Return what the interval tells; {} where no collective was seen in it.
+        """Return the interval's metrics; {} where no collective was seen.
 
-        The sequence is the highest of any kind on the widest communicator. It tells of what has completed: whether
-        more is under way the Inspector does not say.
+        The sequence is the highest of any kind on the widest communicator. It covers completed collectives only: the
+        Inspector does not report those in flight.
         """
         row: dict[str, float] = {}
         if not self._communicators:
             return row
-        # Of several that are equally wide the same one on every rank: all ranks know a communicator by the same id.
+        # Of several equally wide ones, choose the same on every rank: all ranks know a communicator by the same id.
         _, widest = max(self._communicators.items(), key=lambda item: (item[1].ranks, item[0]))
         if any(kind.seen for kind in widest.kinds.values()):
             row["nccl_completed_sequence"] = float(max(kind.newest for kind in widest.kinds.values()))
@@ -180,12 +180,12 @@ class CollectiveTotals:
         return row
 
     def collective_s(self) -> float | None:
-        """Return the kernels' time in the collectives of this interval; None where many of them were not seen."""
+        """Return the kernel time in the interval's collectives; None where many of them were missed."""
         seen = [kind for item in self._communicators.values() for kind in item.kinds.values() if kind.seen]
         return sum(kind.seconds for kind in seen) if seen and all(kind.whole for kind in seen) else None
 
     def begin(self) -> None:
-        """Begin the next interval."""
+        """Start the next interval."""
         for name, communicator in list(self._communicators.items()):
             communicator.idle_intervals += 1
             if communicator.idle_intervals > IDLE_INTERVALS_MAX:
@@ -194,7 +194,7 @@ class CollectiveTotals:
                 kind.begin()
 
     def _widest_with(self, name: str) -> _Kind | None:
-        """Return the kind on the widest communicator that ran it: there ranks of all nodes meet."""
+        """Return the kind on the widest communicator that ran it: that one spans all nodes."""
         found = [
             (communicator.ranks, communicator_id, kind)
             for communicator_id, communicator in self._communicators.items()

@@ -1,4 +1,4 @@
-"""NCCL Inspector's Prometheus files: the newest figures of one GPU. Pure."""
+"""Parses NCCL Inspector's Prometheus files: the latest figures of one GPU. Pure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _RANKS = re.compile(r'\bn_?ranks="([0-9]{1,9})"')
 
 
 def bus_bandwidth(text: str) -> float | None:
-    """Return the mean bus bandwidth of the widest communicator's collectives in bytes per second; None: not told."""
+    """Return the mean bus bandwidth of the widest communicator's collectives, bytes per second; None: absent."""
     by_ranks: dict[int, list[float]] = {}
     for line in text.splitlines()[:LINES_MAX]:
         match = _BANDWIDTH.match(line)

@@ -1,7 +1,7 @@
-"""NCCL, flight-recorder and store settings of training processes, and where their files are. Touches: /proc.
+"""Reads training processes' NCCL, flight-recorder and store settings, and locates their files. Touches: /proc.
 
-A process's environment says which sources are switched on and where they write, so that nothing needs to be
-configured twice. What a program sets by ``os.environ`` after its start is not in /proc and has to be configured.
+A process's environment says which sources are enabled and where they write, so that nothing needs to be configured
+twice. What a program sets through ``os.environ`` after its start is not in /proc and has to be configured.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from eagle_eye.agent.files.foreign import OWN_ROOT
 from eagle_eye.agent.processes.process_files import ENVIRON_BYTES_MAX, ProcessFiles
 from eagle_eye.agent.processes.process_registry import TrainingProcess
 
-VALUE_BYTES_MAX = 4_096  # PATH_MAX: a longer one is no path
+VALUE_BYTES_MAX = 4_096  # PATH_MAX: a longer value is not a path
 PROCESSES_MAX = 64  # ranks of one node; nodes have 8 or 16 GPUs
 
-# Everything else is not kept: environments hold secrets.
+# Nothing else is kept: environments hold secrets.
 _KEPT = frozenset(
     {
         *("HOME", "XDG_CACHE_HOME", "HOSTNAME", "SLURM_JOB_ID", "SLURM_JOBID", "PBS_JOBID", "LSB_JOBID"),
@@ -33,7 +33,7 @@ _KEPT = frozenset(
 
 @dataclass(frozen=True)
 class ProcessEnvironment:
-    """One process's own view: ``own_pid`` is its number in its container, ``uid`` the user that started it.
+    """One process's own view: ``own_pid`` is its pid in its container, ``uid`` the user that started it.
 
     ``root`` and ``folder`` are where its absolute and relative paths begin, as this agent sees them; ``folder`` lies
     below ``root``.
@@ -50,17 +50,17 @@ class ProcessEnvironment:
         return next((self.values[name] for name in names if self.values.get(name)), "")
 
     def path(self, text: str) -> Path:
-        """Return where a path of the process lies as this agent sees it."""
+        """Return a path of the process as this agent sees it."""
         return self.root / text.lstrip("/") if text.startswith("/") else self.folder / text
 
 
 def root_of(path: Path, environment: ProcessEnvironment | None) -> Path:
-    """Return the folder out of which no link on the way to the path may lead: / where configuration names the path."""
+    """Return the folder that no link on the way may lead out of: / for a path from the configuration."""
     return environment.root if environment is not None and path.is_relative_to(environment.root) else OWN_ROOT
 
 
 class Environments:
-    """The environments of training processes, each read once; ``unreadable`` says of whom and why not."""
+    """The environments of training processes, each read once; ``unreadable`` says which could not be read and why."""
 
     def __init__(self, proc: Path = Path("/proc")) -> None:
         self.unreadable: dict[int, str] = {}
@@ -69,7 +69,7 @@ class Environments:
         self._known: dict[TrainingProcess, ProcessEnvironment] = {}
 
     def of(self, processes: Iterable[TrainingProcess]) -> dict[TrainingProcess, ProcessEnvironment]:
-        """Return the environments of those whose environment may be read; others are forgotten."""
+        """Return the environments that are readable, and forget those of other processes."""
         self.unreadable = {}
         found: dict[TrainingProcess, ProcessEnvironment] = {}
         for process in processes:
@@ -80,7 +80,7 @@ class Environments:
             try:
                 found[process] = known or self._read(process.pid)
             except (FileNotFoundError, ProcessLookupError):
-                continue  # it has ended since it was found
+                continue  # it has exited since it was found
             except PermissionError as error:
                 self.unreadable[process.pid] = f"{error.strerror}; run the agent as root or as the job's user"
             except OSError as error:
@@ -103,8 +103,8 @@ class Environments:
         if len(environ) > ENVIRON_BYTES_MAX:
             raise OSError(errno.E2BIG, f"more than {ENVIRON_BYTES_MAX} bytes")
         at = self._proc / str(pid)
-        # A process that has gone takes its /proc folder along; what it left is found by plain paths where they mean the
-        # same to it and to this agent: Slurm gives jobs a /tmp of their own by mounts, below the host's root.
+        # An exited process's /proc folder is gone; its files are found by plain paths where these mean the same to it
+        # and to this agent: Slurm gives jobs their own /tmp by mounts, below the host's root.
         same = _same(at / "root", OWN_ROOT) and _same(at / "ns/mnt", Path("/proc/self/ns/mnt"))
         root = OWN_ROOT if same else at / "root"
         folder, below = (at / "cwd").readlink(), (at / "root").readlink()
@@ -112,7 +112,7 @@ class Environments:
             own_pid=status.own_pid,
             uid=status.user,
             root=root,
-            # The kernel spells both links as seen from this agent's own root, which may lie above the process's.
+            # The kernel gives both links as seen from this agent's own root, which may be above the process's.
             folder=root / (folder.relative_to(below) if folder.is_relative_to(below) else ""),
             values=_kept(environ),
         )

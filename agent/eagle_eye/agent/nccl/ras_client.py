@@ -10,16 +10,16 @@ from eagle_eye.agent.nccl.ras_reply import Reply, parse
 
 DEFAULT_PORT = 28_028
 PROTOCOL = 2
-REPLY_BYTES_MAX = 16 << 20  # a rank of one communicator has about 600 bytes in JSON
+REPLY_BYTES_MAX = 16 << 20  # a rank of one communicator is about 600 bytes in JSON
 LINE_BYTES_MAX = 4_096
 GATHER_S = 3  # how long the service waits for its peers: a healthy job answers within milliseconds
 HANDSHAKE_S = 1.0
-# All processes of a node listen on one port and the kernel picks one: a stopped process must not answer for all.
+# All processes of a node listen on one port and the kernel picks one: a stopped process must not block the others.
 HANDSHAKES_MAX = 4
 
 
 class NoAnswer(Exception):
-    """The service did not answer; ``refused`` where nobody listens."""
+    """The service did not answer; ``refused`` where nothing listens."""
 
     def __init__(self, why: str, *, refused: bool = False) -> None:
         super().__init__(why)
@@ -27,7 +27,7 @@ class NoAnswer(Exception):
 
 
 class TooLong(NoAnswer):
-    """The reply is longer than is read; in text it is shorter."""
+    """The reply exceeds the limit; the text format is shorter."""
 
 
 def ask(
@@ -35,7 +35,7 @@ def ask(
 ) -> Reply:
     """Return what the service on this host's ``port`` knows of its job. Raises NoAnswer, BadReply.
 
-    JSON is asked for unless ``text``, and text taken where the service is older than 2.28.7.
+    Requests JSON unless ``text``; accepts text where the service is older than 2.28.7.
     """
     until_s = monotonic_s() + deadline_s
     for attempt in range(HANDSHAKES_MAX):
@@ -75,11 +75,11 @@ class _Connection:
             raise
 
     def status(self, *, text: bool) -> bytes:
-        """Return the reply, as JSON where the service knows it and ``text`` is not wanted."""
+        """Return the reply, as JSON where the service supports it and ``text`` is not set."""
         rest_s = self._rest_s()
-        self._command(f"TIMEOUT {GATHER_S}", rest_s)  # a service that does not know it goes on with its own
+        self._command(f"TIMEOUT {GATHER_S}", rest_s)  # a service without this command keeps its own timeout
         if not text:
-            self._command("SET FORMAT json", rest_s)  # and so here, with text
+            self._command("SET FORMAT json", rest_s)  # likewise, it then answers in text
         self._send("VERBOSE STATUS")
         parts, size = [self._unread], len(self._unread)
         while True:
@@ -105,7 +105,7 @@ class _Connection:
         self._socket.sendall(command.encode() + b"\n")
 
     def _command(self, command: str, timeout_s: float) -> str:
-        """Return the one line that answers a command."""
+        """Return the one-line answer to a command."""
         self._send(command)
         until_s = min(self._until_s, self._monotonic_s() + timeout_s)
         while b"\n" not in self._unread:

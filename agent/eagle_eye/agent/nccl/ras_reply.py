@@ -1,7 +1,7 @@
-"""What NCCL's RAS answers, in JSON and in text, as one plain record. Pure.
+"""Parses NCCL RAS replies, JSON and text, into one record. Pure.
 
-Formats of NCCL 2.24 and later (src/ras/client_support.cc). Counts of collectives are the host's, when it enqueues:
-ranks that differ by a few are normal at any moment. Text names only what stands out.
+Formats of NCCL 2.24 and later (src/ras/client_support.cc). Collective counts are the host's at enqueue time: ranks
+normally differ by a few at any moment. The text format lists only anomalies.
 """
 
 from __future__ import annotations
@@ -13,26 +13,26 @@ from typing import Annotated
 
 import msgspec
 
-OBJECTS_MAX = 250_000  # of a document, and VALUES_MAX: three and twenty for each rank of each communicator
+OBJECTS_MAX = 250_000  # per document, and VALUES_MAX: three and twenty for each rank of each communicator
 VALUES_MAX = 1_000_000
-TROUBLES_MAX = 256  # of one reply; the rest is counted
+TROUBLES_MAX = 256  # per reply; the rest is counted
 TEXT_CHARS_MAX = 256  # of one detail
 LINE_CHARS_MAX = 4_096
 COUNT_MAX = 1 << 53  # exact in the wire's float64
 SUCCESS, IN_PROGRESS = 0, 7  # of ncclResult_t
 
-# What is wrong with ranks by the service's own words; a MISMATCH is normal while a job runs.
+# Problems by the service's own names; a MISMATCH is normal while a job runs.
 GRAVE = ("DEAD", "INCOMPLETE", "ERROR", "ABORT")
 
 
 class BadReply(ValueError):
-    """A reply that is no status; the message says what is wrong."""
+    """A reply that is not a status; the message says what is wrong."""
 
 
 class RasProblem(msgspec.Struct, frozen=True):
-    """Something that stands out. ``kind`` is RAS's own word: DEAD, INCOMPLETE, ERROR, ABORT, MISMATCH, TIMEOUT.
+    """An anomaly. ``kind`` is RAS's own name: DEAD, INCOMPLETE, ERROR, ABORT, MISMATCH, TIMEOUT.
 
-    ``communicator`` is its hash, "" for the whole job; ``rank`` is the rank in the communicator. None: not told.
+    ``communicator`` is its hash, "" for the whole job; ``rank`` is the rank in the communicator. None: unknown.
     """
 
     kind: str
@@ -53,7 +53,7 @@ class RasMember(msgspec.Struct, frozen=True, gc=False):
 
 
 class Communicator(msgspec.Struct, frozen=True):
-    """One communicator and its ranks that answered and run."""
+    """One communicator and those of its ranks that answered and are running."""
 
     id: str
     size: int
@@ -61,7 +61,7 @@ class Communicator(msgspec.Struct, frozen=True):
 
 
 class Reply(msgspec.Struct, frozen=True):
-    """The state of a job as one of its processes gathered it. Text replies have no ``communicators``.
+    """The state of a job as collected by one of its processes. Text replies have no ``communicators``.
 
     ``left_out`` counts troubles beyond TROUBLES_MAX.
     """
@@ -72,7 +72,7 @@ class Reply(msgspec.Struct, frozen=True):
     left_out: int = 0
 
     def problem(self) -> str:
-        """Return what is wrong in one sentence, "" where nothing grave is."""
+        """Return what is wrong in one sentence, "" where nothing serious is."""
         grave = [trouble for trouble in self.troubles if trouble.kind in GRAVE]
         if not grave:
             return ""
@@ -123,14 +123,14 @@ class _Document(msgspec.Struct):
 
 
 _decoder = msgspec.json.Decoder(_Document)
-# A line that ends a value and one that begins the next, with no comma between: NCCL 2.28.9 forgets one.
+# A line that ends a value followed by one that begins the next, without a comma: NCCL 2.28.9 omits one.
 _NO_COMMA = re.compile(rb'([}\]"0-9el])([ \t]*\r?\n[ \t]*)(?=["{])')
 
 
 def parse(raw: bytes) -> Reply:
     """Return a reply, JSON or text. Raises BadReply."""
     begin = raw.find(b"{")
-    # Some builds write their banner before the document.
+    # Some builds print their banner before the document.
     if begin >= 0 and b"communicators" in raw[begin : begin + LINE_CHARS_MAX]:
         return _from_json(raw[begin:])
     return _from_text(raw.decode("utf-8", errors="replace"))
@@ -154,7 +154,7 @@ def _from_json(raw: bytes) -> Reply:
             for rank in item.ranks
             if (enqueued := _enqueued(rank)) is not None
         )
-        # Two communicators may have one hash; the second one tells them apart.
+        # Two communicators may share one hash; the second one disambiguates.
         name = f"{item.hash} {item.secondary_hash}".strip()[:TEXT_CHARS_MAX]
         communicators.append(Communicator(name, item.size, members))
         found.of_ranks(name, item)
@@ -166,7 +166,7 @@ def _from_json(raw: bytes) -> Reply:
 
 
 def _enqueued(rank: _Rank) -> int | None:
-    """Return how many collectives a rank that runs has enqueued, of all kinds together."""
+    """Return how many collectives of all kinds a running rank has enqueued."""
     status = rank.status
     if status.abort_flag or status.finalize_called or status.destroy_flag or status.init_state != SUCCESS:
         return None
@@ -176,7 +176,7 @@ def _enqueued(rank: _Rank) -> int | None:
 
 
 class _Troubles:
-    """Collects troubles up to the limit, and what is told of each up to its own."""
+    """Collects problems up to the limit, and the details of each up to its own."""
 
     def __init__(self) -> None:
         self.kept: list[RasProblem] = []
@@ -189,7 +189,7 @@ class _Troubles:
             self.left_out += 1
 
     def of_ranks(self, name: str, item: _Communicator) -> None:
-        """Add ranks that did not answer, or that report errors. Ranks that left the communicator are no trouble."""
+        """Add ranks that did not answer, or that report errors. Ranks that left the communicator are not a problem."""
         for rank in item.missing_ranks:
             if rank.status.considered_dead:
                 self._rank("DEAD", "considered dead", name, rank)
@@ -203,7 +203,7 @@ class _Troubles:
                 self._rank("ABORT", "aborts the communicator", name, rank)
 
     def of_counts(self, communicator: Communicator) -> None:
-        """Add ranks that have enqueued another number than most."""
+        """Add ranks whose number of enqueued collectives differs from most."""
         counts = Counter(member.enqueued for member in communicator.members)
         if len(counts) < 2:
             return

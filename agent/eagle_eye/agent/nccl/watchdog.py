@@ -1,4 +1,4 @@
-"""What PyTorch's NCCL watchdog writes into a training log, one line at a time. Pure.
+"""Parses PyTorch's NCCL watchdog lines in a training log, one at a time. Pure.
 
 The lines are those of ProcessGroupNCCL.cpp, from PyTorch 1.13 to 2.13: a collective that timed out, and how far the
 process group had come when the watchdog looked.
@@ -9,17 +9,17 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-LINE_CHARS_MAX = 4_096  # these lines are below 1,000 characters; what follows in a longer one is not theirs
-NAME_CHARS_MAX = 128  # of an operation or group; PyTorch's own are below 50
+LINE_CHARS_MAX = 4_096  # these lines are below 1,000 characters; the rest of a longer one is something else
+NAME_CHARS_MAX = 128  # per operation or group; PyTorch's own are below 50
 
 _TIMEOUT = "Watchdog caught collective operation timeout"
-_NUMBER = r"(-?[0-9]{1,18})(?![0-9])"  # longer ones are none that a counter of 64 bits reaches
-_JOB_RANK = re.compile(r"\[rank([0-9]{1,9})\]")  # by PyTorch's logger, on every line since 2.2
-# With each version more is said: Rank 1; PG 0 (default_pg) Rank 1; PG ID 5 PG GUID 37(TENSOR_...) Rank 1.
+_NUMBER = r"(-?[0-9]{1,18})(?![0-9])"  # a 64-bit counter never has more digits
+_JOB_RANK = re.compile(r"\[rank([0-9]{1,9})\]")  # from PyTorch's logger, on every line since 2.2
+# Each version adds fields: Rank 1; PG 0 (default_pg) Rank 1; PG ID 5 PG GUID 37(TENSOR_...) Rank 1.
 _GROUP_RANK = re.compile(
     r"\[(?:PG (?:ID [0-9]{1,9} PG GUID )?([^\s()\[\]]{1,100}) ?(?:\(([^()\[\]]{0,200})\) )?)?Rank ([0-9]{1,9})\]"
 )
-_DEFAULT_GROUP = "default_pg"  # of all ranks: there a rank in the group is the rank in the job
+_DEFAULT_GROUP = "default_pg"  # of all ranks: its group ranks equal the job's ranks
 _WORK = re.compile(rf"WorkNCCL\((?:SeqNum|Seq)={_NUMBER}, ?OpType=([A-Za-z0-9_]{{1,{NAME_CHARS_MAX}}})")
 _TIMEOUT_MS = re.compile(r"Timeout\(ms\)=([0-9]{1,15})(?![0-9])")
 _AT_WORK = re.compile(rf"\bat (?:NCCL )?work(?: sequence id)?: ?{_NUMBER}")
@@ -29,15 +29,14 @@ _COMPLETED = re.compile(rf"\blast completed (?:NCCL work|work)?:? ?{_NUMBER}")
 
 @dataclass(frozen=True)
 class WatchdogLine:
-    """One line of the watchdog; None is what the line does not say.
+    """One watchdog line; None for fields it does not contain.
 
-    ``rank`` is the rank in the job, ``group_rank`` the one in the process group: for a group of some ranks they
-    differ, and PyTorch before 2.2 writes the second only. ``group`` is the group's name and description as the flight
-    recorder has them ("37 TENSOR_MODEL_PARALLEL_GROUP"), "" where the line names none. ``timed_out`` is True on the
-    line that names the collective: its ``sequence`` in the group, its ``operation`` ("ALLREDUCE"), and how long it was
-    allowed, in seconds. ``enqueued`` and ``completed`` are the group's highest sequences when the watchdog looked, -1:
-    none yet. They are the host's word: a rank whose collective is not enqueued may as well hang inside the call that
-    enqueues it.
+    ``rank`` is the rank in the job, ``group_rank`` the one in the process group: for a group of some ranks they differ,
+    and PyTorch before 2.2 writes only the second. ``group`` is the group's name and description as the flight recorder
+    has them ("37 TENSOR_MODEL_PARALLEL_GROUP"), "" where the line names none. ``timed_out`` is True on the line that
+    names the collective: its ``sequence`` in the group, its ``operation`` ("ALLREDUCE"), and how long it was allowed,
+    in seconds. ``enqueued`` and ``completed`` are the group's highest sequences when the watchdog looked, -1: none yet.
+    They are the host's counts: a rank whose collective is not enqueued may also hang inside the enqueue call.
     """
 
     rank: int | None = None
@@ -52,8 +51,8 @@ class WatchdogLine:
 
 
 def parse_watchdog(line: str) -> WatchdogLine | None:
-    """Return what a log line of the watchdog says, None for every other line. Never raises."""
-    if _TIMEOUT not in line and "ast enqueued " not in line:  # of a million lines, almost all
+    """Parse a watchdog line; None for every other line. Never raises."""
+    if _TIMEOUT not in line and "ast enqueued " not in line:  # rejects nearly all of a million lines
         return None
     line = line[:LINE_CHARS_MAX]
     work = _WORK.search(line)
@@ -69,7 +68,7 @@ def parse_watchdog(line: str) -> WatchdogLine | None:
         rank = group_rank
     completed = _integer(_COMPLETED, line)
     if completed is not None and enqueued is not None and completed > enqueued:
-        completed = None  # PyTorch 2.3 printed what happened to be in memory
+        completed = None  # PyTorch 2.3 printed uninitialized memory
     timeout_ms = _integer(_TIMEOUT_MS, line)
     return WatchdogLine(
         rank=rank,

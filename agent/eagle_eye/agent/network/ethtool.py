@@ -1,4 +1,4 @@
-"""What a network interface's driver counts, through the ethtool ioctls. Touches: one socket that sends nothing."""
+"""Reads a network interface's driver statistics through ethtool ioctls. Touches: one socket that sends nothing."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from eagle_eye.agent.loop.collector import Unsupported
 
-Ask = Callable[[str, mmap.mmap], None]  # asks an interface's driver the command in the buffer and fills the buffer
+Ask = Callable[[str, mmap.mmap], None]  # sends the buffer's command to an interface's driver, which fills the buffer
 
 _SIOCETHTOOL = 0x8946
 _GSTRINGS, _GSTATS, _GSSET_INFO = 0x1B, 0x1D, 0x37  # linux/ethtool.h
@@ -25,13 +25,13 @@ _STRINGS = struct.Struct("=III")  # command, set, size
 _STATS = struct.Struct("=II")  # command, size
 _NAME_BYTES = 32
 _INTERFACE_BYTES_MAX = 15
-# Older kernels write as many values as there are, whatever was asked for: the buffer has room for any driver's. Mapped,
-# it takes only the pages that are written, and the two megabytes of the names leave nothing behind in the heap.
+# Older kernels write as many values as exist, whatever the request: the buffer has room for any driver's. Mapped, it
+# uses only the pages written, and the two megabytes of names do not stay in the heap.
 COUNT_MAX = 1 << 16
 _NEVER = frozenset({errno.EOPNOTSUPP, errno.EINVAL, errno.EPERM, errno.EACCES, errno.ENOTTY})
 
 
-# Left out: rx_out_of_buffer, which a slow receiving program causes, and symbols that error correction put right.
+# Left out: rx_out_of_buffer, caused by a slow receiver, and symbols that error correction repaired.
 _LINK_ERRORS = frozenset({"rx_symbol_err_phy", "rx_pcs_symbol_err_phy", "rx_discards_phy", "tx_discards_phy"})
 _PAUSE_OF_PRIORITY = re.compile(
     r"([rt]x)_prio\d_pause"  # mlx5
@@ -47,7 +47,7 @@ _PAUSE_OF_ALL = re.compile(r"([rt]x)_pfc_frames|frames_([rt]x)_pripause|([rt]x)_
 
 
 class Statistic(NamedTuple):
-    """One value: what the reader wanted it for, the driver's name of it, and its value."""
+    """One value: its role, the driver's name for it, and the value."""
 
     role: str
     name: str
@@ -62,8 +62,8 @@ class _Table(NamedTuple):
 class EthtoolStatistics:
     """Reads the chosen statistics of interfaces; not for several threads at a time.
 
-    ``choose`` gets a driver's names and returns name -> role of those wanted. Names are read once, and again when
-    their number changes. A driver that refuses is not asked again until ``forget``.
+    ``choose`` maps a driver's names to roles for those wanted. Names are read once, and again when their number
+    changes. A driver that refuses is not queried again until ``forget``.
     """
 
     def __init__(self, choose: Callable[[Sequence[str]], Mapping[str, str]], ask: Ask | None = None) -> None:
@@ -74,11 +74,11 @@ class EthtoolStatistics:
         self._values = _room(_STATS.size + 8 * COUNT_MAX)
 
     def read(self, interface: str) -> list[Statistic]:
-        """Return what was chosen. Raises Unsupported when the driver refuses, OSError when it failed this time."""
+        """Return the chosen statistics. Raises Unsupported when the driver refuses, OSError on a transient failure."""
         if interface in self._refused:
             raise Unsupported(self._refused[interface])
         try:
-            for _ in range(2):  # once more when the names turn out to be old
+            for _ in range(2):  # once more when the names turn out to be stale
                 table = self._tables.get(interface) or self._read_table(interface)
                 self._tables[interface] = table
                 if not table.chosen:
@@ -97,10 +97,10 @@ class EthtoolStatistics:
                 self._refused[interface] = os.strerror(error.errno or 0)
                 raise Unsupported(self._refused[interface]) from None
             raise
-        return []  # the number of statistics changes all the time: not now
+        return []  # the number of statistics keeps changing: give up this time
 
     def forget(self) -> None:
-        """Let go of what is known of interfaces: others may have their names now."""
+        """Forget all interfaces: their names may now belong to others."""
         self._tables.clear()
         self._refused.clear()
 
@@ -124,18 +124,18 @@ class EthtoolStatistics:
         starts = range(_STRINGS.size, _STRINGS.size + _NAME_BYTES * count, _NAME_BYTES)
         names = [_text(raw[start : start + _NAME_BYTES]) for start in starts]
         roles = self._choose(names)
-        places = {name: place for place, name in reversed(list(enumerate(names)))}  # of two alike the first
+        places = {name: place for place, name in reversed(list(enumerate(names)))}  # of duplicates the first
         return _Table(count, tuple((places[name], name, role) for name, role in roles.items() if name in places))
 
 
 class KernelEthtool:
-    """Asks the kernel; needs no privilege for statistics. The call can wait for the network configuration's lock."""
+    """Queries the kernel; statistics need no privilege. The call can wait for the network configuration's lock."""
 
     def __init__(self) -> None:
         self._socket: socket.socket | None = None
 
     def __call__(self, interface: str, buffer: mmap.mmap) -> None:
-        """Have the buffer filled. Raises OSError."""
+        """Fill the buffer. Raises OSError."""
         name = os.fsencode(interface)
         if not 0 < len(name) <= _INTERFACE_BYTES_MAX:
             raise OSError(errno.ENODEV, os.strerror(errno.ENODEV))
@@ -146,14 +146,14 @@ class KernelEthtool:
         fcntl.ioctl(self._socket, _SIOCETHTOOL, request)
 
     def close(self) -> None:
-        """Close the socket; the next question opens another."""
+        """Close the socket; the next call opens another."""
         if self._socket is not None:
             self._socket.close()
             self._socket = None
 
 
 def link_statistics(names: Sequence[str]) -> Mapping[str, str]:
-    """Return name -> role of those that say something of a link: "errors", "pause_rx" or "pause_tx" (PFC frames)."""
+    """Return name -> role for link statistics: "errors", "pause_rx" or "pause_tx" (PFC frames)."""
     chosen = dict.fromkeys((name for name in names if name in _LINK_ERRORS), "errors")
     for direction in ("rx", "tx"):
         by_priority = [name for name in names if _direction(_PAUSE_OF_PRIORITY, name) == direction]
@@ -168,7 +168,7 @@ def _direction(pattern: re.Pattern[str], name: str) -> str:
 
 
 def _room(size: int) -> mmap.mmap:
-    """Return that many zeros to write on; they go back to the kernel with the last reference."""
+    """Return that many writable zero bytes, freed with the last reference."""
     return mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
 
 

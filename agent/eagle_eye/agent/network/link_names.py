@@ -5,21 +5,21 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-NAMES_MAX = 256  # of interfaces that are remembered
+NAMES_MAX = 256  # interfaces remembered
 
 _PCI_FUNCTION = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 _STANDS_FOR = re.compile(r"[vs]f\d")  # the host's end of a virtual function: not a port
 
 
 class LinkNames:
-    """The names of links, kept: a device that failed may be gone when its name is asked for."""
+    """Cached link names: a device that failed may be gone when its name is looked up."""
 
     def __init__(self, sys: Path) -> None:
         self._sys = sys
         self._names: dict[str, str] = {}
 
     def of_device(self, device: str) -> str:
-        """Return the name that rows give the link of an interface or of a PCI function."""
+        """Return the link name in rows of an interface or a PCI function."""
         if _PCI_FUNCTION.fullmatch(device) is None:
             return self.of_interface(device)
         folder = self._sys / "bus/pci/devices" / device
@@ -33,9 +33,9 @@ class LinkNames:
         return device
 
     def of_interface(self, interface: str) -> str:
-        """Return the name that rows give the interface's link: its RDMA port's, its own where it has none.
+        """Return the interface's link name in rows: its RDMA port's, its own where it has none.
 
-        The members of a bond share one RDMA device and keep links of their own.
+        Members of a bond share one RDMA device and keep their own links.
         """
         folder = self._sys / "class/net" / interface
         try:

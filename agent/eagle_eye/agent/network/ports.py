@@ -1,4 +1,4 @@
-"""The node's network ports, RDMA and Ethernet, and what they count. Touches: /sys, ethtool."""
+"""Finds the node's network ports, RDMA and Ethernet, and reads their counters. Touches: /sys, ethtool."""
 
 from __future__ import annotations
 
@@ -17,34 +17,35 @@ from eagle_eye.agent.loop.collector import Unsupported
 from eagle_eye.agent.network.ethtool import EthtoolStatistics
 from eagle_eye.schema.names import is_name
 
-PORTS_MAX = 256  # a host with more has virtual functions for its guests; those that count come first
-FILES_MAX = 512  # that stay open, and at most half of what the process may have; 16 ports need about 300
+PORTS_MAX = 256  # a host with more has virtual functions for its guests; the relevant ones come first
+FILES_MAX = 512  # kept open, and at most half of the process's limit; 16 ports need about 300
 _ATTRIBUTE_BYTES_MAX = 64
 _UINT32_MAX, _UINT64_MAX = (1 << 32) - 1, (1 << 64) - 1
 _ETHERNET = 1  # ARPHRD_ETHER
 _GONE = frozenset({errno.ENOENT, errno.ENODEV, errno.ENXIO})
-_REFUSED = frozenset({errno.EINVAL, errno.EOPNOTSUPP})  # this hardware or driver does not count that
+_REFUSED = frozenset({errno.EINVAL, errno.EOPNOTSUPP})  # this hardware or driver lacks that counter
 _UP_STATES = (4, 5)  # ACTIVE, and ACTIVE_DEFER while the physical layer recovers (InfiniBand specification, 14.2.5.6)
 _UP_PHYSICAL = (5, 6)  # LinkUp, LinkErrorRecovery
 
 
 class Role(str, Enum):
-    """What a counter says about its port."""
+    """What a counter measures about its port."""
 
     RDMA_RX = "rdma_rx"  # bytes
     RDMA_TX = "rdma_tx"
-    NETWORK_RX = "network_rx"  # bytes that went through the host's network stack
+    NETWORK_RX = "network_rx"  # bytes through the host's network stack
     NETWORK_TX = "network_tx"
     PAUSE_RX = "pause_rx"  # PFC pause frames; as ethtool's link_statistics calls it
     PAUSE_TX = "pause_tx"
     ERRORS = "errors"  # of the port's own link
     DOWNED = "downed"
-    TRANSPORT = "transport"  # RDMA errors: this end's, the other end's or the fabric's
-    NOTIFICATIONS = "notifications"  # of congestion, sent or handled
+    TRANSPORT = "transport"  # RDMA errors: local, remote or of the fabric
+    NOTIFICATIONS = "notifications"  # congestion notifications, sent or handled
 
 
-# Left out: what the other end or the subnet's configuration causes (port_rcv_remote_physical_errors, *_constraint_*),
-# lost management packets (VL15_dropped), and waiting for credits (port_xmit_wait), which is congestion.
+# Left out: counters that the remote end or the subnet's configuration drives (port_rcv_remote_physical_errors,
+# *_constraint_*), lost management packets (VL15_dropped), and waiting for credits (port_xmit_wait), which is
+# congestion.
 _LINK_ERRORS = (
     "symbol_error",
     "link_error_recovery",
@@ -54,8 +55,8 @@ _LINK_ERRORS = (
     "port_xmit_discards",
 )
 _INTERFACE_ERRORS = ("rx_crc_errors", "rx_frame_errors", "tx_carrier_errors")
-# Left out: completions with errors (*_cqe_*), which every job that ends causes, slow restarts, which come after every
-# pause, and what only a program's own mistake makes (access and length errors).
+# Left out: completions with errors (*_cqe_*), which every ending job causes, slow restarts, which follow every pause,
+# and errors of the program itself (access and length errors).
 _TRANSPORT_ERRORS = frozenset(
     {
         # mlx5, and the names that newer bnxt_re shares with it
@@ -66,7 +67,7 @@ _TRANSPORT_ERRORS = frozenset(
         "unrecoverable_err", "oos_drop_count", "res_oos_drop_count",
         # irdma
         "RetransSegs", "tcpRetransSegs", "InProtoErrors", "tcpInProtoErrors",
-        # efa; retransmitted packets alone are how it balances its load
+        # efa; retransmitted packets alone are how it balances load
         "retrans_timeout_events", "unresponsive_remote_events", "impaired_remote_conn_events", "rx_drops",
         "rdma_read_wr_err", "rdma_write_wr_err",
         # ionic
@@ -95,20 +96,20 @@ _HARDWARE_BYTES = (
 
 
 class Counter(NamedTuple):
-    """One sysfs file that counts; ``scale`` turns its value into the role's unit."""
+    """One sysfs counter file; ``scale`` converts its value to the role's unit."""
 
     role: Role
     path: str
     scale: float = 1
-    narrow: bool = False  # it may end at 32 bits and stay there
+    narrow: bool = False  # it may saturate at 32 bits
 
 
 @dataclass(eq=False)
 class Port:
-    """One port as found. ``device`` is its hardware's folder below /sys, ``interface`` the one whose driver counts.
+    """One port as found. ``device`` is its hardware's folder below /sys, ``interface`` the one whose driver is read.
 
-    ``key`` names it by its hardware, which keeps it when names shift. ``passing`` ones, virtual functions, come and
-    go as guests do: one that is gone is no fault.
+    ``key`` identifies it by its hardware, and stays when names shift. ``passing`` ones, virtual functions, come and go
+    with guests: a missing one is not a fault.
     """
 
     name: str
@@ -130,14 +131,14 @@ class Failure(NamedTuple):
 
 @dataclass
 class Sample:
-    """What one port counted: role -> source -> value in the role's unit; what could not be read is absent."""
+    """One port's counters: role -> source -> value in the role's unit; unreadable ones are absent."""
 
     values: dict[Role, dict[str, float]] = field(default_factory=dict)
     failures: list[Failure] = field(default_factory=list)
 
 
 class Attributes:
-    """Reads sysfs files. They stay open, as many as fit, and are read again from their start, which asks the driver."""
+    """Reads sysfs files. They stay open, up to the limit, and are reread from the start, which queries the driver."""
 
     def __init__(self, files_max: int | None = None) -> None:
         limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
@@ -146,13 +147,13 @@ class Attributes:
         self._open: dict[str, int] = {}
 
     def read(self, path: str) -> bytes:
-        """Return the file's content, without white space around it. Raises OSError."""
+        """Return the file's content, stripped of whitespace. Raises OSError."""
         file = self._open.get(path)
         if file is not None:
             try:
                 return os.pread(file, _ATTRIBUTE_BYTES_MAX, 0).strip()
             except OSError:
-                os.close(self._open.pop(path))  # it may be that of a device that has gone and come back
+                os.close(self._open.pop(path))  # it may belong to a device that has gone and come back
         file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
             content = os.pread(file, _ATTRIBUTE_BYTES_MAX, 0).strip()
@@ -166,14 +167,14 @@ class Attributes:
         return content
 
     def text(self, path: str) -> str:
-        """Return the file's content; empty where there is none."""
+        """Return the file's content; empty where it does not exist."""
         try:
             return self.read(path).decode("ascii", errors="replace")
         except OSError:
             return ""
 
     def close(self) -> None:
-        """Close the files; they are opened again when read."""
+        """Close the files; they are reopened when read."""
         for file in self._open.values():
             with contextlib.suppress(OSError):
                 os.close(file)
@@ -189,10 +190,10 @@ class Ports:
         self._net = f"{sys}/class/net"
         self._attributes = attributes
         self._ethtool = ethtool
-        self.failures: list[Failure] = []  # folders that could not be listed by the last ``listing``
+        self.failures: list[Failure] = []  # folders that the last ``listing`` could not list
 
     def listing(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """Return the names of the RDMA devices and the interfaces: cheap, and different when ports came or went."""
+        """Return the names of RDMA devices and interfaces: cheap, and changes when ports come or go."""
         self.failures = []
         return self._list(self._infiniband), self._list(self._net)
 
@@ -202,7 +203,7 @@ class Ports:
         found, taken = [], set()
         for device in devices:
             owned = [name for name in _entries(f"{self._infiniband}/{device}/device/net") if not self._stands_for(name)]
-            # The ports of a bond have one RDMA device; each keeps a link of its own.
+            # The ports of a bond share one RDMA device; each keeps its own link.
             taken |= {name for name in owned if not _exists(f"{self._net}/{name}/master")}
             numbers = [int(name) for name in _entries(f"{self._infiniband}/{device}/ports") if name.isdecimal()]
             found += [self._rdma_port(device, number, owned) for number in sorted(numbers)]
@@ -224,12 +225,12 @@ class Ports:
             state_text = self._attributes.read(f"{port.folder}/operstate")
         except OSError as error:
             return False if error.errno in _GONE else None
-        if state_text == b"unknown":  # drivers that do not keep it
+        if state_text == b"unknown":  # drivers that do not maintain it
             return self._attributes.text(f"{port.folder}/carrier") == "1"
         return state_text == b"up" if state_text else None
 
     def read(self, port: Port) -> Sample:
-        """Return what the port counts. A file that this hardware lacks is not asked for again until ``find``."""
+        """Return the port's counters. A file that this hardware lacks is not tried again until ``find``."""
         sample = Sample()
         for counter in list(port.counters):
             try:
@@ -241,23 +242,23 @@ class Ports:
                     sample.failures.append(Failure(counter.path, os.strerror(error.errno or 0)))
                 continue
             if value is None or (counter.narrow and value == _UINT32_MAX):
-                continue  # it says that there is none, or has reached its end
+                continue  # its value means none, or saturated
             sample.values.setdefault(counter.role, {})[counter.path] = float(int(value * counter.scale))
         if port.interface:
             self._read_ethtool(port, sample)
         return sample
 
     def refresh(self) -> None:
-        """Let go of open files and drivers' names: other ports may have them now."""
+        """Close files and forget drivers' names: they may now belong to other ports."""
         self._attributes.close()
         self._ethtool.forget()
 
     def has_hardware(self, device: str) -> bool:
-        """Whether the hardware is there, and a driver runs it."""
+        """Whether the hardware is present and bound to a driver."""
         return bool(device) and _exists(f"{self._sys}/{device}/driver")
 
     def rdma_is_private(self) -> bool:
-        """Whether RDMA devices are seen only in the network namespace that they were given to."""
+        """Whether RDMA devices are visible only in the network namespace they are assigned to."""
         return self._attributes.text(f"{self._sys}/module/ib_core/parameters/netns_mode") == "N"
 
     def _list(self, folder: str) -> tuple[str, ...]:
@@ -306,7 +307,7 @@ class Ports:
         folder = f"{self._net}/{name}"
         if not _exists(f"{folder}/device") or self._stands_for(name):
             return False
-        # What hangs on USB is the management controller's, and goes whenever that restarts.
+        # USB interfaces belong to the management controller, and vanish whenever it restarts.
         bus = os.path.realpath(f"{folder}/device/subsystem").rpartition("/")[2]
         return bus != "usb" and self._attributes.text(f"{folder}/type") in (f"{_ETHERNET}", "")
 
@@ -357,7 +358,7 @@ def _interface_counters(folder: str) -> list[Counter]:
     counters += _named(Role.ERRORS, f"{folder}/statistics", _INTERFACE_ERRORS, present)
     if _exists(f"{folder}/carrier_down_count"):
         return [*counters, Counter(Role.DOWNED, f"{folder}/carrier_down_count")]
-    return [*counters, Counter(Role.DOWNED, f"{folder}/carrier_changes", scale=0.5)]  # it begins down: up, down, up ...
+    return [*counters, Counter(Role.DOWNED, f"{folder}/carrier_changes", scale=0.5)]  # it starts down: up, down, up ...
 
 
 def _named(role: Role, folder: str, names: Iterable[str], present: set[str]) -> list[Counter]:
@@ -376,13 +377,13 @@ def _exists(path: str) -> bool:
 
 
 def _count(raw: bytes) -> int | None:
-    """Return a counter's value; None for one that is no number, or all ones as from a device that fell off its bus."""
+    """Return a counter's value; None if not a number, or all ones as from a device that fell off its bus."""
     if not raw.isdigit() or len(raw) > 20 or (value := int(raw)) >= _UINT64_MAX:
         return None
     return value
 
 
 def _leading_number(raw: bytes) -> int | None:
-    """Return the number that a state like "4: ACTIVE" begins with."""
+    """Return the leading number of a state like "4: ACTIVE"."""
     number = raw.partition(b":")[0]
     return int(number) if number.isdigit() and len(number) < 4 else None

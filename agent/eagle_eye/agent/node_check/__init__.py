@@ -1,1 +1,1 @@
-"""Active checks, asked for by the server and run in a child process."""
+"""Active checks, requested by the server and run in a child process."""

@@ -1,7 +1,7 @@
 """Active checks that the server requests in its replies to frames: run one at a time in a child process, then reported.
 
-It is also a collector, which collects nothing: its state in every frame tells the server that it may ask. Touches:
-threads, processes.
+It is also a collector that collects nothing: its state in every frame tells the server that it accepts requests.
+Touches: threads, processes.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ WAITING_MAX = 2
 REMEMBERED_MAX = 64
 CHECKS_MAX = 16
 DEADLINE_S_MIN, DEADLINE_S_MAX = 5.0, 900.0
-GRACE_S = 15.0  # beyond the check's own deadline, which it keeps
-BEGIN_S = 10.0  # to have the server's word that it may begin
+GRACE_S = 15.0  # beyond the check's own deadline, which it should keep by itself
+BEGIN_S = 10.0  # to get the server's permission to start
 REPORT_S = 60.0
 CLOSE_S = 3.0
-MEMORY_BYTES_MIN = 4 << 30  # torch with a context on each of eight GPUs needs about as much
+MEMORY_BYTES_MIN = 4 << 30  # torch with a context on each of eight GPUs needs about this much
 OFF = "node_check_command is not set in the agent's configuration"
 
 Run = Callable[[Sequence[str], float, Callable[[], str]], Ran]
@@ -47,7 +47,7 @@ _log = logging.getLogger("eagle_eye.agent")
 
 
 class _Request(msgspec.Struct, frozen=True):
-    """As it stands in the answer; unknown keys are ignored. ``checks`` empty: all; a time of 0: as it likes."""
+    """A request as in the server's answer; unknown keys are ignored. ``checks`` empty: all; a time of 0: default."""
 
     id: str
     kind: str
@@ -58,7 +58,7 @@ class _Request(msgspec.Struct, frozen=True):
 
 
 class NodeChecks:
-    """Takes requests, each once. Nothing runs until the first one comes."""
+    """Serves requests, each once. No thread starts until the first request."""
 
     name = NODE_CHECK
 
@@ -71,7 +71,7 @@ class NodeChecks:
         run: Run = runner.run,
         memory_bytes: Callable[[], int | None] = memory_limit_bytes,
     ) -> None:
-        """``command`` is what makes the check, without its flags; empty: none is made, and the server is told so."""
+        """``command`` runs the check, without its flags; empty: no checks, and the server is told so."""
         self._command = tuple(command)
         self._processes = processes
         self._send = send
@@ -79,13 +79,13 @@ class NodeChecks:
         self._run_child = run
         self._memory_bytes = memory_bytes
         self._lock = threading.Lock()
-        self._seen: dict[str, None] = {}  # in the order in which they came
+        self._seen: dict[str, None] = {}  # in order of arrival
         self._stop = threading.Event()
         self._waiting: queue.Queue[_Request | None] | None = None
         self._thread: threading.Thread | None = None
 
     def answered(self, answer: Mapping[str, object]) -> None:
-        """Take what the server's answer to frames asks for. Returns at once and raises nothing; from any thread."""
+        """Accept the requests in the server's answer to frames. Returns at once, never raises; thread-safe."""
         asked = answer.get(ANSWER_KEY)
         if not isinstance(asked, list):
             return
@@ -102,18 +102,18 @@ class NodeChecks:
                     self._take(request)
 
     def collect(self, now_s: float) -> Observed:  # noqa: ARG002 - there is nothing to collect
-        """Return nothing. Raises CollectFailed while no check could be made."""
+        """Return nothing. Raises CollectFailed while no check can run."""
         if why := self._unable():
             raise CollectFailed(why)
         return Observed()
 
     def close(self) -> None:
-        """Take nothing more and end the check that is under way; the server is told so, if it answers soon."""
+        """Accept no more and end the running check; the server is informed, if it answers soon."""
         self._stop.set()
         with self._lock:
             waiting, thread = self._waiting, self._thread
         if waiting is not None and thread is not None:
-            with contextlib.suppress(queue.Full):  # a full one wakes up anyway, and looks at ``_stop``
+            with contextlib.suppress(queue.Full):  # a full queue wakes up anyway, and checks ``_stop``
                 waiting.put_nowait(None)
             thread.join(CLOSE_S)
 
@@ -162,7 +162,7 @@ class NodeChecks:
             _log.warning("node check %s is not made: %s", request.id, problem)
             return
         deadline_s = DEADLINE_S_MIN
-        if request.deadline_s > DEADLINE_S_MIN:  # which NaN is not
+        if request.deadline_s > DEADLINE_S_MIN:  # False for NaN
             deadline_s = min(request.deadline_s, DEADLINE_S_MAX)
         _log.info("node check %s begins: %s", request.id, ", ".join(request.checks) or "everything")
         try:
@@ -195,7 +195,7 @@ class NodeChecks:
         return line
 
     def _unable(self) -> str:
-        """Return why this agent makes no checks at all, "" where it does."""
+        """Return why this agent runs no checks at all, "" where it does."""
         if not self._command:
             return OFF
         limit_bytes = self._memory_bytes()
@@ -227,7 +227,7 @@ class NodeChecks:
 
 
 def _report(output: bytes) -> dict[str, object] | None:
-    """Return the report, None for anything else: the server judges what is in it."""
+    """Return the report, None for invalid output: the server judges its contents."""
     try:
         return msgspec.json.decode(output, type=dict[str, object])
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):

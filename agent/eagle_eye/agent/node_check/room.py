@@ -1,4 +1,4 @@
-"""How much memory the agent's control group leaves to what the agent starts. Reads /proc and /sys/fs/cgroup."""
+"""Reads how much memory the agent's cgroup leaves for its child processes. Reads /proc and /sys/fs/cgroup."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ _UNLIMITED_BYTES = 1 << 60  # version 1 writes a number of pages near the larges
 
 
 def memory_limit_bytes(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> int | None:
-    """Return the least limit of our control group and those above it; None: there is none, or it is not told.
+    """Return the lowest limit of our cgroup and its ancestors; None: there is none, or it is unknown.
 
-    ``memory.high`` counts: what goes beyond it is slowed down until it stands still.
+    ``memory.high`` counts: processes beyond it are throttled to a standstill.
     """
     try:
         text = content(str(proc / "self/cgroup"), LINES_BYTES_MAX).decode("utf-8", "replace")
@@ -34,7 +34,7 @@ def memory_limit_bytes(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs
 
 
 def _limits(root: Path, path: str, names: tuple[str, ...]) -> list[int]:
-    """Return the limits from the root down to ``path``; from inside a container the root is its own group."""
+    """Return the limits from the root down to ``path``; inside a container the root is its own cgroup."""
     found: list[int] = []
     parts = [part for part in PurePosixPath(path).parts if part not in ("/", "..")][:DEPTH_MAX]
     for depth in range(len(parts) + 1):

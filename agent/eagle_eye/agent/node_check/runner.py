@@ -1,6 +1,6 @@
 """Runs the active check as a child process: own session, timeout, bounded output; terminated if the agent dies.
 
-It runs with none of the agent's secrets and is the first that the kernel ends when memory is short. Touches: processes.
+It gets none of the agent's secrets and is the kernel's preferred OOM victim. Touches: processes.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-OUTPUT_BYTES_MAX = 192 << 10  # a report of 16 GPUs is 40 KiB; the server takes 256 KiB
+OUTPUT_BYTES_MAX = 192 << 10  # a report of 16 GPUs is 40 KiB; the server accepts 256 KiB
 COMPLAINT_BYTES_MAX = 2_048
 READ_BYTES = 1 << 16
-LOOK_EVERY_S = 0.5  # whether it has to end: a job that begins waits no longer
-ENDS_S = 10.0  # what it has begun, it ends itself; after that it is killed
+LOOK_EVERY_S = 0.5  # how often to check whether it must end: the longest a starting job waits for this
+ENDS_S = 10.0  # it cleans up its own children; after this it is killed
 
-# What libraries are found by, and communication is governed by: what the checks' own children need.
+# Variables for finding libraries and for communication: what the checks' own children need.
 _KEPT = ("PATH", "HOME", "TMPDIR", "LD_LIBRARY_PATH", "LD_PRELOAD", "PYTHONPATH", "VIRTUAL_ENV", "CUDA_HOME")
 _KEPT_PREFIXES = ("NCCL_", "UCX_", "GLOO_")
 
-# The command takes this little program's place. PR_SET_PDEATHSIG (1): it ends when the thread that started it does,
-# and so with an agent that was killed. Nothing but the standard library, of a Python that reads no site's files.
+# This small program execs the command. PR_SET_PDEATHSIG (1): it ends with the thread that started it, and so with a
+# killed agent. Only the standard library, by a Python that reads no site files.
 _START = """
 import ctypes, os, signal, sys
 ctypes.CDLL(None).prctl(1, int(signal.SIGTERM))
@@ -43,7 +43,7 @@ os.execvp(sys.argv[2], sys.argv[2:])
 
 
 class Ran(NamedTuple):
-    """What came of it. ``status`` None: it was ended, and ``why`` says for what."""
+    """The outcome. ``status`` None: it was ended, and ``why`` says for what reason."""
 
     status: int | None
     output: bytes
@@ -57,9 +57,9 @@ def run(
     in_the_way: Callable[[], str],
     monotonic_s: Callable[[], float] = time.monotonic,
 ) -> Ran:
-    """Run it until it ends, or ``until_s``, or ``in_the_way`` says why it must not go on. Raises OSError.
+    """Run it until it exits, or ``until_s``, or ``in_the_way`` says why it must stop. Raises OSError.
 
-    To be called from a thread that lives as long as the agent does.
+    Must be called from a thread that lives as long as the agent.
     """
     kept = {k: v for k, v in os.environ.items() if k in _KEPT or k.startswith(_KEPT_PREFIXES)}
     process = subprocess.Popen(
@@ -89,7 +89,7 @@ def _read(
     in_the_way: Callable[[], str],
     monotonic_s: Callable[[], float],
 ) -> str:
-    """Take in what it says until it ends; return why it has to be ended before, "" when it need not."""
+    """Read its output until it exits; return why it must be ended early, "" when not."""
     assert process.stdout is not None  # noqa: S101 - both are pipes
     assert process.stderr is not None  # noqa: S101
     with selectors.DefaultSelector() as selector:
@@ -117,7 +117,7 @@ def _read(
 
 
 def _end(process: subprocess.Popen[bytes], why: str) -> int | None:
-    """Have it end what it has begun, then kill what is left of it; return its status, None if it cannot be reaped."""
+    """Let it clean up, then kill what is left of it; return its status, None if it cannot be reaped."""
     if why:
         with contextlib.suppress(OSError):
             process.terminate()

@@ -1,4 +1,4 @@
-"""What NVML's return codes mean to whoever asks again every second. Source: NVML API Reference, nvmlReturn_t."""
+"""NVML return codes, as they matter to a periodic reader. Source: NVML API Reference, nvmlReturn_t."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ SUCCESS: int = pynvml.NVML_SUCCESS
 NOT_SUPPORTED: int = pynvml.NVML_ERROR_NOT_SUPPORTED
 FUNCTION_NOT_FOUND: int = pynvml.NVML_ERROR_FUNCTION_NOT_FOUND
 
-# Answers that will not change while the library is open: what was asked is left out for life.
+# Answers that do not change while the library is open: the reading is dropped permanently.
 NEVER = frozenset(
     {
         NOT_SUPPORTED,
@@ -21,21 +21,21 @@ NEVER = frozenset(
         pynvml.NVML_ERROR_DEPRECATED,
     }
 )
-# Answers that hold for every other question to the same GPU: nothing else is asked this time.
+# Answers that apply to every query of the same GPU: no more are made this time.
 DEAD = frozenset({pynvml.NVML_ERROR_UNINITIALIZED, pynvml.NVML_ERROR_DRIVER_NOT_LOADED, pynvml.NVML_ERROR_GPU_IS_LOST})
 
 
 class Failure(NamedTuple):
-    """One reading that gave nothing: its name for people, and NVML's return code."""
+    """A reading that failed: its name for people, and NVML's return code."""
 
     name: str
     code: int
 
     def describe(self) -> str:
-        """Return it for people: "utilization: GPU is lost"."""
+        """Return the text for people: "utilization: GPU is lost"."""
         return f"{self.name}: {reason(self.code)}"
 
 
 def reason(code: int) -> str:
-    """Return NVML's words for a return code."""
+    """Return NVML's text for a return code."""
     return str(pynvml.NVMLError(code))

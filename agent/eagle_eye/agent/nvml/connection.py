@@ -1,4 +1,4 @@
-"""NVML kept open: opened when it can be, and opened anew when what was opened has become stale."""
+"""Keeps NVML open: opened when possible, reopened when its handles become stale."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from eagle_eye.agent.nvml.library import Library
 from eagle_eye.agent.nvml.pci_presence import Bus
 
 LIBRARY = -1  # the key of guarded calls that open and close
-GPUS = -1_000_000  # the key of the one that opens the first in NVML's list; the next ones follow
-# So long is the first collection held up, no later one; then opening goes on unwaited for. Without its persistence
-# daemon the driver takes a second or two for each GPU. Together within what a single frame waits for.
+GPUS = -1_000_000  # the key of the call that opens the first in NVML's list; the others follow
+# The longest the first collection is delayed, and only the first; opening then continues in the background. Without the
+# persistence daemon the driver takes a second or two per GPU. Together less than a single frame waits.
 OPEN_S = 9.0
 OPEN_GPUS_S = 4.0
-OPEN_AGAIN_S = 10.0  # opening may start a helper of the driver, and is not tried every second
-# While some GPUs answer: opening anew seldom helps the others, and could cost those rows. Doubled each time.
+OPEN_AGAIN_S = 10.0  # opening may start a helper of the driver, so it is not tried every second
+# While some GPUs answer: reopening seldom helps the others, and could cost those rows. Doubled each time.
 REOPEN_S = 60.0
 REOPEN_S_MAX = 3_600.0
 BOUND_EVERY_S = 5.0
@@ -31,7 +31,7 @@ class _NoGpu(Exception):
 
 
 class NvmlConnection:
-    """The library as it is open now. Calls into it are guarded: opening and closing may hang like any other."""
+    """The library as currently open. Calls into it are guarded: opening and closing may hang like any other."""
 
     def __init__(self, calls: GuardedCalls[object], bus: Bus, monotonic_s: Callable[[], float]) -> None:
         self._calls = calls
@@ -54,9 +54,9 @@ class NvmlConnection:
         return self._rows
 
     def library(self, now_s: float) -> Library:
-        """Return the library with the GPUs that could be opened so far; the others are tried on.
+        """Return the library with the GPUs opened so far; the others are retried.
 
-        Raises Unsupported where there is none, CollectFailed while it cannot be opened.
+        Raises Unsupported where it does not exist, CollectFailed while it cannot be opened.
         """
         if self._library is None or self._must_open_anew(now_s):
             self._open(now_s)
@@ -66,13 +66,13 @@ class NvmlConnection:
         self._opening_s = None
         if library.pending:
             places = {GPUS + place: partial(self._open_gpu, library, place) for place in set(library.pending)}
-            self._calls.run(places, OPEN_GPUS_S)  # returns at once while those of earlier times have not returned
+            self._calls.run(places, OPEN_GPUS_S)  # returns at once while earlier calls have not returned
         return library
 
     def note(self, now_s: float, *, stale: bool, answered: bool) -> None:
-        """Take note of a collection: whether a GPU that should have given a row has none to give, and whether any had.
+        """Record a collection: whether a GPU that should have a row has none, and whether any had one.
 
-        ``stale`` does not mean GPUs that do not answer at all.
+        ``stale`` excludes GPUs that do not answer at all.
         """
         if not stale:
             self._reopen_s = REOPEN_S
@@ -124,7 +124,7 @@ class NvmlConnection:
     def _open_gpu(self, library: Library, place: int) -> None:
         device = library.open_gpu(place)
         if device is not None:
-            self._bus.answers(device.bus_id)  # so that it can be told later that it does no longer
+            self._bus.answers(device.bus_id)  # so that its absence can be detected later
 
     def _close_library(self) -> None:
         library, self._library = self._library, None

@@ -1,4 +1,4 @@
-"""One GPU: its names, and everything that NVML tells of it."""
+"""One GPU: its identity and all its NVML readings."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from eagle_eye.agent.nvml.gpm import Activity
 from eagle_eye.agent.nvml.links import NvLinks
 from eagle_eye.agent.nvml.occupants import Occupants
 
-# What needs a call for each link, or waits, or changes only when somebody acts. The row repeats it in between.
+# Readings that need a call per link, or block, or change only by an operator. The row repeats them in between.
 SELDOM_S = 5.0
 
 
@@ -26,13 +26,13 @@ class MetricGroup(Protocol):
     """Some of a GPU's metrics."""
 
     def read(self, row: dict[str, float], now_s: float) -> list[Failure]:
-        """Add to the row; return what gave nothing. What this GPU never gives is returned once and not asked again."""
+        """Add to the row; return failures. Readings that this GPU never supports are returned once, then skipped."""
         ...
 
 
 @dataclass
 class GpuReading:
-    """What one GPU answered: its row, what failed this time, and what it was found never to give."""
+    """One GPU's answers: its row, this time's failures, and readings found to be unsupported."""
 
     row: dict[str, float] = field(default_factory=dict)
     failed: list[Failure] = field(default_factory=list)
@@ -40,10 +40,10 @@ class GpuReading:
 
 
 class Device:
-    """One GPU as long as the library is open. ``index`` names its row, whatever its place in NVML's list."""
+    """One GPU while the library is open. ``index`` names its row, whatever its place in NVML's list."""
 
     def __init__(self, index: int, handle: Any, monotonic_s: Callable[[], float] = time.monotonic) -> None:
-        """Raises NVMLError when the GPU does not say what it is."""
+        """Raises NVMLError when the GPU does not identify itself."""
         self.index = index
         self.handle = handle
         self.uuid = str(pynvml.nvmlDeviceGetUUID(handle))
@@ -71,7 +71,7 @@ class Device:
         self._seldom_due_s = 0.0
 
     def read(self) -> GpuReading:
-        """Return what the GPU tells now; without a row when it is lost, or the driver is gone."""
+        """Return the GPU's current readings; without a row when it is lost, or the driver is gone."""
         answer = GpuReading()
         now_s = self._monotonic_s()
         failures: list[Failure] = []
@@ -95,17 +95,17 @@ class Device:
 
     @property
     def nvlinks(self) -> int | None:
-        """How many NVLinks were up when it was last asked; None where it did not say."""
+        """How many NVLinks were up when last read; None where unknown."""
         active = self._seldom_row.get("gpu_nvlinks_active")
         return None if active is None else int(active)
 
     def close(self) -> None:
-        """Give back what the library holds for this GPU."""
+        """Release the library's resources for this GPU."""
         if self._activity is not None:
             self._activity.close()
 
     def _sort(self, failures: list[Failure], failed: list[Failure], left_out: list[Failure]) -> None:
-        """Tell failures from what the GPU never gives, and from now on read that in another way where there is one."""
+        """Separate failures from unsupported readings, and switch the latter to another method where there is one."""
         for failure in failures:
             if failure.code not in NEVER:
                 failed.append(failure)
@@ -116,7 +116,7 @@ class Device:
 
 
 def _serial(handle: Any) -> str:
-    """Return the board's serial number, "" where it has none: workstation cards and simulated ones."""
+    """Return the board's serial number, "" where it has none, as workstation cards and simulated ones."""
     try:
         return str(pynvml.nvmlDeviceGetSerial(handle))
     except pynvml.NVMLError:

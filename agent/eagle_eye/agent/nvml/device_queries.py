@@ -1,4 +1,4 @@
-"""Readings of a GPU for which NVML has a function each. Source: NVML API Reference, Device Queries."""
+"""GPU readings that each have an NVML function. Source: NVML API Reference, Device Queries."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from eagle_eye.agent.nvml.codes import FUNCTION_NOT_FOUND, NEVER, SUCCESS, Failu
 
 
 class MetricFunction(NamedTuple):
-    """One metric: the function that gives it, under its newest name first, and how the answer becomes the metric.
+    """One metric: its function, newest name first, and how the result is converted to the metric.
 
-    ``arguments`` stand between handle and result; ``part`` names the part of a result that is a structure.
+    ``arguments`` go between handle and result; ``part`` names the field of a structure result.
     """
 
     name: str
@@ -36,7 +36,7 @@ READINGS = (
         scale=0.01,
     ),
     MetricFunction("memory", "gpu_memory_used_bytes", ("nvmlDeviceGetMemoryInfo",), pynvml.c_nvmlMemory_t, part="used"),
-    # Newer GPUs give the mean of a second here; the field values of power are a moment, or take milliseconds.
+    # Newer GPUs give a one-second mean here; the field values of power are instantaneous, or take milliseconds.
     MetricFunction("power", "gpu_power_watts", ("nvmlDeviceGetPowerUsage",), scale=1e-3),
     MetricFunction("power limit", "gpu_power_limit_watts", ("nvmlDeviceGetEnforcedPowerLimit",), scale=1e-3),
     MetricFunction(
@@ -68,7 +68,7 @@ READINGS = (
     MetricFunction("PCIe width", "gpu_pcie_link_width", ("nvmlDeviceGetCurrPcieLinkWidth",)),
     MetricFunction("PCIe generation", "gpu_pcie_link_generation", ("nvmlDeviceGetCurrPcieLinkGeneration",)),
 )
-# For what field values do not give on every driver and GPU.
+# For readings that field values lack on some drivers and GPUs.
 INSTEAD_OF_FIELDS = (
     MetricFunction(
         "corrected ECC errors",
@@ -86,7 +86,7 @@ INSTEAD_OF_FIELDS = (
     ),
     MetricFunction("PCIe replays", "gpu_pcie_replays_total", ("nvmlDeviceGetPcieReplayCounter",)),
 )
-# The driver counts for 20 ms, during which each call waits. In KB/s.
+# The driver samples for 20 ms, during which each call blocks. In KB/s.
 PCIE_SAMPLES = (
     MetricFunction(
         "PCIe send",
@@ -106,7 +106,7 @@ PCIE_SAMPLES = (
 
 
 class _Call:
-    """One reading of one GPU, with what the call needs made beforehand: the binding makes it anew at every call."""
+    """One reading of one GPU, with the call's buffers prepared: the binding would create them at every call."""
 
     def __init__(self, handle: Any, reading: MetricFunction) -> None:
         self.reading = reading
@@ -127,18 +127,18 @@ class _Call:
 
 
 class Functions:
-    """The metrics of one GPU for which there is a function each."""
+    """One GPU's metrics that have a function each."""
 
     def __init__(self, handle: Any, readings: Sequence[MetricFunction]) -> None:
         self._handle = handle
         self._calls = [_Call(handle, reading) for reading in readings]
 
     def add(self, reading: MetricFunction) -> None:
-        """Read this too from now on."""
+        """Also read this from now on."""
         self._calls.append(_Call(self._handle, reading))
 
     def read(self, row: dict[str, float], _now_s: float) -> list[Failure]:
-        """Add to the row; return what gave nothing. What this GPU never gives is returned once and not asked again."""
+        """Add to the row; return failures. Readings that this GPU never supports are returned once, then skipped."""
         failures = []
         for call in list(self._calls):
             code = call.read(row)

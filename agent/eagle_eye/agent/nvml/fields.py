@@ -1,7 +1,7 @@
-"""NVML's field values: many readings of a GPU in one call, each with a return code of its own.
+"""NVML field values: many readings of a GPU in one call, each with its own return code.
 
-Source: NVML API Reference, nvmlDeviceGetFieldValues and Field Value Enums. The numbers are the interface: they stand
-here because older bindings do not name the newer ones.
+Source: NVML API Reference, nvmlDeviceGetFieldValues and Field Value Enums. The numbers are the interface: they are
+repeated here because older bindings do not name the newer ones.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from eagle_eye.agent.nvml.codes import FUNCTION_NOT_FOUND, NEVER, NOT_SUPPORTED,
 
 ALL_LINKS = 0xFFFFFFFF  # the scope of a sum over all NVLinks
 
-# By the value's type: where it stands in the union. Types that no field of ours has are taken for not supported.
+# By the value's type: its offset in the union. Types that none of our fields use count as unsupported.
 _PLACES = {0: "dVal", 1: "uiVal", 2: "ulVal", 3: "ullVal", 4: "sllVal"}
 _WIDE = (2, 3, 4)
 
 
 class FieldMetric(NamedTuple):
-    """One metric as the sum of fields, each of them in each scope; those that a GPU lacks are left out of the sum.
+    """One metric as the sum of fields over scopes; those that a GPU lacks are left out of the sum.
 
-    ``rate``: the fields count, the metric is what they grow in a second. ``wide``: fields of 32 bits count as not
-    supported, because they wrap more than once between two looks.
+    ``rate``: the fields are counters, the metric is their growth per second. ``wide``: 32-bit fields count as
+    unsupported, because they wrap more than once between two reads.
     """
 
     name: str
@@ -46,20 +46,20 @@ METRICS = (
     # CRC of flits and of data, replays, recoveries, ECC: totals over all links, up to Ampere.
     FieldMetric("NVLink errors", "gpu_nvlink_errors_total", (38, 45, 52, 59, 160)),
 )
-# What counts bytes, for GPUs that do not measure it themselves (see activity.py): NVLink in KiB, PCIe in bytes.
+# Byte counters, for GPUs that do not measure throughput themselves (see gpm.py): NVLink in KiB, PCIe in bytes.
 TRAFFIC = (
     FieldMetric("NVLink send", "gpu_nvlink_tx_bytes_per_second", (138,), (ALL_LINKS,), 1024.0, rate=True),
     FieldMetric("NVLink receive", "gpu_nvlink_rx_bytes_per_second", (139,), (ALL_LINKS,), 1024.0, rate=True),
     FieldMetric("PCIe send", "gpu_pcie_tx_bytes_per_second", (197,), rate=True, wide=True),
     FieldMetric("PCIe receive", "gpu_pcie_rx_bytes_per_second", (198,), rate=True, wide=True),
 )
-# Of one link, the link's number being the scope. Hopper: replays, recoveries, CRC. Blackwell: malformed packets,
-# overruns, receive errors, link integrity, recoveries. What congestion drops is no error.
+# Per link, the scope being the link's number. Hopper: replays, recoveries, CRC. Blackwell: malformed packets, overruns,
+# receive errors, link integrity, recoveries. Drops by congestion are not errors.
 LINK_ERRORS = (161, 162, 163, 206, 207, 208, 211, 215)
 
 
 class _Item:
-    """One metric, the fields of it that are asked, and what they were when a rate was last taken."""
+    """One metric, its fields still being read, and their values when the last rate was computed."""
 
     def __init__(self, metric: FieldMetric) -> None:
         self.metric = metric
@@ -68,7 +68,7 @@ class _Item:
         self.before: tuple[float, float] | None = None  # the sum, and when
 
     def left_out(self) -> int:
-        """Stop asking for what this GPU never gives; return the code where nothing is left, else success."""
+        """Stop reading fields that this GPU never supports; return the code if none is left, else success."""
         code = SUCCESS
         kept = []
         for asked, (value, _) in zip(self.asked, self.places, strict=True):
@@ -82,7 +82,7 @@ class _Item:
         return SUCCESS if kept else code
 
     def take(self, row: dict[str, float], now_s: float) -> int:
-        """Add the metric to the row; return the code of a field that gave nothing, else success."""
+        """Add the metric to the row; return the code of a failed field, else success."""
         total = 0.0
         for value, union in self.places:
             if value.nvmlReturn != SUCCESS:
@@ -94,7 +94,7 @@ class _Item:
             return SUCCESS
         if self.before is not None:
             grown, elapsed_s = total - self.before[0], now_s - self.before[1]
-            if grown >= 0.0 and elapsed_s > 0.0:  # a counter that went back started anew
+            if grown >= 0.0 and elapsed_s > 0.0:  # a counter that decreased was reset
                 row[metric.metric] = grown * metric.scale / elapsed_s
         self.before = (total, now_s)
         return SUCCESS
@@ -112,10 +112,10 @@ class FieldMetrics:
         self._items = [_Item(metric) for metric in metrics]
         self._array: Any = None
         self._lay_out()
-        self._sure = False  # that nothing is asked which this GPU never gives
+        self._sure = False  # that no unsupported field is left in the call
 
     def read(self, row: dict[str, float], now_s: float) -> list[Failure]:
-        """Add to the row; return what gave nothing. What this GPU never gives is returned once and not asked again."""
+        """Add to the row; return failures. Readings that this GPU never supports are returned once, then skipped."""
         failures: list[Failure] = []
         code = self._call()
         if code == SUCCESS and not self._sure:
@@ -149,7 +149,7 @@ class FieldMetrics:
         return failures
 
     def _lay_out(self) -> None:
-        """Make the call's array: one element for each field that is asked."""
+        """Build the call's array: one element per field read."""
         asked = [(item, field, scope) for item in self._items for field, scope in item.asked]
         self._array = (pynvml.c_nvmlFieldValue_t * len(asked))()
         for item in self._items:

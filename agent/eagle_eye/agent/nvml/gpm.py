@@ -1,4 +1,4 @@
-"""What a GPU's units did between two looks, measured by the GPU itself (GPM): Hopper and newer.
+"""Activity of a GPU's units between two reads, measured by the GPU itself (GPM): Hopper and newer.
 
 Source: NVML API Reference, GPM Functions and nvmlGpmMetricId_t.
 """
@@ -15,7 +15,7 @@ from eagle_eye.agent.nvml.codes import NEVER, SUCCESS, Failure
 
 
 class _Measure(NamedTuple):
-    """One metric: GPM's number of it, what its unit is worth, and its largest value. Traffic comes in MiB/s."""
+    """One metric: its GPM id, its unit's scale, and its largest value. Traffic comes in MiB/s."""
 
     identifier: int
     metric: str
@@ -39,7 +39,7 @@ _MEASURES = (
 
 
 def supported(handle: Any) -> bool:
-    """Whether the GPU measures itself; False where the driver does not say."""
+    """Whether the GPU supports GPM; False where the driver does not say."""
     try:
         return bool(pynvml.nvmlGpmQueryDeviceSupport(handle).isSupportedDevice)
     except pynvml.NVMLError:
@@ -47,10 +47,10 @@ def supported(handle: Any) -> bool:
 
 
 class Activity:
-    """Means over the time between one reading and the next, of one GPU; the first reading gives none."""
+    """One GPU's means over the time between two reads; the first read gives none."""
 
     def __init__(self, handle: Any) -> None:
-        """Take room for two samples. Raises NVMLError."""
+        """Allocate two samples. Raises NVMLError."""
         self._handle = handle
         self._measures = list(_MEASURES)
         self._new, self._old = pynvml.nvmlGpmSampleAlloc(), pynvml.nvmlGpmSampleAlloc()
@@ -62,7 +62,7 @@ class Activity:
         self._ask()
 
     def read(self, row: dict[str, float], _now_s: float) -> list[Failure]:
-        """Add to the row; return what gave nothing. What this GPU never gives is returned once and not asked again."""
+        """Add to the row; return failures. Readings that this GPU never supports are returned once, then skipped."""
         if not self._measures:
             return []
         code = self._sample(self._handle, self._new)
@@ -80,7 +80,7 @@ class Activity:
         return [Failure("activity", code)]
 
     def close(self) -> None:
-        """Give the room back."""
+        """Free the samples."""
         for sample in (self._new, self._old):
             pynvml.nvmlGpmSampleFree(sample)
 
@@ -91,7 +91,7 @@ class Activity:
                 row[measure.metric] = min(measure.largest, max(0.0, value))
 
     def _failures(self) -> list[Failure]:
-        """Return what gave nothing, and stop asking for what this GPU never gives."""
+        """Return the failures, and stop reading what this GPU never supports."""
         found = [
             (measure, Failure(measure.metric, place.nvmlReturn))
             for measure, place in zip(self._measures, self._places, strict=True)

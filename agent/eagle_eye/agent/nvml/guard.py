@@ -1,4 +1,4 @@
-"""Calls that may never return, made so that none of them holds up the others or whoever asked."""
+"""Runs calls that may never return, so that none of them blocks the others or the caller."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from collections.abc import Callable, Mapping
 from typing import Generic, TypeVar
 
 STALL_S = 0.1  # calls still waiting after this get another thread; a healthy GPU answers everything within 10 ms
-THREADS_MAX = 64  # each holds a call of its own; more GPUs than this are in no host
+THREADS_MAX = 64  # each runs its own call; no host has more GPUs than this
 
 T = TypeVar("T")
 
 
 class _Batch(Generic[T]):
-    """Calls that wait to be made, by key, and the answers so far."""
+    """Pending calls by key, and the answers so far."""
 
     def __init__(self, calls: Mapping[int, Callable[[], T]]) -> None:
         self.waiting = deque(calls.items())
         self.answers: dict[int, T | Exception] = {}
-        self.ended: queue.SimpleQueue[None] = queue.SimpleQueue()  # a token whenever a thread found none waiting
+        self.ended: queue.SimpleQueue[None] = queue.SimpleQueue()  # a token whenever a thread found no call left
 
 
 class _Worker(Generic[T]):
-    """One thread: what it works on, and the key of the call that it is in. Both None: it is free."""
+    """One thread: its batch, and the key of its current call. Both None: it is idle."""
 
     def __init__(self) -> None:
         self.batches: queue.SimpleQueue[_Batch[T] | None] = queue.SimpleQueue()
@@ -34,10 +34,10 @@ class _Worker(Generic[T]):
 
 
 class GuardedCalls(Generic[T]):
-    """Makes calls one after the other in one thread while they answer; asked by one thread alone.
+    """Runs calls one after the other in one thread while they return; for a single caller thread.
 
-    A driver call that hangs cannot be cancelled. It keeps its thread until it returns, the others go on in another
-    one, and no call of the same key is made meanwhile: there are never more threads than keys, and one that is free.
+    A hung driver call cannot be cancelled. It keeps its thread until it returns, the others continue in another thread,
+    and no call with the same key is made meanwhile: there are never more threads than keys plus one idle.
     """
 
     def __init__(self, name: str, stall_s: float = STALL_S, monotonic_s: Callable[[], float] = time.monotonic) -> None:
@@ -53,10 +53,10 @@ class GuardedCalls(Generic[T]):
             return {worker.key for worker in self._workers if worker.key is not None}
 
     def run(self, calls: Mapping[int, Callable[[], T]], limit_s: float) -> dict[int, T | Exception]:
-        """Return what the calls returned or raised within ``limit_s``, by key.
+        """Return the calls' results or exceptions within ``limit_s``, by key.
 
-        A key is missing when its call did not return, or was not made: one of an earlier time has not returned, or
-        the time was over. What returns later is lost.
+        A key is missing when its call did not return in time, or was not made: an earlier one is still pending, or time
+        was up. Late results are discarded.
         """
         busy = self.busy()
         batch = _Batch({key: call for key, call in calls.items() if key not in busy})
@@ -78,7 +78,7 @@ class GuardedCalls(Generic[T]):
             return dict(batch.answers)
 
     def close(self) -> None:
-        """End the threads; one that hangs ends when its call returns."""
+        """End the threads; a hung one ends when its call returns."""
         for worker in self._workers:
             worker.batches.put(None)
         self._workers = []
@@ -102,7 +102,7 @@ class GuardedCalls(Generic[T]):
             batch.ended.put(None)
 
     def _make_next_call(self, worker: _Worker[T], batch: _Batch[T]) -> bool:
-        """Make the batch's next call; return whether there was one. With none left the thread is free."""
+        """Make the batch's next call; return whether there was one. With none left the thread becomes idle."""
         with self._lock:
             if not batch.waiting:
                 worker.batch = worker.key = None

@@ -1,4 +1,4 @@
-"""Which GPU sits where, told when it is news and now and then."""
+"""Reports the GPU inventory of this node when it changes, and periodically."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import Any, NamedTuple
 
 from eagle_eye.schema.events import Event
 
-AGAIN_S = 3_600.0  # a server may have lost what it knew
-LINKS_S = 60.0  # no oftener for links that come and go
+AGAIN_S = 3_600.0  # a server may have lost it
+LINKS_S = 60.0  # the minimum interval for links that come and go
 
 
 class Seat(NamedTuple):
-    """One GPU: its row, its UUID, what it calls itself, where on the bus it sits, its board's serial ("": not said).
+    """One GPU: its row, UUID, product name, bus address, and its board's serial ("": unknown).
 
-    ``nvlinks`` is how many are up, None where it does not say.
+    ``nvlinks`` is how many are up, None where unknown.
     """
 
     device: int
@@ -26,14 +26,14 @@ class Seat(NamedTuple):
 
 
 class Inventory:
-    """Tells of all GPUs when one is new, gone or elsewhere or its links have changed, and every AGAIN_S."""
+    """Reports all GPUs when one is added, removed or moved or its links have changed, and every AGAIN_S."""
 
     def __init__(self) -> None:
         self._reported: tuple[Seat, ...] = ()
         self._reported_s = 0.0
 
     def news(self, seats: Iterable[Seat], now_s: float, monotonic_s: float) -> list[Event]:
-        """Return an event for each GPU, or nothing while all is as told. No GPUs at all are no news."""
+        """Return an event per GPU, or nothing while all is unchanged. An empty list of GPUs is never reported."""
         seen = tuple(sorted(seats))
         patience_s = AGAIN_S
         if seen != self._reported:

@@ -1,4 +1,4 @@
-"""NVML itself: opened, with its GPUs, and closed again."""
+"""The NVML library: opening it with its GPUs, and closing it."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from eagle_eye.agent.nvml.device import Device
 from eagle_eye.agent.nvml.xids import Xids
 from eagle_eye.schema.frame import KEYS_MAX
 
-SIMULATED_MARK = "eagle_eye_simulated"  # a name that the simulated library has and NVIDIA's has not
+SIMULATED_MARK = "eagle_eye_simulated"  # a symbol that the simulated library has and NVIDIA's does not
 
 _log = logging.getLogger("eagle_eye.agent")
 
 
 class Library:
-    """NVML while it is open: its GPUs, those that it lists and does not let us open, and its XIDs.
+    """NVML while open: its GPUs, those that it lists but does not let us open, and its XIDs.
 
     ``pending`` are the places in NVML's list whose GPUs have not been opened yet.
     """
@@ -29,7 +29,7 @@ class Library:
         """Open it, without its GPUs. Raises NVMLError.
 
         ``rows`` are those of the GPUs seen before, by UUID. A GPU keeps its row when others vanish from the list and
-        the library is opened anew; new ones are added.
+        the library is reopened; new ones are added.
         """
         pynvml.nvmlInit()
         self.begun_s = monotonic_s()
@@ -37,7 +37,7 @@ class Library:
         self.unopened: tuple[Failure, ...] = ()
         self._rows = rows
         self._monotonic_s = monotonic_s
-        self._lock = threading.Lock()  # GPUs are opened in several threads where one takes long
+        self._lock = threading.Lock()  # GPUs are opened in several threads where one is slow
         try:
             self.pending = set(range(min(pynvml.nvmlDeviceGetCount(), KEYS_MAX)))
             self.xids = Xids(monotonic_s)
@@ -48,11 +48,11 @@ class Library:
 
     @property
     def simulated(self) -> bool:
-        """Whether this is the library of ``simulation.py``: nothing that it says was measured."""
+        """Whether this is the library of ``simulation.py``, which measures nothing."""
         return hasattr(pynvml.nvmlLib, SIMULATED_MARK)
 
     def open_gpu(self, place: int) -> Device | None:
-        """Open the GPU at a place in NVML's list; return it, None where it does not let us."""
+        """Open the GPU at a place in NVML's list; return it, None where opening fails."""
         try:
             device = Device(place, pynvml.nvmlDeviceGetHandleByIndex(place), self._monotonic_s)
         except (pynvml.NVMLError, UnicodeDecodeError) as error:
@@ -66,14 +66,14 @@ class Library:
             if device.uuid not in self._rows:
                 taken = set(self._rows.values())
                 free = (row for row in (place, *range(KEYS_MAX)) if row not in taken)
-                self._rows[device.uuid] = next(free, KEYS_MAX)  # rows from there on do not cross the wire
+                self._rows[device.uuid] = next(free, KEYS_MAX)  # rows from there on are not sent
             device.index = self._rows[device.uuid]
             self.devices = tuple(sorted((*self.devices, device), key=lambda opened: opened.index))
             self.pending.discard(place)
         return device
 
     def close(self) -> None:
-        """Give everything back; a library that is gone already has nothing to be given back to."""
+        """Release everything; errors of a library that is already gone are ignored."""
         for close in (*(device.close for device in self.devices), self.xids.close, pynvml.nvmlShutdown):
             try:
                 close()
@@ -81,6 +81,6 @@ class Library:
                 _log.debug("closing NVML: %s", error)
 
     def describe(self) -> str:
-        """Return what was opened, for people: "8 GPUs (NVIDIA H100 80GB HBM3), driver 550.54.15"."""
+        """Return a description for people: "8 GPUs (NVIDIA H100 80GB HBM3), driver 550.54.15"."""
         names = ", ".join(sorted({device.name for device in self.devices}))
         return f"{len(self.devices)} GPU{'s' * (len(self.devices) != 1)} ({names}), driver {self._driver}"

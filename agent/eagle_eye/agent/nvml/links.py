@@ -1,4 +1,4 @@
-"""The NVLinks of a GPU: how many are up, and their errors where there is no total of them."""
+"""The NVLinks of a GPU: how many are up, and their errors where the GPU has no total."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from eagle_eye.agent.nvml.fields import LINK_ERRORS, FieldMetric, FieldMetrics
 
 
 class NvLinks:
-    """The links of one GPU; those that it lacks, or that its board leaves unused, are not asked again."""
+    """One GPU's links; those that it lacks, or that its board leaves unused, are not queried again."""
 
     def __init__(self, handle: Any) -> None:
         self._handle = handle
@@ -22,11 +22,11 @@ class NvLinks:
         self._sum_errors = False
 
     def sum_errors(self) -> None:
-        """Give the errors too, as the sum over the links: this GPU has no total."""
+        """Also report errors, as the sum over the links: this GPU has no total."""
         self._sum_errors = True
 
     def read(self, row: dict[str, float], now_s: float) -> list[Failure]:
-        """Add to the row; return what gave nothing. What this GPU never gives is returned once and not asked again."""
+        """Add to the row; return failures. Readings that this GPU never supports are returned once, then skipped."""
         if not self._links:
             return []
         active = 0
@@ -40,7 +40,7 @@ class NvLinks:
             elif code in NEVER:
                 self._links.remove(link)
             else:
-                return [Failure("NVLinks", code)]  # a number of some of the links would look like links that are down
+                return [Failure("NVLinks", code)]  # a count of only some links would look like links that are down
         if not self._links:
             return [Failure("NVLinks", code)]
         row["gpu_nvlinks_active"] = float(active)

@@ -1,4 +1,4 @@
-"""Who uses a GPU: its MIG instances, and the processes that compute on it."""
+"""A GPU's users: its MIG instances, and the processes that compute on it."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import pynvml
 
 from eagle_eye.agent.nvml.codes import NEVER, Failure
 
-PROCESSES_MAX = 1_024  # of one GPU; a GPU time-sliced between more is no GPU that trains
+PROCESSES_MAX = 1_024  # per GPU; a GPU time-sliced between more is not used for training
 
 
 class Occupants:
-    """The MIG instances and processes of one GPU as they were last read.
+    """The MIG instances and processes of one GPU as last read.
 
-    ``instances`` are the UUIDs of its MIG instances, none outside MIG mode. ``processes`` are the bytes that each
-    process holds on it, by pid as the agent's pid namespace has it; None where the driver does not say.
+    ``instances`` are the UUIDs of its MIG instances, none outside MIG mode. ``processes`` maps the pid in the agent's
+    pid namespace to the bytes the process holds; None where the driver does not say.
     """
 
     def __init__(self, handle: Any) -> None:
@@ -30,7 +30,7 @@ class Occupants:
         ]
 
     def read(self) -> list[Failure]:
-        """Read both; return what gave nothing. What this GPU never gives is returned once and not asked again."""
+        """Read both; return failures. Readings that this GPU never supports are returned once, then skipped."""
         failures = []
         if self._mig:
             try:
@@ -39,7 +39,7 @@ class Occupants:
                 self._mig = error.value not in NEVER
                 self.instances = ()
                 if error.value not in (pynvml.NVML_ERROR_NOT_SUPPORTED, pynvml.NVML_ERROR_FUNCTION_NOT_FOUND):
-                    failures.append(Failure("MIG instances", error.value))  # most GPUs have none: no news
+                    failures.append(Failure("MIG instances", error.value))  # most GPUs have none: not reported
         while self._process_list:
             try:
                 found = self._process_list[0](self._handle)
@@ -48,7 +48,7 @@ class Occupants:
                 if error.value not in NEVER:
                     failures.append(Failure("processes", error.value))
                     break
-                del self._process_list[0]  # an older driver has the older function
+                del self._process_list[0]  # an older driver has only the older function
                 if not self._process_list:
                     failures.append(Failure("processes", error.value))
             else:
@@ -65,6 +65,6 @@ class Occupants:
             try:
                 instance = pynvml.nvmlDeviceGetMigDeviceHandleByIndex(self._handle, place)
             except pynvml.NVMLError_NotFound:
-                continue  # this place is free
+                continue  # this slot is free
             found.append(str(pynvml.nvmlDeviceGetUUID(instance)))
         return tuple(found)

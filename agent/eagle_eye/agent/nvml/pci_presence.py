@@ -1,4 +1,4 @@
-"""Which GPUs are on the PCI bus, and whether one still is, by what the kernel shows of them. Touches: /sys."""
+"""Which GPUs are on the PCI bus, and whether one still is, according to the kernel. Touches: /sys."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from pathlib import Path
 from eagle_eye.agent.files.bounded import content
 from eagle_eye.agent.kernel.messages import bus_address
 
-# A GPU in a reset does not answer on the bus either, for less than two seconds (PCI Express, device readiness).
+# A GPU in reset does not answer on the bus either, for less than two seconds (PCI Express, device readiness).
 GONE_S = 3.0
 
 DEVICES_MAX = 4_096
 _ATTRIBUTE_BYTES_MAX = 32
 _NVIDIA_VENDOR = b"0x10de"
-_GPU_CLASSES = (b"0x0300", b"0x0302")  # display controllers, with and without an outlet
-_NOTHING = b"\xff\xff\xff\xff"  # what a read gives where no device answers
+_GPU_CLASSES = (b"0x0300", b"0x0302")  # display controllers, with and without an output
+_NOTHING = b"\xff\xff\xff\xff"  # what a read returns where no device answers
 
 
 class Bus:
@@ -30,7 +30,7 @@ class Bus:
         self._gone_since_s: dict[str, float] = {}
 
     def answers(self, bus_id: str) -> bool:
-        """Whether the device answers; when it does, ``gone`` can tell later that it does no longer."""
+        """Whether the device answers; once it has, ``gone`` can detect when it no longer does."""
         try:
             with (self._devices / f"{bus_address(bus_id)}.{bus_id[-1:]}" / "config").open("rb") as file:
                 answered = file.read(4) not in (_NOTHING, b"")
@@ -43,7 +43,8 @@ class Bus:
     def gone(self, bus_id: str) -> bool:
         """Whether a device that did answer has not for GONE_S, to be asked repeatedly.
 
-        False where the kernel never showed it, in a container say: that cannot be told from a device that has gone.
+        False where the kernel never showed it, for example in a container: that is indistinguishable from a missing
+        device.
         """
         if self.answers(bus_id) or bus_id not in self._seen:
             self._gone_since_s.pop(bus_id, None)
@@ -52,7 +53,7 @@ class Bus:
         return now_s - self._gone_since_s.setdefault(bus_id, now_s) >= GONE_S
 
     def bound(self) -> frozenset[str]:
-        """Return the devices that NVIDIA's driver has, by the kernel's names; none where the kernel does not say."""
+        """Return the devices bound to NVIDIA's driver, by the kernel's names; none where unknown."""
         try:
             return frozenset(entry.name for entry in self._driver.iterdir() if bus_address(entry.name))
         except OSError:
@@ -60,7 +61,7 @@ class Bus:
 
 
 def gpus_on_the_bus(sys: Path = Path("/sys")) -> int:
-    """Return how many NVIDIA GPUs the kernel shows, with a driver or without. Source: pci.ids; PCI class codes."""
+    """Return how many NVIDIA GPUs the kernel shows, with or without a driver. Source: pci.ids; PCI class codes."""
     try:
         devices = sorted((sys / "bus/pci/devices").iterdir())[:DEVICES_MAX]
     except OSError:

@@ -1,7 +1,7 @@
-"""Simulated GPUs: NVML of this process becomes a library that ``simulated.c`` describes, whatever the host has.
+"""Simulated GPUs: replaces this process's NVML with a library compiled from ``simulated.c``, on any host.
 
-Touches: a compiler, a cache folder. What the GPUs show can be changed while the agent runs, by the file that the
-environment variable EAGLE_EYE_SIMULATED_GPUS names; ``simulated.c`` says how.
+Touches: a compiler, a cache folder. The GPUs' readings can be changed while the agent runs, through the file named by
+EAGLE_EYE_SIMULATED_GPUS; ``simulated.c`` describes its format.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import pynvml
 
 from eagle_eye.agent.nvml.library import SIMULATED_MARK
 
-SONAME = "libnvidia-ml.so.1"  # by which the binding asks the dynamic loader
+SONAME = "libnvidia-ml.so.1"  # the name by which the binding loads the library
 SOURCE = Path(__file__).with_name("simulated.c")
 COMPILE_S_MAX = 60.0  # it takes half a second
 
@@ -28,25 +28,25 @@ _OPTIONS = ("-std=gnu11", "-O1", "-shared", "-fPIC", f"-Wl,-soname,{SONAME}")
 
 
 class SimulationFailed(Exception):
-    """The simulated library cannot be had; the message is one line and says what to do."""
+    """The simulated library is unavailable; the message is one line with the remedy."""
 
 
 def cache_folder(environ: Mapping[str, str]) -> Path:
-    """Return where the compiled library is kept."""
+    """Return the folder of the compiled library."""
     base = environ.get("XDG_CACHE_HOME") or str(Path(environ.get("HOME", "/")) / ".cache")
     return Path(base) / "eagle-eye"
 
 
 def simulate(folder: Path) -> Path:
-    """Make NVML of this process the simulated one, before anything has opened it; return the library's path.
+    """Replace this process's NVML with the simulated one, before anything opens it; return the library's path.
 
-    It is compiled at the first use and kept in ``folder``. Raises SimulationFailed.
+    It is compiled on first use and cached in ``folder``. Raises SimulationFailed.
     """
     if pynvml.nvmlLib is not None:
         raise SimulationFailed("NVML is open already: GPUs must be simulated from the start")
     library = compiled(folder)
     try:
-        # The dynamic loader takes a library that is loaded for one that is asked for by the same soname.
+        # The dynamic loader resolves a soname to a library already loaded with the same soname.
         ctypes.CDLL(str(library))
         taken = hasattr(ctypes.CDLL(SONAME), SIMULATED_MARK)
     except OSError as error:
@@ -71,7 +71,7 @@ def compiled(folder: Path, *options: str) -> Path:
 
 
 def _make_private(folder: Path) -> None:
-    """Make the folder, for us alone: what lies in it is run. Raises OSError, SimulationFailed."""
+    """Create the folder with access for us only: its contents are executed. Raises OSError, SimulationFailed."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     found = folder.stat()
     if found.st_uid != os.geteuid() or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
@@ -94,4 +94,4 @@ def _compile(library: Path, options: tuple[str, ...]) -> None:
         if done.returncode != 0:
             said = next((line for line in done.stderr.splitlines() if "error" in line), "no reason given")
             raise SimulationFailed(f"{compiler} does not compile {SOURCE}: {said} (is libc6-dev installed?)")
-        made.replace(library)  # whole or not at all, for others that start now
+        made.replace(library)  # atomic, for others that start now

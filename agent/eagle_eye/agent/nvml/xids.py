@@ -1,6 +1,6 @@
-"""XIDs as the driver hands them to whoever registered, for hosts whose kernel log cannot be read.
+"""XIDs from NVML's event API, for hosts whose kernel log cannot be read.
 
-Source: NVML API Reference, Event Handling Methods. Of the other events ECC errors are read every second as counters,
+Source: NVML API Reference, Event Handling Methods. Of its other events, ECC errors are read every second as counters,
 which say more.
 """
 
@@ -20,24 +20,24 @@ from eagle_eye.agent.kernel.messages import Message
 from eagle_eye.agent.nvml.codes import NEVER, Failure
 from eagle_eye.agent.nvml.device import Device
 
-XIDS_MAX = 256  # taken in one look; the driver keeps the rest
-CODE_MAX = 99_999  # what the kernel's log could hold too
+XIDS_MAX = 256  # per poll; the driver keeps the rest
+CODE_MAX = 99_999  # the largest that the kernel log could hold
 TEXT = "told by NVML; the kernel log would say more, and could not be read"
 
 _log = logging.getLogger("eagle_eye.agent")
 
 
 class Xids:
-    """The XIDs of all GPUs since each was watched, folded like those of the kernel's log.
+    """The XIDs of all GPUs since each was watched, deduplicated like those of the kernel log.
 
     ``poll`` runs where driver calls may hang; ``take`` never waits.
     """
 
     def __init__(self, monotonic_s: Callable[[], float] = time.monotonic) -> None:
-        """Have the driver keep events for us; where it does not, there will be none."""
+        """Register with the driver; where that fails, there are no XIDs."""
         self._monotonic_s = monotonic_s
         self._buses: dict[int, str] = {}  # PCI addresses by handle
-        self._found: deque[tuple[int, int, float]] = deque(maxlen=XIDS_MAX)  # handle's address, code, when
+        self._found: deque[tuple[int, int, float]] = deque(maxlen=XIDS_MAX)  # address of the handle, code, time
         self._repeats = Repeats()
         self._wait: Callable[..., int] | None = getattr(pynvml.nvmlLib, "nvmlEventSetWait_v2", None)
         self._event = pynvml.c_nvmlEventData_t()
@@ -48,7 +48,7 @@ class Xids:
             _log.info("NVML tells no XIDs: %s", error)
 
     def watch(self, device: Device) -> None:
-        """Be told this GPU's XIDs from now on, where the driver tells them."""
+        """Subscribe to this GPU's XIDs, where the driver supports it."""
         if self._set is None:
             return
         self._buses[_address(device.handle)] = device.bus_id
@@ -58,7 +58,7 @@ class Xids:
             _log.info("NVML tells no XIDs of %s: %s", device.bus_id, error)
 
     def poll(self) -> Failure | None:
-        """Fetch what has happened, without waiting for more; return what failed."""
+        """Fetch pending events without waiting for more; return the failure, if any."""
         if self._set is None or self._wait is None:
             return None
         for _ in range(XIDS_MAX):
@@ -75,7 +75,7 @@ class Xids:
         return None
 
     def take(self) -> list[News]:
-        """Return what is to be told now, each XID with the PCI address of its GPU as NVML writes it."""
+        """Return the XIDs to report now, each with its GPU's PCI address as NVML writes it."""
         news: list[News] = []
         while self._found:
             address, code, at_s = self._found.popleft()
@@ -84,7 +84,7 @@ class Xids:
         return news + self._repeats.due(self._monotonic_s())
 
     def close(self) -> None:
-        """Have the driver forget us. Raises NVMLError."""
+        """Unregister from the driver. Raises NVMLError."""
         if self._set is not None:
             pynvml.nvmlEventSetFree(self._set)
             self._set = None

@@ -1,1 +1,1 @@
-"""Who runs here: training processes, their ranks and GPUs, and how they ended."""
+"""This node's training processes, their ranks and GPUs, and how they ended."""

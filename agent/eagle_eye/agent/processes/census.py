@@ -1,8 +1,8 @@
-"""Which processes of this host name a rank in their environment, kept up at little cost.
+"""Tracks, at low cost, which of this host's processes name a rank in their environment.
 
-Each process's environment is read once, when the process is new; again at the next looks while it is young, since
-between fork and exec a child shows its parent's; and from time to time, a few at each look, for a process that became
-another program, or whose id another process has by now. Touches: /proc.
+Each process's environment is read when the process is new; again at the next scans while it is young, since between
+fork and exec a child shows its parent's; and from time to time, a few per scan, in case the process called exec or its
+pid was reused. Touches: /proc.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from eagle_eye.agent.processes.process_files import ENVIRON_BYTES_MAX, ProcessFi
 from eagle_eye.agent.training_hook.sender import Identity
 
 MEMBERS_MAX = 4_096  # 16 ranks with 64 data loaders each are 1,040
-INSPECTED_MAX = 512  # new processes a look: some 10 ms; a host's 5,000 are known after ten looks
-AGAIN = 32  # old processes that are looked at again at each look: 5,000 within a quarter of an hour
+INSPECTED_MAX = 512  # new processes per scan: some 10 ms; a host's 5,000 are known after ten scans
+AGAIN = 32  # old processes re-read per scan: 5,000 within a quarter of an hour
 YOUNG_LOOKS = 2
 
 
 @dataclass
 class Member:
-    """A process whose environment names a rank. Mutable: what it holds and maps shows only with time.
+    """A process whose environment names a rank. Mutable: which GPU it holds and what it maps is learned over time.
 
     ``device`` is the row of the GPU that NVML saw it on, None: none yet. ``hooked``: it reports itself. ``trains``: it
-    has torch mapped and is no launcher; ``asked_s`` is when it is asked for that next, ``asked_every_s`` how long after
-    the last time. ``stale``: it outlived the rank that it belonged to.
+    has torch mapped and is not a launcher; ``asked_s`` is when that is checked next, ``asked_every_s`` the interval.
+    ``stale``: it outlived its rank.
     """
 
     pid: int
@@ -55,11 +55,11 @@ class Member:
 
 @dataclass
 class Census:
-    """The members by process id, as of the last look.
+    """The members by pid, as of the last scan.
 
-    ``listed`` are all processes that there are, ``unreadable`` those whose environment this agent may not read.
-    ``refusal`` says what was wrong with the newest environment that was refused. ``changes`` grows whenever a member
-    comes, goes or gets another parent; ``whole``: every process has been looked at once.
+    ``listed`` are all processes, ``unreadable`` those whose environment this agent may not read. ``refusal`` says what
+    was wrong with the last rejected environment. ``changes`` grows whenever a member comes, goes or is reparented;
+    ``whole``: every process has been scanned once.
     """
 
     files: ProcessFiles
@@ -76,7 +76,7 @@ class Census:
     _refused: set[int] = field(default_factory=set)
 
     def look(self, listed: set[int], urgent: Collection[int], now_s: float) -> None:
-        """Bring the members up to date with the processes that there are; ``urgent`` ones are looked at each time."""
+        """Update the members from the list of processes; ``urgent`` ones are read each time."""
         self.listed = listed
         self._seen &= listed
         self._refused &= listed
@@ -137,7 +137,7 @@ class Census:
             self.changes += 1
 
     def _read(self, pid: int, now_s: float) -> Member | None:
-        """Return the process as a member; None where it is none. Raises Refused, OSError."""
+        """Return the process as a member; None where it is not one. Raises Refused, OSError."""
         environ = self.files.environment(pid)
         if environ is not None and len(environ) > ENVIRON_BYTES_MAX:
             raise Refused(f"an environment of more than {ENVIRON_BYTES_MAX} bytes")
@@ -147,7 +147,7 @@ class Census:
         environ = self.files.environment(pid)
         stat = self.files.stat(pid)
         if environ is None or before is None or stat is None or before.started != stat.started or stat.ended:
-            return None  # it ended, and perhaps another has its id
+            return None  # it exited, and perhaps another has its pid
         found = variables(environ)
         cgroup = parse(self.files.cgroup(pid))
         who = identity(found, cgroup.slurm_job)

@@ -1,9 +1,9 @@
-"""What a process's control group says of its owner: the Slurm job or the Kubernetes pod that it runs in.
+"""Finds a process's owner from its cgroup: the Slurm job or Kubernetes pod that it runs in.
 
 Both managers write their own ids into the path: Slurm (cgroup.conf, cgroup_v2 documentation) as
 ``/slurm/uid_1000/job_7/step_0`` or ``/system.slice/slurmstepd.scope/job_7/step_0/user/task_0``, the kubelet as
-``/kubepods/burstable/pod<uid>/<container>`` or ``/kubepods.slice/.../kubepods-burstable-pod<uid>.slice/...``. From
-inside a container paths begin elsewhere (``/../../pod<uid>/...``), so only their ends are looked for.
+``/kubepods/burstable/pod<uid>/<container>`` or ``/kubepods.slice/.../kubepods-burstable-pod<uid>.slice/...``. Inside a
+container paths begin elsewhere (``/../../pod<uid>/...``), so only their ends are matched.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ _POD = re.compile(r"[/-]pod([0-9a-f]{8}(?:[-_][0-9a-f]{4}){3}[-_][0-9a-f]{12}|[0
 
 
 class Cgroup(NamedTuple):
-    """The owners that the path names; "": it names none. ``pod_uid`` is written with hyphens, as the API does."""
+    """The owners named in the path; "": none. ``pod_uid`` is written with hyphens, as in the API."""
 
     slurm_job: str = ""
     pod_uid: str = ""
 
 
 def parse(text: str) -> Cgroup:
-    """Return who owns the process, from ``/proc/<pid>/cgroup`` of version 1 (a line each controller), 2 or both."""
+    """Return the process's owner, from ``/proc/<pid>/cgroup`` of version 1 (a line per controller), 2 or both."""
     slurm_job = pod_uid = ""
     for line in text.splitlines():
         path = line.split(":", 2)[-1]  # hierarchy, controllers, path; a path may hold colons

@@ -1,7 +1,7 @@
-"""Which of the processes that inherited a rank is the rank.
+"""Chooses the rank among the processes that inherited its environment.
 
-Children inherit the environment: a launcher's helpers, data loaders and shells all name a rank. The process that holds
-the GPU is the rank, or whose hook reports. Where nobody of the job does either, it is the topmost process that has
+Children inherit the environment: a launcher's helpers, data loaders and shells all name a rank. The rank is the process
+that holds the GPU or whose hook reports. Where no process of the job does either, it is the topmost process that has
 torch's libraries mapped and whose own children were not given another rank.
 """
 
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from eagle_eye.agent.training_hook.sender import Identity
 
-ANCESTORS_MAX = 64  # a chain of parents beyond this is no chain of launchers and workers
+ANCESTORS_MAX = 64  # a longer chain of parents is not one of launchers and workers
 
 RankKey = tuple[str, int, int]  # job, attempt, rank
 
@@ -21,9 +21,9 @@ RankKey = tuple[str, int, int]  # job, attempt, rank
 class Candidate:
     """A process whose environment names a rank.
 
-    ``parent`` is its parent's id, ``started`` the kernel's start time in clock ticks since boot. ``launch`` is equal
-    for a rank and the children that it starts itself. ``certain``: it holds a GPU, or its hook reports. ``trains``:
-    it has torch's libraries mapped and is no launcher by its command line.
+    ``parent`` is its parent's pid, ``started`` the kernel's start time in clock ticks since boot. ``launch`` is equal
+    for a rank and its own children. ``certain``: it holds a GPU, or its hook reports. ``trains``: it has torch's
+    libraries mapped and its command line is not a launcher's.
     """
 
     pid: int
@@ -36,22 +36,22 @@ class Candidate:
 
     @property
     def key(self) -> RankKey:
-        """Which rank of which attempt of which job it names."""
+        """The rank, attempt and job that it names."""
         return self.identity.job, self.identity.attempt, self.identity.rank
 
 
 @dataclass(frozen=True)
 class Choice:
-    """The ranks, by job, attempt and rank; and the processes that claim a rank which an older one has."""
+    """The ranks, by job, attempt and rank; and the processes that claim a rank already held by an older one."""
 
     ranks: dict[RankKey, Candidate]
     conflicts: tuple[Candidate, ...]
 
 
 def choose(candidates: Mapping[int, Candidate], certain_jobs: Collection[str]) -> Choice:
-    """Return which candidates, by process id, are ranks. The older of two that claim one rank has it.
+    """Return which candidates, by pid, are ranks. The older of two that claim one rank gets it.
 
-    In ``certain_jobs`` some process has held a GPU or reported: only such ones count there.
+    In ``certain_jobs`` some process has held a GPU or reported: only such processes count there.
     """
     launchers = _launchers(candidates)
     ranks: dict[RankKey, Candidate] = {}
@@ -69,7 +69,7 @@ def choose(candidates: Mapping[int, Candidate], certain_jobs: Collection[str]) -
 
 
 def ancestors(candidate: Candidate, candidates: Mapping[int, Candidate]) -> Iterable[Candidate]:
-    """Yield the parent, its parent and so on, as far as they are candidates and older than their child."""
+    """Yield the chain of parents, as long as they are candidates and older than their child."""
     for _ in range(ANCESTORS_MAX):
         above = candidates.get(candidate.parent)
         if above is None or above.started > candidate.started or above is candidate:
@@ -79,7 +79,7 @@ def ancestors(candidate: Candidate, candidates: Mapping[int, Candidate]) -> Iter
 
 
 def _launchers(candidates: Mapping[int, Candidate]) -> set[int]:
-    """Return the processes beneath which another place of the job trains: they started it and are none themselves."""
+    """Return the launchers: processes below which other ranks of the job train, and which are not ranks themselves."""
     return {
         above.pid
         for candidate in candidates.values()
@@ -90,7 +90,7 @@ def _launchers(candidates: Mapping[int, Candidate]) -> set[int]:
 
 
 def _same_work(above: Candidate, candidate: Candidate) -> bool:
-    """Whether it is a helper of a rank above it: even one with a rank of its own, as inference engines give theirs."""
+    """Whether it is a helper of a rank above it, even one with a rank of its own, as in inference engines."""
     return above.certain and above.identity.job == candidate.identity.job
 
 

@@ -1,8 +1,8 @@
-"""A process's environment, as the kernel keeps it from its start, read as who it is in which job.
+"""Determines a process's job and rank from its initial environment, as the kernel keeps it.
 
-The variables and their order are the hook's (``launch_variables``), so that both say the same of one process. What only
-an observer needs comes on top: names for jobs that the hook would call "default". The text is any user's: what is not
-what it should be refuses the whole process, since a guess would put one job's numbers into another's.
+The variables and their order are the hook's (``launch_variables``), so that both agree about a process. An observer
+also needs names for jobs that the hook would call "default". The text is untrusted: any invalid value rejects the whole
+process, since a guess would mix up two jobs' numbers.
 """
 
 from __future__ import annotations
@@ -21,33 +21,33 @@ _NUMBERS = tuple(
     dict.fromkeys([*(name for item in RANK_SOURCES for name in (item.rank, item.size, item.local) if name), *ATTEMPTS])
 )
 _NAMES = (*JOBS, "EAGLE_EYE_ROLE", "ROLE_NAME")
-# What a launcher changes for each process that it starts, and what a rank leaves as it is for its own children.
+# What a launcher changes for each process it starts, and a rank leaves unchanged for its own children.
 _LAUNCH = (*_NUMBERS, *JOBS, "GROUP_RANK", "SLURM_STEP_ID")
 _OTHERS = (
     *("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "SLURM_STEP_GPUS", "SLURM_JOB_GPUS"),
     *("SLURMD_NODENAME", "NODE_NAME", "EAGLE_EYE_NODE", "NVRX_CURRENT_CYCLE_INFO"),
 )
 _WANTED = tuple(dict.fromkeys((*_LAUNCH, *_NAMES, *_OTHERS)))
-_MARKS = (b"RANK=", b"SLURM_PROCID=", b"JOB_COMPLETION_INDEX=")  # without any of them there is no rank
+_MARKS = (b"RANK=", b"SLURM_PROCID=", b"JOB_COMPLETION_INDEX=")  # without any of these there is no rank
 
 
 class Refused(ValueError):
-    """An environment that names a rank and may not be believed; the text says which variable and why."""
+    """An environment that names a rank but is not trustworthy; the text says which variable and why."""
 
 
 def may_name_a_rank(environ: bytes) -> bool:
-    """Whether the environment is worth a closer look; most of a host's are not."""
+    """Whether the environment is worth parsing; most on a host are not."""
     return any(mark in environ for mark in _MARKS)
 
 
 def variables(environ: bytes) -> dict[str, str]:
-    """Return the variables that matter from ``/proc/<pid>/environ``; of two of one name the first, as in Python.
+    """Return the relevant variables from ``/proc/<pid>/environ``; of duplicates the first, as in Python.
 
-    What is no UTF-8 stays as surrogates, which no name may hold. Raises Refused for a value beyond the limit.
+    Invalid UTF-8 becomes surrogates, which no name may hold. Raises Refused for a value beyond the limit.
     """
     found: dict[str, str] = {}
     environ = b"\0" + environ
-    for name in _WANTED:  # searched for, not split: a megabyte may hold half a million of others
+    for name in _WANTED:  # searched for, not split: a megabyte may hold half a million others
         at = environ.find(b"\0%s=" % name.encode())
         if at < 0:
             continue
@@ -61,15 +61,15 @@ def variables(environ: bytes) -> dict[str, str]:
 
 
 def launch(found: Mapping[str, str]) -> tuple[str, ...]:
-    """Return what tells a launcher's own process from those that it starts: equal for a rank and its children."""
+    """Return what distinguishes a launcher from the processes it starts: equal for a rank and its children."""
     return tuple(found.get(name, "") for name in _LAUNCH)
 
 
 def identity(found: Mapping[str, str], slurm_job: str = "") -> Identity | None:
     """Return who the process is; None where its environment names no rank.
 
-    ``slurm_job`` is the job of the process's cgroup: where the environment names no job, it counts before the name in
-    NVRx's cycle file, and both before the hook's "default". Raises Refused.
+    ``slurm_job`` is the job of the process's cgroup: where the environment names no job, it takes precedence over the
+    name in NVRx's cycle file, and both over the hook's "default". Raises Refused.
     """
     if not any(found.get(item.rank) and (found.get(item.size) or not item.sized) for item in RANK_SOURCES):
         return None

@@ -1,4 +1,4 @@
-"""Watches processes and reports each exit immediately. Touches: pidfds, and one thread that sleeps until then."""
+"""Watches processes and reports each exit immediately. Touches: pidfds, and one thread that sleeps until an exit."""
 
 from __future__ import annotations
 
@@ -12,56 +12,56 @@ from typing import Protocol
 
 from eagle_eye.agent.processes.process_exit import exit_code, is_running, open_pidfd
 
-REPORTED_SINCE = (6, 15)  # Linux that keeps the exit code for whoever holds a pidfd (PIDFD_GET_INFO)
+REPORTED_SINCE = (6, 15)  # Linux versions that keep the exit code for holders of a pidfd (PIDFD_GET_INFO)
 
-Ended = Callable[[int, "int | None"], None]  # a process's id and its exit code
+Ended = Callable[[int, "int | None"], None]  # a pid and its exit code
 
 
 class Watcher(Protocol):
-    """Whoever tells of the ends of processes; ``Ends`` says what each method does."""
+    """Anything that reports exits of processes; see ``Ends`` for the methods."""
 
     def watch(self, pid: int) -> None:
-        """Follow the process from here on. Raises ProcessLookupError when it is gone."""
+        """Watch the process. Raises ProcessLookupError when it is gone."""
         ...
 
     def forget(self, pid: int) -> None:
-        """Follow the process no longer."""
+        """Stop watching the process."""
         ...
 
     def poll(self) -> None:
-        """Look after the processes that no descriptor announces."""
+        """Check the processes that no descriptor covers."""
         ...
 
     def close(self) -> None:
-        """Give everything back."""
+        """Release everything."""
         ...
 
 
 def exits_are_reported(release: str) -> bool:
-    """Whether this kernel tells every exit code to whoever holds a pidfd; older ones only to the parent for certain."""
+    """Whether this kernel reports every exit code to holders of a pidfd; older ones guarantee it only to the parent."""
     found = re.match(r"(\d+)\.(\d+)", release)
     return found is not None and (int(found[1]), int(found[2])) >= REPORTED_SINCE
 
 
 class Ends:
-    """Watches processes; ``ended(pid, exit_code)`` is called once for each that ended, from a thread of this class.
+    """Watches processes; calls ``ended(pid, exit_code)`` once per exit, from a thread of this class.
 
-    The exit code is negative for a signal, and None where this host does not tell every one: a code that was read by
-    chance, before the parent reaped, would make the one process whose code is known look like the first that died.
+    The exit code is negative for a signal, and None where this host does not report every one: a code read by chance,
+    before the parent reaped it, would make the one process with a known code look like the first that died.
     """
 
     def __init__(self, ended: Ended, release: str = os.uname().release) -> None:
         self._ended = ended
         self._reported = exits_are_reported(release)
-        self._pidfds: dict[int, int] = {}  # by process
-        self._polled: set[int] = set()  # processes that the system gave no descriptor for
+        self._pidfds: dict[int, int] = {}  # by pid
+        self._polled: set[int] = set()  # processes without a pidfd
         self._lock = threading.Lock()
         self._epoll: select.epoll | None = None
         self._stop = -1
         self._thread: threading.Thread | None = None
 
     def watch(self, pid: int) -> None:
-        """Follow the process from here on. Raises ProcessLookupError when it is gone."""
+        """Watch the process. Raises ProcessLookupError when it is gone."""
         pidfd = open_pidfd(pid)
         with self._lock:
             if pidfd is None:
@@ -72,7 +72,7 @@ class Ends:
             epoll.register(pidfd, select.EPOLLIN)
 
     def forget(self, pid: int) -> None:
-        """Follow the process no longer; its end is not told."""
+        """Stop watching the process; its exit is not reported."""
         with self._lock:
             self._polled.discard(pid)
             pidfd = self._pidfds.pop(pid, None)
@@ -80,13 +80,13 @@ class Ends:
                 self._close(pidfd)
 
     def poll(self) -> None:
-        """Look after the processes that no descriptor announces."""
+        """Check the processes that no descriptor covers."""
         for pid in [pid for pid in self._polled if not is_running(pid)]:
             self._polled.discard(pid)
             self._ended(pid, None)
 
     def close(self) -> None:
-        """Stop, and give every descriptor back."""
+        """Stop, and release every descriptor."""
         thread = self._thread
         if thread is not None:
             os.eventfd_write(self._stop, 1)
@@ -113,7 +113,7 @@ class Ends:
             if self._stop in ready:
                 return
             with self._lock:
-                # Asked again: a descriptor may have been closed since, and its number given to another process's.
+                # Checked again: the descriptor may have been closed since, and its number reused for another process.
                 ended = [(pid, pidfd) for pid, pidfd in self._pidfds.items() if pidfd in ready and _is_ready(pidfd)]
                 codes = {pid: exit_code(pid, pidfd) if self._reported else None for pid, pidfd in ended}
                 for pid, pidfd in ended:

@@ -1,7 +1,7 @@
 """Receives messages from this node's training processes and watches for their exits.
 
-Touches: the hook's socket and its folder, pidfds, /proc, one thread. Whoever can write to the socket may
-claim to be a rank, so everything is bounded; the kernel vouches for the sender's process id.
+Touches: the hook's socket and its folder, pidfds, /proc, one thread. Any process that can write to the socket may claim
+to be a rank, so everything is bounded; the kernel vouches for the sender's pid.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ DATAGRAMS_PER_ROUND_MAX = 2_048
 DATAGRAMS_PER_SECOND_MAX = 20_000
 EVENTS_QUEUED_MAX = 4_096
 EXITED_REMEMBERED = 4_096
-ROUND_S = 0.25  # the reader looks up at least so often, which is how it knows its own pauses
-PAUSE_S = 1.0  # a gap between rounds beyond which we were stopped, and silence means nothing
-UNSEEN_S_MAX = 600.0  # a process outside our process namespace is forgotten after such a silence
+ROUND_S = 0.25  # the reader wakes up at least this often, which is how it detects its own pauses
+PAUSE_S = 1.0  # a gap between rounds beyond which we were stopped, so that silence means nothing
+UNSEEN_S_MAX = 600.0  # a process outside our pid namespace is forgotten after this silence
 
 _CREDENTIALS = struct.Struct("=iII")
 
@@ -40,7 +40,7 @@ class SocketTaken(OSError):
 
 
 class HookReader:
-    """The training processes of this node as their hooks report them."""
+    """This node's training processes as reported by their hooks."""
 
     def __init__(
         self,
@@ -51,15 +51,15 @@ class HookReader:
         monotonic_s: Callable[[], float] = time.monotonic,
         now_s: Callable[[], float] = time.time,
     ) -> None:
-        """Bind the socket and start to listen.
+        """Bind the socket and start listening.
 
-        ``wake`` is called when something happened that should not wait for the end of the interval.
-        Raises OSError when the socket cannot be had, SocketTaken when somebody else has it.
+        ``wake`` is called for events that must not wait for the end of the interval. Raises OSError when the socket
+        cannot be opened, SocketTaken when another process has it.
         """
-        self.lock = threading.Lock()  # held while reading or changing what follows
+        self.lock = threading.Lock()  # guards the following attributes
         self.processes: dict[int | bytes, RankProcess] = {}
-        self.departed: list[RankProcess] = []  # not yet named in a frame for the last time
-        self.unreported: list[RankProcess] = []  # ended, with steps that no row has shown yet
+        self.departed: list[RankProcess] = []  # not yet included in a frame for the last time
+        self.unreported: list[RankProcess] = []  # exited, with steps not yet in any row
         self.events: list[Event] = []
         self._path = path
         self._drops = drops
@@ -67,7 +67,7 @@ class HookReader:
         self._devices_by_uuid = devices_by_uuid
         self._monotonic_s = monotonic_s
         self._now_s = now_s
-        self._exited: dict[bytes, None] = {}  # in the order of their ends
+        self._exited: dict[bytes, None] = {}  # in order of exit
         self._looked_s = 0.0
         self._drained_s = monotonic_s()
         self._second_s = self._drained_s
@@ -82,7 +82,7 @@ class HookReader:
 
     @property
     def drained_s(self) -> float:
-        """When the socket was last seen empty: until then, and no later, silence is known to be silence."""
+        """When the socket was last seen empty: silence is only meaningful up to then."""
         return self._drained_s
 
     def close(self) -> None:
@@ -106,7 +106,7 @@ class HookReader:
                 return
             with self.lock:
                 self._drain()
-                # After the socket: what a process said before it ended is already in there.
+                # After the socket: messages sent before the exit are already in it.
                 for key in ready:
                     if isinstance(key.data, RankProcess):
                         self._end(key.data)
@@ -130,7 +130,7 @@ class HookReader:
         now_s = self._monotonic_s()
         away_s = now_s - self._drained_s
         if away_s > PAUSE_S:
-            # We did not listen, and a full queue turns messages away: nobody was silent because of that.
+            # We were not listening, and a full queue rejects messages: nobody was silent.
             for process in self.processes.values():
                 process.heard_s = min(now_s, process.heard_s + away_s)
         self._drained_s = now_s
@@ -166,7 +166,7 @@ class HookReader:
             process = self._meet(message, pid, now_s, process)
             self.processes[key] = process
         elif message.number <= process.message.number:
-            return  # overtaken by a newer one, which holds all that this one says
+            return  # overtaken by a newer one, which includes everything in this one
         else:
             self._count_hook_trouble(process.message, message)
         events = process.accept(message, now_s, self._now_s())
@@ -180,13 +180,13 @@ class HookReader:
     def _meet(self, message: HookMessage, pid: int, now_s: float, before: RankProcess | None) -> RankProcess:
         device = self._devices_by_uuid.get(message.gpu, message.device)
         process = RankProcess(message, pid, device, now_s)
-        if before is not None:  # the same process attached anew
+        if before is not None:  # the same process attached again
             process.pidfd = before.pidfd
             if process.pidfd is not None:
                 self._selector.modify(process.pidfd, selectors.EVENT_READ, process)
             return process
         if not pid:
-            self._drops.count("exit_unwatched")  # another process namespace: we shall not see its end
+            self._drops.count("exit_unwatched")  # another pid namespace: its exit will not be visible
             return process
         with contextlib.suppress(ProcessLookupError):  # already gone: the next round sees it
             process.pidfd = open_pidfd(pid)
@@ -202,7 +202,7 @@ class HookReader:
                 self._look_after(process)
 
     def _look_after(self, process: RankProcess) -> None:
-        """Find the end of a process that no descriptor announces."""
+        """Detect the exit of a process that no descriptor covers."""
         if process.pid:
             if not is_running(process.pid):
                 self._end(process)
@@ -245,7 +245,7 @@ class HookReader:
 
 
 def _bind(path: Path) -> socket.socket:
-    """Return the listening socket at ``path``, where any user's training may write to it."""
+    """Return the listening socket at ``path``, which any user's training may write to."""
     folder = path.parent
     folder.mkdir(mode=0o755, parents=True, exist_ok=True)
     owner = folder.stat().st_uid
@@ -278,7 +278,7 @@ def _remove_stale(path: Path) -> None:
 
 
 def _sender_pid(ancillary: list[tuple[int, int, bytes]]) -> int:
-    """Return the sender's process id as the kernel says it; 0: a process that we cannot see."""
+    """Return the sender's pid from the kernel; 0: a process not visible to us."""
     for level, kind, data in ancillary:
         if level == socket.SOL_SOCKET and kind == socket.SCM_CREDENTIALS and len(data) >= _CREDENTIALS.size:
             return max(0, int(_CREDENTIALS.unpack_from(data)[0]))

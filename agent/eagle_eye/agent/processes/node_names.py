@@ -1,4 +1,4 @@
-"""One mapping of a node's names, by rule and without a name service: the agent's, the host's, Slurm's, Kubernetes's."""
+"""Matches a node's names by rule, without a name service: the agent's, the host's, Slurm's, Kubernetes's."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 from eagle_eye.schema.names import NAME_CHARS_MAX
 
-# Who tells a process which node it is on. NODE_NAME is a convention of Kubernetes manifests (downward API,
-# spec.nodeName) and means nothing outside a pod.
+# What tells a process its node. NODE_NAME is a convention of Kubernetes manifests (downward API, spec.nodeName) and
+# means nothing outside a pod.
 VARIABLES: Mapping[str, str] = {
     "SLURMD_NODENAME": "Slurm",
     "EAGLE_EYE_NODE": "the launcher",
@@ -18,14 +18,14 @@ VARIABLES: Mapping[str, str] = {
 
 
 class NodeName(NamedTuple):
-    """A name of this node and who uses it."""
+    """A name of this node and its source."""
 
     source: str
     name: str
 
 
 def same_node(one: str, other: str) -> bool:
-    """Whether two names mean one node: equal but for case, or one is the other without its domain."""
+    """Whether two names mean one node: equal ignoring case, or one is the other without its domain."""
     one, other = _plain(one), _plain(other)
     if one == other:
         return bool(one)
@@ -37,7 +37,7 @@ def same_node(one: str, other: str) -> bool:
 
 
 def node_names(agent: str, host: str, full: str, environ: Mapping[str, str], *, pod: bool) -> tuple[NodeName, ...]:
-    """Return all names of this node, the agent's first; those that nobody gave are left out.
+    """Return all names of this node, the agent's first; unset ones are left out.
 
     ``host`` is the kernel's name, ``full`` the one with its domain. ``environ`` is a process's environment,
     ``pod`` whether that process runs in a pod.
@@ -52,7 +52,7 @@ def node_names(agent: str, host: str, full: str, environ: Mapping[str, str], *, 
 
 
 def conflicts(names: Iterable[NodeName]) -> list[str]:
-    """Return, for people, each name that is not the first one's node; empty when all agree."""
+    """Return, for people, each name that does not match the first; empty when all agree."""
     names = list(names)
     return [
         f"{other.source} calls this node {other.name!r}, {names[0].source} {names[0].name!r}"

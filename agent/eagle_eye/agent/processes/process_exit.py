@@ -1,7 +1,7 @@
-"""How a process that is no child of ours ended.
+"""Finds out how a process that is not our child ended.
 
-Touches: pidfds and /proc. A zombie shows its exit code in /proc until its parent reaps it; where the parent
-was faster, Linux 6.15 and later still tell through the pidfd.
+Touches: pidfds and /proc. A zombie shows its exit code in /proc until its parent reaps it; where the parent was faster,
+Linux 6.15 and later still report it through the pidfd.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _PIDFD_INFO = struct.Struct("<QQ11Ii")  # mask, cgroup, eleven ids, exit code
 
 
 def open_pidfd(pid: int) -> int | None:
-    """Return a descriptor that becomes readable when the process ends; None where the system has none to give.
+    """Return a descriptor that becomes readable when the process exits; None where the system provides none.
 
     Raises ProcessLookupError for a process that is gone.
     """
@@ -27,12 +27,12 @@ def open_pidfd(pid: int) -> int | None:
         return os.pidfd_open(pid)
     except ProcessLookupError:
         raise
-    except OSError:  # no descriptors left, or a sandbox that forbids it
+    except OSError:  # out of descriptors, or a sandbox that forbids it
         return None
 
 
 def exit_code(pid: int, pidfd: int | None) -> int | None:
-    """Return how the ended process ended: its exit status, negative for a signal, None when nobody can tell."""
+    """Return the exited process's status, negative for a signal, None when it cannot be determined."""
     status = _zombie_status(pid)
     if status is None and pidfd is not None:
         status = _pidfd_status(pidfd)
@@ -40,13 +40,13 @@ def exit_code(pid: int, pidfd: int | None) -> int | None:
 
 
 def is_running(pid: int) -> bool:
-    """Whether the process exists and is no zombie."""
+    """Whether the process exists and is not a zombie."""
     fields = _stat_fields(pid)
     return fields is not None and fields[0] not in ("Z", "X")
 
 
 def _stat_fields(pid: int) -> list[str] | None:
-    """Return /proc/pid/stat from its third field on; the second, a name, may hold anything."""
+    """Return /proc/pid/stat from its third field on; the second, the name, may hold anything."""
     try:
         return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
     except OSError:
@@ -61,7 +61,7 @@ def _zombie_status(pid: int) -> int | None:
 
 
 def _may_read(pid: int) -> bool:
-    """Whether the kernel shows us the exit code; to others it shows 0, which would read as success."""
+    """Whether the kernel shows us the exit code; to others it shows 0, which would look like success."""
     try:
         if Path(f"/proc/{pid}").stat().st_uid == os.geteuid():
             return True

@@ -1,6 +1,6 @@
-"""Reads of processes in /proc, each bounded. Touches: /proc.
+"""Bounded reads of process files in /proc. Touches: /proc.
 
-Processes end at any moment, also between two reads: None means that it is gone.
+Processes may exit at any moment, also between two reads: None means that the process is gone.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ STATUS_BYTES_MAX = 16_384  # the kernel writes about 1,500
 CGROUP_BYTES_MAX = 65_536
 ARGUMENTS_BYTES_MAX = 4_096
 IO_BYTES_MAX = 4_096
-MAPS_BYTES_MAX = 1 << 20  # a training process has 300 KB of them
+MAPS_BYTES_MAX = 1 << 20  # a training process has 300 KB
 _USER = re.compile(rb"^Uid:[ \t]+([0-9]{1,10})[ \t]", re.MULTILINE)
 _OWN_PID = re.compile(rb"^NSpid:(?:[ \t]+[0-9]{1,10}){0,32}?[ \t]+([0-9]{1,10})$", re.MULTILINE)
 _MOVED = re.compile(rb"^[rw]char:[ \t]+([0-9]{1,20})$", re.MULTILINE)
@@ -34,9 +34,9 @@ _OPTIONS_WITH_VALUE = ("-W", "-X")  # of the Python interpreter
 
 
 class Stat(NamedTuple):
-    """A process's state letter, its parent and its start, in clock ticks since boot.
+    """A process's state letter, parent pid and start time in clock ticks since boot.
 
-    ``cpu_ticks`` is the processor time of its threads, and of its children that have ended and were waited for.
+    ``cpu_ticks`` is the CPU time of its threads and of its reaped children.
     """
 
     state: str
@@ -51,9 +51,9 @@ class Stat(NamedTuple):
 
 
 class ProcessStatus(NamedTuple):
-    """Who a process is: the user that started it, and its number in its innermost namespace, its container's own.
+    """A process's owner, and its pid in its innermost namespace, that of its container.
 
-    The user is the real one: a program with the set-user-ID bit runs as root and does what its user says.
+    The user is the real one: a setuid program runs as root but on its user's behalf.
     """
 
     user: int
@@ -61,21 +61,21 @@ class ProcessStatus(NamedTuple):
 
 
 class ProcessFiles:
-    """The processes below ``root``. What may not be read raises PermissionError, other errors OSError."""
+    """The processes below ``root``. A permission error raises PermissionError, other errors OSError."""
 
     def __init__(self, root: Path) -> None:
         self._root = str(root)
 
     def pids(self) -> set[int]:
-        """Return the processes that there are."""
+        """Return all pids."""
         return {int(name) for name in os.listdir(self._root) if name.isdecimal()}  # noqa: PTH208 - a third of the time
 
     def environment(self, pid: int) -> bytes | None:
-        """Return the environment that it was started with; empty for a kernel thread; one byte too long if too long."""
+        """Return its initial environment; empty for a kernel thread; one byte over the limit if too long."""
         return self._read(pid, "environ", ENVIRON_BYTES_MAX + 1)
 
     def stat(self, pid: int) -> Stat | None:
-        """Return its state, parent and start."""
+        """Return its state, parent and start time."""
         data = self._read(pid, "stat", STAT_BYTES_MAX)
         fields = data.rpartition(b")")[2].split() if data else []  # the name before may hold anything
         if len(fields) < 20 or not (fields[1].isdigit() and fields[19].isdigit()):
@@ -84,12 +84,12 @@ class ProcessFiles:
         return Stat(fields[0].decode("ascii", "replace"), int(fields[1]), int(fields[19]), sum(map(int, spent)))
 
     def io_bytes(self, pid: int) -> int:
-        """Return how much its system calls have read and written, from whatever; 0 when it is gone."""
+        """Return the bytes its system calls have read and written, of any kind; 0 when it is gone."""
         data = self._read(pid, "io", IO_BYTES_MAX)
         return sum(int(number) for number in _MOVED.findall(data or b""))
 
     def status(self, pid: int) -> ProcessStatus | None:
-        """Return whose process it is, and its own number."""
+        """Return its owner and its own pid."""
         data = self._read(pid, "status", STATUS_BYTES_MAX)
         if data is None:
             return None
@@ -99,21 +99,21 @@ class ProcessFiles:
         return ProcessStatus(int(user[1]), int(own_pid[1]) if own_pid is not None else pid)
 
     def cgroup(self, pid: int) -> str:
-        """Return its control groups' lines; empty where they cannot be read."""
+        """Return the lines of its cgroup file; empty where unreadable."""
         try:
             return (self._read(pid, "cgroup", CGROUP_BYTES_MAX) or b"").decode("utf-8", "replace")
         except OSError:
             return ""
 
     def has_torch(self, pid: int) -> bool:
-        """Whether torch's libraries are mapped into it, as far as its first MAPS_BYTES_MAX of mappings tell."""
+        """Whether torch's libraries are among the first MAPS_BYTES_MAX of its mappings."""
         try:
             return _TORCH in (self._read(pid, "maps", MAPS_BYTES_MAX) or b"")
         except OSError:
             return False
 
     def is_launcher(self, pid: int) -> bool:
-        """Whether its command line is that of a launcher, which may have torch mapped and is no rank."""
+        """Whether its command line is a launcher's, which may have torch mapped but is not a rank."""
         try:
             data = self._read(pid, "cmdline", ARGUMENTS_BYTES_MAX) or b""
         except OSError:
@@ -128,7 +128,7 @@ class ProcessFiles:
 
 
 def is_launcher(arguments: Sequence[str]) -> bool:
-    """Whether a command line starts a launcher: by itself, or as a Python script or module."""
+    """Whether a command line starts a launcher, directly or as a Python script or module."""
     rest = iter(arguments)
     program = next(rest, "").rpartition("/")[2]
     if not program.startswith("python"):

@@ -1,7 +1,6 @@
 """Registry of this node's training processes and the GPU each one uses.
 
-One collector finds them and publishes; whoever reads a source that names a process or a rank looks up whose row
-its numbers belong to.
+One collector publishes them; readers of sources that name a process or rank look up the row that the numbers belong to.
 """
 
 from __future__ import annotations
@@ -14,8 +13,8 @@ from dataclasses import dataclass
 class TrainingProcess:
     """One rank of a job on this node.
 
-    ``device`` is the row of the GPU that the rank uses, NVML's index; the local rank where there is no GPU.
-    ``attempt`` counts the job's restarts from 0; ``role`` groups comparable ranks, empty when not known.
+    ``device`` is the row of the GPU that the rank uses, NVML's index; the local rank where there is no GPU. ``attempt``
+    counts the job's restarts from 0; ``role`` groups comparable ranks, empty when unknown.
     """
 
     pid: int
@@ -29,19 +28,19 @@ class TrainingProcess:
 
 
 class TrainingProcesses:
-    """The newest list of this node's training processes; read and replaced from every thread."""
+    """The newest list of this node's training processes; thread-safe."""
 
     def __init__(self) -> None:
         self._all: tuple[TrainingProcess, ...] = ()
 
     def publish(self, processes: Sequence[TrainingProcess]) -> None:
         """Replace the list."""
-        self._all = tuple(processes)  # one assignment: readers see the old list or the new one
+        self._all = tuple(processes)  # one assignment: readers see either the old or the new list
 
     def all(self) -> tuple[TrainingProcess, ...]:
         """Return every process of the newest list; empty when none was found yet."""
         return self._all
 
     def by_pid(self, pid: int) -> TrainingProcess | None:
-        """Return the process; None when it is no training process of this node."""
+        """Return the process; None when it is not a training process of this node."""
         return next((process for process in self._all if process.pid == pid), None)

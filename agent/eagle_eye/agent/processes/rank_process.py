@@ -1,4 +1,4 @@
-"""What the agent knows of one training process: its last message and the means since the last frame."""
+"""State of one hooked training process: its last message and the means since the last frame."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from eagle_eye.agent.training_hook.message import HookMessage, Totals
 from eagle_eye.schema.events import Event
 from eagle_eye.schema.frame import Rank
 
-SILENT_BEATS = 3.0  # a rank is silent once it has missed so many heartbeats
-SILENT_S_MIN = 2.0  # and what it said before is shown no longer than this
+SILENT_BEATS = 3.0  # a rank is silent after missing this many heartbeats
+SILENT_S_MIN = 2.0  # and its last values are repeated no longer than this
 MESSAGES_PER_SECOND_MAX = 200  # a hook sends 24 a second and a few events
 
 
@@ -35,7 +35,7 @@ _MEANS = (
 
 
 def means(before: Totals, after: Totals) -> dict[str, float]:
-    """Return the means over what happened between two totals, by metric; absent: nothing to average.
+    """Return the means between two totals, by metric; absent: nothing to average.
 
     A quantity that was NaN or infinite even once is +inf: a mean of the rest would hide it.
     """
@@ -59,7 +59,7 @@ class RankProcess:
         self.pidfd: int | None = None
         self.heard_s = now_s
         self.goodbye = message.goodbye
-        self._baseline = message.totals  # a process that ran before the agent did is averaged from here on
+        self._baseline = message.totals  # a process older than the agent is averaged from here on
         self._row: dict[str, float] = {}
         self._events_seen = 0
         self._phase = ""
@@ -67,7 +67,7 @@ class RankProcess:
         self._window_messages = 0
 
     def flooding(self, now_s: float) -> bool:
-        """Whether the process has sent more within this second than is read; counts one message."""
+        """Whether the process has exceeded its messages per second; counts one message."""
         if now_s - self._window_s >= 1.0:
             self._window_s = now_s
             self._window_messages = 0
@@ -75,10 +75,10 @@ class RankProcess:
         return self._window_messages > MESSAGES_PER_SECOND_MAX
 
     def accept(self, message: HookMessage, now_s: float, time_s: float) -> list[Event]:
-        """Take the message in; return the events that it brings for the first time.
+        """Accept the message; return its events that are new.
 
-        ``time_s`` is the wall clock. Where the messages that announced a phase were lost, the phase is
-        still known from this one, and counts from now.
+        ``time_s`` is the wall clock. If the messages that announced a phase were lost, the phase is taken from this
+        one, and counts from now.
         """
         self.heard_s = now_s
         self.message = message
@@ -101,20 +101,20 @@ class RankProcess:
         return events
 
     def who(self) -> dict[str, object]:
-        """Return the attributes by which an event names its process."""
+        """Return the attributes that identify the process in an event."""
         message = self.message
         return {"rank": message.rank, "job": message.job, "attempt": message.attempt}
 
     def silent_s(self, now_s: float) -> float:
-        """Return how long the hook has said nothing; 0 while its heartbeats arrive and after its goodbye."""
+        """Return how long the hook has been silent; 0 while its heartbeats arrive and after its goodbye."""
         age_s = now_s - self.heard_s
         return 0.0 if self.goodbye or age_s <= SILENT_BEATS * self.message.heartbeat_s else age_s
 
     def row(self, now_s: float) -> dict[str, float]:
-        """Return the row for the interval that ends now and begin the next; empty: not observed."""
+        """Return the row for the interval ending now and start the next; empty: not observed."""
         message = self.message
         totals = message.totals
-        # After its goodbye a process is asked for what is new since the last row, and for nothing more.
+        # After its goodbye only what is new since the last row is reported, once.
         if self.silent_s(now_s) > SILENT_S_MIN or (self.goodbye and totals.steps <= self._baseline.steps):
             return {}
         if totals.steps < self._baseline.steps:
@@ -131,7 +131,7 @@ class RankProcess:
         return row
 
     def rank(self, now_s: float) -> Rank:
-        """Return who this is."""
+        """Return the rank."""
         message = self.message
         return Rank(
             job=message.job,

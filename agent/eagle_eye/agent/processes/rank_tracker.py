@@ -1,4 +1,4 @@
-"""The ranks of this node while they run, and how they ended; used from several threads."""
+"""Tracks this node's ranks while they run, and how they ended; thread-safe."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class _Running:
 
 
 class Ranks:
-    """Publishes the ranks to ``processes`` and follows them; those with a hook are published and not reported."""
+    """Publishes the ranks to ``processes`` and watches them; those with a hook are published but not reported."""
 
     def __init__(
         self,
@@ -46,20 +46,20 @@ class Ranks:
         self._wake = wake
         self._now_s = now_s
         self._watcher = watch(self._end)
-        self._lock = threading.Lock()  # held while reading or changing what follows
+        self._lock = threading.Lock()  # guards the following attributes
         self._running: dict[int, _Running] = {}
-        self._ended: set[int] = set()  # processes, since the last look
-        self._departed: list[Rank] = []  # not yet named in a frame for the last time
+        self._ended: set[int] = set()  # pids, since the last scan
+        self._departed: list[Rank] = []  # not yet included in a frame for the last time
         self._events: list[Event] = []
 
     def take(self, chosen: Sequence[tuple[TrainingProcess, int]], listed: Collection[int]) -> None:
-        """Make these the ranks: processes and when they started, in clock ticks; ``listed`` are all that there are."""
+        """Set the ranks: pids with their start times in clock ticks; ``listed`` are all existing pids."""
         started = {process.pid: started for process, started in chosen}
         with self._lock:
             left = [
                 pid
                 for pid, item in self._running.items()
-                if started.get(pid) != item.started and pid in listed  # who ended is told by the watcher
+                if started.get(pid) != item.started and pid in listed  # exits are reported by the watcher
             ]
             for pid in left:
                 del self._running[pid]
@@ -77,7 +77,7 @@ class Ranks:
             self._publish()
 
     def notice(self) -> None:
-        """Note whose hook reports, and the ends that nothing announced."""
+        """Note which ranks' hooks report, and exits that no descriptor announced."""
         self._watcher.poll()
         hooked = self._hooked_pids()
         with self._lock:
@@ -85,13 +85,13 @@ class Ranks:
                 self._running[pid].hooked = True
 
     def ended(self) -> set[int]:
-        """Return the processes that ended since the last call."""
+        """Return the processes that exited since the last call."""
         with self._lock:
             ended, self._ended = self._ended, set()
         return ended
 
     def happened(self) -> Observed:
-        """Return the ranks without a hook, those that ended since the last call once more, and their ends."""
+        """Return the ranks without a hook, those that exited since the last call once more, and their exits."""
         with self._lock:
             events, self._events = self._events, []
             ranks, self._departed = self._departed, []
@@ -101,7 +101,7 @@ class Ranks:
         return Observed(ranks=ranks[:RANKS_MAX], events=events)
 
     def close(self) -> None:
-        """Follow no process any longer."""
+        """Stop watching all processes."""
         self._watcher.close()
 
     def _follow(self, process: TrainingProcess, started: int) -> None:
@@ -117,12 +117,12 @@ class Ranks:
             self._end(pid, None)
             return
         stat = self._files.stat(pid)
-        if stat is not None and stat.started != started:  # another process has the id, and is what we watch
+        if stat is not None and stat.started != started:  # another process has the pid, and is the one watched
             self._watcher.forget(pid)
             self._end(pid, None)
 
     def _end(self, pid: int, code: int | None) -> None:
-        """Take a process's end in; also called from the thread that waits for ends."""
+        """Record a process's exit; also called from the watcher's thread."""
         hooked = pid in self._hooked_pids()
         with self._lock:
             item = self._running.pop(pid, None)
@@ -131,7 +131,7 @@ class Ranks:
             self._ended.add(pid)
             self._publish()
             if item.hooked or hooked:
-                return  # the hook's reader tells
+                return  # the hook's reader reports it
             if code is None:
                 self._drops.count("exit_code_unread")
                 return

@@ -1,4 +1,4 @@
-"""What the ranks' processes do, by the kernel's accounts: reads that never stop a process. Touches: /proc."""
+"""What the ranks' processes do, by kernel accounting: reads that never stop a process. Touches: /proc."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from eagle_eye.agent.processes.census import Member
 from eagle_eye.agent.processes.process_files import ProcessFiles, Stat
 from eagle_eye.agent.processes.process_registry import TrainingProcess
 
-FAMILY_MAX = 128  # processes of one rank: data loaders, compile workers; of a larger family nothing is told
+FAMILY_MAX = 128  # processes per rank: data loaders, compile workers; larger families are not reported
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 HELD = "D"  # uninterruptible sleep: in a driver, or waiting for storage
 
@@ -17,10 +17,9 @@ HELD = "D"  # uninterruptible sleep: in a driver, or waiting for storage
 def rows(
     files: ProcessFiles, ranks: Iterable[TrainingProcess], members: Iterable[Member]
 ) -> dict[int, dict[str, float]]:
-    """Return each rank's row by device: processor time and bytes of its process and of all that descends from it.
+    """Return each rank's row by device: CPU time and bytes of its process and all descendants.
 
-    Children that have ended and were waited for count in their parent's accounts. A counter of which a part cannot be
-    read is left out.
+    Reaped children count in their parent's accounts. A counter is left out if any part of it cannot be read.
     """
     children: dict[int, list[int]] = {}
     for member in members:
@@ -43,7 +42,7 @@ def rows(
 
 
 def _family(pid: int, children: dict[int, list[int]]) -> Sequence[int]:
-    """Return a process and its descendants, not many more than FAMILY_MAX."""
+    """Return a process and its descendants, a little over FAMILY_MAX at most."""
     family = [pid]
     for member in family:
         if len(family) > FAMILY_MAX:
@@ -60,7 +59,7 @@ def _stat(files: ProcessFiles, pid: int) -> Stat | None:
 
 
 def _moved(files: ProcessFiles, pid: int) -> int | None:
-    """Return what a process has read and written; 0 for one that has ended, None for one that may not be read."""
+    """Return the bytes a process has read and written; 0 for one that has exited, None if not readable."""
     try:
         return files.io_bytes(pid)
     except OSError:

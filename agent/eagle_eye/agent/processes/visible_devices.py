@@ -1,9 +1,9 @@
-"""Which GPU a process uses, as far as its environment tells; rows are NVML's indexes.
+"""Determines which GPU a process uses, as far as its environment shows; rows are NVML's indexes.
 
-CUDA numbers what it shows from 0 in the order of ``CUDA_VISIBLE_DEVICES`` and stops at the first entry that it does
-not know (CUDA programming guide, environment variables). Its indexes follow the PCI bus with ``CUDA_DEVICE_ORDER=
-PCI_BUS_ID``, and also without it where all GPUs are of one model; where they are not, the fastest is 0 and the
-environment alone cannot tell: NVML's list of processes does.
+CUDA numbers visible devices from 0 in the order of ``CUDA_VISIBLE_DEVICES`` and stops at the first invalid entry (CUDA
+programming guide, environment variables). Its indexes follow the PCI bus with ``CUDA_DEVICE_ORDER= PCI_BUS_ID``, and
+also without it where all GPUs are of one model; where they are not, the fastest is 0 and the environment is not enough:
+NVML's list of processes is.
 
 Slurm gives global ids in ``SLURM_STEP_GPUS`` (or ``SLURM_JOB_GPUS``, the batch script's), while its
 ``CUDA_VISIBLE_DEVICES`` counts from 0 within the job where devices are constrained by cgroups, and not where they
@@ -22,7 +22,7 @@ _INDEX_DIGITS_MAX = 4
 
 
 class Gpus(NamedTuple):
-    """The node's GPUs: rows by UUID, of MIG instances too where they are known, and the rows in the bus's order."""
+    """The node's GPUs: rows by UUID, including known MIG instances, and the rows in bus order."""
 
     by_uuid: Mapping[str, int]
     in_order: Sequence[int]
@@ -35,13 +35,13 @@ def gpus(devices_by_uuid: Mapping[str, int], devices_by_bus_id: Mapping[str, int
 
 
 def named_device(variables: Mapping[str, str], node: Gpus) -> int | None:
-    """Return the GPU or MIG instance that CUDA_VISIBLE_DEVICES names by its UUID as the only one; None otherwise."""
+    """Return the only GPU or MIG instance in CUDA_VISIBLE_DEVICES if given by UUID; None otherwise."""
     entries = _entries(variables.get("CUDA_VISIBLE_DEVICES", ""))
     return _by_uuid(entries[0], node) if len(entries) == 1 else None
 
 
 def listed_device(variables: Mapping[str, str], local_rank: int, node: Gpus) -> int | None:
-    """Return the rank's GPU of those that it sees: the only one, else the one at its local rank; None: not told."""
+    """Return the rank's GPU among the visible ones: the only one, else the one at its local rank; None: unknown."""
     seen = _seen(variables, node)
     if seen is None:
         return None
@@ -51,7 +51,7 @@ def listed_device(variables: Mapping[str, str], local_rank: int, node: Gpus) -> 
 
 
 def _seen(variables: Mapping[str, str], node: Gpus) -> list[int] | None:
-    """Return the rows that the process sees, in CUDA's order; None where that cannot be told."""
+    """Return the rows that the process sees, in CUDA's order; None where unknown."""
     given = _given(variables, node)
     text = variables.get("CUDA_VISIBLE_DEVICES")
     if text is None:
@@ -69,13 +69,13 @@ def _seen(variables: Mapping[str, str], node: Gpus) -> list[int] | None:
 
 
 def _given(variables: Mapping[str, str], node: Gpus) -> list[int] | None:
-    """Return the rows that the container was given, in the bus's order; None where nobody says."""
+    """Return the rows that the container was given, in bus order; None where unknown."""
     entries = _entries(variables.get("NVIDIA_VISIBLE_DEVICES", ""))
     rows: set[int] = set()
     for entry in entries:
         found = _rows([int(entry)], node.in_order) if _is_index(entry) else []
         row = found[0] if found else _by_uuid(entry, node)
-        if row is None:  # also "all", "void" and folders of devices
+        if row is None:  # also "all", "void" and device folders
             return None
         rows.add(row)
     order = {row: place for place, row in enumerate(node.in_order)}
@@ -83,7 +83,7 @@ def _given(variables: Mapping[str, str], node: Gpus) -> list[int] | None:
 
 
 def _of_slurm(indexes: Sequence[int], allocated: Sequence[int]) -> list[int] | None:
-    """Return global indexes; None where counting from 0 within the job and globally are both possible and differ."""
+    """Return global indexes; None where counting within the job and globally are both possible and differ."""
     ways: list[list[int]] = []
     if all(index in allocated for index in indexes):
         ways.append(list(indexes))
@@ -93,7 +93,7 @@ def _of_slurm(indexes: Sequence[int], allocated: Sequence[int]) -> list[int] | N
 
 
 def _rows(indexes: Sequence[int], order: Sequence[int]) -> list[int]:
-    """Return the rows at the indexes; without NVML's order the index itself, as far as CUDA would read the list."""
+    """Return the rows at the indexes; without NVML's order the index itself, up to CUDA's first invalid entry."""
     if not order:
         return list(indexes)
     rows: list[int] = []
@@ -105,7 +105,7 @@ def _rows(indexes: Sequence[int], order: Sequence[int]) -> list[int]:
 
 
 def _by_uuid(entry: str, node: Gpus) -> int | None:
-    """Return the row of a UUID or of the beginning of one; None: unknown, or the beginning of several."""
+    """Return the row of a UUID or of a prefix of one; None: unknown or ambiguous."""
     entry = entry.lower()
     if not entry.startswith(("gpu-", "mig-")):
         return None
@@ -119,7 +119,7 @@ def _by_uuid(entry: str, node: Gpus) -> int | None:
 
 
 def _entries(text: str) -> list[str]:
-    """Return the entries as CUDA reads them: up to the first that is none."""
+    """Return the entries as CUDA reads them: up to the first invalid one."""
     entries: list[str] = []
     for item in text.split(",", ENTRIES_MAX)[:ENTRIES_MAX]:
         entry = item.strip()

@@ -1,1 +1,1 @@
-"""What runs within the training process: steps timed, state sent, never waiting."""
+"""The part of the hook inside the training process: times steps, sends state, never blocks."""

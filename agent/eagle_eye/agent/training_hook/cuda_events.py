@@ -1,19 +1,19 @@
-"""When a GPU reached a step's moments: CUDA events, recorded in passing and read long after.
+"""Times a step's moments on a GPU with CUDA events, recorded asynchronously and read long after.
 
-Torch is never imported here: ``torch.cuda`` is handed in.
+Never imports torch: ``torch.cuda`` is passed in.
 
-What is measured. An event marks the moment at which the model's stream gets to it, all work enqueued before being
-done. Between the call of the model and the end of its backward pass the stream holds the model's own kernels, and
-waits where the host is slow to enqueue them: that is the compute, host stalls included. Data parallelism by
-``DistributedDataParallel`` reduces gradients on a stream of its own meanwhile; the model's stream waits for it in
-DDP's own callback at the end of the backward pass. The engine runs such callbacks in the order in which they were
-queued, on the streams of the caller of ``backward``. Ours is queued at the first gradient and DDP's with the last
-bucket, so that ours runs before the wait, and one queued from within ours runs after it: what lies between the two
-is the wait for the reduction (slower peers included) and the copy out of the buckets, and nothing else. Reductions
-that hide behind the backward pass are in neither, except for what they slow its kernels down.
+What is measured. An event marks the moment at which the model's stream reaches it, after all work enqueued before.
+Between the call of the model and the end of its backward pass the stream holds the model's own kernels, and idles where
+the host is slow to enqueue them: that time is compute, host stalls included. Meanwhile ``DistributedDataParallel``
+reduces gradients on a stream of its own; the model's stream waits for it in DDP's own callback at the end of the
+backward pass. The engine runs such callbacks in the order in which they were queued, on the streams of the caller of
+``backward``. Ours is queued at the first gradient and DDP's with the last bucket, so that ours runs before the wait,
+and one queued from within ours runs after it: the time between the two is the wait for the reduction (slower peers
+included) and the copy out of the buckets, nothing else. Reductions overlapped with the backward pass are in neither,
+except that they slow its kernels down.
 
-What is not measured. Collectives inside the model (tensor, sequence, expert, pipeline, fully sharded) run between
-or beside its kernels and cannot be told from them by such events: the caller does not use this there.
+What is not measured. Collectives inside the model (tensor, sequence, expert, pipeline, fully sharded) run between or
+beside its kernels, and such events cannot separate them: the caller does not use this there.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from typing import Any
 
 from eagle_eye.agent.training_hook.timer import StepParts, StepTimer
 
-# The moments of a step, by the timer's names.
+# A step's moments, named as in the timer.
 FORWARD = "forward"
 COMPUTE_BEGIN = "compute_begin"
 BACKWARD_END = "backward_end"
@@ -32,16 +32,16 @@ REDUCED = "reduced"
 OPTIMIZER = "optimizer"
 
 MARKS_PER_STEP_MAX = 256  # four for each of 64 micro-batches; a step with more is not observed
-STEPS_PENDING_MAX = 16  # the driver's launch queue ends a host's lead of more than a few steps
+STEPS_PENDING_MAX = 16  # the driver's launch queue keeps a host from running more than a few steps ahead
 
 
 class DeviceTimer:
-    """Marks the moments of steps on one GPU's current stream, and tells their parts some steps later.
+    """Marks the moments of steps on one GPU's current stream, and returns their durations some steps later.
 
-    It waits for nothing: an event is asked whether it is past, and asked again after the next step if it is not.
-    While the stream is being captured into a graph nothing is recorded and nothing is asked (either would break
-    the capture); a replayed graph calls no hook, so that its steps are not observed. Whatever fails switches the
-    timer off for good and is told to ``failed`` once.
+    It never blocks: events are polled, and again after the next step if not complete. While the stream is being
+    captured into a graph nothing is recorded or polled (either would break the capture); a replayed graph calls no
+    hook, so that its steps are not observed. Any failure disables the timer permanently and is passed to ``failed``
+    once.
     """
 
     def __init__(self, cuda: Any, index: int, failed: Callable[[BaseException], None]) -> None:
@@ -55,7 +55,7 @@ class DeviceTimer:
         self._pending: deque[list[tuple[str, Any]]] = deque()
 
     def mark(self, moment: str) -> None:
-        """The host enqueued everything up to this moment. Raises nothing."""
+        """Record a moment: the host has enqueued everything before it. Never raises."""
         if self._cuda is None or self._spoiled:
             return
         try:
@@ -73,12 +73,12 @@ class DeviceTimer:
             self._switch_off(error)
 
     def interrupt(self) -> None:
-        """Something else begins; a step whose compute is under way is not observed."""
+        """Note that something else begins; a step whose compute is in progress is not observed."""
         if self._marks and self._marks[-1][0] in (FORWARD, COMPUTE_BEGIN):
             self._spoiled = True
 
     def finish(self) -> list[StepParts]:
-        """The step ended on the host; return the parts of those steps that meanwhile ended on the device."""
+        """End the step on the host; return the durations of steps that have completed on the device."""
         if self._marks and not self._spoiled:
             self._pending.append(self._marks)
         else:
@@ -94,7 +94,7 @@ class DeviceTimer:
         try:
             if self._cuda.is_current_stream_capturing():
                 return done
-            # The last event first: it is the one that is not past.
+            # The last event first: it completes last.
             while self._pending and all(event.query() for _, event in reversed(self._pending[0])):
                 marks = self._pending.popleft()
                 done.append(_parts(marks))
@@ -104,7 +104,7 @@ class DeviceTimer:
         return done
 
     def close(self) -> None:
-        """Record and tell nothing from here on."""
+        """Stop recording and reporting."""
         self._cuda = None
         self._marks = []
         self._free.clear()
@@ -116,7 +116,7 @@ class DeviceTimer:
 
 
 def _parts(marks: list[tuple[str, Any]]) -> StepParts:
-    """Return the parts of one step whose events are all past."""
+    """Return the durations of one step whose events are all complete."""
     timer = StepTimer()
     origin = marks[0][1]
     seconds = 0.0

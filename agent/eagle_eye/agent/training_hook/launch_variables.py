@@ -1,7 +1,7 @@
-"""By which environment variables a launcher tells a process which rank of which job it is, in the order that counts.
+"""The environment variables by which launchers give processes their job and rank, in order of precedence.
 
 One table for the training hook, which reads its own environment, and for the agent, which reads other processes': both
-say the same of one process. It is imported into training processes: names and nothing else.
+agree about a process. It is imported into training processes, so it contains only names.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ DIGITS_MAX = 9  # of a number
 
 
 class RankSource(NamedTuple):
-    """Who numbered the processes: the variables of the rank, how many there are, and the rank on its node; "": none."""
+    """One launcher's numbering: the variables of the rank, the world size and the local rank; "": none."""
 
     rank: str
     size: str
     local: str
-    sized: bool = False  # whether the rank counts only where the size is told, too
+    sized: bool = False  # whether the rank counts only if the size is also set
 
 
-_TORCHRUN = RankSource("RANK", "WORLD_SIZE", "LOCAL_RANK")  # and whoever imitates it
+_TORCHRUN = RankSource("RANK", "WORLD_SIZE", "LOCAL_RANK")  # and its imitators
 _SLURM = RankSource("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID")
 RANK_SOURCES = (
     _TORCHRUN,
@@ -29,9 +29,9 @@ RANK_SOURCES = (
     RankSource("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"),  # Open MPI
     RankSource("MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_LOCAL_RANK"),  # MVAPICH2's mpirun_rsh
     RankSource("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID"),  # MPICH's Hydra, Intel MPI, srun --mpi=pmi2
-    RankSource("PMIX_RANK", "", ""),  # PRRTE, srun --mpi=pmix: the rest of it is behind PMIx's own socket
+    RankSource("PMIX_RANK", "", ""),  # PRRTE, srun --mpi=pmix: the rest is behind PMIx's own socket
     _SLURM,
-    # An indexed Kubernetes job: its manifest says how many there are where they are ranks.
+    # An indexed Kubernetes job: its manifest gives the size where the indexes are ranks.
     RankSource("JOB_COMPLETION_INDEX", "WORLD_SIZE", "LOCAL_RANK", sized=True),
 )
 JOBS = ("EAGLE_EYE_JOB", "SLURM_JOB_ID", "TORCHELASTIC_RUN_ID")
@@ -39,7 +39,7 @@ ATTEMPTS = ("EAGLE_EYE_ATTEMPT", "SLURM_RESTART_COUNT", "TORCHELASTIC_RESTART_CO
 
 
 class RankPlace(NamedTuple):
-    """Where the environment puts the process among the job's; None: it does not say."""
+    """The process's place among the job's, from the environment; None: unknown."""
 
     rank: int | None
     size: int | None
@@ -47,7 +47,7 @@ class RankPlace(NamedTuple):
 
 
 def place(environ: Mapping[str, str]) -> RankPlace:
-    """Return the first source's numbers; what it does not say, torchrun or Slurm may. What is no number is not told."""
+    """Return the first source's numbers, completed from torchrun or Slurm. Invalid numbers count as unset."""
     source = next((item for item in RANK_SOURCES if _numbers(item, environ)), None) or RankSource("", "", "")
     return RankPlace(
         _number(environ, source.rank),
@@ -62,7 +62,7 @@ def attempt(environ: Mapping[str, str]) -> int:
 
 
 def job(environ: Mapping[str, str]) -> str:
-    """Return the job's name; "": nobody named it."""
+    """Return the job's name; "": unnamed."""
     run = environ.get("TORCHELASTIC_RUN_ID", "")
     named = environ.get("EAGLE_EYE_JOB") or environ.get("SLURM_JOB_ID")
     return named or (run if run != "none" else "")  # torchrun's default id is the word none

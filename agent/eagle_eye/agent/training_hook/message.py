@@ -1,8 +1,8 @@
-"""The datagram in which a training process tells the agent its state, and its codec.
+"""The datagram that reports a training process's state to the agent, and its codec.
 
-A message carries totals since the process attached, never differences: whoever misses a thousand
-messages and reads the next one has lost nothing but resolution. ``docs/reference/hook.md`` describes the bytes.
-Decoding trusts nothing: it raises ``BadMessage`` with one stable reason.
+A message carries totals since the process attached, never differences: a reader that misses a thousand messages loses
+only resolution. ``docs/reference/hook.md`` describes the bytes. Decoding treats input as untrusted: it raises
+``BadMessage`` with one stable reason.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ SOCKET_VARIABLE = "EAGLE_EYE_HOOK_SOCKET"
 SYSTEM_FOLDER = Path("/run/eagle-eye")
 HEARTBEAT_S = 0.25
 
-# What a training process may report as an event: its kind and its one attribute.
+# Events that a training process may report: kind and its one attribute.
 HOOK_EVENTS: Mapping[str, tuple[str, type]] = {
     "phase": ("name", str),
     "checkpoint_begin": ("step", int),
@@ -41,7 +41,7 @@ HOOK_EVENTS: Mapping[str, tuple[str, type]] = {
 
 
 class BadMessage(ValueError):
-    """A datagram that may not be used; ``reason`` is one stable word for counters."""
+    """An invalid datagram; ``reason`` is one stable word for counters."""
 
     def __init__(self, reason: str, detail: str) -> None:
         super().__init__(detail)
@@ -49,7 +49,7 @@ class BadMessage(ValueError):
 
 
 class Totals(NamedTuple):
-    """What the process has done since it attached.
+    """A process's totals since it attached.
 
     Each quantity has its own count, because not every step observes every quantity. ``*_s`` are seconds.
     ``*_odd`` count values that were NaN or infinite; they are in neither the sum nor the count.
@@ -89,7 +89,7 @@ _HEAD = struct.Struct(f"<4sB16sQddiiiiqqqBIII{len(Totals._fields)}dH")
 
 
 class HookEvent(NamedTuple):
-    """Something that happened in the training process.
+    """An event in the training process.
 
     ``number`` counts the process's events from 1: an event is sent in several messages, and counted once.
     """
@@ -103,12 +103,12 @@ class HookEvent(NamedTuple):
 class HookMessage(NamedTuple):
     """One message. ``process`` is a random id, ``number`` counts the process's messages from 1.
 
-    ``step`` is the last finished step, ``sequence`` and ``completed_sequence`` are the newest collective
-    enqueued and completed on the default process group; -1: none or not observed. ``device`` is the GPU's
-    index as far as the process knows it, else the local rank; ``gpu`` the GPU's UUID or empty.
-    ``failures``, ``unread`` and ``unsent`` count what the hook failed at, the values it did not read
-    because they were on a device, and the datagrams that nobody took. ``unknown_events`` is how many events of a
-    newer hook, of kinds that HOOK_EVENTS lacks, were left out of this message.
+    ``step`` is the last finished step, ``sequence`` and ``completed_sequence`` are the newest collective enqueued and
+    completed on the default process group; -1: none or not observed. ``device`` is the GPU's index as far as the
+    process knows it, else the local rank; ``gpu`` the GPU's UUID or empty. ``failures``, ``unread`` and ``unsent``
+    count the hook's failures, the values it did not read because they were on a device, and the datagrams that were not
+    accepted. ``unknown_events`` is how many events of a newer hook, of kinds that HOOK_EVENTS lacks, were left out of
+    this message.
     """
 
     process: bytes
@@ -136,9 +136,9 @@ class HookMessage(NamedTuple):
 
 
 def default_socket() -> Path:
-    """Return where agent and hook meet when nobody says otherwise.
+    """Return the default socket path of agent and hook.
 
-    The system's folder if it exists, else one of the user's own under /tmp.
+    In the system's folder if it exists, else in one of the user's own under /tmp.
     """
     if SYSTEM_FOLDER.is_dir():
         return SYSTEM_FOLDER / "hook.sock"
@@ -146,13 +146,13 @@ def default_socket() -> Path:
 
 
 def encode_tail(job: str, role: str, phase: str, gpu: str, events: Sequence[HookEvent]) -> bytes:
-    """Return the part of a message that seldom changes: the texts and the events."""
+    """Return the part of a message that seldom changes: texts and events."""
     tail = {"job": job, "role": role, "phase": phase, "gpu": gpu, "events": [list(event) for event in events]}
     return json.dumps(tail, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")
 
 
 def encode(message: HookMessage, tail: bytes | None = None) -> bytes:
-    """Return the message's bytes; ``tail`` is the texts and events where the caller keeps them encoded."""
+    """Return the message's bytes; ``tail`` is the encoded texts and events, where the caller caches them."""
     if tail is None:
         tail = encode_tail(message.job, message.role, message.phase, message.gpu, message.events)
     head = _HEAD.pack(
@@ -180,7 +180,7 @@ def encode(message: HookMessage, tail: bytes | None = None) -> bytes:
 
 
 def decode(datagram: bytes) -> HookMessage:
-    """Return the message, checked.
+    """Return the validated message.
 
     Raises BadMessage: ``oversized``, ``magic``, ``version``, ``truncated``, ``range``, ``text``, ``event``.
     """
@@ -268,7 +268,7 @@ def _text(texts: Mapping[str, Any], name: str, chars_max: int, *, empty: bool = 
 
 
 def _events(items: Any) -> tuple[tuple[HookEvent, ...], int]:
-    """Return the events, and how many were left out: a newer hook's must not cost the rest of its message."""
+    """Return the events, and how many were skipped: a newer hook's must not invalidate the rest of its message."""
     if not isinstance(items, list) or len(items) > EVENTS_PER_MESSAGE_MAX:
         raise BadMessage("event", f"events: expected a list of at most {EVENTS_PER_MESSAGE_MAX}")
     events = tuple(event for item in items if (event := _event(item)) is not None)
@@ -280,7 +280,7 @@ def _is_exactly(value: Any, kind: type) -> bool:
 
 
 def _event(item: Any) -> HookEvent | None:
-    """Return an event, None for one of a kind that is unknown."""
+    """Return an event, None for an unknown kind."""
     if not isinstance(item, list) or len(item) != 4:
         raise BadMessage("event", f"{str(item)[:80]!r} is not [number, time_s, kind, value]")
     number, time_s, kind, value = item
@@ -294,7 +294,7 @@ def _event(item: Any) -> HookEvent | None:
     if known is None or not _is_exactly(value, known[1]):
         raise BadMessage("event", f"{str(kind)[:80]!r} with a {type(value).__name__} is no event of the hook")
     if isinstance(value, str):
-        text = value.encode("utf-8", "replace")  # JSON can spell lone surrogates, and no frame could carry them
+        text = value.encode("utf-8", "replace")  # JSON can encode lone surrogates, and no frame could carry them
         if len(text) > TEXT_BYTES_MAX:
             raise BadMessage("event", f"a text of more than {TEXT_BYTES_MAX} bytes")
         if kind == "phase" and not (0 < len(value) <= PHASE_CHARS_MAX and value.isprintable()):

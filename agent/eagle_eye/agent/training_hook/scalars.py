@@ -1,6 +1,6 @@
-"""Numbers out of what a program hands over, without ever waiting for a device.
+"""Converts a program's values to numbers, without ever waiting for a device.
 
-Torch is never imported here: it is handed in.
+Never imports torch: it is passed in.
 """
 
 from __future__ import annotations
@@ -9,25 +9,25 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-VALUES_PENDING_MAX = 64  # a host leads by a few steps of two values each; what comes beyond is not read
+VALUES_PENDING_MAX = 64  # a host leads by a few steps of two values each; more are not read
 
 
 def scalar(value: Any) -> float | None:
-    """Return a number, or None for a tensor on a device: reading it would wait for the device."""
+    """Return a number, or None for a tensor on a device: reading it would block on the device."""
     if isinstance(value, (float, int)):
         return float(value)
     if getattr(value, "is_cpu", True) is False:
         return None
-    item = getattr(value, "item", None)  # as quick as it gets, and silent about gradients
+    item = getattr(value, "item", None)  # the fastest way, and silent about gradients
     return float(value if item is None else item())
 
 
 class DeviceScalars:
-    """Numbers that live on a GPU, copied to pinned memory in passing and read some steps later.
+    """Numbers on a GPU, copied asynchronously to pinned memory and read some steps later.
 
-    The copy is enqueued on the current stream, where the program would read the value itself. Nothing is
-    enqueued or asked while the stream is being captured into a graph. Whatever fails switches this off for good
-    and is told to ``failed`` once.
+    The copy is enqueued on the current stream, where the program would read the value itself. Nothing is enqueued or
+    polled while the stream is being captured into a graph. Any failure disables this permanently and is passed to
+    ``failed`` once.
     """
 
     def __init__(self, torch: Any, failed: Callable[[BaseException], None]) -> None:
@@ -38,7 +38,7 @@ class DeviceScalars:
         self._free: list[tuple[Any, Any]] | None = None  # before the first value
 
     def keep(self, name: int, value: Any) -> bool:
-        """Have the tensor of one element read later, as ``name``; return whether it will be. Raises nothing."""
+        """Schedule the one-element tensor to be read later as ``name``; return whether it will be. Never raises."""
         if self._torch is None:
             return False
         cuda = self._torch.cuda

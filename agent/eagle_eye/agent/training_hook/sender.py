@@ -1,7 +1,7 @@
-"""Hands the training process's state to the agent: one datagram, never waiting.
+"""Sends the training process's state to the agent: one datagram, never blocking.
 
-Touches: a Unix datagram socket, non-blocking. An agent that is absent, stopped or slow costs a failed
-system call, and the totals make up for it in the next message.
+Touches: a Unix datagram socket, non-blocking. An agent that is absent, stopped or slow costs one failed system call,
+and the totals in the next message make up for it.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ from eagle_eye.agent.training_hook.message import (
 )
 from eagle_eye.schema.restart_names import LAST_GROUP_VARIABLE
 
-SENDS_PER_EVENT = 4  # an event goes out in so many messages that somebody took
+SENDS_PER_EVENT = 4  # how many accepted messages carry each event
 
 
 @dataclass(frozen=True)
 class Identity:
-    """Who this process is in which job, as its environment says."""
+    """This process's rank and job, from its environment."""
 
     job: str
     attempt: int
@@ -52,7 +52,7 @@ class Identity:
 
     @staticmethod
     def of(environ: Mapping[str, str]) -> Identity:
-        """Return what the launcher put into the environment; what is missing or no number is a job of one."""
+        """Return the launcher's values from the environment; missing or invalid ones give a job with one rank."""
         place = launch_variables.place(environ)
         rank, local_rank = place.rank or 0, place.local_rank or 0
         visible = environ.get("CUDA_VISIBLE_DEVICES", "")
@@ -74,7 +74,7 @@ class Identity:
 
 @dataclass
 class State:
-    """What the next message says. The training thread writes it; ``progress`` is replaced as a whole."""
+    """The next message's contents. The training thread writes it; ``progress`` is replaced as a whole."""
 
     progress: tuple[int, tuple[float, ...]] = (-1, Totals())  # last finished step, the fields of Totals
     phase: str = "start"
@@ -83,11 +83,11 @@ class State:
     unread: int = 0
     events: list[HookEvent] = field(default_factory=list)
     events_counted: int = 0
-    changed: bool = True  # the tail must be encoded again
+    changed: bool = True  # the tail must be re-encoded
 
 
 class Sender:
-    """Sends ``state`` as messages of one process; every method returns at once and raises nothing of the network."""
+    """Sends ``state`` as messages of one process; every method returns at once and raises no network error."""
 
     def __init__(
         self,
@@ -97,7 +97,7 @@ class Sender:
         heartbeat_s: float = HEARTBEAT_S,
         sequences: Callable[[], tuple[int, int]] = lambda: (-1, -1),
     ) -> None:
-        """``path`` None: wherever the agent listens by default, looked up again after every failure."""
+        """``path`` None: the agent's default socket, looked up again after every failure."""
         self.identity = identity
         self.state = state
         self.heartbeat_s = heartbeat_s
@@ -109,13 +109,13 @@ class Sender:
         self._number = 0
         self._tail = b""
         self._sends_left: dict[int, int] = {}
-        # Held while sending and never waited for: whoever finds it taken leaves the word to the other thread.
+        # Held while sending and never waited for: a thread that finds it taken leaves sending to the other one.
         self._sending = threading.Lock()
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self._socket.setblocking(False)
 
     def event(self, kind: str, value: str | int) -> None:
-        """Queue an event; it goes out with the next messages."""
+        """Queue an event; it is sent with the next messages."""
         state = self.state
         state.events_counted += 1
         state.events.append(HookEvent(state.events_counted, time.time(), kind, value))
@@ -125,14 +125,14 @@ class Sender:
         state.changed = True
 
     def send(self, *, goodbye: bool = False) -> bool:
-        """Send the state; return whether the agent's socket took it."""
+        """Send the state; return whether the agent's socket accepted it."""
         if not self._sending.acquire(blocking=False):
             return False
         try:
             message = self._message(goodbye=goodbye)
             try:
                 self._socket.sendto(message, self._address)
-            except OSError:  # nobody there, or its queue is full: the next message carries it all
+            except OSError:  # no listener, or its queue is full: the next message carries it all
                 self.unsent += 1
                 if self._path is None:
                     self._address = str(default_socket())
@@ -143,7 +143,7 @@ class Sender:
             self._sending.release()
 
     def close(self) -> None:
-        """Give the socket back; nothing is sent from here on."""
+        """Close the socket; nothing is sent afterwards."""
         with contextlib.suppress(OSError):
             self._socket.close()
 
@@ -201,7 +201,7 @@ class Sender:
 
 
 def hook_socket(environ: Mapping[str, str]) -> Path | None:
-    """Return where the environment says that the agent listens; None: the default place."""
+    """Return the agent's socket path from the environment; None: the default place."""
     text = environ.get(SOCKET_VARIABLE, "")
     return Path(text) if text else None
 
@@ -209,8 +209,8 @@ def hook_socket(environ: Mapping[str, str]) -> Path | None:
 def collective_sequences(modules: Mapping[str, object]) -> tuple[int, int]:
     """Return the newest collective enqueued and completed on the default process group; -1: not observed.
 
-    Reads the flight recorder's status, a few hundred bytes, without the entries. ``modules`` is
-    ``sys.modules``: torch is used where the program imported it, and never imported from here.
+    Reads the flight recorder's status, a few hundred bytes, without the entries. ``modules`` is ``sys.modules``: torch
+    is used if the program imported it, and never imported here.
     """
     distributed = modules.get("torch.distributed")
     binding = modules.get("torch._C._distributed_c10d")
@@ -219,7 +219,7 @@ def collective_sequences(modules: Mapping[str, object]) -> tuple[int, int]:
     is_initialized = getattr(distributed, "is_initialized", None)
     if is_initialized is None or not is_initialized():
         return -1, -1
-    # Private names: a build without them observes no sequences.
+    # Private names: builds without them observe no sequences.
     newest = (-1, -1)
     for name in ("_dump_nccl_trace_json", "_dump_fr_trace_json"):
         dump = getattr(binding, name, None)
@@ -229,7 +229,7 @@ def collective_sequences(modules: Mapping[str, object]) -> tuple[int, int]:
 
 
 def _sequences_in(dumped: bytes | str, over: str) -> tuple[int, int]:
-    """Return those of the default group: no other is wider. It is the first that is not ``over``."""
+    """Return those of the default group, the widest; with ``over``, the first group created after that one."""
     groups = json.loads(dumped).get("pg_status", {})
     default = "0"
     if over:
@@ -246,10 +246,10 @@ def _printable(text: str) -> str:
 
 
 def _physical_device(visible: str, index: int) -> int:
-    """Return the node's number of the process's ``index``-th GPU, as far as CUDA_VISIBLE_DEVICES tells."""
+    """Return the node-wide index of the process's ``index``-th GPU, as far as CUDA_VISIBLE_DEVICES shows."""
     names = [name.strip() for name in visible.split(",") if name.strip()]
     if len(names) == 1:
-        index = 0  # a launcher that shows each rank its own GPU only
+        index = 0  # a launcher that shows each rank only its own GPU
     if index < len(names) and names[index].isdecimal() and len(names[index]) < 5:
         index = int(names[index])
     return min(max(index, 0), DEVICES_MAX - 1)

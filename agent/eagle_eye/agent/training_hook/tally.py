@@ -1,4 +1,4 @@
-"""Adds up what each step hands over into the totals that travel."""
+"""Adds each step's values to the totals that are sent."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ _LOCAL_GRAD_NORM = Totals._fields.index("local_grad_norms")
 
 
 class RunningTotals:
-    """The totals of one process since it attached, in ``sums`` in the order of ``Totals``.
+    """One process's totals since it attached, in ``sums`` in the order of ``Totals``.
 
-    A value that makes no sense is told to ``failed``, one that cannot be read without waiting for its device
-    is counted in ``unread``; the step stands all the same.
+    An invalid value is passed to ``failed``, one that cannot be read without blocking on its device is counted in
+    ``unread``; the step still counts.
     """
 
     def __init__(self, failed: Callable[[BaseException], None]) -> None:
@@ -36,7 +36,7 @@ class RunningTotals:
         self._device_values: DeviceScalars | None = None
 
     def step(self, step_s: float | None, tokens: Any) -> None:
-        """A step ended; it took ``step_s`` (None: not observed)."""
+        """Add a finished step; it took ``step_s`` (None: not observed)."""
         sums = self.sums
         sums[_STEPS] += 1.0
         if step_s is None:
@@ -57,11 +57,11 @@ class RunningTotals:
     def values(self, loss: Any, grad_norm: Any, local_grad_norm: Any, work_units: Any, *, looking: bool) -> bool:
         """Add a step's values; None: not observed. Return False where a loss or norm is not finite.
 
-        ``looking``: in this step there is time to copy values from a GPU; they count in a later step.
+        ``looking``: this step is sampled, so values may be copied from a GPU; they count in a later step.
         """
         sound = loss is None or self._number(_LOSS, loss, looking=looking)
         if local_grad_norm is not None and sound:
-            # The gradient of a broken loss is broken on every rank and says nothing about where it came from.
+            # A broken loss breaks the gradient on every rank, which then does not show where it came from.
             sound = self._number(_LOCAL_GRAD_NORM, local_grad_norm, looking=looking)
         if grad_norm is not None:
             sound = self._number(_GRAD_NORM, grad_norm, looking=looking) and sound
@@ -70,7 +70,7 @@ class RunningTotals:
         return self.arrived() and sound
 
     def arrived(self) -> bool:
-        """Add the values that have meanwhile come from a GPU; return False where one is not finite."""
+        """Add the values that have arrived from a GPU; return False where one is not finite."""
         sound = True
         if self._device_values is not None:
             for index, number in self._device_values.read():
@@ -78,7 +78,7 @@ class RunningTotals:
         return sound
 
     def _add(self, index: int, value: Any) -> None:
-        """Add to a (count, sum) pair; what is not finite is not observed."""
+        """Add to a (count, sum) pair; non-finite values count as not observed."""
         if (number := self._amount(value)) is not None:
             self.sums[index] += 1.0
             self.sums[index + 1] += number
@@ -97,7 +97,7 @@ class RunningTotals:
         return number
 
     def _number(self, index: int, value: Any, *, looking: bool) -> bool:
-        """Add to a (count, sum, odd) triple, where a value that is not finite is news of its own: return False."""
+        """Add to a (count, sum, odd) triple; return False for a non-finite value, which counts as odd."""
         try:
             number = scalar(value)
         except Exception as error:  # noqa: BLE001 - as above
@@ -115,7 +115,7 @@ class RunningTotals:
         return True
 
     def _read_later(self, index: int, value: Any) -> bool:
-        """Have a value on a GPU read when it has arrived; return whether it will be."""
+        """Schedule a GPU value to be read when it has arrived; return whether it will be."""
         if self._device_values is None:
             if not getattr(value, "is_cuda", False):
                 return False

@@ -1,7 +1,6 @@
-"""Where a training step's time goes: a state machine over the moments that the hook sees.
+"""Splits a training step's time: a state machine over the moments that the hook sees.
 
-It knows no torch and no clock: every moment is handed in, in seconds of one clock, which is the host's or a
-device's.
+It uses neither torch nor a clock: every moment is passed in, in seconds of one clock, the host's or a device's.
 """
 
 from __future__ import annotations
@@ -22,13 +21,12 @@ class StepParts(NamedTuple):
 class StepTimer:
     """Splits a step into data wait, compute and collective.
 
-    The moments of one step: ``finish`` of the previous one, ``forward`` (the model is called),
-    ``backward_end`` (its gradients are computed), ``reduced`` (they are summed over the ranks, where the
-    model does that by itself at the end of its backward pass), ``optimizer`` (the optimizer is about to
-    step), ``finish``. Compute runs from a forward to the last end of a backward pass after it. The
-    collective runs from there to ``reduced``, or to ``optimizer`` where nobody says ``reduced``. What lies
-    between ``finish`` and the first forward is the wait for data. Between ``pause`` and ``resume`` nothing
-    counts.
+    The moments of one step: ``finish`` of the previous one, ``forward`` (the model is called), ``backward_end`` (its
+    gradients are computed), ``reduced`` (they are summed over the ranks, where the model does that by itself at the end
+    of its backward pass), ``optimizer`` (the optimizer is about to step), ``finish``. Compute runs from a forward to
+    the last end of a backward pass after it. The collective runs from there to ``reduced``, or to ``optimizer`` where
+    ``reduced`` is not called. The time between ``finish`` and the first forward is the data wait. Between ``pause`` and
+    ``resume`` nothing counts.
     """
 
     __slots__ = (
@@ -47,7 +45,7 @@ class StepTimer:
     )
 
     def __init__(self) -> None:
-        self._begin_s: float | None = None  # the first step begins with its forward: what came before is start-up
+        self._begin_s: float | None = None  # the first step starts at its forward: everything before is start-up
         self._ready_s: float | None = None
         self._segment_s: float | None = None
         self._backward_s: float | None = None  # the segment's compute ends here, as far as is known
@@ -65,17 +63,17 @@ class StepTimer:
 
     @property
     def paused(self) -> bool:
-        """Whether a phase is open, so that nothing counts."""
+        """Whether a phase is open, so that no time counts."""
         return self._paused > 0
 
     def forward(self, now_s: float) -> None:
-        """The model was called for training."""
+        """Record that the model is called for training."""
         if self._paused:
             return
         self._entering = False
         if self._segment_s is not None:
             if self._backward_s is None:
-                return  # called again before any backward: the same stretch of compute goes on
+                return  # called again before any backward: the same compute segment continues
             self._close_segment()
             self._data_wait_s = (self._data_wait_s or 0.0) + now_s - self._backward_s
         elif self._ready_s is not None:
@@ -89,36 +87,36 @@ class StepTimer:
         self._backward_s = None
 
     def compute_begin(self, now_s: float) -> None:
-        """The wrapped module was entered: since ``forward`` the wrapper synchronised buffers."""
+        """Record that the wrapped module was entered: since ``forward`` the wrapper synchronised buffers."""
         if not self._paused and self._entering and self._segment_s is not None:
             self._collective_s = (self._collective_s or 0.0) + now_s - self._segment_s
             self._segment_s = now_s
             self._entering = False
 
     def ignored_forward(self) -> None:
-        """The model was called for something else than training: the wait for data cannot be told from it."""
+        """Record a call outside training: the data wait cannot be separated from it."""
         self._ready_s = None
 
     def backward_end(self, now_s: float) -> None:
-        """A backward pass computed its last gradient."""
+        """Record that a backward pass computed its last gradient."""
         if not self._paused and self._segment_s is not None:
             self._entering = False
             self._backward_s = now_s
             self._backwards += 1
 
     def reduced(self, now_s: float) -> None:
-        """The gradients of the backward pass that just ended are reduced."""
+        """Record that the gradients of the backward pass that just ended are reduced."""
         if self._paused or self._segment_s is None or self._backward_s is None:
             return
         waited_s = now_s - self._backward_s
         self._collective_s = (self._collective_s or 0.0) + waited_s
-        # Moved by the wait, the segment holds its compute alone, also when a second backward pass follows.
+        # Shifted by the wait, so that the segment holds only compute, also when a second backward pass follows.
         self._segment_s += waited_s
         self._backward_s = now_s
         self._reduced = True
 
     def optimizer(self, now_s: float) -> None:
-        """The optimizer is about to step: gradients are reduced."""
+        """Record that the optimizer is about to step: gradients are reduced."""
         if self._paused or self._segment_s is None or self._backward_s is None:
             return
         self._close_segment()
@@ -127,11 +125,11 @@ class StepTimer:
         self._segment_s = None
 
     def finish(self, now_s: float) -> StepParts:
-        """The step ended; return its parts. The next one begins now."""
+        """End the step; return its parts. The next one starts now."""
         if self._segment_s is not None and self._backward_s is not None:
             self._close_segment()
             if not self._reduced:
-                self._collective_s = None  # nobody told when the reduction was over
+                self._collective_s = None  # the end of the reduction is unknown
         parts = StepParts(
             None if self._begin_s is None or self._paused else now_s - self._begin_s,
             self._compute_s,
@@ -146,13 +144,13 @@ class StepTimer:
         return parts
 
     def pause(self, now_s: float) -> None:
-        """A phase began; phases may nest."""
+        """Start a phase; phases may nest."""
         if not self._paused:
             self._pause_s = now_s
         self._paused += 1
 
     def resume(self, now_s: float) -> None:
-        """A phase ended: its time is taken out of the step, and the wait for data begins anew."""
+        """End a phase: its time is excluded from the step, and the data wait starts over."""
         self._paused = max(0, self._paused - 1)
         if self._paused:
             return

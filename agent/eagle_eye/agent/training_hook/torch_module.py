@@ -1,8 +1,8 @@
-"""What the hook hangs onto a torch model and its optimizer to see a step's moments.
+"""The hooks on a torch model and its optimizer that observe a step's moments.
 
-Torch is never imported here: only objects that the program handed over are touched. On the CPU the host's
-clock tells the moments; on a GPU the host returns before the work is done, and CUDA events tell them
-(``hook_cuda``). On any other device nothing of a step's inside is timed.
+Never imports torch: uses only objects that the program passed in. On the CPU the moments are timed by the host's clock;
+on a GPU, where the host returns before the work is done, by CUDA events (``cuda_events``). On any other device the
+parts of a step are not timed.
 """
 
 from __future__ import annotations
@@ -24,23 +24,22 @@ from eagle_eye.agent.training_hook.gradient_norm import LocalNorm
 from eagle_eye.agent.training_hook.sampling_share import Share
 from eagle_eye.agent.training_hook.timer import StepParts, StepTimer
 
-INSIDE_COST_S = 40e-6  # seeing one step's inside, measured between steps of 1.5 ms, whose work leaves the caches cold
+INSIDE_COST_S = 40e-6  # of timing one step's parts, measured between steps of 1.5 ms, whose work leaves the caches cold
 INSIDE_COST_RATIO_MAX = 0.001  # of a step's time
 INSIDE_EVERY_MAX = 64
 COLLECTIVE_MODULES = ("FullyShardedDataParallel", "FSDP", "SyncBatchNorm", "DeepSpeedEngine", "PipelineEngine")
-OUTPUTS_LOOKED_AT_MAX = 32  # of what a model returns: the first few hold the loss or the logits
+OUTPUTS_LOOKED_AT_MAX = 32  # outputs examined per model call: the first few hold the loss or the logits
 OUTPUTS_DEPTH_MAX = 4
 
 
 class Inert:
-    """A hook that a copy of the model does not inherit.
+    """A hook that copies of the model do not inherit.
 
-    Programs copy models (for averages) and pickle them whole. A copy must not report as if it were the
-    original, and a pickle must load where Eagle Eye is not installed: both get a method of the standard
-    library that takes anything and returns None.
+    Programs copy models (for averages) and pickle them whole. A copy must not report as the original, and a pickle must
+    load where Eagle Eye is not installed: both get a standard library method that accepts anything and returns None.
 
-    A compiler that traces the model into a graph sees a hook that does nothing: what it does cannot be traced,
-    and would break the graph or, with ``fullgraph``, the program.
+    A compiler that traces the model sees a hook that does nothing: the hook's work cannot be traced, and would cause a
+    graph break or, with ``fullgraph``, an error.
     """
 
     __slots__ = ("_call", "_compiling", "_failed")
@@ -53,7 +52,7 @@ class Inert:
         self._compiling: Callable[[], bool] = getattr(getattr(torch, "compiler", None), "is_compiling", bool)
 
     def __call__(self, *args: Any) -> None:
-        """Do the hook's work; whatever it raises ends here."""
+        """Run the hook; its exceptions are not propagated."""
         if self._compiling():
             return
         try:
@@ -66,7 +65,7 @@ class Inert:
 
 
 class Watch:
-    """The hooks on one model and optimizer; ``remove`` takes them off again."""
+    """The hooks on one model and optimizer; ``remove`` removes them."""
 
     def __init__(self, timer: StepTimer, failed: Callable[[BaseException], None]) -> None:
         self.gpu = ""
@@ -78,13 +77,13 @@ class Watch:
         self._on_device: DeviceTimer | None = None
         self._steps = 0
         self._share = Share(INSIDE_COST_RATIO_MAX, INSIDE_EVERY_MAX)
-        self.looking = True  # the step now running is looked at
+        self.looking = True  # the current step is sampled
         self._norm: LocalNorm | None = None
         self._norm_wanted = True
         self._data_parallel: Any = None  # torch's class
         self._is_data_parallel = False
         self._reduces_itself = False
-        # How a function is called at the end of the backward pass that is running; None: nothing inside is seen.
+        # Queues a callback for the end of the running backward pass; None: a step's parts are not timed.
         self._at_backward_end: Callable[[Callable[[], None]], None] | None = None
         self._awaiting_end = False
         self._torch: Any = None
@@ -93,7 +92,7 @@ class Watch:
         self._reduction_ended = self._inert(self._end_reduction)
 
     def attach(self, model: Any, optimizer: Any, modules: Mapping[str, Any]) -> None:
-        """Hang the hooks that this model allows; ``modules`` is ``sys.modules``."""
+        """Register the hooks that this model allows; ``modules`` is ``sys.modules``."""
         if model is None:
             return
         parameters = list(model.parameters())
@@ -123,7 +122,7 @@ class Watch:
             self._hang(optimizer.register_step_pre_hook, self._optimizer_step)
 
     def remove(self) -> None:
-        """Take every hook off."""
+        """Remove every hook."""
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
@@ -132,7 +131,7 @@ class Watch:
             self._norm.remove()
 
     def finish(self, measured: StepParts) -> float | None:
-        """A step ended; return its local gradient norm, None: not observed. Chooses what to look at in the next."""
+        """End a step; return its local gradient norm, None: not observed. Chooses what to sample in the next."""
         if not self._handles:
             return None
         norm = None
@@ -145,23 +144,23 @@ class Watch:
             norm = self._norm.finish(measured.backwards, step_s)
         self._steps += 1
         self._norm_wanted = self._norm is not None and self._steps % self._norm.share.every == 0
-        # A norm needs the count of backward passes.
+        # A norm requires counting backward passes.
         self.looking = self._norm_wanted or self._steps % self._share.every == 0
         return norm
 
     def device_steps(self) -> list[StepParts]:
-        """A step ended; return the parts of the earlier steps that a device has meanwhile told."""
+        """End a step; return the durations of earlier steps that a device has completed."""
         return [] if self._on_device is None else self._on_device.finish()
 
     def phase_begins(self) -> None:
-        """What is no training begins: the device's clock cannot take it out of a step's compute."""
+        """Start a non-training phase: the device's clock cannot exclude it from a step's compute."""
         if self._on_device is not None:
             self._on_device.interrupt()
 
     def forget_device(self) -> None:
-        """The program measures its steps on the device itself."""
+        """Stop device timing: the program measures its steps on the device itself."""
         if self._on_device is not None:
-            self._on_device.close()  # and kept: without it the host's clock would be asked
+            self._on_device.close()  # and kept: without it the host's clock would be used
 
     def _hang(self, register: Callable[[Any], Any], call: Callable[..., None]) -> None:
         self._handles.append(register(self._inert(call)))
@@ -184,7 +183,7 @@ class Watch:
             return
         timer.forward(perf_counter())
         self._awaiting_end = False
-        # Frameworks hand over the module that they wrapped: DDP then says by a private name that it is at work.
+        # Frameworks pass the module that they wrapped: DDP then shows its activity through a private name.
         self._reduces_itself = (
             self._is_data_parallel or getattr(self._data_parallel, "_active_ddp_module", None) is not None
         )
@@ -202,7 +201,7 @@ class Watch:
             return
         for tensor in (output,) if hasattr(output, "grad_fn") else tensors_in(output):
             if tensor.grad_fn is not None:
-                tensor.grad_fn.register_prehook(self._backward_began)  # in half the time of a tensor's own hook
+                tensor.grad_fn.register_prehook(self._backward_began)  # takes half the time of a tensor's own hook
 
     def _begin_backward(self, _gradients: Any) -> None:
         if self._at_backward_end is None or self._awaiting_end or self._timer.paused:
@@ -238,13 +237,13 @@ class Watch:
 
 
 def _distributed(modules: Mapping[str, Any]) -> bool:
-    """Whether there is anybody to reduce with."""
+    """Whether there are other ranks to reduce with."""
     is_initialized = getattr(modules.get("torch.distributed"), "is_initialized", None)
     return is_initialized is not None and bool(is_initialized())
 
 
 def tensors_in(output: Any) -> Iterator[Any]:
-    """Return the first tensors in what a model returned, however it is nested."""
+    """Return the first tensors in a model's output, however nested."""
     stack = [(output, 0)]
     for _ in range(OUTPUTS_LOOKED_AT_MAX):
         if not stack:
@@ -260,15 +259,15 @@ def tensors_in(output: Any) -> Iterator[Any]:
         elif isinstance(item, (list, tuple)):
             inner = list(item)
         else:
-            inner = list(getattr(item, "__dict__", {}).values())  # a dataclass, say
+            inner = list(getattr(item, "__dict__", {}).values())  # a dataclass, for example
         stack.extend((each, depth + 1) for each in reversed(inner[:OUTPUTS_LOOKED_AT_MAX]))
 
 
 def collectives_inside(model: Any, parameters: list[Any]) -> bool:
-    """Whether the model's forward or backward pass holds collectives: compute cannot be told from them then.
+    """Whether the model's forward or backward pass contains collectives, which cannot be separated from compute.
 
-    So it is where parameters or gradients are shards (FSDP, DTensor, DeepSpeed, Megatron's tensor-parallel layers)
-    and where statistics are synchronised.
+    True where parameters or gradients are sharded (FSDP, DTensor, DeepSpeed, Megatron's tensor-parallel layers) and
+    where statistics are synchronised.
     """
     names = {type(module).__name__ for module in model.modules()}
     return any(name.startswith(COLLECTIVE_MODULES) for name in names) or any(

@@ -1,1 +1,1 @@
-"""Training logs read as they are written, one file for each framework's format."""
+"""Parsers of training logs, one module per framework's format."""

@@ -1,4 +1,4 @@
-"""Whose line it is: the rank that wrote it, among the training processes of this node. Pure."""
+"""Attributes a log line to the rank that wrote it, among this node's training processes. Pure."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from eagle_eye.agent.training_logs.reading import Writer
 class Missing(Enum):
     """Why a line has no process here."""
 
-    ELSEWHERE = "elsewhere"  # its rank runs on another node, whose agent tells
-    UNKNOWN = "unknown"  # nobody says whose it is
+    ELSEWHERE = "elsewhere"  # its rank runs on another node, whose agent reports it
+    UNKNOWN = "unknown"  # unattributable
 
 
 @dataclass(frozen=True)
 class Origin:
-    """What is known of a log besides its lines.
+    """What is known about a log besides its lines.
 
-    ``owners`` are the training processes of this node that write to it themselves. The rest is what its path says.
+    ``owners`` are the training processes of this node that write to it themselves. The rest comes from its path.
     """
 
     owners: tuple[TrainingProcess, ...] = ()
@@ -41,9 +41,9 @@ def writer_of(
 ) -> TrainingProcess | Missing:
     """Return the process that wrote the line.
 
-    What counts, in this order: the rank or process that the line names (``rank``, or in its prefix), the rank in the
-    log's path, the one process that writes to the log, the framework's own rule (``writer``). A task or local rank in
-    front of the line narrows the choice. ``tasks`` are the scheduler's tasks by process id, as far as known.
+    In order of precedence: the rank or process that the line names (``rank``, or in its prefix), the rank in the log's
+    path, the one process that writes to the log, the framework's own rule (``writer``). A task or local rank prefixed
+    to the line narrows the choice. ``tasks`` are the scheduler's tasks by pid, as far as known.
     """
     here = [process for process in origin.owners or processes if origin.job in (None, process.job)]
     if not here:
@@ -71,7 +71,7 @@ def writer_of(
 
 
 def _only(found: list[TrainingProcess]) -> TrainingProcess | Missing:
-    """Return the process of the newest attempt; several jobs with the same rank leave it open."""
+    """Return the process of the newest attempt; several jobs with the same rank are ambiguous."""
     if not found:
         return Missing.ELSEWHERE
     if len({process.job for process in found}) > 1:

@@ -1,4 +1,4 @@
-"""Composer and LLM Foundry: a line with the batch, then one indented line a value. Pure."""
+"""Composer and LLM Foundry: a line with the batch, then one indented line per value. Pure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _VALUE = re.compile(r"^\s{1,8}Train ([a-z0-9_/]{1,80}): {1,4}([0-9A-Za-z+.,-]{1,
 
 
 def parse(line: str) -> LogReading | None:
-    """Return what the line says, None when it is none of Composer's."""
+    """Parse the line; return None when it is not Composer's."""
     if found := _BATCH.match(line):
         return LogReading(step=_step(found[1], int(found[2]), found[3]), writer=Writer.FIRST)
     found = _VALUE.match(line)
@@ -32,7 +32,7 @@ def parse(line: str) -> LogReading | None:
 
 
 def _step(epoch: str | None, batch: int, batches: str | None) -> int | None:
-    """Return the step; None where the batches of earlier epochs are not known."""
+    """Return the step; None where the number of batches in earlier epochs is unknown."""
     if epoch is None or int(epoch) <= 1:
         return batch
     return (int(epoch) - 1) * int(batches) + batch if batches else None

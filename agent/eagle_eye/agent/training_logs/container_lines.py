@@ -1,8 +1,8 @@
-"""What a container's program wrote, taken out of what its runtime made of it. Pure; never raises.
+"""Unwraps a program's own lines from the container runtime's log format. Pure; never raises.
 
 Docker's json-file driver writes ``{"log":"text","stream":"stdout","time":"..."}``, a long line in pieces of 16 KB of
 which only the last one's text ends in a newline. Kubernetes' CRI writes ``<time> stdout F text``, P in place of F for a
-piece that is not the last; what stands before a CRI line is left for ``line_prefixes``.
+piece that is not the last; the prefix of a CRI line is left to ``line_prefixes``.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ _CRI_PIECES = (b" stdout P ", b" stderr P ")
 class _Entry(msgspec.Struct):
     log: str
     stream: str
-    time: str  # not used: with it an entry is not mistaken for a program's own line
+    time: str  # unused, but keeps a program's own JSON line from being taken for an entry
 
 
 _decoder = msgspec.json.Decoder(_Entry)
 
 
 class ContainerLines:
-    """The lines of one log, whether a runtime wrote it or not; pieces of a line wait for its last one.
+    """Unwraps the lines of one log, in a runtime's format or not; pieces of a line wait for its last one.
 
-    Of a line in pieces the first LINE_BYTES_MAX are kept while it waits: no more of any line is read.
+    The first LINE_BYTES_MAX of a line in pieces are kept: no more of any line is read.
     """
 
     def __init__(self) -> None:
         self._pieces: dict[str, bytes] = {}  # by stream
 
     def unwrapped(self, lines: bytes) -> bytes:
-        """Return the program's own whole lines out of whole lines of the log."""
+        """Return the program's own complete lines from complete lines of the log."""
         if _DOCKER in lines:
             return b"".join(self._docker(line) for line in lines.splitlines(keepends=True))
         if self._pieces or any(mark in lines for mark in _CRI_PIECES):
@@ -50,7 +50,7 @@ class ContainerLines:
             return line
         try:
             entry = _decoder.decode(line)
-        except (msgspec.DecodeError, UnicodeError, RecursionError):  # broken characters; brackets without end
+        except (msgspec.DecodeError, UnicodeError, RecursionError):  # invalid characters; unbalanced brackets
             return line
         if entry.stream not in _STREAMS:
             return line

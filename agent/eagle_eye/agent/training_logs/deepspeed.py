@@ -1,4 +1,4 @@
-"""DeepSpeed's own lines, under whatever trainer runs above it: steps, and with its pipeline engine the loss. Pure."""
+"""DeepSpeed's own lines, under any trainer: steps, and with its pipeline engine the loss. Pure."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _TAG = re.compile(r"Checkpoint (?:global_step)?([0-9]{1,12}) is (about to be sav
 
 
 def parse(line: str) -> LogReading | None:
-    """Return what the line says, None when it is none of DeepSpeed's."""
+    """Parse the line; return None when it is not DeepSpeed's."""
     if not any(hint in line for hint in _HINTS):
         return None
     if found := _STEP.search(line):

@@ -1,4 +1,4 @@
-"""Which errors in logs have ended a program: those after which it is gone, or makes no step any more. Pure."""
+"""Finds logged errors that ended a program: afterwards it exits, or makes no further step. Pure."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from eagle_eye.agent.training_logs.rank_courses import Key, key
 from eagle_eye.agent.training_logs.traceback_lines import HEADER
 from eagle_eye.schema.events import Event
 
-CHAINED_S = 1.0  # an exception raised while another is handled stands right behind it in the log
-SETTLED_S = 30.0  # a living rank that made no step for so long after an error that nothing caught is not training
+CHAINED_S = 1.0  # an exception raised while handling another follows directly in the log
+SETTLED_S = 30.0  # a live rank without a step for this long after an uncaught error is not training
 
 
 @dataclass
@@ -25,20 +25,20 @@ class _Error:
 
 
 class EndedByError:
-    """Keeps each rank's newest error until it is clear what became of it. An error is told once for a process.
+    """Keeps each rank's newest error until its outcome is known. Errors are reported once per process.
 
     A traceback in a log may have been caught: only one after which its process ends, or which PyTorch's own hook
     for uncaught exceptions wrote and no step followed, has ended the program.
     """
 
     def __init__(self, running: Callable[[int], bool]) -> None:
-        """``running`` says whether a process id is that of a living process."""
+        """``running`` says whether a pid belongs to a live process."""
         self._running = running
         self._waiting: dict[Key, _Error] = {}
         self._reported: set[Key] = set()
 
     def note(self, process: TrainingProcess, text: str, time_s: float, monotonic_s: float, *, uncaught: bool) -> None:
-        """Take in an error; a later one of the same process takes its place, behind what it was raised for."""
+        """Record an error; it replaces an earlier one of the process, unless raised while handling that one."""
         if key(process) not in self._reported:
             before = self._waiting.get(key(process))
             if before is not None and monotonic_s - before.seen_s <= CHAINED_S:
@@ -47,11 +47,11 @@ class EndedByError:
             self._waiting[key(process)] = _Error(text, time_s, monotonic_s, uncaught)
 
     def note_step(self, process: TrainingProcess) -> None:
-        """Note that the process has finished a step: what came before was caught."""
+        """Record that the process has finished a step: earlier errors were caught."""
         self._waiting.pop(key(process), None)
 
     def ended(self, processes: Iterable[TrainingProcess], monotonic_s: float) -> list[Event]:
-        """Return the errors that have ended their program by now; ``processes`` are all that are still known."""
+        """Return the errors known by now to have ended their program; ``processes`` are all still tracked."""
         events = []
         known = {key(process): process for process in processes}
         self._waiting = {name: error for name, error in self._waiting.items() if name in known}

@@ -1,4 +1,4 @@
-"""Following one of TensorBoard's event files. Touches: one file, read only."""
+"""Follows one TensorBoard event file. Touches: one file, read only."""
 
 from __future__ import annotations
 
@@ -9,27 +9,27 @@ from eagle_eye.agent.files.foreign import Identity, open_file
 from eagle_eye.agent.loop.drops import Drops
 from eagle_eye.agent.training_logs.tensorboard_events import Damaged, Scalar, next_record, read_records
 
-ENTER_BYTES = 1 << 14  # of the end of a file that was there before us: some hundred scalars
-READ_BYTES_MAX = 1 << 17  # at a time: more than the records that one collection asks for
-TORN_READS_MAX = 10  # so often a record that makes no sense may still be under way, on a network's file system
+ENTER_BYTES = 1 << 14  # from the end of a pre-existing file: some hundred scalars
+READ_BYTES_MAX = 1 << 17  # per read: more than the records that one collection takes
+TORN_READS_MAX = 10  # reads after which an invalid record is damaged rather than incomplete, on a network file system
 
 
 class EventFile:
-    """The records that were added to a file since the last reading.
+    """The records added to a file since the last read.
 
-    One that is not complete yet waits. What does not fit its checksum is counted as ``tensorboard_damaged``; reading
-    goes on at the next record. A file that was cut short is read from its beginning.
+    An incomplete record waits. Records with a wrong checksum are counted as ``tensorboard_damaged``; reading continues
+    at the next record. A truncated file is read from its beginning.
     """
 
     def __init__(self, path: Path, drops: Drops, identity: Identity | None = None) -> None:
-        """Open the file; reading begins at its beginning. Raises OSError, NotTheirs as ``open_file`` does."""
+        """Open the file; reading starts at the beginning. Raises OSError, NotTheirs as ``open_file`` does."""
         self._descriptor = open_file(path, identity=identity)
         self._drops = drops
         self._at = self._size = 0
         self._torn_reads = 0
 
     def enter(self) -> list[Scalar]:
-        """Go to the end; return the last scalars before it. Raises OSError."""
+        """Seek to the end; return the last scalars before it. Raises OSError."""
         size = os.fstat(self._descriptor).st_size
         self._at = max(0, size - ENTER_BYTES)
         if self._at:
@@ -46,7 +46,7 @@ class EventFile:
         if size < self._size:
             self._at = 0
         self._size = size
-        if size <= self._at:  # a large record that is stepped over may still be under way
+        if size <= self._at:  # a large record being skipped may still be incomplete
             return []
         data = os.pread(self._descriptor, min(READ_BYTES_MAX, size - self._at), self._at)
         try:
@@ -64,5 +64,5 @@ class EventFile:
         return records.scalars
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         os.close(self._descriptor)

@@ -1,4 +1,4 @@
-"""One log that is followed: its new lines, read for what they say. Touches: one file, read only."""
+"""A followed log: reads and parses its new lines. Touches: one file, read only."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from eagle_eye.agent.training_logs.line_search import line_at, starts_of
 from eagle_eye.agent.training_logs.reading import Framework, LogReading, Quiet
 from eagle_eye.agent.training_logs.traceback_lines import HEADER, Tracebacks
 
-UNKNOWN_BYTES = 1 << 20  # without a line of any framework: the log is hardly one...
-UNKNOWN_EVERY = 8  # ...and only so rarely looked through for all of them
-LEARN_BYTES = 1 << 16  # of the end of a log that was there before us: some hundred lines
+UNKNOWN_BYTES = 1 << 20  # without a line of any framework: probably not a training log...
+UNKNOWN_EVERY = 8  # ...and searched for all of them only this rarely
+LEARN_BYTES = 1 << 16  # from the end of a pre-existing log: some hundred lines
 WATCHDOG = b"ProcessGroupNCCL"
 
 _ALWAYS = (HEADER.encode(), WATCHDOG)
@@ -27,9 +27,9 @@ _ALWAYS = (HEADER.encode(), WATCHDOG)
 
 @dataclass(frozen=True)
 class Said:
-    """What one line says: ``reading`` by a framework, ``error`` ends a traceback, ``watchdog`` is NCCL's.
+    """One line's content: ``reading`` from a framework, ``error`` ending a traceback, ``watchdog`` from NCCL.
 
-    ``line`` is the one that tells whose words they are: of a traceback its first.
+    ``line`` is the one used for attribution: the first of a traceback.
     """
 
     line: LogLine
@@ -39,15 +39,15 @@ class Said:
 
 
 class Program:
-    """What is known of the program that writes a log; both outputs of one process are one program's."""
+    """What is known about the program that writes a log; a process's two outputs share one."""
 
     def __init__(self, frameworks: Sequence[Framework]) -> None:
         self.parser = LogParser(frameworks)
-        self.quiet: dict[Quiet, tuple[TrainingProcess, int | None]] = {}  # what was begun and has not ended
+        self.quiet: dict[Quiet, tuple[TrainingProcess, int | None]] = {}  # phases started and not ended
 
 
 class FollowedLog:
-    """A log, its program and what is under way in it."""
+    """A log, its program and what is in progress in it."""
 
     def __init__(self, tail: Tail, program: Program, drops: Drops) -> None:
         self.identity = tail.identity
@@ -57,7 +57,7 @@ class FollowedLog:
         self.found_s = 0.0  # when it was last found, on the agent's clock...
         self.owned_s = 0.0  # ...and when a process last wrote to it itself
         self.read_bytes = 0
-        self.understood = False  # whether any line said something
+        self.understood = False  # whether any line was recognized
         self.program = program
         self._tail = tail
         self._drops = drops
@@ -66,7 +66,7 @@ class FollowedLog:
         self._reads = 0
 
     def learn(self) -> list[Said]:
-        """Go to the end; return what the last lines before it say. Raises OSError."""
+        """Seek to the end; return the content of the last lines before it. Raises OSError."""
         self._tail.begin_at(max(0, self._tail.size - LEARN_BYTES))
         needles = (*_ALWAYS, *self.program.parser.needles)
         said = list(self._said(self._container.unwrapped(self._tail.read(LEARN_BYTES)), needles, LEARN_BYTES))
@@ -74,12 +74,12 @@ class FollowedLog:
         return said
 
     def new(self, bytes_max: int, lines_max: int) -> Iterator[Said]:
-        """Return what the new lines say, in their order; at most ``lines_max`` are parsed. Raises OSError."""
+        """Yield the content of new lines, in order; parses at most ``lines_max``. Raises OSError."""
         raw = self._tail.read(bytes_max)
         self._drops.count("training_log_bytes_skipped", self._tail.skipped_bytes)
         self._drops.count("training_log_long_lines", self._tail.long_lines)
         if self._tail.skipped_bytes:
-            self._container = ContainerLines()  # what comes now does not go on where the last pieces ended
+            self._container = ContainerLines()  # what follows does not continue the last pieces
         lines = self._container.unwrapped(raw)
         self.read_bytes += len(raw)
         self._reads += 1 if raw else 0
@@ -88,7 +88,7 @@ class FollowedLog:
         return self._said(lines, (*_ALWAYS, *self.program.parser.needles), lines_max)
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         self._tail.close()
 
     def _said(self, lines: bytes, needles: tuple[bytes, ...], lines_max: int) -> Iterator[Said]:

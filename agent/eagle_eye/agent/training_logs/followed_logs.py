@@ -1,4 +1,4 @@
-"""Which logs are followed: found from time to time, opened, let go of. Touches: log files, /proc."""
+"""The set of followed logs: searches periodically, opens and closes them. Touches: log files, /proc."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from eagle_eye.agent.training_logs.log_finder import FoundLog, Output, Pattern, 
 from eagle_eye.agent.training_logs.reading import Framework
 
 FILES_MAX = 64  # eight ranks with two outputs each, four times over
-READ_BYTES_MAX = 1 << 20  # of one log in one collection: five thousand lines
-TOTAL_BYTES_MAX = 4 << 20  # of all together
-LINES_MAX = 4_000  # parsed of all together, at most 20 microseconds each: more than 64 trainers write in a second
-ACTIVE_S = 3_600.0  # a log that only a pattern names, and nobody has written to for so long, is of a run that ended
-LINGER_S = 10.0  # a log that has gone is read on for so long: its writer's last words may still come
+READ_BYTES_MAX = 1 << 20  # per log and collection: five thousand lines
+TOTAL_BYTES_MAX = 4 << 20  # over all logs
+LINES_MAX = 4_000  # parsed over all logs, at most 20 microseconds each: more than 64 trainers write in a second
+ACTIVE_S = 3_600.0  # a log known only from a pattern and not written to for this long belongs to a run that ended
+LINGER_S = 10.0  # how long a log that has gone is still read: its writer's last lines may still come
 LOOK_S = 5.0  # between two searches...
-LOOK_RATIO = 100.0  # ...and at least so many times as long as one takes
-NEW_BYTES_MAX = 1 << 20  # a log that is larger when it is first seen was there before, under another name
-KNOWN_MAX = 65_536  # files that were seen; beyond, all are forgotten and count as there before
+LOOK_RATIO = 100.0  # ...and at least this many times the duration of a search
+NEW_BYTES_MAX = 1 << 20  # a log larger than this when first seen existed before, under another name
+KNOWN_MAX = 65_536  # files seen; beyond this all are forgotten and treated as pre-existing
 
 
 class FollowedLogs:
-    """The logs of this node's training processes, each once however many names it has.
+    """The logs of this node's training processes, each once even with several names.
 
-    ``tasks`` are the scheduler's tasks by process id. ``problem`` says what the last search could not see.
+    ``tasks`` are the scheduler's tasks by pid. ``problem`` says what the last search could not access.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class FollowedLogs:
         frameworks: Sequence[Framework] = FRAMEWORKS,
         cost_s: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``cost_s`` is the clock by which a search's own duration is taken."""
+        """``cost_s`` is the clock that times searches."""
         self.tasks: dict[int, int] = {}
         self.problem = ""
         self._patterns = patterns
@@ -52,9 +52,9 @@ class FollowedLogs:
         self._frameworks = frameworks
         self._cost_s = cost_s
         self._logs: dict[Identity, FollowedLog] = {}
-        self._known: set[Identity] | None = None  # every file that patterns ever named; None: they were never asked
-        self._programs: dict[int, Program] = {}  # by process id
-        self._asked: set[int] = set()  # process ids whose task was asked for
+        self._known: set[Identity] | None = None  # every file that patterns ever matched; None: no search so far
+        self._programs: dict[int, Program] = {}  # by pid
+        self._asked: set[int] = set()  # pids whose task was looked up
         self._due_s = self._not_before_s = 0.0
         self._listed: tuple[int, ...] = ()
 
@@ -69,16 +69,16 @@ class FollowedLogs:
         return LINES_MAX // max(1, len(self._logs))
 
     def all(self) -> list[FollowedLog]:
-        """Return the logs that are followed."""
+        """Return the followed logs."""
         return list(self._logs.values())
 
     def look(
         self, processes: Sequence[TrainingProcess], now_s: float, monotonic_s: float
     ) -> list[tuple[FollowedLog, Said]]:
-        """Find the logs anew where that is due; return what the ends of logs say that were there before us.
+        """Search for logs if due; return the content of the ends of pre-existing logs.
 
-        A log that appears later is read from its beginning, one that was there from its end. Processes that come or
-        go make it due; while there are none, no pattern is looked up.
+        A log that appears later is read from its beginning, a pre-existing one from its end. A search is due when
+        processes come or go; while there are none, patterns are not searched.
         """
         pids = tuple(process.pid for process in processes)
         if monotonic_s < (self._due_s if pids == self._listed else self._not_before_s):
@@ -91,12 +91,12 @@ class FollowedLogs:
         return learned
 
     def forget(self, log: FollowedLog) -> None:
-        """Let go of a log that cannot be read; it is found again if it is there."""
+        """Close a log that cannot be read; it is found again if it exists."""
         log.close()
         self._logs.pop(log.identity, None)
 
     def close(self) -> None:
-        """Let go of all logs."""
+        """Close all logs."""
         for log in self._logs.values():
             log.close()
         self._logs.clear()
@@ -138,7 +138,7 @@ class FollowedLogs:
         return learned
 
     def _named(self, processes: Sequence[TrainingProcess]) -> tuple[list[FoundLog], str]:
-        """Return the files that patterns name, newest first, and what hindered."""
+        """Return the files that patterns match, newest first, and any problem."""
         if not processes:
             return [], ""
         jobs = [process.job for process in processes]
@@ -153,7 +153,7 @@ class FollowedLogs:
         return found, problem
 
     def _open(self, candidate: _Candidate) -> tuple[FollowedLog, list[Said]]:
-        """Begin to follow a log; return it and what the lines before its end say, nothing of a new one."""
+        """Start following a log; return it and the content of the lines before its end, empty for a new log."""
         new = self._known is not None and candidate.identity not in self._known and candidate.found is not None
         program = Program(self._frameworks)
         if len(candidate.owners) == 1:
@@ -169,7 +169,7 @@ class FollowedLogs:
         return log, said
 
     def _describe(self, log: FollowedLog, candidate: _Candidate, monotonic_s: float) -> None:
-        """Note under which name the log is known now and who writes to it; who ended a moment ago still has."""
+        """Record the log's current name and writers; a process that exited a moment ago still counts as one."""
         found, owners = candidate.found, candidate.owners
         log.found_s = monotonic_s
         log.name = shown(candidate.name)
@@ -201,7 +201,7 @@ class FollowedLogs:
 
 @dataclass(frozen=True)
 class _Candidate:
-    """A log to follow: a process's own output, or what a pattern names, or both; and who writes to it itself."""
+    """A log to follow: a process's own output, a pattern's match, or both; and the processes that write to it."""
 
     identity: Identity
     output: Output | None
@@ -210,11 +210,11 @@ class _Candidate:
 
     @property
     def name(self) -> str:
-        """Under which name people know it."""
+        """The name shown to people."""
         return str(self.found.path if self.found is not None else self.output.path if self.output is not None else "")
 
     def open(self) -> int:
-        """Return a descriptor to read it; configuration may name what is not the process's own. Raises OSError."""
+        """Return a descriptor to read it; configuration may name files of other owners. Raises OSError."""
         if self.output is not None:
             try:
                 return self.output.open()

@@ -1,4 +1,4 @@
-"""The frameworks whose logs are known, and which of them a log is of. Pure."""
+"""The supported frameworks, and detection of a log's framework. Pure."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from eagle_eye.agent.training_logs.olmo import OLMO
 from eagle_eye.agent.training_logs.reading import Framework, LogReading
 from eagle_eye.agent.training_logs.torchtitan import TORCHTITAN
 
-# In the order in which they are tried on a log that has not shown yet what it is.
+# In the order in which they are tried on a log whose framework is not known yet.
 FRAMEWORKS: tuple[Framework, ...] = (
     MEGATRON,
     TORCHTITAN,
@@ -40,30 +40,30 @@ FRAMEWORKS: tuple[Framework, ...] = (
 
 
 def expected(framework: str = "", site_patterns: Sequence[str] = ()) -> tuple[Framework, ...]:
-    """Return the frameworks whose lines are to be read: the named one, empty: all; a site's own patterns come first.
+    """Return the frameworks to parse: the named one, empty: all; a site's own patterns come first.
 
-    Libraries below a framework are read beside it. Raises BadLinePattern for a pattern that cannot be used.
+    Libraries below a framework are parsed in addition. Raises BadLinePattern for an invalid pattern.
     """
     known = (site_framework(site_patterns), *FRAMEWORKS) if site_patterns else FRAMEWORKS
     return tuple(item for item in known if not framework or item.engine or item.name in (framework, SITE))
 
 
 class LogParser:
-    """Reads the lines of one log; of which framework it is shows the first line that one of them knows.
+    """Parses the lines of one log; the first recognized line determines its framework.
 
-    A library below (DeepSpeed) decides nothing: its lines are read beside those of the framework above. Neither does
-    the general reader, which is left when a framework is recognised. ``framework`` is its name, "" until known;
-    ``needles`` are what lines hold that are worth parsing.
+    A library below (DeepSpeed) does not determine it: its lines are parsed in addition to the framework's. Nor does the
+    general parser, which is dropped once a framework is recognised. ``framework`` is its name, "" until known;
+    ``needles`` are substrings of lines worth parsing.
     """
 
     def __init__(self, frameworks: Sequence[Framework] = FRAMEWORKS) -> None:
-        """``frameworks`` are tried in their order."""
+        """``frameworks`` are tried in order."""
         self.framework = ""
         self._parsers = [(item, item.parser()) for item in frameworks]
         self.needles = tuple(needle for item in frameworks for needle in item.needles)
 
     def parse(self, text: str) -> LogReading | None:
-        """Return what a line without prefixes says, None when it is no framework's."""
+        """Parse a line without prefixes; return None when it is no framework's."""
         for framework, parse in self._parsers:
             reading = parse(text)
             if reading is not None:

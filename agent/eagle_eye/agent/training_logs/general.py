@@ -1,8 +1,8 @@
-"""Lines of programs that nobody has named: ``key: value``, ``key=value`` and JSON lines with a step and a loss. Pure.
+"""Lines of unknown programs: ``key: value``, ``key=value`` and JSON lines with a step and a loss. Pure.
 
-It takes the second line whose step lies beyond the first one's as proof that these are training steps, so that a table
-or a configuration that happens to hold both words is not read. How long steps take is read only where the unit stands
-with it, and tokens a second not at all: whether they are the rank's or the job's does not show.
+It starts only with a second line whose step is beyond the first one's, so that a table or configuration that happens to
+contain both words is not parsed. Step durations are read only with a unit, and tokens per second not at all: whether
+they are the rank's or the job's is unknown.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ _decoder = msgspec.json.Decoder(dict[str, object])
 
 
 class GeneralLogParser:
-    """Reads the lines of one log."""
+    """Parses the lines of one log."""
 
     def __init__(self) -> None:
         self._first_step: int | None = None
         self._sure = False
 
     def __call__(self, line: str) -> LogReading | None:
-        """Return what the line says; None until two lines agree that these are training steps."""
+        """Parse the line; return None until two lines agree that these are training steps."""
         said = _json(line) if line.startswith("{") else _plain(line)
         if said is None or said.step is None or said.step >= STEP_MAX:
             return None
@@ -101,7 +101,7 @@ def _first(fields: dict[str, object], names: tuple[str, ...]) -> float | None:
         if isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < 1e30:
             return float(value)
         if isinstance(value, float):
-            return value  # NaN or infinite: it is what the line says
+            return value  # NaN or infinite: reported as logged
     return None
 
 

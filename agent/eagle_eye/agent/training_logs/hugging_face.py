@@ -1,7 +1,7 @@
-"""Hugging Face's Trainer and what is built on it: a dictionary each few steps, and a progress bar in between. Pure.
+"""Hugging Face's Trainer and tools built on it: a dictionary every few steps, and a progress bar in between. Pure.
 
-The dictionary does not say the step; the bar does. Bars of evaluations look the same: the training's is the one that
-stood there when a dictionary with a learning rate came.
+The dictionary lacks the step; the bar has it. Evaluation bars look the same: the training's is the one shown when a
+dictionary with a learning rate is logged.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ _SAVING = re.compile(r"\bSaving model checkpoint to \S{0,1000}?(?:checkpoint-([0
 
 
 class HuggingFaceLogParser:
-    """Reads the lines of one log, or of the two that one process writes."""
+    """Parses the lines of one log, or of one process's two."""
 
     def __init__(self) -> None:
-        self._total: int | None = None  # steps of the training's bar; None: not known yet
+        self._total: int | None = None  # steps of the training bar; None: unknown
         self._shown: tuple[int, int] | None = None  # done, total of the newest bar without a label
 
     def __call__(self, line: str) -> LogReading | None:
-        """Return what the line says, None when it is none of the Trainer's."""
+        """Parse the line; return None when it is not the Trainer's."""
         if "it]" in line or "it/s" in line or "s/it" in line:
             return self._bar(line)
         if "'loss'" in line or "'eval_" in line or "'loss/policy_avg'" in line:

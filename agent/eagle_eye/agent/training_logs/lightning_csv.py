@@ -1,7 +1,7 @@
 """Lightning's CSVLogger: ``metrics.csv``, whose first line names the columns. Pure.
 
-A file that was there before the agent is read from its end, and its columns are not known until Lightning writes it
-anew, as it does when a metric comes to them.
+A pre-existing file is read from its end, and its columns are unknown until Lightning rewrites it, as it does when a
+metric is added.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ _NORMS = ("grad_norm", "train/grad_norm", "grad_2.0_norm_total")
 
 
 class LightningCsvParser:
-    """Reads the lines of one file."""
+    """Parses the lines of one file."""
 
     def __init__(self) -> None:
         self._columns: list[str] = []
 
     def __call__(self, line: str) -> LogReading | None:
-        """Return what the line says, None when it is none of such a file."""
+        """Parse the line; return None when it is not from such a file."""
         if len(line) > LINE_CHARS_MAX or "," not in line:
             return None
         cells = [cell.strip() for cell in line.split(",", COLUMNS_MAX)]
@@ -35,7 +35,7 @@ class LightningCsvParser:
         row = dict(zip(self._columns, cells, strict=True))
         loss = next((found for name in _LOSSES if (found := number(row.get(name, ""))) is not None), None)
         if loss is None or not row["step"].isdecimal() or len(row["step"]) > len(str(STEP_MAX)):
-            return None  # a line of an evaluation has no training loss
+            return None  # an evaluation line has no training loss
         norm = next((found for name in _NORMS if (found := number(row.get(name, ""))) is not None), None)
         return LogReading(step=int(row["step"]), loss=loss, grad_norm=norm, writer=Writer.FIRST)
 

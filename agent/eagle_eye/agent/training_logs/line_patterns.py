@@ -1,8 +1,8 @@
-"""Frameworks that say a step in one line, each line's wording as data: a regular expression with named groups. Pure.
+"""Frameworks that log a step in one line, as data: a regular expression with named groups per wording. Pure.
 
-A site's own lines are read the same way. Groups: ``step``; ``loss``; ``grad_norm``; the seconds a step as ``step_s``,
-``step_ms`` or ``steps_per_second``; ``tokens_per_second`` of the rank or ``job_tokens_per_second``; ``eval`` stands in
-lines that end an evaluation.
+A site's own lines are parsed the same way. Groups: ``step``; ``loss``; ``grad_norm``; the seconds per step as
+``step_s``, ``step_ms`` or ``steps_per_second``; ``tokens_per_second`` of the rank or ``job_tokens_per_second``;
+``eval`` matches in lines that end an evaluation.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ GROUPS = (
 )  # fmt: skip
 SITE_PATTERNS_MAX = 16
 SITE_PATTERN_CHARS_MAX = 1_000
-SITE_LINE_CHARS_MAX = 1_000  # of a line that a site's own pattern is tried on: nobody has measured what it costs
+SITE_LINE_CHARS_MAX = 1_000  # the longest line on which a site's own pattern is tried: its cost is unknown
 
 
 class BadLinePattern(ValueError):
-    """A site's pattern that cannot be used; the message says why."""
+    """An invalid site pattern; the message says why."""
 
 
 @dataclass(frozen=True)
 class Wording:
-    """One wording of a framework's line, and which rank writes it."""
+    """One wording of a framework's line, and the rank that writes it."""
 
     pattern: re.Pattern[str]
     writer: Writer = Writer.FIRST
 
 
 def reading(found: re.Match[str], writer: Writer) -> LogReading | None:
-    """Return what the groups of a match say; None where they hold no number."""
+    """Return the values of a match's groups; None where they hold no number."""
     groups = found.groupdict()
     if groups.get("eval") is not None:
         return LogReading(quiet=Quiet.EVAL_END, writer=writer)
@@ -79,7 +79,7 @@ def _framework(name: str, needles: tuple[bytes, ...], *patterns: str, writer: Wr
 
 
 def site_framework(patterns: Sequence[str]) -> Framework:
-    """Return a site's own patterns as one framework, ``site``; each line is searched. Raises BadLinePattern."""
+    """Return a site's own patterns as one framework, ``site``, searched in each line. Raises BadLinePattern."""
     if len(patterns) > SITE_PATTERNS_MAX:
         raise BadLinePattern(f"{len(patterns)} patterns; at most {SITE_PATTERNS_MAX} can be given")
     wordings = []
@@ -103,7 +103,7 @@ SITE = "site"
 _N = r"[+-]?(?:[0-9][0-9.,eE+-]{0,30}|nan|inf)"  # a number
 _STEP = r"(?P<step>[0-9]{1,12})"
 
-# Each process prints, and counts one device's tokens.
+# Each process prints, with its own device's tokens.
 MAXTEXT = _framework(
     "maxtext",
     (b"completed step: ",),
@@ -112,7 +112,7 @@ MAXTEXT = _framework(
     rf"\bcompleted step: {_STEP}, seconds: (?P<step_s>{_N}),",
     writer=Writer.ANY,
 )
-# nanoGPT, build-nanogpt, llm.c, modded-nanogpt. Their tokens are the whole job's.
+# nanoGPT, build-nanogpt, llm.c, modded-nanogpt. Their tokens are the job's.
 NANOGPT = _framework(
     "nanogpt",
     (b"iter ", b"| loss", b"train_time:", b"train loss "),
@@ -130,7 +130,7 @@ LITGPT = _framework(
     (b"| iter ",),
     rf"^Epoch [0-9]{{1,9}} \| iter [0-9]{{1,12}} step {_STEP} \| loss train: (?P<loss>{_N}),",
 )
-# fairseq and metaseq, both of fairseq's log formats that are lines. "wps" are the job's words a second.
+# fairseq and metaseq, both of fairseq's line-based log formats. "wps" is the job's words per second.
 FAIRSEQ = _framework(
     "fairseq",
     (b"| train_inner | ", b"| valid | "),

@@ -1,7 +1,7 @@
-"""What terminals and launchers put before and into a line: colours, ranks, tasks, process ids. Pure; never raises.
+"""Strips what terminals and launchers add to a line: colours, ranks, tasks, pids. Pure; never raises.
 
 Known: PyTorch's ``[rank3]: `` (the rank in the job), torchrun's ``[default0]:`` (role and local rank; torchtitan calls
-its role "rank", but only PyTorch puts a space or a log level behind), the task of ``srun --label`` (``3: ``), Ray's
+its role "rank", but only PyTorch adds a space or a log level after it), the task of ``srun --label`` (``3: ``), Ray's
 ``(Trainer pid=12, ip=10.0.0.2) ``, Open MPI's ``[1,3]<stdout>:``, and the CRI's time and stream before each line of a
 container's log.
 """
@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-PREFIXES_MAX = 4  # of different launchers, one inside the other
+PREFIXES_MAX = 4  # of different launchers, nested
 
 _BEGINNINGS = frozenset("[( 0123456789")
 
@@ -26,9 +26,9 @@ _RAY = re.compile(r"\([A-Za-z_][^()]{0,200}?pid=([0-9]{1,10})(?:, ip=[0-9A-Fa-f.
 
 @dataclass(frozen=True)
 class LogLine:
-    """A line without its prefixes, and what they said; None is what they did not say.
+    """A line without its prefixes, and their values; None for those absent.
 
-    ``rank`` is the rank in the job, ``local_rank`` that among the ranks of one launcher, ``task`` the scheduler's task.
+    ``rank`` is the rank in the job, ``local_rank`` the one among a launcher's ranks, ``task`` the scheduler's task.
     """
 
     text: str

@@ -1,6 +1,6 @@
-"""Finding the logs to follow: those that configuration names, and those that training processes write themselves.
+"""Finds the logs to follow: configured ones, and the training processes' own outputs.
 
-Touches: file systems by name, /proc/<pid>/fd and /proc/<pid>/environ; reads no log.
+Touches: file names, /proc/<pid>/fd and /proc/<pid>/environ; reads no log.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from eagle_eye.agent.files.foreign import Identity, open_output
 from eagle_eye.agent.processes.process_files import ProcessFiles
 from eagle_eye.agent.processes.process_registry import TrainingProcess
 
-MATCHES_MAX = 1_024  # of one pattern: more are archives of old runs
-JOBS_MAX = 16  # of one node that a pattern is filled in with
+MATCHES_MAX = 1_024  # per pattern: more are archives of old runs
+JOBS_MAX = 16  # jobs per node filled into a pattern
 OUTPUTS = (1, 2)  # stdout, stderr
 
 _FIELD = re.compile(r"\{(job|node|rank|local_rank)\}")
@@ -29,12 +29,12 @@ _WILD_MEANS = {"**/": "(?:.*/)?", "?": "[^/]", "{rank}": r"([0-9]{1,7})", "{loca
 
 
 class BadPattern(ValueError):
-    """A pattern that cannot be used; the message says why."""
+    """An invalid pattern; the message says why."""
 
 
 @dataclass(frozen=True)
 class FoundLog:
-    """A file that a pattern names, as it was then; ``rank``, ``local_rank`` and ``job`` are what its path says."""
+    """A pattern's match, as of the search; ``rank``, ``local_rank`` and ``job`` come from its path."""
 
     path: Path
     identity: Identity
@@ -45,13 +45,14 @@ class FoundLog:
 
 
 class Pattern:
-    """A glob pattern with places: ``{job}`` and ``{node}`` are filled in, ``{rank}`` and ``{local_rank}`` are read.
+    """A glob pattern: placeholders ``{job}`` and ``{node}`` are filled in, ``{rank}`` and ``{local_rank}`` parsed.
 
-    ``/shared/run/{job}/rank_{rank}.log`` names the logs of the jobs that run on this node, and whose they are.
+    ``/shared/run/{job}/rank_{rank}.log`` matches the logs of the jobs that run on this node, and identifies their
+    ranks.
     """
 
     def __init__(self, text: str, node: str) -> None:
-        """Raises BadPattern for a relative path, for unknown places and for one that stands twice."""
+        """Raises BadPattern for a relative path, and for unknown or repeated placeholders."""
         self.text = text
         if not text.startswith("/") or not text.isprintable():
             raise BadPattern(f"expected an absolute path, got {text[:200]!r}")
@@ -65,7 +66,7 @@ class Pattern:
         self._groups = [place for place in places if place in ("rank", "local_rank")]
 
     def files(self, jobs: Sequence[str]) -> list[FoundLog]:
-        """Return the regular files that the pattern names now. ``jobs`` run on this node."""
+        """Return the regular files that the pattern matches now. ``jobs`` run on this node."""
         if "{job}" not in self._text:
             return self._matches(self._text, None)
         found = []
@@ -85,7 +86,7 @@ class Pattern:
                 continue
             try:
                 state = os.stat(name)  # noqa: PTH116 - thousands of names: no object for each
-            except OSError:  # gone again, or a link that leads nowhere
+            except OSError:  # gone again, or a dangling link
                 continue
             if stat.S_ISREG(state.st_mode):
                 numbers = dict(zip(self._groups, said.groups(), strict=True)) if said is not None else {}
@@ -105,9 +106,9 @@ class Pattern:
 
 @dataclass(frozen=True)
 class Output:
-    """A regular file that a training process has as its stdout or stderr."""
+    """A regular file that is a training process's stdout or stderr."""
 
-    path: Path  # through /proc: the file itself, whatever its name is in the process's container
+    path: Path  # through /proc: the file itself, whatever its path in the process's container
     identity: Identity
     process: TrainingProcess
 
@@ -120,7 +121,7 @@ class Output:
 
 
 def outputs(processes: Iterable[TrainingProcess], proc: Path) -> tuple[list[Output], str]:
-    """Return the files that the processes write to as stdout and stderr, and what hindered, "" nothing."""
+    """Return the files that are the processes' stdout and stderr, and any problem, "" for none."""
     found: list[Output] = []
     problem = ""
     for process in processes:
@@ -128,7 +129,7 @@ def outputs(processes: Iterable[TrainingProcess], proc: Path) -> tuple[list[Outp
             path = proc / str(process.pid) / "fd" / str(number)
             try:
                 state = path.stat()
-            except FileNotFoundError:  # the process has ended, or closed it
+            except FileNotFoundError:  # the process has exited, or closed it
                 continue
             except OSError as error:
                 problem = problem or f"{path}: {error.strerror or error}; run the agent as root or as the job's user"
@@ -139,7 +140,7 @@ def outputs(processes: Iterable[TrainingProcess], proc: Path) -> tuple[list[Outp
 
 
 def scheduler_task(pid: int, proc: Path) -> int | None:
-    """Return the number of the Slurm task that the process belongs to; None: there is none, or it is not shown."""
+    """Return the process's Slurm task number; None: there is none, or it is not visible."""
     try:
         environ = ProcessFiles(proc).environment(pid) or b""
     except OSError:
@@ -149,7 +150,7 @@ def scheduler_task(pid: int, proc: Path) -> int | None:
 
 
 def _expression(pattern: str) -> str:
-    """Return the pattern as a regular expression with a group for each place that is read."""
+    """Return the pattern as a regular expression with a group per parsed placeholder."""
     parts, at = [], 0
     for wild in _WILD.finditer(pattern):
         parts.append(re.escape(pattern[at : wild.start()]))

@@ -1,6 +1,7 @@
-"""Megatron-LM and its forks (Megatron-DeepSpeed and others): one line of ``key: value |`` an interval. Pure.
+"""Megatron-LM and its forks (Megatron-DeepSpeed and others): one line of ``key: value |`` per interval. Pure.
 
-Since 2021 the highest rank writes the line, rank 0 what concerns checkpoints. Values are means over the interval.
+Since 2021 the highest rank writes this line, and rank 0 the lines about checkpoints. Values are means over the
+interval.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ _TOKENS = ("tokens per gpu per second (tgs)", "throughput (token/sec/gpu)", "tok
 
 
 def parse(line: str) -> LogReading | None:
-    """Return what the line says, None when it is none of Megatron's."""
+    """Parse the line; return None when it is not Megatron's."""
     if _ELAPSED in line:
         return _iteration(line)
     if found := _SAVED.search(line):
@@ -39,7 +40,7 @@ def _iteration(line: str) -> LogReading | None:
     step_s = first_number(fields, ("elapsed time per iteration (s)",)) if step_ms is None else step_ms / 1e3
     loss = first_number(fields, _LOSS)
     if first_number(fields, ("number of nan iterations",)):
-        loss = math.nan  # the mean that is printed leaves these out
+        loss = math.nan  # the printed mean excludes these
     return LogReading(
         step=int(found[1]),
         step_s=step_s,

@@ -1,7 +1,7 @@
-"""MLPerf's log lines, ``:::MLLOG {json}``: whatever program writes them. Pure.
+"""MLPerf log lines, ``:::MLLOG {json}``, of any program. Pure.
 
-Progress is counted in samples; the global batch size, which the log names at its beginning, makes steps of it. Of a log
-that was found later its steps are not known.
+Progress is counted in samples and converted to steps by the global batch size, which is logged at the start. The steps
+of a log found later are unknown.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ MARK = ":::MLLOG "
 LINE_CHARS_MAX = 8_192
 
 _LOSSES = ("reduced_train_loss", "train_loss", "loss")
-_SAMPLES = ("samples_count", "step", "epoch_num")  # what programs call the samples that were trained on
+_SAMPLES = ("samples_count", "step", "epoch_num")  # names that programs use for the number of samples trained on
 _EVALUATED = ("validation", "eval")
 _QUIET = {"eval_start": Quiet.EVAL_BEGIN, "eval_stop": Quiet.EVAL_END}
 
 
 class _Entry(msgspec.Struct):
-    """One line; keys that are not listed are left out."""
+    """One line; unlisted keys are ignored."""
 
     key: str
     time_ms: float = math.nan
@@ -34,14 +34,14 @@ _decoder = msgspec.json.Decoder(_Entry)
 
 
 class MlLogParser:
-    """Reads the lines of one log."""
+    """Parses the lines of one log."""
 
     def __init__(self) -> None:
-        self._batch_size = 0.0  # samples a step; 0: not known
+        self._batch_size = 0.0  # samples per step; 0: unknown
         self._step = 0  # the last one of this run
 
     def __call__(self, line: str) -> LogReading | None:
-        """Return what the line says, None when it is none of MLPerf's or says nothing of progress."""
+        """Parse the line; return None when it is not MLPerf's or contains no progress."""
         at = line.find(MARK, 0, 200)
         if at < 0 or len(line) > LINE_CHARS_MAX:
             return None
@@ -63,13 +63,13 @@ class MlLogParser:
 
     def _progress(self, values: dict[str, object], entry: _Entry) -> LogReading:
         if any(name.startswith(_EVALUATED) for name in values):
-            return LogReading(writer=Writer.FIRST)  # counts the samples of the evaluation
+            return LogReading(writer=Writer.FIRST)  # counts evaluation samples
         samples = next((found for name in _SAMPLES if (found := _number(entry.metadata.get(name))) is not None), None)
         step = None
         if samples is not None and self._batch_size >= 1.0 and samples / self._batch_size < STEP_MAX:
             step = int(samples / self._batch_size)
             if step <= self._step:
-                return LogReading(writer=Writer.FIRST)  # sums up what was said, or begins
+                return LogReading(writer=Writer.FIRST)  # a summary of earlier lines, or a start
             self._step = step
         return LogReading(
             step=step,
@@ -81,7 +81,7 @@ class MlLogParser:
 
 
 def _number(value: object) -> float | None:
-    """Return a JSON value as a number that is not negative; None: it is none. A loss of NaN is written as text."""
+    """Return a JSON value as a non-negative number; None: it is not one. A NaN loss is written as text."""
     if isinstance(value, str) and value.lower() in ("nan", "inf", "infinity"):
         return float(value)
     if isinstance(value, bool) or not isinstance(value, (int, float)) or value < 0:

@@ -1,4 +1,4 @@
-"""nanotron: one line of ``key: value |`` a step, with K, M and B behind the numbers. Pure."""
+"""nanotron: one line of ``key: value |`` per step, with K, M and B suffixes. Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _STEP_MS = ("time_per_iteration_ms", "elapsed_time_per_iteration_ms")
 
 
 def parse(line: str) -> LogReading | None:
-    """Return what the line says, None when it is none of nanotron's.
+    """Parse the line; return None when it is not nanotron's.
 
     The first rank of the last pipeline stage writes it: rank 0, unless the line names a later stage.
     """

@@ -1,4 +1,4 @@
-"""NeMo and Lightning: NeMo's line of ``key: value |``, and Lightning's progress bar with what the module logs. Pure."""
+"""NeMo and Lightning: NeMo's line of ``key: value |``, and Lightning's progress bar with the module's values. Pure."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _STEP_S = ("train_step_timing in s",)
 
 
 def parse(line: str) -> LogReading | None:
-    """Return what the line says, None when it is none of NeMo's or Lightning's."""
+    """Parse the line; return None when it is not NeMo's or Lightning's."""
     if found := _LINE.search(line):
         return _reading(pairs(line), int(found[1]), None)
     if not line.startswith("Epoch "):
@@ -29,7 +29,7 @@ def parse(line: str) -> LogReading | None:
 
 
 def _reading(fields: dict[str, str], step: int, step_s: float | None) -> LogReading:
-    """Return the fields as a reading; ``step`` and ``step_s`` are for lines that do not name theirs."""
+    """Return the fields as a reading; ``step`` and ``step_s`` are defaults for lines without them."""
     named = first_number(fields, ("global_step", "trainer/global_step"))
     if named is not None and 0 <= named < STEP_MAX:
         step = int(named)

@@ -1,4 +1,4 @@
-"""OLMo and OLMo-core: a line with the step, then one indented ``name=value`` a line. Pure."""
+"""OLMo and OLMo-core: a line with the step, then one indented ``name=value`` per line. Pure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _VALUE = re.compile(r"^\s{1,8}([A-Za-z][\w/ .-]{1,80})=([0-9A-Za-z+.,-]{1,32})\s
 
 
 def parse(line: str) -> LogReading | None:
-    """Return what the line says, None when it is none of OLMo's."""
+    """Parse the line; return None when it is not OLMo's."""
     if found := _STEP.search(line, 0, 400):
         return LogReading(step=int(found[1]), stamp_s=stamp_s(line), writer=Writer.FIRST)
     found = _VALUE.match(line)

@@ -1,4 +1,4 @@
-"""tqdm's progress bars, as they stand in logs. Pure; never raises."""
+"""tqdm's progress bars, as logged. Pure; never raises."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ _BAR = re.compile(
 
 @dataclass(frozen=True)
 class Bar:
-    """One state of a bar: ``done`` of ``total``, ``step_s`` seconds each (None unknown), what stands before and behind.
+    """One state of a bar: ``done`` of ``total``, ``step_s`` seconds each (None: unknown), and the text around it.
 
-    ``label`` is "" for a bar without one. ``postfix`` are the ``name=value`` behind the rate.
+    ``label`` is "" for a bar without one. ``postfix`` are the ``name=value`` pairs after the rate.
     """
 
     label: str
@@ -30,7 +30,7 @@ class Bar:
 
 
 def bar(line: str) -> Bar | None:
-    """Return the bar that the line is, None when it is none."""
+    """Parse the line as a bar; return None when it is not one."""
     found = _BAR.match(line)
     if found is None:
         return None

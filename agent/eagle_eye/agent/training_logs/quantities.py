@@ -1,12 +1,12 @@
-"""Numbers, times and ``key: value |`` pairs as training logs write them. Pure; never raises."""
+"""Parses numbers, times and ``key: value |`` pairs in training logs. Pure; never raises."""
 
 from __future__ import annotations
 
 import re
 from datetime import datetime
 
-NUMBER_CHARS_MAX = 40  # the longest that frameworks print has 24
-PAIRS_MAX = 64  # of one line; the longest known lines have 20
+NUMBER_CHARS_MAX = 40  # the longest number of any framework has 24
+PAIRS_MAX = 64  # per line; the longest known lines have 20
 
 _SCALES = {"K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
 _NUMBER = re.compile(r"[+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]{1,4})?")
@@ -17,9 +17,9 @@ _BEGINNING = datetime(2000, 1, 1)  # noqa: DTZ001 - logs have local times; only 
 
 
 def number(text: str) -> float | None:
-    """Return the number that the text is, None when it is none.
+    """Parse the text as a number; return None when it is not one.
 
-    Knows exponents, thousands separators, the suffixes K, M, B and T, NaN and infinity.
+    Supports exponents, thousands separators, the suffixes K, M, B and T, NaN and infinity.
     """
     text = text.strip()
     if not 0 < len(text) <= NUMBER_CHARS_MAX:
@@ -38,9 +38,9 @@ def number(text: str) -> float | None:
 
 
 def pairs(line: str) -> dict[str, str]:
-    """Return a line's fields between bars by name, in lower case: ``lm loss: 1.2 | grad norm: 0.5 |``.
+    """Return the fields between bars by lower-case name: ``lm loss: 1.2 | grad norm: 0.5 |``.
 
-    Where a field has no colon its last word is the value, as older versions write it.
+    In a field without a colon the last word is the value, as in older versions.
     """
     found: dict[str, str] = {}
     for field in line.split("|", PAIRS_MAX)[:PAIRS_MAX]:
@@ -52,7 +52,7 @@ def pairs(line: str) -> dict[str, str]:
 
 
 def first_number(fields: dict[str, str], names: tuple[str, ...]) -> float | None:
-    """Return the number of the first of the names that the fields have; None: of none."""
+    """Return the number of the first of the names among the fields; None: none found."""
     for name in names:
         if name in fields:
             value = number(fields[name])
@@ -62,9 +62,9 @@ def first_number(fields: dict[str, str], names: tuple[str, ...]) -> float | None
 
 
 def stamp_s(line: str) -> float | None:
-    """Return the line's own time in seconds since some moment, None where it has none to the millisecond.
+    """Return the line's timestamp in seconds since an arbitrary moment, None where it lacks millisecond precision.
 
-    Logs write local time without saying where: only differences mean something.
+    Logs use local time without a time zone: only differences are meaningful.
     """
     found = _STAMP.search(line, 0, 200)
     if found is None:

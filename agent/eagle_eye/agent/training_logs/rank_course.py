@@ -1,4 +1,4 @@
-"""What training logs have said of one rank, folded into the row that its GPU gets. Pure."""
+"""Aggregates what training logs say about one rank into its GPU's row. Pure."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from dataclasses import dataclass
 
 from eagle_eye.agent.training_logs.reading import STEP_MAX, LogReading
 
-SOURCES_MAX = 16  # logs that speak of one rank: its two outputs, a shared one, structured lines, event files
-ARRIVAL_S_MIN = 10.0  # lines arrive within a second of when they were written: a shorter time would be mostly error
-STAMP_SLACK_S = 30.0  # buffers hold lines back; a stamp that runs further ahead of our clock is a change of the clocks
+SOURCES_MAX = 16  # logs about one rank: its two outputs, a shared one, structured lines, event files
+ARRIVAL_S_MIN = 10.0  # lines arrive within a second of being written: over a shorter time the error would dominate
+STAMP_SLACK_S = 30.0  # buffers delay lines; a timestamp further ahead of our clock means that a clock was set
 
 
 @dataclass
 class _Source:
-    """One log's own course: how far it was, how many steps its newest line stands for, and since when steps count."""
+    """One log's progress: its last step, how many steps its newest line covers, and since when steps count."""
 
     step: int
     covers: int = 1
@@ -26,28 +26,28 @@ class _Source:
 class RankCourse:
     """One rank's course. Times are of the agent's monotonic clock.
 
-    Values are means over the steps finished since the last row; while none finished they repeat. A line stands for
-    the steps since the line before it in the same log. Where no line says how long a step takes, the lines' own times
-    do, and without those the times at which they came.
+    Values are means over the steps finished since the last row; while none finish they repeat. A line covers the steps
+    since the line before it in the same log. Where no line gives the step duration, it is derived from the lines'
+    timestamps, and without those from their arrival times.
     """
 
     def __init__(self, world_size: int) -> None:
         self.step: int | None = None
         self._world_size = max(1, world_size)
         self._sources: dict[object, _Source] = {}
-        self._leader: object = None  # the log that said the step
-        self._timed = False  # some line says itself how long steps take
+        self._leader: object = None  # the log that reported the step
+        self._timed = False  # some line gives step durations
         self._sums: dict[str, tuple[float, int]] = {}
         self._odd: set[str] = set()
         self._row: dict[str, float] = {}
 
     def learn(self, reading: LogReading, source: object, now_s: float) -> None:
-        """Take in a line from before: it says where its log is, nothing of it is shown."""
+        """Take a line from before: it sets the position in its log and is not reported."""
         if reading.step is not None and 0 <= reading.step < STEP_MAX:
             self._source(reading.step, source, reading.stamp_s, now_s)
 
     def take(self, reading: LogReading, source: object, now_s: float) -> bool:
-        """Take in a line of the log ``source``; return whether a step was finished."""
+        """Take a line of the log ``source``; return whether it finished a step."""
         advanced, derived_s = False, None
         if reading.step is not None and 0 <= reading.step < STEP_MAX:
             advanced, derived_s = self._advance(reading.step, source, reading.stamp_s, now_s)
@@ -66,23 +66,23 @@ class RankCourse:
         return advanced
 
     def pause(self, now_s: float) -> None:
-        """Note that what lies between the lines before and after is no step: a checkpoint, an evaluation."""
+        """Exclude the time between the previous and the next line from steps: a checkpoint, an evaluation."""
         for known in self._sources.values():
             known.since_s, known.since_stamp_s, known.since_step = now_s, None, known.step
 
     def note_collectives(self, enqueued: int, completed: int | None) -> None:
-        """Take in how far the rank's widest process group has come."""
+        """Record the progress of the rank's widest process group."""
         if 0 <= enqueued < 1 << 53:
             self._row["nccl_sequence"] = float(enqueued)
             self._row["nccl_completed_sequence"] = float(max(0, min(enqueued, completed or 0)))
 
     @property
     def fresh(self) -> bool:
-        """Whether there is something that no row has shown."""
+        """Whether anything has not been in a row yet."""
         return bool(self._sums or self._odd)
 
     def row(self) -> dict[str, float]:
-        """Return the row for the interval that ends now and begin the next; empty: nothing was observed."""
+        """Return the row for the interval ending now and start the next; empty: nothing was observed."""
         for metric, (total, weight) in self._sums.items():
             self._row[metric] = total / weight
         for metric in self._odd:
@@ -103,9 +103,9 @@ class RankCourse:
         self._sums[metric] = (total + value * covers, weight + covers)
 
     def _advance(self, step: int, source: object, stamp_s: float | None, now_s: float) -> tuple[bool, float | None]:
-        """Note a finished step; return whether it is news, and the seconds a step as far as times tell."""
+        """Record a finished step; return whether it is new, and the seconds per step as far as times show."""
         known = self._sources.get(source)
-        if known is None or step < known.step:  # new, or the program began again from an earlier step
+        if known is None or step < known.step:  # new, or the program restarted from an earlier step
             self._source(step, source, stamp_s, now_s)
             began_again = known is not None and source == self._leader
             if self.step is None or step > self.step or began_again:
@@ -122,7 +122,7 @@ class RankCourse:
         return False, derived_s
 
     def _derived_s(self, known: _Source, stamp_s: float | None, now_s: float) -> float | None:
-        """Return the seconds a step took since times were last taken; None: they do not tell yet."""
+        """Return the seconds per step since times were last taken; None: not enough data yet."""
         steps, arrival_s = known.step - known.since_step, now_s - known.since_s
         elapsed_s = arrival_s
         if stamp_s is not None:

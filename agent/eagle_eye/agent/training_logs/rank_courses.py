@@ -1,4 +1,4 @@
-"""The courses of this node's ranks, from the moment a rank is known until a little after its end. Pure."""
+"""The log state of this node's ranks, from when a rank is known until shortly after its exit. Pure."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from eagle_eye.agent.loop.drops import Drops
 from eagle_eye.agent.processes.process_registry import TrainingProcess
 from eagle_eye.agent.training_logs.rank_course import RankCourse
 
-LINGER_S = 10.0  # so long after a process was last seen its last lines are still taken
+LINGER_S = 10.0  # how long after a process was last seen its last lines are still accepted
 
-Key = tuple[str, int, int]  # job, attempt, process id
+Key = tuple[str, int, int]  # job, attempt, pid
 
 
 @dataclass
@@ -22,14 +22,14 @@ class _Known:
 
 
 class RankCourses:
-    """What was said of each training process of this node. Times are of the agent's monotonic clock."""
+    """What logs say about each training process of this node. Times are of the agent's monotonic clock."""
 
     def __init__(self) -> None:
         self._known: dict[Key, _Known] = {}
         self._now_s = 0.0
 
     def note(self, listed: Sequence[TrainingProcess], now_s: float) -> None:
-        """Take in who runs now; who has been gone for a while is forgotten."""
+        """Update the running processes; those gone for a while are forgotten."""
         self._now_s = now_s
         for process in listed:
             known = self._known.get(key(process))
@@ -42,7 +42,7 @@ class RankCourses:
                 del self._known[name]
 
     def processes(self) -> list[TrainingProcess]:
-        """Return those that run, and those that have ended a moment ago."""
+        """Return the running processes, and those that exited a moment ago."""
         return [known.process for known in self._known.values()]
 
     def of(self, process: TrainingProcess) -> RankCourse | None:
@@ -51,14 +51,15 @@ class RankCourses:
         return known.course if known is not None else None
 
     def pause(self) -> None:
-        """Note for all that the time until now belongs to no step: a checkpoint, an evaluation."""
+        """Exclude the time until now from all ranks' steps: a checkpoint, an evaluation."""
         for known in self._known.values():
             known.course.pause(self._now_s)
 
     def rows(self, left_out: Collection[int], drops: Drops) -> dict[int, dict[str, float]]:
-        """Return the rows for the interval that ends now by device, without those ``left_out``.
+        """Return the rows for the interval ending now by device, except ``left_out``.
 
-        Who is gone says once more what is new; where two ranks claim a device, the newest attempt's row is kept.
+        An exited rank's last values are included once; where two ranks claim a device, the newest attempt's row is
+        kept.
         """
         rows: dict[int, dict[str, float]] = {}
         for known in sorted(self._known.values(), key=lambda item: (item.listed_s, item.process.attempt)):
@@ -75,5 +76,5 @@ class RankCourses:
 
 
 def key(process: TrainingProcess) -> Key:
-    """Return what tells this process from every other of the node."""
+    """Return the process's unique key on this node."""
     return process.job, process.attempt, process.pid

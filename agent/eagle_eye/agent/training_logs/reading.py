@@ -1,4 +1,4 @@
-"""What one line of a training log says, and what a framework's parser is. Pure."""
+"""The content of one training log line, and the interface of a framework's parser. Pure."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 
-STEP_MAX = 10**12  # a step beyond is no step: an epoch of nanoseconds, a hash
+STEP_MAX = 10**12  # a larger value is not a step but an epoch in nanoseconds, or a hash
 
 
 class Writer(Enum):
-    """Which rank writes a line that names none, where each rank might: the framework's own rule."""
+    """Which rank writes a line without a rank, where any rank might: the framework's own rule."""
 
     ANY = "any"
     FIRST = "first"  # rank 0
@@ -18,7 +18,7 @@ class Writer(Enum):
 
 
 class Quiet(Enum):
-    """What a line says about a phase in which no step is due."""
+    """What a line says about a phase without steps."""
 
     CHECKPOINT_BEGIN = "checkpoint_begin"
     CHECKPOINT_END = "checkpoint_end"
@@ -28,13 +28,13 @@ class Quiet(Enum):
 
 @dataclass(frozen=True)
 class LogReading:
-    """What one line says; None is what it does not say.
+    """One line's content; None for absent fields.
 
-    ``step`` is the last finished step. ``step_s`` (seconds a step), ``loss``, ``grad_norm`` and ``tokens_per_second``
-    (of the rank) are means over the steps since the line before; NaN and infinity are what the line said.
-    ``job_tokens_per_second`` is the whole job's. ``stamp_s`` is the line's own time: seconds since any moment, so that
-    only differences mean something. ``quiet_step`` is the step that a checkpoint is of. ``rank`` is the global rank
-    where the line itself names it; ``writer`` says who writes such lines where nothing else does.
+    ``step`` is the last finished step. ``step_s`` (seconds per step), ``loss``, ``grad_norm`` and ``tokens_per_second``
+    (of the rank) are means over the steps since the line before; NaN and infinity are reported as logged.
+    ``job_tokens_per_second`` is the whole job's. ``stamp_s`` is the line's timestamp: seconds since an arbitrary
+    moment, so that only differences are meaningful. ``quiet_step`` is a checkpoint's step. ``rank`` is the global rank
+    if the line contains it; ``writer`` says which rank writes such lines if nothing else does.
     """
 
     step: int | None = None
@@ -57,10 +57,10 @@ Parse = Callable[[str], "LogReading | None"]
 class Framework:
     """One framework's log lines.
 
-    A line that holds none of ``needles`` is none of its lines. ``parser`` makes a parser for one log: it takes lines
-    without prefixes, never raises, and may remember. Once a log is known to be of the framework,
-    ``needles_once_known`` are searched instead, where there are any. ``engine``: a library below other frameworks,
-    whose lines say more. ``general``: reads lines of no framework in particular, until one is recognised.
+    A line without any of ``needles`` is not one of its lines. ``parser`` creates a parser for one log: it takes lines
+    without prefixes, never raises, and may keep state. Once a log is known to be the framework's,
+    ``needles_once_known`` are searched instead, if any. ``engine``: a library below other frameworks, whose lines say
+    more. ``general``: parses lines of no particular framework, until one is recognised.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""TensorBoard's event files: records with checksums, and the few fields of them that hold numbers. Pure.
+"""Parses TensorBoard event files: records with checksums, and their few numeric fields. Pure.
 
 A file is a sequence of TFRecords: length (8 bytes, little-endian), masked CRC-32C of those, data, masked CRC-32C of
 the data. The data is a protobuf message Event: 1 wall_time (double), 2 step (varint), 5 summary; a Summary has values
@@ -12,10 +12,10 @@ import struct
 from dataclasses import dataclass
 
 SCALAR_BYTES_MAX = 16_384  # a record with a step's scalars has some hundred; images and graphs are larger
-RECORD_BYTES_MAX = 1 << 31  # what a length may say before it is taken for damage
+RECORD_BYTES_MAX = 1 << 31  # a larger length is taken for damage
 HEADER_BYTES, FOOTER_BYTES = 12, 4
-SCALARS_MAX = 256  # of one record
-TRIES_MAX = 4_096  # places that look like a record's beginning; a checksum of each is taken
+SCALARS_MAX = 256  # per record
+TRIES_MAX = 4_096  # places that look like a record's start; each costs a checksum
 _DT_FLOAT, _DT_DOUBLE = 1, 2
 _SHORT = bytes(6)  # the upper bytes of a short record's length
 _MASK_DELTA = 0xA282EAD8
@@ -23,12 +23,12 @@ _POLYNOMIAL = 0x82F63B78  # CRC-32C, reversed
 
 
 class Damaged(ValueError):
-    """Bytes that are no record: a checksum does not fit."""
+    """Bytes that are not a record: a wrong checksum."""
 
 
 @dataclass(frozen=True)
 class Scalar:
-    """One number: under which tag, of which step, when (Unix seconds)."""
+    """One number, with its tag, step and time (Unix seconds)."""
 
     tag: str
     step: int
@@ -38,10 +38,10 @@ class Scalar:
 
 @dataclass(frozen=True)
 class Records:
-    """What bytes from a record's beginning on hold.
+    """The records in bytes that start at a record.
 
-    ``used`` bytes are done with: more than there were where a large record is stepped over, fewer where the last one is
-    not complete yet. ``damaged`` records had a wrong checksum behind a right length.
+    ``used`` is the number of bytes consumed: more than given where a large record is skipped, fewer where the last one
+    is incomplete. ``damaged`` records had a valid length but a wrong data checksum.
     """
 
     scalars: list[Scalar]
@@ -63,7 +63,7 @@ def read_records(data: bytes, records_max: int) -> Records:
             break
         end = at + HEADER_BYTES + length + FOOTER_BYTES
         if length > SCALAR_BYTES_MAX:
-            at = end  # no scalars: stepped over, unread
+            at = end  # no scalars: skipped unread
             continue
         if end > len(data):
             break
@@ -78,7 +78,7 @@ def read_records(data: bytes, records_max: int) -> Records:
 
 
 def next_record(data: bytes, begin: int = 0) -> int | None:
-    """Return where the first record at or after ``begin`` begins, None where none does: for entering a file midway."""
+    """Return the start of the first record at or after ``begin``, None if there is none: for entering a file midway."""
     at = data.find(_SHORT, begin)
     for _ in range(TRIES_MAX):
         if at < 0:
@@ -91,7 +91,7 @@ def next_record(data: bytes, begin: int = 0) -> int | None:
 
 
 def masked_crc(data: bytes) -> int:
-    """Return the CRC-32C of the data, rotated and shifted as TFRecords have it."""
+    """Return the data's CRC-32C, rotated and shifted as in TFRecords."""
     crc = 0xFFFFFFFF
     table = _TABLE
     for byte in data:
@@ -114,7 +114,7 @@ _TABLE = _table()
 
 
 def _length(data: bytes, at: int) -> int | None:
-    """Return the length that the record at this place says; None where that is no record."""
+    """Return the length of the record at this place; None where there is no record."""
     if len(data) - at < HEADER_BYTES:
         return None
     length, checksum = struct.unpack_from("<QI", data, at)
@@ -124,7 +124,7 @@ def _length(data: bytes, at: int) -> int | None:
 
 
 def _event(content: bytes) -> list[Scalar]:
-    """Return a record's scalars; none of what is no message."""
+    """Return a record's scalars; none if it is not a valid message."""
     try:
         fields = _fields(content)
         time_s = next((_double(value) for number, value in fields if number == 1), 0.0)
@@ -153,7 +153,7 @@ def _value(content: bytes, step: int, time_s: float) -> list[Scalar]:
 
 
 def _tensor(content: bytes) -> float | None:
-    """Return the number of a tensor that holds one; None of every other."""
+    """Return the number in a one-element tensor; None for any other."""
     kind = 0
     numbers: bytes | None = None
     for number, value in _fields(content):

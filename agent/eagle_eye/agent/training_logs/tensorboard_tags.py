@@ -1,4 +1,4 @@
-"""What frameworks call their scalars in TensorBoard, as a table. Pure."""
+"""The frameworks' names for their TensorBoard scalars, as a table. Pure."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from eagle_eye.agent.training_logs.tensorboard_events import Scalar
 
 
 class Tag(NamedTuple):
-    """What a tag's scalar is: a field of LogReading, what it is multiplied by, and which rank writes it by custom."""
+    """A tag's meaning: a field of LogReading, its multiplier, and which rank by convention writes it."""
 
     field: str
     scale: float = 1.0
     writer: Writer = Writer.FIRST
 
 
-# Exact names, in lower case. The step of what is missing here counts samples or tokens, or is nobody's standard.
+# Exact names, in lower case. Missing here: tags whose step counts samples or tokens, or that follow no standard.
 TAGS = MappingProxyType(
     {
         "lm loss": Tag("loss", writer=Writer.LAST),  # Megatron-LM
@@ -52,7 +52,7 @@ TAGS = MappingProxyType(
 
 
 def reading(scalar: Scalar) -> LogReading | None:
-    """Return what the scalar says of a step, None where its tag is none of the table's."""
+    """Convert the scalar to a reading, None where its tag is not in the table."""
     tag = TAGS.get(scalar.tag.lower())
     if tag is None or not 0 <= scalar.step < STEP_MAX:
         return None

@@ -1,4 +1,4 @@
-"""torchtitan: its line of text, and its structured JSON lines, of which every rank writes a file. Pure."""
+"""torchtitan: its text line, and its structured JSON lines, one file per rank. Pure."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import msgspec
 from eagle_eye.agent.training_logs.quantities import number, stamp_s
 from eagle_eye.agent.training_logs.reading import STEP_MAX, Framework, LogReading, Parse, Quiet, Writer
 
-NO_LOSS = -1.0  # what a pipeline stage prints that sees no loss
+NO_LOSS = -1.0  # printed by pipeline stages without a loss
 
 _STEP = re.compile(r"(?:^|[^\w ] |INFO - )(?:epoch: {0,8}[0-9]{1,9} )?step: {0,12}([0-9]{1,12}) ")
 _FIELD = re.compile(r"\b(loss|grad_norm|step_time|tps): {0,12}([0-9A-Za-z+.,-]{1,32}?)s?(?=\s|$)")
 
 
 class _Record(msgspec.Struct):
-    """The fields of a structured line that are read."""
+    """The fields of a structured line that are used."""
 
     log_type_name: str
     rank: int
@@ -29,16 +29,16 @@ _decoder = msgspec.json.Decoder(_Record)
 
 
 class TorchtitanLogParser:
-    """Reads the lines of one log.
+    """Parses the lines of one log.
 
-    The structured lines carry the step that the rank is at: it has finished one when it comes to the next.
+    The structured lines carry the rank's current step: it has finished one when the next appears.
     """
 
     def __init__(self) -> None:
         self._at: dict[int, int] = {}
 
     def __call__(self, line: str) -> LogReading | None:
-        """Return what the line says, None when it is none of torchtitan's."""
+        """Parse the line; return None when it is not torchtitan's."""
         if line.startswith("{"):
             return self._structured(line)
         if " tps: " in line:
@@ -52,10 +52,10 @@ class TorchtitanLogParser:
     def _structured(self, line: str) -> LogReading | None:
         try:
             record = _decoder.decode(line)
-        except (msgspec.DecodeError, UnicodeError, RecursionError):  # broken characters; brackets without end
+        except (msgspec.DecodeError, UnicodeError, RecursionError):  # invalid characters; unbalanced brackets
             return None
         step, rank = record.step, record.rank
-        # Actors of reinforcement learning count ranks of their own.
+        # Reinforcement learning actors have their own rank numbers.
         if step is None or not 0 <= step < STEP_MAX or rank < 0 or not record.source.startswith("train"):
             return None
         before = self._at.get(rank)
@@ -67,7 +67,7 @@ class TorchtitanLogParser:
         return LogReading(step=step - 1, stamp_s=record.time_us / 1e6, rank=rank)
 
 
-RANKS_IN_A_FILE_MAX = 64  # torchtitan writes one file a rank; merged ones hold a node's
+RANKS_IN_A_FILE_MAX = 64  # torchtitan writes one file per rank; merged ones hold a node's
 
 
 def _text(line: str) -> LogReading | None:

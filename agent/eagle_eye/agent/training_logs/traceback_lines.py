@@ -1,4 +1,4 @@
-"""Finding in a log the place and the line with which a Python traceback ends. Pure; never raises."""
+"""Finds the innermost frame and the last line of Python tracebacks in a log. Pure; never raises."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 from eagle_eye.agent.training_logs.line_prefixes import LogLine
 
 HEADER = "Traceback (most recent call last):"
-STREAMS_MAX = 64  # ranks whose tracebacks may stand interleaved in one log
-LINES_MAX = 1_000  # of one traceback: the interpreter prints at most 1,000 frames, and folds recursion
+STREAMS_MAX = 64  # ranks whose tracebacks may be interleaved in one log
+LINES_MAX = 1_000  # per traceback: the interpreter prints at most 1,000 frames, and folds recursion
 
-# A name as classes have it, with its module: letters of both cases, so that "WARNING: ..." is none.
+# A class name with its module: mixed case, so that "WARNING: ..." does not match.
 _ENDING = re.compile(r"((?:[A-Za-z_]\w{0,100}\.){0,12}([A-Z]\w{0,100}|\w{0,100}?(?:error|Error|timeout)))(?::\s.*)?$")
 _PLACE = re.compile(r'\s{1,8}File "[^"]{1,400}", line \d{1,9}(, in .{1,200})?\s*$')
-# How programs are stopped, and what launchers say when a rank of theirs has failed.
+# Exceptions that stop programs deliberately, and those launchers raise when one of their ranks has failed.
 _NO_CAUSE = frozenset({"KeyboardInterrupt", "SystemExit", "GeneratorExit", "SignalException", "ChildFailedError"})
 
 
@@ -23,11 +23,11 @@ class _Open:
     header: LogLine
     lines: int = 0
     in_frame: bool = False
-    place: list[str] = field(default_factory=list)  # of the frame last printed, the innermost, and its line of source
+    place: list[str] = field(default_factory=list)  # of the last printed frame, the innermost, with its source line
 
 
 class Tracebacks:
-    """The tracebacks that are under way in one log, one for each rank or process that prefixes name."""
+    """The open tracebacks in one log, one per rank or process named in prefixes."""
 
     def __init__(self) -> None:
         self._open: dict[tuple[int | None, ...], _Open] = {}
@@ -38,11 +38,12 @@ class Tracebacks:
         return bool(self._open)
 
     def take(self, line: LogLine) -> tuple[LogLine, str] | None:
-        """Take the log's next line; where it ends a traceback of an error return the header and what it says.
+        """Take the log's next line; if it ends an error's traceback, return the header and the error text.
 
-        That is the place of the innermost frame, where it was printed, and this line, as in a traceback.
+        The text is the innermost frame, if printed, and this line, as in a traceback.
         """
-        # An indented line may look as if its prefix had a space behind it: only the header's tells rank and local rank.
+        # An indented line may look as if its prefix ended in a space: only the header's prefix distinguishes rank and
+        # local rank.
         stream = (line.local_rank if line.rank is None else line.rank, line.task, line.pid)
         if line.text.startswith(HEADER):
             if stream in self._open or len(self._open) < STREAMS_MAX:
@@ -67,7 +68,7 @@ class Tracebacks:
         return known.header, "\n".join([*known.place, line.text])
 
     def _count_other_lines(self) -> None:
-        """Give up what has not gone on for many lines of others."""
+        """Drop tracebacks that have not continued for many other lines."""
         for stream, known in list(self._open.items()):
             known.lines += 1
             if known.lines >= LINES_MAX:

@@ -1,1 +1,1 @@
-"""Frames on their way: the spool on disk, requests, the connection to the server."""
+"""Frame delivery: the spool on disk, requests, the connection to the server."""

@@ -1,7 +1,7 @@
 """One connection that carries frames: a request's body in, the server's answer out. Touches: the network.
 
-The standard library's client would do, but for its cost: this is what an agent spends most of its time on. It reads
-what HTTP/1.1 permits an answer to be: a length, chunks, or all until the connection's end.
+The standard library's client would work but costs too much: an agent spends most of its time here. It supports all
+HTTP/1.1 response framings: a length, chunks, or everything until the connection closes.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ from typing import NamedTuple
 from urllib.parse import urlsplit
 
 ANSWER_BYTES_MAX = 1 << 16
-LINE_BYTES_MAX = 1 << 13  # of the answer's head, and of a chunk's
+LINE_BYTES_MAX = 1 << 13  # per line of the response head, and of a chunk's
 LINES_MAX = 128
-LENGTH_DIGITS_MAX = 18  # of a length: Python refuses numbers of some thousand
+LENGTH_DIGITS_MAX = 18  # of a length: Python rejects numbers with several thousand
 
 _STATUS = re.compile(rb"HTTP/1\.\d ([1-9]\d\d)[ \r\n]")
 
 
 class BadAnswer(ValueError):
-    """The answer is no HTTP, or longer than any that we read."""
+    """The answer is not HTTP, or exceeds the limits."""
 
 
 class ServerAnswer(NamedTuple):
-    """The server's answer; ``reason`` is the problem's stable word, ``retry_after_s`` None when not said.
+    """The server's answer; ``reason`` is the problem's stable word, ``retry_after_s`` None when absent.
 
-    ``fields`` is the whole JSON object, empty where the body is none.
+    ``fields`` is the whole JSON object, empty where the body is not one.
     """
 
     status: int
@@ -57,7 +57,7 @@ class FrameConnection:
     def post(self, body: bytes, token: str, content_type: str, encoding: str = "") -> ServerAnswer:
         """Return the server's answer; ``token`` or ``encoding`` empty: none. Raises OSError, BadAnswer.
 
-        After an error the connection is closed, and the next request opens another.
+        After an error the connection is closed; the next request opens another.
         """
         kept = self._http is not None
         coded = f"Content-Encoding: {encoding}\r\n" if encoding else ""
@@ -71,7 +71,7 @@ class FrameConnection:
                 if not kept:
                     raise
                 self.close()
-                return self._post(head + body)  # it was closed while nothing was sent; a frame may be sent twice
+                return self._post(head + body)  # it was closed while idle; a frame may be sent twice
         except BaseException:
             self.close()
             raise
@@ -98,7 +98,7 @@ class FrameConnection:
 
 
 def _read_head(reader: BufferedReader) -> tuple[int, dict[str, str]]:
-    """Return status and headers, names in small letters. Raises OSError, BadAnswer."""
+    """Return status and headers, names in lower case. Raises OSError, BadAnswer."""
     while True:
         line = _line(reader)
         if not line:
@@ -116,12 +116,12 @@ def _read_head(reader: BufferedReader) -> tuple[int, dict[str, str]]:
         else:
             raise BadAnswer(f"the answer's head has more than {LINES_MAX} lines")
         status = int(match[1])
-        if status >= 200:  # what comes before are interim answers
+        if status >= 200:  # earlier ones are interim responses
             return status, headers
 
 
 def _read_body(reader: BufferedReader, headers: Mapping[str, str]) -> tuple[bytes, bool]:
-    """Return the body, as far as it is read, and whether the connection can carry another request after it."""
+    """Return the body, as far as read, and whether the connection can be reused."""
     if headers.get("transfer-encoding", "identity").lower() != "identity":
         return _read_chunks(reader)
     length = headers.get("content-length", "")
@@ -151,7 +151,7 @@ def _read_chunks(reader: BufferedReader) -> tuple[bytes, bool]:
 
 
 def _line(reader: BufferedReader) -> bytes:
-    """Return a line with its end; empty at the connection's end. Raises OSError, BadAnswer."""
+    """Return a line with its end; empty at EOF. Raises OSError, BadAnswer."""
     line = reader.readline(LINE_BYTES_MAX)
     if len(line) == LINE_BYTES_MAX:
         raise BadAnswer(f"a line of the answer has more than {LINE_BYTES_MAX} bytes")

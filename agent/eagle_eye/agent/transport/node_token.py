@@ -1,4 +1,4 @@
-"""This node's token: read from its file, and bought with the fleet's join token where there is none that counts.
+"""This node's token: read from its file, and obtained with the fleet's join token where there is no valid one.
 
 Touches: the two files, one short HTTP connection.
 """
@@ -18,17 +18,17 @@ from pathlib import Path
 from eagle_eye.agent.transport.server_connection import Trust, connect, path_on
 
 PATH = "/api/v1/enrol"
-TOKEN_CHARS_MAX = 256  # what the server takes
+TOKEN_CHARS_MAX = 256  # the server's limit
 ANSWER_BYTES_MAX = 1 << 16
-ENROL_EVERY_S = 60.0  # a fleet whose join token has expired must not storm its server
+ENROL_EVERY_S = 60.0  # a fleet with an expired join token must not flood its server
 
 _log = logging.getLogger("eagle_eye.agent")
 
 
 class NodeToken:
-    """``file`` None: no token at all. ``join_file`` None: the file is somebody else's to fill.
+    """``file`` None: no token at all. ``join_file`` None: the file is provisioned externally.
 
-    Every trouble is logged once and leaves the agent with the token that it had: frames wait in the spool.
+    Every error is logged once and keeps the current token: frames wait in the spool.
     """
 
     def __init__(
@@ -54,14 +54,14 @@ class NodeToken:
         self._lock = threading.Lock()  # each lane of the uplink asks
 
     def text(self) -> str:
-        """Return the token, got at the first call if the file lacks one; empty: there is none."""
+        """Return the token, obtained on the first call if the file lacks one; empty: there is none."""
         with self._lock:
             if not self._text:
                 self._text = self._read(self._file) or self._enrol()
             return self._text
 
     def refused(self) -> bool:
-        """The server refused the token. Return whether there is another one to try."""
+        """Handle a token rejected by the server; return whether there is another one to try."""
         with self._lock:
             old = self._text
             new = self._read(self._file)
@@ -72,7 +72,7 @@ class NodeToken:
             return bool(new) and new != old
 
     def _enrol(self) -> str:
-        """Return a token from the server, kept in the file first; empty: not now."""
+        """Obtain a token from the server and save it first; empty: not now."""
         now_s = self._monotonic_s()
         if self._file is None or self._join_file is None:
             return ""
@@ -93,10 +93,10 @@ class NodeToken:
         return text
 
     def _bought(self, join: str, file: Path) -> str:
-        """Return a token that is in the file already; empty: the server gave none. Raises OSError, HTTPException."""
+        """Obtain a token and save it to the file; empty: the server gave none. Raises OSError, HTTPException."""
         file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        # Before the server is asked: it gives a node's token once, and one that cannot be kept is lost.
-        descriptor, name = tempfile.mkstemp(prefix=f".{file.name}-", dir=file.parent)  # readable by its owner alone
+        # Before asking the server: it gives a node's token once, and a token that cannot be saved is lost.
+        descriptor, name = tempfile.mkstemp(prefix=f".{file.name}-", dir=file.parent)  # readable only by its owner
         try:
             text = self._ask(join)
             if text:
@@ -130,7 +130,7 @@ class NodeToken:
         return ""
 
     def _read(self, file: Path | None) -> str:
-        """Return the file's token; empty where it has none. A token file that is still to be made is no trouble."""
+        """Return the file's token; empty where it has none. A file yet to be created by a join token is no error."""
         if file is None:
             return ""
         try:
@@ -149,7 +149,7 @@ class NodeToken:
         return text
 
     def _say(self, text: str) -> None:
-        """Log a trouble once."""
+        """Log an error once."""
         if text != self._said:
             self._said = text
             _log.warning("%s", text)

@@ -1,7 +1,7 @@
-"""What waits in the spool as the body of a request: rows, and the outlines that the server does not know.
+"""Builds request bodies from spooled frames: rows, and the outlines that the server does not know.
 
-The loop encodes each sample once, as a row with its outline; here the parts are only put together. What is encoded anew
-is what a clock that was set dates anew, and what goes whole to a server that does not read rows.
+The loop encodes each sample once, as a row with its outline; this only concatenates the parts. Frames are re-encoded
+only to re-date them after the clock was set, and to send them whole to a server that does not read rows.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from eagle_eye.schema.rows import (
 )
 
 OLD_SERVER_S = 600.0  # how long whole frames are sent to a server that does not read rows
-DEFLATE_BYTES_MIN = 16_384  # what is worth compressing: many frames at once, after an outage
+DEFLATE_BYTES_MIN = 16_384  # worth compressing: many frames at once, after an outage
 DEFLATE_LEVEL = 1
 
 _NO_ROWS_STATUS = 415
@@ -45,9 +45,9 @@ class Written(NamedTuple):
 
 
 class RequestWriter:
-    """Writes one lane's requests, and learns from the answers what the server knows.
+    """Writes one lane's requests, and tracks from the answers what the server knows.
 
-    ``base`` dates what waits as the clock by which it is sent would have; None: it is sent as it is.
+    ``base`` re-dates frames by the clock at sending; None: they are sent unchanged.
     """
 
     def __init__(self, monotonic_s: Callable[[], float], base: ClockBase | None = None) -> None:
@@ -56,13 +56,13 @@ class RequestWriter:
         self._whole_until_s = float("-inf")
         self._raw = b""  # the newest outline...
         self._outline: Outline | None = None  # ...None: only an agent of another version can read it
-        self._is_ours = False  # whether it says nothing that this agent would leave out
+        self._is_ours = False  # whether it has only fields known to this agent
         self._id = b""
-        self._known: set[bytes] = set()  # what the server has said it knows
+        self._known: set[bytes] = set()  # those that the server has acknowledged
         self._told: list[bytes] = []  # the outlines that the last request's rows need
 
     def write(self, kept: Sequence[bytes], now_s: float) -> Written:
-        """Return a request with all that was kept, which is of one stream."""
+        """Return a request with all of ``kept``, which is from one stream."""
         base_s = None if self._base is None else self._base.read()
         if self._monotonic_s() < self._whole_until_s:
             return Written(encode_request([self._whole(raw, base_s) for raw in kept], now_s), WHOLE_CONTENT_TYPE)
@@ -76,7 +76,7 @@ class RequestWriter:
         return Written(zlib.compress(body, DEFLATE_LEVEL), ROWS_CONTENT_TYPE, "deflate")
 
     def answered(self, status: int, reason: str) -> bool:
-        """Learn from the answer; return whether the same frames are to be sent again at once, written anew."""
+        """Process the answer; return whether the same frames must be sent again at once, rewritten."""
         if status == 200:
             self._known = set(self._told)
         elif (status, reason) == _NO_OUTLINE and self._known:
@@ -88,7 +88,7 @@ class RequestWriter:
         return False
 
     def _item(self, raw: bytes, base_s: float | None, outlines: dict[bytes, bytes]) -> bytes:
-        """Return the row, or the whole frame, that is sent for what was kept; ``outlines`` has the row's then."""
+        """Return the row or whole frame to send for a spooled frame; adds the row's outline to ``outlines``."""
         parts = split_row(raw)
         if parts is None:
             return self._whole(raw, base_s)
@@ -99,7 +99,7 @@ class RequestWriter:
         return row
 
     def _row(self, raw: bytes, row: bytes, base_s: float | None) -> bytes:
-        """Return a row as it is sent, its outline the newest from now on."""
+        """Return a row as it is sent; its outline becomes the newest."""
         self._meet(raw)
         outline = self._outline
         if self._base is None or outline is None or not self._is_ours or outline.clock_base_s == base_s:
@@ -120,7 +120,7 @@ class RequestWriter:
         self._is_ours = not unknown and not unknown_outline_keys(raw)
 
     def _whole(self, raw: bytes, base_s: float | None) -> bytes:
-        """Return what was kept as a whole frame."""
+        """Return a spooled frame as a whole frame."""
         parts = split_row(raw)
         if parts is not None:
             row = self._row(*parts, base_s)
@@ -130,7 +130,7 @@ class RequestWriter:
         try:
             frame, unknown = read_frame(raw)
         except BadFrame:
-            return raw  # of another version, left in the spool; the server will say so
+            return raw  # from another version, left in the spool; the server will reject it
         if frame.base_s == base_s or unknown or unknown_keys(raw):
-            return raw  # left by a newer agent: its server may know what this one would leave out
+            return raw  # left by a newer agent: its server may know fields that this one would drop
         return encode_frame(self._base.dated(frame))

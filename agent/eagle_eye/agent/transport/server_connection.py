@@ -1,4 +1,4 @@
-"""An HTTP connection to the server, with deadlines and the site's certificates. Touches: the network."""
+"""An HTTP connection to the server, with timeouts and the site's certificates. Touches: the network."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from urllib.parse import urlsplit
 
 
 class Trust(NamedTuple):
-    """By whom the server's certificate is signed, and this host's own, for servers that ask for one; files in PEM.
+    """The CA of the server's certificate, and this host's own certificate, for servers that require one; PEM files.
 
-    ``ca_file`` None: the system's authorities. ``key_file`` None: the key is in ``certificate_file``. Read anew for
+    ``ca_file`` None: the system's authorities. ``key_file`` None: the key is in ``certificate_file``. Read again for
     each connection, so that files may change.
     """
 
@@ -27,7 +27,7 @@ SYSTEMS = Trust()
 def connect(server: str, trust: Trust, connect_s: float, answer_s: float) -> http.client.HTTPConnection:
     """Return an open connection; reads and writes on it time out after ``answer_s``. Raises OSError.
 
-    No proxy of the environment's is used: it would get the token.
+    Proxies from the environment are ignored: they would see the token.
     """
     parts = urlsplit(server)
     host = parts.hostname or ""
@@ -35,7 +35,7 @@ def connect(server: str, trust: Trust, connect_s: float, answer_s: float) -> htt
     if parts.scheme == "https":
         context = ssl.create_default_context(cafile=trust.ca_file)
         if trust.certificate_file is not None:
-            # Without a password given OpenSSL would ask for it on the terminal.
+            # Without a password OpenSSL would prompt on the terminal.
             context.load_cert_chain(trust.certificate_file, trust.key_file, password=lambda: b"")
         connection = http.client.HTTPSConnection(host, parts.port, timeout=connect_s, context=context)
     else:
@@ -46,5 +46,5 @@ def connect(server: str, trust: Trust, connect_s: float, answer_s: float) -> htt
 
 
 def path_on(server: str, path: str) -> str:
-    """Return the path of a request: the server may live below a prefix."""
+    """Return a request's path; the server may have a URL prefix."""
     return urlsplit(server).path.rstrip("/") + path

@@ -1,10 +1,10 @@
-"""Keeps frames until the server has them: in memory, and on disk in one file a stream; bounded, oldest first out.
+"""Keeps frames until the server has them: in memory, and on disk in one file per stream; bounded, drops oldest first.
 
 A frame outlives this process (SIGKILL) once ``append`` has returned: the server has it, or the disk. It outlives the
-machine (a power cut) a second later, when the file has been synced. What the server takes at once is not written at
-all: as long as it answers, the disk has nothing to do. Nothing here waits for the disk for long: what touches it is
-``spool_disk.py``, in a thread of its own. While it is full, read-only, broken or hangs, frames wait in memory and are
-written when it works again.
+machine (a power cut) a second later, when the file has been synced. Frames that the server takes at once are not
+written: as long as it answers, the disk is idle. Nothing here waits long for the disk: only ``spool_disk.py`` touches
+it, in a thread of its own. While the disk is full, read-only, broken or hung, frames wait in memory and are written
+when it works again.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from eagle_eye.agent.transport.spool_file import SpooledFrame
 from eagle_eye.agent.transport.spool_stream import Batch, Stream, record_bytes
 
 BYTES_MAX = 512 << 20
-MEMORY_BYTES_MAX = 32 << 20  # what may wait for a disk that does not work: an hour of a node with eight GPUs
-STREAM_FRAMES_MAX = 64  # about a minute: few enough to go before live frames, enough to make few files of an outage
-STREAM_BYTES_MAX = 1 << 20  # what one request carries easily
-STREAM_SHARE = 8  # no stream takes more than this part of the spool: streams are dropped whole
-STREAMS_MAX = 4_096  # files: an agent that is restarted over and over makes many small ones
-# How long a new frame waits for a server that took the one before within this time; then the disk gets it.
+MEMORY_BYTES_MAX = 32 << 20  # frames waiting for a failed disk: an hour of a node with eight GPUs
+STREAM_FRAMES_MAX = 64  # about a minute: few enough to send before live frames, enough to limit the number of files
+STREAM_BYTES_MAX = 1 << 20  # fits easily into one request
+STREAM_SHARE = 8  # no stream takes more than this fraction of the spool: streams are dropped whole
+STREAMS_MAX = 4_096  # files: an agent that is restarted repeatedly creates many small ones
+# How long a new frame waits for the server if it took the previous one within this time; then it goes to disk.
 ANSWER_WAIT_S = 0.05
-WRITE_WAIT_S = 0.25  # how long the agent's loop waits for a disk that hangs, once
+WRITE_WAIT_S = 0.25  # how long the agent's loop waits for a hung disk, once
 LOAD_WAIT_S = 5.0  # how long the sender of old frames waits for the disk
 OPEN_WAIT_S = 5.0  # how long the agent's start waits for the disk
 CLOSE_WAIT_S = 2.0
-SAY_EVERY_S = 60.0  # a full spool drops each minute anew: one line for all of it
+SAY_EVERY_S = 60.0  # a full spool drops frames every minute: one log line for all of them
 
 __all__ = ["BYTES_MAX", "Batch", "Spool", "SpoolTaken"]
 
@@ -43,12 +43,12 @@ _log = logging.getLogger("eagle_eye.agent")
 
 
 class Spool:
-    """A queue of encoded frames in streams; used from every thread, appended to from one.
+    """A queue of encoded frames in streams; thread-safe, with a single appender.
 
-    Frames are appended to the *live* stream. When too many of them wait, because the server is away, a new stream
-    begins: the one before is *recent*, those before that are the *backlog*. So the newest frames can be sent before
-    older ones although those of one stream are always sent in order. Each start of the agent begins a new stream, and
-    sequences count from 1 in it: none is ever used twice, also not after a power cut took the newest frames.
+    Frames are appended to the *live* stream. When too many of them wait, because the server is unreachable, a new
+    stream starts: the previous one is *recent*, earlier ones are the *backlog*. So the newest frames can be sent before
+    older ones, although each stream is sent in order. Each start of the agent creates a new stream with sequences from
+    1: none is ever used twice, even if a power cut lost the newest frames.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class Spool:
         monotonic_s: Callable[[], float] = time.monotonic,
         now_s: Callable[[], float] = time.time,
     ) -> None:
-        """Open or make the spool. Raises SpoolTaken; any other trouble with the disk leads to memory.
+        """Open or create the spool. Raises SpoolTaken; on any other disk error frames stay in memory.
 
         Frames that wait there under another node's name are dropped, counted as ``spool_other_node``: a server
         takes them only from that node, and would never acknowledge them.
@@ -90,13 +90,13 @@ class Spool:
 
     @property
     def in_memory(self) -> bool:
-        """Whether new frames wait in memory alone because the disk fails or hangs."""
+        """Whether new frames are only in memory because the disk fails or hangs."""
         return self._stalled or self._disk.failing
 
     def append(self, make: Callable[[str, int], bytes]) -> int | None:
         """Keep the frame that ``make(stream, sequence)`` returns; return its sequence, None if it was dropped.
 
-        When a bound is reached the oldest frames go, counted as ``spool_full``.
+        When a limit is reached the oldest frames are dropped, counted as ``spool_full``.
         """
         with self._lock:
             if len(self._live.frames) >= STREAM_FRAMES_MAX or (
@@ -126,11 +126,11 @@ class Spool:
 
     @property
     def node(self) -> str:
-        """Whose frames wait here."""
+        """The node whose frames wait here."""
         return self._node
 
     def listen(self, tell: Callable[[], None]) -> None:
-        """Have ``tell`` called for each frame that is to be sent before ``append`` returns; it must return at once."""
+        """Call ``tell`` before ``append`` returns for each frame to send; it must return at once."""
         self._tell = tell
 
     def has_new(self) -> bool:
@@ -138,12 +138,12 @@ class Spool:
         return self._recent is not None or bool(self._live.frames)
 
     def newest(self, frames_max: int, bytes_max: int) -> Batch | None:
-        """Return what is to be sent at once: of the recent stream while it has any, then of the live one."""
+        """Return the next frames to send at once: from the recent stream while it has any, then from the live one."""
         with self._lock:
             return (self._recent or self._live).batch(frames_max, bytes_max)
 
     def backlog(self, frames_max: int, bytes_max: int) -> Batch | None:
-        """Return the oldest frames of the backlog; None when there are none, or the disk does not give them now."""
+        """Return the oldest frames of the backlog; None when there are none, or the disk does not return them now."""
         with self._lock:
             while self._backlog:
                 oldest = self._backlog[0]
@@ -160,7 +160,7 @@ class Spool:
         return bool(self._backlog)
 
     def acknowledge(self, stream: str, sequence: int) -> None:
-        """Forget every frame of a stream up to and with ``sequence``: the server has it, or nobody wants it."""
+        """Drop a stream's frames up to and including ``sequence``: the server has them, or they are unwanted."""
         with self._lock:
             known = self._streams.get(stream)
             if known is None:  # dropped meanwhile
@@ -169,7 +169,7 @@ class Spool:
             if known is self._live and known.acknowledged == known.last:
                 self._prompt = self._monotonic_s() - self._appended_s < ANSWER_WAIT_S
                 self._answered.notify_all()
-                if self._prompt:  # nothing will be written over what the file has, which the server has too
+                if self._prompt:  # nothing overwrites the file's frames, which the server has too
                     self._disk.forget_file(known)
             if known is not self._live and known.acknowledged >= known.last:
                 self._remove(known)
@@ -180,22 +180,22 @@ class Spool:
             return sum(stream.waiting for stream in self._streams.values())
 
     def waiting_bytes(self) -> int:
-        """Return how much room the waiting frames take, on disk or in memory."""
+        """Return the size of the waiting frames, on disk or in memory."""
         with self._lock:
             return self._bytes - (0 if self._live.frames else self._live.bytes)
 
     def close(self) -> None:
-        """Write what is not yet on disk and let go of the folder; what waits is sent after the next start."""
+        """Write what is not on disk yet and release the folder; waiting frames are sent after the next start."""
         with self._lock:
             self._say_dropped()
             if not self._live.frames:
                 self._remove(self._live)
         self._disk.close(CLOSE_WAIT_S)
 
-    # All below is called with the lock held.
+    # Everything below is called with the lock held.
 
     def _rotate(self) -> None:
-        """Begin a new live stream; the one before is recent, what was recent is backlog."""
+        """Start a new live stream; the previous one becomes recent, the recent one backlog."""
         if self._recent is not None:
             self._backlog.append(self._recent)
             self._disk.unload(self._recent)
@@ -217,7 +217,7 @@ class Spool:
         self._disk.remove(stream)
 
     def _adopt(self, found: list[Stream]) -> None:
-        """Take over what an earlier agent left, oldest first; the last has its frames in memory."""
+        """Take over an earlier agent's streams, oldest first; the last has its frames in memory."""
         for stream in found:
             self._take(stream)
         if found and self._live.last == 0:
@@ -232,7 +232,7 @@ class Spool:
         self._remove(stream)
 
     def _make_room(self, size: int) -> bool:
-        """Drop the oldest streams until ``size`` more bytes have room; return whether they have."""
+        """Drop the oldest streams until there is room for ``size`` more bytes; return whether there is."""
         while self._bytes + size > self._bytes_max or len(self._streams) > STREAMS_MAX:
             oldest = self._backlog[0] if self._backlog else self._recent
             if oldest is None:
@@ -264,7 +264,7 @@ class Spool:
             self._dropped = _Dropped()
 
     def _await_disk(self, stream: Stream, sequence: int) -> None:
-        """Wait until a frame is on disk: for a disk that hangs only once, for one that fails not at all."""
+        """Wait until a frame is on disk: only once for a hung disk, never for a failing one."""
         if self._stalled and self._disk.is_prompt(WRITE_WAIT_S):
             self._stalled = False
             _log.info("the spool's disk answers again")
@@ -275,7 +275,7 @@ class Spool:
 
 
 class _Dropped:
-    """How much was dropped since that was last said."""
+    """How much was dropped since it was last logged."""
 
     def __init__(self) -> None:
         self.frames = 0

@@ -1,7 +1,7 @@
-"""The spool's disk: one thread that alone touches the folder, so that a disk that hangs hangs nobody else.
+"""The spool's disk I/O: only one thread touches the folder, so that a hung disk blocks no other thread.
 
-It works from the state of the streams, not from a queue of orders: what the server has by the time the disk is ready is
-not written at all, and a disk that hangs for a day leaves nothing behind but the frames that wait.
+It works from the state of the streams, not from a queue of orders: frames that the server has by the time the disk is
+ready are not written, and a disk that hangs for a day leaves only the waiting frames behind.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from eagle_eye.agent.loop.drops import Drops
 from eagle_eye.agent.transport.spool_file import Contents, NoSpoolFile, SpooledFrame, SpoolFile, read
 from eagle_eye.agent.transport.spool_stream import Stream, left_behind
 
-SYNC_S = 1.0  # how much of the past a power cut may take
-RETRY_S = 10.0  # how long a disk that failed is left alone
+SYNC_S = 1.0  # the most a power cut may lose
+RETRY_S = 10.0  # how long a failed disk is left alone
 SUFFIX = ".frames"
-ASIDE = "no-spool-file"  # what a file is called that bears our suffix and is none of ours: one is kept, the newest
-EARLIER = "spool.sqlite"  # what agents kept frames in before there was a file a stream
+ASIDE = "no-spool-file"  # new name of a file with our suffix that is not ours: only the newest is kept
+EARLIER = "spool.sqlite"  # where agents kept frames before there was one file per stream
 
 _log = logging.getLogger("eagle_eye.agent")
 
-Work = Callable[[], Callable[[], None]]  # done without the lock; what it returns is done with the lock
+Work = Callable[[], Callable[[], None]]  # runs without the lock; returns a function to run with the lock
 
 
 class SpoolTaken(OSError):
@@ -76,11 +76,11 @@ class Disk:
 
     @property
     def failing(self) -> bool:
-        """Whether the disk could not be used at the last try."""
+        """Whether the last attempt to use the disk failed."""
         return self._problem is not None
 
     def start(self, wait_s: float) -> None:
-        """Begin; wait until the folder is open, has failed to open, or ``wait_s`` are over. Raises SpoolTaken."""
+        """Start; wait until the folder is open, has failed to open, or ``wait_s`` is over. Raises SpoolTaken."""
         self._thread.start()
         self._done.wait_for(lambda: self._held is not None or self.failing, wait_s)
         self._starting = False
@@ -90,24 +90,24 @@ class Disk:
             raise self._problem
 
     def write(self, stream: Stream) -> None:
-        """Have what is new of a stream written."""
+        """Schedule a stream's new frames for writing."""
         self._unwritten[stream] = None
         self._work.notify()
 
     def wait_written(self, stream: Stream, sequence: int, timeout_s: float) -> bool:
-        """Return whether within a time the disk has a frame, or need not, or has said that it cannot."""
+        """Return whether within the timeout the frame is on disk, is no longer needed there, or writing has failed."""
         return self._done.wait_for(
             lambda: max(stream.written, stream.acknowledged) >= sequence or self.failing, timeout_s
         )
 
     def load(self, stream: Stream, timeout_s: float) -> bool:
-        """Return whether within a time a stream was read back into the memory, or given up."""
+        """Return whether within the timeout a stream was read back into memory, or given up."""
         self._wanted = stream
         self._work.notify()
         return self._done.wait_for(lambda: self._wanted is not stream, timeout_s)
 
     def unload(self, stream: Stream) -> None:
-        """Let a stream's frames leave the memory, and its file be closed, once they are safe on disk."""
+        """Release a stream's frames from memory and close its file, once they are safe on disk."""
         stream.keep = False
         if stream not in self._unwritten:
             stream.unload()
@@ -121,7 +121,7 @@ class Disk:
         self.forget_file(stream)
 
     def forget_file(self, stream: Stream) -> None:
-        """Remove a stream's file; if it is written again it gets another."""
+        """Remove a stream's file; another is created if it is written again."""
         self._unsynced.pop(stream, None)
         file, stream.file = stream.file, None
         if file is not None:
@@ -129,25 +129,25 @@ class Disk:
             self._work.notify()
 
     def unwritten_bytes(self) -> int:
-        """Return how much waits for the disk, at most."""
+        """Return how many bytes at most wait for the disk."""
         return sum(stream.bytes for stream in self._unwritten)
 
     def oldest_unwritten(self) -> Stream | None:
-        """Return the oldest stream of which something waits for the disk."""
+        """Return the oldest stream with data waiting for the disk."""
         return next(iter(self._unwritten), None)
 
     def is_prompt(self, within_s: float) -> bool:
-        """Whether the disk is at rest and its last work took less than a time."""
+        """Whether the disk is idle and its last operation took less than ``within_s``."""
         return not self._busy and self._took_s < within_s
 
     def close(self, wait_s: float) -> None:
-        """Write and sync what waits and let go of the folder, within a time; a disk that hangs keeps its thread."""
+        """Write and sync pending data and release the folder, within ``wait_s``; a hung disk keeps its thread."""
         with self._lock:
             self._closing = True
             self._work.notify()
         self._thread.join(wait_s)
 
-    # The thread: what is to be done now, most urgent first
+    # The thread: choosing the next work, most urgent first
 
     def _run(self) -> None:
         while True:
@@ -186,7 +186,7 @@ class Disk:
                     path = self._folder / f"{self._next_number:010d}{SUFFIX}"
                     stream.file = SpoolFile(path, self._node, stream.name)
                     self._next_number += 1
-                anew = len(frames) == len(stream.frames)  # the server has all that the file holds
+                anew = len(frames) == len(stream.frames)  # the server has everything in the file
                 return partial(self._write, stream, stream.file, frames, anew)
             self._settle(stream)
         return None
@@ -215,7 +215,7 @@ class Disk:
         due_s = (stream.unsynced_since_s + SYNC_S for stream in self._unsynced)
         return max(0.0, min(due_s) - now_s) if self._unsynced else None
 
-    # The thread: touching the disk, without the lock; what follows from it, with the lock
+    # The thread: touching the disk, without the lock; applying the result, with the lock
 
     def _open(self) -> Callable[[], None]:
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -248,7 +248,7 @@ class Disk:
             self._settle(stream)
 
     def _settle(self, stream: Stream) -> None:
-        """Note that nothing of a stream waits for the disk."""
+        """Record that nothing of a stream waits for the disk."""
         stream.written = stream.last
         self._unwritten.pop(stream, None)
         if not stream.keep:
@@ -290,7 +290,7 @@ class Disk:
 
     def _remove(self, file: SpoolFile) -> Callable[[], None]:
         file.close()
-        with contextlib.suppress(OSError):  # what stays is sent again after the next start: known to the server
+        with contextlib.suppress(OSError):  # if it stays, its frames are sent again after the next start
             file.path.unlink()
         return lambda: None
 
@@ -301,15 +301,15 @@ class Disk:
 
     def _failed(self, error: Exception) -> None:
         self._retry_at_s = self._monotonic_s() + RETRY_S
-        told = self._starting and isinstance(error, SpoolTaken)  # to whoever starts
+        told = self._starting and isinstance(error, SpoolTaken)  # raised by ``start`` instead
         if self._problem is None and not told:
             self._drops.count("spool_in_memory")
-            details = None if isinstance(error, OSError) else error  # a traceback where it is a mistake of ours
+            details = None if isinstance(error, OSError) else error  # a traceback for a bug of ours
             text = "spool %s cannot be used, frames wait in memory until it can: %s"
             _log.warning(text, self._folder, error, exc_info=details)
         self._problem = error
 
-    # The thread: what an earlier agent left
+    # The thread: an earlier agent's files
 
     def _scan(self) -> list[Stream]:
         """Return the streams that wait in the folder, oldest first; only the last keeps its frames in memory."""
@@ -331,7 +331,7 @@ class Disk:
         return list(found.values())
 
     def _read_left(self, path: Path, found: dict[str, Stream]) -> Contents | None:
-        """Return what a file holds that is still to be sent; None where there is nothing, and the file is gone."""
+        """Return the frames in a file that are still to be sent; None if there are none, and the file is removed."""
         if path.stem.isdecimal():
             self._next_number = max(self._next_number, int(path.stem) + 1)
         try:
@@ -356,7 +356,7 @@ class Disk:
 
 
 def _hold(lock: Path) -> int:
-    """Return a descriptor that holds the folder for as long as it is open."""
+    """Return a descriptor that locks the folder while it is open."""
     descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

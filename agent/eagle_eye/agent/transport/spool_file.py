@@ -1,7 +1,7 @@
-"""One file of the spool: frames of one stream in order, each with a checksum. Touches: that file.
+"""A spool file: frames of one stream in order, each with a checksum. Touches: that file.
 
 A record is the payload's length and a CRC-32 of all that follows (4 bytes each), the sequence (8), the Unix seconds at
-which it was kept (float64) and the payload; little-endian. The first record, of sequence 0, names node and stream.
+which it was kept (float64) and the payload; little-endian. The first record, with sequence 0, holds node and stream.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ import msgspec
 
 from eagle_eye.schema.frame import FRAME_BYTES_MAX
 
-# A file is closed at 1 MiB, and the last frame may have another: what is larger is none of ours.
+# A file is closed at 1 MiB, and the last frame may add another: larger files are not ours.
 FILE_BYTES_MAX = 4 << 20
 _HEAD = struct.Struct("<IIQd")
-_CHECKED_FROM = 8  # the checksum covers what follows it
-RECORD_BYTES = _HEAD.size  # what a frame needs beside its own bytes
+_CHECKED_FROM = 8  # the checksum covers everything from here
+RECORD_BYTES = _HEAD.size  # overhead per frame
 
 
 class NoSpoolFile(ValueError):
-    """The file does not begin as a spool's file does."""
+    """The file does not start like a spool file."""
 
 
 class SpooledFrame(NamedTuple):
@@ -38,10 +38,10 @@ class SpooledFrame(NamedTuple):
 
 
 class Contents(NamedTuple):
-    """What a file holds: the frames up to the first record that is not whole.
+    """A file's contents: the frames up to the first incomplete record.
 
-    ``torn_bytes`` is the length of a last record that was cut off, as by a kill in the midst of a write;
-    ``damaged_bytes`` the length from the first record on that is not what was written.
+    ``torn_bytes`` is the length of a truncated last record, as after a kill during a write; ``damaged_bytes`` the
+    length from the first corrupt record on.
     """
 
     node: str
@@ -57,7 +57,7 @@ class _Opening(msgspec.Struct, array_like=True):
 
 
 def opening(node: str, stream: str) -> bytes:
-    """Return the record that a file begins with."""
+    """Return the record at the start of a file."""
     return record(SpooledFrame(0, 0.0, msgspec.msgpack.encode(_Opening(node, stream))))
 
 
@@ -69,7 +69,7 @@ def record(kept: SpooledFrame) -> bytes:
 
 
 def parse(content: bytes) -> Contents:
-    """Return what a file holds. Raises NoSpoolFile."""
+    """Parse a file's content. Raises NoSpoolFile."""
     first, at = _record(content, 0)
     if first is None or first.sequence != 0:
         raise NoSpoolFile("it does not begin with the record that names node and stream")
@@ -92,7 +92,7 @@ def parse(content: bytes) -> Contents:
 
 
 def _record(content: bytes, at: int) -> tuple[SpooledFrame | None, int]:
-    """Return the record at a place, None if it is not whole, and where it ends or would have ended."""
+    """Return the record at a place, None if it is incomplete, and where it ends or would have ended."""
     if at + _HEAD.size > len(content):
         return None, at + _HEAD.size
     length, checksum, sequence, time_s = _HEAD.unpack_from(content, at)
@@ -105,19 +105,19 @@ def _record(content: bytes, at: int) -> tuple[SpooledFrame | None, int]:
 
 
 class SpoolFile:
-    """A file that is written to; each method raises OSError and may hang as long as the disk does."""
+    """A file being written; each method raises OSError and may hang as long as the disk does."""
 
     def __init__(self, path: Path, node: str, stream: str) -> None:
-        """Name a file that does not exist yet; it is made with the first frame."""
+        """Name a file that does not exist yet; it is created with the first frame."""
         self.path = path
         self._opening = opening(node, stream)
-        self._size = 0  # what stands in it whole
+        self._size = 0  # of its complete records
         self._descriptor: int | None = None
 
     def write(self, frames: Sequence[SpooledFrame], *, anew: bool) -> None:
-        """Add frames; ``anew``: after forgetting all others. They outlive this process, not yet the machine.
+        """Append frames; ``anew``: replace all others. They survive this process, but not yet a power cut.
 
-        A write that failed half-way leaves what was there before.
+        A failed write leaves the earlier content intact.
         """
         descriptor = self._open()
         if anew and self._size > len(self._opening):
@@ -135,7 +135,7 @@ class SpoolFile:
         self._size += len(content)
 
     def sync(self) -> None:
-        """Have what was written, and the file's name, outlive the machine."""
+        """Make the data and the file's name survive a power cut."""
         os.fsync(self._open())
         folder = os.open(self.path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
@@ -144,7 +144,7 @@ class SpoolFile:
             os.close(folder)
 
     def close(self) -> None:
-        """Give the descriptor back; the file can be written to again."""
+        """Close the descriptor; the file can be written to again."""
         descriptor, self._descriptor = self._descriptor, None
         if descriptor is not None:
             os.close(descriptor)
@@ -156,7 +156,7 @@ class SpoolFile:
 
 
 def read(path: Path) -> Contents:
-    """Return what a file holds, leaving none of it in the page cache. Raises NoSpoolFile, OSError."""
+    """Return a file's contents, leaving none of it in the page cache. Raises NoSpoolFile, OSError."""
     with path.open("rb") as file:
         content = file.read(FILE_BYTES_MAX)
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)

@@ -1,4 +1,4 @@
-"""One stream of the spool: which of its frames wait, and which of them the disk has. Pure."""
+"""State of one spool stream: which of its frames wait, and which are on disk. Pure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from eagle_eye.agent.transport.spool_file import RECORD_BYTES, SpooledFrame, Spo
 
 
 class Batch(NamedTuple):
-    """Frames of one stream in order, each with its sequence: all that wait of it, or the first of them."""
+    """Frames of one stream in order, each with its sequence: all that wait, or the first of them."""
 
     stream: str
     frames: list[tuple[int, bytes]]
@@ -19,9 +19,9 @@ class Batch(NamedTuple):
 class Stream:
     """Frames of one queue in order, used with the spool's lock held.
 
-    ``frames`` are those that wait, as far as they are in memory (``loaded``: all of them); ``waiting`` counts all.
-    ``written`` is the sequence up to which the disk needs nothing more. ``bytes`` is the length that its file has, or
-    will have. ``keep`` is false once its frames may leave the memory for the disk.
+    ``frames`` are the waiting frames that are in memory (``loaded``: all of them); ``waiting`` counts all. Frames up to
+    the sequence ``written`` need no more disk writes. ``bytes`` is its file's current or planned length. ``keep`` is
+    false once its frames may be dropped from memory.
     """
 
     def __init__(self, name: str, node: str) -> None:
@@ -35,11 +35,11 @@ class Stream:
         self.waiting = 0
         self.first_s = self.last_s = 0.0
         self.opening_bytes = self.bytes = len(opening(node, name))
-        self.file: SpoolFile | None = None  # None: not made yet
-        self.unsynced_since_s = 0.0  # when the oldest part of the file was written that a power cut may take
+        self.file: SpoolFile | None = None  # None: not created yet
+        self.unsynced_since_s = 0.0  # when the oldest unsynced part of the file was written
 
     def begin_anew(self) -> None:
-        """Plan for a file without what the server has; only while nothing waits."""
+        """Plan a new file without the acknowledged frames; only while nothing waits."""
         self.bytes = self.opening_bytes
 
     def add(self, kept: SpooledFrame) -> None:
@@ -52,9 +52,9 @@ class Stream:
         self.bytes += record_bytes(kept.frame)
 
     def forget(self, sequence: int) -> None:
-        """Forget what waits up to and with a sequence."""
+        """Drop waiting frames up to and including a sequence."""
         self.acknowledged = max(self.acknowledged, min(sequence, self.last))
-        if not self.loaded:  # the numbers of a stream have no gaps
+        if not self.loaded:  # a stream's sequences have no gaps
             self.waiting = min(self.waiting, self.last - self.acknowledged)
             return
         while self.frames and self.frames[0].sequence <= sequence:
@@ -73,23 +73,23 @@ class Stream:
         return Batch(self.name, chosen) if chosen else None
 
     def unwritten(self) -> tuple[SpooledFrame, ...]:
-        """Return what waits and the disk does not have."""
+        """Return waiting frames that are not on disk."""
         return tuple(kept for kept in self.frames if kept.sequence > self.written)
 
     def unload(self) -> None:
-        """Leave what waits to the disk alone."""
+        """Drop waiting frames from memory; they are on disk."""
         self.frames.clear()
         self.loaded = False
 
     def load(self, frames: Sequence[SpooledFrame]) -> None:
-        """Take what waits back from the disk."""
+        """Restore waiting frames from disk."""
         self.frames.extend(kept for kept in frames if kept.sequence > self.acknowledged)
         self.waiting = len(self.frames)
         self.loaded = True
 
 
 def left_behind(name: str, node: str, frames: Sequence[SpooledFrame], file: SpoolFile) -> Stream:
-    """Return a stream that an earlier agent wrote; ``frames`` are at least one."""
+    """Return a stream written by an earlier agent; ``frames`` is not empty."""
     stream = Stream(name, node)
     for kept in frames:
         stream.add(kept)
@@ -99,5 +99,5 @@ def left_behind(name: str, node: str, frames: Sequence[SpooledFrame], file: Spoo
 
 
 def record_bytes(frame: bytes) -> int:
-    """Return how much room a frame takes."""
+    """Return a frame's size in the file."""
     return RECORD_BYTES + len(frame)

@@ -1,6 +1,6 @@
-"""Sends the spool's frames to the server and forgets what the server has: live frames at once, old ones between them.
+"""Sends spooled frames to the server and drops acknowledged ones: live frames at once, old ones in between.
 
-Touches: two HTTP connections, two threads. ``docs/reference/wire.md`` is the protocol.
+Touches: two HTTP connections, two threads. The protocol: ``docs/reference/wire.md``.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ PATH = "/api/v1/frames"
 BYTES_PER_REQUEST = 4 << 20
 BACKOFF_S_MIN = 0.1
 RETRY_AFTER_S_MAX = 300.0
-VERSION_RETRY_S = 60.0  # while the server does not read our version of the wire: until somebody upgrades it
-UNKNOWN_SAID_MAX = 256  # different things that are said to be unknown to the server
-SAY_EVERY_S = 60.0  # a server that refuses each frame is said so once for all of them
+VERSION_RETRY_S = 60.0  # while the server does not read our wire version: until it is upgraded
+UNKNOWN_SAID_MAX = 256  # distinct names logged as unknown to the server
+SAY_EVERY_S = 60.0  # a server that rejects every frame is logged once for all of them
 IDLE_S = 60.0
 SPREAD_S_MAX = 10.0  # whatever a server asks for
 
-# Old frames can wait: a server that has come back has the live frames of a whole fleet to take first.
+# Old frames can wait: a recovered server first has to take the live frames of a whole fleet.
 BACKLOG_BACKOFF_S_MIN = 1.0
 BACKLOG_BACKOFF_S_MAX = 300.0
-BACKLOG_EVERY_S = 1.0  # a request, one stream, a second: an hour of frames in a minute, about half a MB/s
-BACKLOG_REST = 3.0  # of the time that the last request took: the slower the server, the longer it is left alone
+BACKLOG_EVERY_S = 1.0  # one stream per request and second: an hour of frames in a minute, about half a MB/s
+BACKLOG_REST = 3.0  # multiples of the last request's duration: the slower the server, the longer the pause
 
 _log = logging.getLogger("eagle_eye.agent")
 
@@ -71,7 +71,7 @@ class Pace:
 
 
 class Lane:
-    """Sends what one part of the spool has, in order and at least once, over a connection of its own."""
+    """Sends one part of the spool in order and at least once, over its own connection."""
 
     def __init__(
         self,
@@ -107,7 +107,7 @@ class Lane:
         self._said_unknown: set[str] = set()
         self._said_drop_s = clock.monotonic_s() - SAY_EVERY_S
         self.delivered = 0
-        self.is_well: bool | None = None  # whether the server took what was sent last; None: nothing was sent
+        self.is_well: bool | None = None  # whether the server took the last request; None: nothing was sent
 
     def send_once(self) -> float | None:
         """Send one batch; return how many seconds to wait before the next, None when there was nothing to send."""
@@ -132,7 +132,7 @@ class Lane:
         self._connection.close()
 
     def backoff_s(self) -> float:
-        """Return the wait after a failure: doubling, bounded, and anywhere between half and whole: a fleet spreads."""
+        """Return the wait after a failure: doubling, bounded, with jitter between half and whole to spread a fleet."""
         self.is_well = False
         return self._backoff.next_s()
 
@@ -146,7 +146,7 @@ class Lane:
             self.is_well = True
             self._backoff.reset()
             self._frames_max = STREAM_FRAMES_MAX
-            acknowledged = min(answer.watermark, last)  # no server can have what was not sent
+            acknowledged = min(answer.watermark, last)  # a server cannot have frames that were not sent
             self.delivered += sum(1 for sequence, _ in batch.frames if sequence <= acknowledged)
             self._acknowledge(batch.stream, acknowledged)
             self._note_unknown(answer.fields.get("unknown"))
@@ -160,7 +160,7 @@ class Lane:
             return VERSION_RETRY_S * (0.5 + 0.5 * self._jitter())
         if answer.status in (400, 413, 422):
             if len(batch.frames) > 1:
-                self._frames_max = 1  # find the one that the server does not want
+                self._frames_max = 1  # find the frame that the server rejects
             else:
                 self._drops.count(f"rejected_{answer.reason or answer.status}")
                 self._say_dropped(first, said)
@@ -171,13 +171,13 @@ class Lane:
             return 0.0
         backoff_s = self.backoff_s()
         if answer.retry_after_s is not None and answer.status in (429, 503):
-            # A whole fleet is told the same: spread over half as long again.
+            # A whole fleet gets the same answer: spread over half as long again.
             asked_s = min(answer.retry_after_s, RETRY_AFTER_S_MAX) * (1.0 + 0.5 * self._jitter())
             return max(asked_s, backoff_s)
         return backoff_s
 
     def _note_unknown(self, names: object) -> None:
-        """Count what an older server left out of the frames that it took, and log each thing once."""
+        """Count the names in accepted frames that an older server ignored, and log each once."""
         if not isinstance(names, list):
             return
         self._drops.count("unknown_to_server", len(names))
@@ -203,10 +203,10 @@ class Lane:
 
 
 class Uplink:
-    """Delivers at least once; never gives up and never hurries a server that is in trouble.
+    """Delivers at least once; never gives up, and backs off from a server in trouble.
 
-    Two lanes: the live one sends the newest frames as soon as they are there; the backlog is sent oldest first, at a
-    bounded pace and only while the live lane is well, so that an hour of old frames delays no new one.
+    Two lanes: the live one sends the newest frames as soon as they arrive; the backlog is sent oldest first, at a
+    bounded pace and only while the live lane is healthy, so that an hour of old frames delays no new one.
     """
 
     def __init__(
@@ -220,9 +220,9 @@ class Uplink:
         answered: Callable[[Mapping[str, object]], None] = lambda _fields: None,
         base: ClockBase | None = None,
     ) -> None:
-        """``token`` None: what the destination's file holds. ``answered`` gets what the server says to live frames.
+        """``token`` None: the content of the destination's file. ``answered`` gets the server's answers to live frames.
 
-        Frames are sent as dated by ``base``; None: as they are.
+        Frames are re-dated by ``base``; None: sent unchanged.
         """
         self._spool = spool
         self._clock = clock
@@ -241,10 +241,10 @@ class Uplink:
         self.backlog = Lane(spool.backlog, *common, backlog, drops, clock, jitter, base=base)
         self._news = threading.Event()
         spool.listen(self._news.set)
-        self._hurry = threading.Event()  # set while something waits that is urgent
-        self._turn = zlib.crc32(spool.node.encode()) / (1 << 32)  # of this node, among all that tick at the same moment
-        self._spread_s = 0.0  # over how long the server wants its agents to spread what they send
-        self._behind = threading.Event()  # set while there is backlog and the live lane is well
+        self._hurry = threading.Event()  # set while something urgent waits
+        self._turn = zlib.crc32(spool.node.encode()) / (1 << 32)  # this node's place among all on the same tick
+        self._spread_s = 0.0  # over how long the server wants agents to spread their requests
+        self._behind = threading.Event()  # set while there is backlog and the live lane is healthy
         self._stopping = threading.Event()
         self._stop_s: float | None = None
         self._threads = (
@@ -259,25 +259,25 @@ class Uplink:
 
     @property
     def is_well(self) -> bool | None:
-        """Whether the server takes live frames; None while nobody has tried."""
+        """Whether the server takes live frames; None before the first attempt."""
         return self.live.is_well
 
     def start(self) -> None:
-        """Begin to send."""
+        """Start sending."""
         for thread in self._threads:
             thread.start()
 
     def notify(self, urgent: bool = False) -> None:
-        """Say that the spool has something new; what is urgent does not wait for this node's turn."""
-        if self._spool.has_new():  # else it was delivered before it was told of
+        """Signal new frames in the spool; urgent ones do not wait for this node's turn."""
+        if self._spool.has_new():  # otherwise it was delivered before this call
             if urgent:
                 self._hurry.set()
             self._news.set()
 
     def stop(self, flush_s: float) -> None:
-        """Send the newest frames for at most ``flush_s`` and end; what is left stays in the spool.
+        """Send the newest frames for at most ``flush_s`` and stop; the rest stays in the spool.
 
-        The backlog is not flushed: nothing may come after the agent's goodbye.
+        The backlog is not flushed: the agent's goodbye must be last.
         """
         self._stop_s = self._clock.monotonic_s() + flush_s
         for event in (self._stopping, self._behind, self._hurry, self._news):
@@ -286,7 +286,7 @@ class Uplink:
             if thread.is_alive():
                 thread.join(timeout=max(0.0, self._stop_s - self._clock.monotonic_s()) + 0.1)
         for lane, thread in zip((self.live, self.backlog), self._threads, strict=True):
-            if not thread.is_alive():  # else it still waits for an answer: the process's end closes the connection
+            if not thread.is_alive():  # otherwise it waits for an answer: the process's exit closes the connection
                 lane.close()
 
     def _run_live(self) -> None:
@@ -312,7 +312,7 @@ class Uplink:
                 continue
             wait_s = self._send(self.backlog) if self.live.is_well else None
             if wait_s is None:
-                self._behind.clear()  # until the live lane sees that there is more, and is well
+                self._behind.clear()  # until the live lane sees that there is more, and is healthy
                 self.backlog.close()
             elif wait_s > 0.0:
                 self._clock.wait(self._stopping, wait_s)
@@ -326,6 +326,6 @@ class Uplink:
 
 
 def spread_of(fields: Mapping[str, object]) -> float:
-    """Return over how many seconds the server wants agents to spread what they send; 0.0 where it says nothing."""
+    """Return over how many seconds the server wants agents to spread their requests; 0.0 if unspecified."""
     asked = fields.get("spread_seconds")
     return min(max(float(asked), 0.0), SPREAD_S_MAX) if isinstance(asked, (int, float)) else 0.0

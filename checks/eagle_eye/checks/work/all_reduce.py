@@ -1,4 +1,4 @@
-"""An all-reduce among the node's own devices, whose result is known exactly."""
+"""An all-reduce among the node's own devices with an exactly known result."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def all_reduce(torch: Any, device: Any, job: dict[str, Any], worker: int, line: 
     sums = (torch.arange(size // 4, device=device) % 1_024 * ranks + ranks * (ranks - 1) // 2).float()
     buffer = torch.empty_like(own)
     wrong, took_s = 0, []
-    # The same number on every rank: a rank's own clock must not decide how often the others are waited for.
+    # The same number on every rank: a rank's own clock must not decide how long the others wait.
     repetitions = max(REPETITIONS_MIN, min(REPETITIONS_MAX, int(float(job["seconds"]) * 10)))
     for repetition in range(WARM_UPS + repetitions):
         buffer.copy_(own)

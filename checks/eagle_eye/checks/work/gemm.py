@@ -1,4 +1,4 @@
-"""Matrix products whose results are known exactly, and repeated: numbers that are wrong, and how fast they come."""
+"""Repeated matrix products with exactly known results: counts wrong numbers, and measures speed."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from .lines import WORKING, Line
 # summation gives the same bits.
 ROWS, INNER = 4_096, 2_048
 CPU_ROWS, CPU_INNER = 512, 512
-LOAD_ROWS = 8_192  # large enough to reach a GPU's full speed and power
+LOAD_ROWS = 8_192  # large enough for a GPU's full speed and power
 LOAD_BATCH = 8
 COPY_BYTES = 64 << 20
-KNOWN_SHARE = 0.3  # of the time for the products with known results; the rest is for speed and heat
+KNOWN_SHARE = 0.3  # of the time for products with known results; the rest is for speed and heat
 SEED = 20_260_301
 
 
@@ -33,7 +33,7 @@ def gemm(torch: Any, device: Any, job: dict[str, Any], _worker: int, line: Line)
 
 
 def _known(torch: Any, device: Any, until_s: float, line: Line) -> dict[str, float]:
-    """Repeat one product until the time is over; every row is compared with what it must be (Freivalds, 1977)."""
+    """Repeat one product until the time is over; every row is verified (Freivalds, 1977)."""
     on_gpu = device.type == "cuda"
     rows, inner = (ROWS, INNER) if on_gpu else (CPU_ROWS, CPU_INNER)
     source = torch.Generator().manual_seed(SEED)

@@ -1,6 +1,6 @@
-"""A child that asks NVML: the driver may keep whoever asks waiting for ever. Touches: NVML, through the agent's eyes.
+"""A child that queries NVML, whose calls may never return. Touches: NVML, through the agent's modules.
 
-It prints what it sees as one line of JSON; with a folder in ``while``, again for as long as the folder exists.
+It prints its readings as one line of JSON; with a folder in ``while``, repeatedly while the folder exists.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 from .lines import bounded, private_output
 
 LOOK_EVERY_S = 0.5
-# For what the agent has no metric, because it never changes or is told by another.
+# Readings without a metric in the agent, because they never change or come from another source.
 _MORE_FACTS = (
     ("pcie_link_width_max", "nvmlDeviceGetMaxPcieLinkWidth"),
     ("pcie_link_generation_max", "nvmlDeviceGetMaxPcieLinkGeneration"),
@@ -25,7 +25,7 @@ _GONE = ("GPU is lost", "GPU requires reset")
 
 
 def main(job_json: str) -> None:
-    """Look once, or ``while`` a folder is there."""
+    """Read once, or ``while`` a folder exists."""
     job: dict[str, Any] = json.loads(job_json)
     bounded(int(job["parent"]), float(job["until_s"]))
     out = private_output()

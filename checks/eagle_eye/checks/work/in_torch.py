@@ -1,4 +1,4 @@
-"""A child with torch: opens its devices, does one work on each, says what came of it. Touches: GPUs, memory."""
+"""A child with torch: opens its devices, runs one kind of work on each, reports the result. Touches: GPUs, memory."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .memory import memory
 from .sdc_all_reduce import sdc_all_reduce
 from .sdc_gemm import HostMiscomputes, sdc_gemm
 
-CPU_THREADS_MAX = 4  # enough to load a few cores; a host has other things to do
+CPU_THREADS_MAX = 4  # enough to load a few cores; a host has other work
 WORKS = {
     "gemm": gemm,
     "memory": memory,
@@ -23,8 +23,8 @@ WORKS = {
 }
 TOGETHER = ("all_reduce", "sdc_all_reduce")  # the ranks must see each other's GPUs
 
-# CUDA's and NCCL's words for errors that lie in the hardware, whatever the program did. Source: CUDA Runtime API,
-# cudaError: 214 uncorrectable ECC error, 220 uncorrectable NVLink error, 714 hardware stack error, 721 contained error.
+# CUDA's and NCCL's texts for hardware errors, whatever the program did. Source: CUDA Runtime API, cudaError: 214
+# uncorrectable ECC error, 220 uncorrectable NVLink error, 714 hardware stack error, 721 contained error.
 HARDWARE_ERRORS = ("uncorrectable ecc error", "uncorrectable nvlink error", "hardware stack error", "hardware error")
 
 

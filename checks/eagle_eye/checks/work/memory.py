@@ -1,4 +1,4 @@
-"""Patterns written to a device's memory, all of it that may be used, and read back."""
+"""Writes patterns to all usable memory of a device and reads them back."""
 
 from __future__ import annotations
 

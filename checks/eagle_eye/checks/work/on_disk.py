@@ -1,4 +1,4 @@
-"""A child that writes a file, has it reach the disk, and reads it back. Touches: one folder; leaves nothing."""
+"""A child that writes a file, syncs it to disk, and reads it back. Touches: one folder; leaves nothing."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ BLOCK_BYTES = 1 << 20
 SYNC_BYTES = 4_096
 SYNCS = 8
 FREE_TIMES_MIN = 10  # a file of a tenth of the free space at most
-SYNC_EVERY_BLOCKS = 16  # so that only a disk that hangs says nothing for seconds
-HARDWARE_ERRORS = (errno.EIO, errno.EUCLEAN)  # what the kernel answers when a disk, or what is on it, has given up
-# These become read-only by themselves after an error; others are so for other reasons.
+SYNC_EVERY_BLOCKS = 16  # so that only a hung disk is silent for seconds
+HARDWARE_ERRORS = (errno.EIO, errno.EUCLEAN)  # the kernel's errors when a disk or its filesystem has failed
+# These become read-only by themselves after an error; others for other reasons.
 GIVES_UP = ("ext3", "ext4", "btrfs")
 MOUNTS_BYTES_MAX = 1 << 20
 
 
 class Mount(NamedTuple):
-    """What a folder is on. ``given_up``: mounted to be written, and made read-only by the kernel since."""
+    """The mount of a folder. ``given_up``: mounted writable, and made read-only by the kernel since."""
 
     kind: str = ""
     given_up: bool = False
 
 
 class NoDisk(Exception):
-    """The folder says nothing of a disk; the message says why."""
+    """The folder is not on a usable disk; the message says why."""
 
 
 def main(job_json: str) -> None:

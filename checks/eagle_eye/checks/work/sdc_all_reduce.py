@@ -1,4 +1,4 @@
-"""All-reduces among the node's own devices again and again, each number of each sum compared with what it must be."""
+"""Repeated all-reduces among the node's own devices, each number of each sum compared with its exact value."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def sdc_all_reduce(torch: Any, device: Any, job: dict[str, Any], worker: int, li
             wrong += count
             operations += 1
             line.phase(WORKING)
-        # Agreed upon: a rank that ended by its own clock would leave the others waiting.
+        # Agreed upon: a rank that stopped by its own clock would leave the others waiting.
         over.fill_(time.monotonic() >= until_s)
         dist.all_reduce(over)
     return {"operations": operations, "wrong": wrong, "seconds": time.monotonic() - begin_s}

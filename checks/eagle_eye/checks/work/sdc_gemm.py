@@ -1,7 +1,7 @@
-"""Matrix products again and again, each number of each compared with what it must be: corruption that nothing reports.
+"""Repeated matrix products, each number compared with its exact value: finds otherwise silent corruption.
 
-What must be is worked out beforehand on the host's CPU and proven there by a checksum in whole numbers, so that
-neither the device's first answer nor the CPU's is taken for the truth by itself.
+The exact values are computed beforehand on the host's CPU and proven there by an integer checksum, so that neither the
+device's first answer nor the CPU's is trusted by itself.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from .lines import LOADING, WORKING, Line
 
 SEED = 20_260_302
-HOST_EVERY = 16  # of so many comparisons one is also made on the host: the device's own may be what is broken
+HOST_EVERY = 16  # one in so many comparisons is also made on the host: the device's own may be broken
 
 
 class Product(NamedTuple):
@@ -99,7 +99,7 @@ def sdc_gemm(torch: Any, device: Any, job: dict[str, Any], _worker: int, line: L
 
 
 def _known(torch: Any, device: Any, product: Product) -> _Known:
-    """Return a product with what it must be. Raises HostMiscomputes where the host's own answer is not proven."""
+    """Return a product with its exact result. Raises HostMiscomputes where the host's own result is not proven."""
     source = torch.Generator().manual_seed(SEED + product.inner)
     left, right = (
         torch.randint(-product.most, product.most + 1, shape, generator=source, dtype=torch.int64)

@@ -1,7 +1,7 @@
-"""Silent data corruption, loaded into every Python process under the launcher; nobody else knows of it.
+"""Silent data corruption, loaded into every Python process under the launcher, unknown to the rest of the demo.
 
-While a file named after this process's node exists in ``EAGLE_EYE_DEMO_CORRUPTION``, every gradient that the loss
-sends backwards is NaN. The loss itself stays right, nothing is raised: so does a GPU that computes wrong numbers.
+While a file named after this process's node exists in ``EAGLE_EYE_DEMO_CORRUPTION``, every gradient that the loss sends
+backwards is NaN. The loss itself stays correct and nothing is raised, as with a GPU that computes wrong numbers.
 """
 
 from __future__ import annotations

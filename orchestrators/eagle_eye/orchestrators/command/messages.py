@@ -1,4 +1,4 @@
-"""What a program of the site reads on stdin and answers on stdout: ``eagle-eye-command/1``."""
+"""The messages a site's program reads on stdin and writes on stdout: ``eagle-eye-command/1``."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _UNSEEN = re.compile(r"[^\x20-\x7e\u00a0-\uffff]+")
 
 
 class StateAnswer(msgspec.Struct, frozen=True):
-    """The answer to ``state``. ``state`` and ``ranks`` are for the server, where it has nobody better to ask."""
+    """The answer to ``state``. ``state`` and ``ranks`` are for the server, where it has no better source."""
 
     attempt: int
     nodes: list[str]
@@ -30,22 +30,22 @@ class StateAnswer(msgspec.Struct, frozen=True):
     restart_owner: str = ""
 
     def known(self) -> JobState:
-        """Return what actions are measured against."""
+        """Return the job state that actions are checked against."""
         return JobState(self.attempt, frozenset(self.nodes), self.running)
 
     def update(self) -> JobUpdate | None:
-        """Return what to tell the server; None where the answer does not say what a job that stands still is."""
+        """Return the update for the server; None where the answer lacks the state of a job that is not running."""
         state = self.state or ("running" if self.running else "")
         return JobUpdate(self.attempt, state, self.ranks, self.restart_owner) if state else None
 
 
 def state_request(job: str) -> dict[str, Any]:
-    """Return the question how a job is."""
+    """Return the request for a job's state."""
     return {"format": FORMAT, "verb": "state", "job": job}
 
 
 def exclude_request(request: Exclusion) -> dict[str, Any]:
-    """Return the wish that nodes are left out; ``now`` announces a restart that follows at once."""
+    """Return the request to exclude nodes; ``now`` announces a restart that follows at once."""
     return {
         "format": FORMAT,
         "verb": "exclude",
@@ -58,10 +58,10 @@ def exclude_request(request: Exclusion) -> dict[str, Any]:
 
 
 def restart_request(job: str, request: Restart) -> dict[str, Any]:
-    """Return the wish that a job's next attempt runs; ``distrust_since_s`` is a Unix time or null.
+    """Return the request to start a job's next attempt; ``distrust_since_s`` is a Unix time or null.
 
-    ``resume_from`` is what it must find in EAGLE_EYE_RESUME_FROM; "" where it may choose. ``restart_scope`` is
-    the smallest restart that is safe.
+    ``resume_from`` is the value it must find in EAGLE_EYE_RESUME_FROM; "" where it may choose. ``restart_scope`` is the
+    smallest restart that is safe.
     """
     return {
         "format": FORMAT,
@@ -77,17 +77,17 @@ def restart_request(job: str, request: Restart) -> dict[str, Any]:
 
 
 def readmit_request(nodes: Sequence[str]) -> dict[str, Any]:
-    """Return the wish that nodes are used again."""
+    """Return the request to use nodes again."""
     return {"format": FORMAT, "verb": "readmit", "nodes": list(nodes)}
 
 
 def stop_request(job: str, reason: str) -> dict[str, Any]:
-    """Return the wish that a job ends."""
+    """Return the request to stop a job."""
     return {"format": FORMAT, "verb": "stop", "job": job, "reason": reason}
 
 
 def parse_state(text: str) -> StateAnswer | None:
-    """Return the answer, None for ``null``: not a job of this program's. Raises CannotCarryOutError."""
+    """Return the answer, None for ``null``: the job is not this program's. Raises CannotCarryOutError."""
     try:
         answer = msgspec.json.decode(text, type=StateAnswer | None)
     except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
@@ -98,7 +98,7 @@ def parse_state(text: str) -> StateAnswer | None:
 
 
 def for_people(text: str) -> str:
-    """Return the end of what a program printed as one line."""
+    """Return the end of a program's output as one line."""
     lines = [_UNSEEN.sub(" ", line).strip()[:LINE_CHARACTERS_MAX] for line in text.splitlines()]
     return "; ".join(line for line in lines if line)[-TEXT_CHARACTERS_MAX:]
 

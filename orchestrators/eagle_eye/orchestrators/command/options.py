@@ -12,12 +12,12 @@ from eagle_eye.orchestrators.command.program import Programs
 from eagle_eye.orchestrators.errors import OrchestratorError
 from eagle_eye.orchestrators.option_values import seconds
 
-# What a program needs to find itself about. Our own variables are not among them: tokens may stand there.
+# The variables a program needs from the environment. Our own are excluded: they may contain tokens.
 PASSED = ("PATH", "HOME", "USER", "LOGNAME", "LANG", "LC_ALL", "TZ", "TMPDIR")
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """The parser knows the options of this kind."""
+    """Add the options of this kind."""
     add = parser.add_argument
     add("--timeout", type=seconds, default=300.0, metavar="S", help="how long a verb may take (300)")
     add("--state-timeout", type=seconds, default=10.0, metavar="S", help="how long 'state' may take (10)")
@@ -30,7 +30,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def build(options: argparse.Namespace) -> CommandOrchestrator:
-    """Return the orchestrator; raises OrchestratorError naming the option."""
+    """Return the orchestrator. Raises OrchestratorError naming the option."""
     words = list(options.program or [])
     if words[:1] == ["--"]:
         words = words[1:]

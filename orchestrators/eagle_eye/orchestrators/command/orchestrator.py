@@ -1,4 +1,4 @@
-"""A program of the site as an Orchestrator: one run for each verb."""
+"""A site's program as an Orchestrator: one run per verb."""
 
 from __future__ import annotations
 
@@ -28,21 +28,21 @@ from eagle_eye.orchestrators.protocol import Exclusion, JobState, Restart
 from eagle_eye.orchestrators.whole_file import write_whole
 from eagle_eye.schema.action import JobUpdate
 
-STATE_BYTES_MAX = 4 << 20  # of an answer; what the server takes of a job, 100,000 ranks, fits
+STATE_BYTES_MAX = 4 << 20  # of an answer; fits the server's limit for a job, 100,000 ranks
 
 
 @dataclass(frozen=True)
 class Limits:
-    """How long the program may take, in seconds: to say how a job is, and to do something."""
+    """Timeouts of the program, in seconds: for reporting a job's state, and for changing something."""
 
     state_s: float = 10.0
     verb_s: float = 300.0
 
 
 class CommandOrchestrator:
-    """Asks ``words``, a program and its arguments. Which nodes it took out is kept in ``file``.
+    """Runs ``words``, a program and its arguments. The nodes it excluded are saved in ``file``.
 
-    ``reported`` names the jobs whose state goes to the server. ``resumes``: the program may be asked twice for one
+    ``reported`` names the jobs whose state goes to the server. ``resumes``: the program may be called twice for one
     action.
     """
 
@@ -58,7 +58,7 @@ class CommandOrchestrator:
         reported: Sequence[str] = (),
         resumes: bool = False,
     ) -> None:
-        """Raise OrchestratorError where the file holds something else."""
+        """Raise OrchestratorError where the file is not one of ours."""
         self.resumes = resumes
         self._words = tuple(words)
         self._programs = programs
@@ -69,31 +69,31 @@ class CommandOrchestrator:
         self._excluded = _read(file)
 
     def state(self, job: str) -> JobState | None:
-        """Return what the program says of the job; None where it says null. Of no job it is not asked."""
+        """Return the job's state from the program; None where it says null, or for the job ""."""
         if not job:
             return None
         answer = self._ask(job)
         return None if answer is None else answer.known()
 
     def stop(self, job: str, reason: str) -> str:
-        """The program says that the job has ended."""
+        """Stop the job; returns once the program says that it has ended."""
         return self._do(stop_request(job, reason))
 
     def exclude(self, request: Exclusion) -> str:
-        """The program says that the nodes are out, which is remembered."""
-        # Before: a program that was killed half-way may have taken them out.
+        """Exclude the nodes, and save that; returns the program's answer."""
+        # Saved first: a program that was killed half-way may have excluded them.
         self._remember(dict.fromkeys(request.nodes, request.cause.action_id))
         return self._do(exclude_request(request))
 
     def restart(self, job: str, request: Restart) -> str:
-        """The program says that the job's next attempt runs; not asked where it does already."""
+        """Start the job's next attempt; the program is not called where it already runs."""
         now = self.state(job)
         if now is not None and now.attempt > request.over_attempt and now.running:
             return f"attempt {now.attempt} runs already"
         return self._do(restart_request(job, request))
 
     def readmit(self, nodes: Sequence[str]) -> str:
-        """The program says that those of the nodes which it took out may be used again."""
+        """Readmit those of the nodes that the program excluded."""
         ours = [node for node in nodes if node in self._excluded]
         if not ours:
             return f"{', '.join(nodes)}: not excluded from here, left alone"
@@ -102,20 +102,20 @@ class CommandOrchestrator:
         return said
 
     def preview(self, request: Exclusion | Restart) -> str:
-        """Return what the program would be asked for. It is not run: who knows whether it would obey a dry run."""
+        """Return the request the program would get. It is not run: it might ignore a dry run flag."""
         program = " ".join(self._words)
         if isinstance(request, Exclusion):
             return f"run {program} to exclude {', '.join(request.nodes)}"
         return f"run {program} to restart the job, now at attempt {request.over_attempt}"
 
     def jobs(self) -> Mapping[str, JobUpdate]:
-        """Return how the jobs are that the server is to hear of."""
+        """Return the states of the jobs reported to the server."""
         answers = {job: self._ask(job) for job in self._reported}
         updates = {job: answer.update() for job, answer in answers.items() if answer is not None}
         return {job: update for job, update in updates.items() if update is not None}
 
     def close(self) -> None:
-        """No program runs."""
+        """End all running programs."""
         self._programs.close()
 
     def _ask(self, job: str) -> StateAnswer | None:

@@ -1,4 +1,4 @@
-"""A program run for a bounded time, with bounded output, in a session of its own and without a shell."""
+"""Runs a program for a bounded time, with bounded output, in its own session and without a shell."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import IO
 
 OUTPUT_BYTES_MAX = 65_536
-PIPE_BYTES_MAX = 1 << 20  # what a pipe holds at most, where the system's limits are as usual
+PIPE_BYTES_MAX = 1 << 20  # a pipe's capacity, with the system's usual limits
 KILL_AFTER_S = 3.0
 POLL_S = 0.05
 _READ_BYTES = 65_536
@@ -22,9 +22,9 @@ _READ_BYTES = 65_536
 
 @dataclass(frozen=True)
 class Ended:
-    """How a run ended; ``exit_code`` is negative for a signal, as in subprocess. ``late``: it took too long.
+    """The result of a run; ``exit_code`` is negative for a signal, as in subprocess. ``late``: it timed out.
 
-    Of more output than allowed the end is kept; ``cut``: of ``out`` that is not all.
+    Of too much output the end is kept; ``cut``: ``out`` is truncated.
     """
 
     exit_code: int
@@ -35,7 +35,7 @@ class Ended:
 
 
 class Programs:
-    """Runs programs, from any thread; ``close`` ends those that run."""
+    """Runs programs, from any thread; ``close`` ends the running ones."""
 
     def __init__(self, environment: Mapping[str, str], folder: str) -> None:
         self._environment = dict(environment)
@@ -52,10 +52,9 @@ class Programs:
         extra: Mapping[str, str],
         out_bytes_max: int = OUTPUT_BYTES_MAX,
     ) -> Ended:
-        """Return how the program ended. Raises OSError where it cannot be started, also after ``close``.
+        """Run a program; return its result. Raises OSError where it cannot be started, also after ``close``.
 
-        What it started in the background goes on after a normal end; where it is late, all of its session that
-        did not leave it is killed.
+        Its background processes continue after a normal exit; on a timeout its whole session is killed.
         """
         with self._lock:
             if self._closed:
@@ -78,7 +77,7 @@ class Programs:
                 self._running.discard(process)
 
     def close(self) -> None:
-        """No program runs and none is started."""
+        """End all running programs; no more are started."""
         with self._lock:
             self._closed = True
             running = list(self._running)
@@ -92,7 +91,7 @@ class Programs:
 
 
 class _Attendance:
-    """Feeds one process and reads it, until it has ended or has to be ended."""
+    """Feeds one process and reads its output, until it exits or is killed."""
 
     def __init__(self, process: subprocess.Popen[bytes], given: bytes, out_bytes_max: int) -> None:
         self._process = process
@@ -109,7 +108,7 @@ class _Attendance:
             )
 
     def until_its_end(self, until_s: float) -> Ended:
-        """Return how it ended; from ``until_s`` (of the monotonic clock) on it is asked to end, then made to."""
+        """Return the result; from ``until_s`` (of the monotonic clock) on the process is terminated, then killed."""
         late, kill_s = False, float("inf")
         with self._selector:
             while self._process.poll() is None:
@@ -122,14 +121,14 @@ class _Attendance:
                     _signal(self._process, signal.SIGKILL)
         if late:
             _signal(self._process, signal.SIGKILL)
-        # What it wrote last. Not until the pipes end: what it left in the background may hold them for ever.
+        # The last output. Not until EOF: background processes may hold the pipes open forever.
         for descriptor in self._tails:
             for _ in range(PIPE_BYTES_MAX // _READ_BYTES + 1):
                 self._receive(descriptor)
         return Ended(self._process.returncode, self._out.text(), self._err.text(), late, self._out.cut)
 
     def _exchange(self) -> None:
-        if not self._selector.get_map():  # it has closed all three, and goes on
+        if not self._selector.get_map():  # it has closed all three, and continues
             time.sleep(POLL_S)
             return
         for key, _ in self._selector.select(POLL_S):
@@ -140,7 +139,7 @@ class _Attendance:
                     self._process.stdin.close()
 
     def _send(self, descriptor: int) -> bool:
-        """Return whether all was sent, or nobody wants it: its exit code counts."""
+        """Return whether everything was sent, or the process does not read it: its exit code decides."""
         with contextlib.suppress(BlockingIOError):
             try:
                 self._unsent = self._unsent[os.write(descriptor, self._unsent[:_READ_BYTES]) :]
@@ -149,7 +148,7 @@ class _Attendance:
         return not self._unsent
 
     def _receive(self, descriptor: int) -> bool:
-        """Return whether there may be more."""
+        """Return whether there may be more output."""
         try:
             received = os.read(descriptor, _READ_BYTES)
         except BlockingIOError:
@@ -159,7 +158,7 @@ class _Attendance:
 
 
 class _Tail:
-    """The end of a stream, ``bytes_max`` long; ``cut``: there was more before it."""
+    """The end of a stream, ``bytes_max`` long; ``cut``: earlier output was dropped."""
 
     def __init__(self, bytes_max: int) -> None:
         self.cut = False

@@ -1,8 +1,8 @@
-"""Kubernetes' API server, by the official client: what is asked of it, and what its refusals mean. Touches the network.
+"""Kubernetes API calls through the official client, and the meaning of their errors. Touches the network.
 
-The client brings what a site's kubeconfig needs (certificates, tokens that are renewed, plug-ins); answers are
-decoded by us, field by field, since its models refuse what another version of the server says. The rights that this
-needs are exactly those in packaging/kubernetes/orchestrator.yaml, and those of jobs that are told something or resized.
+The client supports everything in a kubeconfig (certificates, renewed tokens, plug-ins); we decode answers field by
+field, since its models reject answers of other server versions. The required RBAC rights are exactly those in
+packaging/kubernetes/orchestrator.yaml, plus those for jobs that get a ConfigMap entry or are resized.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from eagle_eye.orchestrators.kubernetes import marks
 from eagle_eye.orchestrators.kubernetes.objects import ClusterNode, Page, Pod, Resources, Status
 from eagle_eye.orchestrators.kubernetes.workloads import KINDS, Ref
 
-PAGE = 500  # objects of one answer
+PAGE = 500  # objects per answer
 PAGES_MAX = 200
 STRATEGIC = "application/strategic-merge-patch+json"
 MERGE = "application/merge-patch+json"
-# A list of names: the server leaves the rest of each object out.
+# Names only: the server omits the rest of each object.
 NAMES_ONLY = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
-FROM_CACHE = "0"  # as the API server has it in memory, which costs it little and may be a moment old
+FROM_CACHE = "0"  # from the API server's cache, which is cheap and may be slightly stale
 TIMEOUT_S = 10.0
 RETRY_AFTER_S = (0.2, 0.5, 1.0)
 _BUSY = frozenset({429, 500, 502, 503, 504})
@@ -42,7 +42,7 @@ class Conflict(Exception):
 
 
 class Eviction(NamedTuple):
-    """What became of the wish to evict a pod: gone, or kept for now, with the reason."""
+    """The result of an eviction: the pod is gone, or kept for now, with the reason."""
 
     gone: bool
     why: str = ""
@@ -57,7 +57,7 @@ class _Named(msgspec.Struct, frozen=True):
 
 
 class Api:
-    """One cluster, from several threads. Every method raises CannotCarryOutError where the server says no."""
+    """One cluster, thread-safe. Every method raises CannotCarryOutError where the server refuses."""
 
     def __init__(self, client: official.ApiClient, pause: Callable[[float], object] = time.sleep) -> None:
         self._client = client
@@ -68,11 +68,11 @@ class Api:
         self._lock = threading.Lock()
 
     def close(self) -> None:
-        """Connections are closed."""
+        """Close the connections."""
         self._client.close()
 
     def node(self, name: str) -> ClusterNode | None:
-        """Return the node as it is now; None where there is none of this name."""
+        """Return the node's current state; None where there is no node of this name."""
         try:
             body = self._ask(f"get node {name}", lambda: self._core.read_node(name, **_RAW))
         except ApiException as error:
@@ -82,13 +82,13 @@ class Api:
         return _decode(body, ClusterNode, f"node {name}")
 
     def node_names(self) -> frozenset[str]:
-        """Return the names of all nodes of the cluster, as the API server has them in memory."""
+        """Return the names of all nodes of the cluster, from the API server's cache."""
         return frozenset(item.metadata.name for item in self._pages("list nodes", self._list_names, _Named))
 
     def pods(
         self, namespaces: Iterable[str], *, label: str | None = None, node: str | None = None, cached: bool = False
     ) -> list[Pod]:
-        """Return the pods with the label selector, or on the node, in these namespaces; in all where none is named."""
+        """Return the pods with the label selector, or on the node, in these namespaces; none given: in all."""
         where = {
             **({"label_selector": label} if label else {}),
             **({"field_selector": f"spec.nodeName={node}"} if node else {}),
@@ -97,23 +97,23 @@ class Api:
         found: list[Pod] = []
         for namespace in namespaces or ("",):
             what = f"list pods in {namespace}" if namespace else "list pods"
-            # From its memory the server gives everything at once, and takes no limit.
+            # From its cache the server returns everything at once, and supports no limit.
             page = where if cached else {**where, "limit": PAGE}
             found += self._pages(what, lambda more, n=namespace, p=page: self._list_pods(n, {**p, **more}), Pod)  # type: ignore[misc]
         return found
 
     def mark(self, node: str, patch: dict[str, Any]) -> None:
-        """The node has this patch; raises Conflict where it has changed since it was read."""
+        """Patch the node. Raises Conflict where it has changed since it was read."""
         what = f"patch node {node}"
         self._patch(what, lambda: self._core.patch_node(node, patch, _content_type=MERGE, **_OURS))
 
     def set_condition(self, node: str, patch: dict[str, Any]) -> None:
-        """The node's status has this condition."""
+        """Set this condition in the node's status."""
         what = f"patch nodes/status of {node}"
         self._patch(what, lambda: self._core.patch_node_status(node, patch, _content_type=STRATEGIC, **_OURS))
 
     def tell(self, config_map: str, namespace: str, key: str, text: str | None) -> bool:
-        """The ConfigMap has the text under the key, or with None nothing; False where there is no such ConfigMap."""
+        """Set the ConfigMap's key to the text, or remove it with None; False where there is no such ConfigMap."""
         what = f"patch configmap {config_map} in {namespace}"
         patch = {"data": {key: text}}
         try:
@@ -130,7 +130,7 @@ class Api:
         return True
 
     def workload(self, ref: Ref) -> dict[str, Any]:
-        """Return the object that makes a job's pods, as it is now."""
+        """Return the current object that controls a job's pods."""
         kind = KINDS[ref.kind]
         try:
             body = self._ask(
@@ -144,7 +144,7 @@ class Api:
         return _decode(body, dict[str, Any], str(ref))
 
     def change_workload(self, ref: Ref, patch: dict[str, Any]) -> None:
-        """The object has this patch; raises Conflict where it has changed since it was read."""
+        """Patch the object. Raises Conflict where it has changed since it was read."""
         kind = KINDS[ref.kind]
         self._patch(
             f"patch {ref}",
@@ -154,7 +154,7 @@ class Api:
         )
 
     def evict(self, pod: Pod) -> Eviction:
-        """The pod is asked to go, unless a PodDisruptionBudget keeps it or it is another one by now."""
+        """Evict the pod, unless a PodDisruptionBudget prevents it or it has been replaced."""
         name, space = pod.metadata.name, pod.metadata.namespace
         body = official.V1Eviction(
             api_version=self._eviction_version(),
@@ -176,7 +176,7 @@ class Api:
         return Eviction(True)
 
     def _eviction_version(self) -> str:
-        """Return the version in which the server takes evictions: policy/v1beta1 before Kubernetes 1.22."""
+        """Return the API version for evictions: policy/v1beta1 before Kubernetes 1.22."""
         with self._lock:
             if self._eviction is None:
                 try:
@@ -222,7 +222,7 @@ class Api:
             raise refused(what, error) from None
 
     def _ask(self, what: str, call: Callable[[], Any], busy: frozenset[int] = _BUSY) -> bytes:
-        """Return the answer's body. What is asked may be asked again: a server that is busy is, after a moment."""
+        """Return the answer's body. Requests are idempotent: retried after a moment while the server is busy."""
         for pause_s in (*RETRY_AFTER_S, None):
             try:
                 answer = call()
@@ -241,10 +241,10 @@ class Api:
 
 
 def refused(what: str, error: ApiException) -> CannotCarryOutError:
-    """Return what to tell people: what was asked, what the server says, and where rights are granted."""
+    """Return the error for people: what was requested, what the server says, and where rights are granted."""
     said = _said(error) or str(error.reason or "")
     remedy = "; see docs/how-to/kubernetes.md, Rights" if error.status in (401, 403) else ""
-    if error.status == 0:  # as the client says that TLS failed
+    if error.status == 0:  # how the client reports a TLS failure
         return CannotCarryOutError(f"{what}: {' '.join(said.split())[:300]}")
     return CannotCarryOutError(f"{what}: the API server answers {error.status}: {said[:500]}{remedy}")
 

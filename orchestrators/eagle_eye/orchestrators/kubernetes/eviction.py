@@ -1,8 +1,8 @@
-"""Which of a job's pods go for a restart, and how far it has come. Pure.
+"""Selects the pods to evict for a restart, and tracks the restart's progress. Pure.
 
-A restart takes every pod of the job: ranks that wait for one that is gone do not come back by themselves. Pods that
-began after the fault was told of stay: they are the next attempt's already. That makes a restart that is asked for
-twice, or that a killed process left half-done, happen once. On a node that is to be left, no pod of the job stays.
+A restart evicts every pod of the job: ranks that wait for a lost one do not recover by themselves. Pods that started
+after the fault was reported stay: they already belong to the next attempt. So a restart that is requested twice, or was
+left half-done by a killed process, happens once. No pod of the job stays on an excluded node.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Literal, NamedTuple
 from eagle_eye.orchestrators.kubernetes.jobs import began_s
 from eagle_eye.orchestrators.kubernetes.objects import Pod
 
-# Kubernetes' times are whole seconds; no fault is told of within a second of a pod's start.
+# Kubernetes' times are whole seconds; no fault is reported within a second of a pod's start.
 TIME_RESOLUTION_S = 1.0
 NAMED_MAX = 8
 MIRROR = "kubernetes.io/config.mirror"
@@ -22,7 +22,7 @@ Scope = Literal["job", "nodes"]
 
 
 class Progress(NamedTuple):
-    """How far a job is on its way back. ``waiting`` says what is missing, in words; "" where it runs again."""
+    """A job's progress towards running again. ``waiting`` says what is missing, as text; "" where it runs again."""
 
     done: bool
     waiting: str
@@ -30,9 +30,9 @@ class Progress(NamedTuple):
 
 
 def victims(pods: Iterable[Pod], without: Collection[str], detected_s: float | None, scope: Scope) -> list[Pod]:
-    """Return the pods to be evicted, those on nodes to be left first.
+    """Return the pods to evict, those on excluded nodes first.
 
-    ``scope`` "nodes" takes those alone, where there are such nodes: for jobs whose other ranks go on without them.
+    ``scope`` "nodes" evicts only those, if any: for jobs whose other ranks continue without them.
     """
     there = [pod for pod in pods if pod.live and pod.spec.node_name]
     leaving = [pod for pod in there if pod.spec.node_name in without]
@@ -43,9 +43,9 @@ def victims(pods: Iterable[Pod], without: Collection[str], detected_s: float | N
 
 
 def progress(pods: Sequence[Pod], gone: Collection[str], without: Collection[str], expected: int) -> Progress:
-    """Return how far the job is: ``pods`` are its members now, ``gone`` the uids of those that were evicted.
+    """Return the job's progress: ``pods`` are its members now, ``gone`` the uids of those that were evicted.
 
-    It runs again when as many pods as before run, none of them an evicted one and none on a node that was left.
+    It runs again when as many pods as before run, none of them evicted and none on an excluded node.
     """
     live = [pod for pod in pods if pod.live and pod.metadata.uid not in gone]
     back = [pod for pod in live if pod.spec.node_name in without]
@@ -69,14 +69,14 @@ def progress(pods: Sequence[Pod], gone: Collection[str], without: Collection[str
 
 
 def stale(pods: Iterable[Pod], since_s: float) -> list[Pod]:
-    """Return the pods on nodes that began before the job was resized: they were told of the layout before."""
+    """Return the pods on nodes that started before the job was resized: they got the previous layout."""
     return [pod for pod in pods if pod.live and pod.spec.node_name and began_s(pod) <= since_s]
 
 
 def places(pods: Iterable[Pod], gone: Collection[str], without: Collection[str]) -> int | None:
-    """Return how many of a job's pods have a node, once the scheduler finds none for the others; None: not yet so.
+    """Return how many of a job's pods have a node, once the scheduler finds none for the others; None: not yet.
 
-    Nodes are not counted as full while pods that were evicted still end there.
+    Nodes do not count as full while evicted pods are still terminating there.
     """
     here = [pod for pod in pods if pod.spec.node_name not in without]
     if any(pod.metadata.uid in gone for pod in here if pod.spec.node_name):
@@ -92,7 +92,7 @@ def _has_no_place(pod: Pod) -> bool:
 
 
 def bystanders(there: Iterable[Pod], job_uids: Collection[str]) -> list[str]:
-    """Return who else runs on a node: not the job itself, nor what belongs to the node."""
+    """Return which other pods run on a node, except the job's and the node's own."""
     return sorted(
         pod.full_name
         for pod in there
@@ -114,7 +114,7 @@ def _began_after(pod: Pod, detected_s: float | None) -> bool:
 
 
 def _why(pod: Pod) -> str:
-    """Return the scheduler's word on a pod that it finds no place for."""
+    """Return the scheduler's reason for a pod that it cannot place."""
     for condition in pod.status.conditions or ():
         if condition.type == "PodScheduled" and condition.status == "False" and condition.message:
             return f" for a node: {condition.message[:300]}"

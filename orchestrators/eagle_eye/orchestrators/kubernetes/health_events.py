@@ -1,7 +1,7 @@
-"""A node's health told to a site's own system, as CloudEvents that NVSentinel's readers know. Touches the network.
+"""Sends node health to a site's own system, as CloudEvents in NVSentinel's format. Touches the network.
 
 NVSentinel exports its health events as structured CloudEvents over HTTP, the event itself under ``healthEvent``. Ours
-have the same shape under a type of our own, so that a site's sink takes both.
+have the same shape with our own type, so that a site's sink accepts both.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ TYPE = "eagle_eye.node.health"
 TIMEOUT_S = 5.0
 RETRY_AFTER_S = (0.5, 2.0)
 
-# What would mend the node (schema/action.py), in NVSentinel's words.
+# What would repair the node (schema/action.py), in NVSentinel's terms.
 RECOMMENDED = {
     "reset_gpu": "COMPONENT_RESET",
     "reboot": "RESTART_BM",
@@ -37,7 +37,7 @@ def event(
 ) -> dict[str, Any]:
     """Return the event. ``cause`` is None for a readmission, whose check is "eagle_eye"; ``now`` is RFC 3339.
 
-    It asks for nothing: the node is cordoned already (``processingStrategy`` STORE_ONLY).
+    It requests no action: the node is cordoned already (``processingStrategy`` STORE_ONLY).
     """
     fault = cause.fault if cause is not None else "eagle_eye"
     bad = health == "excluded"
@@ -73,7 +73,7 @@ def event(
 
 
 class HealthEvents:
-    """Where the events go; three tries each. ``token_file`` holds a bearer token, read for each event; None: none."""
+    """The sink for the events; three tries each. ``token_file`` holds a bearer token, read per event; None: none."""
 
     def __init__(
         self, url: str, cluster: str, token_file: Path | None = None, pause: Callable[[float], object] = time.sleep
@@ -85,11 +85,11 @@ class HealthEvents:
         self._http = httpx.Client(timeout=TIMEOUT_S, trust_env=False, follow_redirects=False)
 
     def close(self) -> None:
-        """Connections are closed."""
+        """Close the connections."""
         self._http.close()
 
     def send(self, content: dict[str, Any]) -> str:
-        """The event was taken; returns "" or why it was not. A node's exclusion does not wait for it."""
+        """Send the event; returns "" or why it failed. A node's exclusion does not wait for it."""
         why = ""
         for pause_s in (*RETRY_AFTER_S, None):
             why, again = self._send(content)

@@ -1,6 +1,6 @@
-"""Which pods are a job's, and how it is. Pure; by the rules of docs/how-to/job-sources.md, as in the server.
+"""Finds a job's pods and its state. Pure; by the rules of docs/how-to/job-sources.md, as in the server.
 
-The first of the labels that a pod has names its job. Of pods that replaced each other the newest counts.
+The first of the labels that a pod has names its job. Of pods that replaced each other only the newest counts.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from eagle_eye.orchestrators.errors import CannotCarryOutError
 from eagle_eye.orchestrators.kubernetes.objects import Pod
 
-# As the server's configuration has them by default: [job_sources.kubernetes] job_labels, attempt_labels.
+# The server's configuration defaults: [job_sources.kubernetes] job_labels, attempt_labels.
 JOB_LABELS = (
     "eagle_eye_job",
     "jobset.sigs.k8s.io/jobset-name",
@@ -22,7 +22,7 @@ JOB_LABELS = (
     "job-name",
 )
 ATTEMPT_LABELS = ("eagle_eye_attempt", "jobset.sigs.k8s.io/restart-attempt", "volcano.sh/job-version")
-# The labels by which controllers say which of a job's pods it is: together they tell it from the others.
+# The labels with which controllers number a job's pods: together they identify a pod within it.
 PLACES = (
     "jobset.sigs.k8s.io/replicatedjob-name",
     "jobset.sigs.k8s.io/job-index",
@@ -35,18 +35,18 @@ _LABEL_VALUE = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?\Z")
 
 
 def selectors(job: str, job_labels: Sequence[str]) -> list[str]:
-    """Return the label selectors that find the job's pods; none where no label can have its name."""
+    """Return the label selectors that find the job's pods; none where its name is not a valid label value."""
     return [f"{label}={job}" for label in job_labels] if _LABEL_VALUE.match(job) else []
 
 
 def found_by(job: str, pods: Iterable[Pod], job_labels: Sequence[str]) -> list[str]:
-    """Return the selectors that find these pods: one for each label that names the job, which their successors bear."""
+    """Return the selectors that find these pods: one per label that names the job, also on their replacements."""
     labels = {next((key for key in job_labels if (pod.metadata.labels or {}).get(key)), "") for pod in pods}
     return [f"{label}={job}" for label in job_labels if label in labels]
 
 
 def pods_of(job: str, found: Iterable[Pod], job_labels: Sequence[str]) -> list[Pod]:
-    """Return the pods that are the job's, each once. Raises CannotCarryOutError where two jobs have the name."""
+    """Return the job's pods, each once. Raises CannotCarryOutError where two jobs have the name."""
     pods = {pod.metadata.uid: pod for pod in found if _labelled(pod, job_labels) == job}
     spaces = sorted({pod.metadata.namespace for pod in pods.values()})
     if len(spaces) > 1:
@@ -56,12 +56,12 @@ def pods_of(job: str, found: Iterable[Pod], job_labels: Sequence[str]) -> list[P
 
 
 def attempt_of(pods: Iterable[Pod], attempt_labels: Sequence[str]) -> int:
-    """Return the latest attempt that a pod names by label or annotation; 0 where none does."""
+    """Return the latest attempt in the pods' labels or annotations; 0 where there is none."""
     return max((_attempt(pod, attempt_labels) for pod in pods), default=0)
 
 
 def members(pods: Iterable[Pod], attempt_labels: Sequence[str]) -> list[Pod]:
-    """Return the pods of the latest attempt without those that were replaced."""
+    """Return the pods of the latest attempt, without replaced ones."""
     known = list(pods)
     latest = attempt_of(known, attempt_labels)
     newest: dict[tuple[str, ...], Pod] = {}
@@ -72,22 +72,22 @@ def members(pods: Iterable[Pod], attempt_labels: Sequence[str]) -> list[Pod]:
 
 
 def place(pod: Pod) -> tuple[str, ...]:
-    """Return which of its job's pods it is: by its controller's labels, or by its name."""
+    """Return the pod's identity within its job: from its controller's labels, or its name."""
     labels = pod.metadata.labels or {}
     found = tuple(labels.get(key, "") for key in PLACES)
     return found if any(found) else (pod.metadata.name,)
 
 
 def created_s(pod: Pod) -> float:
-    """Return when the pod was created, a Unix time in whole seconds; 0 where it does not say."""
+    """Return when the pod was created, a Unix time in whole seconds; 0 where unknown."""
     created = pod.metadata.creation_timestamp
     return created.timestamp() if created is not None else 0.0
 
 
 def began_s(pod: Pod) -> float:
-    """Return since when the pod runs as it does: its creation, or when the last of its containers was restarted.
+    """Return when the pod last started: its creation, or the restart of its last container.
 
-    A pod one of whose containers has run on since then has not begun anew.
+    A pod with a container that has kept running has not restarted.
     """
     running = [status.state.running for status in pod.status.container_statuses or () if status.state.running]
     starts = [state.started_at.timestamp() for state in running if state.started_at is not None]

@@ -1,9 +1,9 @@
-"""What an exclusion leaves on a node, and whose a node's cordon is. Pure.
+"""The marks that an exclusion sets on a node, and who owns a node's cordon. Pure.
 
-Three marks are put on in one patch: the cordon, a taint and an annotation that says who did it and why. The cordon
-itself has no author; the API server's account of who set the field (managedFields) has, where it keeps one. What an
-administrator has done to a node stays: a node that was cordoned before is not marked at all, and a node whose marks
-are no longer as we left them is not uncordoned.
+Three marks are set in one patch: the cordon, a taint and an annotation that says who did it and why. The cordon itself
+has no author; the API server's record of who set the field (managedFields) has, where it exists. An administrator's
+changes to a node are kept: a node that was already cordoned is not marked at all, and a node whose marks have been
+changed is not uncordoned.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ import msgspec
 from eagle_eye.orchestrators.kubernetes.objects import ClusterNode, Taint
 from eagle_eye.orchestrators.protocol import Cause
 
-# The server's source of jobs takes a cordon for ours where a key contains "eagle-eye".
+# The server's job source takes a cordon for ours where a key contains "eagle-eye".
 ANNOTATION = "eagle-eye/exclusion"
 TAINT = "eagle-eye/excluded"
 CONDITION = "EagleEyeFault"
-MANAGER = "eagle-eye"  # under which the API server keeps account of what we set
+MANAGER = "eagle-eye"  # the field manager under which the API server records what we set
 
 TaintEffect = Literal["NoSchedule", "PreferNoSchedule", "NoExecute"]
 ConditionStatus = Literal["True", "False"]
@@ -29,7 +29,7 @@ MESSAGE_CHARACTERS_MAX = 1_000
 
 
 class Exclusion(msgspec.Struct, frozen=True):
-    """The annotation's value, as JSON. ``since`` is RFC 3339, ``taint`` the effect that was put on with it."""
+    """The annotation's value, as JSON. ``since`` is RFC 3339, ``taint`` the effect that was set with it."""
 
     owner: str
     incident: str
@@ -40,11 +40,11 @@ class Exclusion(msgspec.Struct, frozen=True):
 
 
 class Whose(NamedTuple):
-    """Whose a node's exclusion is; ``ours`` is the annotation where it is ours and whole.
+    """Who owns a node's exclusion; ``ours`` is the annotation where it is ours and intact.
 
-    ``state`` "free": nobody keeps pods away; "ours": all marks are as we left them; "uncordoned": ours, and somebody
-    has lifted the cordon since; "theirs": the cordon is somebody else's; "taken": somebody has changed our marks.
-    ``why`` says more of the last two.
+    ``state`` "free": not cordoned; "ours": all marks are unchanged; "uncordoned": ours, but the cordon was lifted
+    since; "theirs": the cordon is another owner's; "taken": our marks were changed by another owner. ``why`` details
+    the last two.
     """
 
     state: Literal["free", "ours", "uncordoned", "theirs", "taken"]
@@ -53,7 +53,7 @@ class Whose(NamedTuple):
 
 
 def whose(node: ClusterNode, owner: str) -> Whose:
-    """Return whose the node's exclusion is, seen from the one who signs as ``owner``."""
+    """Return who owns the node's exclusion, as seen by ``owner``."""
     cordoned = node.spec.unschedulable
     text = (node.metadata.annotations or {}).get(ANNOTATION)
     if text is None:
@@ -89,7 +89,7 @@ def marking(node: ClusterNode, cause: Cause, owner: str, effect: TaintEffect, si
 
 
 def unmarking(node: ClusterNode, *, uncordon: bool) -> dict[str, Any]:
-    """Return the patch that takes our marks off; the cordon only where ``uncordon`` says so."""
+    """Return the patch that removes our marks; the cordon only with ``uncordon``."""
     taints = [taint for taint in node.spec.taints or () if taint.key != TAINT]
     spec: dict[str, Any] = {"taints": [msgspec.to_builtins(taint) for taint in taints] or None}
     if uncordon:
@@ -101,7 +101,7 @@ def unmarking(node: ClusterNode, *, uncordon: bool) -> dict[str, Any]:
 
 
 def condition(status: ConditionStatus, reason: str, message: str, now: str) -> dict[str, Any]:
-    """Return the patch of the node's status that sets our condition: "True" says that there is a fault."""
+    """Return the patch that sets our condition in the node's status: "True" means a fault."""
     return {
         "status": {
             "conditions": [
@@ -119,18 +119,18 @@ def condition(status: ConditionStatus, reason: str, message: str, now: str) -> d
 
 
 def has_condition(node: ClusterNode, status: str, message: str) -> bool:
-    """Return whether our condition says this already."""
+    """Return whether our condition already has this status and message."""
     said = [item for item in node.status.conditions or () if item.type == CONDITION]
     return [(item.status, item.message) for item in said] == [(status, _line(message))]
 
 
 def shows_fault(node: ClusterNode) -> bool:
-    """Return whether our condition says that there is a fault."""
+    """Return whether our condition shows a fault."""
     return any(item.type == CONDITION and item.status != "False" for item in node.status.conditions or ())
 
 
 def taint_value(reason: str) -> str:
-    """Return the fault, as far as it may stand in a taint: a reason begins with it."""
+    """Return the fault in the form allowed in a taint: a reason begins with it."""
     return re.sub(r"[^A-Za-z0-9_.-]", "_", reason.partition(":")[0].strip())[:63].strip("_.-") or "fault"
 
 
@@ -153,7 +153,7 @@ def _decoded(text: str) -> Exclusion | None:
 
 
 def _who_cordoned(node: ClusterNode) -> str | None:
-    """Return who set ``spec.unschedulable``; None where the API server keeps no account."""
+    """Return who set ``spec.unschedulable``; None where the API server keeps no record."""
     for entry in node.metadata.managed_fields or ():
         spec = (entry.fields or {}).get("f:spec")
         if isinstance(spec, Mapping) and "f:unschedulable" in spec:

@@ -1,6 +1,6 @@
-"""What is read of Kubernetes' objects: nodes, pods, what its API server says of an error. Pure.
+"""The fields of Kubernetes objects that are used: nodes, pods, API errors. Pure.
 
-Only the fields below are decoded, so that servers of any version are understood; unknown fields are left alone.
+Only the fields below are decoded, so that servers of any version are understood; unknown fields are ignored.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ TERMINAL_PHASES = frozenset({"Succeeded", "Failed"})
 
 
 class ManagedFields(msgspec.Struct, frozen=True, rename={"fields": "fieldsV1"}):
-    """Which fields somebody has set: the API server's own account of it, from Kubernetes 1.18 on."""
+    """Which fields a manager has set: the API server's own record, from Kubernetes 1.18 on."""
 
     manager: str = ""
     fields: Mapping[str, Any] | None = None
 
 
 class Owner(msgspec.Struct, frozen=True):
-    """What an object belongs to."""
+    """An object's owner reference."""
 
     kind: str = ""
     name: str = ""
 
 
 class Metadata(msgspec.Struct, frozen=True, rename="camel"):
-    """What all objects have."""
+    """Metadata common to all objects."""
 
     name: str = ""
     namespace: str = ""
@@ -46,7 +46,7 @@ class Metadata(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class Taint(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel"):
-    """Why pods are kept away from a node. ``time_added`` is the text that the API server wrote, kept as it is."""
+    """A taint. ``time_added`` is the text written by the API server, kept unchanged."""
 
     key: str = ""
     value: str = ""
@@ -55,7 +55,7 @@ class Taint(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel"):
 
 
 class NodeSpec(msgspec.Struct, frozen=True):
-    """Whether pods may come."""
+    """Whether pods can be scheduled."""
 
     unschedulable: bool = False
     taints: Sequence[Taint] | None = None
@@ -71,7 +71,7 @@ class Condition(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class NodeStatus(msgspec.Struct, frozen=True):
-    """How the node does."""
+    """A node's status."""
 
     conditions: Sequence[Condition] | None = None
 
@@ -85,13 +85,13 @@ class ClusterNode(msgspec.Struct, frozen=True):
 
 
 class Running(msgspec.Struct, frozen=True, rename="camel"):
-    """A container that runs."""
+    """A running container."""
 
     started_at: dt.datetime | None = None
 
 
 class ContainerState(msgspec.Struct, frozen=True):
-    """What a container does; None: not that."""
+    """A container's state; None: not in that state."""
 
     running: Running | None = None
 
@@ -103,26 +103,26 @@ class ContainerStatus(msgspec.Struct, frozen=True):
 
 
 class Requirements(msgspec.Struct, frozen=True):
-    """What a container may use, a number or a text each."""
+    """A container's resources, each a number or text."""
 
     limits: Mapping[str, Any] | None = None
 
 
 class Container(msgspec.Struct, frozen=True):
-    """A container as it is asked for."""
+    """A container's specification."""
 
     resources: Requirements = Requirements()
 
 
 class PodSpec(msgspec.Struct, frozen=True, rename="camel"):
-    """Where the pod runs, "" nowhere yet, and what it is made of."""
+    """The pod's node, "" while unscheduled, and its containers."""
 
     node_name: str = ""
     containers: Sequence[Container] | None = None
 
 
 class PodStatus(msgspec.Struct, frozen=True, rename="camel"):
-    """How the pod does."""
+    """A pod's status."""
 
     phase: str = ""
     conditions: Sequence[Condition] | None = None
@@ -143,7 +143,7 @@ class Pod(msgspec.Struct, frozen=True):
 
     @property
     def live(self) -> bool:
-        """Whether the pod has not ended and nobody has asked for its deletion."""
+        """Whether the pod has not ended and its deletion was not requested."""
         return self.status.phase not in TERMINAL_PHASES and self.metadata.deletion_timestamp is None
 
     @property
@@ -153,46 +153,46 @@ class Pod(msgspec.Struct, frozen=True):
 
 
 class Page(msgspec.Struct, frozen=True):
-    """A part of a list; ``metadata.more`` asks for the next one."""
+    """One page of a list; ``metadata.more`` requests the next one."""
 
     items: Sequence[msgspec.Raw] = ()
     metadata: PageMetadata = msgspec.field(default_factory=lambda: PageMetadata())  # noqa: PLW0108 - it is defined below
 
 
 class PageMetadata(msgspec.Struct, frozen=True, rename={"more": "continue"}):
-    """What is said of a list; ``more`` is "" on its last page."""
+    """A list's metadata; ``more`` is "" on the last page."""
 
     more: str = ""
 
 
 class Resource(msgspec.Struct, frozen=True):
-    """A kind of object, or a subresource, that the API server knows."""
+    """A kind of object, or a subresource, in the API."""
 
     name: str = ""
     version: str = ""
 
 
 class Resources(msgspec.Struct, frozen=True):
-    """What the API server knows in one of its groups."""
+    """The resources of one API group."""
 
     resources: Sequence[Resource] = ()
 
 
 class ErrorCause(msgspec.Struct, frozen=True):
-    """One of the reasons for an error."""
+    """One cause of an error."""
 
     reason: str = ""
     message: str = ""
 
 
 class ErrorDetails(msgspec.Struct, frozen=True):
-    """More about an error."""
+    """Details of an error."""
 
     causes: Sequence[ErrorCause] | None = None
 
 
 class Status(msgspec.Struct, frozen=True):
-    """An error, as the API server says it."""
+    """An API error."""
 
     message: str = ""
     reason: str = ""
@@ -200,6 +200,6 @@ class Status(msgspec.Struct, frozen=True):
 
     @property
     def text(self) -> str:
-        """Return the message and what it is due to, in one line."""
+        """Return the message and its causes in one line."""
         causes = [cause.message for cause in (self.details.causes if self.details else None) or () if cause.message]
         return f"{self.message} ({'; '.join(causes)})" if causes else self.message

@@ -1,4 +1,4 @@
-"""``eagle-eye orchestrate kubernetes``: its options, and which cluster it talks to. Reads files and the environment."""
+"""``eagle-eye orchestrate kubernetes``: its options, and the cluster it uses. Reads files and the environment."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?\Z")
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """The parser knows what is Kubernetes' own."""
+    """Add Kubernetes' own options."""
     add = parser.add_argument
     add("--kubeconfig", type=Path, metavar="F", help="default: the pod's service account, else ~/.kube/config")
     add("--context", default="", metavar="NAME", help="of the kubeconfig; default: its current one")
@@ -51,8 +51,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def build(options: argparse.Namespace) -> Orchestrator:
-    """Return the orchestrator of the cluster; raises OrchestratorError where nothing says which one."""
-    # Only now: the client takes half a second and 30 MB.
+    """Return the orchestrator of the cluster. Raises OrchestratorError where no cluster is configured."""
+    # Imported late: the client takes half a second and 30 MB.
     from kubernetes import client as official
 
     from eagle_eye.orchestrators.kubernetes.api import Api
@@ -85,14 +85,14 @@ def build(options: argparse.Namespace) -> Orchestrator:
 
 
 def _cluster(options: argparse.Namespace) -> Any:
-    """Return the client's configuration: from the file that was named, the pod that this is, or kubectl's file."""
+    """Return the client's configuration: from the given file, this pod's service account, or kubectl's file."""
     import yaml
     from kubernetes import client as official
     from kubernetes import config
     from kubernetes.config.config_exception import ConfigException
 
     found = official.Configuration()
-    # What is asked again, and after how long, is ours to say; and the API server redirects nobody.
+    # Retries and their delays are ours; and the API server never redirects.
     found.retries = False
     try:
         if options.kubeconfig is None and not options.context and os.environ.get("KUBERNETES_SERVICE_HOST"):

@@ -1,7 +1,7 @@
-"""Kubernetes as an Orchestrator: nodes are cordoned and marked, pods are evicted, their controllers do the rest.
+"""Kubernetes as an Orchestrator: cordons and marks nodes, evicts pods; their controllers do the rest.
 
-It keeps nothing: what it has done stands in the cluster, so that a process that is killed in the middle of an action
-leaves nothing that another one could not see. Touches the network, by Api and HealthEvents, and the clock.
+It keeps no state: its changes are recorded in the cluster, so that another process can continue after one is killed in
+the middle of an action. Touches the network, by Api and HealthEvents, and the clock.
 """
 
 from __future__ import annotations
@@ -43,20 +43,20 @@ from eagle_eye.planning.plan import Plan
 
 log = logging.getLogger(__name__)
 
-NODE_NAMES_FOR_S = 60.0  # nodes come and go seldom
+NODE_NAMES_FOR_S = 60.0  # nodes seldom come and go
 CONFLICTS_MAX = 5
 POLL_S = 2.0
-BLOCKED_S = 5.0  # between two questions to a PodDisruptionBudget
-# For a controller to make anew what somebody else ended; what was deleted or suspended does not come back.
+BLOCKED_S = 5.0  # between two attempts against a PodDisruptionBudget
+# For a controller to recreate a pod that someone else deleted; deleted or suspended jobs do not come back.
 NOTHING_LEFT_S = 60.0
 
 
 @dataclass(frozen=True)
 class Settings:
-    """How a site wants it. ``namespaces`` () are all; ``evict_wait_s`` counts where an action does not expire.
+    """A site's settings. ``namespaces`` () are all; ``evict_wait_s`` applies where an action does not expire.
 
-    ``resume_config_map`` is where jobs are told which step to resume from; "": they are not. The jobs of ``plans`` go
-    on with fewer pods where some have found no node for ``spare_wait_s``; ``layout_config_map`` tells them of it.
+    ``resume_config_map`` is where jobs read the step to resume from; "": none. The jobs of ``plans`` continue with
+    fewer pods where some have found no node for ``spare_wait_s``; ``layout_config_map`` gives them the layout.
     """
 
     namespaces: tuple[str, ...] = ()
@@ -74,9 +74,9 @@ class Settings:
 
 
 class _Before(NamedTuple):
-    """A job before its restart: how many of its pods ran or were to, and by which selectors they are found.
+    """A job before its restart: how many of its pods ran or should, and the selectors that find them.
 
-    ``elastic`` is what makes them where it can make fewer by plan, and ``rigid`` why it cannot though there is one.
+    ``elastic`` is their controller if it can run fewer by plan, and ``rigid`` why it cannot despite a plan.
     """
 
     expected: int
@@ -86,9 +86,9 @@ class _Before(NamedTuple):
 
 
 def _suspect(request: Restart, untold: str, kept: str) -> str:
-    """Return which checkpoints hold the damage, and whether the job was told; if not, a person has to see to it.
+    """Return which checkpoints hold the damage, and whether the job was told; if not, a human must act.
 
-    ``untold`` is why it was not, ``kept`` why its next restart will be told the same; "" where neither is so.
+    ``untold`` says why it was not told, ``kept`` why its next restart will be told the same; "" otherwise.
     """
     if request.distrust_since_s is None:
         return f"; what an earlier action has told its pods still stands: {untold}" if untold else ""
@@ -128,13 +128,13 @@ class KubernetesOrchestrator:
         self._resizing = Resizing(api, settings.plans, settings.layout_config_map)
 
     def close(self) -> None:
-        """Connections are closed. A restart that waits ends with its process; the next one goes on with it."""
+        """Close the connections. A pending restart ends with its process; the next process continues it."""
         self._api.close()
         if self._sink is not None:
             self._sink.close()
 
     def state(self, job: str) -> JobState | None:
-        """Return how the job is, by its pods; None where none bears its name. Any node of the cluster may be named."""
+        """Return the job's state from its pods; None where no pod has its name. Any node may be named."""
         if not job:
             return JobState(0, self._node_names(), running=False)
         pods = self._pods(job, cached=True)
@@ -145,14 +145,14 @@ class KubernetesOrchestrator:
         return JobState(attempt_of(pods, labels), self._node_names(), running)
 
     def stop(self, job: str, reason: str) -> str:  # noqa: ARG002 - the protocol's name
-        """Nothing is stopped: pods that are evicted come back, and we have no right to change what owns them."""
+        """Refuse: evicted pods come back, and we have no right to change their controllers."""
         raise CannotCarryOutError(
             f"{job}: stopping is its controller's: kubectl patch KIND {job} --type=merge "
             """-p '{"spec":{"suspend":true}}' (Job, JobSet, TrainJob), or delete it"""
         )
 
     def exclude(self, request: Exclusion) -> str:
-        """The nodes take no new pods and say why; pods that run there stay. Returns who else does."""
+        """Cordon and mark the nodes; pods that run there stay. Returns which other pods run there."""
         done: list[str] = []
         for name in request.nodes:
             try:
@@ -162,7 +162,7 @@ class KubernetesOrchestrator:
         return "; ".join(done)
 
     def restart(self, job: str, request: Restart) -> str:
-        """The job's pods were evicted and as many run again. Raises CannotCarryOutError with what is missing."""
+        """Evict the job's pods and wait until as many run again. Raises CannotCarryOutError saying what is missing."""
         pods = self._pods(job)
         untold = self._tell_resume(job, pods, request.resume_from)
         try:
@@ -170,7 +170,7 @@ class KubernetesOrchestrator:
         except CannotCarryOutError as error:
             still = f"; its pods are still told to resume from {request.resume_from}"
             raise CannotCarryOutError(f"{error}{still if request.resume_from and not untold else ''}") from None
-        # Its containers have it: whoever restarts it the next time, the step is an old one by then.
+        # Its containers have it: by the next restart by someone else, the step is outdated.
         kept = self._tell_resume(job, pods, "") if request.resume_from and not untold else ""
         return said + _suspect(request, untold, kept)
 
@@ -183,7 +183,7 @@ class KubernetesOrchestrator:
         ahead = attempt <= request.over_attempt
         before = self._elastic(job, before, pods, request, grows=ahead)
         change = before.elastic.change if before.elastic is not None else None
-        # Of a job that follows a plan all ranks are told the layout anew.
+        # All ranks of a job that follows a plan get the new layout.
         scope = self._settings.scope if before.elastic is None else "job"
         going = victims(pods, request.without, request.cause.detected_s, scope) if ahead else []
         if change is not None and change.action == request.cause.action_id:  # another process has resized it
@@ -196,7 +196,7 @@ class KubernetesOrchestrator:
         return self._await(job, before, gone, request, done)
 
     def _elastic(self, job: str, before: _Before, pods: Sequence[Pod], request: Restart, *, grows: bool) -> _Before:
-        """Return what is known of the job's size; with ``grows`` it is to have all the pods again that it wants."""
+        """Return the job's size; with ``grows`` it gets back all the pods that it wants."""
         try:
             found = self._resizing.workload(job, pods)
             if found is None:
@@ -209,7 +209,7 @@ class KubernetesOrchestrator:
         return before._replace(elastic=found, expected=found.pods)
 
     def readmit(self, nodes: Sequence[str]) -> str:
-        """Our cordons, taints and annotations are gone; what is not ours, or not as we left it, is left alone."""
+        """Remove our cordons, taints and annotations; marks of others, or changed ones, stay."""
         return "; ".join(self._readmit(name) for name in nodes)
 
     def preview(self, request: Exclusion | Restart) -> str:
@@ -245,7 +245,7 @@ class KubernetesOrchestrator:
         raise CannotCarryOutError(f"{name}: changed by others {CONFLICTS_MAX} times while it was to be cordoned")
 
     def _say(self, node: ClusterNode, cause: Cause) -> str:
-        """The node's condition and the site's sink say what is wrong; returns what of it failed, for people."""
+        """Set the node's condition and notify the site's sink; returns what failed, for people."""
         name, message = node.metadata.name, f"{cause.reason} (incident {cause.incident_id})"
         failed = ""
         if not marks.has_condition(node, "True", message):
@@ -314,7 +314,7 @@ class KubernetesOrchestrator:
     # Restart
 
     def _evict(self, pods: Sequence[Pod], request: Restart) -> None:
-        """The pods are gone or going. Raises CannotCarryOutError once the action is void, saying what kept them."""
+        """Evict the pods. Raises CannotCarryOutError once the action is void, saying what kept them."""
         cause = request.cause
         until_s = cause.expires_s if cause.expires_s is not None else self._clock() + self._settings.evict_wait_s
         left, reported = list(pods), ""
@@ -345,7 +345,7 @@ class KubernetesOrchestrator:
             self._pause(BLOCKED_S)
 
     def _await(self, job: str, before: _Before, gone: Collection[str], request: Restart, done: str) -> str:
-        """Return once the job runs again, on which nodes. Raises CannotCarryOutError when it has taken too long."""
+        """Wait until the job runs again; return its nodes. Raises CannotCarryOutError on a timeout."""
         limit_s = self._settings.start_wait_s
         if not gone and not before.expected:
             limit_s = min(limit_s, NOTHING_LEFT_S)
@@ -388,9 +388,9 @@ class KubernetesOrchestrator:
     def _shrink(
         self, job: str, before: _Before, placed: int, there: Sequence[Pod], request: Restart
     ) -> tuple[_Before, list[Pod]]:
-        """The job is to have the pods that its plan goes on with on ``placed`` nodes; returns those that were evicted.
+        """Shrink the job to its plan's size for ``placed`` nodes; return the pods that were evicted.
 
-        None were where it stays as it is: ``rigid`` says why.
+        None where its size is unchanged: ``rigid`` says why.
         """
         elastic, plan = before.elastic, self._settings.plans[job]
         fewer = nodes_by_plan(plan, placed)
@@ -409,9 +409,9 @@ class KubernetesOrchestrator:
         return before._replace(elastic=found, expected=found.pods, rigid=""), going
 
     def _tell_resume(self, job: str, pods: Sequence[Pod], resume_from: str) -> str:
-        """What containers of the job that start from now on find in the site's ConfigMap; returns why it is not there.
+        """Set what the job's containers find in the site's ConfigMap from now on; return why this failed.
 
-        Of "" they find nothing, also where an action that failed has left something.
+        With "" the entry is removed, including one left by a failed action.
         """
         config_map = self._settings.resume_config_map
         if not config_map or not pods:

@@ -1,6 +1,6 @@
-"""Jobs that follow a plan: given as many pods as find a node, and told their layout. Touches the network, by Api.
+"""Resizes jobs that follow a plan to the pods that find a node, and sets their layout. Uses the network, through Api.
 
-The layout goes first, into the site's ConfigMap, then the size: containers read it as they start.
+The layout is written to the site's ConfigMap before the size changes: containers read it as they start.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ CONFLICTS_MAX = 5
 
 @dataclass(frozen=True)
 class Resizing:
-    """Resizes the jobs of ``plans``; ``config_map`` of each job's namespace is where pods read their layout."""
+    """Resizes the jobs of ``plans``; pods read their layout from ``config_map`` in the job's namespace."""
 
     api: Api
     plans: Mapping[str, Plan] = field(default_factory=dict)
     config_map: str = ""
 
     def workload(self, job: str, pods: Sequence[Pod]) -> workloads.Workload | None:
-        """Return what makes the job's pods, as it is now; None where the job follows no plan.
+        """Return the current controller of the job's pods; None where the job follows no plan.
 
         Raises CannotCarryOutError where it cannot follow its plan.
         """
@@ -44,9 +44,9 @@ class Resizing:
     def resize(
         self, job: str, before: workloads.Workload, pods: int, action: str, clock: Callable[[], float]
     ) -> workloads.Workload:
-        """The job is to have so many pods, and those that start from now on are told their layout; returns it so.
+        """Set the job's number of pods and the layout for those that start from now on; return the result.
 
-        Raises CannotCarryOutError: it has as many as before.
+        Raises CannotCarryOutError: its size is unchanged.
         """
         plan, space = self.plans[job], before.ref.namespace
         if not self.api.tell(self.config_map, space, job, variable(plan, pods)):

@@ -1,9 +1,9 @@
-"""What makes a job's pods, how many it is to make, and the patch that has it make fewer or more. Pure.
+"""The controllers of a job's pods, their size, and the patches that resize them. Pure.
 
 Each pod has a node of its own. An Indexed Job takes completions together with parallelism (from Kubernetes 1.27 on), a
-JobSet those of its only Job (from the version with elastic JobSets on, which patches the Job), a PyTorchJob of workers
-alone their number, within its elastic policy. What is changed stands in an annotation beside it, so that another
-process knows how many pods there were, and which were told of it.
+JobSet those of its only Job (from the version with elastic JobSets on, which patches the Job), a workers-only
+PyTorchJob its number of workers, within its elastic policy. Each change is recorded in an annotation, so that another
+process knows how many pods there were, and which got the layout.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ GPU = "nvidia.com/gpu"
 
 
 class Kind(NamedTuple):
-    """Where the API server has objects of a kind."""
+    """A kind's place in the API."""
 
     group: str
     version: str
@@ -37,7 +37,7 @@ KINDS = {
 
 
 class Ref(NamedTuple):
-    """One object."""
+    """A reference to one object."""
 
     kind: str
     namespace: str
@@ -48,7 +48,7 @@ class Ref(NamedTuple):
 
 
 class Change(msgspec.Struct, frozen=True):
-    """What was changed last: ``wanted`` pods became ``pods``, since a Unix time, for an action."""
+    """Our last change: ``wanted`` pods became ``pods``, since a Unix time, for an action."""
 
     wanted: int
     pods: int
@@ -57,7 +57,7 @@ class Change(msgspec.Struct, frozen=True):
 
 
 class Workload(NamedTuple):
-    """What makes the pods: how many it is to make, and the last change of ours that still stands, None for none."""
+    """A job's controller: its number of pods, and our last change if still in effect, None for none."""
 
     ref: Ref
     pods: int
@@ -66,12 +66,12 @@ class Workload(NamedTuple):
 
     @property
     def wanted(self) -> int:
-        """How many pods it is to make where there is a node for each."""
+        """The number of pods that it wants where there is a node for each."""
         return self.pods if self.change is None else self.change.wanted
 
 
 def made_by(pods: Iterable[Pod]) -> Ref:
-    """Return what makes the pods. Raises CannotCarryOutError where it is not one object, or of a kind without sizes."""
+    """Return the pods' controller. Raises CannotCarryOutError where it is not one object, or has no size."""
     refs = {_maker(pod) for pod in pods}
     if len(refs) != 1:
         raise CannotCarryOutError(f"its pods are made by {len(refs)} objects, not by one")
@@ -83,7 +83,7 @@ def made_by(pods: Iterable[Pod]) -> Ref:
 
 
 def read(ref: Ref, body: Mapping[str, Any]) -> Workload:
-    """Return the workload as its object has it. Raises CannotCarryOutError where it cannot make fewer pods."""
+    """Return the workload from its object. Raises CannotCarryOutError where it cannot run fewer pods."""
     try:
         pods = _SIZES[ref.kind](body["spec"])
     except (KeyError, TypeError, IndexError, AttributeError):
@@ -94,9 +94,9 @@ def read(ref: Ref, body: Mapping[str, Any]) -> Workload:
 
 
 def resized(workload: Workload, change: Change) -> dict[str, Any]:
-    """Return the merge patch after which it makes so many pods, unless it has changed since it was read.
+    """Return the merge patch that sets its number of pods, unless it has changed since it was read.
 
-    Raises CannotCarryOutError where its owner does not want so few or so many.
+    Raises CannotCarryOutError where its owner's limits exclude this number.
     """
     body = workload.body
     said = None if change.pods == change.wanted else msgspec.json.encode(change).decode()
@@ -107,7 +107,7 @@ def resized(workload: Workload, change: Change) -> dict[str, Any]:
 
 
 def gpus_of(pods: Iterable[Pod]) -> int | None:
-    """Return how many GPUs each pod asks for; None where none does, or not all alike."""
+    """Return how many GPUs each pod requests; None where none does, or they differ."""
     counts = set()
     for pod in pods:
         limits = [container.resources.limits or {} for container in pod.spec.containers or ()]
@@ -123,7 +123,7 @@ def _maker(pod: Pod) -> Ref | None:
 
 
 def _change(body: Mapping[str, Any], pods: int) -> Change | None:
-    """Return what our annotation says; None where somebody has given it another size since."""
+    """Return our annotation's change; None where the size was changed by someone else since."""
     text = ((body.get("metadata") or {}).get("annotations") or {}).get(LAYOUT)
     try:
         change = msgspec.json.decode(text or "null", type=Change | None)
@@ -149,7 +149,7 @@ def _of_pytorch_job(spec: Any) -> int | None:
 
 
 def _jobset_of(spec: Any, pods: int) -> dict[str, Any]:
-    # A merge patch has lists as a whole.
+    # A merge patch replaces lists as a whole.
     (only,) = spec["replicatedJobs"]
     template = only["template"]
     job = {**template["spec"], "parallelism": pods, "completions": pods}

@@ -1,4 +1,4 @@
-"""What Eagle Eye or an operator asks of the launcher, and what becomes of it. Pure."""
+"""Handles requests of Eagle Eye or an operator to the launcher. Pure."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ SUSPECTED_MAX = 1_000
 
 
 def turn_away(happening: on.Happening, reason: str) -> list[to.Order]:
-    """Return the answer to what is asked of a job that has ended."""
+    """Return the answer to a request to a job that has ended."""
     if isinstance(happening, on.ExcludeAsked | on.RestartAsked | on.ReadmitAsked):
         return [to.Answer(happening.request, False, reason)]
     return []
 
 
 def asked(rules: Rules, state: State, what: on.Asked, now: on.Moment) -> Step:
-    """It is done, begun or refused; who asked is answered, or stands in ``requests``."""
+    """Carry out, start or refuse the request; it is answered at once, or later through ``requests``."""
     match what:
         case on.ExcludeAsked():
             return _exclude(rules, state, what)
@@ -60,7 +60,7 @@ def _exclude(rules: Rules, state: State, wish: on.ExcludeAsked) -> Step:
 
 
 def _by_plan(rules: Rules, state: State, following: tuple[str, ...] | None) -> str:
-    """Return what the job loses where no spare takes the node's place; "" where one does."""
+    """Return what the job loses where no spare replaces the node; "" where one does."""
     before = state.members
     if rules.layouts is None or following is None or not 0 < len(following) < len(before):
         return ""
@@ -74,12 +74,12 @@ def _restart(rules: Rules, state: State, wish: on.RestartAsked, now: on.Moment) 
     state = _distrusting(state, wish.over_attempt, wish.distrust_since_s)
     state, doubts = _doubting(state, wish)
     orders: list[to.Order]
-    # Processes that went on from the attempt before are not new ones, where that is what is asked for.
+    # Processes that continued from the previous attempt are not new, and new ones are what is requested.
     renewed = wish.scope != "job" or state.scope == "job"
     over = wish.over_attempt < state.attempt and state.distrust_since_s is None and renewed
     state = replace(state, requests=(*state.requests, wish.request))
     if state.phase is Phase.GATHERING:
-        orders = [to.Persist(), *doubts]  # the attempt being prepared is the one asked for
+        orders = [to.Persist(), *doubts]  # the attempt being prepared is the requested one
         if state.kept and (wish.scope == "job" or state.distrust_since_s is not None):
             return renew_all(rules, state, wish.reason, now, orders)
         return consider(rules, state, now, orders) if state.kept else (state, orders)
@@ -93,17 +93,17 @@ def _restart(rules: Rules, state: State, wish: on.RestartAsked, now: on.Moment) 
 
 
 def _distrusting(state: State, over_attempt: int, since_s: float | None) -> State:
-    """The next attempt does not resume from what was written since then; a wish that was seen to changes nothing."""
+    """Do not resume the next attempt from checkpoints written since then; a request already handled changes nothing."""
     if since_s is None or (over_attempt < state.attempt and any(span.covers(since_s) for span in state.distrusted)):
-        return state  # the attempt that runs was started with this in mind
+        return state  # the running attempt was already started accordingly
     known_s = state.distrust_since_s
     return replace(state, distrust_since_s=since_s if known_s is None else min(since_s, known_s))
 
 
 def _doubting(state: State, wish: on.RestartAsked) -> Step:
-    """The checkpoint that was resumed from may be spoilt itself, where nobody lived to tell of it in time.
+    """Suspect the checkpoint that was resumed from: its fault may have ended all ranks before it was reported.
 
-    So it is where the numbers were broken at the first step, or broke a second time on the way to the next checkpoint.
+    True where the numbers were broken at the first step, or broke a second time before the next checkpoint.
     """
     resumed_s = state.resumed_s
     theirs = wish.over_attempt == state.attempt and wish.blames_nobody and wish.distrust_since_s is not None
@@ -123,8 +123,8 @@ def _readmit(rules: Rules, state: State, wish: on.ReadmitAsked, now: on.Moment) 
     back = nodes & (state.excluded | state.draining | state.unfit)
     busy = state.kept if state.phase is Phase.GATHERING else frozenset(state.members)
     revived = nodes & state.lost - state.returning
-    called = revived & state.excluded  # what kept its runner away is over
-    # Whatever it was readmitted for, it joins once it has been looked at.
+    called = revived & state.excluded  # the reason for having no runner is gone
+    # Whatever the reason for its readmission, it joins only after a check.
     checked = (back if rules.check else back & state.unfit) - busy - state.lost
     state = replace(
         state,

@@ -1,4 +1,4 @@
-"""While an attempt starts and runs: who has started, where it resumed, how far it came, how it ended. Pure."""
+"""While an attempt starts and runs: who has started, where it resumed, its progress, how it ended. Pure."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from eagle_eye.orchestrators.launch.gathering import abandon, end, gather, next_
 from eagle_eye.orchestrators.launch.state import NEVER_S, UP, Phase, Rules, State, Step, move
 from eagle_eye.schema.memory_steps import MEMORY_PREFIX
 
-UNSEEN_S = 5.0  # ranks that end so soon may have ended before any agent saw them, and nobody tells of them...
-UNSEEN_WAIT_S = 6.0  # ...so that word of something else, a lost GPU, is waited for no longer: facts come in seconds
-LOOK_EVERY_S = 2.0  # at a start, for whoever is stopped, cut off or answers no more
+UNSEEN_S = 5.0  # ranks that exit this early may have done so before any agent saw them, so nobody reports them...
+UNSEEN_WAIT_S = 6.0  # ...so other reports, such as a lost GPU, are awaited no longer: facts arrive within seconds
+LOOK_EVERY_S = 2.0  # during a start, for ranks that are stopped, cut off or unresponsive
 UNSEEN = "nobody told of a step; without Eagle Eye's hook in the training script nobody can"
 
 
 def running_yet(rules: Rules, state: State, now: on.Moment) -> Step:
-    """The attempt is up as soon as each of its nodes has started; whoever asked for it is answered."""
+    """Mark the attempt as up once each of its nodes has started; pending requests for it are answered."""
     if state.phase is not Phase.STARTING or not state.started.keys() >= set(state.members):
         return state, []
     within_s = start_within_s(rules, state)
@@ -37,18 +37,18 @@ def running_yet(rules: Rules, state: State, now: on.Moment) -> Step:
 
 
 def first_step_within_s(rules: Rules, state: State) -> float:
-    """Return how long an attempt that keeps processes may take to its first step: at least what starts took so far."""
+    """Return an attempt's limit to its first step if it keeps processes: at least the longest start so far."""
     return max(rules.regroup_within_s, state.starts.longest_s)
 
 
 def start_within_s(rules: Rules, state: State) -> float:
-    """Return how long the attempt's start may take before whoever has not come holds it up."""
+    """Return how long the attempt's start may take before a missing rank counts as holding it up."""
     resumed = state.resumed_step is not None
     return state.starts.limit_s(state.members, rules.warm_within_s, rules.verified_within_s, resumed=resumed)
 
 
 def progress(rules: Rules, state: State, seen: on.Progress, now: on.Moment) -> Step:
-    """What was heard of how far the attempt has come: it is verified, has settled, or is the moment to grow."""
+    """Process the attempt's reported progress: it is verified, has settled, or is the moment to grow."""
     if seen.attempt != state.attempt:
         return state, []
     match seen:
@@ -61,14 +61,14 @@ def progress(rules: Rules, state: State, seen: on.Progress, now: on.Moment) -> S
 
 
 def unverified(state: State, held_up: str = "") -> Step:
-    """Nobody could say from which step the attempt went on; ``held_up`` says who may keep it from starting."""
+    """Handle a missing first step; ``held_up`` says who may be blocking the start."""
     detail = f"{UNSEEN}; {held_up}" if held_up else UNSEEN
     state = move(state, Phase.RUNNING, due_s=NEVER_S, kept=frozenset(), regroup_due_s=NEVER_S)
     return state, [to.Say("unverified", {"detail": detail})]
 
 
 def ranks_ended(rules: Rules, state: State, ended: on.RanksEnded, now: on.Moment) -> Step:
-    """A node's ranks are gone: the attempt has failed, or it has finished once all have ended so."""
+    """Process the exit of a node's ranks: the attempt has failed, or finished once all have ended with success."""
     if not ended.success:
         raised = state.raised.and_also(ended.node, ended.detail)
         state = replace(state, raised=raised, failed=state.failed | {ended.node})
@@ -76,7 +76,7 @@ def ranks_ended(rules: Rules, state: State, ended: on.RanksEnded, now: on.Moment
         exits = {str(rank): code for rank, code in ended.exits}
         reported = to.Say("ranks_failed", {"node": ended.node, "exit_codes": exits, "detail": ended.detail})
         if state.phase is not Phase.STARTING and state.phase not in UP:
-            if not ended.in_touch:  # what another rank waits for is known now, and nobody has more to say of it
+            if not ended.in_touch:  # what other ranks wait for is already known, and no report can be expected
                 state = replace(state, due_s=min(state.due_s, now.monotonic_s + pause_s(rules, state.restarts)))
             return state, [reported]
         wait_s = word_within_s(rules, state, now, in_touch=ended.in_touch)
@@ -92,7 +92,7 @@ def ranks_ended(rules: Rules, state: State, ended: on.RanksEnded, now: on.Moment
 
 
 def word_within_s(rules: Rules, state: State, now: on.Moment, *, in_touch: bool) -> float:
-    """Return how long to wait for Eagle Eye's word on an attempt that fails now."""
+    """Return how long to wait for Eagle Eye's report on an attempt that fails now."""
     if not in_touch:
         return 0.0
     unseen = state.phase is Phase.STARTING or now.monotonic_s - state.up_since_s < UNSEEN_S
@@ -100,7 +100,7 @@ def word_within_s(rules: Rules, state: State, now: on.Moment, *, in_touch: bool)
 
 
 def attempt_failed(rules: Rules, state: State, reason: str, now: on.Moment, wait_s: float) -> Step:
-    """What is left of the attempt stays as it is, as evidence, while Eagle Eye is waited for and in the backoff."""
+    """Leave the rest of the attempt untouched as evidence, while waiting for Eagle Eye and in the backoff."""
     orders: list[to.Order] = [
         to.Answer(request, False, f"attempt {state.attempt} failed as it started: {reason}")
         for request in state.requests
@@ -117,7 +117,7 @@ def attempt_failed(rules: Rules, state: State, reason: str, now: on.Moment, wait
 
 
 def restart_alone(rules: Rules, state: State, reason: str, now: on.Moment) -> Step:
-    """The launcher restarts by itself, or ends the job where it has done so often enough."""
+    """Restart without Eagle Eye, or end the job where this happened too often."""
     if state.restarts >= rules.restarts_max:
         return end(state, Phase.FAILED, f"{reason}; {state.restarts} restarts are used up", 1)
     raised = replace(state.raised, step=state.step_max)
@@ -129,7 +129,7 @@ def restart_alone(rules: Rules, state: State, reason: str, now: on.Moment) -> St
         why = "it held two starts in a row up"
         state, given_up = abandon(rules, state, dict.fromkeys(state.stuck_again, why), now)
     text = f"{reason}; restart {state.restarts} of {rules.restarts_max} by the launcher itself"
-    # Nothing speaks against the nodes and the processes that live: Eagle Eye would have said so.
+    # The surviving nodes and processes are not suspect: Eagle Eye would have said so.
     state, orders = gather(rules, state, text, now, "process_group")
     return state, given_up + orders
 
@@ -161,7 +161,7 @@ def _verified(state: State, step: int, most: int, fields: dict[str, object], now
             " it resumed from something else than it was told to"
         )
     starts = state.starts
-    if not state.kept:  # processes that went on say nothing of how long a start takes
+    if not state.kept:  # processes that continued do not show how long a start takes
         took_s = now.monotonic_s - state.up_since_s
         starts = starts.after(state.members, took_s, resumed=state.resumed_step is not None)
     state = move(
@@ -189,7 +189,7 @@ def _checkpoint_written(rules: Rules, state: State, step: int, now: on.Moment) -
     orders += more
     plan = next_nodes(rules, state)
     grows = plan is not None and len(plan) > len(state.members) and state.ready.issuperset(plan)
-    # Not before it has settled: a node that comes and goes must not restart the job each time.
+    # Only after settling: a node that comes and goes must not restart the job each time.
     if rules.grow_at_checkpoint and plan and grows and now.monotonic_s >= state.up_since_s + rules.settled_after_s:
         text = f"grows from {len(state.members)} to {len(plan)} nodes at the checkpoint of step {step}"
         state, more = gather(rules, state, text, now)

@@ -1,4 +1,4 @@
-"""The process in which an attempt runs on a node: forked from a standby or from the runner, it ends here."""
+"""The process that runs an attempt on a node: forked from a standby or from the runner; exits here."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from eagle_eye.orchestrators.launch.own_process import PR_SET_PDEATHSIG, note, p
 
 
 def become_attempt(start: Start, write_end: int, kept: Collection[int] | None = None) -> NoReturn:
-    """Run the attempt in this forked process, say how it goes on ``write_end``, and leave.
+    """Run the attempt in this forked process, report on ``write_end``, and exit.
 
     ``kept`` are files that ranks may share with this process, which are then forked from it; None: they are spawned.
     """
     exit_code = 1
     try:
-        # Should the parent be killed, the elastic agent ends its ranks as it does on any SIGTERM.
+        # If the parent is killed, the elastic agent ends its ranks as on any SIGTERM.
         prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         from eagle_eye.orchestrators.launch.elastic import run_attempt

@@ -1,4 +1,4 @@
-"""Whose failure an attempt's end is, by its ranks' last words: the script's, or that of a connection. Pure."""
+"""Attributes an attempt's failure, from the end of its ranks' logs, to the script or to a connection. Pure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ LINE_CHARS_MAX = 300
 _FRAME = re.compile(r'  File "(?P<file>.+)", line (?P<line>\d+), in .+')
 _EXCEPTION = re.compile(r"(?P<kind>[A-Za-z_][\w.]*)(?:: (?P<message>.*))?\Z")
 _VARIES = re.compile(r"0x[0-9a-fA-F]+|\d+")
-# What a node, its network or its storage may have done to a script without fault.
+# Errors that a node, its network or its storage may cause in a correct script.
 _KINDS_OF_OTHERS = re.compile(
     r"Dist\w*Error|Connection|Timeout|Network|Socket|HTTP|SSL|Broken|Remote|Interrupt|Signal"
     r"|OSError|IOError|FileNotFound|Permission"
@@ -20,7 +20,7 @@ _WORDS_OF_OTHERS = re.compile(
     r"|input/output|stale|space|store",
     re.IGNORECASE,
 )
-# How a rank says that it could not reach a peer or the store, in detectors' words (signs/exits.py)...
+# Log text of a rank that could not reach a peer or the store, as in the detectors (signs/exits.py)...
 CANNOT_CONNECT = re.compile(
     r"connectFullMesh|no route to host|network is (?:unreachable|down)|host is (?:unreachable|down)"
     r"|\bconnect(?:ion|ing|ed)?\b[^\n]{0,200}(?:timed? ?out|refused|unreachable|invalid argument|cannot assign)"
@@ -28,32 +28,32 @@ CANNOT_CONNECT = re.compile(
     r"|failed to connect|ibv_modify_qp[^\n]{0,80}(?:timed? ?out|failed)",
     re.IGNORECASE,
 )
-# ...and that it lost one which it had reached, or waited for one in vain.
+# ...and of one that lost a peer, or waited for it in vain.
 _FOLLOWED = re.compile(
     r"connection (?:closed|reset)|clos(?:ed|ing)[^\n]{0,40}peer|broken pipe|remote process exited|remote error"
     r"|waiting for clients|wait timeout|barrier|SIGTERM|signal: 15",
     re.IGNORECASE,
 )
-_PREFIX = re.compile(r"\[rank\d+\]: ?")  # torch's, in front of each line
+_PREFIX = re.compile(r"\[rank\d+\]: ?")  # torch's prefix of each line
 
 
 @dataclass(frozen=True)
 class Raised:
-    """The exceptions that ended an attempt's ranks, and on which nodes; ``step`` is that of the last new checkpoint."""
+    """The exceptions that ended an attempt's ranks, and their nodes; ``step`` is that of the last new checkpoint."""
 
     step: int | None = None
     on: Mapping[str, frozenset[str]] = field(default_factory=dict)
 
     def and_also(self, node: str, log: str) -> Raised:
-        """Return the same with what the end of a rank's log on the node says."""
+        """Return a copy with the end of another rank's log on the node added."""
         name = exception(log)
         return Raised(self.step, {**self.on, name: self.on.get(name, frozenset()) | {node}}) if name else self
 
 
 def exception(log: str) -> str:
-    """Return where the exception at the end of the log was raised, and its line; "" for none, and for others' doing.
+    """Return where the log's final exception was raised, and its line; "" if none, or if caused from outside.
 
-    Numbers in the line do not count: they are ranks, sizes and addresses.
+    Numbers in the line are ignored: they are ranks, sizes and addresses.
     """
     lines = [_PREFIX.sub("", line, count=1) for line in log.rstrip().splitlines()]
     for index in range(len(lines) - 1, 0, -1):
@@ -70,25 +70,25 @@ def exception(log: str) -> str:
 
 
 def cannot_connect(log: str) -> bool:
-    """Whether the log ends with a connection that could not be made."""
+    """Whether the log ends with a failed connection attempt."""
     return CANNOT_CONNECT.search(_last_words(log)) is not None
 
 
 def followed(log: str) -> bool:
-    """Whether the log ends because another rank had gone, or did not come."""
+    """Whether the log ends because another rank exited or did not arrive."""
     words = _last_words(log)
     return _FOLLOWED.search(words) is not None and not CANNOT_CONNECT.search(words)
 
 
 def _last_words(log: str) -> str:
-    """Return what stands behind the last indented line: of a traceback, the exception."""
+    """Return the text after the last indented line: of a traceback, the exception."""
     lines = [_PREFIX.sub("", line, count=1) for line in log.rstrip().splitlines()]
     first = next((at + 1 for at in range(len(lines) - 1, -1, -1) if lines[at][:1].isspace()), 0)
     return "\n".join(lines[first:])
 
 
 def scripts_own(before: Raised, now: Raised) -> str:
-    """Return in words what ended two attempts in the same way on at least two nodes; "" where nothing did."""
+    """Return, as text, the error that ended two attempts alike on at least two nodes; "" if none."""
     if before.step != now.step:
         return ""
     for name in sorted(before.on.keys() & now.on.keys()):

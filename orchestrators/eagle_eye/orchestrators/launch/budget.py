@@ -1,4 +1,4 @@
-"""How often the launcher restarts by itself, how long it waits before, and when that is forgotten. Pure."""
+"""The launcher's own restarts: how many, their backoff, and when they are forgotten. Pure."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ BACKOFF_MAX_S = 300.0
 
 
 def pause_s(rules: Rules, restarts: int) -> float:
-    """Return how long to wait before the next own restart, after so many: none, then doubling, at most 5 minutes."""
+    """Return the backoff before the next own restart: none, then doubling, at most 5 minutes."""
     return 0.0 if restarts == 0 else doubled_s(rules.backoff_s, BACKOFF_MAX_S, restarts)
 
 
 def settle(rules: Rules, state: State, now: on.Moment) -> Step:
-    """Forget earlier restarts where the attempt has run for long enough and, as far as can be seen, got further."""
+    """Forget earlier restarts once the attempt has run long enough and, as far as visible, made progress."""
     if state.phase not in UP or now.monotonic_s < state.up_since_s + rules.settled_after_s:
         return state, []
     state = replace(state, settled_due_s=NEVER_S)

@@ -1,7 +1,7 @@
-"""Whether a checkpoint holds what its own table of contents says. Reads files; runs nothing that they name.
+"""Verifies a checkpoint against its own table of contents. Reads files; executes nothing named in them.
 
-torch.distributed.checkpoint writes ``.metadata``, a pickle that says for each tensor in which file it lies, from
-where, how long. It is read here without any class of its own, so that a forged one can run nothing.
+torch.distributed.checkpoint writes ``.metadata``, a pickle with each tensor's file, offset and length. It is unpickled
+without its classes, so that a forged one cannot execute anything.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ METADATA_BYTES_MAX = 512 << 20
 
 
 def flaw(folder: Path) -> str:
-    """Return what is wrong with the checkpoint, "" where nothing is found, or where its table is none we understand.
+    """Return what is wrong with the checkpoint, "" where nothing is, or its table is in an unknown format.
 
-    Each file that the table names must be there, readable, and as long as the table says.
+    Each file in the table must exist, be readable, and have the length in the table.
     """
     try:
         lengths = _lengths(folder / ".metadata")
@@ -41,7 +41,7 @@ def flaw(folder: Path) -> str:
 
 
 class _UnknownTableError(Exception):
-    """The file says nothing of files and lengths, or is too long."""
+    """The file lists no files and lengths, or is too long."""
 
 
 def _lengths(path: Path) -> dict[str, int]:
@@ -58,7 +58,7 @@ def _lengths(path: Path) -> dict[str, int]:
 
 
 def _places(table: object) -> Iterator[tuple[str, int]]:
-    """Yield the file in which something lies, relative to the checkpoint, and the byte up to which it does."""
+    """Yield each item's file, relative to the checkpoint, and its end offset."""
     stored = getattr(table, "storage_data", None)
     if not isinstance(stored, dict):
         raise _UnknownTableError
@@ -66,20 +66,20 @@ def _places(table: object) -> Iterator[tuple[str, int]]:
         name, offset, length = (getattr(place, key, None) for key in ("relative_path", "offset", "length"))
         if not (isinstance(name, str) and isinstance(offset, int) and isinstance(length, int)):
             continue
-        # A path that leads out of the checkpoint is no business of ours.
+        # A path that leads out of the checkpoint is ignored.
         if not Path(name).is_absolute() and ".." not in Path(name).parts:
             yield name, offset + length
 
 
 class _Reader(pickle.Unpickler):
-    """An unpickler for which every class is a mere container."""
+    """An unpickler that replaces every class with a plain container."""
 
     def find_class(self, module: str, name: str) -> Any:  # noqa: ARG002 - the base's names
         return _Container
 
 
 class _Container:
-    """Takes whatever arguments and attributes a pickle gives it."""
+    """Accepts any arguments and attributes of a pickle."""
 
     def __new__(cls, *_: object, **__: object) -> Self:
         return super().__new__(cls)
@@ -88,16 +88,16 @@ class _Container:
         pass
 
     def __setstate__(self, state: object) -> None:
-        """Attributes as a pickle has them: a mapping, a pair with one for slots, or something of its class's own."""
+        """Take pickled attributes: a mapping, a pair with one for slots, or a class-specific state."""
         for part in state if isinstance(state, tuple) else (state,):
             if isinstance(part, dict):
                 self.__dict__.update(part)
 
     def append(self, _: object) -> None:
-        """Items of what was a list."""
+        """Take an item of a list."""
 
     def extend(self, _: object) -> None:
-        """Items of what was a list."""
+        """Take items of a list."""
 
     def __setitem__(self, _: object, __: object) -> None:
-        """Items of what was a mapping."""
+        """Take an item of a mapping."""

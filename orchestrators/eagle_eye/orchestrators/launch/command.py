@@ -1,4 +1,4 @@
-"""``eagle-eye launch``: flags, and the wiring of launcher, receiver and server."""
+"""``eagle-eye launch``: its flags, and the wiring of launcher, receiver and server."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ from eagle_eye.schema.configuration import ConfigurationError
 
 log = logging.getLogger(__name__)
 
-# A leading dash would make an option of it for ssh and the like.
+# A leading dash would be read as an option by ssh and the like.
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,252}\Z")
 REPORTS_WITHIN_S = 3.0
 LAST_STATE_WITHIN_S = 3.0
@@ -52,7 +52,7 @@ WITHOUT_SERVER = "training goes on; no fault is found, and what fails is restart
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    """The parser knows the command's flags; what follows ``--`` is the training command."""
+    """Add the command's flags; the training command follows ``--``."""
     parser.description = (
         "Runs a torchrun-style training job over a set of nodes with spares, restarts it without a node "
         "when Eagle Eye asks for it, and by itself when it fails and nobody asks."
@@ -117,7 +117,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """The job has ended; returns 0 finished, 1 failed, 2 wrong usage, 130 or 143 after a signal."""
+    """Run the job until it ends; return 0 finished, 1 failed, 2 wrong usage, 130 or 143 after a signal."""
     try:
         _require_torch()
         job, rules = read_job(arguments), read_rules(arguments)
@@ -139,7 +139,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def read_job(arguments: argparse.Namespace) -> Job:
-    """Return what is to be run; raises ConfigurationError naming the flag."""
+    """Return the job to run. Raises ConfigurationError naming the flag."""
     if not _NAME.match(arguments.job):
         raise ConfigurationError(f"--job {arguments.job!r}: expected letters, digits and '._:-'")
     nodes = tuple(arguments.nodes.split(","))
@@ -185,7 +185,7 @@ def read_job(arguments: argparse.Namespace) -> Job:
 
 
 def _user() -> str:
-    """Return the user's name, by the system's word and not the environment's; the number of one without a name."""
+    """Return the user's name from the system, not the environment; the uid of one without a name."""
     try:
         return pwd.getpwuid(os.getuid()).pw_name
     except KeyError:
@@ -193,7 +193,7 @@ def _user() -> str:
 
 
 def read_rules(arguments: argparse.Namespace) -> Rules:
-    """Return how the job is to be kept running; raises ConfigurationError naming the flag."""
+    """Return the rules for keeping the job running. Raises ConfigurationError naming the flag."""
     counts = re.fullmatch(r"(?:(\d+):)?(\d+)", arguments.nnodes)
     if counts is None:
         raise ConfigurationError(f"--nnodes {arguments.nnodes!r}: expected N or MIN:N")
@@ -217,7 +217,7 @@ def read_rules(arguments: argparse.Namespace) -> Rules:
         lease_s=LEASE_S,
         backoff_s=arguments.backoff,
         settled_after_s=arguments.settled_after,
-        # Where nobody could ever tell of a step, nobody is waited for.
+        # Where no step could ever be reported, none is waited for.
         verified_within_s=0.0 if arguments.without_server and not arguments.checkpoint_dir else arguments.verify_wait,
         warm_within_s=arguments.warm_wait,
         checkpoints=arguments.checkpoint_dir is not None,
@@ -229,7 +229,7 @@ def read_rules(arguments: argparse.Namespace) -> Rules:
 
 
 def _read_layouts(arguments: argparse.Namespace, wanted: int) -> Plan:
-    """Return the plan that the job follows; raises ConfigurationError where it is not for this one."""
+    """Return the plan that the job follows. Raises ConfigurationError where it is for another job."""
     plan = read_plan(arguments.layouts, "--layouts")
     hardware, file = plan.hardware, f"--layouts: {arguments.layouts}"
     if plan.job not in ("", arguments.job):
@@ -327,7 +327,7 @@ def _sight(client: ServerClient, job: str) -> Sight | None:
     try:
         answer = client.call("GET", f"/api/v1/jobs/{quote(job, safe='')}", timeout_s=LOOK_WITHIN_S)
     except ServerUnreachableError:
-        return None  # the subscription says so
+        return None  # the subscription reports it
     progress = answer.get("progress") if isinstance(answer, dict) else None
     step, attempt = (progress.get("step"), answer.get("attempt")) if isinstance(progress, dict) else (None, None)
     return Sight(attempt, int(step)) if isinstance(step, int | float) and isinstance(attempt, int) else None

@@ -1,4 +1,4 @@
-"""Carries out what the state machine orders, and tells it what happens. The impure half of the launcher."""
+"""Carries out the state machine's orders, and feeds it events. The impure half of the launcher."""
 
 from __future__ import annotations
 
@@ -37,16 +37,16 @@ from eagle_eye.planning.rank_layout import LAYOUT_VARIABLE, variable
 from eagle_eye.schema.action import JobUpdate, MemberRank
 from eagle_eye.schema.memory_steps import MemoryStep
 
-# The name by which the server knows that it may ask for restarts.
+# The name by which the server knows that it can request restarts.
 RESTART_OWNER = "eagle-eye"
 WORD_S = 0.25
 LAST_WORD_S = 2.0
 CHECKPOINT_WITHIN_S, CHECKPOINT_LOOK_S = 30.0, 0.5
-IN_MEMORY_WITHIN_S = 2.0  # for nodes to say what they hold
+IN_MEMORY_WITHIN_S = 2.0  # for nodes to report what they hold
 
 
 class Coordinator:
-    """Runs the job from ``run`` until it has ended. ``post`` and ``ask`` may be called from any thread."""
+    """Runs the job from ``run`` until it has ended. ``post`` and ``ask`` are thread-safe."""
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class Coordinator:
         attempts_before: int = 0,
         look: Callable[[], Sight | None] = lambda: None,
     ) -> None:
-        """``look`` returns what the server says of the job's progress; ``attempts_before`` see memory.resume."""
+        """``look`` returns the server's view of the job's progress; ``attempts_before`` see persisted_state.resume."""
         self._job = job
         self._rules = rules
         self._memory = memory
@@ -66,7 +66,7 @@ class Coordinator:
         self._output = output
         self._state = resume(memory.memory, rules.fleet, attempts_before)
         self._interrupted = memory.memory.phase not in ENDED
-        # A SimpleQueue, because signal handlers put into it as well.
+        # A SimpleQueue, because signal handlers also put into it.
         self._happenings: queue.SimpleQueue[on.Happening] = queue.SimpleQueue()
         self._runners = Runners(
             job, memory.memory.launch, self.post, lambda: link.in_touch, lambda: self._state.excluded
@@ -77,21 +77,21 @@ class Coordinator:
         self._store: Any = None
         self._found: list[Checkpoint] = []
         self._copies: list[MemoryStep] = []
-        self._begun: dict[str, int] = {}  # the attempt in which each node's processes began, and have their logs
+        self._begun: dict[str, int] = {}  # the attempt in which each node's processes started and have their logs
         self._end: to.End | None = None
         self._reported: tuple[to.TellServer, float | None] | None = None
         self._closed = False
 
     def post(self, happening: on.Happening) -> None:
-        """The happening will be dealt with; safe in a signal handler."""
+        """Queue the event; safe in a signal handler."""
         self._happenings.put(happening)
 
     def ask(self, make: Callable[[int], on.Happening]) -> str:
-        """Return the answer to what is asked, once there is one; raises CannotCarryOutError with the reason."""
+        """Return the answer to the request, once there is one. Raises CannotCarryOutError with the reason."""
         request = next(self._requests)
         answer: Future[tuple[bool, str]] = Future()
         self._answers[request] = answer
-        # After it is among the answers: from then on _close would give it one.
+        # After it is registered: from then on _close would answer it.
         if self._closed:
             raise CannotCarryOutError("the launcher has ended")
         self.post(make(request))
@@ -101,7 +101,7 @@ class Coordinator:
         return text
 
     def wait_for_checkpoint(self, within_s: float = CHECKPOINT_WITHIN_S) -> str:
-        """Return which step is whole in the nodes' memory that was captured after now. Raises CannotCarryOutError."""
+        """Return a step captured after this call that is complete in the nodes' memory. Raises CannotCarryOutError."""
         until_s = time.monotonic() + within_s
         before: int | None = None
         while True:
@@ -117,13 +117,13 @@ class Coordinator:
             time.sleep(CHECKPOINT_LOOK_S)
 
     def job_state(self) -> JobState:
-        """Return the attempt that counts and the nodes that may be named."""
+        """Return the current attempt and the nodes that may be named."""
         state = self._state
         return JobState(state.attempt, frozenset(self._job.nodes), state.phase not in ENDED)
 
     def run(self) -> int:
-        """The job has ended and no rank runs any more; returns the exit code."""
-        # Torch takes seconds to import: meanwhile the runners do the same.
+        """Run until the job has ended and no rank runs; return the exit code."""
+        # Importing torch takes seconds: meanwhile the runners do the same.
         threading.Thread(target=_import_store, name="import", daemon=True).start()
         self._watcher.start()
         try:
@@ -169,7 +169,7 @@ class Coordinator:
         self._state, orders = step(self._rules, self._state, happening, moment)
         for order in orders:
             self._carry_out(order)
-        # Spares come and go without an attempt that ends, and with them what an exclusion costs.
+        # Spares come and go during an attempt, and with them the cost of an exclusion.
         if self._reported is not None and self._reported[1] != pace_left_ratio(self._rules, self._state):
             self._tell(self._reported[0])
 
@@ -214,13 +214,13 @@ class Coordinator:
                 self._runners.revive(node)
 
     def _steps_in_memory(self) -> list[MemoryStep]:
-        """Return the copies that the attempt's nodes have of steps in memory. From any thread."""
+        """Return the copies of steps that the attempt's nodes hold in memory. Thread-safe."""
         if not self._runners.keeps_in_memory:
             return []
         return self._runners.steps_in_memory(self._state.members, IN_MEMORY_WITHIN_S)
 
     def _choose(self, order: to.ChooseCheckpoint) -> None:
-        """In a thread, because a folder may hang: choose what to resume from, without what is damaged."""
+        """Choose the checkpoint to resume from, without damaged ones; in a thread, because a folder may hang."""
         try:
             found = find_checkpoints(self._job.checkpoint_dir)
             copies = self._runners.steps_in_memory(order.nodes, IN_MEMORY_WITHIN_S)
@@ -339,7 +339,7 @@ class Coordinator:
             self._answers.pop(request).set_result((True, text))
 
     def _laid_out(self, nodes: Sequence[str]) -> dict[str, str]:
-        """Return the mixture of pipelines that the nodes run, by its key; nothing where there is no plan."""
+        """Return the mixture of pipelines that the nodes run, by its key; empty where there is no plan."""
         plan = self._rules.layouts
         return {} if plan is None else {"layout": plan.layout(len(nodes)).mixture}
 
@@ -355,7 +355,7 @@ class Coordinator:
         self._reported = (word, left)
         update = JobUpdate(word.attempt, word.state, ranks, RESTART_OWNER, self._job.owner, held_up_by, left)
         self._link.tell(self._job.name, update)
-        # What follows are exits of ranks: the server should know by then that they are no crash.
+        # Exits of ranks follow: the server should know by then that they are not crashes.
         if word.state == Phase.CANCELLED:
             self._link.flush(LAST_WORD_S)
         elif self._link.in_touch:
@@ -365,12 +365,12 @@ class Coordinator:
         try:
             self._memory.keep(self._state)
         except OSError as error:
-            # The job can go on without; a launcher started later would not know what this one knew.
+            # The job can continue without it; a launcher started later would lack this state.
             reason = f"the state is not on disk: {error}"
             self._output.say("forgetful", self._state.attempt, {"reason": reason})
 
     def _close(self) -> None:
-        """Every runner has ended or was killed, everybody who waits for an answer has one."""
+        """End or kill every runner, and answer all pending requests."""
         self._closed = True
         self._watcher.stop()
         for answer in list(self._answers.values()):

@@ -1,8 +1,7 @@
-"""One attempt on one node, with PyTorch's elastic agent. Imports torch; runs in a process of its own.
+"""Runs one attempt on one node with PyTorch's elastic agent. Imports torch; runs in its own process.
 
-The elastic agent starts and watches the node's ranks, as torchrun would. Two of its documented extension
-points are used: a rendezvous handler, because the launcher has already decided who takes part and under
-which rank, and a place for the logs.
+The elastic agent starts and watches the node's ranks, as torchrun would. Two of its documented extension points are
+used: a rendezvous handler, because the launcher has already decided the members and their ranks, and the log location.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from eagle_eye.orchestrators.launch.own_process import set_defaults
 
 STORE_TIMEOUT_S = 60.0
 MONITOR_INTERVAL_S = 0.1
-# Only for ranks left over when this process itself is told to end; the runner's own stop kills at once.
+# Only for ranks left over when this process itself is terminated; the runner's own stop kills at once.
 SHUTDOWN_TIMEOUT_S = 1
 TAIL_CHARACTERS = 1_500
 
@@ -54,7 +53,7 @@ class AssignedRendezvous(RendezvousHandler):
         return True
 
     def next_rendezvous(self) -> RendezvousInfo:
-        """Return this node's place; raises torch's DistError where the launcher's store is out of reach."""
+        """Return this node's place. Raises torch's DistError where the launcher's store is unreachable."""
         start = self._start
         self._client = TCPStore(
             start.store_host, start.store_port, is_master=False, timeout=timedelta(seconds=STORE_TIMEOUT_S)
@@ -68,7 +67,7 @@ class AssignedRendezvous(RendezvousHandler):
         return False
 
     def set_closed(self) -> None:
-        """Do nothing: there is one rendezvous an attempt."""
+        """Do nothing: there is one rendezvous per attempt."""
 
     def num_nodes_waiting(self) -> int:
         """Return 0: nodes come and go only between attempts."""
@@ -96,7 +95,7 @@ class RankLogs(LogsSpecs):
         return str(self._folder)
 
     def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:
-        """Return where each local rank writes; torch's error file lies beside its logs."""
+        """Return each local rank's log paths; torch's error file is beside its logs."""
         self._folder.mkdir(parents=True, exist_ok=True)
         stem = {local: self._folder / f"rank{env['RANK']}" for local, env in envs.items()}
         errors = {local: f"{path}.error.json" for local, path in stem.items()}
@@ -110,16 +109,16 @@ class RankLogs(LogsSpecs):
 
 
 class TellingAgent(LocalElasticAgent):
-    """The elastic agent of a node, which says which ranks it has started, and whether they were forked."""
+    """A node's elastic agent that reports which ranks it has started, and whether they were forked."""
 
     def __init__(self, spec: WorkerSpec, logs: LogsSpecs, started: Callable[[list[Rank], bool], None]) -> None:
         super().__init__(spec, logs, start_method="spawn", shutdown_timeout=SHUTDOWN_TIMEOUT_S)
         self._tell_started = started
 
     def _exit_barrier(self) -> None:
-        """Do nothing: agents would wait for each other to keep the store, which is the launcher's.
+        """Do nothing: agents would wait for each other to keep the store alive, which is the launcher's.
 
-        One whose ranks have gone on in a later attempt has none in common with that of a new node.
+        An agent whose ranks continued in a later attempt shares no store with a new node's agent.
         """
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
@@ -132,7 +131,7 @@ class TellingAgent(LocalElasticAgent):
 
 
 def run_attempt(start: Start, say: Callable[[FromRunner], None], kept: Collection[int] | None = None) -> None:
-    """The attempt's ranks on this node have run and ended, and both were said.
+    """Run the attempt's ranks on this node until they exit, and report start and end.
 
     They are forked from this process and share the files ``kept`` with it; with None they are spawned.
     """
@@ -140,7 +139,7 @@ def run_attempt(start: Start, say: Callable[[FromRunner], None], kept: Collectio
         fork_ranks(kept)
     os.environ.update(start.env)
     set_defaults(os.environ, start.ranks_per_node)
-    # Agents then do not meet to number their ranks: where ranks on other nodes stay, their agents begin nothing anew.
+    # Agents then do not meet to number their ranks: where ranks on other nodes stay, their agents start nothing new.
     os.environ["TORCH_ELASTIC_WORKER_IDENTICAL"] = "1"
     logs = Path(start.log_dir)
     spec = WorkerSpec(
@@ -149,7 +148,7 @@ def run_attempt(start: Start, say: Callable[[FromRunner], None], kept: Collectio
         rdzv_handler=AssignedRendezvous(start),
         entrypoint=sys.executable,
         args=("-u", *start.command),
-        # One owner restarts the job, and it is the launcher: a second one here would race with it.
+        # Only the launcher restarts the job: a second restarter here would race with it.
         max_restarts=0,
         monitor_interval=MONITOR_INTERVAL_S,
     )
@@ -177,7 +176,7 @@ def _ended(start: Start, logs: Path, result: RunResult) -> Ended:
         return Ended(start.attempt, success=True)
     failures = sorted(result.failures.items(), key=lambda item: item[1].timestamp)
     exits = [Exit(rank, failure.exitcode) for rank, failure in failures]
-    # The first to fail by itself: those that the agent ended afterwards only say so.
+    # The first to fail by itself: the others only report that the agent ended them.
     first = next((exit_.rank for exit_ in exits if exit_.exit_code != -15), exits[0].rank if exits else None)
     return Ended(start.attempt, success=False, exits=exits, detail=_tail(logs, first))
 

@@ -1,7 +1,7 @@
 """An attempt that ended before its first step because one node's ranks could not reach the others. Pure.
 
-One node alone, whose ranks could not connect while those of every other node have come to the rendezvous: the others do
-without it, and the server hears which ranks keep the attempt from its first step. Else nobody can tell.
+If the ranks of exactly one node could not connect while those of every other node reached the rendezvous, the job
+continues without that node, and the server is told which ranks block the first step. Otherwise the cause is unknown.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from eagle_eye.orchestrators.launch import orders as to
 from eagle_eye.orchestrators.launch.blame import cannot_connect, followed
 from eagle_eye.orchestrators.launch.state import NEVER_S, Phase, State, Step
 
-MEMBERS_MIN = 3  # of two nobody can say which one does not reach the other
-SETTLE_S = 2.0  # in which others that could not connect either say so
+MEMBERS_MIN = 3  # with two it is unknown which one cannot reach the other
+SETTLE_S = 2.0  # for others that could not connect either to report it
 
 
 def note_end(state: State, ended: on.RanksEnded, now: on.Moment) -> State:
-    """Return the state with what the end of a node's ranks says of the attempt's start."""
+    """Record what the exit of a node's ranks says about the attempt's start."""
     before = state.phase is Phase.DECIDING and bool(state.unreached)
     if state.stepped or not (state.phase is Phase.VERIFYING or before) or len(state.members) < MEMBERS_MIN:
         return state
@@ -32,7 +32,7 @@ def note_end(state: State, ended: on.RanksEnded, now: on.Moment) -> State:
 
 
 def look_at_the_others(state: State) -> Step:
-    """Have it looked whether the other nodes' ranks have come to the rendezvous."""
+    """Check whether the other nodes' ranks have reached the rendezvous."""
     state = replace(state, unreached_due_s=NEVER_S, looking=True, sights=())
     if state.phase is not Phase.DECIDING or not _alone(state):
         return replace(state, looking=False), []
@@ -43,7 +43,7 @@ def look_at_the_others(state: State) -> Step:
 
 
 def others_seen(state: State, sight: on.RanksSeen) -> Step:
-    """Where a node's ranks are was noted; once all were, the node that did not reach them is named."""
+    """Record a node's ranks; once all nodes are known, name the one that did not reach them."""
     if not state.looking or sight.attempt != state.attempt or sight.node not in _others(state):
         return state, []
     state = replace(state, sights=(*state.sights, sight))
@@ -55,7 +55,7 @@ def _others(state: State) -> frozenset[str]:
 
 
 def _alone(state: State) -> bool:
-    gone = state.lost & frozenset(state.members)  # what is gone nobody reaches
+    gone = state.lost & frozenset(state.members)  # a lost node cannot be reached by any
     return len(state.unreached) == 1 and any(state.unreached.values()) and not state.ended_otherwise and not gone
 
 
@@ -68,7 +68,7 @@ def _judged(state: State) -> Step:
     before, nodes = state.stuck, frozenset({node})
     state = replace(state, stuck=nodes, stuck_again=before & nodes)
     if before and before != nodes:
-        return state, []  # starts in a row that accuse different nodes accuse none
+        return state, []  # consecutive starts that accuse different nodes accuse none
     said = {"nodes": [node], "stopped": [], "absent": [], "cut_off": [], "unheard": [], "unreached": list(ranks)}
     return state, [
         to.TellServer("running", state.attempt, state.members, ranks),

@@ -1,7 +1,7 @@
 """Ranks that are forked from a process that has imported torch, for torch's elastic agent. Imports torch.
 
-The agent starts its workers as executed binaries, or as functions: with the latter a script that leaves by
-``os._exit(0)`` never ends for the agent. So these are processes as the former are, and only their beginning differs.
+The agent starts its workers as executed binaries, or as functions: with the latter a script that exits by
+``os._exit(0)`` never ends for the agent. So these are processes like the former, and only differ in how they start.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ LOST_EXIT_CODE = 255
 
 
 class Forked:
-    """A child process, with what the elastic agent asks of a ``subprocess.Popen``."""
+    """A child process with the methods of ``subprocess.Popen`` that the elastic agent uses."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
@@ -39,7 +39,7 @@ class Forked:
         if self.returncode is None:
             try:
                 pid, status = os.waitpid(self.pid, os.WNOHANG)
-            except ChildProcessError:  # somebody else has seen its end
+            except ChildProcessError:  # its exit status was already collected elsewhere
                 self.returncode = LOST_EXIT_CODE
             else:
                 self.returncode = os.waitstatus_to_exitcode(status) if pid else None
@@ -56,13 +56,13 @@ class Forked:
 
 
 class ForkedRank:
-    """A rank's process and its logs: to the elastic agent what its own ``SubprocessHandler`` is."""
+    """A rank's process and its logs: replaces the elastic agent's own ``SubprocessHandler``."""
 
     def __init__(
         self, words: Sequence[str], env: Mapping[str, str], stdout: str, stderr: str, kept: Collection[int]
     ) -> None:
-        """``words`` are what would be executed: Python, its flag, the command."""
-        # Open in this process as well, which keeps them below a size.
+        """``words`` is the command line that would be executed: Python, its flag, the command."""
+        # Also open in this process, which limits their size.
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
         self._logs = [os.open(path, flags, 0o666) for path in (stdout, stderr)]
         pid = os.fork()
@@ -71,10 +71,10 @@ class ForkedRank:
         self.proc = Forked(pid)
 
     def close(self, death_sig: signal.Signals = signal.SIGTERM) -> None:
-        """The rank, and what it has started, was sent the signal."""
+        """Send the signal to the rank and its children."""
         try:
             os.killpg(self.proc.pid, death_sig)
-        except ProcessLookupError:  # it has not come to having a group of its own
+        except ProcessLookupError:  # it has no process group of its own yet
             with suppress(ProcessLookupError):
                 os.kill(self.proc.pid, death_sig)
         while self._logs:
@@ -82,7 +82,7 @@ class ForkedRank:
 
 
 class ForkedRanks(SubprocessContext):
-    """The node's ranks. What differs from torch's own is how they begin."""
+    """The node's ranks. They differ from torch's own only in how they start."""
 
     kept: Collection[int] = ()
 
@@ -101,9 +101,9 @@ class ForkedRanks(SubprocessContext):
 
 
 def fork_ranks(kept: Collection[int]) -> None:
-    """The elastic agent of this process forks its ranks, if this version of torch starts them where others do.
+    """Make this process's elastic agent fork its ranks, if this torch version starts them in the usual place.
 
-    It does not let its way of starting processes be chosen; what it computes for them is worth keeping.
+    Its way of starting processes is not configurable; everything else it prepares for them is kept.
     """
     if "start_processes" in vars(local_elastic_agent):
         vars(local_elastic_agent)["start_processes"] = partial(_start_processes, frozenset(kept))

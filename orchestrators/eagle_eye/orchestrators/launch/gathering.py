@@ -1,4 +1,4 @@
-"""Between attempts: what runs is stopped, nodes are waited for, the next attempt is started. Pure."""
+"""Between attempts: stops what runs, waits for nodes, starts the next attempt. Pure."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from eagle_eye.schema.action import RestartScope
 
 
 def next_nodes(rules: Rules, state: State, without: AbstractSet[str] = frozenset()) -> tuple[str, ...] | None:
-    """Return the nodes of the next attempt as things are, None where too few are usable."""
+    """Return the nodes of the next attempt as of now, None where too few are usable."""
     return _chosen(rules, state, state.unusable | without)
 
 
 def possible_nodes(rules: Rules, state: State, without: AbstractSet[str] = frozenset()) -> tuple[str, ...] | None:
-    """Return the nodes of the next attempt once those that are expected back soon are; None where too few are left."""
+    """Return the nodes of the next attempt including those expected back soon; None where too few are left."""
     return _chosen(rules, state, state.hopeless | without)
 
 
@@ -32,9 +32,9 @@ def _chosen(rules: Rules, state: State, unusable: AbstractSet[str]) -> tuple[str
 
 
 def pace_left_ratio(rules: Rules, state: State) -> float | None:
-    """Return what is left of the attempt's pace, by plan, without one of its nodes; 0 where the job would wait.
+    """Return the attempt's remaining pace ratio, by plan, without one of its nodes; 0 where the job would wait.
 
-    None where a spare takes the node's place, where there is no plan, and between attempts.
+    None where a spare replaces the node, where there is no plan, and between attempts.
     """
     members = len(state.members)
     spares = state.ready - {*state.members} - state.unusable - state.draining
@@ -52,7 +52,7 @@ def too_few(rules: Rules, usable: int) -> str:
 
 
 def consider(rules: Rules, state: State, now: on.Moment, orders: list[to.Order] | None = None) -> Step:
-    """While gathering: start the attempt if everything for it is there, fail where it cannot come."""
+    """While gathering: start the attempt if everything is ready, fail where it never can be."""
     orders = orders or []
     if state.phase is not Phase.GATHERING:
         return state, orders
@@ -62,14 +62,14 @@ def consider(rules: Rules, state: State, now: on.Moment, orders: list[to.Order] 
     if plan is None and possible_nodes(rules, state) is None:
         state, more = _without_enough(rules, state)
         return state, orders + more
-    if state.ready_due_s == NEVER_S:  # it has waited for a spare, and one is there or called
+    if state.ready_due_s == NEVER_S:  # it has waited for a spare, and one is available or being started
         state = replace(state, ready_due_s=now.monotonic_s + rules.ready_within_s)
     if plan is None:
         return state, orders  # until they are back, or ready_due_s
     if state.awaiting & set(plan) or not state.ready.issuperset(plan):
         return state, orders
     if state.kept and (state.awaiting or late(state)):
-        return state, orders  # nobody begins anew while a process of the attempt before may still take part in it
+        return state, orders  # no new rank starts while a process of the previous attempt may still take part in it
     distrusted = state.distrusted
     if state.distrust_since_s is not None:
         distrusted += (Span(state.distrust_since_s, max(state.distrust_since_s, now.unix_s)),)
@@ -91,19 +91,19 @@ def consider(rules: Rules, state: State, now: on.Moment, orders: list[to.Order] 
 
 
 def _without_enough(rules: Rules, state: State) -> Step:
-    """The job ends; one that is laid out for any number of nodes waits instead, and says so once."""
+    """End the job; one with a plan for any number of nodes waits instead, and says so once."""
     reason = too_few(rules, len(set(rules.fleet.nodes) - state.unusable))
     if rules.layouts is None:
         return end(state, Phase.FAILED, reason, 1)
     if state.ready_due_s == NEVER_S:
         return state, []
-    # Who asked is not kept waiting: the word that a node is back comes through the same door.
+    # The request is answered now: a node's return arrives through the same queue.
     orders: list[to.Order] = [to.Answer(request, False, reason) for request in state.requests]
     return replace(state, requests=(), ready_due_s=NEVER_S), [*orders, to.Say("waiting", {"reason": reason})]
 
 
 def gather(rules: Rules, state: State, reason: str, now: on.Moment, scope: RestartScope = "job") -> Step:
-    """The attempt is over and the next one is prepared; what runs is stopped, but for what may stay by the scope."""
+    """End the attempt and prepare the next one; stop what runs, except what may stay by the scope."""
     kept = staying(state, scope, next_nodes(rules, state)) if rules.regroup_within_s else frozenset()
     scope = scope if kept else "job"
     running = frozenset(state.members) - state.lost - kept
@@ -118,9 +118,9 @@ def gather(rules: Rules, state: State, reason: str, now: on.Moment, scope: Resta
     )  # fmt: skip
     plan = next_nodes(rules, state) or ()
     return consider(rules, state, now, [
-        # A launcher that is killed from here on goes on with this restart, and not from a spoilt checkpoint.
+        # A launcher that is killed from here on continues this restart, and not from a corrupt checkpoint.
         to.Persist(),
-        # The server before the ranks: the exits that follow belong to an attempt that is over, and are no crash.
+        # The server before the ranks: the exits that follow belong to a finished attempt, and are not crashes.
         to.TellServer("running", state.attempt, plan),
         to.StopRanks(tuple(node for node in state.members if node in running)),
         to.Say("stopping", {"reason": reason, "scope": scope, "stay": sorted(kept)}),
@@ -128,7 +128,7 @@ def gather(rules: Rules, state: State, reason: str, now: on.Moment, scope: Resta
 
 
 def renew_all(rules: Rules, state: State, reason: str, now: on.Moment, orders: list[to.Order] | None = None) -> Step:
-    """While gathering: no process goes on after all; those that were to are stopped."""
+    """While gathering: keep no process after all; stop those that were to stay."""
     return renew(rules, state, state.kept, reason, now, orders)
 
 
@@ -140,7 +140,7 @@ def renew(
     now: on.Moment,
     orders: list[to.Order] | None = None,
 ) -> Step:
-    """While gathering: the ranks of these of the ``kept`` nodes are stopped after all, and new in the attempt."""
+    """While gathering: stop the ranks of these ``kept`` nodes after all; they are new in the attempt."""
     kept = state.kept - nodes
     scope: RestartScope = "rank" if kept else "job"
     reported = {"from": state.scope, "to": scope, "reason": reason, "stay": sorted(kept)}
@@ -157,9 +157,9 @@ def renew(
 
 
 def abandon(rules: Rules, state: State, why: dict[str, str], now: on.Moment) -> Step:
-    """The nodes are given up, each for its reason; they are spares again once a runner of theirs is ready.
+    """Give up the nodes, each for its reason; they are spares again once their runner is ready.
 
-    A process of the attempt before that nobody knows to have ended must meet none that goes on: then all are new.
+    A process of the previous attempt that may still run must not meet one that continues: then all are new.
     """
     nodes = frozenset(why)
     if state.kept and state.phase is Phase.GATHERING and not nodes.isdisjoint(state.members):
@@ -178,7 +178,7 @@ def abandon(rules: Rules, state: State, why: dict[str, str], now: on.Moment) -> 
 
 
 def not_ready(state: State, node: str, within_s: float) -> str:
-    """Return why a node is given up that has had its time to get ready: one that works is not one that is mute."""
+    """Return why a node that has exceeded its time to get ready is given up: busy and silent differ."""
     doing = state.doing.get(node, "")
     if doing:
         return f"slow: it answers, and was still {doing} after {within_s:g} s"
@@ -186,7 +186,7 @@ def not_ready(state: State, node: str, within_s: float) -> str:
 
 
 def end(state: State, phase: Phase, reason: str, exit_code: int) -> Step:
-    """The job has ended; everybody who waits is answered."""
+    """End the job and answer all pending requests."""
     unanswered = [to.Answer(request, False, f"the job is {phase}: {reason}") for request in state.requests]
     alive = tuple(node for node in state.members if node not in state.lost)
     ended = move(
@@ -196,7 +196,7 @@ def end(state: State, phase: Phase, reason: str, exit_code: int) -> Step:
     )  # fmt: skip
     return ended, [
         to.Persist(),
-        # Before the ranks die, so that nobody takes their exits for a crash.
+        # Before the ranks die, so that their exits are not taken for crashes.
         to.TellServer(phase.value, state.attempt, state.members),
         to.StopRanks(alive),
         *unanswered,

@@ -1,4 +1,4 @@
-"""What can happen to the launcher: the inputs of its state machine."""
+"""The inputs of the launcher's state machine."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from eagle_eye.schema.action import RestartScope
 
 @dataclass(frozen=True)
 class Moment:
-    """Now, on the clock for durations and on the clock that checkpoints and Eagle Eye use."""
+    """Now, on the monotonic clock and on the wall clock that checkpoints and Eagle Eye use."""
 
     monotonic_s: float
     unix_s: float
@@ -22,7 +22,7 @@ class Opened:
 
 @dataclass(frozen=True)
 class RunnerReady:
-    """The node's runner can start ranks. ``check`` is what the check of the node said, for people.
+    """The node's runner can start ranks. ``check`` is the result of the node's check, for people.
 
     ``standby`` says, for people as well, whether ranks will come from a standby.
     """
@@ -34,7 +34,7 @@ class RunnerReady:
 
 @dataclass(frozen=True)
 class RunnerBusy:
-    """The node's runner answers and is not ready; ``doing`` is what it does meanwhile, for people."""
+    """The node's runner answers but is not ready; ``doing`` is its current work, for people."""
 
     node: str
     doing: str
@@ -42,7 +42,7 @@ class RunnerBusy:
 
 @dataclass(frozen=True)
 class RunnerSilent:
-    """The node's runner has spoken before and has not answered for ``for_s`` seconds. Told again and again.
+    """The node's runner has spoken before and has not answered for ``for_s`` seconds. Repeated.
 
     ``returning`` says that another one would be started if this one is given up.
     """
@@ -55,7 +55,7 @@ class RunnerSilent:
 
 @dataclass(frozen=True)
 class NodeUnfit:
-    """The node was checked before it joins, and is sick; ``reasons`` are for people."""
+    """The node failed its check before joining; ``reasons`` are for people."""
 
     node: str
     reasons: str
@@ -63,7 +63,7 @@ class NodeUnfit:
 
 @dataclass(frozen=True)
 class RunnerLost:
-    """The node's runner has ended, or the connection to it; ``returning`` says that it is started again."""
+    """The node's runner has exited, or its connection is lost; ``returning`` says that it is restarted."""
 
     node: str
     detail: str
@@ -82,10 +82,10 @@ class RanksStarted:
 
 @dataclass(frozen=True)
 class RanksSeen:
-    """Where the node's ranks are: how many have come to the rendezvous, which have not, which are stopped.
+    """The state of the node's ranks: how many have reached the rendezvous, which have not, which are stopped.
 
-    ``cut_off`` says that the node does not reach the place where they are to meet, whether they have come before or
-    not. ``in_touch`` is whether Eagle Eye could send word about it.
+    ``cut_off`` says that the node cannot reach the rendezvous, even if its ranks had reached it before. ``in_touch`` is
+    whether Eagle Eye could report on it.
     """
 
     node: str
@@ -101,7 +101,7 @@ class RanksSeen:
 class RanksEnded:
     """The node's ranks are gone. ``exits`` are (rank, exit code), the first to fail first.
 
-    ``in_touch`` is whether Eagle Eye could send word about it.
+    ``in_touch`` is whether Eagle Eye could report on it.
     """
 
     node: str
@@ -116,7 +116,7 @@ class RanksEnded:
 class RankAtPoint:
     """A rank has a restart point, and ``waits`` there because its peers are gone, or does not. See regroup.py.
 
-    ``reason`` is what it says of its peers; ``in_touch`` is whether Eagle Eye could send word about it.
+    ``reason`` is what it says of its peers; ``in_touch`` is whether Eagle Eye could report on it.
     """
 
     node: str
@@ -129,7 +129,7 @@ class RankAtPoint:
 
 @dataclass(frozen=True)
 class RanksStopped:
-    """Nothing runs on the node but for some processes that cannot be killed."""
+    """Nothing runs on the node except processes that cannot be killed."""
 
     node: str
     survivors: int = 0
@@ -147,7 +147,7 @@ class StartImpossible:
 class CheckpointChosen:
     """The checkpoint to resume from was chosen: its step, its folder, and when it was completed (Unix time).
 
-    A step of None is the beginning; ``path`` then says so where ranks would find a later one.
+    A step of None means from scratch; ``path`` then says so where ranks would find a later one.
     """
 
     attempt: int
@@ -158,7 +158,7 @@ class CheckpointChosen:
 
 @dataclass(frozen=True)
 class StepSeen:
-    """The first step of the attempt that was heard of; ``most`` is the highest that it can have reached by then."""
+    """The attempt's first reported step; ``most`` is the highest it can have reached by then."""
 
     attempt: int
     step: int
@@ -175,9 +175,9 @@ class CheckpointWritten:
 
 @dataclass(frozen=True)
 class ExcludeAsked:
-    """The nodes shall not be used: from now on, or from the next start on if possible; see protocol.Exclusion.
+    """The nodes must not be used: from now on, or from the next start on if possible; see protocol.Exclusion.
 
-    ``waits``: with them the job does not train, or computes what is wrong, so that it may as well wait for others.
+    ``waits``: with them the job does not train, or computes wrong results, so waiting for other nodes costs nothing.
     """
 
     request: int
@@ -191,10 +191,10 @@ class ExcludeAsked:
 
 @dataclass(frozen=True)
 class RestartAsked:
-    """The attempt shall be ended and a next one started; see protocol.Restart.
+    """End the attempt and start the next one; see protocol.Restart.
 
-    ``blames_nobody``: no node is left behind, so that the fault may lie in what the attempt resumed from. ``scope`` is
-    the smallest restart that is safe.
+    ``blames_nobody``: no node is excluded, so the fault may be in the checkpoint that the attempt resumed from.
+    ``scope`` is the smallest restart that is safe.
     """
 
     request: int
@@ -215,7 +215,7 @@ class ReadmitAsked:
 
 @dataclass(frozen=True)
 class Cancelled:
-    """The user or the system wants the job to end."""
+    """The user or the system asks the job to end."""
 
     reason: str
     exit_code: int

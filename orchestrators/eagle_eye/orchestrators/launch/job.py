@@ -1,4 +1,4 @@
-"""What the launcher runs, and whom it tells: the user's job, and the link to Eagle Eye's server."""
+"""What the launcher runs and reports to: the user's job, and the link to Eagle Eye's server."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from eagle_eye.schema.action import JobUpdate
 
 @dataclass(frozen=True)
 class Job:
-    """What runs, and how a command is run on a node.
+    """The job, and how a command is run on a node.
 
     ``{node}`` and ``{index}`` (its place in the list of nodes) are substituted in each word of ``exec_words``
     and in the values of ``env``. ``command`` is what follows ``python`` on the command line of a rank. ``check`` is
@@ -39,36 +39,36 @@ class Job:
     owner: str = ""
 
     def on_node(self, text: str, node: str) -> str:
-        """Return the text with the node's name and index put in."""
+        """Return the text with the node's name and index substituted."""
         return text.replace("{node}", node).replace("{index}", str(self.nodes.index(node)))
 
 
 class Sight(NamedTuple):
-    """How far an attempt had come when the server looked: the last finished step."""
+    """An attempt's progress when the server was queried: the last finished step."""
 
     attempt: int
     step: int
 
 
 class ServerLink(Protocol):
-    """How the job's state gets to Eagle Eye."""
+    """Reports the job's state to Eagle Eye."""
 
     @property
     def in_touch(self) -> bool:
-        """Whether word from Eagle Eye can be expected."""
+        """Whether reports from Eagle Eye can be expected."""
 
     def tell(self, job: str, update: JobUpdate) -> None:
-        """The server will hear of it."""
+        """Report the update to the server."""
 
     def take_out(self, node: str, reason: str) -> None:
-        """The server will count the node as out of service, if it knows the node."""
+        """Have the server count the node as out of service, if it knows the node."""
 
     def flush(self, within_s: float) -> bool:
-        """Return whether the server has heard everything, after at most ``within_s``."""
+        """Return whether the server has received everything, after at most ``within_s``."""
 
 
 class NoServer:
-    """Nobody to tell."""
+    """No server to report to."""
 
     in_touch = False
 
@@ -79,5 +79,5 @@ class NoServer:
         """Do nothing."""
 
     def flush(self, within_s: float) -> bool:  # noqa: ARG002 - the protocol's name
-        """Return True: nothing is owed."""
+        """Return True: nothing is pending."""
         return True

@@ -1,4 +1,4 @@
-"""How long starts of this job took, and so how long the next one may take. Pure."""
+"""Known start durations of this job, and the limit for the next one. Pure."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-KNOWN_MARGIN = 3.0  # over the longest start that is known
+KNOWN_MARGIN = 3.0  # times the longest known start
 
 
 class KnownStarts(msgspec.Struct, frozen=True):
@@ -21,7 +21,7 @@ class KnownStarts(msgspec.Struct, frozen=True):
 
     @property
     def any_known(self) -> bool:
-        """Whether a start of this job was ever seen to end, so that the end of another one would be seen."""
+        """Whether a start of this job was ever seen to finish, so that another one's finish would be seen."""
         return self.fresh_s is not None or self.resumed_s is not None
 
     @property
@@ -30,7 +30,7 @@ class KnownStarts(msgspec.Struct, frozen=True):
         return max(self.fresh_s or 0.0, self.resumed_s or 0.0)
 
     def after(self, members: Iterable[str], took_s: float, *, resumed: bool) -> KnownStarts:
-        """Return them with one more."""
+        """Return a copy with one more start added."""
         nodes = self.nodes | frozenset(members)
         if resumed:
             return KnownStarts(nodes, self.fresh_s, max(took_s, self.resumed_s or 0.0))
@@ -39,11 +39,11 @@ class KnownStarts(msgspec.Struct, frozen=True):
     def took_s(self, members: Iterable[str], *, resumed: bool) -> float | None:
         """Return the longest known start; None where not all of these nodes have started the job in the same way.
 
-        To load a checkpoint may take longer than to begin.
+        Loading a checkpoint may take longer than starting from scratch.
         """
         return (self.resumed_s if resumed else self.fresh_s) if self.nodes.issuperset(members) else None
 
     def limit_s(self, members: Iterable[str], least_s: float, most_s: float, *, resumed: bool) -> float:
-        """Return after how long a start is to be looked at: before ``most_s`` only where one like it is known."""
+        """Return after how long a start is checked: before ``most_s`` only where a similar one is known."""
         took_s = self.took_s(members, resumed=resumed)
         return most_s if took_s is None else min(most_s, max(least_s, KNOWN_MARGIN * took_s))

@@ -1,7 +1,7 @@
-"""How a forked process becomes what it would be had it been executed: for /proc, for its files and signals, at its end.
+"""Makes a forked process look as if it had been executed: in /proc, its files and signals, and at exit.
 
-Touches this process. What /proc says of a process lies in its own memory, which it may write to (proc(5): arg_start
-to env_end); there is as much room as the process was executed with.
+Touches this process. What /proc shows of a process is in its own memory, which it may write to (proc(5): arg_start to
+env_end); there is as much room as the process was executed with.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ _ARGUMENTS, _ENVIRONMENT = slice(45, 47), slice(47, 49)
 
 
 def show(words: Sequence[str], environ: Mapping[str, str]) -> bool:
-    """What /proc says of this process is this command line and this environment, as far as there is room.
+    """Make /proc show this command line and this environment for this process, as far as there is room.
 
     Variables that the process was not executed with come first. Returns False, with nothing changed, where that is
-    impossible: who asks /proc then sees what the process was forked from.
+    impossible: /proc then shows what the process was forked from.
     """
     fields = _stat()
     arguments, environment = (range(*map(int, fields[part])) for part in (_ARGUMENTS, _ENVIRONMENT))
     before = set(ctypes.string_at(environment.start, len(environment)).split(b"\0"))
     for name, value in environ.items():
-        os.putenv(name, value)  # a copy: what the C library knows lies elsewhere from here on
+        os.putenv(name, value)  # a copy: the C library's own strings are elsewhere from here on
     if not arguments or _points_into(environment):
         return False
     variables = [os.fsencode(f"{name}={value}") for name, value in environ.items()]
@@ -41,9 +41,9 @@ def show(words: Sequence[str], environ: Mapping[str, str]) -> bool:
 
 
 def forget(kept: Collection[int]) -> None:
-    """Only ``kept`` files and the standard ones are open.
+    """Close all files except ``kept`` and the standard ones.
 
-    The numbers of the others stay taken, by /dev/null: objects that still hold one may close it.
+    The other descriptors are replaced with /dev/null: objects that still hold one may close it.
     """
     null = os.open(os.devnull, os.O_RDWR)
     for name in os.listdir("/proc/self/fd"):  # noqa: PTH208 - the entry of the listing itself is gone by then
@@ -56,7 +56,7 @@ def forget(kept: Collection[int]) -> None:
 
 
 def default_signals() -> None:
-    """Signals do what they do in a process that Python has just started."""
+    """Reset signal handling to that of a newly started Python."""
     for number in signal.valid_signals():
         handler = signal.getsignal(number)
         if callable(handler) and handler is not signal.default_int_handler:
@@ -65,21 +65,21 @@ def default_signals() -> None:
 
 
 def reseed() -> None:
-    """Random numbers that nobody seeded are other ones than those of processes with the same parent.
+    """Make unseeded random numbers differ from those of processes with the same parent.
 
-    Python sees to its own at a fork; numpy's are those of whoever imported it.
+    Python reseeds its own at a fork; numpy's state is inherited.
     """
     if (numpy_random := sys.modules.get("numpy.random")) is not None:
         numpy_random.seed()
 
 
 def script_folder(command: Sequence[str]) -> str | None:
-    """Return what Python puts in front of its path for the command; None where that is the current folder."""
+    """Return the path that Python prepends to sys.path for the command; None where that is the current folder."""
     return None if command[0] == "-m" else os.path.dirname(os.path.realpath(command[0]))  # noqa: PTH120 - as Python
 
 
 def run_as_main(command: Sequence[str]) -> NoReturn:
-    """Run what would follow ``python`` on a command line, and end this process as that would: with its exit code."""
+    """Run what would follow ``python`` on a command line, then exit as that would, with its exit code."""
     code = 1
     try:
         sys.argv = list(command[1:] if command[0] == "-m" else command)
@@ -96,7 +96,7 @@ def run_as_main(command: Sequence[str]) -> NoReturn:
 
 
 def _end(code: int) -> NoReturn:
-    """As the interpreter ends, in its order; no frame above is gone back to."""
+    """Exit in the interpreter's order, without returning to any frame above."""
     try:
         threading._shutdown()  # type: ignore[attr-defined]  # waits for threads, also those of executors
         atexit._run_exitfuncs()
@@ -133,7 +133,7 @@ def _points_into(region: range) -> bool:
 
 
 def _write(region: range, items: Sequence[bytes], filler: bytes) -> None:
-    """The region holds the items, each ended by NUL, as many as it takes; what is left is an item of ``filler``."""
+    """Fill the region with the items, each ended by NUL, as many as fit; the rest is one item of ``filler``."""
     content = b""
     for item in items:
         if len(content) + len(item) + 1 <= len(region):

@@ -1,4 +1,4 @@
-"""The logs of ranks: kept below a size while they are written, and gathered where the launcher runs.
+"""Rank logs: size-limited while they are written, and collected at the launcher.
 
 Touches files below the log folder.
 """
@@ -25,7 +25,7 @@ _ATTEMPT = re.compile(r"attempt-(\d{1,18})\Z")
 
 
 class SizeLimit:
-    """Keeps files that other processes write below a size, from ``start`` to ``stop``: the rest goes to ``.1``."""
+    """Limits the size of files that other processes write, from ``start`` to ``stop``: the rest goes to ``.1``."""
 
     def __init__(self, paths: Iterable[Path], bytes_max: int, every_s: float = LOOK_EVERY_S) -> None:
         self._paths = [*paths]
@@ -35,17 +35,17 @@ class SizeLimit:
         self._thread = threading.Thread(target=self._run, name="logs", daemon=True)
 
     def start(self) -> None:
-        """The files are watched. They must be open in this process, as they are in one that started their writers."""
+        """Watch the files. They must be open in this process, as they are in one that started their writers."""
         append_only(self._paths)
         self._thread.start()
 
     def stop(self) -> None:
-        """The files are left as they are."""
+        """Stop watching the files."""
         self._stopped.set()
         self._thread.join()
 
     def look(self) -> None:
-        """Each file that has grown too long was copied to its ``.1`` and emptied; lines in between may be lost."""
+        """Copy each file that has grown too long to its ``.1`` and empty it; lines written meanwhile may be lost."""
         for path in self._paths:
             with contextlib.suppress(OSError):
                 if path.stat().st_size > self._bytes_max:
@@ -58,9 +58,9 @@ class SizeLimit:
 
 
 def append_only(paths: Iterable[Path]) -> None:
-    """Who writes to the files through a description that this process shares goes on at their end, wherever that is.
+    """Make writers that share this process's file descriptions append at the current end.
 
-    Without it an emptied file would be written on from the old offset, with a hole in front.
+    Otherwise an emptied file would be continued at the old offset, with a hole before it.
     """
     wanted = {str(path) for path in paths}
     for name in os.listdir("/proc/self/fd"):  # noqa: PTH208 - the entry of the listing itself is gone by then
@@ -71,13 +71,13 @@ def append_only(paths: Iterable[Path]) -> None:
 
 
 def mark(folder: Path, launch: str) -> None:
-    """A runner that sees this folder too knows that its logs need not be brought here. Raises OSError."""
+    """Mark the folder, so that a runner that sees it too does not send its logs here. Raises OSError."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / MARK).write_text(launch, encoding="utf-8")
 
 
 def is_marked(folder: Path, launch: str) -> bool:
-    """Whether it is the launcher's own folder that is seen here."""
+    """Whether this is the launcher's own folder."""
     try:
         return (folder / MARK).read_text(encoding="utf-8") == launch
     except OSError:
@@ -98,7 +98,7 @@ def ends(folder: Path) -> dict[str, str]:
 
 
 def gather(folder: Path, files: Mapping[str, str]) -> None:
-    """The files lie in the folder; what is no rank's log is left out. Raises OSError."""
+    """Write the files to the folder; files that are not rank logs are ignored. Raises OSError."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, text in files.items():
         if _RANK_LOG.fullmatch(name):
@@ -106,7 +106,7 @@ def gather(folder: Path, files: Mapping[str, str]) -> None:
 
 
 def drop_old(folder: Path, attempt: int, in_use: Collection[int] = (), kept: int = ATTEMPTS_KEPT) -> None:
-    """Of the attempts before this one only the last ``kept``, and those ``in_use``, have logs left."""
+    """Delete logs of earlier attempts, except the last ``kept`` ones and those ``in_use``."""
     if not folder.is_dir():
         return
     for path in folder.iterdir():
@@ -116,7 +116,7 @@ def drop_old(folder: Path, attempt: int, in_use: Collection[int] = (), kept: int
 
 
 def shorten_runner_log(path: Path) -> None:
-    """A runner's log that has grown too long is its ``.1``."""
+    """Move a runner's log that has grown too long to its ``.1``."""
     with contextlib.suppress(OSError):
         if path.stat().st_size > RUNNER_LOG_BYTES_MAX:
             path.replace(path.with_name(path.name + ".1"))

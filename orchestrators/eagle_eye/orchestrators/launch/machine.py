@@ -1,16 +1,16 @@
-"""What the launcher does next: a pure function from its state and something that happened to effects.
+"""The launcher's state machine: a pure function from its state and an event to the next state and orders.
 
     GATHERING ─▶ STARTING ─▶ VERIFYING ─▶ RUNNING ─▶ FINISHED
         ▲            │            │          │
         │            ▼            ▼          ▼
         └─────── DECIDING ◀───────┴──────────┘        FAILED and CANCELLED from anywhere
 
-GATHERING waits until the nodes of the next attempt are ready, checked where that is asked for, and what ran on
-them has stopped. VERIFYING runs, and waits for word that the attempt went on from the checkpoint it was given; a
-start that takes too long is looked at (warm_up.py). DECIDING leaves a failed attempt as it is and waits for word from
-Eagle Eye, then restarts by itself: training never depends on us. Where a restart need not renew every process
-(scopes.py, regroup.py) GATHERING waits for those that stay to come to their restart points. A launcher that was killed
-begins at GATHERING with what memory.py kept of its state.
+GATHERING waits until the nodes of the next attempt are ready, checked if requested, and what ran on them has stopped.
+VERIFYING runs, and waits for confirmation that the attempt continued from its checkpoint; a start that takes too long
+is examined (warm_up.py). DECIDING leaves a failed attempt untouched and waits for Eagle Eye's report, then restarts by
+itself: training never depends on us. Where a restart need not renew every process (scopes.py, regroup.py), GATHERING
+waits for those that stay to reach their restart points. After being killed, a launcher starts at GATHERING with the
+state saved by persisted_state.py.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ from eagle_eye.orchestrators.launch.gathering import abandon, consider, end, nex
 from eagle_eye.orchestrators.launch.state import ENDED, NEVER_S, UP, Phase, Rules, State, Step
 from eagle_eye.orchestrators.launch.warm_up import overdue, seen
 
-# Beyond the lease after which a runner that hears nothing has killed its ranks.
+# Longer than the lease after which a runner without contact has killed its ranks.
 LEASE_MARGIN_S = 10.0
 
 
 def step(rules: Rules, state: State, happening: on.Happening, now: on.Moment) -> Step:
-    """Return the state after what happened, and what is now to be done, in order."""
+    """Return the state after the event, and the orders, in sequence."""
     if state.phase in ENDED:
         return state, turn_away(happening, f"the job is {state.phase}")
     state, orders = _dispatch(rules, state, happening, now)
@@ -87,7 +87,7 @@ def _runner_says(rules: Rules, state: State, said: on.RunnerWord, now: on.Moment
 def _rank_says(rules: Rules, state: State, said: on.RankWord, now: on.Moment) -> Step:
     before = regroup.from_before(state, said.node, said.attempt)
     if not before and (said.attempt != state.attempt or said.node not in state.members):
-        return state, []  # word of an attempt that is over
+        return state, []  # about an attempt that is over
     match said:
         case on.RanksStarted(node, attempt, ranks):
             if attempt == state.attempt:
@@ -127,7 +127,7 @@ def _runner_lost(rules: Rules, state: State, lost: on.RunnerLost, now: on.Moment
 
 
 def _runner_silent(rules: Rules, state: State, silent: on.RunnerSilent, now: on.Moment) -> Step:
-    """Give a silent runner up: early while its node is waited for, late while it may only be cut off from us."""
+    """Give up a silent runner: early while its node is awaited, late while only the connection may be down."""
     node = silent.node
     at_work = state.phase in UP and node in state.members
     within_s = rules.silent_within_s
@@ -145,7 +145,7 @@ def _runner_silent(rules: Rules, state: State, silent: on.RunnerSilent, now: on.
 def _without_it(
     rules: Rules, state: State, node: str, detail: str, in_touch: bool, now: on.Moment, orders: list[to.Order]
 ) -> Step:
-    """The attempt fails if it needed the node; where the next one is gathered, another may take its place."""
+    """Fail the attempt if it needed the node; while the next one is gathered, another node may replace it."""
     needed = node in state.members and node not in state.succeeded
     if state.kept and state.phase is Phase.GATHERING and node in state.members:
         return renew_all(rules, state, f"{node} is gone, and what ran there may not be", now, orders)
@@ -166,7 +166,7 @@ def _missing(state: State, node: str, *, returning: bool) -> State:
 
 
 def _without(state: State, node: str) -> State:
-    """Nothing is known of the node's runner any more."""
+    """Forget everything about the node's runner."""
     doing = {name: text for name, text in state.doing.items() if name != node}
     return replace(state, ready=state.ready - {node}, returning=state.returning - {node}, doing=doing)
 

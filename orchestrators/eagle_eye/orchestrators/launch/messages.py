@@ -1,4 +1,4 @@
-"""What the coordinator and a node's runner say to each other: one JSON object a line."""
+"""The messages between the coordinator and a node's runner: one JSON object per line."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from eagle_eye.schema.memory_steps import MemoryStep
 
 
 class Prepare(msgspec.Struct, frozen=True):
-    """What a standby has to have imported besides torch, and for which command and number of ranks.
+    """What a standby must import besides torch, and for which command and number of ranks.
 
-    ``vouched`` says that the user answers for imports that start threads, and for the memory.
+    ``vouched`` says that the user takes responsibility for imports that start threads, and for the memory.
     """
 
     command: list[str]
@@ -20,7 +20,7 @@ class Prepare(msgspec.Struct, frozen=True):
 
 
 class Prepared(msgspec.Struct, frozen=True):
-    """The standby is ready, or ``reason`` says why it cannot be used. ``rss_bytes`` is what it holds."""
+    """The standby is ready, or ``reason`` says why it cannot be used. ``rss_bytes`` is its memory."""
 
     reason: str = ""
     rss_bytes: int = 0
@@ -33,7 +33,7 @@ class Forked(msgspec.Struct, frozen=True):
 
 
 class Configure(msgspec.Struct, frozen=True, tag_field="do", tag="configure"):
-    """First line: the environment of everything that runs on the node, and how long silence is borne.
+    """First line: the environment of everything that runs on the node, and how long silence is tolerated.
 
     ``launch`` marks the ranks of one state folder's launchers: those of an earlier attempt are ended first.
     ``check`` is how the node is checked before it joins (prepare.py), for at most ``check_within_s``. ``standby`` is
@@ -67,9 +67,9 @@ class Start(msgspec.Struct, frozen=True, tag_field="do", tag="start"):
 
 
 class Regroup(msgspec.Struct, frozen=True, tag_field="do", tag="regroup"):
-    """The ranks that run on this node go on in another attempt, from their restart points; answered by Started.
+    """Continue this node's running ranks in another attempt, from their restart points; answered by Started.
 
-    ``env`` is what of their environment is new.
+    ``env`` is the new part of their environment.
     """
 
     attempt: int
@@ -79,7 +79,7 @@ class Regroup(msgspec.Struct, frozen=True, tag_field="do", tag="regroup"):
 
 
 class Stop(msgspec.Struct, frozen=True, tag_field="do", tag="stop"):
-    """Kill whatever runs; answered by Stopped."""
+    """Kill everything that runs; answered by Stopped."""
 
 
 class Check(msgspec.Struct, frozen=True, tag_field="do", tag="check"):
@@ -87,20 +87,20 @@ class Check(msgspec.Struct, frozen=True, tag_field="do", tag="check"):
 
 
 class Look(msgspec.Struct, frozen=True, tag_field="do", tag="look"):
-    """Say where the attempt's ranks are; answered by Seen."""
+    """Report the state of the attempt's ranks; answered by Seen."""
 
     attempt: int
 
 
 class Hold(msgspec.Struct, frozen=True, tag_field="do", tag="hold"):
-    """Say which steps of the job the node has in memory; answered by Held."""
+    """Report which steps of the job the node has in memory; answered by Held."""
 
     job: str
     node: str
 
 
 class Ping(msgspec.Struct, frozen=True, tag_field="do", tag="ping"):
-    """The coordinator is still there; answered by Alive.
+    """The coordinator is alive; answered by Alive.
 
     ``store``: the job keeps checkpoints in memory, and the node has a store for them.
     """
@@ -109,7 +109,7 @@ class Ping(msgspec.Struct, frozen=True, tag_field="do", tag="ping"):
 
 
 class Rank(msgspec.Struct, frozen=True):
-    """A rank that was started, and the process that it is on its node."""
+    """A started rank, and its process on its node."""
 
     rank: int
     local_rank: int
@@ -117,7 +117,7 @@ class Rank(msgspec.Struct, frozen=True):
 
 
 class RankSight(msgspec.Struct, frozen=True):
-    """Where a rank is: whether its process is stopped, and whether it has come to the store (None: not known)."""
+    """A rank's state: whether its process is stopped, and whether it has reached the store (None: unknown)."""
 
     rank: int
     stopped: bool
@@ -132,13 +132,13 @@ class Exit(msgspec.Struct, frozen=True):
 
 
 class Alive(msgspec.Struct, frozen=True, tag_field="is", tag="alive"):
-    """The runner answers; ``doing`` is what it does before it is ready, "" from then on."""
+    """The runner answers; ``doing`` is its work before it is ready, "" from then on."""
 
     doing: str = ""
 
 
 class Ready(msgspec.Struct, frozen=True, tag_field="is", tag="ready"):
-    """Torch is imported; an attempt can start at once. ``check`` is what the check of the node said.
+    """Torch is imported; an attempt can start at once. ``check`` is the result of the node's check.
 
     ``standby`` says for people where ranks come from.
     """
@@ -149,7 +149,7 @@ class Ready(msgspec.Struct, frozen=True, tag_field="is", tag="ready"):
 
 
 class Unfit(msgspec.Struct, frozen=True, tag_field="is", tag="unfit"):
-    """The node must not join; the reasons are for people."""
+    """The node failed its check and must not join; the reasons are for people."""
 
     reasons: str
 
@@ -157,7 +157,7 @@ class Unfit(msgspec.Struct, frozen=True, tag_field="is", tag="unfit"):
 class Started(msgspec.Struct, frozen=True, tag_field="is", tag="started"):
     """The node's ranks were spawned, or came from a standby. ``why_not`` says why not, where one was wanted.
 
-    ``kept``: they ran already, and have gone on from their restart points.
+    ``kept``: they were already running, and have continued from their restart points.
     """
 
     attempt: int
@@ -177,7 +177,7 @@ class RankAtPoint(msgspec.Struct, frozen=True, tag_field="is", tag="rank_at_poin
 
 
 class Ended(msgspec.Struct, frozen=True, tag_field="is", tag="ended"):
-    """The node's ranks are gone: all with success, or not. ``detail`` is for people."""
+    """The node's ranks have exited: all with success, or not. ``detail`` is for people."""
 
     attempt: int
     success: bool
@@ -186,7 +186,7 @@ class Ended(msgspec.Struct, frozen=True, tag_field="is", tag="ended"):
 
 
 class Seen(msgspec.Struct, frozen=True, tag_field="is", tag="seen"):
-    """Where the node's ranks are; ``reaches``: whether it reaches the launcher's store (None: not tried)."""
+    """The state of the node's ranks; ``reaches``: whether it reaches the launcher's store (None: not tried)."""
 
     attempt: int
     ranks: list[RankSight] = []
@@ -194,13 +194,13 @@ class Seen(msgspec.Struct, frozen=True, tag_field="is", tag="seen"):
 
 
 class Stopped(msgspec.Struct, frozen=True, tag_field="is", tag="stopped"):
-    """Nothing of any attempt runs on the node, but for ``survivors``: processes that cannot be killed."""
+    """Nothing of any attempt runs on the node, except ``survivors``: processes that cannot be killed."""
 
     survivors: list[int] = []
 
 
 class Logs(msgspec.Struct, frozen=True, tag_field="is", tag="logs"):
-    """The ends of the logs that an attempt's ranks wrote on the node, where the coordinator cannot see them."""
+    """The ends of the attempt's rank logs on the node, where the coordinator cannot see them."""
 
     attempt: int
     files: dict[str, str]
@@ -210,7 +210,7 @@ ToRunner = Configure | Start | Regroup | Stop | Check | Look | Hold | Ping
 
 
 class Held(msgspec.Struct, frozen=True, tag_field="is", tag="held"):
-    """The copies that the node's memory holds of the job's steps."""
+    """The copies of the job's steps in the node's memory."""
 
     copies: list[MemoryStep]
 
@@ -223,5 +223,5 @@ decode_from_runner = msgspec.json.Decoder(FromRunner).decode
 
 
 def line(message: ToRunner | FromRunner | OfStandby) -> bytes:
-    """Return the message as it is written."""
+    """Return the message in its wire format."""
     return msgspec.json.encode(message) + b"\n"

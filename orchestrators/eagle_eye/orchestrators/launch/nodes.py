@@ -1,4 +1,4 @@
-"""The runners on the nodes, as seen by the coordinator: processes with a pipe each way."""
+"""The runners on the nodes, as seen by the coordinator: processes with a pipe in each direction."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ KILLED_WITHIN_S = 2.0
 
 
 class NodeRunner:
-    """A runner on a node, started when made. What it says and that it is gone is told to ``heard`` and ``gone``.
+    """A runner on a node, started on construction. Calls ``heard`` with its messages and ``gone`` on its exit.
 
-    Both are called from a thread of this runner. Writing never blocks: a runner that does not read is
-    as good as gone, and is left to whoever waits for its answer.
+    Both are called from a thread of this runner. Writing never blocks: a runner that does not read counts as lost,
+    which its answer's deadline detects.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class NodeRunner:
         self._log = log
         self._heard_s = 0.0
         with log.open("ab") as stderr:
-            # A session of its own: Ctrl-C in the terminal is for the coordinator alone.
+            # A session of its own: Ctrl-C in the terminal is only for the coordinator.
             self._process = subprocess.Popen(
                 command,
                 stdin=subprocess.PIPE,
@@ -82,49 +82,49 @@ class NodeRunner:
 
     @property
     def silent_s(self) -> float:
-        """How long ago it said its last word; 0 where it has not said a first one yet."""
+        """Seconds since its last message; 0 before its first one."""
         return time.monotonic() - self._heard_s if self._heard_s else 0.0
 
     def start(self, configure: Configure) -> None:
-        """The runner gets ready and will say so."""
+        """Tell the runner to get ready; it reports when it is."""
         self._thread.start()
         self._send(configure)
 
     def check(self) -> None:
-        """The runner has its node checked again and says what came of it."""
+        """Tell the runner to check its node again; it reports the result."""
         self._send(Check())
 
     def look(self, attempt: int) -> None:
-        """The runner says where the attempt's ranks are."""
+        """Ask the runner for the state of the attempt's ranks."""
         self._send(Look(attempt))
 
     def hold(self, job: str) -> None:
-        """The runner says which steps of the job its node has in memory."""
+        """Ask the runner which steps of the job its node has in memory."""
         self._send(Hold(job, self.node))
 
     def run(self, start: Start) -> None:
-        """The ranks will be started, replacing what runs."""
+        """Tell the runner to start the ranks, replacing running ones."""
         self._send(start)
 
     def regroup(self, regroup: Regroup) -> None:
-        """The ranks that run will go on in another attempt, once all of them wait at their restart points."""
+        """Tell the runner to continue its ranks in another attempt, once all of them wait at their restart points."""
         self._send(regroup)
 
     def stop(self) -> None:
-        """What runs will be killed and the runner will confirm it."""
+        """Tell the runner to kill everything that runs; it confirms."""
         self._send(Stop())
 
     def ping(self, *, store: bool) -> None:
-        """The runner knows that the coordinator is there, and whether its node is to have a store."""
+        """Tell the runner that the coordinator is alive, and whether its node needs a store."""
         self._send(Ping(store))
 
     def abandon(self) -> None:
-        """The runner is not heard any more; what of it is on this machine has been killed."""
+        """Ignore the runner from now on, and kill its local processes."""
         self._abandoned = True
         _kill_tree(self._process.pid)
 
     def close(self, within_s: float) -> bool:
-        """The runner was told to end; whether it has, after at most ``within_s``. A remaining one is killed."""
+        """Tell the runner to exit; return whether it did within ``within_s``. Kills it otherwise."""
         with self._writing, contextlib.suppress(OSError):
             self._stdin.close()
         try:
@@ -145,12 +145,12 @@ class NodeRunner:
                 return
             content = line(message)
             try:
-                # Past the buffer: a partial line kept there would be sent in front of the next one.
+                # Bypass the buffer: a partial line kept there would be sent before the next one.
                 written = os.write(self._stdin.fileno(), content)
-            except OSError:  # gone, or it does not read; either way the reader or a deadline tells
+            except OSError:  # gone, or not reading; either the reader or a deadline detects it
                 return
             if written != len(content):
-                self._process.kill()  # half a message cannot be taken back
+                self._process.kill()  # a partial message cannot be undone
 
     def _listen(self) -> None:
         stdout = self._process.stdout
@@ -160,7 +160,7 @@ class NodeRunner:
                 try:
                     message = decode_from_runner(text)
                 except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-                    # Banners of whatever runs commands on the node.
+                    # Banners of the tool that runs commands on the node.
                     sys.stderr.write(f"{self.node}: {one_line(text.decode(errors='replace').rstrip())}\n")
                     continue
                 self._heard_s = time.monotonic()

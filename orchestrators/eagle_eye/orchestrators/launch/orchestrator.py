@@ -1,4 +1,4 @@
-"""The launcher as an Orchestrator: what Eagle Eye asks becomes something that happens to the coordinator."""
+"""The launcher as an Orchestrator: turns Eagle Eye's requests into events for the coordinator."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from eagle_eye.orchestrators.launch.coordinator import Coordinator
 from eagle_eye.orchestrators.protocol import Exclusion, JobState, Restart
 
 STOPPED_EXIT_CODE = 1
-# With a node of which this is so the job stands still, or computes what is wrong.
+# Faults of a node with which the job stands still, or computes wrong results.
 HALTING = frozenset({
     *("gpu_lost", "gpu_hang", "gpu_memory_error", "hang", "network_hang", "node_unreachable"),
     *("process_crash", "silent_data_corruption"),
@@ -20,7 +20,7 @@ class LaunchOrchestrator:
     """One job, run by one coordinator."""
 
     name = "eagle-eye launch"
-    # What a killed launcher was asked for is in its memory: asked again, it is found done, or gone on with.
+    # Requests to a killed launcher are in its saved state: repeated, they are found done, or continued.
     resumes = True
 
     def __init__(self, coordinator: Coordinator, job: str) -> None:
@@ -28,16 +28,16 @@ class LaunchOrchestrator:
         self._job = job
 
     def state(self, job: str) -> JobState | None:
-        """Return what is known about the job; None for another one."""
+        """Return the job's state; None for another job."""
         return self._coordinator.job_state() if job == self._job else None
 
     def stop(self, job: str, reason: str) -> str:  # noqa: ARG002 - the protocol's name
-        """The launcher is ending the job, and itself."""
+        """End the job and the launcher."""
         self._coordinator.post(on.Cancelled(reason, STOPPED_EXIT_CODE))
         return "stopping"
 
     def exclude(self, request: Exclusion) -> str:
-        """The nodes are not used from the next start on; kept in the state folder."""
+        """Exclude the nodes from the next start on; saved in the state folder."""
         reason, over, since_s = request.cause.reason, request.attempt, request.distrust_since_s
         waits = request.cause.fault in HALTING
         return self._coordinator.ask(
@@ -45,7 +45,7 @@ class LaunchOrchestrator:
         )
 
     def restart(self, job: str, request: Restart) -> str:  # noqa: ARG002 - the protocol's name
-        """The next attempt's ranks were spawned."""
+        """Restart; returns once the next attempt's ranks are spawned."""
         over, since_s, reason = request.over_attempt, request.distrust_since_s, request.cause.reason
         return self._coordinator.ask(
             lambda number: on.RestartAsked(
@@ -54,10 +54,10 @@ class LaunchOrchestrator:
         )
 
     def checkpoint(self, job: str) -> str:  # noqa: ARG002 - the protocol's name
-        """A step that was captured after this was asked for is whole in the nodes' memory."""
+        """Return once a step captured after this request is complete in the nodes' memory."""
         return self._coordinator.wait_for_checkpoint()
 
     def readmit(self, nodes: Sequence[str]) -> str:
-        """The nodes are spares again."""
+        """Make the nodes spares again."""
         names = tuple(nodes)
         return self._coordinator.ask(lambda request: on.ReadmitAsked(request, names))

@@ -1,4 +1,4 @@
-"""What the launcher's state machine wants done: its outputs, carried out by the coordinator in their order."""
+"""The outputs of the launcher's state machine, carried out by the coordinator in order."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from eagle_eye.orchestrators.launch.checkpoints import Span
 
 @dataclass(frozen=True)
 class ChooseCheckpoint:
-    """Look for the newest complete checkpoint outside ``distrusted``, and say which it is.
+    """Find the newest complete checkpoint outside ``distrusted``.
 
     On storage, and in the memory of ``nodes``. One written at a time in ``suspected`` is taken only where there is no
     other.
@@ -26,7 +26,7 @@ class ChooseCheckpoint:
 class StartRanks:
     """Start the attempt on the nodes, by node rank. ``resume_from``: a folder, ``memory:STEP``, or "".
 
-    The ranks of nodes that are ``kept`` wait at their restart points, and go on from there.
+    The ranks of ``kept`` nodes wait at their restart points, and continue from there.
     """
 
     attempt: int
@@ -38,14 +38,14 @@ class StartRanks:
 
 @dataclass(frozen=True)
 class StopRanks:
-    """Kill what runs on the nodes."""
+    """Kill everything that runs on the nodes."""
 
     nodes: tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class LookAtRanks:
-    """Have the runners say where the attempt's ranks are."""
+    """Ask the runners for the state of the attempt's ranks."""
 
     attempt: int
     nodes: tuple[str, ...]
@@ -53,7 +53,7 @@ class LookAtRanks:
 
 @dataclass(frozen=True)
 class Abandon:
-    """Give the node's runner up; whatever of it can be reached from here is killed. Another one is tried later."""
+    """Give up the node's runner and kill its reachable processes. Another one is tried later."""
 
     node: str
     reason: str
@@ -61,7 +61,7 @@ class Abandon:
 
 @dataclass(frozen=True)
 class Check:
-    """Have the node checked again; its runner says that it is ready, or that the node is unfit."""
+    """Check the node again; its runner reports ready or unfit."""
 
     node: str
 
@@ -75,7 +75,7 @@ class Revive:
 
 @dataclass(frozen=True)
 class TellServer:
-    """The job's state, and the membership of its attempt; ``held_up_by`` are the ranks that keep it from starting."""
+    """The job's state, and the membership of its attempt; ``held_up_by`` are the ranks that block its start."""
 
     state: str
     attempt: int
@@ -85,7 +85,7 @@ class TellServer:
 
 @dataclass(frozen=True)
 class TellUnfit:
-    """Have the server count the node as out of service, for these reasons, until somebody readmits it."""
+    """Have the server count the node as out of service, for these reasons, until it is readmitted."""
 
     node: str
     reasons: str
@@ -93,7 +93,7 @@ class TellUnfit:
 
 @dataclass(frozen=True)
 class Running:
-    """Every rank was spawned: the requests are answered with a description of the attempt."""
+    """Every rank was spawned: answer the requests with a description of the attempt."""
 
     attempt: int
     nodes: tuple[str, ...]
@@ -103,7 +103,7 @@ class Running:
 
 @dataclass(frozen=True)
 class Answer:
-    """The outcome of something asked for."""
+    """The outcome of a request."""
 
     request: int
     success: bool
@@ -112,7 +112,7 @@ class Answer:
 
 @dataclass(frozen=True)
 class Say:
-    """Something that people and programs who watch the launcher want to know."""
+    """A message for people and programs that watch the launcher."""
 
     event: str
     fields: dict[str, Any]
@@ -120,7 +120,7 @@ class Say:
 
 @dataclass(frozen=True)
 class Persist:
-    """What must outlive the launcher has changed; on disk before the next order is carried out."""
+    """Save the changed state; it is on disk before the next order is carried out."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""What the launcher tells those who watch it: a line for each change, for people or as JSON."""
+"""The launcher's output: one line per change, as text or as JSON."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from eagle_eye.orchestrators.logs import one_line
 
 
 class Output:
-    """Writes to ``stream``; from any thread. A reader who went away does not end the job."""
+    """Writes to ``stream``; thread-safe. A closed stream does not end the job."""
 
     def __init__(self, stream: TextIO, job: str, *, as_json: bool, clock: Callable[[], float] = time.time) -> None:
         self._stream = stream
@@ -23,7 +23,7 @@ class Output:
         self._deaf = False
 
     def say(self, event: str, attempt: int, fields: dict[str, Any]) -> None:
-        """The change was written: ``{"time", "event", "job", "attempt", ...fields}`` or a line of words."""
+        """Write the change: ``{"time", "event", "job", "attempt", ...fields}`` or a line of text."""
         now_s = self._clock()
         if self._as_json:
             text = json.dumps({"time": now_s, "event": event, "job": self._job, "attempt": attempt, **fields})
@@ -48,4 +48,4 @@ def _word(value: Any) -> str:
         return ",".join(_word(item) for item in value)
     if isinstance(value, dict):
         return "{" + ", ".join(f"{name}: {_word(item)}" for name, item in value.items()) + "}"
-    return f"{value:g}" if isinstance(value, float) else one_line(str(value))  # what ranks wrote is among it
+    return f"{value:g}" if isinstance(value, float) else one_line(str(value))  # it may contain text written by ranks

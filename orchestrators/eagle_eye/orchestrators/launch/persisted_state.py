@@ -1,4 +1,4 @@
-"""What a launcher must still know after it was started again: one file, owned by one launcher at a time."""
+"""The launcher's state across restarts: one file, owned by one launcher at a time."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from eagle_eye.orchestrators.whole_file import write_whole
 
 
 class LauncherMemory(msgspec.Struct, frozen=True):
-    """What is kept of the state (state.py), and the id by which ranks of this folder's launchers know each other.
+    """The saved part of the state (state.py), and the id shared by the ranks of this folder's launchers.
 
-    ``phase`` is that in which the last launcher was; one that was killed is not in a last phase.
+    ``phase`` is the last launcher's; after a kill it is not a final one.
     """
 
     job: str
@@ -42,7 +42,7 @@ class LauncherMemory(msgspec.Struct, frozen=True):
 
 
 def remember(memory: LauncherMemory, state: State) -> LauncherMemory:
-    """Return what is to be kept of the state."""
+    """Return the part of the state to save."""
     return msgspec.structs.replace(
         memory,
         attempt=state.attempt,
@@ -62,10 +62,10 @@ def remember(memory: LauncherMemory, state: State) -> LauncherMemory:
 
 
 def resume(memory: LauncherMemory, fleet: Fleet, attempts_before: int = 0) -> State:
-    """Return the state in which the next launcher begins: a new attempt, whatever the last one was in the midst of.
+    """Return the next launcher's initial state: a new attempt, whatever the last one was doing.
 
-    ``attempts_before`` is the attempt that the server knows of: what was asked about those attempts is void. The
-    restart budget starts anew where the last launcher had ended by itself, and goes on where it was killed.
+    ``attempts_before`` is the attempt that the server knows of: requests about those attempts are void. The restart
+    budget is reset where the last launcher exited by itself, and kept where it was killed.
     """
     known = frozenset(fleet.nodes)
     ended = memory.phase in ENDED
@@ -74,7 +74,7 @@ def resume(memory: LauncherMemory, fleet: Fleet, attempts_before: int = 0) -> St
         attempt=max(memory.attempt, attempts_before) + 1,
         members=tuple(node for node in memory.members if node in known)[: fleet.wanted],
         excluded=excluded,
-        lost=excluded,  # no runner is called there: once readmitted, nobody waits for one before it is ready
+        lost=excluded,  # no runner is started there: once readmitted, it is not waited for before it is ready
         draining=frozenset(memory.draining) & known,
         distrusted=tuple(memory.distrusted),
         distrust_since_s=memory.distrust_since_s,
@@ -106,14 +106,14 @@ class MemoryFile:
             raise
 
     def keep(self, state: State) -> None:
-        """What matters of the state is on disk. Raises OSError."""
+        """Save the state to disk. Raises OSError."""
         memory = remember(self.memory, state)
         if memory != self.memory:
             write_whole(self._path, msgspec.json.format(msgspec.json.encode(memory)))
             self.memory = memory
 
     def close(self) -> None:
-        """Another launcher may use the folder."""
+        """Release the folder for another launcher."""
         os.close(self._lock)
 
     def _read(self, job: str) -> LauncherMemory:

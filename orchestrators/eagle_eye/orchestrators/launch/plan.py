@@ -1,4 +1,4 @@
-"""Which nodes the next attempt runs on, and in which order. Pure."""
+"""Chooses the nodes of the next attempt, and their order. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from eagle_eye.planning.rank_layout import nodes_used
 
 @dataclass(frozen=True)
 class Fleet:
-    """The nodes that the launcher was given: in their order, the first ``wanted`` start, the rest are spares.
+    """The launcher's nodes, in order: the first ``wanted`` start, the rest are spares.
 
     A job may run on ``least`` to ``wanted`` nodes.
     """
@@ -29,9 +29,9 @@ def choose_nodes(
 ) -> tuple[str, ...] | None:
     """Return the nodes of the next attempt by node rank, None where fewer than ``least`` are usable.
 
-    Nodes that stay keep their place, so that most ranks keep their neighbours; a spare takes the place of the
-    node that it replaces; without spares the job shrinks. A draining node is used only where the job could
-    not run otherwise. Never returns an unusable node, nor a node twice.
+    Nodes that stay keep their place, so that most ranks keep their neighbours; a spare takes the place of the node it
+    replaces; without spares the job shrinks. A draining node is used only where the job could not run otherwise. Never
+    returns an unusable node, nor a node twice.
     """
     chosen = _fill(fleet, current, unusable | draining)
     if len(chosen) >= fleet.least:
@@ -44,10 +44,10 @@ def choose_nodes(
 
 
 def lay_out(plan: Plan, current: tuple[str, ...], chosen: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the chosen nodes by their places in the plan's layout, without those that make nothing faster there.
+    """Return the chosen nodes by their places in the plan's layout, without those that add no speed.
 
-    A node that is new has the place of one that has gone. Where the job shrinks, all have the places for which the
-    least is copied. The plan must have layouts for as many nodes as are chosen, and as are current.
+    A new node takes the place of one that is gone. Where the job shrinks, places are assigned to copy the least. The
+    plan must have layouts for the numbers of chosen and of current nodes.
     """
     gone = [node for node in current if node not in chosen]
     places = list(current)

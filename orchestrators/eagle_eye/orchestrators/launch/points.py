@@ -1,6 +1,6 @@
 """The restart points of a node's ranks, as its runner sees them. Touches a Unix socket in the abstract namespace.
 
-A rank is told to go on by its own runner alone, and only while it waits: so none begins an attempt that is not its own.
+Only a rank's own runner tells it to continue, and only while it waits: so none starts an attempt that is not its own.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from eagle_eye.orchestrators.launch.own_process import note
 from eagle_eye.schema.restart_point import PACKET_BYTES_MAX, REASON_CHARS_MAX, AtPoint, GoOn
 
 CONNECTIONS_MAX = 1024
-SENT_WITHIN_S = 1.0  # a rank that waits reads
+SENT_WITHIN_S = 1.0  # a waiting rank reads at once
 
 _CREDENTIALS = struct.Struct("3i")
 _decode = msgspec.json.Decoder(AtPoint).decode
@@ -33,9 +33,9 @@ class _Connection:
 
 
 class RestartPoints:
-    """Those of the ranks that run. ``heard`` gets what each says. All is called from the runner's main thread.
+    """The restart points of the running ranks. ``heard`` gets their messages. Used only by the runner's main thread.
 
-    ``name`` is that of the socket; "" where there can be none, and no rank then has a restart point.
+    ``name`` is the socket's; "" where there can be none, and then no rank has a restart point.
     """
 
     def __init__(self, selector: selectors.BaseSelector, heard: Callable[[AtPoint], None]) -> None:
@@ -59,22 +59,22 @@ class RestartPoints:
         return {said.rank for one in self._connections if (said := one.said) is not None and said.attempt == attempt}
 
     def go_on(self, word: GoOn) -> None:
-        """Ranks that wait, in an earlier attempt, are told."""
+        """Tell ranks that wait, in an earlier attempt, to continue."""
         for one in list(self._connections):
             if one.said is not None and one.said.waits and one.said.attempt < word.attempt:
                 try:
                     one.socket.sendall(msgspec.json.encode(word))
-                except OSError as error:  # it has ended, which its agent says
+                except OSError as error:  # it has exited, which its agent reports
                     note(f"rank {one.said.rank} is not told to go on: {error}")
                     self._drop(one)
 
     def clear(self) -> None:
-        """The ranks that there were have ended."""
+        """Forget all ranks: they have exited."""
         for one in list(self._connections):
             self._drop(one)
 
     def disown(self) -> None:
-        """In a forked process: they are not ours."""
+        """Release in a forked process, which does not own them."""
         for sock in (self._listener, *(one.socket for one in self._connections)):
             sock.close()
 

@@ -1,6 +1,6 @@
-"""What a runner does before its node joins: ends what an earlier launcher left, and has the node checked.
+"""Prepares a node before it joins: ends an earlier launcher's leftovers, and checks the node.
 
-Touches processes. Runs in a thread of the runner, which answers its coordinator meanwhile.
+Touches processes. Runs in a thread of the runner, which keeps answering its coordinator.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ ENDED_WITHIN_S = 10.0
 OUTPUT_BYTES_MAX = 1 << 20
 REASON_CHARS_MAX = 500
 DEADLINE_S_MIN = 5.0
-GRACE_S = 2.0  # beyond the check's own deadline, which it keeps
+GRACE_S = 2.0  # beyond the check's own deadline, which it should keep by itself
 SICK_EXIT_CODE = 3
 _GPUS = ("/proc/driver/nvidia/gpus", "/dev/nvidia0", "/dev/kfd")
 
 
 class Checked(NamedTuple):
-    """What a check said of the node. ``text`` is for people; "cannot tell" keeps nobody from joining."""
+    """A check's result for the node. ``text`` is for people; "cannot tell" keeps no node from joining."""
 
     state: Literal["healthy", "sick", "cannot tell", "not checked"]
     text: str = ""
@@ -39,10 +39,11 @@ class Checked(NamedTuple):
 
 
 def end_leftovers(launch: str, node: str) -> list[int]:
-    """No rank of an earlier launcher with this id runs as this node; returns those that cannot be killed.
+    """Kill this node's ranks of earlier launchers with this id; return those that cannot be killed.
 
-    Ranks of a launcher that was killed end by themselves with its runner's lease; until then they might write
-    a checkpoint over that of the next attempt. Told by their environment, which no other job's ranks share.
+    Ranks of a launcher that was killed end by themselves with its runner's lease; until then they might write a
+    checkpoint over that of the next attempt. They are recognized by their environment, which no other job's ranks
+    share.
     """
     until_s = time.monotonic() + ENDED_WITHIN_S
     while (left := _leftovers(launch, node)) and time.monotonic() < until_s:
@@ -54,7 +55,7 @@ def end_leftovers(launch: str, node: str) -> list[int]:
 
 
 def check_node(how: str, within_s: float) -> Checked:
-    """Return what ``eagle-eye check`` says of this node: "quick" or "full", "auto" is quick where there are GPUs."""
+    """Return the result of ``eagle-eye check``: "quick" or "full", "auto" is quick where there are GPUs."""
     if how == "off":
         return Checked("not checked")
     if how == "auto":
@@ -69,7 +70,7 @@ def check_node(how: str, within_s: float) -> Checked:
 
 
 def run_check(command: list[str], within_s: float) -> Checked:
-    """Return what a command that checks as ``eagle-eye check --json`` does has said, in time or not."""
+    """Return the result of a command that checks like ``eagle-eye check --json``, in time or not."""
     try:
         process = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, cwd=Path("/"), start_new_session=True
@@ -87,7 +88,7 @@ def run_check(command: list[str], within_s: float) -> Checked:
         if process.stdout is not None:
             process.stdout.close()
     report = _report(output[:OUTPUT_BYTES_MAX])
-    # Both: 1 and 2 also come from whatever fails by itself, and 0 from a child whose end somebody else has seen.
+    # Both: 1 and 2 also come from other failures, and 0 from a child whose exit was collected elsewhere.
     if process.returncode == SICK_EXIT_CODE and report.get("verdict") == "sick":
         return Checked("sick", _reason(report))
     if process.returncode == 0 and report.get("verdict") == "healthy":

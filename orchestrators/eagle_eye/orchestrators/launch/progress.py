@@ -1,6 +1,6 @@
-"""How far the attempt has come: looked at in a thread, since a checkpoint folder may hang and a server be slow.
+"""Tracks the attempt's progress in a thread, since a checkpoint folder may hang and a server may be slow.
 
-Touches the checkpoint folder, and the server through what it is given.
+Touches the checkpoint folder, and the server through a callback.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from eagle_eye.orchestrators.launch.job import Sight
 from eagle_eye.schema.memory_steps import MemoryStep, whole_in_memory
 
 LOOK_EVERY_S = 1.0
-# How many more steps an attempt may have made than at the pace at which it was then seen to go.
+# How many more steps an attempt may have made than its observed pace implies.
 PACE_MARGIN = 3.0
 STEPS_MARGIN = 20
 
@@ -31,14 +31,14 @@ class _Attempt:
     known: set[tuple[str, float]]
     first: tuple[float, int] | None = None  # when the first step was seen, and which it was
     reported: bool = False
-    captures_before: int = 0  # the last attempt, as stores count them, of which the nodes' memory held steps before
+    captures_before: int = 0  # the last attempt, as counted by stores, with steps in the nodes' memory from before
 
 
 class Watcher:
-    """Tells of the first step that is heard of an attempt and of each checkpoint that it completes.
+    """Reports an attempt's first known step and each checkpoint that it completes.
 
-    ``look`` returns what the server says of the job, None where it says nothing; ``in_memory`` the copies of steps in
-    the nodes' memory.
+    ``look`` returns the server's view of the job, None where it has none; ``in_memory`` the copies of steps in the
+    nodes' memory.
     """
 
     def __init__(
@@ -60,20 +60,20 @@ class Watcher:
         self._thread = threading.Thread(target=self._run, name="progress", daemon=True)
 
     def start(self) -> None:
-        """Attempts that are told of are watched."""
+        """Start watching attempts."""
         self._thread.start()
 
     def stop(self) -> None:
-        """Nothing is told any more. A thread that hangs in a folder is left behind."""
+        """Stop reporting. A thread that hangs in a folder is left behind."""
         self._stopping = True
         self._changed.set()
 
     def watch(
         self, attempt: int, resumed_step: int | None, known: Iterable[Checkpoint], copies: Iterable[MemoryStep] = ()
     ) -> None:
-        """This attempt is watched from now on, and the last one no more.
+        """Watch this attempt from now on instead of the last one.
 
-        ``known`` checkpoints were there before, and these ``copies`` in the nodes' memory.
+        ``known`` checkpoints existed before, and these ``copies`` in the nodes' memory.
         """
         before = {(one.path, one.written_s) for one in known}
         captures_before = max((copy.attempt for copy in copies), default=0)
@@ -81,7 +81,7 @@ class Watcher:
         self._changed.set()
 
     def look(self) -> None:
-        """What is new was told of."""
+        """Report what is new."""
         attempt = self._attempt
         if attempt is None:
             return
@@ -95,7 +95,7 @@ class Watcher:
             self._post(on.CheckpointWritten(attempt.number, int(path.rpartition("_")[2])))
 
     def _in_memory_seen(self, attempt: _Attempt) -> None:
-        """Tell of a step that the attempt has captured on each rank."""
+        """Report a step that the attempt has captured on each rank."""
         captured = [copy for copy in self._in_memory() if copy.attempt > attempt.captures_before]
         whole = [step for step in whole_in_memory(captured) if step > attempt.resumed_step]
         if whole and attempt is self._attempt:
@@ -103,7 +103,7 @@ class Watcher:
             self._post(on.StepSeen(attempt.number, min(whole), min(whole)))
 
     def _step_seen(self, attempt: _Attempt, step: int) -> None:
-        """Tell of the first step once a later one shows the pace, and that it is no dead attempt's last word."""
+        """Report the first step once a later one shows the pace, and that it is not a dead attempt's last report."""
         now_s = self._clock()
         if attempt.first is None or step <= attempt.first[1]:
             attempt.first = attempt.first if attempt.first and step == attempt.first[1] else (now_s, step)

@@ -1,4 +1,4 @@
-"""Where a node's ranks are while they start: which processes are stopped, which have come to the store.
+"""Observes a node's ranks during start: which processes are stopped, which have reached the store.
 
 Reads /proc, and connects to the store.
 """
@@ -13,15 +13,15 @@ import psutil
 
 from eagle_eye.orchestrators.launch.messages import Rank, RankSight
 
-CONNECTED_WITHIN_S = 1.0  # one segment lost on the way is sent again by then
-PROCESSES_MAX = 64  # of one rank that are looked at: its data loaders have no part in this
+CONNECTED_WITHIN_S = 1.0  # a single lost segment is resent by then
+PROCESSES_MAX = 64  # examined per rank: its data loaders are irrelevant here
 
 
 def look_at_ranks(ranks: Iterable[Rank], store_port: int) -> list[RankSight]:
-    """Return where each rank is. A rank has come once a process of its own has a connection to the store.
+    """Return each rank's state. A rank has arrived once one of its processes has a connection to the store.
 
-    That connection is made at ``init_process_group`` and kept; one that goes elsewhere by itself never comes. What
-    cannot be read of a process is None, and no fault of it. A process that a debugger holds is not stopped.
+    That connection is made at ``init_process_group`` and kept; a rank that uses another rendezvous never arrives.
+    Unreadable facts are None and not held against it. A process traced by a debugger does not count as stopped.
     """
     return [_look(rank, store_port) for rank in ranks]
 

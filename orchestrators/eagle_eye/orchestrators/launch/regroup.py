@@ -1,9 +1,8 @@
-"""A restart that keeps processes: they come to their restart points, go on in the next attempt, or it is widened. Pure.
+"""A restart that keeps processes: they reach their restart points and continue, or the restart is widened. Pure.
 
-What a rank says of its restart point is noted; one that waits there has lost its peers, and its attempt has failed. A
-restart that keeps processes has a limit (``regroup_within_s``): so long they have to come to their restart points, and
-so long the attempt then has to its first step. Beyond it, or where anything else fails meanwhile, more is renewed: the
-processes that have not come or have ended, then all.
+A rank waiting at its restart point has lost its peers, so its attempt has failed. A restart that keeps processes has a
+limit (``regroup_within_s``), both for reaching the restart points and then for the attempt's first step. Beyond it, or
+where anything else fails meanwhile, more is renewed: the processes that are missing or have exited, then all.
 """
 
 from __future__ import annotations
@@ -18,17 +17,17 @@ from eagle_eye.orchestrators.launch.gathering import consider, gather, renew, re
 from eagle_eye.orchestrators.launch.scopes import late
 from eagle_eye.orchestrators.launch.state import NEVER_S, UP, Phase, Rules, State, Step
 
-LAST_WORDS_S = 3.0  # a rank hears of a peer's end sooner than the launcher does
+LAST_WORDS_S = 3.0  # a rank notices a peer's exit sooner than the launcher does
 
 
 def from_before(state: State, node: str, attempt: int) -> bool:
-    """Whether this is word of a rank that is to go on in the attempt which is being prepared, and has not begun it."""
+    """Whether this is from a rank that is to continue in the attempt being prepared, and has not started it."""
     preparing = state.phase is Phase.GATHERING or state.phase is Phase.STARTING
     return preparing and node in state.kept and attempt == state.attempt - 1
 
 
 def at_point(rules: Rules, state: State, said: on.RankAtPoint, now: on.Moment) -> Step:
-    """A rank's restart point was noted. Where one waits there while the attempt is up, that has failed."""
+    """Record a rank's restart point. If one waits there while the attempt is up, the attempt has failed."""
     if said.waits:
         state = replace(state, waiting=_with(state.waiting, said))
         if state.phase in UP or (state.phase is Phase.STARTING and said.attempt == state.attempt):
@@ -40,7 +39,7 @@ def at_point(rules: Rules, state: State, said: on.RankAtPoint, now: on.Moment) -
 
 
 def ended_meanwhile(rules: Rules, state: State, ended: on.RanksEnded, now: on.Moment) -> Step:
-    """The ranks of a node that were to go on have ended: be it that the others wait because of just that."""
+    """Handle the exit of a node's ranks that were to continue; perhaps the reason why the others wait."""
     reason = f"{ended.node}: its ranks ended while the others waited for the next attempt"
     if state.phase is Phase.GATHERING:
         return renew(rules, state, frozenset({ended.node}), reason, now)
@@ -48,11 +47,11 @@ def ended_meanwhile(rules: Rules, state: State, ended: on.RanksEnded, now: on.Mo
 
 
 def overdue(rules: Rules, state: State, now: on.Moment) -> Step:
-    """The restart has had its time: a larger one follows."""
+    """The restart has exceeded its limit: a larger one follows."""
     within_s, scope = rules.regroup_within_s, state.scope
     if state.phase is Phase.GATHERING:
         missing = ", ".join(sorted(late(state)))
-        if not missing:  # a node that is to join is waited for, which has a limit of its own
+        if not missing:  # a joining node is awaited, which has its own limit
             return replace(state, regroup_due_s=NEVER_S), []
         reason = f"restart of scope {scope}: {missing} did not come to its restart point within {within_s:g} s"
         if scope == "process_group":

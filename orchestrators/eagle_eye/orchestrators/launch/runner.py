@@ -1,4 +1,4 @@
-"""The launcher's hand on a node: keeps torch imported, runs attempts, kills them; ends with its coordinator.
+"""The launcher's runner on a node: keeps torch imported, runs attempts, kills them; exits with its coordinator.
 
 Reads messages from stdin and writes them to stdout. Whatever happens to the coordinator or to the connection,
 no rank outlives it for long: stdin's end, or silence longer than the lease, kills them.
@@ -59,11 +59,11 @@ from eagle_eye.schema.restart_point import AtPoint, GoOn
 KILL_DEADLINE_S = 3.0
 POLL_S = 0.5
 STANDBY_WITHIN_S = 120.0
-REACH_NODES_MAX = 256  # of a job: of larger ones only nodes whose ranks have not come try to reach the store
+REACH_NODES_MAX = 256  # of a job: in larger ones only nodes whose ranks have not arrived try to reach the store
 
 
 class Runner:
-    """Serves one coordinator until it is gone."""
+    """Serves one coordinator until its connection ends."""
 
     def __init__(self, incoming: int, outgoing: int) -> None:
         self._incoming = incoming
@@ -94,10 +94,10 @@ class Runner:
         self._gone = False
 
     def serve(self) -> None:
-        """The coordinator is gone, and so is every process that this runner started."""
+        """Serve until the coordinator is gone, then kill every process that this runner started."""
         try:
             while not self._gone:
-                # One at a time, the coordinator first: its word may close what the other came from.
+                # One at a time, the coordinator first: its message may close the others' source.
                 ready = [key.data for key, _ in self._selector.select(POLL_S)]
                 if ready:
                     (self._read_coordinator if self._read_coordinator in ready else ready[0])()
@@ -127,7 +127,7 @@ class Runner:
             return
         match message:
             case Configure():
-                # Before torch: some of its settings are read when it is imported.
+                # Before torch: some of its settings are read on import.
                 os.environ.update(message.env)
                 os.environ[SOCKET_VARIABLE] = self._points.name
                 self._configured = message
@@ -165,7 +165,7 @@ class Runner:
             self._store.keep(store_folder(node), node)
 
     def _prepare(self) -> None:
-        """Get ready in a thread: who answers meanwhile is slow, and not dead."""
+        """Get ready in a thread, so that the runner keeps answering meanwhile."""
         if self._preparing is None:
             self._standbys.prepare(self._configured.standby)
             self._preparing = threading.Thread(target=self._get_ready, name="prepare", daemon=True)
@@ -203,13 +203,13 @@ class Runner:
             os.write(self._prepared_end, b".")
 
     def _join(self) -> None:
-        """Say what came of getting ready. The thread has ended: attempts are forked from a process without threads."""
+        """Report the result of getting ready. Its thread has ended: attempts are forked without threads."""
         os.read(self._prepared, 1)
         if self._preparing is not None:
             self._preparing.join()
         self._preparing, self._doing = None, ""
         self._standbys.settle(self._standby_outcome)
-        if self._answer is None:  # another runner is tried; the last line of this one's log is told
+        if self._answer is None:  # another runner is tried; the last line of this one's log is reported
             self._gone = True
             return
         if isinstance(self._answer, Ready):
@@ -243,7 +243,7 @@ class Runner:
         self._selector.register(read_end, selectors.EVENT_READ, self._read_child)
 
     def _regroup_ranks(self, regroup: Regroup) -> None:
-        """Whatever is heard of the ranks from now on is of the new attempt; they begin it, all at once."""
+        """Continue the ranks in the new attempt, all at once; all their messages from now on belong to it."""
         self._regroup = regroup
         self._child_attempt = regroup.attempt
         self._store_host, self._store_port = regroup.store_host, regroup.store_port
@@ -278,13 +278,13 @@ class Runner:
             if isinstance(message, Started) and not message.standby:
                 message = msgspec.structs.replace(message, why_not=self._standbys.why_not)
             if isinstance(message, Ended):
-                message = msgspec.structs.replace(message, attempt=self._child_attempt)  # they may have gone on
+                message = msgspec.structs.replace(message, attempt=self._child_attempt)  # they may have moved on
                 self._child_ended = True
                 self._bring_logs()
             self._say(message)
 
     def _child_gone(self) -> None:
-        """The attempt's process has ended; where it could not say how, that is said for it."""
+        """The attempt's process has exited; if it could not report how, report it here."""
         ended, attempt = self._child_ended, self._child_attempt
         self._kill()
         if not ended:
@@ -292,9 +292,9 @@ class Runner:
             self._say(Ended(attempt, success=False, detail="the elastic agent ended without a word"))
 
     def _kill(self) -> list[int]:
-        """Every process that descends from this one is dead, but for its standby and the node's checkpoint store.
+        """Kill every descendant process, except the standby and the node's checkpoint store.
 
-        Returns the ids of the unkillable.
+        Returns the pids of the unkillable.
 
         SIGKILL, because a stopped rank does not take SIGTERM and a hung one need not. Ranks are in sessions
         of their own, so that process groups do not reach them; orphans come to this process (a subreaper).
@@ -317,7 +317,7 @@ class Runner:
         return [process.pid for process in alive]
 
     def _bring_logs(self) -> None:
-        """The coordinator has the ends of the attempt's logs, where it does not see this folder itself."""
+        """Send the coordinator the ends of the attempt's logs, if it does not see this folder itself."""
         if self._logs_owed is not None:
             self._say(Logs(self._child_attempt, logs.ends(self._logs_owed)))
             self._logs_owed = None
@@ -354,7 +354,7 @@ def _terminated(number: int, _: object) -> NoReturn:
 
 def main() -> None:
     """Serve the coordinator at the other end of stdin and stdout."""
-    # Whatever prints to stdout from here on, the messages stay whole.
+    # Anything printed to stdout from here on must not corrupt the messages.
     outgoing = os.dup(sys.stdout.fileno())
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     incoming = os.dup(sys.stdin.fileno())

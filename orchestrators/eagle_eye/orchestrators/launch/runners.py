@@ -1,4 +1,4 @@
-"""All runners of a job: opened, asked whether they live, tried again when they are gone. Touches processes."""
+"""All runners of a job: started, pinged, restarted when lost. Touches processes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LEASE_S = 30.0
 SILENT_AFTER_S = 3 * PING_EVERY_S
 RETRY_AFTER_S = 5.0
 RETRY_AFTER_S_MAX = 300.0
-# A node that was gone so often in a row is not waited for any more. It is tried again all the same.
+# A node lost this often in a row is no longer awaited, but still retried.
 RETURNS_MAX = 3
 ENDED_WITHIN_S = 5.0
 
@@ -27,7 +27,7 @@ _log = logging.getLogger(__name__)
 
 
 class Runners:
-    """The runners by node. All but ``close`` is called from one thread; words of runners are posted from theirs."""
+    """The runners by node. All but ``close`` is called from one thread; messages are posted from the runners' own."""
 
     def __init__(
         self,
@@ -48,15 +48,15 @@ class Runners:
         self._retry_due_s: dict[str, float] = {}
         self._ping_due_s = 0.0
         self._doing: dict[str, str] = {}
-        self.started: dict[str, messages.Started] = {}  # of the attempt that runs, by node
+        self.started: dict[str, messages.Started] = {}  # of the running attempt, by node
         self._memory_heard = threading.Condition()
-        self._in_memory: dict[str, list[MemoryStep]] = {}  # what each node said last...
-        self._memory_words: dict[str, int] = {}  # ...and how often it has
+        self._in_memory: dict[str, list[MemoryStep]] = {}  # each node's last message...
+        self._memory_words: dict[str, int] = {}  # ...and how many there were
         self._keeps_in_memory = False
 
     @property
     def keeps_in_memory(self) -> bool:
-        """Whether the job keeps checkpoints in memory, as far as nodes have said."""
+        """Whether the job keeps checkpoints in memory, as far as nodes have reported."""
         return self._keeps_in_memory
 
     @property
@@ -65,12 +65,12 @@ class Runners:
         return min(self._ping_due_s, *self._retry_due_s.values(), float("inf"))
 
     def open(self, node: str) -> None:
-        """A runner is being started on the node, in place of an earlier one."""
+        """Start a runner on the node, replacing an earlier one."""
         job = self._job
         command = [*(job.on_node(word, node) for word in job.exec_words), job.python, *RUNNER]
         self._doing.pop(node, None)
         try:
-            # In the environment as well, so that what runs for the job on a node can be told in a process list.
+            # In the environment as well, so that the job's processes on a node are recognizable in a process list.
             marks = {"EAGLE_EYE_JOB": job.name, "EAGLE_EYE_NODE": node}
             log = job.log_dir / f"runner-{node}.log"
             runner = NodeRunner(node, command, marks, log, self._heard, self._gone)
@@ -88,27 +88,27 @@ class Runners:
         runner.start(messages.Configure(env, LEASE_S, node, self._launch, job.check, job.check_within_s, standby))
 
     def run(self, node: str, start: messages.Start) -> None:
-        """The node's ranks will be started."""
+        """Start the node's ranks."""
         self._runners[node].run(start)
 
     def regroup(self, node: str, regroup: messages.Regroup) -> None:
-        """The node's ranks will go on in another attempt."""
+        """Continue the node's ranks in another attempt."""
         self._runners[node].regroup(regroup)
 
     def stop(self, node: str) -> None:
-        """What runs on the node will be killed."""
+        """Kill everything that runs on the node."""
         if node in self._runners:
             self._runners[node].stop()
 
     def look(self, node: str, attempt: int) -> None:
-        """The node's runner says where its ranks are, if there is one."""
+        """Ask the node's runner, if any, for the state of its ranks."""
         if node in self._runners:
             self._runners[node].look(attempt)
 
     def steps_in_memory(self, nodes: Collection[str], within_s: float) -> list[MemoryStep]:
-        """Return the copies that these nodes hold of the job's steps, of those that say so in time.
+        """Return these nodes' copies of the job's steps, as far as they answer in time.
 
-        Any thread may ask.
+        Thread-safe.
         """
         with self._memory_heard:
             before = {node: self._memory_words.get(node, 0) for node in nodes if node in self._runners}
@@ -122,30 +122,30 @@ class Runners:
             return [copy for node in answered() for copy in self._in_memory[node]]
 
     def check(self, node: str) -> None:
-        """The node is checked again, by the runner that it has or by a new one."""
+        """Check the node again, by its current runner or a new one."""
         if (runner := self._runners.get(node)) is not None and runner.alive:
             runner.check()
         else:
             self.revive(node)
 
     def abandon(self, node: str) -> None:
-        """The node's runner is given up, and another one is tried later."""
+        """Give up the node's runner; another one is tried later."""
         if node in self._runners:
             self._runners[node].abandon()
         self.failed(node)
 
     def revive(self, node: str) -> None:
-        """A node without a runner gets one at once."""
+        """Start a runner at once on a node without one."""
         self._failures.pop(node, None)
         if (runner := self._runners.get(node)) is None or not runner.alive:
             self._retry_due_s[node] = 0.0
 
     def ready(self, node: str) -> None:
-        """The node's runner is well: what was before is forgotten."""
+        """The node's runner is well: forget its failures."""
         self._failures.pop(node, None)
 
     def failed(self, node: str) -> bool:
-        """Another runner is started on the node later; whether it is worth waiting for."""
+        """Schedule another runner on the node; return whether it is worth waiting for."""
         if node in self._excluded():
             self._retry_due_s.pop(node, None)
             return False
@@ -155,7 +155,7 @@ class Runners:
         return failures <= RETURNS_MAX
 
     def tend(self) -> None:
-        """Runners were asked whether they live, mute ones told of, and those whose time has come started again."""
+        """Ping runners, report silent ones, and restart those that are due."""
         now_s = time.monotonic()
         if now_s >= self._ping_due_s:
             self._ping_due_s = now_s + PING_EVERY_S
@@ -174,7 +174,7 @@ class Runners:
                 self.open(node)
 
     def close(self) -> None:
-        """Every runner has ended or was killed."""
+        """End or kill every runner."""
         closing = [threading.Thread(target=runner.close, args=(ENDED_WITHIN_S,)) for runner in self._runners.values()]
         for thread in closing:
             thread.start()
@@ -182,7 +182,7 @@ class Runners:
             thread.join()
 
     def _heard(self, node: str, message: messages.FromRunner) -> None:
-        """On the runner's thread: what a runner says becomes something that happened."""
+        """On the runner's thread: turn its message into an event."""
         match message:
             case messages.Alive(doing):
                 self._note_doing(node, doing)
@@ -233,7 +233,7 @@ class Runners:
             _log.warning("logs of %s are not kept: %s", node, error)
 
     def _gone(self, node: str, detail: str) -> None:
-        """On the runner's thread: it has ended."""
+        """On the runner's thread: it has exited."""
         self._post(on.RunnerLost(node, detail, in_touch=self._in_touch()))
 
 

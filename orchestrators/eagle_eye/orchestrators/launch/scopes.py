@@ -1,8 +1,8 @@
-"""Whose processes go on in the next attempt. Pure.
+"""Determines whose processes continue in the next attempt. Pure.
 
-A smaller restart than that of the job keeps the processes of nodes that are well. They leave what broke, wait at their
-restart points, and meet the new ones in the next attempt, from a step that the nodes have in memory. What has no
-restart point has to be new, and then all is: nobody else would leave a collective.
+A restart smaller than the whole job keeps the processes of healthy nodes. They leave the failed attempt, wait at their
+restart points, and join the new ones in the next attempt, from a step that the nodes have in memory. A rank without a
+restart point must be renewed, and then all are: it could not leave a collective.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from eagle_eye.schema.action import RestartScope
 
 
 def staying(state: State, scope: RestartScope, plan: tuple[str, ...] | None) -> frozenset[str]:
-    """Return the nodes whose ranks may go on in the next attempt, on the nodes of ``plan``; none: every rank is new.
+    """Return the nodes whose ranks may continue in the next attempt, on the nodes of ``plan``; none: every rank is new.
 
-    Only after an attempt that has made steps, and where whatever does not go on has ended by itself or is the culprit
-    that a scope of ``rank`` ends: a process of which neither is known might still take part.
+    Only after an attempt that has made steps, and where every process that does not continue has exited by itself or is
+    the culprit that a scope of ``rank`` ends: any other might still take part.
     """
     if scope == "job" or not state.stepped or state.distrust_since_s is not None:
         return frozenset()
@@ -30,14 +30,14 @@ def staying(state: State, scope: RestartScope, plan: tuple[str, ...] | None) -> 
 
 
 def fits(state: State, kept: frozenset[str], plan: tuple[str, ...] | None) -> bool:
-    """Whether ranks that go on have the same numbers among as many in the plan: they cannot get others."""
+    """Whether continuing ranks keep their numbers and world size in the plan, which cannot change."""
     if plan is None or len(plan) != len(state.members):
         return False
     return all(then == now for now, then in zip(state.members, plan, strict=True) if now in kept)
 
 
 def has_point(state: State, node: str) -> bool:
-    """Whether each of the node's ranks has said that it has a restart point."""
+    """Whether each of the node's ranks has reported a restart point."""
     ranks = state.started.get(node, ())
     return bool(ranks) and state.points.get(node, frozenset()).issuperset(ranks)
 

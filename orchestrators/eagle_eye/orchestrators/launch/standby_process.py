@@ -1,6 +1,6 @@
 """The standby's process: imports torch and what it is told to, waits, and forks a process for each attempt.
 
-What it takes orders from is its runner's end of a socket that only the two have.
+It takes orders from its runner over a socket that only the two have.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from eagle_eye.orchestrators.launch.standbys import MESSAGE_BYTES_MAX, ROOM_VARI
 
 AVAILABLE_BYTES_MIN = 1 << 30
 REASON_CHARS_MAX = 500
-# Opened once a process computes on GPUs, and not by looking at them.
+# Opened by computing on GPUs, but not by querying them.
 GPU_DEVICES = ("/dev/nvidia-uvm", "/dev/kfd")
 
 _decode_prepare = msgspec.json.Decoder(Prepare).decode
@@ -33,15 +33,15 @@ _decode_start = msgspec.json.Decoder(Start).decode
 
 
 def get_ready(prepare: Prepare) -> Prepared:
-    """Return whether all is imported and ranks can be forked from this process."""
+    """Import everything; return whether ranks can be forked from this process."""
     try:
-        import torch._dynamo  # each optimizer's first step and DistributedDataParallel would, in each rank
+        import torch._dynamo  # otherwise each rank imports it at its first optimizer step and DistributedDataParallel
         import torch.distributed.checkpoint  # noqa: F401 - with which scripts write what they resume from
 
         import eagle_eye.orchestrators.launch.elastic  # noqa: F401
     except Exception as error:  # noqa: BLE001 - whatever importing torch raises
         return Prepared(_one_line(f"importing torch: {type(error).__name__}: {error}"))
-    threads = _threads()  # those of torch's libraries can bear a fork
+    threads = _threads()  # those of torch's libraries can survive a fork
     folder = script_folder(prepare.command)
     if folder is not None and not getattr(sys.flags, "safe_path", False):
         sys.path[0] = folder
@@ -68,7 +68,7 @@ def unsuited(threads: int, *, vouched: bool) -> str:
 
 
 def serve(control: socket.socket, kept: frozenset[int]) -> None:
-    """The runner is gone; until then each attempt was run by a process of its own."""
+    """Run each attempt in a forked process until the runner is gone."""
     while True:
         content, descriptors, _, _ = socket.recv_fds(control, MESSAGE_BYTES_MAX, 1)
         if not content:
@@ -82,12 +82,12 @@ def serve(control: socket.socket, kept: frozenset[int]) -> None:
 
 
 def main() -> None:
-    """Serve the runner whose socket has the number that is the first argument."""
+    """Serve the runner whose socket has the descriptor in the first argument."""
     prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.environ.pop(ROOM_VARIABLE, None)
     control = socket.socket(fileno=int(sys.argv[1]))
-    control.set_inheritable(False)  # not for what imported modules may execute
+    control.set_inheritable(False)  # not for programs that imported modules may execute
     content = control.recv(MESSAGE_BYTES_MAX)
     if not content:
         return
@@ -95,10 +95,10 @@ def main() -> None:
     control.send(line(prepared))
     if prepared.reason:
         return
-    # Nobody waits for attempts here; the runner reads of their end.
+    # Attempts are not waited for here; the runner reads of their end.
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     gc.collect()
-    gc.freeze()  # what is here already stays shared with the ranks
+    gc.freeze()  # existing objects stay shared with the ranks
     with control:
         serve(control, frozenset(_open_files()) - {control.fileno()})
 

@@ -1,6 +1,6 @@
-"""A runner's standby: a process on the node that has imported what ranks need, and becomes them at once.
+"""A runner's standby: a process on the node that has imported what ranks need, and forks them at once.
 
-It is prepared before the node is ready, serves every attempt, and is replaced when it has ended. Touches processes.
+It is prepared before the node is ready, serves every attempt, and is replaced when it exits. Touches processes.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from eagle_eye.orchestrators.launch.messages import Forked, Prepare, Prepared, S
 from eagle_eye.orchestrators.launch.own_process import note, set_defaults
 
 PROCESS = ("-u", "-m", "eagle_eye.orchestrators.launch.standby_process")
-# What /proc says of a process is as long as it was when it was executed: room for the ranks' variables and words.
+# /proc shows a process's strings at their size when executed: room for the ranks' variables and words.
 ROOM_VARIABLE = "EAGLE_EYE_STANDBY_ROOM"
 ROOM_BYTES = 8_192
 WORDS_BYTES = 1_024
 MESSAGE_BYTES_MAX = 128 << 10
-# Not at once: where one has ended, the attempt that is being started needs the processor.
+# Not at once: after an exit, the attempt being started needs the processor.
 REPLACED_AFTER_S = 30.0
 REPLACED_AFTER_S_MAX = 3_600.0
 FORKED_WITHIN_S = 10.0
@@ -35,13 +35,13 @@ _decode_forked = msgspec.json.Decoder(Forked).decode
 
 
 class Standby:
-    """One such process, being prepared when made. Raises OSError."""
+    """One standby process, prepared from construction on. Raises OSError."""
 
     def __init__(self, prepare: Prepare) -> None:
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         env = {**os.environ, ROOM_VARIABLE: "." * ROOM_BYTES}
         set_defaults(env, prepare.ranks_per_node)
-        # With it, an import that asks whether there are GPUs does not begin to use them.
+        # With it, an import that checks for GPUs does not initialize them.
         env.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
         command = [sys.executable, *PROCESS, str(theirs.fileno()), " " * WORDS_BYTES]
         try:
@@ -56,11 +56,11 @@ class Standby:
         self.pid = self._process.pid
 
     def fileno(self) -> int:
-        """Return what becomes readable when it says something or ends."""
+        """Return the descriptor that becomes readable when it has a message or exits."""
         return self._socket.fileno()
 
     def heard(self) -> Prepared | None:
-        """Return what it says, None where it has ended."""
+        """Return its message, None where it has exited."""
         try:
             content = self._socket.recv(MESSAGE_BYTES_MAX)
             return _decode(content) if content else None
@@ -68,9 +68,9 @@ class Standby:
             return None
 
     def start(self, start: Start, write_end: int) -> None:
-        """A child of it runs the attempt and says on ``write_end`` how it goes. Raises OSError.
+        """Run the attempt in its child, which reports on ``write_end``. Raises OSError.
 
-        The child is there: whoever kills what descends from the runner does not miss it.
+        The child exists on return, so killing the runner's descendants includes it.
         """
         socket.send_fds(self._socket, [line(start)], [write_end])
         self._socket.settimeout(FORKED_WITHIN_S)
@@ -82,21 +82,20 @@ class Standby:
             self._socket.settimeout(None)
 
     def close(self) -> None:
-        """It has ended; attempts that were started by it are told to."""
+        """End it; attempts started by it are told to end."""
         self._socket.close()
         self._process.kill()
         self._process.wait()
 
     def disown(self) -> None:
-        """In a forked process: it is not ours."""
+        """Release in a forked process, which does not own it."""
         self._socket.close()
 
 
 class StandbyKeeper:
     """Keeps a standby, where one is wanted. All but ``outcome`` is called from the runner's main thread.
 
-    The main thread also because the kernel ends a process that should not outlive its parent with the thread that
-    started it.
+    Also because PR_SET_PDEATHSIG ends the process with the thread that started it.
     """
 
     def __init__(self, selector: selectors.BaseSelector, clock: Callable[[], float] = time.monotonic) -> None:
@@ -108,12 +107,12 @@ class StandbyKeeper:
         self._failures = 0
         self._replaced_due_s = float("inf")
         self._outcome: queue.SimpleQueue[str] = queue.SimpleQueue()
-        self.reason = ""  # why there is none, although it is wanted
+        self.reason = ""  # why there is none, although wanted
         self.rss_bytes = 0
 
     @property
     def pid(self) -> int | None:
-        """Return its process id."""
+        """Return its pid."""
         return self._standby.pid if self._standby else None
 
     @property
@@ -134,7 +133,7 @@ class StandbyKeeper:
         return self.reason or "this version of torch starts its workers in a way that is not known here"
 
     def prepare(self, wanted: Prepare | None) -> None:
-        """One is being prepared, if it is wanted and not there."""
+        """Prepare a standby, if one is wanted and missing."""
         self._wanted = wanted
         if wanted is None or self._standby is not None:
             if self._ready:
@@ -150,19 +149,19 @@ class StandbyKeeper:
         self._selector.register(self._standby, selectors.EVENT_READ, self._read)
 
     def outcome(self, within_s: float) -> str:
-        """Return "" once it is ready, else why it cannot be used; from any thread, once for each ``prepare``."""
+        """Return "" once it is ready, else why it cannot be used; thread-safe, once per ``prepare``."""
         try:
             return self._outcome.get(timeout=within_s)
         except queue.Empty:
             return f"it was not ready within {within_s:g} s"
 
     def settle(self, reason: str) -> None:
-        """What ``outcome`` returned is so: one that is late is not waited for any more."""
+        """Apply the result of ``outcome``: a late standby is no longer awaited."""
         if reason and self._standby is not None and not self._ready:
             self._give_up(reason)
 
     def _give_up(self, reason: str) -> None:
-        """There is none, and none will be prepared until one is asked for again."""
+        """Drop it; none is prepared until requested again."""
         self._drop()
         self.reason = reason
         self._replaced_due_s = float("inf")
@@ -171,7 +170,7 @@ class StandbyKeeper:
     def start(self, start: Start, write_end: int) -> bool:
         """Return whether the attempt is run by the standby; its ranks are then forked.
 
-        Where it is not, a child of the standby may be left that does not know it.
+        If not, a child of the standby may be left that is unaware of this.
         """
         if self._standby is None or not self._ready:
             return False
@@ -183,17 +182,17 @@ class StandbyKeeper:
         return True
 
     def tend(self) -> None:
-        """One that has ended is replaced, when its time has come."""
+        """Replace a standby that has exited, when due."""
         if self._clock() >= self._replaced_due_s:
             self.prepare(self._wanted)
 
     def disown(self) -> None:
-        """In a forked process: it is not ours."""
+        """Release in a forked process, which does not own it."""
         if self._standby is not None:
             self._standby.disown()
 
     def close(self) -> None:
-        """There is none any more."""
+        """End the standby."""
         self._wanted = None
         self._drop()
 

@@ -1,4 +1,4 @@
-"""Where the job is and what the launcher knows: the state of its machine, and the moves that there are. Pure."""
+"""The state of the launcher's state machine, and its transitions. Pure."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NEVER_S = float("inf")
 
 
 class Phase(StrEnum):
-    """Where the job is."""
+    """The job's phase."""
 
     GATHERING = "gathering"
     STARTING = "starting"
@@ -37,7 +37,7 @@ UP = frozenset({Phase.VERIFYING, Phase.RUNNING})
 ENDED = frozenset({Phase.FINISHED, Phase.FAILED, Phase.CANCELLED})
 _OVER = ENDED - {Phase.FINISHED}
 
-# From where to where. FINISHED only from an attempt whose ranks were all spawned.
+# Allowed transitions. FINISHED only from an attempt whose ranks were all spawned.
 NEXT: Mapping[Phase, frozenset[Phase]] = MappingProxyType({
     Phase.GATHERING: frozenset({Phase.STARTING}) | _OVER,
     Phase.STARTING: frozenset({Phase.VERIFYING, Phase.DECIDING, Phase.GATHERING}) | _OVER,
@@ -52,15 +52,15 @@ NEXT: Mapping[Phase, frozenset[Phase]] = MappingProxyType({
 
 @dataclass(frozen=True)
 class Rules:
-    """What the user has decided. Durations in seconds.
+    """The user's settings. Durations in seconds.
 
     ``silent_within_s`` is for a runner that has spoken and then does not answer, ``ready_within_s`` and
-    ``started_within_s`` for one that answers and is not done. A running attempt's runner is given the lease after
-    which it has killed its ranks. ``verified_within_s`` is how long a first step is waited for, ``warm_within_s`` at
-    the least before a start is looked at that is known to take less. ``checkpoints`` says whether the launcher sees
-    the job's checkpoints. With ``layouts`` the job runs on every number of nodes that the plan has a layout for.
-    ``regroup_within_s`` is how long ranks may take to come to their restart points, and then to a first step, before
-    a larger restart follows; to the latter at least as long as a start of the job is known to take. 0: none is kept.
+    ``started_within_s`` for one that answers and is not done. A running attempt's runner is given the lease after which
+    it has killed its ranks. ``verified_within_s`` is how long to wait for a first step, ``warm_within_s`` the minimum
+    before a start known to take less is examined. ``checkpoints`` says whether the launcher sees the job's checkpoints.
+    With ``layouts`` the job runs on every number of nodes that the plan has a layout for. ``regroup_within_s`` is how
+    long ranks may take to reach their restart points, and then to a first step, before a larger restart follows; the
+    latter limit is at least the job's longest known start. 0: no process is kept.
     """
 
     fleet: Fleet
@@ -88,21 +88,21 @@ class State:
 
     ``members`` are the nodes of the attempt by node rank; ``started`` those whose ranks were spawned, with them;
     ``awaiting`` are nodes told to stop that have not confirmed it; ``returning`` are lost ones that are expected back
-    soon; ``unfit`` have failed their check; ``doing`` is what runners said that they do before they are ready.
-    ``requests`` are answered once the attempt runs. ``step_max`` is the highest step of which a complete
-    checkpoint was ever seen, ``resumed_step`` that of the checkpoint resumed from, None for the beginning, once it
-    is ``chosen``; ``advanced`` says that this attempt has completed a checkpoint beyond ``step_max``, ``stepped`` that
-    a step of it was heard of. ``resumed_s`` is when the checkpoint resumed from was completed, None once the attempt
-    has completed one itself or that one was judged; ``doubted_s`` that of one from which the numbers broke after some
-    steps, ``suspected`` those from which they broke at once or again (checkpoints.py). ``raised`` are
-    the exceptions that ended this attempt's ranks, ``raised_before`` those of the last one. ``starts`` is what starts
-    took; while ``looking``, ``sights`` says where ranks are; ``held_before`` seemed to hold the start up one look ago.
-    ``stuck`` are the nodes that held the last start up, ``stuck_again`` those that held two in a row up. Of an attempt
-    without a step, ``unreached`` are the nodes whose ranks could not reach others, with these ranks, ``followed`` those
-    whose ranks ended for that; ``ended_otherwise`` says that ranks ended of something else. ``failed`` are the nodes
-    whose ranks have ended without success, ``points`` those ranks, by node, that have a restart point and ``waiting``
-    those of them that wait there; ``scope`` is that of the restart by which the attempt begins, or began, and the ranks
-    of ``kept`` nodes go on in it from the one before, until a first step is heard of. Dues are monotonic times.
+    soon; ``unfit`` have failed their check; ``doing`` is what runners report doing before they are ready. ``requests``
+    are answered once the attempt runs. ``step_max`` is the highest step of which a complete checkpoint was ever seen,
+    ``resumed_step`` that of the checkpoint resumed from, None for a start from scratch, once it is ``chosen``;
+    ``advanced`` says that this attempt has completed a checkpoint beyond ``step_max``, ``stepped`` that a step of it
+    was reported. ``resumed_s`` is when the checkpoint resumed from was completed, None once the attempt has completed
+    one itself or that one was judged; ``doubted_s`` that of one from which the numbers broke after some steps,
+    ``suspected`` those from which they broke at once or again (checkpoints.py). ``raised`` are the exceptions that
+    ended this attempt's ranks, ``raised_before`` those of the last one. ``starts`` is what starts took; while
+    ``looking``, ``sights`` says where ranks are; ``held_before`` seemed to hold the start up one look ago. ``stuck``
+    are the nodes that held the last start up, ``stuck_again`` those that held two in a row up. Of an attempt without a
+    step, ``unreached`` are the nodes whose ranks could not reach others, with these ranks, ``followed`` those whose
+    ranks ended for that; ``ended_otherwise`` says that ranks ended of something else. ``failed`` are the nodes whose
+    ranks have ended without success, ``points`` those ranks, by node, that have a restart point and ``waiting`` those
+    of them that wait there; ``scope`` is that of the restart by which the attempt begins, or began, and the ranks of
+    ``kept`` nodes go on in it from the one before, until a first step is heard of. Dues are monotonic times.
     """
 
     phase: Phase = Phase.GATHERING
@@ -156,12 +156,12 @@ class State:
 
     @property
     def unusable(self) -> frozenset[str]:
-        """Return the nodes that no attempt may be started on."""
+        """Return the nodes on which no attempt may be started."""
         return self.excluded | self.lost | self.unfit
 
     @property
     def hopeless(self) -> frozenset[str]:
-        """Return the unusable nodes of which none is expected back soon."""
+        """Return the unusable nodes that are not expected back soon."""
         return self.excluded | (self.lost - self.returning) | self.unfit
 
 
@@ -169,14 +169,14 @@ Step = tuple[State, list[to.Order]]
 
 
 def move(state: State, phase: Phase, **changes: Any) -> State:
-    """Return the state in another phase, with the changes. Raises ValueError for a move that there is none."""
+    """Return the state in another phase, with the changes. Raises ValueError for an invalid transition."""
     if phase not in NEXT[state.phase]:
         raise ValueError(f"no move leads from {state.phase} to {phase}")
     return replace(state, phase=phase, **changes)
 
 
 def due_s(state: State) -> float:
-    """Return the monotonic time at which something is to be done although nothing happens."""
+    """Return the monotonic time of the next timer."""
     return min(
         state.ready_due_s, state.stopped_due_s, state.settled_due_s, state.unreached_due_s, state.regroup_due_s,
         state.due_s,

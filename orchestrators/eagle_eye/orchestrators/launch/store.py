@@ -10,14 +10,14 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 
 class AttemptStore:
-    """A fresh store for one attempt, until ``close``: what a dead attempt left behind cannot be mistaken.
+    """A fresh store for one attempt, until ``close``, without leftovers of a dead attempt.
 
-    Served by torch's own threads, so that the launcher stays responsive. It listens on the one address that
-    the nodes are told, since whoever reaches it can write to it.
+    Served by torch's own threads, so that the launcher stays responsive. It listens only on the address given to the
+    nodes, since anyone who reaches it can write to it.
     """
 
     def __init__(self, host: str, port: int) -> None:
-        """Raise OSError where the address cannot be listened on. Port 0 takes a free one."""
+        """Raise OSError where the address cannot be listened on. Port 0 picks a free one."""
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         listener = socket.socket(family, socket.SOCK_STREAM)
         try:
@@ -36,5 +36,5 @@ class AttemptStore:
         )  # fmt: skip
 
     def close(self) -> None:
-        """Nothing listens any more."""
+        """Stop listening."""
         self._store = None

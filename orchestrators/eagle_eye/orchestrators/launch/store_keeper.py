@@ -1,6 +1,6 @@
-"""The store of a node, where a job keeps checkpoints in memory: there before its ranks are. Touches processes.
+"""Starts a node's store for in-memory checkpoints before its ranks. Touches processes.
 
-A spare then needs none to be started while the job waits for it.
+So the job does not wait for a spare's store to start.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from pathlib import Path
 from eagle_eye.orchestrators.launch.own_process import note
 from eagle_eye.schema.memory_steps import STORE_IDLE_S, STORE_SOCKET, spawn_store
 
-LOOK_EVERY_S = STORE_IDLE_S / 3  # which also keeps it from ending
+LOOK_EVERY_S = STORE_IDLE_S / 3  # connecting also keeps it from exiting
 CONNECTED_WITHIN_S = 1.0
 PROGRAM = [sys.executable, "-m", "eagle_eye.cli.main"]
 
 
 class StoreKeeper:
-    """Starts a store where none is. It outlives the runner, and ends by itself once nobody looks for it any more."""
+    """Starts a store where there is none. It outlives the runner, and exits by itself once no longer contacted."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._due_s = 0.0
 
     def keep(self, folder: Path, node: str) -> None:
-        """A store serves the folder, or is starting. Never raises: ranks start one as well, and say what is wrong."""
+        """Make sure that a store serves the folder or starts. Never raises: ranks start one too, and report errors."""
         now_s = self._clock()
         if now_s < self._due_s:
             return
@@ -42,7 +42,7 @@ class StoreKeeper:
 
 
 def serves(folder: Path) -> bool:
-    """Whether a store takes connections there."""
+    """Whether a store accepts connections there."""
     with socket.socket(socket.AF_UNIX) as probe:
         probe.settimeout(CONNECTED_WITHIN_S)
         try:

@@ -1,11 +1,11 @@
-"""From the ranks' start to the attempt's first step: how long that may take, and who holds it up. Pure.
+"""From the ranks' start to the attempt's first step: time limits, and who blocks it. Pure.
 
-What a start takes is learned from those of this job. Only one that is longer than any known one, and in which a few
-ranks are stopped or have not come to the rendezvous while the others have, is ended: absence of a step alone is not
-enough, for it may be that nobody could tell of it. Sooner a start is ended for what lasts from one look to the next:
-ranks that are stopped, for no start stops a process; and, while the ranks of all other nodes have come, those of a
-node that does not itself reach the store where they meet (a connection from before says nothing), or, once the start is
-longer than any known one, those of a node that answers no look.
+The duration of a start is learned from this job's earlier ones. A start is ended only if it is longer than any known
+one and a few ranks are stopped or missing at the rendezvous while the others are there: a missing step alone is not
+enough, since it may have gone unreported. A start is ended sooner for what persists from one look to the next: stopped
+ranks, since no start stops a process; and, while the ranks of all other nodes have arrived, the ranks of a node that
+cannot reach the store (an earlier connection proves nothing), or, once the start is longer than any known one, of a
+node that does not answer.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from eagle_eye.orchestrators.launch.attempt import LOOK_EVERY_S, attempt_failed,
 from eagle_eye.orchestrators.launch.state import Rules, State, Step
 
 AT_ONCE_S = -math.inf
-LOOK_WITHIN_S, EARLY_WITHIN_S = 5.0, 2.0  # for runners to say where their ranks are
-LOOK_AGAIN_S = 2.0  # what holds a start up may do so for a moment
-UNHEARD_MARGIN = 1.5  # over the longest known start
+LOOK_WITHIN_S, EARLY_WITHIN_S = 5.0, 2.0  # for runners to report the state of their ranks
+LOOK_AGAIN_S = 2.0  # what blocks a start may be momentary
+UNHEARD_MARGIN = 1.5  # times the longest known start
 
 
 class Held(msgspec.Struct, frozen=True):
-    """Who holds a start up, and where: ranks that are stopped, have not come, or whose node is cut off or mute."""
+    """Who blocks a start, and how: ranks that are stopped or missing, or whose node is cut off or silent."""
 
     nodes: frozenset[str]
     stopped: tuple[int, ...] = ()
@@ -53,7 +53,7 @@ class Held(msgspec.Struct, frozen=True):
 
 
 def overdue(rules: Rules, state: State, now: on.Moment) -> Step:
-    """Have the ranks looked at, and judge what was seen once there was time to say it."""
+    """Have the ranks examined, and judge the result once runners had time to answer."""
     if not rules.verified_within_s:
         return unverified(state)
     if not state.looking:
@@ -75,25 +75,25 @@ def overdue(rules: Rules, state: State, now: on.Moment) -> Step:
 
 
 def seen(state: State, sight: on.RanksSeen) -> Step:
-    """Where a node's ranks are was noted, if it was asked for."""
+    """Record the state of a node's ranks, if it was requested."""
     if not state.looking or sight.attempt != state.attempt or sight.node not in state.members:
         return state, []
     state = replace(state, sights=(*state.sights, sight))
     if {one.node for one in state.sights}.issuperset(state.members):
-        state = replace(state, due_s=AT_ONCE_S)  # nobody is left to wait for
+        state = replace(state, due_s=AT_ONCE_S)  # no answer is outstanding
     return state, []
 
 
 def held_up(members: tuple[str, ...], sights: tuple[on.RanksSeen, ...]) -> Held | None:
-    """Return who holds the start up, None where nobody stands out.
+    """Return who blocks the start, None where no rank stands out.
 
-    At most half of the nodes, and not all, can: whoever stops a whole job wants it stopped.
+    At most half of the nodes, and not all, can: a job that was stopped as a whole is meant to be stopped.
     """
     latest = {seen.node: seen for seen in sights}
     come = sum(seen.joined for seen in latest.values())
     absent = [rank for seen in latest.values() for rank in seen.absent] if come else []
     if len(absent) > come:
-        absent = []  # they come by another way, or most are still loading
+        absent = []  # they use another rendezvous, or most are still loading
     stopped = [rank for seen in latest.values() for rank in seen.stopped]
     nodes = frozenset(seen.node for seen in latest.values() if {*seen.absent, *seen.stopped} & {*absent, *stopped})
     if not nodes or 2 * len(nodes) > len(members) or len(nodes) == len(members):
@@ -102,7 +102,7 @@ def held_up(members: tuple[str, ...], sights: tuple[on.RanksSeen, ...]) -> Held 
 
 
 def _early(rules: Rules, state: State, waited_s: float, within_s: float, now: on.Moment) -> Step:
-    """Within the time that a start may take only what lasts from one look to the next holds it up: see above."""
+    """Within a start's usual time only what persists from one look to the next counts as blocking: see above."""
     stopped = held_up(state.members, tuple(replace(sight, absent=()) for sight in state.sights))
     held = stopped or _cut_off(state) or _unheard(state)
     known_s = state.starts.took_s(state.members, resumed=state.resumed_step is not None)
@@ -115,14 +115,14 @@ def _early(rules: Rules, state: State, waited_s: float, within_s: float, now: on
 
 
 def _cut_off(state: State) -> Held | None:
-    """Return the ranks of the nodes that do not reach the rendezvous, once those of all others have come."""
+    """Return the ranks of nodes that cannot reach the rendezvous, once those of all others have arrived."""
     nodes = frozenset(sight.node for sight in state.sights if sight.cut_off)
     ranks = _ranks_on(state, nodes)
     return Held(nodes, cut_off=ranks) if ranks and _others_come(state, nodes) else None
 
 
 def _unheard(state: State) -> Held | None:
-    """Return the ranks of the nodes that have not said where theirs are, once those of all others have come."""
+    """Return the ranks of nodes that have not answered, once those of all others have arrived."""
     nodes = frozenset(state.members) - {sight.node for sight in state.sights}
     ranks = _ranks_on(state, nodes)
     return Held(nodes, unheard=ranks) if ranks and _others_come(state, nodes) else None
@@ -133,7 +133,7 @@ def _ranks_on(state: State, nodes: AbstractSet[str]) -> tuple[int, ...]:
 
 
 def _others_come(state: State, nodes: AbstractSet[str]) -> bool:
-    """Whether the ranks of all nodes but these, which are half of them at most, have come to the rendezvous."""
+    """Whether the ranks of all nodes but these, at most half of them, have reached the rendezvous."""
     others = [sight for sight in state.sights if sight.node not in nodes]
     come = all(sight.joined and not sight.absent and not sight.stopped for sight in others)
     heard = {sight.node for sight in others} | nodes
@@ -141,7 +141,7 @@ def _others_come(state: State, nodes: AbstractSet[str]) -> bool:
 
 
 def _stuck(rules: Rules, state: State, held: Held, waited_s: float, now: on.Moment) -> Step:
-    """The attempt fails; a node that holds a second start in a row up is left out of the next one."""
+    """Fail the attempt; a node that blocks two starts in a row is left out of the next one."""
     nodes = sorted(held.nodes)
     again = held.nodes & state.stuck
     state = replace(state, stuck=held.nodes, stuck_again=again)

@@ -1,4 +1,4 @@
-"""``eagle-eye orchestrate KIND``: a webhook subscriber that has the site's own tools restart and exclude."""
+"""``eagle-eye orchestrate KIND``: a webhook subscriber that uses the site's own tools to restart and exclude."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from eagle_eye.schema.configuration import ConfigurationError
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    """The parser knows which kinds there are; a kind's options are read once it is known."""
+    """Add the kinds; a kind's options are read once it is known."""
     parser.usage = "eagle-eye orchestrate KIND [--dry-run] [OPTIONS]"
     parser.description = "Carries out what Eagle Eye asks for, with the site's own tools, and reports what came of it."
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
@@ -24,14 +24,14 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Serve until SIGTERM or SIGINT; returns 0, 1 where it could not go on, 2 for wrong usage."""
+    """Serve until SIGTERM or SIGINT; returns 0, 1 on a failure, 2 for wrong usage."""
     kind = next((known for known in KINDS if known.name == args.kind), None)
     if kind is None:
         names = ", ".join(known.name for known in KINDS)
         raise ConfigurationError(f"kind {args.kind!r} is unknown; expected one of {names}")
     options = settings.read(kind, args.options, os.environ)
     logs.to_stderr()
-    # Only now: --help needs no web server.
+    # Imported late: --help needs no web server.
     from eagle_eye.orchestrators.orchestrate.service import Service
 
     options.state_dir = (options.state_dir or settings.state_folder(kind.name, os.environ)).absolute()

@@ -1,4 +1,4 @@
-"""The kinds of orchestrators that ``eagle-eye orchestrate`` knows: each a package beside this one."""
+"""The kinds of orchestrators that ``eagle-eye orchestrate`` supports: each a package beside this one."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from eagle_eye.orchestrators.protocol import Orchestrator
 
 
 class Options(Protocol):
-    """What a kind's ``options`` module offers."""
+    """The interface of a kind's ``options`` module."""
 
     def add_options(self, parser: argparse.ArgumentParser) -> None:
-        """The parser knows the kind's own options, long ones only."""
+        """Add the kind's own options, long ones only."""
         ...
 
     def build(self, options: argparse.Namespace) -> Orchestrator:
-        """Return the orchestrator; raises OrchestratorError or ValueError with one line for people."""
+        """Return the orchestrator. Raises OrchestratorError or ValueError with one line for people."""
         ...
 
 
 class Kind(NamedTuple):
-    """One kind; ``module`` is imported only when the kind is called for."""
+    """One kind; ``module`` is imported only when the kind is used."""
 
     name: str
     module: str

@@ -1,4 +1,4 @@
-"""What a subscriber counts about itself, for Prometheus."""
+"""A subscriber's own Prometheus metrics."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _PREFIX = "eagle_eye_orchestrate_"
 
 
 class Metrics:
-    """Counters since the process began, and gauges that are read when somebody looks."""
+    """Counters since the process started, and gauges that are read on scrape."""
 
     def __init__(self, kind: str) -> None:
         self._registry = CollectorRegistry()
@@ -30,17 +30,17 @@ class Metrics:
         )
 
     def delivered(self, outcome: str) -> None:
-        """A delivery was answered."""
+        """Count an answered delivery."""
         self._deliveries.labels(self._kind, outcome).inc()
 
     def reported(self, action: str, state: str) -> None:
-        """A report was made."""
+        """Count a report."""
         self._reports.labels(self._kind, action, state).inc()
 
     def watch(self, name: str, help_text: str, read: Callable[[], float]) -> None:
-        """A gauge shows what ``read`` returns."""
+        """Add a gauge with the value returned by ``read``."""
         Gauge(_PREFIX + name, help_text, ["kind"], registry=self._registry).labels(self._kind).set_function(read)
 
     def page(self) -> bytes:
-        """Return all of it as Prometheus reads it."""
+        """Return the page in Prometheus' format."""
         return generate_latest(self._registry)

@@ -1,4 +1,4 @@
-"""One subscriber, from its start to a signal: receiver, ledger, lanes, reports and subscription put together."""
+"""One subscriber, from its start to a signal: wires receiver, ledger, lanes, reports and subscription."""
 
 from __future__ import annotations
 
@@ -39,15 +39,15 @@ from eagle_eye.schema.action import ActionRequest, JobUpdate, ReportState
 log = logging.getLogger(__name__)
 
 WATCH_S = 0.5
-REPORTED_AGAIN_S = 60.0  # what is left of a job's pace: the server may have lost it
-# What is in progress is finished by the next process where it does not end in this time.
+REPORTED_AGAIN_S = 60.0  # the remaining pace of jobs: the server may have lost it
+# Work still in progress after this time is left to the next process.
 FINISH_WITHIN_S = 5.0
 REPORTS_WITHIN_S = 3.0
 _EVERYWHERE = ("0.0.0.0", "::")  # noqa: S104 - recognised, not listened on
 
 
 class Service:
-    """Open until ``close``. Opening raises OrchestratorError or ValueError where an option cannot be used."""
+    """Open until ``close``. Opening raises OrchestratorError or ValueError for an unusable option."""
 
     def __init__(self, kind: Kind, options: argparse.Namespace) -> None:
         self._options = options
@@ -107,7 +107,7 @@ class Service:
         self._url = url
 
     def close(self) -> None:
-        """Nothing is held any more."""
+        """Release everything."""
         self._parts.close()
 
     def run(self) -> int:
@@ -124,13 +124,13 @@ class Service:
                 signal.signal(number, handler)
 
     def stop(self, why: str) -> None:
-        """Serving ends soon."""
+        """Make serving end soon."""
         self._told_to_stop = why
         self._stopping.set()
 
     def serve(self) -> int:
-        """Serve until told to stop; returns 0, or 1 where a part has failed."""
-        # What was left over goes before what comes in.
+        """Serve until stopped; returns 0, or 1 where a part has failed."""
+        # Leftover work goes before new work.
         self._subscriber.start()
         self._intake.resume()
         self._receiver.start()
@@ -195,7 +195,7 @@ class Service:
         threading.Thread(target=self._keep_telling, args=(what, tell), name=what, daemon=True).start()
 
     def _keep_telling(self, what: str, tell: Callable[[], None]) -> None:
-        """Every few seconds; what keeps it from being told is logged once."""
+        """Call ``tell`` every few seconds; a failure is logged once."""
         complained = ""
         while not self._stopping.is_set():
             try:
@@ -210,14 +210,14 @@ class Service:
             self._stopping.wait(self._options.poll)
 
     def _tell_jobs(self) -> None:
-        """The server hears of each job when it changes; while that cannot be told, nothing is said."""
+        """Report each changed job to the server; nothing while a state is unavailable."""
         for job, update in self._jobs().items():
             if self._is_ours(job) and self._reported.get(job) != update:
                 self._subscription.tell(job, update)
                 self._reported[job] = update
 
     def _tell_pace_left(self) -> None:
-        """The server knows what is left of jobs' pace without one of their nodes; raises what keeps it from that."""
+        """Report the remaining pace of jobs without one of their nodes; raises what prevents that."""
         assert isinstance(self._orchestrator, FollowsPlans)  # noqa: S101 - asked for above
         left = {job: ratio for job, ratio in self._orchestrator.pace_left().items() if self._is_ours(job)}
         self._pace_reported = {job: pace for job, pace in self._pace_reported.items() if job in left}
@@ -272,7 +272,7 @@ def _say(reason: str, away_s: float) -> None:
 
 
 def _own(folder: Path, parts: contextlib.ExitStack) -> None:
-    """The folder is there and this process's alone. Raises OrchestratorError."""
+    """Create the folder, accessible only to this user. Raises OrchestratorError."""
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)

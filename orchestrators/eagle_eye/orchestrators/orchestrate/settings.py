@@ -1,7 +1,7 @@
 """The options of ``eagle-eye orchestrate``: a TOML file, overridden by the environment, overridden by flags.
 
 Options are declared once, with argparse. ``--state-dir`` is the file's key ``state_dir`` and the environment's
-EAGLE_EYE_STATE_DIR; a kind's own options stand in its section and behind its name (EAGLE_EYE_SLURM_OWNER).
+EAGLE_EYE_STATE_DIR; a kind's own options are in its section and prefixed with its name (EAGLE_EYE_SLURM_OWNER).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _WORDS = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false":
 
 
 class _RaisingParser(argparse.ArgumentParser):
-    """Raises instead of leaving the process."""
+    """Raises instead of exiting the process."""
 
     def error(self, message: str) -> NoReturn:
         if message.startswith("unrecognized arguments: "):
@@ -36,7 +36,7 @@ class _RaisingParser(argparse.ArgumentParser):
 
 
 class _Given(argparse.Namespace):
-    """Holds only what was given: argparse takes every name for set, so that it sets no defaults."""
+    """Holds only given values: argparse thinks that every name is set, so that it sets no defaults."""
 
     def __getattr__(self, name: str) -> None:
         if name.startswith("_"):
@@ -44,7 +44,7 @@ class _Given(argparse.Namespace):
 
 
 def read(kind: Kind, arguments: Sequence[str], environ: Mapping[str, str]) -> argparse.Namespace:
-    """Return the kind's options and the shared ones; raises ConfigurationError, and SystemExit after --help."""
+    """Return the kind's options and the shared ones. Raises ConfigurationError, and SystemExit after --help."""
     parser = _RaisingParser(prog=f"eagle-eye orchestrate {kind.name}", description=kind.help, allow_abbrev=False)
     add_shared(parser)
     shared = _settable(parser)
@@ -65,7 +65,7 @@ def read(kind: Kind, arguments: Sequence[str], environ: Mapping[str, str]) -> ar
     for name, action in {**shared, **own}.items():
         if name in values:
             continue
-        # What stands at the end of the command line is the kind's to ask for.
+        # The end of the command line belongs to the kind.
         if action.required and action.option_strings:
             key = f"{kind.name}.{name}" if name in own else name
             raise ConfigurationError(f"{action.option_strings[0]} is missing; as {key} it may stand in --config too")
@@ -74,7 +74,7 @@ def read(kind: Kind, arguments: Sequence[str], environ: Mapping[str, str]) -> ar
 
 
 def state_folder(kind: str, environ: Mapping[str, str]) -> Path:
-    """Return where a kind keeps what must survive it: the system's folder if we may write there, else the user's."""
+    """Return a kind's state folder: the system's if writable, else the user's."""
     if os.access(SYSTEM_FOLDER if SYSTEM_FOLDER.exists() else SYSTEM_FOLDER.parent, os.W_OK | os.X_OK):
         return SYSTEM_FOLDER / f"orchestrate-{kind}"
     state = environ.get("XDG_STATE_HOME") or str(Path(environ.get("HOME", "/")) / ".local/state")
@@ -82,7 +82,7 @@ def state_folder(kind: str, environ: Mapping[str, str]) -> Path:
 
 
 def add_shared(parser: argparse.ArgumentParser) -> None:
-    """The parser knows the options of all kinds."""
+    """Add the options of all kinds."""
     add = parser.add_argument
     add("--config", metavar="FILE", help="TOML file; environment and flags override it")
     add("--jobs", action="append", default=[], metavar="GLOB", help="only of these jobs, such as 'llm-*' (all)")
@@ -106,7 +106,7 @@ def _settable(parser: argparse.ArgumentParser) -> dict[str, argparse.Action]:
 
 
 def _flags(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> dict[str, Any]:
-    """Return what the command line gives. Whether something required is missing is seen at the end."""
+    """Return the values from the command line. Missing required ones are detected at the end."""
     required = [action for action in parser._actions if action.required]
     for action in required:
         action.required = False
@@ -115,7 +115,7 @@ def _flags(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> dict[st
     finally:
         for action in required:
             action.required = True
-    # A positional that nothing was given for is an empty list.
+    # A positional without a value is an empty list.
     return {name: value for name, value in given.items() if value is not None and value != []}
 
 
@@ -127,7 +127,7 @@ def _section(table: Mapping[str, Any], name: str, file: object) -> Mapping[str, 
 
 
 def _refuse_unknown(table: Mapping[str, Any], shared: Iterable[str], own: Iterable[str], kind: Kind, file: str) -> None:
-    """Keys of other kinds are theirs: one file may serve several."""
+    """Refuse unknown keys, except other kinds' sections: one file may serve several."""
     kinds = {known.name for known in KINDS}
     for known, keys, prefix in (
         ([*shared, *sorted(kinds)], table, ""),
@@ -175,7 +175,7 @@ def _from_environment(
 
 
 def _listed(text: str) -> Any:
-    """A JSON list, or one item."""
+    """Parse a JSON list, or one item."""
     try:
         return msgspec.json.decode(text) if text.startswith("[") else [text]
     except msgspec.DecodeError:

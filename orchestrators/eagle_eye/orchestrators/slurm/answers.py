@@ -1,8 +1,8 @@
-"""squeue's and sinfo's answers as jobs and nodes. Pure; nothing is trusted, and nothing is half read.
+"""Parses squeue's and sinfo's output into jobs and nodes. Pure; strict, with untrusted input.
 
-From 23.02 on JSON is read, which names all states of a job ("CANCELLED" and "COMPLETING"), before that columns. What
-is asked for is one job or a few nodes, so a line that is not understood spoils the answer: to act on the rest would
-be to act on a guess.
+JSON is parsed from 23.02 on, which has all states of a job ("CANCELLED" and "COMPLETING"), before that columns. A query
+is for one job or a few nodes, so an invalid line invalidates the whole answer: acting on the rest would be acting on a
+guess.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import msgspec
 from eagle_eye.orchestrators.slurm.errors import SlurmError
 from eagle_eye.schema.slurm_states import JobPhase, JobReading, NodeReading, read_job, read_node, state_names
 
-# squeue --Format. What Slurm or its plugins word freely comes last; what users write is not asked for.
+# squeue --Format. Text formatted by Slurm or its plugins comes last; text written by users is not requested.
 JOB_FIELDS = (
     "JobID",
     "ArrayJobID",
@@ -35,7 +35,7 @@ JOB_FIELDS = (
     "PreemptTime",
     "Reason",
 )
-# sinfo --Format: the reason is whatever its author wrote, lines too, and asked for only where it matters.
+# sinfo --Format: the reason is arbitrary text, newlines included, and requested only where needed.
 NODE_FIELDS = ("NodeList", "StateComplete", "Partition")
 REASON_FIELD = "Reason"
 SEPARATOR = "|"
@@ -46,12 +46,11 @@ NONE_WORDS = frozenset({"", "N/A", "(null)", "None", "none", "NONE"})
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One job as Slurm counts them: a task of an array and a component of a heterogeneous job are jobs of their own.
+    """One Slurm job: array tasks and components of a heterogeneous job are jobs of their own.
 
-    ``words`` are the names of its state.
-    ``nodes`` is Slurm's host list, "" for none, ``required`` likewise what it asks for by name; ``nodes_wanted`` how
-    many it has, or waits for at least.
-    ``array_id`` and ``het_id`` are 0 for a job that is neither; ``task`` is -1 likewise.
+    ``words`` are its state names. ``nodes`` is Slurm's host list, "" for none, ``required`` likewise the nodes it
+    requests by name; ``nodes_wanted`` how many it has, or waits for at least. ``array_id`` and ``het_id`` are 0 for a
+    job that is neither; ``task`` is -1 likewise.
     """
 
     id: int
@@ -73,17 +72,17 @@ class Job:
 
     @property
     def name(self) -> str:
-        """How commands call it. The last task of an array has the array's own id: by that all tasks would be meant."""
+        """Its id in commands. An array's last task has the array's own id, which would mean all its tasks."""
         return f"{self.array_id}_{self.task}" if self.array_id else str(self.id)
 
     @property
     def phase(self) -> JobPhase:
-        """Where it is."""
+        """Its phase."""
         return self._reading.phase
 
     @property
     def completing(self) -> bool:
-        """Whether processes of it may still be ending, whatever its phase."""
+        """Whether processes of it may still be exiting, whatever its phase."""
         return self._reading.completing
 
     @property
@@ -93,7 +92,7 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class SlurmNode:
-    """One node; ``words`` are the names of its state, ``reason`` is why it is out, "" where nobody says."""
+    """One node; ``words`` are its state names, ``reason`` why it is out, "" where none is given."""
 
     name: str
     words: frozenset[str]
@@ -102,7 +101,7 @@ class SlurmNode:
 
     @property
     def drained(self) -> bool:
-        """Whether somebody has drained it."""
+        """Whether it is drained."""
         return self._reading.drained
 
     @property
@@ -117,7 +116,7 @@ class SlurmNode:
 
     @property
     def free(self) -> bool:
-        """Whether nothing runs on it, and a job could start there now."""
+        """Whether it is idle, and a job could start there now."""
         return self._reading.free
 
     @property
@@ -156,12 +155,12 @@ def nodes_of_text(text: str) -> tuple[SlurmNode, ...]:
 
 
 def format_of(fields: Sequence[str]) -> str:
-    """Return what --Format is asked for: each field ended by SEPARATOR, so that none is cut off."""
+    """Return the --Format argument: each field ended by SEPARATOR, so that none is cut off."""
     return ",".join(f"{field}:{SEPARATOR}" for field in fields)
 
 
 def _lines(text: str) -> list[str]:
-    """Return the lines; not splitlines, which takes more for an end of line than Slurm does."""
+    """Return the lines; not splitlines, which also splits where Slurm does not."""
     return text.removesuffix("\n").split("\n") if text else []
 
 
@@ -248,7 +247,7 @@ def _node_of_line(line: str) -> SlurmNode:
 
 
 def _optional(text: str, otherwise: int = 0) -> int:
-    """Return a number, or ``otherwise`` for Slurm's "none" and for the tasks of an array that still wait ("3-9%1")."""
+    """Return a number, or ``otherwise`` for Slurm's "none" and for the waiting tasks of an array ("3-9%1")."""
     return int(text) if text.isascii() and text.isdigit() else otherwise
 
 
@@ -264,7 +263,7 @@ def _flag(text: str) -> bool:
 
 
 def _number(value: Any) -> int | None:
-    """Return a number in either of Slurm's forms; None: not set or infinite."""
+    """Return a number in either of Slurm's formats; None: not set or infinite."""
     if isinstance(value, dict):
         if value.get("infinite") or not value.get("set", True):
             return None

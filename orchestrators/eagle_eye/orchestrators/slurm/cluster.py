@@ -1,4 +1,4 @@
-"""The cluster as questions and orders, each one or two of Slurm's commands. Runs processes."""
+"""Queries and commands for the cluster, each one or two Slurm commands. Runs processes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from eagle_eye.orchestrators.slurm.answers import (
 from eagle_eye.orchestrators.slurm.commands import Commands
 from eagle_eye.orchestrators.slurm.errors import SlurmError, SlurmRefusedError
 
-JSON_SINCE = (23, 2)  # the version whose JSON has all words of a job's state, and heeds --jobs
+JSON_SINCE = (23, 2)  # the version whose JSON has all of a job's states, and honours --jobs
 QUICK_S = 4.0
 UNKNOWN_JOB = "Invalid job id"
 DENIED = ("Invalid user id", "Access/permission denied")
@@ -32,9 +32,9 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}")
 
 @dataclass
 class Cluster:
-    """One Slurm cluster, from any thread; every method raises SlurmError.
+    """One Slurm cluster, thread-safe; every method raises SlurmError.
 
-    ``node_prefix`` is a command before scontrol where nodes are changed (sudo): an Operator may not do that.
+    ``node_prefix`` is prefixed to scontrol for changing nodes (sudo): an Operator may not do that.
     """
 
     commands: Commands
@@ -42,33 +42,33 @@ class Cluster:
     _json: bool | None = None
 
     def quick(self) -> Cluster:
-        """Return the same cluster, asked by somebody who waits for the answer: QUICK_S a command at most."""
+        """Return the same cluster for callers that wait for the answer: at most QUICK_S per command."""
         return replace(self, commands=replace(self.commands, timeout_s=min(QUICK_S, self.commands.timeout_s)))
 
     def jobs(self, job_id: int) -> tuple[Job, ...]:
-        """Return the job, of a heterogeneous one all components; () where Slurm does not know it (any more)."""
+        """Return the job, or all components of a heterogeneous one; () where Slurm does not know it (any more)."""
         found = self._jobs(job_id)
         leader = next((job.het_id for job in found if job.id == job_id), 0)
         if leader and leader != job_id:
             found = self._jobs(leader)
-        # Asked for the array's own id, squeue names all its tasks.
+        # For the array's own id, squeue lists all its tasks.
         return tuple(job for job in found if job.id == job_id or (leader and job.het_id == leader))
 
     def running_on(self, nodes: Collection[str]) -> tuple[Job, ...]:
-        """Return all jobs that have something running on one of the nodes."""
+        """Return all jobs with something running on one of the nodes."""
         if not nodes:
             return ()
         return self._squeue("--states=running,suspended,completing,configuring", f"--nodelist={_names(nodes)}")
 
     def nodes(self, names: Collection[str] = ()) -> tuple[SlurmNode, ...]:
-        """Return the nodes of these names that Slurm knows; for none all, then without their reasons."""
+        """Return the nodes of these names that Slurm knows; without names all, but without their reasons."""
         only = (f"--nodes={_names(names)}",) if names else ()
         fields = (*NODE_FIELDS, REASON_FIELD) if names else NODE_FIELDS
         text = self.commands.run("sinfo", "--all", "--Node", "--noheader", *only, f"--Format={format_of(fields)}")
         return tuple(node for node in nodes_of_text(text) if not names or node.name in names)
 
     def hosts(self, host_list: str) -> tuple[str, ...]:
-        """Return the names of a host list, in its order."""
+        """Return the names in a host list, in order."""
         return tuple(self.commands.run("scontrol", "show", "hostnames", host_list).split()) if host_list else ()
 
     def names_of(self, jobs: Iterable[Job]) -> tuple[str, ...]:
@@ -76,12 +76,12 @@ class Cluster:
         return tuple(dict.fromkeys(name for job in jobs for name in self.hosts(job.nodes)))
 
     def required_by(self, jobs: Iterable[Job]) -> tuple[str, ...]:
-        """Return the nodes that the jobs ask for by name."""
+        """Return the nodes that the jobs request by name."""
         return tuple(dict.fromkeys(name for job in jobs for name in self.hosts(job.required)))
 
     def excluded(self, job: Job) -> str:
-        """Return the job's ExcNodeList as Slurm writes it, "" for none."""
-        # --Format has no field for it, and in scontrol's text a job's name could pretend to be one.
+        """Return the job's ExcNodeList in Slurm's format, "" for none."""
+        # --Format has no field for it, and in scontrol's text a job's name could imitate one.
         text = self.commands.run("squeue", "--all", "--states=all", "--noheader", f"--jobs={job.id}", "--format=%A|%x")
         for line in text.splitlines():
             job_id, _, listed = line.strip().partition(SEPARATOR)
@@ -90,15 +90,15 @@ class Cluster:
         raise SlurmError(f"squeue does not name job {job.id} any more")
 
     def drain(self, node: str, reason: str) -> None:
-        """Nothing new starts on the node; what runs there goes on to its end."""
+        """Drain the node: nothing new starts, running jobs continue to their end."""
         self._update_node(node, "DRAIN", f"Reason={reason}")
 
     def undrain(self, node: SlurmNode) -> None:
-        """The node is not drained any more; one that is down as well takes no job before it is back."""
+        """Undrain the node; one that is also down takes no job before it is back."""
         self._update_node(node.name, "UNDRAIN" if node.down else "RESUME")
 
     def exclude(self, job: Job, host_list: str) -> None:
-        """The job, which waits, is not started on these nodes."""
+        """Exclude these nodes for the job, which is waiting."""
         self.commands.run("scontrol", "update", f"JobId={job.name}", f"ExcNodeList={host_list}")
 
     def comment(self, job: Job) -> str:
@@ -115,42 +115,42 @@ class Cluster:
         return "" if comment in NONE_WORDS else comment
 
     def set_comment(self, job: Job, comment: str) -> None:
-        """The job's comment is this one."""
+        """Set the job's comment."""
         self.commands.run("scontrol", "update", f"JobId={job.name}", f"Comment={comment}")
 
     def gpus_per_node(self, job: Job) -> int | None:
-        """Return how many GPUs of each node the job asks for; None where it does not say so."""
+        """Return how many GPUs per node the job requests; None where it does not."""
         (said,) = self._fields(job, "tres-per-node")
         found = (_GPUS.fullmatch(part.strip()) for part in said.split(","))
         return sum(int(one[1]) for one in found if one) or None
 
     def resize(self, job: Job, nodes: int) -> None:
-        """The job, which waits, starts on so many nodes, with as many tasks and CPUs on each as before.
+        """Set the waiting job's number of nodes, with as many tasks and CPUs on each as before.
 
-        Never a range: a job whose tasks are counted by the node then waits forever where more nodes are free than it
-        has tasks for, and others get no more nodes than the least.
+        Never a range: a job with tasks per node then waits forever where more nodes are free than it has tasks for, and
+        others get only the minimum.
         """
         counts = zip(("NumTasks", "NumCPUs"), self._fields(job, "NumTasks", "NumCPUs"), strict=True)
         scaled = [f"{name}={scale(int(said), job.nodes_wanted, nodes)}" for name, said in counts if said.isdecimal()]
         self.commands.run("scontrol", "update", f"JobId={job.name}", f"NumNodes={nodes}", *scaled)
 
     def requeue_held(self, job: Job, *, incomplete: bool) -> None:
-        """The job is being stopped and will wait, held; of a heterogeneous one all components.
+        """Stop the job and requeue it, held; of a heterogeneous one all components.
 
-        ``incomplete``: only if it has not ended by now. Without it Slurm takes up an ended one, a cancelled one too.
+        ``incomplete``: only if it has not ended by now. Without it Slurm also requeues an ended or cancelled one.
         """
         self.commands.run("scontrol", "requeuehold", *(("Incomplete",) if incomplete else ()), job.name)
 
     def release(self, job: Job) -> None:
-        """The job is not held any more."""
+        """Release the held job."""
         self.commands.run("scontrol", "release", job.name)
 
     def cancel(self, job: Job) -> None:
-        """The job is being ended for good."""
+        """Cancel the job for good."""
         self.commands.run("scancel", job.name)
 
     def _fields(self, job: Job, *names: str) -> list[str]:
-        """Return fields of the job, none of which its user writes."""
+        """Return fields of the job that its user cannot write."""
         form = format_of(("JobID", *names))
         text = self.commands.run(
             "squeue", "--all", "--states=all", "--noheader", f"--jobs={job.id}", f"--Format={form}"
@@ -194,12 +194,12 @@ class Cluster:
 
 
 def scale(count: int, nodes: int, others: int) -> int:
-    """Return how many tasks or CPUs of ``others`` nodes are those of ``nodes``, to each node as many."""
+    """Return the number of tasks or CPUs on ``nodes``, given ``count`` on ``others``, with as many on each node."""
     return -(-count * others // nodes) if nodes else count
 
 
 def _names(names: Collection[str]) -> str:
-    """Return names as one argument; a name that could be read as anything else is refused."""
+    """Return names as one argument; refuses names that could be read as anything else."""
     for name in names:
         if _NAME.fullmatch(name) is None:
             raise SlurmError(f"{name[:64]!r} is no node's name")

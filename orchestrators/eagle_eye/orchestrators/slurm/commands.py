@@ -1,7 +1,7 @@
-"""Slurm's commands run: argument lists and never a shell, limits on time and output, errors with what Slurm said.
+"""Runs Slurm's commands: argument lists and never a shell, bounded time and output, errors with Slurm's message.
 
-Runs processes. The environment is cut down to what Slurm needs: SQUEUE_*, SINFO_* and SBATCH_* would change what
-the commands do, and LC_ALL=C keeps them speaking one language.
+Runs processes. The environment is cut down to what Slurm needs: SQUEUE_*, SINFO_* and SBATCH_* would change what the
+commands do, and LC_ALL=C fixes their language.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from eagle_eye.orchestrators.slurm.errors import SlurmError, SlurmRefusedError
 OUTPUT_BYTES_MAX = 64 << 20
 ERROR_BYTES_MAX = 64 << 10
 SAID_CHARS_MAX = 300
-END_S = 2.0  # from the order to end until a command is killed
+END_S = 2.0  # from terminate to kill
 KEPT_VARIABLES = ("PATH", "SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_JWT", "LD_LIBRARY_PATH", "HOME", "USER", "TZ")
 
 
 def environment(environ: Mapping[str, str], conf: str) -> dict[str, str]:
-    """Return what the commands may know of our environment; ``conf`` is the path of slurm.conf, "" for Slurm's own."""
+    """Return the part of our environment passed to commands; ``conf`` is the path of slurm.conf, "" for the default."""
     kept = {name: environ[name] for name in KEPT_VARIABLES if name in environ}
     return {**kept, **({"SLURM_CONF": conf} if conf else {}), "LC_ALL": "C", "SLURM_TIME_FORMAT": "%s"}
 
 
 @dataclass(frozen=True)
 class Commands:
-    """Runs Slurm's commands, from any thread. ``folder`` is where they are, "" for the PATH.
+    """Runs Slurm's commands; thread-safe. ``folder`` is where they are, "" for the PATH.
 
-    ``jwt_file`` holds the token that they prove themselves by; None: by munge. It is read for each command.
+    ``jwt_file`` holds their authentication token; None: munge. It is read for each command.
     """
 
     folder: str = ""
@@ -45,15 +45,15 @@ class Commands:
     jwt_file: Path | None = None
 
     def run(self, *words: str, before: Sequence[str] = (), given: bytes = b"") -> str:
-        """Return what the command printed. Raises SlurmError.
+        """Return the command's output. Raises SlurmError.
 
-        ``before`` is a command that starts it (sudo), ``given`` what it reads.
+        ``before`` is a command prefix (sudo), ``given`` its stdin.
         """
         command = str(Path(self.folder, words[0])) if self.folder else words[0]
         shown = " ".join(words[:2])
         environ = self._environment()
         try:
-            with tempfile.TemporaryFile() as source:  # not a pipe: a command that does not read must not hold us up
+            with tempfile.TemporaryFile() as source:  # not a pipe: a command that does not read must not block us
                 source.write(given)
                 source.seek(0)
                 process = subprocess.Popen(
@@ -87,7 +87,7 @@ class Commands:
         return {**self.environ, "SLURM_JWT": token}
 
     def _read(self, process: subprocess.Popen[bytes], shown: str) -> tuple[bytes, bytes]:
-        """Return all of stdout and the beginning of stderr, once the process has ended. Raises SlurmError."""
+        """Return all of stdout and the beginning of stderr, once the process has exited. Raises SlurmError."""
         until_s = time.monotonic() + self.timeout_s
         read = {process.stdout: bytearray(), process.stderr: bytearray()}
         with selectors.DefaultSelector() as selector:
@@ -116,7 +116,7 @@ class Commands:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Leave neither the process behind, nor what it started, nor its pipes."""
+    """Kill the process and its children, and close its pipes."""
     for stream in (process.stdout, process.stderr):
         if stream is not None:
             stream.close()

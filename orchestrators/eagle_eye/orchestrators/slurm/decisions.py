@@ -1,4 +1,4 @@
-"""What may be done with a job and its nodes, and how: pure, from what Slurm says to a way or a reason not to.
+"""Decides what may be done with a job and its nodes, and how, from Slurm's data. Pure.
 
 A job is a tuple of ``answers.Job``: one, or all components of a heterogeneous one.
 """
@@ -19,7 +19,7 @@ from eagle_eye.schema.slurm_states import JobPhase
 Way = Literal["requeue", "resubmit"]
 WhenFull = Literal["queue", "hold", "refuse"]
 
-# The job goes on, only slower: to stop it where nothing can take the node's place would lose more than the fault does.
+# The job continues, only slower: stopping it without a replacement for the node would lose more than the fault does.
 SLOWNESS = frozenset(
     {
         "straggler",
@@ -49,7 +49,7 @@ _WHY_NOT: dict[JobPhase, str] = {
 class Capacity:
     """How many nodes a job wants, how many of its partitions could be used at all, and how many at once.
 
-    With a ``plan`` it runs on fewer, too.
+    With a ``plan`` it also runs on fewer.
     """
 
     wanted: int
@@ -64,24 +64,24 @@ class Capacity:
 
     @property
     def starts_on(self) -> int:
-        """How many nodes it waits for: by plan as many as are free now, if they are enough for it."""
+        """How many nodes it waits for: by plan as many as are free now, if that is enough."""
         if self.plan is None or self.free >= self.wanted:
             return self.wanted
         return nodes_by_plan(self.plan, self.free) or self.least
 
     @property
     def loss(self) -> str:
-        """What it loses that starts on fewer nodes than it wants; "" where it does not."""
+        """What it loses by starting on fewer nodes than it wants; "" where it does not."""
         if self.plan is None or self.starts_on >= self.wanted:
             return ""
         return no_spare(self.plan, self.starts_on, self.wanted)
 
 
 def phase_of(jobs: Sequence[Job]) -> JobPhase:
-    """Return where the job is: as all its components are, else as the one that is furthest from running.
+    """Return the job's phase: that of all its components, else of the one furthest from running.
 
-    It is "completing" also where it has failed, finished or waits again and processes of it may still run: it is not
-    started, nor taken for ended, before they are gone.
+    It is also "completing" where it has failed, finished or waits again while processes of it may still run: it is
+    neither started nor considered ended before they are gone.
     """
     order: tuple[JobPhase, ...] = (
         *("cancelled", "preempted", "timeout", "suspended", "unknown", "completing", "pending"),
@@ -93,12 +93,12 @@ def phase_of(jobs: Sequence[Job]) -> JobPhase:
 
 
 def restarts_of(jobs: Sequence[Job]) -> int:
-    """Return how often the job was restarted: the attempt, as the server counts it."""
+    """Return how often the job was restarted: the attempt as counted by the server."""
     return max(job.restarts for job in jobs)
 
 
 def title_of(jobs: Sequence[Job]) -> str:
-    """Return how people call the job."""
+    """Return the job's name for people."""
     first = jobs[0]
     if len(jobs) > 1:
         return f"job {first.het_id or first.id} (heterogeneous, {len(jobs)} components)"
@@ -106,7 +106,7 @@ def title_of(jobs: Sequence[Job]) -> str:
 
 
 def way_of(jobs: Sequence[Job], without: Collection[str], required: Collection[str]) -> Way:
-    """Return how the job can start again; ``required`` are nodes that it asks for by name.
+    """Return how the job can start again; ``required`` are nodes that it requests by name.
 
     Raises CannotCarryOutError.
     """
@@ -138,10 +138,10 @@ def capacity_of(
     wanted: int = 0,
     plan: Plan | None = None,
 ) -> Capacity:
-    """Return whether there is room for the job without some nodes; its ``own`` ones are free once it has stopped.
+    """Return the room for the job without some nodes; its ``own`` ones are free once it has stopped.
 
-    ``wanted`` is how many it had before it shrank, by ``plan``; 0: it never did. ``usable`` is an upper bound: what
-    else the job asks for (features, reservations, sizes) is Slurm's business.
+    ``wanted`` is how many it had before it shrank, by ``plan``; 0: it never did. ``usable`` is an upper bound: the
+    job's other constraints (features, reservations, sizes) are left to Slurm.
     """
     partitions = frozenset().union(*(job.partitions for job in jobs))
     candidates = [
@@ -154,7 +154,7 @@ def capacity_of(
 
 
 def refusal_for_room(fault: str, room: Capacity, when_full: WhenFull) -> str:
-    """Return why the job is better left alone than restarted into a full cluster, "" where it is not."""
+    """Return why restarting the job into a full cluster would be worse than leaving it alone, "" where it is not."""
     if room.usable < room.least and fault in SLOWNESS:
         return f"{_needs(room)} and {room.usable} others can be used: it would not run again, and {fault} only slows it"
     if room.free < room.least and when_full == "refuse":
@@ -163,7 +163,7 @@ def refusal_for_room(fault: str, room: Capacity, when_full: WhenFull) -> str:
 
 
 def hold_for_room(room: Capacity, when_full: WhenFull) -> str:
-    """Return why the stopped job is held back and not queued, "" where it is queued."""
+    """Return why the stopped job is held instead of queued, "" where it is queued."""
     if room.usable < room.least:
         return f"{_needs(room)} and {room.usable} can be used" + (": it waits for a spare" if room.plan else "")
     if room.free < room.least and when_full == "hold":
@@ -176,7 +176,7 @@ def _needs(room: Capacity) -> str:
 
 
 def foreign(node: SlurmNode, owner: str) -> str:
-    """Return why a drained node is not ours to put back, "" where it is."""
+    """Return why we must not undrain a node, "" where we may."""
     drain = drain_of(node.reason)
     if drain is None:
         written = "its reason is not as we wrote it" if node.reason.startswith("eagle-eye") else "not by us"

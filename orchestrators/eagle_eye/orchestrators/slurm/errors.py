@@ -1,4 +1,4 @@
-"""What can go wrong between us and Slurm.
+"""Errors between us and Slurm.
 
 CannotCarryOutError (orchestrators/errors.py)
 └── SlurmError            a command could not be run, or did not answer in time, or not with what was expected
@@ -11,11 +11,11 @@ from eagle_eye.orchestrators.errors import CannotCarryOutError
 
 
 class SlurmError(CannotCarryOutError):
-    """Nobody knows how Slurm stands; the message names the command and is fit for the operator's eyes."""
+    """Slurm's state is unknown; the message names the command and is suitable for operators."""
 
 
 class SlurmRefusedError(SlurmError):
-    """Slurm said no; ``said`` is its last line on stderr."""
+    """Slurm refused; ``said`` is its last line on stderr."""
 
     def __init__(self, message: str, said: str) -> None:
         super().__init__(message)

@@ -1,4 +1,4 @@
-"""Which of Slurm's jobs is meant by a job's name: what the server's job source found, else the name as an id."""
+"""Maps a job's name to a Slurm job: by the server's job source, else the name as an id."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ SOURCE = "slurm:"
 
 
 class Asks(Protocol):
-    """A server's client, as far as it is needed here."""
+    """The part of a server client that is needed here."""
 
     def call(self, method: str, path: str, body: object = None, timeout_s: float = ASK_S) -> object:
         """Return the answer's JSON."""
 
 
 class JobNames:
-    """Slurm's ids of jobs that may go by another name (EAGLE_EYE_JOB); from any thread."""
+    """Slurm ids of jobs that may use another name (EAGLE_EYE_JOB); thread-safe."""
 
     def __init__(self, server: Asks, monotonic: Callable[[], float]) -> None:
         self._server = server
@@ -34,7 +34,7 @@ class JobNames:
         self._lock = threading.Lock()
 
     def id_of(self, job: str) -> int | None:
-        """Return the id, None for a job that is none of Slurm's. Raises SlurmError where that cannot be told."""
+        """Return the id, None for a job that is not Slurm's. Raises SlurmError where that is unknown."""
         now_s = self._monotonic()
         with self._lock:
             kept = self._kept.get(job)
@@ -48,7 +48,7 @@ class JobNames:
         return found
 
     def _ask(self, job: str) -> int | None:
-        """Agents may call a job by a number that is no id of Slurm's, so the server's word counts first."""
+        """Ask the server first: agents may name a job by a number that is not a Slurm id."""
         try:
             answer = self._server.call("GET", f"/api/v1/jobs/{quote(job, safe='')}", timeout_s=ASK_S)
         except RejectedError as error:

@@ -1,4 +1,4 @@
-"""``eagle-eye orchestrate slurm``: its options, and the parts put together."""
+"""``eagle-eye orchestrate slurm``: its options and wiring."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from eagle_eye.orchestrators.slurm.resubmission import Resubmission
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """The parser knows the options of this kind."""
+    """Add the options of this kind."""
     add = parser.add_argument
     add("--owner", default="eagle-eye", metavar="NAME",
         help="who our drains are signed by; only those of this name are lifted (eagle-eye)")  # fmt: skip
@@ -46,7 +46,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def build(options: argparse.Namespace) -> SlurmOrchestrator:
-    """Return the orchestrator; raises OrchestratorError naming the option."""
+    """Return the orchestrator. Raises OrchestratorError naming the option."""
     if re.fullmatch(r"[A-Za-z0-9._@-]{1,64}", options.owner) is None:
         raise OrchestratorError(f"--owner {options.owner!r}: expected letters, digits and '._@-'")
     environ = environment(os.environ, options.slurm_conf)

@@ -1,4 +1,4 @@
-"""Slurm as an Orchestrator: nodes are drained, jobs are requeued elsewhere, and only our own drains are lifted."""
+"""Slurm as an Orchestrator: drains nodes, requeues jobs elsewhere, and undrains only its own drains."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ NAMED_MAX = 8  # jobs in a sentence
 
 @dataclass(frozen=True)
 class SlurmOrchestrator:
-    """All jobs of one cluster. ``owner`` is who our drains are signed by, ``plans`` what jobs follow, by their name."""
+    """All jobs of one cluster. ``owner`` signs our drains, ``plans`` are the jobs' plans by name."""
 
     cluster: Cluster
     names: JobNames
@@ -47,7 +47,7 @@ class SlurmOrchestrator:
     resumes: bool = True
 
     def state(self, job: str) -> JobState | None:
-        """Return what Slurm knows about the job now; None for one that it does not know (any more)."""
+        """Return the job's current state in Slurm; None for one that it does not know (any more)."""
         if not job:
             return JobState(0, frozenset(node.name for node in self.cluster.quick().nodes()), running=False)
         cluster, job_id = self.cluster.quick(), self.names.id_of(job)
@@ -58,7 +58,7 @@ class SlurmOrchestrator:
         return JobState(restarts_of(found), nodes, phase_of(found) in HOLDS_NODES)
 
     def stop(self, job: str, reason: str) -> str:  # noqa: ARG002 - the protocol's name
-        """The job is being stopped and held in the queue; cancelled where it may not be requeued."""
+        """Stop the job and hold it in the queue; cancel it where it may not be requeued."""
         found = self._found(job)
         if phase_of(found) not in (*HOLDS_NODES, "pending", "suspended"):
             return f"{title_of(found)} runs no more"
@@ -69,7 +69,7 @@ class SlurmOrchestrator:
         return f"{title_of(found)} cancelled: it may not be requeued"
 
     def exclude(self, request: Exclusion) -> str:
-        """The nodes are drained: what runs on them goes on to its end, nothing new starts there."""
+        """Drain the nodes: running jobs continue to their end, nothing new starts there."""
         found: Sequence[Job] = self._found(request.job) if request.job else ()
         nodes = self._nodes(request.nodes)
         said: list[str] = []
@@ -88,7 +88,7 @@ class SlurmOrchestrator:
         return "; ".join(filter(None, [*said, foretold, self._bystanders(found, request.nodes)]))
 
     def restart(self, job: str, request: Restart) -> str:
-        """The job runs again without the nodes, or waits for its turn in the queue."""
+        """Restart the job without the nodes; it runs, or waits in the queue."""
         found = self._found(job)
         said = self.restarting.restart(found, request, self._plan(job, found)[0])
         if request.distrust_since_s is None:
@@ -98,9 +98,9 @@ class SlurmOrchestrator:
         return f"{said}; checkpoints written since {since} are suspect{choice}"
 
     def readmit(self, nodes: Sequence[str]) -> str:
-        """The nodes whose drain is ours, and as we wrote it, are in service; jobs that we hold go on where they can.
+        """Undrain the nodes whose drain is ours and unchanged; jobs that we hold continue where they can.
 
-        A drain of somebody else stays, and the text says so: it would be no less his the next time.
+        Another owner's drain stays, and the text says so: it would also be theirs the next time.
         """
         said = []
         for node in self.cluster.nodes(nodes) if nodes else ():
@@ -116,7 +116,7 @@ class SlurmOrchestrator:
         return "; ".join(dict.fromkeys(said)) or "none of these nodes is Slurm's"
 
     def pace_left(self) -> dict[str, float | None]:
-        """Return what is left of running jobs' pace without one of their nodes, by plan; None where a spare is free."""
+        """Return running jobs' remaining pace ratio without one of their nodes, by plan; None where a spare is free."""
         reported: dict[str, float | None] = {}
         for job in self.plans:
             job_id = self.names.id_of(job)
@@ -162,12 +162,12 @@ class SlurmOrchestrator:
         return found
 
     def _is_ahead(self, found: Sequence[Job], request: Exclusion) -> bool:
-        """Whether the restart that follows the exclusion is still to be begun."""
+        """Whether the restart that follows the exclusion has not begun yet."""
         begun = self.memory.of(request.cause.action_id)
         return begun is None and restarts_of(found) <= request.attempt
 
     def _check_restart(self, found: Sequence[Job], request: Exclusion) -> str:
-        """Before anything is changed: return what the restart that follows costs without a spare, "" with one.
+        """Return, before any change, what the following restart costs without a spare, "" with one.
 
         Raises CannotCarryOutError where that restart would be refused.
         """
@@ -181,7 +181,7 @@ class SlurmOrchestrator:
         return room.loss or (why_not if room.free < room.wanted else "")
 
     def _plan(self, job: str, found: Sequence[Job]) -> tuple[Plan | None, str]:
-        """Return the plan that the job follows; or None, and why one for its name is not for it ("": there is none)."""
+        """Return the plan that the job follows; or None, and why one for its name does not fit ("": there is none)."""
         plan = self.plans.get(job)
         if plan is None:
             return None, ""
@@ -215,7 +215,7 @@ class SlurmOrchestrator:
         return f"other jobs there go on to their end: {named}{more}"
 
     def _allow(self, action_id: str, begun: Begun, nodes: Sequence[str]) -> list[str]:
-        """A job that was restarted without these nodes, and waits, may use them again; a job that we hold goes on."""
+        """Allow these nodes again for a waiting job restarted without them; release jobs that we hold."""
         back = [name for name in begun.without if name in nodes]
         found = self.cluster.jobs(begun.became or begun.slurm_id) if back or begun.held else ()
         fewer = sum(job.nodes_wanted for job in found)

@@ -1,7 +1,7 @@
-"""What must survive this process: which restarts it has begun, and which jobs it holds. Touches one file.
+"""State that survives this process: the restarts it has begun, and the jobs it holds. Touches one file.
 
-Slurm knows the rest. What is kept is the number of restarts before ours, without which nobody could tell afterwards
-whether the restart that Slurm counts is the one that was asked for.
+Slurm has the rest. The number of restarts before ours is saved because it shows whether the restart that Slurm counts
+is the requested one.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ MEMORY_S = 14 * 86_400.0
 
 
 class Begun(msgspec.Struct, frozen=True):
-    """A restart that was begun; ``restarts`` is Slurm's count before it. Times are Unix seconds.
+    """A restart in progress or done; ``restarts`` is Slurm's count before it. Times are Unix seconds.
 
-    ``without`` are the nodes that we wrote into the job's ExcNodeList; ``held`` says that we hold it for want of nodes.
-    Of a job that follows a plan, ``job`` is the name that the plan calls it by and ``wanted`` how many nodes it wants;
-    "" and 0 for others. ``became`` is the job that was submitted in its place, 0 for none.
+    ``without`` are the nodes that we wrote into the job's ExcNodeList; ``held`` says that we hold it for lack of nodes.
+    For a job that follows a plan, ``job`` is its name in the plan and ``wanted`` how many nodes it wants; "" and 0 for
+    others. ``became`` is the job that was submitted in its place, 0 for none.
     """
 
     slurm_id: int
@@ -38,7 +38,7 @@ class Begun(msgspec.Struct, frozen=True):
 
 
 class SlurmMemory:
-    """The restarts begun, by action; from any thread. Raises OrchestratorError for a file that is not one of ours."""
+    """The restarts begun, by action; thread-safe. Raises OrchestratorError for a file that is not ours."""
 
     def __init__(self, path: Path, now: Callable[[], float]) -> None:
         self._path = path
@@ -57,7 +57,7 @@ class SlurmMemory:
             return self._begun.get(action_id)
 
     def keep(self, action_id: str, begun: Begun) -> None:
-        """It is on disk; what is older than MEMORY_S, or than ENTRIES_MAX others, is forgotten."""
+        """Save it to disk; entries older than MEMORY_S, or beyond ENTRIES_MAX, are forgotten."""
         with self._lock:
             oldest_s = self._now() - MEMORY_S
             kept = {name: one for name, one in self._begun.items() if one.at_s > oldest_s and name != action_id}
@@ -66,7 +66,7 @@ class SlurmMemory:
             write_whole(self._path, msgspec.json.encode(self._begun))
 
     def of_job(self, slurm_id: int) -> list[Begun]:
-        """Return the restarts of a job, oldest first, with those of a job in whose place it was submitted."""
+        """Return the restarts of a job, oldest first, with those of the job that it was submitted to replace."""
         return [one for one in self.all().values() if slurm_id in (one.slurm_id, one.became)]
 
     def all(self) -> dict[str, Begun]:

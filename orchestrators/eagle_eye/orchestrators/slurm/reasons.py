@@ -1,7 +1,7 @@
-"""The reasons that our drains carry: whose they are, for which incident, and whether they still are as written. Pure.
+"""Reasons of our drains: their owner, the incident, and a checksum that shows changes. Pure.
 
-Slurm keeps one reason for a node, and whoever writes another one has taken the drain over. So a reason of ours ends
-with a checksum of itself: one that somebody wrote into, however little, is not ours any more.
+Slurm keeps one reason per node, and writing another one takes the drain over. So our reasons end with a checksum of
+themselves: a reason changed in any way is no longer ours.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Tag = Literal["node_problem", "user_problem"]
 
 REASON_CHARS_MAX = 255
 NAME_CHARS_MAX = 64
-# Faults of what the job computes, not of where: its node is out because it would meet the same again there.
+# Faults of what the job computes, not of where: its node is excluded because the fault would recur there.
 USER_FAULTS = frozenset(
     {
         "application_error",
@@ -39,7 +39,7 @@ _OURS = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Drain:
-    """What a reason of ours says, unchanged since it was written."""
+    """The contents of one of our reasons, unchanged since it was written."""
 
     tag: Tag
     incident_id: str
@@ -48,12 +48,12 @@ class Drain:
 
 
 def tag_of(fault: str) -> Tag:
-    """Return whose problem a fault is: the node's, or that of the program which runs there."""
+    """Return whether a fault is the node's, or the program's that runs there."""
     return "user_problem" if fault in USER_FAULTS else "node_problem"
 
 
 def reason_of(cause: Cause, owner: str) -> str:
-    """Return the reason to drain a node with: one line of plain ASCII, at most REASON_CHARS_MAX characters."""
+    """Return the reason for a drain: one line of plain ASCII, at most REASON_CHARS_MAX characters."""
     ids = f"incident:{_word(cause.incident_id)} action:{_word(cause.action_id)} by:{_word(owner)}"
     text = f"eagle-eye [{tag_of(cause.fault)}] {ids} {_plain(cause.reason)}"
     text = text[: REASON_CHARS_MAX - 10].rstrip()
@@ -61,7 +61,7 @@ def reason_of(cause: Cause, owner: str) -> str:
 
 
 def drain_of(reason: str) -> Drain | None:
-    """Return what a reason of ours says; None for anybody else's and for one that is not as it was written."""
+    """Return the contents of one of our reasons; None for others' and for changed ones."""
     found = _OURS.fullmatch(reason)
     if found is None or found["sum"] != _checksum(found["text"]):
         return None
@@ -74,13 +74,13 @@ def _checksum(text: str) -> str:
 
 
 def _word(text: str) -> str:
-    """Return a name as one word: an id comes from outside and must not write the rest of the reason."""
+    """Return a name as one word: ids are untrusted and must not forge the rest of the reason."""
     return re.sub(r"[^A-Za-z0-9._:@-]", "_", text)[:NAME_CHARS_MAX] or "-"
 
 
 def _plain(text: str) -> str:
-    """Return what survives Slurm's and sudo's reading of arguments: quotes and what is no ASCII do not.
+    """Return what survives Slurm's and sudo's argument parsing: quotes and non-ASCII do not.
 
-    Nor is there a "=", so that a rule for sudo can tell a reason from a further order.
+    "=" is also removed, so that a sudo rule can distinguish a reason from another setting.
     """
     return " ".join(re.sub(r"[^A-Za-z0-9 ._:,;/%()+*@-]", "?", text).split()) or "-"

@@ -1,7 +1,7 @@
-"""A job started again elsewhere: stopped and held, told which nodes to avoid, released, and waited for. Runs processes.
+"""Restarts a job elsewhere: stops and holds it, sets nodes to avoid, releases it, and waits. Runs processes.
 
-Held in between, because Slurm takes ExcNodeList of waiting jobs alone, and a job that is not held could be started
-where it came from. Each step looks first, so that a process killed in between is taken up by the next one.
+Held in between, because Slurm accepts ExcNodeList only for waiting jobs, and a job that is not held could be started
+where it came from. Each step checks the state first, so that the next process can continue after one was killed.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ PACE_S_MAX = 10.0
 
 @dataclass(frozen=True)
 class Limits:
-    """How long is waited, in seconds: for a job's processes to end, and for it to run again."""
+    """Timeouts in seconds: for a job's processes to exit, and for it to run again."""
 
     stop_s: float = 180.0
     run_s: float = 600.0
@@ -48,7 +48,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class Time:
-    """The clocks, so that tests need not wait."""
+    """The clocks, replaceable in tests."""
 
     now: Callable[[], float] = time.time
     monotonic: Callable[[], float] = time.monotonic
@@ -57,7 +57,7 @@ class Time:
 
 @dataclass(frozen=True)
 class Restarting:
-    """Restarts jobs, those that follow a plan on fewer nodes, too. Every method raises CannotCarryOutError."""
+    """Restarts jobs, with a plan also on fewer nodes. Every method raises CannotCarryOutError."""
 
     cluster: Cluster
     memory: SlurmMemory
@@ -66,7 +66,7 @@ class Restarting:
     time: Time
 
     def restart(self, jobs: Sequence[Job], request: Restart, plan: Plan | None = None) -> str:
-        """The job runs again, or waits for its turn; returns which, and where it runs."""
+        """Restart the job until it runs or waits in the queue; return which job, and where it runs."""
         cause, without = request.cause, request.without
         job_id = _id_of(jobs)
         begun = self.memory.of(cause.action_id)
@@ -97,12 +97,12 @@ class Restarting:
         return self._go_on(self._known(job_id), begun, request, plan)
 
     def wanted(self, jobs: Sequence[Job]) -> int:
-        """Return how many nodes the job wants: as it was submitted, however few it runs on by plan."""
+        """Return how many nodes the job wants: as submitted, however few it runs on by plan."""
         known = (begun.wanted for begun in self.memory.of_job(_id_of(jobs)))
         return max(sum(job.nodes_wanted for job in jobs), *known, 0)
 
     def room(self, jobs: Sequence[Job], without: Collection[str], plan: Plan | None = None) -> Capacity:
-        """Return what room there is for the job without some nodes; with a plan, on fewer than it wants."""
+        """Return the room for the job without some nodes; with a plan, on fewer than it wants."""
         own, nodes = self.cluster.names_of(jobs), self.cluster.nodes()
         if plan is None:
             return capacity_of(jobs, nodes, without, own)
@@ -110,12 +110,12 @@ class Restarting:
         return capacity_of(jobs, nodes, {*without, *theirs}, own, self.wanted(jobs), plan)
 
     def lay_out(self, jobs: Sequence[Job], room: Capacity) -> None:
-        """The job, which waits, starts on as many nodes as are free for it, by plan, or on all that it wants."""
+        """Set the waiting job's number of nodes: those free for it, by plan, or all that it wants."""
         if room.plan is not None and room.starts_on != jobs[0].nodes_wanted:
             self.cluster.resize(jobs[0], room.starts_on)
 
     def avoid(self, jobs: Sequence[Job], nodes: Collection[str], allow: Collection[str] = ()) -> None:
-        """The job, which waits, is not started on the nodes, nor where its user wants it not; again on ``allow``."""
+        """Exclude the nodes for the waiting job, in addition to its user's; allow ``allow`` again."""
         for job in jobs:
             said = self.cluster.excluded(job)
             known = self.cluster.hosts(said)
@@ -124,12 +124,12 @@ class Restarting:
                 self.cluster.exclude(job, ",".join(wanted))
 
     def settled(self, jobs: Sequence[Job]) -> Sequence[Job]:
-        """Return the job once it is not just ending: only then it shows how it ended."""
+        """Return the job once it is no longer completing: only then its final state shows."""
         job_id = _id_of(jobs)
         return self._wait(job_id, jobs, lambda found: phase_of(found) != "completing", self.limits.stop_s)
 
     def _go_on(self, jobs: Sequence[Job], begun: Begun, request: Restart, plan: Plan | None) -> str:
-        """Return how the job that was ordered to be requeued goes on, from wherever it is."""
+        """Return how the job that was ordered to be requeued continues, from any state."""
         cause = request.cause
         jobs = self._requeued(begun, jobs)
         title = title_of(jobs)
@@ -155,7 +155,7 @@ class Restarting:
         return f"{title} requeued{reported}; {self._runs(begun.slurm_id, begun.restarts + 1, cause)}"
 
     def _tell_resume(self, jobs: Sequence[Job], attempt: int, resume_from: str) -> str:
-        """The job's comment has the word for this attempt, where it still waits for it; returns what became of it."""
+        """Put the attempt's resume word into the comment of the waiting job; return the outcome."""
         if not resume_from:
             return ""
         comment, word = self.cluster.comment(jobs[0]), resume_word(attempt, resume_from)
@@ -164,12 +164,12 @@ class Restarting:
                 return f", and started before it was told to resume from {resume_from}"
             try:
                 self.cluster.set_comment(jobs[0], with_word(comment, word))
-            except SlurmRefusedError as error:  # held for it, the job would do nothing at all
+            except SlurmRefusedError as error:  # held for it, the job would not run at all
                 return f", and not told to resume from {resume_from}: {error.said}"
         return f", told in its comment to resume from {resume_from}"
 
     def _resubmitted(self, jobs: Sequence[Job], new_id: int, begun: Begun, cause: Cause) -> str:
-        """Return how the job goes on that was submitted anew and starts once the old one has ended."""
+        """Return how the resubmitted job, which starts once the old one has ended, continues."""
         self.memory.keep(cause.action_id, msgspec.structs.replace(begun, became=new_id))
         if phase_of(jobs) in (*HOLDS_NODES, "suspended", "pending"):
             self.cluster.cancel(jobs[0])
@@ -177,11 +177,11 @@ class Restarting:
         return f"{title_of(jobs)} cancelled and submitted again as job {new_id}; {self._runs(new_id, 0, cause)}"
 
     def _avoided(self, jobs: Sequence[Job]) -> set[str]:
-        """Return the nodes that we have had the job avoid; others in its ExcNodeList are its user's wish."""
+        """Return the nodes that we excluded for the job; others in its ExcNodeList are its user's."""
         return {name for begun in self.memory.of_job(_id_of(jobs)) for name in begun.without}
 
     def _back(self, jobs: Sequence[Job], begun: Begun) -> set[str]:
-        """Return the nodes that we had the job avoid earlier, and that are in service again."""
+        """Return the nodes that we excluded earlier for the job, and that are in service again."""
         earlier = self._avoided(jobs) - {*begun.without}
         return {node.name for node in self.cluster.nodes(earlier) if node.usable} if earlier else set()
 
@@ -194,7 +194,7 @@ class Restarting:
                 if phase != "failed":
                     ended = "+".join(found[0].words)
                     raise CannotCarryOutError(f"{title_of(found)} ended meanwhile ({ended}) and was not requeued")
-                self.cluster.requeue_held(found[0], incomplete=False)  # it failed in the moment before
+                self.cluster.requeue_held(found[0], incomplete=False)  # it failed just before
                 return False
             return restarts_of(found) > begun.restarts and phase in ("pending", *HOLDS_NODES)
 
@@ -207,7 +207,7 @@ class Restarting:
         return found
 
     def _runs(self, job_id: int, restarts: int, cause: Cause) -> str:
-        """Return where the job runs, or that it still waits and for what, after ``run_s``."""
+        """Return where the job runs, or, after ``run_s``, that it still waits and for what."""
         reported = ""
 
         def over(found: Sequence[Job]) -> bool:
@@ -236,7 +236,7 @@ class Restarting:
     def _wait(
         self, job_id: int, jobs: Sequence[Job], over: Callable[[Sequence[Job]], bool], within_s: float
     ) -> Sequence[Job]:
-        """Return the job as it is when ``over``, or after ``within_s``."""
+        """Return the job's state when ``over``, or after ``within_s``."""
         until_s = self.time.monotonic() + within_s
         pace_s = PACE_S
         while not over(jobs) and self.time.monotonic() < until_s:

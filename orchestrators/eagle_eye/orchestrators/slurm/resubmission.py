@@ -1,8 +1,8 @@
-"""A job that may not be requeued, submitted anew: its script as Slurm keeps it, its options as Slurm knows them.
+"""Resubmits a job that may not be requeued, with the script and options stored by Slurm.
 
-Runs processes. The new job waits for the end of the old one (``afterany``), so that neither is lost whatever ends in
-between, and is cancelled again unless Slurm says of it what it says of the old one. What Slurm does not tell is the
-environment at submission: the new job gets the one of a login (``--export=NONE``).
+Runs processes. The new job waits for the end of the old one (``afterany``), so that neither is lost if a process dies
+in between, and is cancelled again unless Slurm reports the same fields for both. Slurm does not report the environment
+at submission: the new job gets a login environment (``--export=NONE``).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from eagle_eye.orchestrators.slurm.cluster import Cluster, scale
 from eagle_eye.orchestrators.slurm.errors import SlurmRefusedError
 
 SEPARATOR = "\x1f"  # not "|": users write some of these fields
-# squeue --Format's field, and sbatch's option that gives it to the new job; "" is told by another one.
+# squeue --Format's field, and the sbatch option that sets it for the new job; "" is covered by another one.
 FIELDS = {
     "Account": "account",
     "QOS": "qos",
@@ -40,19 +40,19 @@ FIELDS = {
     "OverSubscribe": "",
     "NumCPUs": "",
 }
-_MAY_DIFFER = ("STDOUT", "STDERR")  # they may have the job's id in them
+_MAY_DIFFER = ("STDOUT", "STDERR")  # these may contain the job's id
 _SIZES = ("NumNodes", "NumTasks", "NumCPUs")
 
 
 @dataclass(frozen=True)
 class Resubmission:
-    """Submits jobs anew. ``prefix`` is a command before sbatch, with {user} in it; () leaves others' jobs alone."""
+    """Resubmits jobs. ``prefix`` is a command before sbatch, with {user} in it; () leaves others' jobs alone."""
 
     cluster: Cluster
     prefix: Sequence[str] = ()
 
     def find(self, job: Job, cause: Cause) -> int | None:
-        """Return the job that was submitted for this action already, None for none."""
+        """Return the job that was already submitted for this action, None for none."""
         form = f"JobID:{SEPARATOR},Comment:{SEPARATOR}"
         text = self.cluster.commands.run(
             "squeue", "--all", "--states=all", "--noheader", f"--user={job.user}", f"--Format={form}"
@@ -74,8 +74,8 @@ class Resubmission:
     ) -> int:
         """Return the new job's id; it starts once the old one has ended, with ``word`` in its comment.
 
-        ``nodes`` is how many it starts on; None: as many as the old one. It avoids the nodes that the old one did,
-        except ``allow``, and those that it is to do ``without``. Raises CannotCarryOutError: there is none.
+        ``nodes`` is how many it starts on; None: as many as the old one. It excludes the old one's excluded nodes,
+        except ``allow``, plus ``without``. Raises CannotCarryOutError if it was not submitted.
         """
         prefix = self._prefix(job)
         said = self._fields(job.id)
@@ -148,7 +148,7 @@ class Resubmission:
 
 
 def _sizes(said: Mapping[str, str], job: Job, nodes: int) -> dict[str, str]:
-    """Return the fields of the job on so many nodes, with as many tasks on each as before."""
+    """Return the job's fields for so many nodes, with as many tasks on each as before."""
     tasks = said["NumTasks"]
     return {
         "NumNodes": str(nodes),

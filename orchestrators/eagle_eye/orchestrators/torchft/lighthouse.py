@@ -1,7 +1,7 @@
-"""torchft's lighthouse over HTTP: who takes part, how far they are, and the order to end a replica.
+"""torchft's lighthouse over HTTP: the members, their steps, and ending a replica.
 
-The lighthouse has no API for machines: /status is a fragment of its page (torchft 0.1 and 0.2). What is not found
-there is an error, never an empty quorum.
+The lighthouse has no API for machines: /status is a fragment of its page (torchft 0.1 and 0.2). Missing data is an
+error, never an empty quorum.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _HEARTBEAT = re.compile(r"^\s*(?P<id>\S+): seen (?P<age>[0-9.e+-]+)s ago", re.MU
 
 @dataclass(frozen=True)
 class Replica:
-    """A replica group in the latest quorum. ``id`` is its name, a colon and what is new at each start."""
+    """A replica group in the latest quorum. ``id`` is its name, a colon and a part that is new at each start."""
 
     id: str
     step: int
@@ -38,13 +38,13 @@ class Replica:
 
     @property
     def group(self) -> str:
-        """Return the name that stays when the group is started again."""
+        """Return the name that is kept across restarts of the group."""
         return self.id.rpartition(":")[0] or self.id
 
 
 @dataclass(frozen=True)
 class LighthouseStatus:
-    """What the lighthouse knows. ``heartbeats``: seconds since each replica was heard, by id, also of dead ones."""
+    """The lighthouse's state. ``heartbeats``: seconds since each replica's last heartbeat, by id, also of dead ones."""
 
     quorum_id: int
     replicas: tuple[Replica, ...]
@@ -52,7 +52,7 @@ class LighthouseStatus:
 
     @property
     def step(self) -> int:
-        """Return the farthest step of the latest quorum, -1 where there was none."""
+        """Return the highest step of the latest quorum, -1 where there was none."""
         return max((replica.step for replica in self.replicas), default=-1)
 
 
@@ -60,7 +60,7 @@ class Lighthouse:
     """One lighthouse; ``url`` as in TORCHFT_LIGHTHOUSE. Every call raises CannotCarryOutError where it fails."""
 
     def __init__(self, url: str) -> None:
-        """Raise ValueError where the URL is none."""
+        """Raise ValueError for an invalid URL."""
         self.url = url.rstrip("/")
         parts = urlsplit(self.url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
@@ -68,17 +68,17 @@ class Lighthouse:
         self._http = httpx.Client(timeout=TIMEOUT_S, verify=authorities(), trust_env=False, follow_redirects=False)
 
     def close(self) -> None:
-        """Connections are closed."""
+        """Close the connections."""
         self._http.close()
 
     def status(self) -> LighthouseStatus:
-        """Return what the lighthouse says now."""
+        """Return the lighthouse's current state."""
         return parse_status(self._answered(lambda: self._http.get(f"{self.url}/status")).text)
 
     def kill(self, replica_id: str) -> None:
-        """The lighthouse was told to end the replica. Whether it did, only a later status shows.
+        """Tell the lighthouse to end the replica. Only a later status shows whether it did.
 
-        A manager that obeys ends before it answers, which the lighthouse takes for an error.
+        A manager that obeys exits before it answers, which the lighthouse reports as an error.
         """
         path = f"{self.url}/replica/{quote(replica_id, safe=':')}/kill"
         self._answered(lambda: self._http.post(path, timeout=KILL_TIMEOUT_S), fine=500)
@@ -96,13 +96,13 @@ class Lighthouse:
 
 
 def parse_status(page: str) -> LighthouseStatus:
-    """Return what the page says; raises CannotCarryOutError where it is not a lighthouse's."""
+    """Return the page's data. Raises CannotCarryOutError where it is not a lighthouse's."""
     quorum = _QUORUM.search(page)
     if quorum is None:
         raise CannotCarryOutError("the lighthouse's /status is not understood; is --lighthouse a lighthouse?")
     try:
         return _status(int(quorum[1]), page)
-    except ValueError as error:  # from a number or an address that is none
+    except ValueError as error:  # from an invalid number or address
         raise CannotCarryOutError(f"the lighthouse's /status is not understood: {str(error)[:200]}") from None
 
 
@@ -117,6 +117,6 @@ def _status(quorum_id: int, page: str) -> LighthouseStatus:
         replicas.append(Replica(html.unescape(found["id"]), int(found["step"]), host))
     ages = {html.unescape(found["id"]): float(found["age"]) for found in _HEARTBEAT.finditer(heartbeats)}
     if replicas and not ages:
-        # Without it every replica would pass for dead.
+        # Without it every replica would seem dead.
         raise CannotCarryOutError("the heartbeats on the lighthouse's /status are not understood")
     return LighthouseStatus(quorum_id, tuple(replicas), ages)

@@ -15,7 +15,7 @@ from eagle_eye.orchestrators.torchft.persisted_state import TorchftMemory
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """The parser knows the options of this kind."""
+    """Add the options of this kind."""
     add = parser.add_argument
     add("--job", required=True, help="the job that trains with this lighthouse, as Eagle Eye knows it")
     add("--lighthouse", default="http://127.0.0.1:29510", metavar="URL", help="http://HOST:29510")
@@ -29,7 +29,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def build(options: argparse.Namespace) -> TorchftOrchestrator:
-    """Return the orchestrator; raises OrchestratorError or ValueError naming the option."""
+    """Return the orchestrator. Raises OrchestratorError or ValueError naming the option."""
     job = TorchftJob(
         options.job,
         _groups(options.groups),

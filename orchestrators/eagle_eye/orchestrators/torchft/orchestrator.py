@@ -1,4 +1,4 @@
-"""A torchft job as an Orchestrator: a replica group is ended through the lighthouse while the others train on."""
+"""A torchft job as an Orchestrator: ends a replica group through the lighthouse while the others train on."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from eagle_eye.orchestrators.torchft.persisted_state import TorchftMemory
 from eagle_eye.schema.action import JobUpdate
 
 POLL_S = 0.2
-# As the lighthouse has it by default: who was not heard for so long is dead.
+# The lighthouse's default: a replica without a heartbeat for this long is dead.
 HEARTBEAT_S = 5.0
 
 
@@ -22,8 +22,8 @@ HEARTBEAT_S = 5.0
 class TorchftJob:
     """One job: one lighthouse. ``groups`` gives the nodes of a replica group by its name.
 
-    A group that is not named runs on its manager's host. ``replicas_min`` groups must be left when one is ended.
-    Waits are in seconds: for a replica to be gone, and for the others to go on.
+    An unlisted group runs on its manager's host. ``replicas_min`` groups must remain when one is ended. Waits are in
+    seconds: for a replica to be gone, and for the others to continue.
     """
 
     name: str
@@ -35,9 +35,9 @@ class TorchftJob:
 
 
 class TorchftOrchestrator:
-    """There is no attempt of the whole job: it never ends. What is too late is told by the replica.
+    """The job as a whole has no attempts: it never ends. A late action is recognized by the replica.
 
-    One that joined after the fault was found is another one, and is left alone.
+    A replica that joined after the fault was found is a new one, and is left alone.
     """
 
     name = "eagle-eye orchestrate torchft"
@@ -57,11 +57,11 @@ class TorchftOrchestrator:
         self._clock = clock
         self._poll_s = poll_s
         self._nodes: dict[str, None] = {node: None for nodes in job.groups.values() for node in nodes}
-        self._joined_s: dict[str, float] | None = None  # when each replica was first seen; None: nobody has looked
+        self._joined_s: dict[str, float] | None = None  # when each replica was first seen; None: not queried yet
         self._lock = threading.Lock()
 
     def state(self, job: str) -> JobState | None:
-        """Return which nodes the replica groups are and were on, and whether any group trains."""
+        """Return the current and past nodes of the replica groups, and whether any group trains."""
         if job != self._job.name:
             return None
         status = self._look()
@@ -69,11 +69,11 @@ class TorchftOrchestrator:
         return JobState(0, nodes, running=bool(_alive(status)))
 
     def stop(self, job: str, reason: str) -> str:  # noqa: ARG002 - the protocol's names
-        """It cannot be: who starts the replica groups would start them again."""
+        """Refuse: the replica groups would be started again."""
         raise CannotCarryOutError("torchft's replica groups are started by somebody else: end the job there")
 
     def exclude(self, request: Exclusion) -> str:
-        """The nodes stand in the exclude file; with ``now`` the replica groups on them are gone."""
+        """Write the nodes to the exclude file; with ``now`` also end the replica groups on them."""
         named = ", ".join(request.nodes)
         if not request.now:
             self._memory.exclude(request.nodes, request.cause.action_id)
@@ -89,9 +89,9 @@ class TorchftOrchestrator:
         return f"{named} in the exclude file; killed {', '.join(doomed)}"
 
     def restart(self, job: str, request: Restart) -> str:  # noqa: ARG002 - the protocol's name
-        """The groups that are left train on. Where no node was to blame and none trained, all are new and train.
+        """Return once the remaining groups train on. If no node was to blame and none trained, restart all of them.
 
-        A group that ended by itself is no reason to end the others: who starts groups replaces it, with their state.
+        A group that exited by itself is no reason to end the others: it is restarted, with their state.
         """
         if request.distrust_since_s is not None:
             good = f" (EAGLE_EYE_RESUME_FROM={request.resume_from})" if request.resume_from else ""
@@ -111,7 +111,7 @@ class TorchftOrchestrator:
         return self._goes_on(doomed)
 
     def readmit(self, nodes: Sequence[str]) -> str:
-        """Those of the nodes that were excluded from here are in the exclude file no more."""
+        """Remove the nodes that were excluded from here from the exclude file."""
         were = self._memory.readmit(nodes)
         return f"{', '.join(were)} may be used again" if were else f"{', '.join(nodes)}: not excluded from here"
 
@@ -127,12 +127,12 @@ class TorchftOrchestrator:
         return f"{written} and kill {_named(self._condemned(request, status))}" if request.now else written
 
     def jobs(self) -> Mapping[str, JobUpdate]:
-        """Return the job where the server is to hear of it; looks at who is new in any case."""
+        """Return the job if it is reported to the server; always checks for new replicas."""
         status = self._look()
         return {self._job.name: JobUpdate(0, "running")} if self._job.reported and _alive(status) else {}
 
     def close(self) -> None:
-        """Connections are closed."""
+        """Close the connections."""
         self._lighthouse.close()
 
     def _look(self) -> LighthouseStatus:
@@ -141,7 +141,7 @@ class TorchftOrchestrator:
         with self._lock:
             first = self._joined_s is None
             known = self._joined_s or {}
-            # Those who are there at the first look may have been there for ever.
+            # Replicas seen in the first query may have existed for any time.
             self._joined_s = {
                 replica.id: known.get(replica.id, float("-inf") if first else now_s) for replica in status.replicas
             }
@@ -153,7 +153,7 @@ class TorchftOrchestrator:
         return self._job.groups.get(replica.group) or ((replica.host,) if replica.host else ())
 
     def _condemned(self, request: Exclusion, status: LighthouseStatus) -> list[str]:
-        """Return the replicas on the nodes; raises CannotCarryOutError where they must not be ended."""
+        """Return the replicas on the nodes. Raises CannotCarryOutError where they must not be ended."""
         alive = _alive(status)
         found = [replica for replica in alive if set(self._nodes_of(replica)) & set(request.nodes)]
         left = len(alive) - len(found)
@@ -164,13 +164,13 @@ class TorchftOrchestrator:
         joined_s = self._joined_s or {}
         detected_s = request.cause.detected_s
         for replica in found:
-            # Seen only every few seconds, by another clock: it may have been there a little earlier.
+            # Queried only every few seconds, by another clock: it may have joined a little earlier.
             if detected_s is not None and joined_s.get(replica.id, 0.0) - 2 * HEARTBEAT_S > detected_s:
                 raise CannotCarryOutError(f"{replica.id} joined after the fault was found: somebody else replaced it")
         return [replica.id for replica in found]
 
     def _end(self, doomed: Sequence[str], cause: Cause) -> None:
-        """The replicas are gone; raises CannotCarryOutError where one stays."""
+        """End the replicas. Raises CannotCarryOutError where one stays."""
         for replica_id in doomed:
             if self._stays(replica_id):
                 self._lighthouse.kill(replica_id)
@@ -188,7 +188,7 @@ class TorchftOrchestrator:
         return replica_id in {replica.id for replica in _alive(status)}
 
     def _goes_on(self, doomed: Sequence[str]) -> str:
-        """Wait until replicas that were not ended take a step; returns who they are."""
+        """Wait until the other replicas take a step; return them."""
         if going := self._step_of(doomed):
             return going
         status = self._look()
@@ -198,9 +198,9 @@ class TorchftOrchestrator:
         )
 
     def _step_of(self, doomed: Sequence[str]) -> str:
-        """Return who has taken a step without the doomed, "" where nobody does in ``on_within_s``.
+        """Return the other replicas that have taken a step, "" where none does in ``on_within_s``.
 
-        Where some are doomed a new quorum without them is as good: groups that all start anew begin with a lower step.
+        If some are ended, a new quorum without them is enough: groups that all restart begin at a lower step.
         """
         began = self._look()
         until_s = time.monotonic() + self._job.on_within_s
@@ -222,7 +222,7 @@ def _group(replica_id: str) -> str:
 
 
 def _alive(status: LighthouseStatus) -> list[Replica]:
-    """Return the replicas of the latest quorum that are still heard."""
+    """Return the replicas of the latest quorum that still send heartbeats."""
     return [r for r in status.replicas if status.heartbeats.get(r.id, float("inf")) < HEARTBEAT_S]
 
 

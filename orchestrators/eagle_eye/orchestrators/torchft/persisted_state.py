@@ -1,4 +1,4 @@
-"""What must outlive the subscriber: nodes that are out, and which replicas an action has ended."""
+"""State that outlives the subscriber: excluded nodes, and the replicas each action has ended."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ class Kept(msgspec.Struct, frozen=True):
 
 
 class TorchftMemory:
-    """A file, and another with the excluded nodes one a line for whoever starts replica groups."""
+    """A state file, and another with the excluded nodes, one per line, for the launcher of replica groups."""
 
     def __init__(self, file: Path, exclude_file: Path) -> None:
-        """Raise OrchestratorError where the file holds something else or the other cannot be written."""
+        """Raise OrchestratorError where the state file is not ours or the other cannot be written."""
         self._file, self._exclude_file = file, exclude_file
         self._lock = threading.Lock()
         try:
@@ -41,7 +41,7 @@ class TorchftMemory:
 
     @property
     def excluded(self) -> dict[str, str]:
-        """Return the nodes that are out, and the action of each."""
+        """Return the excluded nodes, and the action of each."""
         return self._kept.excluded
 
     def doomed(self, action_id: str) -> list[str] | None:
@@ -49,13 +49,13 @@ class TorchftMemory:
         return self._kept.doomed.get(action_id)
 
     def exclude(self, nodes: Sequence[str], action_id: str) -> None:
-        """The nodes are out, in both files."""
+        """Add the nodes to both files."""
         with self._lock:
             self._keep(Kept({**self._kept.excluded, **dict.fromkeys(nodes, action_id)}, self._kept.doomed))
             self._publish()
 
     def readmit(self, nodes: Sequence[str]) -> list[str]:
-        """The nodes are in again; returns those that were out."""
+        """Remove the nodes; return those that were excluded."""
         with self._lock:
             were = [node for node in nodes if node in self._kept.excluded]
             left = {node: action for node, action in self._kept.excluded.items() if node not in were}
@@ -64,7 +64,7 @@ class TorchftMemory:
         return were
 
     def doom(self, action_id: str, replicas: Sequence[str]) -> None:
-        """The action ends these replicas, also where it is asked for again."""
+        """Record that the action ends these replicas, also if it is repeated."""
         with self._lock:
             doomed = {**self._kept.doomed, action_id: list(replicas)}
             self._keep(Kept(self._kept.excluded, dict(list(doomed.items())[-ACTIONS_MAX:])))
@@ -76,5 +76,5 @@ class TorchftMemory:
     def _publish(self) -> None:
         lines = "".join(f"{node}\n" for node in sorted(self._kept.excluded))
         write_whole(self._exclude_file, lines.encode())
-        # For the launchers of other users: names of nodes are no secret.
+        # For the launchers of other users: node names are not secret.
         self._exclude_file.chmod(0o644)

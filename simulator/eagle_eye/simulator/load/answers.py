@@ -1,4 +1,4 @@
-"""What a server answers to frames, cut out of a connection's bytes: heads once, since a server repeats them."""
+"""Parses the server's answers to frames from a connection's bytes; caches heads, since a server repeats them."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ _STATUS = re.compile(rb"HTTP/1\.[01] ([1-9]\d\d)[ \r]")
 
 
 class BadAnswer(ValueError):
-    """The bytes are no HTTP/1.1 answer with a length."""
+    """The bytes are not an HTTP/1.1 answer with a length."""
 
 
 class Answer(NamedTuple):
-    """One answer. ``retry_after_s`` None: none was said. ``last``: the server closes the connection after it."""
+    """One answer. ``retry_after_s`` None: absent. ``last``: the server closes the connection after it."""
 
     status: int
     body: bytes
@@ -67,7 +67,7 @@ def cut(data: bytes) -> tuple[Answer, bytes] | None:
 
 
 def acknowledgement(body: bytes) -> Acknowledgement:
-    """Return what a 200 says. Raises BadAnswer."""
+    """Return the content of a 200. Raises BadAnswer."""
     try:
         return _acknowledgements.decode(body)
     except msgspec.MsgspecError as error:

@@ -1,4 +1,4 @@
-"""``eagle-eye loadtest``: a synthetic fleet that sends fresh values and counts what is acknowledged as durable."""
+"""``eagle-eye loadtest``: a synthetic fleet that sends fresh values and counts durable acknowledgements."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from eagle_eye.simulator.load.target import Target, target
 DONE, FAILED = 0, 1
 DEFAULT_SERVER = "http://127.0.0.1:8470"
 TOKEN_BYTES_MAX = 4_096
-BUSY_RATIO = 0.9  # of a core: beyond it this program may be what is slow
+BUSY_RATIO = 0.9  # of a core: beyond it this program may be the bottleneck
 
 
 def configure(parser: argparse.ArgumentParser) -> None:

@@ -1,6 +1,6 @@
 """One kept-alive connection that carries one request at a time. Touches: the network.
 
-A protocol on the event loop: with thousands of agents in one process every layer more would cost a core.
+An asyncio protocol: with thousands of agents in one process every additional layer would cost a core.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _view = memoryview(_shared)
 
 
 class Owner(Protocol):
-    """Whoever sends over a connection."""
+    """The user of a connection."""
 
     def answered(self, answer: Answer) -> None:
         """Take the answer to the request that was sent."""
@@ -32,7 +32,7 @@ class Owner(Protocol):
 
 
 class LoadConnection(asyncio.BufferedProtocol):
-    """Sends a request, hands its answer to the owner. ``busy`` while an answer is waited for."""
+    """Sends a request, passes its answer to the owner. ``busy`` while an answer is pending."""
 
     def __init__(self, owner: Owner) -> None:
         self._owner = owner
@@ -54,7 +54,7 @@ class LoadConnection(asyncio.BufferedProtocol):
         self._transport.write(request)
 
     def close(self, why: str) -> None:
-        """Close at once; the owner hears that it is lost."""
+        """Close at once; the owner's ``lost`` is called."""
         self._why = why
         if self._transport is not None:
             self._transport.abort()

@@ -1,4 +1,4 @@
-"""Tokens for synthetic nodes, bought with the fleet's join token as agents buy theirs."""
+"""Obtains tokens for synthetic nodes with the fleet's join token, as agents do."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class _Enrolled(msgspec.Struct, frozen=True):
 
 
 class _Asking:
-    """One connection on which one question at a time is asked."""
+    """One connection with one request at a time."""
 
     def __init__(self) -> None:
         self._answer: asyncio.Future[Answer] | None = None

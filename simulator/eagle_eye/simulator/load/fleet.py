@@ -1,4 +1,4 @@
-"""Who the synthetic agents are: names, jobs, ranks; and the frames that they have in common."""
+"""The synthetic agents: names, jobs, ranks; and the common part of their frames."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ AGENT_VERSION = "loadtest"
 
 @dataclass(frozen=True)
 class Load:
-    """What is asked for. ``job_nodes``: hosts of each job, the last one smaller. Times in seconds.
+    """The requested load. ``job_nodes``: hosts per job, the last one smaller. Times in seconds.
 
     ``spread`` is the share of the interval over which the nodes send, in turn: 0 all at once, 1 evenly.
     Acknowledgements of frames that are due after ``warm_up_s`` are counted apart as well.
@@ -36,7 +36,7 @@ class Load:
     warm_up_s: float = 0.0
 
     def check(self) -> None:
-        """Return if it can be done. Raises ConfigurationError."""
+        """Check that it is possible. Raises ConfigurationError."""
         limits = {
             "--nodes": (self.nodes, 1, NODES_MAX),
             "--gpus": (self.gpus, 1, KEYS_MAX),
@@ -60,7 +60,7 @@ class Load:
 
 
 class Fleet:
-    """The nodes in the order in which they send; those of one job stand anywhere in it, as on a site."""
+    """The nodes in sending order; a job's nodes are scattered in it, as at a real site."""
 
     def __init__(self, load: Load, stream: str) -> None:
         """``stream`` distinguishes this run's frames from those of every other."""

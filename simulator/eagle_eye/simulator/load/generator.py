@@ -1,4 +1,4 @@
-"""Frames of a whole fleet, made when they are due and sent each over its node's own connection."""
+"""Generates a whole fleet's frames when due and sends each over its node's own connection."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Generator:
         self.stream = f"load-{secrets.token_hex(8)}"
 
     def stop(self) -> None:
-        """Make no more frames; what is under way is waited for."""
+        """Generate no more frames; pending ones are awaited."""
         self._stopping.set()
 
     async def run(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What each metric of a GPU in training reads like: its level, what moves it, and the resolution of its source.
+"""Models each metric of a GPU in training: its level, its variation, and the resolution of its source.
 
 Levels are an H100's (vendor guides); resolutions are NVML's and DCGM's: whole percent and degrees, clocks in 15 MHz
 steps, milliwatts, KB/s on PCIe, KiB/s on NVLink. Counters and steps are in ``values.py``.

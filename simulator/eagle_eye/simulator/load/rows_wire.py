@@ -1,4 +1,4 @@
-"""The compact encoding of a synthetic fleet: outlines once for each connection, rows made for many nodes at a time."""
+"""The compact encoding of a synthetic fleet: outlines once per connection, rows encoded for many nodes at a time."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""One synthetic agent's way to the server: in order, at least once, obeying what it is told: docs/reference/wire.md.
+"""One synthetic agent's sender: in order, at least once, following the protocol: docs/reference/wire.md.
 
-It differs from the real agent in what it counts, and in that it keeps what waits in memory alone.
+It differs from the real agent in its counters, and in that it spools only in memory.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Sender:
         self._wire.forget()
 
     def offer(self, frame: Waiting) -> None:
-        """Take a frame, and send it unless others are under way."""
+        """Take a frame, and send it unless others are pending."""
         tally = self._tally
         tally.made += 1
         tally.samples_made += frame.samples
@@ -84,7 +84,7 @@ class Sender:
             self._send()
 
     def check(self, now_s: float) -> None:
-        """Give up on an answer that does not come."""
+        """Give up on an overdue answer."""
         connection = self._connection
         if connection is not None and connection.busy and now_s - self._sent_s > ANSWER_S:
             connection.close("answer_timeout")
@@ -134,7 +134,7 @@ class Sender:
             self._later(self._backoff.next_s() if self._queue else 0.0)
 
     def _settle(self, watermark: int) -> None:
-        """Forget what is durable, and count it."""
+        """Drop and count durable frames."""
         now_s = self._loop.time()
         tally, queue = self._tally, self._queue
         while queue and queue[0].sequence <= watermark:

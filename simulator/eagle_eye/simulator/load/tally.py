@@ -1,4 +1,4 @@
-"""What became of what was sent: counts, and how long acknowledgements took."""
+"""The load test's results: counts, and acknowledgement latencies."""
 
 from __future__ import annotations
 

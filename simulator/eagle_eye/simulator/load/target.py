@@ -1,4 +1,4 @@
-"""The server that is sent to: its address, its certificate, and the head of every request."""
+"""The target server: its address, its certificate, and the head of every request."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Numbers of a whole fleet, fresh for each node and interval, a stretch of nodes at a time and no Python for one alone.
+"""Metric values of a whole fleet, fresh per node and interval, vectorized over ranges of nodes.
 
-Thirty metrics a GPU, in float32 where the catalogue says that this is enough, else in float64. What happens in a job is
-computed from the job and the time alone, so that its nodes agree without sharing anything.
+Thirty metrics per GPU, in float32 where the catalogue allows it, else in float64. A job's state is computed only from
+the job and the time, so that its nodes agree without shared state.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ METRICS = (*EXACT, *PLAIN)
 
 
 class Readings(NamedTuple):
-    """A stretch of nodes in one interval: ``exact`` (nodes, EXACT, gpus) and ``plain`` (nodes, PLAIN, gpus)."""
+    """A range of nodes in one interval: ``exact`` (nodes, EXACT, gpus) and ``plain`` (nodes, PLAIN, gpus)."""
 
     exact: Double
     plain: Single
@@ -83,7 +83,7 @@ class FleetValues:
         self._counters += past
 
     def assign(self, node: int, job: int) -> None:
-        """Have a node take part in another job from now on."""
+        """Assign a node to another job from now on."""
         self._jobs[node] = job
 
     def read(self, first: int, last: int, time_s: float) -> Readings:

@@ -1,4 +1,4 @@
-"""How what one stream sends is encoded (docs/reference/wire.md); that of a synthetic fleet is in ``rows_wire.py``."""
+"""The encoding of one stream's requests (docs/reference/wire.md); a synthetic fleet's is in ``rows_wire.py``."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ class Wire(Protocol):
         ...
 
     def forget(self) -> None:
-        """Say again what was said before: the connection is new, or the server may not have kept it."""
+        """Repeat what was sent before: the connection is new, or the server may not have kept it."""
         ...
 
 
 class FrameWire:
-    """The first version of the wire: each frame says all that it means."""
+    """The first version of the wire: each frame is self-contained."""
 
     content_type = CONTENT_TYPE
 
