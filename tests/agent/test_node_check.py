@@ -261,8 +261,8 @@ def test_a_child_goes_with_an_agent_that_was_killed(tmp_path: Path) -> None:
     inner = f"import os, time; open({str(note)!r}, 'w').write(str(os.getpid())); time.sleep(60)"
     agent = (
         "import sys, time\n"
-        "from eagle_eye.agent.node_check import child\n"
-        f"child.run([sys.executable, '-c', {inner!r}], time.monotonic() + 60, lambda: '')\n"
+        "from eagle_eye.agent.node_check import runner\n"
+        f"runner.run([sys.executable, '-c', {inner!r}], time.monotonic() + 60, lambda: '')\n"
     )
     with subprocess.Popen([sys.executable, "-c", agent], cwd=REPOSITORY) as process:
         until(lambda: note.exists() and note.read_text() != "")
