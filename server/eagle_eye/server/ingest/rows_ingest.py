@@ -196,7 +196,8 @@ class RowsIngest:
 
     def _begin_soon(self, gather_s: float) -> None:
         every_s = GROUP_EVERY_S if self._last_rows >= GROUP_OF_MANY else 0.0
-        wait_s = max(gather_s, self._begun_s + every_s - self._clock.monotonic_s())
+        since_s = max(self._clock.monotonic_s() - self._begun_s, 0.0)  # a clock that goes back delays nobody
+        wait_s = max(gather_s, every_s - since_s)
         self._due = asyncio.get_running_loop().call_later(wait_s, self._begin)
 
     def _begin(self) -> None:
