@@ -61,7 +61,9 @@ def slow_with_its_data(window: Window, index: int, onset: int) -> tuple[str, ...
     relative = window.steps.relative_compute[onset:][-STEPS_LOOKED_AT:]
     known = np.isfinite(relative[:, index])
     mates = _stage_mates(window, index)
-    excess = median_over_rows(relative[known][:, [index, *mates]]) - 1 if known.any() and len(mates) else np.zeros(1)
+    if not known.any() or not len(mates):
+        return ()
+    excess = median_over_rows(relative[known][:, [index, *mates]]) - 1
     slow = mates[excess[1:] >= WORK_SHARE * excess[0]]
     return tuple(sorted({window.series[int(mate)].node for mate in slow})) if 2 * len(slow) > len(mates) else ()
 

@@ -302,7 +302,6 @@ class Straggler:
         settle = "" if slow.told else uneven if not even else ALONE if alone else ""
         settle = LIMITED if limited else settle
         tail = f" and waits least in collectives ({late.value:.3f} s against {late.peers_median:.3f} s)" if late else ""
-        costs = f"the job's steps are {100 * cost.ratio:.0f}% longer for it" if cost.ratio > 0 else str(cost)
         return Verdict(
             detector=self.name,
             fault="straggler",
@@ -314,7 +313,7 @@ class Straggler:
             onset_s=onset_s,
             summary=(
                 f"{series.node} computes {centre:.2f} times as long as its peers"
-                f" ({own_s:.3f} s against {peers_s:.3f} s){before.words}{tail}{settle}; {costs}"
+                f" ({own_s:.3f} s against {peers_s:.3f} s){before.words}{tail}{settle}; {_in_words(cost)}"
             ),
             evidence=tuple(evidence),
             kinds=frozenset(kinds),
@@ -335,7 +334,6 @@ class Straggler:
     ) -> Verdict:
         """Return the verdict, accusing no node, on ranks of several stages that share data and are slow together."""
         nodes = tuple(sorted({node, *others}))
-        costs = f"the job's steps are {100 * cost.ratio:.0f}% longer for it" if cost.ratio > 0 else str(cost)
         return Verdict(
             detector=self.name,
             fault="workload_imbalance",
@@ -348,7 +346,7 @@ class Straggler:
             summary=(
                 f"the ranks of one slice of the data compute {centre:.2f} times as long as their peers in"
                 f" {len(nodes)} pipeline stages at once ({nodes[0]} and its like): it has more work, no node is slow;"
-                f" {costs}"
+                f" {_in_words(cost)}"
             ),
             evidence=tuple(evidence),
             kinds=frozenset({"compute_time"}),
@@ -365,6 +363,10 @@ class Straggler:
                 series = window.series[index]
                 return Evidence(metric, series.node, series.device, waits_s, peers_s, limit_s, "seconds")
         return None
+
+
+def _in_words(cost: Slowness) -> str:
+    return f"the job's steps are {100 * cost.ratio:.0f}% longer for it" if cost.ratio > 0 else str(cost)
 
 
 def _limited_with_others(window: Window, index: int, peers: Integers) -> bool:

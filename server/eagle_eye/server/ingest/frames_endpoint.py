@@ -78,11 +78,11 @@ class Ingest:
             raise methods.refusal(scope["method"], ["POST"])
         principal = self._auth.authenticate(Credentials.of(scope["method"], headers, scope.get("state", {})))
         self._admit(principal)
-        _check_headers(headers)
+        content_type, encoding = _content(headers)
         limit, timeout_s = self._settings.body_bytes_max, self._settings.body_timeout_s
         body = await read_body(receive, headers, limit, timeout_s, "ingest.body_bytes_max")
         received_s = self._clock.now_s()
-        request, size = await self._read(headers, body)
+        request, size = await self._read(content_type, encoding, body)
         answered: asyncio.Future[tuple[int, bytes, Mapping[str, str]]] = asyncio.get_running_loop().create_future()
 
         def reply(status: int, document: bytes, extra: Mapping[str, str]) -> None:
@@ -92,10 +92,10 @@ class Ingest:
         self.rows.take_request(principal, request, size, received_s, started_s, reply)
         return await answered
 
-    async def _read(self, headers: Mapping[str, str], body: bytes) -> tuple[Request, int]:
+    async def _read(self, content_type: str, encoding: str, body: bytes) -> tuple[Request, int]:
         """Return the decoded request and the size of its decompressed body in bytes."""
-        if _is_of_rows(headers):
-            if headers.get("content-encoding", "identity").strip().lower() == "deflate":
+        if content_type == ROWS_CONTENT_TYPE:
+            if encoding == "deflate":
                 body = self._reader.inflated(body)
             return self._reader.read(body), len(body)
         if len(body) <= DECODE_INLINE_BYTES_MAX:
@@ -103,11 +103,8 @@ class Ingest:
         return await asyncio.to_thread(read_whole, body), len(body)
 
 
-def _is_of_rows(headers: Mapping[str, str]) -> bool:
-    return headers.get("content-type", "").partition(";")[0].strip().lower() == ROWS_CONTENT_TYPE
-
-
-def _check_headers(headers: Mapping[str, str]) -> None:
+def _content(headers: Mapping[str, str]) -> tuple[str, str]:
+    """Return a request's content type and encoding. Raises Refusal for those that are not read."""
     content_type = headers.get("content-type", "").partition(";")[0].strip().lower()
     if content_type not in (CONTENT_TYPE, ROWS_CONTENT_TYPE):
         detail = f"content type {content_type[:80]!r} is not read; send {ROWS_CONTENT_TYPE} or {CONTENT_TYPE}"
@@ -116,3 +113,4 @@ def _check_headers(headers: Mapping[str, str]) -> None:
     if encoding != "identity" and not (encoding == "deflate" and content_type == ROWS_CONTENT_TYPE):
         detail = f"content encoding {encoding[:80]!r} is not read; send none, or deflate with {ROWS_CONTENT_TYPE}"
         raise Refusal(415, "content_encoding", detail)
+    return content_type, encoding

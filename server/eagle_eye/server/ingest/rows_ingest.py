@@ -159,12 +159,7 @@ class RowsIngest:
             self._late_now += 1
         unknown = self._unknown.note(node, request.agent_version, request.unknown) if request.unknown else ()
         self._gathered.append(_Taken(request, unknown, now_s, offset_s, moved_s, late, size, started_s, reply))
-        self._rows += len(entries)
-        self._bytes += size
-        if self._rows >= GROUP_ROWS_MAX:
-            self._begin()
-        elif self._due is None and self._writing == 0:
-            self._begin_soon(GATHER_S)
+        self._gather(len(entries), size)
 
     def take_if_usual(self, principal: Principal, body: bytes, started_s: float, asker: Asker) -> bool:
         """Take a body that is a single row of a known outline, to be decoded in bulk; return False if it is not one.
@@ -178,12 +173,7 @@ class RowsIngest:
         self._auth.authorise_frames(principal, known.node)
         self._check_room(len(body))
         self._usual.append(Usual(known, principal, body, started_s, asker))
-        self._rows += 1
-        self._bytes += len(body)
-        if self._rows >= GROUP_ROWS_MAX:
-            self._begin()
-        elif self._due is None and self._writing == 0:
-            self._begin_soon(GATHER_S)
+        self._gather(1, len(body))
         return True
 
     def _check_room(self, size: int) -> None:
@@ -193,6 +183,15 @@ class RowsIngest:
                 " (ingest.pending_bytes_max)"
             )
             raise Refusal(503, "busy", detail, {"Retry-After": str(RETRY_BUSY_S)})
+
+    def _gather(self, rows: int, size: int) -> None:
+        """Count what was added to the gathered; begin with it at once where it is a full group, soon otherwise."""
+        self._rows += rows
+        self._bytes += size
+        if self._rows >= GROUP_ROWS_MAX:
+            self._begin()
+        elif self._due is None and self._writing == 0:
+            self._begin_soon(GATHER_S)
 
     def _begin_soon(self, gather_s: float) -> None:
         every_s = GROUP_EVERY_S if self._last_rows >= GROUP_OF_MANY else 0.0
