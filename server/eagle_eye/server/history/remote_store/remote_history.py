@@ -18,7 +18,7 @@ from eagle_eye.server.history.history import Recorded
 from eagle_eye.server.history.remote_store import promql
 from eagle_eye.server.history.remote_store.promql import PromQl, RemoteSeries
 from eagle_eye.server.history.remote_store.remote_store_metrics import Figures
-from eagle_eye.server.history.remote_store.series_names import DEVICE, JOB, LINK, NAME, NODE, SeriesSubject, place_of
+from eagle_eye.server.history.remote_store.series_names import JOB, NAME, NODE, SeriesSubject, place_of
 from eagle_eye.server.history.remote_store.settings import RemoteStoreSettings
 from eagle_eye.server.history.remote_store.slices import slices
 from eagle_eye.server.model.errors import RemoteStoreSilent
@@ -28,7 +28,6 @@ BOOT_UNKNOWN = "unknown"
 QUESTIONS_MAX = 8  # concurrent queries: a store that hangs must not block every API thread
 
 _log = logging.getLogger(__name__)
-_LABEL_OF_KEY = {Scope.DEVICE: DEVICE, Scope.LINK: LINK}
 
 Series = dict[tuple[str, int | str], dict[int, float]]  # by node and key: the value in each step that has one
 
