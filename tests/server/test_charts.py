@@ -114,7 +114,7 @@ def test_what_was_not_seen_is_null_and_told(server: Running) -> None:
     found = picture(server)
     assert [seconds_of(found, "accused")[at] for at in (-10.0, -9.0, -8.0, -7.0)] == [None] * 4
     assert len(found["silences"]) == 1
-    assert any("Nothing was seen of n1 device 0 in 4 of" in sentence for sentence in found["said"])
+    assert any("No data from n1 device 0 in 4 of" in sentence for sentence in found["said"])
 
 
 def test_a_picture_begins_with_what_was_seen(server: Running) -> None:

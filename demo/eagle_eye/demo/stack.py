@@ -237,9 +237,9 @@ class Stack:
                     return seen
             for name in ("server", "launcher"):
                 if name in self._processes and self.ended(name) is not None:
-                    raise StageFailed(f"{what}: the {name} ended; its log: {self._log(name)}")
+                    raise StageFailed(f"{what}: {self._how_it_ended(name)}")
             if time.monotonic() > deadline_s:
-                raise StageFailed(f"{what}: not within {deadline_s - began_s:.0f} s; logs in {self.folder / 'logs'}")
+                raise StageFailed(f"{what}: not within {deadline_s - began_s:.0f} s")
             time.sleep(POLL_S)
 
     def close(self) -> None:
@@ -293,6 +293,13 @@ class Stack:
                 start_new_session=True,  # Ctrl-C is for the demo, which then ends them in order
                 preexec_fn=end_with_parent,  # noqa: PLW1509 - one prctl call, and no thread holds a lock yet
             )
+
+    def _how_it_ended(self, name: str) -> str:
+        """Say with what status the process ended, and its last words: the folder may be gone when they are needed."""
+        code = self._processes[name].returncode
+        status = f"exit status {code}" if code >= 0 else signal.Signals(-code).name
+        lines = self._log(name).read_text(encoding="utf-8", errors="replace").splitlines()
+        return f"the {name} ended ({status}); the end of its log: {' | '.join(lines[-3:]) or 'empty'}"
 
     def _log(self, name: str) -> Path:
         return self.folder / "logs" / f"{name}.log"

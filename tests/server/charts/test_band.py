@@ -144,18 +144,18 @@ def said(series: Mapping[Any, Steps], who: Cast) -> str:
     return " ".join(sentence.said(found, Stretch(0.0, 1.0, 3), COMPUTE, who, "n0 device 0", 2.5))
 
 
-def test_the_picture_is_told_in_sentences_with_what_was_not_seen() -> None:
+def test_a_chart_is_described_in_sentences_with_its_missing_data() -> None:
     series = {("n0", 0): steps(s0=1.0, s2=1.8)}
     series |= {(f"n{n}", 0): Steps([0, 1, 2], [1.0, 1.0, 1.0]) for n in range(1, 6)}
     assert said(series, cast(["n0"], 0, (), NODES)) == (
-        "At the verdict n0 device 0 is at 1.8 s, its peers' median at 1 s (5% to 95%: 1 s to 1 s). The threshold is 1.2"
-        " s. Nothing was seen of n0 device 0 in 1 of 3 steps of 1 s in which peers were. Compared with 5 other nodes of"
-        " the same attempt."
+        "At the verdict n0 device 0 was at 1.8 s, its peers' median at 1 s (5% to 95%: 1 s to 1 s). The threshold is"
+        " 1.2 s. No data from n0 device 0 in 1 of 3 intervals of 1 s in which its peers reported. Compared with 5 other"
+        " nodes of the same attempt."
     )
 
 
 def test_a_history_that_has_nothing_says_so() -> None:
-    assert said({}, cast(["n0"], 0, (), NODES)).startswith("The history has no train_compute_seconds of this time.")
+    assert said({}, cast(["n0"], 0, (), NODES)).startswith("The history has no train_compute_seconds for this time.")
 
 
 @pytest.mark.parametrize(

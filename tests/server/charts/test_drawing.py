@@ -56,6 +56,15 @@ def test_each_metric_is_drawn_once_and_the_job_beside_it() -> None:
     ]
 
 
+def test_where_a_device_is_drawn_the_job_is_not_drawn_again() -> None:
+    items = [
+        EvidenceItem("train_step_standstill_seconds", None, None, 5.0),
+        EvidenceItem("rank_silence_seconds", "n1", 0, 5.3),
+    ]
+    found = panels(items, "stop")
+    assert [(p.drawing.metric.name, p.node) for p in found] == [("train_step", "n1"), ("gpu_utilization_ratio", None)]
+
+
 def test_an_incident_with_much_evidence_has_few_panels() -> None:
     items = [EvidenceItem("gpu_power_watts", f"n{n}", 0, 5.0) for n in range(50)]
     assert len(panels(items, "slow")) == PANELS_MAX + 1

@@ -96,7 +96,7 @@ def drawing_of(metric: str, threshold: float | None = None, unit: str = "") -> D
 
 
 def panels(evidence: list[EvidenceItem], trouble: str) -> list[Panel]:
-    """Return an incident's charts: its evidence, then context about the job; each metric once."""
+    """Return an incident's charts: its evidence, then context about the job; each metric once for what it concerns."""
     found: dict[tuple[str, str | None, int | None], Panel] = {}
     for item in evidence:
         drawn = drawing_of(item.metric, item.threshold, item.unit)
@@ -105,6 +105,9 @@ def panels(evidence: list[EvidenceItem], trouble: str) -> list[Panel]:
         key = (drawn.metric.name, item.node, item.device)
         if key not in found or (found[key].drawing.threshold is None and drawn.threshold is not None):
             found[key] = Panel(drawn, item.metric, item.node, item.device)
+    # Where a node's or device's course is drawn, the whole job's of the same metric shows nothing more.
+    of_nodes = {name for name, node, _ in found if node is not None}
+    shown = [panel for (name, node, _), panel in found.items() if node is not None or name not in of_nodes]
     drawn_already = {name for name, _, _ in found}
     context = [drawing_of(name) for name in _CONTEXT.get(trouble, ()) if name not in drawn_already]
-    return [*list(found.values())[:PANELS_MAX], *(Panel(one, "", None, None) for one in context if one is not None)]
+    return [*shown[:PANELS_MAX], *(Panel(one, "", None, None) for one in context if one is not None)]

@@ -29,7 +29,7 @@ class Cast(NamedTuple):
     def said(self) -> str:
         """A phrase for the nodes that the accused are compared with."""
         if not self.peers_total:
-            return "no other node takes part: there is nobody to compare with"
+            return "no other node: none takes part"
         whom = f"{self.peers_total} other node{'s' if self.peers_total > 1 else ''}"
         named = sorted(self.roles - {""})
         alike = f"ranks of role {', '.join(named[:4])} on {whom}" if named else whom

@@ -47,18 +47,18 @@ def said(found: Band, shown: Stretch, drawing: Drawing, cast: Cast, name: str, d
     sentences = [_at_verdict(found, at, drawing, name, unit)]
     if drawing.threshold is not None:
         sentences.append(f"The threshold is {number(drawing.threshold, unit)}.")
-    steps = f"{shown.steps} steps of {shown.step_s:g} s"
+    intervals = f"{shown.steps} intervals of {shown.step_s:g} s"
     missing = np.isnan(found.accused) & (found.seen > 0)
     if found.accused_series and missing.any():
-        sentences.append(f"Nothing was seen of {name} in {missing.sum()} of {steps} in which peers were.")
+        sentences.append(f"No data from {name} in {missing.sum()} of {intervals} in which its peers reported.")
     nobody = np.isnan(found.accused) & (found.seen == 0)
     if nobody.any() and not nobody.all():
-        sentences.append(f"In {nobody.sum()} of {steps} nobody was seen.")
+        sentences.append(f"No data from any node in {nobody.sum()} of {intervals}.")
     if np.isinf(found.accused).any():
-        sentences.append(f"In {np.isinf(found.accused).sum()} steps the value of {name} was not finite.")
+        sentences.append(f"{name} was not finite in {np.isinf(found.accused).sum()} of {intervals}.")
     if found.not_finite:
-        sentences.append(f"{found.not_finite} values of the peers were not finite and are in no band.")
-    sentences.append(f"Compared with {cast.said}." if cast.accused else f"Drawn are {cast.said}.")
+        sentences.append(f"{found.not_finite} values of its peers were not finite and are left out of the band.")
+    sentences.append(f"Compared with {cast.said}." if cast.accused else f"Shown: {cast.said}.")
     return sentences
 
 
@@ -66,24 +66,26 @@ def what(metric: MetricSpec, drawing: Drawing) -> str:
     """Return the label of the vertical axis."""
     words = metric.help.rstrip(".")
     if drawing.form == "growth":
-        return f"{words}: growth since the chart begins"
+        return f"{words}: increase since the start of the chart"
     if drawing.form == "behind":
-        return f"{words}: how far behind whoever is furthest"
+        return f"{words}: lag behind the furthest rank"
     if drawing.form == "bits":
-        return f"{words}: 1 where a bit that matters is set"
+        return f"{words}: 1 where a relevant bit is set"
     return words
 
 
 def _at_verdict(found: Band, at: int, drawing: Drawing, name: str, unit: str) -> str:
     own, median = _near(found.accused, at), _near(found.median, at)
     if not found.accused_series and not found.peer_series:
-        return f"The history has no {drawing.metric.name} of this time."
+        return f"The history has no {drawing.metric.name} for this time."
     if not found.accused_series:
-        subject = f"At the verdict the median is {number(median, unit)}" if np.isfinite(median) else "Nothing was seen"
+        subject = (
+            f"At the verdict the median is {number(median, unit)}" if np.isfinite(median) else "No data at the verdict"
+        )
     elif np.isnan(own):
-        subject = f"At the verdict nothing is seen of {name}"
+        subject = f"At the verdict there is no data from {name}"
     else:
-        subject = f"At the verdict {name} is at {number(own, unit)}"
+        subject = f"At the verdict {name} was at {number(own, unit)}"
     if found.accused_series and np.isfinite(median):
         subject += f", its peers' median at {number(median, unit)}"
     low, high = _near(found.low, at), _near(found.high, at)

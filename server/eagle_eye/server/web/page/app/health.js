@@ -29,16 +29,16 @@ export function Health() {
           readiness.ready
             ? h(Badge, { state: "ready", tone: "good", words: "judging" })
             : h(Badge, { state: "blind", tone: "bad", words: "cannot judge" }),
-          blind.length > 0 && h("span", { class: "quiet" }, ` ${blind.length} blind`),
-          notes.length > 0 && h("span", { class: "quiet" }, ` ${notes.length} to look after`),
+          blind.length > 0 && h("span", { class: "quiet" }, ` · ${counted(blind.length, "detector")} without data`),
+          notes.length > 0 && h("span", { class: "quiet" }, ` · ${counted(notes.length, "warning")}`),
         ),
         h(
           "div",
           { class: "health-box" },
           wrong.length > 0 && told("Cannot judge", wrong),
-          notes.length > 0 && told("To look after", notes),
-          blind.length > 0 && told("Detectors that see nothing to judge by", blind),
-          wrong.length + notes.length + blind.length === 0 && h("p", null, "Storage, detection and agents are well; every detector sees what it needs."),
+          notes.length > 0 && told("Warnings", notes),
+          blind.length > 0 && told("Detectors without data", blind),
+          wrong.length + notes.length + blind.length === 0 && h("p", null, "Storage, detection and agents work; every detector has its data."),
         ),
       ),
   );

@@ -13,7 +13,7 @@ export const STANDING_WORDS = {
   draining: "draining",
   checking: "being checked",
   silent: "silent",
-  unheard: "not heard since the server started",
+  unheard: "no report since the server started",
   watched: "back, and watched",
   in_service: "in service",
 };

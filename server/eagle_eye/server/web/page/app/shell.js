@@ -15,7 +15,7 @@ const TABS = /** @type {const} */ ([
   ["incidents", "Incidents"],
   ["jobs", "Jobs"],
   ["nodes", "Nodes"],
-  ["ledger", "Would have acted"],
+  ["ledger", "Shadow decisions"],
   ["subscriptions", "Subscriptions"],
 ]);
 

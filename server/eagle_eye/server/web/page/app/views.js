@@ -18,6 +18,6 @@ export const VIEWS = {
   incidents: { title: (name) => (name ? `Incident ${name}` : "Incidents"), view: IncidentView },
   jobs: { title: (name) => (name ? `Job ${name}` : "Jobs"), view: JobView },
   nodes: { title: (name) => (name ? `Node ${name}` : "Nodes"), view: NodeView },
-  ledger: { title: () => "Would have acted", view: LedgerView },
+  ledger: { title: () => "Shadow decisions", view: LedgerView },
   subscriptions: { title: () => "Subscriptions", view: SubscriptionsView },
 };

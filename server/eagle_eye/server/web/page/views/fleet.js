@@ -45,7 +45,7 @@ function Summary({ fleet }) {
     figure(count(fleet.jobs.length + fleet.jobs_left_out), fleet.jobs.length === 1 ? "running job" : "running jobs"),
     figure(
       count(fleet.nodes_heard),
-      silent > 0 ? `of ${count(fleet.nodes_recent)} nodes heard` : "nodes, all heard",
+      silent > 0 ? `of ${count(fleet.nodes_recent)} nodes reporting` : "nodes, all reporting",
       silent > 0 ? "warn-ink" : "",
     ),
     h("li", { class: "mode" }, h("span", { class: "quiet" }, `Policy ${MODES[fleet.policy_mode] ?? fleet.policy_mode}.`)),

@@ -99,7 +99,7 @@ function accused(incident) {
 function response(incident, action) {
   if (!action) {
     if (incident.hold) return h("p", null, h("span", { class: "strong" }, "On hold: "), incident.hold);
-    if (incident.action === "notify") return h("p", { class: "quiet" }, "People are told; nothing is to be excluded.");
+    if (incident.action === "notify") return h("p", { class: "quiet" }, "Notification only: there is no node to exclude.");
     return h("p", { class: "quiet" }, incident.state === "suspected" ? "Not sure enough to act." : "Nothing was asked for.");
   }
   const what = `${KINDS[action.kind] ?? words(action.kind)} ${few(action.exclude, 2)}`.trim();

@@ -53,7 +53,7 @@ const COLUMNS = [
     compare: (a, b) => byName(a.job, b.job),
     cell: (job) => [h(JobLink, { name: job.job }), job.attempt > 0 && h("span", { class: "quiet" }, ` attempt ${job.attempt}`)],
   },
-  { title: "Owner", hint: "Whose job it is, by its launcher's or scheduler's word", compare: (a, b) => byName(a.owner, b.owner), cell: (job) => h(Owner, { name: job.owner }) },
+  { title: "Owner", hint: "As its launcher or scheduler reports it", compare: (a, b) => byName(a.owner, b.owner), cell: (job) => h(Owner, { name: job.owner }) },
   {
     title: "Last step",
     hint: "How long ago the last step was seen to finish",
@@ -68,7 +68,7 @@ const COLUMNS = [
   },
   {
     title: "Coverage",
-    hint: "How many of its nodes are heard, and what of the job nobody observes",
+    hint: "How many of its nodes report, and what no source observes",
     compare: (a, b) => a.nodes_heard / (a.nodes || 1) - b.nodes_heard / (b.nodes || 1),
     cell: coverage,
   },
@@ -119,6 +119,6 @@ function coverage(job) {
   const heard = missing
     ? h("span", { class: "warn-ink strong" }, `${count(job.nodes_heard)} of ${counted(job.nodes, "node")}`)
     : counted(job.nodes, "node");
-  if (job.nodes_heard === 0) return [heard, h("span", { class: "quiet" }, "; nobody can tell how it fares")];
+  if (job.nodes_heard === 0) return [heard, h("span", { class: "quiet" }, "; its health is unknown")];
   return [heard, job.not_seen.length > 0 && h("span", { class: "quiet" }, `; ${job.not_seen.join(", ")} not seen`)];
 }

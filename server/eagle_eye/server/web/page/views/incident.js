@@ -78,7 +78,7 @@ function Head({ dossier }) {
       { class: "incident-head" },
       h("h1", null, title(incident)),
       h(Badge, { state: incident.state }),
-      incident.escalated && h(Badge, { state: "escalated", tone: "bad", words: "look at it" }),
+      incident.escalated && h(Badge, { state: "escalated", tone: "bad", words: "escalated" }),
       incident.flapping && h(Badge, { state: "flapping", tone: "warn", words: "comes and goes" }),
       h("span", { class: "quiet" }, `${percent(incident.confidence)} sure`),
     ),
@@ -166,7 +166,7 @@ function asked(action) {
 function done({ incident, mode }, last) {
   if (!last) {
     if (incident.hold) return `Nothing was asked for: ${incident.hold}.`;
-    return ["notify", "none"].includes(incident.action) ? "Nothing is to be done by itself: it is only told of." : "Nothing was asked for yet.";
+    return ["notify", "none"].includes(incident.action) ? "No automatic action: notification only." : "No action has been requested yet.";
   }
   const what = asked(last);
   const word = last.reports.at(-1);
@@ -177,7 +177,7 @@ function done({ incident, mode }, last) {
     case "awaiting":
       return `Awaits your approval: ${what}.`;
     case "requested":
-      return `Asked subscribers to ${what}; nobody has taken it up yet.`;
+      return `Asked subscribers to ${what}; none has accepted it yet.`;
     case "accepted":
     case "running":
       return `Under way: ${what}.${said}`;

@@ -31,7 +31,7 @@ export function Evidence({ dossier }) {
           { class: "charts evidence-charts" },
           panels.map((panel) => h(PanelChart, { key: `${panel.metric} ${panel.node} ${panel.device}`, incident, panel, marks: dossier.actions })),
         )
-      : h(Empty, null, "None of this evidence is a course that could be drawn."),
+      : h(Empty, null, "None of this evidence can be drawn over time."),
   ];
 }
 
@@ -100,12 +100,12 @@ function chartOf(picture) {
     times: columns.time,
     lines,
     ribbon: picture.peers.series >= 3 ? { label: "peers, 5% to 95%", low: columns.low, high: columns.high, colour: /** @type {const} */ ("--note") } : null,
-    stretches: picture.silences.map((one) => ({ from: one.start, to: one.end, label: `nothing seen of ${picture.name}`, colour: /** @type {const} */ ("--warn") })),
+    stretches: picture.silences.map((one) => ({ from: one.start, to: one.end, label: `no data from ${picture.name}`, colour: /** @type {const} */ ("--warn") })),
     threshold: picture.threshold,
     from: seconds(picture.start),
     to: seconds(picture.end),
     ...(picture.form === "bits" ? { low: 0, high: 1 } : {}),
     said: picture.said,
-    empty: "The history has nothing of this: it was not observed, or is no longer kept.",
+    empty: "No data in the history: it was not observed, or is no longer kept.",
   };
 }

@@ -74,8 +74,8 @@ function Place({ place }) {
         ["Rack", place.rack ?? UNKNOWN],
         ["Switch", place.switch ?? UNKNOWN],
         [place.device === null ? "GPUs" : "GPU", cards.length ? h("ul", { class: "cards" }, cards) : [place.device === null ? "" : `device ${place.device}, `, h("span", { class: "quiet" }, "UUID not known")]],
-        ["Other jobs", place.other_jobs.length ? place.other_jobs.map((job) => h("div", { key: job }, h(JobLink, { name: job }))) : "none that anybody told of"],
-        ["Last heard", h(Ago, { at: place.heard, none: "not since the server started" })],
+        ["Other jobs", place.other_jobs.length ? place.other_jobs.map((job) => h("div", { key: job }, h(JobLink, { name: job }))) : "none known"],
+        ["Last report", h(Ago, { at: place.heard, none: "not since the server started" })],
       ],
     }),
     h("div", { class: "buttons" }, h(NodeVerbs, { node: place.node, state: place.state })),
@@ -200,7 +200,7 @@ export function Bundles({ dossier }) {
             ),
           ),
         )
-      : h(Empty, null, "Nothing was gathered: nobody asked, or no agent can."),
+      : h(Empty, null, "No evidence was collected: it was not requested, or no agent could."),
     !over &&
       h(
         "div",

@@ -96,8 +96,8 @@ function JobFacts({ job, timeline, goodput }) {
         ["Coverage", now ? coverage(now) : null],
         ["Losing now", now?.loss ? h("span", { class: "bad-ink" }, losing(now.loss)) : null],
         ["Takes part", `${counted(nodes, "node")}${job.ranks.length ? `, ${counted(job.ranks.length, "rank")}` : ""}`],
-        ["Restarted by", job.restart_owner || (job.source === "agents" ? "nobody said" : "eagle-eye")],
-        ["Whose word", job.source],
+        ["Restarted by", job.restart_owner || (job.source === "agents" ? "unknown" : "eagle-eye")],
+        ["Reported by", job.source],
         ["Scheduled as", job.scheduled_as],
         ["Its scheduler says", job.said],
         ["Time limit", job.ends ? h(Time, { at: job.ends }) : null],
@@ -126,7 +126,7 @@ function coverage(job) {
 
 /** @param {NonNullable<import("../api").FleetJob["loss"]>} loss */
 function losing(loss) {
-  const what = loss.kind === "stopped" ? "it stands still" : loss.kind === "slow" ? "it is slowed down" : "no step, and nobody knows why";
+  const what = loss.kind === "stopped" ? "it stands still" : loss.kind === "slow" ? "it is slowed down" : "no step, cause unknown";
   return loss.gpu_hours === null ? what : `${what}; ${gpuHours(loss.gpu_hours)} GPU-hours so far`;
 }
 
@@ -184,7 +184,7 @@ function Course({ course }) {
       lines: [{ label: "tokens per second", values: tokens.total, colour: "--ink" }],
       low: 0,
       said: [latest("Last", tokens.total, (value) => `${figure(value)} tokens/s`) + (part && " Reckoned from the nodes that were read.")],
-      empty: "No throughput: nobody reports tokens.",
+      empty: "No throughput: no rank reports tokens.",
     }),
     h(Chart, {
       ...common,
@@ -194,7 +194,7 @@ function Course({ course }) {
       lines: [{ label: "median of the ranks", values: loss.median, colour: "--ink" }],
       ribbon: { label: "5% to 95%", low: loss.low, high: loss.high, colour: "--note" },
       said: [latest("Last", loss.median, (value) => figure(value)) + (infinite ? ` ${figure(infinite)} values were not finite and are not drawn.` : "")],
-      empty: "No loss: nobody reports it.",
+      empty: "No loss: no rank reports it.",
     }),
     h(Chart, {
       ...common,
@@ -204,7 +204,7 @@ function Course({ course }) {
       lines: [{ label: "time that counted", values: goodput.value, colour: "--ink" }],
       low: 0,
       high: 1,
-      said: [present(goodput.value) === null ? "Now it cannot be told." : `Now ${percent(present(goodput.value))}.`],
+      said: [present(goodput.value) === null ? "Now: cannot tell." : `Now ${percent(present(goodput.value))}.`],
       empty: "How much of the time counted is not on record.",
     }),
   );
@@ -229,7 +229,7 @@ function ActionTable({ actions }) {
       { title: "state", cell: (one) => h(Badge, { state: one.state }) },
       { title: "takes out", cell: (one) => one.exclude.slice(0, 4).map((/** @type {string} */ name) => h("div", { key: name }, h(NodeLink, { name }))) },
       { title: "because of", cell: (one) => words(one.fault) },
-      { title: "last word", class: "wide", cell: (one) => { const said = one.reports.at(-1); return said ? `${said.state}: ${said.detail}` : one.reason; } },
+      { title: "latest report", class: "wide", cell: (one) => { const said = one.reports.at(-1); return said ? `${said.state}: ${said.detail}` : one.reason; } },
     ],
   });
 }

@@ -49,7 +49,7 @@ export function Lanes({ timeline }) {
       shared && h("li", null, "of many nodes, neighbours share a row; whoever is accused has one alone"),
     ),
     h("p", { class: "said" }, said(timeline)),
-    timeline.unknown.length > 0 && h("p", { class: "quiet" }, `Of ${counted(timeline.unknown.length, "attempt")} nobody has on record who took part.`),
+    timeline.unknown.length > 0 && h("p", { class: "quiet" }, `${counted(timeline.unknown.length, "attempt")} without a record of the nodes that took part.`),
     h(Attempts, { timeline }),
   ];
 }

@@ -64,6 +64,6 @@ const COLUMNS = [
   { title: "Step", right: true, cell: (job) => figure(progress(job)?.step) },
   { title: "A step takes", right: true, cell: (job) => duration(progress(job)?.step_seconds) },
   { title: "Nodes", right: true, cell: (job) => (job.nodes_total ? count(job.nodes_total) : "–") },
-  { title: "Last word", cell: (job) => h(Ago, { at: job.updated }) },
-  { title: "Whose word", cell: (job) => job.source },
+  { title: "Updated", cell: (job) => h(Ago, { at: job.updated }) },
+  { title: "Reported by", cell: (job) => job.source },
 ];

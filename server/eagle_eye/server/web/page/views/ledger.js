@@ -36,8 +36,8 @@ const WHY = {
   ran_on: "the job ran on with it, and nothing happened",
   waiting: "its time is not over",
   job_ended: "the job was over before",
-  persisted: "it lasted, and nobody did anything",
-  out_of_sight: "nobody watched",
+  persisted: "it lasted and no action was taken",
+  out_of_sight: "not observed",
 };
 
 export function LedgerView() {
@@ -51,7 +51,7 @@ export function LedgerView() {
   });
   const { data } = ledger;
   return [
-    h("h1", null, "Would have acted"),
+    h("h1", null, "Shadow decisions"),
     h(
       "p",
       { class: "prose quiet" },
@@ -85,7 +85,7 @@ export function precisionWords(total) {
   const judged = total.right + total.wrong;
   const rest = [
     total.pending > 0 && `${total.pending} pending`,
-    total.cannot_tell > 0 && `${total.cannot_tell} cannot be told`,
+    total.cannot_tell > 0 && `${total.cannot_tell} cannot tell`,
   ].filter(Boolean);
   if (judged === 0) return rest.length ? `Nothing can be judged yet: ${rest.join(", ")}.` : "Nothing to judge yet.";
   const range = total.interval_95

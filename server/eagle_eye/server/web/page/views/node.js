@@ -92,9 +92,9 @@ function Standing({ record }) {
     h(Facts, {
       facts: [
         ["Works for", agent?.job ? h(JobLink, { name: agent.job }) : agent ? "no job" : "not known"],
-        ["Heard", agent ? h(Ago, { at: agent.heard }) : "not since the server started"],
+        ["Last report", agent ? h(Ago, { at: agent.heard }) : "not since the server started"],
         ["Standing since", h(Time, { at: record.updated })],
-        ["On whose word", record.by],
+        ["Set by", record.by],
         ["Out because of", record.fault ? words(record.fault) : null],
         ["Watched until", record.watched_until ? h(Time, { at: record.watched_until }) : null],
         ["Waits for check", record.check_id ? h("code", null, record.check_id) : null],
@@ -112,7 +112,7 @@ function Standing({ record }) {
 /** @param {{history: NodeHistory}} props */
 function Gpus({ history: { gpus, gpu_checks } }) {
   const checks = new Map(gpu_checks.map((one) => [one.uuid, one]));
-  if (!gpus.length) return h(Empty, null, "Its agent has told of no GPU.");
+  if (!gpus.length) return h(Empty, null, "Its agent reports no GPU.");
   return h(Table, {
     label: "GPUs",
     items: gpus,
@@ -199,7 +199,7 @@ function Memory({ record }) {
       h(Facts, {
         facts: [
           ["Incidents in 30 days", count(memory.incidents_30_days)],
-          ["Recurrence score", memory.recurrence_score === null ? "cannot be told" : [h("strong", null, figure(memory.recurrence_score)), " of 1; a lemon from 0.75"]],
+          ["Recurrence score", memory.recurrence_score === null ? "cannot tell" : [h("strong", null, figure(memory.recurrence_score)), " of 1; recurrent from 0.75"]],
           ["Why", memory.recurrence_reason],
         ],
       }),
@@ -264,7 +264,7 @@ function Chapters({ name, history }) {
         ),
       ),
     ),
-    history.cut.length > 0 && h("p", { class: "quiet" }, `Of ${history.cut.map(words).join(", ")} there is more than is shown.`),
+    history.cut.length > 0 && h("p", { class: "quiet" }, `Not all ${history.cut.map(words).join(", ")} are shown.`),
     next && h("button", { type: "button", class: "small", onClick: read }, "Older"),
   ];
 }

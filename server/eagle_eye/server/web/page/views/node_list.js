@@ -104,7 +104,7 @@ function columnsOf(map) {
       compare: (a, b) => (a.recurrence ?? -1) - (b.recurrence ?? -1) || b.place - a.place,
       cell: (row) => figure(row.recurrence),
     },
-    { title: "Heard", compare: (a, b) => Date.parse(a.heard ?? "") - Date.parse(b.heard ?? "") || Number(b.heard === null) - Number(a.heard === null), cell: (row) => h(Ago, { at: row.heard, none: "not since the start" }) },
+    { title: "Last report", compare: (a, b) => Date.parse(a.heard ?? "") - Date.parse(b.heard ?? "") || Number(b.heard === null) - Number(a.heard === null), cell: (row) => h(Ago, { at: row.heard, none: "not since the start" }) },
     { title: "Why it is out", class: "wide", cell: (row) => row.reason },
   ];
   if (map.switches.length) columns.splice(3, 0, { title: "Switch", compare: (a, b) => byName(a.leaf, b.leaf) || a.place - b.place, cell: (row) => row.leaf || "–" });

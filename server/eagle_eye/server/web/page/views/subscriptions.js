@@ -35,7 +35,7 @@ export function SubscriptionsView() {
         Section,
         { title: "Where events go", id: "active", aside: counted(active.length, "active subscription") },
         active.length === 0
-          ? h(Empty, null, "Nobody is told of anything. To have an orchestrator act or people be told: eagle-eye subscriptions add URL")
+          ? h(Empty, null, "No subscriptions. To let an orchestrator act, or to notify people: eagle-eye subscriptions add URL")
           : h("ul", { class: "subscriptions panel" }, active.map((one) => h(Row, { key: one.id, subscription: one, changed: list.again }))),
       ),
       others.length > 0 &&
