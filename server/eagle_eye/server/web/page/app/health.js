@@ -3,7 +3,7 @@
 import { h } from "preact";
 import { link, useLive } from "./live.js";
 import { Badge } from "./parts.js";
-import { words } from "./format.js";
+import { counted, words } from "./format.js";
 import { Ago } from "./times.js";
 
 export function Health() {
