@@ -114,7 +114,7 @@ def test_verbs_reach_the_server(server: Running, capsys: pytest.CaptureFixture[s
     ):
         assert main(words) == 0, words
     capsys.readouterr()
-    assert main(["nodes", "show", "n1"]) == 0
+    assert main(["nodes", "show", "n1", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["reason"] == "smoke"
     assert main(["actions", "show", "act_1", "--json"]) == 0
     assert [report["detail"] for report in json.loads(capsys.readouterr().out)["reports"]] == ["by hand"]

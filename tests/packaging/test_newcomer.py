@@ -175,7 +175,7 @@ def test_a_job_is_watched_by_the_hooks_two_lines(newcomer: Newcomer) -> None:
     newcomer.words["PID"] = newcomer.type("cat train.pid").strip()
     newcomer.sees("eagle-eye jobs", "llm-1")
     newcomer.until(
-        lambda: (json.loads(newcomer.type("eagle-eye jobs show llm-1"))["progress"]["step"] or 0) > 2,
+        lambda: (json.loads(newcomer.type("eagle-eye jobs show llm-1 --json"))["progress"]["step"] or 0) > 2,
         "a third step is known",
     )
 

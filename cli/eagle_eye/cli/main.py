@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import importlib.metadata
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -87,6 +88,8 @@ COMMANDS: tuple[Command, ...] = (
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one subcommand and return its exit code; never raises the command's errors."""
     arguments = list(sys.argv[1:] if argv is None else argv)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a character that the terminal lacks ends no command
     name = arguments[0] if arguments else ""
     command = next((known for known in COMMANDS if known.name == name), None)
     try:

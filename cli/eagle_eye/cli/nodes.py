@@ -8,6 +8,7 @@ import time
 from typing import Any, get_args
 from urllib.parse import quote
 
+from eagle_eye.cli import show
 from eagle_eye.cli.client import Client, ServerSaidNo, connect
 from eagle_eye.cli.node_history import add_history, show_history
 from eagle_eye.cli.operator import LIST_MAX, Noun, Verb, add_limit, print_json, print_list
@@ -215,4 +216,5 @@ NODES = Nodes(
         Verb("exclude", "count it as out of service until it is readmitted", query=_REASON),
         Verb("drain", "count it as leaving once its job ends or restarts", query=_REASON),
     ),
+    page=show.node,
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, get_args
@@ -12,8 +12,9 @@ from urllib.parse import quote
 
 import msgspec
 
+from eagle_eye.cli import show
 from eagle_eye.cli.arguments import whole
-from eagle_eye.cli.client import DEFAULT_SERVER, connect
+from eagle_eye.cli.client import DEFAULT_SERVER, Client, connect
 from eagle_eye.cli.tables import Column, print_table, printable
 from eagle_eye.schema.action import EVENT_TYPES, ActionKind, ReportState
 from eagle_eye.server.api.filter_values import FAULT_NAMES, ListedIncidentState, ListedJobState
@@ -43,6 +44,7 @@ class Noun:
     columns: tuple[Column, ...]
     filters: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     verbs: tuple[Verb, ...] = ()
+    page: Callable[[Client, str], None] | None = None  # prints one record for a person; None: it is printed as JSON
 
     def configure(self, parser: argparse.ArgumentParser) -> None:
         """Add the noun's verbs and flags; without a verb it lists."""
@@ -54,8 +56,10 @@ class Noun:
         verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=False)
         listing = verbs.add_parser("list", parents=[common], help=f"list {self.name}, newest first (default)")
         self._add_filters(listing, argparse.SUPPRESS, argparse.SUPPRESS)
-        show = verbs.add_parser("show", parents=[common], help=f"one {self.singular} with everything known of it")
-        show.add_argument("id", metavar=self.singular.upper(), help="its id or name, as listed")
+        one = verbs.add_parser(
+            "show", parents=[common], help=f"one {self.singular} on a page; --json: all that is known of it"
+        )
+        one.add_argument("id", metavar=self.singular.upper(), help="its id or name, as listed")
         for verb in self.verbs:
             one = verbs.add_parser(verb.name, parents=[common], help=verb.help)
             one.add_argument("id", metavar=self.singular.upper(), help="its id or name, as listed")
@@ -82,6 +86,9 @@ class Noun:
             query = {name: getattr(args, name) for name in self.filters}
             items, more = client.pages(path, query, args.limit)
             print_list(args, self.columns, items, more)
+            return 0
+        if args.verb == "show" and self.page is not None and not args.json:
+            self.page(client, args.id)
             return 0
         if args.verb == "show":
             answer = client.call("GET", f"{path}/{quote(args.id, safe='')}")
@@ -164,6 +171,7 @@ JOBS = Noun(
         Column("conflict", "conflict"),
     ),
     filters={"state": get_args(ListedJobState), "node": ANY},
+    page=show.job,
 )
 INCIDENTS = Noun(
     "incidents",
@@ -183,6 +191,7 @@ INCIDENTS = Noun(
         Verb("resolve", "close it"),
         Verb("false", "mark it as a false alarm"),
     ),
+    page=show.incident,
 )
 ACTIONS = Noun(
     "actions",
@@ -209,6 +218,7 @@ ACTIONS = Noun(
         Verb("reject", "decide against it"),
         Verb("report", "say what became of it", body=("state", "detail")),
     ),
+    page=show.action,
 )
 DELIVERIES = Noun(
     "deliveries",

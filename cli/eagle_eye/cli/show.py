@@ -1,0 +1,313 @@
+"""What ``show`` prints for a person: an incident, an action, a node or a job on one screen, and what to type next."""
+
+from __future__ import annotations
+
+import math
+import sys
+import textwrap
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+from urllib.parse import quote
+
+from eagle_eye.cli.client import Client, ServerSaidNo
+from eagle_eye.cli.tables import Column, print_table, printable
+
+CHARTS_MAX = 4  # of an incident's metrics, drawn as one line each
+CHART_CHARS = 40
+INCIDENTS_MAX = 5  # of a node or job
+STORY_MAX = 20
+_BARS = "▁▂▃▄▅▆▇█"
+_ASCII_BARS = "_.-=+*%#"
+_RECORD = Mapping[str, Any]
+
+_EVIDENCE = (
+    Column("observed", "metric"),
+    Column("on", "on"),
+    Column("value", "value"),
+    Column("peers' median", "peers_median"),
+    Column("threshold", "threshold"),
+)
+_INCIDENTS = (
+    Column("incident", "id"),
+    Column("detected", "detected"),
+    Column("state", "state"),
+    Column("fault", "fault"),
+    Column("nodes", "nodes"),
+    Column("summary", "summary", 1, 36),
+)
+_STORY = (Column("time", "time"), Column("what", "kind"), Column("detail", "text"), Column("by", "who", 1))
+
+
+def incident(client: Client, name: str) -> None:
+    """Print the incident, its evidence, actions, what to type next and what happened. Raises ServerSaidNo."""
+    path = f"/api/v1/incidents/{quote(name, safe='')}"
+    dossier = client.call("GET", f"{path}/dossier")
+    record = dossier["incident"]
+    where = ", ".join(map(printable, record["nodes"])) or "no single node"
+    device = "" if record["device"] is None else f", device {record['device']}"
+    _title(f"{_words(record['fault'])} on {where}{device}", record["state"], f"{record['confidence']:.0%} sure")
+    _say(record["summary"])
+    _say(dossier["meaning"])
+    _facts(
+        ("incident", record["id"]),
+        ("job", f"{printable(record['job'])}, attempt {record['attempt']}{_labelled(', owner ', dossier['owner'])}"),
+        *(("node", _place(place)) for place in dossier["where"]),
+        ("more nodes", dossier["where_left_out"] or ""),
+        ("began", record["onset"]),
+        ("found", record["detected"]),
+        ("over", record["ended"]),
+        ("kinds of evidence", [_words(kind) for kind in record["kinds"]]),
+        ("usual repair", dossier["repair"]),
+        ("held because", record["hold"]),
+        ("acknowledged by", record["acknowledged_by"]),
+    )
+    _section("Evidence")
+    print_table(_EVIDENCE, [_observation(item) for item in record["evidence"]])
+    _charts(client, path, dossier["panels"])
+    _section("Actions")
+    _say("" if dossier["actions"] else "none")
+    for one in dossier["actions"]:
+        _action_lines(one)
+    _commands(dossier["commands"])
+    _section("What happened")
+    print_table(_STORY, dossier["story"][-STORY_MAX:])
+    left_out = dossier["story_left_out"] + max(len(dossier["story"]) - STORY_MAX, 0)
+    if left_out:
+        sys.stderr.write(f"{left_out} older entries are not shown; eagle-eye audit has them\n")
+
+
+def action(client: Client, name: str) -> None:
+    """Print the action: what is asked of whom, why, and what was answered. Raises ServerSaidNo."""
+    record = client.call("GET", f"/api/v1/actions/{quote(name, safe='')}")
+    _title(_asked(record), record["state"], f"{record['confidence']:.0%} sure")
+    _say(record["summary"])
+    _facts(
+        ("action", record["id"]),
+        ("incident", record["incident_id"]),
+        ("fault", f"{_words(record['fault'])}{_labelled(' on ', record['node'])}"),
+        ("job", f"{printable(record['job'])}, attempt {record['attempt']}, {len(record['ranks'])} ranks"),
+        ("restart scope", _words(record["restart_scope"] or "")),
+        ("created", record["created"]),
+        ("expires", record["expires"] if record["state"] in ("awaiting", "requested") else ""),
+        ("usual repair", record["repair"]),
+        ("withdrawn because", record["reason"]),
+    )
+    _section("Evidence")
+    print_table(_EVIDENCE, [_observation(item) for item in record["evidence"]])
+    _section("Reports")
+    _reports(record)
+    own, why = f"eagle-eye actions {{}} {record['id']}", f"eagle-eye incidents show {record['incident_id']}"
+    decide = [("carry it out", "approve"), ("decide against it", "reject")] if record["state"] == "awaiting" else []
+    _commands([{"why": text, "command": own.format(verb)} for text, verb in decide] + [{"why": "why", "command": why}])
+
+
+def node(client: Client, name: str) -> None:
+    """Print the node's state, its incidents, what its agent cannot observe, and what to type. Raises ServerSaidNo."""
+    record = client.call("GET", f"/api/v1/nodes/{quote(name, safe='')}")
+    agent, memory = record["agent"] or {}, record["memory"] or {}
+    state = record["phase"] or record["state"]
+    _title(printable(record["node"]), state, f"job {printable(agent['job'])}" if agent.get("job") else "no job")
+    _say(record["reason"])
+    _facts(
+        ("since", record["updated"]),
+        ("set by", record["by"]),
+        ("known since", record["known_since"]),
+        ("last report", agent.get("heard") or "none since the server started"),
+        ("agent", agent.get("version")),
+        ("watched until", record["watched_until"]),
+        ("incidents, 30 days", memory.get("incidents_30_days")),
+        ("recurrence score", _recurrence(memory)),
+        *((f"no {_words(source)}", why) for source, why in sorted(agent.get("troubles", {}).items())),
+        *((f"dropped, {_words(what)}", count) for what, count in sorted(agent.get("dropped", {}).items())),
+    )
+    _incidents(client, {"node": name})
+    typed = quote(record["node"], safe="-_.:/") == record["node"]
+    own = f"eagle-eye nodes {{}} {record['node'] if typed else 'NODE'}"
+    if record["state"] == "in_service":
+        verbs = [
+            ("count it as out of service; its job goes on", "exclude"),
+            ("count it as leaving once its job ends or restarts", "drain"),
+        ]
+    else:
+        verbs = [("put it to work and see whether it is sick", "check"), ("return it to service", "readmit")]
+    _commands(
+        [{"why": why, "command": own.format(verb)} for why, verb in [*verbs, ("all that happened to it", "history")]]
+    )
+
+
+def job(client: Client, name: str) -> None:
+    """Print the job's state, its progress and its incidents. Raises ServerSaidNo."""
+    record = client.call("GET", f"/api/v1/jobs/{quote(name, safe='')}")
+    progress = record["progress"] or {}
+    step = progress.get("step")
+    kept = (progress.get("memory_checkpoint") or {}).get("step")
+    _title(f"job {printable(record['job'])}", record["state"], f"attempt {record['attempt']}")
+    _say(record["said"])
+    _facts(
+        ("owner", record["owner"] or "unknown"),
+        ("last step", "none seen" if step is None else f"{step:.0f} at {progress['progressed']}"),
+        ("a step takes", _seconds(progress.get("step_seconds"))),
+        ("memory checkpoint", "" if kept is None else f"step {kept:.0f}"),
+        ("nodes", record["nodes_total"]),
+        ("ranks", len(record["ranks"])),
+        ("reported by", record["source"]),
+        ("scheduled as", record["scheduled_as"]),
+        ("restarted by", record["restart_owner"] or "unknown"),
+        ("held up by", record["held_up_by"]),
+        ("conflict", record["conflict"]),
+    )
+    _incidents(client, {"job": name})
+    _commands([{"why": "where its time went", "command": "eagle-eye goodput"}])
+
+
+def sparkline(values: Sequence[float | None], low: float, high: float, bars: str = _BARS) -> str:
+    """Return a character for each value between ``low`` and ``high``; a space for None: nothing was observed."""
+    span = high - low
+    found = ""
+    for value in values:
+        share = 0.0 if value is None or span <= 0 else (min(max(value, low), high) - low) / span
+        found += " " if value is None else bars[round(share * (len(bars) - 1))]
+    return found
+
+
+def thinned(values: Sequence[Any], most: int) -> list[float | None]:
+    """Return at most ``most`` means of neighbours; None where none of them is a finite number."""
+    each = math.ceil(len(values) / most) if values else 1
+    parts = [[v for v in values[at : at + each] if isinstance(v, int | float)] for at in range(0, len(values), each)]
+    return [sum(part) / len(part) if part else None for part in parts]
+
+
+def _charts(client: Client, path: str, panels: Iterable[_RECORD]) -> None:
+    """Print a line for the accused and one for its peers' median, of each metric that the detectors named."""
+    bars = _BARS if "utf" in (sys.stdout.encoding or "").lower() else _ASCII_BARS
+    for panel in [one for one in panels if one["evidence"]][:CHARTS_MAX]:
+        query = {"metric": panel["metric"], "node": panel["node"], "device": panel["device"]}
+        try:
+            chart = client.call("GET", f"{path}/picture", query)
+        except ServerSaidNo as error:
+            sys.stderr.write(f"{panel['metric']} cannot be drawn: {error}\n")
+            continue
+        lines = {
+            label: thinned(chart["columns"][column], CHART_CHARS)
+            for label, column in ((printable(chart["name"]), "accused"), ("median of its peers", "median"))
+        }
+        known = [value for line in lines.values() for value in line if value is not None]
+        if not known:
+            continue
+        low, high = min(known), max(known)
+        sys.stdout.write(
+            f"\n{_words(panel['metric'])}, {_figure(low, chart['unit'])} to {_figure(high, chart['unit'])}\n"
+        )
+        width = max(map(len, lines))
+        for label, line in lines.items():
+            if any(value is not None for value in line):
+                sys.stdout.write(f"  {label:<{width}}  {sparkline(line, low, high, bars)}\n")
+        for sentence in chart["said"][:1]:
+            _say(sentence)
+
+
+def _incidents(client: Client, of: Mapping[str, str]) -> None:
+    _section("Incidents")
+    items, more = client.pages("/api/v1/incidents", of, INCIDENTS_MAX)
+    print_table(_INCIDENTS, items)
+    if more:
+        sys.stdout.write(
+            "older ones: eagle-eye incidents" + "".join(f" --{k} {printable(v)}" for k, v in of.items()) + "\n"
+        )
+
+
+def _action_lines(record: _RECORD) -> None:
+    sys.stdout.write(f"{_asked(record)}: {_words(record['state'])} ({record['id']})\n")
+    _reports(record)
+
+
+def _reports(record: _RECORD) -> None:
+    if not record["reports"]:
+        _say("no report yet")
+    for report in record["reports"]:
+        by = _labelled(" by ", report.get("by"))
+        sys.stdout.write(f"  {printable(report.get('time'))}  {printable(report['state'])}{by}")
+        sys.stdout.write(f"{_labelled(': ', report.get('detail'))}\n")
+
+
+def _commands(found: Sequence[_RECORD]) -> None:
+    _section("Next")
+    for one in found:
+        sys.stdout.write(f"{printable(one['why'])}\n  {printable(one['command'])}\n")
+        if one.get("undo"):
+            sys.stdout.write(f"  undo: {printable(one['undo'])}\n")
+
+
+def _title(what: str, state: str, more: str) -> None:
+    from rich.console import Console
+    from rich.text import Text
+
+    Console(soft_wrap=True).print(Text.assemble((what, "bold"), f"  {_words(state)}, {more}"))
+
+
+def _section(title: str) -> None:
+    from rich.console import Console
+    from rich.text import Text
+
+    Console().print(Text.assemble("\n", (title, "bold")))
+
+
+def _say(sentence: str | None) -> None:
+    """Print the sentence, indented, and wrapped on a terminal; nothing if there is none."""
+    from rich.console import Console
+
+    console = Console()
+    width = console.width if console.is_terminal else sys.maxsize
+    for line in textwrap.wrap(printable(sentence), width, initial_indent="  ", subsequent_indent="  "):
+        sys.stdout.write(f"{line}\n")
+
+
+def _facts(*facts: tuple[str, Any]) -> None:
+    """Print the facts under each other; those that are None or empty are left out."""
+    known = [(name, printable(value)) for name, value in facts if value not in (None, "", [])]
+    width = max((len(name) for name, _ in known), default=0)
+    sys.stdout.write("\n" + "".join(f"  {printable(name):<{width}}  {value}\n" for name, value in known))
+
+
+def _observation(item: _RECORD) -> dict[str, Any]:
+    device = "" if item["device"] is None else f" device {item['device']}"
+    on = f"{item['node']}{device}" if item["node"] else "the job"
+    numbers = {name: _figure(item[name], item["unit"]) for name in ("value", "peers_median", "threshold")}
+    return {**numbers, "metric": _words(item["metric"]), "on": on}
+
+
+def _place(place: _RECORD) -> str:
+    found = f"{printable(place['node'])}: {_words(place['phase'] or place['state'] or 'unknown')}"
+    found += _labelled(", rack ", place["rack"]) + _labelled(", switch ", place["switch"])
+    return found + _labelled(", also runs ", place["other_jobs"])
+
+
+def _asked(record: _RECORD) -> str:
+    return f"{_words(record['kind'])} {printable(record['exclude'])}".rstrip()
+
+
+def _recurrence(memory: _RECORD) -> str:
+    score = memory.get("recurrence_score")
+    if score is None:
+        return f"cannot tell{_labelled(': ', memory.get('recurrence_reason'))}"
+    return f"{score:.2f} of 1{', keeps failing' if memory['recurrent'] else ''}"
+
+
+def _figure(value: Any, unit: str) -> str:
+    from eagle_eye.server.charts.sentence import number
+
+    if not isinstance(value, int | float):
+        return printable(value)
+    return hex(int(value)) if unit == "bitmask" else number(value, unit)
+
+
+def _seconds(value: float | None) -> str:
+    return "" if value is None else f"{value:.3g} s"
+
+
+def _labelled(label: str, value: Any) -> str:
+    return f"{label}{printable(value)}" if value else ""
+
+
+def _words(name: str) -> str:
+    return printable(name).replace("_", " ")
