@@ -318,9 +318,11 @@ GUIDES: dict[str, Guide] = {
 }
 
 
-def overview(commands: Iterable[tuple[str, str]]) -> str:
-    """Return the list of commands for ``eagle-eye --help``, each a name and a few words."""
-    lines = [f"  {name:<15} {words}" for name, words in commands]
+def overview(groups: Iterable[tuple[str, Iterable[tuple[str, str]]]]) -> str:
+    """Return the list of commands for ``eagle-eye --help``: by task, each a name and a few words."""
+    lines = ["first: eagle-eye demo, then server and agent; docs/get-started/quick-start.md"]
+    for title, commands in groups:
+        lines += ["", f"{title}:", *(f"  {name:<15} {words}" for name, words in commands)]
     lines += ["", "eagle-eye COMMAND --help: its options, examples, exit codes and where to read on.", ""]
     lines += textwrap.wrap(
         "server, agent and orchestrate read a TOML file (--config), overridden by the environment (EAGLE_EYE_...),"
@@ -328,7 +330,7 @@ def overview(commands: Iterable[tuple[str, str]]) -> str:
         " who asks. EAGLE_EYE_TRACEBACK=1 shows where an error comes from.",
         _WIDTH,
     )
-    return "\n".join(["commands:", *lines, f"exit codes: {_DONE}"])
+    return "\n".join([*lines, f"exit codes: {_DONE}"])
 
 
 def complete(parser: argparse.ArgumentParser, name: str) -> None:

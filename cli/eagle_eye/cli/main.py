@@ -49,40 +49,73 @@ class Command(NamedTuple):
     extra: str
 
 
-COMMANDS: tuple[Command, ...] = (
-    Command("server", "eagle_eye.server.command", "take frames, find faults, tell subscribers", "server"),
-    Command("agent", "eagle_eye.agent.command", "watch this host and send what it sees", "agent"),
-    Command("doctor", "eagle_eye.agent.health.doctor", "what works on this host, what doesn't", "agent"),
-    Command("launch", "eagle_eye.orchestrators.launch.command", "run a job that is restarted", "orchestrators"),
-    Command("orchestrate", "eagle_eye.orchestrators.orchestrate.command", "have site tools act", "orchestrators"),
-    Command("demo", "eagle_eye.demo.command", "show the closed loop on this host", "server,orchestrators,checkpoint"),
-    Command("simulate", "eagle_eye.simulator.command", "write a labelled trace of a fault", "server"),
-    Command("loadtest", "eagle_eye.simulator.load.command", "send what a large fleet would send", "server"),
-    Command("replay", "eagle_eye.cli.replay", "send a trace through the wire, times shifted to now", "server"),
-    Command("record", "eagle_eye.cli.record", "write a trace from a running server's history", "server"),
-    Command("import", "eagle_eye.cli.import_trace", "write a trace from an existing Prometheus", "server"),
-    Command("backtest", "eagle_eye.server.backtest.command", "judge recorded traces", "server"),
-    Command("train", "eagle_eye.learning.command", "learn what healthy nodes look like", "server,ml"),
-    Command("check", "eagle_eye.checks.command", "put this node to work and say whether it is sick", "agent,ml"),
-    Command("checkpoint", "eagle_eye.checkpoint.command", "where copies of checkpoints lie in memory", "checkpoint"),
-    Command("plan", "eagle_eye.planning.command", "how a job goes on with fewer nodes", "checkpoint"),
-    Command(
-        "flight-recorder", "eagle_eye.server.admin.flight_recorder_command", "name who holds a hung job up", "server"
+GROUPS: tuple[tuple[str, tuple[Command, ...]], ...] = (
+    (
+        "try it out",
+        (
+            Command(
+                "demo", "eagle_eye.demo.command", "the closed loop on this host", "server,orchestrators,checkpoint"
+            ),
+            Command("simulate", "eagle_eye.simulator.command", "write a labelled trace of a fault", "server"),
+            Command("backtest", "eagle_eye.server.backtest.command", "judge recorded traces", "server"),
+            Command("replay", "eagle_eye.cli.replay", "send a trace through the wire, times shifted to now", "server"),
+            Command("loadtest", "eagle_eye.simulator.load.command", "send what a large fleet would send", "server"),
+        ),
     ),
-    Command("nodes", "eagle_eye.cli.nodes:NODES", "list nodes; exclude, drain, readmit, check", "server"),
-    Command("jobs", "eagle_eye.cli.operator:JOBS", "list jobs", "server"),
-    Command("incidents", "eagle_eye.cli.operator:INCIDENTS", "list incidents; acknowledge, resolve, false", "server"),
-    Command("actions", "eagle_eye.cli.operator:ACTIONS", "list actions; approve, reject, report", "server"),
-    Command("audit", "eagle_eye.cli.audit", "who changed what", "server"),
-    Command("goodput", "eagle_eye.cli.accounts:GOODPUT", "where the jobs' time went, and because of what", "server"),
-    Command("ledger", "eagle_eye.cli.accounts:LEDGER", "what would have been done, against what happened", "server"),
-    Command("tickets", "eagle_eye.cli.accounts:TICKETS", "list and import repair tickets", "server"),
-    Command("policy", "eagle_eye.cli.policy", "why something was done or not; run written cases", "server"),
-    Command("deliveries", "eagle_eye.cli.operator:DELIVERIES", "list deliveries; redeliver", "server"),
-    Command("subscriptions", "eagle_eye.cli.subscriptions:SUBSCRIPTIONS", "who gets events; add, change", "server"),
-    Command("tokens", "eagle_eye.server.admin.tokens_command", "make, list and revoke tokens", "server"),
-    Command("backup", "eagle_eye.server.admin.backup_command", "copy the server's files while it runs", "server"),
+    (
+        "run",
+        (
+            Command("server", "eagle_eye.server.command", "take frames, find faults, notify subscribers", "server"),
+            Command("agent", "eagle_eye.agent.command", "watch this host and send what it sees", "agent"),
+            Command("launch", "eagle_eye.orchestrators.launch.command", "run a job that restarts", "orchestrators"),
+            Command(
+                "orchestrate",
+                "eagle_eye.orchestrators.orchestrate.command",
+                "have Slurm, Kubernetes or your tool act",
+                "orchestrators",
+            ),
+            Command("checkpoint", "eagle_eye.checkpoint.command", "keep checkpoints in memory", "checkpoint"),
+            Command("plan", "eagle_eye.planning.command", "plan how a job goes on with fewer nodes", "checkpoint"),
+        ),
+    ),
+    (
+        "look",
+        (
+            Command("incidents", "eagle_eye.cli.operator:INCIDENTS", "what is wrong; acknowledge, resolve", "server"),
+            Command("nodes", "eagle_eye.cli.nodes:NODES", "list nodes; exclude, drain, readmit, check", "server"),
+            Command("jobs", "eagle_eye.cli.operator:JOBS", "list jobs", "server"),
+            Command("goodput", "eagle_eye.cli.accounts:GOODPUT", "where the jobs' time went, and why", "server"),
+            Command("ledger", "eagle_eye.cli.accounts:LEDGER", "shadow decisions, against what happened", "server"),
+            Command("audit", "eagle_eye.cli.audit", "who changed what", "server"),
+            Command(
+                "flight-recorder", "eagle_eye.server.admin.flight_recorder_command", "who holds up a job", "server"
+            ),
+        ),
+    ),
+    (
+        "act",
+        (
+            Command("actions", "eagle_eye.cli.operator:ACTIONS", "list actions; approve, reject, report", "server"),
+            Command("check", "eagle_eye.checks.command", "put this node to work: is it sick?", "agent,ml"),
+            Command("policy", "eagle_eye.cli.policy", "why something was done or not; test rules", "server"),
+            Command("deliveries", "eagle_eye.cli.operator:DELIVERIES", "list deliveries; redeliver", "server"),
+            Command("subscriptions", "eagle_eye.cli.subscriptions:SUBSCRIPTIONS", "who gets events", "server"),
+            Command("tickets", "eagle_eye.cli.accounts:TICKETS", "list and import repair tickets", "server"),
+        ),
+    ),
+    (
+        "administer",
+        (
+            Command("doctor", "eagle_eye.agent.health.doctor", "what works on this host, what doesn't", "agent"),
+            Command("tokens", "eagle_eye.server.admin.tokens_command", "make, list and revoke tokens", "server"),
+            Command("backup", "eagle_eye.server.admin.backup_command", "copy the server's files live", "server"),
+            Command("record", "eagle_eye.cli.record", "write a trace from a server's history", "server"),
+            Command("import", "eagle_eye.cli.import_trace", "write a trace from an existing Prometheus", "server"),
+            Command("train", "eagle_eye.learning.command", "learn what healthy nodes look like", "server,ml"),
+        ),
+    ),
 )
+COMMANDS = tuple(command for _, commands in GROUPS for command in commands)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -152,7 +185,7 @@ def _overview(arguments: Sequence[str]) -> int:
         prog="eagle-eye",
         usage="eagle-eye [--version] COMMAND ...",
         description="Finds the faulty node of a distributed training job.",
-        epilog=guide.overview((command.name, command.help) for command in COMMANDS),
+        epilog=guide.overview((title, [(one.name, one.help) for one in commands]) for title, commands in GROUPS),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"eagle-eye {version()}")
