@@ -155,6 +155,23 @@ def test_late_rows_are_kept_and_no_news(server: Running) -> None:
     assert server.dispatcher.services.fleet.last("n1").time_s == NOW  # type: ignore[union-attr]
 
 
+@pytest.mark.parametrize("known", [False, True])
+def test_a_durable_row_is_acknowledged_when_requests_to_agents_cannot_be_looked_up(
+    server: Running, monkeypatch: pytest.MonkeyPatch, known: bool
+) -> None:
+    if known:
+        post(server, request(frame(1)))
+
+    def fail() -> bool:
+        raise RuntimeError("no records")
+
+    monkeypatch.setattr(server.dispatcher.services.evidence_requests, "asks_anybody", fail)
+    server.client.timeout = 3.0
+    answer = post(server, request(frame(2), outlines=not known))
+    assert answer.json() == {"accepted": 1, "duplicates": 0, "watermark": 2}
+    assert server.metric("internal_errors_total", place="requests") == 1
+
+
 def test_what_a_newer_agent_sends_is_left_out_and_named(server: Running) -> None:
     values = block(Scope.DEVICE, {0: {"gpu_power_watts": 5.0}}).values * 2
     newer = frame(1, blocks=[Block(Scope.DEVICE, [0], ["gpu_mood", "gpu_power_watts"], values)])

@@ -259,17 +259,16 @@ class RowsIngest:
         self._accept(usual, appended)
 
     def _accept(self, usual: UsualRows, appended: Appended) -> None:
-        asks = self._asks_anybody()
         ends: dict[float, bytes] = {}
-        for request, new, watermark in zip(usual.requests, appended.new, appended.watermarks, strict=True):
-            known = request.known
-            end = ends.get(known.interval_s)
+        requests = self._requests([one.known.node for one in usual.requests])
+        for one, asked, new, watermark in zip(usual.requests, requests, appended.new, appended.watermarks, strict=True):
+            interval_s = one.known.interval_s
+            end = ends.get(interval_s)
             if end is None:
-                end = ends[known.interval_s] = self._spread(known.interval_s)
-            asked = self._asked_of(known.node) if asks else None
-            if asked:
-                end = b',"requests":' + msgspec.json.encode(asked) + end
-            request.asker.accept(b'{"accepted":%d,"duplicates":%d,"watermark":%d%b}' % (new, not new, watermark, end))
+                end = ends[interval_s] = self._spread(interval_s)
+            one.asker.accept(
+                b'{"accepted":%d,"duplicates":%d,"watermark":%d%b%b}' % (new, not new, watermark, asked, end)
+            )
         self._count(sum(appended.new), len(appended.new), usual.batch.raw_bytes, [r.started_s for r in usual.requests])
 
     def _written(self, taken: Sequence[_Taken], done: Future[Appended]) -> None:
@@ -337,19 +336,31 @@ class RowsIngest:
 
     def _acknowledge(self, answers: Sequence[tuple[_Taken, int, int]]) -> None:
         """Answer requests, each given with the number of its new frames and its stream's watermark."""
-        for one, new, watermark in answers:
+        requests = self._requests([one.request.node for one, _, _ in answers])
+        for (one, new, watermark), asked in zip(answers, requests, strict=True):
             self._settle(one)
             said = b'{"accepted":%d,"duplicates":%d,"watermark":%d' % (new, len(one.late) - new, watermark)
-            asked = self._asked_of(one.request.node)
-            if asked:
-                said += b',"requests":' + msgspec.json.encode(asked)
-            said += self._spread(one.request.interval_s)
+            said += asked + self._spread(one.request.interval_s)
             if one.unknown:
                 said += b',"unknown":' + msgspec.json.encode(one.unknown)
             one.reply(200, said + b"}", NO_HEADERS)
         accepted, total = sum(new for _, new, _ in answers), sum(len(one.late) for one, _, _ in answers)
         sizes, begun_s = [one.size for one, _, _ in answers], [one.started_s for one, _, _ in answers]
         self._count(accepted, total, sum(sizes), begun_s)
+
+    def _requests(self, nodes: Sequence[str]) -> list[bytes]:
+        """Return for each node the part of its answer with the requests to its agent, empty if there are none.
+
+        After an error none are passed on: what is durable must be acknowledged, and later answers repeat requests.
+        """
+        try:
+            if self._asks_anybody():
+                asked = map(self._asked_of, nodes)
+                return [b',"requests":' + msgspec.json.encode(one) if one else b"" for one in asked]
+        except Exception:  # noqa: BLE001 - the waiting clients must be answered
+            _log.exception("requests to agents could not be looked up; a later answer passes them on")
+            self._telemetry.failures.labels("requests").inc()
+        return [b""] * len(nodes)
 
     def _spread(self, interval_s: float) -> bytes:
         """Return the part of an answer that tells agents over how long to spread their requests."""
