@@ -1,9 +1,13 @@
-"""Reads rows of numbers from many nodes with one layout together, as matrices. Pure."""
+"""Frames of many nodes as columns: one type for every way in, from its decoder to the journal and the windows. Pure.
+
+Rows of numbers with one layout are read together, as a matrix.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
+from types import MappingProxyType
 from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
 
@@ -13,10 +17,11 @@ from numpy.typing import NDArray
 
 from eagle_eye.schema.frame import Block, Frame, check_frame
 from eagle_eye.schema.metrics import Scope
-from eagle_eye.schema.rows import Outline, frame_of, names_none
+from eagle_eye.schema.rows import ROW_HEAD, Outline, frame_of, names_none
 
 Numbers = NDArray[np.floating[Any]]
 Matrix = NDArray[np.uint8]
+Times = NDArray[np.float64]
 
 
 class Part(NamedTuple):
@@ -38,10 +43,6 @@ class Layout:
         self.parts = parts
         self.size = size
 
-    def matrix(self, rows: Sequence[bytes]) -> Matrix:
-        """Return the numbers of rows of this layout as one matrix of bytes: (rows, size)."""
-        return np.frombuffer(b"".join(rows), np.uint8).reshape(len(rows), self.size)
-
     @staticmethod
     def values(part: Part, matrix: Matrix) -> Numbers:
         """Return a part's numbers: (rows, metrics, keys)."""
@@ -51,20 +52,31 @@ class Layout:
         return numbers
 
 
+class StreamRef:
+    """A stream that sends frames repeatedly; the history caches its own state of the stream in ``held``."""
+
+    __slots__ = ("held", "name")
+
+    def __init__(self, node: str, stream: str) -> None:
+        self.name = (node, stream)
+        self.held: Any = None
+
+
 class Outlined:
     """A validated outline, as used by the engine, the fleet and the journal; ``frame`` makes whole frames.
 
-    ``hollow`` is a frame with names but no numbers, one table per part of the layout. ``unknown`` lists rows and
-    columns known only to a newer server, or with invalid names. An outline with such rows or columns has no layout, and
-    each of its rows is read alone.
+    ``ref`` is its stream. ``hollow`` is a frame with names but no numbers, one table per part of the layout.
+    ``unknown`` lists rows and columns known only to a newer server, or with invalid names. An outline with such rows or
+    columns has no layout, and each of its rows is read alone.
     """
 
-    __slots__ = ("hollow", "layout", "node", "outline", "size", "unknown")
+    __slots__ = ("hollow", "layout", "node", "outline", "ref", "size", "unknown")
 
     def __init__(self, outline: Outline, unknown: tuple[str, ...]) -> None:
         self.outline = outline
         self.unknown = unknown
         self.node = outline.node
+        self.ref = StreamRef(outline.node, outline.stream)
         self.size = outline.size
         self.layout = layout_of(outline) if all(map(names_none, unknown)) else None
         parts = self.layout.parts if self.layout else ()
@@ -76,36 +88,89 @@ class Outlined:
         return check_frame(frame_of(self.outline, sequence, time_s, numbers)).frame
 
 
-class Row(NamedTuple):
-    """One row of an outline that has a layout, without a tail; ``time_s`` is on the server's clock."""
+class Batch(NamedTuple):
+    """Frames received at about the same time, as columns.
 
-    outlined: Outlined
-    time_s: float
-    received_s: float
-    numbers: bytes
-
-
-class RowGroup(NamedTuple):
-    """Rows of one layout, without tails, in order of arrival; times are on the server's clock.
-
-    ``numbers`` holds one row's bytes per line.
+    Row i belongs to the stream ``refs[i]``. ``time_s`` is by its node's clock; ``offset_s`` is added to it on reading.
+    ``raw`` has each frame's bytes, as a matrix if all have the same size. ``outlines`` (by id) are those that rows in
+    the batch reference and that may not be durable yet. ``outlined`` has each row's outline if all are rows of one
+    layout without tails, and nothing otherwise; only then there are a ``layout`` and ``numbers``.
     """
 
-    layout: Layout
-    outlined: Sequence[Outlined]
-    time_s: Sequence[float]
-    received_s: Sequence[float]
-    numbers: Matrix
+    refs: Sequence[StreamRef]
+    sequence: np.ndarray[Any, np.dtype[np.int64]]
+    time_s: Times
+    received_s: Times
+    offset_s: Times
+    raw: Matrix | Sequence[bytes]
+    outlines: Mapping[bytes, bytes] = MappingProxyType({})
+    outlined: Sequence[Outlined] = ()
+
+    @classmethod
+    def of(
+        cls,
+        lines: Iterable[tuple[StreamRef, int, float, float, float, bytes]],
+        outlines: Mapping[bytes, bytes] = MappingProxyType({}),
+    ) -> Batch:
+        """Return a batch of at least one row, each given in the order of the columns."""
+        refs, sequences, times_s, received_s, offsets_s, raw = zip(*lines, strict=True)
+        times = np.array((times_s, received_s, offsets_s), np.float64)
+        return cls(refs, np.array(sequences, np.int64), times[0], times[1], times[2], raw, outlines)
+
+    @property
+    def raw_bytes(self) -> int:
+        """Total size of the frames in bytes."""
+        return self.raw.nbytes if isinstance(self.raw, np.ndarray) else sum(map(len, self.raw))
+
+    @property
+    def server_time_s(self) -> Times:
+        """The frames' times by the server's clock."""
+        return self.time_s + self.offset_s
+
+    @property
+    def layout(self) -> Layout:
+        """The layout of the rows."""
+        layout = self.outlined[0].layout
+        assert layout is not None  # noqa: S101 - see above
+        return layout
+
+    @property
+    def numbers(self) -> Matrix:
+        """The rows' numbers as bytes: (rows, size)."""
+        assert isinstance(self.raw, np.ndarray)  # noqa: S101 - rows of one layout have one size
+        return self.raw[:, ROW_HEAD.size :]
+
+    def only(self, chosen: Sequence[bool]) -> Batch:
+        """Return the chosen rows of one layout."""
+        if False not in chosen:
+            return self
+        assert isinstance(self.raw, np.ndarray)  # noqa: S101 - as in numbers
+        at = np.flatnonzero(chosen)
+        rows: list[int] = at.tolist()
+        columns = (self.sequence[at], self.time_s[at], self.received_s[at], self.offset_s[at], self.raw[at])
+        return Batch([self.refs[row] for row in rows], *columns, self.outlines, [self.outlined[row] for row in rows])
 
 
-def groups_of(rows: Iterable[Row]) -> list[RowGroup]:
-    """Group consecutive rows of one layout."""
-    groups: list[RowGroup] = []
-    for layout, together in groupby(rows, lambda row: row.outlined.layout):
-        assert layout is not None  # noqa: S101 - a Row's outline has one
-        outlined, times_s, received_s, numbers = zip(*together, strict=True)
-        groups.append(RowGroup(layout, outlined, times_s, received_s, layout.matrix(numbers)))
-    return groups
+class Row(NamedTuple):
+    """One row of an outline that has a layout, without a tail; otherwise as in a ``Batch``."""
+
+    outlined: Outlined
+    sequence: int
+    time_s: float
+    received_s: float
+    offset_s: float
+    raw: bytes
+
+
+def batches_of(rows: Iterable[Row]) -> list[Batch]:
+    """Return consecutive rows of one layout as a batch each."""
+    batches: list[Batch] = []
+    for _, together in groupby(rows, lambda row: row.outlined.layout):
+        lines = list(together)
+        batch = Batch.of((row.outlined.ref, *row[1:]) for row in lines)
+        raw = np.frombuffer(b"".join(batch.raw), np.uint8).reshape(len(lines), -1)
+        batches.append(batch._replace(raw=raw, outlined=[row.outlined for row in lines]))
+    return batches
 
 
 _layouts: WeakValueDictionary[tuple[Part, ...], Layout] = WeakValueDictionary()

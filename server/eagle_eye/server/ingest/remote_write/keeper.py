@@ -14,11 +14,12 @@ from collections.abc import Awaitable, Callable, Iterable
 import msgspec
 
 from eagle_eye.schema.frame import WIRE_VERSION, Frame, encode_frame
-from eagle_eye.server.history.history import Appended, Batch, History, StreamRef
+from eagle_eye.server.history.history import Appended, History
 from eagle_eye.server.ingest.fleet import Fleet, Heard
 from eagle_eye.server.ingest.frame_rules import belated
 from eagle_eye.server.ingest.remote_write.last_codes import CodeMemory
 from eagle_eye.server.ingest.remote_write.rows import INTERVAL_UNKNOWN_S, NodeRows, NodeSample
+from eagle_eye.server.model.batch import Batch, StreamRef
 from eagle_eye.server.model.clock import Clock
 from eagle_eye.server.model.errors import HistoryUnavailable, StoreUnavailable
 from eagle_eye.server.model.scraped_devices import Watched
