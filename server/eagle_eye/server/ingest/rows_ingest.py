@@ -40,7 +40,7 @@ from eagle_eye.server.ingest.single_row_requests import ID, Asker, Usual, read
 from eagle_eye.server.ingest.unknown_fields import UnknownThings
 from eagle_eye.server.model.batch import Batch, Row, batches_of
 from eagle_eye.server.model.clock import Clock
-from eagle_eye.server.model.errors import NO_HEADERS, HistoryBusy, HistoryUnavailable, Refusal, StoreUnavailable
+from eagle_eye.server.model.errors import NO_HEADERS, HistoryBusy, HistoryUnavailable, Refusal
 from eagle_eye.server.security.auth import Principal
 from eagle_eye.server.telemetry.counters import Telemetry
 
@@ -329,10 +329,6 @@ class RowsIngest:
     async def _introduce(self, nodes: list[str], answers: Sequence[tuple[_Taken, int, int]]) -> None:
         try:
             await self._found(nodes)
-        except StoreUnavailable:
-            # The rows are durable and must be acknowledged; the nodes are recorded at the next start.
-            _log.warning("nodes could not be written down", extra={"nodes": len(nodes), "first": nodes[0]})
-            self._telemetry.failures.labels("node").inc()
         finally:
             self._acknowledge(answers)
 
