@@ -88,10 +88,10 @@ def realistic(stream: str, sequence: int) -> bytes:
         agent_version="0.1.0",
         job="llm-pretrain-70b",
         ranks=[Rank("llm-pretrain-70b", gpu, 1024, gpu, 0, 100_000 + gpu, "stage-3") for gpu in range(GPUS)],
-        blocks=[one.outline for one in tables],
+        blocks=[block for block, _ in tables],
         collectors=dict.fromkeys(("host", "nvml", "fabric", "kernel_log", "training"), "ok"),
     )
-    numbers = b"".join([one.numbers for one in tables])
+    numbers = b"".join([part for _, part in tables])
     return _writer.write(outline, sequence, time.time(), numbers, Tail())
 
 

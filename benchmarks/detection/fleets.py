@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from eagle_eye.schema.frame import WIRE_VERSION, Rank
 from eagle_eye.schema.metrics import Scope
-from eagle_eye.schema.rows import Outline, OutlineBlock
-from eagle_eye.server.engine.outlined import Outlined, RowGroup
+from eagle_eye.schema.rows import ROW_HEAD, Outline, OutlineBlock
+from eagle_eye.server.model.batch import Batch, Outlined
 from eagle_eye.simulator.load.values import EXACT, PLAIN, TRAINED, FleetValues
 
 Numbers = NDArray[np.floating[Any]]
@@ -67,7 +67,7 @@ class ManyJobs:
         self._outlined = [self._outline(node, nodes, nodes_a_job) for node in range(nodes)]
         self._stopped: _Stopped | None = None
 
-    def rows(self, line: int, *, hung: bool = False) -> list[RowGroup]:
+    def rows(self, line: int, *, hung: bool = False) -> list[Batch]:
         """Return every node's row of an interval; ``hung``: nobody has left the collective since the first such row."""
         nodes, time_s = len(self._outlined), self._start_s + line
         exact, plain = self._values.read(0, nodes, time_s)
@@ -88,11 +88,19 @@ class ManyJobs:
             np.concatenate([plain, waits_s], axis=1).astype(np.float32),
             host.astype(np.float32),
         )
-        numbers = np.concatenate([np.ascontiguousarray(t).view(np.uint8).reshape(nodes, -1) for t in tables], axis=1)
-        layout = self._outlined[0].layout
-        assert layout is not None
-        times_s, received_s = [time_s] * nodes, [time_s + DELAY_S] * nodes
-        return [RowGroup(layout, self._outlined, times_s, received_s, numbers)]
+        heads = np.zeros((nodes, ROW_HEAD.size), np.uint8)  # nobody reads them here
+        numbers = [np.ascontiguousarray(table).view(np.uint8).reshape(nodes, -1) for table in tables]
+        return [
+            Batch(
+                [one.ref for one in self._outlined],
+                np.full(nodes, line + 1),
+                np.full(nodes, time_s),
+                np.full(nodes, time_s + DELAY_S),
+                np.zeros(nodes),
+                np.concatenate([heads, *numbers], axis=1),
+                outlined=self._outlined,
+            )
+        ]
 
     def _outline(self, node: int, nodes: int, nodes_a_job: int) -> Outlined:
         job, place = divmod(node, nodes_a_job)

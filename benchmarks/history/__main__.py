@@ -23,9 +23,9 @@ from eagle_eye.schema.frame import Frame, encode_frame
 from eagle_eye.schema.metrics import BY_NAME
 from eagle_eye.server.backtest.trace import Trace
 from eagle_eye.server.history.embedded_history import HISTORY_FILE, HISTORY_FOLDER, EmbeddedHistory
-from eagle_eye.server.history.history import Batch, StreamRef
 from eagle_eye.server.history.journal_schema import live_bytes
 from eagle_eye.server.history.settings import HistorySettings
+from eagle_eye.server.model.batch import Batch, StreamRef
 from eagle_eye.server.model.clock import SystemClock
 
 COMMIT_FRAMES = 1_250  # what a fleet of 12,500 nodes sends in 100 ms

@@ -26,11 +26,11 @@ from typing import Any, NamedTuple
 import msgspec
 
 from eagle_eye.schema.rows import encode_outline, outline_id, outline_of
-from eagle_eye.server.history.history import Batch, StreamRef
 from eagle_eye.server.history.journal import Journal
 from eagle_eye.server.history.segments.facts import MINUTES_FOLDER, RAW_FOLDER, Sealed
 from eagle_eye.server.history.segments.processes import environment
 from eagle_eye.server.history.settings import HistorySettings
+from eagle_eye.server.model.batch import Batch, StreamRef
 from eagle_eye.server.model.clock import SystemClock
 from eagle_eye.simulator.load.fleet import Fleet, Load
 from eagle_eye.simulator.load.rows_wire import FleetRows

@@ -58,7 +58,7 @@ def frames(draw: st.DrawFn) -> Frame:
     )
 
 
-def tables_of(frame: Frame) -> list[rows.Table]:
+def tables_of(frame: Frame) -> list[tuple[rows.OutlineBlock, bytes]]:
     """Return the frame's numbers as a collector gives them, put into tables."""
     found = []
     for item in frame.blocks:
@@ -73,9 +73,9 @@ def tables_of(frame: Frame) -> list[rows.Table]:
 
 def written(writer: rows.RowWriter, frame: Frame) -> bytes:
     tables = tables_of(frame)
-    outline = msgspec.structs.replace(rows.outline_of(frame), blocks=[one.outline for one in tables])
+    outline = msgspec.structs.replace(rows.outline_of(frame), blocks=[one for one, _ in tables])
     tail = rows.Tail(frame.events, rows.silences(frame.ranks))
-    return writer.write(outline, frame.sequence, frame.time_s, b"".join([one.numbers for one in tables]), tail)
+    return writer.write(outline, frame.sequence, frame.time_s, b"".join([numbers for _, numbers in tables]), tail)
 
 
 @given(st.lists(frames(), min_size=1, max_size=3))

@@ -26,11 +26,11 @@ from eagle_eye.server.app import Services, build_watcher, create_app
 from eagle_eye.server.command import connection_options
 from eagle_eye.server.config import ServerConfig
 from eagle_eye.server.engine.checkpoints import Checkpoints
-from eagle_eye.server.engine.outlined import RowGroup
 from eagle_eye.server.engine.policy import Weighing
 from eagle_eye.server.engine.scheduler_contact import SchedulerReports
 from eagle_eye.server.engine.settings import PolicySettings
-from eagle_eye.server.history.history import Batch, Recorded, RecordedRow, StreamRef
+from eagle_eye.server.history.history import Recorded, RecordedRow
+from eagle_eye.server.model.batch import Batch, StreamRef
 from eagle_eye.server.model.clock import Clock
 from eagle_eye.server.model.records import Action, Incident, Job, OutboundEvent, Subscription
 from eagle_eye.server.monitor.watcher import IncidentCounts, JobProgress, Latest, Progress
@@ -81,9 +81,9 @@ class FakeWatcher:
     def observe(self, frame: Frame, received_s: float, offset_s: float) -> None:
         self.frames.append((frame, received_s, offset_s))
 
-    def observe_rows(self, groups: Sequence[RowGroup]) -> None:
-        for group in groups:
-            self.frames.extend((frame, received_s, 0.0) for frame, received_s in frames_of(group))
+    def observe_rows(self, batches: Sequence[Batch]) -> None:
+        for batch in batches:
+            self.frames.extend((frame, received_s, 0.0) for frame, received_s in frames_of(batch))
 
     def observe_job(self, job: Job) -> None:
         self.jobs.append(job)
@@ -97,9 +97,9 @@ class FakeWatcher:
     def count_fleet(self, count: Callable[[], int]) -> None:
         self.fleet_size = count
 
-    def recover(self, past: Iterable[tuple[Frame, float] | RowGroup]) -> None:
+    def recover(self, past: Iterable[tuple[Frame, float] | Batch]) -> None:
         for one in past:
-            self.recovered.extend(frames_of(one) if isinstance(one, RowGroup) else [one])
+            self.recovered.extend(frames_of(one) if isinstance(one, Batch) else [one])
 
     def use_model(self, model: LearnedModel | str) -> None:
         self.models.append(model)
@@ -143,10 +143,11 @@ class FakeWatcher:
         return Progress(7.0, NOW, 1.5, kept) if job == "job" else None
 
 
-def frames_of(group: RowGroup) -> list[tuple[Frame, float]]:
+def frames_of(batch: Batch) -> list[tuple[Frame, float]]:
+    times_s, received_s = batch.server_time_s.tolist(), batch.received_s.tolist()
     return [
-        (outlined.frame(1, time_s, numbers.tobytes()), received_s)
-        for outlined, time_s, received_s, numbers in zip(*group[1:], strict=True)
+        (outlined.frame(1, time_s, numbers.tobytes()), at_s)
+        for outlined, time_s, at_s, numbers in zip(batch.outlined, times_s, received_s, batch.numbers, strict=True)
     ]
 
 

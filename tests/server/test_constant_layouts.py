@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import msgspec
+import numpy as np
 import pytest
 
 from eagle_eye.schema.frame import Frame
@@ -18,10 +19,10 @@ from eagle_eye.schema.rows import (
     outline_id,
     outline_of,
 )
-from eagle_eye.server.engine.outlined import Outlined
 from eagle_eye.server.ingest.fleet import Fleet
 from eagle_eye.server.ingest.outlines import KnownOutline
 from eagle_eye.server.ingest.single_row_requests import Usual, read
+from eagle_eye.server.model.batch import Outlined
 from eagle_eye.server.security.auth import Principal
 from tests.server.builders import NOW, frame
 
@@ -54,35 +55,33 @@ def usual(one: Frame, sent_s: float = NOW + 5.0, outline: KnownOutline | None = 
     return Usual(outline, NODE, body, 505.0, Waiting())
 
 
-def test_requests_of_one_layout_become_one_group() -> None:
+def test_requests_of_one_layout_become_one_batch() -> None:
     requests = [usual(frame(number, f"n{number}")) for number in (1, 2, 3)]
-    ((columns,), odd) = read(requests, Fleet(10), WALL_S)
-    assert odd == []
-    assert columns.batch.sequence.tolist() == [1, 2, 3]
-    assert [ref.name[0] for ref in columns.batch.refs] == ["n1", "n2", "n3"]
-    assert columns.batch.time_s.tolist() == columns.group.time_s == [frame(number).time_s for number in (1, 2, 3)]
-    assert columns.group.received_s == [505.0 + WALL_S] * 3
-    assert [bytes(raw) for raw in columns.batch.raw] == [one.body[REQUEST_HEAD.size + SIZE.size :] for one in requests]
+    (((of, batch),), odd) = read(requests, Fleet(10), WALL_S)
+    assert (list(of), odd) == (requests, [])
+    assert batch.sequence.tolist() == [1, 2, 3]
+    assert [ref.name[0] for ref in batch.refs] == ["n1", "n2", "n3"]
+    assert batch.time_s.tolist() == batch.server_time_s.tolist() == [frame(number).time_s for number in (1, 2, 3)]
+    assert batch.received_s.tolist() == [505.0 + WALL_S] * 3
+    assert [bytes(raw) for raw in batch.raw] == [one.body[REQUEST_HEAD.size + SIZE.size :] for one in requests]
     whole = [
-        one.outlined.frame(n, t, row.tobytes())
-        for n, one, t, row in zip(
-            (1, 2, 3), [request.known for request in requests], columns.group.time_s, columns.group.numbers, strict=True
-        )
+        outlined.frame(n, t, row.tobytes())
+        for n, outlined, t, row in zip((1, 2, 3), batch.outlined, batch.time_s.tolist(), batch.numbers, strict=True)
     ]
     assert [one.blocks for one in whole] == [frame(number).blocks for number in (1, 2, 3)]
 
 
 def test_a_clock_that_is_off_is_corrected() -> None:
-    ((columns,), _) = read([usual(frame(1, time_s=NOW - 3_600), NOW - 3_600)], Fleet(10), WALL_S)
-    assert columns.batch.offset_s.tolist() == [3_605.0]
-    assert columns.group.time_s == [NOW + 5.0]
-    assert columns.batch.time_s.tolist() == [NOW - 3_600]
+    (((_, batch),), _) = read([usual(frame(1, time_s=NOW - 3_600), NOW - 3_600)], Fleet(10), WALL_S)
+    assert batch.offset_s.tolist() == [3_605.0]
+    assert batch.server_time_s.tolist() == [NOW + 5.0]
+    assert batch.time_s.tolist() == [NOW - 3_600]
 
 
 def test_the_second_request_of_a_node_is_left() -> None:
     first, second, other = usual(frame(1)), usual(frame(2)), usual(frame(1, "n2"))
-    ((columns,), odd) = read([first, second, other], Fleet(10), WALL_S)
-    assert (list(columns.requests), odd) == ([first, other], [second])
+    (((of, _),), odd) = read([first, second, other], Fleet(10), WALL_S)
+    assert (list(of), odd) == ([first, other], [second])
 
 
 def test_what_an_outline_that_is_not_durable_any_more_says_is_left() -> None:
@@ -112,8 +111,8 @@ def changed(body: bytes, at: int, part: bytes) -> bytes:
 def test_what_is_unusual_is_left(at: int, part: bytes) -> None:
     good, bad = usual(frame(1)), usual(frame(1, "n2"))
     bad = msgspec.structs.replace(bad, body=changed(bad.body, at, part))
-    ((columns,), odd) = read([good, bad], Fleet(10), WALL_S)
-    assert (list(columns.requests), odd) == ([good], [bad])
+    (((of, _),), odd) = read([good, bad], Fleet(10), WALL_S)
+    assert (list(of), odd) == ([good], [bad])
 
 
 @pytest.mark.parametrize("sent_s", [frame(1).time_s - 0.5, frame(1).time_s + 10.5, float("nan"), 1e18])
@@ -124,13 +123,10 @@ def test_what_is_late_or_of_the_future_is_left(sent_s: float) -> None:
 
 def test_of_what_came_only_the_new_is_news() -> None:
     requests = [usual(frame(number, f"n{number}")) for number in (1, 2, 3)]
-    ((columns,), _) = read(requests, Fleet(10), WALL_S)
-    assert columns.new([True, True, True]) is columns.group
-    news = columns.new([False, True, False])
-    assert ([one.node for one in news.outlined], news.time_s, news.received_s) == (
-        ["n2"],
-        [columns.group.time_s[1]],
-        [columns.group.received_s[1]],
-    )
-    assert news.numbers.tobytes() == columns.group.numbers[1].tobytes()
-    assert columns.new([False] * 3).outlined == []
+    (((_, batch),), _) = read(requests, Fleet(10), WALL_S)
+    assert batch.only([True, True, True]) is batch
+    news = batch.only([False, True, False])
+    assert ([one.node for one in news.outlined], [ref.name[0] for ref in news.refs]) == (["n2"], ["n2"])
+    columns = (batch.sequence, batch.time_s, batch.received_s, batch.offset_s, batch.raw)
+    assert [np.asarray(column)[1:2].tolist() for column in columns] == [np.asarray(one).tolist() for one in news[1:6]]
+    assert batch.only([False] * 3).outlined == []

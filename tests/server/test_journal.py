@@ -16,10 +16,10 @@ import pytest
 from eagle_eye.schema.frame import encode_frame
 from eagle_eye.server.history import journal_refusals, journal_retention
 from eagle_eye.server.history.embedded_history import EmbeddedHistory
-from eagle_eye.server.history.history import Batch, StreamRef
 from eagle_eye.server.history.journal import Journal
 from eagle_eye.server.history.journal_retention import Retention
 from eagle_eye.server.history.settings import HistorySettings
+from eagle_eye.server.model.batch import Batch, StreamRef
 from eagle_eye.server.model.errors import HistoryBusy, HistoryUnavailable
 from tests.server.builders import NOW, FakeClock, batch_of, frame, replayed
 

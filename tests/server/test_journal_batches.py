@@ -13,12 +13,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from eagle_eye.server.history import journal as journal_module
-from eagle_eye.server.history.history import Appended, Batch, StreamRef
+from eagle_eye.server.history.history import Appended
 from eagle_eye.server.history.journal import Journal
 from eagle_eye.server.history.journal_chunks import Line, lines
 from eagle_eye.server.history.journal_streams import Stream, Touched
 from eagle_eye.server.history.sequences import RANGES_MAX, Sequences
 from eagle_eye.server.history.settings import HistorySettings
+from eagle_eye.server.model.batch import Batch, StreamRef
 from eagle_eye.server.model.errors import HistoryUnavailable
 from tests.server.builders import NOW, FakeClock
 
@@ -129,8 +130,7 @@ def test_what_is_undone_was_never_there(groups: list[list[int]]) -> None:
     before = stream.sequences.snapshot()
     touched = Touched()
     for group in groups:
-        batch = Batch.of((refs[0], sequence, NOW, NOW + 1, 0.0, b"") for sequence in group)
-        touched.add(batch, [stream] * len(group))
+        touched.add([stream] * len(group), group, [NOW + 1] * len(group))
     touched.undo()
     assert (stream.sequences.snapshot(), stream.heard_s) == (before, NOW)
 

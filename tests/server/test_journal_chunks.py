@@ -7,8 +7,8 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eagle_eye.server.history.history import Batch, StreamRef
 from eagle_eye.server.history.journal_chunks import chunks_of, found_in, lines
+from eagle_eye.server.model.batch import Batch, StreamRef
 
 FRAMES = st.tuples(st.integers(0, 5), st.floats(0, 100), st.binary(max_size=9))  # stream, time, bytes
 CHUNKS = st.lists(st.lists(FRAMES, max_size=6), max_size=4)

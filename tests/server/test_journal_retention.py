@@ -5,6 +5,7 @@ from __future__ import annotations
 import sqlite3
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from eagle_eye.server.history import journal_outlines, journal_streams
@@ -12,6 +13,7 @@ from eagle_eye.server.history.journal_chunks import chunks_of, insert
 from eagle_eye.server.history.journal_outlines import JournalOutlines
 from eagle_eye.server.history.journal_schema import MIGRATIONS
 from eagle_eye.server.history.journal_streams import Streams, Touched
+from eagle_eye.server.model.batch import StreamRef
 from eagle_eye.server.store import database
 from tests.server.builders import batch_of
 
@@ -32,8 +34,8 @@ def write(
     """Have one frame of the node in a chunk, as the journal does."""
     batch, touched = batch_of(node, "s", received_s, 0.0, [(sequence, received_s, b"frame")]), Touched()
     with database.transaction(writer):
-        (stream,) = streams.referred(batch, touched)
-        new = touched.add(batch, [stream]).new
+        (stream,) = streams.referred(batch.refs, batch.received_s, touched)
+        new = touched.add([stream], [sequence], [received_s]).new
         insert(writer, list(chunks_of(batch, [stream.id], [stream.shard], new, 1 << 20)))
     streams.keep(touched)
 
@@ -42,7 +44,7 @@ def highest(writer: database.DurableConnection, node: str) -> int:
     """Return the stream's highest sequence as a new process learns it."""
     streams, touched = Streams(writer), Touched()
     streams.recover()
-    (stream,) = streams.referred(batch_of(node, "s", NOW_S, 0.0, [(1, NOW_S, b"")]), touched)
+    (stream,) = streams.referred([StreamRef(node, "s")], np.array([NOW_S]), touched)
     return stream.sequences.highest
 
 

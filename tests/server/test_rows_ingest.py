@@ -27,6 +27,7 @@ from eagle_eye.schema.rows import (
     outline_id,
     outline_of,
 )
+from eagle_eye.server.model.errors import StoreUnavailable
 from eagle_eye.server.security.auth import mint
 from eagle_eye.server.store.store import Change
 from tests.server.builders import NOW, Running, frame, running
@@ -153,6 +154,34 @@ def test_late_rows_are_kept_and_no_news(server: Running) -> None:
     assert server.metric("ingest_late_frames_total") == 1
     assert server.dispatcher.services.fleet.last("n1") is not None
     assert server.dispatcher.services.fleet.last("n1").time_s == NOW  # type: ignore[union-attr]
+
+
+def test_a_durable_row_of_a_new_node_is_acknowledged_when_the_node_cannot_be_recorded(
+    server: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_: object) -> None:
+        raise StoreUnavailable("no records")
+
+    monkeypatch.setattr(server.dispatcher.services.store, "update", fail)
+    assert post(server, request(frame(1))).json() == {"accepted": 1, "duplicates": 0, "watermark": 1}
+    assert server.metric("internal_errors_total", place="node") == 1
+
+
+@pytest.mark.parametrize("known", [False, True])
+def test_a_durable_row_is_acknowledged_when_requests_to_agents_cannot_be_looked_up(
+    server: Running, monkeypatch: pytest.MonkeyPatch, known: bool
+) -> None:
+    if known:
+        post(server, request(frame(1)))
+
+    def fail() -> bool:
+        raise RuntimeError("no records")
+
+    monkeypatch.setattr(server.dispatcher.services.evidence_requests, "asks_anybody", fail)
+    server.client.timeout = 3.0
+    answer = post(server, request(frame(2), outlines=not known))
+    assert answer.json() == {"accepted": 1, "duplicates": 0, "watermark": 2}
+    assert server.metric("internal_errors_total", place="requests") == 1
 
 
 def test_what_a_newer_agent_sends_is_left_out_and_named(server: Running) -> None:

@@ -16,9 +16,9 @@ from eagle_eye.schema import action as schema
 from eagle_eye.server.engine.engine import Engine
 from eagle_eye.server.engine.judgement import Judgement
 from eagle_eye.server.engine.ledger import mark_false, report_action
-from eagle_eye.server.engine.outlined import groups_of
 from eagle_eye.server.engine.settings import PolicySettings
 from eagle_eye.server.model.account_records import Gpu
+from eagle_eye.server.model.batch import batches_of
 from eagle_eye.server.model.errors import StoreUnavailable
 from eagle_eye.server.model.records import Subscription
 from eagle_eye.server.monitor.detection_loop import DetectionLoop
@@ -73,7 +73,7 @@ class Site:
                     frame = self.fleet.frame(node)
                     self.sent.append((frame, self.clock.now_s()))
                     if self.by_rows and node not in self.fleet.silent_s:
-                        self.watch.observe_rows(groups_of([row_of(frame)]))
+                        self.watch.observe_rows(batches_of([row_of(frame)]))
                     else:
                         self.watch.observe(frame, self.clock.now_s(), 0.0)
             self.watch.tick(self.clock.now_s())
@@ -125,7 +125,7 @@ def test_who_asks_between_ticks_is_told_of_rows_too(site: Site) -> None:
     site.fleet.step += 1
     site.clock.advance(1.0)
     site.fleet.now_s = site.clock.now_s()
-    site.watch.observe_rows(groups_of([row_of(site.fleet.frame("n0"))]))
+    site.watch.observe_rows(batches_of([row_of(site.fleet.frame("n0"))]))
     reported = {latest.value for latest in site.watch.latest() if (latest.metric, latest.node) == ("train_step", "n0")}
     progress = site.watch.progress("j")
     assert progress is not None
@@ -302,7 +302,7 @@ def test_what_comes_during_a_look_at_jobs_is_seen_by_the_next() -> None:
     intake = Intake(engine)
     intake.hold()
     intake.observe(fleet.frame("n0"), START_S)
-    intake.observe_rows(groups_of([row_of(fleet.frame("n1"))]))
+    intake.observe_rows(batches_of([row_of(fleet.frame("n1"))]))
     seen_at: list[int] = []
     intake.observe_in_turn(lambda: seen_at.append(engine.node_count))
     intake.take_in()
@@ -321,7 +321,7 @@ def test_what_waits_behind_something_that_fails_is_seen_all_the_same() -> None:
     intake.hold()
     intake.observe(fleet.frame("n0"), START_S)
     intake.observe_in_turn(fail)
-    intake.observe_rows(groups_of([row_of(fleet.frame("n1"))]))
+    intake.observe_rows(batches_of([row_of(fleet.frame("n1"))]))
     intake.release()
     with pytest.raises(ZeroDivisionError, match="a bug"):
         intake.take_in()

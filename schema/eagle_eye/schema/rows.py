@@ -126,13 +126,6 @@ class RowsRequest(NamedTuple):
     rows: list[bytes]
 
 
-class Table(NamedTuple):
-    """Rows of one scope in outline form, and their numbers in row form."""
-
-    outline: OutlineBlock
-    numbers: bytes
-
-
 _encoder = msgspec.msgpack.Encoder()
 _outline_decoder = msgspec.msgpack.Decoder(Outline)
 _tail_decoder = msgspec.msgpack.Decoder(Tail)
@@ -140,8 +133,10 @@ _NO_TAIL = Tail()
 _USED = ("job", "ranks", "boot_id", "agent_version", "collectors", "dropped")  # by frames without invalid names
 
 
-def table(scope: Scope, rows: Mapping[int, Mapping[str, float]] | Mapping[str, Mapping[str, float]]) -> Table:
-    """Return the rows as one table; metrics missing from a row are NaN.
+def table(
+    scope: Scope, rows: Mapping[int, Mapping[str, float]] | Mapping[str, Mapping[str, float]]
+) -> tuple[OutlineBlock, bytes]:
+    """Return the rows as a table of an outline, and their numbers as in a row; metrics missing from a row are NaN.
 
     Raises KeyError for a metric that is not in the catalogue: add it there first.
     """
@@ -156,7 +151,7 @@ def table(scope: Scope, rows: Mapping[int, Mapping[str, float]] | Mapping[str, M
         (exact if spec.exact else plain).append(name)
     numbers = _column("d", [line.get(name, math.nan) for name in exact for line in lines])
     numbers += _column("f", [line.get(name, math.nan) for name in plain for line in lines])
-    return Table(OutlineBlock(scope, keys, [*exact, *plain], len(exact)), numbers)
+    return OutlineBlock(scope, keys, [*exact, *plain], len(exact)), numbers
 
 
 class RowWriter:

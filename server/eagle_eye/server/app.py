@@ -6,7 +6,7 @@ import asyncio
 import os
 import random
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from importlib.metadata import version
@@ -251,7 +251,7 @@ def _build(
         store=store,
         history=kept,
         fleet=fleet,
-        known_nodes=KnownNodes(store, fleet, clock, fresh_s),
+        known_nodes=KnownNodes(store, fleet, clock, fresh_s, counters.failures.labels("node").inc),
         tokens=Tokens(store, clock, is_loopback(config.listen), certified=bool(config.tls.client_ca_file)),
         limits=Limits(config.limits, clock, lambda by: counters.rate_limited.labels(by).inc()),
         certificates=certificates,
@@ -358,7 +358,6 @@ def _frames(services: Services, outlines: Outlines) -> Ingest:
     config, limits = services.config.ingest, services.limits
     unknown = UnknownThings(services.telemetry)
     reader = RowsReader(outlines, unknown, config.body_bytes_max, services.clock)
-    found = _found(services)
 
     def asked_of(node: str) -> list[dict[str, Any]]:
         return services.evidence_requests.asked_of(node) + services.node_checks.asked_of(node)
@@ -367,8 +366,8 @@ def _frames(services: Services, outlines: Outlines) -> Ingest:
         return services.evidence_requests.asks_anybody() or services.node_checks.asks_anybody()
 
     parts = (services.history, services.fleet, services.tokens, services.telemetry, services.clock)
-    observe, observe_rows = _observe(services), services.watcher.observe_rows
-    rows = RowsIngest(config, *parts, observe, observe_rows, found, asked_of, asks_anybody, reader, unknown)
+    observe, observe_rows, introduce = _observe(services), services.watcher.observe_rows, services.known_nodes.introduce
+    rows = RowsIngest(config, *parts, observe, observe_rows, introduce, asked_of, asks_anybody, reader, unknown)
     tokens, telemetry = services.tokens, services.telemetry
     return Ingest(config, tokens, telemetry, services.clock, limits.check_frames, rows, reader)
 
@@ -395,7 +394,7 @@ def _remote_write(services: Services) -> RemoteWrite:
         services.telemetry,
         services.clock,
         _observe(services),
-        _found(services),
+        services.known_nodes.introduce,
         membership.job_of,
         codes,
     )
@@ -412,15 +411,6 @@ def _remote_write(services: Services) -> RemoteWrite:
         services.clock,
         services.limits.check_remote_write,
     )
-
-
-def _found(services: Services) -> Callable[[list[str]], Awaitable[None]]:
-    """Return what writes down nodes that were never heard of."""
-
-    async def found(nodes: list[str]) -> None:
-        await asyncio.to_thread(services.known_nodes.write_down, nodes)
-
-    return found
 
 
 def _observe(services: Services) -> Callable[[Frame, float, float], None]:

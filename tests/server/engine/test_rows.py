@@ -12,10 +12,10 @@ from eagle_eye.schema.action import MemberRank
 from eagle_eye.schema.events import Event
 from eagle_eye.schema.frame import Frame, Rank, block
 from eagle_eye.schema.metrics import Scope
-from eagle_eye.schema.rows import ROW_HEAD, encode_outline, encode_row, outline_id, outline_of
+from eagle_eye.schema.rows import encode_outline, encode_row, outline_id, outline_of
 from eagle_eye.server.engine.engine import Engine
-from eagle_eye.server.engine.outlined import Outlined, Row, groups_of
 from eagle_eye.server.engine.settings import DetectionSettings
+from eagle_eye.server.model.batch import Outlined, Row, batches_of
 from eagle_eye.server.model.records import Job
 
 NOW = 1_000_000.0
@@ -41,7 +41,7 @@ def row_of(each: Frame) -> Row:
     raw = encode_outline(outline)
     row = encode_row(each, outline, outline_id(raw))
     known = _outlined.setdefault(raw, Outlined(outline, ()))
-    return Row(known, each.time_s, each.time_s + 0.1, row[ROW_HEAD.size :])
+    return Row(known, each.sequence, each.time_s, each.time_s + 0.1, 0.0, row)
 
 
 _outlined: dict[bytes, Outlined] = {}
@@ -63,15 +63,15 @@ def test_windows_are_the_same(said: list[tuple[int, int, int, bool, bool]], cuts
     for number, each in enumerate(frames):
         by_frames.observe(each, each.time_s + 0.1)
         if any(rank.silent_s for rank in each.ranks):  # such a row has a tail, and is told of as a frame
-            by_rows.observe_rows(groups_of(waiting))
+            by_rows.observe_rows(batches_of(waiting))
             waiting = []
             by_rows.observe(each, each.time_s + 0.1)
         else:
             waiting.append(row_of(each))
         if number in cuts:
-            by_rows.observe_rows(groups_of(waiting))
+            by_rows.observe_rows(batches_of(waiting))
             waiting = []
-    by_rows.observe_rows(groups_of(waiting))
+    by_rows.observe_rows(batches_of(waiting))
     assert _shown(by_rows) == _shown(by_frames)
     assert by_rows.drops()["stale_attempt"] == by_frames.drops()["stale_attempt"]
 
@@ -130,7 +130,7 @@ def test_windows_are_the_same_whoever_says_whose_the_rows_are(
     for number, (node, second, shape, leaves, which) in enumerate(said):
         each = reported(node, second, shape, leaves=leaves)
         if leaves or which is not None or number in cuts:
-            by_rows.observe_rows(groups_of(waiting))
+            by_rows.observe_rows(batches_of(waiting))
             waiting = []
         for engine in (by_frames, by_rows) if which is not None else ():
             engine.observe_job(word(which or 0))
@@ -139,7 +139,7 @@ def test_windows_are_the_same_whoever_says_whose_the_rows_are(
             by_rows.observe(each, each.time_s + 0.1)
         else:
             waiting.append(row_of(each))
-    by_rows.observe_rows(groups_of(waiting))
+    by_rows.observe_rows(batches_of(waiting))
     assert _shown(by_rows) == _shown(by_frames)
     assert by_rows.drops() == {**by_frames.drops(), "late_row": by_rows.drops()["late_row"]}
 
@@ -152,7 +152,7 @@ def test_rows_that_come_too_late_are_counted_one_by_one_however_they_come(shape:
     for frames in (lately, late):
         for each in frames:
             by_frames.observe(each, each.time_s + 0.1)
-        by_rows.observe_rows(groups_of(map(row_of, frames)))
+        by_rows.observe_rows(batches_of(map(row_of, frames)))
     assert by_frames.drops()["late_row"] == by_rows.drops()["late_row"] == NODES * rows
 
 

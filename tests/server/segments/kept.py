@@ -13,10 +13,10 @@ from eagle_eye.schema.events import Event
 from eagle_eye.schema.frame import Rank, block, encode_frame
 from eagle_eye.schema.metrics import Scope
 from eagle_eye.server.history.embedded_history import EmbeddedHistory
-from eagle_eye.server.history.history import Batch
 from eagle_eye.server.history.segments import compactor, remaking
 from eagle_eye.server.history.segments.facts import Step, no_step
 from eagle_eye.server.history.settings import HistorySettings
+from eagle_eye.server.model.batch import Batch
 from tests.server.builders import NOW, FakeClock, batch_of, frame
 
 WITHIN_S = 10.0

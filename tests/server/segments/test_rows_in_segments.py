@@ -16,7 +16,7 @@ from eagle_eye.schema.frame import Block, Frame, Rank, block, decode_frame, enco
 from eagle_eye.schema.metrics import Scope
 from eagle_eye.schema.rows import encode_outline, encode_row, outline_id, outline_of, whole_frame
 from eagle_eye.server.history.embedded_history import EmbeddedHistory
-from eagle_eye.server.history.history import Batch
+from eagle_eye.server.model.batch import Batch
 from tests.server.builders import NOW, FakeClock, batch_of, frame, replayed
 from tests.server.segments.kept import FOREVER_S, WITHIN_S, compact, opened, retain, rich, told
 

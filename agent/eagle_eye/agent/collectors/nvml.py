@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
 import pynvml
@@ -81,23 +81,29 @@ class NvmlCollector:
         answers = self._calls.run(calls, LIMIT_S)
 
         observed = Observed()
+        answered = 0
+        left_out: list[tuple[Device, list[Failure]]] = []
         for device in self._devices:
             answer = answers.get(device.index)
             if isinstance(answer, GpuReading):
                 self._answered_s[device.uuid] = begin_s
+                answered += 1
                 if answer.row:
                     observed.devices[device.index] = answer.row
+                if answer.left_out:
+                    left_out.append((device, answer.left_out))
         rows = dict(self._connection.rows)
         self._without_row = {uuid for uuid in self._bus_ids if rows[uuid] not in observed.devices}
         observed.problem = "; ".join(self._problems(library, calls, answers))
-        stale = self._is_stale(library, answers)
+        # A GPU has no row although the driver answers: reopening the library may help.
+        stale = len(observed.devices) < answered or self._lacks_gpus(library)
         self._connection.note(begin_s, stale=stale, answered=bool(observed.devices))
         observed.events = [*self._lost(now_s), *self._xids(library, now_s)]
         if not library.simulated:  # simulated GPUs have the same UUIDs on every node
             seats = (Seat(one.index, one.uuid, one.name, one.bus_id, one.serial, one.nvlinks) for one in self._devices)
             observed.events += self._inventory.news(seats, now_s, begin_s)
         self._map_instances()
-        self._log_left_out(answers)
+        self._log_left_out(left_out)
         return observed
 
     def compute_processes(self) -> dict[int, int]:
@@ -159,13 +165,9 @@ class NvmlCollector:
         problems += [f"gpu {self._connection.rows[uuid]}: no longer in NVML's list" for uuid in self._unlisted(library)]
         return problems
 
-    def _is_stale(self, library: Library, answers: Mapping[int, object]) -> bool:
-        """Whether a GPU has no row although the driver answers: reopening the library may help."""
-        return (
-            any(failure.code not in NEVER for failure in library.unopened)
-            or any(isinstance(answer, GpuReading) and not answer.row for answer in answers.values())
-            or bool(self._unlisted(library))
-        )
+    def _lacks_gpus(self, library: Library) -> bool:
+        """Whether GPUs could not be opened, or are no longer listed."""
+        return any(failure.code not in NEVER for failure in library.unopened) or bool(self._unlisted(library))
 
     def _unlisted(self, library: Library) -> list[str]:
         """Return the UUIDs of GPUs seen before that NVML no longer lists; none while any listed GPU is unidentified."""
@@ -212,15 +214,12 @@ class NvmlCollector:
         self.devices_by_uuid.update(instances)
         self._instances = instances
 
-    def _log_left_out(self, answers: Mapping[int, object]) -> None:
+    def _log_left_out(self, left_out: Sequence[tuple[Device, list[Failure]]]) -> None:
         """Log the readings that GPUs never support, one line for all GPUs that lack the same for the same reason."""
         lines: dict[tuple[int, str], list[int]] = {}
-        for device in self._devices:
-            answer = answers.get(device.index)
-            if not isinstance(answer, GpuReading) or not answer.left_out:
-                continue
+        for device, failures in left_out:
             names: dict[int, list[str]] = {}
-            for failure in answer.left_out:
+            for failure in failures:
                 if (device.uuid, failure) not in self._reported_left_out:  # the library may have been reopened
                     self._reported_left_out.add((device.uuid, failure))
                     names.setdefault(failure.code, []).append(failure.name)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import threading
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import Protocol
@@ -22,7 +23,7 @@ from eagle_eye.agent.loop.tick_result import Tick
 from eagle_eye.schema.events import Event
 from eagle_eye.schema.frame import EVENTS_MAX, FRAME_BYTES_MAX, KEYS_MAX, RANKS_MAX, TEXT_CHARS_MAX, Rank
 from eagle_eye.schema.metrics import Scope
-from eagle_eye.schema.rows import VERSION, Outline, RowWriter, Table, Tail, silences, speaking, table
+from eagle_eye.schema.rows import VERSION, Outline, RowWriter, Tail, silences, speaking, table
 
 ANSWER_RATIO = 0.8  # collectors have this fraction of the interval to answer
 ANSWER_S_MAX = 5.0
@@ -194,7 +195,13 @@ class Loop:
         self._drops.count("events_over_limit", len(events) - EVENTS_MAX)
         self._drops.count("ranks_over_limit", len(ranks) - RANKS_MAX)
         self._events = []
-        kept, tables = ranks[:RANKS_MAX], self._tables(seen)
+        kept = ranks[:RANKS_MAX]
+        found: tuple[tuple[Scope, Mapping[int, dict[str, float]] | Mapping[str, dict[str, float]]], ...] = (
+            (Scope.DEVICE, {key: row for key, row in seen.devices.items() if 0 <= key < KEYS_MAX}),
+            (Scope.NODE, {-1: seen.node} if seen.node else {}),
+            (Scope.LINK, seen.links),
+        )
+        tables = [table(scope, rows) for scope, rows in found if rows]
         outline = Outline(
             version=VERSION,
             node=self._node,
@@ -204,40 +211,26 @@ class Loop:
             agent_version=self._version,
             job=self._job or _only_job(kept),
             ranks=speaking(kept),
-            blocks=[one.outline for one in tables],
+            blocks=[block for block, _ in tables],
             collectors={runner.collector.name: runner.state[:TEXT_CHARS_MAX] for runner in self._runners},
             dropped={},
             clock_base_s=base_s,
         )
-        numbers = b"".join([one.numbers for one in tables])
+        numbers = b"".join([numbers for _, numbers in tables])
         tail = Tail(events[:EVENTS_MAX], silences(kept))
-
-        def make(stream: str, sequence: int) -> bytes:
-            said = structs.replace(outline, stream=stream, dropped=self._drops.snapshot())
-            return self._encode(said, sequence, time_s, numbers, tail)
-
-        self._sink.append(make)
+        self._sink.append(partial(self._encode, outline, time_s, numbers, tail))
         self._frames += 1
         self._handed_on(urgent)
 
-    def _tables(self, seen: Observed) -> list[Table]:
-        devices = {key: row for key, row in seen.devices.items() if 0 <= key < KEYS_MAX}
-        tables = [table(Scope.DEVICE, devices)] if devices else []
-        if seen.node:
-            tables.append(table(Scope.NODE, {-1: seen.node}))
-        if seen.links:
-            tables.append(table(Scope.LINK, seen.links))
-        return tables
-
-    def _encode(self, outline: Outline, sequence: int, time_s: float, numbers: bytes, tail: Tail) -> bytes:
+    def _encode(self, outline: Outline, time_s: float, numbers: bytes, tail: Tail, stream: str, sequence: int) -> bytes:
         """Return the sample in at most FRAME_BYTES_MAX, with as many of its events as fit."""
         while True:
+            outline = structs.replace(outline, stream=stream, dropped=self._drops.snapshot())
             raw = self._writer.write(outline, sequence, time_s, numbers, tail)
             kept = len(tail.events)
             if len(raw) <= FRAME_BYTES_MAX or not kept:
                 return raw
             self._drops.count("events_oversized", kept - kept // 2)
-            outline = structs.replace(outline, dropped=self._drops.snapshot())
             tail = Tail(tail.events[: kept // 2], tail.silent_s)
 
 

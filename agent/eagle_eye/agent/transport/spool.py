@@ -20,8 +20,8 @@ from pathlib import Path
 
 from eagle_eye.agent.loop.drops import Drops
 from eagle_eye.agent.transport.spool_disk import Disk, SpoolTaken
-from eagle_eye.agent.transport.spool_file import SpooledFrame
-from eagle_eye.agent.transport.spool_stream import Batch, Stream, record_bytes
+from eagle_eye.agent.transport.spool_file import RECORD_BYTES, SpooledFrame
+from eagle_eye.agent.transport.spool_stream import Batch, Stream
 
 BYTES_MAX = 512 << 20
 MEMORY_BYTES_MAX = 32 << 20  # frames waiting for a failed disk: an hour of a node with eight GPUs
@@ -109,12 +109,13 @@ class Spool:
             if not live.frames:
                 live.begin_anew()
             self._bytes += live.bytes - before
-            if not self._make_room(record_bytes(frame)):
+            size = RECORD_BYTES + len(frame)
+            if not self._make_room(size):
                 self._drops.count("spool_full")
                 return None
             sequence = live.last + 1
             live.add(SpooledFrame(sequence, self._now_s(), frame))
-            self._bytes += record_bytes(frame)
+            self._bytes += size
             self._appended_s = self._monotonic_s()
             if self._prompt:
                 self._tell()

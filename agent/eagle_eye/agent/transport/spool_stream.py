@@ -49,7 +49,7 @@ class Stream:
         self.first_s = kept.time_s if not self.waiting else self.first_s
         self.last_s = kept.time_s
         self.waiting += 1
-        self.bytes += record_bytes(kept.frame)
+        self.bytes += RECORD_BYTES + len(kept.frame)
 
     def forget(self, sequence: int) -> None:
         """Drop waiting frames up to and including a sequence."""
@@ -96,8 +96,3 @@ def left_behind(name: str, node: str, frames: Sequence[SpooledFrame], file: Spoo
     stream.written = stream.last
     stream.file = file
     return stream
-
-
-def record_bytes(frame: bytes) -> int:
-    """Return a frame's size in the file."""
-    return RECORD_BYTES + len(frame)

@@ -21,11 +21,11 @@ from eagle_eye.server.engine.job_track import JobTrack
 from eagle_eye.server.engine.judgement import Judgement
 from eagle_eye.server.engine.memory import Memory
 from eagle_eye.server.engine.node_tracks import Floats, NodeTracks
-from eagle_eye.server.engine.outlined import Outlined, RowGroup
-from eagle_eye.server.engine.routing import Route, Routed, RouteTable, concerned, names_other_attempt, placing
+from eagle_eye.server.engine.routing import Route, RouteTable, concerned, names_other_attempt, placing
 from eagle_eye.server.engine.scheduler_contact import FAILED_S, SchedulerReports, failed_by_itself, hearing, since_s
 from eagle_eye.server.engine.settings import DetectionSettings
 from eagle_eye.server.engine.topology import Topology
+from eagle_eye.server.model.batch import Batch, Outlined
 from eagle_eye.server.model.records import Job
 
 # Scheduler states of a job that should make steps. The engine makes no claim about jobs in other states.
@@ -92,26 +92,20 @@ class Engine:
                 if self._concerns(happening, job):
                     job.add_event(happening)
 
-    def observe_rows(self, groups: Iterable[RowGroup]) -> None:
+    def observe_rows(self, batches: Iterable[Batch]) -> None:
         """Take in rows of numbers as ``observe`` does frames; those of one layout and time are placed together."""
-        for _ in self.observing_rows(groups):
+        for _ in self.observing_rows(batches):
             pass
 
-    def observing_rows(self, groups: Iterable[RowGroup]) -> Iterator[None]:
+    def observing_rows(self, batches: Iterable[Batch]) -> Iterator[None]:
         """Take in rows of numbers, a part before each time this yields."""
         routed = []
-        for group in groups:
-            routed.append(self._routed(group))
+        for batch in batches:
+            nodes, found = self._table.routed(batch, self._route_of)
+            self._nodes.hear_all(nodes, batch.received_s)
+            routed.append(found)
             yield
         yield from placing(routed)
-
-    def _routed(self, group: RowGroup) -> Routed:
-        """Return where each row goes, and record that their nodes were heard."""
-        places, routed = self._table.routed(
-            group, lambda at: self._route_of(group.outlined[at], group.time_s[at], group.received_s[at])
-        )
-        self._nodes.hear_all(places, np.asarray(group.received_s))
-        return routed
 
     def observe_job(self, job: Job) -> None:
         """Take in a scheduler's or launcher's report on a job; one about an older attempt is ignored."""

@@ -14,7 +14,7 @@ from eagle_eye.detectors.types import Happening
 from eagle_eye.schema.frame import Block, Frame, Rank
 from eagle_eye.schema.metrics import Scope
 from eagle_eye.server.engine.job_track import JobTrack
-from eagle_eye.server.engine.outlined import Layout, Matrix, Outlined, RowGroup
+from eagle_eye.server.model.batch import Batch, Layout, Matrix, Outlined
 
 TRAINING_PREFIXES = ("train_", "nccl_")  # metrics that only a rank can have reported
 PARTS_MAX = 16  # of a row placed together with others; agents' rows have three
@@ -89,7 +89,7 @@ class Routed(NamedTuple):
     ``columns`` (rows, PARTS_MAX) has the first column of each part.
     """
 
-    group: RowGroup
+    batch: Batch
     jobs: Sequence[JobTrack]
     job: NDArray[np.intp]
     columns: NDArray[np.intp]
@@ -138,22 +138,28 @@ class RouteTable:
         if route is not None and route.outlined is not None:
             self._place_of.pop(route.outlined, None)
 
-    def routed(self, group: RowGroup, route_of: Callable[[int], Route]) -> tuple[NDArray[np.intp], Routed]:
+    def routed(
+        self, batch: Batch, route_of: Callable[[Outlined, float, float], Route]
+    ) -> tuple[NDArray[np.intp], Routed]:
         """Return the places of the rows' nodes in NodeTracks, and where the rows go.
 
-        ``route_of(row)`` computes an unknown route; it may ``put`` it, and ``clear`` the table.
+        ``route_of(outlined, time_s, received_s)`` computes an unknown route; it may ``put`` it, and ``clear`` the
+        table. ``time_s`` is by the server's clock.
         """
         place_of = self._place_of.get
-        places = np.array([place_of(outlined, -1) for outlined in group.outlined], dtype=np.intp)
+        places = np.array([place_of(outlined, -1) for outlined in batch.outlined], dtype=np.intp)
         job = np.where(places >= 0, self._job[places], -1)
-        routed = Routed(group, self._jobs, job, self._columns[places], {})
+        routed = Routed(batch, self._jobs, job, self._columns[places], {})
         for at in np.flatnonzero((job < 0) & (places >= 0)).tolist():
             routed.odd[at] = self._odd[int(places[at])]
         unknown = np.flatnonzero(places < 0)
-        for at in range(int(unknown[0]), len(places)) if len(unknown) else ():
+        if not len(unknown):
+            return places, routed
+        times_s, received_s = batch.server_time_s.tolist(), batch.received_s.tolist()
+        for at in range(int(unknown[0]), len(places)):
             if places[at] < 0:
                 cleared = self._cleared
-                routed.odd[at] = route_of(at)
+                routed.odd[at] = route_of(batch.outlined[at], times_s[at], received_s[at])
                 places[at] = routed.odd[at].node
                 if cleared != self._cleared:  # routes of the rows after it are unknown again
                     places[at + 1 :] = job[at + 1 :] = -1
@@ -164,17 +170,17 @@ def placing(all_routed: Iterable[Routed]) -> Iterator[None]:
     """Write rows along their routes; yields after those of each layout, time and job."""
     together: dict[tuple[Layout, float, JobTrack], list[tuple[Matrix, NDArray[np.intp]]]] = {}
     for routed in all_routed:
-        group = routed.group
+        batch = routed.batch
+        layout, times_s, numbers = batch.layout, batch.server_time_s, batch.numbers
         for at, route in routed.odd.items():
+            time_s = float(times_s[at])
             if route.columns is not None:
-                key = (group.layout, group.time_s[at], route.tracks[0])
                 columns = np.array([route.columns], dtype=np.intp)
-                together.setdefault(key, []).append((group.numbers[at : at + 1], columns))
+                together.setdefault((layout, time_s, route.tracks[0]), []).append((numbers[at : at + 1], columns))
             elif route.tracks:
-                route.place(group.outlined[at].frame(1, group.time_s[at], group.numbers[at].tobytes()))
-        for time_s, job, rows in _alike(np.asarray(group.time_s), routed.job):
-            key = (group.layout, time_s, routed.jobs[job])
-            together.setdefault(key, []).append((group.numbers[rows], routed.columns[rows]))
+                route.place(batch.outlined[at].frame(1, time_s, numbers[at].tobytes()))
+        for time_s, job, rows in _alike(times_s, routed.job):
+            together.setdefault((layout, time_s, routed.jobs[job]), []).append((numbers[rows], routed.columns[rows]))
     for (layout, time_s, track), parts in together.items():
         matrices, places = zip(*parts, strict=True)
         used = min(columns.shape[1] for columns in places)

@@ -5,15 +5,12 @@ from __future__ import annotations
 import sqlite3
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 from eagle_eye.schema.metrics import MetricSpec
 from eagle_eye.server.history.history import (
-    Appended,
-    Batch,
     Gap,
     RankReport,
     Recorded,
@@ -60,6 +57,7 @@ class EmbeddedHistory:
     ) -> None:
         self.journal = Journal(folder / HISTORY_FILE, settings, pending_bytes_max, clock, window_s)
         self._reader = self.journal.reader
+        self.submit = self.journal.submit
         self._leaving = Leaving(clock)
         self.segment_store = SegmentStore(folder / HISTORY_FOLDER, self.journal, settings, self._leaving)
         self.compaction = Compaction(self.journal, self.segment_store, settings, clock)
@@ -70,10 +68,6 @@ class EmbeddedHistory:
     def dropped_by_retention(self) -> int:
         """Number of frames deleted because of their age or the history's size."""
         return self.journal.dropped_by_retention + self.segment_store.dropped_by_retention
-
-    def submit(self, batch: Batch) -> Future[Appended]:
-        """Return a future that is done once the batch is durable. Raises HistoryBusy, HistoryUnavailable."""
-        return self.journal.submit(batch)
 
     def outline(self, id_: bytes) -> bytes | None:
         """Return the outline of a durable row by its id; None if it is unknown or was deleted."""

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
 from itertools import groupby
-from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -14,53 +13,11 @@ import numpy as np
 from eagle_eye.schema.frame import Frame, Rank
 from eagle_eye.schema.metrics import MetricSpec, Scope
 from eagle_eye.server.history.segments.downsampling import BucketSeries
+from eagle_eye.server.model.batch import Batch
 
 # A frame older than this when sent was not sent promptly. It is late if its node has sent a newer one: it is stored,
 # but says nothing about the node's current state.
 LATE_S = 10.0
-
-
-class StreamRef:
-    """A stream that sends frames repeatedly; the history caches its own state of the stream in ``held``."""
-
-    __slots__ = ("held", "name")
-
-    def __init__(self, node: str, stream: str) -> None:
-        self.name = (node, stream)
-        self.held: Any = None
-
-
-class Batch(NamedTuple):
-    """Frames received at about the same time, as columns: the input of every ingestion path to the history.
-
-    Row i belongs to the stream ``refs[i]``. ``time_s`` is by its node's clock; ``offset_s`` is added to it on reading.
-    ``raw`` has each frame's bytes, as a matrix if all have the same size. ``outlines`` (by id) are those that rows in
-    the batch reference and that may not be durable yet.
-    """
-
-    refs: Sequence[StreamRef]
-    sequence: np.ndarray[Any, np.dtype[np.int64]]
-    time_s: np.ndarray[Any, np.dtype[np.float64]]
-    received_s: np.ndarray[Any, np.dtype[np.float64]]
-    offset_s: np.ndarray[Any, np.dtype[np.float64]]
-    raw: np.ndarray[Any, np.dtype[np.uint8]] | Sequence[bytes]
-    outlines: Mapping[bytes, bytes] = MappingProxyType({})
-
-    @classmethod
-    def of(
-        cls,
-        lines: Iterable[tuple[StreamRef, int, float, float, float, bytes]],
-        outlines: Mapping[bytes, bytes] = MappingProxyType({}),
-    ) -> Batch:
-        """Return a batch of at least one row, each given in the order of the columns."""
-        refs, sequences, times_s, received_s, offsets_s, raw = zip(*lines, strict=True)
-        times = np.array((times_s, received_s, offsets_s), np.float64)
-        return cls(refs, np.array(sequences, np.int64), times[0], times[1], times[2], raw, outlines)
-
-    @property
-    def raw_bytes(self) -> int:
-        """Total size of the frames in bytes."""
-        return self.raw.nbytes if isinstance(self.raw, np.ndarray) else sum(map(len, self.raw))
 
 
 class Appended(NamedTuple):

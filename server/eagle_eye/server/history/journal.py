@@ -15,7 +15,7 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, TypeVar
 
-from eagle_eye.server.history.history import Appended, Batch, StreamInfo, StreamRef
+from eagle_eye.server.history.history import Appended, StreamInfo
 from eagle_eye.server.history.journal_chunks import chunks_of, insert
 from eagle_eye.server.history.journal_outlines import JournalOutlines
 from eagle_eye.server.history.journal_reader import JournalReader
@@ -24,6 +24,7 @@ from eagle_eye.server.history.journal_retention import RETENTION_S, Retention
 from eagle_eye.server.history.journal_schema import MIGRATIONS
 from eagle_eye.server.history.journal_streams import Stream, Streams, Touched
 from eagle_eye.server.history.settings import HistorySettings
+from eagle_eye.server.model.batch import Batch, StreamRef
 from eagle_eye.server.model.clock import Clock
 from eagle_eye.server.model.errors import HistoryBusy, HistoryUnavailable, StoreUnavailable
 from eagle_eye.server.store import database
@@ -60,7 +61,7 @@ class Journal:
         database.migrate(self._writer, MIGRATIONS, path)
         condition = database.Condition(path)
         self.reader = JournalReader(path, clock, condition)
-        self._waiting: deque[tuple[Batch | _Work, Future[Any]]] = deque()
+        self._waiting: deque[tuple[Batch | _Work, int, Future[Any]]] = deque()  # each with its size in bytes
         self._waiting_bytes = 0
         self._wake = threading.Condition()
         self._closing = False
@@ -91,7 +92,7 @@ class Journal:
 
     def submit(self, batch: Batch) -> Future[Appended]:
         """Return a future that is done once the batch is durable. Raises HistoryBusy, HistoryUnavailable."""
-        return self._enqueue(batch, _size(batch))
+        return self._enqueue(batch, batch.raw_bytes + BATCH_BYTES * len(batch.refs))
 
     def change(self, work: Callable[[sqlite3.Connection], T]) -> Future[T]:
         """Run ``work`` in a transaction of its own; return a future of its result. Raises HistoryUnavailable."""
@@ -135,7 +136,7 @@ class Journal:
                     " may; send again later (ingest.pending_bytes_max)"
                 )
             future: Future[Any] = Future()
-            self._waiting.append((what, future))
+            self._waiting.append((what, size, future))
             self._waiting_bytes += size
             self._wake.notify()
         return future
@@ -198,13 +199,12 @@ class Journal:
             taken: list[tuple[Batch | _Work, Future[Any]]] = []
             entries = 0
             while self._waiting and entries < COMMIT_ENTRIES_MAX:
-                what = self._waiting[0][0]
+                what, size, future = self._waiting[0]
                 batch = what if isinstance(what, Batch) else None
                 if taken and batch is None:
                     break
-                _, future = self._waiting.popleft()
-                if batch is not None:
-                    self._waiting_bytes -= _size(batch)
+                self._waiting.popleft()
+                self._waiting_bytes -= size
                 # From here on the waiting request can no longer cancel it.
                 if future.set_running_or_notify_cancel():
                     taken.append((what, future))
@@ -251,11 +251,11 @@ class Journal:
 
     def _append(self, batch: Batch, touched: Touched) -> tuple[Appended, list[Stream], list[tuple[object, ...]]]:
         """Return the result of a batch, the streams of its rows, and its new frames as chunks for ``insert``."""
-        streams = self._streams.referred(batch, touched)
+        streams = self._streams.referred(batch.refs, batch.received_s, touched)
         if batch.outlines:
             used_s = float(batch.received_s.max())
             self.outlines.write({id_: (raw, used_s) for id_, raw in batch.outlines.items()})
-        appended = touched.add(batch, streams)
+        appended = touched.add(streams, batch.sequence.tolist(), batch.received_s.tolist())
         ids, shards = [stream.id for stream in streams], [stream.shard for stream in streams]
         return appended, streams, list(chunks_of(batch, ids, shards, appended.new, CHUNK_BYTES_MAX))
 
@@ -316,7 +316,3 @@ class Journal:
             self._failed("old frames cannot be deleted from", error)
         ended_s = time.monotonic()
         self._next_step_s = ended_s + (ended_s - began_s) / RETENTION_SHARE
-
-
-def _size(batch: Batch) -> int:
-    return batch.raw_bytes + BATCH_BYTES * len(batch.refs)

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from eagle_eye.server.history.history import Batch
+from eagle_eye.server.model.batch import Batch
 
 # One directory entry: stream id, sequence, corrected time, time of receipt, clock offset, size of the frame.
 _LINE = struct.Struct("<iqdddI")

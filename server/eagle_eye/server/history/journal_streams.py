@@ -11,9 +11,10 @@ from typing import Any
 
 import msgspec
 
-from eagle_eye.server.history.history import Appended, Batch, StreamInfo, StreamRef
+from eagle_eye.server.history.history import Appended, StreamInfo
 from eagle_eye.server.history.journal_chunks import lines
 from eagle_eye.server.history.sequences import Sequences
+from eagle_eye.server.model.batch import StreamRef, Times
 from eagle_eye.server.store import database
 
 STREAMS_CACHED_MAX = 50_000  # enough for a large fleet; an outage leaves each node some for each minute
@@ -53,16 +54,13 @@ class Touched(dict[_Name, Stream]):
         # Per batch: its rows' streams, earlier sequences where a row was not the next one, and earlier ``heard_s``.
         self._before: list[tuple[Sequence[Stream], list[_Ranges | None], list[float]]] = []
 
-    def add(self, batch: Batch, streams: Sequence[Stream]) -> Appended:
-        """Add the batch's sequences to their streams."""
-        sequences: list[int] = batch.sequence.tolist()
+    def add(self, streams: Sequence[Stream], sequences: list[int], received_s: Sequence[float]) -> Appended:
+        """Add each sequence to its stream."""
         new = [True] * len(sequences)
         before: list[_Ranges | None] = [None] * len(sequences)
         heard_s = [stream.heard_s for stream in streams]
         usual = True
-        for at, (stream, sequence, received_s) in enumerate(
-            zip(streams, sequences, batch.received_s.tolist(), strict=True)
-        ):
+        for at, (stream, sequence, at_s) in enumerate(zip(streams, sequences, received_s, strict=True)):
             of_stream = stream.sequences
             if sequence == of_stream.highest + 1:
                 of_stream.highest = sequence
@@ -70,8 +68,8 @@ class Touched(dict[_Name, Stream]):
                 before[at] = of_stream.snapshot()
                 new[at] = of_stream.add(sequence)
                 usual = False
-            if new[at] and received_s > stream.heard_s:
-                stream.heard_s = received_s
+            if new[at] and at_s > stream.heard_s:
+                stream.heard_s = at_s
         self._before.append((streams, before, heard_s))
         return Appended(new, sequences if usual else [stream.sequences.highest for stream in streams])
 
@@ -124,12 +122,11 @@ class Streams:
             stream.noted = False
         return len(self._cache) > STREAMS_CACHED_MAX
 
-    def referred(self, batch: Batch, touched: Touched) -> list[Stream]:
+    def referred(self, refs: Sequence[StreamRef], received_s: Times, touched: Touched) -> list[Stream]:
         """Return the streams of a batch's rows, to be changed in a transaction; add uncached ones to ``touched``."""
-        refs = batch.refs
         streams = [ref.held for ref in refs]
         if any(stream is None or stream.forgotten for stream in streams):
-            self._prepare(refs, batch.received_s.tolist(), touched)
+            self._prepare(refs, received_s.tolist(), touched)
             for ref in refs:
                 ref.held = touched[ref.name]
             streams = [ref.held for ref in refs]

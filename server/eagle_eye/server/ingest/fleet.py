@@ -11,10 +11,10 @@ from msgspec.structs import replace
 
 from eagle_eye.schema.action import MemberRank
 from eagle_eye.schema.frame import Frame, Rank
-from eagle_eye.server.engine.outlined import Outlined, RowGroup
 from eagle_eye.server.history.history import LATE_S
 from eagle_eye.server.ingest.clock_notes import ClockNotes
 from eagle_eye.server.ingest.vouching import NodeQuota, Vouchers
+from eagle_eye.server.model.batch import Outlined
 from eagle_eye.server.model.node_clocks import SEEN_S, STEP_S, NodeClock, corrected, is_same_base
 
 FRESH_INTERVALS = 2.5  # a node that scrapes slowly counts as fresh for this many of its intervals,
@@ -259,12 +259,12 @@ class Fleet:
         self._rows[node] = (outlined, time_s, received_s)
         return new
 
-    def heard_rows(self, group: RowGroup, time_s: Sequence[float]) -> None:
-        """Record rows of known nodes as ``heard_row`` does; ``time_s`` is by their clocks."""
-        nodes = [outlined.node for outlined in group.outlined]
-        self._rows.update(zip(nodes, zip(group.outlined, time_s, group.received_s, strict=True), strict=True))
-        self._newest_s = group.received_s[-1]
-        self._newest_interval_s = group.outlined[-1].outline.interval_s
+    def heard_rows(self, outlined: Sequence[Outlined], time_s: Sequence[float], received_s: Sequence[float]) -> None:
+        """Record rows of known nodes as ``heard_row`` does."""
+        nodes = [one.node for one in outlined]
+        self._rows.update(zip(nodes, zip(outlined, time_s, received_s, strict=True), strict=True))
+        self._newest_s = received_s[-1]
+        self._newest_interval_s = outlined[-1].outline.interval_s
 
     def last(self, node: str) -> Heard | None:
         """Return what the node's agent last reported, or None if it reported nothing since the server started."""

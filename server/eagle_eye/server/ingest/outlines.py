@@ -10,8 +10,7 @@ from collections.abc import Callable, Collection, Iterable
 
 from eagle_eye.schema.frame import BadFrame
 from eagle_eye.schema.rows import REQUEST_HEAD, ROW_HEAD, SIZE, decode_outline, outline_id
-from eagle_eye.server.engine.outlined import Outlined
-from eagle_eye.server.history.history import StreamRef
+from eagle_eye.server.model.batch import Outlined
 
 KEPT_MAX = 32_768  # in memory, some KiB each; the history has the others
 
@@ -36,7 +35,6 @@ class KnownOutline:
         "node",
         "outlined",
         "raw",
-        "ref",
         "used",
     )
 
@@ -49,7 +47,6 @@ class KnownOutline:
         self.node = outlined.node
         self.interval_s = outlined.outline.interval_s
         self.clock_base_s = outlined.hollow.base_s
-        self.ref = StreamRef(outlined.node, outlined.outline.stream)
         self.alone_bytes = -1 if outlined.layout is None else ALONE_BYTES + outlined.size
 
 

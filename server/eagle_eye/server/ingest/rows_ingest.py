@@ -18,15 +18,14 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from functools import partial
 from itertools import compress, count, islice
 from typing import Any, TypeVar
 
 import msgspec
 
 from eagle_eye.schema.frame import Frame
-from eagle_eye.schema.rows import ROW_HEAD
-from eagle_eye.server.engine.outlined import Row, RowGroup, groups_of
-from eagle_eye.server.history.history import Appended, Batch, History
+from eagle_eye.server.history.history import Appended, History
 from eagle_eye.server.ingest.fleet import Fleet
 from eagle_eye.server.ingest.frame_rules import (
     LATE_AT_ONCE_MAX,
@@ -37,10 +36,11 @@ from eagle_eye.server.ingest.frame_rules import (
 )
 from eagle_eye.server.ingest.rows_request import Request, RowsReader
 from eagle_eye.server.ingest.settings import IngestSettings
-from eagle_eye.server.ingest.single_row_requests import Asker, Usual, UsualRows, read
+from eagle_eye.server.ingest.single_row_requests import ID, Asker, Usual, read
 from eagle_eye.server.ingest.unknown_fields import UnknownThings
+from eagle_eye.server.model.batch import Batch, Row, batches_of
 from eagle_eye.server.model.clock import Clock
-from eagle_eye.server.model.errors import NO_HEADERS, HistoryBusy, HistoryUnavailable, Refusal, StoreUnavailable
+from eagle_eye.server.model.errors import NO_HEADERS, HistoryBusy, HistoryUnavailable, Refusal
 from eagle_eye.server.security.auth import Principal
 from eagle_eye.server.telemetry.counters import Telemetry
 
@@ -59,7 +59,7 @@ SPREAD_RATIO = 0.8  # of the interval
 # Called with the answer: status, body, headers.
 Reply = Callable[[int, bytes, Mapping[str, str]], None]
 
-U = TypeVar("U", "Sequence[_Taken]", UsualRows)
+RequestT = TypeVar("RequestT", "_Taken", Usual)
 
 _log = logging.getLogger(__name__)
 
@@ -95,7 +95,7 @@ class RowsIngest:
         telemetry: Telemetry,
         clock: Clock,
         observe: Callable[[Frame, float, float], None],
-        observe_rows: Callable[[Sequence[RowGroup]], None],
+        observe_rows: Callable[[Sequence[Batch]], None],
         found: Callable[[list[str]], Awaitable[None]],
         asked_of: Callable[[str], list[dict[str, Any]]],
         asks_anybody: Callable[[], bool],
@@ -167,7 +167,7 @@ class RowsIngest:
         On the event loop. ``asker`` is answered once, when the row is durable or has failed. Raises Refusal at once for
         what cannot be taken.
         """
-        known = self._reader.alone(body)
+        known = self._reader.alone(body[ID], len(body))
         if known is None:
             return False
         self._auth.authorise_frames(principal, known.node)
@@ -208,9 +208,9 @@ class RowsIngest:
         self._begun_s = self._clock.monotonic_s()
         usual, self._usual = self._usual, []
         if usual:
-            groups, odd = read(usual, self._fleet, self._clock.now_s() - self._begun_s)
-            for group in groups:
-                self._write(group.batch, group, self._rows_written)
+            found, odd = read(usual, self._fleet, self._clock.now_s() - self._begun_s)
+            for requests, batch in found:
+                self._write(batch, requests, partial(self._rows_written, batch))
             for one in odd:
                 try:
                     self.take(one.principal, one.body, one.started_s, one.asker.answer)
@@ -221,20 +221,25 @@ class RowsIngest:
         if taken:
             self._write(_batch(taken), taken, self._written)
 
-    def _write(self, batch: Batch, what: U, written: Callable[[U, Future[Appended]], None]) -> None:
-        """Submit a batch to the history; ``written(what, future)`` is called once it is durable or has failed."""
+    def _write(
+        self,
+        batch: Batch,
+        requests: Sequence[RequestT],
+        written: Callable[[Sequence[RequestT], Future[Appended]], None],
+    ) -> None:
+        """Submit a batch to the history; ``written(requests, future)`` is called once it is durable or has failed."""
         loop = asyncio.get_running_loop()
         try:
             future = self._history.submit(batch)
         except HistoryBusy as error:
-            self._refuse(what, Refusal(503, "busy", str(error), {"Retry-After": str(RETRY_BUSY_S)}))
+            self._refuse(requests, Refusal(503, "busy", str(error), {"Retry-After": str(RETRY_BUSY_S)}))
         except HistoryUnavailable as error:
-            self._refuse(what, _unavailable(error))
+            self._refuse(requests, _unavailable(error))
         else:
             self._writing += 1
-            future.add_done_callback(lambda done: _on(loop, written, what, done))
+            future.add_done_callback(partial(_on, loop, partial(written, requests)))
 
-    def _outcome(self, what: Sequence[_Taken] | UsualRows, done: Future[Appended]) -> Appended | None:
+    def _outcome(self, requests: Sequence[_Taken] | Sequence[Usual], done: Future[Appended]) -> Appended | None:
         """Return the result of a group; None if it failed and was refused."""
         self._writing -= 1
         if (self._gathered or self._usual) and self._due is None:
@@ -242,35 +247,31 @@ class RowsIngest:
         try:
             return done.result()
         except HistoryUnavailable as error:
-            self._refuse(what, _unavailable(error))
+            self._refuse(requests, _unavailable(error))
         except Exception:  # noqa: BLE001 - the waiting clients must be answered
             _log.exception("rows could not be kept for a reason that was not foreseen")
-            self._refuse(what, Refusal(500, "internal", "the server failed; its log says why"))
+            self._refuse(requests, Refusal(500, "internal", "the server failed; its log says why"))
         return None
 
-    def _rows_written(self, usual: UsualRows, done: Future[Appended]) -> None:
-        appended = self._outcome(usual, done)
+    def _rows_written(self, batch: Batch, taken: Sequence[Usual], done: Future[Appended]) -> None:
+        appended = self._outcome(taken, done)
         if appended is None:
             return
-        news = usual.new(appended.new)
+        news = batch.only(appended.new)
         if news.outlined:
-            self._fleet.heard_rows(news, usual.batch.time_s[appended.new].tolist())
+            self._fleet.heard_rows(news.outlined, news.time_s.tolist(), news.received_s.tolist())
             self._observe_rows([news])
-        self._accept(usual, appended)
-
-    def _accept(self, usual: UsualRows, appended: Appended) -> None:
-        asks = self._asks_anybody()
         ends: dict[float, bytes] = {}
-        for request, new, watermark in zip(usual.requests, appended.new, appended.watermarks, strict=True):
-            known = request.known
-            end = ends.get(known.interval_s)
+        requests = self._requests([one.known.node for one in taken])
+        for one, asked, new, watermark in zip(taken, requests, appended.new, appended.watermarks, strict=True):
+            interval_s = one.known.interval_s
+            end = ends.get(interval_s)
             if end is None:
-                end = ends[known.interval_s] = self._spread(known.interval_s)
-            asked = self._asked_of(known.node) if asks else None
-            if asked:
-                end = b',"requests":' + msgspec.json.encode(asked) + end
-            request.asker.accept(b'{"accepted":%d,"duplicates":%d,"watermark":%d%b}' % (new, not new, watermark, end))
-        self._count(sum(appended.new), len(appended.new), usual.batch.raw_bytes, [r.started_s for r in usual.requests])
+                end = ends[interval_s] = self._spread(interval_s)
+            one.asker.accept(
+                b'{"accepted":%d,"duplicates":%d,"watermark":%d%b%b}' % (new, not new, watermark, asked, end)
+            )
+        self._count(sum(appended.new), len(appended.new), batch.raw_bytes, [one.started_s for one in taken])
 
     def _written(self, taken: Sequence[_Taken], done: Future[Appended]) -> None:
         appended = self._outcome(taken, done)
@@ -298,7 +299,7 @@ class RowsIngest:
                     self._show_late(one, at)
                 elif self._show_one(one, at, rows):
                     strangers.append(one.request.node)
-        self._observe_rows(groups_of(rows))
+        self._observe_rows(batches_of(rows))
         return strangers
 
     def _show_one(self, one: _Taken, at: int, rows: list[Row]) -> bool:
@@ -306,11 +307,11 @@ class RowsIngest:
         known, entry, moved_s = one.request.known[at], one.request.entries[at], one.moved_s[at]
         if known is not None:
             known.admitted = True
-            time_s = entry.time_s + moved_s
-            rows.append(Row(known.outlined, time_s + one.offset_s, one.received_s, entry.raw[ROW_HEAD.size :]))
-            return self._fleet.heard_row(known.outlined, time_s, one.received_s)
+            offset_s = one.offset_s + moved_s
+            rows.append(Row(known.outlined, entry.sequence, entry.time_s, one.received_s, offset_s, entry.raw))
+            return self._fleet.heard_row(known.outlined, entry.time_s + moved_s, one.received_s)
         frame = one.request.frames[at]
-        self._observe_rows(groups_of(rows))  # keeps the node's earlier rows before it
+        self._observe_rows(batches_of(rows))  # keeps the node's earlier rows before it
         rows.clear()
         new = self._fleet.heard(frame, one.received_s, moved_s)
         dated = self._fleet.dated(frame, one.offset_s + moved_s, one.received_s)
@@ -328,28 +329,36 @@ class RowsIngest:
     async def _introduce(self, nodes: list[str], answers: Sequence[tuple[_Taken, int, int]]) -> None:
         try:
             await self._found(nodes)
-        except StoreUnavailable:
-            # The rows are durable and must be acknowledged; the nodes are recorded at the next start.
-            _log.warning("nodes could not be written down", extra={"nodes": len(nodes), "first": nodes[0]})
-            self._telemetry.failures.labels("node").inc()
         finally:
             self._acknowledge(answers)
 
     def _acknowledge(self, answers: Sequence[tuple[_Taken, int, int]]) -> None:
         """Answer requests, each given with the number of its new frames and its stream's watermark."""
-        for one, new, watermark in answers:
+        requests = self._requests([one.request.node for one, _, _ in answers])
+        for (one, new, watermark), asked in zip(answers, requests, strict=True):
             self._settle(one)
             said = b'{"accepted":%d,"duplicates":%d,"watermark":%d' % (new, len(one.late) - new, watermark)
-            asked = self._asked_of(one.request.node)
-            if asked:
-                said += b',"requests":' + msgspec.json.encode(asked)
-            said += self._spread(one.request.interval_s)
+            said += asked + self._spread(one.request.interval_s)
             if one.unknown:
                 said += b',"unknown":' + msgspec.json.encode(one.unknown)
             one.reply(200, said + b"}", NO_HEADERS)
         accepted, total = sum(new for _, new, _ in answers), sum(len(one.late) for one, _, _ in answers)
         sizes, begun_s = [one.size for one, _, _ in answers], [one.started_s for one, _, _ in answers]
         self._count(accepted, total, sum(sizes), begun_s)
+
+    def _requests(self, nodes: Sequence[str]) -> list[bytes]:
+        """Return for each node the part of its answer with the requests to its agent, empty if there are none.
+
+        After an error none are passed on: what is durable must be acknowledged, and later answers repeat requests.
+        """
+        try:
+            if self._asks_anybody():
+                asked = map(self._asked_of, nodes)
+                return [b',"requests":' + msgspec.json.encode(one) if one else b"" for one in asked]
+        except Exception:  # noqa: BLE001 - the waiting clients must be answered
+            _log.exception("requests to agents could not be looked up; a later answer passes them on")
+            self._telemetry.failures.labels("requests").inc()
+        return [b""] * len(nodes)
 
     def _spread(self, interval_s: float) -> bytes:
         """Return the part of an answer that tells agents over how long to spread their requests."""
@@ -365,16 +374,15 @@ class RowsIngest:
         self._telemetry.bytes.inc(size)
         self._telemetry.ingest_seconds.observe_all([now_s - one_s for one_s in started_s])
 
-    def _refuse(self, what: Sequence[_Taken] | UsualRows, refusal: Refusal) -> None:
-        if isinstance(what, UsualRows):
-            replies: list[Reply] = [one.asker.answer for one in what.requests]
-        else:
-            replies = [one.reply for one in what]
-            for one in what:
+    def _refuse(self, requests: Sequence[_Taken] | Sequence[Usual], refusal: Refusal) -> None:
+        for one in requests:
+            if isinstance(one, Usual):
+                reply: Reply = one.asker.answer
+            else:
+                reply = one.reply
                 self._settle(one)
-        for reply in replies:
             reply(refusal.status, refusal.document(), refusal.headers)
-        self._telemetry.rejected.labels(refusal.reason).inc(len(replies))
+        self._telemetry.rejected.labels(refusal.reason).inc(len(requests))
 
     def _settle(self, one: _Taken) -> None:
         if False not in one.late:
@@ -405,8 +413,8 @@ def _unavailable(error: HistoryUnavailable) -> Refusal:
     return Refusal(503, "storage", str(error), {"Retry-After": str(RETRY_UNAVAILABLE_S)})
 
 
-def _on(loop: asyncio.AbstractEventLoop, work: Callable[..., None], *arguments: Any) -> None:
+def _on(loop: asyncio.AbstractEventLoop, written: Callable[[Future[Appended]], None], done: Future[Appended]) -> None:
     try:
-        loop.call_soon_threadsafe(work, *arguments)
+        loop.call_soon_threadsafe(written, done)
     except RuntimeError:
         return  # the event loop has ended, and with it every waiting client

@@ -24,11 +24,10 @@ from eagle_eye.schema.rows import (
     read_row,
     row_head,
 )
-from eagle_eye.server.history.history import StreamRef
 from eagle_eye.server.ingest.frame_rules import KEYS_EVERY, RETRY_UNAVAILABLE_S, refusal_of
 from eagle_eye.server.ingest.outlines import KnownOutline, Outlines
-from eagle_eye.server.ingest.single_row_requests import ID
 from eagle_eye.server.ingest.unknown_fields import UnknownThings
+from eagle_eye.server.model.batch import StreamRef
 from eagle_eye.server.model.clock import Clock
 from eagle_eye.server.model.errors import HistoryUnavailable, Refusal
 from eagle_eye.server.security.limits import Rates
@@ -116,10 +115,10 @@ class RowsReader:
         self._learn(outlines)
         return _request(sent_s, [_checked(self._one, row, f"row {at}") for at, row in enumerate(rows)], "row")
 
-    def alone(self, body: bytes) -> KnownOutline | None:
-        """Return the outline of a body whose length is that of a single row of it; None: decode it with ``read``."""
-        known = self._outlines.get(body[ID])
-        if known is None or len(body) != known.alone_bytes or not (known.durable and known.admitted):
+    def alone(self, id_: bytes, size: int) -> KnownOutline | None:
+        """Return the outline if a body of ``size`` bytes is a single row of it; None: decode the body with ``read``."""
+        known = self._outlines.get(id_)
+        if known is None or size != known.alone_bytes or not (known.durable and known.admitted):
             return None
         known.used = True
         return known
@@ -202,7 +201,7 @@ def _request(sent_s: float, read: Sequence[_One], what: str) -> Request:
     fresh = {one.known.id: one.known for one in read if one.known is not None and not one.known.durable}
     return Request(
         first.node,
-        StreamRef(first.node, first.stream) if read[0].known is None else read[0].known.ref,
+        StreamRef(first.node, first.stream) if read[0].known is None else read[0].known.outlined.ref,
         first.interval_s,
         read[-1].says.agent_version,
         sent_s,

@@ -6,17 +6,17 @@ Requests that are unusual in any way are detected here and left to ``RowsIngest.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import msgspec
 import numpy as np
 
 from eagle_eye.schema.frame import TIME_S_MAX
 from eagle_eye.schema.rows import MAGIC, VERSION
-from eagle_eye.server.engine.outlined import RowGroup
-from eagle_eye.server.history.history import LATE_S, Batch
+from eagle_eye.server.history.history import LATE_S
 from eagle_eye.server.ingest.fleet import Fleet
 from eagle_eye.server.ingest.outlines import ALONE_BYTES, KnownOutline
+from eagle_eye.server.model.batch import Batch
 from eagle_eye.server.security.auth import Principal
 
 SEQUENCE_MAX = 1 << 53
@@ -38,7 +38,6 @@ _HEAD = np.dtype(
     ]
 )
 _ROW = slice(_HEAD.fields["version"][1], None)  # type: ignore[index] # where a request's row begins
-_NUMBERS = slice(ALONE_BYTES, None)
 ID = slice(28, 44)  # the outline id in a request
 assert _HEAD.itemsize == ALONE_BYTES and _HEAD.fields["id"][1] == ID.start  # type: ignore[index] # noqa: S101, PT018
 
@@ -69,34 +68,13 @@ class Usual(msgspec.Struct, frozen=True, gc=False):
     asker: Asker
 
 
-class UsualRows(NamedTuple):
-    """Some requests as columns; ``requests[i]`` is the source of row i of ``batch`` and of the group."""
-
-    requests: Sequence[Usual]
-    batch: Batch
-    group: RowGroup
-
-    def new(self, new: Sequence[bool]) -> RowGroup:
-        """Return the rows that are new."""
-        group = self.group
-        if False not in new:
-            return group
-        chosen = np.flatnonzero(new)
-        places: list[int] = chosen.tolist()
-        return RowGroup(
-            group.layout,
-            [group.outlined[at] for at in places],
-            [group.time_s[at] for at in places],
-            [group.received_s[at] for at in places],
-            group.numbers[chosen],
-        )
-
-
-def read(requests: Sequence[Usual], fleet: Fleet, wall_s: float) -> tuple[list[UsualRows], list[Usual]]:
-    """Return requests as columns, one set per layout, and those to be taken one by one.
+def read(
+    requests: Sequence[Usual], fleet: Fleet, wall_s: float
+) -> tuple[list[tuple[Sequence[Usual], Batch]], list[Usual]]:
+    """Return requests as batches, one per layout and each with the requests of its rows, and those to be taken alone.
 
     ``wall_s`` is the server's clock minus the monotonic one. If a node has several requests, only the first is in
-    columns.
+    a batch.
     """
     by_layout: dict[Any, list[Usual]] = {}
     nodes: set[str] = set()
@@ -112,7 +90,9 @@ def read(requests: Sequence[Usual], fleet: Fleet, wall_s: float) -> tuple[list[U
     return [one for one in found if one is not None], odd
 
 
-def _columns(requests: Sequence[Usual], fleet: Fleet, wall_s: float, odd: list[Usual]) -> UsualRows | None:
+def _columns(
+    requests: Sequence[Usual], fleet: Fleet, wall_s: float, odd: list[Usual]
+) -> tuple[Sequence[Usual], Batch] | None:
     matrix = np.frombuffer(b"".join([one.body for one in requests]), np.uint8).reshape(len(requests), -1)
     heads = np.ascontiguousarray(matrix[:, : _HEAD.itemsize]).view(_HEAD)[:, 0]
     sent_s, time_s = heads["sent_s"], heads["time_s"]
@@ -142,15 +122,12 @@ def _columns(requests: Sequence[Usual], fleet: Fleet, wall_s: float, odd: list[U
     nodes, bases_s = [known.node for known in knowns], [known.clock_base_s for known in knowns]
     offset_s = np.array(fleet.offsets_s(nodes, sent_s.tolist(), received_s, bases_s))
     batch = Batch(
-        [known.ref for known in knowns],
+        [known.outlined.ref for known in knowns],
         heads["sequence"].astype(np.int64),
         time_s,
         np.array(received_s),
         offset_s,
         matrix[:, _ROW],
+        outlined=[known.outlined for known in knowns],
     )
-    layout = knowns[0].outlined.layout
-    assert layout is not None  # noqa: S101 - only outlines with a layout reach this
-    outlined = [known.outlined for known in knowns]
-    group = RowGroup(layout, outlined, (time_s + offset_s).tolist(), received_s, matrix[:, _NUMBERS])
-    return UsualRows(requests, batch, group)
+    return requests, batch

@@ -15,13 +15,13 @@ from eagle_eye.server.engine.engine import RUNNING_STATES, Engine
 from eagle_eye.server.engine.gathering import Gathering
 from eagle_eye.server.engine.idle_faults import NO_JOB
 from eagle_eye.server.engine.judgement import Judgement
-from eagle_eye.server.engine.outlined import RowGroup
 from eagle_eye.server.engine.policy import Weighing, weigh
 from eagle_eye.server.engine.recurrence import often_accused
 from eagle_eye.server.engine.repeated_ends import tells_of_an_exception
 from eagle_eye.server.engine.respond import Book, respond, situation_of
 from eagle_eye.server.engine.scheduler_contact import SchedulerReports
 from eagle_eye.server.engine.settings import PolicySettings
+from eagle_eye.server.model.batch import Batch
 from eagle_eye.server.model.clock import Clock
 from eagle_eye.server.model.errors import StoreUnavailable
 from eagle_eye.server.model.records import Incident, Job
@@ -73,6 +73,7 @@ class DetectionLoop:
         self._public_url = public_url
         self._evidence = evidence
         self._intake = Intake(engine)
+        self.observe_rows = self._intake.observe_rows
         self._judged: dict[str, Judgement] = {}
         self._idle: Judgement | None = None  # of the nodes without a job
         self._ask_schedulers: Callable[[], None] = lambda: None
@@ -93,10 +94,6 @@ class DetectionLoop:
     def observe(self, frame: Frame, received_s: float, offset_s: float) -> None:  # noqa: ARG002 - applied already
         """Take a durable frame."""
         self._intake.observe(frame, received_s)
-
-    def observe_rows(self, groups: Sequence[RowGroup]) -> None:
-        """Take durable rows of numbers."""
-        self._intake.observe_rows(groups)
 
     def observe_job(self, job: Job) -> None:
         """Take a job's state as its scheduler or launcher reported it."""
@@ -122,14 +119,14 @@ class DetectionLoop:
         """Use these policy settings from the next tick on."""
         self._policy = policy
 
-    def recover(self, past: Iterable[tuple[Frame, float] | RowGroup]) -> None:
+    def recover(self, past: Iterable[tuple[Frame, float] | Batch]) -> None:
         """Rebuild the windows from the jobs on record and the recent past's rows and (frame, received_s)."""
         for gpu in sorted(self._store.all(GPUS), key=lambda gpu: gpu.seen_s):  # agents report them once an hour
             self._engine.gpu_models.note(gpu.node, gpu.device, gpu.model)
         for job in self._store.all(JOBS):
             self._engine.observe_job(job)
         for one in past:
-            if isinstance(one, RowGroup):
+            if isinstance(one, Batch):
                 self._engine.observe_rows([one])
             else:
                 self._engine.observe(*one)

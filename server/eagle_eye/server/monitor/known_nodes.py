@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
 from typing import Annotated, NamedTuple
 
 import msgspec
@@ -12,11 +14,14 @@ from eagle_eye.server.history.history import History
 from eagle_eye.server.ingest.fleet import Fleet
 from eagle_eye.server.ingest.remote_write.keeper import STREAM_PREFIX
 from eagle_eye.server.model.clock import Clock
+from eagle_eye.server.model.errors import StoreUnavailable
 from eagle_eye.server.model.records import AuditEntry, ForgottenNode, Incident, Node
 from eagle_eye.server.store.store import FORGOTTEN_NODES, NODES, PAGE_LIMIT_MAX, Change, Store
 
 FORGOTTEN_AT_ONCE_MAX = 100_000  # named in one request
 FORGOTTEN_IN_ONE = 200  # per transaction: bounds how long other writers wait
+
+_log = logging.getLogger(__name__)
 
 
 class Forgetting(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -50,13 +55,14 @@ class Forgotten(NamedTuple):
 
 
 class KnownNodes:
-    """The known nodes. A node heard within ``fresh_s`` is not forgotten."""
+    """The known nodes. A node heard within ``fresh_s`` is not forgotten. ``failed`` counts failures to record some."""
 
-    def __init__(self, store: Store, fleet: Fleet, clock: Clock, fresh_s: float) -> None:
+    def __init__(self, store: Store, fleet: Fleet, clock: Clock, fresh_s: float, failed: Callable[[], None]) -> None:
         self._store = store
         self._fleet = fleet
         self._clock = clock
         self._fresh_s = fresh_s
+        self._failed = failed
 
     def recover(self, history: History) -> dict[str, float]:
         """Add the recorded nodes to the fleet, before the first new frame; return when nodes were forgotten."""
@@ -77,6 +83,14 @@ class KnownNodes:
             self._fleet.know(node, heard_s.get(node), by if unvouched else None)
         self.write_down(sorted(heard_s))
         return forgotten_s
+
+    async def introduce(self, names: Sequence[str]) -> None:
+        """Record nodes heard for the first time; if that fails, the next start does it: their frames are durable."""
+        try:
+            await asyncio.to_thread(self.write_down, names)
+        except StoreUnavailable:
+            _log.warning("nodes could not be written down", extra={"nodes": len(names), "first": names[0]})
+            self._failed()
 
     def write_down(self, names: Sequence[str]) -> None:
         """Record each node that has no record yet. Raises StoreUnavailable."""

@@ -6,11 +6,11 @@ from collections.abc import Iterator, Mapping
 
 from eagle_eye.schema.frame import BadFrame, Frame
 from eagle_eye.schema.rows import ROW_HEAD, outline_of_row, read_row, row_head
-from eagle_eye.server.engine.outlined import Row, RowGroup, groups_of
 from eagle_eye.server.history.history import History, Recorded, RecordedRow
 from eagle_eye.server.ingest.fleet import Fleet
 from eagle_eye.server.ingest.outlines import KnownOutline, Outlines
 from eagle_eye.server.ingest.remote_write.keeper import is_ours, judged
+from eagle_eye.server.model.batch import Batch, Row, batches_of
 from eagle_eye.server.model.node_clocks import corrected
 
 ROWS_AT_ONCE = 2_048  # passed to the engine together: a large fleet's past has hundreds of thousands
@@ -23,7 +23,7 @@ def recent_past(
     forgotten_s: Mapping[str, float],
     since_s: float,
     frames_max: int,
-) -> Iterator[tuple[Frame, float] | RowGroup]:
+) -> Iterator[tuple[Frame, float] | Batch]:
     """Yield rows and (corrected frame, received_s) received since ``since_s``, in order; records each in the fleet.
 
     Leaves out what nodes sent before they were forgotten. ``outlines`` has those of the rows afterwards.
@@ -34,27 +34,28 @@ def recent_past(
         row = _row(known, one) if known is not None and isinstance(one, RecordedRow) else None
         if row is not None:
             if row.received_s > forgotten_s.get(row.outlined.node, 0.0):
-                fleet.heard_row(row.outlined, row.time_s - one.offset_s, row.received_s)
+                fleet.heard_row(row.outlined, row.time_s, row.received_s)
                 rows.append(row)
             if len(rows) >= ROWS_AT_ONCE:
-                yield from groups_of(rows)
+                yield from batches_of(rows)
                 rows = []
             continue
         frame = one.frame if isinstance(one, Recorded) else _frame(known, one)
         if frame is not None and one.received_s > forgotten_s.get(frame.node, 0.0):
-            yield from groups_of(rows)  # keeps the node's earlier rows before it
+            yield from batches_of(rows)  # keeps the node's earlier rows before it
             rows = []
             fleet.heard(frame, one.received_s, vouched=not is_ours(frame))
             yield judged(corrected(frame, one.offset_s, one.received_s)), one.received_s
-    yield from groups_of(rows)
+    yield from batches_of(rows)
 
 
 def _row(known: KnownOutline, one: RecordedRow) -> Row | None:
-    """Return the row by the server's clock; None if it must be read alone, as a frame."""
+    """Return the row; None if it must be read alone, as a frame."""
     outlined = known.outlined
     if outlined.layout is None or len(one.raw) != ROW_HEAD.size + outlined.size:
         return None
-    return Row(outlined, row_head(one.raw).time_s + one.offset_s, one.received_s, one.raw[ROW_HEAD.size :])
+    head = row_head(one.raw)
+    return Row(outlined, head.sequence, head.time_s, one.received_s, one.offset_s, one.raw)
 
 
 def _frame(known: KnownOutline | None, one: RecordedRow) -> Frame | None:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from eagle_eye.schema.frame import Frame
 from eagle_eye.server.engine.engine import Engine
-from eagle_eye.server.engine.outlined import RowGroup
+from eagle_eye.server.model.batch import Batch, Outlined, Times
 
 WAITING_MAX = 65_536  # rows
 GATHERS = "evidence"  # the collector by which an agent reports that it can gather evidence
@@ -26,7 +26,7 @@ class Intake:
     def __init__(self, engine: Engine) -> None:
         self.gatherers: dict[str, float] = {}
         self._engine = engine
-        self._waiting: list[RowGroup | Callable[[], None]] = []
+        self._waiting: list[Batch | Callable[[], None]] = []
         self._rows = 0
         self._held = False
 
@@ -39,10 +39,10 @@ class Intake:
         self._waiting.append(show)
         self.take_in()
 
-    def observe_rows(self, groups: Sequence[RowGroup]) -> None:
-        """Take rows of numbers."""
-        self._waiting.extend(groups)
-        self._rows += sum([len(group.outlined) for group in groups])
+    def observe_rows(self, batches: Sequence[Batch]) -> None:
+        """Take durable rows of numbers."""
+        self._waiting.extend(batches)
+        self._rows += sum([len(batch.outlined) for batch in batches])
         if self._rows >= WAITING_MAX:
             self.take_in()
 
@@ -56,22 +56,23 @@ class Intake:
         """Pass what waits to the engine, in parts with a yield after each; after an error the rest keeps waiting."""
         waiting, self._waiting = deque(self._waiting), []
         self._rows = 0
-        together: list[RowGroup] = []
+        together: list[Batch] = []
         try:
             while waiting:
                 one = waiting[0]
-                if isinstance(one, RowGroup):
+                if isinstance(one, Batch):
+                    self._note_rows(one.outlined, one.received_s)
                     together.append(one)
                     waiting.popleft()
                     continue
-                yield from self._show_rows(together)
+                yield from self._engine.observing_rows(together)
                 together = []
                 waiting.popleft()
                 one()
-            yield from self._show_rows(together)
+            yield from self._engine.observing_rows(together)
         finally:
             self._waiting[:0] = waiting
-            self._rows += sum(len(one.outlined) for one in waiting if isinstance(one, RowGroup))
+            self._rows += sum(len(one.outlined) for one in waiting if isinstance(one, Batch))
 
     def hold(self) -> None:
         """Keep input waiting until ``release``."""
@@ -85,13 +86,11 @@ class Intake:
         self._note(frame.node, frame.collectors.get(GATHERS) == "ok", received_s)
         self._engine.observe(frame, received_s)
 
-    def _show_rows(self, groups: Sequence[RowGroup]) -> Iterator[None]:
-        for group in groups:
-            gather = [outlined.outline.collectors.get(GATHERS) == "ok" for outlined in group.outlined]
-            if True in gather or self.gatherers:
-                for outlined, gathers, received_s in zip(group.outlined, gather, group.received_s, strict=True):
-                    self._note(outlined.node, gathers, received_s)
-        return self._engine.observing_rows(groups)
+    def _note_rows(self, outlined: Sequence[Outlined], received_s: Times) -> None:
+        gather = [one.outline.collectors.get(GATHERS) == "ok" for one in outlined]
+        if True in gather or self.gatherers:
+            for one, gathers, at_s in zip(outlined, gather, received_s.tolist(), strict=True):
+                self._note(one.node, gathers, at_s)
 
     def _note(self, node: str, gathers: bool, received_s: float) -> None:
         if gathers:

@@ -12,10 +12,10 @@ from typing import NamedTuple, Protocol, TypeVar
 from eagle_eye.detectors.signs.learned_model import LearnedModel
 from eagle_eye.schema.frame import Frame
 from eagle_eye.server.engine.checkpoints import NOTHING_REPORTED, Checkpoints
-from eagle_eye.server.engine.outlined import RowGroup
 from eagle_eye.server.engine.policy import Weighing
 from eagle_eye.server.engine.scheduler_contact import SchedulerReports
 from eagle_eye.server.engine.settings import PolicySettings
+from eagle_eye.server.model.batch import Batch
 from eagle_eye.server.model.records import Incident, Job
 from eagle_eye.server.telemetry.latencies import Latencies
 
@@ -87,8 +87,8 @@ class Watcher(Protocol):
         """Take a durable frame. Its times are already corrected by ``offset_s``."""
         ...
 
-    def observe_rows(self, groups: Sequence[RowGroup]) -> None:
-        """Take durable rows of numbers, with corrected times."""
+    def observe_rows(self, batches: Sequence[Batch], /) -> None:
+        """Take durable rows of numbers, each batch of one layout."""
         ...
 
     def observe_job(self, job: Job) -> None:
@@ -107,7 +107,7 @@ class Watcher(Protocol):
         """Have policy call ``count`` for the size of the fleet."""
         ...
 
-    def recover(self, past: Iterable[tuple[Frame, float] | RowGroup]) -> None:
+    def recover(self, past: Iterable[tuple[Frame, float] | Batch]) -> None:
         """Rebuild what was known before a restart from the recent past's rows and (corrected frame, received_s)."""
         ...
 

@@ -14,10 +14,10 @@ import pyarrow as pa
 
 from eagle_eye.schema.metrics import Scope
 from eagle_eye.schema.rows import ROW_HEAD
-from eagle_eye.server.engine.outlined import Layout, Part
 from eagle_eye.server.history.segments.gathering import Gathered
 from eagle_eye.server.history.segments.layout import LINKS_SCHEMA, SAMPLES_SCHEMA
 from eagle_eye.server.history.segments.row_tables import Integers, Numbers, column, plain, rows_table, texts
+from eagle_eye.server.model.batch import Layout, Part
 
 _Place = slice | list[int]
 

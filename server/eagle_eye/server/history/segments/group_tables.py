@@ -12,12 +12,12 @@ import pyarrow as pa
 from eagle_eye.schema.frame import BadFrame, encode_frame
 from eagle_eye.schema.metrics import Scope
 from eagle_eye.schema.rows import ID_BYTES, ROW_HEAD, VERSION, decode_outline, decode_tail, ranks_of, whole_frame
-from eagle_eye.server.engine.outlined import Layout, Outlined
 from eagle_eye.server.history.segments import constant_layout_rows as steady
 from eagle_eye.server.history.segments.columns import Columns, JournaledFrame
 from eagle_eye.server.history.segments.gathering import Gathered
 from eagle_eye.server.history.segments.layout import FRAMES_SCHEMA, LINKS_SCHEMA, SAMPLES_SCHEMA
 from eagle_eye.server.history.segments.row_tables import Integers, Odd, Rows, Tables, as_json, plain, rows_table, texts
+from eagle_eye.server.model.batch import Layout, Outlined
 
 OUTLINES_MAX = 32_768  # cached for later groups
 

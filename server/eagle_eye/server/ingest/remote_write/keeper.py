@@ -7,20 +7,20 @@ or twice rather than once per request. A request is answered when its group is d
 from __future__ import annotations
 
 import asyncio
-import logging
 import secrets
 from collections.abc import Awaitable, Callable, Iterable
 
 import msgspec
 
 from eagle_eye.schema.frame import WIRE_VERSION, Frame, encode_frame
-from eagle_eye.server.history.history import Appended, Batch, History, StreamRef
+from eagle_eye.server.history.history import Appended, History
 from eagle_eye.server.ingest.fleet import Fleet, Heard
 from eagle_eye.server.ingest.frame_rules import belated
 from eagle_eye.server.ingest.remote_write.last_codes import CodeMemory
 from eagle_eye.server.ingest.remote_write.rows import INTERVAL_UNKNOWN_S, NodeRows, NodeSample
+from eagle_eye.server.model.batch import Batch, StreamRef
 from eagle_eye.server.model.clock import Clock
-from eagle_eye.server.model.errors import HistoryUnavailable, StoreUnavailable
+from eagle_eye.server.model.errors import HistoryUnavailable
 from eagle_eye.server.model.scraped_devices import Watched
 from eagle_eye.server.telemetry.counters import Telemetry
 
@@ -36,8 +36,6 @@ LATE_INTERVALS = 4.0
 LATE_S = 60.0
 FRAMES_AT_ONCE = 50  # built without a pause: a few milliseconds
 SUBMITTED_AT_ONCE = 1_000  # frames in one transaction
-
-_log = logging.getLogger(__name__)
 
 
 class Keeper:
@@ -170,11 +168,7 @@ class Keeper:
             if new:
                 unknown[frame.node] = None
         if unknown:
-            try:
-                await self._found(list(unknown))
-            except StoreUnavailable:  # the rows are durable; the nodes are recorded at the next start
-                _log.warning("nodes could not be written down", extra={"nodes": len(unknown), "first": min(unknown)})
-                self._telemetry.failures.labels("node").inc()
+            await self._found(list(unknown))
         for place, frame in enumerate(fresh):
             if place % FRAMES_AT_ONCE == FRAMES_AT_ONCE - 1:
                 await asyncio.sleep(0)
