@@ -45,7 +45,7 @@ from eagle_eye.checkpoint.messages import (
     Proof,
     Put,
     Read,
-    Refused,
+    RequestRefused,
     Reserve,
     Reserved,
     Skipped,
@@ -502,7 +502,7 @@ class TestAnotherStore:
         ranks = opened(two)
         connection = unproven(two[1])
         refused = connection_ask(connection, Greet(VERSION + 1, JOB, b"n" * 16))
-        assert isinstance(refused, Refused)
+        assert isinstance(refused, RequestRefused)
         assert refused.reason == f"version {VERSION} is spoken here"
         connection.close()
         close(*ranks)
@@ -698,7 +698,7 @@ class TestStartedAnew:
 class TestRanks:
     def test_a_rank_of_another_version_is_told_to_update(self, one: Node) -> None:
         rank = Rank(one)
-        refused = rank.connection.ask(Hello(VERSION + 1, JOB, KEY), Refused)
+        refused = rank.connection.ask(Hello(VERSION + 1, JOB, KEY), RequestRefused)
         assert "update the older one" in refused.reason
         close(rank)
 

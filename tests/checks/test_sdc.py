@@ -14,7 +14,7 @@ import torch
 
 from eagle_eye.checks import command, corruption, runner, sdc_all_reduce, sdc_gemm
 from eagle_eye.checks.catalogue import CHECKS, SDC
-from eagle_eye.checks.check import Outcome
+from eagle_eye.checks.check import CheckResult
 from eagle_eye.checks.child import Children
 from eagle_eye.checks.report import reason
 from eagle_eye.checks.work import sdc_gemm as work
@@ -140,7 +140,7 @@ def test_nothing_found_says_for_how_long_and_how_much_and_no_more(monkeypatch: p
     answering(monkeypatch, Children(courses=(answered(FINE), answered(FINE)), status=0, ended_s=100.0))
     found = sdc_gemm.run(asked(host(2)))
     assert (found.state, found.reason) == ("passed", "nothing found in 45 s, 8000 products on 2 GPUs")
-    outcome = Outcome(name="sdc_gemm", state="passed", reason=found.reason, duration_s=1.0, expected=True)
+    outcome = CheckResult(name="sdc_gemm", state="passed", reason=found.reason, duration_s=1.0, expected=True)
     assert reason("healthy", [outcome], "") == f"{found.reason}; beyond that it says nothing"
 
 

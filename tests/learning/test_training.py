@@ -13,7 +13,7 @@ from eagle_eye.detectors.signs.learned_model import LearnedModel, forward, isola
 from eagle_eye.learning import autoencoder, covariance, forest
 from eagle_eye.learning.calibration import TooShort, independence, lasting, peaks, poisson_at_most, tail
 from eagle_eye.learning.features import History, NoHistory, candidates, observed, shape_for
-from eagle_eye.learning.model import CHECK, Check, check, make, no_worse, parts, scaling
+from eagle_eye.learning.model import CHECK, HealthyCheck, check, make, no_worse, parts, scaling
 from tests.learning.builders import START_S, Fleet
 
 EPOCHS = 12
@@ -25,12 +25,12 @@ def history() -> History:
 
 
 @pytest.fixture(scope="module")
-def made(history: History) -> tuple[LearnedModel, Check]:
+def made(history: History) -> tuple[LearnedModel, HealthyCheck]:
     return make(history, seed=0, epochs=EPOCHS)
 
 
 @pytest.fixture(scope="module")
-def model(made: tuple[LearnedModel, Check]) -> LearnedModel:
+def model(made: tuple[LearnedModel, HealthyCheck]) -> LearnedModel:
     return made[0]
 
 
@@ -125,7 +125,7 @@ class TestModel:
         assert found.passed
         assert found.at_default == 0
 
-    def test_the_part_kept_back_was_judged_as_promised(self, made: tuple[LearnedModel, Check]) -> None:
+    def test_the_part_kept_back_was_judged_as_promised(self, made: tuple[LearnedModel, HealthyCheck]) -> None:
         assert made[1].passed
 
     def test_finds_a_node_that_drifts_in_two_metrics_that_no_rule_watches(self, model: LearnedModel) -> None:
@@ -160,8 +160,8 @@ class TestModel:
             make(few, 0, epochs=1)
 
     def test_a_model_that_raises_more_alarms_may_not_replace(self) -> None:
-        good = Check(10.0, 0.5, 5.0, 4, 0)
-        assert no_worse(good, Check(10.0, 0.5, 5.0, 3, 0))
+        good = HealthyCheck(10.0, 0.5, 5.0, 4, 0)
+        assert no_worse(good, HealthyCheck(10.0, 0.5, 5.0, 3, 0))
         assert not no_worse(good._replace(seen=30), good)
         assert not no_worse(good._replace(at_default=3), good)
 

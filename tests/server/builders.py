@@ -33,7 +33,7 @@ from eagle_eye.server.engine.settings import PolicySettings
 from eagle_eye.server.history.history import Batch, Recorded, RecordedRow, StreamRef
 from eagle_eye.server.model.clock import Clock
 from eagle_eye.server.model.records import Action, Incident, Job, OutboundEvent, Subscription
-from eagle_eye.server.monitor.watcher import IncidentCounts, JobProgress, Latest, Progress
+from eagle_eye.server.monitor.watcher import IncidentCounts, JobProgress, Latest, StepProgress
 from eagle_eye.server.telemetry import logs
 from eagle_eye.server.telemetry.latencies import Latencies
 from eagle_eye.server.transport.accept import AcceptingServer
@@ -138,9 +138,9 @@ class FakeWatcher:
     def courses(self) -> list[JobProgress]:
         return self.course
 
-    def progress(self, job: str) -> Progress | None:
+    def progress(self, job: str) -> StepProgress | None:
         kept = Checkpoints(6, NOW, 1.0, copies=2, copies_wanted=4, nodes=("n1",), persisted=((5, NOW),))
-        return Progress(7.0, NOW, 1.5, kept) if job == "job" else None
+        return StepProgress(7.0, NOW, 1.5, kept) if job == "job" else None
 
 
 def frames_of(group: RowGroup) -> list[tuple[Frame, float]]:

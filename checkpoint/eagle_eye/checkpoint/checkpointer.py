@@ -47,8 +47,8 @@ from eagle_eye.checkpoint.messages import (
     Found,
     GetBlob,
     Grant,
+    JobNode,
     KeptStep,
-    Member,
     Message,
     MetadataMade,
     MetadataWanted,
@@ -397,7 +397,7 @@ class MemoryCheckpointer:
         for rank, one in enumerate(everyone):
             nodes.setdefault(one.node, []).append(rank)
         address = {one.node: one.address for one in everyone}
-        members = tuple(Member(node, address[node], tuple(ranks)) for node, ranks in nodes.items())
+        members = tuple(JobNode(node, address[node], tuple(ranks)) for node, ranks in nodes.items())
         replicas = min(self._replicas, len(nodes))
         holders = place(sorted(nodes), replicas, self._domains()).holders[self._node]
         kept = self._kept(everyone, layout.plan, resumed)

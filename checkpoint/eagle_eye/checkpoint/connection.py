@@ -25,7 +25,7 @@ from eagle_eye.checkpoint.messages import (
     Greet,
     Message,
     Proof,
-    Refused,
+    RequestRefused,
     decode,
     encode,
 )
@@ -301,7 +301,7 @@ def expected(message: Message | None, kind: type[MessageT]) -> MessageT:
     """Return the message if it is of the kind. Raises ProtocolError."""
     if isinstance(message, kind):
         return message
-    if isinstance(message, Refused):
+    if isinstance(message, RequestRefused):
         raise ProtocolError(message.reason)
     if message is None:
         raise ProtocolError(f"the other side ended where {kind.__name__} was expected")

@@ -23,7 +23,7 @@ import msgspec
 from eagle_eye.checkpoint.checksums import Damaged, check_all
 from eagle_eye.checkpoint.connection import Connection
 from eagle_eye.checkpoint.memory_plan import DoesNotFit, spaced_of
-from eagle_eye.checkpoint.messages import VERSION, Copies, CopyInfo, Member, Missed, Open, Reserve
+from eagle_eye.checkpoint.messages import VERSION, Copies, CopyInfo, JobNode, Missed, Open, Reserve
 from eagle_eye.checkpoint.record import Record
 from eagle_eye.checkpoint.shared_memory import SlotFile, reserve
 from eagle_eye.checkpoint.slots import Agreement, Needed, Slots
@@ -135,7 +135,7 @@ class HeldJob:
         self.folder = folder
         self.attempt = 0
         self.begun_attempt = 0
-        self.members: dict[str, Member] = {}
+        self.members: dict[str, JobNode] = {}
         self.shards: dict[ShardKey, Shard] = {}
         self.needed = Needed(keep=1)
         self.agreement: Agreement | None = None
@@ -153,7 +153,7 @@ class HeldJob:
         self.links: Callable[[], list[dict[str, Any]]] = list  # what is known of the interfaces that copies take
 
     @property
-    def coordinator(self) -> Member | None:
+    def coordinator(self) -> JobNode | None:
         """The member whose store decides what is whole: the first."""
         return next(iter(self.members.values()), None)
 

@@ -24,7 +24,6 @@ from eagle_eye.checkpoint.messages import (
     Close,
     Copies,
     CopyInfo,
-    Ended,
     Grant,
     Message,
     MetadataMade,
@@ -34,7 +33,8 @@ from eagle_eye.checkpoint.messages import (
     Opened,
     Persisted,
     Put,
-    Refused,
+    RanksDone,
+    RequestRefused,
     Reserve,
     ShardPersisted,
     Skipped,
@@ -101,7 +101,7 @@ class JobService:
         now_s = time.monotonic()
         if now_s - self._said_done_s > SAY_AGAIN_S:
             self._said_done_s = now_s
-            self._spawn(self._tell_coordinator(Ended(self.job.attempt, self._node)))
+            self._spawn(self._tell_coordinator(RanksDone(self.job.attempt, self._node)))
 
     def close(self) -> None:
         """Close the connections to other nodes and to ranks. Slots being written by ranks stay unchanged."""
@@ -139,7 +139,7 @@ class JobService:
         job = self.job
         if opening.attempt < job.attempt:
             reason = f"attempt {opening.attempt} of {job.name} is over: attempt {job.attempt} has begun"
-            await connection.send(Refused(reason))
+            await connection.send(RequestRefused(reason))
             return None
         if opening.again:  # what it kept at its beginning is no news
             opening = msgspec.structs.replace(opening, kept=())
@@ -152,10 +152,10 @@ class JobService:
             for node in opening.holders[1:]:
                 await self._peer(node).reserve(_wish(opening))
         except (DoesNotFit, OSError) as error:
-            await connection.send(Refused(str(error)))
+            await connection.send(RequestRefused(str(error)))
             return None
         if job.attempt != opening.attempt:
-            await connection.send(Refused(f"attempt {opening.attempt} is over: attempt {job.attempt} has begun"))
+            await connection.send(RequestRefused(f"attempt {opening.attempt} is over: attempt {job.attempt} has begun"))
             return None
         resumed = [step for step in attempts_resumed(opening) if step == opening.resumed_step]
         taken = self._taken_for(shard, opening, resumed)
@@ -475,7 +475,7 @@ class JobService:
 
     # Agreement on whole steps.
 
-    async def agree(self, word: Copies | Missed | Agreed | ShardPersisted | Ended) -> None:
+    async def agree(self, word: Copies | Missed | Agreed | ShardPersisted | RanksDone) -> None:
         """Process another store's message: the coordinator's or, at the coordinator, any."""
         job = self.job
         if word.attempt != job.attempt:
@@ -486,7 +486,7 @@ class JobService:
             case ShardPersisted(_, node, step, reason):
                 self._on_storage.setdefault(step, {})[node] = reason
                 await self._complete(step)
-            case Ended(_, node):
+            case RanksDone(_, node):
                 await self._node_ended(node)
             case Copies(_, copy, whole, again) if job.agreement is not None:
                 await self._announce(job.agreement.heard(copy.rank, whole))
@@ -500,7 +500,7 @@ class JobService:
         coordinator = self.job.coordinator
         return coordinator is not None and coordinator.node == self._node
 
-    async def _tell_coordinator(self, word: Copies | Missed | ShardPersisted | Ended) -> None:
+    async def _tell_coordinator(self, word: Copies | Missed | ShardPersisted | RanksDone) -> None:
         coordinator = self.job.coordinator
         if self._coordinates or coordinator is None:
             await self.agree(word)

@@ -44,7 +44,6 @@ from eagle_eye.checkpoint.messages import (
     Bytes,
     Challenge,
     Copies,
-    Ended,
     Find,
     Found,
     GetBlob,
@@ -56,8 +55,9 @@ from eagle_eye.checkpoint.messages import (
     Proceed,
     Proof,
     Put,
+    RanksDone,
     Read,
-    Refused,
+    RequestRefused,
     Reserve,
     Reserved,
     ShardPersisted,
@@ -231,11 +231,11 @@ class Store:
     async def _serve_rank(self, hello: Hello, connection: Connection) -> None:
         if hello.version != VERSION:
             reason = f"this store speaks version {VERSION} and the rank {hello.version}: update the older one"
-            await connection.send(Refused(reason))
+            await connection.send(RequestRefused(reason))
             return
         service = self._entered(hello.job, hello.key)
         if service is None:
-            await connection.send(Refused(f"job {hello.job!r} is here with another key: it is somebody else's"))
+            await connection.send(RequestRefused(f"job {hello.job!r} is here with another key: it is somebody else's"))
             return
         service.entered(connection)
         job = service.job
@@ -282,7 +282,7 @@ class Store:
         service = self._jobs.get(first.job)
         if first.version != VERSION or service is None:
             reason = f"version {VERSION} is spoken here" if service else f"job {first.job!r} is not known here"
-            await connection.send(Refused(reason))
+            await connection.send(RequestRefused(reason))
             return
         nonce, key = os.urandom(NONCE_BYTES), service.job.key
         await connection.send(Challenge(nonce, proof(key, b"store", first.nonce, nonce)))
@@ -309,7 +309,7 @@ class Store:
                 await self._reserve(service, message, connection)
             case Put():
                 await _take(job, message, connection)
-            case Copies() | Missed() | Agreed() | Ended() | ShardPersisted():
+            case Copies() | Missed() | Agreed() | RanksDone() | ShardPersisted():
                 await service.agree(message)
             case _:
                 raise ProtocolError(f"{type(message).__name__} was not expected")
@@ -323,12 +323,12 @@ class Store:
                 job.keep_blob(wish.plan, wish.blob)
                 shard = await job.shard(wish.plan, wish.rank, wish.capacity_bytes, slots, local=False)
             except (DoesNotFit, OSError) as error:
-                await connection.send(Refused(f"{self._settings.node}: {error}"))
+                await connection.send(RequestRefused(f"{self._settings.node}: {error}"))
                 return
             self._spawn(service.top_up([shard]))
             job.save()
         if wish.attempt < job.attempt:
-            await connection.send(Refused(f"attempt {wish.attempt} is over: attempt {job.attempt} has begun"))
+            await connection.send(RequestRefused(f"attempt {wish.attempt} is over: attempt {job.attempt} has begun"))
             return
         await connection.send(Reserved())
 

@@ -133,7 +133,7 @@ class Check:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Outcome:
+class CheckResult:
     """One check's result in the report, with its duration."""
 
     name: str

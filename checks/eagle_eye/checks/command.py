@@ -18,7 +18,7 @@ from types import FrameType
 from eagle_eye.agent import external_tool as tool
 from eagle_eye.checks import corruption, gpus, runner
 from eagle_eye.checks.catalogue import CHECKS, SDC
-from eagle_eye.checks.check import Check, Host, Outcome, Site, printable
+from eagle_eye.checks.check import Check, CheckResult, Host, Site, printable
 from eagle_eye.checks.dcgm import LEVELS
 from eagle_eye.checks.lock import PATH, Taken, held
 from eagle_eye.checks.report import Lines, document, reason, table
@@ -73,7 +73,7 @@ def run(args: argparse.Namespace) -> int:
     signal.signal(signal.SIGTERM, _stop)  # so that running work is ended, too
     terminal = sys.stdout.isatty()
     lines = Lines(sys.stdout, terminal=terminal, colours=terminal and "NO_COLOR" not in os.environ)
-    outcomes: list[Outcome] = []
+    outcomes: list[CheckResult] = []
     refused = ""
     try:
         with held(PATH):
@@ -180,7 +180,7 @@ def _deadline_s(args: argparse.Namespace) -> float:
     return given
 
 
-def _complain(outcomes: Sequence[Outcome], refused: str) -> None:
+def _complain(outcomes: Sequence[CheckResult], refused: str) -> None:
     """Report on stderr what could not be checked."""
     missing = [each for each in outcomes if each.state == "could_not_check" and each.expected]
     with contextlib.suppress(OSError):  # nobody listens there; the report has it all

@@ -39,7 +39,7 @@ _OUTCOMES = (
 )
 
 
-class Nodes(Noun):
+class NodeCommands(Noun):
     """Nodes, with verbs that may take minutes: a check, and a readmission that waits for one."""
 
     def _add_verbs(self, verbs: Any, common: argparse.ArgumentParser) -> None:
@@ -196,7 +196,7 @@ def _said(record: Any) -> str:
     return f"{words.get(record['state'], record['state'])}: {printable(record['detail'])}"
 
 
-NODES = Nodes(
+NODES = NodeCommands(
     "nodes",
     "node",
     (

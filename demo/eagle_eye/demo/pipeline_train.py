@@ -59,7 +59,7 @@ class Pipeline(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class ModelLayout:
     """Which rank has which layers, and which pipeline which samples."""
 
     global_batch: int
@@ -78,7 +78,7 @@ class Layout:
         return found
 
 
-def read_layout(text: str, ranks: int) -> Layout:
+def read_layout(text: str, ranks: int) -> ModelLayout:
     """Return the layout that the launcher has given to so many ranks. Raises WrongLayout."""
     if not text:
         raise WrongLayout(f"{LAYOUT_VARIABLE} is not set: start this job with eagle-eye launch --layouts")
@@ -93,7 +93,7 @@ def read_layout(text: str, ranks: int) -> Layout:
             raise WrongLayout(f"{LAYOUT_VARIABLE} has several ranks in a stage; this job is not tensor parallel")
         stages = tuple(Stage(stage["first"], stage["last"], stage["ranks"][0]) for stage in pipeline["stages"])
         pipelines.append(Pipeline(stages, range(begin, begin := begin + pipeline["micro_batches"])))
-    return Layout(said["global_batch"], said["micro_batch"], tuple(pipelines))
+    return ModelLayout(said["global_batch"], said["micro_batch"], tuple(pipelines))
 
 
 class Embedding(nn.Module):
@@ -183,7 +183,7 @@ class Shared(NamedTuple):
 class PipelineTraining:
     """This rank's part of the job: the layers of its stage and their optimizers."""
 
-    def __init__(self, layout: Layout) -> None:
+    def __init__(self, layout: ModelLayout) -> None:
         self._layout, self._rank = layout, dist.get_rank()
         self._samples = Samples()
         self._tokens = torch.tensor(0)  # of all ranks, since the first step

@@ -21,12 +21,12 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from eagle_eye.detectors.signs.learned_model import LearnedModel
 from eagle_eye.learning.features import History, read
-from eagle_eye.learning.model import CHECK, Check, check, make, no_worse, parts
+from eagle_eye.learning.model import CHECK, HealthyCheck, check, make, no_worse, parts
 from eagle_eye.schema import configuration
 from eagle_eye.schema.configuration import ConfigurationError
 from eagle_eye.server.config import ServerConfig
 from eagle_eye.server.model.timestamps import option_time
-from eagle_eye.server.site_files.learned_model import Metadata, write
+from eagle_eye.server.site_files.learned_model import ModelMetadata, write
 from eagle_eye.server.site_files.learned_model import read as read_model
 
 SINCE = "7d"  # also in the command's help, which does not wait for this module
@@ -97,14 +97,14 @@ def _train(args: argparse.Namespace) -> dict[str, Any]:
         "nodes": len(history.nodes),
         "left_out": dict(history.left_out),
     }
-    metadata = Metadata(
+    metadata = ModelMetadata(
         created_s=time.time(), job=history.job, seed=options.seed, options=options.plain(), report=report
     )
     path: Path = args.out or args.refresh
     return {"model": str(path), **_description(write(path, model, metadata), metadata)}
 
 
-def _of_old(model: LearnedModel, history: History, seed: int) -> Check | None:
+def _of_old(model: LearnedModel, history: History, seed: int) -> HealthyCheck | None:
     """Return the old model's check on the held-out part, None where it can no longer judge this history."""
     same = (model.view.span_s, model.view.past_s, model.looks) == (
         history.shape.view.span_s,
@@ -158,7 +158,7 @@ def _traces(options: Options, bar: Progress) -> Iterator[list[Path]]:
         yield [out]
 
 
-def _description(model: LearnedModel, metadata: Metadata) -> dict[str, Any]:
+def _description(model: LearnedModel, metadata: ModelMetadata) -> dict[str, Any]:
     return {
         "created": datetime.fromtimestamp(metadata.created_s, UTC).isoformat(timespec="seconds"),
         "job": metadata.job,

@@ -20,7 +20,7 @@ class Event(NamedTuple):
     attributes: dict[str, Any]
 
 
-class Label(NamedTuple):
+class RecordedLabel(NamedTuple):
     """What was done to the job, and what is expected: ``exclude``, ``restart``, ``job`` (tell) or ``none``."""
 
     start: float
@@ -63,7 +63,7 @@ class Recording:
     link: dict[str, Floats]
     members: tuple[Membership, ...]
     events: tuple[Event, ...]
-    labels: tuple[Label, ...]
+    labels: tuple[RecordedLabel, ...]
     slowdown: float
     packed: bool
     exports_xid: bool

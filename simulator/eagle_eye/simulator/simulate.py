@@ -17,7 +17,7 @@ from eagle_eye.simulator.instruments import read
 from eagle_eye.simulator.job import hire
 from eagle_eye.simulator.layout import lay_out
 from eagle_eye.simulator.names import FAULTS, SITUATIONS
-from eagle_eye.simulator.recording import Event, Label, Membership, Recording
+from eagle_eye.simulator.recording import Event, Membership, RecordedLabel, Recording
 from eagle_eye.simulator.sampling import Sampling, sample
 from eagle_eye.simulator.scenario import Scenario, WrongScenario
 from eagle_eye.simulator.second_physics import physics_of
@@ -200,10 +200,10 @@ def _events(story: Story, sampling: Sampling, start: float) -> tuple[Event, ...]
     return tuple(sorted(found, key=lambda event: (event.time, event.kind, event.node or "", event.device)))
 
 
-def _labels(story: Story, start: float, slowdown: float) -> tuple[Label, ...]:
+def _labels(story: Story, start: float, slowdown: float) -> tuple[RecordedLabel, ...]:
     names = story.layout.names
     return tuple(
-        Label(
+        RecordedLabel(
             start=round(start + label.start_s, 3),
             end=round(start + min(label.end_s, story.scenario.duration_s), 3),
             nodes=tuple(names[n] for n in label.nodes),

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from eagle_eye.simulator.job import Job
+from eagle_eye.simulator.job import SimulatedJob
 from eagle_eye.simulator.layout import RankLayout
 from eagle_eye.simulator.physics import OWN, Physics
 from eagle_eye.simulator.scenario import STRENGTHS, Scenario, WrongScenario
@@ -34,7 +34,7 @@ class StopKind(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Stop:
+class EndlessStep:
     """The step in progress at ``time_s`` never ends. ``culprits`` are ranks (N, G positions)."""
 
     time_s: float
@@ -98,7 +98,7 @@ class Attempt:
     start_s: float
     first_step: int
     slow_steps: tuple[float, ...] = ()
-    stop: Stop | None = None
+    stop: EndlessStep | None = None
 
 
 class Happening(NamedTuple):
@@ -112,7 +112,7 @@ class Happening(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Label:
+class PlannedLabel:
     """What was done to the job. ``expect`` None: decided by how much slower the job became."""
 
     start_s: float
@@ -128,7 +128,7 @@ class Story:
 
     scenario: Scenario
     layout: RankLayout
-    job: Job
+    job: SimulatedJob
     rng: np.random.Generator
     tracks: list[Track] = field(default_factory=list)
     attempts: list[Attempt] = field(default_factory=list)  # [] means one that began long before the trace
@@ -137,7 +137,7 @@ class Story:
     blanks: list[Blank] = field(default_factory=list)
     pauses: list[Pause] = field(default_factory=list)
     happenings: list[Happening] = field(default_factory=list)
-    labels: list[Label] = field(default_factory=list)
+    labels: list[PlannedLabel] = field(default_factory=list)
     gone: list[tuple[float, tuple[int, ...]]] = field(default_factory=list)  # nodes that leave an elastic job
     background_tracks: int = 0  # how many of the tracks are not the fault's
     physics: Physics = OWN
@@ -197,12 +197,14 @@ class Story:
 
     def label(self, start_s: float, nodes: tuple[int, ...], fault: str, expect: str | None) -> None:
         """Add a label that lasts until the trace's end."""
-        self.labels.append(Label(start_s, nodes, fault, expect))
+        self.labels.append(PlannedLabel(start_s, nodes, fault, expect))
 
     def stop(self, time_s: float, kind: StopKind, *culprits: Place) -> None:
         """Bring the job's first attempt to a stop for good."""
         first = self.attempts[0] if self.attempts else Attempt(-math.inf, self.job.first_step)
-        self.attempts[:1] = [Attempt(first.start_s, first.first_step, first.slow_steps, Stop(time_s, kind, culprits))]
+        self.attempts[:1] = [
+            Attempt(first.start_s, first.first_step, first.slow_steps, EndlessStep(time_s, kind, culprits))
+        ]
 
     def places(self, node: int) -> tuple[Place, ...]:
         """Return all GPUs of a node."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from eagle_eye.simulator.arrays import Booleans, Floats, Integers, stream
-from eagle_eye.simulator.job import OVERHEAD_SHARE, TENSOR_SHARE, Job
+from eagle_eye.simulator.job import OVERHEAD_SHARE, TENSOR_SHARE, SimulatedJob
 from eagle_eye.simulator.layout import RankLayout
 from eagle_eye.simulator.physics import Physics
 from eagle_eye.simulator.story import Attempt, Pause, StopKind, Story
@@ -115,7 +115,7 @@ class Clockwork:
     def __init__(self, story: Story, tracks: Tracks) -> None:
         self._story = story
         self._tracks = tracks
-        self._job: Job = story.job
+        self._job: SimulatedJob = story.job
         self._layout: RankLayout = story.layout
         layout, physics = self._layout, story.physics
         rng = stream(story.scenario.seed, "speed")
@@ -308,7 +308,7 @@ class Clockwork:
         timeline.compute_s[index] *= arrival / planned
 
 
-def collectives_done(job: Job, share: Floats) -> Floats:
+def collectives_done(job: SimulatedJob, share: Floats) -> Floats:
     """Return how many of a step's collectives are done at a share of its duration (0..1)."""
     first = 0.0 if job.spread_collectives else 0.9
     done: Floats = np.floor(job.collectives * np.clip((share - first) / (1.0 - first), 0.0, 1.0))

@@ -10,7 +10,7 @@ from pathlib import Path
 import pynvml
 
 from eagle_eye.agent.loop.collector import Observed
-from eagle_eye.agent.nvml.codes import NEVER, Failure, reason
+from eagle_eye.agent.nvml.codes import NEVER, NvmlFailure, reason
 from eagle_eye.agent.nvml.connection import NvmlConnection
 from eagle_eye.agent.nvml.device import Device, GpuReading
 from eagle_eye.agent.nvml.guard import GuardedCalls
@@ -62,7 +62,7 @@ class NvmlCollector:
         self._without_row: set[str] = set()  # UUIDs
         self._gone: set[str] = set()  # UUIDs of GPUs that have fallen off the bus; set in a guarded call
         self._reported_lost: set[str] = set()
-        self._reported_left_out: set[tuple[str, Failure]] = set()
+        self._reported_left_out: set[tuple[str, NvmlFailure]] = set()
         self._inventory = Inventory()
 
     def collect(self, now_s: float) -> Observed:
@@ -239,6 +239,6 @@ def _trouble(answer: object) -> str:
     if isinstance(answer, GpuReading) and answer.failed:
         more = len(answer.failed) - 1
         return answer.failed[0].describe() + (f" and {more} more" if more and answer.row else "")
-    if isinstance(answer, Failure):
+    if isinstance(answer, NvmlFailure):
         return reason(answer.code)
     return repr(answer) if isinstance(answer, Exception) else ""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from eagle_eye.agent.files.growing import Tail
+from eagle_eye.agent.files.growing import GrowingFile
 from eagle_eye.agent.loop.drops import Drops
 from eagle_eye.agent.nccl.watchdog import WatchdogLine, parse_watchdog
 from eagle_eye.agent.processes.process_registry import TrainingProcess
@@ -49,7 +49,7 @@ class Program:
 class FollowedLog:
     """A log, its program and what is in progress in it."""
 
-    def __init__(self, tail: Tail, program: Program, drops: Drops) -> None:
+    def __init__(self, tail: GrowingFile, program: Program, drops: Drops) -> None:
         self.identity = tail.identity
         self.name = ""  # for people
         self.origin = Origin()

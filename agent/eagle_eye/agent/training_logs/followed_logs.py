@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from eagle_eye.agent.files.foreign import Identity, NotTheirs, open_file, shown
-from eagle_eye.agent.files.growing import Tail
+from eagle_eye.agent.files.growing import GrowingFile
 from eagle_eye.agent.loop.drops import Drops
 from eagle_eye.agent.processes.process_registry import TrainingProcess
 from eagle_eye.agent.training_logs.attribution import Origin
@@ -158,7 +158,7 @@ class FollowedLogs:
         program = Program(self._frameworks)
         if len(candidate.owners) == 1:
             program = self._programs.setdefault(candidate.owners[0].pid, program)
-        tail = Tail(candidate.open())
+        tail = GrowingFile(candidate.open())
         log = FollowedLog(tail, program, self._drops)
         try:
             said = [] if new and tail.size <= NEW_BYTES_MAX else log.learn()

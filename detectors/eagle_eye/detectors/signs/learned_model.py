@@ -2,7 +2,7 @@
 
 Three views of the same features, each with its own score: the reconstruction error of an autoencoder (Sakurada & Yairi
 2014), the isolation depth in an isolation forest (Liu, Ting & Zhou 2008), and the distance under a robust covariance
-(Rousseeuw & Van Driessen 1999). Raw scores are not comparable; ``Tail`` converts a score into the rate at which healthy
+(Rousseeuw & Van Driessen 1999). Raw scores are not comparable; ``ScoreTail`` converts a score into the rate at which healthy
 nodes reach it, in alarms per node-day, which is.
 """
 
@@ -52,7 +52,7 @@ class Covariance(NamedTuple):
     precision: Floats
 
 
-class Tail(NamedTuple):
+class ScoreTail(NamedTuple):
     """The tail of healthy scores: peaks above ``threshold`` follow a generalised Pareto distribution (Siffer 2017).
 
     A peak is the maximum of a run of scores above the threshold of one node, so that one anomaly counts once.
@@ -93,7 +93,7 @@ class LearnedModel:
     layers: tuple[Layer, ...]
     forest: Forest
     covariance: Covariance
-    tails: tuple[Tail, Tail, Tail]
+    tails: tuple[ScoreTail, ScoreTail, ScoreTail]
     node_days: float
     from_s: float
     until_s: float

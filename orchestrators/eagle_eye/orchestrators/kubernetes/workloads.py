@@ -21,7 +21,7 @@ JOBSET_NAME = "jobset.sigs.k8s.io/jobset-name"
 GPU = "nvidia.com/gpu"
 
 
-class Kind(NamedTuple):
+class WorkloadKind(NamedTuple):
     """A kind's place in the API."""
 
     group: str
@@ -30,9 +30,9 @@ class Kind(NamedTuple):
 
 
 KINDS = {
-    "Job": Kind("batch", "v1", "jobs"),
-    "JobSet": Kind("jobset.x-k8s.io", "v1alpha2", "jobsets"),
-    "PyTorchJob": Kind("kubeflow.org", "v1", "pytorchjobs"),
+    "Job": WorkloadKind("batch", "v1", "jobs"),
+    "JobSet": WorkloadKind("jobset.x-k8s.io", "v1alpha2", "jobsets"),
+    "PyTorchJob": WorkloadKind("kubeflow.org", "v1", "pytorchjobs"),
 }
 
 

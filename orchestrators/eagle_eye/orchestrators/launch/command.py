@@ -19,14 +19,14 @@ from urllib.parse import quote
 
 from eagle_eye.orchestrators import logs
 from eagle_eye.orchestrators.errors import OrchestratorError, ServerUnreachableError
-from eagle_eye.orchestrators.intake import Intake
+from eagle_eye.orchestrators.intake import WebhookIntake
 from eagle_eye.orchestrators.launch import happenings as on
 from eagle_eye.orchestrators.launch.coordinator import Coordinator
-from eagle_eye.orchestrators.launch.job import Job, NoServer, Sight
+from eagle_eye.orchestrators.launch.job import LaunchedJob, NoServer, Sight
 from eagle_eye.orchestrators.launch.orchestrator import LaunchOrchestrator
 from eagle_eye.orchestrators.launch.output import Output
 from eagle_eye.orchestrators.launch.persisted_state import MemoryFile
-from eagle_eye.orchestrators.launch.plan import Fleet
+from eagle_eye.orchestrators.launch.plan import LauncherNodes
 from eagle_eye.orchestrators.launch.runners import LEASE_S
 from eagle_eye.orchestrators.launch.state import Rules
 from eagle_eye.orchestrators.ledger import Ledger
@@ -138,7 +138,7 @@ def run(arguments: argparse.Namespace) -> int:
             return 2
 
 
-def read_job(arguments: argparse.Namespace) -> Job:
+def read_job(arguments: argparse.Namespace) -> LaunchedJob:
     """Return the job to run. Raises ConfigurationError naming the flag."""
     if not _NAME.match(arguments.job):
         raise ConfigurationError(f"--job {arguments.job!r}: expected letters, digits and '._:-'")
@@ -163,7 +163,7 @@ def read_job(arguments: argparse.Namespace) -> Job:
         exec_words = tuple(shlex.split(arguments.exec))
     except ValueError as error:
         raise ConfigurationError(f"--exec {arguments.exec!r}: {error}") from None
-    return Job(
+    return LaunchedJob(
         name=arguments.job,
         nodes=nodes,
         ranks_per_node=arguments.nproc_per_node,
@@ -208,7 +208,7 @@ def read_rules(arguments: argparse.Namespace) -> Rules:
     if layouts is not None:
         least = max(int(counts[1] or 0), layouts.nodes_min)
     return Rules(
-        fleet=Fleet(nodes, least, wanted),
+        fleet=LauncherNodes(nodes, least, wanted),
         verdict_wait_s=arguments.verdict_wait,
         restarts_max=arguments.restarts_max,
         ready_within_s=arguments.start_wait,
@@ -284,7 +284,9 @@ def _parts(arguments: argparse.Namespace) -> Iterator[_Parts]:
         client.close()
 
 
-def _run_with_server(arguments: argparse.Namespace, job: Job, rules: Rules, memory: MemoryFile, output: Output) -> int:
+def _run_with_server(
+    arguments: argparse.Namespace, job: LaunchedJob, rules: Rules, memory: MemoryFile, output: Output
+) -> int:
     with _parts(arguments) as parts, contextlib.closing(listen_on(*_address(arguments.listen))) as listening:
         url = arguments.webhook_url or url_of(listening)
 
@@ -303,7 +305,7 @@ def _run_with_server(arguments: argparse.Namespace, job: Job, rules: Rules, memo
 
         coordinator = Coordinator(job, rules, memory, subscription, output, subscription.attempt_of(job.name), look)
         orchestrator = LaunchOrchestrator(coordinator, job.name)
-        intake = Intake(parts.ledger, orchestrator.state, parts.reporter, subscription.secrets)
+        intake = WebhookIntake(parts.ledger, orchestrator.state, parts.reporter, subscription.secrets)
         receiver = Receiver(intake, listening)
         subscriber = Subscriber(orchestrator, parts.ledger, intake.work, parts.reporter)
         intake.resume()

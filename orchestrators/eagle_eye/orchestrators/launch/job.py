@@ -11,7 +11,7 @@ from eagle_eye.schema.action import JobUpdate
 
 
 @dataclass(frozen=True)
-class Job:
+class LaunchedJob:
     """The job, and how a command is run on a node.
 
     ``{node}`` and ``{index}`` (its place in the list of nodes) are substituted in each word of ``exec_words``

@@ -34,7 +34,7 @@ class _Attempt:
     captures_before: int = 0  # the last attempt, as counted by stores, with steps in the nodes' memory from before
 
 
-class Watcher:
+class ProgressReporter:
     """Reports an attempt's first known step and each checkpoint that it completes.
 
     ``look`` returns the server's view of the job, None where it has none; ``in_memory`` the copies of steps in the

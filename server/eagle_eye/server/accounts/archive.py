@@ -16,7 +16,7 @@ from eagle_eye.detectors.faults import BY_NAME
 from eagle_eye.detectors.signs.xids import BY_CODE
 from eagle_eye.server.accounts import hindsight, recurrence_score
 from eagle_eye.server.accounts.gpu_inventory import is_one_gpu, sat_at
-from eagle_eye.server.accounts.hindsight import Afterwards, Outcome
+from eagle_eye.server.accounts.hindsight import ActionOutcome, Afterwards
 from eagle_eye.server.accounts.recurrence_score import NodeRecord, Scores
 from eagle_eye.server.accounts.timeline import TimelineSpan, timeline
 from eagle_eye.server.model.account_records import Attempt, DriverError, Ticket
@@ -63,7 +63,7 @@ class Claim(NamedTuple):
 
     action: Action
     incident: Incident | None
-    outcome: Outcome
+    outcome: ActionOutcome
 
 
 class Archive:

@@ -43,7 +43,7 @@ class Amount:
         self.uncounted_s += other.uncounted_s
 
 
-class Loss(NamedTuple):
+class GoodputLoss(NamedTuple):
     """A loss of one kind due to one cause."""
 
     part: str
@@ -112,17 +112,17 @@ def account(spans: Iterable[TimelineSpan]) -> Account:
     return sums
 
 
-def losses(spans: Iterable[TimelineSpan]) -> list[Loss]:
+def losses(spans: Iterable[TimelineSpan]) -> list[GoodputLoss]:
     """Return the losses by part and cause, the costliest first."""
     found: dict[tuple[str, Cause], Amount] = defaultdict(Amount)
     for span in spans:
         for part, cause, seconds in _losses(span):
             found[part, cause].add(seconds, span.gpus)
-    by_cost = [Loss(part, cause, amount) for (part, cause), amount in found.items()]
+    by_cost = [GoodputLoss(part, cause, amount) for (part, cause), amount in found.items()]
     return sorted(by_cost, key=lambda loss: (-loss.amount.gpu_seconds, -loss.amount.seconds, loss.part, loss.cause))
 
 
-def grouped(found: Sequence[Loss], by: By) -> dict[str, dict[str, Amount]]:
+def grouped(found: Sequence[GoodputLoss], by: By) -> dict[str, dict[str, Amount]]:
     """Return losses summed by node or by fault, and by part in each; node "": no single node is to blame."""
     name: Callable[[Cause], str] = (lambda cause: cause.node) if by == "node" else (lambda cause: cause.fault)
     sums: dict[str, dict[str, Amount]] = defaultdict(lambda: defaultdict(Amount))

@@ -34,7 +34,7 @@ class Latest(NamedTuple):
     value: float
 
 
-class Progress(NamedTuple):
+class StepProgress(NamedTuple):
     """A job's progress; None means not observed."""
 
     step: float | None
@@ -148,7 +148,7 @@ class Watcher(Protocol):
         """Return the counts of incident events since the start."""
         ...
 
-    def progress(self, job: str) -> Progress | None:
+    def progress(self, job: str) -> StepProgress | None:
         """Return the job's progress, or None for a job that no agent reports."""
         ...
 
@@ -203,7 +203,7 @@ class Outlook:
         """Return the progress of each job evaluated in the last tick."""
         return self._ask(self._watcher.courses)
 
-    def progress(self, job: str) -> Progress | None:
+    def progress(self, job: str) -> StepProgress | None:
         """Return the job's progress, or None for a job that no agent reports."""
         return self._ask(lambda: self._watcher.progress(job))
 

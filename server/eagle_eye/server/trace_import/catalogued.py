@@ -39,7 +39,7 @@ class Wanted:
 
 
 @dataclass
-class Nodes:
+class ImportedNodes:
     """The nodes to import: for each label that names nodes, its values by node; ``own`` for series with our names.
 
     ``seen`` are all nodes, wanted or not; ``nameless`` counts label sets that name no node.
@@ -78,9 +78,9 @@ def with_matchers(of: str, wanted: Wanted) -> str:
     return f"{of[:-1]},{wanted.matchers}}}" if wanted.matchers else of
 
 
-def nodes_of(of_exporters: Iterable[Labels], of_ours: Iterable[Labels], wanted: Wanted) -> Nodes:
+def nodes_of(of_exporters: Iterable[Labels], of_ours: Iterable[Labels], wanted: Wanted) -> ImportedNodes:
     """Return the wanted nodes among those in the census."""
-    found = Nodes()
+    found = ImportedNodes()
     named = [*_by_exporters(of_exporters, wanted, found), *_by_us(of_ours)]
     of_job = {one.node for one in named if one.job == wanted.job}
     for node, label, value, _ in named:
@@ -104,7 +104,7 @@ class _Named(NamedTuple):
     job: str | None
 
 
-def _by_exporters(series: Iterable[Labels], wanted: Wanted, found: Nodes) -> Iterator[_Named]:
+def _by_exporters(series: Iterable[Labels], wanted: Wanted, found: ImportedNodes) -> Iterator[_Named]:
     for labels in series:
         try:
             node = node_of(labels, wanted.node_labels)
@@ -129,7 +129,7 @@ def _fits(node: str, globs: Sequence[str]) -> bool:
     return not globs or any(fnmatch.fnmatchcase(node, glob) for glob in globs)
 
 
-def questions(nodes: Nodes, batch: Sequence[str], table: Table, wanted: Wanted) -> list[str]:
+def questions(nodes: ImportedNodes, batch: Sequence[str], table: Table, wanted: Wanted) -> list[str]:
     """Return selectors for all series of a batch of nodes, without overlap.
 
     A series with several labels that name nodes belongs to the first.
@@ -148,7 +148,7 @@ def questions(nodes: Nodes, batch: Sequence[str], table: Table, wanted: Wanted) 
     return found
 
 
-def nothing_found(nodes: Nodes, wanted: Wanted) -> str:
+def nothing_found(nodes: ImportedNodes, wanted: Wanted) -> str:
     """Return why there is no node to import, and the remedy."""
     if not nodes.seen and not nodes.nameless:
         return (

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from eagle_eye.simulator import endings
-from eagle_eye.simulator.story import Attempt, Death, Place, Stop, StopKind, Story
+from eagle_eye.simulator.story import Attempt, Death, EndlessStep, Place, StopKind, Story
 from eagle_eye.simulator.tracks import Quantity
 
 CRASHES = (
@@ -84,7 +84,7 @@ def recurrent_node(story: Story) -> None:
     failures = [float(f) * length_s for f in (story.rng.uniform(0.2, 0.28), story.rng.uniform(0.52, 0.6))]
     for number, failure_s in enumerate(failures):
         at = Place(node, int(story.rng.integers(story.layout.gpus)))
-        story.attempts.append(Attempt(began_s, first_step, (), Stop(failure_s, StopKind.LATE, (at,))))
+        story.attempts.append(Attempt(began_s, first_step, (), EndlessStep(failure_s, StopKind.LATE, (at,))))
         exit_code, text = CRASHES[int(story.rng.integers(len(CRASHES)))]
         rank = story.rank(at)
         if text is not None:

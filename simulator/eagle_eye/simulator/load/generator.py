@@ -11,7 +11,7 @@ from typing import Any
 
 from eagle_eye.schema.events import Event
 from eagle_eye.simulator.load.connection import allow_files
-from eagle_eye.simulator.load.fleet import Fleet, Load
+from eagle_eye.simulator.load.fleet import Load, SimulatedFleet
 from eagle_eye.simulator.load.rows_wire import FleetRows
 from eagle_eye.simulator.load.sender import Sender, Waiting, drained
 from eagle_eye.simulator.load.tally import Tally
@@ -54,7 +54,7 @@ class Generator:
         """Send the load and return the figures. Raises OSError when the fleet cannot connect."""
         load, loop = self._load, asyncio.get_running_loop()
         allow_files(load.nodes)
-        fleet = Fleet(load, self.stream)
+        fleet = SimulatedFleet(load, self.stream)
         rows = FleetRows(fleet.frames)
         offset_s = time.time() - loop.time()
         senders = [
@@ -115,7 +115,13 @@ class Generator:
         return load.intervals
 
     async def _goodbye(
-        self, senders: list[Sender], fleet: Fleet, rows: FleetRows, sequence: int, time_s: float, offset_s: float
+        self,
+        senders: list[Sender],
+        fleet: SimulatedFleet,
+        rows: FleetRows,
+        sequence: int,
+        time_s: float,
+        offset_s: float,
     ) -> None:
         """Say goodbye for every node: a silence that was announced is no fault."""
         event = Event(time_s, "agent_stop", attributes={"reason": "the load test is over"})

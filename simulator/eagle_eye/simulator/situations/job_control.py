@@ -6,7 +6,7 @@ import math
 from dataclasses import replace
 
 from eagle_eye.simulator import endings
-from eagle_eye.simulator.story import Attempt, Outage, Stop, StopKind, Story
+from eagle_eye.simulator.story import Attempt, EndlessStep, Outage, StopKind, Story
 
 
 def warm_up(story: Story) -> None:
@@ -27,7 +27,7 @@ def restart(story: Story) -> None:
     lead_s = 3 * max(job.step_s, story.scenario.interval_s)
     again = job.first_step + int(0.7 * stop_s / job.step_s)
     story.attempts += [
-        Attempt(-lead_s, job.first_step, (), Stop(stop_s, StopKind.SYMMETRIC)),
+        Attempt(-lead_s, job.first_step, (), EndlessStep(stop_s, StopKind.SYMMETRIC)),
         Attempt(begin_s, again, (5.0, 2.0, 1.2)),
     ]
     story.say(stop_s - 0.5, "job_state", state="completing", attempt=0)

@@ -40,7 +40,7 @@ class Piece(NamedTuple):
         return math.ceil(buckets / BUCKETS_PER_FRAME)
 
 
-class Choice(NamedTuple):
+class SegmentChoice(NamedTuple):
     """The pieces to read, the ranges of raw segments that they replace, by group, and the resolutions."""
 
     pieces: list[Piece]
@@ -48,7 +48,7 @@ class Choice(NamedTuple):
     spans: list[QueryPart]
 
 
-def choose(rows: Iterable[Stored], step_s: float, start_s: float, end_s: float) -> Choice:
+def choose(rows: Iterable[Stored], step_s: float, start_s: float, end_s: float) -> SegmentChoice:
     """Return what answers a query with this step. Only whole buckets within the range are read."""
     readable = sorted((one for one in rows if one.problem is None), key=lambda one: (one.start_s, one.id))
     minutes = [one for one in readable if one.level == MINUTES_FOLDER]
@@ -74,7 +74,7 @@ def choose(rows: Iterable[Stored], step_s: float, start_s: float, end_s: float) 
             pieces.append(Piece(one, begin_s, math.ceil(until_s)))
         for hour_s in range(int(first_s // HOUR_S * HOUR_S), int(last_s), HOUR_S):
             coarsest[hour_s] = max(coarsest.get(hour_s, 0), bucket_s)
-    return Choice(_joined(pieces), covers, _spans(coarsest, start_s, end_s))
+    return SegmentChoice(_joined(pieces), covers, _spans(coarsest, start_s, end_s))
 
 
 def left_of(first_s: float, last_s: float, id_: int, covers: Iterable[Cover]) -> list[tuple[float, float]]:
