@@ -21,7 +21,7 @@ from eagle_eye.checks.check import (
     passed,
     sick,
 )
-from eagle_eye.checks.lock import Taken, held
+from eagle_eye.checks.lock import LockTaken, held
 from eagle_eye.checks.report import reason
 from eagle_eye.checks.thresholds import BadThreshold, against_peers, by_the_site
 from eagle_eye.checks.verdict import EXIT_CODES, judge
@@ -170,7 +170,7 @@ def test_a_clock_is_sick_when_it_is_wrong_and_unknown_when_nobody_keeps_it(offse
 
 
 def test_a_second_check_at_a_time_is_refused(tmp_path: Path) -> None:
-    with held(tmp_path / "lock"), pytest.raises(Taken, match="another check runs"), held(tmp_path / "lock"):
+    with held(tmp_path / "lock"), pytest.raises(LockTaken, match="another check runs"), held(tmp_path / "lock"):
         pass
     with held(tmp_path / "lock"):
         pass
@@ -180,7 +180,7 @@ def test_the_lock_is_no_link_and_no_pipe(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(tmp_path / "elsewhere")
     os.mkfifo(tmp_path / "pipe")
     for name in ("link", "pipe"):
-        with pytest.raises(Taken), held(tmp_path / name):
+        with pytest.raises(LockTaken), held(tmp_path / name):
             pass
     assert not (tmp_path / "elsewhere").exists()
 

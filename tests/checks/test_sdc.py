@@ -18,7 +18,7 @@ from eagle_eye.checks.check import CheckResult
 from eagle_eye.checks.child import Children
 from eagle_eye.checks.report import reason
 from eagle_eye.checks.work import sdc_gemm as work
-from eagle_eye.checks.work.lines import FINDINGS_MAX, Line
+from eagle_eye.checks.work.lines import FINDINGS_MAX, WorkerOutput
 from eagle_eye.server.engine import check_suites
 from tests.checks.builders import answered, answering, asked, gpu, host
 from tests.checks.test_command import report
@@ -56,7 +56,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 def searched(on: Any) -> tuple[dict[str, float], list[dict[str, Any]]]:
     """Return the work's values and what it told on the way."""
     read, write = os.pipe()
-    values = work.sdc_gemm(on, CPU, AT_ONCE, 0, Line(0, write))
+    values = work.sdc_gemm(on, CPU, AT_ONCE, 0, WorkerOutput(0, write))
     os.close(write)
     with os.fdopen(read, "rb") as lines:
         reported = [json.loads(text) for text in lines]
@@ -100,7 +100,7 @@ def test_a_device_whose_comparison_is_broken_is_found_by_the_host(monkeypatch: p
     blind = known._replace(expected=known.expected.clone())
     blind.expected[7, 9] = 47.0  # what the device compares with is wrong in the same way
     result = blind.expected.clone()
-    line = Line(0, os.open(os.devnull, os.O_WRONLY))
+    line = WorkerOutput(0, os.open(os.devnull, os.O_WRONLY))
     assert [work._wrong(result, blind, line, by_host=by_host) for by_host in (False, True)] == [0, 1]
 
 

@@ -25,7 +25,7 @@ from eagle_eye.server import config as configuration
 from eagle_eye.server.app import Services, build_watcher, create_app
 from eagle_eye.server.command import connection_options
 from eagle_eye.server.config import ServerConfig
-from eagle_eye.server.engine.checkpoints import Checkpoints
+from eagle_eye.server.engine.checkpoints import AttemptCheckpoints
 from eagle_eye.server.engine.outlined import RowGroup
 from eagle_eye.server.engine.policy import Weighing
 from eagle_eye.server.engine.scheduler_contact import SchedulerReports
@@ -139,7 +139,7 @@ class FakeWatcher:
         return self.course
 
     def progress(self, job: str) -> StepProgress | None:
-        kept = Checkpoints(6, NOW, 1.0, copies=2, copies_wanted=4, nodes=("n1",), persisted=((5, NOW),))
+        kept = AttemptCheckpoints(6, NOW, 1.0, copies=2, copies_wanted=4, nodes=("n1",), persisted=((5, NOW),))
         return StepProgress(7.0, NOW, 1.5, kept) if job == "job" else None
 
 

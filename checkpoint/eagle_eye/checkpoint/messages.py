@@ -103,7 +103,7 @@ class Open(msgspec.Struct, frozen=True, tag="open"):
     kept: tuple[KeptStep, ...] = ()
 
 
-class Opened(msgspec.Struct, frozen=True, tag="opened"):
+class SlotsOpened(msgspec.Struct, frozen=True, tag="opened"):
     """The rank's slots that are reserved, as paths of files in shared memory of the capacity that was asked for.
 
     The others are reserved while it trains: a ``Grant`` names the file, too.
@@ -138,7 +138,7 @@ class Skipped(msgspec.Struct, frozen=True, tag="skipped"):
 
 
 class Grant(msgspec.Struct, frozen=True, tag="grant"):
-    """The rank may write into this slot, once: the file ``path``, possibly reserved since ``Opened``."""
+    """The rank may write into this slot, once: the file ``path``, possibly reserved since ``SlotsOpened``."""
 
     slot: int
     path: str
@@ -359,7 +359,7 @@ class StatusAsked(msgspec.Struct, frozen=True, tag="status"):
     """Somebody asks what the store holds."""
 
 
-class Status(msgspec.Struct, frozen=True, tag="status_is"):
+class StoreStatus(msgspec.Struct, frozen=True, tag="status_is"):
     """As ``status.py`` says it: plain containers."""
 
     jobs: list[dict[str, Any]]
@@ -378,10 +378,11 @@ class Verified(msgspec.Struct, frozen=True, tag="verified"):
 
 
 Message = (
-    Hello | Welcome | Open | Opened | RequestRefused | Captured | Skipped | Grant | CaptureEvery | Whole | MetadataWanted
+    Hello | Welcome | Open | SlotsOpened | RequestRefused | Captured | Skipped | Grant | CaptureEvery | Whole
+    | MetadataWanted
     | MetadataMade | Persisted | Close | Find | Found | GetBlob | Blob | Read | Bytes | Reserve | Reserved | Put
     | Proceed | Stored | Copies | Missed | Agreed | RanksDone | ShardPersisted | Greet | Challenge | Proof | StatusAsked
-    | Status | VerifyAsked | Verified
+    | StoreStatus | VerifyAsked | Verified
 )  # fmt: skip
 
 _encoder = msgspec.msgpack.Encoder()

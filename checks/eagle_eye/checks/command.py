@@ -20,7 +20,7 @@ from eagle_eye.checks import corruption, gpus, runner
 from eagle_eye.checks.catalogue import CHECKS, SDC
 from eagle_eye.checks.check import Check, CheckResult, Host, Site, printable
 from eagle_eye.checks.dcgm import LEVELS
-from eagle_eye.checks.lock import PATH, Taken, held
+from eagle_eye.checks.lock import PATH, LockTaken, held
 from eagle_eye.checks.report import Lines, document, reason, table
 from eagle_eye.checks.thresholds import BadThreshold, by_the_site
 from eagle_eye.checks.verdict import EXIT_CODES, judge
@@ -91,7 +91,7 @@ def run(args: argparse.Namespace) -> int:
                     begins=_nothing if args.json else lines.begins,
                     ended=_nothing if args.json else lines.ended,
                 )
-    except Taken as taken:
+    except LockTaken as taken:
         refused = str(taken)
     except Exception as error:  # noqa: BLE001 - a defect of ours says nothing of the host
         refused = f"the command itself failed: {type(error).__name__}: {printable(str(error))}"

@@ -10,7 +10,7 @@ from typing import Protocol
 
 import psutil
 
-from eagle_eye.demo.site import Site, ranks_of
+from eagle_eye.demo.site import DemoSite, ranks_of
 from eagle_eye.demo.stack import StageFailed
 
 RUNS_S = STANDS_S = 0.02  # half of a process's CPU time
@@ -19,7 +19,7 @@ RUNS_S = STANDS_S = 0.02  # half of a process's CPU time
 class DemoJob(Protocol):
     """A training job on a site's nodes: its name, its script, and the folder that makes nodes compute NaN."""
 
-    site: Site
+    site: DemoSite
     job: str
     script: Path
     corruption: Path

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 from eagle_eye.simulator.arrays import stream
-from eagle_eye.simulator.layout import RankLayout
+from eagle_eye.simulator.layout import ClusterLayout
 from eagle_eye.simulator.physics import OWN, Physics
 from eagle_eye.simulator.scenario import Scenario
 
@@ -48,7 +48,7 @@ class SimulatedJob:
     expert_spread: float = 0.0  # by how much ranks' loads differ, as a router deals them out anew and anew
 
 
-def hire(scenario: Scenario, layout: RankLayout, physics: Physics = OWN) -> SimulatedJob:
+def hire(scenario: Scenario, layout: ClusterLayout, physics: Physics = OWN) -> SimulatedJob:
     """Return the job that the seed chooses."""
     rng = stream(scenario.seed, "job")
     pp = layout.pp

@@ -10,7 +10,7 @@ import msgspec
 
 from eagle_eye.agent.loop.collector import CollectFailed, Observed, Unsupported
 from eagle_eye.agent.network.ethtool import Ask, EthtoolStatistics, link_statistics
-from eagle_eye.agent.network.ports import PORTS_MAX, Attributes, Port, Ports, Role, UnreadableFile
+from eagle_eye.agent.network.ports import PORTS_MAX, Attributes, Port, PortReader, Role, UnreadableFile
 from eagle_eye.schema.names import is_name
 
 FILE_NAME = "ports.json"
@@ -58,7 +58,7 @@ class _Known(msgspec.Struct):
     passing: bool = False
 
 
-class Inventory:
+class ExpectedPorts:
     """Expected ports: those that have been up, in this boot or an earlier one, by hardware address.
 
     Saved in ``folder``; None: not saved. ``problem`` says why saving failed.
@@ -196,8 +196,8 @@ class FabricCollector:
     ) -> None:
         self._attributes = Attributes(files_max)
         self._ethtool = EthtoolStatistics(link_statistics, ask)
-        self._ports = Ports(sys, self._attributes, self._ethtool)
-        self._inventory = Inventory(folder)
+        self._ports = PortReader(sys, self._attributes, self._ethtool)
+        self._inventory = ExpectedPorts(folder)
         self._monotonic_s = monotonic_s
         self._found: list[Port] = []
         self._listing: object = None

@@ -14,7 +14,7 @@ from eagle_eye.agent.nvml.codes import NEVER, NvmlFailure, reason
 from eagle_eye.agent.nvml.connection import NvmlConnection
 from eagle_eye.agent.nvml.device import Device, GpuReading
 from eagle_eye.agent.nvml.guard import GuardedCalls
-from eagle_eye.agent.nvml.inventory import Inventory, Seat
+from eagle_eye.agent.nvml.inventory import InstalledGpu, Inventory
 from eagle_eye.agent.nvml.library import Library
 from eagle_eye.agent.nvml.pci_presence import Bus
 from eagle_eye.schema.events import WHOLE_NODE, Event
@@ -94,7 +94,10 @@ class NvmlCollector:
         self._connection.note(begin_s, stale=stale, answered=bool(observed.devices))
         observed.events = [*self._lost(now_s), *self._xids(library, now_s)]
         if not library.simulated:  # simulated GPUs have the same UUIDs on every node
-            seats = (Seat(one.index, one.uuid, one.name, one.bus_id, one.serial, one.nvlinks) for one in self._devices)
+            seats = (
+                InstalledGpu(one.index, one.uuid, one.name, one.bus_id, one.serial, one.nvlinks)
+                for one in self._devices
+            )
             observed.events += self._inventory.news(seats, now_s, begin_s)
         self._map_instances()
         self._log_left_out(answers)

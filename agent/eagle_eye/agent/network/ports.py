@@ -181,7 +181,7 @@ class Attributes:
         self._open.clear()
 
 
-class Ports:
+class PortReader:
     """Finds the ports below ``sys`` and reads them; not for several threads at a time."""
 
     def __init__(self, sys: Path, attributes: Attributes, ethtool: EthtoolStatistics) -> None:

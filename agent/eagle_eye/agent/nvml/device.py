@@ -14,7 +14,7 @@ from eagle_eye.agent.nvml import gpm
 from eagle_eye.agent.nvml.codes import DEAD, NEVER, NvmlFailure
 from eagle_eye.agent.nvml.device_queries import INSTEAD_OF_FIELDS, PCIE_SAMPLES, READINGS, Functions
 from eagle_eye.agent.nvml.fields import METRICS, TRAFFIC, FieldMetrics
-from eagle_eye.agent.nvml.gpm import Activity
+from eagle_eye.agent.nvml.gpm import GpmActivity
 from eagle_eye.agent.nvml.links import NvLinks
 from eagle_eye.agent.nvml.occupants import Occupants
 
@@ -55,7 +55,7 @@ class Device:
         self._functions = Functions(handle, READINGS)
         self._links = NvLinks(handle)
         self._pcie_samples = Functions(handle, ())
-        self._activity: Activity | None = Activity(handle) if gpm.supported(handle) else None
+        self._activity: GpmActivity | None = GpmActivity(handle) if gpm.supported(handle) else None
         metrics = METRICS if self._activity is not None else METRICS + TRAFFIC
         self._often: list[MetricGroup] = [self._functions, FieldMetrics(handle, metrics)]
         if self._activity is not None:

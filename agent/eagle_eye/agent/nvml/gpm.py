@@ -46,7 +46,7 @@ def supported(handle: Any) -> bool:
         return False
 
 
-class Activity:
+class GpmActivity:
     """One GPU's means over the time between two reads; the first read gives none."""
 
     def __init__(self, handle: Any) -> None:

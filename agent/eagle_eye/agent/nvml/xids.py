@@ -15,8 +15,8 @@ from typing import Any
 
 import pynvml
 
-from eagle_eye.agent.kernel.deduplication import News, Repeats
-from eagle_eye.agent.kernel.messages import Message
+from eagle_eye.agent.kernel.deduplication import NewMessage, Repeats
+from eagle_eye.agent.kernel.messages import KernelMessage
 from eagle_eye.agent.nvml.codes import NEVER, NvmlFailure
 from eagle_eye.agent.nvml.device import Device
 
@@ -74,12 +74,12 @@ class Xids:
                 self._found.append((_address(event.device), int(event.eventData), self._monotonic_s()))
         return None
 
-    def take(self) -> list[News]:
+    def take(self) -> list[NewMessage]:
         """Return the XIDs to report now, each with its GPU's PCI address as NVML writes it."""
-        news: list[News] = []
+        news: list[NewMessage] = []
         while self._found:
             address, code, at_s = self._found.popleft()
-            said = Message("xid", str(code), TEXT, code, self._buses.get(address, ""))
+            said = KernelMessage("xid", str(code), TEXT, code, self._buses.get(address, ""))
             news += self._repeats.add(said, at_s)
         return news + self._repeats.due(self._monotonic_s())
 

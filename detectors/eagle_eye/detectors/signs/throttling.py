@@ -10,7 +10,7 @@ from eagle_eye.detectors.signs.shared_cause import Struck, partition
 from eagle_eye.detectors.signs.slow_clocks import CLEAR_DEFICIT, SlowClock, fell_together
 from eagle_eye.detectors.signs.slow_share import Slowness, slowness_by_clock
 from eagle_eye.detectors.signs.topology import named
-from eagle_eye.detectors.signs.under_load import Comparison, seen_bits
+from eagle_eye.detectors.signs.under_load import PeerComparison, seen_bits
 from eagle_eye.detectors.types import Evidence, Verdict, Window
 
 # NVML's clocks-event-reasons (nvml.h): software thermal slowdown and hardware thermal slowdown
@@ -88,7 +88,7 @@ def clock_evidence(window: Window, slow: SlowClock) -> Evidence:
     return Evidence("gpu_sm_clock_hertz", series.node, series.device, slow.clock_hz, slow.peers_hz, line_hz, "hertz")
 
 
-def watts_evidence(window: Window, slow: SlowClock, metric: str, found: Comparison, ratio: float) -> Evidence:
+def watts_evidence(window: Window, slow: SlowClock, metric: str, found: PeerComparison, ratio: float) -> Evidence:
     """Return as evidence that a GPU's watts are below ``ratio`` of its peers'."""
     series = window.series[slow.index]
     return Evidence(metric, series.node, series.device, found.own, found.peers, found.peers * ratio, "watts")

@@ -29,7 +29,7 @@ from eagle_eye.detectors.signs.throttling import (
 from eagle_eye.detectors.signs.topology import named
 from eagle_eye.detectors.signs.under_load import (
     PEERS_SAMPLED,
-    Comparison,
+    PeerComparison,
     bit_share,
     compare,
     lines_within,
@@ -114,7 +114,7 @@ def _capped(window: Window, slow: SlowClock) -> Throttled | None:
     return Throttled(slow, confidence, kinds, evidence, f"is held down without being hot ({why})")
 
 
-def _far(slow: SlowClock, power: Comparison) -> bool:
+def _far(slow: SlowClock, power: PeerComparison) -> bool:
     """Whether clock and power are lower than any spread between healthy GPUs explains."""
     sigma = max(power.sigma, POWER_SIGMA_FLOOR * power.peers)
     return slow.distance >= DISTANCE_MIN and power.peers - power.own >= DISTANCE_MIN * sigma
@@ -154,7 +154,7 @@ def _may_lack_power(window: Window, struck: Struck) -> bool:
 
 
 def _evidence(
-    window: Window, slow: SlowClock, power: Comparison | None, limit: Comparison | None, braked: bool
+    window: Window, slow: SlowClock, power: PeerComparison | None, limit: PeerComparison | None, braked: bool
 ) -> tuple[frozenset[str], tuple[Evidence, ...]]:
     """Return the kinds of evidence, and the evidence."""
     kinds = {"sm_clock"}

@@ -22,7 +22,7 @@ from eagle_eye.orchestrators.errors import OrchestratorError, ServerUnreachableE
 from eagle_eye.orchestrators.intake import WebhookIntake
 from eagle_eye.orchestrators.launch import happenings as on
 from eagle_eye.orchestrators.launch.coordinator import Coordinator
-from eagle_eye.orchestrators.launch.job import LaunchedJob, NoServer, Sight
+from eagle_eye.orchestrators.launch.job import LaunchedJob, NoServer, ObservedProgress
 from eagle_eye.orchestrators.launch.orchestrator import LaunchOrchestrator
 from eagle_eye.orchestrators.launch.output import Output
 from eagle_eye.orchestrators.launch.persisted_state import MemoryFile
@@ -35,7 +35,7 @@ from eagle_eye.orchestrators.receiver import Receiver, listen_on, url_of
 from eagle_eye.orchestrators.reports import Reporter
 from eagle_eye.orchestrators.server_client import ServerClient
 from eagle_eye.orchestrators.subscriber import Subscriber
-from eagle_eye.orchestrators.subscription import Subscription, Wanted
+from eagle_eye.orchestrators.subscription import SubscriptionKeeper, WantedSubscription
 from eagle_eye.planning.plan import Plan
 from eagle_eye.planning.plan_file import read_plan
 from eagle_eye.planning.rank_layout import BYTES_MAX, LAYOUT_VARIABLE, variable
@@ -298,9 +298,9 @@ def _run_with_server(
                 output.say("server_back", attempt, {"away_s": round(away_s, 1)})
 
         file = _state_dir(arguments) / "subscription.json"
-        subscription = Subscription(parts.client, Wanted(url, (job.name,)), file, changed=changed)
+        subscription = SubscriptionKeeper(parts.client, WantedSubscription(url, (job.name,)), file, changed=changed)
 
-        def look() -> Sight | None:
+        def look() -> ObservedProgress | None:
             return _sight(parts.client, job.name)
 
         coordinator = Coordinator(job, rules, memory, subscription, output, subscription.attempt_of(job.name), look)
@@ -325,14 +325,14 @@ def _run_with_server(
                 log.warning("reports are still owed; the next launcher with this --state-dir sends them")
 
 
-def _sight(client: ServerClient, job: str) -> Sight | None:
+def _sight(client: ServerClient, job: str) -> ObservedProgress | None:
     try:
         answer = client.call("GET", f"/api/v1/jobs/{quote(job, safe='')}", timeout_s=LOOK_WITHIN_S)
     except ServerUnreachableError:
         return None  # the subscription reports it
     progress = answer.get("progress") if isinstance(answer, dict) else None
     step, attempt = (progress.get("step"), answer.get("attempt")) if isinstance(progress, dict) else (None, None)
-    return Sight(attempt, int(step)) if isinstance(step, int | float) and isinstance(attempt, int) else None
+    return ObservedProgress(attempt, int(step)) if isinstance(step, int | float) and isinstance(attempt, int) else None
 
 
 def _require_torch() -> None:

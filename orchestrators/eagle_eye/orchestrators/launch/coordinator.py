@@ -24,7 +24,7 @@ from eagle_eye.orchestrators.launch.checkpoints import (
     in_memory,
 )
 from eagle_eye.orchestrators.launch.gathering import pace_left_ratio
-from eagle_eye.orchestrators.launch.job import LaunchedJob, ServerLink, Sight
+from eagle_eye.orchestrators.launch.job import LaunchedJob, ObservedProgress, ServerLink
 from eagle_eye.orchestrators.launch.machine import step
 from eagle_eye.orchestrators.launch.output import Output
 from eagle_eye.orchestrators.launch.persisted_state import MemoryFile, resume
@@ -56,7 +56,7 @@ class Coordinator:
         link: ServerLink,
         output: Output,
         attempts_before: int = 0,
-        look: Callable[[], Sight | None] = lambda: None,
+        look: Callable[[], ObservedProgress | None] = lambda: None,
     ) -> None:
         """``look`` returns the server's view of the job's progress; ``attempts_before`` see persisted_state.resume."""
         self._job = job

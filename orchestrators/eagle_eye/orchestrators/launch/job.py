@@ -43,7 +43,7 @@ class LaunchedJob:
         return text.replace("{node}", node).replace("{index}", str(self.nodes.index(node)))
 
 
-class Sight(NamedTuple):
+class ObservedProgress(NamedTuple):
     """An attempt's progress when the server was queried: the last finished step."""
 
     attempt: int

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from eagle_eye.orchestrators.launch import happenings as on
 from eagle_eye.orchestrators.launch.checkpoints import Checkpoint, find_checkpoints
-from eagle_eye.orchestrators.launch.job import Sight
+from eagle_eye.orchestrators.launch.job import ObservedProgress
 from eagle_eye.schema.memory_steps import MemoryStep, whole_in_memory
 
 LOOK_EVERY_S = 1.0
@@ -44,7 +44,7 @@ class ProgressReporter:
     def __init__(
         self,
         folder: Path | None,
-        look: Callable[[], Sight | None],
+        look: Callable[[], ObservedProgress | None],
         post: Callable[[on.Happening], None],
         clock: Callable[[], float] = time.monotonic,
         in_memory: Callable[[], list[MemoryStep]] = list,

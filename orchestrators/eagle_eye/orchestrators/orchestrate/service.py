@@ -33,7 +33,7 @@ from eagle_eye.orchestrators.reports import Reporter
 from eagle_eye.orchestrators.secret_file import SecretFile
 from eagle_eye.orchestrators.server_client import ServerClient
 from eagle_eye.orchestrators.subscriber import PARALLEL_MAX, Subscriber
-from eagle_eye.orchestrators.subscription import Subscription, Wanted
+from eagle_eye.orchestrators.subscription import SubscriptionKeeper, WantedSubscription
 from eagle_eye.schema.action import ActionRequest, JobUpdate, ReportState
 
 log = logging.getLogger(__name__)
@@ -76,8 +76,8 @@ class Service:
         self._metrics = Metrics(kind.name)
         secret_file = SecretFile(options.secret_file) if options.secret_file else None
         url = _reachable(options, url_of(listening))
-        wanted = None if secret_file else Wanted(url, tuple(options.jobs), lasting=True)
-        self._subscription = Subscription(client, wanted, folder / "subscription.json", changed=_say)
+        wanted = None if secret_file else WantedSubscription(url, tuple(options.jobs), lasting=True)
+        self._subscription = SubscriptionKeeper(client, wanted, folder / "subscription.json", changed=_say)
         self._intake = WebhookIntake(
             ledger,
             self._state,
@@ -158,7 +158,7 @@ class Service:
         log.info("%s: ending", self._told_to_stop)
         return 0
 
-    def _threads(self) -> tuple[tuple[str, Receiver | Reporter | Subscription | Subscriber], ...]:
+    def _threads(self) -> tuple[tuple[str, Receiver | Reporter | SubscriptionKeeper | Subscriber], ...]:
         return (
             ("receiver", self._receiver),
             ("subscriber", self._subscriber),

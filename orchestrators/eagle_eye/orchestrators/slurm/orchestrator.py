@@ -25,7 +25,7 @@ from eagle_eye.orchestrators.slurm.decisions import (
 )
 from eagle_eye.orchestrators.slurm.errors import SlurmError
 from eagle_eye.orchestrators.slurm.names import JobNames
-from eagle_eye.orchestrators.slurm.persisted_state import Begun, SlurmMemory
+from eagle_eye.orchestrators.slurm.persisted_state import BegunRestart, SlurmMemory
 from eagle_eye.orchestrators.slurm.reasons import drain_of, reason_of
 from eagle_eye.orchestrators.slurm.restarting import Restarting
 from eagle_eye.planning.plan import Plan
@@ -214,7 +214,7 @@ class SlurmOrchestrator:
         more = f" and {len(others) - NAMED_MAX} more" if len(others) > NAMED_MAX else ""
         return f"other jobs there go on to their end: {named}{more}"
 
-    def _allow(self, action_id: str, begun: Begun, nodes: Sequence[str]) -> list[str]:
+    def _allow(self, action_id: str, begun: BegunRestart, nodes: Sequence[str]) -> list[str]:
         """Allow these nodes again for a waiting job restarted without them; release jobs that we hold."""
         back = [name for name in begun.without if name in nodes]
         found = self.cluster.jobs(begun.became or begun.slurm_id) if back or begun.held else ()

@@ -28,7 +28,7 @@ from eagle_eye.orchestrators.slurm.decisions import (
     way_of,
 )
 from eagle_eye.orchestrators.slurm.errors import SlurmRefusedError
-from eagle_eye.orchestrators.slurm.persisted_state import Begun, SlurmMemory
+from eagle_eye.orchestrators.slurm.persisted_state import BegunRestart, SlurmMemory
 from eagle_eye.orchestrators.slurm.resubmission import Resubmission
 from eagle_eye.orchestrators.slurm.resume_word import resume_word, with_word
 from eagle_eye.planning.plan import Plan
@@ -80,7 +80,7 @@ class Restarting:
             return f"{title_of(jobs)} was restarted already; {self._runs(job_id, restarts_of(jobs), cause)}"
         jobs = self.settled(jobs)
         way = way_of(jobs, without, self.cluster.required_by(jobs))
-        begun = Begun(job_id, restarts_of(jobs), list(without), self.time.now())
+        begun = BegunRestart(job_id, restarts_of(jobs), list(without), self.time.now())
         nodes = None
         if plan is not None:
             room = self.room(jobs, without, plan)
@@ -128,7 +128,7 @@ class Restarting:
         job_id = _id_of(jobs)
         return self._wait(job_id, jobs, lambda found: phase_of(found) != "completing", self.limits.stop_s)
 
-    def _go_on(self, jobs: Sequence[SlurmJob], begun: Begun, request: Restart, plan: Plan | None) -> str:
+    def _go_on(self, jobs: Sequence[SlurmJob], begun: BegunRestart, request: Restart, plan: Plan | None) -> str:
         """Return how the job that was ordered to be requeued continues, from any state."""
         cause = request.cause
         jobs = self._requeued(begun, jobs)
@@ -168,7 +168,7 @@ class Restarting:
                 return f", and not told to resume from {resume_from}: {error.said}"
         return f", told in its comment to resume from {resume_from}"
 
-    def _resubmitted(self, jobs: Sequence[SlurmJob], new_id: int, begun: Begun, cause: Cause) -> str:
+    def _resubmitted(self, jobs: Sequence[SlurmJob], new_id: int, begun: BegunRestart, cause: Cause) -> str:
         """Return how the resubmitted job, which starts once the old one has ended, continues."""
         self.memory.keep(cause.action_id, msgspec.structs.replace(begun, became=new_id))
         if phase_of(jobs) in (*HOLDS_NODES, "suspended", "pending"):
@@ -180,12 +180,12 @@ class Restarting:
         """Return the nodes that we excluded for the job; others in its ExcNodeList are its user's."""
         return {name for begun in self.memory.of_job(_id_of(jobs)) for name in begun.without}
 
-    def _back(self, jobs: Sequence[SlurmJob], begun: Begun) -> set[str]:
+    def _back(self, jobs: Sequence[SlurmJob], begun: BegunRestart) -> set[str]:
         """Return the nodes that we excluded earlier for the job, and that are in service again."""
         earlier = self._avoided(jobs) - {*begun.without}
         return {node.name for node in self.cluster.nodes(earlier) if node.usable} if earlier else set()
 
-    def _requeued(self, begun: Begun, jobs: Sequence[SlurmJob]) -> Sequence[SlurmJob]:
+    def _requeued(self, begun: BegunRestart, jobs: Sequence[SlurmJob]) -> Sequence[SlurmJob]:
         """Return the job once it waits (or runs again). Raises CannotCarryOutError where it was ended meanwhile."""
 
         def done(found: Sequence[SlurmJob]) -> bool:

@@ -58,7 +58,7 @@ class JobSpans(NamedTuple):
     cut: bool
 
 
-class Claim(NamedTuple):
+class HeldBackAction(NamedTuple):
     """An action that was not carried out, its incident, and the outcome so far."""
 
     action: Action
@@ -111,7 +111,9 @@ class Archive:
                 self._current = now_s, self._timelines(runs, incidents)
             return self._current[1]
 
-    def claims(self, since_s: float, job: str | None = None, fault: str | None = None) -> tuple[list[Claim], bool]:
+    def claims(
+        self, since_s: float, job: str | None = None, fault: str | None = None
+    ) -> tuple[list[HeldBackAction], bool]:
         """Return what was requested and not carried out since then, newest first; and whether a limit left some out."""
         asked: list[Action] = []
         cut = False
@@ -127,7 +129,7 @@ class Archive:
         for action in asked:
             past = after.of(action)
             outcome = hindsight.look_back(action, past, now_s, self._hindsight_s)
-            claims.append(Claim(action, past.incident, outcome))
+            claims.append(HeldBackAction(action, past.incident, outcome))
         return claims, cut or after.cut
 
     def _timelines(

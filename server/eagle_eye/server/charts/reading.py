@@ -15,7 +15,7 @@ from eagle_eye.server.charts.peer_selection import picked
 from eagle_eye.server.charts.windows import Stretch, stretch
 from eagle_eye.server.history.history import History, QueryPart, Run
 from eagle_eye.server.history.segments.downsampling import BucketSeries, Floats
-from eagle_eye.server.history.steps import SeriesKey, Statistic, Steps, TooManySeries, in_steps
+from eagle_eye.server.history.steps import SeriesKey, SeriesSteps, Statistic, TooManySeries, in_steps
 from eagle_eye.server.model.errors import HistoryMoved, Refusal
 
 FRAMES_MAX = 20_000  # for one chart: about a second of work
@@ -31,7 +31,7 @@ class ReadValues(NamedTuple):
     """
 
     stretch: Stretch
-    series: dict[SeriesKey, Steps]
+    series: dict[SeriesKey, SeriesSteps]
     nodes: tuple[str, ...]
     spans: list[QueryPart]
 

@@ -11,7 +11,7 @@ from typing import NamedTuple, Protocol, TypeVar
 
 from eagle_eye.detectors.signs.learned_model import LearnedModel
 from eagle_eye.schema.frame import Frame
-from eagle_eye.server.engine.checkpoints import NOTHING_REPORTED, Checkpoints
+from eagle_eye.server.engine.checkpoints import NOTHING_REPORTED, AttemptCheckpoints
 from eagle_eye.server.engine.outlined import RowGroup
 from eagle_eye.server.engine.policy import Weighing
 from eagle_eye.server.engine.scheduler_contact import SchedulerReports
@@ -40,7 +40,7 @@ class StepProgress(NamedTuple):
     step: float | None
     progressed_s: float | None  # when its last step was seen to finish
     step_s: float | None  # typical duration of a step
-    checkpoints: Checkpoints = NOTHING_REPORTED
+    checkpoints: AttemptCheckpoints = NOTHING_REPORTED
 
 
 class JobProgress(NamedTuple):

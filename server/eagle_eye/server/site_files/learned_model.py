@@ -16,7 +16,14 @@ import msgspec
 import numpy as np
 
 from eagle_eye.detectors.signs.learned_features import FEATURES, Metric, View
-from eagle_eye.detectors.signs.learned_model import SCORES, Covariance, Forest, Layer, LearnedModel, ScoreTail
+from eagle_eye.detectors.signs.learned_model import (
+    SCORES,
+    AutoencoderLayer,
+    Covariance,
+    Forest,
+    LearnedModel,
+    ScoreTail,
+)
 from eagle_eye.schema import metrics as catalogue
 from eagle_eye.schema.metrics import Scope
 
@@ -283,11 +290,11 @@ def metric(name: str, grain: float) -> Metric:
     return Metric(name, spec.scope is Scope.DEVICE, grain, spec.unit)
 
 
-def _layers(document: Document, wide: int) -> tuple[Layer, ...]:
+def _layers(document: Document, wide: int) -> tuple[AutoencoderLayer, ...]:
     layers, width = [], wide
     for place in range(document.layers):
         weight = _unpacked(document.arrays, f"weight{place}", None, width)
-        layers.append(Layer(weight, _unpacked(document.arrays, f"bias{place}", len(weight))))
+        layers.append(AutoencoderLayer(weight, _unpacked(document.arrays, f"bias{place}", len(weight))))
         width = len(weight)
     if width != wide or not layers:
         raise ValueError(f"the autoencoder returns {width} numbers, expected {wide}")

@@ -20,7 +20,7 @@ from eagle_eye.simulator.load.enrolment import NotEnrolled, enrol
 from eagle_eye.simulator.load.fleet import Load, SimulatedFleet
 from eagle_eye.simulator.load.generator import Generator
 from eagle_eye.simulator.load.tally import Tally
-from eagle_eye.simulator.load.target import Target, target
+from eagle_eye.simulator.load.target import LoadTarget, target
 
 DONE, FAILED = 0, 1
 DEFAULT_SERVER = "http://127.0.0.1:8470"
@@ -84,7 +84,7 @@ def run(args: argparse.Namespace) -> int:
     return DONE if figures["frames_lost"] == 0 else FAILED
 
 
-async def _load(server: Target, load: Load, args: argparse.Namespace) -> dict[str, Any]:
+async def _load(server: LoadTarget, load: Load, args: argparse.Namespace) -> dict[str, Any]:
     named = args.token_file or os.environ.get("EAGLE_EYE_TOKEN_FILE")
     tokens = [_text(Path(named), "--token-file")] if named else [""]
     if args.join_token_file:
