@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import subprocess
 import sys
+from collections import defaultdict
 from pathlib import Path
 
 import msgspec
@@ -127,3 +129,34 @@ def test_every_key_is_in_the_docs(shape: type[msgspec.Struct]) -> None:
         "tls", "job_sources", "slurm", "kubernetes",
     }  # fmt: skip
     assert [key for key in shape.__struct_fields__ if key not in sections and f"| `{key}` |" not in text] == []
+
+
+SHARED_CLASS_NAMES = {
+    "Needs": "what each endpoint module needs of the server",
+    # Kubernetes' own names, read by the server and by the orchestrator, of which neither imports the other
+    **dict.fromkeys(("Condition", "ContainerState", "ContainerStatus", "Metadata", "NodeSpec"), "Kubernetes"),
+    **dict.fromkeys(("Pod", "PodSpec", "PodStatus", "Taint"), "Kubernetes"),
+    # the same on both sides: the agent imports nothing of the server
+    **dict.fromkeys(("Clock", "ServiceManager", "SystemClock"), "agent and server"),
+    # a record, a message or an API schema, and what the code makes of it
+    **dict.fromkeys(("Evidence", "Exit", "Gap", "Hold", "Rank", "RankAtPoint", "Refused", "Report"), "record"),
+    "Check": "an active check; the launcher's order and message for one",
+    "Kind": "of metric; of record in the store",
+    "Found": "the reply to Find; journal frames found",
+    "Layout": "of a plan's pipelines; of an outline's numbers",
+    # of one block of samples: the wire's, the journal's and the window's
+    **dict.fromkeys(("Authenticator", "Batch", "Intake", "Row", "Run", "Series", "Stream"), "samples' way in"),
+    **dict.fromkeys(("Table", "Written"), "samples' way in"),
+}
+
+
+def test_a_class_name_has_one_meaning() -> None:
+    modules: dict[str, set[str]] = defaultdict(set)
+    for portion in PORTIONS:
+        for path in (ROOT / portion / "eagle_eye").rglob("*.py"):
+            for node in ast.walk(ast.parse(path.read_bytes())):
+                if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):  # private: the module says what of
+                    modules[node.name].add(str(path.relative_to(ROOT)))
+    assert modules
+    shared = {name: sorted(where) for name, where in modules.items() if len(where) > 1}
+    assert {name: where for name, where in shared.items() if name not in SHARED_CLASS_NAMES} == {}

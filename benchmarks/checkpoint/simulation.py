@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from eagle_eye.checkpoint.placement import Placement, place
+from eagle_eye.checkpoint.placement import ShardPlacement, place
 
 DAY_S = 86_400.0
 NODES = (16, 32, 64, 128, 256, 512, 1_000)
@@ -135,5 +135,5 @@ def _down(way: Way, hardware_share: float, names: list[str], gone: set[str], cha
     return way.restart_s[kind] + way.retrieve_s[kind]
 
 
-def _left(placement: Placement, gone: set[str]) -> bool:
+def _left(placement: ShardPlacement, gone: set[str]) -> bool:
     return all(set(placement.holders[node]) - gone for node in gone)

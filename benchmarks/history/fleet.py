@@ -32,7 +32,7 @@ from eagle_eye.server.history.segments.processes import environment
 from eagle_eye.server.history.settings import HistorySettings
 from eagle_eye.server.model.batch import Batch, StreamRef
 from eagle_eye.server.model.clock import SystemClock
-from eagle_eye.simulator.load.fleet import Fleet, Load
+from eagle_eye.simulator.load.fleet import Load, SimulatedFleet
 from eagle_eye.simulator.load.rows_wire import FleetRows
 from eagle_eye.simulator.load.values import METRICS, FleetValues
 
@@ -140,7 +140,7 @@ def _names(lines: list[bytes]) -> list[str]:
 def _journal(folder: Path, nodes: int, minutes: int) -> list[int]:
     """Make the journal as the server makes it of such a fleet; return the last chunk of each stretch."""
     load = Load(nodes=nodes, duration_s=minutes * 60.0)
-    fleet = Fleet(load, "stream")
+    fleet = SimulatedFleet(load, "stream")
     rows = FleetRows(fleet.frames)
     outlines = []
     refs = [StreamRef(name, "stream") for name in fleet.names]

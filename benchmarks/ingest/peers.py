@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from benchmarks.ingest.processes import Course, bytes_in, free_port, look, program
 from benchmarks.ingest.remote_write import HEADERS, Bodies
-from eagle_eye.simulator.load.fleet import Fleet, Load
+from eagle_eye.simulator.load.fleet import Load, SimulatedFleet
 from eagle_eye.simulator.load.values import METRICS, FleetValues
 
 SETTLE_S = 10.0
@@ -37,7 +37,7 @@ def measure(peer: Peer, folder: Path, load: Load, *, realtime: bool, per_node: b
     if shutil.which(peer.program) is None:
         return {"skipped": f"{peer.program} is not installed: apt-get install {peer.package}"}
     folder.mkdir(parents=True)
-    fleet = Fleet(load, "")
+    fleet = SimulatedFleet(load, "")
     bodies = Bodies(fleet.names, load.gpus, per_node=per_node)
     samples = load.nodes * load.gpus * len(METRICS) * load.intervals
     port = free_port()
@@ -62,7 +62,7 @@ def measure(peer: Peer, folder: Path, load: Load, *, realtime: bool, per_node: b
     }
 
 
-def _send(peer: Peer, port: int, bodies: Bodies, fleet: Fleet, load: Load, realtime: bool) -> float:
+def _send(peer: Peer, port: int, bodies: Bodies, fleet: SimulatedFleet, load: Load, realtime: bool) -> float:
     """Send all intervals; return the 99th percentile of the answers' times."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60.0)
     begin_s = float(int(time.time())) - (0.0 if realtime else load.duration_s)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from benchmarks.innocence.world import JOB, NEIGHBOUR, World
 from eagle_eye.server.engine.ledger import stand, take_out
 from eagle_eye.server.engine.settings import PolicySettings
-from eagle_eye.server.engine.standing import SERVER, Asking, Offer, returning
+from eagle_eye.server.engine.standing import SERVER, Offer, ReturnRequest, returning
 from eagle_eye.server.model.records import Node
 from eagle_eye.server.store.store import ACTIONS, NODES, Change
 
@@ -235,7 +235,7 @@ def administrators_drain(world: World) -> str | None:
     again = take_out(theirs, "gpu_lost", "gpu_lost: inc_2", "excluded", world.clocks.now_s())
     if (again.reason, again.by) != ("bad fan", "slurm"):
         return f"an action of ours made it {again}"
-    asking = Asking(who=SERVER, reason="repaired", check=False, force=False)
+    asking = ReturnRequest(who=SERVER, reason="repaired", check=False, force=False)
     answer = returning(theirs, asking, Offer("none", ""), world.store.all(ACTIONS), PolicySettings(), now_s)
     return None if (answer.way, answer.word) == ("refuse", "not_ours") else f"its return was answered {answer}"
 

@@ -24,7 +24,7 @@ from eagle_eye.planning.planner import make_plan
 from eagle_eye.planning.profile import FORMAT, Layer, Profile
 from eagle_eye.planning.simulation import simulate
 from eagle_eye.planning.step_time import step_time_s
-from eagle_eye.planning.templates import DoesNotFit, plan_templates
+from eagle_eye.planning.templates import ModelDoesNotFit, plan_templates
 
 GIB = 1 << 30
 LAYERS_PER_NODE = (48, 12, 4)  # that its memory holds: few nodes a pipeline, some, many
@@ -128,7 +128,7 @@ def _exhaustive(cases: int, chance: random.Random) -> dict[str, Any]:
         hardware = Hardware(nodes=nodes, gpus_per_node=1, gpus_per_stage=1, gpu_memory_bytes=chance.randint(40, 400))
         try:
             templates = plan_templates(job, hardware, tolerate, micro_batches)
-        except DoesNotFit:
+        except ModelDoesNotFit:
             continue
         tried += 1
         for template in templates:

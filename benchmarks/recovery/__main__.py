@@ -44,7 +44,7 @@ from benchmarks.recovery.site import (
 )
 from benchmarks.recovery.spent import spent
 from benchmarks.recovery.yard import Yard
-from eagle_eye.demo.site import Site, open_site
+from eagle_eye.demo.site import DemoSite, open_site
 from eagle_eye.demo.stack import StageFailed
 
 ITEM_S = 22.0
@@ -194,7 +194,7 @@ def _under_fire(
             progress.advance(task)
 
 
-def _stack(site: Site, folder: Path, args: argparse.Namespace) -> FireStack:
+def _stack(site: DemoSite, folder: Path, args: argparse.Namespace) -> FireStack:
     arguments = {**JOB_ARGUMENTS, "checkpoints": args.checkpoints, "restarts": args.restarts}
     flags = (*SOME_NODES, *(STANDBY_FLAGS if args.standby else ()))
     return FireStack(site, folder, gpus=not can_simulate_gpus(), arguments=arguments, flags=flags)

@@ -10,7 +10,7 @@ import msgspec
 import psutil
 
 from benchmarks.recovery.site import FireStack
-from eagle_eye.demo.faults import RUNS_S, Job, inject, throttle
+from eagle_eye.demo.faults import RUNS_S, DemoJob, inject, throttle
 from eagle_eye.demo.site import ranks_of
 from eagle_eye.demo.stack import StageFailed
 
@@ -50,7 +50,7 @@ def harm(stack: FireStack, kind: str, node: str) -> Harm:
     return harm_any(stack, kind, node)
 
 
-def harm_any(job: Job, kind: str, node: str) -> Harm:
+def harm_any(job: DemoJob, kind: str, node: str) -> Harm:
     """Do what needs no stack of ours. Raises StageFailed where the node runs nothing that could be harmed."""
     if kind == "kill":
         ranks, at_s = _ranks(job, node), time.time()
@@ -83,7 +83,7 @@ def repair(stack: FireStack, node: str) -> None:
         stack.start_agent(node)
 
 
-def go_on(job: Job, node: str) -> None:
+def go_on(job: DemoJob, node: str) -> None:
     """The node's ranks run, where they were stopped."""
     _signal(ranks_of(job.job, node, job.script.name), signal.SIGCONT)
 
@@ -97,7 +97,7 @@ def spawned(stack: FireStack, node: str) -> None:
         time.sleep(0.05)
 
 
-def _ranks(job: Job, node: str) -> list[psutil.Process]:
+def _ranks(job: DemoJob, node: str) -> list[psutil.Process]:
     ranks = ranks_of(job.job, node, job.script.name)
     if not ranks:
         raise StageFailed(f"{node} runs no rank that could be harmed")

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.recovery.gpus import Gpus
-from eagle_eye.demo.site import NamespaceSite, Node, Site
+from eagle_eye.demo.site import DemoNode, DemoSite, NamespaceSite
 from eagle_eye.demo.stack import SERVER_CONFIG, Stack, StageFailed
 
 NODES = tuple(f"node{number}" for number in range(1, 9))  # three train; the others are spares or being repaired
@@ -87,7 +87,7 @@ class FireStack(Stack):
 
     def __init__(
         self,
-        site: Site,
+        site: DemoSite,
         folder: Path,
         *,
         gpus: bool,
@@ -128,7 +128,7 @@ class FireStack(Stack):
         """Return the job's own step log: time_s, step, attempt, loss, resumed_from."""
         return self._steps.all()
 
-    def _agent_extras(self, node: Node) -> tuple[tuple[str, ...], tuple[str, ...], dict[str, str]]:
+    def _agent_extras(self, node: DemoNode) -> tuple[tuple[str, ...], tuple[str, ...], dict[str, str]]:
         if not self._with_gpus:
             return node.prefix, (), {}
         own = f'mount --bind {self._no_kernel_log} /dev/kmsg && exec "$@"'

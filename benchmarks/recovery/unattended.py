@@ -28,7 +28,7 @@ from benchmarks.recovery.harm import flap, harm, repair
 from benchmarks.recovery.newest import COMMAND_VARIABLE, FOLDER_VARIABLE
 from benchmarks.recovery.plan import Item
 from benchmarks.recovery.site import JOB_ARGUMENTS, MEMBERS, FireStack
-from eagle_eye.demo.site import JOB_VARIABLE, NODE_VARIABLE, Site, processes_of
+from eagle_eye.demo.site import JOB_VARIABLE, NODE_VARIABLE, DemoSite, processes_of
 from eagle_eye.demo.stack import CORRUPTION_MODULE, SCRIPT, StageFailed, end_with_parent
 
 COLLECTIVE_S = 60.0  # torch's own defaults are 10 minutes for NCCL and 30 for Gloo
@@ -42,7 +42,7 @@ WRAPPER = Path(newest.__file__)
 class Torchrun(FireStack):
     """The nodes and the injections of the stack; torchrun in place of server, agents and launcher."""
 
-    def __init__(self, site: Site, folder: Path) -> None:
+    def __init__(self, site: DemoSite, folder: Path) -> None:
         super().__init__(site, folder, gpus=False)
         self._runs: dict[str, subprocess.Popen[bytes]] = {}
 
@@ -135,7 +135,7 @@ class Tally:
 
 
 def measure(
-    site: Site,
+    site: DemoSite,
     folder: Path,
     items: Sequence[Item],
     seconds: float,

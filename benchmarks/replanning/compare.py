@@ -18,7 +18,7 @@ from typing import Any, Protocol
 from benchmarks.replanning.faults import Arm, Storm, draw
 from benchmarks.replanning.peers import STEPS_FOR_EVER, Peer, Torchft, Torchrun
 from benchmarks.replanning.planned import LOOK_S, NODES, STARTED_WITHIN_S, STEP_S, PlannedStack
-from eagle_eye.demo.site import Site, open_site
+from eagle_eye.demo.site import DemoSite, open_site
 from eagle_eye.demo.stack import GLOBAL_BATCH, StageFailed
 
 OURS = "Eagle Eye"
@@ -85,7 +85,7 @@ def measure(
     return figures(found)
 
 
-def _job(arm: str, site: Site, settings: Mapping[str, Any], folder: Path) -> Job:
+def _job(arm: str, site: DemoSite, settings: Mapping[str, Any], folder: Path) -> Job:
     if arm == OURS:
         return Planned(site, folder, STEPS_FOR_EVER, settings["repair_s"])
     return PEERS[arm](site, folder, settings["collective_s"])

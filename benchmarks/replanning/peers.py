@@ -27,7 +27,7 @@ from benchmarks.recovery.site import Lines
 from benchmarks.replanning import planned
 from benchmarks.replanning.planned import STEP_S, trains
 from benchmarks.torchft.processes import await_answer, ended, lighthouse
-from eagle_eye.demo.site import JOB_VARIABLE, NODE_VARIABLE, Node, Site, processes_of
+from eagle_eye.demo.site import JOB_VARIABLE, NODE_VARIABLE, DemoNode, DemoSite, processes_of
 from eagle_eye.demo.stack import GLOBAL_BATCH, StageFailed, end_with_parent, free_port
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -50,7 +50,7 @@ class Peer(ABC):
 
     script: Path
 
-    def __init__(self, site: Site, folder: Path, collective_s: float) -> None:
+    def __init__(self, site: DemoSite, folder: Path, collective_s: float) -> None:
         """``collective_s``: a collective that waits longer has failed."""
         self.site, self.job = site, f"peer-{secrets.token_hex(3)}"
         self.step_log, self.corruption, self._checkpoints = folder / "steps.jsonl", folder, folder / "checkpoints"
@@ -127,10 +127,10 @@ class Peer(ABC):
         """What the nodes meet at is starting."""
 
     @abstractmethod
-    def _command(self, node: Node, script: Sequence[str]) -> list[str]:
+    def _command(self, node: DemoNode, script: Sequence[str]) -> list[str]:
         """Return the words that keep the script running on the node."""
 
-    def _start(self, node: Node) -> None:
+    def _start(self, node: DemoNode) -> None:
         script = (
             *(str(self.script), "--global-batch", str(GLOBAL_BATCH), "--step-log", str(self.step_log)),
             *("--nodes", str(len(self.site.nodes)), "--step-seconds", str(STEP_S)),
@@ -171,7 +171,7 @@ class Torchrun(Peer):
     def _start_head(self) -> subprocess.Popen[bytes]:
         return subprocess.Popen([sys.executable, "-c", STORE, self.site.head_address, str(self._port)])
 
-    def _command(self, node: Node, script: Sequence[str]) -> list[str]:
+    def _command(self, node: DemoNode, script: Sequence[str]) -> list[str]:
         meeting = f"is_host=false,last_call_timeout={LAST_CALL_S},keep_alive_interval={KEEP_ALIVE_S}"
         return [
             *(sys.executable, "-m", "torch.distributed.run", "--nnodes", f"1:{len(self.site.nodes)}"),
@@ -198,6 +198,6 @@ class Torchft(Peer):
     def _url(self) -> str:
         return f"http://{self.site.head_address}:{self._port}"
 
-    def _command(self, node: Node, script: Sequence[str]) -> list[str]:
+    def _command(self, node: DemoNode, script: Sequence[str]) -> list[str]:
         group = self.members().index(node.name)
         return [*script, "--group", str(group), "--address", node.address, "--lighthouse", self._url]

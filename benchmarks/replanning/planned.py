@@ -11,7 +11,7 @@ from benchmarks.recovery.hand import Hand
 from benchmarks.recovery.harm import Harm
 from benchmarks.recovery.site import FireStack, can_simulate_gpus
 from benchmarks.recovery.yard import Yard
-from eagle_eye.demo.site import Site
+from eagle_eye.demo.site import DemoSite
 
 NODES = ("node1", "node2", "node3", "node4")
 PACED = Path(__file__).with_name("paced_train.py")
@@ -33,7 +33,7 @@ def trains(log: Sequence[Mapping[str, Any]], nodes: int, steps: int = STEPS_BEFO
 class PlannedStack(FireStack):
     """The storm's processes; excluded nodes are repaired ``repair_s`` after they were seen to be, and come back."""
 
-    def __init__(self, site: Site, folder: Path, steps: int, repair_s: float) -> None:
+    def __init__(self, site: DemoSite, folder: Path, steps: int, repair_s: float) -> None:
         arguments = {"steps": str(steps), "plan": str(folder / "plan.json"), "step-seconds": str(STEP_S)}
         flags = ("--settled-after", str(SETTLED_AFTER_S))
         gpus = not can_simulate_gpus()

@@ -21,9 +21,9 @@ from eagle_eye.schema.metrics import Scope
 from eagle_eye.schema.rows import Tail
 from eagle_eye.simulator.load.connection import allow_files
 from eagle_eye.simulator.load.rows_wire import FleetRows
-from eagle_eye.simulator.load.sender import Sender, Waiting, drained
+from eagle_eye.simulator.load.sender import StreamSender, Waiting, drained
 from eagle_eye.simulator.load.tally import Tally
-from eagle_eye.simulator.load.target import Target
+from eagle_eye.simulator.load.target import LoadTarget
 from eagle_eye.simulator.load.values import EXACT, METRICS, PLAIN, FleetValues, Readings
 
 INTERVAL_S = 1.0
@@ -71,7 +71,7 @@ class Ledger:
 class Agents:
     """One agent in each of ``places``; a place's agent may end, begin again, or make way for another node's."""
 
-    def __init__(self, target: Target, names: Sequence[str], gpus: int, seed: int) -> None:
+    def __init__(self, target: LoadTarget, names: Sequence[str], gpus: int, seed: int) -> None:
         self._target = target
         self._gpus = gpus
         count = len(names)
@@ -83,7 +83,7 @@ class Agents:
         self._members: list[Membership | None] = [None] * count
         self._frames = [self._frame(name, None) for name in names]
         self._rows = FleetRows(self._frames)
-        self._senders: list[Sender | None] = [None] * count
+        self._senders: list[StreamSender | None] = [None] * count
         self._sequence = np.zeros(count, dtype=np.int64)
         self._values = FleetValues(np.zeros(count, dtype=np.int64), gpus, INTERVAL_S, STEP_S, time.time(), seed)
         self._working = np.zeros(count, dtype=np.bool_)
@@ -118,7 +118,7 @@ class Agents:
         self._rows.renew(at, self._frames[at])
         self._sequence[at] = 0
         wire = self._rows.wires[at]
-        sender = Sender(self._target, self.tokens[at], at, wire, self.tally, self._offset_s)
+        sender = StreamSender(self._target, self.tokens[at], at, wire, self.tally, self._offset_s)
         self._senders[at] = sender
         try:
             await sender.open()
@@ -213,7 +213,7 @@ class Agents:
         for at in range(len(self)):
             await self.kill(at)
 
-    def _note(self, stream: str, sender: Sender) -> None:
+    def _note(self, stream: str, sender: StreamSender) -> None:
         if sender.watermark:
             self.ledger.watermarks[stream] = max(self.ledger.watermarks.get(stream, 0), sender.watermark)
 

@@ -13,7 +13,7 @@ from benchmarks.ingest.processes import bytes_in, look
 from benchmarks.soak.site import Site
 from eagle_eye.schema.metrics import PROMETHEUS_PREFIX
 from eagle_eye.server.history.segments.facts import BUCKET_S
-from eagle_eye.simulator.load.tally import Latencies
+from eagle_eye.simulator.load.tally import LatencyHistogram
 
 PAGE = "/api/v1/fleet"
 LAST_HOUR = b"eagle_eye_action_asked_timestamp_seconds{"
@@ -63,7 +63,7 @@ class Looks:
         self._site = site
         self._reported: tuple[int, float, float] = (0, 0.0, 0.0)  # life, seconds and rounds of detection so far
 
-    async def look(self, time_s: float, latencies: Latencies) -> Look:
+    async def look(self, time_s: float, latencies: LatencyHistogram) -> Look:
         """Return what is to be seen now; ``latencies`` are those of the acknowledgements since the last time."""
         site, life = self._site, self._site.server.starts
         pid = site.server.pid

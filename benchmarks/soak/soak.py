@@ -21,7 +21,7 @@ from benchmarks.soak.world import World
 from eagle_eye.server.history.embedded_history import EmbeddedHistory
 from eagle_eye.server.history.settings import HistorySettings
 from eagle_eye.server.model.clock import SystemClock
-from eagle_eye.simulator.load.tally import Latencies
+from eagle_eye.simulator.load.tally import LatencyHistogram
 from eagle_eye.simulator.load.target import target
 
 STORED_EVERY_S = 10.0
@@ -127,7 +127,7 @@ class Soak:
         looks = Looks(self.site)
         while True:
             await asyncio.sleep(self.plan.look_s)
-            latencies, self.agents.tally.latencies = self.agents.tally.latencies, Latencies()
+            latencies, self.agents.tally.latencies = self.agents.tally.latencies, LatencyHistogram()
             self.looks.append(await looks.look(self.seconds, latencies))
 
     async def _compare(self) -> None:

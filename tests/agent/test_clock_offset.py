@@ -26,7 +26,7 @@ from eagle_eye.agent.collectors.clock_offset import (
     chrony_offset_s,
     kernel_clock,
 )
-from eagle_eye.agent.external_tool import Ran, run
+from eagle_eye.agent.external_tool import ToolResult, run
 from eagle_eye.agent.loop.collector import CollectFailed, Unsupported
 from tests.agent.fakes import FakeClock, until
 
@@ -40,7 +40,7 @@ class Keepers:
 
     def __init__(self, clock: FakeClock) -> None:
         self.clock = clock
-        self.chrony: Ran | OSError = FileNotFoundError(2, "No such file")
+        self.chrony: ToolResult | OSError = FileNotFoundError(2, "No such file")
         self.kernel: KernelClock | OSError = KernelClock(synchronised=False, disciplined=False, offset_s=0.0)
         self.asked = 0
         self.collector = ClockOffsetCollector(self._kernel, self._ask, clock.monotonic_s)
@@ -50,7 +50,7 @@ class Keepers:
             raise self.kernel
         return self.kernel
 
-    def _ask(self, arguments: Sequence[str]) -> Ran:
+    def _ask(self, arguments: Sequence[str]) -> ToolResult:
         self.asked += 1
         assert arguments[-1] == "tracking"
         if isinstance(self.chrony, OSError):
@@ -67,8 +67,8 @@ def keepers(clock: FakeClock) -> Keepers:
     return Keepers(clock)
 
 
-def said(text: str, status: int | None = 0) -> Ran:
-    return Ran(status, text.encode(), "", cut=False)
+def said(text: str, status: int | None = 0) -> ToolResult:
+    return ToolResult(status, text.encode(), "", cut=False)
 
 
 def test_a_clock_that_the_kernel_disciplines_has_the_kernel_s_offset(keepers: Keepers) -> None:
@@ -244,7 +244,7 @@ class NtpServer:
 
 
 @pytest.fixture
-def chronyd(tmp_path: Path) -> Iterator[Callable[[Sequence[str]], Ran]]:
+def chronyd(tmp_path: Path) -> Iterator[Callable[[Sequence[str]], ToolResult]]:
     """A chronyd that keeps no clock, only compares it; what it yields asks that one."""
     program, client = shutil.which("chronyd", path="/usr/sbin:/usr/bin"), shutil.which("chronyc")
     if program is None or client is None:
@@ -268,7 +268,7 @@ def chronyd(tmp_path: Path) -> Iterator[Callable[[Sequence[str]], Ran]]:
 
 
 def test_a_real_chrony_says_that_this_clock_is_half_a_second_slow(
-    chronyd: Callable[[Sequence[str]], Ran], clock: FakeClock
+    chronyd: Callable[[Sequence[str]], ToolResult], clock: FakeClock
 ) -> None:
     collector = ClockOffsetCollector(ask=chronyd, monotonic_s=clock.monotonic_s)
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from eagle_eye.agent.collectors import dcgm_exporter
 from eagle_eye.agent.collectors.dcgm_exporter import ASK_EVERY_S, SOURCES, DcgmExporterCollector, address
-from eagle_eye.agent.exposition.parser import LINE_CHARS_MAX, Sample, samples
+from eagle_eye.agent.exposition.parser import LINE_CHARS_MAX, ParsedSample, samples
 from eagle_eye.agent.loop.collector import CollectFailed, Observed
 from eagle_eye.agent.loop.drops import Drops
 from eagle_eye.schema.metrics import BY_NAME, Scope
@@ -241,9 +241,9 @@ def test_an_address_is_checked() -> None:
 def test_labels_are_read_with_their_escapes() -> None:
     text = 'a{x="1",y="a\\"b\\\\c\\nd" , z=""} 3 1700000000000\na 4\nb{} 5\na{x="1"x="2"} 6\na{x=1} 7\na\n'
     assert list(samples(text, {"a", "b"})) == [
-        Sample("a", {"x": "1", "y": 'a"b\\c\nd', "z": ""}, 3.0),
-        Sample("a", {}, 4.0),
-        Sample("b", {}, 5.0),
+        ParsedSample("a", {"x": "1", "y": 'a"b\\c\nd', "z": ""}, 3.0),
+        ParsedSample("a", {}, 4.0),
+        ParsedSample("b", {}, 5.0),
         None,
         None,
         None,

@@ -12,11 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from eagle_eye.agent.evidence import bundle as limits
-from eagle_eye.agent.evidence.bundle import Bundle, BundleStuck, Manifest, safe_name
+from eagle_eye.agent.evidence.bundle import Bundle, BundleManifest, BundleStuck, safe_name
 
 
-def manifest() -> Manifest:
-    return Manifest(
+def manifest() -> BundleManifest:
+    return BundleManifest(
         node="n1",
         job="j",
         attempt=0,
@@ -48,7 +48,7 @@ def test_a_bundle_says_what_is_in_it_and_what_is_not() -> None:
     reported, content = bundle.close(manifest())
     files = unpacked(content)
     assert files["n1/kernel.log"] == b"line\n"
-    assert msgspec.json.decode(files["n1/manifest.json"], type=Manifest) == reported
+    assert msgspec.json.decode(files["n1/manifest.json"], type=BundleManifest) == reported
     assert [(piece.name, piece.bytes, piece.cut) for piece in reported.files] == [("n1/kernel.log", 5, True)]
     assert [(gap.what, gap.why) for gap in reported.missing] == [("rank-0-pid-7", "py-spy is not installed")]
 

@@ -17,9 +17,9 @@ import pytest
 
 from eagle_eye.agent.evidence import gather as gathering
 from eagle_eye.agent.evidence.bug_report import BugReport
-from eagle_eye.agent.evidence.bundle import Manifest
+from eagle_eye.agent.evidence.bundle import BundleManifest
 from eagle_eye.agent.evidence.flight_dumps import FlightDumps
-from eagle_eye.agent.evidence.gather import BUG_REPORT, EVIDENCE, CannotGather, Gatherer, gather_now
+from eagle_eye.agent.evidence.gather import BUG_REPORT, EVIDENCE, CannotGather, EvidenceGatherer, gather_now
 from eagle_eye.agent.evidence.kernel_log import KernelLog
 from eagle_eye.agent.evidence.process_states import ProcessStates
 from eagle_eye.agent.evidence.source import EvidenceSource, Scene, Task
@@ -58,8 +58,8 @@ def stop(process: TrainingProcess) -> None:
 
 def gather(
     sources: Sequence[EvidenceSource], *processes: TrainingProcess, within_s: float = 10.0, **more: object
-) -> tuple[Manifest, dict[str, bytes]]:
-    gatherer = Gatherer("n1", "0", {EVIDENCE: sources})
+) -> tuple[BundleManifest, dict[str, bytes]]:
+    gatherer = EvidenceGatherer("n1", "0", {EVIDENCE: sources})
     reported, content = gatherer.gather(EVIDENCE, processes, within_s, **more)  # type: ignore[arg-type]
     return reported, unpacked(content)
 
@@ -311,7 +311,7 @@ def test_what_is_not_done_at_the_deadline_is_named_and_the_rest_is_there() -> No
 def test_threads_that_never_come_back_are_counted_and_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gathering, "HANGING_MAX", 2)
     slow = Slow()
-    gatherer = Gatherer("n1", "0", {EVIDENCE: [slow]})
+    gatherer = EvidenceGatherer("n1", "0", {EVIDENCE: [slow]})
     gatherer.gather(EVIDENCE, [], 0.05)
     gatherer.gather(EVIDENCE, [], 0.05)
     with pytest.raises(CannotGather, match="2 threads of earlier gatherings hang"):
@@ -330,7 +330,7 @@ def fake_report(folder: Path, text: str) -> Callable[[], str]:
 
 def test_the_vendors_report_is_taken_as_it_is(tmp_path: Path) -> None:
     program = fake_report(tmp_path, 'test "$1" = --safe-mode || exit 9; echo report > "$3.gz"')
-    reported, content = Gatherer("n1", "0", {BUG_REPORT: [BugReport(program)]}).gather(BUG_REPORT, [], 10.0)
+    reported, content = EvidenceGatherer("n1", "0", {BUG_REPORT: [BugReport(program)]}).gather(BUG_REPORT, [], 10.0)
     assert unpacked(content)["n1/nvidia-bug-report.log.gz"] == b"report\n"
     assert [gap.source for gap in reported.missing] == ["processes"]
 
@@ -339,7 +339,7 @@ def test_the_vendors_report_is_taken_as_it_is(tmp_path: Path) -> None:
     ("text", "why"), [("sleep 100", "was killed"), ("echo broken >&2; exit 2", "ended with 2: broken")]
 )
 def test_a_report_that_is_not_made_is_named(tmp_path: Path, text: str, why: str) -> None:
-    reported, _ = Gatherer("n1", "0", {BUG_REPORT: [BugReport(fake_report(tmp_path, text))]}).gather(
+    reported, _ = EvidenceGatherer("n1", "0", {BUG_REPORT: [BugReport(fake_report(tmp_path, text))]}).gather(
         BUG_REPORT, [], 1.0
     )
     assert [why in gap.why for gap in reported.missing if gap.source == "bug_report"] == [True]
@@ -347,7 +347,7 @@ def test_a_report_that_is_not_made_is_named(tmp_path: Path, text: str, why: str)
 
 def test_a_person_gets_a_file_of_his_own_that_replaces_none(tmp_path: Path) -> None:
     out = tmp_path / "evidence.tar.gz"
-    gatherer = Gatherer("n1", "0", {EVIDENCE: [ProcessStates()]})
+    gatherer = EvidenceGatherer("n1", "0", {EVIDENCE: [ProcessStates()]})
     with rank() as process:
         gather_now(out, gatherer, [process])
         assert f"n1/processes/rank-0-pid-{process.pid}.txt" in unpacked(out.read_bytes())

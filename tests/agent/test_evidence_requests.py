@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from eagle_eye.agent.evidence import requests as taking
 from eagle_eye.agent.evidence.bundle import FORMAT
-from eagle_eye.agent.evidence.gather import EVIDENCE, HANGING_MAX, Gatherer
-from eagle_eye.agent.evidence.requests import REMEMBERED_MAX, WAITING_MAX, EvidenceRequests
+from eagle_eye.agent.evidence.gather import EVIDENCE, HANGING_MAX, EvidenceGatherer
+from eagle_eye.agent.evidence.requests import REMEMBERED_MAX, WAITING_MAX, EvidenceResponder
 from eagle_eye.agent.evidence.source import Scene, Task
 from eagle_eye.agent.evidence.upload import BUNDLE_TYPE, FAILURE_TYPE, Upload, UploadTarget
 from eagle_eye.agent.loop.clock import SystemClock
@@ -53,8 +53,8 @@ class EvidenceSite:
         self.sent: list[tuple[str, bytes, str]] = []
         self.drops = Drops()
         self.problem = ""
-        self.gatherer = Gatherer("n1", "0", {EVIDENCE: [self.gate], "bug_report": [self.gate]})
-        self.requests = EvidenceRequests(self.gatherer, list, self._send, self.drops)
+        self.gatherer = EvidenceGatherer("n1", "0", {EVIDENCE: [self.gate], "bug_report": [self.gate]})
+        self.requests = EvidenceResponder(self.gatherer, list, self._send, self.drops)
 
     def _send(self, request_id: str, content: bytes, content_type: str, _s: float, _stop: threading.Event) -> str:
         self.sent.append((request_id, content, content_type))

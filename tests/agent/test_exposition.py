@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
-from eagle_eye.agent.exposition.text import OWN, RENDER_EVERY_S, STALE_S_MIN, Delivery, Exposition
+from eagle_eye.agent.exposition.text import OWN, RENDER_EVERY_S, STALE_S_MIN, Exposition, FrameDelivery
 from eagle_eye.agent.loop.collector import Observed
 from eagle_eye.agent.loop.drops import OTHER_REASONS, REASONS_MAX, Drops
-from eagle_eye.agent.loop.tick_result import CollectorStanding, Tick
+from eagle_eye.agent.loop.tick_result import CollectorStanding, TickFrame
 from eagle_eye.schema.frame import Rank
 from eagle_eye.schema.metrics import METRICS, PROMETHEUS_PREFIX, Kind, Scope
 from tests.agent.fakes import REPOSITORY, FakeClock
@@ -26,8 +26,8 @@ STANDINGS = (
 )
 
 
-def tick(seen: Observed | None = None, interval_s: float = 1.0) -> Tick:
-    return Tick(1_000_000.0, interval_s, seen or Observed(), (), STANDINGS, 42)
+def tick(seen: Observed | None = None, interval_s: float = 1.0) -> TickFrame:
+    return TickFrame(1_000_000.0, interval_s, seen or Observed(), (), STANDINGS, 42)
 
 
 class Page:
@@ -36,7 +36,7 @@ class Page:
     def __init__(self, clock: FakeClock) -> None:
         self.clock = clock
         self.drops = Drops()
-        self.delivery: Delivery | None = Delivery(17, 4_096, True, 25, server_ok=False)
+        self.delivery: FrameDelivery | None = FrameDelivery(17, 4_096, True, 25, server_ok=False)
         self.uuids: dict[str, int] = {}
         self.exposition = Exposition(
             "n17", "1.2.3", self.drops, lambda: self.delivery, self.uuids, clock.monotonic_s, started_s=999_000.0
@@ -144,7 +144,7 @@ def test_the_agent_tells_of_its_way_to_the_server(page: Page) -> None:
     assert page.series("agent_spool_in_memory") == {(): 1.0}
     assert page.series("agent_frames_sent_total") == {(): 25.0}
     assert page.series("agent_server_ok") == {(): 0.0}
-    page.delivery = Delivery(0, None, None, 0, server_ok=None)
+    page.delivery = FrameDelivery(0, None, None, 0, server_ok=None)
     assert page.series("agent_server_ok") == page.series("agent_spool_bytes") == {}
     page.delivery = None
     assert page.series("agent_spool_frames") == {}

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from eagle_eye.agent.files.growing import LINE_BYTES_MAX, Tail
+from eagle_eye.agent.files.growing import LINE_BYTES_MAX, GrowingFile
 
 MUCH = 1 << 20
 
@@ -21,8 +21,8 @@ def log(tmp_path: Path) -> Path:
     return file
 
 
-def tail_of(log: Path) -> Tail:
-    return Tail(os.open(log, os.O_RDONLY))
+def tail_of(log: Path) -> GrowingFile:
+    return GrowingFile(os.open(log, os.O_RDONLY))
 
 
 def append(log: Path, data: bytes) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from eagle_eye.agent.hook_callback import Report, never_raises, tokens_in
+from eagle_eye.agent.hook_callback import TrainingReport, never_raises, tokens_in
 from tests.agent.fakes import Listener
 from tests.agent.hearing import Hearing
 
@@ -21,7 +21,7 @@ def listener(tmp_path: Path) -> Iterator[Listener]:
 
 
 def test_phases_do_not_nest_and_the_same_one_goes_on(listener: Listener) -> None:
-    report = Report(socket=listener.path)
+    report = TrainingReport(socket=listener.path)
     report.begin(None, None, 0)
     for name in ("eval", "eval", "checkpoint"):
         report.enter(name)
@@ -33,7 +33,7 @@ def test_phases_do_not_nest_and_the_same_one_goes_on(listener: Listener) -> None
 
 
 def test_before_and_after_training_nothing_is_reported(listener: Listener) -> None:
-    report = Report(socket=listener.path)
+    report = TrainingReport(socket=listener.path)
     report.enter("eval")
     report.leave()
     report.end(ValueError("x"))
@@ -41,7 +41,7 @@ def test_before_and_after_training_nothing_is_reported(listener: Listener) -> No
 
 
 def test_an_error_that_is_reported_twice_is_one_event(listener: Listener) -> None:
-    report = Report(socket=listener.path)
+    report = TrainingReport(socket=listener.path)
     report.begin(None, None, 0)
     training, error = report.training, ValueError("broken")
     assert training is not None
@@ -52,14 +52,14 @@ def test_an_error_that_is_reported_twice_is_one_event(listener: Listener) -> Non
 
 
 def test_an_interrupt_by_the_user_is_no_error(listener: Listener) -> None:
-    report = Report(socket=listener.path)
+    report = TrainingReport(socket=listener.path)
     report.begin(None, None, 0)
     report.end(KeyboardInterrupt())
     assert {event.kind for message in listener.read() for event in message.events} == {"phase"}
 
 
 def test_a_copy_reports_nothing_and_knows_where_to_report(listener: Listener) -> None:
-    report = Report(socket=listener.path)
+    report = TrainingReport(socket=listener.path)
     report.begin(None, None, 0)
     report.enter("eval")
     copied = pickle.loads(pickle.dumps(report))
@@ -73,7 +73,7 @@ def test_a_copy_reports_nothing_and_knows_where_to_report(listener: Listener) ->
 def test_what_goes_wrong_in_a_callback_is_counted_and_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     class Callback:
         def __init__(self) -> None:
-            self.report = Report()
+            self.report = TrainingReport()
 
         @never_raises
         def on_step_end(self) -> None:

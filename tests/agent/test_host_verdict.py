@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from eagle_eye.agent.health.host_verdict import EXIT_CODES, REASONS_MAX, SOURCES, XID_REPAIRS, HostVerdict, judge, lines
 from eagle_eye.agent.loop.collector import Observed
-from eagle_eye.agent.loop.tick_result import CollectorStanding, Tick
+from eagle_eye.agent.loop.tick_result import CollectorStanding, TickFrame
 from eagle_eye.detectors.signs import xids
 from eagle_eye.schema.events import Event
 
@@ -18,7 +18,7 @@ BOOT_S = 1_000_000.0
 HEALTHY_GPU = {"gpu_power_watts": 70.0, "gpu_remap_pending": 0.0, "gpu_ecc_uncorrected_total": 0.0}
 
 
-def host(*events: Event, seen: Observed | None = None, states: Mapping[str, str] = MappingProxyType({})) -> Tick:
+def host(*events: Event, seen: Observed | None = None, states: Mapping[str, str] = MappingProxyType({})) -> TickFrame:
     """A host of two GPUs and a port where all is well but for what is said."""
     everything = Observed(
         devices={0: dict(HEALTHY_GPU), 1: dict(HEALTHY_GPU)},
@@ -26,7 +26,7 @@ def host(*events: Event, seen: Observed | None = None, states: Mapping[str, str]
         links={"mlx5_0": {"link_up": 1.0}},
     )
     standings = tuple(CollectorStanding(name, states.get(name, "ok"), 0.0, 0) for name in ("host", *SOURCES))
-    return Tick(BOOT_S + 3600.0, 1.0, seen or everything, events, standings, 1)
+    return TickFrame(BOOT_S + 3600.0, 1.0, seen or everything, events, standings, 1)
 
 
 def xid(code: int, after_s: float = 100.0, device: int = 1, text: str = "pid=1, name=python3") -> Event:

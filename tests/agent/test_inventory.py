@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from eagle_eye.agent.nvml.inventory import AGAIN_S, LINKS_S, Inventory, Seat
+from eagle_eye.agent.nvml.inventory import AGAIN_S, LINKS_S, InstalledGpu, Inventory
 
-ONE, TWO = Seat(0, "GPU-1", "H100"), Seat(1, "GPU-2", "H100")
+ONE, TWO = InstalledGpu(0, "GPU-1", "H100"), InstalledGpu(1, "GPU-2", "H100")
 
 
 def test_all_gpus_are_told_of_at_the_start_and_then_only_now_and_then() -> None:
@@ -36,7 +36,7 @@ def test_a_library_without_gpus_is_no_news_and_forgets_none() -> None:
 
 
 def test_where_it_sits_and_its_serial_are_told_where_they_are_known() -> None:
-    seats = [Seat(0, "GPU-a", "H100", "00000000:1B:00.0", "1652"), Seat(1, "GPU-b", "H100")]
+    seats = [InstalledGpu(0, "GPU-a", "H100", "00000000:1B:00.0", "1652"), InstalledGpu(1, "GPU-b", "H100")]
     reported = [event.attributes for event in Inventory().news(seats, 100.0, 0.0)]
     assert reported == [
         {"uuid": "GPU-a", "model": "H100", "pci_address": "00000000:1B:00.0", "serial": "1652", "gpus": 2},

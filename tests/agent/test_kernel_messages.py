@@ -10,8 +10,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eagle_eye.agent.kernel.deduplication import BRING_UP_S, CHANGES_MAX, FOLD_S, KEYS_MAX, LinkChanges, News, Repeats
-from eagle_eye.agent.kernel.messages import Message, bus_address, message, panic, record, whole_machine_check
+from eagle_eye.agent.kernel.deduplication import (
+    BRING_UP_S,
+    CHANGES_MAX,
+    FOLD_S,
+    KEYS_MAX,
+    LinkChanges,
+    NewMessage,
+    Repeats,
+)
+from eagle_eye.agent.kernel.messages import KernelMessage, bus_address, message, panic, record, whole_machine_check
 from eagle_eye.detectors.hardware.host_errors import CORRECTED, UNCORRECTED
 from eagle_eye.detectors.signs.gpu_errors import BURST_S
 from eagle_eye.detectors.signs.memory_kills import RANK_NEAR_S
@@ -20,11 +28,11 @@ from eagle_eye.detectors.signs.xids import recovery_of, sxid_severity
 OFF_THE_BUS = "NVRM: Xid (PCI:0000:3b:00): 79, pid=4711, name=python3, GPU has fallen off the bus."
 
 
-def said(line: str) -> Message | None:
+def said(line: str) -> KernelMessage | None:
     return message(line.encode())
 
 
-def reported(line: str) -> Message:
+def reported(line: str) -> KernelMessage:
     found = said(line)
     assert found is not None, line
     return found
@@ -142,7 +150,7 @@ def test_an_sxid_says_which_switch_and_how_bad(rest: str, severity: str) -> None
     ],
 )
 def test_a_kill_for_memory_names_the_process(line: str, process: str) -> None:
-    assert reported(line) == Message("oom_kill", process)
+    assert reported(line) == KernelMessage("oom_kill", process)
 
 
 @pytest.mark.parametrize(
@@ -396,18 +404,18 @@ def _time_of(raw: bytes) -> float:
     return (time.thread_time() - begin_s) / 2_000
 
 
-XID = Message("xid", "79", "text", 79, "0000:3b:00")
+XID = KernelMessage("xid", "79", "text", 79, "0000:3b:00")
 
 
 def test_the_first_is_told_at_once_and_a_flood_as_a_handful() -> None:
     repeats = Repeats()
-    news: list[News] = []
+    news: list[NewMessage] = []
     for number in range(100_000):  # 1000 a second, 100 s
         news += repeats.add(XID, 1_000.0 + number / 1_000)
         if number % 1_000 == 0:
             news += repeats.due(1_000.0 + number / 1_000)
     news += repeats.due(1_200.0)
-    assert news[0] == News(XID, 1_000.0)
+    assert news[0] == NewMessage(XID, 1_000.0)
     assert len(news) == 3
     assert sum(item.more for item in news) == 99_999
     assert news[-1].at_s == pytest.approx(1_099.999)
@@ -435,13 +443,13 @@ def _occurrences(times_s: list[float]) -> int:
 
 def test_other_gpus_other_codes_and_other_processes_are_not_repeats() -> None:
     repeats = Repeats()
-    others = [XID, XID._replace(address="0000:86:00"), XID._replace(subject="48"), Message("oom_kill", "python3")]
+    others = [XID, XID._replace(address="0000:86:00"), XID._replace(subject="48"), KernelMessage("oom_kill", "python3")]
     assert all(repeats.add(other, 5.0) for other in others)
     assert not any(repeats.add(other, 6.0) for other in others)
 
 
 def test_kills_stay_near_enough_in_time_to_the_ranks_that_they_end() -> None:
-    repeats, kill = Repeats(), Message("oom_kill", "python3")
+    repeats, kill = Repeats(), KernelMessage("oom_kill", "python3")
     news = [item for second in range(60) for item in (*repeats.due(second), *repeats.add(kill, second))]
     reported_s = [item.at_s for item in news]
     assert all(min(abs(second - at_s) for at_s in reported_s) < RANK_NEAR_S for second in range(60))
@@ -452,12 +460,12 @@ def test_a_flood_of_different_messages_is_bounded() -> None:
     repeats, changes = Repeats(), LinkChanges()
     for number in range(3 * KEYS_MAX):
         repeats.add(XID._replace(subject=str(number)), float(number) / 1e3)
-        changes.add(Message("link_up", f"veth{number}"), float(number))
+        changes.add(KernelMessage("link_up", f"veth{number}"), float(number))
     assert len(repeats._reported) <= KEYS_MAX
     assert len(changes._links) <= KEYS_MAX
 
 
-DOWN, UP = Message("link_down", "eth0"), Message("link_up", "eth0")
+DOWN, UP = KernelMessage("link_down", "eth0"), KernelMessage("link_up", "eth0")
 
 
 def test_a_change_that_driver_and_bond_both_tell_is_one() -> None:

@@ -10,9 +10,9 @@ from eagle_eye.agent.loop.clock import Wake
 from eagle_eye.agent.loop.collector import CollectFailed, Observed, Unsupported
 from eagle_eye.agent.loop.drops import Drops
 from eagle_eye.agent.loop.loop import Loop
-from eagle_eye.agent.loop.runner import Runner
+from eagle_eye.agent.loop.runner import CollectorRunner
 from eagle_eye.agent.loop.service_manager import ServiceManager
-from eagle_eye.agent.loop.tick_result import Tick
+from eagle_eye.agent.loop.tick_result import TickFrame
 from eagle_eye.schema.events import Event
 from eagle_eye.schema.frame import EVENTS_MAX, FRAME_BYTES_MAX, RANKS_MAX, Frame, Rank, values_of
 from eagle_eye.schema.rows import read_written
@@ -52,9 +52,9 @@ class Station:
         self.bytes: list[int] = []
         self.wake = Wake()
         self.news = Observed()
-        self.runners = [Runner(each, self.drops, clock.monotonic_s) for each in collectors]
+        self.runners = [CollectorRunner(each, self.drops, clock.monotonic_s) for each in collectors]
         self.on_frame: Callable[[], None] = lambda: None
-        self.shown: list[Tick] = []
+        self.shown: list[TickFrame] = []
         self.loop = Loop(
             "n1",
             job,
@@ -238,7 +238,7 @@ def test_a_collector_that_never_answers_costs_only_itself() -> None:
         return node_row()
 
     drops = Drops()
-    runner = Runner(Scripted("nvml", hang), drops, time.monotonic)
+    runner = CollectorRunner(Scripted("nvml", hang), drops, time.monotonic)
     runner.ask(1.0)
     assert runner.answer(0.01) == Observed()
     runner.ask(2.0)
@@ -261,7 +261,8 @@ def test_a_fast_collector_is_not_charged_with_the_time_of_a_slow_one() -> None:
         return Observed()
 
     runners = [
-        Runner(Scripted(name, collect), Drops(), time.monotonic) for name, collect in (("a", slow), ("b", Observed))
+        CollectorRunner(Scripted(name, collect), Drops(), time.monotonic)
+        for name, collect in (("a", slow), ("b", Observed))
     ]
     for runner in runners:
         runner.ask(1.0)
@@ -287,7 +288,7 @@ def test_events_of_an_answer_that_came_too_late_go_with_the_next() -> None:
     def answer() -> Observed:
         return next(answers)()
 
-    runner = Runner(Scripted("kernel_log", answer), Drops(), time.monotonic)
+    runner = CollectorRunner(Scripted("kernel_log", answer), Drops(), time.monotonic)
     runner.ask(1.0)
     assert runner.answer(0.01).events == []
     release.set()
@@ -298,7 +299,9 @@ def test_events_of_an_answer_that_came_too_late_go_with_the_next() -> None:
 
 
 def test_what_a_collector_could_not_see_is_said_beside_what_it_saw() -> None:
-    runner = Runner(Scripted("nvml", lambda: Observed(node={}, problem="gpu 3: lost")), Drops(), time.monotonic)
+    runner = CollectorRunner(
+        Scripted("nvml", lambda: Observed(node={}, problem="gpu 3: lost")), Drops(), time.monotonic
+    )
     runner.ask(1.0)
     runner.answer(5.0)
     assert runner.state == "failed: gpu 3: lost"

@@ -17,8 +17,8 @@ from eagle_eye.agent.collectors.mounts import (
     ASK_EVERY_S,
     MOUNTS_MAX,
     STARTS_MAX,
-    Mount,
     MountsCollector,
+    NetworkMount,
     network_mounts,
 )
 from eagle_eye.agent.loop.collector import CollectFailed, Observed, Unsupported
@@ -202,8 +202,8 @@ def test_names_are_read_as_the_kernel_writes_them() -> None:
     text = line(40, "/my\\040data\\134x") + line(41, "/é\udcff", "fuse.juicefs") + line(42, "/tmp", "tmpfs")
     found = network_mounts(text + "broken\n - nfs4\n36 25 0:43 / relative rw - nfs4 s rw\n")
     assert found == {
-        "0:40": Mount("/my data\\x", "nfs4", "fs1:/export", "0:40"),
-        "0:41": Mount("/é\udcff", "fuse.juicefs", "fs1:/export", "0:41"),
+        "0:40": NetworkMount("/my data\\x", "nfs4", "fs1:/export", "0:40"),
+        "0:41": NetworkMount("/é\udcff", "fuse.juicefs", "fs1:/export", "0:41"),
     }
 
 

@@ -16,11 +16,11 @@ from typing import Any
 import pytest
 
 from eagle_eye.agent.config import read
-from eagle_eye.agent.evidence.requests import EvidenceRequests
+from eagle_eye.agent.evidence.requests import EvidenceResponder
 from eagle_eye.agent.loop.collector import CollectFailed
 from eagle_eye.agent.loop.drops import Drops
 from eagle_eye.agent.node_check import runner
-from eagle_eye.agent.node_check.requests import MEMORY_BYTES_MIN, WAITING_MAX, NodeChecks
+from eagle_eye.agent.node_check.requests import MEMORY_BYTES_MIN, WAITING_MAX, NodeCheckResponder
 from eagle_eye.agent.node_check.room import memory_limit_bytes
 from eagle_eye.agent.node_check.runner import OUTPUT_BYTES_MAX, Ran
 from eagle_eye.agent.processes.process_registry import TrainingProcess
@@ -44,7 +44,7 @@ class Host:
         self.gate = threading.Event()
         self.gate.set()
         self.drops = Drops()
-        self.checks = NodeChecks(
+        self.checks = NodeCheckResponder(
             command, lambda: self.training, self._send, self.drops, self._run, lambda: memory_bytes
         )
 
@@ -204,7 +204,7 @@ def test_requests_for_evidence_and_for_checks_do_not_mind_each_other(host: Host)
         {"id": "chk_1", "kind": "node_check", "deadline_s": 20.0},
     ]
     for taker in (evidence.requests, host.checks):
-        assert isinstance(taker, (EvidenceRequests, NodeChecks))
+        assert isinstance(taker, (EvidenceResponder, NodeCheckResponder))
         taker.answered({"requests": asked})
     until(lambda: len(host.sent) == 2 and len(evidence.sent) == 1)
     assert evidence.drops.snapshot() == host.drops.snapshot() == {}
@@ -273,7 +273,7 @@ def test_a_child_goes_with_an_agent_that_was_killed(tmp_path: Path) -> None:
 
 
 def test_a_command_that_is_not_there_is_said(host: Host) -> None:
-    real = NodeChecks(["/no/such/program"], list, host._send, host.drops, memory_bytes=lambda: None)
+    real = NodeCheckResponder(["/no/such/program"], list, host._send, host.drops, memory_bytes=lambda: None)
     real.answered({"requests": [{"id": "chk_1", "kind": "node_check", "deadline_s": 5.0}]})
     until(lambda: len(host.sent) == 2)
     assert "ended with" in host.sent[1][1]["detail"]

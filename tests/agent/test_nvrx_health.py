@@ -24,13 +24,13 @@ pytest.importorskip("h2", reason="h2 is not installed: pip install 'eagle-eye[nv
 from h2.connection import H2Connection
 from h2.events import DataReceived, PingAckReceived, ResponseReceived, StreamEnded, TrailersReceived
 
-from eagle_eye.agent.health.nvrx_health import LISTEN_EVERY_S, METHOD, Health, NvrxHealth, health_of
+from eagle_eye.agent.health.nvrx_health import LISTEN_EVERY_S, METHOD, HostHealth, NvrxHealth, health_of
 
 WITHIN_S = 10.0
 
 
 @contextmanager
-def served(path: Path, check: Callable[[], Health], drops: Drops | None = None) -> Iterator[Path]:
+def served(path: Path, check: Callable[[], HostHealth], drops: Drops | None = None) -> Iterator[Path]:
     health = NvrxHealth(path, lambda _in_the_way: check(), drops or Drops())
     health.start()
     try:
@@ -94,7 +94,7 @@ def output(body: bytes) -> dict[str, object]:
 
 
 def test_a_healthy_host_may_join(tmp_path: Path) -> None:
-    with served(tmp_path / "s", lambda: Health("healthy")) as path:
+    with served(tmp_path / "s", lambda: HostHealth("healthy")) as path:
         reported, body = call(path)
     assert (reported[":status"], reported["grpc-status"]) == ("200", "0")
     assert fields(body)[1] == 1
@@ -103,7 +103,7 @@ def test_a_healthy_host_may_join(tmp_path: Path) -> None:
 
 def test_a_sick_host_is_kept_out_with_its_reasons(tmp_path: Path) -> None:
     reasons = ("gpu 3: lost, it has left the bus; reboot", "x" * 300)
-    with served(tmp_path / "s", lambda: Health("sick", reasons)) as path:
+    with served(tmp_path / "s", lambda: HostHealth("sick", reasons)) as path:
         reported, body = call(path)
     assert reported["grpc-status"] == "0"
     assert 1 not in fields(body)
@@ -112,14 +112,14 @@ def test_a_sick_host_is_kept_out_with_its_reasons(tmp_path: Path) -> None:
 
 
 def test_where_nobody_can_tell_the_check_is_unavailable_which_keeps_nobody_out(tmp_path: Path) -> None:
-    with served(tmp_path / "s", lambda: Health("cannot_tell", ("nvml: failed: naïve",))) as path:
+    with served(tmp_path / "s", lambda: HostHealth("cannot_tell", ("nvml: failed: naïve",))) as path:
         reported, body = call(path)
     assert (reported["grpc-status"], unquote(reported["grpc-message"])) == ("14", "cannot tell: nvml: failed: naïve")
     assert body == b""
 
 
 def test_a_check_that_fails_by_itself_accuses_nobody(tmp_path: Path) -> None:
-    def broken() -> Health:
+    def broken() -> HostHealth:
         raise OSError("no more processes")
 
     with served(tmp_path / "s", broken) as path:
@@ -128,14 +128,14 @@ def test_a_check_that_fails_by_itself_accuses_nobody(tmp_path: Path) -> None:
 
 def test_another_method_is_unimplemented_and_counted(tmp_path: Path) -> None:
     drops = Drops()
-    with served(tmp_path / "s", lambda: Health("sick"), drops) as path:
+    with served(tmp_path / "s", lambda: HostHealth("sick"), drops) as path:
         assert call(path, b"/grpc.health.v1.Health/Check")[0]["grpc-status"] == "12"
     assert drops.snapshot() == {"nvrx_health_unknown_method": 1}
 
 
 def test_whoever_speaks_no_http2_is_cut_off_and_the_next_one_is_answered(tmp_path: Path) -> None:
     drops = Drops()
-    with served(tmp_path / "s", lambda: Health("healthy"), drops) as path:
+    with served(tmp_path / "s", lambda: HostHealth("healthy"), drops) as path:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as end:
             end.settimeout(WITHIN_S)
             end.connect(str(path))
@@ -147,7 +147,7 @@ def test_whoever_speaks_no_http2_is_cut_off_and_the_next_one_is_answered(tmp_pat
 
 
 def test_requests_that_are_opened_and_reset_leave_nothing_behind(tmp_path: Path) -> None:
-    health = NvrxHealth(tmp_path / "s", lambda _in_the_way: Health("healthy"), Drops())
+    health = NvrxHealth(tmp_path / "s", lambda _in_the_way: HostHealth("healthy"), Drops())
     health.start()
     http = H2Connection()
     http.initiate_connection()
@@ -183,7 +183,7 @@ def test_whoever_asks_and_never_reads_is_cut_off(tmp_path: Path) -> None:
     for _ in range(1_000):
         http.ping(b"are you?")
     flood = http.data_to_send()
-    with served(tmp_path / "s", lambda: Health("healthy"), drops) as path:
+    with served(tmp_path / "s", lambda: HostHealth("healthy"), drops) as path:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as end:
             end.settimeout(WITHIN_S)
             end.connect(str(path))
@@ -204,7 +204,7 @@ def test_without_descriptors_nobody_is_let_in_for_a_while_and_the_thread_rests(t
 
     now_s = [0.0]
     drops = Drops()
-    health = NvrxHealth(tmp_path / "s", lambda _in_the_way: Health("healthy"), drops, lambda: now_s[0])
+    health = NvrxHealth(tmp_path / "s", lambda _in_the_way: HostHealth("healthy"), drops, lambda: now_s[0])
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
         health._listener = listener
         health._selector.register(listener, selectors.EVENT_READ)
@@ -223,9 +223,9 @@ def test_without_descriptors_nobody_is_let_in_for_a_while_and_the_thread_rests(t
 def test_launchers_that_ask_together_get_one_verdict(tmp_path: Path) -> None:
     checks = []
 
-    def check() -> Health:
+    def check() -> HostHealth:
         checks.append(1)
-        return Health("healthy")
+        return HostHealth("healthy")
 
     with served(tmp_path / "s", check) as path:
         assert [call(path)[0]["grpc-status"] for _ in range(3)] == ["0"] * 3
@@ -236,8 +236,8 @@ def test_a_socket_left_by_a_killed_agent_is_replaced_and_one_in_use_is_not(tmp_p
     path, drops = tmp_path / "s", Drops()
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as left:
         left.bind(str(path))
-    with served(path, lambda: Health("healthy")):
-        with served(path, lambda: Health("sick"), drops):
+    with served(path, lambda: HostHealth("healthy")):
+        with served(path, lambda: HostHealth("sick"), drops):
             assert drops.snapshot() == {"nvrx_health_no_socket": 1}
         assert call(path)[0]["grpc-status"] == "0"
     assert not path.exists()
@@ -246,15 +246,18 @@ def test_a_socket_left_by_a_killed_agent_is_replaced_and_one_in_use_is_not(tmp_p
 @pytest.mark.parametrize(
     ("ran", "health"),
     [
-        (Ran(0, b"healthy: nothing stands against this host (nvml)\n", ""), Health("healthy")),
-        (Ran(3, b"sick: gpu 0: lost\nsick: a link is down\n", ""), Health("sick", ("gpu 0: lost", "a link is down"))),
-        (Ran(1, b"", "could not check: nvml"), Health("cannot_tell", ("could not check: nvml",))),
-        (Ran(2, b"", ""), Health("cannot_tell", ("the check ended with 2",))),
-        (Ran(-9, b"sick: gpu 0: lost\n", ""), Health("cannot_tell", ("the check ended with -9",))),
-        (Ran(None, b"sick: gpu 0: lost\n", "", "too late"), Health("cannot_tell", ("too late",))),
+        (Ran(0, b"healthy: nothing stands against this host (nvml)\n", ""), HostHealth("healthy")),
+        (
+            Ran(3, b"sick: gpu 0: lost\nsick: a link is down\n", ""),
+            HostHealth("sick", ("gpu 0: lost", "a link is down")),
+        ),
+        (Ran(1, b"", "could not check: nvml"), HostHealth("cannot_tell", ("could not check: nvml",))),
+        (Ran(2, b"", ""), HostHealth("cannot_tell", ("the check ended with 2",))),
+        (Ran(-9, b"sick: gpu 0: lost\n", ""), HostHealth("cannot_tell", ("the check ended with -9",))),
+        (Ran(None, b"sick: gpu 0: lost\n", "", "too late"), HostHealth("cannot_tell", ("too late",))),
     ],
 )
-def test_only_a_verdict_accuses(ran: Ran, health: Health) -> None:
+def test_only_a_verdict_accuses(ran: Ran, health: HostHealth) -> None:
     assert health_of(ran) == health
 
 
@@ -266,11 +269,11 @@ def test_a_relative_path_is_refused() -> None:
 def test_grpcs_own_client_gets_the_same(tmp_path: Path) -> None:
     grpc = pytest.importorskip("grpc", reason="grpcio is not installed: make test-full")
     ask = METHOD.decode()
-    with served(tmp_path / "a", lambda: Health("sick", ("gpu 3",))) as path:
+    with served(tmp_path / "a", lambda: HostHealth("sick", ("gpu 3",))) as path:
         with grpc.insecure_channel(f"unix://{path}") as channel:
             said = channel.unary_unary(ask)(b"\x0a\x0a--no-slurm", timeout=WITHIN_S)
         assert b'"fail_count": 1' in said
-    with served(tmp_path / "b", lambda: Health("cannot_tell", ("nvml",))) as path:
+    with served(tmp_path / "b", lambda: HostHealth("cannot_tell", ("nvml",))) as path:
         with grpc.insecure_channel(f"unix://{path}") as channel, pytest.raises(grpc.RpcError) as error:
             channel.unary_unary(ask)(b"", timeout=WITHIN_S)
         assert error.value.code() is grpc.StatusCode.UNAVAILABLE

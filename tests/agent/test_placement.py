@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from eagle_eye.agent.processes import environment
 from eagle_eye.agent.processes.cgroup import Cgroup, parse
 from eagle_eye.agent.processes.choice import Candidate, choose
-from eagle_eye.agent.processes.environment import Refused, identity, launch, may_name_a_rank, variables
+from eagle_eye.agent.processes.environment import BadEnvironment, identity, launch, may_name_a_rank, variables
 from eagle_eye.agent.processes.process_files import is_launcher
 from eagle_eye.agent.training_hook.sender import Identity
 from tests.agent.fakes import REPOSITORY
@@ -91,7 +91,7 @@ def test_the_role_is_ours_or_torchrun_s_where_it_has_a_name() -> None:
     ],
 )
 def test_a_value_that_is_not_what_it_should_be_refuses_the_process(name: str, value: str) -> None:
-    with pytest.raises(Refused):
+    with pytest.raises(BadEnvironment):
         identity(variables(block(TORCHRUN | {name: value})))
 
 
@@ -99,7 +99,7 @@ def test_a_value_that_is_not_what_it_should_be_refuses_the_process(name: str, va
 def test_any_bytes_are_an_identity_none_or_refused(data: bytes, before: bytes) -> None:
     try:
         found = identity(variables(before + data))
-    except Refused:
+    except BadEnvironment:
         return
     assert found is None or (found.job.isprintable() and 0 < len(found.job) <= 253 and 0 <= found.rank < 1 << 24)
     assert found is None or may_name_a_rank(before + data)

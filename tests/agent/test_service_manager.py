@@ -12,7 +12,7 @@ import pytest
 
 from eagle_eye.agent.loop.collector import Observed
 from eagle_eye.agent.loop.service_manager import STATUS_CHARS_MAX, STATUS_EVERY_S, ServiceManager, status_of
-from eagle_eye.agent.loop.tick_result import CollectorStanding, Tick
+from eagle_eye.agent.loop.tick_result import CollectorStanding, TickFrame
 from tests.agent.fakes import REPOSITORY, FakeClock
 from tests.agent.test_loop import Scripted, Station, node_row
 
@@ -56,8 +56,8 @@ def systemd(tmp_path: Path, clock: FakeClock) -> Iterator[Systemd]:
     made.close()
 
 
-def tick(*standings: CollectorStanding) -> Tick:
-    return Tick(1_000_000.0, 1.0, Observed(), (), standings, 1)
+def tick(*standings: CollectorStanding) -> TickFrame:
+    return TickFrame(1_000_000.0, 1.0, Observed(), (), standings, 1)
 
 
 OK = CollectorStanding("host", "ok", 0.0, 0)

@@ -18,10 +18,10 @@ from eagle_eye.agent.loop.collector import Unsupported
 from eagle_eye.agent.loop.drops import Drops
 from eagle_eye.agent.processes.process_registry import TrainingProcess, TrainingProcesses
 from eagle_eye.agent.training_logs.event_file import ENTER_BYTES, TORN_READS_MAX, EventFile
-from eagle_eye.agent.training_logs.reading import LogReading, Writer
+from eagle_eye.agent.training_logs.reading import LineWriter, LogReading
 from eagle_eye.agent.training_logs.tensorboard_events import (
     SCALAR_BYTES_MAX,
-    Damaged,
+    DamagedRecord,
     Scalar,
     masked_crc,
     next_record,
@@ -128,7 +128,7 @@ def test_a_record_with_a_wrong_checksum_is_counted_and_the_next_is_read() -> Non
 def test_a_wrong_length_is_no_record() -> None:
     broken = bytearray(event(1, {"loss": 1.0}))
     broken[0] ^= 1
-    with pytest.raises(Damaged):
+    with pytest.raises(DamagedRecord):
         read_records(bytes(broken), 100)
 
 
@@ -163,7 +163,7 @@ def test_any_bytes_are_records_or_none(data: bytes, cut: int) -> None:
     ):
         try:
             records = read_records(candidate, 10)
-        except Damaged:
+        except DamagedRecord:
             continue
         assert all(isinstance(scalar.value, float) for scalar in records.scalars)
 
@@ -173,9 +173,9 @@ def test_every_tag_is_a_field_of_a_reading_and_lower_case() -> None:
 
 
 def test_a_tag_is_known_by_its_exact_name() -> None:
-    assert reading(Scalar("lm loss", 3, 9.0, 2.0)) == LogReading(step=3, loss=2.0, stamp_s=9.0, writer=Writer.LAST)
+    assert reading(Scalar("lm loss", 3, 9.0, 2.0)) == LogReading(step=3, loss=2.0, stamp_s=9.0, writer=LineWriter.LAST)
     assert reading(Scalar("elapsed_time_per_iteration_ms", 3, 9.0, 250.0)) == LogReading(
-        step=3, step_s=0.25, stamp_s=9.0, writer=Writer.FIRST
+        step=3, step_s=0.25, stamp_s=9.0, writer=LineWriter.FIRST
     )
     assert reading(Scalar("lm loss vs samples", 3_000, 9.0, 2.0)) is None
     assert reading(Scalar("loss", -1, 9.0, 2.0)) is None

@@ -17,7 +17,7 @@ from eagle_eye.agent.training_logs.line_prefixes import LogLine, without_prefixe
 from eagle_eye.agent.training_logs.line_search import line_at, starts_of
 from eagle_eye.agent.training_logs.progress_bars import bar
 from eagle_eye.agent.training_logs.quantities import number, pairs, stamp_s
-from eagle_eye.agent.training_logs.reading import LogReading, Quiet, Writer
+from eagle_eye.agent.training_logs.reading import LineWriter, LogReading, Quiet
 from eagle_eye.agent.training_logs.torchtitan import TorchtitanLogParser
 from eagle_eye.agent.training_logs.traceback_lines import Tracebacks
 from tests.agent.fakes import REPOSITORY
@@ -352,7 +352,13 @@ def test_a_pipeline_stage_without_loss_says_none() -> None:
 
 def test_megatrons_highest_rank_writes_steps_and_rank_0_checkpoints() -> None:
     said = readings(lines_of("megatron_lm_core_0.14.log"))
-    assert [item.writer for item in said] == [Writer.LAST, Writer.LAST, Writer.FIRST, Writer.FIRST, Writer.LAST]
+    assert [item.writer for item in said] == [
+        LineWriter.LAST,
+        LineWriter.LAST,
+        LineWriter.FIRST,
+        LineWriter.FIRST,
+        LineWriter.LAST,
+    ]
 
 
 def test_actors_that_count_ranks_of_their_own_are_left_aside() -> None:

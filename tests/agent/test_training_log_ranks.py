@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 
 from eagle_eye.agent.loop.drops import Drops
 from eagle_eye.agent.processes.process_registry import TrainingProcess
-from eagle_eye.agent.training_logs.attribution import Missing, Origin, writer_of
+from eagle_eye.agent.training_logs.attribution import LogOrigin, Missing, writer_of
 from eagle_eye.agent.training_logs.ended_by_error import SETTLED_S, EndedByError
 from eagle_eye.agent.training_logs.line_prefixes import LogLine
 from eagle_eye.agent.training_logs.rank_course import ARRIVAL_S_MIN, RankCourse
 from eagle_eye.agent.training_logs.rank_courses import LINGER_S, RankCourses
-from eagle_eye.agent.training_logs.reading import LogReading, Writer
+from eagle_eye.agent.training_logs.reading import LineWriter, LogReading
 
 
 def process(rank: int, size: int = 16, job: str = "j", attempt: int = 0, local: int | None = None) -> TrainingProcess:
@@ -28,9 +28,9 @@ LAST_NODE = [process(rank) for rank in range(8, 16)]
 
 def whose(
     line: LogLine = LogLine(""),  # noqa: B008 - frozen
-    writer: Writer = Writer.ANY,
+    writer: LineWriter = LineWriter.ANY,
     here: Sequence[TrainingProcess] = FIRST_NODE,
-    origin: Origin = Origin(),  # noqa: B008 - frozen
+    origin: LogOrigin = LogOrigin(),  # noqa: B008 - frozen
     rank: int | None = None,
     tasks: dict[int, int] | None = None,
 ) -> int | Missing:
@@ -45,30 +45,30 @@ def test_the_rank_that_a_line_names_is_its_writer_on_one_node_alone() -> None:
 
 
 def test_a_line_of_the_job_is_told_by_the_node_of_the_rank_that_writes_such_lines() -> None:
-    assert whose(writer=Writer.FIRST) == 0
-    assert whose(writer=Writer.FIRST, here=LAST_NODE) is Missing.ELSEWHERE
-    assert whose(writer=Writer.LAST) is Missing.ELSEWHERE
-    assert whose(writer=Writer.LAST, here=LAST_NODE) == 15
+    assert whose(writer=LineWriter.FIRST) == 0
+    assert whose(writer=LineWriter.FIRST, here=LAST_NODE) is Missing.ELSEWHERE
+    assert whose(writer=LineWriter.LAST) is Missing.ELSEWHERE
+    assert whose(writer=LineWriter.LAST, here=LAST_NODE) == 15
 
 
 def test_the_one_process_that_writes_to_a_file_is_the_lines_writer() -> None:
-    own = Origin((FIRST_NODE[5],))
+    own = LogOrigin((FIRST_NODE[5],))
     assert whose(origin=own) == 5
-    assert whose(origin=own, writer=Writer.LAST) == 5
+    assert whose(origin=own, writer=LineWriter.LAST) == 5
     assert whose(LogLine("", rank=4), origin=own) is Missing.ELSEWHERE
 
 
 def test_of_several_that_write_to_a_file_the_frameworks_rule_or_the_line_decides() -> None:
-    shared = Origin(tuple(LAST_NODE))
+    shared = LogOrigin(tuple(LAST_NODE))
     assert whose(origin=shared) is Missing.UNKNOWN
-    assert whose(origin=shared, writer=Writer.LAST) == 15
+    assert whose(origin=shared, writer=LineWriter.LAST) == 15
     assert whose(LogLine("", local_rank=2), origin=shared) == 10
 
 
 def test_what_the_path_says_counts() -> None:
-    assert whose(origin=Origin(rank=6)) == 6
-    assert whose(origin=Origin(rank=6), here=LAST_NODE) is Missing.ELSEWHERE
-    assert whose(origin=Origin(job="other"), writer=Writer.FIRST) is Missing.ELSEWHERE
+    assert whose(origin=LogOrigin(rank=6)) == 6
+    assert whose(origin=LogOrigin(rank=6), here=LAST_NODE) is Missing.ELSEWHERE
+    assert whose(origin=LogOrigin(job="other"), writer=LineWriter.FIRST) is Missing.ELSEWHERE
 
 
 def test_a_local_rank_alone_is_no_rank_of_a_job_on_several_nodes() -> None:
@@ -81,19 +81,19 @@ def test_a_schedulers_task_is_a_rank_or_a_node_as_the_processes_say() -> None:
     assert whose(LogLine("", task=9), here=LAST_NODE, tasks=one_a_rank) == 9
     assert whose(LogLine("", task=1), here=LAST_NODE, tasks=one_a_rank) is Missing.ELSEWHERE
     one_a_node = {item.pid: 1 for item in LAST_NODE}
-    assert whose(LogLine("", task=1), Writer.LAST, here=LAST_NODE, tasks=one_a_node) == 15
-    assert whose(LogLine("", task=0), Writer.LAST, here=LAST_NODE, tasks=one_a_node) is Missing.ELSEWHERE
+    assert whose(LogLine("", task=1), LineWriter.LAST, here=LAST_NODE, tasks=one_a_node) == 15
+    assert whose(LogLine("", task=0), LineWriter.LAST, here=LAST_NODE, tasks=one_a_node) is Missing.ELSEWHERE
 
 
 def test_two_jobs_of_one_node_leave_a_shared_line_open() -> None:
     here = [process(0, size=1, job="a"), process(0, size=1, job="b", attempt=1)]
-    assert whose(writer=Writer.FIRST, here=here) is Missing.UNKNOWN
-    assert whose(writer=Writer.FIRST, here=here, origin=Origin(job="b")) == 0
+    assert whose(writer=LineWriter.FIRST, here=here) is Missing.UNKNOWN
+    assert whose(writer=LineWriter.FIRST, here=here, origin=LogOrigin(job="b")) == 0
 
 
 def test_of_two_attempts_the_newest_writes() -> None:
     here = [process(0, attempt=1), process(0)]
-    found = writer_of(LogLine("", rank=0), None, Writer.ANY, Origin(), here, {})
+    found = writer_of(LogLine("", rank=0), None, LineWriter.ANY, LogOrigin(), here, {})
     assert isinstance(found, TrainingProcess)
     assert found.attempt == 1
 

@@ -21,7 +21,7 @@ from eagle_eye.agent.loop.clock_base import ClockBase
 from eagle_eye.agent.loop.collector import Observed
 from eagle_eye.agent.loop.drops import Drops
 from eagle_eye.agent.loop.loop import Loop
-from eagle_eye.agent.loop.runner import Runner
+from eagle_eye.agent.loop.runner import CollectorRunner
 from eagle_eye.agent.transport.spool import Spool
 from eagle_eye.agent.transport.uplink import Destination, Uplink
 from eagle_eye.schema import frame as whole
@@ -239,7 +239,7 @@ class Agent:
         self.uplink = Uplink(
             Destination(f"http://{listen}", backoff_s_max=1.0), self.spool, drops, self.clock, base=base
         )
-        runners = [Runner(self.truth, drops, self.clock.monotonic_s)]
+        runners = [CollectorRunner(self.truth, drops, self.clock.monotonic_s)]
         self.loop = Loop(
             "n1", "", 1.0, runners, Observed, self.spool, drops, self.clock, wake, self.uplink.notify, base=base
         )

@@ -23,18 +23,18 @@ from eagle_eye.checkpoint.messages import (
     CopyInfo,
     Grant,
     Hello,
-    Member,
+    JobNode,
     Message,
     Open,
-    Opened,
     Proceed,
     Put,
+    SlotsOpened,
     Stored,
     Welcome,
     Whole,
 )
 from eagle_eye.checkpoint.shared_memory import mapped
-from eagle_eye.checkpoint.store import SOCKET, Store, StoreSettings, ask_status
+from eagle_eye.checkpoint.store import SOCKET, CheckpointStore, StoreSettings, ask_status
 
 JOB, KEY = "job", b"k" * 32
 WITHIN_S = 30.0
@@ -63,12 +63,12 @@ class Node:
     def __init__(self, folder: Path, node: str = "a", **settings: Any) -> None:
         self.folder, self.name = folder, node
         self._settings = StoreSettings(folder=folder, node=node, listen=("127.0.0.1", 0), **settings)
-        self.store = Store(self._settings)
+        self.store = CheckpointStore(self._settings)
         self._thread: threading.Thread | None = None
 
     def start(self) -> Node:
         ready = threading.Event()
-        self.store = Store(self._settings)
+        self.store = CheckpointStore(self._settings)
         self._thread = threading.Thread(target=self._run, args=(ready,), name=f"store-{self.name}")
         self._thread.start()
         assert ready.wait(WITHIN_S), "the store does not start"
@@ -141,7 +141,7 @@ class Rank:
         return self.connection.ask(Hello(VERSION, JOB, self._key), Welcome)
 
     def open(self, opening: Open) -> None:
-        opened = self.connection.ask(opening, Opened)
+        opened = self.connection.ask(opening, SlotsOpened)
         self.paths = opened.slots
         self.slots = {number: mapped(path, opening.capacity_bytes) for number, path in enumerate(opened.slots)}
         self._capacity_bytes = opening.capacity_bytes
@@ -202,7 +202,7 @@ def opening(nodes: Sequence[Node], rank: int = 0, **changes: Any) -> Open:
         key=KEY,
         attempt=1,
         rank=rank,
-        members=tuple(Member(node.name, node.store.address, (number,)) for number, node in enumerate(nodes)),
+        members=tuple(JobNode(node.name, node.store.address, (number,)) for number, node in enumerate(nodes)),
         holders=tuple((names[rank:] + names[:rank])[:2]),
         plan=f"{len(nodes)}-plan",
         blob=b"what lies where",

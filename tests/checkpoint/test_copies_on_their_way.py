@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from eagle_eye.checkpoint.messages import Member, Skipped, Whole
+from eagle_eye.checkpoint.messages import JobNode, Skipped, Whole
 from tests.checkpoint.stores import WITHIN_S, Node, Rank, close, opening
 
 RATE = 400_000
@@ -21,7 +21,7 @@ class Captures:
     """A rank on a node whose shards have a copy on another one."""
 
     def __init__(self, near: Node, far: Node) -> None:
-        members = (Member(near.name, near.store.address, (0,)), Member(far.name, far.store.address, ()))
+        members = (JobNode(near.name, near.store.address, (0,)), JobNode(far.name, far.store.address, ()))
         self._rank = Rank(near)
         self._rank.hello()
         holders = (near.name, far.name)

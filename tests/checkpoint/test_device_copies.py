@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from eagle_eye.checkpoint.connection import BlockingConnection
-from eagle_eye.checkpoint.device_copies import Copies, CudaCopies, HostCopies, copies_for
+from eagle_eye.checkpoint.device_copies import CudaCopies, DeviceCopies, HostCopies, copies_for
 from eagle_eye.checkpoint.messages import Close, Skipped
 from eagle_eye.checkpoint.store_client import AttemptConnection
 
@@ -245,7 +245,7 @@ def test_a_failed_call_leaves_no_error_for_the_trainings_next_kernel(
 
 
 def test_tensors_of_the_host_need_no_gpu() -> None:
-    copies: Copies = copies_for({torch.device("cpu")}, [])
+    copies: DeviceCopies = copies_for({torch.device("cpu")}, [])
     assert isinstance(copies, HostCopies)
     target = torch.zeros(3)
     copies.begin()

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eagle_eye.checkpoint.idle_spans import Sight
+from eagle_eye.checkpoint.idle_spans import LinkState
 from eagle_eye.checkpoint.pacing import BURST_S, MARGIN_RATIO, PIECE_BYTES_MIN, PIECE_S, Cap, Cost, next_piece
 
 lefts = st.integers(1, 1 << 40)
@@ -28,21 +28,21 @@ def test_a_piece_ends_within_the_margin_of_its_span(
     left: int, rate: float, delay_s: float, length_s: float, passed: float
 ) -> None:
     cost, now_s = measured(rate, delay_s), 100.0 + passed * length_s
-    count, _ = next_piece(now_s, Sight(False, 100.0, 100.0 + length_s), left, cost, Cap(None))
+    count, _ = next_piece(now_s, LinkState(False, 100.0, 100.0 + length_s), left, cost, Cap(None))
     if count:
         assert now_s + cost.seconds(count) <= 100.0 + MARGIN_RATIO * length_s + 1e-6
 
 
 @given(lefts, rates)
 def test_nothing_goes_while_others_send(left: int, rate: float) -> None:
-    count, wait_s = next_piece(1.0, Sight(True, 0.0, None), left, measured(rate, 0.0), Cap(None))
+    count, wait_s = next_piece(1.0, LinkState(True, 0.0, None), left, measured(rate, 0.0), Cap(None))
     assert count == 0
     assert wait_s > 0
 
 
-@given(lefts, rates, delays, st.one_of(st.none(), st.just(Sight(False, 0.0, None))))
+@given(lefts, rates, delays, st.one_of(st.none(), st.just(LinkState(False, 0.0, None))))
 def test_where_no_end_is_known_something_always_goes(
-    left: int, rate: float, delay_s: float, sight: Sight | None
+    left: int, rate: float, delay_s: float, sight: LinkState | None
 ) -> None:
     count, _ = next_piece(5.0, sight, left, measured(rate, delay_s), Cap(None))
     assert 0 < count <= left
@@ -51,12 +51,12 @@ def test_where_no_end_is_known_something_always_goes(
 @given(lefts, rates, st.floats(0.05, 10.0))
 def test_a_span_that_has_room_for_the_least_piece_is_used(left: int, rate: float, length_s: float) -> None:
     cost = measured(rate, 0.0)
-    count, _ = next_piece(0.0, Sight(False, 0.0, length_s), left, cost, Cap(None))
+    count, _ = next_piece(0.0, LinkState(False, 0.0, length_s), left, cost, Cap(None))
     assert bool(count) == (cost.bytes_within(min(PIECE_S, MARGIN_RATIO * length_s)) >= min(left, PIECE_BYTES_MIN))
 
 
 def test_who_waits_for_the_next_span_asks_again_when_this_one_should_have_ended() -> None:
-    count, wait_s = next_piece(0.9, Sight(False, 0.0, 1.0), 1 << 30, measured(1e8, 0.0), Cap(None))
+    count, wait_s = next_piece(0.9, LinkState(False, 0.0, 1.0), 1 << 30, measured(1e8, 0.0), Cap(None))
     assert count == 0
     assert wait_s == pytest.approx(0.1)
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from eagle_eye.checkpoint.held_job import HeldJob, Shard
+from eagle_eye.checkpoint.held_job import HeldJob, ShardSlots
 from eagle_eye.checkpoint.messages import Agreed, Captured, CopyInfo, Skipped
 from eagle_eye.checkpoint.slots import Needed
 from eagle_eye.checkpoint.standing import LOOK_EVERY_S, StandingFile, standing_of
@@ -113,7 +113,7 @@ def test_a_store_that_lacks_a_shard_of_an_older_step_does_not_name_it(job: Job) 
 
 def test_of_many_older_steps_the_oldest_and_the_newest_are_among_those_that_are_said(tmp_path: Path) -> None:
     job = HeldJob("llm", b"", tmp_path)
-    shard = Shard(0, "1-p", 10, local=True, wanted=30)
+    shard = ShardSlots(0, "1-p", 10, local=True, wanted=30)
     shard.slots.holds = [CopyInfo("1-p", 0, step, 10, (), float(step)) for step in range(30)]
     shard.sums = dict.fromkeys(range(30), b"")
     job.shards[shard.key] = shard

@@ -21,7 +21,7 @@ import pytest
 
 from eagle_eye.checkpoint import command, held_job, job_service
 from eagle_eye.checkpoint.checksums import CHUNK_BYTES, Damaged, sums_of
-from eagle_eye.checkpoint.connection import Connection, ProtocolError, connect
+from eagle_eye.checkpoint.connection import ProtocolError, StoreConnection, connect
 from eagle_eye.checkpoint.messages import (
     FRAME_BYTES_MAX,
     VERSION,
@@ -39,16 +39,16 @@ from eagle_eye.checkpoint.messages import (
     KeptStep,
     MetadataMade,
     MetadataWanted,
-    Opened,
     Persisted,
     Proceed,
     Proof,
     Put,
     Read,
-    Refused,
+    RequestRefused,
     Reserve,
     Reserved,
     Skipped,
+    SlotsOpened,
     Stored,
     Welcome,
 )
@@ -502,7 +502,7 @@ class TestAnotherStore:
         ranks = opened(two)
         connection = unproven(two[1])
         refused = connection_ask(connection, Greet(VERSION + 1, JOB, b"n" * 16))
-        assert isinstance(refused, Refused)
+        assert isinstance(refused, RequestRefused)
         assert refused.reason == f"version {VERSION} is spoken here"
         connection.close()
         close(*ranks)
@@ -548,7 +548,7 @@ class TestAnotherStore:
     def test_who_waits_on_a_connection_that_is_ended_hears_of_it(self) -> None:
         async def ended() -> None:
             ours, theirs = socket.socketpair()
-            connection = Connection(ours)
+            connection = StoreConnection(ours)
             waiting = asyncio.ensure_future(connection.receive())
             await asyncio.sleep(0)
             connection.close()
@@ -698,7 +698,7 @@ class TestStartedAnew:
 class TestRanks:
     def test_a_rank_of_another_version_is_told_to_update(self, one: Node) -> None:
         rank = Rank(one)
-        refused = rank.connection.ask(Hello(VERSION + 1, JOB, KEY), Refused)
+        refused = rank.connection.ask(Hello(VERSION + 1, JOB, KEY), RequestRefused)
         assert "update the older one" in refused.reason
         close(rank)
 
@@ -782,7 +782,7 @@ class TestMemory:
         rank.connection.send(opening([one]))
         until(lambda: len(ask_status(one.folder)) == 1, "it says what it holds")
         reserving.release(2)
-        assert len(rank.expect(Opened).slots) == 2
+        assert len(rank.expect(SlotsOpened).slots) == 2
         close(rank)
 
     def test_training_begins_with_two_slots_and_the_others_come_behind(

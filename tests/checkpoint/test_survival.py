@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from eagle_eye.checkpoint import survival
-from eagle_eye.checkpoint.placement import Placement, place
+from eagle_eye.checkpoint.placement import ShardPlacement, place
 from eagle_eye.checkpoint.survival import (
     closed_form_ratio,
     domain_survival_ratio,
@@ -117,6 +117,6 @@ def test_too_many_sets_of_domains_are_not_counted(monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.parametrize("lost", [-1, 5])
 def test_a_loss_of_more_nodes_than_there_are_is_refused(lost: int) -> None:
-    placement: Placement = place(names(4), 2)
+    placement: ShardPlacement = place(names(4), 2)
     with pytest.raises(ValueError, match=f"lost: expected 0 to 4, the nodes of the placement, got {lost}"):
         survival_ratio(placement, lost)

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from eagle_eye.checkpoint import traffic
-from eagle_eye.checkpoint.connection import PIECE_BYTES, Connection, Pace
+from eagle_eye.checkpoint.connection import PIECE_BYTES, SendPace, StoreConnection
 from eagle_eye.checkpoint.pacing import Cap
-from eagle_eye.checkpoint.traffic import LOOK_EVERY_S, Capped, Traffic, Unwanted
+from eagle_eye.checkpoint.traffic import LOOK_EVERY_S, Capped, CopyUnwanted, Traffic
 from tests.checkpoint.stores import close, opened, running
 from tests.checkpoint.stores import until as wait_until
 
@@ -71,7 +71,7 @@ def of_a_job(counts: list[str] | None = None) -> Iterator[Traffic]:
         copies.close()
 
 
-async def sent(pace: Pace, size: int) -> int:
+async def sent(pace: SendPace, size: int) -> int:
     """Send so many bytes at the pace; return how many pieces it took."""
     pieces = 0
     while size:
@@ -137,7 +137,7 @@ def test_without_pacing_nobody_looks() -> None:
 @pytest.mark.parametrize("paced", [True, False])
 def test_what_nobody_wants_any_more_is_not_sent(paced: bool) -> None:
     copies = Traffic(Cap(None), counted, paced=paced)
-    with pytest.raises(Unwanted):
+    with pytest.raises(CopyUnwanted):
         asyncio.run(sent(copies.copy("10.0.0.1", lambda: False), 1 << 20))
     copies.close()
 
@@ -251,7 +251,7 @@ def test_what_is_sent_piece_by_piece_arrives_as_it_was() -> None:
         server = socket.create_server(("127.0.0.1", 0))
         near = socket.create_connection(server.getsockname())
         far, _ = server.accept()
-        one, other = Connection(near), Connection(far)
+        one, other = StoreConnection(near), StoreConnection(far)
         data, into = bytes(range(256)) * 10_000, bytearray(2_560_000)
         sending = asyncio.ensure_future(one.send_data(memoryview(data), Capped(Cap(20e6))))
         await asyncio.wait_for(other.receive_into(memoryview(into)), WITHIN_S)

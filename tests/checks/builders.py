@@ -13,7 +13,7 @@ import pytest
 from hypothesis import strategies as st
 
 from eagle_eye.checks import child
-from eagle_eye.checks.check import CheckOptions, Gpu, Host, Site
+from eagle_eye.checks.check import CheckedGpu, CheckOptions, Host, Site
 from eagle_eye.checks.child import Children, WorkerProgress
 from eagle_eye.checks.thresholds import by_the_site
 
@@ -47,8 +47,8 @@ def gpu(
     facts: Mapping[str, float] = MappingProxyType({}),
     processes: tuple[int, ...] | None = (),
     instances: int = 0,
-) -> Gpu:
-    return Gpu(
+) -> CheckedGpu:
+    return CheckedGpu(
         row=row,
         uuid=f"GPU-{row}",
         model="H100",

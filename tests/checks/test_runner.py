@@ -10,8 +10,18 @@ from eagle_eye.agent.collectors.clock_offset import ClockOffsetCollector
 from eagle_eye.agent.loop.collector import CollectFailed, Observed
 from eagle_eye.checks import clock, runner
 from eagle_eye.checks.catalogue import CHECKS
-from eagle_eye.checks.check import Check, CheckOptions, Host, Outcome, Result, could_not_check, not_here, passed, sick
-from eagle_eye.checks.lock import Taken, held
+from eagle_eye.checks.check import (
+    Check,
+    CheckOptions,
+    CheckResult,
+    Host,
+    Result,
+    could_not_check,
+    not_here,
+    passed,
+    sick,
+)
+from eagle_eye.checks.lock import LockTaken, held
 from eagle_eye.checks.report import reason
 from eagle_eye.checks.thresholds import BadThreshold, against_peers, by_the_site
 from eagle_eye.checks.verdict import EXIT_CODES, judge
@@ -37,8 +47,8 @@ def check(
     return Check(name, "", "", 10.0, None if name == "long" else 10.0, lambda _asked: absent, run, loads)
 
 
-def ran(*checks: Check, on: Host | None = None, quick: bool = False, unavailable: str = "") -> list[Outcome]:
-    outcomes: list[Outcome] = []
+def ran(*checks: Check, on: Host | None = None, quick: bool = False, unavailable: str = "") -> list[CheckResult]:
+    outcomes: list[CheckResult] = []
     runner.run(
         checks,
         on or host(),
@@ -52,7 +62,7 @@ def ran(*checks: Check, on: Host | None = None, quick: bool = False, unavailable
     return outcomes
 
 
-def states(outcomes: list[Outcome]) -> dict[str, str]:
+def states(outcomes: list[CheckResult]) -> dict[str, str]:
     return {outcome.name: outcome.state for outcome in outcomes}
 
 
@@ -110,8 +120,8 @@ def test_a_host_is_healthy_only_when_all_that_it_can_answer_has_passed() -> None
 
 
 def test_the_verdicts_reason_names_what_stands_open_or_against_the_host() -> None:
-    def outcome(name: str, result: Result) -> Outcome:
-        return Outcome(name=name, state=result.state, reason="", duration_s=1.0, expected=result.expected)
+    def outcome(name: str, result: Result) -> CheckResult:
+        return CheckResult(name=name, state=result.state, reason="", duration_s=1.0, expected=result.expected)
 
     open_ones = [outcome("a", passed("")), outcome("b", could_not_check("")), outcome("c", not_here(""))]
     assert reason("cannot_tell", open_ones, "") == "could not check b"
@@ -160,7 +170,7 @@ def test_a_clock_is_sick_when_it_is_wrong_and_unknown_when_nobody_keeps_it(offse
 
 
 def test_a_second_check_at_a_time_is_refused(tmp_path: Path) -> None:
-    with held(tmp_path / "lock"), pytest.raises(Taken, match="another check runs"), held(tmp_path / "lock"):
+    with held(tmp_path / "lock"), pytest.raises(LockTaken, match="another check runs"), held(tmp_path / "lock"):
         pass
     with held(tmp_path / "lock"):
         pass
@@ -170,7 +180,7 @@ def test_the_lock_is_no_link_and_no_pipe(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(tmp_path / "elsewhere")
     os.mkfifo(tmp_path / "pipe")
     for name in ("link", "pipe"):
-        with pytest.raises(Taken), held(tmp_path / name):
+        with pytest.raises(LockTaken), held(tmp_path / name):
             pass
     assert not (tmp_path / "elsewhere").exists()
 

@@ -14,11 +14,11 @@ import torch
 
 from eagle_eye.checks import command, corruption, runner, sdc_all_reduce, sdc_gemm
 from eagle_eye.checks.catalogue import CHECKS, SDC
-from eagle_eye.checks.check import Outcome
+from eagle_eye.checks.check import CheckResult
 from eagle_eye.checks.child import Children
 from eagle_eye.checks.report import reason
 from eagle_eye.checks.work import sdc_gemm as work
-from eagle_eye.checks.work.lines import FINDINGS_MAX, Line
+from eagle_eye.checks.work.lines import FINDINGS_MAX, WorkerOutput
 from eagle_eye.server.engine import check_suites
 from tests.checks.builders import answered, answering, asked, gpu, host
 from tests.checks.test_command import report
@@ -56,7 +56,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 def searched(on: Any) -> tuple[dict[str, float], list[dict[str, Any]]]:
     """Return the work's values and what it told on the way."""
     read, write = os.pipe()
-    values = work.sdc_gemm(on, CPU, AT_ONCE, 0, Line(0, write))
+    values = work.sdc_gemm(on, CPU, AT_ONCE, 0, WorkerOutput(0, write))
     os.close(write)
     with os.fdopen(read, "rb") as lines:
         reported = [json.loads(text) for text in lines]
@@ -100,7 +100,7 @@ def test_a_device_whose_comparison_is_broken_is_found_by_the_host(monkeypatch: p
     blind = known._replace(expected=known.expected.clone())
     blind.expected[7, 9] = 47.0  # what the device compares with is wrong in the same way
     result = blind.expected.clone()
-    line = Line(0, os.open(os.devnull, os.O_WRONLY))
+    line = WorkerOutput(0, os.open(os.devnull, os.O_WRONLY))
     assert [work._wrong(result, blind, line, by_host=by_host) for by_host in (False, True)] == [0, 1]
 
 
@@ -140,7 +140,7 @@ def test_nothing_found_says_for_how_long_and_how_much_and_no_more(monkeypatch: p
     answering(monkeypatch, Children(courses=(answered(FINE), answered(FINE)), status=0, ended_s=100.0))
     found = sdc_gemm.run(asked(host(2)))
     assert (found.state, found.reason) == ("passed", "nothing found in 45 s, 8000 products on 2 GPUs")
-    outcome = Outcome(name="sdc_gemm", state="passed", reason=found.reason, duration_s=1.0, expected=True)
+    outcome = CheckResult(name="sdc_gemm", state="passed", reason=found.reason, duration_s=1.0, expected=True)
     assert reason("healthy", [outcome], "") == f"{found.reason}; beyond that it says nothing"
 
 

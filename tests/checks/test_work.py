@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from eagle_eye.checks.work import gemm, memory, on_disk
-from eagle_eye.checks.work.lines import Line
+from eagle_eye.checks.work.lines import WorkerOutput
 from eagle_eye.checks.work.on_disk import Mount, mount
 
 CPU = torch.device("cpu")
@@ -22,8 +22,8 @@ AT_ONCE = {"seconds": 0.0, "quick": True}
 
 
 @pytest.fixture
-def line() -> Line:
-    return Line(0, os.open(os.devnull, os.O_WRONLY))
+def line() -> WorkerOutput:
+    return WorkerOutput(0, os.open(os.devnull, os.O_WRONLY))
 
 
 class Faulty:
@@ -43,17 +43,17 @@ class Faulty:
         return found
 
 
-def test_products_on_a_sound_device_are_as_known_and_alike(line: Line) -> None:
+def test_products_on_a_sound_device_are_as_known_and_alike(line: WorkerOutput) -> None:
     found = gemm.gemm(torch, CPU, AT_ONCE, 0, line)
     assert (found["wrong_rows"], found["differing"], found["repetitions"]) == (0, 0, 1)
     assert found["flops_per_second"] > 1e6
 
 
-def test_one_wrong_number_in_the_first_product_is_found(line: Line) -> None:
+def test_one_wrong_number_in_the_first_product_is_found(line: WorkerOutput) -> None:
     assert gemm.gemm(Faulty(0), CPU, AT_ONCE, 0, line)["wrong_rows"] == 1
 
 
-def test_one_wrong_number_in_a_repetition_is_found(line: Line) -> None:
+def test_one_wrong_number_in_a_repetition_is_found(line: WorkerOutput) -> None:
     assert gemm.gemm(Faulty(1), CPU, AT_ONCE, 0, line)["differing"] == 1
 
 
@@ -69,7 +69,7 @@ def little(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("little")
-def test_memory_that_keeps_what_it_is_given_has_no_wrong_words(line: Line) -> None:
+def test_memory_that_keeps_what_it_is_given_has_no_wrong_words(line: WorkerOutput) -> None:
     found = memory.memory(torch, CPU, AT_ONCE, 0, line)
     assert (found["bytes"], found["passes"], found["wrong_words"]) == (1 << 18, 1, 0)
 
@@ -91,7 +91,7 @@ def test_patterns_cover_both_states_of_every_bit() -> None:
 def disk_says(folder: Path, size: int = 2 << 20) -> list[dict[str, Any]]:
     """Return the lines of the disk's work in this process."""
     read, write = os.pipe()
-    on_disk._try({"folder": str(folder), "bytes": size}, Line(0, write))
+    on_disk._try({"folder": str(folder), "bytes": size}, WorkerOutput(0, write))
     os.close(write)
     with os.fdopen(read, "rb") as lines:
         return [json.loads(text) for text in lines]
@@ -147,7 +147,7 @@ def test_only_a_filesystem_that_the_kernel_closed_by_itself_has_given_up(
 
 def test_a_line_repeats_its_phase_seldom_and_fits_into_one_write() -> None:
     read, write = os.pipe()
-    line = Line(3, write)
+    line = WorkerOutput(3, write)
     for _ in range(1_000):
         line.phase("working")
     line.error(RuntimeError("x" * 10_000 + "\nsecond line"), hardware=False)

@@ -20,10 +20,10 @@ import pytest
 pytest.importorskip("torch", reason="torch is not installed: pip install eagle-eye[ml]")
 
 from eagle_eye.demo.faults import NO_SPARE, inject
-from eagle_eye.demo.site import LoopbackSite, NamespaceSite, Site
+from eagle_eye.demo.site import DemoSite, LoopbackSite, NamespaceSite
 from eagle_eye.demo.stack import AGENT_INTERVAL_S, Stack
 from eagle_eye.demo.story import CULPRIT, STARTED_WITHIN_S, VERDICT_WITHIN_S, play
-from eagle_eye.demo.timeline import Timeline
+from eagle_eye.demo.timeline import DemoTimeline
 
 pytestmark = pytest.mark.slow
 DEMO_WITHIN_S = 300
@@ -33,10 +33,10 @@ SERVER_AWAY_S = 4.0  # much longer than any gap that a busy machine alone makes 
 
 
 @pytest.fixture
-def make_stack(tmp_path: Path) -> Iterator[Callable[[Site], Stack]]:
+def make_stack(tmp_path: Path) -> Iterator[Callable[[DemoSite], Stack]]:
     with contextlib.ExitStack() as cleanup:
 
-        def make(site: Site) -> Stack:
+        def make(site: DemoSite) -> Stack:
             cleanup.enter_context(contextlib.closing(site))
             return cleanup.enter_context(contextlib.closing(Stack(site, tmp_path, CHEAP)))
 
@@ -80,7 +80,7 @@ def test_a_readmitted_node_is_taken_back_into_the_larger_layout_at_a_checkpoint(
         contextlib.closing(Stack(site, tmp_path, planned=True, launch_flags=("--settled-after", "1"))) as stack,
     ):
         stack.start()
-        play(NO_SPARE, stack, Timeline(as_json=True), healthy_s=0.0)
+        play(NO_SPARE, stack, DemoTimeline(as_json=True), healthy_s=0.0)
         stack.api.post(f"/nodes/{CULPRIT}/readmit", json={"reason": "repaired"}).raise_for_status()
         grown = stack.wait(
             "the job grows",
@@ -93,13 +93,15 @@ def test_a_readmitted_node_is_taken_back_into_the_larger_layout_at_a_checkpoint(
         assert last - 2 < grown["step"] <= last + 1  # what was just captured may not be whole yet
 
 
-def test_without_root_a_node_whose_processes_all_die_is_excluded(make_stack: Callable[[Site], Stack]) -> None:
+def test_without_root_a_node_whose_processes_all_die_is_excluded(make_stack: Callable[[DemoSite], Stack]) -> None:
     stack = make_stack(LoopbackSite())
     stack.start()
-    play("unreachable", stack, Timeline(as_json=True), healthy_s=0.0)
+    play("unreachable", stack, DemoTimeline(as_json=True), healthy_s=0.0)
 
 
-def test_a_server_killed_in_the_middle_loses_nothing_and_repeats_nothing(make_stack: Callable[[Site], Stack]) -> None:
+def test_a_server_killed_in_the_middle_loses_nothing_and_repeats_nothing(
+    make_stack: Callable[[DemoSite], Stack],
+) -> None:
     stack = make_stack(LoopbackSite())
     stack.start()
     stack.wait("the job trains", lambda: len(stack.steps()) > 12 or None, STARTED_WITHIN_S)
@@ -141,7 +143,7 @@ train.main()
 
 
 def test_a_script_that_fails_by_itself_is_restarted_once_and_its_owner_is_told(
-    make_stack: Callable[[Site], Stack], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    make_stack: Callable[[DemoSite], Stack], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     script = tmp_path / "train_with_a_bug.py"
     script.write_text(SCRIPT_WITH_A_BUG)
@@ -163,7 +165,7 @@ def test_a_script_that_fails_by_itself_is_restarted_once_and_its_owner_is_told(
 
 @pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("ip"), reason="namespaces need root and iproute2")
 def test_a_node_whose_training_network_alone_is_cut_goes_after_its_second_failed_start(
-    make_stack: Callable[[Site], Stack],
+    make_stack: Callable[[DemoSite], Stack],
 ) -> None:
     site = NamespaceSite()
     stack = make_stack(site)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from eagle_eye.detectors.device_types import DEVICE_TYPES, DeviceType, Figure, device_type
+from eagle_eye.detectors.device_types import DEVICE_TYPES, DeviceType, PublishedFigure, device_type
 from eagle_eye.detectors.hardware.nvlink_degraded import NvlinkDegraded
 from eagle_eye.detectors.signs.documented import (
     BRAKING_FROM_C,
@@ -33,10 +33,10 @@ def called(story: Story, name: str) -> Window:
     return story.window(models=(name,), model_of=np.zeros(len(story.series), dtype=np.intp))
 
 
-def figures(kind: DeviceType) -> list[Figure]:
+def figures(kind: DeviceType) -> list[PublishedFigure]:
     own = [getattr(kind, one.name) for one in fields(kind)]
     rack = [getattr(kind.rack, one.name) for one in fields(kind.rack)] if kind.rack else []
-    return [figure for figure in (*own, *rack) if isinstance(figure, Figure)]
+    return [figure for figure in (*own, *rack) if isinstance(figure, PublishedFigure)]
 
 
 @pytest.mark.parametrize("kind", DEVICE_TYPES, ids=lambda kind: kind.name)

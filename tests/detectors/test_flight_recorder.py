@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from eagle_eye.detectors.progress.flight_recorder import StuckRanks, analyse
-from eagle_eye.detectors.signs.flight_record import Group, Operation, Recording
+from eagle_eye.detectors.signs.flight_record import Group, Operation, ReducedDump
 from eagle_eye.detectors.signs.wait_graph import strong_components
 from eagle_eye.detectors.types import Blind
 
@@ -28,13 +28,13 @@ def exchange(group: Group, sequence: int, name: str, state: str = "scheduled") -
     return Operation(group, sequence, f"nccl:{name}", state, True, ((8,),), ((8,),), ("Float", "Float"))
 
 
-def rank(number: int, *operations: Operation, groups: Sequence[Group] = (), claim: int | None = None) -> Recording:
+def rank(number: int, *operations: Operation, groups: Sequence[Group] = (), claim: int | None = None) -> ReducedDump:
     """Return a rank's recording; ``claim`` is what the world group says to have enqueued."""
     known = groups or tuple(g for g in (WORLD, LEFT, RIGHT, EVEN, ODD) if number in g.ranks)
-    return Recording.of(number, known, operations, {} if claim is None else {WORLD: claim})
+    return ReducedDump.of(number, known, operations, {} if claim is None else {WORLD: claim})
 
 
-def world(*sequences: int) -> list[Recording]:
+def world(*sequences: int) -> list[ReducedDump]:
     """Return ranks that have completed all up to the lowest and have the rest of their sequences open."""
     done = min(sequences)
     return [
@@ -234,7 +234,9 @@ def test_in_one_group_exactly_those_furthest_behind_are_named(data: st.DataObjec
     group = Group("0", "", tuple(range(size)))
     last = data.draw(st.lists(st.integers(1, 5), min_size=size, max_size=size))
     ranks = [
-        Recording.of(n, (group,), [op(group, s, "completed" if s <= min(last) else "started") for s in range(1, e + 1)])
+        ReducedDump.of(
+            n, (group,), [op(group, s, "completed" if s <= min(last) else "started") for s in range(1, e + 1)]
+        )
         for n, e in enumerate(last)
     ]
     data.draw(st.randoms()).shuffle(ranks)
@@ -273,7 +275,7 @@ def test_thousands_of_ranks_take_seconds() -> None:
             [op(groups[1], 5, "completed")] if late else [op(groups[1], 6, "scheduled" if mate else "completed")]
         )
         operations += [] if mate else [op(groups[2], 9), op(everyone, 3)]
-        ranks.append(Recording.of(number, groups, operations))
+        ranks.append(ReducedDump.of(number, groups, operations))
     started = time.perf_counter()
     assert analyse(ranks).culprits == (culprit,)
     assert time.perf_counter() - started < 10

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from eagle_eye.detectors.signs.learned_features import FEATURES, Metric, View
-from eagle_eye.detectors.signs.learned_model import Covariance, Forest, Layer, LearnedModel, Tail
+from eagle_eye.detectors.signs.learned_model import AutoencoderLayer, Covariance, Forest, LearnedModel, ScoreTail
 
 METRICS = (
     Metric("gpu_power_watts", True, 5.0, "watts"),
@@ -43,10 +43,10 @@ def tiny_model(**changes: Any) -> LearnedModel:
         "gpu_models": (),
         "centre": np.zeros((len(METRICS), len(FEATURES)), np.float32),
         "scale": np.full((len(METRICS), len(FEATURES)), 4.0, np.float32),
-        "layers": (Layer(np.zeros((WIDTH, WIDTH), np.float32), np.zeros(WIDTH, np.float32)),),
+        "layers": (AutoencoderLayer(np.zeros((WIDTH, WIDTH), np.float32), np.zeros(WIDTH, np.float32)),),
         "forest": stump(),
         "covariance": Covariance(np.zeros(2 * len(METRICS)), np.eye(2 * len(METRICS))),
-        "tails": (Tail(1.0, 0.1, 0.0, 10.0), Tail(0.6, 0.02, 0.0, 10.0), Tail(1.0, 0.1, 0.0, 10.0)),
+        "tails": (ScoreTail(1.0, 0.1, 0.0, 10.0), ScoreTail(0.6, 0.02, 0.0, 10.0), ScoreTail(1.0, 0.1, 0.0, 10.0)),
         "node_days": 10.0,
         "from_s": 0.0,
         "until_s": 86_400.0,

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 
 from eagle_eye.detectors.signs.learned_features import Metric, View, look
 from eagle_eye.detectors.types import Curve, Series, Steps, Window
-from eagle_eye.learning.features import History, Shape, candidates
+from eagle_eye.learning.features import HealthyHistory, Shape, candidates
 
 START_S = 1_700_000_000.0
 INTERVAL_S = 10.0
@@ -115,12 +115,12 @@ class Fleet:
         }
         return Window(**{**fields, **changes})
 
-    def history(self) -> History:
+    def history(self) -> HealthyHistory:
         """Return looks at all nodes, all taken for healthy."""
         moments = np.arange(START_S + 900, self.times_s[-1], SHAPE.view.span_s)
         values = [look(self.window(t), SHAPE.view, t).values for t in moments]
         count = len(self.nodes)
-        return History(
+        return HealthyHistory(
             shape=SHAPE,
             features=np.concatenate(values),
             node=np.tile(np.arange(count), len(moments)),

@@ -19,7 +19,7 @@ from eagle_eye.learning import training
 from eagle_eye.learning.features import read as read_history
 from eagle_eye.learning.model import make
 from eagle_eye.server.engine.settings import DetectionSettings
-from eagle_eye.server.site_files.learned_model import BadModel, Document, Metadata, ModelFile, read, write
+from eagle_eye.server.site_files.learned_model import BadModel, Document, ModelFile, ModelMetadata, read, write
 from tests.detectors.tiny_model import tiny_model
 from tests.learning.builders import START_S, Fleet
 
@@ -48,7 +48,7 @@ def trained(trace: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def tiny(tmp_path: Path) -> Path:
-    write(tmp_path / "tiny.model", tiny_model(), Metadata(created_s=0.0))
+    write(tmp_path / "tiny.model", tiny_model(), ModelMetadata(created_s=0.0))
     return tmp_path / "tiny.model"
 
 
@@ -97,7 +97,7 @@ class TestTrain:
         self, arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ) -> None:
         monkeypatch.chdir(tmp_path)
-        write(tmp_path / "n", tiny_model(), Metadata(created_s=0.0))
+        write(tmp_path / "n", tiny_model(), ModelMetadata(created_s=0.0))
         assert main(["train", *arguments]) == 2
         assert capsys.readouterr().err.count("\n") == 1
 

@@ -12,25 +12,25 @@ from eagle_eye.detectors.learned.model_anomaly import Learned
 from eagle_eye.detectors.signs.learned_model import LearnedModel, forward, isolation
 from eagle_eye.learning import autoencoder, covariance, forest
 from eagle_eye.learning.calibration import TooShort, independence, lasting, peaks, poisson_at_most, tail
-from eagle_eye.learning.features import History, NoHistory, candidates, observed, shape_for
-from eagle_eye.learning.model import CHECK, Check, check, make, no_worse, parts, scaling
+from eagle_eye.learning.features import HealthyHistory, NoHistory, candidates, observed, shape_for
+from eagle_eye.learning.model import CHECK, HealthyCheck, check, make, no_worse, parts, scaling
 from tests.learning.builders import START_S, Fleet
 
 EPOCHS = 12
 
 
 @pytest.fixture(scope="module")
-def history() -> History:
+def history() -> HealthyHistory:
     return Fleet(seed=1, hours=12).history()
 
 
 @pytest.fixture(scope="module")
-def made(history: History) -> tuple[LearnedModel, Check]:
+def made(history: HealthyHistory) -> tuple[LearnedModel, HealthyCheck]:
     return make(history, seed=0, epochs=EPOCHS)
 
 
 @pytest.fixture(scope="module")
-def model(made: tuple[LearnedModel, Check]) -> LearnedModel:
+def model(made: tuple[LearnedModel, HealthyCheck]) -> LearnedModel:
     return made[0]
 
 
@@ -125,7 +125,7 @@ class TestModel:
         assert found.passed
         assert found.at_default == 0
 
-    def test_the_part_kept_back_was_judged_as_promised(self, made: tuple[LearnedModel, Check]) -> None:
+    def test_the_part_kept_back_was_judged_as_promised(self, made: tuple[LearnedModel, HealthyCheck]) -> None:
         assert made[1].passed
 
     def test_finds_a_node_that_drifts_in_two_metrics_that_no_rule_watches(self, model: LearnedModel) -> None:
@@ -137,7 +137,7 @@ class TestModel:
         assert verdict.node == "n5"
         assert {e.metric for e in verdict.evidence[:2]} == {"node_memory_used_ratio", "gpu_dram_active_ratio"}
 
-    def test_nodes_stay_in_their_part(self, history: History) -> None:
+    def test_nodes_stay_in_their_part(self, history: HealthyHistory) -> None:
         shares = [set(parts(history, 0)[history.node == node]) for node in range(len(history.nodes))]
         assert all(len(share) == 1 for share in shares)
         assert 0.1 < float((parts(history, 0) == CHECK).mean()) < 0.3
@@ -151,7 +151,7 @@ class TestModel:
         features = np.random.default_rng(0).normal(size=(500, 2, 3)) * 10
         assert (scaling(features, 5)[1][:, 0] > 1.5 * scaling(features, 500)[1][:, 0]).all()
 
-    def test_too_short_a_history_is_refused(self, history: History) -> None:
+    def test_too_short_a_history_is_refused(self, history: HealthyHistory) -> None:
         few = dataclasses.replace(
             history,
             **{n: getattr(history, n)[:100] for n in ("features", "node", "run", "number", "times_s")},
@@ -160,8 +160,8 @@ class TestModel:
             make(few, 0, epochs=1)
 
     def test_a_model_that_raises_more_alarms_may_not_replace(self) -> None:
-        good = Check(10.0, 0.5, 5.0, 4, 0)
-        assert no_worse(good, Check(10.0, 0.5, 5.0, 3, 0))
+        good = HealthyCheck(10.0, 0.5, 5.0, 4, 0)
+        assert no_worse(good, HealthyCheck(10.0, 0.5, 5.0, 3, 0))
         assert not no_worse(good._replace(seen=30), good)
         assert not no_worse(good._replace(at_default=3), good)
 
@@ -180,7 +180,7 @@ class TestShape:
         with pytest.raises(NoHistory, match=r"detection\.window_s"):
             shape_for(600.0, 900.0)
 
-    def test_a_metric_that_few_looks_have_is_not_learned(self, history: History) -> None:
+    def test_a_metric_that_few_looks_have_is_not_learned(self, history: HealthyHistory) -> None:
         holed = dataclasses.replace(history, features=history.features.copy())
         holed.features[: len(holed.features) // 2, 0] = np.nan
         assert history.shape.view.metrics[0] not in observed(holed, 0.8)

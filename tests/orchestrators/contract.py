@@ -13,7 +13,7 @@ import pytest
 
 from eagle_eye.orchestrators.acceptance import refusal
 from eagle_eye.orchestrators.errors import CannotCarryOutError
-from eagle_eye.orchestrators.intake import Intake, Readmission, Work
+from eagle_eye.orchestrators.intake import Readmission, WebhookIntake, Work
 from eagle_eye.orchestrators.ledger import Ledger
 from eagle_eye.orchestrators.protocol import Cause, Exclusion, Orchestrator, Previews, Restart
 from eagle_eye.orchestrators.subscriber import Subscriber
@@ -63,7 +63,7 @@ class Delivered:
         self.reports: list[tuple[str, str]] = []
         self.ledger = Ledger(folder / "delivered.sqlite")
         work: queue.Queue[Work] = queue.Queue()
-        self.intake = Intake(self.ledger, orchestrator.state, self._report, list, work=work)
+        self.intake = WebhookIntake(self.ledger, orchestrator.state, self._report, list, work=work)
         self.subscriber = Subscriber(orchestrator, self.ledger, work, self._report, dry_run=dry_run, ask_again_s=0.01)
 
     def _report(self, action: ActionRequest, state: ReportState, detail: str) -> None:

@@ -14,7 +14,7 @@ from eagle_eye.orchestrators.errors import OrchestratorError
 from eagle_eye.orchestrators.launch import command
 from eagle_eye.orchestrators.launch.output import Output
 from eagle_eye.orchestrators.launch.persisted_state import LauncherMemory, MemoryFile
-from eagle_eye.orchestrators.launch.plan import Fleet
+from eagle_eye.orchestrators.launch.plan import LauncherNodes
 from eagle_eye.orchestrators.launch.state import State
 from eagle_eye.schema.configuration import ConfigurationError
 
@@ -33,11 +33,11 @@ def test_a_whole_command_line() -> None:
     assert job.exec_words == ("ssh", "-o", "BatchMode yes", "{node}")
     assert job.on_node(job.env["A"], "n3") == "x-n3-2"
     assert job.ranks_per_node == 8
-    assert command.read_rules(arguments).fleet == Fleet(("n1", "n2", "n3"), 2, 2)
+    assert command.read_rules(arguments).fleet == LauncherNodes(("n1", "n2", "n3"), 2, 2)
 
 
 def test_shrinking_is_asked_for_with_a_range() -> None:
-    assert command.read_rules(parse("--", "x.py", nnodes="1:3")).fleet == Fleet(("n1", "n2", "n3"), 1, 3)
+    assert command.read_rules(parse("--", "x.py", nnodes="1:3")).fleet == LauncherNodes(("n1", "n2", "n3"), 1, 3)
 
 
 @pytest.mark.parametrize(

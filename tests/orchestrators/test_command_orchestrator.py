@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from eagle_eye.orchestrators.command import program
-from eagle_eye.orchestrators.command.orchestrator import CommandOrchestrator, Limits
+from eagle_eye.orchestrators.command.orchestrator import CommandOrchestrator, ProgramTimeouts
 from eagle_eye.orchestrators.command.program import OUTPUT_BYTES_MAX, Programs
 from eagle_eye.orchestrators.errors import CannotCarryOutError, OrchestratorError
 from eagle_eye.orchestrators.protocol import Exclusion, JobState, Orchestrator, Restart
@@ -115,7 +115,7 @@ class Playing:
         self.folder = folder
         self.programs = Programs({"PATH": os.environ["PATH"]}, str(folder))
 
-    def program(self, text: str, limits: Limits | None = None, **how: object) -> CommandOrchestrator:
+    def program(self, text: str, limits: ProgramTimeouts | None = None, **how: object) -> CommandOrchestrator:
         path = script(self.folder / "program", text)
         return CommandOrchestrator([str(path), "--site", "A"], self.programs, self.folder / "out.json", limits, **how)  # type: ignore[arg-type]
 
@@ -207,7 +207,7 @@ def test_too_long_a_run_is_killed_with_all_its_session(playing: Playing, monkeyp
         "child = subprocess.Popen(['sleep', '600'])\n"
         "open('child', 'w').write(str(child.pid))\n"
         "time.sleep(600)\n",
-        Limits(verb_s=0.5),
+        ProgramTimeouts(verb_s=0.5),
     )
     with pytest.raises(CannotCarryOutError, match=r"stop: killed after 0\.5 s"):
         orchestrator.stop("j", "")
@@ -229,7 +229,7 @@ def dead(process: int, within_s: float = 5.0) -> bool:
 
 def test_what_it_leaves_in_the_background_goes_on_and_holds_nothing_up(playing: Playing) -> None:
     orchestrator = playing.program(
-        "import subprocess\nprint(subprocess.Popen(['sleep', '600']).pid, flush=True)", Limits(verb_s=20.0)
+        "import subprocess\nprint(subprocess.Popen(['sleep', '600']).pid, flush=True)", ProgramTimeouts(verb_s=20.0)
     )
     began_s = time.monotonic()
     left = int(orchestrator.stop("j", ""))

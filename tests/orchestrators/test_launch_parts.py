@@ -21,10 +21,10 @@ from eagle_eye.orchestrators.launch import happenings as on
 from eagle_eye.orchestrators.launch import logs
 from eagle_eye.orchestrators.launch.checkpoint_content import flaw
 from eagle_eye.orchestrators.launch.checkpoints import find_checkpoints
-from eagle_eye.orchestrators.launch.job import Sight
+from eagle_eye.orchestrators.launch.job import ObservedProgress
 from eagle_eye.orchestrators.launch.messages import Rank, RankSight, Seen
 from eagle_eye.orchestrators.launch.prepare import LAUNCH_VARIABLE, Checked, check_node, end_leftovers, run_check
-from eagle_eye.orchestrators.launch.progress import Watcher
+from eagle_eye.orchestrators.launch.progress import ProgressReporter
 from eagle_eye.orchestrators.launch.rank_sight import look_at_ranks, reaches
 from eagle_eye.orchestrators.launch.runners import _seen
 from eagle_eye.orchestrators.launch.store import AttemptStore
@@ -251,13 +251,13 @@ class Watched:
 
     def __init__(self, folder: Path | None = None) -> None:
         self.now_s = 100.0
-        self.sight: Sight | None = None
+        self.sight: ObservedProgress | None = None
         self.reported: list[on.Happening] = []
-        self.watcher = Watcher(folder, lambda: self.sight, self.reported.append, lambda: self.now_s)
+        self.watcher = ProgressReporter(folder, lambda: self.sight, self.reported.append, lambda: self.now_s)
 
     def sees(self, attempt: int, step: int, after_s: float = 1.0) -> None:
         self.now_s += after_s
-        self.sight = Sight(attempt, step)
+        self.sight = ObservedProgress(attempt, step)
         self.watcher.look()
 
 

@@ -15,7 +15,7 @@ from eagle_eye.orchestrators.launch import orders as to
 from eagle_eye.orchestrators.launch.checkpoints import Span
 from eagle_eye.orchestrators.launch.machine import step
 from eagle_eye.orchestrators.launch.persisted_state import LauncherMemory, remember, resume
-from eagle_eye.orchestrators.launch.plan import Fleet
+from eagle_eye.orchestrators.launch.plan import LauncherNodes
 from eagle_eye.orchestrators.launch.state import ENDED, UP, Phase, Rules, State, due_s
 from eagle_eye.planning.plan import Plan
 from eagle_eye.schema.action import RestartScope
@@ -35,7 +35,7 @@ class Story:
     """
 
     def __init__(self, least: int = 3, **rules: Any) -> None:
-        self.rules = Rules(Fleet(NODES, least, 3), **rules)
+        self.rules = Rules(LauncherNodes(NODES, least, 3), **rules)
         self.state = State()
         self.memory = LauncherMemory("j")
         self.newest: int | None = None
@@ -875,8 +875,8 @@ def test_a_launcher_that_is_killed_in_a_recovery_goes_on_with_it() -> None:
 
 
 def test_what_the_server_knows_of_attempts_counts_where_the_state_folder_is_lost() -> None:
-    assert resume(LauncherMemory("j"), Fleet(NODES, 2, 3), attempts_before=7).attempt == 8
-    assert resume(LauncherMemory("j", attempt=9), Fleet(NODES, 2, 3), attempts_before=7).attempt == 10
+    assert resume(LauncherMemory("j"), LauncherNodes(NODES, 2, 3), attempts_before=7).attempt == 8
+    assert resume(LauncherMemory("j", attempt=9), LauncherNodes(NODES, 2, 3), attempts_before=7).attempt == 10
 
 
 def test_a_launcher_that_had_given_up_begins_with_a_full_budget() -> None:

@@ -15,26 +15,26 @@ from eagle_eye.orchestrators.launch.checkpoints import (
     find_checkpoints,
     in_memory,
 )
-from eagle_eye.orchestrators.launch.plan import Fleet, choose_nodes
+from eagle_eye.orchestrators.launch.plan import LauncherNodes, choose_nodes
 from eagle_eye.schema.memory_steps import MemoryStep
 
-FLEET = Fleet(("n1", "n2", "n3", "n4"), 3, 3)
+FLEET = LauncherNodes(("n1", "n2", "n3", "n4"), 3, 3)
 NAMES = tuple(f"n{number}" for number in range(1, 9))
 
 
 @st.composite
-def fleets(draw: st.DrawFn) -> tuple[Fleet, tuple[str, ...], frozenset[str], frozenset[str]]:
+def fleets(draw: st.DrawFn) -> tuple[LauncherNodes, tuple[str, ...], frozenset[str], frozenset[str]]:
     nodes = NAMES[: draw(st.integers(1, 8))]
     wanted = draw(st.integers(1, len(nodes)))
     least = draw(st.integers(1, wanted))
     subset = st.frozensets(st.sampled_from(nodes))
     current = draw(st.permutations(nodes))[: draw(st.integers(least, wanted))] if draw(st.booleans()) else ()
-    return Fleet(nodes, least, wanted), tuple(current), draw(subset), draw(subset)
+    return LauncherNodes(nodes, least, wanted), tuple(current), draw(subset), draw(subset)
 
 
 @given(fleets())
 def test_a_plan_has_no_unusable_node_and_none_twice_and_enough_of_them(
-    case: tuple[Fleet, tuple[str, ...], frozenset[str], frozenset[str]],
+    case: tuple[LauncherNodes, tuple[str, ...], frozenset[str], frozenset[str]],
 ) -> None:
     fleet, current, unusable, draining = case
     plan = choose_nodes(fleet, current, unusable, draining)
@@ -54,7 +54,7 @@ def test_a_plan_has_no_unusable_node_and_none_twice_and_enough_of_them(
 
 @given(fleets())
 def test_nodes_that_stay_keep_their_order(
-    case: tuple[Fleet, tuple[str, ...], frozenset[str], frozenset[str]],
+    case: tuple[LauncherNodes, tuple[str, ...], frozenset[str], frozenset[str]],
 ) -> None:
     fleet, current, unusable, draining = case
     plan = choose_nodes(fleet, current, unusable, draining) or ()
@@ -69,11 +69,11 @@ def test_the_first_nodes_start_and_a_spare_takes_the_place_of_the_excluded() -> 
 
 def test_without_a_spare_the_job_shrinks_if_it_may() -> None:
     assert choose_nodes(FLEET, ("n1", "n4", "n3"), {"n2", "n3"}) is None
-    assert choose_nodes(Fleet(FLEET.nodes, 2, 3), ("n1", "n4", "n3"), {"n2", "n3"}) == ("n1", "n4")
+    assert choose_nodes(LauncherNodes(FLEET.nodes, 2, 3), ("n1", "n4", "n3"), {"n2", "n3"}) == ("n1", "n4")
 
 
 def test_a_job_that_shrank_grows_again() -> None:
-    assert choose_nodes(Fleet(FLEET.nodes, 2, 3), ("n1", "n4"), {"n3"}) == ("n1", "n4", "n2")
+    assert choose_nodes(LauncherNodes(FLEET.nodes, 2, 3), ("n1", "n4"), {"n3"}) == ("n1", "n4", "n2")
 
 
 def test_a_draining_node_stays_while_the_job_needs_it() -> None:

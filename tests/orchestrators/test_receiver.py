@@ -14,7 +14,7 @@ import pytest
 
 from eagle_eye.orchestrators import receiver as receiving
 from eagle_eye.orchestrators.errors import CannotCarryOutError, OrchestratorError
-from eagle_eye.orchestrators.intake import Intake, Readmission, Resumption
+from eagle_eye.orchestrators.intake import Readmission, Resumption, WebhookIntake
 from eagle_eye.orchestrators.ledger import Ledger
 from eagle_eye.orchestrators.protocol import JobState
 from eagle_eye.orchestrators.receiver import Receiver, listen_on, url_of
@@ -44,7 +44,7 @@ class Endpoint:
 
     def _open(self) -> None:
         self.ledger = Ledger(self.folder / "ledger.sqlite")
-        self.intake = Intake(
+        self.intake = WebhookIntake(
             self.ledger, lambda job: self.job if job == "j" else None, self._report, lambda: self.secrets
         )
         self.socket = listen_on("127.0.0.1", 0)

@@ -10,7 +10,7 @@ import pytest
 from eagle_eye.orchestrators.ledger import Ledger
 from eagle_eye.orchestrators.reports import KEEP_AFTER_EXPIRY_S, Reporter
 from eagle_eye.orchestrators.server_client import ServerClient, origin
-from eagle_eye.orchestrators.subscription import Subscription, Wanted
+from eagle_eye.orchestrators.subscription import SubscriptionKeeper, WantedSubscription
 from eagle_eye.schema.action import JobUpdate, MemberRank
 from eagle_eye.schema.backoff import Backoff
 from tests.orchestrators.builders import StubServer, action, stub_server
@@ -121,8 +121,8 @@ class Subscribing:
     def __init__(self, server: StubServer, folder: Path) -> None:
         self.client = ServerClient(server.url, "")
         self.changes: list[tuple[str, float]] = []
-        wanted = Wanted("http://127.0.0.1:9/", ("j",))
-        self.subscription = Subscription(
+        wanted = WantedSubscription("http://127.0.0.1:9/", ("j",))
+        self.subscription = SubscriptionKeeper(
             self.client,
             wanted,
             folder / "subscription.json",
@@ -131,7 +131,7 @@ class Subscribing:
             lambda reason, away_s: self.changes.append((reason, away_s)),
         )
 
-    def __enter__(self) -> Subscription:
+    def __enter__(self) -> SubscriptionKeeper:
         self.subscription.start()
         return self.subscription
 
@@ -255,8 +255,8 @@ class Lasting(Subscribing):
 
     def __init__(self, server: StubServer, folder: Path, url: str = "http://127.0.0.1:9/") -> None:
         self.client = ServerClient(server.url, "")
-        wanted = Wanted(url, ("llm-*",), lasting=True)
-        self.subscription = Subscription(self.client, wanted, folder / "subscription.json", 0.05, quick())
+        wanted = WantedSubscription(url, ("llm-*",), lasting=True)
+        self.subscription = SubscriptionKeeper(self.client, wanted, folder / "subscription.json", 0.05, quick())
 
 
 def as_the_server_has_it(server: StubServer, **changed: object) -> None:

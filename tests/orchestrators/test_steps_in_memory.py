@@ -11,8 +11,8 @@ import pytest
 
 from eagle_eye.orchestrators.launch import happenings as on
 from eagle_eye.orchestrators.launch import messages, runners
-from eagle_eye.orchestrators.launch.job import Job
-from eagle_eye.orchestrators.launch.progress import Watcher
+from eagle_eye.orchestrators.launch.job import LaunchedJob
+from eagle_eye.orchestrators.launch.progress import ProgressReporter
 from eagle_eye.orchestrators.launch.runners import Runners
 from eagle_eye.schema.memory_steps import MemoryStep
 
@@ -45,7 +45,7 @@ class Node:
 def test_who_asks_while_another_waits_takes_no_answer_from_him(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     nodes: dict[str, Node] = {}
     monkeypatch.setattr(runners, "NodeRunner", lambda node, *more: nodes.setdefault(node, Node(node, *more)))
-    job = Job("j", ("n1", "n2"), 1, (), (), "python", {}, "", 0, None, tmp_path)
+    job = LaunchedJob("j", ("n1", "n2"), 1, (), (), "python", {}, "", 0, None, tmp_path)
     asked = Runners(job, "", lambda _: None, lambda: True, frozenset)
     for node in job.nodes:
         asked.open(node)
@@ -61,7 +61,7 @@ def test_who_asks_while_another_waits_takes_no_answer_from_him(tmp_path: Path, m
 def test_a_step_that_the_attempt_has_captured_on_each_rank_is_its_first_one() -> None:
     reported: list[on.Happening] = []
     held = [copy(0, 40), copy(1, 40), copy(0, 41)]  # the rank that died had not captured step 41
-    watcher = Watcher(None, lambda: None, reported.append, in_memory=lambda: held)
+    watcher = ProgressReporter(None, lambda: None, reported.append, in_memory=lambda: held)
     watcher.watch(2, 40, (), list(held))
     watcher.look()
     held += [copy(1, 41, attempt=2)]

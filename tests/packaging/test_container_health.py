@@ -19,7 +19,7 @@ from eagle_eye.agent.exposition.server import MetricsServer
 from eagle_eye.agent.exposition.text import Exposition
 from eagle_eye.agent.loop.collector import Observed
 from eagle_eye.agent.loop.drops import Drops
-from eagle_eye.agent.loop.tick_result import Tick
+from eagle_eye.agent.loop.tick_result import TickFrame
 from tests.agent.fakes import FakeClock
 
 FILE = Path(__file__).parents[2] / "packaging/container/health.py"
@@ -49,7 +49,7 @@ class Agent:
         self.file.write_text(f'metrics_listen = "{self.listen}"\n')
 
     def ticks(self, interval_s: float = 1.0) -> None:
-        self.exposition.show(Tick(TICK_S, interval_s, Observed(), (), (), 1))
+        self.exposition.show(TickFrame(TICK_S, interval_s, Observed(), (), (), 1))
 
     def close(self) -> None:
         self._server.stop()

@@ -10,7 +10,7 @@ from benchmarks.planning.exhaustive import least_mixture_s
 from eagle_eye.planning.layouts import plan_layouts
 from eagle_eye.planning.profile import Profile
 from eagle_eye.planning.step_time import step_time_s
-from eagle_eye.planning.templates import DoesNotFit, plan_templates
+from eagle_eye.planning.templates import ModelDoesNotFit, plan_templates
 from tests.planning.jobs import hardware, profile, profiles
 
 
@@ -21,7 +21,7 @@ def test_no_other_mixture_and_no_other_batch_is_faster(
 ) -> None:
     try:
         templates = plan_templates(job, hardware(nodes, memory_bytes), tolerate, micro_batches)
-    except DoesNotFit:
+    except ModelDoesNotFit:
         reject()
     for layout in plan_layouts(templates, nodes, tolerate, micro_batches):
         pipelines_min = min(tolerate + 1, layout.nodes // templates[0].nodes)
@@ -35,7 +35,7 @@ def test_every_number_of_nodes_has_a_layout_with_the_same_batch_and_its_copies(
 ) -> None:
     try:
         templates = plan_templates(job, hardware(nodes, memory_bytes), tolerate, micro_batches)
-    except DoesNotFit:
+    except ModelDoesNotFit:
         reject()
     least = templates[0].nodes
     layouts = plan_layouts(templates, nodes, tolerate, micro_batches)

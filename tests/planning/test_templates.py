@@ -13,7 +13,7 @@ from benchmarks.planning.exhaustive import least_cut_s, together
 from benchmarks.planning.exhaustive import memory_bytes as memory_bytes_of
 from eagle_eye.planning.profile import Profile, sums
 from eagle_eye.planning.step_time import step_time_s
-from eagle_eye.planning.templates import DoesNotFit, plan_templates, split
+from eagle_eye.planning.templates import ModelDoesNotFit, plan_templates, split
 from tests.planning.jobs import GIB, hardware, layer, profile, profiles
 
 
@@ -36,7 +36,7 @@ def test_every_template_has_all_layers_once_and_keeps_the_memory(
 ) -> None:
     try:
         templates = plan_templates(job, hardware(nodes, memory_bytes, gpus), tolerate, 16)
-    except DoesNotFit:
+    except ModelDoesNotFit:
         reject()
     for template in templates:
         stages = template.stages
@@ -56,7 +56,7 @@ def test_the_sizes_cover_every_number_of_nodes_as_oobleck_proves(
 ) -> None:
     try:
         sizes = [template.nodes for template in plan_templates(job, hardware(nodes, memory_bytes), tolerate, 16)]
-    except DoesNotFit:
+    except ModelDoesNotFit:
         reject()
     least = sizes[0]
     assert sizes == [*range(least, sizes[-1] + 1)]
@@ -86,10 +86,10 @@ def test_gpus_that_hold_a_stage_together_have_their_memory_together() -> None:
 
 def test_a_layer_that_fits_nowhere_is_named() -> None:
     job = profile([layer(0), layer(1, parameter_bytes=50 * GIB), layer(2)])
-    with pytest.raises(DoesNotFit, match="layer 1 alone needs"):
+    with pytest.raises(ModelDoesNotFit, match="layer 1 alone needs"):
         plan_templates(job, hardware(8, 40 * GIB), 1, 8)
 
 
 def test_too_few_nodes_are_told_what_the_model_needs() -> None:
-    with pytest.raises(DoesNotFit, match=r"the model needs \d+ bytes .* but 2 nodes"):
+    with pytest.raises(ModelDoesNotFit, match=r"the model needs \d+ bytes .* but 2 nodes"):
         plan_templates(profile(8), hardware(2, 15 * GIB), 0, 8)

@@ -25,7 +25,7 @@ from eagle_eye.server import config as configuration
 from eagle_eye.server.app import Services, build_watcher, create_app
 from eagle_eye.server.command import connection_options
 from eagle_eye.server.config import ServerConfig
-from eagle_eye.server.engine.checkpoints import Checkpoints
+from eagle_eye.server.engine.checkpoints import AttemptCheckpoints
 from eagle_eye.server.engine.policy import Weighing
 from eagle_eye.server.engine.scheduler_contact import SchedulerReports
 from eagle_eye.server.engine.settings import PolicySettings
@@ -33,7 +33,7 @@ from eagle_eye.server.history.history import Recorded, RecordedRow
 from eagle_eye.server.model.batch import Batch, StreamRef
 from eagle_eye.server.model.clock import Clock
 from eagle_eye.server.model.records import Action, Incident, Job, OutboundEvent, Subscription
-from eagle_eye.server.monitor.watcher import IncidentCounts, JobProgress, Latest, Progress
+from eagle_eye.server.monitor.watcher import IncidentCounts, JobProgress, Latest, StepProgress
 from eagle_eye.server.telemetry import logs
 from eagle_eye.server.telemetry.latencies import Latencies
 from eagle_eye.server.transport.accept import AcceptingServer
@@ -138,9 +138,9 @@ class FakeWatcher:
     def courses(self) -> list[JobProgress]:
         return self.course
 
-    def progress(self, job: str) -> Progress | None:
-        kept = Checkpoints(6, NOW, 1.0, copies=2, copies_wanted=4, nodes=("n1",), persisted=((5, NOW),))
-        return Progress(7.0, NOW, 1.5, kept) if job == "job" else None
+    def progress(self, job: str) -> StepProgress | None:
+        kept = AttemptCheckpoints(6, NOW, 1.0, copies=2, copies_wanted=4, nodes=("n1",), persisted=((5, NOW),))
+        return StepProgress(7.0, NOW, 1.5, kept) if job == "job" else None
 
 
 def frames_of(batch: Batch) -> list[tuple[Frame, float]]:

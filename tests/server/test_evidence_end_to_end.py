@@ -16,8 +16,8 @@ import msgspec
 import pytest
 
 from eagle_eye.agent.evidence.flight_dumps import FlightDumps
-from eagle_eye.agent.evidence.gather import EVIDENCE, Gatherer, standard_sources
-from eagle_eye.agent.evidence.requests import EvidenceRequests
+from eagle_eye.agent.evidence.gather import EVIDENCE, EvidenceGatherer, standard_sources
+from eagle_eye.agent.evidence.requests import EvidenceResponder
 from eagle_eye.agent.evidence.upload import Upload, UploadTarget
 from eagle_eye.agent.loop.clock import SystemClock as AgentClock
 from eagle_eye.agent.loop.drops import Drops
@@ -156,10 +156,10 @@ def rank() -> Iterator[TrainingProcess]:
         process.kill()
 
 
-def agent_of(server: Running, rank: TrainingProcess) -> EvidenceRequests:
+def agent_of(server: Running, rank: TrainingProcess) -> EvidenceResponder:
     upload = Upload(UploadTarget(server.url, lambda: ""), AgentClock())
-    gatherer = Gatherer("n1", "0", standard_sources())
-    return EvidenceRequests(gatherer, lambda: [rank], upload.send, Drops())
+    gatherer = EvidenceGatherer("n1", "0", standard_sources())
+    return EvidenceResponder(gatherer, lambda: [rank], upload.send, Drops())
 
 
 def bundle_of(server: Running, id_: str) -> dict[str, bytes]:
@@ -204,7 +204,7 @@ def test_dumps_of_many_nodes_unpack_into_one_folder_that_the_analysis_reads(tmp_
         for number in range(2):
             os.utime(tmp_path / f"fr_{number}")
             rank = TrainingProcess(process.pid, "job", number, 2, 0)
-            gatherer = Gatherer(f"n{number}", "0", {EVIDENCE: [FlightDumps()]})
+            gatherer = EvidenceGatherer(f"n{number}", "0", {EVIDENCE: [FlightDumps()]})
             _, content = gatherer.gather(EVIDENCE, [rank], 2.0)
             with tarfile.open(fileobj=io.BytesIO(content), mode="r:gz") as tar:
                 tar.extractall(out, filter="data")

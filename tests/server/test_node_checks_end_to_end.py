@@ -12,7 +12,7 @@ import pytest
 from eagle_eye.agent.evidence.upload import Upload, UploadTarget
 from eagle_eye.agent.loop.clock import SystemClock
 from eagle_eye.agent.loop.drops import Drops
-from eagle_eye.agent.node_check.requests import PATH, NodeChecks
+from eagle_eye.agent.node_check.requests import PATH, NodeCheckResponder
 from eagle_eye.cli.main import main
 from tests.agent.fakes import until
 from tests.server.builders import FakeClock, Running, running
@@ -27,9 +27,9 @@ def site(tmp_path: Path) -> Iterator[Site]:
         yield Site(started, clock)
 
 
-def agent_of(server: Running, command: list[str], training: list[Any]) -> NodeChecks:
+def agent_of(server: Running, command: list[str], training: list[Any]) -> NodeCheckResponder:
     upload = Upload(UploadTarget(server.url, lambda: ""), SystemClock(), path=PATH)
-    return NodeChecks(command, lambda: training, upload.send, Drops(), memory_bytes=lambda: None)
+    return NodeCheckResponder(command, lambda: training, upload.send, Drops(), memory_bytes=lambda: None)
 
 
 def real_check(folder: Path) -> list[str]:

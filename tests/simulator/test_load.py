@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from eagle_eye.cli.main import main
 from eagle_eye.schema.frame import values_of
-from eagle_eye.simulator.load.answers import BadAnswer, cut
-from eagle_eye.simulator.load.tally import Latencies, Tally
+from eagle_eye.simulator.load.answers import BadHttpAnswer, cut
+from eagle_eye.simulator.load.tally import LatencyHistogram, Tally
 from eagle_eye.simulator.load.target import target
 from eagle_eye.simulator.load.values import EXACT, METRICS, PLAIN, FleetValues, Readings
 from tests.simulator.load_server import FrameServer, Said, frame_server
@@ -247,7 +247,7 @@ def test_goodbyes_are_counted_apart() -> None:
 
 @given(st.lists(st.floats(1e-5, 100.0), min_size=1, max_size=200), st.floats(0.01, 1.0))
 def test_quantiles_are_upper_bounds_within_a_bucket(durations: list[float], share: float) -> None:
-    latencies = Latencies()
+    latencies = LatencyHistogram()
     for seconds in durations:
         latencies.add(seconds)
     exact = sorted(durations)[max(int(np.ceil(share * len(durations) - 1e-9)) - 1, 0)]
@@ -269,5 +269,5 @@ def test_an_answer_is_cut_out_wherever_the_bytes_were_divided(body: bytes, at: i
 
 @pytest.mark.parametrize("head", [b"SSH-2.0", b"HTTP/1.1 200 OK", b"HTTP/1.1 200 OK\r\nContent-Length: 99999999"])
 def test_what_is_no_answer_with_a_length_is_refused(head: bytes) -> None:
-    with pytest.raises(BadAnswer):
+    with pytest.raises(BadHttpAnswer):
         cut(head + b"\r\n\r\n")

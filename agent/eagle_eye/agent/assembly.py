@@ -32,7 +32,7 @@ from eagle_eye.agent.config import (
 from eagle_eye.agent.loop.clock import Clock, Waitable
 from eagle_eye.agent.loop.collector import CollectFailed, Collector, Observed, Unsupported
 from eagle_eye.agent.loop.drops import Drops
-from eagle_eye.agent.loop.runner import Runner
+from eagle_eye.agent.loop.runner import CollectorRunner
 from eagle_eye.agent.processes.process_registry import TrainingProcess, TrainingProcesses
 
 PLACES_CHECKED_S = 0.1  # a one-shot check cannot wait until the driver has listed its GPUs
@@ -128,7 +128,7 @@ class Assembly:
             self.training,
             *beside,
         )
-        self.runners = tuple(Runner(collector, drops, clock.monotonic_s) for collector in collectors)
+        self.runners = tuple(CollectorRunner(collector, drops, clock.monotonic_s) for collector in collectors)
         self._kernel_log = next(runner for runner in self.runners if runner.collector is kernel_log)
 
     def happened(self) -> Observed:
@@ -149,7 +149,7 @@ class Assembly:
         return step if step is not None else self._logs.steps.get(process.device)
 
 
-def check_runners(drops: Drops, clock: Clock, state_folder: Path) -> tuple[Runner, ...]:
+def check_runners(drops: Drops, clock: Clock, state_folder: Path) -> tuple[CollectorRunner, ...]:
     """Return the runners for a one-shot check: the host's own facts since boot, without training."""
     nvml = NvmlCollector()
     collectors: Sequence[Collector] = (
@@ -158,7 +158,7 @@ def check_runners(drops: Drops, clock: Clock, state_folder: Path) -> tuple[Runne
         KernelLogCollector(drops, nvml.devices_by_bus_id, places_s=PLACES_CHECKED_S),
         nvml,
     )
-    return tuple(Runner(collector, drops, clock.monotonic_s) for collector in collectors)
+    return tuple(CollectorRunner(collector, drops, clock.monotonic_s) for collector in collectors)
 
 
 def found_processes(drops: Drops, clock: Clock, wake: Waitable) -> tuple[TrainingProcess, ...]:

@@ -23,14 +23,14 @@ from eagle_eye.agent.evidence.gather import (
     BUG_REPORT,
     EVIDENCE,
     CannotGather,
-    Gatherer,
+    EvidenceGatherer,
     gather_now,
     standard_sources,
 )
-from eagle_eye.agent.evidence.requests import EvidenceRequests
+from eagle_eye.agent.evidence.requests import EvidenceResponder
 from eagle_eye.agent.evidence.upload import Upload, UploadTarget
 from eagle_eye.agent.exposition.server import MetricsServer
-from eagle_eye.agent.exposition.text import Delivery, Exposition
+from eagle_eye.agent.exposition.text import Exposition, FrameDelivery
 from eagle_eye.agent.health.host_verdict import EXIT_CODES, judge, lines
 from eagle_eye.agent.heap import share_heap
 from eagle_eye.agent.loop.clock import SystemClock, Wake
@@ -38,11 +38,11 @@ from eagle_eye.agent.loop.clock_base import ClockBase
 from eagle_eye.agent.loop.collector import CollectFailed, Collector, Observed
 from eagle_eye.agent.loop.drops import Drops
 from eagle_eye.agent.loop.loop import Loop, Sink, agent_version, boot_id
-from eagle_eye.agent.loop.runner import Runner
+from eagle_eye.agent.loop.runner import CollectorRunner
 from eagle_eye.agent.loop.service_manager import ServiceManager
-from eagle_eye.agent.loop.tick_result import Tick
+from eagle_eye.agent.loop.tick_result import TickFrame
 from eagle_eye.agent.node_check.requests import PATH as NODE_CHECK_PATH
-from eagle_eye.agent.node_check.requests import NodeChecks
+from eagle_eye.agent.node_check.requests import NodeCheckResponder
 from eagle_eye.agent.node_check.runner import run as run_child
 from eagle_eye.agent.nvml.simulation import SimulationFailed, cache_folder, simulate
 from eagle_eye.agent.printing import Nowhere, Printer
@@ -53,7 +53,7 @@ from eagle_eye.agent.transport.uplink import Destination, Uplink
 from eagle_eye.schema.configuration import ConfigurationError
 
 if TYPE_CHECKING:  # needs a package that is not installed everywhere
-    from eagle_eye.agent.health.nvrx_health import Health, NvrxHealth
+    from eagle_eye.agent.health.nvrx_health import HostHealth, NvrxHealth
 
 FLUSH_S = 1.0  # how long a stopping agent tries to send its last frames
 FLUSH_ONCE_S = 5.0
@@ -173,17 +173,19 @@ def _run_sending(configuration: AgentConfiguration, *, once: bool) -> int:
         answered: Callable[[Mapping[str, object]], None] = _ignore
         if not once:  # a frame that lists "evidence" or "node_check" invites requests
             gatherer = _gatherer(configuration, drops)
-            evidence = EvidenceRequests(gatherer, processes.all, Upload(place, clock).send, drops)
+            evidence = EvidenceResponder(gatherer, processes.all, Upload(place, clock).send, drops)
             checks_send = Upload(place, clock, path=NODE_CHECK_PATH).send
-            checks = NodeChecks(configuration.node_check_command, processes.all, checks_send, drops)
+            checks = NodeCheckResponder(configuration.node_check_command, processes.all, checks_send, drops)
             beside = [evidence, checks] if configuration.node_check_command else [evidence]
             answered = partial(_hand_on, (evidence.answered, checks.answered))
         assembly = Assembly(configuration, drops, clock, wake.set, folder, processes, beside)
         base = ClockBase(clock, boot_id())
         uplink = Uplink(destination, spool, drops, clock, token=token, answered=answered, base=base)
 
-        def delivery() -> Delivery:
-            return Delivery(spool.waiting(), spool.waiting_bytes(), spool.in_memory, uplink.delivered, uplink.is_well)
+        def delivery() -> FrameDelivery:
+            return FrameDelivery(
+                spool.waiting(), spool.waiting_bytes(), spool.in_memory, uplink.delivered, uplink.is_well
+            )
 
         exposition = Exposition(configuration.node, agent_version(), drops, delivery, assembly.nvml.devices_by_uuid)
         uplink.start()
@@ -259,8 +261,8 @@ def _check(configuration: AgentConfiguration, gpus: int | None) -> int:
     """Report whether this host is sick. Leaves spool, server and hook socket to the agent running here."""
     drops, clock = Drops(), SystemClock()
     folder = spool_folder(configuration, os.environ)
-    runners: Sequence[Runner] = check_runners(drops, clock, folder)
-    ticks: list[Tick] = []
+    runners: Sequence[CollectorRunner] = check_runners(drops, clock, folder)
+    ticks: list[TickFrame] = []
     loop = Loop(
         configuration.node,
         configuration.job,
@@ -296,7 +298,7 @@ def _answer_nvrx(configuration: AgentConfiguration, drops: Drops) -> NvrxHealth:
     if configuration.nvrx_health_gpus >= 0:
         command += ["--gpus", str(configuration.nvrx_health_gpus)]
 
-    def check(in_the_way: Callable[[], str]) -> Health:
+    def check(in_the_way: Callable[[], str]) -> HostHealth:
         return health_of(run_child(command, time.monotonic() + VERDICT_S_MAX, in_the_way))
 
     health = NvrxHealth(Path(configuration.nvrx_health_socket), check, drops)
@@ -320,10 +322,10 @@ def _gather(configuration: AgentConfiguration, out: Path, kind: str) -> int:
     return 0
 
 
-def _gatherer(configuration: AgentConfiguration, drops: Drops) -> Gatherer:
+def _gatherer(configuration: AgentConfiguration, drops: Drops) -> EvidenceGatherer:
     prefixes, pipes = configuration.flight_recorder_prefixes, configuration.flight_recorder_pipe_prefixes
     dumps = FlightDumps(prefixes, pipes, drops=drops)
-    return Gatherer(configuration.node, agent_version(), standard_sources(dumps))
+    return EvidenceGatherer(configuration.node, agent_version(), standard_sources(dumps))
 
 
 def _hand_on(takers: Sequence[Callable[[Mapping[str, object]], None]], fields: Mapping[str, object]) -> None:

@@ -22,7 +22,7 @@ LOOK_EVERY_S = 0.005
 REAP_S = 0.5  # how long a killed program may take to exit; one in an uninterruptible call is left behind
 
 
-class Ran(NamedTuple):
+class ToolResult(NamedTuple):
     """The outcome. ``status`` None: it was killed at the deadline, or for too much output (``cut``)."""
 
     status: int | None
@@ -42,7 +42,7 @@ def run(
     output_bytes_max: int,
     folder: Path | None = None,
     monotonic_s: Callable[[], float] = time.monotonic,
-) -> Ran:
+) -> ToolResult:
     """Run a program until it exits or ``until_s``, by ``monotonic_s``; then kill it and its children.
 
     It gets only PATH of our environment, which may hold secrets. Raises OSError when it cannot start.
@@ -71,7 +71,7 @@ def run(
             _end(process)
     said = bytes(complaint[:COMPLAINT_BYTES_MAX]).decode("utf-8", "replace").strip()
     cut = len(output) > output_bytes_max
-    return Ran(process.returncode if ended else None, bytes(output[:output_bytes_max]), said, cut)
+    return ToolResult(process.returncode if ended else None, bytes(output[:output_bytes_max]), said, cut)
 
 
 @contextlib.contextmanager

@@ -28,7 +28,7 @@ from typing import Any
 
 from eagle_eye.agent.redact import redact
 from eagle_eye.agent.training_hook.message import HEARTBEAT_S, PHASE_CHARS_MAX, TEXT_BYTES_MAX
-from eagle_eye.agent.training_hook.sender import Identity, Sender, State, collective_sequences, hook_socket
+from eagle_eye.agent.training_hook.sender import HookSender, HookState, Identity, collective_sequences, hook_socket
 from eagle_eye.agent.training_hook.tally import RunningTotals
 from eagle_eye.agent.training_hook.timer import StepParts, StepTimer
 from eagle_eye.agent.training_hook.torch_module import Watch
@@ -72,13 +72,13 @@ class Training:
     """One process's report, created by ``attach``."""
 
     def __init__(self) -> None:
-        self._state = State()
+        self._state = HookState()
         self._timer = StepTimer()
         self._watch = Watch(self._timer, self._count_failure)
         self._tally = RunningTotals(self._count_failure)
         self._step = 0
         self._sound = True  # the last loss was finite, as far as known
-        self._sender: Sender | None = None
+        self._sender: HookSender | None = None
         self._stopped = threading.Event()
         self._heartbeat: threading.Thread | None = None
         self._phases: list[str] = []
@@ -181,7 +181,7 @@ class Training:
         if self._watch.device is not None:
             identity = identity.on_device(self._watch.device)
         path = hook_socket(os.environ) if path is None else path
-        self._sender = Sender(identity, self._state, path, heartbeat_s, self._sequences)
+        self._sender = HookSender(identity, self._state, path, heartbeat_s, self._sequences)
         self._sender.event("phase", "start")
         self._sender.send()
         self._excepthook = sys.excepthook
@@ -233,7 +233,7 @@ class Training:
                 sent, sent_s = progress, perf_counter()
                 self._send(sender)
 
-    def _send(self, sender: Sender) -> None:
+    def _send(self, sender: HookSender) -> None:
         try:
             sender.send()
         except Exception as error:  # noqa: BLE001 - the next beat may succeed

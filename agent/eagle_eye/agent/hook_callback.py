@@ -17,7 +17,7 @@ _log = logging.getLogger("eagle_eye.hook")
 _P = ParamSpec("_P")
 
 
-class Report:
+class TrainingReport:
     """The report of the framework's current training run, if there is one."""
 
     def __init__(self, **options: Any) -> None:

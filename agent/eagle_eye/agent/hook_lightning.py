@@ -15,7 +15,7 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from eagle_eye.agent.hook_callback import Report, never_raises, tokens_in
+from eagle_eye.agent.hook_callback import TrainingReport, never_raises, tokens_in
 
 PACKAGES = ("lightning.pytorch", "pytorch_lightning")
 
@@ -42,7 +42,7 @@ class LightningReport:
         ``options`` are ``attach``'s ``socket`` and ``heartbeat_s``.
         """
         super().__init__()
-        self.report = Report(**options)
+        self.report = TrainingReport(**options)
         self._tokens = tokens
         self._grad_norm = grad_norm
         self._global_step = 0

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from eagle_eye.agent.hook_callback import Report, never_raises, tokens_in
+from eagle_eye.agent.hook_callback import TrainingReport, never_raises, tokens_in
 from eagle_eye.agent.training_hook.torch_module import Inert
 
 
@@ -32,7 +32,7 @@ class TransformersReport:
     def __init__(self, **options: Any) -> None:
         """``options`` are ``attach``'s ``socket`` and ``heartbeat_s``."""
         super().__init__()
-        self.report = Report(**options)
+        self.report = TrainingReport(**options)
         self._handle: Any = None
         self._model_tells_loss = False
         self._processes = 1  # the divisor by which the model's loss is too small

@@ -34,7 +34,7 @@ from torch.distributed.checkpoint.storage import StorageReader
 
 from eagle_eye.checkpoint import restart_point
 from eagle_eye.checkpoint.connection import connect
-from eagle_eye.checkpoint.device_copies import Copies, HostCopies, copies_for
+from eagle_eye.checkpoint.device_copies import DeviceCopies, HostCopies, copies_for
 from eagle_eye.checkpoint.failure_domains import read_failure_domains, together
 from eagle_eye.checkpoint.kept_steps import kept_from_before
 from eagle_eye.checkpoint.layout import JobLayout, ShardLayout, ShardWriter, named, unpack
@@ -47,15 +47,15 @@ from eagle_eye.checkpoint.messages import (
     Found,
     GetBlob,
     Grant,
+    JobNode,
     KeptStep,
-    Member,
     Message,
     MetadataMade,
     MetadataWanted,
     Open,
-    Opened,
     Persisted,
     Skipped,
+    SlotsOpened,
     Whole,
 )
 from eagle_eye.checkpoint.placement import place
@@ -166,7 +166,7 @@ class MemoryCheckpointer:
         self._client = StoreClient(store_folder(self._node), self._node, self._job, self._key)
         self._plan: tuple[JobLayout, ShardWriter] | None = None
         self._slots: dict[str, tuple[memoryview, list[torch.Tensor]]] = {}
-        self._copies: Copies = HostCopies()
+        self._copies: DeviceCopies = HostCopies()
         self._granted: Grant | None = None
         self._lock = threading.Lock()
         self._line: AttemptConnection | None = None
@@ -397,7 +397,7 @@ class MemoryCheckpointer:
         for rank, one in enumerate(everyone):
             nodes.setdefault(one.node, []).append(rank)
         address = {one.node: one.address for one in everyone}
-        members = tuple(Member(node, address[node], tuple(ranks)) for node, ranks in nodes.items())
+        members = tuple(JobNode(node, address[node], tuple(ranks)) for node, ranks in nodes.items())
         replicas = min(self._replicas, len(nodes))
         holders = place(sorted(nodes), replicas, self._domains()).holders[self._node]
         kept = self._kept(everyone, layout.plan, resumed)
@@ -472,7 +472,7 @@ class MemoryCheckpointer:
         writer, metadata = made[0]
         return named(layouts, metadata), writer
 
-    def _attach(self, opened: Opened, line: AttemptConnection) -> None:
+    def _attach(self, opened: SlotsOpened, line: AttemptConnection) -> None:
         """Map the (possibly recreated) slots, and write the parts that no capture writes."""
         with self._lock:
             self._granted, before = None, self._slots

@@ -8,7 +8,7 @@ from typing import Protocol
 from eagle_eye.checkpoint import plan_command, status_command, store_command, verify_command
 
 
-class Verb(Protocol):
+class VerbModule(Protocol):
     """The interface of a verb's module. Extras are imported on run: help and planning need none."""
 
     @property
@@ -30,7 +30,7 @@ class Verb(Protocol):
         ...
 
 
-VERBS: tuple[Verb, ...] = (store_command, status_command, verify_command, plan_command)
+VERBS: tuple[VerbModule, ...] = (store_command, status_command, verify_command, plan_command)
 
 
 def configure(parser: argparse.ArgumentParser) -> None:

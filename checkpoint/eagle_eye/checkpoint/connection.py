@@ -25,7 +25,7 @@ from eagle_eye.checkpoint.messages import (
     Greet,
     Message,
     Proof,
-    Refused,
+    RequestRefused,
     decode,
     encode,
 )
@@ -56,7 +56,7 @@ def proof(key: bytes, side: bytes, ours: bytes, theirs: bytes) -> bytes:
     return hmac.new(key, side + ours + theirs, hashlib.sha256).digest()
 
 
-class Pace(Protocol):
+class SendPace(Protocol):
     """Paces the sending of a shard, piece by piece."""
 
     def piece(self, left: int, unsent: Callable[[], int]) -> AbstractAsyncContextManager[int]:
@@ -77,7 +77,7 @@ def tuned(sock: socket.socket) -> socket.socket:
     return sock
 
 
-class Connection:
+class StoreConnection:
     """A connection of the store, in its event loop. One coroutine receives; any may send."""
 
     def __init__(self, sock: socket.socket) -> None:
@@ -100,7 +100,7 @@ class Connection:
         host: str = self._socket.getpeername()[0]
         return host
 
-    async def send(self, message: Message, data: memoryview | None = None, pace: Pace | None = None) -> None:
+    async def send(self, message: Message, data: memoryview | None = None, pace: SendPace | None = None) -> None:
         """Send a message and its data, uninterrupted. Raises OSError."""
         async with self._sending:
             with self._working():
@@ -108,7 +108,7 @@ class Connection:
                 if data is not None:
                     await self._send_data(data, pace)
 
-    async def send_data(self, data: memoryview, pace: Pace | None = None) -> None:
+    async def send_data(self, data: memoryview, pace: SendPace | None = None) -> None:
         """Send the announced data at a pace, None: at once. Raises OSError."""
         async with self._sending:
             with self._working():
@@ -149,7 +149,7 @@ class Connection:
         except OSError:
             return True
 
-    async def _send_data(self, data: memoryview, pace: Pace | None) -> None:
+    async def _send_data(self, data: memoryview, pace: SendPace | None) -> None:
         start = 0
         while start < len(data):
             going = contextlib.nullcontext(PIECE_BYTES) if pace is None else pace.piece(len(data) - start, self._unsent)
@@ -301,7 +301,7 @@ def expected(message: Message | None, kind: type[MessageT]) -> MessageT:
     """Return the message if it is of the kind. Raises ProtocolError."""
     if isinstance(message, kind):
         return message
-    if isinstance(message, Refused):
+    if isinstance(message, RequestRefused):
         raise ProtocolError(message.reason)
     if message is None:
         raise ProtocolError(f"the other side ended where {kind.__name__} was expected")

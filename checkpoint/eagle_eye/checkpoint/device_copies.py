@@ -23,7 +23,7 @@ from eagle_eye.checkpoint.state import address_of
 _log = logging.getLogger(__name__)
 
 
-class Copies(Protocol):
+class DeviceCopies(Protocol):
     """Copies one rank's tensors into its slots. One capture at a time, by one thread."""
 
     def attach(self, slot: memoryview) -> None:
@@ -149,7 +149,7 @@ class CudaCopies:
             self._cuda.current_stream(self._device).wait_event(self._events[0])
 
 
-def copies_for(devices: Collection[torch.device], optimizers: Sequence[Optimizer]) -> Copies:
+def copies_for(devices: Collection[torch.device], optimizers: Sequence[Optimizer]) -> DeviceCopies:
     """Return how to copy tensors of these devices. On several GPUs, or another accelerator, the host blocks."""
     gpus = [device for device in devices if device.type == "cuda"]
     return CudaCopies(gpus[0], optimizers) if len(gpus) == 1 else HostCopies()

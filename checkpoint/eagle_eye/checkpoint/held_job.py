@@ -21,9 +21,9 @@ from typing import Any
 import msgspec
 
 from eagle_eye.checkpoint.checksums import Damaged, check_all
-from eagle_eye.checkpoint.connection import Connection
+from eagle_eye.checkpoint.connection import StoreConnection
 from eagle_eye.checkpoint.memory_plan import DoesNotFit, spaced_of
-from eagle_eye.checkpoint.messages import VERSION, Copies, CopyInfo, Member, Missed, Open, Reserve
+from eagle_eye.checkpoint.messages import VERSION, Copies, CopyInfo, JobNode, Missed, Open, Reserve
 from eagle_eye.checkpoint.record import Record
 from eagle_eye.checkpoint.shared_memory import SlotFile, reserve
 from eagle_eye.checkpoint.slots import Agreement, Needed, Slots
@@ -75,7 +75,7 @@ class SavedJob(msgspec.Struct, frozen=True):
 
 
 @dataclass
-class Shard:
+class ShardSlots:
     """The slots for one rank's shards, of this node's rank (``local``) or of another node's.
 
     ``sums`` are the checksums of the slots' copies; a copy without is not verified yet. ``opening`` is the message of
@@ -93,7 +93,7 @@ class Shard:
     newest_step: int = -1  # that its rank has come to
     attempt: int = 0
     holders: tuple[str, ...] = ()
-    connection: Connection | None = None
+    connection: StoreConnection | None = None
     closed: bool = False
     opening: Open | None = None
     is_short: bool = False
@@ -135,8 +135,8 @@ class HeldJob:
         self.folder = folder
         self.attempt = 0
         self.begun_attempt = 0
-        self.members: dict[str, Member] = {}
-        self.shards: dict[ShardKey, Shard] = {}
+        self.members: dict[str, JobNode] = {}
+        self.shards: dict[ShardKey, ShardSlots] = {}
         self.needed = Needed(keep=1)
         self.agreement: Agreement | None = None
         self.capture_every = 1
@@ -153,16 +153,16 @@ class HeldJob:
         self.links: Callable[[], list[dict[str, Any]]] = list  # what is known of the interfaces that copies take
 
     @property
-    def coordinator(self) -> Member | None:
+    def coordinator(self) -> JobNode | None:
         """The member whose store decides what is whole: the first."""
         return next(iter(self.members.values()), None)
 
     @property
-    def local(self) -> list[Shard]:
+    def local(self) -> list[ShardSlots]:
         """The shards of this node's ranks in this attempt."""
         return [shard for shard in self.shards.values() if shard.local and shard.holders]
 
-    def needed_of(self, shard: Shard) -> set[int]:
+    def needed_of(self, shard: ShardSlots) -> set[int]:
         """Return the steps whose copies of the shard must stay, including those being sent.
 
         Only its own node writes it to storage.
@@ -235,7 +235,7 @@ class HeldJob:
         self._drop(lambda copy: resumed is None or copy.step > resumed)
         self._drop(lambda copy: attempts.get(copy.step, copy.attempt) != copy.attempt)
 
-    async def shard(self, plan: str, rank: int, capacity_bytes: int, slots: int, *, local: bool) -> Shard:
+    async def shard(self, plan: str, rank: int, capacity_bytes: int, slots: int, *, local: bool) -> ShardSlots:
         """Return the slots for a rank's shards, two of them reserved: ``top_up`` reserves the others.
 
         Raises DoesNotFit where those two do not fit. Where that is because of an earlier plan's copies one will do: the
@@ -243,7 +243,7 @@ class HeldJob:
         as they were.
         """
         fits = [one for one in self._shards_of(plan, rank) if one.capacity_bytes >= capacity_bytes]
-        shard = fits[0] if fits else Shard(rank, plan, capacity_bytes, local, slots)
+        shard = fits[0] if fits else ShardSlots(rank, plan, capacity_bytes, local, slots)
         self.shards[shard.key] = shard
         shard.local, shard.wanted, shard.attempt = local, slots, self.attempt
         if local:  # a rank begins: what it had been granted before is not to be granted to it meanwhile, either
@@ -256,7 +256,7 @@ class HeldJob:
             raise DoesNotFit(reason)
         return shard
 
-    def drop_granted(self, shard: Shard) -> None:
+    def drop_granted(self, shard: ShardSlots) -> None:
         """Drop the slot that a rank may be writing into; ``top_up`` reserves another: the rank may still be alive.
 
         A stopped rank that continues then writes into unused memory.
@@ -268,7 +268,7 @@ class HeldJob:
         shard.files.pop(slot).close(remove=True)
         shard.sums = {number - (number > slot): sums for number, sums in shard.sums.items() if number != slot}
 
-    async def top_up(self, shard: Shard, wanted: int | None = None) -> str:
+    async def top_up(self, shard: ShardSlots, wanted: int | None = None) -> str:
         """Reserve the shard's missing slots, up to ``wanted`` (None: all). Return why it has fewer, "" if not.
 
         In a thread: reserving gigabytes takes seconds, in which the store keeps answering.
@@ -290,13 +290,13 @@ class HeldJob:
         shard.is_short = shard.is_short and len(shard.files) < shard.wanted
         return ""
 
-    def _has(self, shard: Shard) -> bool:
+    def _has(self, shard: ShardSlots) -> bool:
         return self.shards.get(shard.key) is shard
 
-    def _new_slot(self, shard: Shard) -> SlotFile:
+    def _new_slot(self, shard: ShardSlots) -> SlotFile:
         return reserve(self.folder / f"{shard.rank}-{secrets.token_hex(4)}.slot", shard.capacity_bytes)
 
-    def _more_room_later(self, shard: Shard) -> bool:
+    def _more_room_later(self, shard: ShardSlots) -> bool:
         """Whether it has a slot, and memory of another plan or attempt will be freed once a step is whole."""
         return bool(shard.files) and any(
             other is not shard and other.attempt != self.attempt for other in self.shards.values()
@@ -307,14 +307,14 @@ class HeldJob:
         for key in [key for key, shard in self.shards.items() if key[0] != plan or shard.attempt != self.attempt]:
             self._free(self.shards.pop(key))
 
-    def copies(self) -> Iterable[tuple[Shard, int, CopyInfo]]:
+    def copies(self) -> Iterable[tuple[ShardSlots, int, CopyInfo]]:
         """Yield every verified copy: the shard, the slot, the copy."""
         for shard in self.shards.values():
             for slot, copy in enumerate(shard.slots.holds):
                 if copy is not None and slot in shard.sums:
                     yield shard, slot, copy
 
-    def find(self, plan: str, rank: int, step: int) -> tuple[Shard, int, CopyInfo] | None:
+    def find(self, plan: str, rank: int, step: int) -> tuple[ShardSlots, int, CopyInfo] | None:
         """Return where a verified copy is, None if none is here."""
         for shard in self._shards_of(plan, rank):
             slot = shard.verified(step)
@@ -322,7 +322,7 @@ class HeldJob:
                 return shard, slot, copy
         return None
 
-    def current(self, plan: str, rank: int) -> Shard | None:
+    def current(self, plan: str, rank: int) -> ShardSlots | None:
         """Return the slots for a rank's shards in this attempt, None if none were requested."""
         return next((shard for shard in self._shards_of(plan, rank) if shard.attempt == self.attempt), None)
 
@@ -418,12 +418,12 @@ class HeldJob:
                 found.setdefault(copy.step, []).append(copy.captured_s)
         return {step: median_low(times) for step, times in found.items()}
 
-    def _shards_of(self, plan: str, rank: int) -> list[Shard]:
+    def _shards_of(self, plan: str, rank: int) -> list[ShardSlots]:
         """Return those of a plan and rank, the newest attempt's first."""
         found = [shard for shard in self.shards.values() if (shard.plan, shard.rank) == (plan, rank)]
         return sorted(found, key=lambda shard: shard.attempt, reverse=True)
 
-    def _free(self, shard: Shard) -> None:
+    def _free(self, shard: ShardSlots) -> None:
         for file in shard.files:
             file.close(remove=True)
 
@@ -457,7 +457,7 @@ def adopt(folder: Path) -> HeldJob | None:
     job.needed = Needed(saved.keep, set(saved.whole), set(saved.void), spaced=saved.spaced)
     kept = set()
     for one in saved.shards:
-        shard = Shard(one.rank, one.plan, one.capacity_bytes, one.local, one.wanted, attempt=one.attempt)
+        shard = ShardSlots(one.rank, one.plan, one.capacity_bytes, one.local, one.wanted, attempt=one.attempt)
         job.shards[shard.key] = shard
         kept |= {slot.file for slot in one.slots if _adopt_slot(job, shard, slot)}
     # Slots without a copy are removed, too: a rank that the earlier store let write into one may still do so.
@@ -467,7 +467,7 @@ def adopt(folder: Path) -> HeldJob | None:
     return job
 
 
-def _adopt_slot(job: HeldJob, shard: Shard, saved: SavedSlot) -> bool:
+def _adopt_slot(job: HeldJob, shard: ShardSlots, saved: SavedSlot) -> bool:
     """Whether the slot has the copy that the record says, and is adopted."""
     copy, what = saved.copy, f"rank {saved.copy.rank}, step {saved.copy.step}"
     try:

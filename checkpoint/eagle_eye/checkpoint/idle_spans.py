@@ -17,7 +17,7 @@ BURSTS_MAX = 64  # per step
 
 
 @dataclass(frozen=True)
-class Sight:
+class LinkState:
     """The link's current state.
 
     ``busy``: others' traffic passes. Else it is idle since ``began_s``, and until ``ends_s``; None: unknown.
@@ -79,13 +79,13 @@ class IdleSpans:
         self._busy_since_s = None
         self._idle_since_s = began_s if self._marked_s is None else max(began_s, self._marked_s)
 
-    def sight(self, now_s: float) -> Sight:
+    def sight(self, now_s: float) -> LinkState:
         """Return the link's current state."""
         since_s = self._idle_since_s
         if since_s is None:
-            return Sight(busy=self._busy_since_s is not None, began_s=now_s, ends_s=None)
+            return LinkState(busy=self._busy_since_s is not None, began_s=now_s, ends_s=None)
         length = self._shortest(self._bursts, now_s - since_s)
-        return Sight(busy=False, began_s=since_s, ends_s=None if length is None else since_s + length)
+        return LinkState(busy=False, began_s=since_s, ends_s=None if length is None else since_s + length)
 
     def _shortest(self, burst: int, passed_s: float) -> float | None:
         """Return how long an idle span lasts that has lasted for so long; None where it has never been longer.

@@ -14,8 +14,8 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 import msgspec
 
 from eagle_eye.checkpoint.checksums import Damaged, check, check_all, chunks, sums_of
-from eagle_eye.checkpoint.connection import Connection, Pace, ProtocolError
-from eagle_eye.checkpoint.held_job import HeldJob, Shard, attempts_resumed
+from eagle_eye.checkpoint.connection import ProtocolError, SendPace, StoreConnection
+from eagle_eye.checkpoint.held_job import HeldJob, ShardSlots, attempts_resumed
 from eagle_eye.checkpoint.memory_plan import DoesNotFit, spaced_of
 from eagle_eye.checkpoint.messages import (
     Agreed,
@@ -24,26 +24,26 @@ from eagle_eye.checkpoint.messages import (
     Close,
     Copies,
     CopyInfo,
-    Ended,
     Grant,
     Message,
     MetadataMade,
     MetadataWanted,
     Missed,
     Open,
-    Opened,
     Persisted,
     Put,
-    Refused,
+    RanksDone,
+    RequestRefused,
     Reserve,
     ShardPersisted,
     Skipped,
+    SlotsOpened,
     Whole,
 )
 from eagle_eye.checkpoint.peer import Peer
 from eagle_eye.checkpoint.shared_memory import SlotFile
 from eagle_eye.checkpoint.storage import apart, complete, discard, discard_others, partial, write_shard
-from eagle_eye.checkpoint.traffic import Traffic, Unwanted
+from eagle_eye.checkpoint.traffic import CopyUnwanted, Traffic
 
 SCRUB_PAUSE_S, SCRUB_CHUNKS = 0.02, 16  # a tenth of a core at most
 SAY_AGAIN_S = 1.0
@@ -74,7 +74,7 @@ class JobService:
         self._metadata: dict[int, bytes] = {}
         self._on_storage: dict[int, dict[str, str]] = {}
         self._written: dict[int, ShardPersisted | None] = {}
-        self._ranks: set[Connection] = set()
+        self._ranks: set[StoreConnection] = set()
         self._whole_said: int | None = None
         self._done_nodes: set[str] = set()
         self._said_done_s = 0.0
@@ -101,7 +101,7 @@ class JobService:
         now_s = time.monotonic()
         if now_s - self._said_done_s > SAY_AGAIN_S:
             self._said_done_s = now_s
-            self._spawn(self._tell_coordinator(Ended(self.job.attempt, self._node)))
+            self._spawn(self._tell_coordinator(RanksDone(self.job.attempt, self._node)))
 
     def close(self) -> None:
         """Close the connections to other nodes and to ranks. Slots being written by ranks stay unchanged."""
@@ -118,13 +118,13 @@ class JobService:
 
     # A rank's attempt.
 
-    def entered(self, connection: Connection) -> None:
+    def entered(self, connection: StoreConnection) -> None:
         """A rank has come."""
         self._ranks.add(connection)
         self._traffic.has_ranks(here=True)
         self.job.left_s = None
 
-    def left(self, connection: Connection, shard: Shard | None) -> None:
+    def left(self, connection: StoreConnection, shard: ShardSlots | None) -> None:
         """A rank's connection has ended: release the slot that it may have been writing."""
         self._ranks.discard(connection)
         if shard is not None and shard.connection is connection and not self._closed:
@@ -134,12 +134,12 @@ class JobService:
             self.job.left_s = time.monotonic()
             self._traffic.has_ranks(here=False)
 
-    async def open(self, opening: Open, connection: Connection) -> Shard | None:
+    async def open(self, opening: Open, connection: StoreConnection) -> ShardSlots | None:
         """Start an attempt for a rank: reserve its memory here and at the other holders, or answer why not."""
         job = self.job
         if opening.attempt < job.attempt:
             reason = f"attempt {opening.attempt} of {job.name} is over: attempt {job.attempt} has begun"
-            await connection.send(Refused(reason))
+            await connection.send(RequestRefused(reason))
             return None
         if opening.again:  # what it kept at its beginning is no news
             opening = msgspec.structs.replace(opening, kept=())
@@ -152,17 +152,17 @@ class JobService:
             for node in opening.holders[1:]:
                 await self._peer(node).reserve(_wish(opening))
         except (DoesNotFit, OSError) as error:
-            await connection.send(Refused(str(error)))
+            await connection.send(RequestRefused(str(error)))
             return None
         if job.attempt != opening.attempt:
-            await connection.send(Refused(f"attempt {opening.attempt} is over: attempt {job.attempt} has begun"))
+            await connection.send(RequestRefused(f"attempt {opening.attempt} is over: attempt {job.attempt} has begun"))
             return None
         resumed = [step for step in attempts_resumed(opening) if step == opening.resumed_step]
         taken = self._taken_for(shard, opening, resumed)
         shard.awaited = len(self._missing(shard, opening, self._older(opening))) if opening.sources else 0
         shard.holders, shard.connection, shard.closed, shard.opening = opening.holders, connection, False, opening
         job.save()
-        await connection.send(Opened(tuple(str(file.path) for file in shard.files)))
+        await connection.send(SlotsOpened(tuple(str(file.path) for file in shard.files)))
         if job.capture_every > 1:
             await connection.send(CaptureEvery(job.capture_every))
         await self._grant(shard)
@@ -172,7 +172,7 @@ class JobService:
         self._spawn(self._restore_older(shard, opening))
         return shard
 
-    def _replicate_again(self, shard: Shard) -> None:
+    def _replicate_again(self, shard: ShardSlots) -> None:
         for slot, copy in enumerate(shard.slots.holds):
             if copy is not None and slot in shard.sums and self.job.needed.unresolved(copy.step):
                 self._spawn(self._replicate(shard, slot, copy, again=True))
@@ -188,7 +188,7 @@ class JobService:
         if self._coordinates:
             self._spawn(apart(discard_others, self.job.directory, self.job.attempt))
 
-    async def hear(self, shard: Shard, message: Message) -> None:
+    async def hear(self, shard: ShardSlots, message: Message) -> None:
         """Process a rank's message during training."""
         job = self.job
         match message:
@@ -220,12 +220,12 @@ class JobService:
             case _:
                 raise ProtocolError(f"{type(message).__name__} from a rank that trains")
 
-    def _came_to(self, shard: Shard, step: int) -> None:
+    def _came_to(self, shard: ShardSlots, step: int) -> None:
         shard.newest_step = step
         if shard is next(iter(self.job.local), None):  # the other ranks of the node end their steps at the same time
             self._traffic.mark()
 
-    async def _grant(self, shard: Shard) -> None:
+    async def _grant(self, shard: ShardSlots) -> None:
         if shard.connection is None:
             return
         needed = self.job.needed_of(shard)
@@ -240,7 +240,7 @@ class JobService:
         with contextlib.suppress(OSError):  # the rank has ended; its connection will say so
             await shard.connection.send(Grant(slot, str(shard.files[slot].path)))
 
-    async def top_up(self, shards: Iterable[Shard]) -> None:
+    async def top_up(self, shards: Iterable[ShardSlots]) -> None:
         """Reserve these shards' missing slots, as far as there is room now."""
         for shard in list(shards):
             await self.job.top_up(shard)
@@ -257,7 +257,7 @@ class JobService:
 
     # Copies.
 
-    async def _replicate(self, shard: Shard, slot: int, copy: CopyInfo, *, again: bool = False) -> None:
+    async def _replicate(self, shard: ShardSlots, slot: int, copy: CopyInfo, *, again: bool = False) -> None:
         """Copy a captured shard to its other holders, and report to the coordinator once all copies are whole."""
         shard.sending.add(copy.step)
         try:
@@ -271,7 +271,7 @@ class JobService:
         if shard.attempt == self.job.attempt:
             await self._grant(shard)  # its slot may be free only now
 
-    async def _brought(self, shard: Shard, slot: int, copy: CopyInfo, *, again: bool) -> Copies | Missed | None:
+    async def _brought(self, shard: ShardSlots, slot: int, copy: CopyInfo, *, again: bool) -> Copies | Missed | None:
         """Return the report on a captured shard; None if no longer needed."""
         job, attempt, file = self.job, self.job.attempt, shard.files[slot]
         view = shard.view(slot, copy.length)
@@ -294,7 +294,7 @@ class JobService:
             others, outcomes = (self._node,), [OSError("the record of it has no room")]
         if shard.newest_step != copy.step:
             job.count("copies_late")
-        if any(isinstance(outcome, Unwanted) for outcome in outcomes) or job.attempt != attempt:
+        if any(isinstance(outcome, CopyUnwanted) for outcome in outcomes) or job.attempt != attempt:
             job.count("copies_dropped")
             return None
         failed = [f"{node}: {why}" for node, why in zip(others, outcomes, strict=True) if why is not None]
@@ -305,7 +305,7 @@ class JobService:
         return Missed(attempt, copy.rank, copy.step, failed[0], job.needed.known, again)
 
     async def _bring(
-        self, shard: Shard, node: str, put: Put, view: memoryview, wanted: Callable[[], bool] | None = None
+        self, shard: ShardSlots, node: str, put: Put, view: memoryview, wanted: Callable[[], bool] | None = None
     ) -> None:
         """Send a copy to a node, between the training's collectives if it may become un``wanted`` meanwhile.
 
@@ -313,7 +313,7 @@ class JobService:
         ProtocolError where no slot becomes free.
         """
 
-        def pace_to(host: str) -> Pace:
+        def pace_to(host: str) -> SendPace:
             return self._traffic.urgent() if wanted is None else self._traffic.copy(host, wanted)
 
         job, until_s = self.job, time.monotonic() + ROOM_WITHIN_S
@@ -331,15 +331,15 @@ class JobService:
                 with contextlib.suppress(asyncio.TimeoutError):
                     await asyncio.wait_for(self._news.wait(), ROOM_AGAIN_S)
             if wanted is not None and not wanted():
-                raise Unwanted("another step is whole, or this one never will be")
+                raise CopyUnwanted("another step is whole, or this one never will be")
         if outcome.yes:
             job.count("bytes_sent", len(view))
 
-    def _unresolved(self, shard: Shard) -> list[int]:
+    def _unresolved(self, shard: ShardSlots) -> list[int]:
         """Return the captured steps that may still become whole."""
         return [copy.step for copy in shard.slots.copies if self.job.needed.unresolved(copy.step)]
 
-    def _taken_for(self, shard: Shard, opening: Open, steps: Iterable[int]) -> dict[int, SlotFile]:
+    def _taken_for(self, shard: ShardSlots, opening: Open, steps: Iterable[int]) -> dict[int, SlotFile]:
         """Take slots for those of the steps that are missing here, before captures fill them."""
         job, missing = self.job, self._missing(shard, opening, steps)
         taken: dict[int, SlotFile] = {}
@@ -350,13 +350,13 @@ class JobService:
                 taken[step] = shard.files[slot]
         return taken
 
-    def _missing(self, shard: Shard, opening: Open, steps: Iterable[int]) -> list[int]:
+    def _missing(self, shard: ShardSlots, opening: Open, steps: Iterable[int]) -> list[int]:
         return [step for step in steps if self.job.find(opening.plan, shard.rank, step) is None]
 
     def _older(self, opening: Open) -> list[int]:
         return [step for step in attempts_resumed(opening) if step != opening.resumed_step]
 
-    async def _restore_older(self, shard: Shard, opening: Open) -> None:
+    async def _restore_older(self, shard: ShardSlots, opening: Open) -> None:
         """Reserve the slots that the shard lacks, and have the older steps that stay here and at the other holders."""
         job = self.job
         await job.top_up(shard)
@@ -368,7 +368,7 @@ class JobService:
         await self._restore_copies(shard, opening, older, taken)
 
     async def _restore_copies(
-        self, shard: Shard, opening: Open, steps: Sequence[int], taken: dict[int, SlotFile]
+        self, shard: ShardSlots, opening: Open, steps: Sequence[int], taken: dict[int, SlotFile]
     ) -> None:
         """Have the shards of steps that an earlier attempt captured here and at the other holders, the newest first.
 
@@ -390,7 +390,7 @@ class JobService:
         if shard.attempt == job.attempt:
             await self._grant(shard)  # a slot may be free only now
 
-    async def _bring_kept(self, shard: Shard, opening: Open, held: tuple[Shard, int, CopyInfo]) -> None:
+    async def _bring_kept(self, shard: ShardSlots, opening: Open, held: tuple[ShardSlots, int, CopyInfo]) -> None:
         job, (source, slot, copy) = self.job, held  # the slots of an earlier attempt, it may be
         # With the sums of now: what is written into the slot meanwhile is refused there.
         put, view = Put(opening.attempt, copy, source.sums[slot]), source.view(slot, copy.length)
@@ -401,14 +401,14 @@ class JobService:
         for node in shard.holders[1:]:
             try:
                 await self._bring(shard, node, put, view, None if copy.step == opening.resumed_step else wanted)
-            except Unwanted:
+            except CopyUnwanted:
                 return
             except OSError as error:
                 job.trouble(f"step {copy.step} of rank {shard.rank} is not on {node} again yet: {error}")
 
     async def _fetch(
-        self, shard: Shard, opening: Open, step: int, file: SlotFile
-    ) -> tuple[Shard, int, CopyInfo] | None:
+        self, shard: ShardSlots, opening: Open, step: int, file: SlotFile
+    ) -> tuple[ShardSlots, int, CopyInfo] | None:
         """Fetch an earlier attempt's shard, from any holder, into a slot taken for it."""
         job, attempt, fetched = self.job, attempts_resumed(opening)[step], None
         for address in opening.sources:
@@ -475,7 +475,7 @@ class JobService:
 
     # Agreement on whole steps.
 
-    async def agree(self, word: Copies | Missed | Agreed | ShardPersisted | Ended) -> None:
+    async def agree(self, word: Copies | Missed | Agreed | ShardPersisted | RanksDone) -> None:
         """Process another store's message: the coordinator's or, at the coordinator, any."""
         job = self.job
         if word.attempt != job.attempt:
@@ -486,7 +486,7 @@ class JobService:
             case ShardPersisted(_, node, step, reason):
                 self._on_storage.setdefault(step, {})[node] = reason
                 await self._complete(step)
-            case Ended(_, node):
+            case RanksDone(_, node):
                 await self._node_ended(node)
             case Copies(_, copy, whole, again) if job.agreement is not None:
                 await self._announce(job.agreement.heard(copy.rank, whole))
@@ -500,7 +500,7 @@ class JobService:
         coordinator = self.job.coordinator
         return coordinator is not None and coordinator.node == self._node
 
-    async def _tell_coordinator(self, word: Copies | Missed | ShardPersisted | Ended) -> None:
+    async def _tell_coordinator(self, word: Copies | Missed | ShardPersisted | RanksDone) -> None:
         coordinator = self.job.coordinator
         if self._coordinates or coordinator is None:
             await self.agree(word)
@@ -604,7 +604,7 @@ class JobService:
         said = self._written[step] = ShardPersisted(attempt, self._node, step, reason)
         await self._tell_coordinator(said)
 
-    async def _write(self, shard: Shard, step: int, attempt: int) -> None:
+    async def _write(self, shard: ShardSlots, step: int, attempt: int) -> None:
         job = self.job
         held = job.find(shard.plan, shard.rank, step)
         if held is None:

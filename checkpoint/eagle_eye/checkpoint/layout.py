@@ -21,7 +21,7 @@ from torch.distributed.checkpoint.filesystem import CURRENT_DCP_VERSION, _Storag
 from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, StorageMeta
 from torch.distributed.checkpoint.planner import SavePlan, WriteItem, WriteItemType
 
-from eagle_eye.checkpoint.device_copies import Copies
+from eagle_eye.checkpoint.device_copies import DeviceCopies
 from eagle_eye.checkpoint.state import StateDict
 from eagle_eye.checkpoint.storage import shard_file
 
@@ -156,7 +156,7 @@ class ShardWriter:
         return targets
 
     def write(
-        self, state: StateDict, slot: memoryview, targets: Sequence[torch.Tensor], copies: Copies
+        self, state: StateDict, slot: memoryview, targets: Sequence[torch.Tensor], copies: DeviceCopies
     ) -> tuple[int, tuple[int, ...]]:
         """Copy the state into a prepared slot; return the shard's length and those of its objects.
 

@@ -40,7 +40,7 @@ class KeptStep(msgspec.Struct, frozen=True):
     captured_s: float
 
 
-class Member(msgspec.Struct, frozen=True):
+class JobNode(msgspec.Struct, frozen=True):
     """A node of the job with the TCP address of its store and the ranks that it runs."""
 
     node: str
@@ -85,7 +85,7 @@ class Open(msgspec.Struct, frozen=True, tag="open"):
     key: bytes
     attempt: int
     rank: int
-    members: tuple[Member, ...]
+    members: tuple[JobNode, ...]
     holders: tuple[str, ...]
     plan: str
     blob: bytes
@@ -103,7 +103,7 @@ class Open(msgspec.Struct, frozen=True, tag="open"):
     kept: tuple[KeptStep, ...] = ()
 
 
-class Opened(msgspec.Struct, frozen=True, tag="opened"):
+class SlotsOpened(msgspec.Struct, frozen=True, tag="opened"):
     """The rank's slots that are reserved, as paths of files in shared memory of the capacity that was asked for.
 
     The others are reserved while it trains: a ``Grant`` names the file, too.
@@ -112,7 +112,7 @@ class Opened(msgspec.Struct, frozen=True, tag="opened"):
     slots: tuple[str, ...]
 
 
-class Refused(msgspec.Struct, frozen=True, tag="refused"):
+class RequestRefused(msgspec.Struct, frozen=True, tag="refused"):
     """Why not; ``reason`` gives the value, the limit and the remedy."""
 
     reason: str
@@ -138,7 +138,7 @@ class Skipped(msgspec.Struct, frozen=True, tag="skipped"):
 
 
 class Grant(msgspec.Struct, frozen=True, tag="grant"):
-    """The rank may write into this slot, once: the file ``path``, possibly reserved since ``Opened``."""
+    """The rank may write into this slot, once: the file ``path``, possibly reserved since ``SlotsOpened``."""
 
     slot: int
     path: str
@@ -318,7 +318,7 @@ class Agreed(msgspec.Struct, frozen=True, tag="agreed"):
     capture_every: Captures = 1
 
 
-class Ended(msgspec.Struct, frozen=True, tag="ended"):
+class RanksDone(msgspec.Struct, frozen=True, tag="ended"):
     """A store tells the coordinator that its ranks have ended as they should, and nothing is on its way any more."""
 
     attempt: int
@@ -359,7 +359,7 @@ class StatusAsked(msgspec.Struct, frozen=True, tag="status"):
     """Somebody asks what the store holds."""
 
 
-class Status(msgspec.Struct, frozen=True, tag="status_is"):
+class StoreStatus(msgspec.Struct, frozen=True, tag="status_is"):
     """As ``status.py`` says it: plain containers."""
 
     jobs: list[dict[str, Any]]
@@ -378,10 +378,11 @@ class Verified(msgspec.Struct, frozen=True, tag="verified"):
 
 
 Message = (
-    Hello | Welcome | Open | Opened | Refused | Captured | Skipped | Grant | CaptureEvery | Whole | MetadataWanted
+    Hello | Welcome | Open | SlotsOpened | RequestRefused | Captured | Skipped | Grant | CaptureEvery | Whole
+    | MetadataWanted
     | MetadataMade | Persisted | Close | Find | Found | GetBlob | Blob | Read | Bytes | Reserve | Reserved | Put
-    | Proceed | Stored | Copies | Missed | Agreed | Ended | ShardPersisted | Greet | Challenge | Proof | StatusAsked
-    | Status | VerifyAsked | Verified
+    | Proceed | Stored | Copies | Missed | Agreed | RanksDone | ShardPersisted | Greet | Challenge | Proof | StatusAsked
+    | StoreStatus | VerifyAsked | Verified
 )  # fmt: skip
 
 _encoder = msgspec.msgpack.Encoder()

@@ -5,7 +5,7 @@ After Gemini (SOSP 2023, section 5): a piece takes a + bytes/B, and only a part 
 
 from __future__ import annotations
 
-from eagle_eye.checkpoint.idle_spans import Sight
+from eagle_eye.checkpoint.idle_spans import LinkState
 
 MARGIN_RATIO = 0.85  # of an idle span that is used; the rest is for steps that are shorter than the ones before
 PIECE_S = 0.02  # the longest piece where it is known when the span ends: what comes too early waits for so much
@@ -81,7 +81,7 @@ class Cap:
         return 0.0 if self.bytes_per_s is None else max(0.0, missing / self.bytes_per_s)
 
 
-def next_piece(now_s: float, sight: Sight | None, left: int, cost: Cost, cap: Cap) -> tuple[int, float]:
+def next_piece(now_s: float, sight: LinkState | None, left: int, cost: Cost, cap: Cap) -> tuple[int, float]:
     """Return how many of the bytes that are left go now, and how long to wait where it is none.
 
     Without a ``sight`` of the link (None) the cap alone decides.

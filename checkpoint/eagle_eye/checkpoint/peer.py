@@ -8,7 +8,15 @@ import socket
 from collections.abc import Callable
 from typing import TypeVar
 
-from eagle_eye.checkpoint.connection import NONCE_BYTES, Connection, Pace, ProtocolError, address_of, answer, tuned
+from eagle_eye.checkpoint.connection import (
+    NONCE_BYTES,
+    ProtocolError,
+    SendPace,
+    StoreConnection,
+    address_of,
+    answer,
+    tuned,
+)
 from eagle_eye.checkpoint.messages import (
     VERSION,
     Bytes,
@@ -25,7 +33,7 @@ from eagle_eye.checkpoint.messages import (
     Reserved,
     Stored,
 )
-from eagle_eye.checkpoint.traffic import Unwanted
+from eagle_eye.checkpoint.traffic import CopyUnwanted
 
 MessageT = TypeVar("MessageT")
 
@@ -42,8 +50,8 @@ class Peer:
         self.address = address
         self._job = job
         self._key = key
-        self._shards: Connection | None = None
-        self._words: Connection | None = None
+        self._shards: StoreConnection | None = None
+        self._words: StoreConnection | None = None
         self._moving = asyncio.Lock()
         self._speaking = asyncio.Lock()
 
@@ -62,7 +70,7 @@ class Peer:
         async with self._moving:
             await self._ask(wish, Reserved, RESERVE_WITHIN_S)
 
-    async def put(self, put: Put, data: memoryview, pace_to: Callable[[str], Pace]) -> Proceed:
+    async def put(self, put: Put, data: memoryview, pace_to: Callable[[str], SendPace]) -> Proceed:
         """Bring a copy there, and return what that store said: whether it took it, or why not.
 
         ``pace_to`` returns the pace to an IP address. Raises OSError, ProtocolError, Unwanted.
@@ -75,7 +83,7 @@ class Peer:
                 connection = self._connected()
                 await connection.send_data(data, pace_to(connection.host))
                 stored = await asyncio.wait_for(connection.expect(Stored), ANSWER_WITHIN_S)
-            except Unwanted:
+            except CopyUnwanted:
                 self._close_shards()  # the other side still waits for the rest
                 raise
             except (OSError, asyncio.TimeoutError) as error:
@@ -121,7 +129,7 @@ class Peer:
             self._words.close()
         self._words = None
 
-    def _connected(self) -> Connection:
+    def _connected(self) -> StoreConnection:
         if self._shards is None:
             raise ConnectionError(f"{self.node} is gone")
         return self._shards
@@ -138,7 +146,7 @@ class Peer:
             self._close_shards()
             raise ConnectionError(f"{self.node} ({self.address}) does not answer: {error or 'time is over'}") from error
 
-    async def _connect(self) -> Connection:
+    async def _connect(self) -> StoreConnection:
         loop = asyncio.get_running_loop()
         host, port = address_of(self.address)
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -146,7 +154,7 @@ class Peer:
         sock.setblocking(False)
         try:
             await asyncio.wait_for(loop.sock_connect(sock, (host, port)), CONNECT_WITHIN_S)
-            connection = Connection(tuned(sock))
+            connection = StoreConnection(tuned(sock))
             nonce = os.urandom(NONCE_BYTES)
             await connection.send(Greet(VERSION, self._job, nonce))
             challenge = await asyncio.wait_for(connection.expect(Challenge), ANSWER_WITHIN_S)
@@ -160,7 +168,7 @@ class Peer:
         return connection
 
 
-def _living(connection: Connection | None) -> Connection | None:
+def _living(connection: StoreConnection | None) -> StoreConnection | None:
     """Return the connection unless the peer has closed it: data sent to a closed one is lost silently."""
     if connection is not None and connection.ended():
         connection.close()

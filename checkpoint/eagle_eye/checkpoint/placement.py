@@ -18,7 +18,7 @@ _Domains = Mapping[str, frozenset[str]]  # the failure domains of each node
 
 
 @dataclass(frozen=True, slots=True)
-class Placement:
+class ShardPlacement:
     """Which nodes hold which shards.
 
     ``holders`` are, for every node, the nodes that hold its shards, itself first. The members of each of ``groups`` all
@@ -36,7 +36,7 @@ class Placement:
     without_domain: tuple[str, ...]
 
 
-def place(nodes: Sequence[str], replicas: int, domains: Mapping[str, Collection[str]] | None = None) -> Placement:
+def place(nodes: Sequence[str], replicas: int, domains: Mapping[str, Collection[str]] | None = None) -> ShardPlacement:
     """Return where ``replicas`` copies of every node's shards lie, the node's own being one of them.
 
     ``domains`` are the nodes that fail together, by the domain's name. A node may be in several of them (its switch,
@@ -62,7 +62,7 @@ def place(nodes: Sequence[str], replicas: int, domains: Mapping[str, Collection[
         _part(slots, windows, parting)
     holders = {slots[window[0]]: tuple(slots[slot] for slot in window) for window in windows}
     in_order = sorted(nodes, key=_counted)
-    return Placement(
+    return ShardPlacement(
         replicas,
         tuple(tuple(slots[at : at + replicas]) for at in range(len(ring), len(slots), replicas)),
         tuple(slots[: len(ring)]),

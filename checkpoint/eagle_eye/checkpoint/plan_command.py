@@ -14,7 +14,7 @@ from typing import Any
 
 from eagle_eye.checkpoint.failure_domains import Kinds, read_failure_domains, together
 from eagle_eye.checkpoint.memory_plan import MemoryPlan, plan_memory
-from eagle_eye.checkpoint.placement import Placement, place
+from eagle_eye.checkpoint.placement import ShardPlacement, place
 from eagle_eye.checkpoint.sizes import size_bytes
 from eagle_eye.checkpoint.survival import domain_survival_ratio, survival_ratio
 from eagle_eye.schema.configuration import ConfigurationError
@@ -98,7 +98,7 @@ def _by_flag(message: str) -> str:
     return f"--{'keep' if name == 'kept' else name.replace('_', '-')}{colon}{rest}"
 
 
-def _of_domains(placement: Placement, domains: Mapping[str, frozenset[str]]) -> _Ratios:
+def _of_domains(placement: ShardPlacement, domains: Mapping[str, frozenset[str]]) -> _Ratios:
     there = {name: nodes for name, nodes in domains.items() if nodes & placement.holders.keys()}
     return {
         lost: domain_survival_ratio(placement, there, lost) for lost in range(1, min(len(there), LOST_DOMAINS_MAX) + 1)
@@ -106,7 +106,7 @@ def _of_domains(placement: Placement, domains: Mapping[str, frozenset[str]]) -> 
 
 
 def _document(
-    placement: Placement, of_nodes: _Ratios, of_domains: Mapping[str, _Ratios], memory: MemoryPlan | None
+    placement: ShardPlacement, of_nodes: _Ratios, of_domains: Mapping[str, _Ratios], memory: MemoryPlan | None
 ) -> dict[str, Any]:
     return {
         "nodes": len(placement.holders),
@@ -131,7 +131,7 @@ def _loss(lost: int, ratio: Fraction | None) -> dict[str, Any]:
 
 
 def _lines(
-    placement: Placement, of_nodes: _Ratios, of_domains: Mapping[str, _Ratios], memory: MemoryPlan | None
+    placement: ShardPlacement, of_nodes: _Ratios, of_domains: Mapping[str, _Ratios], memory: MemoryPlan | None
 ) -> Iterator[str]:
     yield f"{_many(len(placement.holders), 'node')}, {_many(placement.replicas, 'copy')} of each one's shards"
     yield ""
@@ -155,7 +155,7 @@ def _lines(
         yield f"memory of a node: {memory}"
 
 
-def _by_domain(placement: Placement) -> dict[str, list[str]]:
+def _by_domain(placement: ShardPlacement) -> dict[str, list[str]]:
     found = defaultdict[str, list[str]](list)
     for node, domains in placement.shared_domains.items():
         for domain in domains:

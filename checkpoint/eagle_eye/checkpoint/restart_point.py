@@ -33,7 +33,7 @@ _OF_PEERS = re.compile(r"gloo/transport|connection (?:closed|reset) by peer", re
 T = TypeVar("T")
 
 
-class Keeper(Protocol):
+class StepKeeper(Protocol):
     """Keeps the training's steps in memory."""
 
     counts: dict[str, float]
@@ -42,7 +42,7 @@ class Keeper(Protocol):
         """Release everything; kept steps stay for the successor."""
 
 
-_noted: list[list[Keeper]] = []  # those of the call of ``train`` that runs; empty outside of one
+_noted: list[list[StepKeeper]] = []  # those of the call of ``train`` that runs; empty outside of one
 
 
 def run_restartable(train: Callable[[], T]) -> T:
@@ -79,14 +79,14 @@ def run_restartable(train: Callable[[], T]) -> T:
             _say(line, waits=False)
 
 
-def keeps(keeper: Keeper) -> None:
+def keeps(keeper: StepKeeper) -> None:
     """Register a keeper: the training has restored its state, and captures its steps from here on."""
     for keepers in _noted:
         keepers.append(keeper)
 
 
 @contextlib.contextmanager
-def _noting() -> Iterator[list[Keeper]]:
+def _noting() -> Iterator[list[StepKeeper]]:
     _noted.append([])
     try:
         yield _noted[-1]
@@ -115,7 +115,7 @@ def _say(line: socket.socket, *, waits: bool, reason: str = "") -> None:
     line.sendall(msgspec.json.encode(AtPoint(rank, attempt, waits, reason[:REASON_CHARS_MAX])))
 
 
-def _broken(error: Exception, keepers: Sequence[Keeper]) -> str:
+def _broken(error: Exception, keepers: Sequence[StepKeeper]) -> str:
     """Return what is said of a collective that broke in a training that can go on; "" for any other error."""
     of_peers = isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and _OF_PEERS.search(str(error)))
     if not of_peers or not any(keeper.counts["captured"] for keeper in keepers):
@@ -127,7 +127,7 @@ def _broken(error: Exception, keepers: Sequence[Keeper]) -> str:
     return f"{type(error).__name__}: {error}".splitlines()[0]
 
 
-def _leave_the_others(opened: set[tuple[int, str]], keepers: list[Keeper]) -> None:
+def _leave_the_others(opened: set[tuple[int, str]], keepers: list[StepKeeper]) -> None:
     """No connection to another rank is left: those that still wait for this one in a collective leave it, too.
 
     ``opened`` are the sockets of ``train``. A group that is destroyed closes its own only once nothing holds it.

@@ -26,15 +26,15 @@ from eagle_eye.checkpoint.checksums import CHUNK_BYTES, SUM_BYTES, Damaged, chec
 from eagle_eye.checkpoint.connection import (
     NONCE_BYTES,
     UNPROVEN_FRAME_BYTES_MAX,
-    Connection,
-    Pace,
     ProtocolError,
+    SendPace,
+    StoreConnection,
     connect_local,
     expected,
     proof,
     tuned,
 )
-from eagle_eye.checkpoint.held_job import HeldJob, Shard, adopt, write_whole
+from eagle_eye.checkpoint.held_job import HeldJob, ShardSlots, adopt, write_whole
 from eagle_eye.checkpoint.job_service import JobService
 from eagle_eye.checkpoint.memory_plan import DoesNotFit, spaced_of
 from eagle_eye.checkpoint.messages import (
@@ -44,7 +44,6 @@ from eagle_eye.checkpoint.messages import (
     Bytes,
     Challenge,
     Copies,
-    Ended,
     Find,
     Found,
     GetBlob,
@@ -56,14 +55,15 @@ from eagle_eye.checkpoint.messages import (
     Proceed,
     Proof,
     Put,
+    RanksDone,
     Read,
-    Refused,
+    RequestRefused,
     Reserve,
     Reserved,
     ShardPersisted,
-    Status,
     StatusAsked,
     Stored,
+    StoreStatus,
     Verified,
     VerifyAsked,
     Welcome,
@@ -107,7 +107,7 @@ class StoreSettings(msgspec.Struct, frozen=True, kw_only=True):
     exit_when_idle_s: float | None = None
 
 
-class Store:
+class CheckpointStore:
     """One node's store. ``run`` serves until it is cancelled, or idle for as long as it may be; its files stay."""
 
     def __init__(self, settings: StoreSettings) -> None:
@@ -171,7 +171,7 @@ class Store:
                 return socket.create_server((host, before), backlog=BACKLOG)
         return socket.create_server((host, port), backlog=BACKLOG)
 
-    async def _accept(self, server: socket.socket, serve: Callable[[Connection], Awaitable[None]]) -> None:
+    async def _accept(self, server: socket.socket, serve: Callable[[StoreConnection], Awaitable[None]]) -> None:
         server.setblocking(False)
         loop = asyncio.get_running_loop()
         while True:
@@ -186,12 +186,12 @@ class Store:
                 continue
             if sock.family != socket.AF_UNIX:
                 tuned(sock)
-            connection = Connection(sock)
+            connection = StoreConnection(sock)
             serving = asyncio.ensure_future(self._served(connection, serve))
             serving.add_done_callback(functools.partial(_close, connection))  # it may be cancelled before it begins
             self._spawn(serving)
 
-    async def _served(self, connection: Connection, serve: Callable[[Connection], Awaitable[None]]) -> None:
+    async def _served(self, connection: StoreConnection, serve: Callable[[StoreConnection], Awaitable[None]]) -> None:
         try:
             await serve(connection)
         except (OSError, ValueError, asyncio.TimeoutError) as error:
@@ -213,14 +213,14 @@ class Store:
 
     # Ranks of this node.
 
-    async def _serve_local(self, connection: Connection) -> None:
+    async def _serve_local(self, connection: StoreConnection) -> None:
         self._used_s = time.monotonic()
         first = await asyncio.wait_for(connection.receive(), HANDSHAKE_WITHIN_S)
         match first:
             case None:
                 return  # somebody has looked whether a store is here
             case StatusAsked():
-                await connection.send(Status([status_of(service.job) for service in self._jobs.values()]))
+                await connection.send(StoreStatus([status_of(service.job) for service in self._jobs.values()]))
             case VerifyAsked():
                 await connection.send(await self._verified())
             case Hello():
@@ -228,18 +228,18 @@ class Store:
             case _:
                 raise ProtocolError(f"{type(first).__name__} where a rank says hello")
 
-    async def _serve_rank(self, hello: Hello, connection: Connection) -> None:
+    async def _serve_rank(self, hello: Hello, connection: StoreConnection) -> None:
         if hello.version != VERSION:
             reason = f"this store speaks version {VERSION} and the rank {hello.version}: update the older one"
-            await connection.send(Refused(reason))
+            await connection.send(RequestRefused(reason))
             return
         service = self._entered(hello.job, hello.key)
         if service is None:
-            await connection.send(Refused(f"job {hello.job!r} is here with another key: it is somebody else's"))
+            await connection.send(RequestRefused(f"job {hello.job!r} is here with another key: it is somebody else's"))
             return
         service.entered(connection)
         job = service.job
-        shard: Shard | None = None
+        shard: ShardSlots | None = None
         try:
             copies, kept = tuple(copy for _, _, copy in job.copies()), job.needed.known
             await connection.send(Welcome(VERSION, self._settings.node, self.address, job.attempt, copies, kept))
@@ -275,14 +275,14 @@ class Store:
 
     # Other nodes.
 
-    async def _serve_peer(self, connection: Connection) -> None:
+    async def _serve_peer(self, connection: StoreConnection) -> None:
         first = await asyncio.wait_for(connection.receive(UNPROVEN_FRAME_BYTES_MAX), HANDSHAKE_WITHIN_S)
         if not isinstance(first, Greet) or len(first.nonce) != NONCE_BYTES:
             raise ProtocolError("a peer that does not greet")
         service = self._jobs.get(first.job)
         if first.version != VERSION or service is None:
             reason = f"version {VERSION} is spoken here" if service else f"job {first.job!r} is not known here"
-            await connection.send(Refused(reason))
+            await connection.send(RequestRefused(reason))
             return
         nonce, key = os.urandom(NONCE_BYTES), service.job.key
         await connection.send(Challenge(nonce, proof(key, b"store", first.nonce, nonce)))
@@ -296,7 +296,7 @@ class Store:
                 raise ProtocolError("the job has ended here")
             await self._answer(service, message, connection)
 
-    async def _answer(self, service: JobService, message: Message, connection: Connection) -> None:
+    async def _answer(self, service: JobService, message: Message, connection: StoreConnection) -> None:
         job = service.job
         match message:
             case Find(plan, rank, step):
@@ -309,12 +309,12 @@ class Store:
                 await self._reserve(service, message, connection)
             case Put():
                 await _take(job, message, connection)
-            case Copies() | Missed() | Agreed() | Ended() | ShardPersisted():
+            case Copies() | Missed() | Agreed() | RanksDone() | ShardPersisted():
                 await service.agree(message)
             case _:
                 raise ProtocolError(f"{type(message).__name__} was not expected")
 
-    async def _reserve(self, service: JobService, wish: Reserve, connection: Connection) -> None:
+    async def _reserve(self, service: JobService, wish: Reserve, connection: StoreConnection) -> None:
         job = service.job
         if wish.attempt >= job.attempt:
             job.enter(wish)
@@ -323,12 +323,12 @@ class Store:
                 job.keep_blob(wish.plan, wish.blob)
                 shard = await job.shard(wish.plan, wish.rank, wish.capacity_bytes, slots, local=False)
             except (DoesNotFit, OSError) as error:
-                await connection.send(Refused(f"{self._settings.node}: {error}"))
+                await connection.send(RequestRefused(f"{self._settings.node}: {error}"))
                 return
             self._spawn(service.top_up([shard]))
             job.save()
         if wish.attempt < job.attempt:
-            await connection.send(Refused(f"attempt {wish.attempt} is over: attempt {job.attempt} has begun"))
+            await connection.send(RequestRefused(f"attempt {wish.attempt} is over: attempt {job.attempt} has begun"))
             return
         await connection.send(Reserved())
 
@@ -397,13 +397,13 @@ class Store:
                 self._free(service, f"has had no ranks for {now_s - left_s:.0f} s")
 
 
-def _close(connection: Connection, _: asyncio.Future[None]) -> None:
+def _close(connection: StoreConnection, _: asyncio.Future[None]) -> None:
     connection.close()
 
 
 def ask_status(folder: Path, within_s: float = 5.0) -> list[dict[str, Any]]:
     """Return what the store of a folder holds, job by job: ``status_of``. Raises OSError where none answers."""
-    return _asked(folder, StatusAsked(), Status, within_s).jobs
+    return _asked(folder, StatusAsked(), StoreStatus, within_s).jobs
 
 
 def ask_verify(folder: Path, within_s: float = 600.0) -> Verified:
@@ -427,7 +427,7 @@ def _found(job: HeldJob, plan: str, rank: int, step: int) -> Found:
     return Found(str(shard.files[slot].path), copy.length, shard.sums[slot], copy)
 
 
-async def _read(job: HeldJob, read: Read, connection: Connection, pace: Pace) -> None:
+async def _read(job: HeldJob, read: Read, connection: StoreConnection, pace: SendPace) -> None:
     held = job.find(read.plan, read.rank, read.step)
     if held is None or read.offset % CHUNK_BYTES or not 0 < read.length <= held[2].length - read.offset:
         await connection.send(Bytes(-1))
@@ -437,7 +437,7 @@ async def _read(job: HeldJob, read: Read, connection: Connection, pace: Pace) ->
     await connection.send(Bytes(read.length, sums_in(shard.sums[slot], read.offset, read.length)), view, pace)
 
 
-async def _take(job: HeldJob, put: Put, connection: Connection) -> None:
+async def _take(job: HeldJob, put: Put, connection: StoreConnection) -> None:
     """Receive a copy from another node, verified chunk by chunk."""
     copy = put.copy
     shard = job.current(copy.plan, copy.rank)
@@ -477,7 +477,7 @@ async def _take(job: HeldJob, put: Put, connection: Connection) -> None:
     await connection.send(Stored(whole, reason))
 
 
-async def _received(view: memoryview, put: Put, connection: Connection) -> str:
+async def _received(view: memoryview, put: Put, connection: StoreConnection) -> str:
     """Fill the view; return which chunk arrived damaged, "" if none."""
     reason = ""
     for number, (start, end) in enumerate(chunks(0, put.copy.length)):

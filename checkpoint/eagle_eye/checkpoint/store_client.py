@@ -28,7 +28,7 @@ from eagle_eye.checkpoint.messages import (
     Hello,
     Message,
     Open,
-    Opened,
+    SlotsOpened,
     Welcome,
 )
 from eagle_eye.checkpoint.store import LOCK, SOCKET
@@ -153,7 +153,7 @@ class StoreClient:
         self._line: AttemptConnection | None = None
         self._opening: Open | None = None
         self._hear: Callable[[Message], None] = lambda _: None
-        self._opened: Callable[[Opened, AttemptConnection], None] = lambda *_: None
+        self._opened: Callable[[SlotsOpened, AttemptConnection], None] = lambda *_: None
         self._receiver: threading.Thread | None = None
         self._ending, self._ended = threading.Event(), threading.Event()
 
@@ -174,7 +174,7 @@ class StoreClient:
         return self._asked().ask(GetBlob(plan), Blob).data
 
     def open(
-        self, opening: Open, opened: Callable[[Opened, AttemptConnection], None], hear: Callable[[Message], None]
+        self, opening: Open, opened: Callable[[SlotsOpened, AttemptConnection], None], hear: Callable[[Message], None]
     ) -> None:
         """Begin an attempt. ``opened`` gets the slots, now and whenever the store was started anew; ``hear`` the rest.
 
@@ -217,7 +217,7 @@ class StoreClient:
             raise
 
     def _begin(self, connection: BlockingConnection, opening: Open) -> None:
-        opened = connection.ask(opening, Opened)
+        opened = connection.ask(opening, SlotsOpened)
         connection.set_timeout(None)
         if self._line is not None:
             self._line.end(0.0)

@@ -21,7 +21,7 @@ from eagle_eye.schema.names import is_name
 from eagle_eye.schema.systemd import NotifySocket
 
 if TYPE_CHECKING:
-    from eagle_eye.checkpoint.store import Store, StoreSettings
+    from eagle_eye.checkpoint.store import CheckpointStore, StoreSettings
 
 _log = logging.getLogger(__name__)
 
@@ -85,7 +85,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _own(settings: StoreSettings) -> int:
     """Serve the folder, unless another store does. Raises OSError."""
-    from eagle_eye.checkpoint.store import LOCK, Store
+    from eagle_eye.checkpoint.store import LOCK, CheckpointStore
 
     settings.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     with (settings.folder / LOCK).open("a+") as lock:
@@ -97,10 +97,10 @@ def _own(settings: StoreSettings) -> int:
         lock.truncate(0)
         lock.write(str(os.getpid()))
         lock.flush()
-        return asyncio.run(_serve(Store(settings)))
+        return asyncio.run(_serve(CheckpointStore(settings)))
 
 
-async def _serve(store: Store) -> int:
+async def _serve(store: CheckpointStore) -> int:
     loop = asyncio.get_running_loop()
     serving = asyncio.ensure_future(store.run(lambda: _say_ready(store.address)))
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -13,12 +13,12 @@ from itertools import combinations
 from math import comb
 from operator import and_, or_
 
-from eagle_eye.checkpoint.placement import Placement
+from eagle_eye.checkpoint.placement import ShardPlacement
 
 SUBSETS_MAX = 200_000  # of failure domains that are tried one by one: a second
 
 
-def survival_ratio(placement: Placement, lost: int) -> Fraction:
+def survival_ratio(placement: ShardPlacement, lost: int) -> Fraction:
     """Return which part of all sets of ``lost`` nodes leaves every shard a copy. Raises ValueError."""
     nodes = len(placement.holders)
     _check("lost", lost, nodes, "nodes of the placement")
@@ -51,7 +51,9 @@ def closed_form_ratio(nodes: int, replicas: int, lost: int) -> Fraction:
     return 1 - Fraction(nodes // replicas * comb(nodes - replicas, lost - replicas), comb(nodes, lost))
 
 
-def domain_survival_ratio(placement: Placement, domains: Mapping[str, Collection[str]], lost: int) -> Fraction | None:
+def domain_survival_ratio(
+    placement: ShardPlacement, domains: Mapping[str, Collection[str]], lost: int
+) -> Fraction | None:
     """Return which part of all sets of ``lost`` failure domains, lost whole, leaves every shard a copy.
 
     Domains without a node of the placement are none of them; a node in no domain is never lost. None where there are
@@ -96,7 +98,7 @@ def _of_the_ring(nodes: int, replicas: int, lost: int) -> int:
     return nodes * gaps // kept
 
 
-def _planes(placement: Placement, domains: Mapping[str, Collection[str]]) -> list[list[int]]:
+def _planes(placement: ShardPlacement, domains: Mapping[str, Collection[str]]) -> list[list[int]]:
     """Return, of each domain and for each copy in turn, the shards (bits) of which the copy lies in the domain."""
     domains_of: dict[str, list[int]] = {node: [] for node in placement.holders}
     there = [found for members in domains.values() if (found := domains_of.keys() & set(members))]

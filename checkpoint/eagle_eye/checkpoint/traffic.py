@@ -17,8 +17,8 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 from eagle_eye.checkpoint.carrier import Carrier
-from eagle_eye.checkpoint.connection import PIECE_BYTES, Pace
-from eagle_eye.checkpoint.idle_spans import IdleSpans, Sight
+from eagle_eye.checkpoint.connection import PIECE_BYTES, SendPace
+from eagle_eye.checkpoint.idle_spans import IdleSpans, LinkState
 from eagle_eye.checkpoint.link_counter import LinkCounter, outgoing_interface
 from eagle_eye.checkpoint.pacing import PIECE_BYTES_MIN, POLL_S, Cap, Cost, next_piece
 
@@ -31,7 +31,7 @@ DRAINED_BYTES = 4096  # the last acknowledgement may take its time
 DRAIN_POLL_S, DRAIN_S = 0.0005, 5.0
 
 
-class Unwanted(OSError):
+class CopyUnwanted(OSError):
     """The copy is no longer needed, but part of it is still to be sent."""
 
 
@@ -79,11 +79,11 @@ class Traffic:
         for link in self._links.values():
             link.mark(now_s)
 
-    def urgent(self) -> Pace:
+    def urgent(self) -> SendPace:
         """Return the pace of copies that a restart waits for."""
         return Capped(self._cap)
 
-    def copy(self, address: str, wanted: Callable[[], bool]) -> Pace:
+    def copy(self, address: str, wanted: Callable[[], bool]) -> SendPace:
         """Return the pace of one copy to another node's IP address. For an unknown interface: the cap's."""
         link = self._link(address) if self._paced else None
         return Capped(self._cap, wanted) if link is None else _Between(link, self._cap, self._count, wanted)
@@ -152,7 +152,7 @@ class _Link:
         else:
             self._watched.clear()
 
-    def sight(self, now_s: float) -> Sight | None:
+    def sight(self, now_s: float) -> LinkState | None:
         """Return the link's current state; None while not observed."""
         with self._lock:
             return self._spans.sight(now_s) if self.seen and self._watched.is_set() else None
@@ -267,7 +267,7 @@ class _Between:
 
 def _check(wanted: Callable[[], bool]) -> None:
     if not wanted():
-        raise Unwanted("the step will not be whole: the rest of its copy is not sent")
+        raise CopyUnwanted("the step will not be whole: the rest of its copy is not sent")
 
 
 async def _drained(unsent: Callable[[], int], until_s: float) -> None:

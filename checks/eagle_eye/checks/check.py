@@ -18,7 +18,7 @@ State = Literal["passed", "sick", "could_not_check"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Gpu:
+class CheckedGpu:
     """One GPU as reported by NVML; ``facts`` by name, without those that this GPU or driver does not support.
 
     ``processes``: the pids that compute on it; None where the driver does not say.
@@ -45,7 +45,7 @@ class Host:
     are the agent's simulation, and their values are not measurements.
     """
 
-    gpus: tuple[Gpu, ...] = ()
+    gpus: tuple[CheckedGpu, ...] = ()
     lost: tuple[str, ...] = ()
     gpu_problem: str = ""
     simulated: bool = False
@@ -133,7 +133,7 @@ class Check:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Outcome:
+class CheckResult:
     """One check's result in the report, with its duration."""
 
     name: str

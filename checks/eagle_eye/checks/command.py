@@ -18,9 +18,9 @@ from types import FrameType
 from eagle_eye.agent import external_tool as tool
 from eagle_eye.checks import corruption, gpus, runner
 from eagle_eye.checks.catalogue import CHECKS, SDC
-from eagle_eye.checks.check import Check, Host, Outcome, Site, printable
+from eagle_eye.checks.check import Check, CheckResult, Host, Site, printable
 from eagle_eye.checks.dcgm import LEVELS
-from eagle_eye.checks.lock import PATH, Taken, held
+from eagle_eye.checks.lock import PATH, LockTaken, held
 from eagle_eye.checks.report import Lines, document, reason, table
 from eagle_eye.checks.thresholds import BadThreshold, by_the_site
 from eagle_eye.checks.verdict import EXIT_CODES, judge
@@ -73,7 +73,7 @@ def run(args: argparse.Namespace) -> int:
     signal.signal(signal.SIGTERM, _stop)  # so that running work is ended, too
     terminal = sys.stdout.isatty()
     lines = Lines(sys.stdout, terminal=terminal, colours=terminal and "NO_COLOR" not in os.environ)
-    outcomes: list[Outcome] = []
+    outcomes: list[CheckResult] = []
     refused = ""
     try:
         with held(PATH):
@@ -91,7 +91,7 @@ def run(args: argparse.Namespace) -> int:
                     begins=_nothing if args.json else lines.begins,
                     ended=_nothing if args.json else lines.ended,
                 )
-    except Taken as taken:
+    except LockTaken as taken:
         refused = str(taken)
     except Exception as error:  # noqa: BLE001 - a defect of ours says nothing of the host
         refused = f"the command itself failed: {type(error).__name__}: {printable(str(error))}"
@@ -180,7 +180,7 @@ def _deadline_s(args: argparse.Namespace) -> float:
     return given
 
 
-def _complain(outcomes: Sequence[Outcome], refused: str) -> None:
+def _complain(outcomes: Sequence[CheckResult], refused: str) -> None:
     """Report on stderr what could not be checked."""
     missing = [each for each in outcomes if each.state == "could_not_check" and each.expected]
     with contextlib.suppress(OSError):  # nobody listens there; the report has it all

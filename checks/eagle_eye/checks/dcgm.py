@@ -35,7 +35,7 @@ _CONFIGURATION = 5
 _SETTINGS_CATEGORY = "deployment"
 
 
-class Failure(NamedTuple):
+class FailedTest(NamedTuple):
     """One test that failed on one device: its severity, as far as DCGM says, and its text."""
 
     where: str
@@ -47,7 +47,7 @@ class DcgmReport(NamedTuple):
     """The diagnostics' result: how many tests passed, and what failed. ``problem``: why they could not run."""
 
     passes: int
-    failures: tuple[Failure, ...]
+    failures: tuple[FailedTest, ...]
     problem: str
 
 
@@ -105,7 +105,7 @@ def parse(output: bytes) -> DcgmReport:
     diagnostic = next((whole[key] for key in whole if "Diagnostic" in key and isinstance(whole[key], dict)), whole)
     if error := diagnostic.get("runtime_error"):
         return DcgmReport(0, (), f"{PROGRAM}: {printable(str(error))}")
-    passes, failures = 0, list[Failure]()
+    passes, failures = 0, list[FailedTest]()
     for number, (category, test, result) in enumerate(_results(diagnostic)):
         if number >= TESTS_MAX:
             return DcgmReport(0, tuple(failures), f"the report has more than {TESTS_MAX} results")
@@ -126,7 +126,7 @@ def _results(diagnostic: dict[str, Any]) -> Iterator[tuple[str, str, dict[str, A
                 yield str(category.get("category", "")), printable(str(test.get("name", "a test"))), result
 
 
-def _failures(category: str, test: str, result: dict[str, Any]) -> Iterator[Failure]:
+def _failures(category: str, test: str, result: dict[str, Any]) -> Iterator[FailedTest]:
     device = result.get("entity_id", result.get("gpu_ids", result.get("gpu_id")))
     where = f"{test} on gpu {printable(str(device))[:40]}" if device is not None else test
     warnings = result.get("warnings")
@@ -139,7 +139,7 @@ def _failures(category: str, test: str, result: dict[str, Any]) -> Iterator[Fail
             wanted = f" ({_SICK[severity]})" if of_the_node else " (a setting)" if severity == _CONFIGURATION else ""
         else:
             of_the_node, wanted = category.strip().lower() != _SETTINGS_CATEGORY, ""
-        yield Failure(where, f"{printable(str(text)) or 'failed'}{wanted}", of_the_node)
+        yield FailedTest(where, f"{printable(str(text)) or 'failed'}{wanted}", of_the_node)
 
 
 def _objects(value: object) -> Iterator[dict[str, Any]]:
@@ -147,7 +147,7 @@ def _objects(value: object) -> Iterator[dict[str, Any]]:
         yield from (each for each in value if isinstance(each, dict))
 
 
-def _texts(failures: list[Failure] | tuple[Failure, ...]) -> str:
+def _texts(failures: list[FailedTest] | tuple[FailedTest, ...]) -> str:
     return "; ".join(f"{failure.where}: {failure.text}" for failure in failures[:REASONS_MAX])
 
 

@@ -8,8 +8,8 @@ from eagle_eye.checks import gpus
 from eagle_eye.checks.check import (
     NO_GPU,
     Check,
+    CheckedGpu,
     CheckOptions,
-    Gpu,
     Host,
     Measured,
     Result,
@@ -64,13 +64,13 @@ def judge(host: Host, expected: int) -> Result:
     return passed(f"{len(host.gpus)} GPUs ({host.gpus[0].model}), none asks for a repair", *figures)
 
 
-def _wrong_with(gpu: Gpu) -> Iterator[str]:
+def _wrong_with(gpu: CheckedGpu) -> Iterator[str]:
     for name, repair in _REPAIRS:
         if (value := gpu.facts.get(name, 0.0)) > 0.0:
             yield f"{gpu.name}: {f'{value:.0f} ' if name.endswith('_total') else ''}{repair}"
 
 
-def _figures(gpu: Gpu) -> Iterator[Measured]:
+def _figures(gpu: CheckedGpu) -> Iterator[Measured]:
     for name, _ in _REPAIRS:
         if name in gpu.facts:
             source = "NVML API Reference: any at all asks for a repair"

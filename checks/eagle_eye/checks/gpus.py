@@ -11,7 +11,7 @@ from typing import Any
 
 from eagle_eye.agent.nvml.pci_presence import gpus_on_the_bus
 from eagle_eye.checks import child
-from eagle_eye.checks.check import Gpu, Host, printable
+from eagle_eye.checks.check import CheckedGpu, Host, printable
 from eagle_eye.checks.child import Children
 
 LOOK_S = 12.0  # without its persistence daemon the driver takes a second or two for each GPU
@@ -113,14 +113,14 @@ class Watching:
         self._looks = [look(answer) for answer in children.answers if "gpus" in answer]
 
 
-def _gpu(reported: object) -> Gpu | None:
+def _gpu(reported: object) -> CheckedGpu | None:
     if not isinstance(reported, dict):
         return None
     row, uuid, facts, pids = reported.get("row"), reported.get("uuid"), reported.get("facts"), reported.get("processes")
     if not isinstance(row, int) or not isinstance(uuid, str) or not isinstance(facts, dict):
         return None
     instances = reported.get("instances")
-    return Gpu(
+    return CheckedGpu(
         row=row,
         uuid=uuid,
         model=printable(str(reported.get("model", ""))),

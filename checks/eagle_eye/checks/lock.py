@@ -12,7 +12,7 @@ from pathlib import Path
 PATH = Path("/tmp/eagle-eye-check.lock")  # noqa: S108 - the same for all users; nothing is written into it
 
 
-class Taken(Exception):
+class LockTaken(Exception):
     """Another check runs, or the lock is unavailable; the message says which."""
 
 
@@ -27,14 +27,14 @@ def held(path: Path = PATH) -> Iterator[None]:
             # Another user's file in a sticky folder may be opened, but not as if to make it (fs.protected_regular).
             descriptor = os.open(path, flags)
     except OSError as error:
-        raise Taken(f"{path} cannot be opened: {error.strerror}") from None
+        raise LockTaken(f"{path} cannot be opened: {error.strerror}") from None
     try:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise Taken(f"{path} is no file; remove it")
+            raise LockTaken(f"{path} is no file; remove it")
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            raise Taken(f"another check runs on this host (it holds {path})") from None
+            raise LockTaken(f"another check runs on this host (it holds {path})") from None
         yield
     finally:
         os.close(descriptor)

@@ -11,7 +11,7 @@ from datetime import datetime, timezone
 from typing import TextIO
 
 from eagle_eye.checks.catalogue import SDC
-from eagle_eye.checks.check import Check, Outcome
+from eagle_eye.checks.check import Check, CheckResult
 from eagle_eye.checks.verdict import Verdict
 
 _COLOURS = {"passed": "32", "sick": "31", "could_not_check": "33", "healthy": "32", "cannot_tell": "33"}
@@ -32,7 +32,7 @@ class Lines:
         if self._terminal:
             self.write(f"{check.name:<{_NAME_CHARS}} …")
 
-    def ended(self, outcome: Outcome) -> None:
+    def ended(self, outcome: CheckResult) -> None:
         """Show the check's outcome."""
         back = "\r" if self._terminal else ""
         state = self._coloured(outcome.state, f"{_WORDS.get(outcome.state, outcome.state):<15}")
@@ -60,7 +60,7 @@ def table(checks: Sequence[Check], out: TextIO) -> None:
     out.writelines(f"{each.name:<{_NAME_CHARS}} {each.measures}\n{indent}needs {each.needs}\n" for each in checks)
 
 
-def reason(verdict: Verdict, outcomes: Sequence[Outcome], refused: str) -> str:
+def reason(verdict: Verdict, outcomes: Sequence[CheckResult], refused: str) -> str:
     """Return the verdict's reason in one line."""
     if refused:
         return refused
@@ -76,7 +76,7 @@ def reason(verdict: Verdict, outcomes: Sequence[Outcome], refused: str) -> str:
 
 
 def document(
-    node: str, began_s: float, duration_s: float, verdict: Verdict, outcomes: Sequence[Outcome], refused: str
+    node: str, began_s: float, duration_s: float, verdict: Verdict, outcomes: Sequence[CheckResult], refused: str
 ) -> str:
     """Return the report as JSON. A figure that is not finite is null."""
     checks = [asdict(outcome) for outcome in outcomes]

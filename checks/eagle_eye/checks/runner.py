@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 from eagle_eye.checks.check import (
     Check,
     CheckOptions,
+    CheckResult,
     Host,
-    Outcome,
     Result,
     Site,
     could_not_check,
@@ -19,7 +19,7 @@ from eagle_eye.checks.check import (
 
 BEGIN_RATIO = 0.5  # of its limit that must be left to start a check
 
-Tell = Callable[[Outcome], None]
+Tell = Callable[[CheckResult], None]
 
 
 def run(
@@ -27,7 +27,7 @@ def run(
     host: Host,
     site: Site,
     deadline_s: float,
-    outcomes: list[Outcome],
+    outcomes: list[CheckResult],
     *,
     quick: bool,
     unavailable: Callable[[], str],
@@ -58,7 +58,7 @@ def run(
             result = could_not_check(reason)
         else:
             result = _one(check, asked)
-        outcome = Outcome(
+        outcome = CheckResult(
             name=check.name,
             state=result.state,
             reason=result.reason,

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Literal
 
-from eagle_eye.checks.check import Outcome
+from eagle_eye.checks.check import CheckResult
 
 Verdict = Literal["healthy", "sick", "cannot_tell"]
 
@@ -15,7 +15,7 @@ Verdict = Literal["healthy", "sick", "cannot_tell"]
 EXIT_CODES: Mapping[Verdict, int] = MappingProxyType({"healthy": 0, "cannot_tell": 1, "sick": 3})
 
 
-def judge(outcomes: Sequence[Outcome]) -> Verdict:
+def judge(outcomes: Sequence[CheckResult]) -> Verdict:
     """Return "sick" when one check says so, "healthy" when all that this host can answer have passed, and one has."""
     if any(outcome.state == "sick" for outcome in outcomes):
         return "sick"

@@ -105,7 +105,7 @@ class Goodput:
         return 0
 
 
-class Ledger:
+class LedgerCommands:
     """``eagle-eye ledger``."""
 
     def configure(self, parser: argparse.ArgumentParser) -> None:
@@ -254,4 +254,4 @@ def _share(ratio: float | None) -> str:
     return "cannot tell" if ratio is None else f"{ratio:.3f}"
 
 
-GOODPUT, LEDGER, TICKETS = Goodput(), Ledger(), Tickets()
+GOODPUT, LEDGER, TICKETS = Goodput(), LedgerCommands(), Tickets()

@@ -83,11 +83,11 @@ def _import(args: argparse.Namespace, start_s: float, end_s: float) -> Imported:
     from eagle_eye.server.history.remote_store.credentials import Access, client
     from eagle_eye.server.history.remote_store.promql import PromQl
     from eagle_eye.server.ingest.settings import RemoteWriteSettings
-    from eagle_eye.server.trace_import.catalogued import Wanted
+    from eagle_eye.server.trace_import.catalogued import ImportRequest
     from eagle_eye.server.trace_import.importing import import_trace
 
     known = RemoteWriteSettings()
-    wanted = Wanted(
+    wanted = ImportRequest(
         job=args.job,
         nodes=tuple(args.nodes),
         matchers=args.selector.strip().removeprefix("{").removesuffix("}"),

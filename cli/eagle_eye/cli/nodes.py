@@ -40,7 +40,7 @@ _OUTCOMES = (
 )
 
 
-class Nodes(Noun):
+class NodeCommands(Noun):
     """Nodes, with verbs that may take minutes: a check, and a readmission that waits for one."""
 
     def _add_verbs(self, verbs: Any, common: argparse.ArgumentParser) -> None:
@@ -197,7 +197,7 @@ def _said(record: Any) -> str:
     return f"{words.get(record['state'], record['state'])}: {printable(record['detail'])}"
 
 
-NODES = Nodes(
+NODES = NodeCommands(
     "nodes",
     "node",
     (

@@ -24,9 +24,9 @@ from eagle_eye.schema.frame import Frame, encode_frame
 from eagle_eye.server.backtest.trace import Step, Trace
 from eagle_eye.server.model.records import Job
 from eagle_eye.simulator.load.connection import allow_files
-from eagle_eye.simulator.load.sender import Sender, Waiting, drained
+from eagle_eye.simulator.load.sender import StreamSender, Waiting, drained
 from eagle_eye.simulator.load.tally import Tally
-from eagle_eye.simulator.load.target import Target
+from eagle_eye.simulator.load.target import LoadTarget
 from eagle_eye.simulator.load.wire import FrameWire
 
 AGENT_VERSION = "replay"
@@ -64,7 +64,7 @@ class Replay:
     def __init__(
         self,
         trace: Trace,
-        target: Target,
+        target: LoadTarget,
         token: str,
         client: Client,
         suffix: str,
@@ -92,7 +92,7 @@ class Replay:
         steps = iter(self.trace.steps())
         step = next(steps, None)  # reads the files: the clock starts here
         senders = {
-            node: Sender(self._target, self._token, at, FrameWire(), self.tally, offset_s)
+            node: StreamSender(self._target, self._token, at, FrameWire(), self.tally, offset_s)
             for at, node in enumerate(self.nodes)
         }
         try:
@@ -112,7 +112,7 @@ class Replay:
             await asyncio.gather(*(sender.close() for sender in senders.values()))
         return pace
 
-    async def _take(self, step: Step, pace: Pacing, senders: Mapping[str, Sender], offset_s: float) -> None:
+    async def _take(self, step: Step, pace: Pacing, senders: Mapping[str, StreamSender], offset_s: float) -> None:
         due_s = pace.now_s(step.time_s)
         wait_s = due_s - time.time()
         if wait_s > 0.0:
@@ -161,7 +161,7 @@ class Replay:
         body = {"attempt": job.attempt, "state": job.state, "ranks": [msgspec.to_builtins(rank) for rank in ranks]}
         self._client.call("PUT", f"/api/v1/jobs/{quote(self.job, safe='')}", None, body)
 
-    def _goodbye(self, pace: Pacing, senders: Mapping[str, Sender], offset_s: float) -> None:
+    def _goodbye(self, pace: Pacing, senders: Mapping[str, StreamSender], offset_s: float) -> None:
         """Announce the end of the nodes that were alive: the trace ends, they did not fail."""
         patience_s = HEARD_INTERVALS * self.trace.header.interval_s
         now_s = time.time()
@@ -172,7 +172,7 @@ class Replay:
                 said = self._frame(frame, pace)
                 senders[node].offer(Waiting(said.sequence, now_s - offset_s, 0, encode_frame(said)))
 
-    async def _check(self, senders: Mapping[str, Sender], pace: Pacing) -> None:
+    async def _check(self, senders: Mapping[str, StreamSender], pace: Pacing) -> None:
         loop = asyncio.get_running_loop()
         while True:
             for sender in senders.values():

@@ -16,7 +16,7 @@ from eagle_eye.demo.faults import FAULTS, NO_SPARE
 from eagle_eye.demo.site import open_site
 from eagle_eye.demo.stack import Stack, StageFailed
 from eagle_eye.demo.story import play
-from eagle_eye.demo.timeline import Timeline
+from eagle_eye.demo.timeline import DemoTimeline
 
 HEALTHY_S_MAX = 86_400.0
 
@@ -51,7 +51,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run the demo; 0 when everything promised was seen, 1 with the stage that failed."""
-    timeline = Timeline(args.json)
+    timeline = DemoTimeline(args.json)
     folder = Path(tempfile.mkdtemp(prefix="eagle-eye-demo-"))
     success = False
     # SIGTERM ends the demo as Ctrl-C does: nothing of it may be left running.
@@ -80,7 +80,7 @@ def run(args: argparse.Namespace) -> int:
     return 0 if success else 1
 
 
-def _keep(stack: Stack, timeline: Timeline) -> None:
+def _keep(stack: Stack, timeline: DemoTimeline) -> None:
     """Leave everything running until Ctrl-C."""
     timeline.tell("kept", f"the page is at {stack.url}/ (token: {stack.token_file('admin')}); Ctrl-C ends it")
     with contextlib.suppress(KeyboardInterrupt):

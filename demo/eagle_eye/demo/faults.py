@@ -10,16 +10,16 @@ from typing import Protocol
 
 import psutil
 
-from eagle_eye.demo.site import Site, ranks_of
+from eagle_eye.demo.site import DemoSite, ranks_of
 from eagle_eye.demo.stack import StageFailed
 
 RUNS_S = STANDS_S = 0.02  # half of a process's CPU time
 
 
-class Job(Protocol):
+class DemoJob(Protocol):
     """A training job on a site's nodes: its name, its script, and the folder that makes nodes compute NaN."""
 
-    site: Site
+    site: DemoSite
     job: str
     script: Path
     corruption: Path
@@ -29,38 +29,38 @@ class Job(Protocol):
         ...
 
 
-def inject(fault: str, stack: Job, node: str) -> tuple[float, str]:
+def inject(fault: str, stack: DemoJob, node: str) -> tuple[float, str]:
     """Inject the fault. Return when it began (Unix seconds) and what was done, for people."""
     return _INJECTORS[fault](stack, node)
 
 
-def _hang(stack: Job, node: str) -> tuple[float, str]:
+def _hang(stack: DemoJob, node: str) -> tuple[float, str]:
     began_s = time.time()
     for rank in _ranks(stack, node):
         rank.send_signal(signal.SIGSTOP)
     return began_s, f"the ranks of {node} were stopped (SIGSTOP)"
 
 
-def _slow(stack: Job, node: str) -> tuple[float, str]:
+def _slow(stack: DemoJob, node: str) -> tuple[float, str]:
     ranks = _ranks(stack, node)
     throttle(ranks, STANDS_S)
     return time.time(), f"the ranks of {node} get half of their CPU time"
 
 
-def _unreachable(stack: Job, node: str) -> tuple[float, str]:
+def _unreachable(stack: DemoJob, node: str) -> tuple[float, str]:
     began_s = time.time()
     how = stack.site.cut(node, stack.job, stack.pid(f"agent-{node}"))
     return began_s, f"{node} cannot be reached any more: {how}"
 
 
-def _crash(stack: Job, node: str) -> tuple[float, str]:
+def _crash(stack: DemoJob, node: str) -> tuple[float, str]:
     began_s = time.time()
     rank = _ranks(stack, node)[0]
     rank.send_signal(signal.SIGSEGV)
     return began_s, f"a rank of {node} dies of SIGSEGV"
 
 
-def _nan(stack: Job, node: str) -> tuple[float, str]:
+def _nan(stack: DemoJob, node: str) -> tuple[float, str]:
     began_s = time.time()
     (stack.corruption / node).touch()
     return began_s, f"{node} computes NaN gradients from now on, before the reduction"
@@ -73,7 +73,7 @@ _INJECTORS = {
 FAULTS = (*_INJECTORS, "none")
 
 
-def _ranks(stack: Job, node: str) -> list[psutil.Process]:
+def _ranks(stack: DemoJob, node: str) -> list[psutil.Process]:
     ranks = ranks_of(stack.job, node, stack.script.name)
     if not ranks:
         raise StageFailed(f"{node} runs no rank that could be harmed")

@@ -43,7 +43,7 @@ class WrongLayout(ValueError):
     """The layout is not one for this job; the message says why."""
 
 
-class Stage(NamedTuple):
+class DemoStage(NamedTuple):
     """Layers ``first`` to ``last``, on ``rank``."""
 
     first: int
@@ -51,20 +51,20 @@ class Stage(NamedTuple):
     rank: int
 
 
-class Pipeline(NamedTuple):
+class DemoPipeline(NamedTuple):
     """Its stages in order, and which of a step's micro-batches it runs."""
 
-    stages: tuple[Stage, ...]
+    stages: tuple[DemoStage, ...]
     micro_batches: range
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class ModelLayout:
     """Which rank has which layers, and which pipeline which samples."""
 
     global_batch: int
     micro_batch: int
-    pipelines: tuple[Pipeline, ...]
+    pipelines: tuple[DemoPipeline, ...]
 
     def holders(self) -> dict[tuple[int, ...], list[int]]:
         """Return the layers by the ranks that have them, in the order of the first of these layers."""
@@ -78,7 +78,7 @@ class Layout:
         return found
 
 
-def read_layout(text: str, ranks: int) -> Layout:
+def read_layout(text: str, ranks: int) -> ModelLayout:
     """Return the layout that the launcher has given to so many ranks. Raises WrongLayout."""
     if not text:
         raise WrongLayout(f"{LAYOUT_VARIABLE} is not set: start this job with eagle-eye launch --layouts")
@@ -91,9 +91,9 @@ def read_layout(text: str, ranks: int) -> Layout:
     for pipeline in said["pipelines"]:
         if any(len(stage["ranks"]) > 1 for stage in pipeline["stages"]):
             raise WrongLayout(f"{LAYOUT_VARIABLE} has several ranks in a stage; this job is not tensor parallel")
-        stages = tuple(Stage(stage["first"], stage["last"], stage["ranks"][0]) for stage in pipeline["stages"])
-        pipelines.append(Pipeline(stages, range(begin, begin := begin + pipeline["micro_batches"])))
-    return Layout(said["global_batch"], said["micro_batch"], tuple(pipelines))
+        stages = tuple(DemoStage(stage["first"], stage["last"], stage["ranks"][0]) for stage in pipeline["stages"])
+        pipelines.append(DemoPipeline(stages, range(begin, begin := begin + pipeline["micro_batches"])))
+    return ModelLayout(said["global_batch"], said["micro_batch"], tuple(pipelines))
 
 
 class Embedding(nn.Module):
@@ -110,7 +110,7 @@ class Embedding(nn.Module):
         return embedded
 
 
-class Block(nn.Module):
+class HiddenLayer(nn.Module):
     """A layer in between, in which each character sees those before it."""
 
     def __init__(self) -> None:
@@ -129,7 +129,7 @@ def make_layer(number: int, characters: int) -> nn.Module:
     torch.manual_seed(number)
     if number == 0:
         return Embedding(characters)
-    return nn.Sequential(nn.LayerNorm(WIDTH), nn.Linear(WIDTH, characters)) if number == LAYERS - 1 else Block()
+    return nn.Sequential(nn.LayerNorm(WIDTH), nn.Linear(WIDTH, characters)) if number == LAYERS - 1 else HiddenLayer()
 
 
 def job() -> tuple[list[nn.Module], torch.Tensor]:
@@ -158,7 +158,7 @@ class Samples:
         return inputs, targets
 
 
-class Done(NamedTuple):
+class StepResult(NamedTuple):
     """What all ranks together have done in a step: ``loss`` is the mean over ``tokens``."""
 
     loss: float
@@ -167,7 +167,7 @@ class Done(NamedTuple):
     samples: int
 
 
-class Shared(NamedTuple):
+class SharedLayers(NamedTuple):
     """Layers that the same ranks have, one in each pipeline; ``counts`` on the first of these ranks."""
 
     layers: list[nn.Module]
@@ -183,14 +183,14 @@ class Shared(NamedTuple):
 class PipelineTraining:
     """This rank's part of the job: the layers of its stage and their optimizers."""
 
-    def __init__(self, layout: Layout) -> None:
+    def __init__(self, layout: ModelLayout) -> None:
         self._layout, self._rank = layout, dist.get_rank()
         self._samples = Samples()
         self._tokens = torch.tensor(0)  # of all ranks, since the first step
         # Groups are made by all ranks, in the same order.
         groups = [dist.new_group([stage.rank for stage in pipeline.stages]) for pipeline in layout.pipelines]
         self._layers: dict[int, nn.Module] = {}
-        self._pipeline: Pipeline | None = None
+        self._pipeline: DemoPipeline | None = None
         for pipeline, group in zip(layout.pipelines, groups, strict=True):
             for number, stage in enumerate(pipeline.stages):
                 if stage.rank == self._rank:
@@ -200,7 +200,7 @@ class PipelineTraining:
         }
         self._shared = [*self._sharing()]
 
-    def _take(self, pipeline: Pipeline, number: int, group: dist.ProcessGroup) -> None:
+    def _take(self, pipeline: DemoPipeline, number: int, group: dist.ProcessGroup) -> None:
         """This rank has the pipeline's stage of this number."""
         own, stages, batches = pipeline.stages[number], len(pipeline.stages), len(pipeline.micro_batches)
         layers = range(own.first, own.last + 1)
@@ -212,11 +212,11 @@ class PipelineTraining:
         self._schedule = schedule(self._stage, batches, loss_fn=_loss, scale_grads=False)
         self._pipeline = pipeline
 
-    def _sharing(self) -> Iterator[Shared]:
+    def _sharing(self) -> Iterator[SharedLayers]:
         for holders, numbers in self._layout.holders().items():
             group = dist.new_group(list(holders))
             if self._rank in holders:
-                yield Shared([self._layers[number] for number in numbers], group, self._rank == holders[0])
+                yield SharedLayers([self._layers[number] for number in numbers], group, self._rank == holders[0])
 
     def state(self) -> dict[str, Any]:
         """Return what is to be kept: of each layer under its own name, which is the same in every layout."""
@@ -224,7 +224,7 @@ class PipelineTraining:
         optimizers = {f"optimizer_{number}": optimizer for number, optimizer in self._optimizers.items()}
         return {"tokens": self._tokens, **layers, **optimizers}
 
-    def step(self, step: int) -> Done:
+    def step(self, step: int) -> StepResult:
         """Make the step with all ranks."""
         loss, tokens, samples = self._forward_and_backward(step).tolist()
         gradients = self._sum_gradients()
@@ -240,7 +240,7 @@ class PipelineTraining:
             optimizer.step()
             optimizer.zero_grad()
         self._tokens += int(tokens)
-        return Done(loss / tokens, norm, int(tokens), int(samples))
+        return StepResult(loss / tokens, norm, int(tokens), int(samples))
 
     def _forward_and_backward(self, step: int) -> torch.Tensor:
         """Leave the gradients of this pipeline's tokens; return the loss of all, their number and that of samples."""

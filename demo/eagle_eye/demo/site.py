@@ -19,7 +19,7 @@ JOB_VARIABLE, NODE_VARIABLE = "EAGLE_EYE_JOB", "EAGLE_EYE_NODE"
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
+class DemoNode:
     """One node: its name, its address, and the words that run a command on it."""
 
     name: str
@@ -28,12 +28,12 @@ class Node:
     prefix: tuple[str, ...]
 
 
-class Site(Protocol):
+class DemoSite(Protocol):
     """Where the demo's nodes are. ``close`` leaves nothing behind."""
 
     description: str
     head_address: str
-    nodes: tuple[Node, ...]
+    nodes: tuple[DemoNode, ...]
     exec_template: str
 
     def cut(self, node: str, job: str, agent_pid: int) -> str:
@@ -61,7 +61,7 @@ class NamespaceSite:
         self.head_address = f"{subnet}.1"
         self.exec_template = f"ip netns exec {self._tag}-{{node}}"
         self.nodes = tuple(
-            Node(name, f"{subnet}.{10 + i}", "eth0", ("ip", "netns", "exec", f"{self._tag}-{name}"))
+            DemoNode(name, f"{subnet}.{10 + i}", "eth0", ("ip", "netns", "exec", f"{self._tag}-{name}"))
             for i, name in enumerate(self._names, start=1)
         )
         self.description = f"network namespaces on bridge {self._bridge}"
@@ -111,7 +111,7 @@ class LoopbackSite:
     def __init__(self, names: Sequence[str] = NODES) -> None:
         self.head_address = "127.0.0.1"
         self.exec_template = ""
-        self.nodes = tuple(Node(name, f"127.0.0.{10 + i}", "lo", ()) for i, name in enumerate(names, start=1))
+        self.nodes = tuple(DemoNode(name, f"127.0.0.{10 + i}", "lo", ()) for i, name in enumerate(names, start=1))
         self.description = "loopback addresses (network namespaces cannot be made here: they need root and iproute2)"
 
     def cut(self, node: str, job: str, agent_pid: int) -> str:
@@ -129,7 +129,7 @@ class LoopbackSite:
         """Do nothing: nothing was created."""
 
 
-def open_site(names: Sequence[str] = NODES) -> Site:
+def open_site(names: Sequence[str] = NODES) -> DemoSite:
     """Return nodes in namespaces if this user may create them, else on loopback addresses."""
     if os.geteuid() == 0 and shutil.which("ip"):
         with contextlib.suppress(subprocess.CalledProcessError):

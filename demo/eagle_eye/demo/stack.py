@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 import httpx
 
 from eagle_eye.checkpoint.store_client import end_store
-from eagle_eye.demo.site import Node, Site
+from eagle_eye.demo.site import DemoNode, DemoSite
 from eagle_eye.schema.memory_steps import FOLDER_VARIABLE
 
 WORKERS = 3
@@ -74,7 +74,7 @@ class Stack:
 
     def __init__(
         self,
-        site: Site,
+        site: DemoSite,
         folder: Path,
         job_arguments: Mapping[str, str] | None = None,
         waiting: Callable[[str], AbstractContextManager[object]] = nullcontext,
@@ -132,7 +132,7 @@ class Stack:
         prefix, flags, more = self._agent_extras(node)
         self._start(f"agent-{name}", prefix, (*words, *files, *hook, *flags), {**alone, **more})
 
-    def _agent_extras(self, node: Node) -> tuple[tuple[str, ...], tuple[str, ...], dict[str, str]]:
+    def _agent_extras(self, node: DemoNode) -> tuple[tuple[str, ...], tuple[str, ...], dict[str, str]]:
         """Return the words that run a command on the node, further flags of its agent and its environment."""
         return node.prefix, (), {}
 
@@ -278,7 +278,7 @@ class Stack:
     def _socket(self, placeholder: str, name: str) -> str:
         return str(self.folder / "hook" / placeholder / "hook.sock").replace(placeholder, name)
 
-    def _node(self, name: str) -> Node:
+    def _node(self, name: str) -> DemoNode:
         return next(node for node in self.site.nodes if node.name == name)
 
     def _start(self, name: str, prefix: tuple[str, ...], words: tuple[str, ...], more: Mapping[str, str]) -> None:

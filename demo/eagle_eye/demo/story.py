@@ -11,7 +11,7 @@ from typing import Any
 
 from eagle_eye.demo.faults import NO_SPARE, inject
 from eagle_eye.demo.stack import Stack, StageFailed
-from eagle_eye.demo.timeline import Timeline
+from eagle_eye.demo.timeline import DemoTimeline
 
 CULPRIT = "node2"
 STEPS_BEFORE = 12  # one checkpoint is written by then, and the job's pace is known
@@ -25,7 +25,7 @@ QUIET_STEPS = range(2, 7)  # steps since the last checkpoint between which a fau
 
 
 @dataclass(frozen=True, slots=True)
-class Expected:
+class ExpectedEffects:
     """The expected effects of a fault."""
 
     fault: str
@@ -34,17 +34,17 @@ class Expected:
     shrinks: bool = False
 
 
-EXPECTED: dict[str, tuple[Expected, ...]] = {
-    "hang": (Expected("hang", "exclude_node"),),
-    "slow": (Expected("straggler", "exclude_node"),),
-    "unreachable": (Expected("node_unreachable", "exclude_node"),),
-    "crash": (Expected("process_crash", "restart_job"), Expected("process_crash", "exclude_node")),
-    "nan": (Expected("silent_data_corruption", "exclude_node", spoils_numbers=True),),
-    NO_SPARE: (Expected("hang", "exclude_node", shrinks=True),),
+EXPECTED: dict[str, tuple[ExpectedEffects, ...]] = {
+    "hang": (ExpectedEffects("hang", "exclude_node"),),
+    "slow": (ExpectedEffects("straggler", "exclude_node"),),
+    "unreachable": (ExpectedEffects("node_unreachable", "exclude_node"),),
+    "crash": (ExpectedEffects("process_crash", "restart_job"), ExpectedEffects("process_crash", "exclude_node")),
+    "nan": (ExpectedEffects("silent_data_corruption", "exclude_node", spoils_numbers=True),),
+    NO_SPARE: (ExpectedEffects("hang", "exclude_node", shrinks=True),),
 }
 
 
-def play(fault: str, stack: Stack, timeline: Timeline, healthy_s: float) -> str:
+def play(fault: str, stack: Stack, timeline: DemoTimeline, healthy_s: float) -> str:
     """Play the fault's story to its end and return its moral. Raises StageFailed naming the stage that failed."""
     if fault == "none":
         return _play_nothing(stack, timeline, healthy_s)
@@ -58,7 +58,7 @@ def play(fault: str, stack: Stack, timeline: Timeline, healthy_s: float) -> str:
     return f"{CULPRIT} was named, the job was restarted without it and its loss goes on"
 
 
-def _play_nothing(stack: Stack, timeline: Timeline, healthy_s: float) -> str:
+def _play_nothing(stack: Stack, timeline: DemoTimeline, healthy_s: float) -> str:
     _training(stack, timeline, 0)
     timeline.tell("watch", f"a healthy job is watched for {healthy_s:.0f} s")
     until_s = time.monotonic() + healthy_s
@@ -74,7 +74,7 @@ def _play_nothing(stack: Stack, timeline: Timeline, healthy_s: float) -> str:
     return f"nothing was wrong for {len(steps)} steps, and Eagle Eye said nothing"
 
 
-def _training(stack: Stack, timeline: Timeline, restarts: int) -> dict[str, Any]:
+def _training(stack: Stack, timeline: DemoTimeline, restarts: int) -> dict[str, Any]:
     """Wait until the job, restarted so often, is well under way and between two checkpoints; return its newest step."""
 
     def under_way() -> dict[str, Any] | None:
@@ -90,7 +90,12 @@ def _training(stack: Stack, timeline: Timeline, restarts: int) -> dict[str, Any]
 
 
 def _episode(
-    stack: Stack, timeline: Timeline, attempt: int, expected: Expected, began_s: float, before: dict[str, Any]
+    stack: Stack,
+    timeline: DemoTimeline,
+    attempt: int,
+    expected: ExpectedEffects,
+    began_s: float,
+    before: dict[str, Any],
 ) -> None:
     """Follow the fault until the loss continues: each stage is awaited, checked and reported."""
     action = _verdict_and_action(stack, timeline, attempt, expected)
@@ -114,13 +119,15 @@ def _episode(
         raise StageFailed(f"the job runs again: the server knows it as {job['state']}")
 
 
-def _shrunk(timeline: Timeline, before: dict[str, Any], after: dict[str, Any]) -> None:
+def _shrunk(timeline: DemoTimeline, before: dict[str, Any], after: dict[str, Any]) -> None:
     _same("the number of ranks", before["ranks"] - 1, after["ranks"], "the step log")
     _same("the samples of a step", before["samples"], after["samples"], "the step log")
     timeline.tell("layout", f"{after['ranks']} nodes train, {after['samples']} samples a step as on {before['ranks']}")
 
 
-def _verdict_and_action(stack: Stack, timeline: Timeline, attempt: int, expected: Expected) -> dict[str, Any]:
+def _verdict_and_action(
+    stack: Stack, timeline: DemoTimeline, attempt: int, expected: ExpectedEffects
+) -> dict[str, Any]:
     action = stack.wait(
         "an action is asked for", lambda: _first(stack, "actions", lambda a: a["attempt"] == attempt), VERDICT_WITHIN_S
     )
@@ -137,7 +144,7 @@ def _verdict_and_action(stack: Stack, timeline: Timeline, attempt: int, expected
     return action
 
 
-def _delivered(stack: Stack, timeline: Timeline, action: dict[str, Any]) -> None:
+def _delivered(stack: Stack, timeline: DemoTimeline, action: dict[str, Any]) -> None:
     def accepted() -> dict[str, Any] | None:
         reports = stack.items("actions", incident_id=action["incident_id"])[0]["reports"]
         return next((report for report in reports if report["state"] == "accepted"), None)
@@ -148,7 +155,9 @@ def _delivered(stack: Stack, timeline: Timeline, action: dict[str, Any]) -> None
     timeline.tell("webhook", f"signed, delivered and accepted by the launcher: {action['kind']}", received_s)
 
 
-def _restarted(stack: Stack, timeline: Timeline, action: dict[str, Any], expected: Expected) -> dict[str, Any]:
+def _restarted(
+    stack: Stack, timeline: DemoTimeline, action: dict[str, Any], expected: ExpectedEffects
+) -> dict[str, Any]:
     def done() -> dict[str, Any] | None:
         now = stack.items("actions", incident_id=action["incident_id"])[0]
         if now["state"] in ("failed", "refused", "expired"):
@@ -170,7 +179,7 @@ def _restarted(stack: Stack, timeline: Timeline, action: dict[str, Any], expecte
 
 
 def _stepped(
-    stack: Stack, timeline: Timeline, expected: Expected, began_s: float, before: dict[str, Any]
+    stack: Stack, timeline: DemoTimeline, expected: ExpectedEffects, began_s: float, before: dict[str, Any]
 ) -> dict[str, Any]:
     attempt = before["attempt"] + 1
     step = stack.wait("the job makes steps again", lambda: _nth_step(stack, attempt, 1), STEPPED_WITHIN_S)

@@ -13,7 +13,7 @@ from rich.console import Console
 
 
 @dataclass(slots=True)
-class Timeline:
+class DemoTimeline:
     """Writes stages to stdout as they are reached; keeps the measured times for the summary.
 
     ``as_json`` prints one JSON object a line instead: {"since_start_s", "since_fault_s", "stage", "text"}.

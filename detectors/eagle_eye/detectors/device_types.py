@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 
-class Figure(NamedTuple):
+class PublishedFigure(NamedTuple):
     """One documented value and its source; the unit is in the name of the field that holds it."""
 
     value: float
@@ -24,9 +24,9 @@ class Rack:
     """An NVLink domain that spans nodes: its number of GPUs, of nodes (compute trays) and of switch trays."""
 
     name: str
-    gpus: Figure
-    compute_trays: Figure | None = None  # each is a node
-    switch_trays: Figure | None = None
+    gpus: PublishedFigure
+    compute_trays: PublishedFigure | None = None  # each is a node
+    switch_trays: PublishedFigure | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,12 +43,12 @@ class DeviceType:
 
     name: str
     names: tuple[str, ...]
-    max_operating_c: Figure | None = None
-    slowdown_c: Figure | None = None
-    shutdown_c: Figure | None = None
-    memory_max_operating_c: Figure | None = None
-    nvlinks: Figure | None = None
-    nvlink_bytes_per_second: Figure | None = None
+    max_operating_c: PublishedFigure | None = None
+    slowdown_c: PublishedFigure | None = None
+    shutdown_c: PublishedFigure | None = None
+    memory_max_operating_c: PublishedFigure | None = None
+    nvlinks: PublishedFigure | None = None
+    nvlink_bytes_per_second: PublishedFigure | None = None
     rack: Rack | None = None
     counters: frozenset[str] = frozenset()
     counters_source: str = ""
@@ -80,9 +80,12 @@ _REMAPPED = frozenset({"gpu_remapped_rows_total", "gpu_remap_pending"})  # NVML:
 _ACTIVITY = frozenset({"gpu_sm_active_ratio", "gpu_tensor_active_ratio", "gpu_dram_active_ratio"})  # GPM: from Hopper
 
 _NVL72_GB200 = Rack(
-    name="GB200 NVL72", gpus=Figure(72, _GB200), compute_trays=Figure(18, _GB200), switch_trays=Figure(9, _GB200)
+    name="GB200 NVL72",
+    gpus=PublishedFigure(72, _GB200),
+    compute_trays=PublishedFigure(18, _GB200),
+    switch_trays=PublishedFigure(9, _GB200),
 )
-_NVL72_GB300 = Rack(name="GB300 NVL72", gpus=Figure(72, _GB300))
+_NVL72_GB300 = Rack(name="GB300 NVL72", gpus=PublishedFigure(72, _GB300))
 
 # Since Hopper the driver reports the remaining margin instead of a limit (T.Limit), and no limit for boards soldered to
 # a baseboard is published.
@@ -90,80 +93,80 @@ DEVICE_TYPES: tuple[DeviceType, ...] = (
     DeviceType(
         name="A100 SXM",
         names=("NVIDIA A100-SXM4-40GB", "NVIDIA A100-SXM4-80GB"),
-        max_operating_c=Figure(85, _A100_CARD),
-        slowdown_c=Figure(89, _A100_CARD),
-        shutdown_c=Figure(92, _A100_CARD),
-        memory_max_operating_c=Figure(95, _A100_CARD),
-        nvlinks=Figure(12, _AMPERE),
-        nvlink_bytes_per_second=Figure(25e9, _AMPERE),
+        max_operating_c=PublishedFigure(85, _A100_CARD),
+        slowdown_c=PublishedFigure(89, _A100_CARD),
+        shutdown_c=PublishedFigure(92, _A100_CARD),
+        memory_max_operating_c=PublishedFigure(95, _A100_CARD),
+        nvlinks=PublishedFigure(12, _AMPERE),
+        nvlink_bytes_per_second=PublishedFigure(25e9, _AMPERE),
         counters=_REMAPPED,
         counters_source=_NVML,
     ),
     DeviceType(
         name="A100 PCIe 40GB",
         names=("NVIDIA A100-PCIE-40GB",),
-        nvlink_bytes_per_second=Figure(25e9, _AMPERE),
+        nvlink_bytes_per_second=PublishedFigure(25e9, _AMPERE),
         counters=_REMAPPED,
         counters_source=_NVML,
     ),
     DeviceType(
         name="A100 PCIe 80GB",
         names=("NVIDIA A100 80GB PCIe",),
-        max_operating_c=Figure(85, _A100_CARD),
-        slowdown_c=Figure(89, _A100_CARD),
-        shutdown_c=Figure(92, _A100_CARD),
-        memory_max_operating_c=Figure(95, _A100_CARD),
-        nvlink_bytes_per_second=Figure(25e9, _AMPERE),
+        max_operating_c=PublishedFigure(85, _A100_CARD),
+        slowdown_c=PublishedFigure(89, _A100_CARD),
+        shutdown_c=PublishedFigure(92, _A100_CARD),
+        memory_max_operating_c=PublishedFigure(95, _A100_CARD),
+        nvlink_bytes_per_second=PublishedFigure(25e9, _AMPERE),
         counters=_REMAPPED,
         counters_source=_NVML,
     ),
     DeviceType(
         name="H100 SXM",
         names=("NVIDIA H100 80GB HBM3",),
-        nvlinks=Figure(18, _HOPPER),
-        nvlink_bytes_per_second=Figure(25e9, _HOPPER),
+        nvlinks=PublishedFigure(18, _HOPPER),
+        nvlink_bytes_per_second=PublishedFigure(25e9, _HOPPER),
         counters=_REMAPPED | _ACTIVITY,
         counters_source=_NVML,
     ),
     DeviceType(
         name="H100 PCIe",
         names=("NVIDIA H100 PCIe",),
-        max_operating_c=Figure(87, _H100_PCIE),
-        slowdown_c=Figure(89, _H100_PCIE),
-        shutdown_c=Figure(92, _H100_PCIE),
-        memory_max_operating_c=Figure(95, _H100_PCIE),
-        nvlink_bytes_per_second=Figure(25e9, _HOPPER),
+        max_operating_c=PublishedFigure(87, _H100_PCIE),
+        slowdown_c=PublishedFigure(89, _H100_PCIE),
+        shutdown_c=PublishedFigure(92, _H100_PCIE),
+        memory_max_operating_c=PublishedFigure(95, _H100_PCIE),
+        nvlink_bytes_per_second=PublishedFigure(25e9, _HOPPER),
         counters=_REMAPPED | _ACTIVITY,
         counters_source=_NVML,
     ),
     DeviceType(
         name="H100 NVL",
         names=("NVIDIA H100 NVL",),
-        nvlink_bytes_per_second=Figure(25e9, _HOPPER),
+        nvlink_bytes_per_second=PublishedFigure(25e9, _HOPPER),
         counters=_REMAPPED | _ACTIVITY,
         counters_source=_NVML,
     ),
     DeviceType(
         name="H200 SXM",
         names=("NVIDIA H200",),
-        nvlinks=Figure(18, _NVLINK),
-        nvlink_bytes_per_second=Figure(25e9, _NVLINK),
+        nvlinks=PublishedFigure(18, _NVLINK),
+        nvlink_bytes_per_second=PublishedFigure(25e9, _NVLINK),
         counters=_REMAPPED | _ACTIVITY,
         counters_source=_NVML,
     ),
     DeviceType(
         name="B200 SXM",
         names=("NVIDIA B200",),
-        nvlinks=Figure(18, _NVLINK),
-        nvlink_bytes_per_second=Figure(50e9, _NVLINK),
+        nvlinks=PublishedFigure(18, _NVLINK),
+        nvlink_bytes_per_second=PublishedFigure(50e9, _NVLINK),
         counters=_REMAPPED | _ACTIVITY,
         counters_source=_NVML,
     ),
     DeviceType(
         name="GB200",
         names=("NVIDIA GB200",),
-        nvlinks=Figure(18, _NVLINK),
-        nvlink_bytes_per_second=Figure(50e9, _NVLINK),
+        nvlinks=PublishedFigure(18, _NVLINK),
+        nvlink_bytes_per_second=PublishedFigure(50e9, _NVLINK),
         rack=_NVL72_GB200,
         counters=_REMAPPED | _ACTIVITY,
         counters_source=_NVML,
@@ -171,8 +174,8 @@ DEVICE_TYPES: tuple[DeviceType, ...] = (
     DeviceType(
         name="GB300",
         names=("NVIDIA GB300",),
-        nvlinks=Figure(18, _NVLINK),
-        nvlink_bytes_per_second=Figure(50e9, _NVLINK),
+        nvlinks=PublishedFigure(18, _NVLINK),
+        nvlink_bytes_per_second=PublishedFigure(50e9, _NVLINK),
         rack=_NVL72_GB300,
         counters=_REMAPPED | _ACTIVITY,
         counters_source=_NVML,

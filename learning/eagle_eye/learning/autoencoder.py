@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from eagle_eye.detectors.signs.learned_model import Layer
+from eagle_eye.detectors.signs.learned_model import AutoencoderLayer
 from eagle_eye.detectors.types import Floats
 
 EPOCHS = 60
@@ -77,7 +77,7 @@ def _ordinary(model: nn.Sequential, filled: Tensor, known: Tensor) -> Tensor:
     return torch.argsort(error)[: max(int(len(error) * (1 - TRIM_RATIO)), 1)].sort().values
 
 
-def exported(model: nn.Sequential) -> tuple[Layer, ...]:
+def exported(model: nn.Sequential) -> tuple[AutoencoderLayer, ...]:
     """Return the network's weights as arrays."""
     linear = [part for part in model if isinstance(part, nn.Linear)]
-    return tuple(Layer(p.weight.detach().numpy().copy(), p.bias.detach().numpy().copy()) for p in linear)
+    return tuple(AutoencoderLayer(p.weight.detach().numpy().copy(), p.bias.detach().numpy().copy()) for p in linear)

@@ -13,7 +13,7 @@ import math
 
 import numpy as np
 
-from eagle_eye.detectors.signs.learned_model import Tail
+from eagle_eye.detectors.signs.learned_model import ScoreTail
 from eagle_eye.detectors.types import Floats, Integers
 
 QUANTILES = (0.98, 0.95, 0.90, 0.80)  # of all scores; the first with enough peaks above it is the threshold
@@ -69,7 +69,7 @@ def tail(
     look_s: float,
     node: Integers | None = None,
     safe_at: float = ALARMS_PER_NODE_DAY,
-) -> Tail:
+) -> ScoreTail:
     """Return the tail of scores of looks that each stand for ``look_s``; NaN scores do not count. Raises TooShort.
 
     ``node`` (series,) tells whose a series is: a node that is a little odd is so all day, so that its peaks are less
@@ -119,7 +119,7 @@ def independence(values: Floats, groups: Integers) -> float:
     return 1 / (1 + (float((sizes**2).sum()) / len(values) - 1) * alike)
 
 
-def _safe_tail(excess: Floats, threshold: float, rate: float, odds: float, independent: float) -> Tail:
+def _safe_tail(excess: Floats, threshold: float, rate: float, odds: float, independent: float) -> ScoreTail:
     """Return, of the tails that explain the excesses nearly as well as the best, the one that reaches furthest.
 
     ``independent`` is the share of the excesses that counts, ``odds`` how many peaks there are to one that matters.
@@ -140,7 +140,7 @@ def _safe_tail(excess: Floats, threshold: float, rate: float, odds: float, indep
     likelihood *= independent
     allowed = likelihood >= likelihood.max() - LIKELIHOOD_DROP
     at = np.unravel_index(int(np.argmax(np.where(allowed, level, -np.inf))), level.shape)
-    return Tail(threshold, float(scales[0, at[1]]), float(shapes[at[0], 0]), rate)
+    return ScoreTail(threshold, float(scales[0, at[1]]), float(shapes[at[0], 0]), rate)
 
 
 def _log_survival(value: float, scales: Floats, shapes: Floats) -> Floats:

@@ -61,7 +61,7 @@ class Shape(NamedTuple):
 
 
 @dataclass(slots=True, kw_only=True)
-class History:
+class HealthyHistory:
     """Looks at healthy nodes, in order of time for each node.
 
     ``features`` (W, metrics, 3); ``node`` (W,) indexes ``nodes``, ``run`` (W,) counts attempts, ``number`` (W,) is the
@@ -116,7 +116,7 @@ def shape_for(interval_s: float, window_s: float) -> Shape:
     return Shape(interval_s, View(metrics=candidates(), span_s=span_s, past_s=past_s), looks)
 
 
-def read(folders: Iterable[Path], settings: DetectionSettings) -> History:
+def read(folders: Iterable[Path], settings: DetectionSettings) -> HealthyHistory:
     """Return the looks at healthy nodes of all traces. Raises BadTrace, NoHistory."""
     traces = [Trace(folder) for folder in folders]
     intervals = sorted({trace.header.interval_s for trace in traces})
@@ -135,7 +135,7 @@ def read(folders: Iterable[Path], settings: DetectionSettings) -> History:
     sizes = [len(part.nodes) for part in parts]
     if sum(sizes) > LOOKS_MAX:
         raise NoHistory(f"{sum(sizes)} looks at nodes; at most {LOOKS_MAX} fit into memory: take a shorter period")
-    return History(
+    return HealthyHistory(
         shape=shape,
         features=np.concatenate([part.features for part in parts]),
         node=np.array([code[name] for part in parts for name in part.nodes], np.intp),
@@ -267,7 +267,7 @@ class _Reader:
         return part._replace(nodes=nodes, features=part.features[keep])
 
 
-def observed(history: History, share: float) -> tuple[Metric, ...]:
+def observed(history: HealthyHistory, share: float) -> tuple[Metric, ...]:
     """Return the metrics that were observed in at least this share of the looks."""
     level = FEATURES.index("level")
     present = np.isfinite(history.features[:, :, level]).mean(axis=0)

@@ -15,11 +15,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from eagle_eye.detectors.signs.learned_features import Metric
-from eagle_eye.detectors.signs.learned_model import SCORES, LearnedModel, Tail, magnitudes, placed, standardised
+from eagle_eye.detectors.signs.learned_model import SCORES, LearnedModel, ScoreTail, magnitudes, placed, standardised
 from eagle_eye.detectors.types import Floats, Integers
 from eagle_eye.learning import autoencoder, covariance, forest
 from eagle_eye.learning.calibration import ALARMS_PER_NODE_DAY, lasting, peaks, poisson_at_most, tail
-from eagle_eye.learning.features import History, NoHistory, observed
+from eagle_eye.learning.features import HealthyHistory, NoHistory, observed
 
 OBSERVED_RATIO = 0.8  # of the looks in which a metric must be there to be learned
 METRICS_MIN = 2
@@ -35,7 +35,7 @@ CHECK_ALARMS = 5.0  # how many alarms the check lets one expect, so that there i
 CHECK_CONFIDENCE = 0.99
 
 
-class Check(NamedTuple):
+class HealthyCheck(NamedTuple):
     """A model's results on healthy nodes that it had not seen."""
 
     node_days: float
@@ -50,7 +50,7 @@ class Check(NamedTuple):
         return self.seen <= poisson_at_most(max(self.expected, 0.1), CHECK_CONFIDENCE) and self.at_default <= 1
 
 
-def make(history: History, seed: int, epochs: int = autoencoder.EPOCHS) -> tuple[LearnedModel, Check]:
+def make(history: HealthyHistory, seed: int, epochs: int = autoencoder.EPOCHS) -> tuple[LearnedModel, HealthyCheck]:
     """Return a model of the history's nodes and its check on the held-out part. Raises NoHistory, TooShort."""
     metrics = observed(history, OBSERVED_RATIO)
     if len(metrics) < METRICS_MIN:
@@ -73,7 +73,7 @@ def make(history: History, seed: int, epochs: int = autoencoder.EPOCHS) -> tuple
 
 
 def _fitted(
-    history: History, metrics: tuple[Metric, ...], features: Floats, chosen: Any, seed: int, epochs: int
+    history: HealthyHistory, metrics: tuple[Metric, ...], features: Floats, chosen: Any, seed: int, epochs: int
 ) -> LearnedModel:
     """Return a model fitted on the chosen looks, whose scores have no scale yet."""
     fit = features[chosen]
@@ -91,7 +91,7 @@ def _fitted(
         layers=autoencoder.exported(autoencoder.train(inputs, seed, epochs)),
         forest=forest.exported(forest.grow(magnitudes(inputs), seed)),
         covariance=covariance.fit(placed(inputs), seed),
-        tails=(Tail(0.0, 1.0, 0.0, 1.0),) * 3,
+        tails=(ScoreTail(0.0, 1.0, 0.0, 1.0),) * 3,
         node_days=history.node_days,
         from_s=float(history.times_s.min()),
         until_s=float(history.times_s.max()),
@@ -99,7 +99,7 @@ def _fitted(
     )
 
 
-def parts(history: History, seed: int) -> Integers:
+def parts(history: HealthyHistory, seed: int) -> Integers:
     """Return which part each look belongs to."""
     if len(history.nodes) >= NODES_MIN:
         # By name, so that a node stays in its part from one training to the next.
@@ -127,7 +127,7 @@ def scaling(features: Floats, nodes: int) -> tuple[Floats, Floats]:
     return np.nan_to_num(centre).astype(np.float32), scale.astype(np.float32)
 
 
-def check(model: LearnedModel, history: History, chosen: Any) -> Check:
+def check(model: LearnedModel, history: HealthyHistory, chosen: Any) -> HealthyCheck:
     """Return how the model does on the chosen looks of healthy nodes. Raises KeyError where metrics are missing."""
     scores = _lasting_scores(model, history, history.narrowed(model.view.metrics), chosen)
     known = np.isfinite(scores).all(axis=0)
@@ -136,7 +136,7 @@ def check(model: LearnedModel, history: History, chosen: Any) -> Check:
     node_days = int(known.sum()) * model.view.span_s / 86_400
     limit = max(CHECK_ALARMS / max(node_days, 1e-9), ALARMS_PER_NODE_DAY)
     limit = min(limit, 0.5 * min(t.peaks_per_node_day for t in model.tails))  # below the threshold nothing is known
-    return Check(
+    return HealthyCheck(
         node_days=node_days,
         alarms_per_node_day=limit,
         expected=limit * node_days,
@@ -145,13 +145,13 @@ def check(model: LearnedModel, history: History, chosen: Any) -> Check:
     )
 
 
-def no_worse(new: Check, old: Check) -> bool:
+def no_worse(new: HealthyCheck, old: HealthyCheck) -> bool:
     """Whether a new model flags no more healthy nodes than the old one, except by chance."""
     allowed = poisson_at_most(max(float(old.seen), new.expected, 0.1), CHECK_CONFIDENCE)
     return new.passed and new.seen <= allowed and new.at_default <= max(old.at_default, 1)
 
 
-def _tails(history: History, scores: Floats, chosen: Any) -> tuple[Tail, Tail, Tail]:
+def _tails(history: HealthyHistory, scores: Floats, chosen: Any) -> tuple[ScoreTail, ScoreTail, ScoreTail]:
     series, number = _series(history)[chosen], history.number[chosen]
     node = np.arange(int(series.max()) + 1) % len(history.nodes)
     look_s = history.shape.view.span_s
@@ -159,13 +159,13 @@ def _tails(history: History, scores: Floats, chosen: Any) -> tuple[Tail, Tail, T
     return first, second, third
 
 
-def _series(history: History) -> Integers:
+def _series(history: HealthyHistory) -> Integers:
     """Return what the looks that follow each other share: their run and node, as one number (W,)."""
     series: Integers = history.run * len(history.nodes) + history.node
     return series
 
 
-def _lasting_scores(model: LearnedModel, history: History, features: Floats, chosen: Any) -> Floats:
+def _lasting_scores(model: LearnedModel, history: HealthyHistory, features: Floats, chosen: Any) -> Floats:
     """Return the lowest of each score over the spans that a claim needs, of the chosen looks: (3, n)."""
     series, number = _series(history)[chosen], history.number[chosen]
     scores = model.scores(model.inputs(features[chosen]))

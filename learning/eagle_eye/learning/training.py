@@ -20,13 +20,13 @@ from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from eagle_eye.detectors.signs.learned_model import LearnedModel
-from eagle_eye.learning.features import History, read
-from eagle_eye.learning.model import CHECK, Check, check, make, no_worse, parts
+from eagle_eye.learning.features import HealthyHistory, read
+from eagle_eye.learning.model import CHECK, HealthyCheck, check, make, no_worse, parts
 from eagle_eye.schema import configuration
 from eagle_eye.schema.configuration import ConfigurationError
 from eagle_eye.server.config import ServerConfig
 from eagle_eye.server.model.timestamps import option_time
-from eagle_eye.server.site_files.learned_model import Metadata, write
+from eagle_eye.server.site_files.learned_model import ModelMetadata, write
 from eagle_eye.server.site_files.learned_model import read as read_model
 
 SINCE = "7d"  # also in the command's help, which does not wait for this module
@@ -37,7 +37,7 @@ class Failed(Exception):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
+class TrainingOptions:
     """The source of history and the training settings; kept in the file, so that a refresh uses the same."""
 
     traces: tuple[str, ...] = ()
@@ -97,14 +97,14 @@ def _train(args: argparse.Namespace) -> dict[str, Any]:
         "nodes": len(history.nodes),
         "left_out": dict(history.left_out),
     }
-    metadata = Metadata(
+    metadata = ModelMetadata(
         created_s=time.time(), job=history.job, seed=options.seed, options=options.plain(), report=report
     )
     path: Path = args.out or args.refresh
     return {"model": str(path), **_description(write(path, model, metadata), metadata)}
 
 
-def _of_old(model: LearnedModel, history: History, seed: int) -> Check | None:
+def _of_old(model: LearnedModel, history: HealthyHistory, seed: int) -> HealthyCheck | None:
     """Return the old model's check on the held-out part, None where it can no longer judge this history."""
     same = (model.view.span_s, model.view.past_s, model.looks) == (
         history.shape.view.span_s,
@@ -117,16 +117,16 @@ def _of_old(model: LearnedModel, history: History, seed: int) -> Check | None:
     return check(model, history, parts(history, seed) == CHECK)
 
 
-def _options(args: argparse.Namespace, kept: dict[str, Any]) -> Options:
+def _options(args: argparse.Namespace, kept: dict[str, Any]) -> TrainingOptions:
     """Return the options: given ones override those of the model to refresh."""
     names = ("server", "token_file", "job", "since", "until", "config", "seed")
     given = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
     if args.traces:
         given["traces"] = tuple(str(Path(folder).resolve()) for folder in args.traces)
-    known = {name: kept[name] for name in Options.__slots__ if name in kept}
+    known = {name: kept[name] for name in TrainingOptions.__slots__ if name in kept}
     if "traces" in given or "server" in given:
         known |= {"traces": (), "server": ""}  # one source takes the other's place
-    options = Options(**{**known, "traces": tuple(known.get("traces", ())), **given})
+    options = TrainingOptions(**{**known, "traces": tuple(known.get("traces", ())), **given})
     if bool(options.traces) == bool(options.server):
         raise ConfigurationError("TRACE… or --server URL: expected one of them to learn from")
     if options.server and not options.job:
@@ -140,7 +140,7 @@ def _options(args: argparse.Namespace, kept: dict[str, Any]) -> Options:
 
 
 @contextmanager
-def _traces(options: Options, bar: Progress) -> Iterator[list[Path]]:
+def _traces(options: TrainingOptions, bar: Progress) -> Iterator[list[Path]]:
     """Yield the trace folders; those from a server's history are fetched, and gone afterwards."""
     if options.traces:
         yield [Path(folder) for folder in options.traces]
@@ -158,7 +158,7 @@ def _traces(options: Options, bar: Progress) -> Iterator[list[Path]]:
         yield [out]
 
 
-def _description(model: LearnedModel, metadata: Metadata) -> dict[str, Any]:
+def _description(model: LearnedModel, metadata: ModelMetadata) -> dict[str, Any]:
     return {
         "created": datetime.fromtimestamp(metadata.created_s, UTC).isoformat(timespec="seconds"),
         "job": metadata.job,

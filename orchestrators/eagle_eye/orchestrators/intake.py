@@ -59,7 +59,7 @@ class ReportTo(Protocol):
 
 
 @dataclass
-class Intake:
+class WebhookIntake:
     """Takes deliveries.
 
     ``secrets`` are the currently valid signing secrets, two during a rotation; with none, nothing is accepted.

@@ -21,7 +21,7 @@ from starlette.routing import Route
 
 from eagle_eye.orchestrators import cloudevent
 from eagle_eye.orchestrators.errors import OrchestratorError, UnacceptableEventError
-from eagle_eye.orchestrators.intake import QUEUE_MAX, Intake
+from eagle_eye.orchestrators.intake import QUEUE_MAX, WebhookIntake
 from eagle_eye.schema import problem
 
 BODY_BYTES_MAX = 1_048_576
@@ -30,7 +30,7 @@ WEBHOOK_ID_CHARACTERS_MAX = 256
 START_DEADLINE_S = 10.0
 
 
-def create_app(intake: Intake, pages: Sequence[Route] = ()) -> Starlette:
+def create_app(intake: WebhookIntake, pages: Sequence[Route] = ()) -> Starlette:
     """Return the ASGI application: POST / takes deliveries; GET /healthz and ``pages`` answer."""
 
     async def deliver(request: Request) -> Response:
@@ -99,7 +99,7 @@ def url_of(listening: socket.socket) -> str:
 class Receiver:
     """Accepts deliveries on its own thread, from ``start`` to ``stop``. The caller keeps the socket."""
 
-    def __init__(self, intake: Intake, listening: socket.socket, pages: Sequence[Route] = ()) -> None:
+    def __init__(self, intake: WebhookIntake, listening: socket.socket, pages: Sequence[Route] = ()) -> None:
         self._socket = listening
         # asyncio and h11: the same behaviour whatever else is installed.
         self._server = uvicorn.Server(

@@ -38,7 +38,7 @@ REASON_CHARS_MAX = 1_000  # the server's limit
 
 
 @dataclass(frozen=True)
-class Wanted:
+class WantedSubscription:
     """What to subscribe to: the receiver's URL and the jobs (none: all).
 
     ``lasting`` keeps the subscription beyond this process: deliveries meanwhile wait for the next one.
@@ -55,7 +55,7 @@ class _Held(msgspec.Struct, frozen=True):
     secret: str
 
 
-class Subscription:
+class SubscriptionKeeper:
     """Keeps one subscription alive and the server's job states current, on its own thread.
 
     The secret is created here and sent along, so that it is known before even the first ping arrives. It is saved in
@@ -68,7 +68,7 @@ class Subscription:
     def __init__(
         self,
         client: ServerClient,
-        wanted: Wanted | None,
+        wanted: WantedSubscription | None,
         file: Path,
         check_every_s: float = CHECK_EVERY_S,
         backoff: Backoff | None = None,
@@ -235,14 +235,14 @@ class Subscription:
             return None
         return answer if isinstance(answer, dict) else {}
 
-    def _adapt(self, identifier: str, wanted: Wanted, found: dict[str, Any]) -> None:
+    def _adapt(self, identifier: str, wanted: WantedSubscription, found: dict[str, Any]) -> None:
         """Update a subscription of an earlier process with other flags: its waiting deliveries come here."""
         wishes = {"url": wanted.url, "jobs": list(wanted.jobs), "types": list(wanted.types)}
         changed = {name: wish for name, wish in wishes.items() if name in found and found[name] != wish}
         if changed:
             self._client.call("PATCH", f"/api/v1/subscriptions/{quote(identifier, safe='')}", changed)
 
-    def _create(self, wanted: Wanted) -> _Held:
+    def _create(self, wanted: WantedSubscription) -> _Held:
         # On disk before it is sent: after a crash the request is repeated with the same secret, which makes no second
         # subscription.
         write_whole(self._file, msgspec.json.encode(_Held("", self._proposed)))

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from html import escape
 
 from eagle_eye.planning.plan import Layout, Plan, Template
-from eagle_eye.planning.simulation import Pass, simulate
+from eagle_eye.planning.simulation import MicroBatchPass, simulate
 
 PASSES_MAX = 4_000  # per pipeline: beyond it micro-batches are left out, with a note in the chart
 STAGES_MAX = 128
@@ -44,7 +44,7 @@ def gantt(plan: Plan, layout: Layout) -> str:
     """
     templates = {template.nodes: template for template in plan.templates}
     rows: list[str] = []
-    shown: list[tuple[Template, int, int, list[Pass]]] = []
+    shown: list[tuple[Template, int, int, list[MicroBatchPass]]] = []
     for pipeline in layout.pipelines:
         if pipeline.template not in {template.nodes for template, *_ in shown}:
             template = templates[pipeline.template]
@@ -86,7 +86,7 @@ def _legend() -> Iterator[str]:
         yield f'<rect class="{kind}" x="{x}" y="32" width="12" height="12"/><text x="{x + 18}" y="42">{words}</text>'
 
 
-def _pipeline(template: Template, said: str, passes: list[Pass], step_s: float, top: int) -> Iterator[str]:
+def _pipeline(template: Template, said: str, passes: list[MicroBatchPass], step_s: float, top: int) -> Iterator[str]:
     scale = _WIDTH / step_s
     busy = sum(each.end_s - each.begin_s for each in passes) / (passes[-1].end_s * len(template.stages))
     said += f"; bubbles {1 - busy:.0%}"

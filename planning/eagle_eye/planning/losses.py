@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from eagle_eye.planning.plan import Copy, Layout, Loss, Reroute, Template
+from eagle_eye.planning.plan import Copy, Layout, NodeLoss, Reroute, Template
 from eagle_eye.planning.simulation import simulate
 
 SIMULATED_PASSES_MAX = 20_000  # per loss: a tenth of a second
@@ -25,7 +25,7 @@ _Templates = Mapping[int, Template]
 
 def losses(
     before: Layout, after: Layout, templates: _Templates, state_bytes: Sequence[int], stage_memory_bytes: int
-) -> tuple[Loss, ...]:
+) -> tuple[NodeLoss, ...]:
     """Return the effect of losing each kind of node of the layout; ``state_bytes`` are sums over the first layers.
 
     Pipelines of one template are alike but for their batch, so one of them stands for all.
@@ -44,7 +44,7 @@ def _loss(
     templates: _Templates,
     state_bytes: Sequence[int],
     stage_memory_bytes: int,
-) -> Loss:
+) -> NodeLoss:
     lost = before.last_begin(template) + node if template else before.nodes - 1
     held, needed = _places(before, templates), _places(after, templates)
     survivors = _survivors(before, after, lost, held, needed, state_bytes)
@@ -52,7 +52,7 @@ def _loss(
     less_s = after.step_s * _LESS
     reroute = _reroute(before, templates, template, node, stage_memory_bytes, less_s) if template else None
     rerouted = reroute is not None and reroute.step_s is not None and reroute.step_s < less_s
-    return Loss(
+    return NodeLoss(
         template=template,
         node=node,
         survivors=tuple(survivors),

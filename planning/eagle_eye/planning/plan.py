@@ -97,7 +97,7 @@ class Reroute(msgspec.Struct, frozen=True, kw_only=True):
     fits: bool
 
 
-class Loss(msgspec.Struct, frozen=True, kw_only=True):
+class NodeLoss(msgspec.Struct, frozen=True, kw_only=True):
     """One node goes that is ``node`` of the last pipeline of ``template``; 0 and 0: an idle one.
 
     ``survivors`` has, for each place of the next layout, the node's place in this one. Places count the pipelines'
@@ -132,7 +132,7 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True):
     idle_nodes: int
     step_s: float
     tolerates: int
-    losses: tuple[Loss, ...] = ()
+    losses: tuple[NodeLoss, ...] = ()
 
     @property
     def mixture(self) -> str:
@@ -167,7 +167,7 @@ class Next(NamedTuple):
 
     layout: Layout
     nodes: tuple[str, ...]
-    loss: Loss
+    loss: NodeLoss
     before: tuple[str, ...]
 
 

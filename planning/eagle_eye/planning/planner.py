@@ -11,7 +11,7 @@ from eagle_eye.planning.layouts import plan_layouts
 from eagle_eye.planning.losses import losses
 from eagle_eye.planning.plan import FORMAT, Hardware, Plan
 from eagle_eye.planning.profile import Profile, sums
-from eagle_eye.planning.templates import DoesNotFit, plan_templates
+from eagle_eye.planning.templates import ModelDoesNotFit, plan_templates
 
 NODES_MAX = 256
 GPUS_PER_NODE_MAX = 64
@@ -30,7 +30,7 @@ def make_plan(
     micro_batches = _checked(profile, nodes, hardware, tolerate, global_batch)
     try:
         templates = plan_templates(profile, hardware, tolerate, micro_batches)
-    except DoesNotFit as error:
+    except ModelDoesNotFit as error:
         raise ValueError(f"nodes: {error}") from None
     layouts = plan_layouts(templates, hardware.nodes, tolerate, micro_batches)
     by_nodes = {template.nodes: template for template in templates}

@@ -8,10 +8,10 @@ from collections import defaultdict, deque
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from eagle_eye.planning.step_time import Times
+from eagle_eye.planning.step_time import StageTimes
 
 
-class Pass(NamedTuple):
+class MicroBatchPass(NamedTuple):
     """One pass of one micro-batch through one stage, with its time and place.
 
     ``pipeline`` owns the micro-batch, the GPUs of ``by`` ran it.
@@ -56,8 +56,8 @@ class _Order(NamedTuple):
 
 
 def simulate(
-    stages: Sequence[Times], micro_batches: Sequence[int], *, failed: int | None = None, lost: Collection[int] = ()
-) -> list[Pass]:
+    stages: Sequence[StageTimes], micro_batches: Sequence[int], *, failed: int | None = None, lost: Collection[int] = ()
+) -> list[MicroBatchPass]:
     """Return all passes of a step of pipelines of these stages, by their ends; pipeline i runs ``micro_batches[i]``.
 
     Of pipeline ``failed`` the stages in ``lost`` are run by the other pipelines' GPUs, micro-batch by micro-batch in
@@ -78,7 +78,7 @@ def simulate(
     free_s = dict.fromkeys(orders, 0.0)
     moments = [(0.0, gpus) for gpus in orders]
     heapq.heapify(moments)
-    found: list[Pass] = []
+    found: list[MicroBatchPass] = []
     while moments:
         now_s, gpus = heapq.heappop(moments)
         order = None if free_s[gpus] > now_s else _ready(orders[gpus].values(), ends_s, now_s)
@@ -88,7 +88,7 @@ def simulate(
         stage_s = stages[key.stage]
         end_s = now_s + (stage_s.backward_s if key.backward else stage_s.forward_s)
         ends_s[key] = free_s[gpus] = end_s
-        found.append(Pass(*key, by=gpus[0], begin_s=now_s, end_s=end_s))
+        found.append(MicroBatchPass(*key, by=gpus[0], begin_s=now_s, end_s=end_s))
         heapq.heappush(moments, (end_s, gpus))
         if (waiting := order.next_of(key)) is not None and (its := runs_on(waiting)) != gpus:
             heapq.heappush(moments, (end_s, its))

@@ -11,7 +11,7 @@ from itertools import accumulate, pairwise
 from typing import NamedTuple, Protocol
 
 
-class Times(Protocol):
+class StageTimes(Protocol):
     """The time that one micro-batch takes in a stage."""
 
     @property
@@ -33,7 +33,7 @@ class _Course(NamedTuple):
     waits_s: float
 
 
-def step_time_s(stages: Sequence[Times], micro_batches: int) -> float:
+def step_time_s(stages: Sequence[StageTimes], micro_batches: int) -> float:
     """Return the time of a step of so many micro-batches."""
     found = [
         course.before_s + micro_batches * course.here_s + course.waits_s
@@ -47,7 +47,7 @@ def step_time_s(stages: Sequence[Times], micro_batches: int) -> float:
     return max(found)
 
 
-def step_times_s(stages: Sequence[Times], micro_batches_max: int) -> list[float]:
+def step_times_s(stages: Sequence[StageTimes], micro_batches_max: int) -> list[float]:
     """Return the step times for 1, 2, ... micro-batches; they never decrease."""
     few = min(len(stages), micro_batches_max)
     found = [step_time_s(stages, micro_batches) for micro_batches in range(1, few + 1)]
@@ -64,7 +64,7 @@ def step_times_s(stages: Sequence[Times], micro_batches_max: int) -> list[float]
     return found
 
 
-def _courses(stages: Sequence[Times]) -> Iterator[_Course]:
+def _courses(stages: Sequence[StageTimes]) -> Iterator[_Course]:
     """Yield each stage's course in a step with as many micro-batches as stages, or more.
 
     A stage waits twice: until the first micro-batch comes back from the stages after it, a time that it fills with a

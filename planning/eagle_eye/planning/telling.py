@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 
 from eagle_eye.checkpoint.sizes import reported as size_reported
-from eagle_eye.planning.plan import Layout, Loss, Next, Plan
+from eagle_eye.planning.plan import Layout, Next, NodeLoss, Plan
 
 
 def plan_lines(plan: Plan) -> Iterator[str]:
@@ -113,7 +113,7 @@ def _tolerated(plan: Plan) -> str:
     return f"with {needed} or more any {asked} may go at once, and a whole copy is left in memory"
 
 
-def _lost(plan: Plan, loss: Loss) -> str:
+def _lost(plan: Plan, loss: NodeLoss) -> str:
     """Return the names of the nodes of this kind, for the plan's last layout."""
     full = plan.layouts[-1]
     if not loss.template:
@@ -123,14 +123,14 @@ def _lost(plan: Plan, loss: Loss) -> str:
     return " ".join(names) if len(names) < 6 else f"{' '.join(names[:2])} ... {names[-1]}"
 
 
-def _step_s(loss: Loss, after: Layout) -> float:
+def _step_s(loss: NodeLoss, after: Layout) -> float:
     """Return the step time after the loss."""
     if loss.rerouted and loss.reroute and loss.reroute.step_s:
         return loss.reroute.step_s
     return after.step_s
 
 
-def _sources(loss: Loss) -> str:
+def _sources(loss: NodeLoss) -> str:
     if not loss.copies:
         return "-"
     if all(copy.source is None for copy in loss.copies):

@@ -15,7 +15,7 @@ TRIES_MAX = 400  # per template: all cuts of eight layers are fewer
 _LESS = 1 - 1e-9  # differences below this are rounding errors
 
 
-class DoesNotFit(ValueError):
+class ModelDoesNotFit(ValueError):
     """The model does not fit on so many nodes; the message says what is missing."""
 
 
@@ -35,7 +35,7 @@ def plan_templates(profile: Profile, hardware: Hardware, tolerate: int, micro_ba
         if nodes * hardware.stages_per_node >= len(profile.layers):  # each layer has had a stage of its own
             break
     if not found:
-        raise DoesNotFit(_misfit(costs, hardware))
+        raise ModelDoesNotFit(_misfit(costs, hardware))
     least = found[0].nodes
     for nodes in range(least + 1, max(2 * least - 1, hardware.nodes - tolerate * least) + 1):
         template = _template(costs, hardware, nodes, micro_batches)

@@ -103,7 +103,7 @@ from eagle_eye.server.store.changes import Signal
 from eagle_eye.server.store.sqlite_store import RECORDS_FILE, SqliteStore
 from eagle_eye.server.store.store import Store
 from eagle_eye.server.telemetry.counters import Telemetry
-from eagle_eye.server.telemetry.host_metrics import HostCollector
+from eagle_eye.server.telemetry.host_metrics import ServerHostCollector
 from eagle_eye.server.web.dispatcher import Dispatcher
 
 WatcherFactory = Callable[[ServerConfig, Store, Clock], Watcher]
@@ -289,7 +289,7 @@ def _build(
         BlindCollector(outlook.blind),
         watching.tick_seconds,
         ProcessCollector(registry=None),
-        HostCollector(folder),
+        ServerHostCollector(folder),
         IncidentCollector(store.open_incidents, outlook.incident_counts),
         IncidentListCollector(store, clock),
         JobCollector(outlook.courses, clock),

@@ -17,7 +17,7 @@ SPREAD_TRAFFIC = 0.8  # of the bytes that sharded parameters move before the ste
 
 
 @dataclass(frozen=True, slots=True)
-class Activity:
+class RowActivity:
     """Shares of each row's interval: ``busy``, ``idle`` (no kernel) (K, N, G); ``paused`` of ranks alive (K, N).
 
     ``steps`` (K, N): training steps' worth of traffic between nodes per second.
@@ -28,7 +28,7 @@ class Activity:
     steps: Floats
 
 
-def account(story: Story, timeline: Timeline, times_s: Floats, dead: Booleans) -> Activity:
+def account(story: Story, timeline: Timeline, times_s: Floats, dead: Booleans) -> RowActivity:
     """Return the GPUs' activity between each row and the one before it."""
     interval_s = story.scenario.interval_s
     edges_s = np.vstack([times_s[:1] - interval_s, times_s])
@@ -51,7 +51,7 @@ def account(story: Story, timeline: Timeline, times_s: Floats, dead: Booleans) -
     idle[dead] = 1.0
     np.clip(busy, 0.0, 1.0, out=busy)
     np.clip(idle, 0.0, 1.0, out=idle)
-    return Activity(busy, idle, np.diff(_traffic(story, timeline, edges_s), axis=0) / spans_s)
+    return RowActivity(busy, idle, np.diff(_traffic(story, timeline, edges_s), axis=0) / spans_s)
 
 
 def overlap(from_s: Floats, to_s: Floats, begin_s: float, end_s: float) -> Floats:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from eagle_eye.simulator.activity import Activity
+from eagle_eye.simulator.activity import RowActivity
 from eagle_eye.simulator.arrays import Booleans, Floats, normal, stream
 from eagle_eye.simulator.story import Story
 from eagle_eye.simulator.tracks import Quantity, Tracks
@@ -23,7 +23,7 @@ CLOCK_STEP_HZ = 15e6
 class GpuRows:
     """The gpu_* metrics of all rows of a run, (K, N, G) each."""
 
-    def __init__(self, story: Story, tracks: Tracks, times_s: Floats, activity: Activity, dead: Booleans) -> None:
+    def __init__(self, story: Story, tracks: Tracks, times_s: Floats, activity: RowActivity, dead: Booleans) -> None:
         self._story = story
         self._physics = story.physics
         self._tracks = tracks

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from eagle_eye.simulator.activity import Activity, overlap
+from eagle_eye.simulator.activity import RowActivity, overlap
 from eagle_eye.simulator.arrays import Booleans, Floats, normal, stream
 from eagle_eye.simulator.sampling import Sampling
 from eagle_eye.simulator.story import Story
@@ -29,7 +29,7 @@ class HostRows:
         tracks: Tracks,
         timeline: Timeline,
         sampling: Sampling,
-        activity: Activity,
+        activity: RowActivity,
         dead: Booleans,
     ) -> None:
         self._story = story

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 from eagle_eye.simulator.arrays import stream
-from eagle_eye.simulator.layout import RankLayout
+from eagle_eye.simulator.layout import ClusterLayout
 from eagle_eye.simulator.physics import OWN, Physics
 from eagle_eye.simulator.scenario import Scenario
 
@@ -15,7 +15,7 @@ TENSOR_SHARE = 0.07  # of a stage's compute: collectives inside the node
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class SimulatedJob:
     """What distinguishes one training job from another. Shares are of a nominal step.
 
     ``packed_from_s``: from then on a step's work differs from replica to replica (packed sequences); inf never.
@@ -48,7 +48,7 @@ class Job:
     expert_spread: float = 0.0  # by how much ranks' loads differ, as a router deals them out anew and anew
 
 
-def hire(scenario: Scenario, layout: RankLayout, physics: Physics = OWN) -> Job:
+def hire(scenario: Scenario, layout: ClusterLayout, physics: Physics = OWN) -> SimulatedJob:
     """Return the job that the seed chooses."""
     rng = stream(scenario.seed, "job")
     pp = layout.pp
@@ -65,7 +65,7 @@ def hire(scenario: Scenario, layout: RankLayout, physics: Physics = OWN) -> Job:
     habits = scenario.habits
     wide_p = rng.random()
     spread = pp == 1
-    return Job(
+    return SimulatedJob(
         name=f"train-{int(rng.integers(1000, 9999))}",
         step_s=scenario.step_s,
         compute_s=stage_compute_s(scenario.step_s, communication, weights, microbatches),

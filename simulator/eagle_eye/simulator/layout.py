@@ -36,7 +36,7 @@ class Model:
 
 
 @dataclass(frozen=True, slots=True)
-class RankLayout:
+class ClusterLayout:
     """Nodes, their place in the building and the ranks on them.
 
     Rank r runs on node r // G, device r % G; with tensor parallelism innermost and the pipeline outermost, as
@@ -81,7 +81,7 @@ class RankLayout:
         return tuple(n for n in range(self.nodes) if switch == self.switch[n] or switch in self.link_switch[n])
 
 
-def lay_out(scenario: Scenario, physics: Physics = OWN) -> RankLayout:
+def lay_out(scenario: Scenario, physics: Physics = OWN) -> ClusterLayout:
     """Return the layout that the seed chooses for this many nodes and GPUs."""
     rng = stream(scenario.seed, "layout")
     nodes, gpus = scenario.nodes, scenario.gpus
@@ -99,7 +99,7 @@ def lay_out(scenario: Scenario, physics: Physics = OWN) -> RankLayout:
     letters = "".join(rng.choice(list("bcdfghjkm"), 2))
     model = Model(*MODELS[int(rng.choice(len(MODELS), p=[0.6, 0.2, 0.2]))])
     switch = tuple(f"leaf-{(n + within) // leaf:02d}" for n in range(nodes))
-    return RankLayout(
+    return ClusterLayout(
         names=tuple(f"{letters}{first + n:04d}" for n in range(nodes)),
         gpus=gpus,
         tp=tp,

@@ -19,7 +19,7 @@ class RankKnowledge(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Profile:
+class SiteProfile:
     """One kind of site.
 
     ``metrics`` and ``events`` are what it has. ``scrape_s`` is the shortest interval. ``true_clock``: rows carry the
@@ -89,16 +89,16 @@ _NEEDS_HOOK = frozenset(
     }
 )
 
-PROFILES: tuple[Profile, ...] = (
-    Profile("full", "agent, hook and profiling counters", _ALL, _HOST_EVENTS | _HOOK_EVENTS, RankKnowledge.LAYOUT),
-    Profile(
+PROFILES: tuple[SiteProfile, ...] = (
+    SiteProfile("full", "agent, hook and profiling counters", _ALL, _HOST_EVENTS | _HOOK_EVENTS, RankKnowledge.LAYOUT),
+    SiteProfile(
         "no_profiling",
         "agent and hook; no tensor, SM and DRAM activity",
         _ALL - _PROFILING,
         _HOST_EVENTS | _HOOK_EVENTS,
         RankKnowledge.LAYOUT,
     ),
-    Profile(
+    SiteProfile(
         "no_hook",
         "agent alone: nodes, GPUs, the kernel log",
         _ALL - _HOOK,
@@ -106,7 +106,7 @@ PROFILES: tuple[Profile, ...] = (
         RankKnowledge.RANKS,
         hidden=_NEEDS_HOOK,
     ),
-    Profile(
+    SiteProfile(
         "remote_write",
         "dcgm-exporter and node_exporter through Prometheus",
         _DCGM | _NODE_EXPORTER,
@@ -131,7 +131,7 @@ PROFILES: tuple[Profile, ...] = (
 )
 
 
-def profile(name: str) -> Profile:
+def profile(name: str) -> SiteProfile:
     """Return the profile of this name. Raises WrongScenario for an unknown one."""
     for known in PROFILES:
         if known.name == name:

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from eagle_eye.simulator.arrays import Booleans, Floats
-from eagle_eye.simulator.layout import RankLayout
+from eagle_eye.simulator.layout import ClusterLayout
 from eagle_eye.simulator.scenario import Scenario
 
 
-class Event(NamedTuple):
+class RecordedEvent(NamedTuple):
     """One event by its node's clock (Unix seconds); ``node`` None for the whole job."""
 
     time: float
@@ -20,7 +20,7 @@ class Event(NamedTuple):
     attributes: dict[str, Any]
 
 
-class Label(NamedTuple):
+class RecordedLabel(NamedTuple):
     """What was done to the job, and what is expected: ``exclude``, ``restart``, ``job`` (tell) or ``none``."""
 
     start: float
@@ -50,7 +50,7 @@ class Recording:
     """
 
     scenario: Scenario
-    layout: RankLayout
+    layout: ClusterLayout
     job: str
     start: float
     end: float
@@ -62,8 +62,8 @@ class Recording:
     node: dict[str, Floats]
     link: dict[str, Floats]
     members: tuple[Membership, ...]
-    events: tuple[Event, ...]
-    labels: tuple[Label, ...]
+    events: tuple[RecordedEvent, ...]
+    labels: tuple[RecordedLabel, ...]
     slowdown: float
     packed: bool
     exports_xid: bool

@@ -17,13 +17,13 @@ from eagle_eye.simulator.instruments import read
 from eagle_eye.simulator.job import hire
 from eagle_eye.simulator.layout import lay_out
 from eagle_eye.simulator.names import FAULTS, SITUATIONS
-from eagle_eye.simulator.recording import Event, Label, Membership, Recording
+from eagle_eye.simulator.recording import Membership, RecordedEvent, RecordedLabel, Recording
 from eagle_eye.simulator.sampling import Sampling, sample
 from eagle_eye.simulator.scenario import Scenario, WrongScenario
 from eagle_eye.simulator.second_physics import physics_of
 from eagle_eye.simulator.signals import learn
 from eagle_eye.simulator.spares import beside, idle
-from eagle_eye.simulator.story import Pause, Story
+from eagle_eye.simulator.story import PlannedPause, Story
 from eagle_eye.simulator.timing import Clockwork, Timeline
 from eagle_eye.simulator.tracks import Tracks
 from eagle_eye.simulator.training_rows import TrainingRows
@@ -110,7 +110,9 @@ def tell(scenario: Scenario) -> Story:
     moment_s = 0.5 * job.checkpoint_every_s
     while moment_s < scenario.duration_s:
         story.pauses.append(
-            Pause("checkpoint", moment_s, job.checkpoint_s, announced=job.checkpoint_announced, disk_bytes_per_s=1.5e9)
+            PlannedPause(
+                "checkpoint", moment_s, job.checkpoint_s, announced=job.checkpoint_announced, disk_bytes_per_s=1.5e9
+            )
         )
         moment_s += job.checkpoint_every_s + job.checkpoint_s
     if physics.other_pauses and scenario.habits:
@@ -128,7 +130,7 @@ def _pause(story: Story) -> None:
         kind = "evaluation" if rng.random() < 0.6 else "other"
         if not any(start_s - 2 * story.job.step_s < label.start_s < start_s + 2 * seconds for label in story.labels):
             story.pauses.append(
-                Pause(kind, start_s, seconds, physics.other_pause_busy, bool(rng.random() < 0.7), announced)
+                PlannedPause(kind, start_s, seconds, physics.other_pause_busy, bool(rng.random() < 0.7), announced)
             )
 
 
@@ -185,7 +187,7 @@ def _members(story: Story, timeline: Timeline, start: float) -> tuple[Membership
     return tuple(found)
 
 
-def _events(story: Story, sampling: Sampling, start: float) -> tuple[Event, ...]:
+def _events(story: Story, sampling: Sampling, start: float) -> tuple[RecordedEvent, ...]:
     names, interval_s = story.layout.names, story.scenario.interval_s
     rows = len(sampling.true_s)
     found = []
@@ -196,14 +198,14 @@ def _events(story: Story, sampling: Sampling, start: float) -> tuple[Event, ...]
             0.0 if node is None else float(sampling.offset_s[min(int(max(time_s, 0) / interval_s), rows - 1), node])
         )
         name = None if node is None else names[node]
-        found.append(Event(round(start + time_s + offset_s, 3), kind, name, device, attributes))
+        found.append(RecordedEvent(round(start + time_s + offset_s, 3), kind, name, device, attributes))
     return tuple(sorted(found, key=lambda event: (event.time, event.kind, event.node or "", event.device)))
 
 
-def _labels(story: Story, start: float, slowdown: float) -> tuple[Label, ...]:
+def _labels(story: Story, start: float, slowdown: float) -> tuple[RecordedLabel, ...]:
     names = story.layout.names
     return tuple(
-        Label(
+        RecordedLabel(
             start=round(start + label.start_s, 3),
             end=round(start + min(label.end_s, story.scenario.duration_s), 3),
             nodes=tuple(names[n] for n in label.nodes),

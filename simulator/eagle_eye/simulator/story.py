@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from eagle_eye.simulator.job import Job
-from eagle_eye.simulator.layout import RankLayout
+from eagle_eye.simulator.job import SimulatedJob
+from eagle_eye.simulator.layout import ClusterLayout
 from eagle_eye.simulator.physics import OWN, Physics
 from eagle_eye.simulator.scenario import STRENGTHS, Scenario, WrongScenario
 from eagle_eye.simulator.tracks import Quantity, Track
@@ -34,7 +34,7 @@ class StopKind(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Stop:
+class EndlessStep:
     """The step in progress at ``time_s`` never ends. ``culprits`` are ranks (N, G positions)."""
 
     time_s: float
@@ -51,7 +51,7 @@ class Death:
 
 
 @dataclass(frozen=True, slots=True)
-class Outage:
+class MissingRows:
     """No rows of a node, or (``device`` given) no rows of one device, from ``start_s`` to ``end_s``."""
 
     node: int
@@ -72,7 +72,7 @@ class Blank:
 
 
 @dataclass(frozen=True, slots=True)
-class Pause:
+class PlannedPause:
     """Between two steps, from about ``start_s`` on, the job does something else for ``seconds``.
 
     ``busy``: share of its usual activity that the GPUs keep (evaluation 0.6; a checkpoint 0). ``spins``: ranks but
@@ -92,16 +92,16 @@ class Pause:
 
 
 @dataclass(frozen=True, slots=True)
-class Attempt:
+class SimulatedAttempt:
     """One start of the job. ``slow_steps`` are factors on its first steps (compilation, caches)."""
 
     start_s: float
     first_step: int
     slow_steps: tuple[float, ...] = ()
-    stop: Stop | None = None
+    stop: EndlessStep | None = None
 
 
-class Happening(NamedTuple):
+class PlannedEvent(NamedTuple):
     """An event; ``node`` None for the whole job."""
 
     time_s: float
@@ -112,7 +112,7 @@ class Happening(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Label:
+class PlannedLabel:
     """What was done to the job. ``expect`` None: decided by how much slower the job became."""
 
     start_s: float
@@ -127,17 +127,17 @@ class Story:
     """Everything that happens in one run; the faults and situations add to it."""
 
     scenario: Scenario
-    layout: RankLayout
-    job: Job
+    layout: ClusterLayout
+    job: SimulatedJob
     rng: np.random.Generator
     tracks: list[Track] = field(default_factory=list)
-    attempts: list[Attempt] = field(default_factory=list)  # [] means one that began long before the trace
+    attempts: list[SimulatedAttempt] = field(default_factory=list)  # [] means one that began long before the trace
     deaths: list[Death] = field(default_factory=list)
-    outages: list[Outage] = field(default_factory=list)
+    outages: list[MissingRows] = field(default_factory=list)
     blanks: list[Blank] = field(default_factory=list)
-    pauses: list[Pause] = field(default_factory=list)
-    happenings: list[Happening] = field(default_factory=list)
-    labels: list[Label] = field(default_factory=list)
+    pauses: list[PlannedPause] = field(default_factory=list)
+    happenings: list[PlannedEvent] = field(default_factory=list)
+    labels: list[PlannedLabel] = field(default_factory=list)
     gone: list[tuple[float, tuple[int, ...]]] = field(default_factory=list)  # nodes that leave an elastic job
     background_tracks: int = 0  # how many of the tracks are not the fault's
     physics: Physics = OWN
@@ -192,17 +192,19 @@ class Story:
     ) -> None:
         """Add an event."""
         self.happenings += [
-            Happening(heard_s, kind, node, device, attributes) for heard_s in self.physics.heard_s(kind, time_s)
+            PlannedEvent(heard_s, kind, node, device, attributes) for heard_s in self.physics.heard_s(kind, time_s)
         ]
 
     def label(self, start_s: float, nodes: tuple[int, ...], fault: str, expect: str | None) -> None:
         """Add a label that lasts until the trace's end."""
-        self.labels.append(Label(start_s, nodes, fault, expect))
+        self.labels.append(PlannedLabel(start_s, nodes, fault, expect))
 
     def stop(self, time_s: float, kind: StopKind, *culprits: Place) -> None:
         """Bring the job's first attempt to a stop for good."""
-        first = self.attempts[0] if self.attempts else Attempt(-math.inf, self.job.first_step)
-        self.attempts[:1] = [Attempt(first.start_s, first.first_step, first.slow_steps, Stop(time_s, kind, culprits))]
+        first = self.attempts[0] if self.attempts else SimulatedAttempt(-math.inf, self.job.first_step)
+        self.attempts[:1] = [
+            SimulatedAttempt(first.start_s, first.first_step, first.slow_steps, EndlessStep(time_s, kind, culprits))
+        ]
 
     def places(self, node: int) -> tuple[Place, ...]:
         """Return all GPUs of a node."""

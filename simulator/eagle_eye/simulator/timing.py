@@ -13,10 +13,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from eagle_eye.simulator.arrays import Booleans, Floats, Integers, stream
-from eagle_eye.simulator.job import OVERHEAD_SHARE, TENSOR_SHARE, Job
-from eagle_eye.simulator.layout import RankLayout
+from eagle_eye.simulator.job import OVERHEAD_SHARE, TENSOR_SHARE, SimulatedJob
+from eagle_eye.simulator.layout import ClusterLayout
 from eagle_eye.simulator.physics import Physics
-from eagle_eye.simulator.story import Attempt, Pause, StopKind, Story
+from eagle_eye.simulator.story import PlannedPause, SimulatedAttempt, StopKind, Story
 from eagle_eye.simulator.tracks import Quantity, Tracks
 
 # Packed sequences: 0.81 at 1%, 1.39 at 99% of single steps in the same traces, as 1 + a (exp(b z) - 1).
@@ -49,10 +49,10 @@ class Timeline:
     reduce_scatter_s: Floats
     work: Floats
     communication_s: Floats
-    attempts: tuple[Attempt, ...]
+    attempts: tuple[SimulatedAttempt, ...]
     dead_from_s: Floats  # (attempts, N, G), inf while alive
     stuck: dict[int, tuple[float, Integers, Integers]]
-    pauses: list[tuple[float, float, Pause]]  # as they took place
+    pauses: list[tuple[float, float, PlannedPause]]  # as they took place
 
     @property
     def finished(self) -> Booleans:
@@ -80,7 +80,7 @@ class _Recorder:
 class _Roughness:
     """What the second physics adds to steps: noise with a memory, uneven experts, stumbles, a load that drifts."""
 
-    def __init__(self, physics: Physics, layout: RankLayout) -> None:
+    def __init__(self, physics: Physics, layout: ClusterLayout) -> None:
         self._physics = physics
         self._rng = stream(physics.seed, "rough")
         self._shape = (layout.nodes, layout.gpus)
@@ -115,8 +115,8 @@ class Clockwork:
     def __init__(self, story: Story, tracks: Tracks) -> None:
         self._story = story
         self._tracks = tracks
-        self._job: Job = story.job
-        self._layout: RankLayout = story.layout
+        self._job: SimulatedJob = story.job
+        self._layout: ClusterLayout = story.layout
         layout, physics = self._layout, story.physics
         rng = stream(story.scenario.seed, "speed")
         node = 1.0 + physics.node_spread * rng.standard_normal((layout.nodes, 1))
@@ -142,12 +142,13 @@ class Clockwork:
         """Return all steps up to ``until_s``."""
         story, job = self._story, self._job
         lead_s = max(3 * job.step_s, 3 * story.scenario.interval_s)
-        attempts = story.attempts or [Attempt(-math.inf, job.first_step)]
+        attempts = story.attempts or [SimulatedAttempt(-math.inf, job.first_step)]
         attempts = [
-            a if math.isfinite(a.start_s) else Attempt(-lead_s, a.first_step, a.slow_steps, a.stop) for a in attempts
+            a if math.isfinite(a.start_s) else SimulatedAttempt(-lead_s, a.first_step, a.slow_steps, a.stop)
+            for a in attempts
         ]
         record = _Recorder([], [], [], [], [], [], [], [], [], [], [])
-        taken: list[tuple[float, float, Pause]] = []
+        taken: list[tuple[float, float, PlannedPause]] = []
         for number, attempt in enumerate(attempts):
             following_s = attempts[number + 1].start_s if number + 1 < len(attempts) else until_s
             self._attempt(number, attempt, following_s, record, taken)
@@ -156,10 +157,10 @@ class Clockwork:
     def _attempt(
         self,
         number: int,
-        attempt: Attempt,
+        attempt: SimulatedAttempt,
         until_s: float,
         record: _Recorder,
-        taken: list[tuple[float, float, Pause]],
+        taken: list[tuple[float, float, PlannedPause]],
     ) -> None:
         now_s, step = attempt.start_s, attempt.first_step
         pauses = [p for p in sorted(self._story.pauses, key=lambda p: p.start_s) if p.start_s >= now_s]
@@ -235,7 +236,7 @@ class Clockwork:
         return duration_s
 
     def _timeline(
-        self, record: _Recorder, attempts: tuple[Attempt, ...], taken: list[tuple[float, float, Pause]]
+        self, record: _Recorder, attempts: tuple[SimulatedAttempt, ...], taken: list[tuple[float, float, PlannedPause]]
     ) -> Timeline:
         timeline = Timeline(
             start_s=np.array(record.start_s),
@@ -258,7 +259,7 @@ class Clockwork:
             self._stick(timeline, int(index))
         return timeline
 
-    def _deaths(self, attempts: tuple[Attempt, ...]) -> Floats:
+    def _deaths(self, attempts: tuple[SimulatedAttempt, ...]) -> Floats:
         dead = np.full((len(attempts), self._layout.nodes, self._layout.gpus), math.inf)
         starts = [a.start_s for a in attempts]
         for death in self._story.deaths:
@@ -308,14 +309,14 @@ class Clockwork:
         timeline.compute_s[index] *= arrival / planned
 
 
-def collectives_done(job: Job, share: Floats) -> Floats:
+def collectives_done(job: SimulatedJob, share: Floats) -> Floats:
     """Return how many of a step's collectives are done at a share of its duration (0..1)."""
     first = 0.0 if job.spread_collectives else 0.9
     done: Floats = np.floor(job.collectives * np.clip((share - first) / (1.0 - first), 0.0, 1.0))
     return done
 
 
-def _model_speed(layout: RankLayout) -> Floats:
+def _model_speed(layout: ClusterLayout) -> Floats:
     """Return each node's compute factor by its GPU model against the job's first model, (N, 1)."""
     first = layout.models[0]
     speed = [

@@ -14,8 +14,8 @@ import pyarrow.parquet as pq
 
 from eagle_eye.schema.metrics import METRICS, MetricSpec, Scope
 from eagle_eye.simulator.arrays import Booleans, Floats, Integers
-from eagle_eye.simulator.profiles import Profile, RankKnowledge, profile
-from eagle_eye.simulator.recording import Event, Membership, Recording
+from eagle_eye.simulator.profiles import RankKnowledge, SiteProfile, profile
+from eagle_eye.simulator.recording import Membership, RecordedEvent, Recording
 
 FORMAT = "eagle-eye-trace/1"
 FILES = ("trace.json", "samples.parquet", "links.parquet", "events.jsonl", "faults.jsonl", "membership.jsonl")
@@ -79,12 +79,12 @@ def _is_trace(path: Path) -> bool:
         return False
 
 
-def _stride(recording: Recording, site: Profile) -> int:
+def _stride(recording: Recording, site: SiteProfile) -> int:
     """Return of how many rows a site keeps one."""
     return max(1, math.ceil(site.scrape_s / recording.scenario.interval_s - 1e-9))
 
 
-def _header(recording: Recording, site: Profile, stride: int) -> dict[str, Any]:
+def _header(recording: Recording, site: SiteProfile, stride: int) -> dict[str, Any]:
     layout = recording.layout
     nodes = []
     for n, name in enumerate(layout.names):
@@ -108,7 +108,7 @@ def _header(recording: Recording, site: Profile, stride: int) -> dict[str, Any]:
     return header
 
 
-def _ranks(members: Membership, site: Profile) -> list[dict[str, Any]]:
+def _ranks(members: Membership, site: SiteProfile) -> list[dict[str, Any]]:
     names = ("rank", "node", "device", "dp", "pp", "tp")
     known = names if site.membership is RankKnowledge.LAYOUT else names[:3]
     return [dict(zip(known, rank, strict=False)) for rank in members.ranks]
@@ -139,7 +139,7 @@ SHARES_OF_TIME = frozenset(
 class _View:
     """A recording through one site's instruments: every ``stride``-th row, the profile's metrics and events."""
 
-    def __init__(self, recording: Recording, site: Profile, stride: int) -> None:
+    def __init__(self, recording: Recording, site: SiteProfile, stride: int) -> None:
         self._recording = recording
         self._site = site
         self._stride = stride
@@ -197,7 +197,7 @@ class _View:
                 arrays += [_column(recording.link[spec.name][rows][here], spec) for spec in columns]
                 writer.write_table(pa.Table.from_arrays(arrays, schema=schema))
 
-    def events(self) -> list[Event]:
+    def events(self) -> list[RecordedEvent]:
         """Return the events that the site has."""
         found = [event for event in self._recording.events if event.kind in self._site.events]
         if not self._site.last_xid_only:
@@ -205,9 +205,9 @@ class _View:
         xids = self._scraped([event for event in found if event.kind == "xid"]) if self._recording.exports_xid else []
         return sorted([event for event in found if event.kind != "xid"] + xids, key=lambda event: event.time)
 
-    def _scraped(self, xids: list[Event]) -> list[Event]:
+    def _scraped(self, xids: list[RecordedEvent]) -> list[RecordedEvent]:
         """Return what a scrape of the gauge of the last XID shows: one code a device, at the scrape's time."""
-        seen: dict[tuple[int, int, str | None, int], Event] = {}
+        seen: dict[tuple[int, int, str | None, int], RecordedEvent] = {}
         for event in xids:
             node = self._recording.layout.names.index(event.node or "")
             row = int(np.searchsorted(self._time[self._rows, node], event.time))

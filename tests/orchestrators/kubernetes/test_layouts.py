@@ -18,8 +18,8 @@ from eagle_eye.orchestrators.kubernetes.orchestrator import KubernetesOrchestrat
 from eagle_eye.orchestrators.kubernetes.workloads import (
     KINDS,
     LAYOUT,
-    Change,
     Ref,
+    ScaleChange,
     gpus_of,
     made_by,
     read,
@@ -259,12 +259,12 @@ def workload(kind: str, spec: dict[str, Any]) -> Any:
 )
 def test_each_kind_is_resized_by_its_own_fields(kind: str, spec: dict[str, Any], after: dict[str, Any]) -> None:
     before = workload(kind, spec)
-    patch = resized(before, Change(4, 3, 1_800_000_000, "act-1"))
+    patch = resized(before, ScaleChange(4, 3, 1_800_000_000, "act-1"))
     assert patch["spec"] == after
     assert patch["metadata"]["resourceVersion"] == "7"
     note = {"wanted": 4, "pods": 3, "since_s": 1_800_000_000, "action": "act-1"}
     assert msgspec.json.decode(patch["metadata"]["annotations"][LAYOUT]) == note
-    assert resized(before, Change(4, 4, 1, "act-2"))["metadata"]["annotations"] == {LAYOUT: None}
+    assert resized(before, ScaleChange(4, 4, 1, "act-2"))["metadata"]["annotations"] == {LAYOUT: None}
 
 
 @pytest.mark.parametrize(
@@ -287,7 +287,7 @@ def test_what_has_no_elastic_size_is_said_so(kind: str, spec: dict[str, Any]) ->
 
 def test_an_elastic_policy_is_kept() -> None:
     with pytest.raises(CannotCarryOutError, match="its elasticPolicy has 2 to 4 replicas, not 1"):
-        resized(workload("PyTorchJob", pytorch_job(4, ELASTIC)), Change(4, 1, 0, "act-1"))
+        resized(workload("PyTorchJob", pytorch_job(4, ELASTIC)), ScaleChange(4, 1, 0, "act-1"))
 
 
 def test_a_size_that_somebody_has_given_it_since_is_its_own() -> None:

@@ -35,7 +35,7 @@ def test_a_node_that_we_marked_is_ours_and_says_who_did_it_and_why() -> None:
     ours = marks.whose(one, "eagle-eye").ours
     assert one.spec.unschedulable
     assert whose(one) == "ours"
-    assert ours == marks.Exclusion("eagle-eye", "inc-1", "act-1", "gpu_lost: XID 79 on GPU 3", SINCE, "NoSchedule")
+    assert ours == marks.ExclusionMark("eagle-eye", "inc-1", "act-1", "gpu_lost: XID 79 on GPU 3", SINCE, "NoSchedule")
 
 
 def test_the_keys_of_our_marks_are_those_that_the_server_takes_for_ours() -> None:

@@ -12,7 +12,7 @@ from eagle_eye.orchestrators.slurm.cluster import Cluster
 from eagle_eye.orchestrators.slurm.names import JobNames
 from eagle_eye.orchestrators.slurm.orchestrator import SlurmOrchestrator
 from eagle_eye.orchestrators.slurm.persisted_state import SlurmMemory
-from eagle_eye.orchestrators.slurm.restarting import Limits, Restarting, Time
+from eagle_eye.orchestrators.slurm.restarting import Restarting, RestartTimeouts, Time
 from eagle_eye.orchestrators.slurm.resubmission import Resubmission
 from eagle_eye.planning.plan import Plan
 
@@ -45,7 +45,7 @@ def restart(*without: str, over: int = 0, **of_cause: Any) -> Restart:
 def orchestrator(
     cluster: Cluster,
     folder: Path,
-    limits: Limits | None = None,
+    limits: RestartTimeouts | None = None,
     clock: Time | None = None,
     server: Server | None = None,
     owner: str = "eagle-eye",
@@ -53,6 +53,6 @@ def orchestrator(
 ) -> SlurmOrchestrator:
     clock = clock or Time()
     memory = SlurmMemory(folder / "slurm.json", clock.now)
-    restarting = Restarting(cluster, memory, Resubmission(cluster), limits or Limits(), clock)
+    restarting = Restarting(cluster, memory, Resubmission(cluster), limits or RestartTimeouts(), clock)
     names = JobNames(server or Server(), clock.monotonic)
     return SlurmOrchestrator(cluster, names, memory, restarting, owner, plans or {})

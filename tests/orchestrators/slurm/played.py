@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import replace
 
-from eagle_eye.orchestrators.slurm.answers import Job, SlurmNode
+from eagle_eye.orchestrators.slurm.answers import SlurmJob, SlurmNode
 from eagle_eye.orchestrators.slurm.cluster import Cluster
 from eagle_eye.orchestrators.slurm.commands import Commands
 from eagle_eye.orchestrators.slurm.errors import SlurmError, SlurmRefusedError
@@ -22,7 +22,7 @@ class Played(Cluster):
         self.known = {
             name: SlurmNode(name, frozenset({"idle"}), frozenset({"all"}), "") for name in ("n1", "n2", "n3", "n4")
         }
-        self.job = Job(
+        self.job = SlurmJob(
             id=17, array_id=0, task=-1, het_id=0, words=("RUNNING",), restarts=0, requeues=True, batch=True,
             nodes_wanted=2, nodes="n1,n2", required="", partitions=frozenset({"all"}), user="ann", held=False,
             preempted=False, why="",
@@ -41,7 +41,7 @@ class Played(Cluster):
     def quick(self) -> Played:
         return self
 
-    def jobs(self, job_id: int) -> tuple[Job, ...]:
+    def jobs(self, job_id: int) -> tuple[SlurmJob, ...]:
         if job_id != self.job.id:
             return ()
         if self.job.phase == "pending" and not self.job.held:
@@ -51,7 +51,7 @@ class Played(Cluster):
                 self.job = replace(self.job, words=("RUNNING",), nodes=chosen)
         return (self.job,)
 
-    def running_on(self, nodes: Collection[str]) -> tuple[Job, ...]:
+    def running_on(self, nodes: Collection[str]) -> tuple[SlurmJob, ...]:
         return (self.job,) if set(nodes) & set(self.hosts(self.job.nodes)) else ()
 
     def nodes(self, names: Collection[str] = ()) -> tuple[SlurmNode, ...]:
@@ -60,7 +60,7 @@ class Played(Cluster):
     def hosts(self, host_list: str) -> tuple[str, ...]:
         return tuple(name for name in host_list.split(",") if name)
 
-    def excluded(self, job: Job) -> str:
+    def excluded(self, job: SlurmJob) -> str:
         return ",".join(self.avoided)
 
     def drain(self, node: str, reason: str) -> None:
@@ -71,25 +71,25 @@ class Played(Cluster):
         self._do(f"resume {node.name}")
         self.known[node.name] = replace(node, words=frozenset({"idle"}), reason="")
 
-    def exclude(self, job: Job, host_list: str) -> None:
+    def exclude(self, job: SlurmJob, host_list: str) -> None:
         self._do(f"exclude {host_list}")
         self.avoided = self.hosts(host_list)
 
-    def gpus_per_node(self, job: Job) -> int | None:
+    def gpus_per_node(self, job: SlurmJob) -> int | None:
         return self.gpus
 
-    def resize(self, job: Job, nodes: int) -> None:
+    def resize(self, job: SlurmJob, nodes: int) -> None:
         self._do(f"resize {nodes}")
         self.job = replace(self.job, nodes_wanted=nodes)
 
-    def comment(self, job: Job) -> str:
+    def comment(self, job: SlurmJob) -> str:
         return self.said
 
-    def set_comment(self, job: Job, comment: str) -> None:
+    def set_comment(self, job: SlurmJob, comment: str) -> None:
         self._do("comment")
         self.said = comment
 
-    def requeue_held(self, job: Job, *, incomplete: bool) -> None:
+    def requeue_held(self, job: SlurmJob, *, incomplete: bool) -> None:
         self._do("requeue")
         if self.instead_of_requeue is not None:
             words, restarts = self.instead_of_requeue
@@ -99,11 +99,11 @@ class Played(Cluster):
             return
         self.job = replace(job, words=("PENDING",), nodes="", held=True, restarts=job.restarts + 1)
 
-    def release(self, job: Job) -> None:
+    def release(self, job: SlurmJob) -> None:
         self._do("release")
         self.job = replace(self.job, held=False)
 
-    def cancel(self, job: Job) -> None:
+    def cancel(self, job: SlurmJob) -> None:
         self._do("cancel")
         self.job = replace(job, words=("CANCELLED",), nodes="")
 

@@ -24,7 +24,7 @@ from eagle_eye.orchestrators.protocol import Restart
 from eagle_eye.orchestrators.slurm.cluster import Cluster
 from eagle_eye.orchestrators.slurm.commands import Commands, environment
 from eagle_eye.orchestrators.slurm.orchestrator import SlurmOrchestrator
-from eagle_eye.orchestrators.slurm.restarting import Limits
+from eagle_eye.orchestrators.slurm.restarting import RestartTimeouts
 from tests.docs.pages import blocks
 from tests.orchestrators.slurm.builders import cause, orchestrator
 from tests.real_slurm import Slurm, running, skip_reason, until
@@ -93,7 +93,7 @@ class Site(Slurm):
     @property
     def ours(self) -> SlurmOrchestrator:
         cluster = Cluster(Commands(environ=environment(self.environ, str(self.conf))))
-        return orchestrator(cluster, self.folder, Limits(run_s=60.0))
+        return orchestrator(cluster, self.folder, RestartTimeouts(run_s=60.0))
 
     def trains(self, job: Job) -> str:
         """The id of the job, as its user submits it."""

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from eagle_eye.orchestrators.errors import CannotCarryOutError
 from eagle_eye.orchestrators.protocol import Cause
-from eagle_eye.orchestrators.slurm.answers import Job, SlurmNode
+from eagle_eye.orchestrators.slurm.answers import SlurmJob, SlurmNode
 from eagle_eye.orchestrators.slurm.decisions import (
     Capacity,
     capacity_of,
@@ -23,7 +23,7 @@ from eagle_eye.orchestrators.slurm.decisions import (
 )
 from eagle_eye.orchestrators.slurm.reasons import reason_of
 
-JOB = Job(
+JOB = SlurmJob(
     id=17, array_id=0, task=-1, het_id=0, words=("RUNNING",), restarts=0, requeues=True, batch=True, nodes_wanted=2,
     nodes="n[1-2]", required="", partitions=frozenset({"all"}), user="ann", held=False, preempted=False, why="None",
 )  # fmt: skip

@@ -14,7 +14,7 @@ from eagle_eye.orchestrators.fallback_layouts import add_layouts, read_layouts
 from eagle_eye.orchestrators.slurm.cluster import Cluster, scale
 from eagle_eye.orchestrators.slurm.commands import Commands
 from eagle_eye.orchestrators.slurm.orchestrator import SlurmOrchestrator
-from eagle_eye.orchestrators.slurm.restarting import Limits
+from eagle_eye.orchestrators.slurm.restarting import RestartTimeouts
 from eagle_eye.planning.plan import Plan
 from tests.orchestrators.slurm.builders import exclusion, orchestrator, restart
 from tests.orchestrators.slurm.played import Played
@@ -31,7 +31,7 @@ class Site:
     def __init__(self, folder: Path, followed: Plan = FOUR, when_full: str = "queue") -> None:
         self.folder = folder
         self.followed = followed
-        self.limits = Limits(0.1, 0.1, when_full)  # type: ignore[arg-type]
+        self.limits = RestartTimeouts(0.1, 0.1, when_full)  # type: ignore[arg-type]
         self.cluster = Played()
         self.cluster.job = replace(self.cluster.job, nodes_wanted=4, nodes="n1,n2,n3,n4")
         self.ours = self.reopened()

@@ -11,7 +11,7 @@ import pytest
 from eagle_eye.orchestrators.errors import CannotCarryOutError, OrchestratorError
 from eagle_eye.orchestrators.protocol import Restart
 from eagle_eye.orchestrators.slurm.orchestrator import SlurmOrchestrator
-from eagle_eye.orchestrators.slurm.restarting import Limits, Time
+from eagle_eye.orchestrators.slurm.restarting import RestartTimeouts, Time
 from tests.orchestrators.contract import OrchestratorContract
 from tests.orchestrators.slurm.builders import Server, cause, exclusion, orchestrator, restart
 from tests.orchestrators.slurm.played import Played
@@ -44,7 +44,7 @@ class World:
 
     def reopened(self) -> SlurmOrchestrator:
         return orchestrator(
-            self.cluster, self.folder, Limits(10.0, 10.0), self.clock.time(), Server(llm="kubernetes:x")
+            self.cluster, self.folder, RestartTimeouts(10.0, 10.0), self.clock.time(), Server(llm="kubernetes:x")
         )
 
     def runs_on(self) -> frozenset[str]:

@@ -22,7 +22,7 @@ from eagle_eye.orchestrators.slurm.cluster import Cluster
 from eagle_eye.orchestrators.slurm.commands import Commands, environment
 from eagle_eye.orchestrators.slurm.orchestrator import SlurmOrchestrator
 from eagle_eye.orchestrators.slurm.reasons import drain_of
-from eagle_eye.orchestrators.slurm.restarting import Limits
+from eagle_eye.orchestrators.slurm.restarting import RestartTimeouts
 from eagle_eye.planning.plan import Plan
 from eagle_eye.planning.rank_layout import variable
 from tests.docs.pages import blocks
@@ -52,7 +52,7 @@ class Slurm(Machines):
         self, folder: Path, server: Server | None = None, follows: Plan | None = None, **limits: float | str
     ) -> SlurmOrchestrator:
         plans = {} if follows is None else {follows.job: follows}
-        given = Limits(**{"run_s": 60.0, **limits})  # type: ignore[arg-type]
+        given = RestartTimeouts(**{"run_s": 60.0, **limits})  # type: ignore[arg-type]
         return orchestrator(self.cluster(), folder, given, server=server, plans=plans)
 
     def job(self, job: str, field: str) -> str:

@@ -17,7 +17,7 @@ from eagle_eye.server.charts.band import Band, band, begun, silences, without
 from eagle_eye.server.charts.drawing import drawing_of
 from eagle_eye.server.charts.peer_selection import Cast, cast, picked
 from eagle_eye.server.charts.windows import Stretch
-from eagle_eye.server.history.steps import Steps
+from eagle_eye.server.history.steps import SeriesSteps
 
 COMPUTE = drawing_of("train_compute_seconds", 1.2, "seconds")
 assert COMPUTE is not None
@@ -25,11 +25,11 @@ RANKS = [MemberRank(2 * n + d, f"n{n}", d, f"pp{d}") for n in range(6) for d in 
 NODES = [f"n{n}" for n in range(6)]
 
 
-def steps(**at: float) -> Steps:
-    return Steps([int(name[1:]) for name in at], list(at.values()))
+def steps(**at: float) -> SeriesSteps:
+    return SeriesSteps([int(name[1:]) for name in at], list(at.values()))
 
 
-def drawn(series: Mapping[Any, Steps], who: Cast, length: int = 3, metric: str = "") -> Band:
+def drawn(series: Mapping[Any, SeriesSteps], who: Cast, length: int = 3, metric: str = "") -> Band:
     drawing = drawing_of(metric) if metric else COMPUTE
     assert drawing is not None
     return band(series, length, drawing, who)
@@ -93,7 +93,7 @@ def test_alone_a_node_is_compared_with_its_own_other_devices() -> None:
 
 
 def test_unseen_is_not_zero_and_a_silence_is_told_of() -> None:
-    series = {("n0", 0): steps(s0=0.0, s5=0.0), ("n1", 0): Steps(list(range(6)), [1.0] * 6)}
+    series = {("n0", 0): steps(s0=0.0, s5=0.0), ("n1", 0): SeriesSteps(list(range(6)), [1.0] * 6)}
     found = drawn(series, cast(["n0"], 0, (), ["n0", "n1"]), 6)
     assert values(found.accused) == [0.0, None, None, None, None, 0.0]
     assert silences(found) == [(1, 4)]
@@ -138,7 +138,7 @@ def test_a_band_begins_where_anybody_was_seen() -> None:
     assert begun(nothing) == 0
 
 
-def said(series: Mapping[Any, Steps], who: Cast) -> str:
+def said(series: Mapping[Any, SeriesSteps], who: Cast) -> str:
     found = drawn(series, who)
     assert COMPUTE is not None
     return " ".join(sentence.said(found, Stretch(0.0, 1.0, 3), COMPUTE, who, "n0 device 0", 2.5))
@@ -146,7 +146,7 @@ def said(series: Mapping[Any, Steps], who: Cast) -> str:
 
 def test_a_chart_is_described_in_sentences_with_its_missing_data() -> None:
     series = {("n0", 0): steps(s0=1.0, s2=1.8)}
-    series |= {(f"n{n}", 0): Steps([0, 1, 2], [1.0, 1.0, 1.0]) for n in range(1, 6)}
+    series |= {(f"n{n}", 0): SeriesSteps([0, 1, 2], [1.0, 1.0, 1.0]) for n in range(1, 6)}
     assert said(series, cast(["n0"], 0, (), NODES)) == (
         "At the verdict n0 device 0 was at 1.8 s, its peers' median at 1 s (5% to 95%: 1 s to 1 s). The threshold is"
         " 1.2 s. No data from n0 device 0 in 1 of 3 intervals of 1 s in which its peers reported. Compared with 5 other"

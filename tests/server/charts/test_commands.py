@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eagle_eye.server.charts.commands import Command, commands
+from eagle_eye.server.charts.commands import OperatorCommand, commands
 from eagle_eye.server.charts.story import ENTRIES_MAX, story
 from eagle_eye.server.model.records import AuditEntry, Delivery, Evidence, Job, Node
 from tests.server.builders import NOW, action, incident
@@ -21,7 +21,7 @@ def node(name: str, state: str = "in_service") -> Node:
     return Node(node=name, state=state, reason="", updated_s=NOW)  # type: ignore[arg-type]
 
 
-def texts(found: list[Command]) -> list[tuple[str, str]]:
+def texts(found: list[OperatorCommand]) -> list[tuple[str, str]]:
     return [(one.command, one.undo) for one in found]
 
 

@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from eagle_eye.schema.action import MemberRank
-from eagle_eye.server.accounts.timeline import Cause, TimelineSpan
+from eagle_eye.server.accounts.timeline import LossCause, TimelineSpan
 from eagle_eye.server.charts import course
 from eagle_eye.server.charts.lanes import rows
-from eagle_eye.server.history.steps import Steps
+from eagle_eye.server.history.steps import SeriesSteps
 from eagle_eye.server.model.account_records import Attempt
 from tests.server.builders import NOW, incident
 
@@ -63,12 +63,12 @@ def test_an_attempt_of_which_nobody_knows_the_members_has_no_bars() -> None:
     assert rows([attempt(0)], {}, (), [], NOW + 10) == []
 
 
-def series(*values: list[float]) -> dict[tuple[str, int | str], Steps]:
-    return {(f"n{at}", 0): Steps(list(range(len(mine))), mine) for at, mine in enumerate(values)}
+def series(*values: list[float]) -> dict[tuple[str, int | str], SeriesSteps]:
+    return {(f"n{at}", 0): SeriesSteps(list(range(len(mine))), mine) for at, mine in enumerate(values)}
 
 
 def test_a_jobs_throughput_is_that_of_all_ranks_whoever_was_late_or_not_read() -> None:
-    late = {**series([10.0, 10.0], [20.0, 20.0]), ("n2", 0): Steps([0], [30.0])}
+    late = {**series([10.0, 10.0], [20.0, 20.0]), ("n2", 0): SeriesSteps([0], [30.0])}
     assert course.total(late, 3, 3, 3).tolist()[:2] == [60.0, 45.0]
     assert math.isnan(course.total(late, 3, 3, 3)[2])
     assert course.total(late, 1, 3, 6).tolist() == [120.0]
@@ -83,7 +83,7 @@ def test_losses_that_were_not_finite_are_counted_and_not_drawn() -> None:
 
 
 def span(start_s: float, end_s: float, part: str) -> TimelineSpan:
-    cause = None if part == "training" else Cause("hang", "n1", "inc_1")
+    cause = None if part == "training" else LossCause("hang", "n1", "inc_1")
     return TimelineSpan(start_s, end_s, part, "att_0", 8, cause, "why" if part == "unknown" else "")  # type: ignore[arg-type]
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from eagle_eye.detectors.types import Blind, Verdict, Window
-from eagle_eye.server.engine.detector_schedule import JOBS_AT_EASE, RARELY_S, Asking
+from eagle_eye.server.engine.detector_schedule import JOBS_AT_EASE, RARELY_S, DetectorSchedule
 from tests.detectors.windows import NOW_S, Story
 
 
@@ -35,7 +35,7 @@ WINDOW = Story().window()
 
 def asked_of(detector: Counting, jobs: int, seconds: int) -> Counter[float]:
     """Ask of some jobs for some seconds and return how often the detector was asked in each, from the first."""
-    asking = Asking((detector,))
+    asking = DetectorSchedule((detector,))
     for second in range(seconds):
         for job in range(jobs):
             asking.ask(dataclasses.replace(WINDOW, job=f"job{job}", now_s=NOW_S + second))
@@ -65,6 +65,6 @@ def test_what_is_asked_at_every_tick_is_so_with_very_many_jobs() -> None:
 
 
 def test_who_cannot_tell_is_heard_until_asked_again() -> None:
-    asking = Asking((Counting(every_s=5.0, blind="nobody reports it"),))
+    asking = DetectorSchedule((Counting(every_s=5.0, blind="nobody reports it"),))
     for second in range(3):
         assert asking.ask(dataclasses.replace(WINDOW, now_s=NOW_S + second))[1] == {"counting": "nobody reports it"}

@@ -14,7 +14,13 @@ import pytest
 from eagle_eye.detectors.types import Verdict
 from eagle_eye.schema.action import MemberRank, ResumeFrom
 from eagle_eye.server.delivery.events import request_data
-from eagle_eye.server.engine.checkpoints import NOTHING_REPORTED, OLDER_MAX, CheckpointLog, Checkpoints, KeptStep
+from eagle_eye.server.engine.checkpoints import (
+    NOTHING_REPORTED,
+    OLDER_MAX,
+    AttemptCheckpoints,
+    CheckpointLog,
+    StepInMemory,
+)
 from eagle_eye.server.engine.judgement import Judgement
 from eagle_eye.server.engine.policy import decide, weigh
 from eagle_eye.server.engine.respond import Book, respond
@@ -27,7 +33,7 @@ ACT = PolicySettings(mode="act")
 NODES = ("n0", "n1", "n2")
 RANKS = [MemberRank(rank, node, 0) for rank, node in enumerate(NODES)]
 # Three ranks, each with a copy at home and one elsewhere.
-WHOLE = Checkpoints(step=40, since_s=NOW_S - 1, at_risk_steps=1.0, copies=6, copies_wanted=6, nodes=NODES)
+WHOLE = AttemptCheckpoints(step=40, since_s=NOW_S - 1, at_risk_steps=1.0, copies=6, copies_wanted=6, nodes=NODES)
 
 
 def tells(step: float, age: float = 0.0, copies: float = 2.0, **more: float) -> dict[str, float]:
@@ -239,13 +245,13 @@ def test_where_a_shard_may_have_no_copy_left_storage_is_named(changes: dict[str,
         "nodes": NODES,
         "persisted": ((30, 1.0),),
     }
-    found = Checkpoints(**(fields | changes)).resume_from(3, leaving)
+    found = AttemptCheckpoints(**(fields | changes)).resume_from(3, leaving)
     assert found == ResumeFrom(30, "storage", [])
 
 
 def test_where_neither_is_known_nothing_is_named() -> None:
     assert NOTHING_REPORTED.resume_from(3) is None
-    assert Checkpoints(step=4, since_s=1.0, copies=3, copies_wanted=3).resume_from(3, ["n1"]) is None
+    assert AttemptCheckpoints(step=4, since_s=1.0, copies=3, copies_wanted=3).resume_from(3, ["n1"]) is None
 
 
 def test_how_many_copies_there_are_of_each_shard_is_not_guessed_where_ranks_are_not_known() -> None:
@@ -254,7 +260,7 @@ def test_how_many_copies_there_are_of_each_shard_is_not_guessed_where_ranks_are_
 
 
 def test_what_was_whole_before_the_damage_is_the_newest_that_is_named() -> None:
-    kept = Checkpoints(
+    kept = AttemptCheckpoints(
         step=40, since_s=9.0, copies=6, copies_wanted=6, nodes=NODES, persisted=((10, 1.0), (20, 4.0), (30, 8.0))
     )
     assert kept.resume_from(3, before_s=9.5) == ResumeFrom(40, "memory", list(NODES))
@@ -266,10 +272,10 @@ REACHING = replace(
     WHOLE,
     since_s=9000.0,
     older=(
-        KeptStep(39, 8990.0, NODES, ()),
-        KeptStep(30, 8700.0, NODES, ("n0",)),
-        KeptStep(20, 8300.0, ("n0", "n1"), ("n2",)),
-        KeptStep(10, 7500.0, ("n0",), ("n1", "n2")),
+        StepInMemory(39, 8990.0, NODES, ()),
+        StepInMemory(30, 8700.0, NODES, ("n0",)),
+        StepInMemory(20, 8300.0, ("n0", "n1"), ("n2",)),
+        StepInMemory(10, 7500.0, ("n0",), ("n1", "n2")),
     ),
     persisted=((8, 7000.0), (15, 8200.0), (25, 8500.0)),
 )
@@ -307,7 +313,7 @@ def test_an_older_step_with_all_its_copies_outlives_what_the_newest_would_not() 
 # What policy makes of it.
 
 
-def asked(fault: str, checkpoints: Checkpoints, onset_s: float = 95.0, **changes: Any) -> Action | None:
+def asked(fault: str, checkpoints: AttemptCheckpoints, onset_s: float = 95.0, **changes: Any) -> Action | None:
     """Return what is asked for because of a fact about n1; None for nothing."""
     verdict = Verdict(
         detector="d",
@@ -354,7 +360,7 @@ def test_where_numbers_are_wrong_nothing_from_after_the_onset_is_named(since_s: 
 
 @pytest.mark.parametrize("fault", ["loss_not_finite", "loss_divergence", "silent_data_corruption"])
 def test_a_fault_that_is_seen_late_goes_on_at_an_older_step_in_memory(fault: str) -> None:
-    kept = replace(WHOLE, since_s=99.0, older=(KeptStep(20, 40.0, NODES, ()),), persisted=((10, 30.0),))
+    kept = replace(WHOLE, since_s=99.0, older=(StepInMemory(20, 40.0, NODES, ()),), persisted=((10, 30.0),))
     action = asked(fault, kept, onset_s=60.0, asks="restart_job")
     assert action is not None
     assert action.resume_from == ResumeFrom(20, "memory", list(NODES))
@@ -384,7 +390,7 @@ def test_what_a_restart_costs_goes_by_the_steps_that_are_at_risk() -> None:
 
 
 def test_where_only_an_older_step_would_be_left_the_steps_since_are_at_risk_too() -> None:
-    kept = replace(WHOLE, copies=5, lacking=("n0",), step_s=2.5, older=(KeptStep(37, 1.0, NODES, ()),))
+    kept = replace(WHOLE, copies=5, lacking=("n0",), step_s=2.5, older=(StepInMemory(37, 1.0, NODES, ()),))
     weighed = cost(checkpoints=kept)
     assert (weighed["steps_at_risk"], weighed["lost_work_s"]) == (4.0, 10.0)
 
@@ -395,7 +401,7 @@ def test_where_only_an_older_step_would_be_left_the_steps_since_are_at_risk_too(
         {},
         {"checkpoints": WHOLE},
         {"checkpoints": replace(WHOLE, copies=3, copies_wanted=3, step_s=2.5)},
-        {"checkpoints": Checkpoints(persisted=((30, 1.0),), step_s=2.5)},
+        {"checkpoints": AttemptCheckpoints(persisted=((30, 1.0),), step_s=2.5)},
     ],
     ids=["nothing told", "no pace", "the node's own copy is the only one", "only on storage"],
 )
@@ -404,7 +410,7 @@ def test_where_the_steps_at_risk_are_not_known_the_operators_word_counts(changes
     assert ("steps_at_risk" in weighed, weighed["lost_work_s"]) == (False, ACT.lost_work_s)
 
 
-def thin(age_s: float) -> Checkpoints:
+def thin(age_s: float) -> AttemptCheckpoints:
     return replace(WHOLE, copies=5, thin_since_s=NOW_S - age_s)
 
 

@@ -11,7 +11,7 @@ from eagle_eye.detectors.types import Verdict, Window
 from eagle_eye.schema.events import Event
 from eagle_eye.schema.frame import block
 from eagle_eye.schema.metrics import Scope
-from eagle_eye.server.engine.detector_schedule import Asking
+from eagle_eye.server.engine.detector_schedule import DetectorSchedule
 from eagle_eye.server.engine.detectors import build_detectors
 from eagle_eye.server.engine.ended import FORGET_JOB_S
 from eagle_eye.server.engine.judgement import Judgement
@@ -241,7 +241,7 @@ def test_a_detector_with_a_bug_is_blind_and_silences_nobody() -> None:
     fleet = Fleet()
     fleet.run(30)
     window = fleet.engine.window(next(fleet.engine.tracks()), fleet.now_s, 0.0)
-    verdicts, blind = Asking((Broken(), *build_detectors(fleet.engine.settings))).ask(window)
+    verdicts, blind = DetectorSchedule((Broken(), *build_detectors(fleet.engine.settings))).ask(window)
     assert blind["broken"] == "failed: ZeroDivisionError: float division by zero"
     assert "straggler" not in blind
     assert verdicts == []

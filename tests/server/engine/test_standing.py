@@ -11,7 +11,7 @@ from eagle_eye.detectors.faults import BY_NAME, FAULTS
 from eagle_eye.server.engine.check_suites import FAMILIES, related, suite, unproven
 from eagle_eye.server.engine.probation import probation
 from eagle_eye.server.engine.settings import PolicySettings
-from eagle_eye.server.engine.standing import Asking, Offer, fault_of, is_ours, phase, returning
+from eagle_eye.server.engine.standing import Offer, ReturnRequest, fault_of, is_ours, phase, returning
 from eagle_eye.server.model.records import CheckOutcome, Node
 from tests.server.engine.situations import NOW_S, past
 
@@ -27,7 +27,7 @@ def node(**more: Any) -> Node:
 
 def way(out: Node, offer: Offer = READY, times: int = 0, settings: PolicySettings = SETTINGS, **how: Any) -> str:
     done = [past(id=str(number), exclude=["n1"], updated_s=NOW_S) for number in range(times)]
-    answer = returning(out, Asking("alice", **how), offer, done, settings, NOW_S + 1)
+    answer = returning(out, ReturnRequest("alice", **how), offer, done, settings, NOW_S + 1)
     assert (answer.way == "refuse") == bool(answer.detail)
     return answer.word or answer.way
 
@@ -121,7 +121,7 @@ def test_without_force_nothing_returns_against_the_rules(
     out = node(fault=fault, by=by, reason="" if by else f"{fault}: inc")
     done = [past(id=str(number), exclude=["n1"], updated_s=NOW_S) for number in range(times)]
     settings = PolicySettings(probation_s=100, readmit_check=setting)
-    answer = returning(out, Asking("alice", check=check), offer, done, settings, NOW_S + 1)
+    answer = returning(out, ReturnRequest("alice", check=check), offer, done, settings, NOW_S + 1)
     if answer.way != "refuse":
         assert fault != "silent_data_corruption"
         assert by != "slurm"

@@ -13,8 +13,8 @@ from eagle_eye.schema.action import JobUpdate, MemberRank
 from eagle_eye.server.jobs.reconcile import (
     UNSEEN_S,
     Knowledge,
+    ObservedJob,
     Reconciled,
-    Seen,
     agreed_state,
     declared_job,
     reconcile,
@@ -32,14 +32,14 @@ def scheduled(id_: str = "17", state: Any = "running", **more: Any) -> Scheduled
     return ScheduledJob(id_, id_, state, **{**fields, **more})
 
 
-def seen(attempt: int = 0, *nodes: str) -> Seen:
-    return Seen(attempt, frozenset(nodes or ("n1", "n2")))
+def seen(attempt: int = 0, *nodes: str) -> ObservedJob:
+    return ObservedJob(attempt, frozenset(nodes or ("n1", "n2")))
 
 
 class Site:
     """What is on record, told by the scheduler again and again."""
 
-    def __init__(self, **seen_jobs: Seen) -> None:
+    def __init__(self, **seen_jobs: ObservedJob) -> None:
         self.seen = {name.removeprefix("job"): what for name, what in seen_jobs.items()}
         self.jobs: dict[str, Job] = {}
         self.now_s = NOW

@@ -14,7 +14,7 @@ from eagle_eye.server.history.embedded_history import HISTORY_FILE, HISTORY_FOLD
 from eagle_eye.server.history.remote_store.credentials import Access
 from eagle_eye.server.history.remote_store.position import PositionFile
 from eagle_eye.server.history.remote_store.post import Post
-from eagle_eye.server.history.remote_store.sender import Manifest, send
+from eagle_eye.server.history.remote_store.sender import SegmentManifest, send
 from eagle_eye.server.history.remote_store.sender_messages import Order, SenderReport
 from eagle_eye.server.history.segments.facts import RAW_FOLDER
 from eagle_eye.server.ingest.remote_write import snappy, wire
@@ -85,7 +85,7 @@ def bring(folder: Path, store: StrictStore, **more: Any) -> list[SenderReport]:
     """Send what the history in a folder has, as the sender does, and return what it said."""
     said: list[SenderReport] = []
     asked = order(**more)
-    manifest, file = Manifest(folder / HISTORY_FILE), PositionFile(folder)
+    manifest, file = SegmentManifest(folder / HISTORY_FILE), PositionFile(folder)
     try:
         with httpx.Client(transport=httpx.MockTransport(store)) as client:
             post = Post(client, asked.url, lambda _s: None, lambda *_: None)

@@ -18,7 +18,7 @@ from eagle_eye.server.history.remote_store.position import PositionFile
 from eagle_eye.server.history.remote_store.post import Post
 from eagle_eye.server.history.remote_store.remote_history import RemoteHistory, SeriesQuery
 from eagle_eye.server.history.remote_store.remote_store_metrics import Figures
-from eagle_eye.server.history.remote_store.sender import Manifest, send
+from eagle_eye.server.history.remote_store.sender import SegmentManifest, send
 from eagle_eye.server.history.remote_store.sender_messages import SenderReport
 from eagle_eye.server.history.remote_store.settings import RemoteStoreSettings
 from eagle_eye.server.history.remote_store.slices import slices
@@ -50,7 +50,7 @@ def test_what_a_real_store_was_sent_is_read_back_the_same(store: str, tmp_path: 
         keep(history, *frames)
         compact(history)
         asked = order(url=f"{url}/api/v1/write", external_labels={"cluster": "a"}, request_samples_max=1_000)
-        manifest, file = Manifest(history.journal.path), PositionFile(tmp_path)
+        manifest, file = SegmentManifest(history.journal.path), PositionFile(tmp_path)
         post = Post(http, asked.url, lambda _s: None, lambda *_: None)
         send(asked, history.segment_store.folder, manifest, file, post, said.append)
         manifest.close()

@@ -15,7 +15,7 @@ import pytest
 from eagle_eye.cli.main import main
 from eagle_eye.server.backtest.trace_format import TraceEvent, read_header, read_lines
 from eagle_eye.server.ingest.remote_write import mapping
-from eagle_eye.server.trace_import.catalogued import Wanted, census, nodes_of, nothing_found, questions
+from eagle_eye.server.trace_import.catalogued import ImportRequest, census, nodes_of, nothing_found, questions
 from tests.server.remote_store.real_stores import PROMETHEUS, VICTORIA_METRICS, listening, show
 from tests.server.remote_write.requests import V1_HEADERS, Written, snappy, v1
 
@@ -90,9 +90,9 @@ def network_rates(trace: Path) -> set[int]:
     return {round(rate) for rate in column.to_pylist()}
 
 
-def wanted(**more: Any) -> Wanted:
+def wanted(**more: Any) -> ImportRequest:
     settings: dict[str, Any] = {"job": "train", "nodes": (), "matchers": "", "job_labels": ("eagle_eye_job",)}
-    return Wanted(**{**settings, "node_labels": NODE_LABELS, **more})
+    return ImportRequest(**{**settings, "node_labels": NODE_LABELS, **more})
 
 
 GPU = {"Hostname": "n1", "instance": "dcgm:9400", "eagle_eye_job": "train"}

@@ -91,7 +91,7 @@ def chrony_offset_s(text: str) -> float | None:
     return -correction_s if math.isfinite(correction_s) and abs(correction_s) < OFFSET_S_MAX else None
 
 
-def _ask(arguments: Sequence[str]) -> tool.Ran:
+def _ask(arguments: Sequence[str]) -> tool.ToolResult:
     return tool.run(arguments, time.monotonic() + ANSWER_S, ANSWER_BYTES_MAX)
 
 
@@ -107,7 +107,7 @@ class ClockOffsetCollector:
     def __init__(
         self,
         kernel: Callable[[], KernelClock] = kernel_clock,
-        ask: Callable[[Sequence[str]], tool.Ran] = _ask,
+        ask: Callable[[Sequence[str]], tool.ToolResult] = _ask,
         monotonic_s: Callable[[], float] = time.monotonic,
     ) -> None:
         self._kernel = kernel

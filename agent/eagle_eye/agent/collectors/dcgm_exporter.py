@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
-from eagle_eye.agent.exposition.parser import Sample, samples
+from eagle_eye.agent.exposition.parser import ParsedSample, samples
 from eagle_eye.agent.loop.collector import CollectFailed, Observed
 from eagle_eye.agent.loop.drops import Drops
 
@@ -143,7 +143,7 @@ class DcgmExporterCollector:
             raise ValueError("its page has none of the metrics that are read (docs/reference/agent.md)")
         return observed
 
-    def _take(self, sample: Sample, observed: Observed) -> None:
+    def _take(self, sample: ParsedSample, observed: Observed) -> None:
         if sample.labels.get("GPU_I_ID"):
             self._drops.count("dcgm_exporter_mig")
             return

@@ -13,12 +13,12 @@ from typing import Any
 
 import msgspec
 
-from eagle_eye.agent.kernel.deduplication import LinkChanges, News, Repeats
+from eagle_eye.agent.kernel.deduplication import LinkChanges, NewMessage, Repeats
 from eagle_eye.agent.kernel.host_error_lines import LASTING, STACK_FRAMES_MAX, TASK_BLOCKED, stack_frame
 from eagle_eye.agent.kernel.messages import (
     TEXT_CHARS_MAX,
-    Message,
-    Record,
+    KernelMessage,
+    KernelRecord,
     bus_address,
     message,
     record,
@@ -115,12 +115,12 @@ class KernelLogCollector:
         self._skip_old = False
         self._repeats = Repeats()
         self._changes = LinkChanges()
-        self._burst: list[Message] = []
+        self._burst: list[KernelMessage] = []
         self._burst_s = 0.0
-        self._blocked: Message | None = None  # a task whose stack is being read
+        self._blocked: KernelMessage | None = None  # a task whose stack is being read
         self._blocked_s = 0.0
         self._stack: list[str] = []
-        self._waiting: list[News] = []  # until the GPUs are known
+        self._waiting: list[NewMessage] = []  # until the GPUs are known
         self._links = LinkNames(sys)
 
     def collect(self, now_s: float) -> Observed:
@@ -180,7 +180,7 @@ class KernelLogCollector:
             os.close(self._descriptor)
             self._descriptor = None
 
-    def _read_records(self, monotonic_s: float, news: list[News]) -> str:
+    def _read_records(self, monotonic_s: float, news: list[NewMessage]) -> str:
         """Read until nothing is left or a limit is reached, adding to ``news``; return what went wrong, or ""."""
         descriptor, read = self._descriptor, self._read
         assert descriptor is not None  # noqa: S101 - the caller opened it
@@ -209,7 +209,7 @@ class KernelLogCollector:
                 news += self._take(found.text, min(monotonic_s, max(drained_s, found.stamp_s)), monotonic_s)
         return ""
 
-    def _unread(self, raw: bytes) -> Record | None:
+    def _unread(self, raw: bytes) -> KernelRecord | None:
         """Parse one record; return None where it is malformed or was read before."""
         found = record(raw)
         if found is None:
@@ -241,12 +241,12 @@ class KernelLogCollector:
             _log.warning("%s is not of this log; it is read on from here", self._state_file)
             self._sequence = self._read_again
 
-    def _take(self, text: bytes, at_s: float, monotonic_s: float) -> list[News]:
+    def _take(self, text: bytes, at_s: float, monotonic_s: float) -> list[NewMessage]:
         said = message(text)
         if said is None:
             return self._take_frame(text, at_s) if self._blocked is not None else []
         if said.kind == "machine_check":
-            ended: list[News] = []
+            ended: list[NewMessage] = []
             if self._burst and (at_s - self._burst_s > BURST_S or said.address != self._burst[0].address):
                 ended = self._end_burst()
             if not self._burst:
@@ -264,13 +264,13 @@ class KernelLogCollector:
             news = self._repeats.add(said, at_s)
         return [] if self._is_old_news(said, at_s, monotonic_s) else news
 
-    def _is_old_news(self, said: Message, at_s: float, monotonic_s: float) -> bool:
+    def _is_old_news(self, said: KernelMessage, at_s: float, monotonic_s: float) -> bool:
         """Whether it is outdated at this first start: rows and later lines show the current state."""
         lasting = said.kind == "host_error" and said.subject.startswith(LASTING)
         passing = said.kind in ("oom_kill", "link_down", "link_up", "host_error") and not lasting
         return self._skip_old and passing and monotonic_s - at_s > OLD_S
 
-    def _take_frame(self, text: bytes, at_s: float) -> list[News]:
+    def _take_frame(self, text: bytes, at_s: float) -> list[NewMessage]:
         """Take a line that may belong to the blocked task's stack."""
         if at_s - self._blocked_s > BURST_S or len(self._stack) >= STACK_FRAMES_MAX:
             return self._end_stack()
@@ -279,7 +279,7 @@ class KernelLogCollector:
             self._stack.append(frame)
         return []
 
-    def _end_stack(self) -> list[News]:
+    def _end_stack(self) -> list[NewMessage]:
         """Return the blocked task's message with the function it waits in."""
         said, stack = self._blocked, self._stack
         if said is None:
@@ -290,7 +290,7 @@ class KernelLogCollector:
             return []
         return self._repeats.add(said._replace(text=f"{said.text}{where}"[:TEXT_CHARS_MAX]), self._blocked_s)
 
-    def _end_burst(self) -> list[News]:
+    def _end_burst(self) -> list[NewMessage]:
         whole = whole_machine_check(self._burst)
         self._burst = []
         if whole is None or self._is_old_news(whole, self._burst_s, self._monotonic_s()):
@@ -345,7 +345,7 @@ class KernelLogCollector:
         return problem
 
 
-def _event(news: News, devices: Mapping[str, int], boot_s: float, named: Callable[[str], str]) -> Event:
+def _event(news: NewMessage, devices: Mapping[str, int], boot_s: float, named: Callable[[str], str]) -> Event:
     """Return news as an event; ``boot_s`` is the boot's Unix time by the current wall clock, jumps included.
 
     ``named`` maps an interface or PCI function to its link name in rows.

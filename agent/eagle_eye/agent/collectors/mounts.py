@@ -52,7 +52,7 @@ _BROKEN = (
 _OCTAL = re.compile(r"\\([0-7]{3})")
 
 
-class Mount(NamedTuple):
+class NetworkMount(NamedTuple):
     """A mounted network filesystem: mount point, type, source; ``device`` is the kernel's number for it."""
 
     path: str
@@ -64,7 +64,7 @@ class Mount(NamedTuple):
 class _Watch:
     """A filesystem's pending query, if any, and the last result."""
 
-    def __init__(self, mount: Mount) -> None:
+    def __init__(self, mount: NetworkMount) -> None:
         self.mount = mount
         self.process: subprocess.Popen[bytes] | None = None
         self.due_s = 0.0
@@ -210,20 +210,20 @@ def _end(process: subprocess.Popen[bytes], wait_s: float = KILLED_S) -> None:
         process.stderr.close()
 
 
-def network_mounts(text: str) -> dict[str, Mount]:
+def network_mounts(text: str) -> dict[str, NetworkMount]:
     """Return the network filesystems of a mountinfo (proc_pid_mountinfo(5)), each once, by device number."""
-    found: dict[str, Mount] = {}
+    found: dict[str, NetworkMount] = {}
     for line in text.split("\n"):
         before, dash, after = line.partition(" - ")
         fields, rest = before.split(" "), after.split(" ")
         if dash and len(fields) >= 6 and len(rest) >= 2 and rest[0] in KINDS:
             path = _OCTAL.sub(lambda digits: chr(int(digits[1], 8)), fields[4])
             if path.startswith("/") and "\0" not in path:
-                found.setdefault(fields[2], Mount(path, rest[0], rest[1], fields[2]))
+                found.setdefault(fields[2], NetworkMount(path, rest[0], rest[1], fields[2]))
     return found
 
 
-def _judged(mount: Mount, process: subprocess.Popen[bytes]) -> tuple[str | None, str]:
+def _judged(mount: NetworkMount, process: subprocess.Popen[bytes]) -> tuple[str | None, str]:
     """Return the trouble that an exited program's answer shows ("": none, None: unknown), and why it is unknown."""
     if process.returncode == 0:
         return "", ""
@@ -236,7 +236,7 @@ def _judged(mount: Mount, process: subprocess.Popen[bytes]) -> tuple[str | None,
     return None, f"{_said(mount)} cannot be asked: {_printable(reason)}"
 
 
-def _said(mount: Mount) -> str:
+def _said(mount: NetworkMount) -> str:
     return f"{_printable(mount.path)} ({mount.kind} from {_printable(mount.source)})"
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from eagle_eye.agent.files.foreign import OWN_ROOT, NotTheirs, open_file, shown, stat_of
-from eagle_eye.agent.files.growing import Tail
+from eagle_eye.agent.files.growing import GrowingFile
 from eagle_eye.agent.loop.collector import Observed
 from eagle_eye.agent.loop.drops import Drops
 from eagle_eye.agent.nccl.inspector_lines import CollectiveTotals, parse
@@ -52,7 +52,7 @@ class _Log:
 
     process: TrainingProcess
     place: _Place
-    tail: Tail | None = None
+    tail: GrowingFile | None = None
     asked_s: float = 0.0  # when its path was last resolved
     tally: CollectiveTotals = field(default_factory=CollectiveTotals)
     new: bool = False  # whether its contents were written while this agent was watching
@@ -195,7 +195,7 @@ class NcclInspectorCollector:
     def _read(self, log: _Log) -> str:
         """Read new lines and update the log's row; return why it cannot be read, or ""."""
         try:
-            tail = log.tail = log.tail or Tail(open_file(*log.place))
+            tail = log.tail = log.tail or GrowingFile(open_file(*log.place))
             raw = tail.read(BYTES_PER_COLLECT_MAX)
             self._let_go_of_exchanged(log)
         except FileNotFoundError:

@@ -10,7 +10,7 @@ import msgspec
 
 from eagle_eye.agent.loop.collector import CollectFailed, Observed, Unsupported
 from eagle_eye.agent.network.ethtool import Ask, EthtoolStatistics, link_statistics
-from eagle_eye.agent.network.ports import PORTS_MAX, Attributes, Failure, Port, Ports, Role
+from eagle_eye.agent.network.ports import PORTS_MAX, Attributes, Port, PortReader, Role, UnreadableFile
 from eagle_eye.schema.names import is_name
 
 FILE_NAME = "ports.json"
@@ -58,7 +58,7 @@ class _Known(msgspec.Struct):
     passing: bool = False
 
 
-class Inventory:
+class ExpectedPorts:
     """Expected ports: those that have been up, in this boot or an earlier one, by hardware address.
 
     Saved in ``folder``; None: not saved. ``problem`` says why saving failed.
@@ -196,8 +196,8 @@ class FabricCollector:
     ) -> None:
         self._attributes = Attributes(files_max)
         self._ethtool = EthtoolStatistics(link_statistics, ask)
-        self._ports = Ports(sys, self._attributes, self._ethtool)
-        self._inventory = Inventory(folder)
+        self._ports = PortReader(sys, self._attributes, self._ethtool)
+        self._inventory = ExpectedPorts(folder)
         self._monotonic_s = monotonic_s
         self._found: list[Port] = []
         self._listing: object = None
@@ -230,7 +230,7 @@ class FabricCollector:
         observed.node = self._node(rates, read)
         self._inventory.save(now_s)
         if self._inventory.problem:
-            problems += self._fresh("", [Failure("ports seen up", self._inventory.problem)])
+            problems += self._fresh("", [UnreadableFile("ports seen up", self._inventory.problem)])
             self._inventory.problem = ""
         observed.problem = "; ".join(problems)
         self._first = False
@@ -276,7 +276,7 @@ class FabricCollector:
         """Add a port's row, add its rates to the node's, and record which roles it had readings for."""
         up = self._ports.is_up(port)
         if up is None:
-            problems += self._fresh(port.name, [Failure("state", "cannot be read")])
+            problems += self._fresh(port.name, [UnreadableFile("state", "cannot be read")])
         if not self._inventory.saw(port, bool(up), self._now_s):
             return
         track = self._tracks.get(port.key)
@@ -328,7 +328,7 @@ class FabricCollector:
                 row[metric] = sum(track.totals[role].value for track in self._tracks.values() if track.rdma)
         return row
 
-    def _fresh(self, name: str, failures: list[Failure]) -> list[str]:
+    def _fresh(self, name: str, failures: list[UnreadableFile]) -> list[str]:
         """Return the failures not yet reported, one sentence per reason."""
         if len(self._said) > _SAID_MAX:
             self._said.clear()

@@ -10,11 +10,11 @@ from pathlib import Path
 import pynvml
 
 from eagle_eye.agent.loop.collector import Observed
-from eagle_eye.agent.nvml.codes import NEVER, Failure, reason
+from eagle_eye.agent.nvml.codes import NEVER, NvmlFailure, reason
 from eagle_eye.agent.nvml.connection import NvmlConnection
 from eagle_eye.agent.nvml.device import Device, GpuReading
 from eagle_eye.agent.nvml.guard import GuardedCalls
-from eagle_eye.agent.nvml.inventory import Inventory, Seat
+from eagle_eye.agent.nvml.inventory import InstalledGpu, Inventory
 from eagle_eye.agent.nvml.library import Library
 from eagle_eye.agent.nvml.pci_presence import Bus
 from eagle_eye.schema.events import WHOLE_NODE, Event
@@ -62,7 +62,7 @@ class NvmlCollector:
         self._without_row: set[str] = set()  # UUIDs
         self._gone: set[str] = set()  # UUIDs of GPUs that have fallen off the bus; set in a guarded call
         self._reported_lost: set[str] = set()
-        self._reported_left_out: set[tuple[str, Failure]] = set()
+        self._reported_left_out: set[tuple[str, NvmlFailure]] = set()
         self._inventory = Inventory()
 
     def collect(self, now_s: float) -> Observed:
@@ -100,7 +100,10 @@ class NvmlCollector:
         self._connection.note(begin_s, stale=stale, answered=bool(observed.devices))
         observed.events = [*self._lost(now_s), *self._xids(library, now_s)]
         if not library.simulated:  # simulated GPUs have the same UUIDs on every node
-            seats = (Seat(one.index, one.uuid, one.name, one.bus_id, one.serial, one.nvlinks) for one in self._devices)
+            seats = (
+                InstalledGpu(one.index, one.uuid, one.name, one.bus_id, one.serial, one.nvlinks)
+                for one in self._devices
+            )
             observed.events += self._inventory.news(seats, now_s, begin_s)
         self._map_instances()
         self._log_left_out(left_out)
@@ -238,6 +241,6 @@ def _trouble(answer: object) -> str:
     if isinstance(answer, GpuReading) and answer.failed:
         more = len(answer.failed) - 1
         return answer.failed[0].describe() + (f" and {more} more" if more and answer.row else "")
-    if isinstance(answer, Failure):
+    if isinstance(answer, NvmlFailure):
         return reason(answer.code)
     return repr(answer) if isinstance(answer, Exception) else ""

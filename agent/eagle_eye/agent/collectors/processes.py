@@ -9,9 +9,9 @@ from pathlib import Path
 from eagle_eye.agent.loop.collector import CollectFailed, Observed, Unsupported
 from eagle_eye.agent.loop.drops import Drops
 from eagle_eye.agent.processes import rank_work
-from eagle_eye.agent.processes.census import Census, Member
+from eagle_eye.agent.processes.census import Census, MemberProcess
 from eagle_eye.agent.processes.choice import Candidate, ancestors, choose
-from eagle_eye.agent.processes.exit_watcher import Ended, Ends, Watcher
+from eagle_eye.agent.processes.exit_watcher import Ended, Ends, ExitReporter
 from eagle_eye.agent.processes.node_names import conflicts, node_names
 from eagle_eye.agent.processes.process_files import ProcessFiles
 from eagle_eye.agent.processes.process_registry import TrainingProcess, TrainingProcesses
@@ -66,7 +66,7 @@ class ProcessesCollector:
         monotonic_s: Callable[[], float] = time.monotonic,
         now_s: Callable[[], float] = time.time,
         cpu_s: Callable[[], float] = time.thread_time,
-        watch: Callable[[Ended], Watcher] = Ends,
+        watch: Callable[[Ended], ExitReporter] = Ends,
     ) -> None:
         """``gpu_processes`` returns GPU rows by pid and must not wait for the driver; empty: unknown.
 
@@ -98,7 +98,7 @@ class ProcessesCollector:
         self._unseen: dict[int, int] = {}  # processes that NVML names and /proc lacks: for how many scans
         self._changed = True  # the inputs to the selection, since it was made
         self._chosen_for: tuple[int, dict[str, int], dict[str, int]] = (0, {}, {})
-        self._chosen: list[Member] = []
+        self._chosen: list[MemberProcess] = []
         self._conflicts: tuple[Candidate, ...] = ()
         self._reported: set[str] = set()
         self._problem = ""
@@ -270,7 +270,7 @@ class ProcessesCollector:
         return [text]
 
 
-def _process(member: Member, node: Gpus, attempt: int | None) -> TrainingProcess:
+def _process(member: MemberProcess, node: Gpus, attempt: int | None) -> TrainingProcess:
     """``attempt`` is what the process's hook reports, None: nothing."""
     who = member.identity
     device = named_device(member.variables, node)  # before NVML, which does not know MIG instances' rows
@@ -290,7 +290,7 @@ def _process(member: Member, node: Gpus, attempt: int | None) -> TrainingProcess
     )
 
 
-def _candidate(member: Member) -> Candidate:
+def _candidate(member: MemberProcess) -> Candidate:
     return Candidate(
         pid=member.pid,
         parent=member.parent,

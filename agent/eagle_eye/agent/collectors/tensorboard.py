@@ -12,7 +12,7 @@ from eagle_eye.agent.files.foreign import Identity, NotTheirs, shown
 from eagle_eye.agent.loop.collector import Observed, Unsupported
 from eagle_eye.agent.loop.drops import Drops
 from eagle_eye.agent.processes.process_registry import TrainingProcess, TrainingProcesses
-from eagle_eye.agent.training_logs.attribution import Missing, Origin, writer_of
+from eagle_eye.agent.training_logs.attribution import LogOrigin, Missing, writer_of
 from eagle_eye.agent.training_logs.event_file import EventFile
 from eagle_eye.agent.training_logs.line_prefixes import LogLine
 from eagle_eye.agent.training_logs.log_finder import FoundLog, Pattern
@@ -136,7 +136,7 @@ class TensorBoardCollector:
         if said is None:
             return
         processes = self._ranks.processes()
-        origin = Origin((), log.rank, log.local_rank, log.job)
+        origin = LogOrigin((), log.rank, log.local_rank, log.job)
         named = self._by_name(log.path.name, processes)
         process = named or writer_of(_NO_LINE, None, said.writer, origin, processes, {})
         if isinstance(process, Missing):

@@ -17,7 +17,7 @@ from eagle_eye.agent.training_logs.followed_logs import FollowedLogs
 from eagle_eye.agent.training_logs.frameworks import FRAMEWORKS
 from eagle_eye.agent.training_logs.log_finder import Pattern
 from eagle_eye.agent.training_logs.rank_courses import RankCourses
-from eagle_eye.agent.training_logs.reading import Framework, LogReading, Quiet, Writer
+from eagle_eye.agent.training_logs.reading import Framework, LineWriter, LogReading, Quiet
 from eagle_eye.agent.training_logs.trouble import LogTrouble
 from eagle_eye.schema.events import Event
 
@@ -100,7 +100,7 @@ class TrainingLogCollector:
     def _whose(self, log: FollowedLog, said: Said) -> TrainingProcess | Missing:
         reading, watchdog = said.reading, said.watchdog
         rank = reading.rank if reading is not None else watchdog.rank if watchdog is not None else None
-        writer = reading.writer if reading is not None else Writer.ANY
+        writer = reading.writer if reading is not None else LineWriter.ANY
         return writer_of(said.line, rank, writer, log.origin, self._ranks.processes(), self._logs.tasks)
 
     def _learn(self, log: FollowedLog, said: Said) -> None:

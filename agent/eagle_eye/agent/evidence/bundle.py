@@ -27,7 +27,7 @@ COMPRESSION = 1  # text already shrinks to a tenth, and the CPU belongs to train
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")
 
 
-class Piece(msgspec.Struct, frozen=True):
+class BundleFile(msgspec.Struct, frozen=True):
     """A file in the bundle. ``cut``: it was truncated; of a log the newest part is kept, of all else the beginning."""
 
     name: str
@@ -36,7 +36,7 @@ class Piece(msgspec.Struct, frozen=True):
     cut: bool = False
 
 
-class Missing(msgspec.Struct, frozen=True):
+class MissingItem(msgspec.Struct, frozen=True):
     """What could not be gathered, and why."""
 
     source: str
@@ -52,7 +52,7 @@ class Looked(msgspec.Struct, frozen=True):
     rank: int | None
 
 
-class Manifest(msgspec.Struct, frozen=True, kw_only=True):
+class BundleManifest(msgspec.Struct, frozen=True, kw_only=True):
     """``manifest.json``. Times are Unix seconds of the node; ``attempt`` None: any."""
 
     format: str = FORMAT
@@ -65,8 +65,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     ended_s: float
     deadline_s: float
     processes: list[Looked]
-    files: list[Piece]
-    missing: list[Missing]
+    files: list[BundleFile]
+    missing: list[MissingItem]
 
 
 class BundleStuck(Exception):
@@ -93,8 +93,8 @@ class Bundle:
         self._tar: tarfile.TarFile | None = tarfile.open(  # noqa: SIM115 - closed by close()
             fileobj=self._file, mode="w:gz", compresslevel=COMPRESSION
         )
-        self._pieces: dict[str, Piece] = {}
-        self._missing: list[Missing] = []
+        self._pieces: dict[str, BundleFile] = {}
+        self._missing: list[MissingItem] = []
 
     def add(self, source: str, name: str, content: bytes, *, cut: bool = False) -> None:
         """Add a piece; where there is no room for it, list it as missing."""
@@ -106,14 +106,14 @@ class Bundle:
                 self._miss(source, name, why)
                 return
             self._write(name, content)
-            self._pieces[name] = Piece(name, source, len(content), cut)
+            self._pieces[name] = BundleFile(name, source, len(content), cut)
 
     def miss(self, source: str, what: str, why: str) -> None:
         """Record what could not be gathered, and why."""
         with self._lock:
             self._miss(source, what, why)
 
-    def close(self, manifest: Manifest) -> tuple[Manifest, bytes]:
+    def close(self, manifest: BundleManifest) -> tuple[BundleManifest, bytes]:
         """Return the manifest of what is in the bundle and what is missing, and the file. Raises BundleStuck."""
         if not self._lock.acquire(timeout=LOCK_S):
             raise BundleStuck(f"a piece is still being written after {LOCK_S:g} s")
@@ -140,7 +140,7 @@ class Bundle:
 
     def _miss(self, source: str, what: str, why: str) -> None:
         if len(self._missing) < MISSING_MAX:
-            self._missing.append(Missing(source, what[: 2 * NAME_CHARS_MAX], why[:WHY_CHARS_MAX]))
+            self._missing.append(MissingItem(source, what[: 2 * NAME_CHARS_MAX], why[:WHY_CHARS_MAX]))
 
     def _write(self, name: str, content: bytes) -> None:
         assert self._tar is not None  # noqa: S101 - the caller looked

@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from eagle_eye.agent.evidence.bug_report import BugReport
-from eagle_eye.agent.evidence.bundle import BUNDLE_BYTES_MAX, Bundle, Looked, Manifest
+from eagle_eye.agent.evidence.bundle import BUNDLE_BYTES_MAX, Bundle, BundleManifest, Looked
 from eagle_eye.agent.evidence.flight_dumps import FlightDumps
 from eagle_eye.agent.evidence.kernel_log import KernelLog
 from eagle_eye.agent.evidence.proc_files import why
@@ -34,7 +34,7 @@ class CannotGather(Exception):
     """Nothing was gathered; the message says why."""
 
 
-class Gatherer:
+class EvidenceGatherer:
     """Gathers evidence for one node. ``sources`` by kind: quick ones and slow ones are requested separately."""
 
     def __init__(
@@ -69,7 +69,7 @@ class Gatherer:
         job: str = "",
         attempt: int | None = None,
         bytes_max: int = BUNDLE_BYTES_MAX,
-    ) -> tuple[Manifest, bytes]:
+    ) -> tuple[BundleManifest, bytes]:
         """Gather ``kind`` within ``deadline_s``; return a manifest and a file of at most ``bytes_max``.
 
         Examines those of ``processes`` that belong to the job and the attempt; "" and None match any. Raises
@@ -91,7 +91,7 @@ class Gatherer:
         scene = Scene(found, bundle, until_s, self._proc, self._monotonic_s)
         self._run(scene, kind)
         return bundle.close(
-            Manifest(
+            BundleManifest(
                 node=self._node,
                 job=job,
                 attempt=attempt,
@@ -137,12 +137,12 @@ def standard_sources(flight_dumps: FlightDumps | None = None) -> dict[str, Seque
 
 def gather_now(
     out: Path,
-    gatherer: Gatherer,
+    gatherer: EvidenceGatherer,
     processes: Iterable[TrainingProcess],
     job: str = "",
     kind: str = EVIDENCE,
     deadline_s: float | None = None,
-) -> Manifest:
+) -> BundleManifest:
     """Gather at this host's console and write the bundle to ``out``, readable only by its owner.
 
     Raises CannotGather, OSError; FileExistsError when ``out`` exists.

@@ -58,7 +58,7 @@ SHOWN = (
 )
 
 
-class Command(msgspec.Struct, frozen=True):
+class ProcessCommand(msgspec.Struct, frozen=True):
     """How a process was started, secrets masked; ``other_variables`` are names without their values."""
 
     executable: str
@@ -113,7 +113,7 @@ class ProcessStates:
         except OSError as error:
             executable = f"not known: {why(error)}"
         cut = cut or more or len(shown) > VARIABLES_MAX or len(others) > VARIABLES_MAX
-        command = Command(
+        command = ProcessCommand(
             executable=executable,
             arguments=redact_arguments(arguments),
             environment=redact_environment(dict(sorted(shown.items())[:VARIABLES_MAX])),

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import msgspec
 
 from eagle_eye.agent.evidence.bundle import BUNDLE_BYTES_MAX, BundleStuck
-from eagle_eye.agent.evidence.gather import BUG_REPORT, EVIDENCE, HANGING_MAX, CannotGather, Gatherer
+from eagle_eye.agent.evidence.gather import BUG_REPORT, EVIDENCE, HANGING_MAX, CannotGather, EvidenceGatherer
 from eagle_eye.agent.evidence.upload import BUNDLE_TYPE, FAILURE_TYPE
 from eagle_eye.agent.loop.collector import CollectFailed, Observed
 from eagle_eye.agent.loop.drops import Drops
@@ -59,14 +59,14 @@ class _Taken(NamedTuple):
     until_s: float
 
 
-class EvidenceRequests:
+class EvidenceResponder:
     """Serves requests, one at a time of each kind, each once. No thread starts until the first request."""
 
     name = "evidence"
 
     def __init__(
         self,
-        gatherer: Gatherer,
+        gatherer: EvidenceGatherer,
         processes: Callable[[], Iterable[TrainingProcess]],
         send: Send,
         drops: Drops,

@@ -18,7 +18,7 @@ _ESCAPE = re.compile(r"\\(.)")
 _MEANS = {"n": "\n", "\\": "\\", '"': '"'}
 
 
-class Sample(NamedTuple):
+class ParsedSample(NamedTuple):
     """One line: a metric, its labels and its value, which may be NaN or infinite."""
 
     name: str
@@ -26,7 +26,7 @@ class Sample(NamedTuple):
     value: float
 
 
-def samples(text: str, wanted: Collection[str]) -> Iterator[Sample | None]:
+def samples(text: str, wanted: Collection[str]) -> Iterator[ParsedSample | None]:
     """Yield the wanted metrics' samples, None for one of their lines that cannot be parsed. Others are skipped."""
     for line in io.StringIO(text):  # line by line: a page of short lines would be a list many times its size
         found = _NAME.match(line)
@@ -34,7 +34,7 @@ def samples(text: str, wanted: Collection[str]) -> Iterator[Sample | None]:
             yield _sample(found[0], line[found.end() :]) if len(line) <= LINE_CHARS_MAX else None
 
 
-def _sample(name: str, rest: str) -> Sample | None:
+def _sample(name: str, rest: str) -> ParsedSample | None:
     labels: dict[str, str] = {}
     at = 0
     if rest.startswith("{"):
@@ -53,6 +53,6 @@ def _sample(name: str, rest: str) -> Sample | None:
     if not 1 <= len(words) <= 2:
         return None
     try:
-        return Sample(name, labels, float(words[0]))
+        return ParsedSample(name, labels, float(words[0]))
     except ValueError:
         return None

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from eagle_eye.agent.files.bounded import content
 from eagle_eye.agent.loop.drops import Drops
-from eagle_eye.agent.loop.tick_result import Tick
+from eagle_eye.agent.loop.tick_result import TickFrame
 from eagle_eye.schema.frame import Rank
 from eagle_eye.schema.metrics import METRICS, PROMETHEUS_PREFIX, Kind, MetricSpec, Scope
 
@@ -27,7 +27,7 @@ RENDER_EVERY_S = 0.5  # one page serves all scrapes within it: frequent scrapes 
 Labels = tuple[tuple[str, str], ...]
 
 
-class Delivery(NamedTuple):
+class FrameDelivery(NamedTuple):
     """State of frame delivery: waiting in the spool, acknowledged since the start, whether the server accepts them.
 
     ``in_memory``: new frames are only in memory, because the spool's disk fails. None: unknown, as ``server_ok`` before
@@ -82,7 +82,7 @@ class Exposition:
         node: str,
         version: str,
         drops: Drops,
-        delivery: Callable[[], Delivery | None] = lambda: None,
+        delivery: Callable[[], FrameDelivery | None] = lambda: None,
         devices_by_uuid: Mapping[str, int] | None = None,
         monotonic_s: Callable[[], float] = time.monotonic,
         started_s: float | None = None,
@@ -95,12 +95,12 @@ class Exposition:
         self._devices_by_uuid = {} if devices_by_uuid is None else devices_by_uuid
         self._monotonic_s = monotonic_s
         self._started_s = time.time() if started_s is None else started_s
-        self._shown: tuple[Tick, float] | None = None
+        self._shown: tuple[TickFrame, float] | None = None
         self._page = b""
         self._page_s = -math.inf
         self._lock = threading.Lock()
 
-    def show(self, tick: Tick) -> None:
+    def show(self, tick: TickFrame) -> None:
         """Take the newest tick."""
         self._shown = (tick, self._monotonic_s())  # one assignment: a page sees either the old or the new one
 
@@ -147,7 +147,7 @@ class Exposition:
                 yield own("agent_server_ok", [(node, delivery.server_ok)])
 
 
-def rows(node: str, tick: Tick, devices_by_uuid: Mapping[str, int]) -> Iterator[str]:
+def rows(node: str, tick: TickFrame, devices_by_uuid: Mapping[str, int]) -> Iterator[str]:
     """Yield the families of a tick's rows.
 
     A GPU's series have the labels node and device, unchanged while jobs come and go; a rank's also have its job and
@@ -175,7 +175,7 @@ def rows(node: str, tick: Tick, devices_by_uuid: Mapping[str, int]) -> Iterator[
     yield own("rank_info", [((*place[device], *labels), 1.0) for device, labels in job.items()])
 
 
-def collectors(node: str, tick: Tick) -> Iterator[str]:
+def collectors(node: str, tick: TickFrame) -> Iterator[str]:
     """Yield the families of collector states: a collector this host cannot support is not a failing one."""
     labels = {each.name: (("node", node), ("collector", each.name)) for each in tick.collectors}
     asked = [each for each in tick.collectors if each.supported]

@@ -9,7 +9,7 @@ from eagle_eye.agent.files.foreign import Identity
 LINE_BYTES_MAX = 1 << 16  # structured log lines are below 2 KB, NCCL Inspector's with traces 25 KB
 
 
-class Tail:
+class GrowingFile:
     """The lines added to an open file since the last read.
 
     It stays on the file that was opened: a renamed or removed file is read to its end, and the caller finds its

@@ -25,7 +25,7 @@ from eagle_eye.agent.health import doctor_checks
 from eagle_eye.agent.health.doctor_checks import HostFinding, State
 from eagle_eye.agent.loop.collector import Collector
 from eagle_eye.agent.loop.drops import Drops
-from eagle_eye.agent.loop.runner import Runner
+from eagle_eye.agent.loop.runner import CollectorRunner
 from eagle_eye.agent.loop.tick_result import CollectorStanding
 from eagle_eye.agent.processes.node_names import conflicts, node_names
 
@@ -80,7 +80,7 @@ def examine(
 
 def standings(collectors: Sequence[Collector], within_s: float = COLLECT_S) -> list[CollectorStanding]:
     """Return each collector's standing after one collection; all share ``within_s``."""
-    runners = [Runner(collector, Drops(), time.monotonic) for collector in collectors]
+    runners = [CollectorRunner(collector, Drops(), time.monotonic) for collector in collectors]
     for runner in runners:
         runner.ask(time.time())
     deadline_s = time.monotonic() + within_s

@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import Literal, NamedTuple
 
 from eagle_eye.agent.kernel.host_error_lines import GPU_UNUSABLE
-from eagle_eye.agent.loop.tick_result import Tick
+from eagle_eye.agent.loop.tick_result import TickFrame
 from eagle_eye.schema.events import WHOLE_NODE, Event
 
 SOURCES = ("nvml", "kernel_log", "fabric", "mounts")  # collectors without which the host cannot be called healthy
@@ -49,7 +49,7 @@ class HostVerdict(NamedTuple):
     unseen: tuple[str, ...]
 
 
-def judge(tick: Tick, gpus_expected: int | None = None, repaired_s: float = 0.0) -> HostVerdict:
+def judge(tick: TickFrame, gpus_expected: int | None = None, repaired_s: float = 0.0) -> HostVerdict:
     """Return the verdict on one tick of an agent that has read the kernel log from boot.
 
     ``gpus_expected``: how many GPUs the host should have; None: unknown, 0: none, so they are not checked.
@@ -77,7 +77,7 @@ def lines(verdict: HostVerdict) -> tuple[list[str], list[str]]:
     return reported, [f"could not check: {text}" for text in verdict.unseen]
 
 
-def _gpus(tick: Tick, expected: int | None, events: list[Event]) -> Iterator[str]:
+def _gpus(tick: TickFrame, expected: int | None, events: list[Event]) -> Iterator[str]:
     gpus = {device: row for device, row in tick.seen.devices.items() if any(name.startswith("gpu_") for name in row)}
     if expected is not None and len(gpus) < expected and _state(tick, "nvml") == "ok":
         yield f"NVML shows {len(gpus)} of {expected} GPUs"
@@ -91,7 +91,7 @@ def _gpus(tick: Tick, expected: int | None, events: list[Event]) -> Iterator[str
             yield f"{_gpu(device)}: {errors:.0f} uncorrectable memory errors since its last reset; reset the GPU"
 
 
-def _xids(tick: Tick, events: list[Event]) -> Iterator[str]:
+def _xids(tick: TickFrame, events: list[Event]) -> Iterator[str]:
     """Yield each GPU's last XID that calls for a repair, unless the driver or its counters show that it was done."""
     standing: dict[tuple[int, str], str] = {}
     for event in sorted(events, key=lambda event: event.time_s):
@@ -115,13 +115,13 @@ def _xids(tick: Tick, events: list[Event]) -> Iterator[str]:
     yield from standing.values()
 
 
-def _links(tick: Tick) -> Iterator[str]:
+def _links(tick: TickFrame) -> Iterator[str]:
     for name, row in sorted(tick.seen.links.items()):
         if row.get("link_up") == 0.0:
             yield f"link {name} is down, and has been up"
 
 
-def _mounts(tick: Tick) -> Iterator[str]:
+def _mounts(tick: TickFrame) -> Iterator[str]:
     if tick.seen.node.get("node_mounts_unresponsive", 0.0) > 0.0:
         yield f"a network filesystem does not answer: {_state(tick, 'mounts').removeprefix('failed: ')}"
 
@@ -145,7 +145,7 @@ def _is_unusable(event: Event) -> bool:
     return reported and event.device == WHOLE_NODE  # one that is known by now is up
 
 
-def _unseen(tick: Tick, expected: int | None) -> Iterator[str]:
+def _unseen(tick: TickFrame, expected: int | None) -> Iterator[str]:
     for source in SOURCES:
         state = _state(tick, source)
         reported = source == "mounts" and tick.seen.node.get("node_mounts_unresponsive", 0.0) > 0.0
@@ -153,7 +153,7 @@ def _unseen(tick: Tick, expected: int | None) -> Iterator[str]:
             yield f"{source}: {_printable(state)}"
 
 
-def _state(tick: Tick, name: str) -> str:
+def _state(tick: TickFrame, name: str) -> str:
     return next((standing.state for standing in tick.collectors if standing.name == name), "not asked")
 
 

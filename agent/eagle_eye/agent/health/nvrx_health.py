@@ -48,23 +48,23 @@ _UNAVAILABLE = 14
 _log = logging.getLogger("eagle_eye.agent")
 
 
-class Health(NamedTuple):
+class HostHealth(NamedTuple):
     """The verdict on this host, and its reasons: what makes it sick, or what could not be checked."""
 
     state: Literal["healthy", "sick", "cannot_tell"]
     reasons: tuple[str, ...] = ()
 
 
-def health_of(ran: Ran) -> Health:
+def health_of(ran: Ran) -> HostHealth:
     """Return the verdict of a child that ran ``eagle-eye agent --once --check``."""
     if ran.why:
-        return Health("cannot_tell", (ran.why,))
+        return HostHealth("cannot_tell", (ran.why,))
     reported = ran.output.decode("utf-8", "replace").splitlines()
     if ran.status == EXIT_CODES["sick"]:
-        return Health("sick", tuple(line.removeprefix("sick: ") for line in reported if line.startswith("sick: ")))
+        return HostHealth("sick", tuple(line.removeprefix("sick: ") for line in reported if line.startswith("sick: ")))
     if ran.status == EXIT_CODES["healthy"]:
-        return Health("healthy")
-    return Health("cannot_tell", (ran.complaint.replace("\n", "; ") or f"the check ended with {ran.status}",))
+        return HostHealth("healthy")
+    return HostHealth("cannot_tell", (ran.complaint.replace("\n", "; ") or f"the check ended with {ran.status}",))
 
 
 class _Connection:
@@ -87,7 +87,7 @@ class NvrxHealth:
     def __init__(
         self,
         path: Path,
-        check: Callable[[Callable[[], str]], Health],
+        check: Callable[[Callable[[], str]], HostHealth],
         drops: Drops,
         monotonic_s: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -102,11 +102,11 @@ class NvrxHealth:
         self._selector = selectors.DefaultSelector()
         self._connections: dict[int, _Connection] = {}
         self._waiting: list[tuple[_Connection, int]] = []
-        self._health: Health | None = None
+        self._health: HostHealth | None = None
         self._health_s = 0.0
         self._asked: queue.SimpleQueue[bool] = queue.SimpleQueue()
         self._asking = False
-        self._reported: queue.SimpleQueue[Health] = queue.SimpleQueue()
+        self._reported: queue.SimpleQueue[HostHealth] = queue.SimpleQueue()
         self._wake, self._woken = socket.socketpair()
         self._stopping = False
         self._listener: socket.socket | None = None
@@ -149,7 +149,7 @@ class NvrxHealth:
                 health = self._check(lambda: "the agent stops" if self._stopping else "")
             except Exception as error:  # noqa: BLE001 - whoever waits is to be answered
                 _log.exception("the verdict on this host failed in a way that is a mistake of ours")
-                health = Health("cannot_tell", (type(error).__name__,))
+                health = HostHealth("cannot_tell", (type(error).__name__,))
             self._reported.put(health)
             with contextlib.suppress(OSError):
                 self._wake.send(b"v")
@@ -298,7 +298,7 @@ class NvrxHealth:
             connection.end.close()
 
 
-def response(health: Health) -> bytes:
+def response(health: HostHealth) -> bytes:
     """Return the HealthCheckResponse, as protobuf, for a healthy or sick host."""
     sick = health.state == "sick"
     output = {
@@ -312,7 +312,7 @@ def response(health: Health) -> bytes:
     return fields + (_text(4, "sick: " + "; ".join(health.reasons)) if sick else b"")
 
 
-def _answer(http: H2Connection, stream: int, health: Health) -> None:
+def _answer(http: H2Connection, stream: int, health: HostHealth) -> None:
     if health.state == "cannot_tell":
         _refuse(http, stream, _UNAVAILABLE, "cannot tell: " + "; ".join(health.reasons))
         return

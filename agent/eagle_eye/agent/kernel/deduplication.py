@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from eagle_eye.agent.kernel.messages import Kind, Message
+from eagle_eye.agent.kernel.messages import KernelMessage, Kind
 
 FOLD_S = 59.0  # repeats within this are folded: detectors treat messages up to 60 s apart as one occurrence
 KILLS_FOLD_S = 5.0  # shorter: a kill must be close to the exit of the rank that it explains (10 s)
@@ -17,10 +17,10 @@ BRING_UP_S = 300.0  # a link first seen going down this soon after boot is not r
 CHANGES_MAX = 10  # per link and minute; beyond it only the final state is reported
 
 
-class News(NamedTuple):
+class NewMessage(NamedTuple):
     """A message to report; ``more`` repeats since the last one reported, the last of them at ``at_s``, since boot."""
 
-    message: Message
+    message: KernelMessage
     at_s: float
     more: int = 0
 
@@ -29,7 +29,7 @@ class News(NamedTuple):
 class _Reported:
     """What was last reported of a message, and what has been folded since."""
 
-    message: Message
+    message: KernelMessage
     reported_s: float
     last_s: float
     more: int = 0
@@ -46,12 +46,12 @@ class Repeats:
     def __init__(self) -> None:
         self._reported: dict[tuple[str, str, str], _Reported] = {}
 
-    def add(self, message: Message, at_s: float) -> list[News]:
+    def add(self, message: KernelMessage, at_s: float) -> list[NewMessage]:
         """Add a message; return what to report now."""
         key = (message.kind, message.subject, message.address)
         fold_s = _fold_s(message)
         known = self._reported.get(key)
-        news: list[News] = []
+        news: list[NewMessage] = []
         if known is not None:
             if known.more and at_s - known.reported_s > fold_s:
                 news.append(_fold(known))
@@ -64,11 +64,11 @@ class Repeats:
             oldest = self._reported.pop(next(iter(self._reported)))
             news += [_fold(oldest)] if oldest.more else []
         self._reported[key] = _Reported(message, at_s, at_s)
-        return [*news, News(message, at_s)]
+        return [*news, NewMessage(message, at_s)]
 
-    def due(self, now_s: float) -> list[News]:
+    def due(self, now_s: float) -> list[NewMessage]:
         """Return the repeats due at ``now_s``, and forget messages that were not repeated."""
-        news: list[News] = []
+        news: list[NewMessage] = []
         for key, known in list(self._reported.items()):
             if now_s - known.reported_s > _fold_s(known.message):
                 if known.more:
@@ -78,12 +78,12 @@ class Repeats:
         return news
 
 
-def _fold_s(message: Message) -> float:
+def _fold_s(message: KernelMessage) -> float:
     return KILLS_FOLD_S if message.kind == "oom_kill" else FOLD_S
 
 
-def _fold(known: _Reported) -> News:
-    news = News(known.message, known.last_s, known.more)
+def _fold(known: _Reported) -> NewMessage:
+    news = NewMessage(known.message, known.last_s, known.more)
     known.reported_s, known.more = known.last_s, 0
     return news
 
@@ -105,14 +105,14 @@ class LinkChanges:
     def __init__(self) -> None:
         self._links: dict[str, _Link] = {}
 
-    def add(self, message: Message, at_s: float) -> list[News]:
+    def add(self, message: KernelMessage, at_s: float) -> list[NewMessage]:
         """Add a message; return what to report now."""
         known = self._links.get(message.subject)
         if known is None:
             if len(self._links) >= KEYS_MAX:
                 del self._links[next(iter(self._links))]
             self._links[message.subject] = _Link(message.kind, message.kind, at_s, at_s)
-            return [] if message.kind == "link_down" and at_s < BRING_UP_S else [News(message, at_s)]
+            return [] if message.kind == "link_down" and at_s < BRING_UP_S else [NewMessage(message, at_s)]
         same, near = message.kind == known.kind, at_s - known.last_s <= FOLD_S
         known.kind, known.last_s = message.kind, at_s
         if same and near:
@@ -123,13 +123,13 @@ class LinkChanges:
         if known.changes > CHANGES_MAX:
             return []
         known.reported = message.kind
-        return [News(message, at_s)]
+        return [NewMessage(message, at_s)]
 
-    def due(self, now_s: float) -> list[News]:
+    def due(self, now_s: float) -> list[NewMessage]:
         """Return the final states of links that changed too often."""
-        news: list[News] = []
+        news: list[NewMessage] = []
         for link, known in self._links.items():
             if known.reported != known.kind and now_s - known.minute_s > FOLD_S:
                 known.reported = known.kind
-                news.append(News(Message(known.kind, link), known.last_s))
+                news.append(NewMessage(KernelMessage(known.kind, link), known.last_s))
         return news

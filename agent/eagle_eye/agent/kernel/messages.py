@@ -21,7 +21,7 @@ SEQUENCE_MAX = 1 << 63
 Kind = Literal["xid", "sxid", "oom_kill", "link_down", "link_up", "machine_check", "host_error"]
 
 
-class Record(NamedTuple):
+class KernelRecord(NamedTuple):
     """One record: its sequence number, its time in seconds since boot by the kernel's clock, its escaped text."""
 
     sequence: int
@@ -29,7 +29,7 @@ class Record(NamedTuple):
     text: bytes
 
 
-class Message(NamedTuple):
+class KernelMessage(NamedTuple):
     """What one line says. ``subject`` tells it from others of its kind: code, process, link, severity; of a host error
     its word and its device.
 
@@ -45,7 +45,7 @@ class Message(NamedTuple):
     address: str = ""
 
 
-def record(raw: bytes) -> Record | None:
+def record(raw: bytes) -> KernelRecord | None:
     """Parse what one read of the log returned, like "6,1234,5678,-;text"; None where it is malformed."""
     head, found, text = raw.partition(b";")
     fields = head.split(b",", 3)
@@ -55,10 +55,10 @@ def record(raw: bytes) -> Record | None:
     if not sequence.isdigit() or not stamp_us.isdigit():
         return None
     number = int(sequence)
-    return Record(number, int(stamp_us) / 1e6, text) if number < SEQUENCE_MAX else None
+    return KernelRecord(number, int(stamp_us) / 1e6, text) if number < SEQUENCE_MAX else None
 
 
-def message(text: bytes) -> Message | None:
+def message(text: bytes) -> KernelMessage | None:
     """Return the message in a record's text, None where it is irrelevant; most records cost a few searches.
 
     Lines after the first are the record's properties (" SUBSYSTEM=pci"); a line feed of the message itself is escaped.
@@ -99,7 +99,7 @@ _INSTANCE = re.compile(r"GPU-I:\S+(?: .*)?")
 _RECOVERY_CHANGED = 154  # each new action is news, not a repeat
 
 
-def _xid(line: str) -> Message | None:
+def _xid(line: str) -> KernelMessage | None:
     match = _XID.match(line)
     if match is None:
         return None
@@ -108,7 +108,7 @@ def _xid(line: str) -> Message | None:
     if instance is not None:
         text = f"{instance[0]}, {text}"
     subject = f"{code} {text}" if code == _RECOVERY_CHANGED else str(code)
-    return Message("xid", subject[:TEXT_CHARS_MAX], text[:TEXT_CHARS_MAX], code, bus_address(place))
+    return KernelMessage("xid", subject[:TEXT_CHARS_MAX], text[:TEXT_CHARS_MAX], code, bus_address(place))
 
 
 _SXID = re.compile(r"(nvidia-nvswitch\d+): SXid \(([^()]{1,64})\): (\d{1,6})\b[,:]?\s*(.*)")
@@ -116,14 +116,14 @@ _SEVERITY = re.compile(r"\b(?:non-?)?fatal\b", re.IGNORECASE)
 _DETAILS = ("Data {", "Severity ")  # the second and third line of an error whose first line gave the severity
 
 
-def _sxid(line: str) -> Message | None:
+def _sxid(line: str) -> KernelMessage | None:
     match = _SXID.match(line)
     if match is None or match[4].startswith(_DETAILS):
         return None
     severity = _SEVERITY.search(match[4])
     subject = f"{int(match[3])} {severity[0].lower() if severity else ''}"
     text = f"{match[1]} {match[2]}: {match[4]}"
-    return Message("sxid", subject, text[:TEXT_CHARS_MAX], int(match[3]), bus_address(match[2]) or match[1])
+    return KernelMessage("sxid", subject, text[:TEXT_CHARS_MAX], int(match[3]), bus_address(match[2]) or match[1])
 
 
 # "Out of memory: Killed process 7 (python3) total-vm:..."; older kernels announce it with a line "Kill process 7", and
@@ -133,9 +133,9 @@ _KILL = re.compile(
 )
 
 
-def _kill(line: str) -> Message | None:
+def _kill(line: str) -> KernelMessage | None:
     match = _KILL.match(line)
-    return None if match is None else Message("oom_kill", match[1])
+    return None if match is None else KernelMessage("oom_kill", match[1])
 
 
 # "bond0: (slave eth0): link status definitely down, disabling slave", and before Linux 5.4
@@ -149,7 +149,7 @@ _NAME = re.compile(r"(?!ata|pcie|nvidia|usb)[A-Za-z][\w.@-]{0,63}(?::\d+)?")  # 
 _BRACKETED = re.compile(r"\(([\w.@-]{1,64})\)\]$")
 
 
-def _link(line: str) -> Message | None:
+def _link(line: str) -> KernelMessage | None:
     """Return a network link change; "link becomes ready" only repeats the driver's message."""
     match = _BOND.match(line)
     if match is not None:
@@ -161,7 +161,7 @@ def _link(line: str) -> Message | None:
         link, state = _port(line[: match.start()]), match[1].lower()
     if not link or _NAME.fullmatch(link) is None:
         return None
-    return Message("link_down" if state == "down" else "link_up", link)
+    return KernelMessage("link_down" if state == "down" else "link_up", link)
 
 
 def _port(before: str) -> str:
@@ -189,14 +189,16 @@ def _port(before: str) -> str:
     return match[1] if match is not None else ""
 
 
-def _host(line: str, lines: Sequence[str]) -> Message | None:
+def _host(line: str, lines: Sequence[str]) -> KernelMessage | None:
     found = host_error(line)
     if found is None:
         return None
     # The first of several lines in a record names the device.
     address = bus_address(found.device or lines[0])
     text = line if found.device else " ".join(lines)
-    return Message("host_error", f"{found.what} {found.device or address}", text[:TEXT_CHARS_MAX], address=address)
+    return KernelMessage(
+        "host_error", f"{found.what} {found.device or address}", text[:TEXT_CHARS_MAX], address=address
+    )
 
 
 _ERROR = re.compile(r"(?:\{(\d+)\})?(?:mce: )?\[Hardware Error\]:\s*(.*)")
@@ -215,12 +217,12 @@ _DEFERRED = re.compile(r"deferred", re.IGNORECASE)
 _CORRECTED = re.compile(r"corrected|no action required|\bCE\b", re.IGNORECASE)
 
 
-def _machine_check(line: str) -> Message | None:
+def _machine_check(line: str) -> KernelMessage | None:
     match = _ERROR.match(line)
     if match is not None:
-        return Message("machine_check", _severity(match[2]), match[2][:TEXT_CHARS_MAX], address=match[1] or "")
+        return KernelMessage("machine_check", _severity(match[2]), match[2][:TEXT_CHARS_MAX], address=match[1] or "")
     match = _OTHER_ERROR.match(line)
-    return None if match is None else Message("machine_check", _severity(match[1]), match[1][:TEXT_CHARS_MAX])
+    return None if match is None else KernelMessage("machine_check", _severity(match[1]), match[1][:TEXT_CHARS_MAX])
 
 
 def _severity(text: str) -> str:
@@ -241,7 +243,7 @@ def _severity(text: str) -> str:
 _DEVICE_ID = re.compile(r"\bdevice_id: ([0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7])")
 
 
-def whole_machine_check(lines: Sequence[Message]) -> Message | None:
+def whole_machine_check(lines: Sequence[KernelMessage]) -> KernelMessage | None:
     """Return the lines of one machine check as one message with the worst severity; None where irrelevant.
 
     Lines without a severity ("Machine check events logged", which every corrected error also logs) would look like an
@@ -253,14 +255,14 @@ def whole_machine_check(lines: Sequence[Message]) -> Message | None:
         text = "; ".join(line.text for line in lines[:LINES_MAX])
         named = _DEVICE_ID.search(text)
         device = named[1] if named is not None else ""
-        return Message(
+        return KernelMessage(
             "host_error", f"{PCIE_FATAL} {device}", text[:TEXT_CHARS_MAX], address=bus_address(device) if device else ""
         )
     severity = next((one for one in ("uncorrected", "deferred", "corrected") if one in severities), "")
     if not severity or "pcie" in severities:
         return None
     text = f"{severity} error: " + "; ".join(line.text for line in lines[:LINES_MAX])
-    return Message("machine_check", severity, text[:TEXT_CHARS_MAX])
+    return KernelMessage("machine_check", severity, text[:TEXT_CHARS_MAX])
 
 
 _ADDRESS = re.compile(r"(?:\b([0-9a-f]{1,8}):)?\b([0-9a-f]{1,4}):([0-9a-f]{2})(?:\.[0-7])?(?![0-9a-f:])", re.IGNORECASE)

@@ -17,9 +17,9 @@ from eagle_eye.agent.loop.clock import Clock, Wake
 from eagle_eye.agent.loop.clock_base import ClockBase
 from eagle_eye.agent.loop.collector import Observed
 from eagle_eye.agent.loop.drops import Drops
-from eagle_eye.agent.loop.runner import Runner
+from eagle_eye.agent.loop.runner import CollectorRunner
 from eagle_eye.agent.loop.service_manager import ServiceManager
-from eagle_eye.agent.loop.tick_result import Tick
+from eagle_eye.agent.loop.tick_result import TickFrame
 from eagle_eye.schema.events import Event
 from eagle_eye.schema.frame import EVENTS_MAX, FRAME_BYTES_MAX, KEYS_MAX, RANKS_MAX, TEXT_CHARS_MAX, Rank
 from eagle_eye.schema.metrics import Scope
@@ -56,14 +56,14 @@ class Loop:
         node: str,
         job: str,
         interval_s: float,
-        runners: Sequence[Runner],
+        runners: Sequence[CollectorRunner],
         happened: Callable[[], Observed],
         sink: Sink,
         drops: Drops,
         clock: Clock,
         wake: Wake,
         handed_on: Callable[[bool], None] = lambda _urgent: None,
-        shown: Callable[[Tick], None] = lambda _tick: None,
+        shown: Callable[[TickFrame], None] = lambda _tick: None,
         service: ServiceManager | None = None,
         base: ClockBase | None = None,
     ) -> None:
@@ -159,7 +159,7 @@ class Loop:
         # From a list: a tuple built from a generator ends in a free list of 2,000 that CPython does not reuse for the
         # next.
         collectors = tuple([runner.standing() for runner in self._runners])
-        tick = Tick(time_s, interval_s, seen, events, collectors, self._frames)
+        tick = TickFrame(time_s, interval_s, seen, events, collectors, self._frames)
         self._shown(tick)
         self._service.ticked(tick)
 

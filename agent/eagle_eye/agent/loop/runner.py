@@ -18,7 +18,7 @@ _AGES = re.compile(r"for \d+ s\b")
 _log = logging.getLogger("eagle_eye.agent")
 
 
-class Runner:
+class CollectorRunner:
     """One collector, its thread and its state.
 
     ``state`` is as in ``Frame.collectors``: "ok", "unsupported: why" (not run again) or "failed: why" (run again).

@@ -8,7 +8,7 @@ import os
 import time
 from collections.abc import Callable, Mapping
 
-from eagle_eye.agent.loop.tick_result import Tick
+from eagle_eye.agent.loop.tick_result import TickFrame
 from eagle_eye.schema.systemd import NotifySocket, watchdog_s
 
 WATCHDOG_RATIO = 1 / 3  # of the manager's deadline: two notifications may be late
@@ -60,7 +60,7 @@ class ServiceManager:
         if self._socket.send(*lines):
             self._alive_s = now_s
 
-    def ticked(self, tick: Tick) -> None:
+    def ticked(self, tick: TickFrame) -> None:
         """Note a frame. The first one makes the service ready."""
         now_s = self._monotonic_s()
         status = status_of(tick)
@@ -79,7 +79,7 @@ class ServiceManager:
         self._socket.send("STOPPING=1", f"STATUS=stopping: {_one_line(reason)}")
 
 
-def status_of(tick: Tick) -> str:
+def status_of(tick: TickFrame) -> str:
     """Return one line on the agent's state: which collectors fail, and why."""
     asked = [standing for standing in tick.collectors if standing.supported]
     failing = [f"{standing.name} {standing.state}" for standing in asked if not standing.ok]

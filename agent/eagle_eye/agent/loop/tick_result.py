@@ -32,7 +32,7 @@ class CollectorStanding:
 
 
 @dataclass(frozen=True)
-class Tick:
+class TickFrame:
     """One frame made at a tick; shared between threads, so treat it as immutable.
 
     ``time_s`` and ``interval_s`` are the frame's, ``seen`` its rows and ranks, ``events`` all its events, including

@@ -27,7 +27,7 @@ REDUCE_SCATTER = "ReduceScatter"
 _KERNEL_TIMINGS = frozenset({"kernel_gpu", "kernel_cpu"})
 
 
-class Header(msgspec.Struct, gc=False):
+class InspectorHeader(msgspec.Struct, gc=False):
     """The communicator, and its size."""
 
     id: str | int = ""
@@ -47,7 +47,7 @@ class Collective(msgspec.Struct, gc=False):
 class InspectorLine(msgspec.Struct, gc=False):
     """One line; those of point-to-point operations and of the Inspector itself have no ``coll_perf``."""
 
-    header: Header | None = None
+    header: InspectorHeader | None = None
     coll_perf: Collective | None = None
 
 
@@ -137,7 +137,7 @@ class CollectiveTotals:
                 kind.weighed_s += seconds
         return reported
 
-    def _kind(self, header: Header, said: Collective) -> _Kind | None:
+    def _kind(self, header: InspectorHeader, said: Collective) -> _Kind | None:
         name = str(header.id)
         if not 0 <= said.coll_sn < SEQUENCE_MAX or not 1 <= header.n_ranks < SEQUENCE_MAX:
             return None

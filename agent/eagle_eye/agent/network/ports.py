@@ -122,7 +122,7 @@ class Port:
     counters: list[Counter] = field(default_factory=list)
 
 
-class Failure(NamedTuple):
+class UnreadableFile(NamedTuple):
     """A file or folder that could not be read, and why."""
 
     name: str
@@ -130,11 +130,11 @@ class Failure(NamedTuple):
 
 
 @dataclass
-class Sample:
+class PortCounters:
     """One port's counters: role -> source -> value in the role's unit; unreadable ones are absent."""
 
     values: dict[Role, dict[str, float]] = field(default_factory=dict)
-    failures: list[Failure] = field(default_factory=list)
+    failures: list[UnreadableFile] = field(default_factory=list)
 
 
 class Attributes:
@@ -181,7 +181,7 @@ class Attributes:
         self._open.clear()
 
 
-class Ports:
+class PortReader:
     """Finds the ports below ``sys`` and reads them; not for several threads at a time."""
 
     def __init__(self, sys: Path, attributes: Attributes, ethtool: EthtoolStatistics) -> None:
@@ -190,7 +190,7 @@ class Ports:
         self._net = f"{sys}/class/net"
         self._attributes = attributes
         self._ethtool = ethtool
-        self.failures: list[Failure] = []  # folders that the last ``listing`` could not list
+        self.failures: list[UnreadableFile] = []  # folders that the last ``listing`` could not list
 
     def listing(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """Return the names of RDMA devices and interfaces: cheap, and changes when ports come or go."""
@@ -229,9 +229,9 @@ class Ports:
             return self._attributes.text(f"{port.folder}/carrier") == "1"
         return state_text == b"up" if state_text else None
 
-    def read(self, port: Port) -> Sample:
+    def read(self, port: Port) -> PortCounters:
         """Return the port's counters. A file that this hardware lacks is not tried again until ``find``."""
-        sample = Sample()
+        sample = PortCounters()
         for counter in list(port.counters):
             try:
                 value = _count(self._attributes.read(counter.path))
@@ -239,7 +239,7 @@ class Ports:
                 if error.errno not in _GONE:
                     port.counters.remove(counter)
                 if error.errno not in _GONE | _REFUSED:
-                    sample.failures.append(Failure(counter.path, os.strerror(error.errno or 0)))
+                    sample.failures.append(UnreadableFile(counter.path, os.strerror(error.errno or 0)))
                 continue
             if value is None or (counter.narrow and value == _UINT32_MAX):
                 continue  # its value means none, or saturated
@@ -267,7 +267,7 @@ class Ports:
         except FileNotFoundError:
             return ()
         except OSError as error:
-            self.failures.append(Failure(folder, os.strerror(error.errno or 0)))
+            self.failures.append(UnreadableFile(folder, os.strerror(error.errno or 0)))
             return ()
 
     def _rdma_port(self, device: str, number: int, owned: Sequence[str]) -> Port:
@@ -315,16 +315,16 @@ class Ports:
         """Whether the interface is the host's end of a virtual function, not a port."""
         return bool(re.search(r"[vs]f\d", self._attributes.text(f"{self._net}/{name}/phys_port_name")))
 
-    def _read_ethtool(self, port: Port, sample: Sample) -> None:
+    def _read_ethtool(self, port: Port, sample: PortCounters) -> None:
         try:
             statistics = self._ethtool.read(port.interface)
         except Unsupported as reason:
             if str(reason) in (os.strerror(errno.EPERM), os.strerror(errno.EACCES)):
-                sample.failures.append(Failure("ethtool", str(reason)))
+                sample.failures.append(UnreadableFile("ethtool", str(reason)))
             return
         except OSError as error:
             if error.errno not in _GONE:
-                sample.failures.append(Failure("ethtool", os.strerror(error.errno or 0)))
+                sample.failures.append(UnreadableFile("ethtool", os.strerror(error.errno or 0)))
             return
         for role, name, value in statistics:
             if value != _UINT64_MAX:

@@ -57,7 +57,7 @@ class _Request(msgspec.Struct, frozen=True):
     sdc_s: float = 0.0
 
 
-class NodeChecks:
+class NodeCheckResponder:
     """Serves requests, each once. No thread starts until the first request."""
 
     name = NODE_CHECK

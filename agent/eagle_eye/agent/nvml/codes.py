@@ -25,7 +25,7 @@ NEVER = frozenset(
 DEAD = frozenset({pynvml.NVML_ERROR_UNINITIALIZED, pynvml.NVML_ERROR_DRIVER_NOT_LOADED, pynvml.NVML_ERROR_GPU_IS_LOST})
 
 
-class Failure(NamedTuple):
+class NvmlFailure(NamedTuple):
     """A reading that failed: its name for people, and NVML's return code."""
 
     name: str

@@ -11,10 +11,10 @@ from typing import Any, Protocol
 import pynvml
 
 from eagle_eye.agent.nvml import gpm
-from eagle_eye.agent.nvml.codes import DEAD, NEVER, Failure
+from eagle_eye.agent.nvml.codes import DEAD, NEVER, NvmlFailure
 from eagle_eye.agent.nvml.device_queries import INSTEAD_OF_FIELDS, PCIE_SAMPLES, READINGS, Functions
 from eagle_eye.agent.nvml.fields import METRICS, TRAFFIC, FieldMetrics
-from eagle_eye.agent.nvml.gpm import Activity
+from eagle_eye.agent.nvml.gpm import GpmActivity
 from eagle_eye.agent.nvml.links import NvLinks
 from eagle_eye.agent.nvml.occupants import Occupants
 
@@ -25,7 +25,7 @@ SELDOM_S = 5.0
 class MetricGroup(Protocol):
     """Some of a GPU's metrics."""
 
-    def read(self, row: dict[str, float], now_s: float) -> list[Failure]:
+    def read(self, row: dict[str, float], now_s: float) -> list[NvmlFailure]:
         """Add to the row; return failures. Readings that this GPU never supports are returned once, then skipped."""
         ...
 
@@ -35,8 +35,8 @@ class GpuReading:
     """One GPU's answers: its row, this time's failures, and readings found to be unsupported."""
 
     row: dict[str, float] = field(default_factory=dict)
-    failed: list[Failure] = field(default_factory=list)
-    left_out: list[Failure] = field(default_factory=list)
+    failed: list[NvmlFailure] = field(default_factory=list)
+    left_out: list[NvmlFailure] = field(default_factory=list)
 
 
 class Device:
@@ -55,7 +55,7 @@ class Device:
         self._functions = Functions(handle, READINGS)
         self._links = NvLinks(handle)
         self._pcie_samples = Functions(handle, ())
-        self._activity: Activity | None = Activity(handle) if gpm.supported(handle) else None
+        self._activity: GpmActivity | None = GpmActivity(handle) if gpm.supported(handle) else None
         metrics = METRICS if self._activity is not None else METRICS + TRAFFIC
         self._often: list[MetricGroup] = [self._functions, FieldMetrics(handle, metrics)]
         if self._activity is not None:
@@ -67,14 +67,14 @@ class Device:
             "NVLink errors": self._links.sum_errors,
         }
         self._seldom_row: dict[str, float] = {}
-        self._seldom_failed: list[Failure] = []
+        self._seldom_failed: list[NvmlFailure] = []
         self._seldom_due_s = 0.0
 
     def read(self) -> GpuReading:
         """Return the GPU's current readings; without a row when it is lost, or the driver is gone."""
         answer = GpuReading()
         now_s = self._monotonic_s()
-        failures: list[Failure] = []
+        failures: list[NvmlFailure] = []
         for source in self._often:
             failures += source.read(answer.row, now_s)
             if any(failure.code in DEAD for failure in failures):
@@ -104,7 +104,7 @@ class Device:
         if self._activity is not None:
             self._activity.close()
 
-    def _sort(self, failures: list[Failure], failed: list[Failure], left_out: list[Failure]) -> None:
+    def _sort(self, failures: list[NvmlFailure], failed: list[NvmlFailure], left_out: list[NvmlFailure]) -> None:
         """Separate failures from unsupported readings, and switch the latter to another method where there is one."""
         for failure in failures:
             if failure.code not in NEVER:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import pynvml
 
-from eagle_eye.agent.nvml.codes import FUNCTION_NOT_FOUND, NEVER, SUCCESS, Failure
+from eagle_eye.agent.nvml.codes import FUNCTION_NOT_FOUND, NEVER, SUCCESS, NvmlFailure
 
 
 class MetricFunction(NamedTuple):
@@ -137,13 +137,13 @@ class Functions:
         """Also read this from now on."""
         self._calls.append(_Call(self._handle, reading))
 
-    def read(self, row: dict[str, float], _now_s: float) -> list[Failure]:
+    def read(self, row: dict[str, float], _now_s: float) -> list[NvmlFailure]:
         """Add to the row; return failures. Readings that this GPU never supports are returned once, then skipped."""
         failures = []
         for call in list(self._calls):
             code = call.read(row)
             if code != SUCCESS:
-                failures.append(Failure(call.reading.name, code))
+                failures.append(NvmlFailure(call.reading.name, code))
                 if code in NEVER:
                     self._calls.remove(call)
         return failures

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import pynvml
 
-from eagle_eye.agent.nvml.codes import FUNCTION_NOT_FOUND, NEVER, NOT_SUPPORTED, SUCCESS, Failure
+from eagle_eye.agent.nvml.codes import FUNCTION_NOT_FOUND, NEVER, NOT_SUPPORTED, SUCCESS, NvmlFailure
 
 ALL_LINKS = 0xFFFFFFFF  # the scope of a sum over all NVLinks
 
@@ -114,24 +114,24 @@ class FieldMetrics:
         self._lay_out()
         self._sure = False  # that no unsupported field is left in the call
 
-    def read(self, row: dict[str, float], now_s: float) -> list[Failure]:
+    def read(self, row: dict[str, float], now_s: float) -> list[NvmlFailure]:
         """Add to the row; return failures. Readings that this GPU never supports are returned once, then skipped."""
-        failures: list[Failure] = []
+        failures: list[NvmlFailure] = []
         code = self._call()
         if code == SUCCESS and not self._sure:
             failures = self._leave_out()
             code = self._call()
         if code in NEVER:
-            failures += [Failure(item.metric.name, code) for item in self._items]
+            failures += [NvmlFailure(item.metric.name, code) for item in self._items]
             self._items = []
         if code != SUCCESS:
-            return failures or [Failure("field values", code)]
+            return failures or [NvmlFailure("field values", code)]
         for item in self._items:
             code = item.take(row, now_s)
             if code in NEVER:
                 self._sure = False
             elif code != SUCCESS:
-                failures.append(Failure(item.metric.name, code))
+                failures.append(NvmlFailure(item.metric.name, code))
         return failures
 
     def _call(self) -> int:
@@ -141,8 +141,8 @@ class FieldMetrics:
             return FUNCTION_NOT_FOUND
         return int(self._function(self._handle, len(self._array), self._array))
 
-    def _leave_out(self) -> list[Failure]:
-        failures = [Failure(item.metric.name, code) for item in self._items if (code := item.left_out())]
+    def _leave_out(self) -> list[NvmlFailure]:
+        failures = [NvmlFailure(item.metric.name, code) for item in self._items if (code := item.left_out())]
         self._items = [item for item in self._items if item.asked]
         self._lay_out()
         self._sure = True

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import pynvml
 
-from eagle_eye.agent.nvml.codes import NEVER, SUCCESS, Failure
+from eagle_eye.agent.nvml.codes import NEVER, SUCCESS, NvmlFailure
 
 
 class _Measure(NamedTuple):
@@ -46,7 +46,7 @@ def supported(handle: Any) -> bool:
         return False
 
 
-class Activity:
+class GpmActivity:
     """One GPU's means over the time between two reads; the first read gives none."""
 
     def __init__(self, handle: Any) -> None:
@@ -61,7 +61,7 @@ class Activity:
         self._request.version = pynvml.NVML_GPM_METRICS_GET_VERSION
         self._ask()
 
-    def read(self, row: dict[str, float], _now_s: float) -> list[Failure]:
+    def read(self, row: dict[str, float], _now_s: float) -> list[NvmlFailure]:
         """Add to the row; return failures. Readings that this GPU never supports are returned once, then skipped."""
         if not self._measures:
             return []
@@ -77,7 +77,7 @@ class Activity:
             return self._failures() if sampled_before else []
         if code in NEVER:
             self._measures = []
-        return [Failure("activity", code)]
+        return [NvmlFailure("activity", code)]
 
     def close(self) -> None:
         """Free the samples."""
@@ -90,10 +90,10 @@ class Activity:
             if place.nvmlReturn == SUCCESS and math.isfinite(value):
                 row[measure.metric] = min(measure.largest, max(0.0, value))
 
-    def _failures(self) -> list[Failure]:
+    def _failures(self) -> list[NvmlFailure]:
         """Return the failures, and stop reading what this GPU never supports."""
         found = [
-            (measure, Failure(measure.metric, place.nvmlReturn))
+            (measure, NvmlFailure(measure.metric, place.nvmlReturn))
             for measure, place in zip(self._measures, self._places, strict=True)
             if place.nvmlReturn != SUCCESS
         ]

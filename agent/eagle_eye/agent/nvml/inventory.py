@@ -11,7 +11,7 @@ AGAIN_S = 3_600.0  # a server may have lost it
 LINKS_S = 60.0  # the minimum interval for links that come and go
 
 
-class Seat(NamedTuple):
+class InstalledGpu(NamedTuple):
     """One GPU: its row, UUID, product name, bus address, and its board's serial ("": unknown).
 
     ``nvlinks`` is how many are up, None where unknown.
@@ -29,10 +29,10 @@ class Inventory:
     """Reports all GPUs when one is added, removed or moved or its links have changed, and every AGAIN_S."""
 
     def __init__(self) -> None:
-        self._reported: tuple[Seat, ...] = ()
+        self._reported: tuple[InstalledGpu, ...] = ()
         self._reported_s = 0.0
 
-    def news(self, seats: Iterable[Seat], now_s: float, monotonic_s: float) -> list[Event]:
+    def news(self, seats: Iterable[InstalledGpu], now_s: float, monotonic_s: float) -> list[Event]:
         """Return an event per GPU, or nothing while all is unchanged. An empty list of GPUs is never reported."""
         seen = tuple(sorted(seats))
         patience_s = AGAIN_S
@@ -44,11 +44,11 @@ class Inventory:
         return [Event(now_s, "inventory", s.device, _attributes(s, len(seen))) for s in seen]
 
 
-def _without_links(seats: Iterable[Seat]) -> list[Seat]:
+def _without_links(seats: Iterable[InstalledGpu]) -> list[InstalledGpu]:
     return [seat._replace(nvlinks=None) for seat in seats]
 
 
-def _attributes(seat: Seat, gpus: int) -> dict[str, Any]:
+def _attributes(seat: InstalledGpu, gpus: int) -> dict[str, Any]:
     reported = {"uuid": seat.uuid, "model": seat.model, "pci_address": seat.pci_address, "serial": seat.serial}
     links = {} if seat.nvlinks is None else {"nvlinks": seat.nvlinks}
     return {name: text for name, text in reported.items() if text or name in ("uuid", "model")} | {"gpus": gpus} | links

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import pynvml
 
-from eagle_eye.agent.nvml.codes import Failure
+from eagle_eye.agent.nvml.codes import NvmlFailure
 from eagle_eye.agent.nvml.device import Device
 from eagle_eye.agent.nvml.xids import Xids
 from eagle_eye.schema.frame import KEYS_MAX
@@ -34,7 +34,7 @@ class Library:
         pynvml.nvmlInit()
         self.begun_s = monotonic_s()
         self.devices: tuple[Device, ...] = ()  # by row
-        self.unopened: tuple[Failure, ...] = ()
+        self.unopened: tuple[NvmlFailure, ...] = ()
         self._rows = rows
         self._monotonic_s = monotonic_s
         self._lock = threading.Lock()  # GPUs are opened in several threads where one is slow
@@ -58,7 +58,7 @@ class Library:
         except (pynvml.NVMLError, UnicodeDecodeError) as error:
             code = getattr(error, "value", pynvml.NVML_ERROR_UNKNOWN)
             with self._lock:
-                self.unopened += (Failure(f"gpu {place}", code),)
+                self.unopened += (NvmlFailure(f"gpu {place}", code),)
                 self.pending.discard(place)
             return None
         self.xids.watch(device)

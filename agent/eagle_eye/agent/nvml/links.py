@@ -7,7 +7,7 @@ from typing import Any
 
 import pynvml
 
-from eagle_eye.agent.nvml.codes import FUNCTION_NOT_FOUND, NEVER, SUCCESS, Failure
+from eagle_eye.agent.nvml.codes import FUNCTION_NOT_FOUND, NEVER, SUCCESS, NvmlFailure
 from eagle_eye.agent.nvml.fields import LINK_ERRORS, FieldMetric, FieldMetrics
 
 
@@ -25,7 +25,7 @@ class NvLinks:
         """Also report errors, as the sum over the links: this GPU has no total."""
         self._sum_errors = True
 
-    def read(self, row: dict[str, float], now_s: float) -> list[Failure]:
+    def read(self, row: dict[str, float], now_s: float) -> list[NvmlFailure]:
         """Add to the row; return failures. Readings that this GPU never supports are returned once, then skipped."""
         if not self._links:
             return []
@@ -40,13 +40,13 @@ class NvLinks:
             elif code in NEVER:
                 self._links.remove(link)
             else:
-                return [Failure("NVLinks", code)]  # a count of only some links would look like links that are down
+                return [NvmlFailure("NVLinks", code)]  # a count of only some links would look like links that are down
         if not self._links:
-            return [Failure("NVLinks", code)]
+            return [NvmlFailure("NVLinks", code)]
         row["gpu_nvlinks_active"] = float(active)
         return self._read_errors(row, now_s)
 
-    def _read_errors(self, row: dict[str, float], now_s: float) -> list[Failure]:
+    def _read_errors(self, row: dict[str, float], now_s: float) -> list[NvmlFailure]:
         if not self._sum_errors:
             return []
         if self._errors is None:

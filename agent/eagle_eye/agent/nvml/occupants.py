@@ -6,7 +6,7 @@ from typing import Any
 
 import pynvml
 
-from eagle_eye.agent.nvml.codes import NEVER, Failure
+from eagle_eye.agent.nvml.codes import NEVER, NvmlFailure
 
 PROCESSES_MAX = 1_024  # per GPU; a GPU time-sliced between more is not used for training
 
@@ -29,7 +29,7 @@ class Occupants:
             if (function := getattr(pynvml, name, None)) is not None
         ]
 
-    def read(self) -> list[Failure]:
+    def read(self) -> list[NvmlFailure]:
         """Read both; return failures. Readings that this GPU never supports are returned once, then skipped."""
         failures = []
         if self._mig:
@@ -39,18 +39,18 @@ class Occupants:
                 self._mig = error.value not in NEVER
                 self.instances = ()
                 if error.value not in (pynvml.NVML_ERROR_NOT_SUPPORTED, pynvml.NVML_ERROR_FUNCTION_NOT_FOUND):
-                    failures.append(Failure("MIG instances", error.value))  # most GPUs have none: not reported
+                    failures.append(NvmlFailure("MIG instances", error.value))  # most GPUs have none: not reported
         while self._process_list:
             try:
                 found = self._process_list[0](self._handle)
             except pynvml.NVMLError as error:
                 self.processes = {}
                 if error.value not in NEVER:
-                    failures.append(Failure("processes", error.value))
+                    failures.append(NvmlFailure("processes", error.value))
                     break
                 del self._process_list[0]  # an older driver has only the older function
                 if not self._process_list:
-                    failures.append(Failure("processes", error.value))
+                    failures.append(NvmlFailure("processes", error.value))
             else:
                 self.processes = {process.pid: process.usedGpuMemory for process in found[:PROCESSES_MAX]}
                 break

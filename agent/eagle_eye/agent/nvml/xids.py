@@ -15,9 +15,9 @@ from typing import Any
 
 import pynvml
 
-from eagle_eye.agent.kernel.deduplication import News, Repeats
-from eagle_eye.agent.kernel.messages import Message
-from eagle_eye.agent.nvml.codes import NEVER, Failure
+from eagle_eye.agent.kernel.deduplication import NewMessage, Repeats
+from eagle_eye.agent.kernel.messages import KernelMessage
+from eagle_eye.agent.nvml.codes import NEVER, NvmlFailure
 from eagle_eye.agent.nvml.device import Device
 
 XIDS_MAX = 256  # per poll; the driver keeps the rest
@@ -57,7 +57,7 @@ class Xids:
         except pynvml.NVMLError as error:
             _log.info("NVML tells no XIDs of %s: %s", device.bus_id, error)
 
-    def poll(self) -> Failure | None:
+    def poll(self) -> NvmlFailure | None:
         """Fetch pending events without waiting for more; return the failure, if any."""
         if self._set is None or self._wait is None:
             return None
@@ -68,18 +68,18 @@ class Xids:
             if code != pynvml.NVML_SUCCESS:
                 if code in NEVER:
                     self._wait = None
-                return Failure("XIDs", code)
+                return NvmlFailure("XIDs", code)
             event = self._event
             if event.eventType == pynvml.nvmlEventTypeXidCriticalError and 0 < event.eventData <= CODE_MAX:
                 self._found.append((_address(event.device), int(event.eventData), self._monotonic_s()))
         return None
 
-    def take(self) -> list[News]:
+    def take(self) -> list[NewMessage]:
         """Return the XIDs to report now, each with its GPU's PCI address as NVML writes it."""
-        news: list[News] = []
+        news: list[NewMessage] = []
         while self._found:
             address, code, at_s = self._found.popleft()
-            said = Message("xid", str(code), TEXT, code, self._buses.get(address, ""))
+            said = KernelMessage("xid", str(code), TEXT, code, self._buses.get(address, ""))
             news += self._repeats.add(said, at_s)
         return news + self._repeats.due(self._monotonic_s())
 

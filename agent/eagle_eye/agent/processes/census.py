@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from eagle_eye.agent.loop.drops import Drops
 from eagle_eye.agent.processes.cgroup import Cgroup, parse
-from eagle_eye.agent.processes.environment import Refused, identity, launch, may_name_a_rank, variables
+from eagle_eye.agent.processes.environment import BadEnvironment, identity, launch, may_name_a_rank, variables
 from eagle_eye.agent.processes.process_files import ENVIRON_BYTES_MAX, ProcessFiles
 from eagle_eye.agent.training_hook.sender import Identity
 
@@ -24,7 +24,7 @@ YOUNG_LOOKS = 2
 
 
 @dataclass
-class Member:
+class MemberProcess:
     """A process whose environment names a rank. Mutable: which GPU it holds and what it maps is learned over time.
 
     ``device`` is the row of the GPU that NVML saw it on, None: none yet. ``hooked``: it reports itself. ``trains``: it
@@ -64,7 +64,7 @@ class Census:
 
     files: ProcessFiles
     drops: Drops
-    members: dict[int, Member] = field(default_factory=dict)
+    members: dict[int, MemberProcess] = field(default_factory=dict)
     unreadable: set[int] = field(default_factory=set)
     refusal: str = ""
     listed: set[int] = field(default_factory=set)
@@ -110,7 +110,7 @@ class Census:
                 self.unreadable.add(pid)
                 self.drops.count("process_environment_unreadable")
             return
-        except Refused as error:
+        except BadEnvironment as error:
             self.refusal = f"process {pid}: {error}"
             if pid not in self._refused:
                 self._refused.add(pid)
@@ -136,11 +136,11 @@ class Census:
         if self.members.pop(pid, None) is not None:
             self.changes += 1
 
-    def _read(self, pid: int, now_s: float) -> Member | None:
+    def _read(self, pid: int, now_s: float) -> MemberProcess | None:
         """Return the process as a member; None where it is not one. Raises Refused, OSError."""
         environ = self.files.environment(pid)
         if environ is not None and len(environ) > ENVIRON_BYTES_MAX:
-            raise Refused(f"an environment of more than {ENVIRON_BYTES_MAX} bytes")
+            raise BadEnvironment(f"an environment of more than {ENVIRON_BYTES_MAX} bytes")
         if environ is None or not may_name_a_rank(environ):
             return None
         before = self.files.stat(pid)
@@ -153,4 +153,4 @@ class Census:
         who = identity(found, cgroup.slurm_job)
         if who is None:
             return None
-        return Member(pid, stat.parent, stat.started, found, who, launch(found), cgroup, now_s)
+        return MemberProcess(pid, stat.parent, stat.started, found, who, launch(found), cgroup, now_s)

@@ -41,14 +41,14 @@ class Candidate:
 
 
 @dataclass(frozen=True)
-class Choice:
+class ChosenRanks:
     """The ranks, by job, attempt and rank; and the processes that claim a rank already held by an older one."""
 
     ranks: dict[RankKey, Candidate]
     conflicts: tuple[Candidate, ...]
 
 
-def choose(candidates: Mapping[int, Candidate], certain_jobs: Collection[str]) -> Choice:
+def choose(candidates: Mapping[int, Candidate], certain_jobs: Collection[str]) -> ChosenRanks:
     """Return which candidates, by pid, are ranks. The older of two that claim one rank gets it.
 
     In ``certain_jobs`` some process has held a GPU or reported: only such processes count there.
@@ -65,7 +65,7 @@ def choose(candidates: Mapping[int, Candidate], certain_jobs: Collection[str]) -
             continue
         if chosen and ranks.setdefault(candidate.key, candidate) is not candidate:
             conflicts.append(candidate)
-    return Choice(ranks, tuple(conflicts))
+    return ChosenRanks(ranks, tuple(conflicts))
 
 
 def ancestors(candidate: Candidate, candidates: Mapping[int, Candidate]) -> Iterable[Candidate]:

@@ -31,7 +31,7 @@ _WANTED = tuple(dict.fromkeys((*_LAUNCH, *_NAMES, *_OTHERS)))
 _MARKS = (b"RANK=", b"SLURM_PROCID=", b"JOB_COMPLETION_INDEX=")  # without any of these there is no rank
 
 
-class Refused(ValueError):
+class BadEnvironment(ValueError):
     """An environment that names a rank but is not trustworthy; the text says which variable and why."""
 
 
@@ -55,7 +55,7 @@ def variables(environ: bytes) -> dict[str, str]:
         end = environ.find(b"\0", begin)
         value = environ[begin : end if end >= 0 else len(environ)]
         if len(value) > VALUE_BYTES_MAX:
-            raise Refused(f"{name} has {len(value)} bytes; at most {VALUE_BYTES_MAX} are read")
+            raise BadEnvironment(f"{name} has {len(value)} bytes; at most {VALUE_BYTES_MAX} are read")
         found[name] = value.decode("utf-8", "surrogateescape")
     return found
 
@@ -87,17 +87,19 @@ def identity(found: Mapping[str, str], slurm_job: str = "") -> Identity | None:
 
 def _checked(who: Identity) -> Identity:
     if not (who.rank < who.world_size <= RANKS_MAX and who.attempt < RANKS_MAX):
-        raise Refused(f"rank {who.rank} of {who.world_size}, attempt {who.attempt}: at most {RANKS_MAX} are known")
+        raise BadEnvironment(
+            f"rank {who.rank} of {who.world_size}, attempt {who.attempt}: at most {RANKS_MAX} are known"
+        )
     if who.local_rank >= DEVICES_MAX:
-        raise Refused(f"local rank {who.local_rank}: at most {DEVICES_MAX} on one node are known")
+        raise BadEnvironment(f"local rank {who.local_rank}: at most {DEVICES_MAX} on one node are known")
     return who
 
 
 def _check_number(name: str, text: str) -> None:
     if text and not is_number(text):
-        raise Refused(f"{name} is {text[:80]!r}; expected a number of at most {DIGITS_MAX} digits")
+        raise BadEnvironment(f"{name} is {text[:80]!r}; expected a number of at most {DIGITS_MAX} digits")
 
 
 def _check_name(name: str, text: str) -> None:
     if len(text) > NAME_CHARS_MAX or not text.isprintable():
-        raise Refused(f"{name} is {text[:80]!r}; expected at most {NAME_CHARS_MAX} printable characters")
+        raise BadEnvironment(f"{name} is {text[:80]!r}; expected at most {NAME_CHARS_MAX} printable characters")

@@ -17,7 +17,7 @@ REPORTED_SINCE = (6, 15)  # Linux versions that keep the exit code for holders o
 Ended = Callable[[int, "int | None"], None]  # a pid and its exit code
 
 
-class Watcher(Protocol):
+class ExitReporter(Protocol):
     """Anything that reports exits of processes; see ``Ends`` for the methods."""
 
     def watch(self, pid: int) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from eagle_eye.agent.loop.collector import Observed
 from eagle_eye.agent.loop.drops import Drops
-from eagle_eye.agent.processes.exit_watcher import Ended, Watcher
+from eagle_eye.agent.processes.exit_watcher import Ended, ExitReporter
 from eagle_eye.agent.processes.process_files import ProcessFiles
 from eagle_eye.agent.processes.process_registry import TrainingProcess, TrainingProcesses
 from eagle_eye.schema.events import Event
@@ -37,7 +37,7 @@ class Ranks:
         hooked_pids: Callable[[], set[int]],
         wake: Callable[[], None],
         now_s: Callable[[], float],
-        watch: Callable[[Ended], Watcher],
+        watch: Callable[[Ended], ExitReporter],
     ) -> None:
         self._processes = processes
         self._drops = drops

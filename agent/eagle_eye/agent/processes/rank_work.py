@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Sequence
 
-from eagle_eye.agent.processes.census import Member
+from eagle_eye.agent.processes.census import MemberProcess
 from eagle_eye.agent.processes.process_files import ProcessFiles, Stat
 from eagle_eye.agent.processes.process_registry import TrainingProcess
 
@@ -15,7 +15,7 @@ HELD = "D"  # uninterruptible sleep: in a driver, or waiting for storage
 
 
 def rows(
-    files: ProcessFiles, ranks: Iterable[TrainingProcess], members: Iterable[Member]
+    files: ProcessFiles, ranks: Iterable[TrainingProcess], members: Iterable[MemberProcess]
 ) -> dict[int, dict[str, float]]:
     """Return each rank's row by device: CPU time and bytes of its process and all descendants.
 

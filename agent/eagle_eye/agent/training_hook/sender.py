@@ -73,7 +73,7 @@ class Identity:
 
 
 @dataclass
-class State:
+class HookState:
     """The next message's contents. The training thread writes it; ``progress`` is replaced as a whole."""
 
     progress: tuple[int, tuple[float, ...]] = (-1, Totals())  # last finished step, the fields of Totals
@@ -86,13 +86,13 @@ class State:
     changed: bool = True  # the tail must be re-encoded
 
 
-class Sender:
+class HookSender:
     """Sends ``state`` as messages of one process; every method returns at once and raises no network error."""
 
     def __init__(
         self,
         identity: Identity,
-        state: State,
+        state: HookState,
         path: Path | None,
         heartbeat_s: float = HEARTBEAT_S,
         sequences: Callable[[], tuple[int, int]] = lambda: (-1, -1),

@@ -8,7 +8,7 @@ from enum import Enum
 
 from eagle_eye.agent.processes.process_registry import TrainingProcess
 from eagle_eye.agent.training_logs.line_prefixes import LogLine
-from eagle_eye.agent.training_logs.reading import Writer
+from eagle_eye.agent.training_logs.reading import LineWriter
 
 
 class Missing(Enum):
@@ -19,7 +19,7 @@ class Missing(Enum):
 
 
 @dataclass(frozen=True)
-class Origin:
+class LogOrigin:
     """What is known about a log besides its lines.
 
     ``owners`` are the training processes of this node that write to it themselves. The rest comes from its path.
@@ -34,8 +34,8 @@ class Origin:
 def writer_of(
     line: LogLine,
     rank: int | None,
-    writer: Writer,
-    origin: Origin,
+    writer: LineWriter,
+    origin: LogOrigin,
     processes: Sequence[TrainingProcess],
     tasks: Mapping[int, int],
 ) -> TrainingProcess | Missing:
@@ -63,10 +63,10 @@ def writer_of(
         return Missing.ELSEWHERE
     if of_this_node and len(here) == 1:
         return here[0]
-    if writer is Writer.ANY:
+    if writer is LineWriter.ANY:
         return Missing.UNKNOWN
     return _only(
-        [process for process in here if process.rank == (0 if writer is Writer.FIRST else process.world_size - 1)]
+        [process for process in here if process.rank == (0 if writer is LineWriter.FIRST else process.world_size - 1)]
     )
 
 

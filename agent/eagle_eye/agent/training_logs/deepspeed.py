@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from eagle_eye.agent.training_logs.quantities import number, stamp_s
-from eagle_eye.agent.training_logs.reading import Framework, LogReading, Quiet, Writer
+from eagle_eye.agent.training_logs.reading import Framework, LineWriter, LogReading, Quiet
 
 _HINTS = ("] step=", "/global_step=", "iter time (s): ", " is about to be saved!", " is ready now!")
 _STEP = re.compile(r"\[Rank ([0-9]{1,7})\] step=([0-9]{1,12}), skipped=")
@@ -21,12 +21,12 @@ def parse(line: str) -> LogReading | None:
     if found := _STEP.search(line):
         return LogReading(step=int(found[2]), stamp_s=stamp_s(line), rank=int(found[1]))
     if found := _TIMER.search(line):
-        return LogReading(step=int(found[1]), stamp_s=stamp_s(line), writer=Writer.FIRST)
+        return LogReading(step=int(found[1]), stamp_s=stamp_s(line), writer=LineWriter.FIRST)
     if found := _PIPELINE.search(line):
-        return LogReading(step=int(found[1]), loss=number(found[2]), step_s=number(found[3]), writer=Writer.FIRST)
+        return LogReading(step=int(found[1]), loss=number(found[2]), step_s=number(found[3]), writer=LineWriter.FIRST)
     if found := _TAG.search(line):
         quiet = Quiet.CHECKPOINT_END if found[2].startswith("ready") else Quiet.CHECKPOINT_BEGIN
-        return LogReading(quiet=quiet, quiet_step=int(found[1]), writer=Writer.FIRST)
+        return LogReading(quiet=quiet, quiet_step=int(found[1]), writer=LineWriter.FIRST)
     return None
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from eagle_eye.agent.files.foreign import Identity, open_file
 from eagle_eye.agent.loop.drops import Drops
-from eagle_eye.agent.training_logs.tensorboard_events import Damaged, Scalar, next_record, read_records
+from eagle_eye.agent.training_logs.tensorboard_events import DamagedRecord, Scalar, next_record, read_records
 
 ENTER_BYTES = 1 << 14  # from the end of a pre-existing file: some hundred scalars
 READ_BYTES_MAX = 1 << 17  # per read: more than the records that one collection takes
@@ -51,7 +51,7 @@ class EventFile:
         data = os.pread(self._descriptor, min(READ_BYTES_MAX, size - self._at), self._at)
         try:
             records = read_records(data, records_max)
-        except Damaged:
+        except DamagedRecord:
             self._torn_reads += 1
             if self._torn_reads > TORN_READS_MAX:
                 self._torn_reads = 0

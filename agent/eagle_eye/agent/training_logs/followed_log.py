@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from eagle_eye.agent.files.growing import Tail
+from eagle_eye.agent.files.growing import GrowingFile
 from eagle_eye.agent.loop.drops import Drops
 from eagle_eye.agent.nccl.watchdog import WatchdogLine, parse_watchdog
 from eagle_eye.agent.processes.process_registry import TrainingProcess
-from eagle_eye.agent.training_logs.attribution import Origin
+from eagle_eye.agent.training_logs.attribution import LogOrigin
 from eagle_eye.agent.training_logs.container_lines import ContainerLines
 from eagle_eye.agent.training_logs.frameworks import LogParser
 from eagle_eye.agent.training_logs.line_prefixes import LogLine, without_prefixes
@@ -49,10 +49,10 @@ class Program:
 class FollowedLog:
     """A log, its program and what is in progress in it."""
 
-    def __init__(self, tail: Tail, program: Program, drops: Drops) -> None:
+    def __init__(self, tail: GrowingFile, program: Program, drops: Drops) -> None:
         self.identity = tail.identity
         self.name = ""  # for people
-        self.origin = Origin()
+        self.origin = LogOrigin()
         self.configured = False
         self.found_s = 0.0  # when it was last found, on the agent's clock...
         self.owned_s = 0.0  # ...and when a process last wrote to it itself

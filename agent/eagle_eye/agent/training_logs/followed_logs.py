@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from eagle_eye.agent.files.foreign import Identity, NotTheirs, open_file, shown
-from eagle_eye.agent.files.growing import Tail
+from eagle_eye.agent.files.growing import GrowingFile
 from eagle_eye.agent.loop.drops import Drops
 from eagle_eye.agent.processes.process_registry import TrainingProcess
-from eagle_eye.agent.training_logs.attribution import Origin
+from eagle_eye.agent.training_logs.attribution import LogOrigin
 from eagle_eye.agent.training_logs.followed_log import FollowedLog, Program, Said
 from eagle_eye.agent.training_logs.frameworks import FRAMEWORKS
-from eagle_eye.agent.training_logs.log_finder import FoundLog, Output, Pattern, outputs, scheduler_task
+from eagle_eye.agent.training_logs.log_finder import FoundLog, Pattern, ProcessOutput, outputs, scheduler_task
 from eagle_eye.agent.training_logs.reading import Framework
 
 FILES_MAX = 64  # eight ranks with two outputs each, four times over
@@ -158,7 +158,7 @@ class FollowedLogs:
         program = Program(self._frameworks)
         if len(candidate.owners) == 1:
             program = self._programs.setdefault(candidate.owners[0].pid, program)
-        tail = Tail(candidate.open())
+        tail = GrowingFile(candidate.open())
         log = FollowedLog(tail, program, self._drops)
         try:
             said = [] if new and tail.size <= NEW_BYTES_MAX else log.learn()
@@ -177,10 +177,10 @@ class FollowedLogs:
             log.owned_s = monotonic_s
         elif monotonic_s - log.owned_s <= LINGER_S:
             owners = log.origin.owners
-        log.origin = Origin(owners)
+        log.origin = LogOrigin(owners)
         if found is not None:
             log.configured = True
-            log.origin = Origin(owners, found.rank, found.local_rank, found.job)
+            log.origin = LogOrigin(owners, found.rank, found.local_rank, found.job)
 
     def _ask_tasks(self, processes: Sequence[TrainingProcess]) -> None:
         pids = {process.pid for process in processes}
@@ -204,7 +204,7 @@ class _Candidate:
     """A log to follow: a process's own output, a pattern's match, or both; and the processes that write to it."""
 
     identity: Identity
-    output: Output | None
+    output: ProcessOutput | None
     owners: tuple[TrainingProcess, ...]
     found: FoundLog | None
 
@@ -224,11 +224,11 @@ class _Candidate:
         return open_file(Path(self.name), identity=self.identity)
 
 
-def _candidates(written: Sequence[Output], named: Sequence[FoundLog]) -> list[_Candidate]:
+def _candidates(written: Sequence[ProcessOutput], named: Sequence[FoundLog]) -> list[_Candidate]:
     """Return the logs, each once: first those that processes write to themselves, then the others, newest first."""
     by_identity = {log.identity: log for log in reversed(named)}
     owners: dict[Identity, dict[int, TrainingProcess]] = {}
-    of_processes: dict[Identity, Output] = {}
+    of_processes: dict[Identity, ProcessOutput] = {}
     for output in written:
         of_processes.setdefault(output.identity, output)
         owners.setdefault(output.identity, {})[output.process.pid] = output.process

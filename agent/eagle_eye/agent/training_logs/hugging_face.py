@@ -10,7 +10,7 @@ import re
 
 from eagle_eye.agent.training_logs.progress_bars import bar
 from eagle_eye.agent.training_logs.quantities import number
-from eagle_eye.agent.training_logs.reading import Framework, LogReading, Parse, Quiet, Writer
+from eagle_eye.agent.training_logs.reading import Framework, LineWriter, LogReading, Parse, Quiet
 
 LINE_CHARS_MAX = 8_192  # of a dictionary: preference training prints some 30 values
 
@@ -34,10 +34,10 @@ class HuggingFaceLogParser:
         if "'loss'" in line or "'eval_" in line or "'loss/policy_avg'" in line:
             return self._dictionary(line)
         if "***** Running Evaluation *****" in line:
-            return LogReading(quiet=Quiet.EVAL_BEGIN, writer=Writer.FIRST)
+            return LogReading(quiet=Quiet.EVAL_BEGIN, writer=LineWriter.FIRST)
         if found := _SAVING.search(line):
             step = int(found[1]) if found[1] else None
-            return LogReading(quiet=Quiet.CHECKPOINT_BEGIN, quiet_step=step, writer=Writer.FIRST)
+            return LogReading(quiet=Quiet.CHECKPOINT_BEGIN, quiet_step=step, writer=LineWriter.FIRST)
         return None
 
     def _bar(self, line: str) -> LogReading | None:
@@ -47,7 +47,7 @@ class HuggingFaceLogParser:
         self._shown = seen.done, seen.total
         if seen.total != self._total or seen.done == 0:
             return None
-        return LogReading(step=seen.done, step_s=seen.step_s, writer=Writer.FIRST)
+        return LogReading(step=seen.done, step_s=seen.step_s, writer=LineWriter.FIRST)
 
     def _dictionary(self, line: str) -> LogReading | None:
         line = line.strip()
@@ -56,13 +56,13 @@ class HuggingFaceLogParser:
             return None
         values = {name: number(value) for name, _, value in _VALUE.findall(line)}
         if "epoch" in values and ("eval_loss" in values or "eval_runtime" in values):
-            return LogReading(quiet=Quiet.EVAL_END, writer=Writer.FIRST)
+            return LogReading(quiet=Quiet.EVAL_END, writer=LineWriter.FIRST)
         loss = next((values[name] for name, rate in _TRAINING if name in values and rate in values), None)
         if loss is None:
             return None
         if self._shown is not None:
             self._total = self._shown[1]
-        return LogReading(loss=loss, grad_norm=values.get("grad_norm"), writer=Writer.FIRST)
+        return LogReading(loss=loss, grad_norm=values.get("grad_norm"), writer=LineWriter.FIRST)
 
 
 def _parser() -> Parse:

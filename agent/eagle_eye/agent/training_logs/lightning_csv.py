@@ -7,7 +7,7 @@ metric is added.
 from __future__ import annotations
 
 from eagle_eye.agent.training_logs.quantities import number
-from eagle_eye.agent.training_logs.reading import STEP_MAX, Framework, LogReading, Parse, Writer
+from eagle_eye.agent.training_logs.reading import STEP_MAX, Framework, LineWriter, LogReading, Parse
 
 LINE_CHARS_MAX = 8_192
 COLUMNS_MAX = 256
@@ -29,7 +29,7 @@ class LightningCsvParser:
         cells = [cell.strip() for cell in line.split(",", COLUMNS_MAX)]
         if "step" in cells and "epoch" in cells:
             self._columns = cells if any(name in cells for name in _LOSSES) else []
-            return LogReading(writer=Writer.FIRST) if self._columns else None
+            return LogReading(writer=LineWriter.FIRST) if self._columns else None
         if not self._columns or len(cells) != len(self._columns):
             return None
         row = dict(zip(self._columns, cells, strict=True))
@@ -37,7 +37,7 @@ class LightningCsvParser:
         if loss is None or not row["step"].isdecimal() or len(row["step"]) > len(str(STEP_MAX)):
             return None  # an evaluation line has no training loss
         norm = next((found for name in _NORMS if (found := number(row.get(name, ""))) is not None), None)
-        return LogReading(step=int(row["step"]), loss=loss, grad_norm=norm, writer=Writer.FIRST)
+        return LogReading(step=int(row["step"]), loss=loss, grad_norm=norm, writer=LineWriter.FIRST)
 
 
 def _parser() -> Parse:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from eagle_eye.agent.training_logs.quantities import number
-from eagle_eye.agent.training_logs.reading import Framework, LogReading, Parse, Quiet, Writer
+from eagle_eye.agent.training_logs.reading import Framework, LineWriter, LogReading, Parse, Quiet
 
 GROUPS = (
     "step", "loss", "grad_norm", "step_s", "step_ms", "steps_per_second", "tokens_per_second", "job_tokens_per_second",
@@ -32,10 +32,10 @@ class Wording:
     """One wording of a framework's line, and the rank that writes it."""
 
     pattern: re.Pattern[str]
-    writer: Writer = Writer.FIRST
+    writer: LineWriter = LineWriter.FIRST
 
 
-def reading(found: re.Match[str], writer: Writer) -> LogReading | None:
+def reading(found: re.Match[str], writer: LineWriter) -> LogReading | None:
     """Return the values of a match's groups; None where they hold no number."""
     groups = found.groupdict()
     if groups.get("eval") is not None:
@@ -73,7 +73,9 @@ def _parser(wordings: Sequence[Wording], chars_max: int | None = None) -> Parse:
     return parse
 
 
-def _framework(name: str, needles: tuple[bytes, ...], *patterns: str, writer: Writer = Writer.FIRST) -> Framework:
+def _framework(
+    name: str, needles: tuple[bytes, ...], *patterns: str, writer: LineWriter = LineWriter.FIRST
+) -> Framework:
     wordings = [Wording(re.compile(pattern), writer) for pattern in patterns]
     return Framework(name, needles, lambda: _parser(wordings))
 
@@ -94,7 +96,7 @@ def site_framework(patterns: Sequence[str]) -> Framework:
         if unknown or not pattern.groupindex:
             said = f"group {unknown[0]!r} is not known" if unknown else "it names no group"
             raise BadLinePattern(f"{text[:200]!r}: {said}; groups are (?P<name>...) of {', '.join(GROUPS)}")
-        wordings.append(Wording(pattern, Writer.ANY))
+        wordings.append(Wording(pattern, LineWriter.ANY))
     return Framework(SITE, (b"",), lambda: _parser(wordings, SITE_LINE_CHARS_MAX))
 
 
@@ -110,7 +112,7 @@ MAXTEXT = _framework(
     rf"\bcompleted step: {_STEP}, seconds: (?P<step_s>{_N}), TFLOP/s/device: {_N}, "
     rf"Tokens/s/device: (?P<tokens_per_second>{_N}), .{{0,200}}?\bloss: (?P<loss>{_N})",
     rf"\bcompleted step: {_STEP}, seconds: (?P<step_s>{_N}),",
-    writer=Writer.ANY,
+    writer=LineWriter.ANY,
 )
 # nanoGPT, build-nanogpt, llm.c, modded-nanogpt. Their tokens are the job's.
 NANOGPT = _framework(

@@ -105,7 +105,7 @@ class Pattern:
 
 
 @dataclass(frozen=True)
-class Output:
+class ProcessOutput:
     """A regular file that is a training process's stdout or stderr."""
 
     path: Path  # through /proc: the file itself, whatever its path in the process's container
@@ -120,9 +120,9 @@ class Output:
         return open_output(self.path, status.user, identity=self.identity)
 
 
-def outputs(processes: Iterable[TrainingProcess], proc: Path) -> tuple[list[Output], str]:
+def outputs(processes: Iterable[TrainingProcess], proc: Path) -> tuple[list[ProcessOutput], str]:
     """Return the files that are the processes' stdout and stderr, and any problem, "" for none."""
-    found: list[Output] = []
+    found: list[ProcessOutput] = []
     problem = ""
     for process in processes:
         for number in OUTPUTS:
@@ -135,7 +135,7 @@ def outputs(processes: Iterable[TrainingProcess], proc: Path) -> tuple[list[Outp
                 problem = problem or f"{path}: {error.strerror or error}; run the agent as root or as the job's user"
                 continue
             if stat.S_ISREG(state.st_mode):
-                found.append(Output(path, (state.st_dev, state.st_ino), process))
+                found.append(ProcessOutput(path, (state.st_dev, state.st_ino), process))
     return found, problem
 
 

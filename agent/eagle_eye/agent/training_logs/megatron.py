@@ -10,7 +10,7 @@ import math
 import re
 
 from eagle_eye.agent.training_logs.quantities import first_number, pairs
-from eagle_eye.agent.training_logs.reading import Framework, LogReading, Quiet, Writer
+from eagle_eye.agent.training_logs.reading import Framework, LineWriter, LogReading, Quiet
 
 _ELAPSED = "elapsed time per iteration ("
 _ITERATION = re.compile(r"\biteration:? {0,12}([0-9]{1,12}) {0,4}/ {0,12}[0-9]{1,12} {0,4}\|")
@@ -25,9 +25,9 @@ def parse(line: str) -> LogReading | None:
     if _ELAPSED in line:
         return _iteration(line)
     if found := _SAVED.search(line):
-        return LogReading(quiet=Quiet.CHECKPOINT_END, quiet_step=int(found[1]), writer=Writer.FIRST)
+        return LogReading(quiet=Quiet.CHECKPOINT_END, quiet_step=int(found[1]), writer=LineWriter.FIRST)
     if found := _SAVING.match(line):
-        return LogReading(quiet=Quiet.CHECKPOINT_BEGIN, quiet_step=int(found[1]), writer=Writer.FIRST)
+        return LogReading(quiet=Quiet.CHECKPOINT_BEGIN, quiet_step=int(found[1]), writer=LineWriter.FIRST)
     return None
 
 
@@ -47,7 +47,7 @@ def _iteration(line: str) -> LogReading | None:
         loss=loss,
         grad_norm=first_number(fields, ("grad norm",)),
         tokens_per_second=first_number(fields, _TOKENS),
-        writer=Writer.LAST,
+        writer=LineWriter.LAST,
     )
 
 

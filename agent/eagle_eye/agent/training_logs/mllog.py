@@ -10,7 +10,7 @@ import math
 
 import msgspec
 
-from eagle_eye.agent.training_logs.reading import STEP_MAX, Framework, LogReading, Parse, Quiet, Writer
+from eagle_eye.agent.training_logs.reading import STEP_MAX, Framework, LineWriter, LogReading, Parse, Quiet
 
 MARK = ":::MLLOG "
 LINE_CHARS_MAX = 8_192
@@ -52,9 +52,9 @@ class MlLogParser:
         if entry.key == "global_batch_size":
             self._batch_size = _number(entry.value) or 0.0
             self._step = 0
-            return LogReading(writer=Writer.FIRST)
+            return LogReading(writer=LineWriter.FIRST)
         if entry.key in _QUIET:
-            return LogReading(quiet=_QUIET[entry.key], writer=Writer.FIRST)
+            return LogReading(quiet=_QUIET[entry.key], writer=LineWriter.FIRST)
         if entry.key == "tracked_stats" and isinstance(entry.value, dict):
             return self._progress(entry.value, entry)
         if entry.key == "train_loss":
@@ -63,20 +63,20 @@ class MlLogParser:
 
     def _progress(self, values: dict[str, object], entry: _Entry) -> LogReading:
         if any(name.startswith(_EVALUATED) for name in values):
-            return LogReading(writer=Writer.FIRST)  # counts evaluation samples
+            return LogReading(writer=LineWriter.FIRST)  # counts evaluation samples
         samples = next((found for name in _SAMPLES if (found := _number(entry.metadata.get(name))) is not None), None)
         step = None
         if samples is not None and self._batch_size >= 1.0 and samples / self._batch_size < STEP_MAX:
             step = int(samples / self._batch_size)
             if step <= self._step:
-                return LogReading(writer=Writer.FIRST)  # a summary of earlier lines, or a start
+                return LogReading(writer=LineWriter.FIRST)  # a summary of earlier lines, or a start
             self._step = step
         return LogReading(
             step=step,
             step_s=_number(values.get("train_step_time")),
             loss=next((_number(values[name]) for name in _LOSSES if name in values), None),
             stamp_s=entry.time_ms / 1e3 if math.isfinite(entry.time_ms) else None,
-            writer=Writer.FIRST,
+            writer=LineWriter.FIRST,
         )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from eagle_eye.agent.training_logs.quantities import first_number, pairs
-from eagle_eye.agent.training_logs.reading import Framework, LogReading, Writer
+from eagle_eye.agent.training_logs.reading import Framework, LineWriter, LogReading
 
 _ITERATION = re.compile(r"\biteration: ([0-9]{1,12}) / [0-9]{1,12} \|")
 _STAGE = re.compile(r"\|PP=[1-9]")
@@ -29,7 +29,7 @@ def parse(line: str) -> LogReading | None:
         grad_norm=first_number(fields, ("grad_norm",)),
         tokens_per_second=first_number(fields, ("tokens_per_sec_per_gpu",)),
         job_tokens_per_second=first_number(fields, ("tokens_per_sec",)),
-        writer=Writer.ANY if _STAGE.search(line, 0, found.start()) else Writer.FIRST,
+        writer=LineWriter.ANY if _STAGE.search(line, 0, found.start()) else LineWriter.FIRST,
     )
 
 

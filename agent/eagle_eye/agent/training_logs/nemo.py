@@ -6,7 +6,7 @@ import re
 
 from eagle_eye.agent.training_logs.progress_bars import bar
 from eagle_eye.agent.training_logs.quantities import first_number, pairs
-from eagle_eye.agent.training_logs.reading import STEP_MAX, Framework, LogReading, Writer
+from eagle_eye.agent.training_logs.reading import STEP_MAX, Framework, LineWriter, LogReading
 
 _LINE = re.compile(r"\bTraining epoch [0-9]{1,9}, iteration ([0-9]{1,12})/[0-9]{1,12} \|")
 _EPOCH = re.compile(r"Epoch ([0-9]{1,9})\s{0,2}:?")
@@ -39,7 +39,7 @@ def _reading(fields: dict[str, str], step: int, step_s: float | None) -> LogRead
         step_s=step_s if timed_s is None else timed_s,
         loss=first_number(fields, _LOSS),
         grad_norm=first_number(fields, _GRAD_NORM),
-        writer=Writer.FIRST,
+        writer=LineWriter.FIRST,
     )
 
 

@@ -16,7 +16,7 @@ _BAR = re.compile(
 
 
 @dataclass(frozen=True)
-class Bar:
+class ProgressBar:
     """One state of a bar: ``done`` of ``total``, ``step_s`` seconds each (None: unknown), and the text around it.
 
     ``label`` is "" for a bar without one. ``postfix`` are the ``name=value`` pairs after the rate.
@@ -29,7 +29,7 @@ class Bar:
     postfix: dict[str, str]
 
 
-def bar(line: str) -> Bar | None:
+def bar(line: str) -> ProgressBar | None:
     """Parse the line as a bar; return None when it is not one."""
     found = _BAR.match(line)
     if found is None:
@@ -43,4 +43,4 @@ def bar(line: str) -> Bar | None:
         name, equals, value = field.partition("=")
         if equals:
             postfix[name.strip()] = value
-    return Bar(found["label"].strip(), int(found["done"]), int(found["total"]), step_s, postfix)
+    return ProgressBar(found["label"].strip(), int(found["done"]), int(found["total"]), step_s, postfix)

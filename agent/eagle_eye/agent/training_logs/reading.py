@@ -9,7 +9,7 @@ from enum import Enum
 STEP_MAX = 10**12  # a larger value is not a step but an epoch in nanoseconds, or a hash
 
 
-class Writer(Enum):
+class LineWriter(Enum):
     """Which rank writes a line without a rank, where any rank might: the framework's own rule."""
 
     ANY = "any"
@@ -47,7 +47,7 @@ class LogReading:
     quiet: Quiet | None = None
     quiet_step: int | None = None
     rank: int | None = None
-    writer: Writer = Writer.ANY
+    writer: LineWriter = LineWriter.ANY
 
 
 Parse = Callable[[str], "LogReading | None"]

@@ -22,7 +22,7 @@ _MASK_DELTA = 0xA282EAD8
 _POLYNOMIAL = 0x82F63B78  # CRC-32C, reversed
 
 
-class Damaged(ValueError):
+class DamagedRecord(ValueError):
     """Bytes that are not a record: a wrong checksum."""
 
 
@@ -59,7 +59,7 @@ def read_records(data: bytes, records_max: int) -> Records:
         length = _length(data, at)
         if length is None:
             if at == 0:
-                raise Damaged("a record's length does not fit its checksum")
+                raise DamagedRecord("a record's length does not fit its checksum")
             break
         end = at + HEADER_BYTES + length + FOOTER_BYTES
         if length > SCALAR_BYTES_MAX:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import MappingProxyType
 from typing import NamedTuple
 
-from eagle_eye.agent.training_logs.reading import STEP_MAX, LogReading, Writer
+from eagle_eye.agent.training_logs.reading import STEP_MAX, LineWriter, LogReading
 from eagle_eye.agent.training_logs.tensorboard_events import Scalar
 
 
@@ -14,18 +14,18 @@ class Tag(NamedTuple):
 
     field: str
     scale: float = 1.0
-    writer: Writer = Writer.FIRST
+    writer: LineWriter = LineWriter.FIRST
 
 
 # Exact names, in lower case. Missing here: tags whose step counts samples or tokens, or that follow no standard.
 TAGS = MappingProxyType(
     {
-        "lm loss": Tag("loss", writer=Writer.LAST),  # Megatron-LM
-        "lm-loss-training/lm loss": Tag("loss", writer=Writer.LAST),  # Megatron-DeepSpeed
-        "grad-norm": Tag("grad_norm", writer=Writer.LAST),
-        "grad-norm/grad-norm": Tag("grad_norm", writer=Writer.LAST),
-        "iteration-time": Tag("step_s", writer=Writer.LAST),
-        "iteration-time/iteration-time": Tag("step_s", writer=Writer.LAST),
+        "lm loss": Tag("loss", writer=LineWriter.LAST),  # Megatron-LM
+        "lm-loss-training/lm loss": Tag("loss", writer=LineWriter.LAST),  # Megatron-DeepSpeed
+        "grad-norm": Tag("grad_norm", writer=LineWriter.LAST),
+        "grad-norm/grad-norm": Tag("grad_norm", writer=LineWriter.LAST),
+        "iteration-time": Tag("step_s", writer=LineWriter.LAST),
+        "iteration-time/iteration-time": Tag("step_s", writer=LineWriter.LAST),
         "loss_metrics/global_avg_loss": Tag("loss"),  # torchtitan
         "training_metrics/grad_norm": Tag("grad_norm"),
         "time_metrics/end_to_end(s)": Tag("step_s"),

@@ -7,7 +7,7 @@ import re
 import msgspec
 
 from eagle_eye.agent.training_logs.quantities import number, stamp_s
-from eagle_eye.agent.training_logs.reading import STEP_MAX, Framework, LogReading, Parse, Quiet, Writer
+from eagle_eye.agent.training_logs.reading import STEP_MAX, Framework, LineWriter, LogReading, Parse, Quiet
 
 NO_LOSS = -1.0  # printed by pipeline stages without a loss
 
@@ -44,9 +44,9 @@ class TorchtitanLogParser:
         if " tps: " in line:
             return _text(line)
         if "Saving the checkpoint" in line or "Saving a full checkpoint" in line:
-            return LogReading(quiet=Quiet.CHECKPOINT_BEGIN, writer=Writer.FIRST)
+            return LogReading(quiet=Quiet.CHECKPOINT_BEGIN, writer=LineWriter.FIRST)
         if "Finished saving the checkpoint" in line:
-            return LogReading(quiet=Quiet.CHECKPOINT_END, writer=Writer.FIRST)
+            return LogReading(quiet=Quiet.CHECKPOINT_END, writer=LineWriter.FIRST)
         return None
 
     def _structured(self, line: str) -> LogReading | None:
@@ -84,7 +84,7 @@ def _text(line: str) -> LogReading | None:
         grad_norm=fields.get("grad_norm"),
         tokens_per_second=fields.get("tps"),
         stamp_s=stamp_s(line),
-        writer=Writer.FIRST,
+        writer=LineWriter.FIRST,
     )
 
 

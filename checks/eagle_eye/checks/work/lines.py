@@ -24,7 +24,7 @@ _GRACE_S = 5.0  # beyond the deadline, at which the parent kills; for when there
 _PR_SET_PDEATHSIG = 1
 
 
-class Line:
+class WorkerOutput:
     """One worker's output."""
 
     def __init__(self, worker: int, out: int) -> None:
@@ -79,7 +79,7 @@ def private_output() -> int:
     return out
 
 
-def side_by_side(workers: int, until_s: float, work: Callable[[int, Line], None]) -> None:
+def side_by_side(workers: int, until_s: float, work: Callable[[int, WorkerOutput], None]) -> None:
     """Run the work in so many processes at once; a hung one does not block the others. Returns when all have ended."""
     out, parent = private_output(), os.getpid()
     pids = []
@@ -87,7 +87,7 @@ def side_by_side(workers: int, until_s: float, work: Callable[[int, Line], None]
         pid = os.fork()
         if pid == 0:
             bounded(parent, until_s)
-            line = Line(worker, out)
+            line = WorkerOutput(worker, out)
             try:
                 work(worker, line)
             except BaseException as error:  # noqa: BLE001 - whatever it is, the parent process is told

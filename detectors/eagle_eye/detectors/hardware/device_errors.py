@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from eagle_eye.detectors.signs.gpu_errors import GpuError, at_once, gpu_errors, soon_known, uses, went_on
 from eagle_eye.detectors.signs.progress import Patience
-from eagle_eye.detectors.signs.stop import Stop, stop_of
+from eagle_eye.detectors.signs.stop import Standstill, stop_of
 from eagle_eye.detectors.types import Verdict, Window
 
 ENDS_S = 30.0  # both ends of a link log its failure within this time
@@ -48,7 +48,7 @@ class DeviceErrors:
         by_node = {error.node: error for error in reversed(due)}
         return [self._goes_on(window, error) for error in by_node.values()]
 
-    def _stopped(self, window: Window, stop: Stop, errors: list[GpuError]) -> list[Verdict]:
+    def _stopped(self, window: Window, stop: Standstill, errors: list[GpuError]) -> list[Verdict]:
         first = errors[0]
         times_s = {error.node: error.fatal_s for error in reversed(errors)}
         second_s = min((time_s for node, time_s in times_s.items() if node != first.node), default=None)

@@ -26,16 +26,6 @@ from eagle_eye.detectors.types import Evidence, Floats, Verdict, Window
 
 SUSPECTS_MAX = 64  # counters examined closely in one pass, those that grew most first
 
-# Corrected GPU memory errors. Some GPUs log a few all their life; one that starts to log them and continues will fail.
-CORRECTED_WINDOW_S = 300.0
-CORRECTED_MIN = 20.0  # in that time, and...
-CORRECTED_ROWS = 3  # ...in this many rows: one burst is one bad word, or a source that caught up
-CORRECTED_PAST_RATIO = 5.0  # of its own rate before
-CORRECTED_STORM = 200.0  # in that time, whatever its own past
-# NVIDIA DCGM's health check warns of more than 8 PCIe replays per minute; twice that, for minutes, is not noise.
-REPLAYS_WINDOW_S = 180.0
-REPLAYS_MIN = 48.0
-REPLAYS_ROWS = 3
 PEERS_RATIO = 5.0  # of what its peers show: what all show comes from the driver or the load
 REMAPS_MIN = 2  # one remapped row is the memory's normal repair (NVIDIA, GPU Memory Error Management)
 REMAP_ROWS = 2  # seen at two times at least
@@ -44,22 +34,79 @@ LINK_TRAINING_XID = 136
 DOMAIN = "domain"  # in requested recoveries (XID 154, "Recover IMEX Domain"): nodes that share memory over NVLink
 PENDING_LINES = 2  # rows in which a pending remap must show
 
-
 CONFIDENCE_FACT, CONFIDENCE_COUNTED, CONFIDENCE_DRIFT = 0.99, 0.93, 0.9
-CONFIDENCE_REPORTED = 0.5  # lower than that of a more specific detector, whose finding it then joins
+# Lower than those of more specific detectors, such as a throttling GPU's, whose findings these then join.
+CONFIDENCE_REPORTED, CONFIDENCE_SUPPLY = 0.5, 0.6
 
 
 class _Sign(NamedTuple):
-    node: str
-    device: int
+    """One sign of a coming failure, on the node and device of its evidence."""
+
+    evidence: Evidence
     fault: str
+    kind: str
     since_s: float
     confidence: float
     summary: str
-    evidence: tuple[Evidence, ...]
-    kind: str
     fact: bool = False
     asks: DefaultAction = "drain_node"
+
+    @property
+    def node(self) -> str:
+        """The node's name."""
+        return self.evidence.node or ""
+
+    @property
+    def device(self) -> int:
+        """The GPU's index on its node, -1 if unknown or none."""
+        return -1 if self.evidence.device is None else self.evidence.device
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Counter:
+    """An error counter whose growth precedes a failure, and how much growth that takes.
+
+    It must have grown by ``least`` within ``within_s``, in ``rows_min`` rows (one burst is one bad word, or a source
+    that caught up), by ``past_ratio`` of its own rate before or by ``storm`` whatever that was, and more than its
+    peers. ``did`` is the summary's verb and object, with the growth in ``{count}``.
+    """
+
+    metric: str
+    fault: str
+    kind: str
+    within_s: float
+    rows_min: int
+    least: float
+    past_ratio: float = 0.0
+    storm: float = math.inf
+    did: str
+    unit: str
+
+
+# Some GPUs correct a few memory errors all their life; one that starts to and continues will fail.
+CORRECTED = _Counter(
+    metric="gpu_ecc_corrected_total",
+    fault="gpu_memory_error",
+    kind="corrected",
+    within_s=300.0,
+    rows_min=3,
+    least=20.0,
+    past_ratio=5.0,
+    storm=200.0,
+    did="corrected {count:.0f} memory errors",
+    unit="errors in 5 minutes",
+)
+# NVIDIA DCGM's health check warns of more than 8 PCIe replays per minute; twice that, for minutes, is not noise.
+REPLAYS = _Counter(
+    metric="gpu_pcie_replays_total",
+    fault="pcie_degraded",
+    kind="pcie_replays",
+    within_s=180.0,
+    rows_min=3,
+    least=48.0,
+    did="repeated {count:.0f} PCIe packets",
+    unit="replays in 3 minutes",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,8 +133,8 @@ class EarlySigns:
         found: dict[tuple[str, str], list[_Sign]] = {}
         for sign in (
             *_remaps(window),
-            *_corrected(window),
-            *_replays(window),
+            *_counted(window, CORRECTED),
+            *_counted(window, REPLAYS),
             *_logged(window),
             *_unknown(window),
             *_flaps(window),
@@ -109,7 +156,7 @@ class EarlySigns:
             confidence=first.confidence,
             onset_s=min(*(sign.since_s for sign in signs), window.now_s),
             summary="; ".join(dict.fromkeys(sign.summary for sign in signs[:2])),
-            evidence=tuple(item for sign in signs[:3] for item in sign.evidence),
+            evidence=tuple(sign.evidence for sign in signs[:3]),
             kinds=frozenset(sign.kind for sign in signs),
             fact=first.fact,
             asks=first.asks,
@@ -159,120 +206,62 @@ def _remaps(window: Window) -> Iterator[_Sign]:
         recent = pending[-2 * PENDING_LINES :]  # the newest rows of some nodes may not have arrived yet
         shown = (recent > 0).sum(axis=0)
         for index in np.flatnonzero((shown >= PENDING_LINES) & (shown == np.isfinite(recent).sum(axis=0))).tolist():
-            series = window.series[index]
             began = np.flatnonzero(pending[:, index] == 0)
             since_s = float(window.times_s[began[-1]] if len(began) else window.times_s[0])
-            evidence = Evidence("gpu_remap_pending", series.node, series.device, 1.0, 0.0, 0.0)
-            summary = f"{series} has a row remap pending: its memory needs a reset to repair itself"
-            yield _Sign(
-                series.node,
-                series.device,
-                "gpu_memory_error",
-                since_s,
-                CONFIDENCE_FACT,
-                summary,
-                (evidence,),
-                "remap",
-                True,
-            )
+            evidence = _of_gpu(window, index, "gpu_remap_pending", 1.0, 0.0, 0.0)
+            summary = f"{window.series[index]} has a row remap pending: its memory needs a reset to repair itself"
+            yield _Sign(evidence, "gpu_memory_error", "remap", since_s, CONFIDENCE_FACT, summary, fact=True)
     rows = window.device.get("gpu_remapped_rows_total")
     if rows is None:
         return
     for index in _suspects(rows):
-        up, series = rises(rows[:, index]), window.series[index]
+        up = rises(rows[:, index])
         count = sum(rise.amount for rise in up)
         if len(up) >= REMAP_ROWS and count >= REMAPS_MIN:
             since_s = float(window.times_s[up[0].line]) - window.interval_s
-            evidence = Evidence("gpu_remapped_rows_total", series.node, series.device, count, 0.0, 1.0, "rows")
-            summary = f"{series} has remapped {count:.0f} memory rows, again and again"
-            yield _Sign(
-                series.node,
-                series.device,
-                "gpu_memory_error",
-                since_s,
-                CONFIDENCE_COUNTED,
-                summary,
-                (evidence,),
-                "remap",
-            )
+            evidence = _of_gpu(window, index, "gpu_remapped_rows_total", count, 0.0, 1.0, "rows")
+            summary = f"{window.series[index]} has remapped {count:.0f} memory rows, again and again"
+            yield _Sign(evidence, "gpu_memory_error", "remap", since_s, CONFIDENCE_COUNTED, summary)
 
 
-def _corrected(window: Window) -> Iterator[_Sign]:
-    values = window.device.get("gpu_ecc_corrected_total")
-    for index, recent, before, median, since_s in _rising(window, values, CORRECTED_WINDOW_S, CORRECTED_ROWS):
-        begun = recent >= max(CORRECTED_MIN, CORRECTED_PAST_RATIO * before) or recent >= CORRECTED_STORM
+def _counted(window: Window, counter: _Counter) -> Iterator[_Sign]:
+    """Yield the GPUs whose errors have begun to grow, against their own past and their peers."""
+    for index, recent, before, median, since_s in _rising(window, counter):
+        begun = recent >= max(counter.least, counter.past_ratio * before) or recent >= counter.storm
         if begun and recent >= PEERS_RATIO * median:
-            series = window.series[index]
-            evidence = Evidence(
-                "gpu_ecc_corrected_total",
-                series.node,
-                series.device,
-                recent,
-                median,
-                CORRECTED_MIN,
-                "errors in 5 minutes",
-            )
-            summary = (
-                f"{series} corrected {recent:.0f} memory errors in {CORRECTED_WINDOW_S:.0f} s ({before:.0f} before)"
-            )
-            yield _Sign(
-                series.node,
-                series.device,
-                "gpu_memory_error",
-                since_s,
-                CONFIDENCE_COUNTED,
-                summary,
-                (evidence,),
-                "corrected",
-            )
+            evidence = _of_gpu(window, index, counter.metric, recent, median, counter.least, counter.unit)
+            did = counter.did.format(count=recent)
+            summary = f"{window.series[index]} {did} in {counter.within_s:.0f} s ({before:.0f} before)"
+            yield _Sign(evidence, counter.fault, counter.kind, since_s, CONFIDENCE_COUNTED, summary)
 
 
-def _replays(window: Window) -> Iterator[_Sign]:
-    values = window.device.get("gpu_pcie_replays_total")
-    for index, recent, before, median, since_s in _rising(window, values, REPLAYS_WINDOW_S, REPLAYS_ROWS):
-        if recent >= max(REPLAYS_MIN, PEERS_RATIO * median):
-            series = window.series[index]
-            evidence = Evidence(
-                "gpu_pcie_replays_total",
-                series.node,
-                series.device,
-                recent,
-                median,
-                REPLAYS_MIN,
-                "replays in 3 minutes",
-            )
-            summary = f"{series} repeated {recent:.0f} PCIe packets in {REPLAYS_WINDOW_S:.0f} s ({before:.0f} before)"
-            yield _Sign(
-                series.node,
-                series.device,
-                "pcie_degraded",
-                since_s,
-                CONFIDENCE_COUNTED,
-                summary,
-                (evidence,),
-                "pcie_replays",
-            )
+def _of_gpu(
+    window: Window, index: int, metric: str, value: float, peers_median: float, threshold: float, unit: str = ""
+) -> Evidence:
+    series = window.series[index]
+    return Evidence(metric, series.node, series.device, value, peers_median, threshold, unit)
 
 
-def _rising(
-    window: Window, values: Floats | None, recent_s: float, rows: int
-) -> Iterator[tuple[int, float, float, float, float]]:
-    """Yield column, growth in the newest ``recent_s``, growth before (scaled to the same time), the peers', the onset.
+def _rising(window: Window, counter: _Counter) -> Iterator[tuple[int, float, float, float, float]]:
+    """Yield column, newest growth, growth before (scaled to the same time), the peers', the onset.
 
-    Only columns that grew in at least ``rows`` rows of that time; none if many nodes' did, since that is no node's own.
+    Only columns that grew in enough rows of that time; none if many nodes' did, since that is no node's own.
     """
+    values = window.device.get(counter.metric)
     suspects = _suspects(values) if values is not None else []
     if values is None or not suspects:
         return
-    start = int(np.searchsorted(window.times_s, window.now_s - recent_s, side="right"))
+    start = int(np.searchsorted(window.times_s, window.now_s - counter.within_s, side="right"))
     found = []
     for index in suspects:
         up = rises(values[:, index])
         recent = [rise for rise in up if rise.line >= start]
-        if len(recent) < rows:
+        if len(recent) < counter.rows_min:
             continue
         past_s = float(window.times_s[max(start - 1, 0)] - window.times_s[0])
-        before = sum(rise.amount for rise in up if rise.line < start) * (recent_s / past_s if past_s > 0 else 0.0)
+        before = sum(rise.amount for rise in up if rise.line < start) * (
+            counter.within_s / past_s if past_s > 0 else 0.0
+        )
         since_s = float(window.times_s[recent[0].line]) - window.interval_s
         found.append((index, sum(rise.amount for rise in recent), before, since_s))
     if not found:
@@ -300,45 +289,23 @@ def _suspects(values: Floats) -> list[int]:
 def _logged(window: Window) -> Iterator[_Sign]:
     """Yield signs from the kernel log: repeated remaps, power and link training errors, requested drains."""
     for error in gpu_errors(window) if window.events else ():
-        kind, place = error.xid.kind, (error.node, error.device)
+        kind, code = error.xid.kind, error.xid.code
         drain = error.recovery in ("drain_p2p", "drain_and_reset", "reset", "reboot")
+        sign = _Sign(error.evidence, error.xid.fault, "xid", error.first_s, CONFIDENCE_FACT, error.named, fact=True)
         if kind in ("remap", "watch") and (error.occurrences >= REMAPS_MIN or drain):
             often = f"{error.occurrences} times" if error.occurrences > 1 else "and its driver wants it drained"
-            summary = f"{error.named}, {often}"
-            yield _Sign(
-                *place, "gpu_memory_error", error.first_s, CONFIDENCE_FACT, summary, (error.evidence,), "xid", True
-            )
-        elif error.xid.code == LINK_TRAINING_XID:
-            yield _Sign(
-                *place, "nvlink_degraded", error.first_s, CONFIDENCE_FACT, error.named, (error.evidence,), "xid", True
-            )
-        elif error.xid.code in NVLINK5_XIDS and error.fatal_s == math.inf:
-            summary = f"{error.named}, not said to be fatal"
-            yield _Sign(
-                *place,
-                error.xid.fault,
-                error.first_s,
-                CONFIDENCE_REPORTED,
-                summary,
-                (error.evidence,),
-                "xid",
-                asks="notify",
-            )
+            yield sign._replace(fault="gpu_memory_error", summary=f"{error.named}, {often}")
+        elif code == LINK_TRAINING_XID:
+            yield sign._replace(fault="nvlink_degraded")
+        elif code in NVLINK5_XIDS and error.fatal_s == math.inf:
+            yield _to_report(sign, CONFIDENCE_REPORTED, f"{error.named}, not said to be fatal")
         elif kind == "power":
-            summary = f"{error.named}: its power cable or supply"
-            # Lower confidence than a throttling GPU's own verdict, so that this one joins that verdict instead of
-            # replacing it.
-            yield _Sign(
-                *place,
-                error.xid.fault,
-                error.first_s,
-                0.6,
-                summary,
-                (error.evidence,),
-                "xid",
-                fact=False,
-                asks="notify",
-            )
+            yield _to_report(sign, CONFIDENCE_SUPPLY, f"{error.named}: its power cable or supply")
+
+
+def _to_report(sign: _Sign, confidence: float, summary: str) -> _Sign:
+    """Return the sign as one that only an operator can judge."""
+    return sign._replace(confidence=confidence, summary=summary, fact=False, asks="notify")
 
 
 def _unknown(window: Window) -> Iterator[_Sign]:
@@ -346,9 +313,7 @@ def _unknown(window: Window) -> Iterator[_Sign]:
     for since_s, node, device, code in unknown_errors(window) if window.events else ():
         evidence = Evidence("xid", node, device if device >= 0 else None, str(code))
         summary = f"{gpu(node, device)}: XID {code}, of which {CATALOGUE} says nothing"
-        yield _Sign(
-            node, device, "host_errors", since_s, CONFIDENCE_REPORTED, summary, (evidence,), "xid", asks="notify"
-        )
+        yield _Sign(evidence, "host_errors", "xid", since_s, CONFIDENCE_REPORTED, summary, asks="notify")
 
 
 def _flaps(window: Window) -> Iterator[_Sign]:
@@ -363,26 +328,17 @@ def _flaps(window: Window) -> Iterator[_Sign]:
             "link_downed_total", node, None, float(item.downs), 0.0, float(FLAPS_TOLERATED), "times in 5 minutes"
         )
         summary = f"{item.link or 'a port'} of {node} went down {item.downs} times in 5 minutes"
-        yield _Sign(node, -1, "nic_degraded", item.since_s, CONFIDENCE_COUNTED, summary, (evidence,), "link_flaps")
+        yield _Sign(evidence, "nic_degraded", "link_flaps", item.since_s, CONFIDENCE_COUNTED, summary)
 
 
 def _heat(window: Window) -> Iterator[_Sign]:
     for drift in drifts(window):
         series, rise = window.series[drift.column], drift.level - drift.before
-        evidence = Evidence(
-            drift.metric, series.node, series.device, drift.level, drift.peers_median, drift.threshold, "celsius"
+        evidence = _of_gpu(
+            window, drift.column, drift.metric, drift.level, drift.peers_median, drift.threshold, "celsius"
         )
         summary = (
             f"{series} has grown {rise:.0f} degrees hotter at the same power"
             f" ({drift.level:.0f} C, its peers {drift.peers_median:.0f} C)"
         )
-        yield _Sign(
-            series.node,
-            series.device,
-            "thermal_throttle",
-            drift.since_s,
-            CONFIDENCE_DRIFT,
-            summary,
-            (evidence,),
-            "temperature_drift",
-        )
+        yield _Sign(evidence, "thermal_throttle", "temperature_drift", drift.since_s, CONFIDENCE_DRIFT, summary)

@@ -12,7 +12,7 @@ from eagle_eye.detectors.signs.exits import unplanned_exits
 from eagle_eye.detectors.signs.gpu_errors import BEFORE_START_S, at_once, went_on
 from eagle_eye.detectors.signs.kernel_facts import NETWORK, KernelFact, host_errors, may_have_stopped
 from eagle_eye.detectors.signs.progress import Patience, progress
-from eagle_eye.detectors.signs.stop import Stop, stop_of
+from eagle_eye.detectors.signs.stop import Standstill, stop_of
 from eagle_eye.detectors.types import Blind, Evidence, Happening, Verdict, Window
 
 SILENT_INTERVALS = 1.5  # missed: after a panic, which is certain, silence need not last longer
@@ -113,7 +113,7 @@ class HostErrors:
         summary = f"{what} on {node}: {tail}"
         return [self._fact(window, "node_unreachable", node, None, event.time_s, summary, evidence, kinds)]
 
-    def _stopped(self, window: Window, stop: Stop, own: list[KernelFact]) -> Verdict:
+    def _stopped(self, window: Window, stop: Standstill, own: list[KernelFact]) -> Verdict:
         first = own[0]
         fault = "network_hang" if all(fact.what in NETWORK for fact in own) else "host_errors"
         how = "the job's ranks ended after it" if stop.exits else "no step has finished since"
@@ -150,7 +150,7 @@ class HostErrors:
             asks=asks,
         )
 
-    def _reported(self, window: Window, facts: list[KernelFact], stop: Stop | None) -> list[Verdict]:
+    def _reported(self, window: Window, facts: list[KernelFact], stop: Standstill | None) -> list[Verdict]:
         """Return what is only reported, one verdict per node and fault; a machine check on a live node drains it."""
         found: list[Verdict] = []
         storage = [fact for fact in facts if fact.of_storage]
@@ -173,7 +173,7 @@ class HostErrors:
         found += [self._news(window, fault, (node,), own) for (node, fault), own in groups.items()]
         return found
 
-    def _storage(self, window: Window, facts: list[KernelFact], stop: Stop | None) -> list[Verdict]:
+    def _storage(self, window: Window, facts: list[KernelFact], stop: Standstill | None) -> list[Verdict]:
         """Return the verdicts on storage that does not answer: one for many nodes together, or one per node."""
         nodes = tuple(sorted({fact.node for fact in facts}))
         if len(nodes) > 1 and len(nodes) >= MANY_RATIO * len(window.nodes):

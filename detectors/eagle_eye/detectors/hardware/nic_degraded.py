@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from eagle_eye.detectors.signs.job_slowdown import QuantityChange, overdue, slowed_by_network
-from eagle_eye.detectors.signs.link_state import Outage, observed, outages, shared
+from eagle_eye.detectors.signs.link_state import PortOutage, observed, outages, shared
 from eagle_eye.detectors.signs.port_signs import (
     Sign,
     congested,
@@ -147,7 +147,7 @@ def _outage_signs(window: Window) -> list[Sign]:
     return list(signs.values())
 
 
-def _outage_sign(window: Window, outage: Outage) -> Sign | None:
+def _outage_sign(window: Window, outage: PortOutage) -> Sign | None:
     node = window.nodes[outage.node]
     port = outage.link or "a port"
     down_s = window.now_s - outage.since_s

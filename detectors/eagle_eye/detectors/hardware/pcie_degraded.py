@@ -14,7 +14,7 @@ from eagle_eye.detectors.signs.recent_rows import grown
 from eagle_eye.detectors.signs.slow_share import Slowness, compute_excess, pace_change, slowness_by_pace
 from eagle_eye.detectors.signs.under_load import (
     PEERS_SAMPLED,
-    Comparison,
+    PeerComparison,
     Rows,
     compare,
     compare_values,
@@ -226,7 +226,7 @@ def _possible(metric: str, values: Floats) -> Floats:
     return np.where(np.isin(values, LINKS[metric]), values, np.nan)
 
 
-def _compare_links(window: Window, metric: str, index: int, peers: Integers, rows: Rows) -> Comparison | None:
+def _compare_links(window: Window, metric: str, index: int, peers: Integers, rows: Rows) -> PeerComparison | None:
     """Return how a link compares with its peers' over some rows; None if not observed."""
     values = window.device.get(metric)
     if values is None or len(rows) == 0 or len(peers) == 0:
@@ -306,8 +306,8 @@ def _longer_busy(window: Window, suspect: _Suspect) -> float:
     width, generation = (
         _compare_links(window, metric, suspect.index, suspect.peers, suspect.rows) for metric, _ in LINK_SIGNS
     )
-    lanes = width or Comparison(float(LANES_USUAL), float(LANES_USUAL), 0.0)
-    speed = generation or Comparison(float(GENERATION_USUAL), float(GENERATION_USUAL), 0.0)
+    lanes = width or PeerComparison(float(LANES_USUAL), float(LANES_USUAL), 0.0)
+    speed = generation or PeerComparison(float(GENERATION_USUAL), float(GENERATION_USUAL), 0.0)
     now, usually = lanes.own * _lane(speed.own), lanes.peers * _lane(speed.peers)
     return max(moved / now - moved / usually, 0.0) if min(now, usually) > 0 else 0.0
 

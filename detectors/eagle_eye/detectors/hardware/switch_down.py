@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from eagle_eye.detectors.signs.link_state import Outage, outages, shared, together_s
+from eagle_eye.detectors.signs.link_state import PortOutage, outages, shared, together_s
 from eagle_eye.detectors.signs.progress import Patience
 from eagle_eye.detectors.signs.silence import Silence, job_stopped, silence, silent_together
-from eagle_eye.detectors.signs.topology import Shared, named
+from eagle_eye.detectors.signs.topology import SharedTrouble, named
 from eagle_eye.detectors.types import Evidence, Verdict, Window
 
 EVIDENCE_NODES_MAX = 6
@@ -82,7 +82,7 @@ class SwitchDown:
             return []
         return [self._silent_verdict(window, group, found, stopped) for group in groups]
 
-    def _silent_verdict(self, window: Window, group: Shared, found: Silence, stopped: Evidence) -> Verdict:
+    def _silent_verdict(self, window: Window, group: SharedTrouble, found: Silence, stopped: Evidence) -> Verdict:
         seconds = [float(found.seconds[i]) for i in group.nodes]
         evidence = tuple(
             Evidence("node_silence_seconds", window.nodes[i], None, silence_s, 0.0, found.limit_s, "seconds")
@@ -105,7 +105,7 @@ class SwitchDown:
     def _verdict(
         self,
         window: Window,
-        group: Shared,
+        group: SharedTrouble,
         confidence: float,
         onset_s: float,
         story: str,
@@ -131,7 +131,7 @@ class SwitchDown:
         )
 
 
-def _fall(window: Window, item: Outage) -> Evidence:
+def _fall(window: Window, item: PortOutage) -> Evidence:
     node = window.nodes[item.node]
     if item.down:
         return Evidence("link_up", node, None, 0.0, 1.0, 1.0, "bool")

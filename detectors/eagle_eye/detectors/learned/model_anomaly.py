@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from eagle_eye.detectors.signs.learned_features import FEATURES, Nodes, look
+from eagle_eye.detectors.signs.learned_features import FEATURES, NodeFeatures, look
 from eagle_eye.detectors.signs.learned_model import LearnedModel
 from eagle_eye.detectors.signs.progress import quiet_phase
 from eagle_eye.detectors.types import Blind, Evidence, Floats, Integers, Verdict, Window
@@ -100,7 +100,7 @@ class Learned:
         return until_s
 
     def _persistent(
-        self, model: LearnedModel, window: Window, nodes: Nodes, inputs: Floats, odd: Integers, until_s: float
+        self, model: LearnedModel, window: Window, nodes: NodeFeatures, inputs: Floats, odd: Integers, until_s: float
     ) -> list[Verdict]:
         """Return the verdicts on nodes that were as anomalous in the preceding spans, or recently were."""
         scores = [model.scores(inputs[odd])]
@@ -138,7 +138,7 @@ class Learned:
         self,
         model: LearnedModel,
         window: Window,
-        nodes: Nodes,
+        nodes: NodeFeatures,
         inputs: Floats,
         node: int,
         alarms_per_node_day: float,
@@ -195,7 +195,7 @@ def _refuse_unlike_training(model: LearnedModel, window: Window) -> None:
             )
 
 
-def _refuse_other_metrics(model: LearnedModel, window: Window, nodes: Nodes) -> None:
+def _refuse_other_metrics(model: LearnedModel, window: Window, nodes: NodeFeatures) -> None:
     absent = [
         m.name for m in model.view.metrics if (window.device if m.per_device else window.node).get(m.name) is None
     ]
@@ -225,7 +225,7 @@ def _reasons(model: LearnedModel, inputs: Floats) -> list[_Reason]:
     return [reason for reason in found if reason.share >= REASON_SHARE_MIN] or found[:1]
 
 
-def _evidence(model: LearnedModel, window: Window, nodes: Nodes, node: int, reason: _Reason) -> Evidence:
+def _evidence(model: LearnedModel, window: Window, nodes: NodeFeatures, node: int, reason: _Reason) -> Evidence:
     metric = model.view.metrics[reason.metric]
     line = sum(m.per_device == metric.per_device for m in model.view.metrics[: reason.metric])
     course = nodes.device if metric.per_device else nodes.node

@@ -7,7 +7,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from eagle_eye.detectors.signs.broken_numbers import MOST_RATIO, SCREEN_ROWS, Broken, broken_numbers, first_broken
+from eagle_eye.detectors.signs.broken_numbers import (
+    MOST_RATIO,
+    SCREEN_ROWS,
+    BrokenNumbers,
+    broken_numbers,
+    first_broken,
+)
 from eagle_eye.detectors.signs.medians import median_over_rows
 from eagle_eye.detectors.signs.peers import latest
 from eagle_eye.detectors.signs.step_series import since_rollback
@@ -67,7 +73,7 @@ class LossNotFinite:
         skipped = _skipped_steps(window) if broken is not None and broken.settled and norm else 0
         return [self._norm(window, broken, skipped)] if broken is not None and skipped >= SKIPPED_STEPS else []
 
-    def _loss(self, window: Window, broken: Broken) -> Verdict:
+    def _loss(self, window: Window, broken: BrokenNumbers) -> Verdict:
         first = first_broken(window)
         if first:
             why = f"the gradient broke first on {window.series[first[0]].node}, before the reduction"
@@ -79,7 +85,7 @@ class LossNotFinite:
         summary = f"the loss is not finite on {count} of {broken.spoke} ranks that report one; {why}"
         return self._verdict(window, broken, CONFIDENCE_LOSS, summary, "train_loss", count, broken.spoke, fact=True)
 
-    def _some(self, window: Window, broken: Broken) -> Verdict:
+    def _some(self, window: Window, broken: BrokenNumbers) -> Verdict:
         count = int(broken.loss.sum())
         where = sorted({window.series[i].node for i in np.flatnonzero(broken.loss)})
         summary = (
@@ -88,7 +94,7 @@ class LossNotFinite:
         )
         return self._verdict(window, broken, CONFIDENCE_SOME, summary, "train_loss", count, broken.spoke)
 
-    def _norm(self, window: Window, broken: Broken, skipped: int) -> Verdict:
+    def _norm(self, window: Window, broken: BrokenNumbers, skipped: int) -> Verdict:
         count = int(broken.norm.sum())
         known = broken.spoke > 0
         summary = f"the gradient norm has not been finite for {skipped} steps" + (
@@ -127,7 +133,7 @@ class LossNotFinite:
     def _verdict(
         self,
         window: Window,
-        broken: Broken,
+        broken: BrokenNumbers,
         confidence: float,
         summary: str,
         metric: str,

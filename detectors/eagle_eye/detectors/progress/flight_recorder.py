@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from eagle_eye.detectors.signs.flight_record import Recording
+from eagle_eye.detectors.signs.flight_record import ReducedDump
 from eagle_eye.detectors.signs.flight_waits import Wait, Waits, spelt
 from eagle_eye.detectors.types import Blind
 
@@ -58,7 +58,7 @@ class StuckRanks:
         return self.kind == "desynchronised"
 
 
-def analyse(recordings: Sequence[Recording]) -> StuckRanks:
+def analyse(recordings: Sequence[ReducedDump]) -> StuckRanks:
     """Return what holds the job up, given dumps taken at one moment, one per rank.
 
     Method: each rank numbers the collectives of a process group as it enqueues them; a rank waiting in number p waits

@@ -10,7 +10,7 @@ from eagle_eye.detectors.signs.exits import unplanned_exits
 from eagle_eye.detectors.signs.gpu_activity import activity_outliers
 from eagle_eye.detectors.signs.host_activity import most_busy_with_io
 from eagle_eye.detectors.signs.job_slowdown import overdue
-from eagle_eye.detectors.signs.link_state import Outage, observed, outages, shared, surely_used
+from eagle_eye.detectors.signs.link_state import PortOutage, observed, outages, shared, surely_used
 from eagle_eye.detectors.signs.medians import median_of, quantile_over_rows
 from eagle_eye.detectors.signs.peers import latest, level, role_members
 from eagle_eye.detectors.signs.progress import Patience, Progress, progress
@@ -102,7 +102,7 @@ class NetworkHang:
         story = f"{count} ranks ended, each of a lost peer"
         return [self._verdict(window, fallen, ends, story, died_s, confidence, frozenset({"exit", "link_state"}))]
 
-    def _fallen(self, window: Window, state: Progress, fallen: list[Outage], kinds: frozenset[str]) -> Verdict:
+    def _fallen(self, window: Window, state: Progress, fallen: list[PortOutage], kinds: frozenset[str]) -> Verdict:
         down = any(item.down for item in fallen)
         # Only the sum of the ports' downs is known: whether the port came back is not.
         prompt = state.prompt or (state.past_own_pauses and any(item.down and surely_used(item) for item in fallen))
@@ -120,7 +120,7 @@ class NetworkHang:
     def _verdict(
         self,
         window: Window,
-        fallen: list[Outage],
+        fallen: list[PortOutage],
         stopped: Evidence,
         story: str,
         since_s: float,
@@ -204,7 +204,7 @@ class NetworkHang:
         ]
 
 
-def _awaited(window: Window, state: Progress, fallen: list[Outage]) -> set[int]:
+def _awaited(window: Window, state: Progress, fallen: list[PortOutage]) -> set[int]:
     """Return the nodes whose GPUs do not wait as their peers' do, where ports are up again and ranks report nothing."""
     if state.reported or not fallen or any(item.down for item in fallen):
         return set()
@@ -224,7 +224,7 @@ def _forgotten(window: Window, state: Progress, node: int) -> bool:
     return bool(((up[:, own] == 0).any(axis=0) & ~(up[:, own] > 0).any(axis=0)).any())
 
 
-def _settled(window: Window, fallen: list[Outage]) -> bool:
+def _settled(window: Window, fallen: list[PortOutage]) -> bool:
     """Whether a failed switch would have shown by now on other nodes, whose rows arrive at other times."""
     return window.now_s - max(item.since_s for item in fallen) >= SETTLED_INTERVALS * window.interval_s
 

@@ -17,7 +17,7 @@ from eagle_eye.detectors.signs.silence import (
     silence,
     silent_together,
 )
-from eagle_eye.detectors.signs.topology import Shared, named
+from eagle_eye.detectors.signs.topology import SharedTrouble, named
 from eagle_eye.detectors.types import Blind, Evidence, Verdict, Window
 
 EVIDENCE_NODES_MAX = 4
@@ -101,7 +101,7 @@ class NodeSilent:
             kinds=frozenset({"silence", "standstill"} if suspect else {"silence"}),
         )
 
-    def _group_verdict(self, window: Window, group: Shared, found: Silence) -> Verdict:
+    def _group_verdict(self, window: Window, group: SharedTrouble, found: Silence) -> Verdict:
         nodes = tuple(window.nodes[i] for i in group.nodes)
         silence_s = max(float(found.seconds[i]) for i in group.nodes)
         where = f"on {', '.join(group.switches)} " if group.switches else ""

@@ -20,7 +20,7 @@ MOST_RATIO = 0.5  # of the ranks that report a loss: then it affects the job
 
 
 @dataclass(frozen=True, slots=True)
-class Broken:
+class BrokenNumbers:
     """The values that are currently not finite.
 
     ``loss`` (S,) and ``norm`` (S,) mark the ranks whose newest loss or reduced gradient norm is not finite; ``spoke``
@@ -41,7 +41,7 @@ class Broken:
         return bool(self.loss.sum() >= max(MOST_RATIO * self.spoke, 1))
 
 
-def broken_numbers(window: Window) -> Broken | None:
+def broken_numbers(window: Window) -> BrokenNumbers | None:
     """Return what is not finite in the newest rows; None if nothing is."""
     loss, norm = window.device.get("train_loss"), window.device.get("train_grad_norm")
     seen = [values for values in (loss, norm) if values is not None]
@@ -57,7 +57,7 @@ def broken_numbers(window: Window) -> Broken | None:
         lines = np.flatnonzero(np.isposinf(deciding[-DEPTH_ROWS:]).any(axis=1))
         onset = max(len(deciding) - DEPTH_ROWS, 0) + int(lines[0]) if len(lines) else len(window.times_s) - 1
     onset_s = float(window.times_s[onset])
-    return Broken(
+    return BrokenNumbers(
         loss=np.isposinf(newest_loss),
         norm=np.isposinf(newest_norm),
         spoke=int((~np.isnan(newest_loss)).sum()),

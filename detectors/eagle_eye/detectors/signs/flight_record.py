@@ -89,7 +89,7 @@ EVEN_COLLECTIVES = frozenset(
 
 
 @dataclass(frozen=True, slots=True)
-class Recording:
+class ReducedDump:
     """One rank's dump, reduced to what the analysis needs, so that thousands fit in memory.
 
     ``unfinished`` are its operations that have not completed, oldest first. ``collectives`` and ``exchanges`` are the
@@ -112,7 +112,7 @@ class Recording:
         groups: Iterable[Group],
         operations: Iterable[Operation],
         enqueued: Mapping[Group, int] | None = None,
-    ) -> Recording:
+    ) -> ReducedDump:
         """Return the recording of a rank's operations, given oldest first; they need not be held in memory."""
         unfinished: list[Operation] = []
         collectives: dict[Group, int] = {}

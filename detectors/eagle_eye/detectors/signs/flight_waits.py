@@ -7,7 +7,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from eagle_eye.detectors.signs.flight_record import Group, Operation, Recording
+from eagle_eye.detectors.signs.flight_record import Group, Operation, ReducedDump
 from eagle_eye.detectors.signs.wait_graph import WaitGraph
 
 NOWHERE = -1  # the position of a rank about which nothing is known in a group
@@ -48,7 +48,7 @@ class Waits:
     on which ranks disagree.
     """
 
-    def __init__(self, recordings: Sequence[Recording]) -> None:
+    def __init__(self, recordings: Sequence[ReducedDump]) -> None:
         self.recordings = {recording.rank: recording for recording in recordings}
         known = {group for recording in recordings for group in recording.groups}
         expected = {rank for group in known for rank in group.ranks}

@@ -10,7 +10,7 @@ import numpy as np
 
 from eagle_eye.detectors.signs.attributes import text
 from eagle_eye.detectors.signs.gpu_errors import BEFORE_START_S
-from eagle_eye.detectors.signs.stop import Stop
+from eagle_eye.detectors.signs.stop import Standstill
 from eagle_eye.detectors.types import Evidence, Happening, Window
 
 # Display text of each fact.
@@ -103,7 +103,7 @@ def _fact(event: Happening, node: str) -> KernelFact:
     return KernelFact(node, event.device, what, part, link, text(said, "text"), event.time_s)
 
 
-def may_have_stopped(window: Window, stop: Stop, fact: KernelFact) -> bool:
+def may_have_stopped(window: Window, stop: Standstill, fact: KernelFact) -> bool:
     """Whether a fact may be why the job stopped: of a stopping kind, before the stop, of a part that the job uses."""
     if fact.what not in STOPPING or fact.began_s > stop.died_s:
         return False

@@ -69,7 +69,7 @@ class ScopeSeries(NamedTuple):
     grain: Floats
 
 
-class Nodes(NamedTuple):
+class NodeFeatures(NamedTuple):
     """The features of all nodes of a window: (N, metrics, 3), NaN if not observed or without peers.
 
     ``device`` and ``node`` are the values they were computed from, in the order of the view's metrics of that scope.
@@ -80,7 +80,7 @@ class Nodes(NamedTuple):
     node: ScopeSeries
 
 
-def look(window: Window, view: View, until_s: float) -> Nodes:
+def look(window: Window, view: View, until_s: float) -> NodeFeatures:
     """Return the features of all nodes as of ``until_s``.
 
     A metric that is not reported is NaN throughout. Raises Blind if the window has too few rows.
@@ -98,7 +98,7 @@ def look(window: Window, view: View, until_s: float) -> Nodes:
         values[:, at_device] = oddest_of_each(of_device, window.node_of, len(window.nodes))
     if node:
         values[:, at_node] = of_node.transpose(2, 1, 0)
-    return Nodes(values, device_course, node_course)
+    return NodeFeatures(values, device_course, node_course)
 
 
 def oddest_of_each(values: Floats, owner: Integers, owners: int) -> Floats:

@@ -2,8 +2,8 @@
 
 Three views of the same features, each with its own score: the reconstruction error of an autoencoder (Sakurada & Yairi
 2014), the isolation depth in an isolation forest (Liu, Ting & Zhou 2008), and the distance under a robust covariance
-(Rousseeuw & Van Driessen 1999). Raw scores are not comparable; ``Tail`` converts a score into the rate at which healthy
-nodes reach it, in alarms per node-day, which is.
+(Rousseeuw & Van Driessen 1999). Raw scores are not comparable; ``ScoreTail`` converts a score into the rate at which
+healthy nodes reach it, in alarms per node-day, which is.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ AGREEING = 2  # of the three scores that must exceed a threshold
 SCORES = ("autoencoder", "forest", "covariance")
 
 
-class Layer(NamedTuple):
+class AutoencoderLayer(NamedTuple):
     """One layer of the autoencoder: ``weight`` (out, in), ``bias`` (out,)."""
 
     weight: Floats
@@ -52,7 +52,7 @@ class Covariance(NamedTuple):
     precision: Floats
 
 
-class Tail(NamedTuple):
+class ScoreTail(NamedTuple):
     """The tail of healthy scores: peaks above ``threshold`` follow a generalised Pareto distribution (Siffer 2017).
 
     A peak is the maximum of a run of scores above the threshold of one node, so that one anomaly counts once.
@@ -90,10 +90,10 @@ class LearnedModel:
     gpu_models: tuple[str, ...]
     centre: Floats
     scale: Floats
-    layers: tuple[Layer, ...]
+    layers: tuple[AutoencoderLayer, ...]
     forest: Forest
     covariance: Covariance
-    tails: tuple[Tail, Tail, Tail]
+    tails: tuple[ScoreTail, ScoreTail, ScoreTail]
     node_days: float
     from_s: float
     until_s: float
@@ -162,7 +162,7 @@ def standardised(features: Floats, centre: Floats, scale: Floats) -> Floats:
     return flat
 
 
-def forward(layers: tuple[Layer, ...], inputs: Floats) -> Floats:
+def forward(layers: tuple[AutoencoderLayer, ...], inputs: Floats) -> Floats:
     """Return the autoencoder's reconstruction: tanh between the layers, none after the last."""
     value = inputs
     for place, layer in enumerate(layers):

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from eagle_eye.detectors.signs.peers import latest
-from eagle_eye.detectors.signs.topology import Shared, ports, struck_at_once, struck_switches
+from eagle_eye.detectors.signs.topology import SharedTrouble, ports, struck_at_once, struck_switches
 from eagle_eye.detectors.types import Floats, Window
 
 STATE_LINES = 3  # rows searched for a port's state
@@ -19,7 +19,7 @@ TOGETHER_INTERVALS = 2.0  # ...or this many intervals
 LONE_PORTS_MIN = 2  # ports of one node that go down at once before their switch is suspected
 
 
-class Outage(NamedTuple):
+class PortOutage(NamedTuple):
     """A port that is down or went down in the last FLAP_WINDOW_S.
 
     ``node`` is the node's index, ``link`` the port's name ("" if only the sum over the node's ports is known), ``port``
@@ -35,7 +35,7 @@ class Outage(NamedTuple):
     down: bool
 
 
-def outages(window: Window) -> list[Outage]:
+def outages(window: Window) -> list[PortOutage]:
     """Return every port that is down or recently went down, and that the job may use.
 
     Excluded are ports that were never up in the window or have carried nothing, and interfaces known only from the
@@ -51,7 +51,7 @@ def outages(window: Window) -> list[Outage]:
     return sorted(item for item in (*found.values(), *sums) if not _idle(window, item))
 
 
-def surely_used(item: Outage) -> bool:
+def surely_used(item: PortOutage) -> bool:
     """Whether the port has counters; of a port known only from the kernel log it is unknown whether the job uses it."""
     return item.port >= 0 or not item.link
 
@@ -63,7 +63,7 @@ def observed(window: Window) -> bool:
     )
 
 
-def shared(window: Window, found: list[Outage]) -> Shared | None:
+def shared(window: Window, found: list[PortOutage]) -> SharedTrouble | None:
     """Return what the outages share: a switch that is mostly down, or too many nodes at once; None: nothing."""
     nodes_struck = len({item.node for item in found})
     if nodes_struck < 2:
@@ -89,7 +89,7 @@ def together_s(window: Window) -> float:
     return max(TOGETHER_S, TOGETHER_INTERVALS * window.interval_s)
 
 
-def _lone(window: Window, found: list[Outage]) -> Shared | None:
+def _lone(window: Window, found: list[PortOutage]) -> SharedTrouble | None:
     """Return the switch that only one node of the job is on, if all its ports there went down at one moment.
 
     Cables and ports fail one by one. Several at once have a shared cause, and no other node can show whether that is
@@ -107,7 +107,7 @@ def _lone(window: Window, found: list[Outage]) -> Shared | None:
     others = [port for port, switch in enumerate(switch_of) if switch in switches and port not in fallen]
     if up is None or (up[:, others] > 0).any():
         return None
-    return Shared(tuple(switches), (down[0].node,))
+    return SharedTrouble(tuple(switches), (down[0].node,))
 
 
 def _told(window: Window, node: int) -> bool:
@@ -117,7 +117,7 @@ def _told(window: Window, node: int) -> bool:
     return up is not None and bool(np.isfinite(up[:, own]).any())
 
 
-def _idle(window: Window, item: Outage) -> bool:
+def _idle(window: Window, item: PortOutage) -> bool:
     """Whether the port was seen to carry almost nothing before it went down: another job's, or a spare."""
     seen = [window.link[metric] for metric in CARRIED if metric in window.link] if item.port >= 0 else []
     then, up = window.link_times_s <= item.since_s, window.link.get("link_up")
@@ -128,7 +128,7 @@ def _idle(window: Window, item: Outage) -> bool:
     return len(known) > 0 and float(known.max()) < USED_BYTES_PER_S
 
 
-def _from_links(window: Window) -> list[Outage]:
+def _from_links(window: Window) -> list[PortOutage]:
     up, downed = window.link.get("link_up"), window.link.get("link_downed_total")
     times_s = window.link_times_s
     if len(times_s) == 0 or (up is None and downed is None):
@@ -155,11 +155,11 @@ def _from_links(window: Window) -> list[Outage]:
         since_s = _fell_s(up[:, port], times_s) if down and up is not None else -np.inf
         if downed is not None and falls is not None and falls[port] > 0:
             since_s = max(since_s, _grew_s(downed[:, port], times_s))
-        found.append(Outage(node, window.links[port].link, port, since_s, downs, down))
+        found.append(PortOutage(node, window.links[port].link, port, since_s, downs, down))
     return found
 
 
-def _from_sums(window: Window) -> list[Outage]:
+def _from_sums(window: Window) -> list[PortOutage]:
     downed = window.node.get("node_rdma_link_downed_total")
     if downed is None or len(window.node_times_s) == 0:
         return []
@@ -167,13 +167,13 @@ def _from_sums(window: Window) -> list[Outage]:
     if falls is None or not (falls > 0).any():
         return []
     return [
-        Outage(node, "", -1, _grew_s(downed[:, node], window.node_times_s), int(falls[node]), down=False)
+        PortOutage(node, "", -1, _grew_s(downed[:, node], window.node_times_s), int(falls[node]), down=False)
         for node in np.flatnonzero(falls > 0).tolist()
     ]
 
 
-def _from_events(window: Window) -> dict[tuple[int, str], Outage]:
-    found: dict[tuple[int, str], Outage] = {}
+def _from_events(window: Window) -> dict[tuple[int, str], PortOutage]:
+    found: dict[tuple[int, str], PortOutage] = {}
     for event in window.events:
         if event.kind not in ("link_down", "link_up") or event.node not in window.nodes:
             continue
@@ -182,7 +182,7 @@ def _from_events(window: Window) -> dict[tuple[int, str], Outage]:
         if event.kind == "link_down":
             recent = known is not None and event.time_s - known.since_s <= FLAP_WINDOW_S
             downs = known.downs + 1 if known is not None and recent else 1
-            found[node, link] = Outage(node, link, -1, event.time_s, downs, down=True)
+            found[node, link] = PortOutage(node, link, -1, event.time_s, downs, down=True)
         elif known is not None:
             found[node, link] = known._replace(down=False)
     if found:

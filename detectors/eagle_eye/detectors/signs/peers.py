@@ -17,7 +17,7 @@ PEERS_MIN = 2  # with one peer it is undecidable which of the two is off
 SMALL_GROUP = 64  # up to this size a group's median excludes the value itself; beyond, one value has no influence
 
 
-class Standing(NamedTuple):
+class GroupPositions(NamedTuple):
     """The position of each value in its group: all (S,), NaN if not observed or with too few peers.
 
     ``median`` is that of the other members, ``sigma`` their robust standard deviation (1.4826 times the median absolute
@@ -52,12 +52,12 @@ def median_of_mates(values: Floats, groups: Sequence[Integers], least: int = PEE
     return result
 
 
-def standing(values: Floats, groups: Integers, floor: float, least: int = PEERS_MIN) -> Standing:
+def standing(values: Floats, groups: Integers, floor: float, least: int = PEERS_MIN) -> GroupPositions:
     """Return the position of each of (S,) values in its group; ``floor`` is the least sigma, in the values' unit."""
     median = peers_median(values, groups, least)
     spread = np.abs(values - median)
     sigma = np.maximum(SIGMA_PER_MAD * peers_median(spread, groups, least), floor)
-    return Standing(median, sigma, (values - median) / sigma)
+    return GroupPositions(median, sigma, (values - median) / sigma)
 
 
 def group_members(groups: Integers) -> list[Integers]:

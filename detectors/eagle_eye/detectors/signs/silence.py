@@ -12,7 +12,7 @@ from eagle_eye.detectors.signs.exits import unplanned_exits
 from eagle_eye.detectors.signs.host_activity import most_busy_with_io
 from eagle_eye.detectors.signs.once import once
 from eagle_eye.detectors.signs.progress import PAUSE_FLOORS, STARTING, Patience, Progress, progress, typical_step_s
-from eagle_eye.detectors.signs.topology import Shared, struck_at_once, struck_switches
+from eagle_eye.detectors.signs.topology import SharedTrouble, struck_at_once, struck_switches
 from eagle_eye.detectors.types import Blind, Evidence, Floats, Integers, Window
 
 TOGETHER_S = 3.0  # nodes cut off together were last heard within this time...
@@ -46,7 +46,7 @@ def silence(window: Window, intervals: float, floor_s: float) -> Silence:
 
 
 @once
-def silent_together(window: Window, intervals: float, floor_s: float) -> list[Shared]:
+def silent_together(window: Window, intervals: float, floor_s: float) -> list[SharedTrouble]:
     """Return the groups of nodes that fell silent at one moment and share a switch, or are too many for chance.
 
     Nodes whose silence is not yet long enough count too if they were last heard at the same moment.
@@ -55,7 +55,7 @@ def silent_together(window: Window, intervals: float, floor_s: float) -> list[Sh
     together_s = max(TOGETHER_S, TOGETHER_INTERVALS * window.interval_s)
     everybody = np.arange(len(window.nodes))
     open_nodes = sorted(found.nodes.tolist(), key=lambda node: (-found.seconds[node], node))
-    groups: list[Shared] = []
+    groups: list[SharedTrouble] = []
     taken: set[int] = set()
     for node in open_nodes:
         if node in taken:

@@ -15,7 +15,7 @@ LAG_S = 30.0  # delay of device and CPU watchdogs (10 to 22 s, plus their own in
 
 
 @dataclass(frozen=True, slots=True)
-class Stop:
+class Standstill:
     """The end of the job's progress.
 
     ``since_s`` is when it made its last step, ``died_s`` when the first rank ended (inf: none has), ``lead_s`` how long
@@ -44,7 +44,7 @@ class Stop:
         return causes <= {node} and exit_near(self.exits, node, time_s) is not None
 
 
-def stop_of(window: Window, patience: Patience) -> Stop | None:
+def stop_of(window: Window, patience: Patience) -> Standstill | None:
     """Return the job's stop; None while it goes on, while a pause may still end, and if unknown."""
     exits = tuple(unplanned_exits(window))
     lead_s = LEAD_S + LEAD_STEPS * max(typical_step_s(window), window.interval_s)
@@ -52,12 +52,12 @@ def stop_of(window: Window, patience: Patience) -> Stop | None:
         first = exits[0]
         evidence = Evidence("process_exit", first.node, first.device, first.how)
         if math.isfinite(window.last_step):
-            return Stop(min(window.advanced_s, first.time_s), first.time_s, lead_s, exits, evidence)
-        return Stop(first.time_s, first.time_s, EXIT_AFTER_S, exits, evidence)
+            return Standstill(min(window.advanced_s, first.time_s), first.time_s, lead_s, exits, evidence)
+        return Standstill(first.time_s, first.time_s, EXIT_AFTER_S, exits, evidence)
     try:
         state = progress(window, patience)
     except Blind:
         return None
     if not state.stopped or state.standstill_s < PROMPT_S:
         return None
-    return Stop(state.advanced_s, math.inf, lead_s, (), state.evidence)
+    return Standstill(state.advanced_s, math.inf, lead_s, (), state.evidence)

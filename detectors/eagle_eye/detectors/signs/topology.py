@@ -21,7 +21,7 @@ NAMED_MAX = 4  # nodes listed in a summary
 Flags = NDArray[np.bool_]
 
 
-class Shared(NamedTuple):
+class SharedTrouble(NamedTuple):
     """Trouble that nodes share: the switches (or rails) that explain it, () if none is known; nodes as indexes."""
 
     switches: tuple[str, ...]
@@ -47,7 +47,7 @@ def ports(window: Window) -> Ports:
     return Ports(node_of, switch_of)
 
 
-def struck_switches(struck: Flags, node_of: Integers, switch_of: Sequence[str]) -> Shared | None:
+def struck_switches(struck: Flags, node_of: Integers, switch_of: Sequence[str]) -> SharedTrouble | None:
     """Return the switches that are mostly affected while little else is; None if no switch explains it.
 
     ``struck`` (K,) marks affected things (ports, nodes), ``node_of`` (K,) their nodes, ``switch_of`` their switches.
@@ -65,14 +65,14 @@ def struck_switches(struck: Flags, node_of: Integers, switch_of: Sequence[str]) 
     strays = int((struck & ~explained).sum())
     if not found or strays > STRAYS_RATIO * max(int((~explained).sum()), 1):
         return None
-    return Shared(tuple(found), _members(struck & explained, node_of))
+    return SharedTrouble(tuple(found), _members(struck & explained, node_of))
 
 
-def struck_at_once(struck: Flags, node_of: Integers, nodes: int) -> Shared | None:
+def struck_at_once(struck: Flags, node_of: Integers, nodes: int) -> SharedTrouble | None:
     """Return the affected nodes of a job of ``nodes`` if they are too many for chance; no switch is named."""
     hit = _members(struck, node_of)
     if len(hit) >= LOOSE_NODES_MIN or (len(hit) >= SHARED_NODES_MIN and len(hit) > LOOSE_RATIO * nodes):
-        return Shared((), hit)
+        return SharedTrouble((), hit)
     return None
 
 

@@ -38,7 +38,7 @@ ROWS_MIN = 3
 Rows = NDArray[np.intp]
 
 
-class Comparison(NamedTuple):
+class PeerComparison(NamedTuple):
     """A series' level over some rows, its peers' median level, and the robust spread between peers."""
 
     own: float
@@ -173,7 +173,7 @@ def nodes_among(window: Window, columns: Integers) -> int:
     return len(np.unique(window.node_of[columns]))
 
 
-def compare(window: Window, metric: str, index: int, peers: Integers, rows: Rows) -> Comparison | None:
+def compare(window: Window, metric: str, index: int, peers: Integers, rows: Rows) -> PeerComparison | None:
     """Return how a series compares with its peers in a metric over some rows; None if not observed."""
     values = window.device.get(metric)
     if values is None or len(rows) == 0 or len(peers) == 0:
@@ -181,14 +181,14 @@ def compare(window: Window, metric: str, index: int, peers: Integers, rows: Rows
     return compare_values(values[rows, index], values[np.ix_(rows, peers)])
 
 
-def compare_values(values: Floats, of_peers: Floats) -> Comparison | None:
+def compare_values(values: Floats, of_peers: Floats) -> PeerComparison | None:
     """Return how a series' values compare with its peers', (rows, peers); None if too few were observed."""
     own, levels = middle(values), median_over_rows(of_peers)
     levels = levels[np.isfinite(levels)]
     if not math.isfinite(own) or len(levels) < PEERS_MIN:
         return None
     centre = middle(levels)
-    return Comparison(own, centre, SIGMA_PER_MAD * middle(np.abs(levels - centre)))
+    return PeerComparison(own, centre, SIGMA_PER_MAD * middle(np.abs(levels - centre)))
 
 
 def bit_share(window: Window, mask: int, columns: Integers, rows: Rows) -> float:

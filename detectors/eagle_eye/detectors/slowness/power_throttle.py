@@ -9,51 +9,49 @@ import numpy as np
 
 from eagle_eye.detectors.signs.documented import braking_from_c
 from eagle_eye.detectors.signs.peers import SIGMA_PER_MAD
-from eagle_eye.detectors.signs.shared_cause import ALIKE_FACTOR, TOGETHER_S, Struck, partition
-from eagle_eye.detectors.signs.slow_clocks import CLEAR_DEFICIT, SlowClock, fell_together, slow_clocks
-from eagle_eye.detectors.signs.slow_share import slowness_by_clock
+from eagle_eye.detectors.signs.shared_cause import ALIKE_FACTOR, TOGETHER_S, Struck
+from eagle_eye.detectors.signs.slow_clocks import SlowClock, slow_clocks
+from eagle_eye.detectors.signs.throttling import (
+    BIT_SHARE_MIN,
+    BIT_SHARE_MORE,
+    CONFIDENCE_CLEAR,
+    CONFIDENCE_LIKELY,
+    CONFIDENCE_SURE,
+    HOTTER_C,
+    THERMAL_BITS,
+    Throttle,
+    Throttled,
+    bits_evidence,
+    clock_evidence,
+    throttled_nodes,
+    watts_evidence,
+)
 from eagle_eye.detectors.signs.topology import named
 from eagle_eye.detectors.signs.under_load import (
     PEERS_SAMPLED,
-    Comparison,
+    PeerComparison,
     bit_share,
     compare,
     lines_within,
     means,
     middle,
     nodes_among,
-    seen_bits,
 )
 from eagle_eye.detectors.types import Blind, Evidence, Floats, Verdict, Window
 
 # NVML's clocks-event-reasons (nvml.h): hardware slowdown and hardware power brake. The software power cap (0x4)
 # flickers on every healthy GPU at full load and means nothing by itself; ThermalThrottle handles the thermal bits.
 BRAKE_BITS = 0x08 | 0x80
-THERMAL_BITS = 0x20 | 0x40
-BIT_SHARE_MIN = 0.5  # of the rows
-BIT_SHARE_MORE = 0.3  # than the peers
 LIMIT_RATIO = 0.97  # of the peers' power limit, below which the limit differs
 POWER_DOWN_RATIO = 0.95  # of the peers' power: a GPU that is slow because it has more work draws as much or more
 EARLIER_RATIO = 0.75  # of the deficit that the GPU had before and recovered from: then its clock varies by itself
 DISTANCE_MIN = 5.0  # robust standard deviations of clock and of power, where no bit or limit shows it
 POWER_SIGMA_FLOOR = 0.01  # of the peers' power
-HOTTER_C = 8.0
 MEMORY_CLOCK_RATIO = 0.05  # if memory clock and power limit have differed all along, it is another GPU model
 LIMIT_ROWS = 3
 BEFORE_ROWS = 60  # before the onset, whose median power is the usual one
 LIMIT_KEPT_S = 60.0  # how long a lowered limit is remembered: caps are lifted node by node
-ACCUSED_MAX = 8  # nodes for which others with the same past trouble are searched
 SHARED_LIMIT_NODES = 3  # this many nodes with a limit of their own all along are configured that way
-CONFIDENCE_SURE, CONFIDENCE_CLEAR, CONFIDENCE_LIKELY = 0.96, 0.92, 0.8
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Capped:
-    slow: SlowClock
-    confidence: float
-    kinds: frozenset[str]
-    evidence: tuple[Evidence, ...]
-    why: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,98 +74,17 @@ class PowerThrottle:
     def detect(self, window: Window) -> list[Verdict]:
         """Return one verdict for each node with a capped GPU, and one for each group capped together."""
         lowered = _lowered_limits(window)
-        if lowered is not None:
-            return [lowered, *self._by_clock(window, set(lowered.nodes))]
-        return self._by_clock(window, set())
-
-    def _by_clock(self, window: Window, spared: set[str]) -> list[Verdict]:
+        if lowered is None:
+            return throttled_nodes(window, self.name, POWER, slow_clocks(window))
         try:
             slow_ones = slow_clocks(window)
         except Blind:
-            if spared:
-                return []
-            raise
-        capped = [
-            found
-            for slow in slow_ones
-            if window.series[slow.index].node not in spared and (found := _capped(window, slow)) is not None
-        ]
-        worst: dict[int, list[_Capped]] = {}
-        for found in capped:
-            if found.slow.lasting:
-                worst.setdefault(int(window.node_of[found.slow.index]), []).append(found)
-        if not worst:
-            return []
-        accused = {node: _struck(node, own[0].slow) for node, own in worst.items()}
-        company = [_struck(int(window.node_of[found.slow.index]), found.slow) for found in capped]
-        for own in list(worst.values())[:ACCUSED_MAX]:
-            company += [mate for mate in fell_together(window, own[0].slow) if _may_lack_power(window, mate)]
-        alone, rooms = partition(window, accused, company)
-        if sum(accused[node].onset_s is None for node in alone) >= SHARED_LIMIT_NODES:
-            # So many nodes that were always slow are another kind of machine, not that many faulty ones.
-            alone = [node for node in alone if accused[node].onset_s is not None]
-        verdicts = [self._verdict(window, worst[node]) for node in alone]
-        members = [[found for node in room for found in worst.get(node, [])] for room in rooms]
-        return verdicts + [self._room(window, room, found) for room, found in zip(rooms, members, strict=True)]
-
-    def _verdict(self, window: Window, found: list[_Capped]) -> Verdict:
-        first = max(found, key=lambda capped: (capped.confidence, capped.slow.deficit))
-        slow = first.slow
-        series = window.series[slow.index]
-        onset_s = min(capped.slow.onset_s for capped in found)
-        deficit = max(capped.slow.deficit for capped in found)
-        cost = slowness_by_clock(window, [capped.slow.index for capped in found], onset_s, 1 - deficit, slow.chronic)
-        where = f"{series}" if len(found) == 1 else f"{len(found)} GPUs of {series.node}"
-        return Verdict(
-            detector=self.name,
-            fault="power_throttle",
-            job=window.job,
-            nodes=(series.node,),
-            node=series.node,
-            device=series.device if len(found) == 1 else None,
-            confidence=first.confidence,
-            onset_s=onset_s,
-            summary=(
-                f"{where} is held down without being hot ({first.why}): its SM clock is {slow.clock_hz / 1e6:.0f} MHz,"
-                f" its peers' {slow.peers_hz / 1e6:.0f} MHz; {cost}"
-            ),
-            evidence=first.evidence,
-            kinds=first.kinds,
-            slowdown_ratio=cost.ratio,
-        )
-
-    def _room(self, window: Window, room: tuple[int, ...], found: list[_Capped]) -> Verdict:
-        nodes = tuple(window.nodes[node] for node in room)
-        onset_s = min(capped.slow.onset_s for capped in found)
-        deficit = max(capped.slow.deficit for capped in found)
-        cost = slowness_by_clock(
-            window, [capped.slow.index for capped in found[:8]], onset_s, 1 - deficit, found[0].slow.chronic
-        )
-        return Verdict(
-            detector=self.name,
-            fault="power_throttle",
-            job=window.job,
-            nodes=nodes,
-            node=None,
-            device=None,
-            confidence=CONFIDENCE_CLEAR,
-            onset_s=onset_s,
-            summary=(
-                f"{named(nodes)} have been slowed together by up to {100 * deficit:.0f}% of the clock without being"
-                f" hot: a power cap of what they share, not the nodes; {cost}"
-            ),
-            evidence=tuple(item for capped in found[:4] for item in capped.evidence[:2]),
-            kinds=frozenset({"sm_clock", "power"}),
-            slowdown_ratio=cost.ratio,
-            asks="notify",
-        )
+            return [lowered]
+        others = [slow for slow in slow_ones if window.series[slow.index].node not in lowered.nodes]
+        return [lowered, *throttled_nodes(window, self.name, POWER, others)]
 
 
-def _struck(node: int, slow: SlowClock) -> Struck:
-    return Struck(node, None if slow.chronic else slow.onset_s, slow.deficit)
-
-
-def _capped(window: Window, slow: SlowClock) -> _Capped | None:
+def _capped(window: Window, slow: SlowClock) -> Throttled | None:
     """Return the evidence that power explains a low clock; None if there is none, or if heat may explain it."""
     if _heat(window, slow) or _another_model(window, slow):
         return None
@@ -194,10 +111,10 @@ def _capped(window: Window, slow: SlowClock) -> _Capped | None:
         # Always so: with one other node it is undecidable which is off, and it may be another GPU model.
         confidence = min(confidence, CONFIDENCE_LIKELY)
     kinds, evidence = _evidence(window, slow, down, limited, braked)
-    return _Capped(slow, confidence, kinds, evidence, why)
+    return Throttled(slow, confidence, kinds, evidence, f"is held down without being hot ({why})")
 
 
-def _far(slow: SlowClock, power: Comparison) -> bool:
+def _far(slow: SlowClock, power: PeerComparison) -> bool:
     """Whether clock and power are lower than any spread between healthy GPUs explains."""
     sigma = max(power.sigma, POWER_SIGMA_FLOOR * power.peers)
     return slow.distance >= DISTANCE_MIN and power.peers - power.own >= DISTANCE_MIN * sigma
@@ -237,25 +154,20 @@ def _may_lack_power(window: Window, struck: Struck) -> bool:
 
 
 def _evidence(
-    window: Window, slow: SlowClock, power: Comparison | None, limit: Comparison | None, braked: bool
+    window: Window, slow: SlowClock, power: PeerComparison | None, limit: PeerComparison | None, braked: bool
 ) -> tuple[frozenset[str], tuple[Evidence, ...]]:
     """Return the kinds of evidence, and the evidence."""
-    who = window.series[slow.index].node, window.series[slow.index].device
-    line_hz = slow.peers_hz * (1 - CLEAR_DEFICIT)
     kinds = {"sm_clock"}
-    evidence = [Evidence("gpu_sm_clock_hertz", *who, slow.clock_hz, slow.peers_hz, line_hz, "hertz")]
+    evidence = [clock_evidence(window, slow)]
     if power is not None:
         kinds.add("power")
-        line = power.peers * POWER_DOWN_RATIO
-        evidence.append(Evidence("gpu_power_watts", *who, power.own, power.peers, line, "watts"))
+        evidence.append(watts_evidence(window, slow, "gpu_power_watts", power, POWER_DOWN_RATIO))
     if limit is not None:
         kinds.add("power_limit")
-        line = limit.peers * LIMIT_RATIO
-        evidence.append(Evidence("gpu_power_limit_watts", *who, limit.own, limit.peers, line, "watts"))
+        evidence.append(watts_evidence(window, slow, "gpu_power_limit_watts", limit, LIMIT_RATIO))
     if braked:
         kinds.add("throttle_reason")
-        bits = seen_bits(window, slow.index, slow.rows)
-        evidence.append(Evidence("gpu_throttle_reasons", *who, bits, None, float(BRAKE_BITS), "bitmask"))
+        evidence.append(bits_evidence(window, slow, BRAKE_BITS))
     return frozenset(kinds), tuple(evidence)
 
 
@@ -325,3 +237,17 @@ def _lowered_limits(window: Window) -> Verdict | None:
         slowdown_ratio=math.sqrt(before / own) - 1 if own > 0 else 0.0,  # clocks fall no faster than sqrt(power)
         asks="notify",
     )
+
+
+POWER = Throttle(
+    fault="power_throttle",
+    explain=_capped,
+    may_explain=_may_lack_power,
+    by_depth=True,
+    chronic_nodes=SHARED_LIMIT_NODES,
+    kind="power",
+    together=(
+        "have been slowed together by up to {percent:.0f}% of the clock without being hot:"
+        " a power cap of what they share"
+    ),
+)

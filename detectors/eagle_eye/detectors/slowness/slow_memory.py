@@ -13,7 +13,7 @@ from eagle_eye.detectors.signs.slow_share import Slowness, compute_excess, slown
 from eagle_eye.detectors.signs.topology import named
 from eagle_eye.detectors.signs.under_load import (
     ROWS_MIN,
-    Comparison,
+    PeerComparison,
     compare,
     lines_within,
     loaded_rows,
@@ -177,7 +177,7 @@ def _is_hot(window: Window, slow: SlowClock) -> bool:
     return heat is not None and _too_hot(heat, float(memory_limits_c(window)[slow.index]))
 
 
-def _too_hot(heat: Comparison, limit_c: float) -> bool:
+def _too_hot(heat: PeerComparison, limit_c: float) -> bool:
     return heat.own >= limit_c and heat.own - heat.peers >= HOTTER_C
 
 

@@ -7,7 +7,7 @@ import os
 import shutil
 from pathlib import Path
 
-from eagle_eye.orchestrators.command.orchestrator import CommandOrchestrator, Limits
+from eagle_eye.orchestrators.command.orchestrator import CommandOrchestrator, ProgramTimeouts
 from eagle_eye.orchestrators.command.program import Programs
 from eagle_eye.orchestrators.errors import OrchestratorError
 from eagle_eye.orchestrators.option_values import seconds
@@ -47,7 +47,7 @@ def build(options: argparse.Namespace) -> CommandOrchestrator:
         (str(Path(found).absolute()), *words[1:]),
         programs,
         options.state_dir / "excluded.json",
-        Limits(options.state_timeout, options.timeout),
+        ProgramTimeouts(options.state_timeout, options.timeout),
         reported=options.jobs if options.report_state else (),
         resumes=options.resumes,
     )

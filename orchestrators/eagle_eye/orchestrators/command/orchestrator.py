@@ -22,7 +22,7 @@ from eagle_eye.orchestrators.command.messages import (
     state_request,
     stop_request,
 )
-from eagle_eye.orchestrators.command.program import OUTPUT_BYTES_MAX, Ended, Programs
+from eagle_eye.orchestrators.command.program import OUTPUT_BYTES_MAX, ProgramResult, Programs
 from eagle_eye.orchestrators.errors import CannotCarryOutError, OrchestratorError
 from eagle_eye.orchestrators.protocol import Exclusion, JobState, Restart
 from eagle_eye.orchestrators.whole_file import write_whole
@@ -32,7 +32,7 @@ STATE_BYTES_MAX = 4 << 20  # of an answer; fits the server's limit for a job, 10
 
 
 @dataclass(frozen=True)
-class Limits:
+class ProgramTimeouts:
     """Timeouts of the program, in seconds: for reporting a job's state, and for changing something."""
 
     state_s: float = 10.0
@@ -53,7 +53,7 @@ class CommandOrchestrator:
         words: Sequence[str],
         programs: Programs,
         file: Path,
-        limits: Limits | None = None,
+        limits: ProgramTimeouts | None = None,
         *,
         reported: Sequence[str] = (),
         resumes: bool = False,
@@ -62,7 +62,7 @@ class CommandOrchestrator:
         self.resumes = resumes
         self._words = tuple(words)
         self._programs = programs
-        self._limits = limits or Limits()
+        self._limits = limits or ProgramTimeouts()
         self._reported = tuple(reported)
         self._file = file
         self._lock = threading.Lock()
@@ -128,7 +128,7 @@ class CommandOrchestrator:
         ended = self._run(request, self._limits.verb_s, OUTPUT_BYTES_MAX)
         return for_people(ended.out) or f"{request['verb']}: exit code 0"
 
-    def _run(self, request: dict[str, Any], within_s: float, out_bytes_max: int) -> Ended:
+    def _run(self, request: dict[str, Any], within_s: float, out_bytes_max: int) -> ProgramResult:
         verb = request["verb"]
         given = json.dumps(request).encode() + b"\n"
         try:
@@ -161,7 +161,7 @@ def _read(file: Path) -> dict[str, str]:
         raise OrchestratorError(f"{file}: {error}; repair or remove it") from None
 
 
-def _with(what: str, ended: Ended) -> str:
+def _with(what: str, ended: ProgramResult) -> str:
     said = for_people(ended.err) or for_people(ended.out)
     return f"{what}: {said}" if said else what
 

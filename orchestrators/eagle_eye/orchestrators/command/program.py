@@ -21,7 +21,7 @@ _READ_BYTES = 65_536
 
 
 @dataclass(frozen=True)
-class Ended:
+class ProgramResult:
     """The result of a run; ``exit_code`` is negative for a signal, as in subprocess. ``late``: it timed out.
 
     Of too much output the end is kept; ``cut``: ``out`` is truncated.
@@ -51,7 +51,7 @@ class Programs:
         within_s: float,
         extra: Mapping[str, str],
         out_bytes_max: int = OUTPUT_BYTES_MAX,
-    ) -> Ended:
+    ) -> ProgramResult:
         """Run a program; return its result. Raises OSError where it cannot be started, also after ``close``.
 
         Its background processes continue after a normal exit; on a timeout its whole session is killed.
@@ -107,7 +107,7 @@ class _Attendance:
                 descriptor, selectors.EVENT_WRITE if pipe is process.stdin else selectors.EVENT_READ
             )
 
-    def until_its_end(self, until_s: float) -> Ended:
+    def until_its_end(self, until_s: float) -> ProgramResult:
         """Return the result; from ``until_s`` (of the monotonic clock) on the process is terminated, then killed."""
         late, kill_s = False, float("inf")
         with self._selector:
@@ -125,7 +125,7 @@ class _Attendance:
         for descriptor in self._tails:
             for _ in range(PIPE_BYTES_MAX // _READ_BYTES + 1):
                 self._receive(descriptor)
-        return Ended(self._process.returncode, self._out.text(), self._err.text(), late, self._out.cut)
+        return ProgramResult(self._process.returncode, self._out.text(), self._err.text(), late, self._out.cut)
 
     def _exchange(self) -> None:
         if not self._selector.get_map():  # it has closed all three, and continues

@@ -20,7 +20,7 @@ from kubernetes.config.config_exception import ConfigException
 
 from eagle_eye.orchestrators.errors import CannotCarryOutError
 from eagle_eye.orchestrators.kubernetes import marks
-from eagle_eye.orchestrators.kubernetes.objects import ClusterNode, Page, Pod, Resources, Status
+from eagle_eye.orchestrators.kubernetes.objects import ClusterNode, ListPage, Pod, Resources, Status
 from eagle_eye.orchestrators.kubernetes.workloads import KINDS, Ref
 
 PAGE = 500  # objects per answer
@@ -206,7 +206,7 @@ class Api:
                 body = self._ask(what, lambda asked=asked: ask(asked))  # type: ignore[misc]
             except ApiException as error:
                 raise refused(what, error) from None
-            page = _decode(body, Page, what)
+            page = _decode(body, ListPage, what)
             found += [_decode(item, shape, what) for item in page.items]
             if not page.metadata.more:
                 return found

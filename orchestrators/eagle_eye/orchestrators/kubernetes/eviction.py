@@ -21,7 +21,7 @@ MIRROR = "kubernetes.io/config.mirror"
 Scope = Literal["job", "nodes"]
 
 
-class Progress(NamedTuple):
+class EvictionProgress(NamedTuple):
     """A job's progress towards running again. ``waiting`` says what is missing, as text; "" where it runs again."""
 
     done: bool
@@ -42,7 +42,7 @@ def victims(pods: Iterable[Pod], without: Collection[str], detected_s: float | N
     return leaving + rest
 
 
-def progress(pods: Sequence[Pod], gone: Collection[str], without: Collection[str], expected: int) -> Progress:
+def progress(pods: Sequence[Pod], gone: Collection[str], without: Collection[str], expected: int) -> EvictionProgress:
     """Return the job's progress: ``pods`` are its members now, ``gone`` the uids of those that were evicted.
 
     It runs again when as many pods as before run, none of them evicted and none on an excluded node.
@@ -51,12 +51,14 @@ def progress(pods: Sequence[Pod], gone: Collection[str], without: Collection[str
     back = [pod for pod in live if pod.spec.node_name in without]
     if back:
         where = ", ".join(f"{pod.full_name} on {pod.spec.node_name}" for pod in back[:NAMED_MAX])
-        return Progress(False, f"in spite of taint and cordon: {where}; look at the pod's tolerations and nodeName")
+        return EvictionProgress(
+            False, f"in spite of taint and cordon: {where}; look at the pod's tolerations and nodeName"
+        )
     running = [pod for pod in live if pod.runs]
     if len(live) >= expected > 0 and len(running) == len(live):
-        return Progress(True, "")
+        return EvictionProgress(True, "")
     if pods and not live and all(pod.status.phase == "Succeeded" for pod in pods):
-        return Progress(True, "", ended=True)
+        return EvictionProgress(True, "", ended=True)
     missing = [f"{pod.full_name} waits{_why(pod)}" for pod in live if not pod.runs]
     absent = expected - len(live)
     if absent > 0:
@@ -65,7 +67,7 @@ def progress(pods: Sequence[Pod], gone: Collection[str], without: Collection[str
         if leaving:
             text += f"; still ending: {named(leaving)}"
         missing.insert(0, text)
-    return Progress(False, "; ".join(missing[:NAMED_MAX]))
+    return EvictionProgress(False, "; ".join(missing[:NAMED_MAX]))
 
 
 def stale(pods: Iterable[Pod], since_s: float) -> list[Pod]:

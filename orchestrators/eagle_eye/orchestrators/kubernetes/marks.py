@@ -28,7 +28,7 @@ ConditionStatus = Literal["True", "False"]
 MESSAGE_CHARACTERS_MAX = 1_000
 
 
-class Exclusion(msgspec.Struct, frozen=True):
+class ExclusionMark(msgspec.Struct, frozen=True):
     """The annotation's value, as JSON. ``since`` is RFC 3339, ``taint`` the effect that was set with it."""
 
     owner: str
@@ -48,7 +48,7 @@ class Whose(NamedTuple):
     """
 
     state: Literal["free", "ours", "uncordoned", "theirs", "taken"]
-    ours: Exclusion | None = None
+    ours: ExclusionMark | None = None
     why: str = ""
 
 
@@ -76,7 +76,7 @@ def whose(node: ClusterNode, owner: str) -> Whose:
 
 def marking(node: ClusterNode, cause: Cause, owner: str, effect: TaintEffect, since: str) -> dict[str, Any]:
     """Return the patch that cordons the node and says why; it fails where the node has changed meanwhile."""
-    ours = Exclusion(owner, cause.incident_id, cause.action_id, _line(cause.reason), since, effect)
+    ours = ExclusionMark(owner, cause.incident_id, cause.action_id, _line(cause.reason), since, effect)
     taints = [taint for taint in node.spec.taints or () if taint.key != TAINT]
     taints.append(Taint(TAINT, taint_value(ours.reason), effect))
     return {
@@ -145,9 +145,9 @@ def _line(text: str) -> str:
     return " ".join(text.split())[:MESSAGE_CHARACTERS_MAX]
 
 
-def _decoded(text: str) -> Exclusion | None:
+def _decoded(text: str) -> ExclusionMark | None:
     try:
-        return msgspec.json.decode(text, type=Exclusion)
+        return msgspec.json.decode(text, type=ExclusionMark)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
 

@@ -23,7 +23,7 @@ class ManagedFields(msgspec.Struct, frozen=True, rename={"fields": "fieldsV1"}):
     fields: Mapping[str, Any] | None = None
 
 
-class Owner(msgspec.Struct, frozen=True):
+class OwnerReference(msgspec.Struct, frozen=True):
     """An object's owner reference."""
 
     kind: str = ""
@@ -41,7 +41,7 @@ class Metadata(msgspec.Struct, frozen=True, rename="camel"):
     deletion_timestamp: dt.datetime | None = None
     labels: Texts | None = None
     annotations: Texts | None = None
-    owner_references: Sequence[Owner] | None = None
+    owner_references: Sequence[OwnerReference] | None = None
     managed_fields: Sequence[ManagedFields] | None = None
 
 
@@ -84,7 +84,7 @@ class ClusterNode(msgspec.Struct, frozen=True):
     status: NodeStatus = NodeStatus()
 
 
-class Running(msgspec.Struct, frozen=True, rename="camel"):
+class ContainerRunning(msgspec.Struct, frozen=True, rename="camel"):
     """A running container."""
 
     started_at: dt.datetime | None = None
@@ -93,7 +93,7 @@ class Running(msgspec.Struct, frozen=True, rename="camel"):
 class ContainerState(msgspec.Struct, frozen=True):
     """A container's state; None: not in that state."""
 
-    running: Running | None = None
+    running: ContainerRunning | None = None
 
 
 class ContainerStatus(msgspec.Struct, frozen=True):
@@ -152,7 +152,7 @@ class Pod(msgspec.Struct, frozen=True):
         return self.live and self.status.phase == "Running"
 
 
-class Page(msgspec.Struct, frozen=True):
+class ListPage(msgspec.Struct, frozen=True):
     """One page of a list; ``metadata.more`` requests the next one."""
 
     items: Sequence[msgspec.Raw] = ()

@@ -61,7 +61,7 @@ class Resizing:
         self, known: workloads.Workload, pods: int, action: str, clock: Callable[[], float]
     ) -> workloads.Workload:
         for _ in range(CONFLICTS_MAX):
-            change = workloads.Change(known.wanted, pods, math.ceil(clock()), action)
+            change = workloads.ScaleChange(known.wanted, pods, math.ceil(clock()), action)
             try:
                 self.api.change_workload(known.ref, workloads.resized(known, change))
             except Conflict:

@@ -21,7 +21,7 @@ JOBSET_NAME = "jobset.sigs.k8s.io/jobset-name"
 GPU = "nvidia.com/gpu"
 
 
-class Kind(NamedTuple):
+class WorkloadKind(NamedTuple):
     """A kind's place in the API."""
 
     group: str
@@ -30,9 +30,9 @@ class Kind(NamedTuple):
 
 
 KINDS = {
-    "Job": Kind("batch", "v1", "jobs"),
-    "JobSet": Kind("jobset.x-k8s.io", "v1alpha2", "jobsets"),
-    "PyTorchJob": Kind("kubeflow.org", "v1", "pytorchjobs"),
+    "Job": WorkloadKind("batch", "v1", "jobs"),
+    "JobSet": WorkloadKind("jobset.x-k8s.io", "v1alpha2", "jobsets"),
+    "PyTorchJob": WorkloadKind("kubeflow.org", "v1", "pytorchjobs"),
 }
 
 
@@ -47,7 +47,7 @@ class Ref(NamedTuple):
         return f"{self.kind} {self.namespace}/{self.name}"
 
 
-class Change(msgspec.Struct, frozen=True):
+class ScaleChange(msgspec.Struct, frozen=True):
     """Our last change: ``wanted`` pods became ``pods``, since a Unix time, for an action."""
 
     wanted: int
@@ -61,7 +61,7 @@ class Workload(NamedTuple):
 
     ref: Ref
     pods: int
-    change: Change | None
+    change: ScaleChange | None
     body: Mapping[str, Any]
 
     @property
@@ -93,7 +93,7 @@ def read(ref: Ref, body: Mapping[str, Any]) -> Workload:
     return Workload(ref, pods, _change(body, pods), body)
 
 
-def resized(workload: Workload, change: Change) -> dict[str, Any]:
+def resized(workload: Workload, change: ScaleChange) -> dict[str, Any]:
     """Return the merge patch that sets its number of pods, unless it has changed since it was read.
 
     Raises CannotCarryOutError where its owner's limits exclude this number.
@@ -122,11 +122,11 @@ def _maker(pod: Pod) -> Ref | None:
     return next((Ref(owner.kind, space, owner.name) for owner in pod.metadata.owner_references or ()), None)
 
 
-def _change(body: Mapping[str, Any], pods: int) -> Change | None:
+def _change(body: Mapping[str, Any], pods: int) -> ScaleChange | None:
     """Return our annotation's change; None where the size was changed by someone else since."""
     text = ((body.get("metadata") or {}).get("annotations") or {}).get(LAYOUT)
     try:
-        change = msgspec.json.decode(text or "null", type=Change | None)
+        change = msgspec.json.decode(text or "null", type=ScaleChange | None)
     except (msgspec.DecodeError, UnicodeDecodeError, TypeError):
         return None
     return change if change is not None and change.pods == pods else None

@@ -19,14 +19,14 @@ from urllib.parse import quote
 
 from eagle_eye.orchestrators import logs
 from eagle_eye.orchestrators.errors import OrchestratorError, ServerUnreachableError
-from eagle_eye.orchestrators.intake import Intake
+from eagle_eye.orchestrators.intake import WebhookIntake
 from eagle_eye.orchestrators.launch import happenings as on
 from eagle_eye.orchestrators.launch.coordinator import Coordinator
-from eagle_eye.orchestrators.launch.job import Job, NoServer, Sight
+from eagle_eye.orchestrators.launch.job import LaunchedJob, NoServer, ObservedProgress
 from eagle_eye.orchestrators.launch.orchestrator import LaunchOrchestrator
 from eagle_eye.orchestrators.launch.output import Output
 from eagle_eye.orchestrators.launch.persisted_state import MemoryFile
-from eagle_eye.orchestrators.launch.plan import Fleet
+from eagle_eye.orchestrators.launch.plan import LauncherNodes
 from eagle_eye.orchestrators.launch.runners import LEASE_S
 from eagle_eye.orchestrators.launch.state import Rules
 from eagle_eye.orchestrators.ledger import Ledger
@@ -35,7 +35,7 @@ from eagle_eye.orchestrators.receiver import Receiver, listen_on, url_of
 from eagle_eye.orchestrators.reports import Reporter
 from eagle_eye.orchestrators.server_client import ServerClient
 from eagle_eye.orchestrators.subscriber import Subscriber
-from eagle_eye.orchestrators.subscription import Subscription, Wanted
+from eagle_eye.orchestrators.subscription import SubscriptionKeeper, WantedSubscription
 from eagle_eye.planning.plan import Plan
 from eagle_eye.planning.plan_file import read_plan
 from eagle_eye.planning.rank_layout import BYTES_MAX, LAYOUT_VARIABLE, variable
@@ -138,7 +138,7 @@ def run(arguments: argparse.Namespace) -> int:
             return 2
 
 
-def read_job(arguments: argparse.Namespace) -> Job:
+def read_job(arguments: argparse.Namespace) -> LaunchedJob:
     """Return the job to run. Raises ConfigurationError naming the flag."""
     if not _NAME.match(arguments.job):
         raise ConfigurationError(f"--job {arguments.job!r}: expected letters, digits and '._:-'")
@@ -163,7 +163,7 @@ def read_job(arguments: argparse.Namespace) -> Job:
         exec_words = tuple(shlex.split(arguments.exec))
     except ValueError as error:
         raise ConfigurationError(f"--exec {arguments.exec!r}: {error}") from None
-    return Job(
+    return LaunchedJob(
         name=arguments.job,
         nodes=nodes,
         ranks_per_node=arguments.nproc_per_node,
@@ -208,7 +208,7 @@ def read_rules(arguments: argparse.Namespace) -> Rules:
     if layouts is not None:
         least = max(int(counts[1] or 0), layouts.nodes_min)
     return Rules(
-        fleet=Fleet(nodes, least, wanted),
+        fleet=LauncherNodes(nodes, least, wanted),
         verdict_wait_s=arguments.verdict_wait,
         restarts_max=arguments.restarts_max,
         ready_within_s=arguments.start_wait,
@@ -284,7 +284,9 @@ def _parts(arguments: argparse.Namespace) -> Iterator[_Parts]:
         client.close()
 
 
-def _run_with_server(arguments: argparse.Namespace, job: Job, rules: Rules, memory: MemoryFile, output: Output) -> int:
+def _run_with_server(
+    arguments: argparse.Namespace, job: LaunchedJob, rules: Rules, memory: MemoryFile, output: Output
+) -> int:
     with _parts(arguments) as parts, contextlib.closing(listen_on(*_address(arguments.listen))) as listening:
         url = arguments.webhook_url or url_of(listening)
 
@@ -296,14 +298,14 @@ def _run_with_server(arguments: argparse.Namespace, job: Job, rules: Rules, memo
                 output.say("server_back", attempt, {"away_s": round(away_s, 1)})
 
         file = _state_dir(arguments) / "subscription.json"
-        subscription = Subscription(parts.client, Wanted(url, (job.name,)), file, changed=changed)
+        subscription = SubscriptionKeeper(parts.client, WantedSubscription(url, (job.name,)), file, changed=changed)
 
-        def look() -> Sight | None:
+        def look() -> ObservedProgress | None:
             return _sight(parts.client, job.name)
 
         coordinator = Coordinator(job, rules, memory, subscription, output, subscription.attempt_of(job.name), look)
         orchestrator = LaunchOrchestrator(coordinator, job.name)
-        intake = Intake(parts.ledger, orchestrator.state, parts.reporter, subscription.secrets)
+        intake = WebhookIntake(parts.ledger, orchestrator.state, parts.reporter, subscription.secrets)
         receiver = Receiver(intake, listening)
         subscriber = Subscriber(orchestrator, parts.ledger, intake.work, parts.reporter)
         intake.resume()
@@ -323,14 +325,14 @@ def _run_with_server(arguments: argparse.Namespace, job: Job, rules: Rules, memo
                 log.warning("reports are still owed; the next launcher with this --state-dir sends them")
 
 
-def _sight(client: ServerClient, job: str) -> Sight | None:
+def _sight(client: ServerClient, job: str) -> ObservedProgress | None:
     try:
         answer = client.call("GET", f"/api/v1/jobs/{quote(job, safe='')}", timeout_s=LOOK_WITHIN_S)
     except ServerUnreachableError:
         return None  # the subscription reports it
     progress = answer.get("progress") if isinstance(answer, dict) else None
     step, attempt = (progress.get("step"), answer.get("attempt")) if isinstance(progress, dict) else (None, None)
-    return Sight(attempt, int(step)) if isinstance(step, int | float) and isinstance(attempt, int) else None
+    return ObservedProgress(attempt, int(step)) if isinstance(step, int | float) and isinstance(attempt, int) else None
 
 
 def _require_torch() -> None:

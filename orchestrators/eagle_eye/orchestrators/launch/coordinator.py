@@ -24,12 +24,12 @@ from eagle_eye.orchestrators.launch.checkpoints import (
     in_memory,
 )
 from eagle_eye.orchestrators.launch.gathering import pace_left_ratio
-from eagle_eye.orchestrators.launch.job import Job, ServerLink, Sight
+from eagle_eye.orchestrators.launch.job import LaunchedJob, ObservedProgress, ServerLink
 from eagle_eye.orchestrators.launch.machine import step
 from eagle_eye.orchestrators.launch.output import Output
 from eagle_eye.orchestrators.launch.persisted_state import MemoryFile, resume
 from eagle_eye.orchestrators.launch.prepare import LAUNCH_VARIABLE
-from eagle_eye.orchestrators.launch.progress import Watcher
+from eagle_eye.orchestrators.launch.progress import ProgressReporter
 from eagle_eye.orchestrators.launch.runners import Runners
 from eagle_eye.orchestrators.launch.state import ENDED, Phase, Rules, due_s
 from eagle_eye.orchestrators.protocol import JobState
@@ -50,13 +50,13 @@ class Coordinator:
 
     def __init__(
         self,
-        job: Job,
+        job: LaunchedJob,
         rules: Rules,
         memory: MemoryFile,
         link: ServerLink,
         output: Output,
         attempts_before: int = 0,
-        look: Callable[[], Sight | None] = lambda: None,
+        look: Callable[[], ObservedProgress | None] = lambda: None,
     ) -> None:
         """``look`` returns the server's view of the job's progress; ``attempts_before`` see persisted_state.resume."""
         self._job = job
@@ -71,7 +71,7 @@ class Coordinator:
         self._runners = Runners(
             job, memory.memory.launch, self.post, lambda: link.in_touch, lambda: self._state.excluded
         )
-        self._watcher = Watcher(job.checkpoint_dir, look, self.post, in_memory=self._steps_in_memory)
+        self._watcher = ProgressReporter(job.checkpoint_dir, look, self.post, in_memory=self._steps_in_memory)
         self._requests = itertools.count(1)
         self._answers: dict[int, Future[tuple[bool, str]]] = {}
         self._store: Any = None

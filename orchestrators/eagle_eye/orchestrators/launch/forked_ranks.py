@@ -27,7 +27,7 @@ POLL_S = 0.01
 LOST_EXIT_CODE = 255
 
 
-class Forked:
+class ForkedProcess:
     """A child process with the methods of ``subprocess.Popen`` that the elastic agent uses."""
 
     def __init__(self, pid: int) -> None:
@@ -68,7 +68,7 @@ class ForkedRank:
         pid = os.fork()
         if pid == 0:
             _become_rank(words, env, self._logs, kept)
-        self.proc = Forked(pid)
+        self.proc = ForkedProcess(pid)
 
     def close(self, death_sig: signal.Signals = signal.SIGTERM) -> None:
         """Send the signal to the rank and its children."""

@@ -11,7 +11,7 @@ from eagle_eye.schema.action import JobUpdate
 
 
 @dataclass(frozen=True)
-class Job:
+class LaunchedJob:
     """The job, and how a command is run on a node.
 
     ``{node}`` and ``{index}`` (its place in the list of nodes) are substituted in each word of ``exec_words``
@@ -43,7 +43,7 @@ class Job:
         return text.replace("{node}", node).replace("{index}", str(self.nodes.index(node)))
 
 
-class Sight(NamedTuple):
+class ObservedProgress(NamedTuple):
     """An attempt's progress when the server was queried: the last finished step."""
 
     attempt: int

@@ -13,7 +13,7 @@ from eagle_eye.orchestrators.errors import OrchestratorError
 from eagle_eye.orchestrators.launch.blame import Raised
 from eagle_eye.orchestrators.launch.checkpoints import Span
 from eagle_eye.orchestrators.launch.known_starts import KnownStarts
-from eagle_eye.orchestrators.launch.plan import Fleet
+from eagle_eye.orchestrators.launch.plan import LauncherNodes
 from eagle_eye.orchestrators.launch.state import ENDED, Phase, State
 from eagle_eye.orchestrators.whole_file import write_whole
 
@@ -61,7 +61,7 @@ def remember(memory: LauncherMemory, state: State) -> LauncherMemory:
     )
 
 
-def resume(memory: LauncherMemory, fleet: Fleet, attempts_before: int = 0) -> State:
+def resume(memory: LauncherMemory, fleet: LauncherNodes, attempts_before: int = 0) -> State:
     """Return the next launcher's initial state: a new attempt, whatever the last one was doing.
 
     ``attempts_before`` is the attempt that the server knows of: requests about those attempts are void. The restart

@@ -10,7 +10,7 @@ from eagle_eye.planning.rank_layout import nodes_used
 
 
 @dataclass(frozen=True)
-class Fleet:
+class LauncherNodes:
     """The launcher's nodes, in order: the first ``wanted`` start, the rest are spares.
 
     A job may run on ``least`` to ``wanted`` nodes.
@@ -22,7 +22,7 @@ class Fleet:
 
 
 def choose_nodes(
-    fleet: Fleet,
+    fleet: LauncherNodes,
     current: tuple[str, ...],
     unusable: AbstractSet[str],
     draining: AbstractSet[str] = frozenset(),
@@ -63,7 +63,7 @@ def lay_out(plan: Plan, current: tuple[str, ...], chosen: tuple[str, ...]) -> tu
     return tuple(places[: nodes_used(plan, len(places))])
 
 
-def _fill(fleet: Fleet, current: tuple[str, ...], unusable: AbstractSet[str]) -> tuple[str, ...]:
+def _fill(fleet: LauncherNodes, current: tuple[str, ...], unusable: AbstractSet[str]) -> tuple[str, ...]:
     places = current or fleet.nodes[: fleet.wanted]
     places += ("",) * (fleet.wanted - len(places))
     spares = [node for node in fleet.nodes if node not in places and node not in unusable]

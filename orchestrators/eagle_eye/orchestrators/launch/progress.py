@@ -14,7 +14,7 @@ from pathlib import Path
 
 from eagle_eye.orchestrators.launch import happenings as on
 from eagle_eye.orchestrators.launch.checkpoints import Checkpoint, find_checkpoints
-from eagle_eye.orchestrators.launch.job import Sight
+from eagle_eye.orchestrators.launch.job import ObservedProgress
 from eagle_eye.schema.memory_steps import MemoryStep, whole_in_memory
 
 LOOK_EVERY_S = 1.0
@@ -34,7 +34,7 @@ class _Attempt:
     captures_before: int = 0  # the last attempt, as counted by stores, with steps in the nodes' memory from before
 
 
-class Watcher:
+class ProgressReporter:
     """Reports an attempt's first known step and each checkpoint that it completes.
 
     ``look`` returns the server's view of the job, None where it has none; ``in_memory`` the copies of steps in the
@@ -44,7 +44,7 @@ class Watcher:
     def __init__(
         self,
         folder: Path | None,
-        look: Callable[[], Sight | None],
+        look: Callable[[], ObservedProgress | None],
         post: Callable[[on.Happening], None],
         clock: Callable[[], float] = time.monotonic,
         in_memory: Callable[[], list[MemoryStep]] = list,

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection
 
 from eagle_eye.orchestrators.launch import happenings as on
 from eagle_eye.orchestrators.launch import logs, messages
-from eagle_eye.orchestrators.launch.job import Job
+from eagle_eye.orchestrators.launch.job import LaunchedJob
 from eagle_eye.orchestrators.launch.nodes import RUNNER, NodeRunner
 from eagle_eye.schema.memory_steps import MemoryStep
 
@@ -31,7 +31,7 @@ class Runners:
 
     def __init__(
         self,
-        job: Job,
+        job: LaunchedJob,
         launch: str,
         post: Callable[[on.Happening], None],
         in_touch: Callable[[], bool],

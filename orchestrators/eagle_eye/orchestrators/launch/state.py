@@ -13,7 +13,7 @@ from eagle_eye.orchestrators.launch import orders as to
 from eagle_eye.orchestrators.launch.blame import Raised
 from eagle_eye.orchestrators.launch.checkpoints import Span
 from eagle_eye.orchestrators.launch.known_starts import KnownStarts
-from eagle_eye.orchestrators.launch.plan import Fleet
+from eagle_eye.orchestrators.launch.plan import LauncherNodes
 from eagle_eye.planning.plan import Plan
 from eagle_eye.schema.action import RestartScope
 
@@ -63,7 +63,7 @@ class Rules:
     latter limit is at least the job's longest known start. 0: no process is kept.
     """
 
-    fleet: Fleet
+    fleet: LauncherNodes
     verdict_wait_s: float = 30.0
     restarts_max: int = 3
     backoff_s: float = 10.0

@@ -27,7 +27,7 @@ LOOK_AGAIN_S = 2.0  # what blocks a start may be momentary
 UNHEARD_MARGIN = 1.5  # times the longest known start
 
 
-class Held(msgspec.Struct, frozen=True):
+class BlockedStart(msgspec.Struct, frozen=True):
     """Who blocks a start, and how: ranks that are stopped or missing, or whose node is cut off or silent."""
 
     nodes: frozenset[str]
@@ -84,7 +84,7 @@ def seen(state: State, sight: on.RanksSeen) -> Step:
     return state, []
 
 
-def held_up(members: tuple[str, ...], sights: tuple[on.RanksSeen, ...]) -> Held | None:
+def held_up(members: tuple[str, ...], sights: tuple[on.RanksSeen, ...]) -> BlockedStart | None:
     """Return who blocks the start, None where no rank stands out.
 
     At most half of the nodes, and not all, can: a job that was stopped as a whole is meant to be stopped.
@@ -98,7 +98,7 @@ def held_up(members: tuple[str, ...], sights: tuple[on.RanksSeen, ...]) -> Held 
     nodes = frozenset(seen.node for seen in latest.values() if {*seen.absent, *seen.stopped} & {*absent, *stopped})
     if not nodes or 2 * len(nodes) > len(members) or len(nodes) == len(members):
         return None
-    return Held(nodes, tuple(sorted(stopped)), tuple(sorted({*absent} - {*stopped})))
+    return BlockedStart(nodes, tuple(sorted(stopped)), tuple(sorted({*absent} - {*stopped})))
 
 
 def _early(rules: Rules, state: State, waited_s: float, within_s: float, now: on.Moment) -> Step:
@@ -114,18 +114,18 @@ def _early(rules: Rules, state: State, waited_s: float, within_s: float, now: on
     return replace(state, due_s=due_s, held_before=frozenset(held.ranks if held is not None else ())), []
 
 
-def _cut_off(state: State) -> Held | None:
+def _cut_off(state: State) -> BlockedStart | None:
     """Return the ranks of nodes that cannot reach the rendezvous, once those of all others have arrived."""
     nodes = frozenset(sight.node for sight in state.sights if sight.cut_off)
     ranks = _ranks_on(state, nodes)
-    return Held(nodes, cut_off=ranks) if ranks and _others_come(state, nodes) else None
+    return BlockedStart(nodes, cut_off=ranks) if ranks and _others_come(state, nodes) else None
 
 
-def _unheard(state: State) -> Held | None:
+def _unheard(state: State) -> BlockedStart | None:
     """Return the ranks of nodes that have not answered, once those of all others have arrived."""
     nodes = frozenset(state.members) - {sight.node for sight in state.sights}
     ranks = _ranks_on(state, nodes)
-    return Held(nodes, unheard=ranks) if ranks and _others_come(state, nodes) else None
+    return BlockedStart(nodes, unheard=ranks) if ranks and _others_come(state, nodes) else None
 
 
 def _ranks_on(state: State, nodes: AbstractSet[str]) -> tuple[int, ...]:
@@ -140,7 +140,7 @@ def _others_come(state: State, nodes: AbstractSet[str]) -> bool:
     return come and heard.issuperset(state.members) and 2 * len(nodes) <= len(state.members)
 
 
-def _stuck(rules: Rules, state: State, held: Held, waited_s: float, now: on.Moment) -> Step:
+def _stuck(rules: Rules, state: State, held: BlockedStart, waited_s: float, now: on.Moment) -> Step:
     """Fail the attempt; a node that blocks two starts in a row is left out of the next one."""
     nodes = sorted(held.nodes)
     again = held.nodes & state.stuck

@@ -21,7 +21,7 @@ class Options(Protocol):
         ...
 
 
-class Kind(NamedTuple):
+class OrchestratorKind(NamedTuple):
     """One kind; ``module`` is imported only when the kind is used."""
 
     name: str
@@ -34,9 +34,11 @@ class Kind(NamedTuple):
         return module
 
 
-KINDS: tuple[Kind, ...] = (
-    Kind("slurm", "eagle_eye.orchestrators.slurm.options", "drain nodes and requeue jobs in Slurm"),
-    Kind("torchft", "eagle_eye.orchestrators.torchft.options", "kill a replica group, have the others train on"),
-    Kind("command", "eagle_eye.orchestrators.command.options", "run a program of yours for each verb"),
-    Kind("kubernetes", "eagle_eye.orchestrators.kubernetes.options", "cordon nodes, evict a job's pods"),
+KINDS: tuple[OrchestratorKind, ...] = (
+    OrchestratorKind("slurm", "eagle_eye.orchestrators.slurm.options", "drain nodes and requeue jobs in Slurm"),
+    OrchestratorKind(
+        "torchft", "eagle_eye.orchestrators.torchft.options", "kill a replica group, have the others train on"
+    ),
+    OrchestratorKind("command", "eagle_eye.orchestrators.command.options", "run a program of yours for each verb"),
+    OrchestratorKind("kubernetes", "eagle_eye.orchestrators.kubernetes.options", "cordon nodes, evict a job's pods"),
 )

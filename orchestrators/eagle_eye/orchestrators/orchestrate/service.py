@@ -22,10 +22,10 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from eagle_eye.orchestrators.errors import CannotCarryOutError, OrchestratorError, ServerUnreachableError
-from eagle_eye.orchestrators.intake import Intake
+from eagle_eye.orchestrators.intake import WebhookIntake
 from eagle_eye.orchestrators.ledger import Ledger
 from eagle_eye.orchestrators.option_values import token
-from eagle_eye.orchestrators.orchestrate.kinds import Kind
+from eagle_eye.orchestrators.orchestrate.kinds import OrchestratorKind
 from eagle_eye.orchestrators.orchestrate.metrics import CONTENT_TYPE, Metrics
 from eagle_eye.orchestrators.protocol import Closes, FollowsPlans, JobState, Orchestrator, ReportsJobs
 from eagle_eye.orchestrators.receiver import Receiver, listen_on, url_of
@@ -33,7 +33,7 @@ from eagle_eye.orchestrators.reports import Reporter
 from eagle_eye.orchestrators.secret_file import SecretFile
 from eagle_eye.orchestrators.server_client import ServerClient
 from eagle_eye.orchestrators.subscriber import PARALLEL_MAX, Subscriber
-from eagle_eye.orchestrators.subscription import Subscription, Wanted
+from eagle_eye.orchestrators.subscription import SubscriptionKeeper, WantedSubscription
 from eagle_eye.schema.action import ActionRequest, JobUpdate, ReportState
 
 log = logging.getLogger(__name__)
@@ -49,7 +49,7 @@ _EVERYWHERE = ("0.0.0.0", "::")  # noqa: S104 - recognised, not listened on
 class Service:
     """Open until ``close``. Opening raises OrchestratorError or ValueError for an unusable option."""
 
-    def __init__(self, kind: Kind, options: argparse.Namespace) -> None:
+    def __init__(self, kind: OrchestratorKind, options: argparse.Namespace) -> None:
         self._options = options
         self._parts = contextlib.ExitStack()
         self._stopping = threading.Event()
@@ -60,7 +60,7 @@ class Service:
             self._parts.close()
             raise
 
-    def _open(self, kind: Kind, options: argparse.Namespace) -> None:
+    def _open(self, kind: OrchestratorKind, options: argparse.Namespace) -> None:
         folder: Path = options.state_dir
         _own(folder, self._parts)
         client = self._client = ServerClient(options.server, token(options.token_file))
@@ -76,9 +76,9 @@ class Service:
         self._metrics = Metrics(kind.name)
         secret_file = SecretFile(options.secret_file) if options.secret_file else None
         url = _reachable(options, url_of(listening))
-        wanted = None if secret_file else Wanted(url, tuple(options.jobs), lasting=True)
-        self._subscription = Subscription(client, wanted, folder / "subscription.json", changed=_say)
-        self._intake = Intake(
+        wanted = None if secret_file else WantedSubscription(url, tuple(options.jobs), lasting=True)
+        self._subscription = SubscriptionKeeper(client, wanted, folder / "subscription.json", changed=_say)
+        self._intake = WebhookIntake(
             ledger,
             self._state,
             self._report,
@@ -158,7 +158,7 @@ class Service:
         log.info("%s: ending", self._told_to_stop)
         return 0
 
-    def _threads(self) -> tuple[tuple[str, Receiver | Reporter | Subscription | Subscriber], ...]:
+    def _threads(self) -> tuple[tuple[str, Receiver | Reporter | SubscriptionKeeper | Subscriber], ...]:
         return (
             ("receiver", self._receiver),
             ("subscriber", self._subscriber),

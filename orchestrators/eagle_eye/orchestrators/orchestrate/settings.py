@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 import msgspec
 
 from eagle_eye.orchestrators.option_values import address, seconds
-from eagle_eye.orchestrators.orchestrate.kinds import KINDS, Kind
+from eagle_eye.orchestrators.orchestrate.kinds import KINDS, OrchestratorKind
 from eagle_eye.schema.configuration import ENVIRONMENT_PREFIX, ConfigurationError, read_toml
 from eagle_eye.schema.environment_names import foreign, slip
 from eagle_eye.schema.near_names import did_you_mean
@@ -43,7 +43,7 @@ class _Given(argparse.Namespace):
             raise AttributeError(name)
 
 
-def read(kind: Kind, arguments: Sequence[str], environ: Mapping[str, str]) -> argparse.Namespace:
+def read(kind: OrchestratorKind, arguments: Sequence[str], environ: Mapping[str, str]) -> argparse.Namespace:
     """Return the kind's options and the shared ones. Raises ConfigurationError, and SystemExit after --help."""
     parser = _RaisingParser(prog=f"eagle-eye orchestrate {kind.name}", description=kind.help, allow_abbrev=False)
     add_shared(parser)
@@ -126,7 +126,9 @@ def _section(table: Mapping[str, Any], name: str, file: object) -> Mapping[str, 
     return section
 
 
-def _refuse_unknown(table: Mapping[str, Any], shared: Iterable[str], own: Iterable[str], kind: Kind, file: str) -> None:
+def _refuse_unknown(
+    table: Mapping[str, Any], shared: Iterable[str], own: Iterable[str], kind: OrchestratorKind, file: str
+) -> None:
     """Refuse unknown keys, except other kinds' sections: one file may serve several."""
     kinds = {known.name for known in KINDS}
     for known, keys, prefix in (

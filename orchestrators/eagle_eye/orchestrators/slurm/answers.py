@@ -45,7 +45,7 @@ NONE_WORDS = frozenset({"", "N/A", "(null)", "None", "none", "NONE"})
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class SlurmJob:
     """One Slurm job: array tasks and components of a heterogeneous job are jobs of their own.
 
     ``words`` are its state names. ``nodes`` is Slurm's host list, "" for none, ``required`` likewise the nodes it
@@ -124,12 +124,12 @@ class SlurmNode:
         return read_node(self.words)
 
 
-def jobs_of_text(text: str) -> tuple[Job, ...]:
+def jobs_of_text(text: str) -> tuple[SlurmJob, ...]:
     """Return the jobs of ``squeue --noheader --Format`` with JOB_FIELDS. Raises SlurmError."""
     return tuple(_read(_lines(text), _job_of_line, "squeue"))
 
 
-def jobs_of_json(text: str) -> tuple[Job, ...]:
+def jobs_of_json(text: str) -> tuple[SlurmJob, ...]:
     """Return the jobs of ``squeue --json``. Raises SlurmError."""
     try:
         answer = msgspec.json.decode(text)
@@ -172,7 +172,7 @@ def _read(items: Iterable[Any], read: Any, who: str) -> Iterable[Any]:
             raise SlurmError(f"{who}: not understood: {str(item)[:120]!r} ({error})") from None
 
 
-def _job_of_line(line: str) -> Job:
+def _job_of_line(line: str) -> SlurmJob:
     fields = [field.strip() for field in line.split(SEPARATOR, len(JOB_FIELDS) - 1)]
     if len(fields) != len(JOB_FIELDS) or not fields[-1].endswith(SEPARATOR):
         raise ValueError(f"expected {len(JOB_FIELDS)} fields")
@@ -197,7 +197,7 @@ def _job_of_line(line: str) -> Job:
     )
 
 
-def _job_of_json(said: Any) -> Job:
+def _job_of_json(said: Any) -> SlurmJob:
     preempted = _number(said.get("preempt_time"))
     task = _number(said.get("array_task_id"))
     nodes, required = said.get("nodes") or "", said.get("required_nodes") or ""
@@ -223,14 +223,14 @@ def _job_of_json(said: Any) -> Job:
     )
 
 
-def _job(*, job_id: int, array_id: int, task: int, partitions: str, restarts: int, **rest: Any) -> Job:
+def _job(*, job_id: int, array_id: int, task: int, partitions: str, restarts: int, **rest: Any) -> SlurmJob:
     if not 0 < job_id < ID_MAX or not 0 <= restarts <= RESTARTS_MAX or not rest["words"]:
         raise ValueError("an id, a number of restarts or a state out of range")
     is_task = task >= 0 and array_id > 0
     if not is_task:
         array_id, task = 0, -1
     names = frozenset(name for name in partitions.split(",") if name)
-    return Job(id=job_id, array_id=array_id, task=task, partitions=names, restarts=restarts, **rest)
+    return SlurmJob(id=job_id, array_id=array_id, task=task, partitions=names, restarts=restarts, **rest)
 
 
 def _node_of_line(line: str) -> SlurmNode:

@@ -12,7 +12,7 @@ from eagle_eye.orchestrators.slurm.answers import (
     NONE_WORDS,
     REASON_FIELD,
     SEPARATOR,
-    Job,
+    SlurmJob,
     SlurmNode,
     format_of,
     jobs_of_json,
@@ -45,7 +45,7 @@ class Cluster:
         """Return the same cluster for callers that wait for the answer: at most QUICK_S per command."""
         return replace(self, commands=replace(self.commands, timeout_s=min(QUICK_S, self.commands.timeout_s)))
 
-    def jobs(self, job_id: int) -> tuple[Job, ...]:
+    def jobs(self, job_id: int) -> tuple[SlurmJob, ...]:
         """Return the job, or all components of a heterogeneous one; () where Slurm does not know it (any more)."""
         found = self._jobs(job_id)
         leader = next((job.het_id for job in found if job.id == job_id), 0)
@@ -54,7 +54,7 @@ class Cluster:
         # For the array's own id, squeue lists all its tasks.
         return tuple(job for job in found if job.id == job_id or (leader and job.het_id == leader))
 
-    def running_on(self, nodes: Collection[str]) -> tuple[Job, ...]:
+    def running_on(self, nodes: Collection[str]) -> tuple[SlurmJob, ...]:
         """Return all jobs with something running on one of the nodes."""
         if not nodes:
             return ()
@@ -71,15 +71,15 @@ class Cluster:
         """Return the names in a host list, in order."""
         return tuple(self.commands.run("scontrol", "show", "hostnames", host_list).split()) if host_list else ()
 
-    def names_of(self, jobs: Iterable[Job]) -> tuple[str, ...]:
+    def names_of(self, jobs: Iterable[SlurmJob]) -> tuple[str, ...]:
         """Return the nodes of the jobs."""
         return tuple(dict.fromkeys(name for job in jobs for name in self.hosts(job.nodes)))
 
-    def required_by(self, jobs: Iterable[Job]) -> tuple[str, ...]:
+    def required_by(self, jobs: Iterable[SlurmJob]) -> tuple[str, ...]:
         """Return the nodes that the jobs request by name."""
         return tuple(dict.fromkeys(name for job in jobs for name in self.hosts(job.required)))
 
-    def excluded(self, job: Job) -> str:
+    def excluded(self, job: SlurmJob) -> str:
         """Return the job's ExcNodeList in Slurm's format, "" for none."""
         # --Format has no field for it, and in scontrol's text a job's name could imitate one.
         text = self.commands.run("squeue", "--all", "--states=all", "--noheader", f"--jobs={job.id}", "--format=%A|%x")
@@ -97,11 +97,11 @@ class Cluster:
         """Undrain the node; one that is also down takes no job before it is back."""
         self._update_node(node.name, "UNDRAIN" if node.down else "RESUME")
 
-    def exclude(self, job: Job, host_list: str) -> None:
+    def exclude(self, job: SlurmJob, host_list: str) -> None:
         """Exclude these nodes for the job, which is waiting."""
         self.commands.run("scontrol", "update", f"JobId={job.name}", f"ExcNodeList={host_list}")
 
-    def comment(self, job: Job) -> str:
+    def comment(self, job: SlurmJob) -> str:
         """Return the job's comment, "" for none."""
         form = format_of(("JobID", "Comment"))
         text = self.commands.run(
@@ -114,17 +114,17 @@ class Cluster:
         comment = found.strip().removesuffix(SEPARATOR).strip()
         return "" if comment in NONE_WORDS else comment
 
-    def set_comment(self, job: Job, comment: str) -> None:
+    def set_comment(self, job: SlurmJob, comment: str) -> None:
         """Set the job's comment."""
         self.commands.run("scontrol", "update", f"JobId={job.name}", f"Comment={comment}")
 
-    def gpus_per_node(self, job: Job) -> int | None:
+    def gpus_per_node(self, job: SlurmJob) -> int | None:
         """Return how many GPUs per node the job requests; None where it does not."""
         (said,) = self._fields(job, "tres-per-node")
         found = (_GPUS.fullmatch(part.strip()) for part in said.split(","))
         return sum(int(one[1]) for one in found if one) or None
 
-    def resize(self, job: Job, nodes: int) -> None:
+    def resize(self, job: SlurmJob, nodes: int) -> None:
         """Set the waiting job's number of nodes, with as many tasks and CPUs on each as before.
 
         Never a range: a job with tasks per node then waits forever where more nodes are free than it has tasks for, and
@@ -134,22 +134,22 @@ class Cluster:
         scaled = [f"{name}={scale(int(said), job.nodes_wanted, nodes)}" for name, said in counts if said.isdecimal()]
         self.commands.run("scontrol", "update", f"JobId={job.name}", f"NumNodes={nodes}", *scaled)
 
-    def requeue_held(self, job: Job, *, incomplete: bool) -> None:
+    def requeue_held(self, job: SlurmJob, *, incomplete: bool) -> None:
         """Stop the job and requeue it, held; of a heterogeneous one all components.
 
         ``incomplete``: only if it has not ended by now. Without it Slurm also requeues an ended or cancelled one.
         """
         self.commands.run("scontrol", "requeuehold", *(("Incomplete",) if incomplete else ()), job.name)
 
-    def release(self, job: Job) -> None:
+    def release(self, job: SlurmJob) -> None:
         """Release the held job."""
         self.commands.run("scontrol", "release", job.name)
 
-    def cancel(self, job: Job) -> None:
+    def cancel(self, job: SlurmJob) -> None:
         """Cancel the job for good."""
         self.commands.run("scancel", job.name)
 
-    def _fields(self, job: Job, *names: str) -> list[str]:
+    def _fields(self, job: SlurmJob, *names: str) -> list[str]:
         """Return fields of the job that its user cannot write."""
         form = format_of(("JobID", *names))
         text = self.commands.run(
@@ -161,7 +161,7 @@ class Cluster:
                 return said[: len(names)]
         raise SlurmError(f"squeue does not name job {job.id} any more")
 
-    def _jobs(self, job_id: int) -> tuple[Job, ...]:
+    def _jobs(self, job_id: int) -> tuple[SlurmJob, ...]:
         try:
             return self._squeue("--states=all", f"--jobs={job_id}")
         except SlurmRefusedError as error:
@@ -169,7 +169,7 @@ class Cluster:
                 return ()
             raise
 
-    def _squeue(self, *which: str) -> tuple[Job, ...]:
+    def _squeue(self, *which: str) -> tuple[SlurmJob, ...]:
         if self._json is None:
             self._json = self._version() >= JSON_SINCE
         if self._json:

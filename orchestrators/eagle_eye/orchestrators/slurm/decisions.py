@@ -11,7 +11,7 @@ from typing import Literal
 
 from eagle_eye.orchestrators.errors import CannotCarryOutError
 from eagle_eye.orchestrators.fallback_layouts import no_spare, nodes_by_plan
-from eagle_eye.orchestrators.slurm.answers import Job, SlurmNode
+from eagle_eye.orchestrators.slurm.answers import SlurmJob, SlurmNode
 from eagle_eye.orchestrators.slurm.reasons import drain_of
 from eagle_eye.planning.plan import Plan
 from eagle_eye.schema.slurm_states import JobPhase
@@ -77,7 +77,7 @@ class Capacity:
         return no_spare(self.plan, self.starts_on, self.wanted)
 
 
-def phase_of(jobs: Sequence[Job]) -> JobPhase:
+def phase_of(jobs: Sequence[SlurmJob]) -> JobPhase:
     """Return the job's phase: that of all its components, else of the one furthest from running.
 
     It is also "completing" where it has failed, finished or waits again while processes of it may still run: it is
@@ -92,12 +92,12 @@ def phase_of(jobs: Sequence[Job]) -> JobPhase:
     return "completing" if phase in _AFTER_THE_END and any(job.completing for job in jobs) else phase
 
 
-def restarts_of(jobs: Sequence[Job]) -> int:
+def restarts_of(jobs: Sequence[SlurmJob]) -> int:
     """Return how often the job was restarted: the attempt as counted by the server."""
     return max(job.restarts for job in jobs)
 
 
-def title_of(jobs: Sequence[Job]) -> str:
+def title_of(jobs: Sequence[SlurmJob]) -> str:
     """Return the job's name for people."""
     first = jobs[0]
     if len(jobs) > 1:
@@ -105,7 +105,7 @@ def title_of(jobs: Sequence[Job]) -> str:
     return f"job {first.id} (task {first.name})" if first.array_id else f"job {first.id}"
 
 
-def way_of(jobs: Sequence[Job], without: Collection[str], required: Collection[str]) -> Way:
+def way_of(jobs: Sequence[SlurmJob], without: Collection[str], required: Collection[str]) -> Way:
     """Return how the job can start again; ``required`` are nodes that it requests by name.
 
     Raises CannotCarryOutError.
@@ -131,7 +131,7 @@ def way_of(jobs: Sequence[Job], without: Collection[str], required: Collection[s
 
 
 def capacity_of(
-    jobs: Sequence[Job],
+    jobs: Sequence[SlurmJob],
     nodes: Iterable[SlurmNode],
     without: Collection[str],
     own: Collection[str],

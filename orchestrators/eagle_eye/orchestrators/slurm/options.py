@@ -18,7 +18,7 @@ from eagle_eye.orchestrators.slurm.commands import Commands, environment
 from eagle_eye.orchestrators.slurm.names import JobNames
 from eagle_eye.orchestrators.slurm.orchestrator import SlurmOrchestrator
 from eagle_eye.orchestrators.slurm.persisted_state import SlurmMemory
-from eagle_eye.orchestrators.slurm.restarting import Limits, Restarting, Time
+from eagle_eye.orchestrators.slurm.restarting import Restarting, RestartTimeouts, Time
 from eagle_eye.orchestrators.slurm.resubmission import Resubmission
 
 
@@ -55,7 +55,7 @@ def build(options: argparse.Namespace) -> SlurmOrchestrator:
     clock = Time()
     memory = SlurmMemory(options.state_dir / "slurm.json", clock.now)
     resubmission = Resubmission(cluster, _words("--submit-prefix", options.submit_prefix))
-    limits = Limits(options.stop_within, options.run_within, options.when_full)
+    limits = RestartTimeouts(options.stop_within, options.run_within, options.when_full)
     names = JobNames(ServerClient(options.server, token(options.token_file)), time.monotonic)
     restarting = Restarting(cluster, memory, resubmission, limits, clock)
     return SlurmOrchestrator(cluster, names, memory, restarting, options.owner, read_layouts(options.layouts))

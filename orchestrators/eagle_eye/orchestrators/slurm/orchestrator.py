@@ -11,7 +11,7 @@ import msgspec
 from eagle_eye.orchestrators.errors import CannotCarryOutError
 from eagle_eye.orchestrators.fallback_layouts import misfit, pace_left_ratio
 from eagle_eye.orchestrators.protocol import Exclusion, JobState, Restart
-from eagle_eye.orchestrators.slurm.answers import Job, SlurmNode
+from eagle_eye.orchestrators.slurm.answers import SlurmJob, SlurmNode
 from eagle_eye.orchestrators.slurm.cluster import Cluster
 from eagle_eye.orchestrators.slurm.decisions import (
     HOLDS_NODES,
@@ -25,7 +25,7 @@ from eagle_eye.orchestrators.slurm.decisions import (
 )
 from eagle_eye.orchestrators.slurm.errors import SlurmError
 from eagle_eye.orchestrators.slurm.names import JobNames
-from eagle_eye.orchestrators.slurm.persisted_state import Begun, SlurmMemory
+from eagle_eye.orchestrators.slurm.persisted_state import BegunRestart, SlurmMemory
 from eagle_eye.orchestrators.slurm.reasons import drain_of, reason_of
 from eagle_eye.orchestrators.slurm.restarting import Restarting
 from eagle_eye.planning.plan import Plan
@@ -70,7 +70,7 @@ class SlurmOrchestrator:
 
     def exclude(self, request: Exclusion) -> str:
         """Drain the nodes: running jobs continue to their end, nothing new starts there."""
-        found: Sequence[Job] = self._found(request.job) if request.job else ()
+        found: Sequence[SlurmJob] = self._found(request.job) if request.job else ()
         nodes = self._nodes(request.nodes)
         said: list[str] = []
         foretold = ""
@@ -148,7 +148,7 @@ class SlurmOrchestrator:
             return f"requeue {title_of(found)} (scontrol requeuehold Incomplete {found[0].name}, release){avoid}"
         return f"cancel {title_of(found)} and submit its script again{avoid}"
 
-    def _found(self, job: str) -> tuple[Job, ...]:
+    def _found(self, job: str) -> tuple[SlurmJob, ...]:
         job_id = self.names.id_of(job)
         found = () if job_id is None else self.cluster.jobs(job_id)
         if not found:
@@ -161,12 +161,12 @@ class SlurmOrchestrator:
             raise CannotCarryOutError(f"Slurm has no node {', '.join(missing)}")
         return found
 
-    def _is_ahead(self, found: Sequence[Job], request: Exclusion) -> bool:
+    def _is_ahead(self, found: Sequence[SlurmJob], request: Exclusion) -> bool:
         """Whether the restart that follows the exclusion has not begun yet."""
         begun = self.memory.of(request.cause.action_id)
         return begun is None and restarts_of(found) <= request.attempt
 
-    def _check_restart(self, found: Sequence[Job], request: Exclusion) -> str:
+    def _check_restart(self, found: Sequence[SlurmJob], request: Exclusion) -> str:
         """Return, before any change, what the following restart costs without a spare, "" with one.
 
         Raises CannotCarryOutError where that restart would be refused.
@@ -180,7 +180,7 @@ class SlurmOrchestrator:
             )
         return room.loss or (why_not if room.free < room.wanted else "")
 
-    def _plan(self, job: str, found: Sequence[Job]) -> tuple[Plan | None, str]:
+    def _plan(self, job: str, found: Sequence[SlurmJob]) -> tuple[Plan | None, str]:
         """Return the plan that the job follows; or None, and why one for its name does not fit ("": there is none)."""
         plan = self.plans.get(job)
         if plan is None:
@@ -205,7 +205,7 @@ class SlurmOrchestrator:
         reason = reason_of(request.cause, self.owner)
         return f'drain {node.name} (scontrol update NodeName={node.name} State=DRAIN Reason="{reason}")'
 
-    def _bystanders(self, found: Sequence[Job], nodes: Sequence[str]) -> str:
+    def _bystanders(self, found: Sequence[SlurmJob], nodes: Sequence[str]) -> str:
         own = {job.id for job in found}
         others = [job for job in self.cluster.running_on(nodes) if job.id not in own]
         if not others:
@@ -214,7 +214,7 @@ class SlurmOrchestrator:
         more = f" and {len(others) - NAMED_MAX} more" if len(others) > NAMED_MAX else ""
         return f"other jobs there go on to their end: {named}{more}"
 
-    def _allow(self, action_id: str, begun: Begun, nodes: Sequence[str]) -> list[str]:
+    def _allow(self, action_id: str, begun: BegunRestart, nodes: Sequence[str]) -> list[str]:
         """Allow these nodes again for a waiting job restarted without them; release jobs that we hold."""
         back = [name for name in begun.without if name in nodes]
         found = self.cluster.jobs(begun.became or begun.slurm_id) if back or begun.held else ()

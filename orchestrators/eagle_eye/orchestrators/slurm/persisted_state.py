@@ -19,7 +19,7 @@ ENTRIES_MAX = 1_000
 MEMORY_S = 14 * 86_400.0
 
 
-class Begun(msgspec.Struct, frozen=True):
+class BegunRestart(msgspec.Struct, frozen=True):
     """A restart in progress or done; ``restarts`` is Slurm's count before it. Times are Unix seconds.
 
     ``without`` are the nodes that we wrote into the job's ExcNodeList; ``held`` says that we hold it for lack of nodes.
@@ -45,18 +45,18 @@ class SlurmMemory:
         self._now = now
         self._lock = threading.Lock()
         try:
-            self._begun = msgspec.json.decode(path.read_bytes(), type=dict[str, Begun])
+            self._begun = msgspec.json.decode(path.read_bytes(), type=dict[str, BegunRestart])
         except FileNotFoundError:
             self._begun = {}
         except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
             raise OrchestratorError(f"{path} cannot be read: {error}; move it away to begin anew") from None
 
-    def of(self, action_id: str) -> Begun | None:
+    def of(self, action_id: str) -> BegunRestart | None:
         """Return the restart that was begun for an action, None for none."""
         with self._lock:
             return self._begun.get(action_id)
 
-    def keep(self, action_id: str, begun: Begun) -> None:
+    def keep(self, action_id: str, begun: BegunRestart) -> None:
         """Save it to disk; entries older than MEMORY_S, or beyond ENTRIES_MAX, are forgotten."""
         with self._lock:
             oldest_s = self._now() - MEMORY_S
@@ -65,11 +65,11 @@ class SlurmMemory:
             self._begun = dict(list(kept.items())[-ENTRIES_MAX:])
             write_whole(self._path, msgspec.json.encode(self._begun))
 
-    def of_job(self, slurm_id: int) -> list[Begun]:
+    def of_job(self, slurm_id: int) -> list[BegunRestart]:
         """Return the restarts of a job, oldest first, with those of the job that it was submitted to replace."""
         return [one for one in self.all().values() if slurm_id in (one.slurm_id, one.became)]
 
-    def all(self) -> dict[str, Begun]:
+    def all(self) -> dict[str, BegunRestart]:
         """Return all that is known, oldest first."""
         with self._lock:
             return dict(self._begun)

@@ -14,7 +14,7 @@ import msgspec
 
 from eagle_eye.orchestrators.errors import CannotCarryOutError
 from eagle_eye.orchestrators.protocol import Cause, Restart
-from eagle_eye.orchestrators.slurm.answers import NONE_WORDS, Job
+from eagle_eye.orchestrators.slurm.answers import NONE_WORDS, SlurmJob
 from eagle_eye.orchestrators.slurm.cluster import Cluster
 from eagle_eye.orchestrators.slurm.decisions import (
     HOLDS_NODES,
@@ -28,7 +28,7 @@ from eagle_eye.orchestrators.slurm.decisions import (
     way_of,
 )
 from eagle_eye.orchestrators.slurm.errors import SlurmRefusedError
-from eagle_eye.orchestrators.slurm.persisted_state import Begun, SlurmMemory
+from eagle_eye.orchestrators.slurm.persisted_state import BegunRestart, SlurmMemory
 from eagle_eye.orchestrators.slurm.resubmission import Resubmission
 from eagle_eye.orchestrators.slurm.resume_word import resume_word, with_word
 from eagle_eye.planning.plan import Plan
@@ -38,7 +38,7 @@ PACE_S_MAX = 10.0
 
 
 @dataclass(frozen=True)
-class Limits:
+class RestartTimeouts:
     """Timeouts in seconds: for a job's processes to exit, and for it to run again."""
 
     stop_s: float = 180.0
@@ -62,10 +62,10 @@ class Restarting:
     cluster: Cluster
     memory: SlurmMemory
     resubmission: Resubmission
-    limits: Limits
+    limits: RestartTimeouts
     time: Time
 
-    def restart(self, jobs: Sequence[Job], request: Restart, plan: Plan | None = None) -> str:
+    def restart(self, jobs: Sequence[SlurmJob], request: Restart, plan: Plan | None = None) -> str:
         """Restart the job until it runs or waits in the queue; return which job, and where it runs."""
         cause, without = request.cause, request.without
         job_id = _id_of(jobs)
@@ -80,7 +80,7 @@ class Restarting:
             return f"{title_of(jobs)} was restarted already; {self._runs(job_id, restarts_of(jobs), cause)}"
         jobs = self.settled(jobs)
         way = way_of(jobs, without, self.cluster.required_by(jobs))
-        begun = Begun(job_id, restarts_of(jobs), list(without), self.time.now())
+        begun = BegunRestart(job_id, restarts_of(jobs), list(without), self.time.now())
         nodes = None
         if plan is not None:
             room = self.room(jobs, without, plan)
@@ -96,12 +96,12 @@ class Restarting:
         cause.tell(f"{title_of(jobs)} is being stopped; it will wait in the queue, held")
         return self._go_on(self._known(job_id), begun, request, plan)
 
-    def wanted(self, jobs: Sequence[Job]) -> int:
+    def wanted(self, jobs: Sequence[SlurmJob]) -> int:
         """Return how many nodes the job wants: as submitted, however few it runs on by plan."""
         known = (begun.wanted for begun in self.memory.of_job(_id_of(jobs)))
         return max(sum(job.nodes_wanted for job in jobs), *known, 0)
 
-    def room(self, jobs: Sequence[Job], without: Collection[str], plan: Plan | None = None) -> Capacity:
+    def room(self, jobs: Sequence[SlurmJob], without: Collection[str], plan: Plan | None = None) -> Capacity:
         """Return the room for the job without some nodes; with a plan, on fewer than it wants."""
         own, nodes = self.cluster.names_of(jobs), self.cluster.nodes()
         if plan is None:
@@ -109,12 +109,12 @@ class Restarting:
         theirs = {*self.cluster.hosts(self.cluster.excluded(jobs[0]))} - self._avoided(jobs)
         return capacity_of(jobs, nodes, {*without, *theirs}, own, self.wanted(jobs), plan)
 
-    def lay_out(self, jobs: Sequence[Job], room: Capacity) -> None:
+    def lay_out(self, jobs: Sequence[SlurmJob], room: Capacity) -> None:
         """Set the waiting job's number of nodes: those free for it, by plan, or all that it wants."""
         if room.plan is not None and room.starts_on != jobs[0].nodes_wanted:
             self.cluster.resize(jobs[0], room.starts_on)
 
-    def avoid(self, jobs: Sequence[Job], nodes: Collection[str], allow: Collection[str] = ()) -> None:
+    def avoid(self, jobs: Sequence[SlurmJob], nodes: Collection[str], allow: Collection[str] = ()) -> None:
         """Exclude the nodes for the waiting job, in addition to its user's; allow ``allow`` again."""
         for job in jobs:
             said = self.cluster.excluded(job)
@@ -123,12 +123,12 @@ class Restarting:
             if len(wanted) != len(known) or set(wanted) != set(known):
                 self.cluster.exclude(job, ",".join(wanted))
 
-    def settled(self, jobs: Sequence[Job]) -> Sequence[Job]:
+    def settled(self, jobs: Sequence[SlurmJob]) -> Sequence[SlurmJob]:
         """Return the job once it is no longer completing: only then its final state shows."""
         job_id = _id_of(jobs)
         return self._wait(job_id, jobs, lambda found: phase_of(found) != "completing", self.limits.stop_s)
 
-    def _go_on(self, jobs: Sequence[Job], begun: Begun, request: Restart, plan: Plan | None) -> str:
+    def _go_on(self, jobs: Sequence[SlurmJob], begun: BegunRestart, request: Restart, plan: Plan | None) -> str:
         """Return how the job that was ordered to be requeued continues, from any state."""
         cause = request.cause
         jobs = self._requeued(begun, jobs)
@@ -154,7 +154,7 @@ class Restarting:
             cause.tell(f"{title} waits in the queue{f'; {room.loss}' if room.loss else ''}")
         return f"{title} requeued{reported}; {self._runs(begun.slurm_id, begun.restarts + 1, cause)}"
 
-    def _tell_resume(self, jobs: Sequence[Job], attempt: int, resume_from: str) -> str:
+    def _tell_resume(self, jobs: Sequence[SlurmJob], attempt: int, resume_from: str) -> str:
         """Put the attempt's resume word into the comment of the waiting job; return the outcome."""
         if not resume_from:
             return ""
@@ -168,7 +168,7 @@ class Restarting:
                 return f", and not told to resume from {resume_from}: {error.said}"
         return f", told in its comment to resume from {resume_from}"
 
-    def _resubmitted(self, jobs: Sequence[Job], new_id: int, begun: Begun, cause: Cause) -> str:
+    def _resubmitted(self, jobs: Sequence[SlurmJob], new_id: int, begun: BegunRestart, cause: Cause) -> str:
         """Return how the resubmitted job, which starts once the old one has ended, continues."""
         self.memory.keep(cause.action_id, msgspec.structs.replace(begun, became=new_id))
         if phase_of(jobs) in (*HOLDS_NODES, "suspended", "pending"):
@@ -176,19 +176,19 @@ class Restarting:
         cause.tell(f"{title_of(jobs)} is being cancelled; job {new_id} starts in its place")
         return f"{title_of(jobs)} cancelled and submitted again as job {new_id}; {self._runs(new_id, 0, cause)}"
 
-    def _avoided(self, jobs: Sequence[Job]) -> set[str]:
+    def _avoided(self, jobs: Sequence[SlurmJob]) -> set[str]:
         """Return the nodes that we excluded for the job; others in its ExcNodeList are its user's."""
         return {name for begun in self.memory.of_job(_id_of(jobs)) for name in begun.without}
 
-    def _back(self, jobs: Sequence[Job], begun: Begun) -> set[str]:
+    def _back(self, jobs: Sequence[SlurmJob], begun: BegunRestart) -> set[str]:
         """Return the nodes that we excluded earlier for the job, and that are in service again."""
         earlier = self._avoided(jobs) - {*begun.without}
         return {node.name for node in self.cluster.nodes(earlier) if node.usable} if earlier else set()
 
-    def _requeued(self, begun: Begun, jobs: Sequence[Job]) -> Sequence[Job]:
+    def _requeued(self, begun: BegunRestart, jobs: Sequence[SlurmJob]) -> Sequence[SlurmJob]:
         """Return the job once it waits (or runs again). Raises CannotCarryOutError where it was ended meanwhile."""
 
-        def done(found: Sequence[Job]) -> bool:
+        def done(found: Sequence[SlurmJob]) -> bool:
             phase = phase_of(found)
             if restarts_of(found) <= begun.restarts and phase not in (*HOLDS_NODES, "completing"):
                 if phase != "failed":
@@ -210,7 +210,7 @@ class Restarting:
         """Return where the job runs, or, after ``run_s``, that it still waits and for what."""
         reported = ""
 
-        def over(found: Sequence[Job]) -> bool:
+        def over(found: Sequence[SlurmJob]) -> bool:
             nonlocal reported
             why = found[0].why
             if phase_of(found) == "pending" and why not in (reported, *NONE_WORDS):
@@ -234,8 +234,8 @@ class Restarting:
         raise CannotCarryOutError(f"{title} is {words} as attempt {restarts_of(found)}; it does not run again")
 
     def _wait(
-        self, job_id: int, jobs: Sequence[Job], over: Callable[[Sequence[Job]], bool], within_s: float
-    ) -> Sequence[Job]:
+        self, job_id: int, jobs: Sequence[SlurmJob], over: Callable[[Sequence[SlurmJob]], bool], within_s: float
+    ) -> Sequence[SlurmJob]:
         """Return the job's state when ``over``, or after ``within_s``."""
         until_s = self.time.monotonic() + within_s
         pace_s = PACE_S
@@ -245,12 +245,12 @@ class Restarting:
             jobs = self._known(job_id)
         return jobs
 
-    def _known(self, job_id: int) -> Sequence[Job]:
+    def _known(self, job_id: int) -> Sequence[SlurmJob]:
         jobs = self.cluster.jobs(job_id)
         if not jobs:
             raise CannotCarryOutError(f"Slurm does not know job {job_id} any more")
         return jobs
 
 
-def _id_of(jobs: Sequence[Job]) -> int:
+def _id_of(jobs: Sequence[SlurmJob]) -> int:
     return jobs[0].het_id or jobs[0].id

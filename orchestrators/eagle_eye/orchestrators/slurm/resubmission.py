@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from eagle_eye.orchestrators.errors import CannotCarryOutError
 from eagle_eye.orchestrators.protocol import Cause
-from eagle_eye.orchestrators.slurm.answers import ID_MAX, NONE_WORDS, Job
+from eagle_eye.orchestrators.slurm.answers import ID_MAX, NONE_WORDS, SlurmJob
 from eagle_eye.orchestrators.slurm.cluster import Cluster, scale
 from eagle_eye.orchestrators.slurm.errors import SlurmRefusedError
 
@@ -51,7 +51,7 @@ class Resubmission:
     cluster: Cluster
     prefix: Sequence[str] = ()
 
-    def find(self, job: Job, cause: Cause) -> int | None:
+    def find(self, job: SlurmJob, cause: Cause) -> int | None:
         """Return the job that was already submitted for this action, None for none."""
         form = f"JobID:{SEPARATOR},Comment:{SEPARATOR}"
         text = self.cluster.commands.run(
@@ -65,7 +65,7 @@ class Resubmission:
 
     def submit(
         self,
-        job: Job,
+        job: SlurmJob,
         without: Collection[str],
         cause: Cause,
         word: str = "",
@@ -112,7 +112,7 @@ class Resubmission:
             )
         return new_id
 
-    def _prefix(self, job: Job) -> list[str]:
+    def _prefix(self, job: SlurmJob) -> list[str]:
         if job.user == getpass.getuser():
             return []
         if not self.prefix:
@@ -147,7 +147,7 @@ class Resubmission:
         return int(number)
 
 
-def _sizes(said: Mapping[str, str], job: Job, nodes: int) -> dict[str, str]:
+def _sizes(said: Mapping[str, str], job: SlurmJob, nodes: int) -> dict[str, str]:
     """Return the job's fields for so many nodes, with as many tasks on each as before."""
     tasks = said["NumTasks"]
     return {
@@ -156,7 +156,7 @@ def _sizes(said: Mapping[str, str], job: Job, nodes: int) -> dict[str, str]:
     }
 
 
-def _mark(job: Job, cause: Cause) -> str:
+def _mark(job: SlurmJob, cause: Cause) -> str:
     action = re.sub(r"[^A-Za-z0-9._:-]", "_", cause.action_id)
     return f"eagle-eye: in place of job {job.id}, action {action}"
 

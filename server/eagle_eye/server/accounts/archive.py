@@ -16,7 +16,7 @@ from eagle_eye.detectors.faults import BY_NAME
 from eagle_eye.detectors.signs.xids import BY_CODE
 from eagle_eye.server.accounts import hindsight, recurrence_score
 from eagle_eye.server.accounts.gpu_inventory import is_one_gpu, sat_at
-from eagle_eye.server.accounts.hindsight import Afterwards, Outcome
+from eagle_eye.server.accounts.hindsight import ActionOutcome, Afterwards
 from eagle_eye.server.accounts.recurrence_score import NodeRecord, Scores
 from eagle_eye.server.accounts.timeline import TimelineSpan, timeline
 from eagle_eye.server.model.account_records import Attempt, DriverError, Ticket
@@ -58,12 +58,12 @@ class JobSpans(NamedTuple):
     cut: bool
 
 
-class Claim(NamedTuple):
+class HeldBackAction(NamedTuple):
     """An action that was not carried out, its incident, and the outcome so far."""
 
     action: Action
     incident: Incident | None
-    outcome: Outcome
+    outcome: ActionOutcome
 
 
 class Archive:
@@ -111,7 +111,9 @@ class Archive:
                 self._current = now_s, self._timelines(runs, incidents)
             return self._current[1]
 
-    def claims(self, since_s: float, job: str | None = None, fault: str | None = None) -> tuple[list[Claim], bool]:
+    def claims(
+        self, since_s: float, job: str | None = None, fault: str | None = None
+    ) -> tuple[list[HeldBackAction], bool]:
         """Return what was requested and not carried out since then, newest first; and whether a limit left some out."""
         asked: list[Action] = []
         cut = False
@@ -127,7 +129,7 @@ class Archive:
         for action in asked:
             past = after.of(action)
             outcome = hindsight.look_back(action, past, now_s, self._hindsight_s)
-            claims.append(Claim(action, past.incident, outcome))
+            claims.append(HeldBackAction(action, past.incident, outcome))
         return claims, cut or after.cut
 
     def _timelines(

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
-from eagle_eye.server.accounts.timeline import Cause, TimelineSpan
+from eagle_eye.server.accounts.timeline import LossCause, TimelineSpan
 
 By = Literal["job", "node", "fault"]
 # Where time went other than training; slow is the part of training lost to slowness.
@@ -43,11 +43,11 @@ class Amount:
         self.uncounted_s += other.uncounted_s
 
 
-class Loss(NamedTuple):
+class GoodputLoss(NamedTuple):
     """A loss of one kind due to one cause."""
 
     part: str
-    cause: Cause
+    cause: LossCause
     amount: Amount
 
 
@@ -112,26 +112,26 @@ def account(spans: Iterable[TimelineSpan]) -> Account:
     return sums
 
 
-def losses(spans: Iterable[TimelineSpan]) -> list[Loss]:
+def losses(spans: Iterable[TimelineSpan]) -> list[GoodputLoss]:
     """Return the losses by part and cause, the costliest first."""
-    found: dict[tuple[str, Cause], Amount] = defaultdict(Amount)
+    found: dict[tuple[str, LossCause], Amount] = defaultdict(Amount)
     for span in spans:
         for part, cause, seconds in _losses(span):
             found[part, cause].add(seconds, span.gpus)
-    by_cost = [Loss(part, cause, amount) for (part, cause), amount in found.items()]
+    by_cost = [GoodputLoss(part, cause, amount) for (part, cause), amount in found.items()]
     return sorted(by_cost, key=lambda loss: (-loss.amount.gpu_seconds, -loss.amount.seconds, loss.part, loss.cause))
 
 
-def grouped(found: Sequence[Loss], by: By) -> dict[str, dict[str, Amount]]:
+def grouped(found: Sequence[GoodputLoss], by: By) -> dict[str, dict[str, Amount]]:
     """Return losses summed by node or by fault, and by part in each; node "": no single node is to blame."""
-    name: Callable[[Cause], str] = (lambda cause: cause.node) if by == "node" else (lambda cause: cause.fault)
+    name: Callable[[LossCause], str] = (lambda cause: cause.node) if by == "node" else (lambda cause: cause.fault)
     sums: dict[str, dict[str, Amount]] = defaultdict(lambda: defaultdict(Amount))
     for loss in found:
         sums[name(loss.cause)][loss.part].merge(loss.amount)
     return {key: dict(parts) for key, parts in sums.items()}
 
 
-def _losses(span: TimelineSpan) -> list[tuple[str, Cause, float]]:
+def _losses(span: TimelineSpan) -> list[tuple[str, LossCause, float]]:
     """Return the span's losses: part, cause and seconds."""
     if span.part == "unknown":
         return []
@@ -139,4 +139,4 @@ def _losses(span: TimelineSpan) -> list[tuple[str, Cause, float]]:
         if span.cause is None or span.slow_ratio <= 0:
             return []
         return [("slow", span.cause, span.seconds * span.slow_ratio)]
-    return [(span.part, span.cause or Cause("ending"), span.seconds)]
+    return [(span.part, span.cause or LossCause("ending"), span.seconds)]

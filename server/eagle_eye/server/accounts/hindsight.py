@@ -42,7 +42,7 @@ Why = Literal[
 ]
 
 
-class Outcome(NamedTuple):
+class ActionOutcome(NamedTuple):
     """The outcome of one action so far; ``time_s`` is when the deciding event happened, None while undecided."""
 
     standing: Standing
@@ -78,7 +78,7 @@ def accused(action: Action) -> frozenset[str]:
     return frozenset(action.exclude) or frozenset({action.node} if action.node else ())
 
 
-def look_back(action: Action, after: Afterwards, now_s: float, window_s: float) -> Outcome:
+def look_back(action: Action, after: Afterwards, now_s: float, window_s: float) -> ActionOutcome:
     """Return the action's outcome at ``now_s``, judged by what happened within ``window_s`` of it.
 
     A person's statement that it was a false alarm takes precedence. Then the first event that proved it right; then
@@ -86,7 +86,9 @@ def look_back(action: Action, after: Afterwards, now_s: float, window_s: float) 
     """
     end_s = action.created_s + window_s
     if after.incident is not None and after.incident.state == "false":
-        return Outcome("wrong", "marked_false", "a person marked its incident as a false alarm", after.incident.ended_s)
+        return ActionOutcome(
+            "wrong", "marked_false", "a person marked its incident as a false alarm", after.incident.ended_s
+        )
     proofs = [proof for proof in _proofs(action, after, end_s) if proof.time_s is not None]
     if proofs:
         return min(proofs, key=lambda proof: proof.time_s or 0.0)
@@ -96,28 +98,28 @@ def look_back(action: Action, after: Afterwards, now_s: float, window_s: float) 
         if outcome is not None:
             return outcome
     if now_s < end_s:
-        return Outcome("pending", "waiting", "nothing has happened yet; the time to look back is not over")
+        return ActionOutcome("pending", "waiting", "nothing has happened yet; the time to look back is not over")
     return _of_a_node_that_stayed(action, after, its, end_s)
 
 
-def _proofs(action: Action, after: Afterwards, end_s: float) -> Iterable[Outcome]:
+def _proofs(action: Action, after: Afterwards, end_s: float) -> Iterable[ActionOutcome]:
     nodes, since_s = accused(action), action.created_s
     for incident in after.incidents:
         later = since_s < incident.detected_s <= end_s and incident.id != action.incident_id
         if later and incident.fact and incident.node in nodes and incident.state != "false":
             said = f"{incident.node} had {incident.fault}, a fact: {incident.id}"
-            yield Outcome("right", "node_failed", said, incident.detected_s)
+            yield ActionOutcome("right", "node_failed", said, incident.detected_s)
     for entry in after.verbs:
         if since_s < entry.time_s <= end_s and entry.verb in TAKEN_OUT_VERBS and entry.subject in nodes:
-            yield Outcome("right", "taken_out", f"{entry.who} said {entry.verb} {entry.subject}", entry.time_s)
+            yield ActionOutcome("right", "taken_out", f"{entry.who} said {entry.verb} {entry.subject}", entry.time_s)
     for ticket in after.tickets:
         if since_s < ticket.opened_s <= end_s and ticket.node in nodes:
-            yield Outcome("right", "ticket", f"ticket {ticket.id} on {ticket.node}", ticket.opened_s)
+            yield ActionOutcome("right", "ticket", f"ticket {ticket.id} on {ticket.node}", ticket.opened_s)
     for attempt in _later_attempts(action, after):
         members = after.members.get(attempt.id)
         if nodes and members is not None and attempt.started_s <= end_s and not nodes & set(members):
             said = f"attempt {attempt.attempt} of {attempt.job} went on without {', '.join(sorted(nodes))}"
-            yield Outcome("right", "left_out", said, attempt.started_s)
+            yield ActionOutcome("right", "left_out", said, attempt.started_s)
 
 
 def _later_attempts(action: Action, after: Afterwards) -> list[Attempt]:
@@ -128,43 +130,45 @@ def _later_attempts(action: Action, after: Afterwards) -> list[Attempt]:
     return [a for a in after.attempts if a.run == its.run and a.started_s > max(its.started_s, action.created_s)]
 
 
-def _of_a_stop(action: Action, its: Attempt | None, now_s: float, end_s: float) -> Outcome | None:
+def _of_a_stop(action: Action, its: Attempt | None, now_s: float, end_s: float) -> ActionOutcome | None:
     """Return the outcome for a job reported as stopped; None while the job alone does not decide it."""
     if its is None:
         return None
     if its.last_step_s is not None and its.last_step_s > action.created_s + RESUMED_S:
-        return Outcome("wrong", "went_on", f"attempt {its.attempt} went on by itself", its.last_step_s)
+        return ActionOutcome("wrong", "went_on", f"attempt {its.attempt} went on by itself", its.last_step_s)
     ended_s = its.ended_s
     if ended_s is None or ended_s > min(now_s, end_s):
         return None
     if its.end in ("failed", "superseded") and (not action.exclude or action.kind == "restart_job"):
-        return Outcome("right", "job_stopped", f"attempt {its.attempt} made no more step and ended", ended_s)
+        return ActionOutcome("right", "job_stopped", f"attempt {its.attempt} made no more step and ended", ended_s)
     return None
 
 
-def _of_a_node_that_stayed(action: Action, after: Afterwards, its: Attempt | None, end_s: float) -> Outcome:
+def _of_a_node_that_stayed(action: Action, after: Afterwards, its: Attempt | None, end_s: float) -> ActionOutcome:
     incident = after.incident
     if incident is not None and not _is_stop(action):
         seen_s = max(incident.seen_s, incident.updated_s if incident.ended_s is None else 0.0)
         if (incident.state in OPEN_INCIDENT_STATES and incident.ended_s is None) or seen_s >= end_s:
-            return Outcome("cannot_tell", "persisted", "the trouble lasted all the time, and nobody did anything")
+            return ActionOutcome("cannot_tell", "persisted", "the trouble lasted all the time, and nobody did anything")
     if its is None:
-        return Outcome("cannot_tell", "out_of_sight", "the job's attempts are not on record")
+        return ActionOutcome("cannot_tell", "out_of_sight", "the job's attempts are not on record")
     nodes = accused(action)
     at_end = next((a for a in after.attempts if a.run == its.run and _spans(a, end_s)), None)
     if at_end is None:
         last = max((a for a in after.attempts if a.run == its.run), key=lambda a: a.started_s)
         if last.ended_s is not None and last.ended_s < end_s:
-            return Outcome(
+            return ActionOutcome(
                 "cannot_tell", "job_ended", f"the job was {last.end or 'over'} before the time was up", last.ended_s
             )
-        return Outcome("cannot_tell", "out_of_sight", "the job was not watched until the time was up")
+        return ActionOutcome("cannot_tell", "out_of_sight", "the job was not watched until the time was up")
     if at_end.id != its.id and nodes and at_end.id not in after.members:
-        return Outcome("cannot_tell", "out_of_sight", "who took part in the later attempts is no longer on record")
+        return ActionOutcome(
+            "cannot_tell", "out_of_sight", "who took part in the later attempts is no longer on record"
+        )
     if at_end.last_step_s is None or at_end.last_step_s <= action.created_s:
-        return Outcome("cannot_tell", "out_of_sight", "the job showed no step since then")
+        return ActionOutcome("cannot_tell", "out_of_sight", "the job showed no step since then")
     who = f"{', '.join(sorted(nodes))} in it" if nodes else "all its nodes"
-    return Outcome("wrong", "ran_on", f"the job ran on with {who}, and nothing happened", end_s)
+    return ActionOutcome("wrong", "ran_on", f"the job ran on with {who}, and nothing happened", end_s)
 
 
 def _covers(attempt: Attempt, action: Action) -> bool:
@@ -206,7 +210,7 @@ class Precision(NamedTuple):
         return wilson(self.right, self.right + self.wrong)
 
 
-def precision(outcomes: Iterable[Outcome]) -> Precision:
+def precision(outcomes: Iterable[ActionOutcome]) -> Precision:
     """Return the counts over some outcomes."""
     standings = [outcome.standing for outcome in outcomes]
     return Precision(

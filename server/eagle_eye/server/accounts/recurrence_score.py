@@ -29,7 +29,7 @@ FLEET_MIN = 5  # minimum number of nodes for a meaningful median
 SINGLE_ATTEMPTS_MIN = 5  # minimum number for a failure rate
 
 
-class Signal(NamedTuple):
+class RecurrenceSignal(NamedTuple):
     """One kind of evidence: at ``full`` (count or rate) it adds its whole ``weight``; ``field`` is the counted field.
 
     ``source`` is the paper's name for it, "" for our own.
@@ -42,53 +42,53 @@ class Signal(NamedTuple):
     why: str
 
 
-SIGNALS: tuple[Signal, ...] = (
-    Signal(
+SIGNALS: tuple[RecurrenceSignal, ...] = (
+    RecurrenceSignal(
         "multi_node_failures",
         0.6,
         3,
         "multi_node_node_fails",
         "Stops a whole job, and the node was told from its peers; three in four weeks is more than chance.",
     ),
-    Signal(
+    RecurrenceSignal(
         "excluding_jobs",
         0.5,
         3,
         "excl_jobid_count",
         "Different jobs are independent witnesses; one job may dislike a node for its own reasons.",
     ),
-    Signal(
+    RecurrenceSignal(
         "single_node_failures",
         0.4,
         3,
         "single_node_node_fails",
         "No peers to compare with: the program is more often to blame than among many nodes.",
     ),
-    Signal(
+    RecurrenceSignal(
         "single_node_failure_ratio",
         0.3,
         0.5,
         "single_node_node_failure_rate",
         "A busy node fails more often; the share of failing jobs takes that out. It rests on the same failures.",
     ),
-    Signal(
+    RecurrenceSignal(
         "taken_out",
         0.4,
         3,
         "out_count",
         "Somebody saw a reason each time; planned work takes nodes out too, so it is worth less than a failure.",
     ),
-    Signal(
+    RecurrenceSignal(
         "driver_errors",
         0.4,
         3,
         "xid_cnt",
         "Different codes that speak of hardware; many lines of one code are one trouble.",
     ),
-    Signal(
+    RecurrenceSignal(
         "tickets", 0.4, 2, "tickets", "A repair that did not last; tickets are also opened for the rack or the room."
     ),
-    Signal(
+    RecurrenceSignal(
         "inherited_failures",
         0.3,
         2,

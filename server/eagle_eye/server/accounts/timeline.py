@@ -33,7 +33,7 @@ FIRST_START = "start"  # the fault of a run's first start-up, which has no culpr
 UNEXPLAINED = "unexplained"
 
 
-class Cause(NamedTuple):
+class LossCause(NamedTuple):
     """Why time was lost: a fault of ours, or a reason for the attempt's end; ``node`` "": none, or several."""
 
     fault: str
@@ -52,7 +52,7 @@ class TimelineSpan(NamedTuple):
     part: Part
     attempt_id: str
     gpus: int | None
-    cause: Cause | None = None
+    cause: LossCause | None = None
     reason: str = ""
     slow_ratio: float = 0.0
 
@@ -79,7 +79,7 @@ def timeline(attempts: Iterable[Attempt], incidents: Iterable[Incident], now_s: 
         for at, attempt in enumerate(run):
             before = run[at - 1] if at else None
             following = run[at + 1].started_s if at + 1 < len(run) else None
-            cause = Cause(FIRST_START) if before is None else cause_of_end(before, reported[before.attempt])
+            cause = LossCause(FIRST_START) if before is None else cause_of_end(before, reported[before.attempt])
             mine = [i for i in reported[attempt.attempt] if _within(i, attempt, now_s)]
             spans += _of_attempt(attempt, mine, cause, stepping, now_s)
             ended_s = attempt.ended_s
@@ -89,10 +89,10 @@ def timeline(attempts: Iterable[Attempt], incidents: Iterable[Incident], now_s: 
     return spans
 
 
-def cause_of_end(attempt: Attempt, incidents: Iterable[Incident]) -> Cause:
+def cause_of_end(attempt: Attempt, incidents: Iterable[Incident]) -> LossCause:
     """Return what ended the attempt: its number's last incident that stops jobs, else the scheduler's reason."""
     if attempt.end in ("preempted", "timeout"):
-        return Cause(attempt.end)
+        return LossCause(attempt.end)
     ended_s = attempt.ended_s if attempt.ended_s is not None else float("inf")
     guilty = [
         i
@@ -101,11 +101,11 @@ def cause_of_end(attempt: Attempt, incidents: Iterable[Incident]) -> Cause:
     ]
     if guilty:
         return _cause(max(guilty, key=lambda i: (stops_jobs(i), i.detected_s)))
-    return Cause(attempt.end if attempt.end == "failed" else UNEXPLAINED)
+    return LossCause(attempt.end if attempt.end == "failed" else UNEXPLAINED)
 
 
 def _of_attempt(
-    attempt: Attempt, incidents: Sequence[Incident], cause: Cause, stepping: bool, now_s: float
+    attempt: Attempt, incidents: Sequence[Incident], cause: LossCause, stepping: bool, now_s: float
 ) -> list[TimelineSpan]:
     """Return one attempt's spans: its phases, overlaid with the incidents and the gaps."""
     start_s = attempt.started_s
@@ -136,11 +136,13 @@ def _of_attempt(
 
 
 def _phases(
-    attempt: Attempt, incidents: Sequence[Incident], cause: Cause, stepping: bool, end_s: float
+    attempt: Attempt, incidents: Sequence[Incident], cause: LossCause, stepping: bool, end_s: float
 ) -> list[TimelineSpan]:
     """Return the phases according to the attempt's own steps, contiguous from its start to ``end_s``."""
 
-    def phase(since_s: float, until_s: float, part: Part, why: Cause | None = None, reason: str = "") -> TimelineSpan:
+    def phase(
+        since_s: float, until_s: float, part: Part, why: LossCause | None = None, reason: str = ""
+    ) -> TimelineSpan:
         return TimelineSpan(since_s, until_s, part, attempt.id, attempt.gpus, why, reason)
 
     start_s = attempt.started_s
@@ -169,7 +171,7 @@ def _phases(
         else:
             found.append(phase(last_s, end_s, "unknown", None, STANDSTILL))
     elif attempt.end in MEANT_ENDS or (attempt.end == "gone" and not any(stops_jobs(i) for i in incidents)):
-        found.append(phase(last_s, end_s, "ending", Cause(attempt.end)))
+        found.append(phase(last_s, end_s, "ending", LossCause(attempt.end)))
     else:
         found.append(phase(last_s, end_s, "stopped", cause_of_end(attempt, incidents)))
     return [p for p in found if p.end_s > p.start_s] or [phase(start_s, end_s, "startup", cause)]
@@ -213,5 +215,5 @@ def _ends_attempts(incident: Incident) -> bool:
     return stops_jobs(incident) or incident.action in ("exclude_node", "restart_job")
 
 
-def _cause(incident: Incident) -> Cause:
-    return Cause(incident.fault, incident.node or "", incident.id)
+def _cause(incident: Incident) -> LossCause:
+    return LossCause(incident.fault, incident.node or "", incident.id)

@@ -10,7 +10,7 @@ from fastapi import APIRouter, Depends, Query, Response
 from msgspec import Struct
 
 from eagle_eye.server.accounts import goodput
-from eagle_eye.server.accounts.archive import Archive, Claim
+from eagle_eye.server.accounts.archive import Archive, HeldBackAction
 from eagle_eye.server.accounts.goodput import Account, Amount, By
 from eagle_eye.server.accounts.hindsight import Precision, precision
 from eagle_eye.server.accounts.tickets import Format, TicketFileWrong, parse
@@ -247,7 +247,7 @@ def _amount(amount: Amount) -> dict[str, float]:
     }
 
 
-def _claim(claim: Claim) -> dict[str, Any]:
+def _claim(claim: HeldBackAction) -> dict[str, Any]:
     action, outcome = claim.action, claim.outcome
     return {
         "action_id": action.id,
@@ -269,8 +269,10 @@ def _claim(claim: Claim) -> dict[str, Any]:
     }
 
 
-def _totals(claims: list[Claim], names: Callable[[Claim], Iterable[str]]) -> dict[str, dict[str, Any]]:
-    sorted_in: dict[str, list[Claim]] = defaultdict(list)
+def _totals(
+    claims: list[HeldBackAction], names: Callable[[HeldBackAction], Iterable[str]]
+) -> dict[str, dict[str, Any]]:
+    sorted_in: dict[str, list[HeldBackAction]] = defaultdict(list)
     for claim in claims:
         for name in names(claim):
             sorted_in[name].append(claim)

@@ -22,7 +22,7 @@ from eagle_eye.server.history.recording import CONTENT_TYPE as RECORDING
 from eagle_eye.server.history.remote_store.merging import with_past
 from eagle_eye.server.history.remote_store.remote_history import SeriesQuery
 from eagle_eye.server.history.remote_store.remote_store import RemoteStore
-from eagle_eye.server.history.steps import SeriesKey, Statistic, Steps, TooManySeries, has, in_steps
+from eagle_eye.server.history.steps import SeriesKey, SeriesSteps, Statistic, TooManySeries, has, in_steps
 from eagle_eye.server.ingest.fleet import Fleet
 from eagle_eye.server.model.clock import Clock
 from eagle_eye.server.model.errors import HistoryMoved, Refusal
@@ -147,7 +147,7 @@ async def record(parts: Parts, _: Reader, job: str, start: Moment, end: Moment) 
 
 def _read(
     parts: Needs, spec: MetricSpec, statistic: Statistic, of: _Range
-) -> tuple[list[QueryPart], dict[SeriesKey, Steps]]:
+) -> tuple[list[QueryPart], dict[SeriesKey, SeriesSteps]]:
     """Return the resolutions in which the history answers, and the values. Raises Refusal, HistoryUnavailable."""
     limit = parts.config.history.query_frames_max
     for last in (False, False, True):

@@ -18,7 +18,7 @@ from eagle_eye.server.api.requests import Reader, Since, answer, missing, servic
 from eagle_eye.server.charts import course, lanes
 from eagle_eye.server.charts.members import members_of
 from eagle_eye.server.charts.peer_selection import picked
-from eagle_eye.server.charts.reading import Found, Turns, read
+from eagle_eye.server.charts.reading import ReadValues, Turns, read
 from eagle_eye.server.charts.windows import LENGTH_S_MAX, POINTS, POINTS_MAX, stretch
 from eagle_eye.server.history.history import History
 from eagle_eye.server.history.steps import Statistic
@@ -89,7 +89,7 @@ def get_course(
     chosen = picked(nodes, NODES_MAX)
     with parts.turns.one():
 
-        def of(metric: str, statistic: Statistic, nodes: Sequence[str]) -> Found:
+        def of(metric: str, statistic: Statistic, nodes: Sequence[str]) -> ReadValues:
             return read(parts.history, METRICS[metric], statistic, ((), nodes), wanted, job, FRAMES_MAX)
 
         seconds = of("train_step_seconds", "mean", chosen)
@@ -265,11 +265,11 @@ def _attempt(attempt: Attempt) -> dict[str, Any]:
     }
 
 
-def _times(found: Found) -> dict[str, Any]:
+def _times(found: ReadValues) -> dict[str, Any]:
     return {"time": [round(t, 3) for t in found.stretch.times_s], "step_seconds": found.stretch.step_s}
 
 
-def _spread(found: Found) -> dict[str, Any]:
+def _spread(found: ReadValues) -> dict[str, Any]:
     got = course.spread(found.series, found.stretch.steps)
     return {
         **_times(found),

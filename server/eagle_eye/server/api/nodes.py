@@ -31,7 +31,7 @@ from eagle_eye.server.api.requests import (
 )
 from eagle_eye.server.delivery import events as outbound
 from eagle_eye.server.engine import ledger
-from eagle_eye.server.engine.standing import Asking, fault_of, returning
+from eagle_eye.server.engine.standing import ReturnRequest, fault_of, returning
 from eagle_eye.server.ingest.fleet import Fleet
 from eagle_eye.server.model.clock import Clock
 from eagle_eye.server.model.errors import Refusal
@@ -116,7 +116,7 @@ def readmit(
     202: its agent checks it first, and the node returns once that has passed (``check_id``). 409: what stands against
     it (``probation``, ``by_hand``, ``not_ours``, ``cannot_check``); with force it returns at once.
     """
-    asking = Asking(principal.who, reason, check, force)
+    asking = ReturnRequest(principal.who, reason, check, force)
 
     def change(store: Store) -> Change:
         old = _known(store, node)

@@ -8,7 +8,7 @@ import msgspec
 from msgspec.structs import replace
 
 from eagle_eye.server.delivery import events as outbound
-from eagle_eye.server.engine.checkpoints import Checkpoints
+from eagle_eye.server.engine.checkpoints import AttemptCheckpoints
 from eagle_eye.server.engine.standing import phase
 from eagle_eye.server.ingest.fleet import Fleet
 from eagle_eye.server.model.records import (
@@ -88,7 +88,7 @@ def job(record: Job, outlook: Outlook, *, members: bool = True) -> dict[str, Any
     return view
 
 
-def _memory_checkpoint(reported: Checkpoints) -> dict[str, Any] | None:
+def _memory_checkpoint(reported: AttemptCheckpoints) -> dict[str, Any] | None:
     """Return the newest step that is complete in memory; None if no node reports one."""
     if reported.step is None:
         return None

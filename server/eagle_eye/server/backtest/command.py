@@ -47,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
         raise configuration.ConfigurationError(f"detection.model: {error}") from None
     card = Scorecard()
     found: list[VerdictLine] = []
-    watched = Watched()
+    watched = BacktestTotals()
     with Progress(console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as bar:
         for folder in bar.track(args.traces, description="traces"):
             found += _run_one(folder, config, model, card, watched)
@@ -67,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 @dataclass(slots=True)
-class Watched:
+class BacktestTotals:
     """Totals over all traces: when each began, the number of judgements, and how many were blind by detector.
 
     ``ignored`` counts, by reason, what was left out of the traces; ``clock_offsets`` has, by trace, the nodes whose
@@ -90,12 +90,12 @@ class Watched:
         return {name: round(count / self.judgements, 4) for name, count in sorted(self.blind.items())}
 
 
-def _report(card: Scorecard, watched: Watched) -> dict[str, Any]:
+def _report(card: Scorecard, watched: BacktestTotals) -> dict[str, Any]:
     return {**card.report(), "blind_ratio": watched.ratios(), "clock_offset_s": watched.clock_offsets}
 
 
 def _run_one(
-    folder: Path, config: ServerConfig, model: LearnedModel | str, card: Scorecard, watched: Watched
+    folder: Path, config: ServerConfig, model: LearnedModel | str, card: Scorecard, watched: BacktestTotals
 ) -> list[VerdictLine]:
     trace = Trace(folder)
     backtest = Backtest(trace, config.detection, config.policy, model)
@@ -113,7 +113,7 @@ def _run_one(
     return lines
 
 
-def _print(found: list[VerdictLine], card: Scorecard, watched: Watched) -> None:
+def _print(found: list[VerdictLine], card: Scorecard, watched: BacktestTotals) -> None:
     console = Console(highlight=False)
     for line in found:
         since_s = line.time - watched.starts_s[line.trace]

@@ -36,7 +36,7 @@ from eagle_eye.server.backtest.trace_format import (
     read_header,
     read_lines,
 )
-from eagle_eye.server.backtest.trace_rows import Rows, TraceRows, link_rows, sample_rows
+from eagle_eye.server.backtest.trace_rows import TableRows, TraceRows, link_rows, sample_rows
 from eagle_eye.server.engine.topology import Topology
 from eagle_eye.server.model.records import Job
 
@@ -124,7 +124,7 @@ class Trace:
                 sequence += 1
                 yield Step(reported.time_s, frame=self._frame(reported, sequence, reported.what))
 
-    def _set_right(self, rows: list[Rows], events: list[TraceEvent]) -> list[TraceEvent]:
+    def _set_right(self, rows: list[TableRows], events: list[TraceEvent]) -> list[TraceEvent]:
         """Shift the data of nodes with a wrong clock to the others' time."""
         spacing_s, interval_s = rows[0].spacing_s(), self.header.interval_s
         if 900.0 <= spacing_s / interval_s <= 1_100.0:
@@ -140,7 +140,7 @@ class Trace:
             for event in events
         ]
 
-    def _check_reach(self, rows: list[Rows], events: list[TraceEvent]) -> None:
+    def _check_reach(self, rows: list[TableRows], events: list[TraceEvent]) -> None:
         """Refuse a header with a time range that the data does not cover; count the rows outside of it."""
         start_s, end_s = self.header.start, self.header.end
         spans = [span for one in rows for span in one.spans().values()]

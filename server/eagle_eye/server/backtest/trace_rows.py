@@ -55,7 +55,7 @@ class _Keys(NamedTuple):
     names: list[str] | None
 
 
-class Rows:
+class TableRows:
     """The rows of a table; ``moments`` yields them in order. Raises BadTrace where they cannot be read."""
 
     def __init__(self, path: Path, key: str, scopes: Sequence[Scope]) -> None:
@@ -126,14 +126,14 @@ class Rows:
         ]
 
 
-def sample_rows(path: Path) -> Rows:
+def sample_rows(path: Path) -> TableRows:
     """Return the rows of ``samples.parquet``. Raises BadTrace."""
-    return Rows(path, "device", (Scope.DEVICE, Scope.NODE))
+    return TableRows(path, "device", (Scope.DEVICE, Scope.NODE))
 
 
-def link_rows(path: Path) -> Rows:
+def link_rows(path: Path) -> TableRows:
     """Return the rows of ``links.parquet``; the keys of their blocks are the links' names. Raises BadTrace."""
-    return Rows(path, "link", (Scope.LINK,))
+    return TableRows(path, "link", (Scope.LINK,))
 
 
 def _read(path: Path, key: str, scopes: Sequence[Scope]) -> pa.Table:

@@ -13,7 +13,7 @@ import numpy as np
 from eagle_eye.schema.metrics import Kind, MetricSpec, Scope
 from eagle_eye.server.charts.drawing import Drawing
 from eagle_eye.server.charts.peer_selection import Cast
-from eagle_eye.server.history.steps import SeriesKey, Statistic, Steps
+from eagle_eye.server.history.steps import SeriesKey, SeriesSteps, Statistic
 
 LOW, HIGH = 5.0, 95.0  # percentiles that bound the band
 BAND_MIN = 3  # minimum number of peers for a band
@@ -44,7 +44,7 @@ def statistic_of(drawing: Drawing) -> Statistic:
     return "mean" if drawing.metric.kind is Kind.GAUGE else "last"
 
 
-def band(series: Mapping[SeriesKey, Steps], steps: int, drawing: Drawing, cast: Cast) -> Band:
+def band(series: Mapping[SeriesKey, SeriesSteps], steps: int, drawing: Drawing, cast: Cast) -> Band:
     """Return the accused's values (the mean of its series) and the peers' median and percentiles in each step.
 
     Only peers' series that do comparable work count. Without other nodes the accused node's other devices are the
@@ -63,7 +63,7 @@ def band(series: Mapping[SeriesKey, Steps], steps: int, drawing: Drawing, cast: 
     )
 
 
-def matrix(series: Mapping[SeriesKey, Steps], steps: int) -> Floats:
+def matrix(series: Mapping[SeriesKey, SeriesSteps], steps: int) -> Floats:
     """Return the series as rows (S, T), NaN where a step has no value."""
     values = np.full((len(series), steps), np.nan)
     for line, found in enumerate(series.values()):

@@ -16,7 +16,7 @@ LIVE = ("requested", "accepted", "running")
 FRUITLESS = ("failed", "refused", "expired", "withdrawn", "rejected")
 
 
-class Command(NamedTuple):
+class OperatorCommand(NamedTuple):
     """A command to type: ``why`` gives the reason, ``undo`` the reverse command ("": none exists or none is needed)."""
 
     why: str
@@ -26,10 +26,10 @@ class Command(NamedTuple):
 
 def commands(
     incident: Incident, actions: Sequence[Action], nodes: Mapping[str, Node], job: Job | None
-) -> list[Command]:
+) -> list[OperatorCommand]:
     """Return the commands that suit the incident's state, the most urgent first."""
     last = next((action for action in reversed(actions) if not action.preliminary), None)
-    found: list[Command] = []
+    found: list[OperatorCommand] = []
     if last is not None:
         found += _of_action(last)
     blamed = [incident.node] if incident.node is not None else incident.nodes
@@ -45,53 +45,53 @@ def commands(
         elif state != "in_service":
             found += _bring_back(name, job)
     if not incident.acknowledged_by and open_:
-        found.append(Command("say that you are looking at it", _typed("incidents", "acknowledge", incident.id)))
+        found.append(OperatorCommand("say that you are looking at it", _typed("incidents", "acknowledge", incident.id)))
     if incident.state not in ("false", "closed"):
-        found.append(Command("it was a false alarm", _typed("incidents", "false", incident.id)))
+        found.append(OperatorCommand("it was a false alarm", _typed("incidents", "false", incident.id)))
     return [one for one in found if one.command]
 
 
-def _of_action(action: Action) -> Iterable[Command]:
+def _of_action(action: Action) -> Iterable[OperatorCommand]:
     what = action.kind.replace("_", " ")
     if action.state == "awaiting":
         back = " && ".join(filter(None, (_typed("nodes", "readmit", name) for name in action.exclude[:NODES_MAX])))
-        yield Command(f"have it carried out: {what}", _typed("actions", "approve", action.id), back)
-        yield Command("or do not", _typed("actions", "reject", action.id))
+        yield OperatorCommand(f"have it carried out: {what}", _typed("actions", "approve", action.id), back)
+        yield OperatorCommand("or do not", _typed("actions", "reject", action.id))
     elif action.state in LIVE:
-        yield Command(f"follow what was asked for: {what}", _typed("actions", "show", action.id))
+        yield OperatorCommand(f"follow what was asked for: {what}", _typed("actions", "show", action.id))
 
 
-def _take_out(name: str, reason: str, job: Job | None) -> Iterable[Command]:
-    yield Command(
+def _take_out(name: str, reason: str, job: Job | None) -> Iterable[OperatorCommand]:
+    yield OperatorCommand(
         f"count {name} as out of service; it asks nobody to stop the job",
         _typed("nodes", "exclude", name, "--reason", reason),
         _typed("nodes", "readmit", name),
     )
     scheduler = "" if job is None else job.scheduled_as.partition(":")[0]
     if scheduler == "slurm" and _plain(name):
-        yield Command(
+        yield OperatorCommand(
             f"have Slurm give {name} no new work",
             shlex.join(["scontrol", "update", f"NodeName={name}", "State=DRAIN", f"Reason=eagle-eye {reason}"]),
             shlex.join(["scontrol", "update", f"NodeName={name}", "State=RESUME"]),
         )
     elif scheduler == "kubernetes" and _plain(name):
-        yield Command(
+        yield OperatorCommand(
             f"have Kubernetes give {name} no new pods",
             shlex.join(["kubectl", "cordon", name]),
             shlex.join(["kubectl", "uncordon", name]),
         )
 
 
-def _bring_back(name: str, job: Job | None) -> Iterable[Command]:
-    yield Command(f"see whether {name} is well", _typed("nodes", "check", name))
-    yield Command(
+def _bring_back(name: str, job: Job | None) -> Iterable[OperatorCommand]:
+    yield OperatorCommand(f"see whether {name} is well", _typed("nodes", "check", name))
+    yield OperatorCommand(
         f"return {name} to service",
         _typed("nodes", "readmit", name),
         _typed("nodes", "exclude", name),
     )
     scheduler = "" if job is None else job.scheduled_as.partition(":")[0]
     if scheduler == "slurm" and _plain(name):
-        yield Command(f"what Slurm says of {name}", shlex.join(["scontrol", "show", "node", name]))
+        yield OperatorCommand(f"what Slurm says of {name}", shlex.join(["scontrol", "show", "node", name]))
 
 
 def _typed(noun: str, verb: str, name: str, *more: str) -> str:

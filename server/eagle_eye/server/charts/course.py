@@ -13,7 +13,7 @@ import numpy as np
 from eagle_eye.server.accounts import goodput
 from eagle_eye.server.accounts.timeline import TimelineSpan
 from eagle_eye.server.charts.band import Floats, matrix, percentiles
-from eagle_eye.server.history.steps import SeriesKey, Steps
+from eagle_eye.server.history.steps import SeriesKey, SeriesSteps
 
 TRAILING_S = 600.0  # window of the goodput sum: as long as a restart including repeated steps
 SPANS_MAX = 1_000
@@ -29,7 +29,7 @@ class Spread(NamedTuple):
     infinite: Floats
 
 
-def spread(series: Mapping[SeriesKey, Steps], steps: int) -> Spread:
+def spread(series: Mapping[SeriesKey, SeriesSteps], steps: int) -> Spread:
     """Return the median and the percentiles of the finite values."""
     values = matrix(series, steps)
     infinite = np.isinf(values)
@@ -37,7 +37,7 @@ def spread(series: Mapping[SeriesKey, Steps], steps: int) -> Spread:
     return Spread(*percentiles(values), np.isfinite(values).sum(axis=0), infinite.sum(axis=0))
 
 
-def total(series: Mapping[SeriesKey, Steps], steps: int, nodes_read: int, nodes: int) -> Floats:
+def total(series: Mapping[SeriesKey, SeriesSteps], steps: int, nodes_read: int, nodes: int) -> Floats:
     """Return the sum over all ranks: the mean of those read, times the maximum number present at once.
 
     A rank whose agent is late causes no dip. Where only some nodes were read the others are assumed equal to these.

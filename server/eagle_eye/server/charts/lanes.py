@@ -25,7 +25,7 @@ class Bar(NamedTuple):
     nodes: int
 
 
-class Row(NamedTuple):
+class LaneRow(NamedTuple):
     """One node, or ``size`` neighbours in the order of their names; ``incidents`` are ids of those concerning them.
 
     ``ranks`` are the lowest and highest rank there in the newest report, None if unknown.
@@ -46,7 +46,7 @@ def rows(
     incidents: Sequence[Incident],
     now_s: float,
     most: int = ROWS_MAX,
-) -> list[Row]:
+) -> list[LaneRow]:
     """Return at most ``most`` rows in the order of the nodes' names.
 
     ``members`` are the nodes of each attempt by its id. A node that an incident accuses gets a row of its own, while
@@ -100,7 +100,7 @@ def _row(
     ranks: Mapping[str, list[int]],
     concerned: Mapping[str, list[str]],
     now_s: float,
-) -> Row:
+) -> LaneRow:
     bars = []
     for attempt in attempts:
         there = sum(attempt.id in taking_part[name] for name in group)
@@ -109,7 +109,7 @@ def _row(
             bars.append(Bar(attempt.id, attempt.attempt, attempt.started_s, end_s, there))
     numbers = [number for name in group for number in ranks.get(name, ())]
     label = group[0] if len(group) == 1 else f"{group[0]} to {group[-1]}"
-    return Row(
+    return LaneRow(
         label,
         tuple(group[:NAMES_MAX]),
         len(group),

@@ -15,7 +15,7 @@ from eagle_eye.server.charts.peer_selection import picked
 from eagle_eye.server.charts.windows import Stretch, stretch
 from eagle_eye.server.history.history import History, QueryPart, Run
 from eagle_eye.server.history.segments.downsampling import BucketSeries, Floats
-from eagle_eye.server.history.steps import SeriesKey, Statistic, Steps, TooManySeries, in_steps
+from eagle_eye.server.history.steps import SeriesKey, SeriesSteps, Statistic, TooManySeries, in_steps
 from eagle_eye.server.model.errors import HistoryMoved, Refusal
 
 FRAMES_MAX = 20_000  # for one chart: about a second of work
@@ -24,14 +24,14 @@ SPARSE = 1.5  # steps between values beyond which the steps are too short for th
 TURN_S = 10.0  # how long a chart waits for its turn
 
 
-class Found(NamedTuple):
+class ReadValues(NamedTuple):
     """The values read. ``nodes`` are those of the second group that fitted the limit.
 
     ``stretch`` has longer steps than requested if the values are further apart; ``spans`` are the bucket lengths used.
     """
 
     stretch: Stretch
-    series: dict[SeriesKey, Steps]
+    series: dict[SeriesKey, SeriesSteps]
     nodes: tuple[str, ...]
     spans: list[QueryPart]
 
@@ -61,7 +61,7 @@ def read(
     wanted: Stretch,
     job: str | None,
     frames_max: int = FRAMES_MAX,
-) -> Found:
+) -> ReadValues:
     """Return the metric of two groups of nodes: all of the first, and of the second as many as the limit allows.
 
     Without a first group one node is read even if it has more than ``frames_max``. Raises Refusal 400 if that exceeds
@@ -87,11 +87,11 @@ def _read(
     wanted: Stretch,
     job: str | None,
     frames_max: int,
-) -> Found:
+) -> ReadValues:
     always, others = nodes
     while True:
         if not always and not others:
-            return Found(wanted, {}, (), [])
+            return ReadValues(wanted, {}, (), [])
         names = (*always, *others)
         end_s = np.nextafter(wanted.end_s, 0.0)
         with history.courses(metric, names, wanted.start_s, end_s, job, wanted.step_s, frames_max) as reading:
@@ -109,7 +109,7 @@ def _read(
             if coarse > SPARSE * wanted.step_s:
                 shown = stretch(wanted.start_s, wanted.end_s, wanted.steps, coarse)
             series = in_steps(courses, metric, statistic, shown.start_s, shown.step_s, SERIES_MAX)
-            return Found(shown, series, others, reading.spans)
+            return ReadValues(shown, series, others, reading.spans)
 
 
 def _gathered(courses: Iterable[Run | BucketSeries]) -> list[Run | BucketSeries]:

@@ -5,7 +5,16 @@ from __future__ import annotations
 from dataclasses import replace
 
 from eagle_eye.server.engine.modes import Mode, mode_of
-from eagle_eye.server.engine.ruling import NOT_APPLICABLE, Plan, Rule, Ruling, Values, changed, held, passed
+from eagle_eye.server.engine.ruling import (
+    NOT_APPLICABLE,
+    PlannedAction,
+    PolicyRule,
+    Ruling,
+    Values,
+    changed,
+    held,
+    passed,
+)
 from eagle_eye.server.engine.situation import (
     DISRUPTIVE_KINDS,
     NODE_KINDS,
@@ -16,7 +25,7 @@ from eagle_eye.server.engine.situation import (
 from eagle_eye.server.model.records import Action, Incident
 
 
-def plan_mode(incident: Incident, situation: Situation, plan: Plan) -> Mode:
+def plan_mode(incident: Incident, situation: Situation, plan: PlannedAction) -> Mode:
     """Return the mode of the plan."""
     settings = situation.settings
     return mode_of(settings.mode, settings.modes, incident.job, incident.fault, plan.kind).mode
@@ -63,7 +72,7 @@ def spares_ready(incident: Incident, situation: Situation, mode: Mode) -> int | 
     return None if spares is None else max(0, spares - _excluded(exclusions, incident.job))
 
 
-def _nodes_min(incident: Incident, situation: Situation, plan: Plan) -> Ruling:
+def _nodes_min(incident: Incident, situation: Situation, plan: PlannedAction) -> Ruling:
     if plan.kind != "exclude_node":
         return NOT_APPLICABLE
     mode = plan_mode(incident, situation, plan)
@@ -79,7 +88,7 @@ def _nodes_min(incident: Incident, situation: Situation, plan: Plan) -> Ruling:
     return held(why, values)
 
 
-def _job_exclusions(incident: Incident, situation: Situation, plan: Plan) -> Ruling:
+def _job_exclusions(incident: Incident, situation: Situation, plan: PlannedAction) -> Ruling:
     if plan.kind != "exclude_node":
         return NOT_APPLICABLE
     limit, window_s = terms(incident, situation).exclusions_per_job, situation.settings.window_s
@@ -94,7 +103,7 @@ def _job_exclusions(incident: Incident, situation: Situation, plan: Plan) -> Rul
     return held(why, values)
 
 
-def _fleet_exclusions(incident: Incident, situation: Situation, plan: Plan) -> Ruling:
+def _fleet_exclusions(incident: Incident, situation: Situation, plan: PlannedAction) -> Ruling:
     if plan.kind not in NODE_KINDS:
         return NOT_APPLICABLE
     limit, window_s = _fleet_limit(situation), situation.settings.window_s
@@ -109,7 +118,7 @@ def _fleet_exclusions(incident: Incident, situation: Situation, plan: Plan) -> R
     return held(why, values)
 
 
-def _job_restarts(incident: Incident, situation: Situation, plan: Plan) -> Ruling:
+def _job_restarts(incident: Incident, situation: Situation, plan: PlannedAction) -> Ruling:
     if not plan.restart:
         return NOT_APPLICABLE
     limit, window_s = terms(incident, situation).restarts_per_job, situation.settings.window_s
@@ -124,7 +133,7 @@ def _job_restarts(incident: Incident, situation: Situation, plan: Plan) -> Rulin
     return _without_restart(plan, why, "restart it by hand, or raise it", values)
 
 
-def _fleet_restarts(incident: Incident, situation: Situation, plan: Plan) -> Ruling:
+def _fleet_restarts(incident: Incident, situation: Situation, plan: PlannedAction) -> Ruling:
     if not plan.restart:
         return NOT_APPLICABLE
     limit, window_s = situation.settings.restarts_fleet, situation.settings.window_s
@@ -136,7 +145,7 @@ def _fleet_restarts(incident: Incident, situation: Situation, plan: Plan) -> Rul
     return _without_restart(plan, why, "look for a common cause, restart by hand, or raise it", values)
 
 
-def _without_restart(plan: Plan, why: str, remedy: str, values: Values) -> Ruling:
+def _without_restart(plan: PlannedAction, why: str, remedy: str, values: Values) -> Ruling:
     """Reduce a plan when no restart is left: as where a job may not be restarted, the node alone leaves.
 
     Holding the exclusion back would make ``may_restart = false``, the more careful setting, the one that does more.
@@ -147,7 +156,7 @@ def _without_restart(plan: Plan, why: str, remedy: str, values: Values) -> Rulin
     return changed(replace(plan, restart=False, notes=(*plan.notes, reported)), reported, values)
 
 
-def _breaker(incident: Incident, situation: Situation, plan: Plan) -> Ruling:
+def _breaker(incident: Incident, situation: Situation, plan: PlannedAction) -> Ruling:
     if plan.kind not in DISRUPTIVE_KINDS:
         return NOT_APPLICABLE
     settings = situation.settings
@@ -179,10 +188,10 @@ def _fleet_limit(situation: Situation) -> int:
 
 
 RULES = (
-    Rule("nodes_min", _nodes_min),
-    Rule("job_exclusions", _job_exclusions),
-    Rule("job_restarts", _job_restarts),
-    Rule("fleet_exclusions", _fleet_exclusions),
-    Rule("fleet_restarts", _fleet_restarts),
-    Rule("breaker", _breaker),
+    PolicyRule("nodes_min", _nodes_min),
+    PolicyRule("job_exclusions", _job_exclusions),
+    PolicyRule("job_restarts", _job_restarts),
+    PolicyRule("fleet_exclusions", _fleet_exclusions),
+    PolicyRule("fleet_restarts", _fleet_restarts),
+    PolicyRule("breaker", _breaker),
 )

@@ -41,7 +41,7 @@ Reported = tuple[int, float]  # a step, and when it was first reported
 
 
 @dataclass(frozen=True, slots=True)
-class KeptStep:
+class StepInMemory:
     """A complete step in memory, captured at ``captured_s`` or before.
 
     ``nodes`` have copies of it; ``lacking`` may not have all that they should, or are silent.
@@ -54,7 +54,7 @@ class KeptStep:
 
 
 @dataclass(frozen=True, slots=True)
-class Checkpoints:
+class AttemptCheckpoints:
     """The state of an attempt's checkpoints, by its nodes' latest reports.
 
     ``step`` is the newest that is complete in memory (None: none is known), ``since_s`` when it was first reported,
@@ -75,7 +75,7 @@ class Checkpoints:
     thin_since_s: float | None = None
     persisted: tuple[Reported, ...] = ()
     step_s: float | None = None
-    older: tuple[KeptStep, ...] = ()
+    older: tuple[StepInMemory, ...] = ()
 
     def resume_from(self, ranks: int, leaving: Sequence[str] = (), before_s: float = math.inf) -> ResumeFrom | None:
         """Return where a job of ``ranks`` ranks resumes once the nodes ``leaving`` have left, None: not known.
@@ -96,13 +96,13 @@ class Checkpoints:
             return ResumeFrom(in_memory.step, "memory", [node for node in in_memory.nodes if node not in leaving])
         return None if on_storage is None else ResumeFrom(on_storage, "storage", [])
 
-    def _newest(self) -> tuple[KeptStep, ...]:
+    def _newest(self) -> tuple[StepInMemory, ...]:
         if self.step is None:
             return ()
-        return (KeptStep(self.step, self.since_s, self.nodes, self.lacking),)
+        return (StepInMemory(self.step, self.since_s, self.nodes, self.lacking),)
 
 
-NOTHING_REPORTED = Checkpoints()
+NOTHING_REPORTED = AttemptCheckpoints()
 
 
 class CheckpointLog:
@@ -132,7 +132,7 @@ class CheckpointLog:
         thin, since_s = of_node[_COPIES][places] < of_node[_WANTED][places], of_node[_THIN_SINCE_S][places]
         of_node[_THIN_SINCE_S][places] = np.where(thin, np.fmin(since_s, time_s), np.nan)
 
-    def stand(self, nodes: Sequence[str], step_s: float | None = None) -> Checkpoints:
+    def stand(self, nodes: Sequence[str], step_s: float | None = None) -> AttemptCheckpoints:
         """Return the state of the checkpoints; ``nodes`` are the columns' names."""
         if not len(self._of_node[_TIME_S]):
             return NOTHING_REPORTED
@@ -144,7 +144,7 @@ class CheckpointLog:
         if step < self._whole[0]:  # the program restarted from an earlier step
             self._whole = (step, newest_s)
         thin_since_s = float(np.nanmin(of_node[_THIN_SINCE_S], initial=math.inf))
-        return Checkpoints(
+        return AttemptCheckpoints(
             step=step if step >= 0 else None,
             since_s=self._whole[1],
             at_risk_steps=float(np.nanmax(of_node[_AGE], initial=0.0)),
@@ -182,7 +182,7 @@ class CheckpointLog:
 
 def _older(
     of_node: Mapping[str, Floats], older: Floats, nodes: Sequence[str], members: NDArray[np.bool_], newest: int
-) -> tuple[KeptStep, ...]:
+) -> tuple[StepInMemory, ...]:
     """Return the steps before the newest that nodes hold, the newest first; of many those that most nodes hold."""
     steps, captured_s = older
     reported, times = np.unique(steps[steps < newest], return_counts=True)
@@ -193,5 +193,5 @@ def _older(
         its_newest = (of_node[_STEP] == step) & (of_node[_COPIES] >= of_node[_WANTED])
         has = members & (np.isfinite(at_s) | its_newest)
         lacking = tuple(compress(nodes, members & ~has))
-        found.append(KeptStep(int(step), float(np.nanmax(at_s)), tuple(compress(nodes, has)), lacking))
+        found.append(StepInMemory(int(step), float(np.nanmax(at_s)), tuple(compress(nodes, has)), lacking))
     return tuple(sorted(found, key=lambda kept: kept.step, reverse=True))

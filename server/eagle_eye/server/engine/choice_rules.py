@@ -10,7 +10,16 @@ from eagle_eye.detectors.faults import BY_NAME
 from eagle_eye.schema.action import ActionKind
 from eagle_eye.server.engine.job_terms import OUR_RESTART_OWNERS
 from eagle_eye.server.engine.node_terms import STRENGTH, Floors, groups_of
-from eagle_eye.server.engine.ruling import NOT_APPLICABLE, Plan, Rule, Ruling, Values, changed, lowered, passed
+from eagle_eye.server.engine.ruling import (
+    NOT_APPLICABLE,
+    PlannedAction,
+    PolicyRule,
+    Ruling,
+    Values,
+    changed,
+    lowered,
+    passed,
+)
 from eagle_eye.server.engine.settings import PolicySettings
 from eagle_eye.server.engine.situation import ASKED_STATES, NODE_KINDS, Situation, resume_from, terms
 from eagle_eye.server.model.records import Incident
@@ -20,7 +29,7 @@ SLOW_BY = "compute_time"  # the one kind that suffices alone: it names the rank 
 CAUSELESS = "straggler"  # slow without a known reason: in a small job some rank always computes a little longer
 DRAIN_CONFIDENCE_MIN = 0.6  # detectors' confidence for a rank that chance does not explain
 SLOWDOWN_MIN = 0.01  # a smaller slowdown cannot be told from normal variation of a job's pace
-TELL = Plan("notify")
+TELL = PlannedAction("notify")
 
 
 def asked_kind(incident: Incident) -> ActionKind:
@@ -68,7 +77,7 @@ def _needs_no_confidence(incident: Incident) -> bool:
     return incident.fact or (incident.fault == "hang" and incident.node is None)
 
 
-def _node_terms(incident: Incident, situation: Situation, plan: Plan) -> Ruling:
+def _node_terms(incident: Incident, situation: Situation, plan: PlannedAction) -> Ruling:
     """Apply the operator's terms for these nodes; floors are checked by their own rules."""
     floors = _floors(incident, situation)
     if not floors.where:
@@ -88,10 +97,10 @@ def _node_terms(incident: Incident, situation: Situation, plan: Plan) -> Ruling:
     why += f"; also {also}" if also else ""
     if floors.action == "notify":
         return lowered(TELL, f"only told of, {why}", values)
-    return changed(Plan(floors.action), why, values)
+    return changed(PlannedAction(floors.action), why, values)
 
 
-def _accused(incident: Incident, _: Situation, plan: Plan) -> Ruling:
+def _accused(incident: Incident, _: Situation, plan: PlannedAction) -> Ruling:
     if plan.kind not in NODE_KINDS:
         return NOT_APPLICABLE
     values: Values = {"node": incident.node, "nodes": float(len(incident.nodes))}
@@ -100,7 +109,7 @@ def _accused(incident: Incident, _: Situation, plan: Plan) -> Ruling:
     return passed(values)
 
 
-def _drain_instead(incident: Incident, situation: Situation, plan: Plan) -> Ruling:
+def _drain_instead(incident: Incident, situation: Situation, plan: PlannedAction) -> Ruling:
     """Drain instead of excluding what is slow by one strong kind of evidence; a check then decides."""
     slow = BY_NAME[incident.fault].trouble == "slow" and SLOW_BY in incident.kinds
     floors = _floors(incident, situation)
@@ -121,10 +130,10 @@ def _drain_instead(incident: Incident, situation: Situation, plan: Plan) -> Ruli
         f"too little to exclude {incident.node} for, but it has lasted {lasted_s:.0f} s and costs"
         f" {100 * incident.slowdown_ratio:.0f}%: it leaves when the job restarts anyway, and a check settles it"
     )
-    return changed(Plan("drain_node"), why, values)
+    return changed(PlannedAction("drain_node"), why, values)
 
 
-def _evidence(incident: Incident, _: Situation, plan: Plan) -> Ruling:
+def _evidence(incident: Incident, _: Situation, plan: PlannedAction) -> Ruling:
     if plan.kind != "exclude_node":
         return NOT_APPLICABLE
     values: Values = {
@@ -138,7 +147,7 @@ def _evidence(incident: Incident, _: Situation, plan: Plan) -> Ruling:
     return passed(values)
 
 
-def _confidence(incident: Incident, situation: Situation, plan: Plan) -> Ruling:
+def _confidence(incident: Incident, situation: Situation, plan: PlannedAction) -> Ruling:
     floors = _floors(incident, situation)
     if _needs_no_confidence(incident) or (plan.kind, floors.action) == ("drain_node", "exclude_node"):
         return NOT_APPLICABLE
@@ -151,7 +160,7 @@ def _confidence(incident: Incident, situation: Situation, plan: Plan) -> Ruling:
     return passed(values)
 
 
-def _cost(incident: Incident, situation: Situation, plan: Plan) -> Ruling:
+def _cost(incident: Incident, situation: Situation, plan: PlannedAction) -> Ruling:
     if plan.kind != "exclude_node" or BY_NAME[incident.fault].trouble != "slow":
         return NOT_APPLICABLE
     mine = terms(incident, situation)
@@ -231,7 +240,7 @@ def _at_risk(incident: Incident, situation: Situation) -> _AtRisk | None:
     return _AtRisk(steps, steps * reported.step_s)
 
 
-def _repetition(incident: Incident, situation: Situation, plan: Plan) -> Ruling:
+def _repetition(incident: Incident, situation: Situation, plan: PlannedAction) -> Ruling:
     """Turn a second restart for the same node into its exclusion, unless the program is to blame."""
     if plan.kind != "restart_job" or incident.application or incident.node is None:
         return NOT_APPLICABLE
@@ -252,10 +261,10 @@ def _repetition(incident: Incident, situation: Situation, plan: Plan) -> Ruling:
     if not times:
         return passed(values)
     why = f"the job was restarted {times} times because of {incident.node} already: now it is excluded"
-    return changed(Plan("exclude_node"), why, values)
+    return changed(PlannedAction("exclude_node"), why, values)
 
 
-def _target(incident: Incident, _: Situation, plan: Plan) -> Ruling:
+def _target(incident: Incident, _: Situation, plan: PlannedAction) -> Ruling:
     """Set the nodes to exclude and whether to restart."""
     exclude = (incident.node,) if plan.kind in NODE_KINDS and incident.node is not None else ()
     restart = plan.kind in ("exclude_node", "restart_job")
@@ -263,7 +272,7 @@ def _target(incident: Incident, _: Situation, plan: Plan) -> Ruling:
     return Ruling("pass", "", {"exclude": ", ".join(exclude), "restart": str(restart)}, full)
 
 
-def _may_restart(incident: Incident, situation: Situation, plan: Plan) -> Ruling:
+def _may_restart(incident: Incident, situation: Situation, plan: PlannedAction) -> Ruling:
     if not plan.restart:
         return NOT_APPLICABLE
     may = terms(incident, situation).may_restart
@@ -277,7 +286,7 @@ def _may_restart(incident: Incident, situation: Situation, plan: Plan) -> Ruling
     return changed(replace(plan, restart=False, notes=(*plan.notes, why)), why, values)
 
 
-def _restart_owner(incident: Incident, situation: Situation, plan: Plan) -> Ruling:
+def _restart_owner(incident: Incident, situation: Situation, plan: PlannedAction) -> Ruling:
     """Respect that one owner restarts a job; if operator and job name different ones, we do not."""
     if not plan.restart:
         return NOT_APPLICABLE
@@ -292,7 +301,7 @@ def _restart_owner(incident: Incident, situation: Situation, plan: Plan) -> Ruli
     return changed(replace(plan, restart=False, notes=(*plan.notes, why)), why, values)
 
 
-def _spare(_: Incident, situation: Situation, plan: Plan) -> Ruling:
+def _spare(_: Incident, situation: Situation, plan: PlannedAction) -> Ruling:
     """Say what the job continues with if its launcher has no spare; the cost rule decides whether that pays."""
     left = situation.pace_left_ratio
     if plan.kind != "exclude_node" or left is None:
@@ -301,7 +310,7 @@ def _spare(_: Incident, situation: Situation, plan: Plan) -> Ruling:
     return changed(replace(plan, notes=(*plan.notes, why)), why, {"pace_left_ratio": left})
 
 
-def _bystanders(_: Incident, situation: Situation, plan: Plan) -> Ruling:
+def _bystanders(_: Incident, situation: Situation, plan: PlannedAction) -> Ruling:
     if plan.kind != "exclude_node":
         return NOT_APPLICABLE
     others = {node: situation.neighbours.get(node, ()) for node in plan.exclude}
@@ -312,18 +321,18 @@ def _bystanders(_: Incident, situation: Situation, plan: Plan) -> Ruling:
     return changed(replace(plan, notes=(*plan.notes, why)), why, {"bystanders": named})
 
 
-NODE_TERMS = Rule("node_terms", _node_terms)
+NODE_TERMS = PolicyRule("node_terms", _node_terms)
 RULES = (
     NODE_TERMS,
-    Rule("accused", _accused),
-    Rule("drain_instead", _drain_instead),
-    Rule("evidence", _evidence),
-    Rule("confidence", _confidence),
-    Rule("cost", _cost),
-    Rule("repetition", _repetition),
-    Rule("target", _target),
-    Rule("spare", _spare),
-    Rule("may_restart", _may_restart),
-    Rule("restart_owner", _restart_owner),
+    PolicyRule("accused", _accused),
+    PolicyRule("drain_instead", _drain_instead),
+    PolicyRule("evidence", _evidence),
+    PolicyRule("confidence", _confidence),
+    PolicyRule("cost", _cost),
+    PolicyRule("repetition", _repetition),
+    PolicyRule("target", _target),
+    PolicyRule("spare", _spare),
+    PolicyRule("may_restart", _may_restart),
+    PolicyRule("restart_owner", _restart_owner),
 )
-BYSTANDERS = Rule("bystanders", _bystanders)
+BYSTANDERS = PolicyRule("bystanders", _bystanders)

@@ -6,13 +6,13 @@ from dataclasses import replace
 
 from eagle_eye.server.engine.budgets import exclusion_room, plan_mode, restarts_left, spares_ready
 from eagle_eye.server.engine.modes import CAREFULNESS
-from eagle_eye.server.engine.ruling import NOT_APPLICABLE, Plan, Rule, Ruling, Values, changed, passed
+from eagle_eye.server.engine.ruling import NOT_APPLICABLE, PlannedAction, PolicyRule, Ruling, Values, changed, passed
 from eagle_eye.server.engine.situation import UNDER_WAY_STATES, Situation, counted
 from eagle_eye.server.engine.standing import is_ours
 from eagle_eye.server.model.records import Incident
 
 
-def _deferred_drains(incident: Incident, situation: Situation, plan: Plan) -> Ruling:
+def _deferred_drains(incident: Incident, situation: Situation, plan: PlannedAction) -> Ruling:
     """Let a node that is due to leave at the next restart leave now, if a known spare takes its place."""
     if not plan.restart:
         return NOT_APPLICABLE
@@ -44,4 +44,4 @@ def _draining(incident: Incident, situation: Situation) -> list[str]:
     return sorted(nodes & {rank.node for rank in situation.ranks}) if nodes else []
 
 
-RULE = Rule("deferred_drains", _deferred_drains)
+RULE = PolicyRule("deferred_drains", _deferred_drains)

@@ -38,7 +38,7 @@ class _Asked(NamedTuple):
     by_step: bool
 
 
-class Asking:
+class DetectorSchedule:
     """Runs each detector on a window.
 
     A detector with ``every_s`` runs at that interval, one that is ``by_step`` when another step has settled, unless it

@@ -12,7 +12,7 @@ from eagle_eye.detectors.learned.model_anomaly import NO_MODEL
 from eagle_eye.detectors.signs.learned_model import LearnedModel
 from eagle_eye.detectors.types import Happening, Verdict, Window
 from eagle_eye.schema.frame import Frame, Rank
-from eagle_eye.server.engine.detector_schedule import Asking
+from eagle_eye.server.engine.detector_schedule import DetectorSchedule
 from eagle_eye.server.engine.detectors import build_detectors
 from eagle_eye.server.engine.earlier_attempt import inherited, unreached_by
 from eagle_eye.server.engine.ended import FORGET_JOB_S, HELD_STATES, is_left, is_over, is_past, may_go
@@ -46,7 +46,7 @@ class Engine:
     ) -> None:
         self.settings = settings
         self._watching_since_s = watching_since_s
-        self._asking = Asking(build_detectors(settings, model))
+        self._asking = DetectorSchedule(build_detectors(settings, model))
         self._nodes = NodeTracks()
         self.gpu_models = GpuModels()  # of all nodes that reported theirs
         self._jobs: dict[str, JobTrack] = {}
@@ -69,7 +69,7 @@ class Engine:
 
     def use_model(self, model: LearnedModel | str) -> None:
         """Judge with another learned model from now on; a text says why there is none."""
-        self._asking = Asking(build_detectors(self.settings, model))
+        self._asking = DetectorSchedule(build_detectors(self.settings, model))
 
     def observe(self, frame: Frame, received_s: float) -> None:
         """Take in a frame, its times on the server's clock."""

@@ -11,12 +11,12 @@ from eagle_eye.server.engine.choice_rules import floors_for, is_supported
 from eagle_eye.server.engine.fusion import is_own_cause
 from eagle_eye.server.engine.modes import CAREFULNESS
 from eagle_eye.server.engine.node_terms import Floors
-from eagle_eye.server.engine.ruling import NOT_APPLICABLE, Plan, Rule, Ruling, Values, changed, passed
+from eagle_eye.server.engine.ruling import NOT_APPLICABLE, PlannedAction, PolicyRule, Ruling, Values, changed, passed
 from eagle_eye.server.engine.situation import Situation, own_actions
 from eagle_eye.server.model.records import Incident
 
 
-def _failed_together(incident: Incident, situation: Situation, plan: Plan) -> Ruling:
+def _failed_together(incident: Incident, situation: Situation, plan: PlannedAction) -> Ruling:
     """Exclude further nodes with the first if the next attempt would fail or be slow because of them."""
     if plan.kind != "exclude_node" or not plan.restart:
         return NOT_APPLICABLE
@@ -38,7 +38,7 @@ def _failed_together(incident: Incident, situation: Situation, plan: Plan) -> Ru
     return changed(replace(plan, exclude=(*plan.exclude, *nodes), notes=(*plan.notes, why)), why, values)
 
 
-def _has_to_go(other: Incident, incident: Incident, situation: Situation, plan: Plan) -> bool:
+def _has_to_go(other: Incident, incident: Incident, situation: Situation, plan: PlannedAction) -> bool:
     """Whether its own action would be the same, and has not been carried out yet."""
     return (
         other.id != incident.id
@@ -66,4 +66,4 @@ def _floors(other: Incident, situation: Situation) -> Floors:
     return floors_for(other, situation.settings, situation.gpu_models)
 
 
-RULE = Rule("failed_together", _failed_together)
+RULE = PolicyRule("failed_together", _failed_together)

@@ -8,7 +8,16 @@ from eagle_eye.detectors.faults import BY_NAME
 from eagle_eye.server.engine.budgets import plan_mode
 from eagle_eye.server.engine.maintenance import in_force, moment
 from eagle_eye.server.engine.modes import mode_of
-from eagle_eye.server.engine.ruling import NOT_APPLICABLE, Plan, Rule, Ruling, Values, changed, held, passed
+from eagle_eye.server.engine.ruling import (
+    NOT_APPLICABLE,
+    PlannedAction,
+    PolicyRule,
+    Ruling,
+    Values,
+    changed,
+    held,
+    passed,
+)
 from eagle_eye.server.engine.scheduler_contact import is_proof
 from eagle_eye.server.engine.situation import (
     ASKED_STATES,
@@ -27,20 +36,20 @@ DETAIL_CHARS_MAX = 200  # of a subscriber's report in a sentence for display
 OBSERVED = "observe mode: nothing is asked of anyone"
 
 
-def _blind(_i: Incident, situation: Situation, _p: Plan) -> Ruling:
+def _blind(_i: Incident, situation: Situation, _p: PlannedAction) -> Ruling:
     if situation.blind:
         return held(f"no action while blind: {situation.blind}", {"blind": situation.blind})
     return passed({"blind": ""})
 
 
-def _job_state(_i: Incident, situation: Situation, _p: Plan) -> Ruling:
+def _job_state(_i: Incident, situation: Situation, _p: PlannedAction) -> Ruling:
     values: Values = {"job_state": situation.job_state}
     if situation.job_state != "running" and not situation.crashed:
         return held(f"the job is {situation.job_state}: it was meant to stop", values)
     return passed(values)
 
 
-def _scheduler(incident: Incident, situation: Situation, plan: Plan) -> Ruling:
+def _scheduler(incident: Incident, situation: Situation, plan: PlannedAction) -> Ruling:
     """Hold what a scheduler may have caused until it reports; proof against hardware waits at most ``patience_s``.
 
     It then excludes without a restart: whether the job still has to run is for the scheduler to decide.
@@ -70,7 +79,7 @@ def _scheduler(incident: Incident, situation: Situation, plan: Plan) -> Ruling:
     return changed(replace(plan, restart=False, notes=(*plan.notes, reported)), reported, values)
 
 
-def _maintenance(incident: Incident, situation: Situation, plan: Plan) -> Ruling:
+def _maintenance(incident: Incident, situation: Situation, plan: PlannedAction) -> Ruling:
     windows = situation.settings.maintenance
     if not windows:
         return NOT_APPLICABLE
@@ -89,12 +98,12 @@ def _maintenance(incident: Incident, situation: Situation, plan: Plan) -> Ruling
     return held(why, {"from": moment(found.window.from_s), "until": moment(found.window.until_s), "key": found.where})
 
 
-def maintenance_hold(incident: Incident, situation: Situation, plan: Plan) -> str:
+def maintenance_hold(incident: Incident, situation: Situation, plan: PlannedAction) -> str:
     """Return why a plan waits for the end of a maintenance window, "" if none is open."""
     return _maintenance(incident, situation, plan).reason
 
 
-def _standing(_i: Incident, situation: Situation, plan: Plan) -> Ruling:
+def _standing(_i: Incident, situation: Situation, plan: PlannedAction) -> Ruling:
     """Hold the drain of a node that is already out of service, by a person or an earlier action."""
     if plan.kind != "drain_node":
         return NOT_APPLICABLE
@@ -105,7 +114,7 @@ def _standing(_i: Incident, situation: Situation, plan: Plan) -> Ruling:
     return held(why, {"standing": out[0].state, "reason": out[0].reason})
 
 
-def _under_way(incident: Incident, situation: Situation, plan: Plan) -> Ruling:
+def _under_way(incident: Incident, situation: Situation, plan: PlannedAction) -> Ruling:
     """Hold every action while one that stops the job is under way; a drain or checkpoint only blocks its own kind."""
     for action in by_age(situation.actions):
         concerns = (action.job, action.attempt) == (incident.job, incident.attempt) and not action.preliminary
@@ -118,13 +127,13 @@ def _under_way(incident: Incident, situation: Situation, plan: Plan) -> Ruling:
     return passed({})
 
 
-def _takes_along(action: Action, incident: Incident, plan: Plan) -> bool:
+def _takes_along(action: Action, incident: Incident, plan: PlannedAction) -> bool:
     """Whether the node leaves, or would have left, with an action because of another one."""
     stands = action.kind in DISRUPTIVE_KINDS and action.state in (*ASKED_STATES, "would_act")
     return stands and action.node != incident.node and incident.node in plan.exclude and incident.node in action.exclude
 
 
-def _same(action: Action, incident: Incident, plan: Plan) -> bool:
+def _same(action: Action, incident: Incident, plan: PlannedAction) -> bool:
     if action.kind in DISRUPTIVE_KINDS:
         if action.state == "done" and incident.onset_s > action.updated_s:
             return False  # the job went on in this attempt, as where replicas are replaced one by one
@@ -133,7 +142,7 @@ def _same(action: Action, incident: Incident, plan: Plan) -> bool:
     return action.kind == plan.kind and set(plan.exclude) <= set(action.exclude)
 
 
-def _tries(incident: Incident, situation: Situation, _p: Plan) -> Ruling:
+def _tries(incident: Incident, situation: Situation, _p: PlannedAction) -> Ruling:
     """Retry what failed, or was not taken up in time, ``tries_max`` times and then hand it to people."""
     ended = [a for a in own_actions(incident, situation) if a.state not in (*ASKED_STATES, "withdrawn")]
     if not ended:
@@ -154,7 +163,7 @@ def _tries(incident: Incident, situation: Situation, _p: Plan) -> Ruling:
     return passed(values)
 
 
-def _checkpoint_first(incident: Incident, situation: Situation, plan: Plan) -> Ruling:
+def _checkpoint_first(incident: Incident, situation: Situation, plan: PlannedAction) -> Ruling:
     """Delay what is slow until a checkpoint; what has stopped or computes wrong numbers can't make a good one."""
     wait_s = terms(incident, situation).checkpoint_wait_s
     planned = plan.kind == "exclude_node" and BY_NAME[incident.fault].trouble == "slow"
@@ -173,7 +182,7 @@ def _checkpoint_first(incident: Incident, situation: Situation, plan: Plan) -> R
     return passed(values)
 
 
-def _copies_first(incident: Incident, situation: Situation, plan: Plan) -> Ruling:
+def _copies_first(incident: Incident, situation: Situation, plan: PlannedAction) -> Ruling:
     """Delay what can wait until the newest step in memory has all its copies again, within seconds."""
     reported, wait_s = situation.checkpoints, situation.settings.copies_wait_s
     planned = plan.kind == "drain_node" or (plan.kind == "exclude_node" and BY_NAME[incident.fault].trouble == "slow")
@@ -189,7 +198,7 @@ def _copies_first(incident: Incident, situation: Situation, plan: Plan) -> Rulin
     return passed(values)
 
 
-def _mode(incident: Incident, situation: Situation, plan: Plan) -> Ruling:
+def _mode(incident: Incident, situation: Situation, plan: PlannedAction) -> Ruling:
     settings = situation.settings
     mode, where = mode_of(settings.mode, settings.modes, incident.job, incident.fault, plan.kind)
     values: Values = {"mode": mode, "key": where}
@@ -201,13 +210,13 @@ def _mode(incident: Incident, situation: Situation, plan: Plan) -> Ruling:
 
 
 BEFORE_BUDGETS = (
-    Rule("blind", _blind),
-    Rule("job_state", _job_state),
-    Rule("scheduler", _scheduler),
-    Rule("maintenance", _maintenance),
-    Rule("standing", _standing),
-    Rule("under_way", _under_way),
-    Rule("tries", _tries),
+    PolicyRule("blind", _blind),
+    PolicyRule("job_state", _job_state),
+    PolicyRule("scheduler", _scheduler),
+    PolicyRule("maintenance", _maintenance),
+    PolicyRule("standing", _standing),
+    PolicyRule("under_way", _under_way),
+    PolicyRule("tries", _tries),
 )
-AFTER_BUDGETS = (Rule("copies_first", _copies_first), Rule("checkpoint_first", _checkpoint_first))
-MODE = Rule("mode", _mode)
+AFTER_BUDGETS = (PolicyRule("copies_first", _copies_first), PolicyRule("checkpoint_first", _checkpoint_first))
+MODE = PolicyRule("mode", _mode)

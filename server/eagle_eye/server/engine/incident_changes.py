@@ -24,58 +24,58 @@ SETTLED_S = 60.0  # without a change, before suppressed changes are sent; double
 Event = Literal["opened", "updated", "resolved"]
 
 
-class Note(NamedTuple):
+class AuditNote(NamedTuple):
     """One line of the audit trail."""
 
     verb: str
     detail: str = ""
 
 
-class News(NamedTuple):
+class IncidentChange(NamedTuple):
     """The incident with its notification state, the event to send (None: none), suppressed changes, audit notes."""
 
     incident: Incident
     event: Event | None = None
     kept_back: int = 0
-    notes: tuple[Note, ...] = ()
+    notes: tuple[AuditNote, ...] = ()
 
 
 def news_of(
     old: Incident | None, new: Incident, actions: Sequence[Action], policy: PolicySettings, now_s: float
-) -> News:
+) -> IncidentChange:
     """Return what to send about a change; ``old`` is the record before it, None for a new incident.
 
     ``actions`` are those requested in this change.
     """
     if old is None:
         detail = f"{new.state}, {_claim(new)}: {new.summary}"
-        split = (Note("split", f"from {new.split_from}"),) if new.split_from else ()
+        split = (AuditNote("split", f"from {new.split_from}"),) if new.split_from else ()
         acts = _acts(new, actions) if new.state == "acting" else ()
         event: Event | None = None if _is_silent(new) else "opened"
-        return News(_held(new, ()), event, 0, (Note("open", detail), *split, *acts, *_holds(None, new)))
+        return IncidentChange(_held(new, ()), event, 0, (AuditNote("open", detail), *split, *acts, *_holds(None, new)))
     notes = tuple(_notes(old, new, actions))
     written = _held(new, old.held_by)
     if _is_silent(old):
-        return News(written, None if _is_silent(new) else "opened", 0, notes)
+        return IncidentChange(written, None if _is_silent(new) else "opened", 0, notes)
     if new.state != old.state:
-        return News(replace(written, untold=False), _event(old, new), 0, notes)
+        return IncidentChange(replace(written, untold=False), _event(old, new), 0, notes)
     if new.escalation and not old.escalation:
-        return News(replace(written, untold=False), "updated", 0, notes)
+        return IncidentChange(replace(written, untold=False), "updated", 0, notes)
     if new.state not in OPEN_STATES:
-        return News(written, None, 0, notes)
+        return IncidentChange(written, None, 0, notes)
     lulls = 2 if new.flaps > old.flaps else 0  # one for its absence, one for its return
     if _story(old) == _story(new):
         if not is_due(new, policy, now_s):
-            return News(written, None, lulls, notes)
+            return IncidentChange(written, None, lulls, notes)
         reported = replace(written, told_times=[*_lately(new, policy, now_s), now_s], untold=False)
-        return News(reported, "updated", lulls, notes)
+        return IncidentChange(reported, "updated", lulls, notes)
     written = replace(written, updated_s=now_s)
     lately = _lately(old, policy, now_s)
     if len(lately) >= UPDATES_MAX:
         untold = tuple(note for note in notes if note.verb != "change")
-        return News(replace(written, untold=True), None, 1 + lulls, untold)
+        return IncidentChange(replace(written, untold=True), None, 1 + lulls, untold)
     reported = replace(written, told_times=[*lately, now_s], untold=False)
-    return News(reported, "updated", lulls, notes)
+    return IncidentChange(reported, "updated", lulls, notes)
 
 
 def _is_silent(incident: Incident) -> bool:
@@ -116,41 +116,41 @@ def _held(incident: Incident, before: Iterable[str]) -> Incident:
     return incident if rules == incident.held_by else replace(incident, held_by=rules)
 
 
-def _holds(old: Incident | None, new: Incident) -> Iterator[Note]:
+def _holds(old: Incident | None, new: Incident) -> Iterator[AuditNote]:
     """Yield a note the first time that a rule holds the incident: holds come and go, and each is explained once."""
     if new.hold_rule and (old is None or new.hold_rule not in old.held_by):
-        yield Note("hold", f"{new.hold_rule}: {new.hold}")
+        yield AuditNote("hold", f"{new.hold_rule}: {new.hold}")
 
 
-def _notes(old: Incident, new: Incident, actions: Sequence[Action]) -> Iterator[Note]:
+def _notes(old: Incident, new: Incident, actions: Sequence[Action]) -> Iterator[AuditNote]:
     if old.state == "recovered" and new.state in OPEN_STATES:
-        yield Note("reopen", f"{new.state}, {_claim(new)}, return {new.flaps}: {new.summary}")
+        yield AuditNote("reopen", f"{new.state}, {_claim(new)}, return {new.flaps}: {new.summary}")
     elif new.state != old.state:
         yield from _transition(old, new, actions)
     if (old.fault, old.nodes) != (new.fault, new.nodes) and old.state in OPEN_STATES:
-        yield Note("change", f"{old.fault} of {', '.join(old.nodes) or 'nobody'} -> {_claim(new)}")
+        yield AuditNote("change", f"{old.fault} of {', '.join(old.nodes) or 'nobody'} -> {_claim(new)}")
     for gone in new.merged:
         if gone not in old.merged:
-            yield Note("merge", f"{gone} is this incident")
+            yield AuditNote("merge", f"{gone} is this incident")
     if new.flapping and not old.flapping:
-        yield Note("flapping", f"came back {new.flaps} times: its comings and goings are not told any more")
+        yield AuditNote("flapping", f"came back {new.flaps} times: its comings and goings are not told any more")
     yield from _holds(old, new)
     if new.escalation and new.escalation != old.escalation:
-        yield Note("escalate", new.escalation)
+        yield AuditNote("escalate", new.escalation)
 
 
-def _acts(new: Incident, actions: Sequence[Action]) -> Iterator[Note]:
-    yield Note("act", ", ".join(f"{action.kind} as {action.id}" for action in actions) or new.action)
+def _acts(new: Incident, actions: Sequence[Action]) -> Iterator[AuditNote]:
+    yield AuditNote("act", ", ".join(f"{action.kind} as {action.id}" for action in actions) or new.action)
 
 
-def _transition(old: Incident, new: Incident, actions: Sequence[Action]) -> Iterator[Note]:
+def _transition(old: Incident, new: Incident, actions: Sequence[Action]) -> Iterator[AuditNote]:
     if old.state == "suspected" and new.state in ("confirmed", "acting"):
-        yield Note("confirm", f"{_claim(new)}, {', '.join(new.kinds) or 'no kind of evidence'}")
+        yield AuditNote("confirm", f"{_claim(new)}, {', '.join(new.kinds) or 'no kind of evidence'}")
     if new.state == "acting":
         yield from _acts(new, actions)
     elif old.state == "acting" and new.state == "confirmed":
-        yield Note("wait", new.hold)
+        yield AuditNote("wait", new.hold)
     elif new.state == "recovered":
-        yield Note("recover")
+        yield AuditNote("recover")
     elif new.state == "closed":
-        yield Note("close", f"it is incident {new.merged_into}" if new.merged_into else "it has not come back")
+        yield AuditNote("close", f"it is incident {new.merged_into}" if new.merged_into else "it has not come back")

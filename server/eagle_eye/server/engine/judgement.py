@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from eagle_eye.detectors.types import Verdict
 from eagle_eye.schema.action import MemberRank
-from eagle_eye.server.engine.checkpoints import NOTHING_REPORTED, Checkpoints
+from eagle_eye.server.engine.checkpoints import NOTHING_REPORTED, AttemptCheckpoints
 from eagle_eye.server.engine.scheduler_contact import NO_SCHEDULER, SchedulerContact
 
 
@@ -44,7 +44,7 @@ class Judgement:
     ends_s: float | None = None
     owner: str = ""
     gpu_models: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    checkpoints: Checkpoints = NOTHING_REPORTED
+    checkpoints: AttemptCheckpoints = NOTHING_REPORTED
     pace_left_ratio: float | None = None
 
     @property

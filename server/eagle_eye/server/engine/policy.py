@@ -13,11 +13,11 @@ from eagle_eye.detectors.faults import BY_NAME, Repair
 from eagle_eye.schema.action import ActionKind, RestartScope
 from eagle_eye.server.engine import budgets, choice_rules, deferred_drains, failed_together, hold_rules
 from eagle_eye.server.engine.modes import Mode, mode_of
-from eagle_eye.server.engine.ruling import NOT_APPLICABLE, Plan, Rule, Ruling
+from eagle_eye.server.engine.ruling import NOT_APPLICABLE, PlannedAction, PolicyRule, Ruling
 from eagle_eye.server.engine.situation import Situation
 from eagle_eye.server.model.records import Incident, RuleWord
 
-RULES: tuple[Rule, ...] = (
+RULES: tuple[PolicyRule, ...] = (
     *choice_rules.RULES,
     failed_together.RULE,
     deferred_drains.RULE,
@@ -73,7 +73,7 @@ def weigh(incident: Incident, situation: Situation) -> Weighing:
     judge; terms for nodes may turn a fault's notification into an action. The mode is no hold: waiting for approval, or
     only observing, is a decision too.
     """
-    plan = Plan(choice_rules.asked_kind(incident))
+    plan = PlannedAction(choice_rules.asked_kind(incident))
     words = [RuleWord(FAULT_RULE, "pass", "", {"fault": incident.fault, "asks": plan.kind})]
     hold, held_by = "", ""
     for rule in RULES:
@@ -100,7 +100,7 @@ def weigh(incident: Incident, situation: Situation) -> Weighing:
     return Weighing(decision, tuple(words))
 
 
-def _restart_scope(incident: Incident, plan: Plan) -> RestartScope:
+def _restart_scope(incident: Incident, plan: PlannedAction) -> RestartScope:
     """Return the fault's own scope, if this incident meets its preconditions."""
     scope = BY_NAME[incident.fault].restart_scope
     if scope == "process_group" and plan.exclude:
@@ -110,7 +110,7 @@ def _restart_scope(incident: Incident, plan: Plan) -> RestartScope:
     return scope
 
 
-def _word(rule: Rule, ruling: Ruling) -> RuleWord:
+def _word(rule: PolicyRule, ruling: Ruling) -> RuleWord:
     return RuleWord(rule.name, ruling.outcome, ruling.reason, dict(ruling.values))
 
 

@@ -18,7 +18,7 @@ from eagle_eye.server.engine.judgement import Judgement
 from eagle_eye.server.engine.policy import Weighing, weigh
 from eagle_eye.server.engine.recurrence import recurrences
 from eagle_eye.server.engine.repeated_ends import with_repeated_ends
-from eagle_eye.server.engine.ruling import Plan
+from eagle_eye.server.engine.ruling import PlannedAction
 from eagle_eye.server.engine.settings import PolicySettings
 from eagle_eye.server.engine.situation import ASKED_STATES, FRUITLESS_STATES, Situation, by_age, resume_from
 from eagle_eye.server.model.records import Action, ActionState, Evidence, Incident, Node
@@ -229,7 +229,7 @@ def _kept_back(incident: Incident, asked: Action, situation: Situation) -> _Foll
     """Return the result for a request not yet accepted when a maintenance window has opened, else None."""
     if asked.state not in ("awaiting", "requested"):
         return None
-    plan = Plan(asked.kind, exclude=tuple(asked.exclude), restart=asked.restart)
+    plan = PlannedAction(asked.kind, exclude=tuple(asked.exclude), restart=asked.restart)
     why = maintenance_hold(incident, situation, plan)
     if not why:
         return None

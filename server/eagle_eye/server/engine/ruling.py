@@ -14,7 +14,7 @@ Values = Mapping[str, float | str | None]
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class PlannedAction:
     """The planned action, as left by the rules so far.
 
     ``first`` is an action to request before it, None for none. ``notes`` are for whoever carries it out.
@@ -42,14 +42,14 @@ class Ruling:
     outcome: Outcome
     reason: str = ""
     values: Values = field(default_factory=dict)
-    plan: Plan | None = None
+    plan: PlannedAction | None = None
 
 
-class Rule(NamedTuple):
+class PolicyRule(NamedTuple):
     """A rule with its stable name, used in records, in the API, in policy cases and in docs/reference/policy.md."""
 
     name: str
-    judge: Callable[[Incident, Situation, Plan], Ruling]
+    judge: Callable[[Incident, Situation, PlannedAction], Ruling]
 
 
 NOT_APPLICABLE = Ruling("not_applicable")
@@ -65,11 +65,11 @@ def held(reason: str, values: Values) -> Ruling:
     return Ruling("hold", reason, values)
 
 
-def lowered(plan: Plan, reason: str, values: Values) -> Ruling:
+def lowered(plan: PlannedAction, reason: str, values: Values) -> Ruling:
     """Return that the plan is reduced."""
     return Ruling("hold", reason, values, plan)
 
 
-def changed(plan: Plan, reason: str, values: Values) -> Ruling:
+def changed(plan: PlannedAction, reason: str, values: Values) -> Ruling:
     """Return that the plan is changed."""
     return Ruling("changes", reason, values, plan)

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from eagle_eye.schema.action import MemberRank, ResumeFrom
-from eagle_eye.server.engine.checkpoints import NOTHING_REPORTED, SPOILING_FAULTS, Checkpoints
+from eagle_eye.server.engine.checkpoints import NOTHING_REPORTED, SPOILING_FAULTS, AttemptCheckpoints
 from eagle_eye.server.engine.job_terms import Terms
 from eagle_eye.server.engine.modes import Mode
 from eagle_eye.server.engine.scheduler_contact import NO_SCHEDULER, SchedulerContact
@@ -52,7 +52,7 @@ class Situation:
     ends_s: float | None = None
     incidents: Sequence[Incident] = ()
     gpu_models: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    checkpoints: Checkpoints = NOTHING_REPORTED
+    checkpoints: AttemptCheckpoints = NOTHING_REPORTED
     pace_left_ratio: float | None = None
 
 

@@ -29,7 +29,7 @@ class Offer:
 
 
 @dataclass(frozen=True, slots=True)
-class Asking:
+class ReturnRequest:
     """How a return is requested. ``who`` asks; ``check``: by a check, whatever the settings; ``force``: at once."""
 
     who: str
@@ -73,7 +73,7 @@ def is_ours(node: Node) -> bool:
 
 
 def returning(
-    node: Node, asking: Asking, offer: Offer, actions: Iterable[Action], settings: PolicySettings, now_s: float
+    node: Node, asking: ReturnRequest, offer: Offer, actions: Iterable[Action], settings: PolicySettings, now_s: float
 ) -> ReturnRequirement:
     """Return what a node that is out needs to come back; of ``actions``, those that took it out count."""
     fault = fault_of(node)
@@ -106,7 +106,7 @@ def returning(
     return _checked(node, asking, offer, settings)
 
 
-def _checked(node: Node, asking: Asking, offer: Offer, settings: PolicySettings) -> ReturnRequirement:
+def _checked(node: Node, asking: ReturnRequest, offer: Offer, settings: PolicySettings) -> ReturnRequirement:
     required = asking.check or settings.readmit_check == "required"
     # A node taken out by a person may be put back by that person, unless a check is requested.
     wanted = required or (settings.readmit_check == "wanted" and bool(fault_of(node)))

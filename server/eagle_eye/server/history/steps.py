@@ -34,7 +34,7 @@ class TooManySeries(Exception):
     """There are more series than allowed."""
 
 
-class Steps(NamedTuple):
+class SeriesSteps(NamedTuple):
     """One series: the steps that have a value, counted from 0, and the values."""
 
     steps: list[int]
@@ -79,7 +79,7 @@ def in_steps(
     start_s: float,
     step_s: float,
     series_max: int,
-) -> dict[SeriesKey, Steps]:
+) -> dict[SeriesKey, SeriesSteps]:
     """Return the statistic of each series in each step (counted from ``start_s``) that has an observation.
 
     A bucket belongs to the step in which it begins. A counter's increase in a step is relative to the last value before
@@ -102,7 +102,7 @@ def in_steps(
     return {key: _of_series(parts, metric.kind, statistic) for key, parts in found.items()}
 
 
-def _of_series(parts: _Parts, kind: Kind, statistic: Statistic) -> Steps:
+def _of_series(parts: _Parts, kind: Kind, statistic: Statistic) -> SeriesSteps:
     _, steps, summary = parts.together(kind)
     values = {"min": summary.low, "max": summary.high}.get(statistic)
     if values is None:
@@ -112,4 +112,4 @@ def _of_series(parts: _Parts, kind: Kind, statistic: Statistic) -> Steps:
             before, first = summary.last[:-1], summary.first[1:]
             values = values + np.append(0.0, np.where(first < before, first, first - before))
     seen = ~np.isnan(values)
-    return Steps(steps[seen].astype(np.int64).tolist(), values[seen].tolist())
+    return SeriesSteps(steps[seen].astype(np.int64).tolist(), values[seen].tolist())

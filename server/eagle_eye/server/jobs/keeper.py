@@ -15,7 +15,7 @@ from eagle_eye.schema.names import is_name
 from eagle_eye.server.engine.scheduler_contact import SchedulerReports
 from eagle_eye.server.ingest.fleet import Fleet
 from eagle_eye.server.ingest.remote_write.keeper import SENDER, SENDER_UNPACED
-from eagle_eye.server.jobs.reconcile import Knowledge, Reconciled, Seen, reconcile
+from eagle_eye.server.jobs.reconcile import Knowledge, ObservedJob, Reconciled, reconcile
 from eagle_eye.server.jobs.source import JobSource, Snapshot, SourceFailed
 from eagle_eye.server.jobs.standing import standing
 from eagle_eye.server.model.clock import Clock
@@ -170,7 +170,7 @@ class JobSources:
         self,
         health: Health,
         snapshot: Snapshot,
-        seen: dict[str, Seen],
+        seen: dict[str, ObservedJob],
         scraped: frozenset[str],
         names: NodeNames,
         reserved: frozenset[str],
@@ -189,7 +189,7 @@ class JobSources:
         entries += [_reported_of_node(source, node, now_s) for node in nodes]
         return Change(jobs=reported.jobs, nodes=nodes, audit=tuple(entries))
 
-    def _seen(self) -> tuple[dict[str, Seen], frozenset[str]]:
+    def _seen(self) -> tuple[dict[str, ObservedJob], frozenset[str]]:
         """Return the jobs that agents reported recently, and the nodes reported only by Prometheus."""
         attempts: dict[str, int] = {}
         nodes: dict[str, set[str]] = {}
@@ -206,7 +206,7 @@ class JobSources:
                     attempts[rank.job], nodes[rank.job] = rank.attempt, set()
                 if rank.attempt == attempts[rank.job]:
                     nodes.setdefault(rank.job, set()).add(voice.node)
-        seen = {job: Seen(attempt, frozenset(nodes.get(job, ()))) for job, attempt in attempts.items()}
+        seen = {job: ObservedJob(attempt, frozenset(nodes.get(job, ()))) for job, attempt in attempts.items()}
         return seen, frozenset(scraped)
 
 

@@ -31,7 +31,7 @@ class Expired(Exception):
     """The resource version to watch from is too old: list again (410)."""
 
 
-class Seen(NamedTuple, Generic[ObjectT]):
+class WatchEvent(NamedTuple, Generic[ObjectT]):
     """A watch event: ``kind`` ADDED, MODIFIED, DELETED or BOOKMARK."""
 
     kind: str
@@ -95,7 +95,7 @@ class KubeApi:
 
     async def watch(
         self, path: str, selector: str, version: str, kind: type[ObjectT], seconds: float
-    ) -> AsyncGenerator[Seen[ObjectT], None]:
+    ) -> AsyncGenerator[WatchEvent[ObjectT], None]:
         """Yield changes after the version, for at most ``seconds``. Raises SourceFailed, Expired."""
         shape = msgspec.defstruct("Event", [("type", str), ("object", msgspec.Raw)])
         events, objects = msgspec.json.Decoder(shape), msgspec.json.Decoder(kind)
@@ -119,7 +119,7 @@ class KubeApi:
                         if msgspec.json.decode(event.object, type=_Status).code == 410:
                             raise Expired
                         raise SourceFailed("status", f"watching {path}: the API server says {line[:200]!r}")
-                    yield Seen(event.type, objects.decode(event.object))
+                    yield WatchEvent(event.type, objects.decode(event.object))
         except (TimeoutError, httpx.HTTPError) as error:
             raise SourceFailed("missing", f"watching {path}: {type(error).__name__}") from None
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

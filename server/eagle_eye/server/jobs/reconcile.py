@@ -27,7 +27,7 @@ GONE = "gone"  # said of a job that the scheduler no longer lists
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class ObservedJob:
     """What agents observe of a job: its newest attempt, and the nodes with ranks of it."""
 
     attempt: int = 0
@@ -43,7 +43,7 @@ class Knowledge:
     """
 
     jobs: Mapping[str, Job]
-    seen: Mapping[str, Seen]
+    seen: Mapping[str, ObservedJob]
     names: NodeNames
     scraped: frozenset[str] = frozenset()
     reserved: frozenset[str] = frozenset()
@@ -185,7 +185,7 @@ def _within(
 
 
 def _around(
-    old: Job | None, seen: Seen | None, by_id: Mapping[str, ScheduledJob], holders: Mapping[str, set[str]]
+    old: Job | None, seen: ObservedJob | None, by_id: Mapping[str, ScheduledJob], holders: Mapping[str, set[str]]
 ) -> ScheduledJob | None:
     """Return the only job of the scheduler that has all nodes of ours; None where that is ambiguous."""
     nodes = seen.nodes if seen is not None and seen.nodes else {rank.node for rank in old.ranks} if old else set()
@@ -216,7 +216,7 @@ def _job(
     now_s: float,
 ) -> Job:
     """Return our job updated from the scheduler's report; the known record itself if nothing changed."""
-    old, seen = known.jobs.get(name), known.seen.get(name, Seen())
+    old, seen = known.jobs.get(name), known.seen.get(name, ObservedJob())
     declared = old.declared_state if old is not None else ""
     if old is not None and old.source == LAUNCHER:
         declared = declared or old.state  # a record from before the two were distinguished
@@ -260,7 +260,9 @@ def _begun_anew(old: Job, job: ScheduledJob) -> bool:
     return over and job.state in HELD_STATES and job.started_s is not None and job.started_s > old.updated_s
 
 
-def _conflict(source: str, new: Job, job: ScheduledJob, nodes: tuple[str, ...], seen: Seen, old: Job | None) -> str:
+def _conflict(
+    source: str, new: Job, job: ScheduledJob, nodes: tuple[str, ...], seen: ObservedJob, old: Job | None
+) -> str:
     """Return how launcher, scheduler and agents disagree about a running job."""
     if new.state not in HELD_STATES or not nodes or job.state not in BEGUN_STATES:
         return ""

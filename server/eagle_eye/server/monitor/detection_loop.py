@@ -29,7 +29,7 @@ from eagle_eye.server.monitor import incident_closing as closing
 from eagle_eye.server.monitor.judgement_changes import Announcement, announcement, together
 from eagle_eye.server.monitor.row_batching import Intake
 from eagle_eye.server.monitor.settings import EvidenceSettings
-from eagle_eye.server.monitor.watcher import IncidentCounts, JobProgress, Latest, Progress
+from eagle_eye.server.monitor.watcher import IncidentCounts, JobProgress, Latest, StepProgress
 from eagle_eye.server.store.open_records import OpenRecords
 from eagle_eye.server.store.store import GPUS, INCIDENTS, JOBS, Change, Store
 from eagle_eye.server.telemetry.latencies import Latencies
@@ -239,14 +239,14 @@ class DetectionLoop:
         """Return how much the windows of the jobs in memory left out, by reason."""
         return self._engine.drops()
 
-    def progress(self, job: str) -> Progress | None:
+    def progress(self, job: str) -> StepProgress | None:
         """Return the job's progress, or None for a job that no agent reports."""
         self._intake.take_in()
         track = next((t for t in self._engine.tracks() if t.job == job), None)
         if track is None:
             return None
         stepping = track.last_step is not None
-        return Progress(
+        return StepProgress(
             track.last_step, track.advanced_s if stepping else None, track.pace_s, track.checkpoints.stand(track.nodes)
         )
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from eagle_eye.server.delivery import events as outbound
-from eagle_eye.server.engine.incident_changes import News, is_due, news_of
+from eagle_eye.server.engine.incident_changes import IncidentChange, is_due, news_of
 from eagle_eye.server.engine.respond import Book, Response
 from eagle_eye.server.engine.settings import PolicySettings
 from eagle_eye.server.model.records import Action, AuditEntry, Evidence, Incident, OutboundEvent
@@ -61,7 +61,7 @@ def together(changes: Sequence[Change]) -> Change:
     return Change(**{name: tuple(chain.from_iterable(getattr(c, name) for c in changes)) for name in _PARTS})
 
 
-def _worth_writing(old: Incident | None, news: News, policy: PolicySettings) -> bool:
+def _worth_writing(old: Incident | None, news: IncidentChange, policy: PolicySettings) -> bool:
     new = news.incident
     if old is None or news.event is not None or news.notes:
         return True
@@ -70,7 +70,7 @@ def _worth_writing(old: Incident | None, news: News, policy: PolicySettings) -> 
     return new.seen_s - old.seen_s > SEEN_GRAIN_RATIO * policy.verdict_gone_s
 
 
-def _incident_event(news: News, known: Mapping[str, Incident], now_s: float) -> OutboundEvent | None:
+def _incident_event(news: IncidentChange, known: Mapping[str, Incident], now_s: float) -> OutboundEvent | None:
     incident = news.incident
     old = known.get(incident.id)
     if news.event == "opened" or (news.event and old is None):
@@ -93,7 +93,7 @@ def _action_event(action: Action, before: Mapping[str, Action], public_url: str,
     return None
 
 
-def _entries(reported: list[News], now_s: float) -> Iterator[AuditEntry]:
+def _entries(reported: list[IncidentChange], now_s: float) -> Iterator[AuditEntry]:
     for news in reported:
         for note in news.notes:
             yield AuditEntry(time_s=now_s, who=WHO, verb=note.verb, subject=news.incident.id, detail=note.detail[:4096])

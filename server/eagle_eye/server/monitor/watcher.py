@@ -11,7 +11,7 @@ from typing import NamedTuple, Protocol, TypeVar
 
 from eagle_eye.detectors.signs.learned_model import LearnedModel
 from eagle_eye.schema.frame import Frame
-from eagle_eye.server.engine.checkpoints import NOTHING_REPORTED, Checkpoints
+from eagle_eye.server.engine.checkpoints import NOTHING_REPORTED, AttemptCheckpoints
 from eagle_eye.server.engine.policy import Weighing
 from eagle_eye.server.engine.scheduler_contact import SchedulerReports
 from eagle_eye.server.engine.settings import PolicySettings
@@ -34,13 +34,13 @@ class Latest(NamedTuple):
     value: float
 
 
-class Progress(NamedTuple):
+class StepProgress(NamedTuple):
     """A job's progress; None means not observed."""
 
     step: float | None
     progressed_s: float | None  # when its last step was seen to finish
     step_s: float | None  # typical duration of a step
-    checkpoints: Checkpoints = NOTHING_REPORTED
+    checkpoints: AttemptCheckpoints = NOTHING_REPORTED
 
 
 class JobProgress(NamedTuple):
@@ -148,7 +148,7 @@ class Watcher(Protocol):
         """Return the counts of incident events since the start."""
         ...
 
-    def progress(self, job: str) -> Progress | None:
+    def progress(self, job: str) -> StepProgress | None:
         """Return the job's progress, or None for a job that no agent reports."""
         ...
 
@@ -203,7 +203,7 @@ class Outlook:
         """Return the progress of each job evaluated in the last tick."""
         return self._ask(self._watcher.courses)
 
-    def progress(self, job: str) -> Progress | None:
+    def progress(self, job: str) -> StepProgress | None:
         """Return the job's progress, or None for a job that no agent reports."""
         return self._ask(lambda: self._watcher.progress(job))
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from eagle_eye.detectors.signs.flight_record import COMPLETED, Group, Operation, Recording
+from eagle_eye.detectors.signs.flight_record import COMPLETED, Group, Operation, ReducedDump
 from eagle_eye.schema.flight_recorder import (
     DUMP_BYTES_MAX,
     INTEGER_MAX,
@@ -38,7 +38,7 @@ _RANK_IN_NAME = re.compile(r"(\d{1,9})(\.(?:pkl|pickle|pt|bin|json|dump|trace))?
 class Folder:
     """The dumps of a folder; ``unreadable`` has the errors of bad files, ``skipped`` are other files."""
 
-    recordings: list[Recording] = field(default_factory=list)
+    recordings: list[ReducedDump] = field(default_factory=list)
     unreadable: list[str] = field(default_factory=list)
     skipped: list[str] = field(default_factory=list)
 
@@ -73,7 +73,7 @@ def read_folder(folder: Path) -> Folder:
     return found
 
 
-def read_dump(path: Path) -> Recording:
+def read_dump(path: Path) -> ReducedDump:
     """Return one rank's dump. Raises BadDump."""
     return _recording(path, _Groups())
 
@@ -84,7 +84,7 @@ def rank_in_name(path: Path) -> int | None:
     return int(match[1]) if match else None
 
 
-def _recording(path: Path, groups: _Groups) -> Recording:
+def _recording(path: Path, groups: _Groups) -> ReducedDump:
     try:
         size = path.stat().st_size
         if size > DUMP_BYTES_MAX:
@@ -133,11 +133,11 @@ class _Reader:
             )
         self._name_of_id: dict[int, str] = {}
 
-    def recording(self, rank_in_name: int | None) -> Recording:
+    def recording(self, rank_in_name: int | None) -> ReducedDump:
         rank = self._dump.get("rank", rank_in_name)
         if rank is None:
             raise BadDump("neither the file's name nor its content tells the rank")
-        known = Recording.of(integer_of("rank", rank), self._by_name.values(), self._operations())
+        known = ReducedDump.of(integer_of("rank", rank), self._by_name.values(), self._operations())
         return replace(known, enqueued=self._enqueued())
 
     def _operations(self) -> Iterator[Operation]:

@@ -19,7 +19,7 @@ LOOK_EVERY_S = 0.2
 KEPT_MAX = 65_536
 
 
-class Pass(msgspec.Struct, frozen=True, gc=False):
+class CachedPrincipal(msgspec.Struct, frozen=True, gc=False):
     """A cached principal; valid while no token changes, until ``expires_s`` (Unix seconds)."""
 
     principal: Principal
@@ -34,13 +34,13 @@ class Principals:
         self._tokens = tokens
         self._store = store
         self._clock = clock
-        self._known: dict[Credentials, Pass] = {}
+        self._known: dict[Credentials, CachedPrincipal] = {}
         self._version = -1
         self._looked_s = -math.inf
         self._changed = threading.Event()
         store.listen(self._changed.set)
 
-    def authenticate(self, credentials: Credentials, held: Pass | None = None) -> Pass:
+    def authenticate(self, credentials: Credentials, held: CachedPrincipal | None = None) -> CachedPrincipal:
         """Return the principal's pass; ``held`` is the connection's earlier pass for the same credentials.
 
         Raises Refusal 401 or 403.
@@ -58,7 +58,7 @@ class Principals:
         expires_s = math.inf if token is None or token.expires_s is None else token.expires_s
         if len(self._known) >= KEPT_MAX:
             self._known.clear()
-        known = self._known[credentials] = Pass(principal, expires_s, self._version)
+        known = self._known[credentials] = CachedPrincipal(principal, expires_s, self._version)
         return known
 
     def _look(self, now_s: float) -> None:

@@ -16,7 +16,14 @@ import msgspec
 import numpy as np
 
 from eagle_eye.detectors.signs.learned_features import FEATURES, Metric, View
-from eagle_eye.detectors.signs.learned_model import SCORES, Covariance, Forest, Layer, LearnedModel, Tail
+from eagle_eye.detectors.signs.learned_model import (
+    SCORES,
+    AutoencoderLayer,
+    Covariance,
+    Forest,
+    LearnedModel,
+    ScoreTail,
+)
 from eagle_eye.schema import metrics as catalogue
 from eagle_eye.schema.metrics import Scope
 
@@ -42,7 +49,7 @@ class Array(msgspec.Struct, frozen=True):
     data: bytes
 
 
-class Metadata(msgspec.Struct, frozen=True, kw_only=True):
+class ModelMetadata(msgspec.Struct, frozen=True, kw_only=True):
     """What a model was made from and how well it did: for people, and for the next training."""
 
     created_s: float
@@ -65,7 +72,7 @@ class Document(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     gpus_per_node: list[int]
     power_limits_watts: list[float]
     gpu_models: list[str]
-    tails: list[Tail]
+    tails: list[ScoreTail]
     forest_depth: int
     forest_normal: float
     layers: int
@@ -73,14 +80,14 @@ class Document(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     node_days: float
     from_s: float
     until_s: float
-    metadata: Metadata
+    metadata: ModelMetadata
 
 
 class _Format(msgspec.Struct):
     format: str
 
 
-def read(path: Path) -> tuple[LearnedModel, Metadata]:
+def read(path: Path) -> tuple[LearnedModel, ModelMetadata]:
     """Return the model and where it comes from. Raises BadModel."""
     try:
         if path.stat().st_size > BYTES_MAX:
@@ -100,7 +107,7 @@ def read(path: Path) -> tuple[LearnedModel, Metadata]:
         raise BadModel(f"{path}: {error}") from None
 
 
-def write(path: Path, model: LearnedModel, metadata: Metadata) -> LearnedModel:
+def write(path: Path, model: LearnedModel, metadata: ModelMetadata) -> LearnedModel:
     """Put the model into the file, whole or not at all, and return it with its digest. Raises OSError."""
     raw = msgspec.msgpack.encode(_document(model, metadata))
     descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
@@ -172,7 +179,7 @@ async def keep_current(file: ModelFile, use: Callable[[LearnedModel | str], None
         await asyncio.sleep(poll_s)
 
 
-def _document(model: LearnedModel, metadata: Metadata) -> Document:
+def _document(model: LearnedModel, metadata: ModelMetadata) -> Document:
     arrays: dict[str, Any] = {
         "centre": model.centre,
         "scale": model.scale,
@@ -283,11 +290,11 @@ def metric(name: str, grain: float) -> Metric:
     return Metric(name, spec.scope is Scope.DEVICE, grain, spec.unit)
 
 
-def _layers(document: Document, wide: int) -> tuple[Layer, ...]:
+def _layers(document: Document, wide: int) -> tuple[AutoencoderLayer, ...]:
     layers, width = [], wide
     for place in range(document.layers):
         weight = _unpacked(document.arrays, f"weight{place}", None, width)
-        layers.append(Layer(weight, _unpacked(document.arrays, f"bias{place}", len(weight))))
+        layers.append(AutoencoderLayer(weight, _unpacked(document.arrays, f"bias{place}", len(weight))))
         width = len(weight)
     if width != wide or not layers:
         raise ValueError(f"the autoencoder returns {width} numbers, expected {wide}")

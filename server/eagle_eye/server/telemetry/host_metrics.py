@@ -13,7 +13,7 @@ from prometheus_client.registry import Collector
 from eagle_eye.schema.metrics import PROMETHEUS_PREFIX
 
 
-class HostCollector(Collector):
+class ServerHostCollector(Collector):
     """Read when scraped; yields nothing for a file system that does not answer."""
 
     def __init__(self, folder: Path) -> None:

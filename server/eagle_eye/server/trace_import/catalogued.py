@@ -20,7 +20,7 @@ NODES_SHOWN = 20
 
 
 @dataclass(frozen=True)
-class Wanted:
+class ImportRequest:
     """What to import.
 
     ``matchers`` as between the braces of PromQL; ``nodes`` are globs, (): those that the job label assigns to the job.
@@ -39,7 +39,7 @@ class Wanted:
 
 
 @dataclass
-class Nodes:
+class ImportedNodes:
     """The nodes to import: for each label that names nodes, its values by node; ``own`` for series with our names.
 
     ``seen`` are all nodes, wanted or not; ``nameless`` counts label sets that name no node.
@@ -57,7 +57,7 @@ def foreign_names(table: Table) -> tuple[str, ...]:
     return tuple(sorted(name.decode() for name in table.wanted if name != TARGET_UP.encode()))
 
 
-def census(table: Table, wanted: Wanted, window_s: float) -> tuple[str, str]:
+def census(table: Table, wanted: ImportRequest, window_s: float) -> tuple[str, str]:
     """Return the queries for nodes and their jobs: in exporters' series, and in our own.
 
     The store groups by the labels that name nodes and jobs: a fleet has a hundred thousand series, but some thousand
@@ -73,14 +73,14 @@ def census(table: Table, wanted: Wanted, window_s: float) -> tuple[str, str]:
     )
 
 
-def with_matchers(of: str, wanted: Wanted) -> str:
+def with_matchers(of: str, wanted: ImportRequest) -> str:
     """Return the selector with the user's matchers added."""
     return f"{of[:-1]},{wanted.matchers}}}" if wanted.matchers else of
 
 
-def nodes_of(of_exporters: Iterable[Labels], of_ours: Iterable[Labels], wanted: Wanted) -> Nodes:
+def nodes_of(of_exporters: Iterable[Labels], of_ours: Iterable[Labels], wanted: ImportRequest) -> ImportedNodes:
     """Return the wanted nodes among those in the census."""
-    found = Nodes()
+    found = ImportedNodes()
     named = [*_by_exporters(of_exporters, wanted, found), *_by_us(of_ours)]
     of_job = {one.node for one in named if one.job == wanted.job}
     for node, label, value, _ in named:
@@ -104,7 +104,7 @@ class _Named(NamedTuple):
     job: str | None
 
 
-def _by_exporters(series: Iterable[Labels], wanted: Wanted, found: Nodes) -> Iterator[_Named]:
+def _by_exporters(series: Iterable[Labels], wanted: ImportRequest, found: ImportedNodes) -> Iterator[_Named]:
     for labels in series:
         try:
             node = node_of(labels, wanted.node_labels)
@@ -129,7 +129,7 @@ def _fits(node: str, globs: Sequence[str]) -> bool:
     return not globs or any(fnmatch.fnmatchcase(node, glob) for glob in globs)
 
 
-def questions(nodes: Nodes, batch: Sequence[str], table: Table, wanted: Wanted) -> list[str]:
+def questions(nodes: ImportedNodes, batch: Sequence[str], table: Table, wanted: ImportRequest) -> list[str]:
     """Return selectors for all series of a batch of nodes, without overlap.
 
     A series with several labels that name nodes belongs to the first.
@@ -148,7 +148,7 @@ def questions(nodes: Nodes, batch: Sequence[str], table: Table, wanted: Wanted) 
     return found
 
 
-def nothing_found(nodes: Nodes, wanted: Wanted) -> str:
+def nothing_found(nodes: ImportedNodes, wanted: ImportRequest) -> str:
     """Return why there is no node to import, and the remedy."""
     if not nodes.seen and not nodes.nameless:
         return (

@@ -15,7 +15,7 @@ from eagle_eye.server.history.remote_store.promql import Labels, PromQl, RemoteS
 from eagle_eye.server.history.remote_store.slices import MOST_S, slices
 from eagle_eye.server.ingest.remote_write import mapping
 from eagle_eye.server.model.errors import ServerError
-from eagle_eye.server.trace_import.catalogued import Wanted, census, nodes_of, nothing_found, questions
+from eagle_eye.server.trace_import.catalogued import ImportRequest, census, nodes_of, nothing_found, questions
 from eagle_eye.server.trace_import.samples import Importer, interval_of
 
 NODES_AT_ONCE = 16  # nodes whose samples are processed at a time
@@ -54,7 +54,7 @@ Reported = Callable[[str, float], None]  # the current activity, and the complet
 def import_trace(
     promql: PromQl,
     out: Path,
-    wanted: Wanted,
+    wanted: ImportRequest,
     start_s: float,
     end_s: float,
     step_s: float | None,

@@ -17,7 +17,7 @@ from eagle_eye.server.ingest.remote_write.intake import Intake, Taken
 from eagle_eye.server.ingest.remote_write.mapping import Table
 from eagle_eye.server.ingest.remote_write.rows import INTERVAL_UNKNOWN_S, NodeSample
 from eagle_eye.server.ingest.remote_write.wire import Sample, Series
-from eagle_eye.server.trace_import.catalogued import Wanted
+from eagle_eye.server.trace_import.catalogued import ImportRequest
 
 SENDER = "import"
 SERIES_MAX = 5_000_000
@@ -26,7 +26,7 @@ SERIES_MAX = 5_000_000
 class Importer:
     """Takes the samples of some nodes, range after range; ``left_out`` counts those that became no value."""
 
-    def __init__(self, table: Table, wanted: Wanted) -> None:
+    def __init__(self, table: Table, wanted: ImportRequest) -> None:
         # Timestamps are processed one by one and are complete, so nothing has to wait.
         self._intake = Intake(
             table, wanted.node_labels, wanted.job_labels, SERIES_MAX, SERIES_MAX, lambda _node: None, lambda _node: {}

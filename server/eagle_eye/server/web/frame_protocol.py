@@ -23,7 +23,7 @@ from eagle_eye.server.ingest.rows_ingest import RowsIngest
 from eagle_eye.server.model.clock import Clock
 from eagle_eye.server.model.errors import Refusal, StoreUnavailable
 from eagle_eye.server.security.auth import Credentials, Principal
-from eagle_eye.server.security.principals import Pass
+from eagle_eye.server.security.principals import CachedPrincipal
 from eagle_eye.server.telemetry.counters import Telemetry
 from eagle_eye.server.transport.http_protocol import GuardedProtocol, is_bad
 
@@ -41,7 +41,7 @@ _log = logging.getLogger(__name__)
 
 
 class _Principals(Protocol):
-    def authenticate(self, credentials: Credentials, held: Pass | None = None) -> Pass:
+    def authenticate(self, credentials: Credentials, held: CachedPrincipal | None = None) -> CachedPrincipal:
         """Return the principal's pass. Raises Refusal."""
         ...
 
@@ -88,7 +88,7 @@ class FrameProtocol(GuardedProtocol):
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
         self._head: _Head | None = None
-        self._pass: Pass | None = None  # of the head's credentials
+        self._pass: CachedPrincipal | None = None  # of the head's credentials
         self._untouched = True  # uvicorn has seen nothing, or has finished with all that it saw
         self._held = b""  # the received part of an incomplete or following request
         self._waits = False  # for the answer to a request that was taken

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from eagle_eye.simulator import endings
-from eagle_eye.simulator.story import Attempt, Death, Place, Stop, StopKind, Story
+from eagle_eye.simulator.story import Death, EndlessStep, Place, SimulatedAttempt, StopKind, Story
 from eagle_eye.simulator.tracks import Quantity
 
 CRASHES = (
@@ -84,7 +84,7 @@ def recurrent_node(story: Story) -> None:
     failures = [float(f) * length_s for f in (story.rng.uniform(0.2, 0.28), story.rng.uniform(0.52, 0.6))]
     for number, failure_s in enumerate(failures):
         at = Place(node, int(story.rng.integers(story.layout.gpus)))
-        story.attempts.append(Attempt(began_s, first_step, (), Stop(failure_s, StopKind.LATE, (at,))))
+        story.attempts.append(SimulatedAttempt(began_s, first_step, (), EndlessStep(failure_s, StopKind.LATE, (at,))))
         exit_code, text = CRASHES[int(story.rng.integers(len(CRASHES)))]
         rank = story.rank(at)
         if text is not None:
@@ -109,7 +109,7 @@ def recurrent_node(story: Story) -> None:
             )
         began_s = restart_s
         first_step = max(story.job.first_step, first_step + int(0.5 * failure_s / story.job.step_s))
-    story.attempts.append(Attempt(began_s, first_step, (4.0, 1.5)))
+    story.attempts.append(SimulatedAttempt(began_s, first_step, (4.0, 1.5)))
     for index, label in enumerate(story.labels):
         until_s = failures[1] if index == 0 else length_s
         story.labels[index] = type(label)(label.start_s, label.nodes, label.fault, label.expect, until_s)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from eagle_eye.simulator import endings
-from eagle_eye.simulator.story import Death, Outage, Place, StopKind, Story
+from eagle_eye.simulator.story import Death, MissingRows, Place, StopKind, Story
 from eagle_eye.simulator.tracks import Quantity
 
 OFF_THE_BUS = 79  # XID "GPU has fallen off the bus" (NVIDIA XID catalogue)
@@ -19,7 +19,7 @@ def gpu_lost(story: Story) -> None:
     story.say(onset_s + 0.3, "xid", at.node, at.device, code=OFF_THE_BUS, text=text)
     story.say(onset_s + float(story.rng.uniform(0.5, 3.0)), "gpu_lost", at.node, at.device)
     # Rows of the device end: NVML answers that the GPU is lost, and the process that used it is of no more use.
-    story.outages.append(Outage(at.node, onset_s + 0.5, device=at.device))
+    story.outages.append(MissingRows(at.node, onset_s + 0.5, device=at.device))
     story.change(Quantity.PCIE_REPLAY_RATE, 2.0, onset_s - 30.0, at=at)
     if variant == "dies":
         endings.crash(story, at, onset_s + float(story.rng.uniform(1.0, 8.0)), endings.ABORT, endings.CUDA_ERROR)
@@ -35,7 +35,7 @@ def node_unreachable(story: Story) -> None:
     story.label(onset_s, (at.node,), "node_unreachable", "exclude")
     back_s = onset_s + float(story.rng.uniform(150.0, 300.0))
     rebooted = variant == "reboot" and back_s < story.scenario.duration_s
-    story.outages.append(Outage(at.node, onset_s, back_s if rebooted else float("inf")))
+    story.outages.append(MissingRows(at.node, onset_s, back_s if rebooted else float("inf")))
     if rebooted:
         story.say(back_s + 1.0, "agent_start", at.node, version="0.1.0")
         story.say(back_s + 1.5, "kernel_panic", at.node, text="Kernel panic - not syncing: Fatal machine check")

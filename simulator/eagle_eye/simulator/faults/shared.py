@@ -6,7 +6,7 @@ from dataclasses import replace
 from functools import partial
 
 from eagle_eye.simulator import endings
-from eagle_eye.simulator.story import Outage, Pause, Place, StopKind, Story
+from eagle_eye.simulator.story import MissingRows, Place, PlannedPause, StopKind, Story
 from eagle_eye.simulator.tracks import Quantity
 
 REPORTED = "job"
@@ -24,7 +24,7 @@ def switch_down(story: Story) -> None:
     rails = any(len(set(row)) > 1 for row in layout.link_switch)
     for node in nodes:
         if variant == "dark" and not rails:
-            story.outages.append(Outage(node, onset_s + float(story.rng.uniform(0.0, 0.5))))
+            story.outages.append(MissingRows(node, onset_s + float(story.rng.uniform(0.0, 0.5))))
             continue
         for port, name in enumerate(layout.link_switch[node]):
             if name == switch:
@@ -82,7 +82,7 @@ def storage_stall(story: Story) -> None:
         story.job = replace(story.job, checkpoint_every_s=float("inf"))
         lasts_s = story.scenario.duration_s - onset_s + 60.0
         story.pauses.append(
-            Pause("checkpoint", onset_s, lasts_s, announced=story.rng.random() < 0.7, disk_bytes_per_s=3e6)
+            PlannedPause("checkpoint", onset_s, lasts_s, announced=story.rng.random() < 0.7, disk_bytes_per_s=3e6)
         )
 
 

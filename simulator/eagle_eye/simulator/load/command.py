@@ -17,10 +17,10 @@ from rich.table import Table
 
 from eagle_eye.schema.configuration import ConfigurationError
 from eagle_eye.simulator.load.enrolment import NotEnrolled, enrol
-from eagle_eye.simulator.load.fleet import Fleet, Load
+from eagle_eye.simulator.load.fleet import Load, SimulatedFleet
 from eagle_eye.simulator.load.generator import Generator
 from eagle_eye.simulator.load.tally import Tally
-from eagle_eye.simulator.load.target import Target, target
+from eagle_eye.simulator.load.target import LoadTarget, target
 
 DONE, FAILED = 0, 1
 DEFAULT_SERVER = "http://127.0.0.1:8470"
@@ -84,11 +84,11 @@ def run(args: argparse.Namespace) -> int:
     return DONE if figures["frames_lost"] == 0 else FAILED
 
 
-async def _load(server: Target, load: Load, args: argparse.Namespace) -> dict[str, Any]:
+async def _load(server: LoadTarget, load: Load, args: argparse.Namespace) -> dict[str, Any]:
     named = args.token_file or os.environ.get("EAGLE_EYE_TOKEN_FILE")
     tokens = [_text(Path(named), "--token-file")] if named else [""]
     if args.join_token_file:
-        tokens = await enrol(server, _text(args.join_token_file, "--join-token-file"), Fleet(load, "").names)
+        tokens = await enrol(server, _text(args.join_token_file, "--join-token-file"), SimulatedFleet(load, "").names)
     console = Console(stderr=True)
     with Live(console=console, refresh_per_second=2, transient=True) as live:
 

@@ -10,8 +10,8 @@ import resource
 from typing import Protocol, cast
 
 from eagle_eye.schema.configuration import ConfigurationError
-from eagle_eye.simulator.load.answers import Answer, BadAnswer, cut
-from eagle_eye.simulator.load.target import Target
+from eagle_eye.simulator.load.answers import BadHttpAnswer, HttpAnswer, cut
+from eagle_eye.simulator.load.target import LoadTarget
 
 READ_BYTES = 1 << 16
 FILES_BESIDE = 64  # open files beside the connections
@@ -19,10 +19,10 @@ _shared = bytearray(READ_BYTES)  # the event loop fills it and hands it over bef
 _view = memoryview(_shared)
 
 
-class Owner(Protocol):
+class ConnectionOwner(Protocol):
     """The user of a connection."""
 
-    def answered(self, answer: Answer) -> None:
+    def answered(self, answer: HttpAnswer) -> None:
         """Take the answer to the request that was sent."""
         ...
 
@@ -34,7 +34,7 @@ class Owner(Protocol):
 class LoadConnection(asyncio.BufferedProtocol):
     """Sends a request, passes its answer to the owner. ``busy`` while an answer is pending."""
 
-    def __init__(self, owner: Owner) -> None:
+    def __init__(self, owner: ConnectionOwner) -> None:
         self._owner = owner
         self._transport: asyncio.Transport | None = None
         self._rest = b""
@@ -82,7 +82,7 @@ class LoadConnection(asyncio.BufferedProtocol):
         data = self._rest + _shared[:nbytes] if self._rest else bytes(_view[:nbytes])
         try:
             found = cut(data)
-        except BadAnswer:
+        except BadHttpAnswer:
             self.close("answer")
             return
         if found is None:
@@ -99,7 +99,7 @@ class LoadConnection(asyncio.BufferedProtocol):
         self._owner.answered(answer)
 
 
-async def connect(target: Target, owner: Owner, number: int, timeout_s: float) -> LoadConnection:
+async def connect(target: LoadTarget, owner: ConnectionOwner, number: int, timeout_s: float) -> LoadConnection:
     """Return an open connection, from the source address that fits its number. Raises OSError, TimeoutError."""
     loop = asyncio.get_running_loop()
     async with asyncio.timeout(timeout_s):

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 
 import msgspec
 
-from eagle_eye.simulator.load.answers import Answer, problem
+from eagle_eye.simulator.load.answers import HttpAnswer, problem
 from eagle_eye.simulator.load.connection import LoadConnection, connect
-from eagle_eye.simulator.load.target import ENROL_PATH, Target
+from eagle_eye.simulator.load.target import ENROL_PATH, LoadTarget
 
 AT_ONCE = 16
 TIMEOUT_S = 10.0
@@ -29,15 +29,15 @@ class _Asking:
     """One connection with one request at a time."""
 
     def __init__(self) -> None:
-        self._answer: asyncio.Future[Answer] | None = None
+        self._answer: asyncio.Future[HttpAnswer] | None = None
 
-    async def ask(self, connection: LoadConnection, request: bytes) -> Answer:
+    async def ask(self, connection: LoadConnection, request: bytes) -> HttpAnswer:
         """Return the answer. Raises ConnectionError, TimeoutError."""
         self._answer = asyncio.get_running_loop().create_future()
         connection.send(request)
         return await asyncio.wait_for(self._answer, TIMEOUT_S)
 
-    def answered(self, answer: Answer) -> None:
+    def answered(self, answer: HttpAnswer) -> None:
         """See connection.Owner."""
         if self._answer is not None and not self._answer.done():
             self._answer.set_result(answer)
@@ -48,7 +48,7 @@ class _Asking:
             self._answer.set_exception(ConnectionError(why))
 
 
-async def enrol(target: Target, join: str, nodes: Sequence[str]) -> list[str]:
+async def enrol(target: LoadTarget, join: str, nodes: Sequence[str]) -> list[str]:
     """Return a token for each node. Raises NotEnrolled, OSError."""
     head = target.head(ENROL_PATH, "application/json", join)
     tokens = [""] * len(nodes)
@@ -81,7 +81,7 @@ async def enrol(target: Target, join: str, nodes: Sequence[str]) -> list[str]:
     return tokens
 
 
-def _token(node: str, answer: Answer) -> str:
+def _token(node: str, answer: HttpAnswer) -> str:
     if answer.status != 201:
         reason, detail = problem(answer.body)
         raise NotEnrolled(f"node {node!r} cannot be enrolled: HTTP {answer.status} {reason}: {detail}")

@@ -59,7 +59,7 @@ class Load:
         return max(round(self.duration_s / self.interval_s), 1)
 
 
-class Fleet:
+class SimulatedFleet:
     """The nodes in sending order; a job's nodes are scattered in it, as at a real site."""
 
     def __init__(self, load: Load, stream: str) -> None:

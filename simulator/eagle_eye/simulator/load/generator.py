@@ -11,11 +11,11 @@ from typing import Any
 
 from eagle_eye.schema.events import Event
 from eagle_eye.simulator.load.connection import allow_files
-from eagle_eye.simulator.load.fleet import Fleet, Load
+from eagle_eye.simulator.load.fleet import Load, SimulatedFleet
 from eagle_eye.simulator.load.rows_wire import FleetRows
-from eagle_eye.simulator.load.sender import Sender, Waiting, drained
+from eagle_eye.simulator.load.sender import StreamSender, Waiting, drained
 from eagle_eye.simulator.load.tally import Tally
-from eagle_eye.simulator.load.target import Target
+from eagle_eye.simulator.load.target import LoadTarget
 from eagle_eye.simulator.load.values import METRICS, FleetValues
 
 SLOT_S = 0.01  # frames that are due within it are made together
@@ -30,7 +30,7 @@ class Generator:
 
     def __init__(
         self,
-        target: Target,
+        target: LoadTarget,
         load: Load,
         tokens: Sequence[str],
         drain_s: float,
@@ -54,11 +54,11 @@ class Generator:
         """Send the load and return the figures. Raises OSError when the fleet cannot connect."""
         load, loop = self._load, asyncio.get_running_loop()
         allow_files(load.nodes)
-        fleet = Fleet(load, self.stream)
+        fleet = SimulatedFleet(load, self.stream)
         rows = FleetRows(fleet.frames)
         offset_s = time.time() - loop.time()
         senders = [
-            Sender(self._target, self._tokens[at % len(self._tokens)], at, rows.wires[at], self.tally, offset_s)
+            StreamSender(self._target, self._tokens[at % len(self._tokens)], at, rows.wires[at], self.tally, offset_s)
             for at in range(load.nodes)
         ]
         try:
@@ -93,7 +93,7 @@ class Generator:
         return {**asked, **figures, "stream": self.stream, **self.tally.figures(seconds)}
 
     async def _make(
-        self, senders: list[Sender], rows: FleetRows, values: FleetValues, begin_s: float, offset_s: float
+        self, senders: list[StreamSender], rows: FleetRows, values: FleetValues, begin_s: float, offset_s: float
     ) -> int:
         """Make and hand over all frames; return of how many intervals."""
         load = self._load
@@ -115,7 +115,13 @@ class Generator:
         return load.intervals
 
     async def _goodbye(
-        self, senders: list[Sender], fleet: Fleet, rows: FleetRows, sequence: int, time_s: float, offset_s: float
+        self,
+        senders: list[StreamSender],
+        fleet: SimulatedFleet,
+        rows: FleetRows,
+        sequence: int,
+        time_s: float,
+        offset_s: float,
     ) -> None:
         """Say goodbye for every node: a silence that was announced is no fault."""
         event = Event(time_s, "agent_stop", attributes={"reason": "the load test is over"})
@@ -124,7 +130,7 @@ class Generator:
             await self._until(due_s)
             sender.offer(Waiting(sequence, due_s, 0, rows.wires[at].telling(frame, sequence, time_s, [event])))
 
-    async def _check(self, senders: list[Sender], begin_s: float) -> None:
+    async def _check(self, senders: list[StreamSender], begin_s: float) -> None:
         loop = asyncio.get_running_loop()
         reported_s = 0.0
         while True:
@@ -146,11 +152,11 @@ class Generator:
             self.tally.late_sends += frames
 
 
-async def _open(senders: list[Sender]) -> None:
+async def _open(senders: list[StreamSender]) -> None:
     """Connect all. Raises OSError, TimeoutError."""
     room = asyncio.Semaphore(CONNECTING_MAX)
 
-    async def one(sender: Sender) -> None:
+    async def one(sender: StreamSender) -> None:
         async with room:
             for attempt in range(CONNECT_ATTEMPTS):
                 try:

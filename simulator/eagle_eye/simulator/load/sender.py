@@ -12,10 +12,10 @@ from collections.abc import Collection
 from typing import NamedTuple
 
 from eagle_eye.schema.backoff import Backoff
-from eagle_eye.simulator.load.answers import Answer, BadAnswer, acknowledgement, problem
+from eagle_eye.simulator.load.answers import BadHttpAnswer, HttpAnswer, acknowledgement, problem
 from eagle_eye.simulator.load.connection import LoadConnection, connect
 from eagle_eye.simulator.load.tally import Tally
-from eagle_eye.simulator.load.target import FRAMES_PATH, Target
+from eagle_eye.simulator.load.target import FRAMES_PATH, LoadTarget
 from eagle_eye.simulator.load.wire import Wire
 
 QUEUE_FRAMES_MAX = 600  # of one node: ten minutes of an outage at 1 Hz
@@ -38,10 +38,10 @@ class Waiting(NamedTuple):
     raw: bytes
 
 
-class Sender:
+class StreamSender:
     """Sends one stream of one node. All its methods are called on the event loop."""
 
-    def __init__(self, target: Target, token: str, number: int, wire: Wire, tally: Tally, offset_s: float) -> None:
+    def __init__(self, target: LoadTarget, token: str, number: int, wire: Wire, tally: Tally, offset_s: float) -> None:
         """``number`` chooses the source address; ``offset_s`` plus the event loop's clock are Unix seconds."""
         self._target = target
         self._wire = wire
@@ -101,12 +101,12 @@ class Sender:
             self._connection.close("end")
             await asyncio.sleep(0)  # the event loop lets go of it in its next turn
 
-    def answered(self, answer: Answer) -> None:
+    def answered(self, answer: HttpAnswer) -> None:
         """See connection.Owner."""
         if answer.status == 200:
             try:
                 said = acknowledgement(answer.body)
-            except BadAnswer:
+            except BadHttpAnswer:
                 self._fail("acknowledgement")
                 return
             self._tally.duplicates += said.duplicates
@@ -141,7 +141,7 @@ class Sender:
             frame = queue.popleft()
             tally.acknowledge(frame.samples, frame.due_s, now_s)
 
-    def _refused(self, answer: Answer) -> None:
+    def _refused(self, answer: HttpAnswer) -> None:
         reason, detail = problem(answer.body)
         self._wire.forget()
         kind = f"{answer.status} {reason}".strip()
@@ -215,7 +215,7 @@ class Sender:
         connection.send(request)
 
 
-async def drained(senders: Collection[Sender], seconds: float) -> bool:
+async def drained(senders: Collection[StreamSender], seconds: float) -> bool:
     """Wait until nothing waits any more; return False when something still does after ``seconds``."""
     end_s = asyncio.get_running_loop().time() + seconds
     while any(sender.waiting for sender in senders):

@@ -12,7 +12,7 @@ BUCKETS = 26 * BUCKETS_PER_DOUBLING  # up to 6,700 s
 PARTS_MAX, PART_S_MIN = 60, 10.0  # into which a run is divided, to tell a bad minute from a bad server
 
 
-class Latencies:
+class LatencyHistogram:
     """A histogram of durations in exponential buckets; quantiles are upper bounds of their buckets."""
 
     def __init__(self) -> None:
@@ -67,18 +67,18 @@ class Tally:
         self.asked_to_wait: Counter[str] = Counter()  # by status and reason: what was sent again later
         self.errors: Counter[str] = Counter()
         self.said: dict[str, str] = {}  # the first detail of each kind of refusal
-        self.latencies = Latencies()
+        self.latencies = LatencyHistogram()
         self.settled_s = -math.inf  # frames due from then on, by the event loop's clock, count in ``settled`` too
-        self.settled = Latencies()
+        self.settled = LatencyHistogram()
         self.goodbye_s = math.inf  # those due from then on are goodbyes: all nodes at once, counted apart
-        self.goodbyes = Latencies()
-        self._parts: list[Latencies] = []
+        self.goodbyes = LatencyHistogram()
+        self._parts: list[LatencyHistogram] = []
         self._begin_s, self._part_s = 0.0, PART_S_MIN
 
     def divide(self, begin_s: float, duration_s: float) -> None:
         """Tell the parts of a run from each other that begins at ``begin_s`` by the event loop's clock."""
         self._begin_s, self._part_s = begin_s, max(PART_S_MIN, duration_s / PARTS_MAX)
-        self._parts = [Latencies() for _ in range(math.ceil(duration_s / self._part_s - 1e-9))]
+        self._parts = [LatencyHistogram() for _ in range(math.ceil(duration_s / self._part_s - 1e-9))]
 
     def acknowledge(self, samples: int, due_s: float, now_s: float) -> None:
         """Count a frame that is durable; times by the event loop's clock."""

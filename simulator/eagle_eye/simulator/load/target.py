@@ -16,7 +16,7 @@ PORTS_PER_ADDRESS = 500  # connections from one source address: a server bounds 
 _LOOPBACK_NAMES = frozenset({"localhost", "localhost.localdomain"})
 
 
-class Target(NamedTuple):
+class LoadTarget(NamedTuple):
     """A server by its URL; ``ssl`` None: plain HTTP."""
 
     url: str
@@ -55,7 +55,7 @@ class Target(NamedTuple):
         return (f"127.0.0.{2 + connection // PORTS_PER_ADDRESS % 250}", 0) if loopback else None
 
 
-def target(url: str, ca_file: Path | None = None) -> Target:
+def target(url: str, ca_file: Path | None = None) -> LoadTarget:
     """Return the server of a URL. Raises ConfigurationError."""
     try:
         parts = urlsplit(url)
@@ -70,7 +70,7 @@ def target(url: str, ca_file: Path | None = None) -> Target:
             context = ssl.create_default_context(cafile=ca_file)
         except (OSError, ssl.SSLError) as error:
             raise ConfigurationError(f"--ca-file: {ca_file} cannot be used: {error}") from None
-    return Target(url, parts.hostname, port or (443 if context else 80), parts.path.rstrip("/"), context)
+    return LoadTarget(url, parts.hostname, port or (443 if context else 80), parts.path.rstrip("/"), context)
 
 
 def _is_loopback(host: str) -> bool:

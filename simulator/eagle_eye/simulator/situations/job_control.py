@@ -6,7 +6,7 @@ import math
 from dataclasses import replace
 
 from eagle_eye.simulator import endings
-from eagle_eye.simulator.story import Attempt, Outage, Stop, StopKind, Story
+from eagle_eye.simulator.story import EndlessStep, MissingRows, SimulatedAttempt, StopKind, Story
 
 
 def warm_up(story: Story) -> None:
@@ -15,7 +15,7 @@ def warm_up(story: Story) -> None:
     first_s = float(story.rng.uniform(20.0, 60.0))
     # Compilation and data set indices come before and in the first step, whatever a step takes later.
     factors = (first_s / story.job.step_s, 6.0, 2.5, 1.5, 1.2)
-    story.attempts.append(Attempt(start_s, 0, tuple(max(f, 1.0) for f in factors)))
+    story.attempts.append(SimulatedAttempt(start_s, 0, tuple(max(f, 1.0) for f in factors)))
     story.job = replace(story.job, first_step=0, checkpoint_every_s=math.inf)
 
 
@@ -27,8 +27,8 @@ def restart(story: Story) -> None:
     lead_s = 3 * max(job.step_s, story.scenario.interval_s)
     again = job.first_step + int(0.7 * stop_s / job.step_s)
     story.attempts += [
-        Attempt(-lead_s, job.first_step, (), Stop(stop_s, StopKind.SYMMETRIC)),
-        Attempt(begin_s, again, (5.0, 2.0, 1.2)),
+        SimulatedAttempt(-lead_s, job.first_step, (), EndlessStep(stop_s, StopKind.SYMMETRIC)),
+        SimulatedAttempt(begin_s, again, (5.0, 2.0, 1.2)),
     ]
     story.say(stop_s - 0.5, "job_state", state="completing", attempt=0)
     _end_all(story, stop_s)
@@ -66,7 +66,7 @@ def elastic_leave(story: Story) -> None:
     for place in story.places(node):
         story.say(moment_s, "process_exit", node, place.device, exit_code=0, rank=story.rank(place), goodbye=True)
     story.say(moment_s + 5.0, "agent_stop", node, reason="node released")
-    story.outages.append(Outage(node, moment_s + 5.0))
+    story.outages.append(MissingRows(node, moment_s + 5.0))
 
 
 def _end_all(story: Story, moment_s: float) -> None:

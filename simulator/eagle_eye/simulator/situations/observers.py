@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from eagle_eye.simulator.story import Outage, Story
+from eagle_eye.simulator.story import MissingRows, Story
 from eagle_eye.simulator.tracks import Quantity
 
 # Application errors and bookkeeping that need no action on the node (NVIDIA XID catalogue).
@@ -37,14 +37,14 @@ def agent_restart(story: Story) -> None:
     node, moment_s = story.culprit().node, story.onset()
     away_s = float(story.rng.uniform(5.0, 60.0))
     story.say(moment_s, "agent_stop", node, reason="signal 15")
-    story.outages.append(Outage(node, moment_s, moment_s + away_s))
+    story.outages.append(MissingRows(node, moment_s, moment_s + away_s))
     story.say(moment_s + away_s, "agent_start", node, version="0.1.1")
 
 
 def agent_silent(story: Story) -> None:
     """An agent or its network is away for 1 to 3 minutes without goodbye; the job goes on."""
     node, moment_s = story.culprit().node, story.onset()
-    story.outages.append(Outage(node, moment_s, moment_s + float(story.rng.uniform(60.0, 180.0))))
+    story.outages.append(MissingRows(node, moment_s, moment_s + float(story.rng.uniform(60.0, 180.0))))
 
 
 def clock_skew(story: Story) -> None:

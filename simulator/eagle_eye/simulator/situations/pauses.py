@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from eagle_eye.simulator.story import Pause, Story
+from eagle_eye.simulator.story import PlannedPause, Story
 from eagle_eye.simulator.tracks import Quantity, Track
 
 WRITE_BYTES_PER_S = 1.5e9  # per node, to the shared file system
@@ -21,7 +21,7 @@ def checkpoint(story: Story) -> None:
     seconds = float(story.rng.uniform(8.0, 40.0))
     while start_s < length_s:
         story.pauses.append(
-            Pause("checkpoint", start_s, seconds, announced=announced, disk_bytes_per_s=WRITE_BYTES_PER_S)
+            PlannedPause("checkpoint", start_s, seconds, announced=announced, disk_bytes_per_s=WRITE_BYTES_PER_S)
         )
         start_s += every_s + seconds
 
@@ -30,14 +30,16 @@ def long_checkpoint(story: Story) -> None:
     """A checkpoint that takes a third of the trace, as on a slow file system; announced, and it ends."""
     _no_habits(story)
     seconds = float(story.rng.uniform(0.25, 0.4)) * story.scenario.duration_s
-    story.pauses.append(Pause("checkpoint", story.onset(0.3, 0.45), seconds, disk_bytes_per_s=0.3 * WRITE_BYTES_PER_S))
+    story.pauses.append(
+        PlannedPause("checkpoint", story.onset(0.3, 0.45), seconds, disk_bytes_per_s=0.3 * WRITE_BYTES_PER_S)
+    )
 
 
 def evaluation(story: Story) -> None:
     """The model is evaluated between training steps: forward passes only, the step count rests."""
     announced = story.variant("announced", "unannounced") == "announced"
     seconds = float(story.rng.uniform(0.1, 0.25)) * story.scenario.duration_s
-    story.pauses.append(Pause("evaluation", story.onset(), seconds, busy=0.6, announced=announced))
+    story.pauses.append(PlannedPause("evaluation", story.onset(), seconds, busy=0.6, announced=announced))
 
 
 def lone_pause(story: Story) -> None:
@@ -45,7 +47,7 @@ def lone_pause(story: Story) -> None:
     doing = story.variant("saves", "evaluates", "compiles")
     length_s = story.scenario.duration_s
     seconds = float(np.exp(story.rng.uniform(np.log(30.0), np.log(min(600.0, 0.5 * length_s)))))
-    pause = Pause(doing, story.onset(0.2, 0.4), seconds, announced=False, alone=True, cpus=0.6)
+    pause = PlannedPause(doing, story.onset(0.2, 0.4), seconds, announced=False, alone=True, cpus=0.6)
     if doing == "saves":
         pause = replace(pause, disk_bytes_per_s=WRITE_BYTES_PER_S)
     elif doing == "evaluates":
@@ -62,7 +64,9 @@ def short_steps_pause(story: Story) -> None:
     start_s, length_s = story.onset(0.08, 0.15), story.scenario.duration_s
     while start_s < length_s:
         seconds = float(story.rng.uniform(10.0, 40.0))
-        story.pauses.append(Pause("other", start_s, seconds, spins=bool(story.rng.random() < 0.5), announced=False))
+        story.pauses.append(
+            PlannedPause("other", start_s, seconds, spins=bool(story.rng.random() < 0.5), announced=False)
+        )
         start_s += seconds + float(story.rng.uniform(40.0, 120.0))
 
 

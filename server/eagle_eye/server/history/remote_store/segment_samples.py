@@ -43,7 +43,7 @@ class IntervalSamples(NamedTuple):
     samples: list[bytes]
 
 
-class Heads:
+class SeriesHeads:
     """Encoded heads of series, cached between segments."""
 
     def __init__(self, external: Mapping[str, str]) -> None:
@@ -68,7 +68,9 @@ class _Points(NamedTuple):
     values: Floats
 
 
-def moments(folder: Path, wanted: Callable[[str], bool], interval_s: float, heads: Heads) -> Iterator[IntervalSamples]:
+def moments(
+    folder: Path, wanted: Callable[[str], bool], interval_s: float, heads: SeriesHeads
+) -> Iterator[IntervalSamples]:
     """Yield the segment's moments; ``wanted(metric)`` selects metrics, ``interval_s`` 0 keeps every sample.
 
     Raises OSError, ValueError, KeyError or a pyarrow error where the segment cannot be read.
@@ -222,7 +224,7 @@ def _of_whole(frame: Frame, time_s: float, wanted: Callable[[str], bool]) -> tup
 
 
 def _moments(
-    places: list[SeriesSubject], points: _Points, interval_s: float, heads: Heads
+    places: list[SeriesSubject], points: _Points, interval_s: float, heads: SeriesHeads
 ) -> Iterator[IntervalSamples]:
     known = [heads.of(place) for place in places]
     cells = _cells(points.times_s, interval_s)

@@ -30,7 +30,7 @@ from eagle_eye.server.history.embedded_history import HISTORY_FILE, HISTORY_FOLD
 from eagle_eye.server.history.remote_store.credentials import client
 from eagle_eye.server.history.remote_store.position import HistoryMark, PositionFile, begin, mark_of
 from eagle_eye.server.history.remote_store.post import Brought, Post, Unwanted
-from eagle_eye.server.history.remote_store.segment_samples import Heads, IntervalSamples, moments
+from eagle_eye.server.history.remote_store.segment_samples import IntervalSamples, SeriesHeads, moments
 from eagle_eye.server.history.remote_store.sender_messages import Order, SenderReport
 from eagle_eye.server.history.segments.facts import FACTS_FILE, RAW_FOLDER
 from eagle_eye.server.history.segments.processes import end_with_parent
@@ -56,7 +56,7 @@ class _Unreadable(Exception):
     """A segment that is broken or was deleted."""
 
 
-class Segment(NamedTuple):
+class RawSegment(NamedTuple):
     """A raw segment of the manifest; ``problem`` says why it cannot be read."""
 
     id: int
@@ -64,7 +64,7 @@ class Segment(NamedTuple):
     problem: str | None
 
 
-class Manifest:
+class SegmentManifest:
     """The history's list of segments, as the sender reads it."""
 
     def __init__(self, journal: Path) -> None:
@@ -76,12 +76,12 @@ class Manifest:
         """Return which history it is."""
         return mark_of(self._connection)
 
-    def after(self, segment: int) -> Segment | None:
+    def after(self, segment: int) -> RawSegment | None:
         """Return the next raw segment after ``segment``; None if there is none."""
         row = self._connection.execute(
             "SELECT id, name, problem FROM segments WHERE id > ? ORDER BY id LIMIT 1", (segment,)
         ).fetchone()
-        return Segment(*row) if row else None
+        return RawSegment(*row) if row else None
 
     def has(self, segment: int) -> bool:
         """Return whether the segment still exists and is readable."""
@@ -98,11 +98,16 @@ class Manifest:
 
 
 def send(
-    order: Order, folder: Path, manifest: Manifest, file: PositionFile, post: Post, tell: Callable[[SenderReport], None]
+    order: Order,
+    folder: Path,
+    manifest: SegmentManifest,
+    file: PositionFile,
+    post: Post,
+    tell: Callable[[SenderReport], None],
 ) -> None:
     """Send all segments that exist. Raises Unwanted, StoreUnavailable, sqlite3.Error."""
     position = begin(file.read(), order, manifest.history())
-    heads = Heads(order.external_labels)
+    heads = SeriesHeads(order.external_labels)
     missing = 0  # segments that existed once, or that others were merged from, and were never sent
     with ThreadPoolExecutor(CONNECTIONS, thread_name_prefix="post") as pool:
         while (segment := manifest.after(position.segment)) is not None:
@@ -200,7 +205,7 @@ def main(arguments: Sequence[str]) -> int:
         tell(SenderReport(retries=dict(Counter([reason] if reason else [])), problem=detail))
 
     try:
-        manifest, file = Manifest(data / HISTORY_FILE), PositionFile(data)
+        manifest, file = SegmentManifest(data / HISTORY_FILE), PositionFile(data)
         with client(order.access, order.timeout_s) as http:
             post = Post(http, order.url, wait, troubled)
             send(order, data / HISTORY_FOLDER / RAW_FOLDER, manifest, file, post, tell)

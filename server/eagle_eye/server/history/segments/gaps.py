@@ -7,13 +7,13 @@ from typing import NamedTuple
 
 from eagle_eye.server.history.history import Gap
 from eagle_eye.server.history.segments.facts import HOURS_FOLDER, shard_of
-from eagle_eye.server.history.segments.level_table import Stored
+from eagle_eye.server.history.segments.level_table import LevelRow
 from eagle_eye.server.history.segments.resolution import Cover, left_of
 
 GAPS_MAX = 50  # in an answer; beyond this, the last one covers the rest
 
 
-class Broken(NamedTuple):
+class SetAsideSegment(NamedTuple):
     """A raw segment that was set aside."""
 
     id: int
@@ -26,7 +26,7 @@ class Broken(NamedTuple):
     problem: str
 
 
-def gaps(raw: Iterable[Broken], rows: Iterable[Stored], start_s: float, end_s: float) -> list[Gap]:
+def gaps(raw: Iterable[SetAsideSegment], rows: Iterable[LevelRow], start_s: float, end_s: float) -> list[Gap]:
     """Return the gaps in the range, in order and disjoint; ``rows`` are those that may answer in place of frames."""
     found: list[Gap] = []
     levels = list(rows)
@@ -46,7 +46,7 @@ def gaps(raw: Iterable[Broken], rows: Iterable[Stored], start_s: float, end_s: f
     return _apart([one for one in clipped if one.start_s <= one.end_s])
 
 
-def _covers(rows: Iterable[Stored], shard: int) -> list[Cover]:
+def _covers(rows: Iterable[LevelRow], shard: int) -> list[Cover]:
     return [Cover(one.start_s, one.end_s, one.from_id, one.through_id) for one in rows if one.shard == shard]
 
 

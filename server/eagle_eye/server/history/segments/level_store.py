@@ -28,7 +28,7 @@ from eagle_eye.server.history.segments.facts import (
     Remade,
     shard_of,
 )
-from eagle_eye.server.history.segments.level_table import Stored
+from eagle_eye.server.history.segments.level_table import LevelRow
 from eagle_eye.server.history.segments.replaced_folders import Leaving
 from eagle_eye.server.history.settings import HistorySettings
 from eagle_eye.server.model.errors import HistoryMoved
@@ -112,7 +112,7 @@ class LevelStore:
             shutil.rmtree(self.folder(MINUTES_FOLDER) / name, ignore_errors=True)
 
     def courses(
-        self, stored: Stored, metric: MetricSpec, nodes: Sequence[str], start_s: float, end_s: float, job: str | None
+        self, stored: LevelRow, metric: MetricSpec, nodes: Sequence[str], start_s: float, end_s: float, job: str | None
     ) -> Iterator[BucketSeries]:
         """Yield the segment's buckets that begin in ``start_s`` to before ``end_s``; set it aside if it is broken.
 
@@ -159,7 +159,7 @@ class LevelStore:
         If all raw segments that it summarizes still exist, they answer instead, and its minutes are built again.
         """
 
-        def change(writer: sqlite3.Connection) -> Stored | None:
+        def change(writer: sqlite3.Connection) -> LevelRow | None:
             stored = table.named(writer, level, name)
             if stored is not None and stored.alone:
                 writer.execute("UPDATE levels SET problem = ?, bytes = 0 WHERE id = ?", (reason[:500], stored.id))

@@ -42,7 +42,7 @@ COLUMNS = (
 )
 
 
-class Stored(NamedTuple):
+class LevelRow(NamedTuple):
     """A row of the table."""
 
     id: int
@@ -76,7 +76,7 @@ def move(writer: sqlite3.Connection) -> None:
         writer.execute("DROP TABLE downsampled")
 
 
-def holding(reader: sqlite3.Connection, nodes: Sequence[str], start_s: float, end_s: float) -> list[Stored]:
+def holding(reader: sqlite3.Connection, nodes: Sequence[str], start_s: float, end_s: float) -> list[LevelRow]:
     """Return the rows, including unreadable ones, that overlap the range and may hold the nodes (any if empty)."""
     statement = f"SELECT {COLUMNS} FROM levels WHERE end_s > ? AND start_s <= ?"  # noqa: S608 - a constant
     values: tuple[object, ...] = (start_s, end_s)
@@ -86,17 +86,17 @@ def holding(reader: sqlite3.Connection, nodes: Sequence[str], start_s: float, en
         statement += f" AND (adopted OR shard IN ({own}))"
         values = (*values, json.dumps(list(nodes)))
     wanted = sorted(nodes)
-    rows = (Stored(*row) for row in reader.execute(statement, values))
+    rows = (LevelRow(*row) for row in reader.execute(statement, values))
     return [one for one in rows if not nodes or any_between(wanted, one.first_node, one.last_node)]
 
 
-def named(reader: sqlite3.Connection, level: str, name: str) -> Stored | None:
+def named(reader: sqlite3.Connection, level: str, name: str) -> LevelRow | None:
     """Return the readable row of this name, if there is one."""
     row = reader.execute(
         f"SELECT {COLUMNS} FROM levels WHERE level = ? AND name = ? AND problem IS NULL",  # noqa: S608 - a constant
         (level, name),
     ).fetchone()
-    return Stored(*row) if row else None
+    return LevelRow(*row) if row else None
 
 
 def insert(writer: sqlite3.Connection, facts: MinutesFacts, ids: tuple[int, int], alone: bool, adopted: bool) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 
 from eagle_eye.server.history.history import QueryPart
 from eagle_eye.server.history.segments.facts import BUCKET_S, HOUR_S, MINUTE_S, MINUTES_FOLDER
-from eagle_eye.server.history.segments.level_table import Stored
+from eagle_eye.server.history.segments.level_table import LevelRow
 
 BUCKETS_PER_FRAME = 10  # a frame is decoded whole, but only some columns of one metric of a bucket
 
@@ -27,7 +27,7 @@ class Cover(NamedTuple):
 class Piece(NamedTuple):
     """A downsampled segment to read, limited to buckets that begin from ``start_s`` to before ``end_s``."""
 
-    stored: Stored
+    stored: LevelRow
     start_s: float
     end_s: float
 
@@ -40,7 +40,7 @@ class Piece(NamedTuple):
         return math.ceil(buckets / BUCKETS_PER_FRAME)
 
 
-class Choice(NamedTuple):
+class SegmentChoice(NamedTuple):
     """The pieces to read, the ranges of raw segments that they replace, by group, and the resolutions."""
 
     pieces: list[Piece]
@@ -48,7 +48,7 @@ class Choice(NamedTuple):
     spans: list[QueryPart]
 
 
-def choose(rows: Iterable[Stored], step_s: float, start_s: float, end_s: float) -> Choice:
+def choose(rows: Iterable[LevelRow], step_s: float, start_s: float, end_s: float) -> SegmentChoice:
     """Return what answers a query with this step. Only whole buckets within the range are read."""
     readable = sorted((one for one in rows if one.problem is None), key=lambda one: (one.start_s, one.id))
     minutes = [one for one in readable if one.level == MINUTES_FOLDER]
@@ -74,7 +74,7 @@ def choose(rows: Iterable[Stored], step_s: float, start_s: float, end_s: float) 
             pieces.append(Piece(one, begin_s, math.ceil(until_s)))
         for hour_s in range(int(first_s // HOUR_S * HOUR_S), int(last_s), HOUR_S):
             coarsest[hour_s] = max(coarsest.get(hour_s, 0), bucket_s)
-    return Choice(_joined(pieces), covers, _spans(coarsest, start_s, end_s))
+    return SegmentChoice(_joined(pieces), covers, _spans(coarsest, start_s, end_s))
 
 
 def left_of(first_s: float, last_s: float, id_: int, covers: Iterable[Cover]) -> list[tuple[float, float]]:
@@ -90,7 +90,7 @@ def left_of(first_s: float, last_s: float, id_: int, covers: Iterable[Cover]) ->
     return left
 
 
-def _hours(stored: Stored, minutes: Iterable[Stored]) -> Iterator[tuple[float, float]]:
+def _hours(stored: LevelRow, minutes: Iterable[LevelRow]) -> Iterator[tuple[float, float]]:
     """Yield the hours of this segment for which no minutes are left."""
     finer = [one for one in minutes if one.shard == stored.shard and one.through_id <= stored.through_id]
     for begin_s in range(int(stored.start_s), int(stored.end_s), HOUR_S):

@@ -30,7 +30,7 @@ from eagle_eye.server.history.segments.facts import (
     MinutesFacts,
     any_between,
 )
-from eagle_eye.server.history.segments.gaps import Broken
+from eagle_eye.server.history.segments.gaps import SetAsideSegment
 from eagle_eye.server.history.segments.level_store import LevelSize, LevelStore
 from eagle_eye.server.history.segments.replaced_folders import Leaving
 from eagle_eye.server.history.settings import HistorySettings
@@ -57,7 +57,7 @@ class Shelved(NamedTuple):
     frames: int
 
 
-SegmentT = TypeVar("SegmentT", Shelved, Broken)
+SegmentT = TypeVar("SegmentT", Shelved, SetAsideSegment)
 
 
 class SegmentStore:
@@ -101,9 +101,9 @@ class SegmentStore:
         return _listed(reader, Shelved, "problem IS NULL", nodes, start_s, end_s)
 
     @staticmethod
-    def broken(reader: sqlite3.Connection, nodes: Sequence[str], start_s: float, end_s: float) -> list[Broken]:
+    def broken(reader: sqlite3.Connection, nodes: Sequence[str], start_s: float, end_s: float) -> list[SetAsideSegment]:
         """Return the segments that were set aside and held frames of the nodes (any if empty) in the range."""
-        return _listed(reader, Broken, "problem IS NOT NULL", nodes, start_s, end_s)
+        return _listed(reader, SetAsideSegment, "problem IS NOT NULL", nodes, start_s, end_s)
 
     def frames(self, one: Shelved, nodes: Sequence[str], start_s: float, end_s: float) -> Iterator[Recorded]:
         """Yield the segment's frames of the nodes (all if empty) in the range; set it aside if it is broken."""
