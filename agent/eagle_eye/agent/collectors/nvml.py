@@ -82,7 +82,7 @@ class NvmlCollector:
 
         observed = Observed()
         answered = 0
-        left_out: list[tuple[Device, list[Failure]]] = []
+        left_out: list[tuple[Device, list[NvmlFailure]]] = []
         for device in self._devices:
             answer = answers.get(device.index)
             if isinstance(answer, GpuReading):
@@ -217,7 +217,7 @@ class NvmlCollector:
         self.devices_by_uuid.update(instances)
         self._instances = instances
 
-    def _log_left_out(self, left_out: Sequence[tuple[Device, list[Failure]]]) -> None:
+    def _log_left_out(self, left_out: Sequence[tuple[Device, list[NvmlFailure]]]) -> None:
         """Log the readings that GPUs never support, one line for all GPUs that lack the same for the same reason."""
         lines: dict[tuple[int, str], list[int]] = {}
         for device, failures in left_out:
