@@ -1,6 +1,6 @@
 """Decides what may be done with a job and its nodes, and how, from Slurm's data. Pure.
 
-A job is a tuple of ``answers.Job``: one, or all components of a heterogeneous one.
+A job is a tuple of ``answers.SlurmJob``: one, or all components of a heterogeneous one.
 """
 
 from __future__ import annotations

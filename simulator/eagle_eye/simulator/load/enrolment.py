@@ -38,12 +38,12 @@ class _Asking:
         return await asyncio.wait_for(self._answer, TIMEOUT_S)
 
     def answered(self, answer: HttpAnswer) -> None:
-        """See connection.Owner."""
+        """See connection.ConnectionOwner."""
         if self._answer is not None and not self._answer.done():
             self._answer.set_result(answer)
 
     def lost(self, why: str) -> None:
-        """See connection.Owner."""
+        """See connection.ConnectionOwner."""
         if self._answer is not None and not self._answer.done():
             self._answer.set_exception(ConnectionError(why))
 

@@ -102,7 +102,7 @@ class StreamSender:
             await asyncio.sleep(0)  # the event loop lets go of it in its next turn
 
     def answered(self, answer: HttpAnswer) -> None:
-        """See connection.Owner."""
+        """See connection.ConnectionOwner."""
         if answer.status == 200:
             try:
                 said = acknowledgement(answer.body)
@@ -123,7 +123,7 @@ class StreamSender:
         self._refused(answer)
 
     def lost(self, why: str) -> None:
-        """See connection.Owner."""
+        """See connection.ConnectionOwner."""
         self._connection = None
         if self._closed:
             return
