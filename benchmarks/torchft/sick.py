@@ -62,7 +62,12 @@ class EagleEye(Stack):
 
     def excluded(self) -> set[str]:
         """Return the hosts that no group may be started on."""
-        return read_excluded(self.folder / "state" / "excluded")
+        return read_excluded(self.exclude_file)
+
+    @property
+    def exclude_file(self) -> Path:
+        """Return the subscriber's file of these."""
+        return self.folder / "state" / "excluded"
 
     def hook(self, rank: int, ranks: int) -> Callable[[str], Mapping[str, str]]:
         """Return what the hook of a group's rank reads from its environment, by host."""
