@@ -7,6 +7,7 @@ it while the node is in the exclude file (``standby_group.py``). Excluded nodes 
 from __future__ import annotations
 
 import contextlib
+import json
 import subprocess
 import sys
 import time
@@ -68,7 +69,10 @@ class GuardedTorchft(Torchft):
 
     def _start_head(self) -> subprocess.Popen[bytes]:
         process = super()._start_head()
-        self._eye.run(self._url, free_port("127.0.0.1"))
+        groups = self._folder / "groups.json"
+        nodes = self.members()
+        groups.write_text(json.dumps({f"group_{nodes.index(node)}": [node] for node in nodes}), encoding="utf-8")
+        self._eye.run(self._url, free_port("127.0.0.1"), ("--groups", str(groups)))
         return process
 
     def _command(self, node: Node, script: Sequence[str]) -> list[str]:

@@ -47,8 +47,8 @@ class Plan:
 class EagleEye(Stack):
     """The demo's server, and an agent for each host; the job is torchft's, and the real subscriber acts on it."""
 
-    def run(self, lighthouse: str, port: int) -> None:
-        """Server, agents and subscriber run, and the server delivers to the subscriber."""
+    def run(self, lighthouse: str, port: int, more: Sequence[str] = ()) -> None:
+        """Server, agents and subscriber run, and the server delivers to the subscriber. ``more``: its other words."""
         self.start_server()
         for node in self.site.nodes:
             self.start_agent(node.name)
@@ -56,6 +56,7 @@ class EagleEye(Stack):
             *("orchestrate", "torchft", "--job", self.job, "--lighthouse", lighthouse, "--server", self.url),
             *("--token-file", str(self.token_file("launcher")), "--listen", f"127.0.0.1:{port}"),
             *("--state-dir", str(self.folder / "state"), "--poll", "1", "--report-state"),
+            *more,
         )
         self._start("subscriber", (), words, {})
         self.wait("the subscriber subscribes", lambda: self.items("subscriptions") or None, STARTED_WITHIN_S)
