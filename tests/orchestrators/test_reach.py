@@ -81,6 +81,17 @@ def test_where_no_layout_fits_the_others_or_most_do_not_reach_it_nobody_is_left_
     assert restarted(story)[0].nodes == ("n1", "n2", "n3")
 
 
+def test_a_second_node_is_left_out_like_the_first() -> None:
+    story = three()
+    story.happens(on.RunnerReady("n4"), failed("n3"))
+    answers(story, "n2")
+    restarted(story)
+    story.starts()
+    story.happens(failed("n1", story.state.attempt))
+    answers(story, "n3")
+    assert set(restarted(story)[0].nodes) == {"n1", "n4"}
+
+
 def test_the_second_answer_is_awaited_before_a_start() -> None:
     story = three()
     story.happens(failed("n3"))

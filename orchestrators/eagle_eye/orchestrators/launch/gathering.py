@@ -24,7 +24,8 @@ def next_nodes(rules: Rules, state: State, without: AbstractSet[str] = frozenset
     """
     unusable = state.unusable | without
     away = state.out_of_reach - unusable
-    reaching = _chosen(rules, state, unusable | away) if 2 * len(away) <= len(state.members) else None
+    few = 2 * len(away) <= len(away | set(state.members))
+    reaching = _chosen(rules, state, unusable | away) if few else None
     return reaching or _chosen(rules, state, unusable)
 
 
