@@ -81,6 +81,19 @@ def test_where_no_layout_fits_the_others_or_most_do_not_reach_it_nobody_is_left_
     assert restarted(story)[0].nodes == ("n1", "n2", "n3")
 
 
+def test_one_node_goes_on_alone_where_it_says_that_it_reaches_the_store() -> None:
+    for says in (True, False):
+        story = three(least=1, layouts=None)
+        story.happens(failed("n3"))
+        answers(story, "n2", "n3")
+        if says:
+            answers(story, "n1", reaches_it=True, times=1)
+        story.happens(restart(1))
+        answers(story, "n1", reaches_it=True, times=says)
+        story.stopped("n1", "n2", "n3")
+        assert story.ordered(to.StartRanks)[0].nodes == (("n1",) if says else ("n1", "n2", "n3"))
+
+
 def test_a_second_node_is_left_out_like_the_first() -> None:
     story = three()
     story.happens(on.RunnerReady("n4"), failed("n3"))

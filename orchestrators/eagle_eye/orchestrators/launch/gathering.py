@@ -20,13 +20,14 @@ from eagle_eye.schema.action import RestartScope
 def next_nodes(rules: Rules, state: State, without: AbstractSet[str] = frozenset()) -> tuple[str, ...] | None:
     """Return the nodes of the next attempt as of now, None where too few are usable.
 
-    Without those that do not reach the launcher's store, if they are few and it can do without them.
+    Without those that do not reach the launcher's store, if it can do without them: if they are few, or the others have
+    just been heard to reach it.
     """
     unusable = state.unusable | without
     away = state.out_of_reach - unusable
     few = 2 * len(away) <= len(away | set(state.members))
-    reaching = _chosen(rules, state, unusable | away) if few else None
-    return reaching or _chosen(rules, state, unusable)
+    rest = _chosen(rules, state, unusable | away)
+    return rest if rest and (few or state.reaching.issuperset(rest)) else _chosen(rules, state, unusable)
 
 
 def possible_nodes(rules: Rules, state: State, without: AbstractSet[str] = frozenset()) -> tuple[str, ...] | None:

@@ -1,8 +1,8 @@
 """Nodes that cannot reach the launcher's store: the next attempt does without them where it can. Pure.
 
 When an attempt fails or is replaced its nodes are asked, and again those that have not started their ranks soon. What
-counts is the node's own answer, twice in a row, and only if most nodes do reach the store. Such a node is not excluded,
-and is asked until it reaches the store again.
+counts is the node's own answer, twice in a row, and only if most nodes do reach the store or all others say so. Such a
+node is not excluded, and is asked until it reaches the store again.
 """
 
 from __future__ import annotations
@@ -23,14 +23,16 @@ def ask(state: State, nodes: Collection[str], now: on.Moment) -> Step:
     asked = tuple(sorted(set(nodes) - state.lost)[:ASKED_MAX])
     if not asked:
         return state, []
-    return replace(state, reach_due_s=now.monotonic_s + AGAIN_S), [to.AskReach(asked)]
+    state = replace(state, reaching=state.reaching.difference(asked), reach_due_s=now.monotonic_s + AGAIN_S)
+    return state, [to.AskReach(asked)]
 
 
 def answered(state: State, said: on.Reached, now: on.Moment) -> Step:
     """Record a node's answer; the first that it does not reach the store is asked for again."""
     node = frozenset({said.node})
     if said.reaches:
-        return replace(state, doubted=state.doubted - node, out_of_reach=state.out_of_reach - node), []
+        state = replace(state, doubted=state.doubted - node, out_of_reach=state.out_of_reach - node)
+        return replace(state, reaching=state.reaching | node), []
     if node <= state.out_of_reach or node <= state.lost:
         return state, []
     if not node <= state.doubted:

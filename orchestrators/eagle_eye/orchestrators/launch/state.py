@@ -100,7 +100,8 @@ class State:
     are the nodes that held the last start up, ``stuck_again`` those that held two in a row up. Of an attempt without a
     step, ``unreached`` are the nodes whose ranks could not reach others, with these ranks, ``followed`` those whose
     ranks ended for that; ``ended_otherwise`` says that ranks ended of something else. ``out_of_reach`` are the nodes
-    that do not reach the launcher's store, ``doubted`` those that have said so once (reach.py). ``failed`` are the
+    that do not reach the launcher's store, ``doubted`` those that have said so once, ``reaching`` those whose last
+    answer was that they do (reach.py). ``failed`` are the
     nodes whose ranks have ended without success, ``points`` those ranks, by node, that have a restart point and
     ``waiting`` those of them that wait there; ``scope`` is that of the restart by which the attempt begins, or began,
     and the ranks of ``kept`` nodes go on in it from the one before, until a first step is heard of. Dues are monotonic
@@ -146,6 +147,7 @@ class State:
     unreached_due_s: float = field(default=NEVER_S)
     doubted: frozenset[str] = frozenset()
     out_of_reach: frozenset[str] = frozenset()
+    reaching: frozenset[str] = frozenset()
     reach_due_s: float = field(default=NEVER_S)
     failed: frozenset[str] = frozenset()
     points: Mapping[str, frozenset[int]] = field(default_factory=dict)
