@@ -41,17 +41,17 @@ IMPORTS = "eagle_eye.agent.hook,eagle_eye.checkpoint.checkpointer,torch.nn.paral
 STANDBY_FLAGS = ("--standby", "auto", "--standby-import", IMPORTS)
 
 
-def _config() -> str:
+def config() -> str:
     """Return the demo's configuration with the budgets, and a deadline for starts that take five seconds here."""
-    config = SERVER_CONFIG
+    text = SERVER_CONFIG
     for old, new in (
         ("verdict_gone_s = 5.0\n", f"verdict_gone_s = 5.0{BUDGETS}"),
         ("start_deadline_s = 180.0", f"start_deadline_s = {START_DEADLINE_S}"),
     ):
-        if config.count(old) != 1:
+        if text.count(old) != 1:
             raise ValueError(f"the demo's configuration has no {old!r} any more")
-        config = config.replace(old, new)
-    return config
+        text = text.replace(old, new)
+    return text
 
 
 def can_simulate_gpus() -> str:
@@ -97,7 +97,7 @@ class FireStack(Stack):
     ) -> None:
         """``arguments`` are the job's, ``flags`` the launcher's besides LAUNCH_FLAGS, over which they win."""
         flags = (*LAUNCH_FLAGS, *flags)
-        super().__init__(site, folder, arguments, config=_config(), launch_flags=flags, planned=planned)
+        super().__init__(site, folder, arguments, config=config(), launch_flags=flags, planned=planned)
         if gpus and not isinstance(site, NamespaceSite):
             raise StageFailed("GPU faults are in the plan, and need nodes in network namespaces: run it without root")
         self._with_gpus = gpus

@@ -6,6 +6,7 @@ Needs torchft. A step takes as long with fewer groups, and holds fewer samples.
 from __future__ import annotations
 
 import argparse
+import os
 import time
 from datetime import timedelta
 from pathlib import Path
@@ -19,6 +20,7 @@ from torchft.checkpointing.http_transport import HTTPTransport
 
 from benchmarks.replanning.plain_train import keep, resume
 from benchmarks.torchft.processes import COMPUTE_S, STEP_S
+from eagle_eye.agent.hook import attach
 from eagle_eye.demo.pipeline_train import (
     GRADIENT_NORM_MAX,
     LAYERS,
@@ -71,6 +73,10 @@ def main() -> None:
     )  # fmt: skip
     state = {"model": model, "optimizer": optimizer, "torchft": manager}
     resume(args.checkpoint_dir, state)
+    training = None
+    if args.watched:  # after torchft, for which these two mean ranks within the group
+        os.environ.update(RANK=str(args.group), WORLD_SIZE=str(args.nodes))
+        training = attach(step=manager.current_step())
     share = args.global_batch // args.nodes
     while True:
         began_s = time.monotonic()
@@ -84,10 +90,12 @@ def main() -> None:
         gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
         summed = nn.utils.parameters_to_vector(gradients)
         _fill_up(began_s + COMPUTED_RATIO * args.step_seconds)
+        computed_s = time.monotonic()
         manager.allreduce(summed).wait()
         if manager.errored() is not None:
             # Only the dead group's neighbours have noticed. The others wait in the reduction until these hang up.
             collectives.abort()
+        reduced_s = time.monotonic()
         nn.utils.vector_to_parameters(summed, gradients)
         nn.utils.clip_grad_norm_(model.parameters(), GRADIENT_NORM_MAX)
         if manager.should_commit():
@@ -97,6 +105,14 @@ def main() -> None:
                 log_step(args.step_log, step=step, attempt=0, ranks=groups, samples=groups * share, loss=loss.item())
                 if step % args.checkpoint_every == 0:
                     keep(args.checkpoint_dir, step, state)
+            if training is not None and manager.is_participating():
+                training.step(
+                    step=manager.current_step(),
+                    loss=loss.item(),
+                    tokens=share,
+                    compute_s=computed_s - began_s,
+                    collective_s=reduced_s - computed_s,
+                )
         _fill_up(began_s + args.step_seconds)
 
 
@@ -117,6 +133,7 @@ def _arguments() -> argparse.Namespace:
     add("--collective-seconds-max", type=float, required=True)
     add("--checkpoint-dir", type=Path, required=True)
     add("--checkpoint-every", type=int, required=True)
+    add("--watched", action="store_true", help="by Eagle Eye's hook")
     return parser.parse_args()
 
 

@@ -47,8 +47,8 @@ class Plan:
 class EagleEye(Stack):
     """The demo's server, and an agent for each host; the job is torchft's, and the real subscriber acts on it."""
 
-    def run(self, lighthouse: str, port: int) -> None:
-        """Server, agents and subscriber run, and the server delivers to the subscriber."""
+    def run(self, lighthouse: str, port: int, more: Sequence[str] = ()) -> None:
+        """Server, agents and subscriber run, and the server delivers to the subscriber. ``more``: its other words."""
         self.start_server()
         for node in self.site.nodes:
             self.start_agent(node.name)
@@ -56,13 +56,19 @@ class EagleEye(Stack):
             *("orchestrate", "torchft", "--job", self.job, "--lighthouse", lighthouse, "--server", self.url),
             *("--token-file", str(self.token_file("launcher")), "--listen", f"127.0.0.1:{port}"),
             *("--state-dir", str(self.folder / "state"), "--poll", "1", "--report-state"),
+            *more,
         )
         self._start("subscriber", (), words, {})
         self.wait("the subscriber subscribes", lambda: self.items("subscriptions") or None, STARTED_WITHIN_S)
 
     def excluded(self) -> set[str]:
         """Return the hosts that no group may be started on."""
-        return read_excluded(self.folder / "state" / "excluded")
+        return read_excluded(self.exclude_file)
+
+    @property
+    def exclude_file(self) -> Path:
+        """Return the subscriber's file of these."""
+        return self.folder / "state" / "excluded"
 
     def hook(self, rank: int, ranks: int) -> Callable[[str], Mapping[str, str]]:
         """Return what the hook of a group's rank reads from its environment, by host."""

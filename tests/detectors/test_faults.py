@@ -324,6 +324,55 @@ class TestHang:
         with pytest.raises(Blind, match="not been heard"):
             detect("hang", story.window())
 
+    def test_a_stopped_rank_that_its_peers_wait_for_is_named_beside_a_silent_node(self) -> None:
+        story = Story(nodes=6).standstill(20)
+        story.device["nccl_sequence"][-20:, 1] -= 1
+        story.silent_s[1] = 20
+        story.heard_s[2] = NOW_S - 20
+        verdict = only(detect("hang", story.window()))
+        assert (verdict.node, verdict.confidence) == ("n1", 0.97)
+
+    @pytest.mark.parametrize(("mute_s", "lag"), [(20, 0), (0, 1)])
+    def test_one_kind_of_evidence_names_no_rank_beside_a_silent_node(self, mute_s: float, lag: int) -> None:
+        story = Story(nodes=6).standstill(20)
+        story.device["nccl_sequence"][-20:, 1] -= lag
+        story.silent_s[1] = mute_s
+        story.heard_s[2] = NOW_S - 20
+        with pytest.raises(Blind, match="not been heard"):
+            detect("hang", story.window())
+
+    def test_what_a_silent_node_last_said_hides_no_stopped_rank(self) -> None:
+        story = Story(nodes=6).standstill(20)
+        story.device["nccl_sequence"][-20:, 1] -= 1
+        story.silent_s[1] = 20
+        story.heard_s[2] = NOW_S - 20
+        for name in ("nccl_sequence", "nccl_completed_sequence"):
+            story.device[name][-20:, 2] -= 8
+        assert only(detect("hang", story.window())).node == "n1"
+
+    def first_steps(self, still: int, mute_s: float = 20, lag: int = 1) -> Story:
+        """Two steps, and then none; n1 has not entered the collective that its peers wait in."""
+        story = Story(rows=still + 2).standstill(still)
+        story.device["nccl_sequence"][-still:, 1] -= lag
+        story.silent_s[1] = mute_s
+        return story
+
+    def test_a_rank_that_stops_in_the_first_steps_is_named_at_the_floor(self) -> None:
+        assert only(detect("hang", self.first_steps(12).window())).node == "n1"
+        with pytest.raises(Blind, match="pace"):
+            detect("hang", self.first_steps(9).window())
+
+    @pytest.mark.parametrize(("mute_s", "lag"), [(20, 0), (0, 1)])
+    def test_one_kind_of_evidence_names_no_rank_in_the_first_steps(self, mute_s: float, lag: int) -> None:
+        with pytest.raises(Blind, match="pace"):
+            detect("hang", self.first_steps(30, mute_s, lag).window())
+
+    def test_a_rank_that_computes_in_the_first_steps_may_compile(self) -> None:
+        story = self.first_steps(30)
+        story.device["rank_cpu_seconds_total"] = np.cumsum(np.ones((32, 4)), axis=0)
+        with pytest.raises(Blind, match="pace"):
+            detect("hang", story.window())
+
 
 class TestStraggler:
     def slow(self, factor: float, rows: int, late: bool = True) -> Story:

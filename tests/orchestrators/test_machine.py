@@ -969,6 +969,10 @@ class AnyOrder(RuleBasedStateMachine):
     def started(self, node: str, behind: int) -> None:
         self.happens(on.RanksStarted(node, self.story.state.attempt - behind))
 
+    @rule(node=nodes, reaches=st.booleans())
+    def reached(self, node: str, reaches: bool) -> None:
+        self.happens(on.Reached(node, reaches))
+
     @precondition(lambda self: self.story.state.phase is Phase.STARTING)
     @rule()
     def all_started(self) -> None:

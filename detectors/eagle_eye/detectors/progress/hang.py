@@ -13,13 +13,23 @@ from eagle_eye.detectors.signs.exits import left_early, unplanned_exits
 from eagle_eye.detectors.signs.gpu_activity import activity_outliers, waiting
 from eagle_eye.detectors.signs.host_activity import most_busy_with_io
 from eagle_eye.detectors.signs.peers import latest
-from eagle_eye.detectors.signs.progress import PAUSE_FLOORS, PROMPT_S, STARTING, Patience, Progress, progress
+from eagle_eye.detectors.signs.progress import (
+    PAUSE_FLOORS,
+    PROMPT_S,
+    STARTING,
+    Patience,
+    Progress,
+    first_steps,
+    progress,
+    warms_up,
+)
 from eagle_eye.detectors.signs.rank_activity import at_rest, uses_cpu, works
 from eagle_eye.detectors.signs.under_load import lines_within
 from eagle_eye.detectors.signs.unstarted import missing_nodes, missing_ranks
 from eagle_eye.detectors.signs.without_hook import unused_devices, work
 from eagle_eye.detectors.types import Blind, Evidence, Floats, Integers, Verdict, Window
 
+STOPPED = frozenset({"rank_silence", "collective_sequence"})  # a process says nothing, and others wait for it
 CONFIDENCE_EARLY, CONFIDENCE_RIPE = 0.85, 0.97
 CONFIDENCE_UNKNOWN = 0.8
 RANKS_SAY = frozenset({"rank_silence", "collective_sequence", "rank_missing"})  # reported by ranks, not seen on GPUs
@@ -46,7 +56,9 @@ class Hang:
     to be idle; if process activity is not observed it gets the start deadline, since compilation looks the same. A
     start without a first step is a hang after its deadline where steps would have been seen (``signs/unstarted.py``); a
     single node whose ranks never reported while the others' did is named, and the first verdict asks for a restart. If
-    a process has ended, ProcessExit reports instead. Blind as ``progress`` is. Cannot see: which end of a broken link
+    a process has ended, ProcessExit reports instead. A rank that says nothing and that its peers wait for is named also
+    in the attempt's first steps, at the floor, and beside a node that is silent. Otherwise Blind while one is, and as
+    ``progress`` is. Cannot see: which end of a broken link
     is to blame when all ranks wait in the same collective; mismatched collectives at the same sequence number (the
     flight recorder shows these).
     """
@@ -58,6 +70,8 @@ class Hang:
 
     def detect(self, window: Window) -> list[Verdict]:
         """Return at most one verdict."""
+        if stopped := self._in_first_steps(window):
+            return stopped
         state = progress(window, self.patience)
         if not state.accusable or unplanned_exits(window):
             return []
@@ -74,16 +88,40 @@ class Hang:
             return [self._left(window, state, gone)] if state.ripe else []
         if not state.stopped:
             return self._within_usual_pause(window, state, silent)
-        if self._unheard(window):
-            raise Blind("a node of the job has not been heard of since before the standstill became due")
-        lag = behind(window)
-        culprit, kinds = self._culprit(window, state, silent, lag)
+        lag = self._lag(window)
+        culprit, kinds = self._heard_culprit(window, state, silent, lag)
         if culprit is not None:
             # If only GPUs accuse a node, do not report it: one rank may be writing or evaluating without announcing it.
             due = state.ripe or ("rank_process" in kinds and state.outlasts_pauses)
             raised = bool(kinds & RANKS_SAY) or (due and not works(window, culprit, state.advanced_s))
             return [self._verdict(window, state, culprit, kinds, silent, lag)] if raised else []
         return self._unknown(window, state, lag)
+
+    def _lag(self, window: Window) -> Floats:
+        """Return ``behind`` of the nodes that are heard: what others last said is old."""
+        return np.where(self._unheard_nodes(window)[window.node_of], np.nan, behind(window))
+
+    def _heard_culprit(
+        self, window: Window, state: Progress, silent: set[int], lag: Floats
+    ) -> tuple[int | None, set[str]]:
+        """Return ``_culprit``; beside a silent node only a rank that stopped. Raises Blind if there is none."""
+        culprit, kinds = self._culprit(window, state, silent, lag)
+        if self._unheard(window) and not kinds >= STOPPED:
+            raise Blind("a node of the job has not been heard of since before the standstill became due")
+        return culprit, kinds
+
+    def _in_first_steps(self, window: Window) -> list[Verdict]:
+        """Return the verdict on a rank that stopped when the attempt had made a few steps; [] if none is sure."""
+        silent = self._silent_nodes(window)
+        if not (silent and warms_up(window, self.patience)) or unplanned_exits(window) or left_early(window):
+            return []
+        state, lag = first_steps(window, self.patience), behind(window)
+        if not state.stopped or self._unheard(window) or pausing_at_work(window, state):
+            return []
+        culprit, kinds = self._culprit(window, state, silent, lag)
+        if culprit is None or not kinds >= STOPPED or not self._sure(window, state, culprit, kinds):
+            return []
+        return [self._verdict(window, state, culprit, kinds, silent, lag)]
 
     def _within_usual_pause(self, window: Window, state: Progress, silent: set[int]) -> list[Verdict]:
         """Return the verdict on a node that two kinds of evidence single out within the job's usual pauses."""
@@ -123,10 +161,14 @@ class Hang:
         return culprit, kinds
 
     def _unheard(self, window: Window) -> bool:
-        """Whether a node's silence may still explain the standstill; NodeSilent decides that."""
+        return bool(self._unheard_nodes(window).any())
+
+    def _unheard_nodes(self, window: Window) -> NDArray[np.bool_]:
+        """Return which nodes' silence may still explain the standstill (N,); NodeSilent decides that."""
         heard_s = np.maximum(window.heard_s, window.watching_since_s)
         missed_s = np.where(window.farewell, 0.0, window.now_s - heard_s)
-        return bool((missed_s > max(0.5 * self.silent_node_s, 2 * window.interval_s)).any())
+        unheard: NDArray[np.bool_] = missed_s > max(0.5 * self.silent_node_s, 2 * window.interval_s)
+        return unheard
 
     def _silent_nodes(self, window: Window) -> set[int]:
         quiet = window.silent_s > self.rank_silent_s

@@ -7,7 +7,7 @@ that a claim about it may be acted on. A job that reports no steps stands still 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -140,11 +140,30 @@ def progress(window: Window, patience: Patience) -> Progress:
     if not np.isfinite(window.last_step):
         unheard = hooked(window) or _start_overdue(window, patience)
         return _never_stepped(window, patience) if unheard else _unreported(window, patience)
+    if warms_up(window, patience):
+        done = window.last_step - window.first_step
+        raise Blind(f"{done + 1:.0f} steps of this attempt seen; its pace is not known yet")
+    return _stepping(window, patience)
+
+
+def first_steps(window: Window, patience: Patience) -> Progress:
+    """Return the progress of an attempt that ``warms_up``: none of its first steps is due before the floor.
+
+    Raises Blind if no node reported recently.
+    """
+    state = _stepping(window, patience)
+    return replace(state, due_s=state.ripe_s, accused_due_s=state.ripe_s)
+
+
+def warms_up(window: Window, patience: Patience) -> bool:
+    """Whether the attempt has made steps, and too few to know its pace. Raises Blind if no node reported recently."""
+    done = window.last_step - window.first_step
+    return done < patience.warmup_steps and _newest_s(window) - window.started_s < patience.start_deadline_s
+
+
+def _stepping(window: Window, patience: Patience) -> Progress:
     newest_s = _newest_s(window)
     typical_s = typical_step_s(window)
-    done = window.last_step - window.first_step
-    if done < patience.warmup_steps and newest_s - window.started_s < patience.start_deadline_s:
-        raise Blind(f"{done + 1:.0f} steps of this attempt seen; its pace is not known yet")
     phase = quiet_phase(window)
     least_s = patience.typical_steps * max(typical_s, window.interval_s)
     due_s = _own_pauses_s(window, patience, phase, least_s)

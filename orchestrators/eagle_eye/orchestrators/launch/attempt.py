@@ -10,6 +10,7 @@ from eagle_eye.orchestrators.launch.blame import scripts_own
 from eagle_eye.orchestrators.launch.budget import pause_s, settle
 from eagle_eye.orchestrators.launch.failed_start import note_end
 from eagle_eye.orchestrators.launch.gathering import abandon, end, gather, next_nodes
+from eagle_eye.orchestrators.launch.reach import ask
 from eagle_eye.orchestrators.launch.state import NEVER_S, UP, Phase, Rules, State, Step, move
 from eagle_eye.schema.memory_steps import MEMORY_PREFIX
 
@@ -113,7 +114,9 @@ def attempt_failed(rules: Rules, state: State, reason: str, now: on.Moment, wait
         kept=frozenset(), regroup_due_s=NEVER_S,
     )  # fmt: skip
     left = max(0, rules.restarts_max - state.restarts)
-    return state, [*orders, to.Say("attempt_failed", {"reason": reason, "waits_s": wait_s, "restarts_left": left})]
+    fields = {"reason": reason, "waits_s": wait_s, "restarts_left": left}
+    state, asked = ask(state, state.members, now)
+    return state, [*orders, *asked, to.Say("attempt_failed", fields)]
 
 
 def restart_alone(rules: Rules, state: State, reason: str, now: on.Moment) -> Step:

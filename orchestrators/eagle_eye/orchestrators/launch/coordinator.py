@@ -201,8 +201,10 @@ class Coordinator:
             case to.StartRanks():
                 self._start_ranks(order)
             case to.LookAtRanks(attempt, nodes):
-                for node in nodes:
-                    self._runners.look(node, attempt)
+                self._runners.look(nodes, attempt)
+            case to.AskReach(nodes):
+                if self._store is not None:  # before the first attempt there is none
+                    self._runners.reach(nodes, self._store.host, self._store.port)
             case to.StopRanks(nodes):
                 for node in nodes:
                     self._runners.stop(node)

@@ -11,14 +11,23 @@ from eagle_eye.orchestrators.launch import orders as to
 from eagle_eye.orchestrators.launch.blame import Raised
 from eagle_eye.orchestrators.launch.checkpoints import Span
 from eagle_eye.orchestrators.launch.plan import choose_nodes, lay_out
+from eagle_eye.orchestrators.launch.reach import AGAIN_S, ask
 from eagle_eye.orchestrators.launch.scopes import fits, late, staying
 from eagle_eye.orchestrators.launch.state import ENDED, NEVER_S, Phase, Rules, State, Step, move
 from eagle_eye.schema.action import RestartScope
 
 
 def next_nodes(rules: Rules, state: State, without: AbstractSet[str] = frozenset()) -> tuple[str, ...] | None:
-    """Return the nodes of the next attempt as of now, None where too few are usable."""
-    return _chosen(rules, state, state.unusable | without)
+    """Return the nodes of the next attempt as of now, None where too few are usable.
+
+    Without those that do not reach the launcher's store, if it can do without them: if they are few, or the others have
+    just been heard to reach it.
+    """
+    unusable = state.unusable | without
+    away = state.out_of_reach - unusable
+    few = 2 * len(away) <= len(away | set(state.members))
+    rest = _chosen(rules, state, unusable | away)
+    return rest if rest and (few or state.reaching.issuperset(rest)) else _chosen(rules, state, unusable)
 
 
 def possible_nodes(rules: Rules, state: State, without: AbstractSet[str] = frozenset()) -> tuple[str, ...] | None:
@@ -37,7 +46,7 @@ def pace_left_ratio(rules: Rules, state: State) -> float | None:
     None where a spare replaces the node, where there is no plan, and between attempts.
     """
     members = len(state.members)
-    spares = state.ready - {*state.members} - state.unusable - state.draining
+    spares = state.ready - {*state.members} - state.unusable - state.draining - state.out_of_reach
     if rules.layouts is None or spares or state.phase is Phase.GATHERING or state.phase in ENDED:
         return None
     return 0.0 if members <= rules.fleet.least else fallback_layouts.pace_left_ratio(rules.layouts, members)
@@ -68,6 +77,8 @@ def consider(rules: Rules, state: State, now: on.Moment, orders: list[to.Order] 
         return state, orders  # until they are back, or ready_due_s
     if state.awaiting & set(plan) or not state.ready.issuperset(plan):
         return state, orders
+    if state.doubted & set(plan) and next_nodes(rules, state, state.doubted) is not None:
+        return state, orders  # its next answer is due in a moment
     if state.kept and (state.awaiting or late(state)):
         return state, orders  # no new rank starts while a process of the previous attempt may still take part in it
     distrusted = state.distrusted
@@ -80,7 +91,7 @@ def consider(rules: Rules, state: State, now: on.Moment, orders: list[to.Order] 
         draining=state.draining & set(plan), excluded=state.excluded | (state.draining - set(plan)),
         distrusted=distrusted, distrust_since_s=None,
         regroup_due_s=now.monotonic_s + rules.regroup_within_s if state.kept else NEVER_S,
-        ready_due_s=NEVER_S, due_s=now.monotonic_s + rules.started_within_s,
+        ready_due_s=NEVER_S, reach_due_s=now.monotonic_s + AGAIN_S, due_s=now.monotonic_s + rules.started_within_s,
     )  # fmt: skip
     return state, [
         *orders,
@@ -117,7 +128,9 @@ def gather(rules: Rules, state: State, reason: str, now: on.Moment, scope: Resta
         unreached={}, followed=frozenset(), ended_otherwise=False, unreached_due_s=NEVER_S,
     )  # fmt: skip
     plan = next_nodes(rules, state) or ()
+    state, asked = ask(state, plan, now)
     return consider(rules, state, now, [
+        *asked,
         # A launcher that is killed from here on continues this restart, and not from a corrupt checkpoint.
         to.Persist(),
         # The server before the ranks: the exits that follow belong to a finished attempt, and are not crashes.
@@ -192,7 +205,7 @@ def end(state: State, phase: Phase, reason: str, exit_code: int) -> Step:
     ended = move(
         state, phase,
         requests=(), ready_due_s=NEVER_S, stopped_due_s=NEVER_S, settled_due_s=NEVER_S, unreached_due_s=NEVER_S,
-        regroup_due_s=NEVER_S, due_s=NEVER_S,
+        regroup_due_s=NEVER_S, reach_due_s=NEVER_S, due_s=NEVER_S,
     )  # fmt: skip
     return ended, [
         to.Persist(),

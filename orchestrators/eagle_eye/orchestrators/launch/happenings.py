@@ -98,6 +98,14 @@ class RanksSeen:
 
 
 @dataclass(frozen=True)
+class Reached:
+    """Whether the node reaches the launcher's store, as it was asked."""
+
+    node: str
+    reaches: bool
+
+
+@dataclass(frozen=True)
 class RanksEnded:
     """The node's ranks are gone. ``exits`` are (rank, exit code), the first to fail first.
 
@@ -230,4 +238,4 @@ RankWord = RanksStarted | RankAtPoint | RanksEnded
 RunnerWord = RunnerReady | RunnerBusy | RunnerLost | RunnerSilent | NodeUnfit | RanksStopped | RankWord
 Progress = CheckpointChosen | StepSeen | CheckpointWritten
 Asked = ExcludeAsked | RestartAsked | ReadmitAsked
-Happening = RunnerWord | RanksSeen | Progress | Asked | Opened | StartImpossible | Cancelled | Tick
+Happening = RunnerWord | RanksSeen | Reached | Progress | Asked | Opened | StartImpossible | Cancelled | Tick

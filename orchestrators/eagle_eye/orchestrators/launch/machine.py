@@ -19,7 +19,7 @@ from dataclasses import replace
 
 from eagle_eye.orchestrators.launch import happenings as on
 from eagle_eye.orchestrators.launch import orders as to
-from eagle_eye.orchestrators.launch import regroup
+from eagle_eye.orchestrators.launch import reach, regroup
 from eagle_eye.orchestrators.launch.asked import asked, turn_away
 from eagle_eye.orchestrators.launch.attempt import (
     attempt_failed,
@@ -30,7 +30,7 @@ from eagle_eye.orchestrators.launch.attempt import (
 )
 from eagle_eye.orchestrators.launch.budget import settle
 from eagle_eye.orchestrators.launch.failed_start import look_at_the_others, others_seen
-from eagle_eye.orchestrators.launch.gathering import abandon, consider, end, next_nodes, not_ready, renew_all
+from eagle_eye.orchestrators.launch.gathering import abandon, consider, end, gather, next_nodes, not_ready, renew_all
 from eagle_eye.orchestrators.launch.state import ENDED, NEVER_S, UP, Phase, Rules, State, Step
 from eagle_eye.orchestrators.launch.warm_up import overdue, seen
 
@@ -58,16 +58,32 @@ def _dispatch(rules: Rules, state: State, happening: on.Happening, now: on.Momen
             return progress(rules, state, happening, now)
         case on.RanksSeen():
             return others_seen(state, happening) if state.phase is Phase.DECIDING else seen(state, happening)
+        case on.Reached():
+            return _reached(rules, state, happening, now)
         case on.Cancelled(reason, exit_code):
             return end(state, Phase.CANCELLED, reason, exit_code)
         case on.StartImpossible(attempt, detail):
             if attempt == state.attempt and state.phase is Phase.STARTING:
                 return attempt_failed(rules, state, detail, now, rules.verdict_wait_s)
         case on.Tick():
-            return _tick(rules, state, now)
+            state, asked_again = _ask_again(rules, state, now) if now.monotonic_s >= state.reach_due_s else (state, [])
+            state, orders = _tick(rules, state, now)
+            return state, asked_again + orders
         case _:
             return _runner_says(rules, state, happening, now)
     return state, []
+
+
+def _reached(rules: Rules, state: State, said: on.Reached, now: on.Moment) -> Step:
+    """Prepare the next attempt by the answer; one that starts is given up for a node that it can do without."""
+    before = state.out_of_reach
+    state, orders = reach.answered(state, said, now)
+    holds_up = state.phase is Phase.STARTING and said.node in set(state.members) - state.started.keys()
+    if holds_up and said.node in state.out_of_reach - before and said.node not in (next_nodes(rules, state) or ()):
+        reason = f"{said.node} cannot start its ranks: it does not reach the launcher's store"
+        state, more = gather(rules, state, reason, now)
+        return state, orders + more
+    return consider(rules, state, now, orders)
 
 
 def _runner_says(rules: Rules, state: State, said: on.RunnerWord, now: on.Moment) -> Step:
@@ -112,12 +128,13 @@ def _runner_prepares(
     state = replace(
         _without(state, node), ready=state.ready | {node}, lost=state.lost - {node}, unfit=state.unfit - {node}
     )
+    state, asked = reach.ask(state, state.out_of_reach & {node}, now)
     fields = {"node": node, "check": said.check, "standby": said.standby}
     if state.phase in UP:
         plan = next_nodes(rules, state) or ()
         if node in set(plan) - set(state.members) and len(plan) > len(state.members):
             fields["joins"] = "after the next checkpoint" if rules.grow_at_checkpoint else "at the next restart"
-    return consider(rules, state, now, [to.Say("node_ready", fields)])
+    return consider(rules, state, now, [to.Say("node_ready", fields), *asked])
 
 
 def _runner_lost(rules: Rules, state: State, lost: on.RunnerLost, now: on.Moment) -> Step:
@@ -168,7 +185,10 @@ def _missing(state: State, node: str, *, returning: bool) -> State:
 def _without(state: State, node: str) -> State:
     """Forget everything about the node's runner."""
     doing = {name: text for name, text in state.doing.items() if name != node}
-    return replace(state, ready=state.ready - {node}, returning=state.returning - {node}, doing=doing)
+    return replace(
+        state,
+        ready=state.ready - {node}, returning=state.returning - {node}, doubted=state.doubted - {node}, doing=doing,
+    )  # fmt: skip
 
 
 def _ranks_stopped(rules: Rules, state: State, node: str, survivors: int, now: on.Moment) -> Step:
@@ -201,6 +221,13 @@ def _tick(rules: Rules, state: State, now: on.Moment) -> Step:
     if state.phase is Phase.DECIDING:
         return restart_alone(rules, state, "no word from Eagle Eye on the failed attempt", now)
     return replace(state, due_s=NEVER_S), []
+
+
+def _ask_again(rules: Rules, state: State, now: on.Moment) -> Step:
+    """Ask the nodes that did not reach the store or hold the start up; no answer says nothing."""
+    slow = set(state.members) - state.started.keys() if state.phase is Phase.STARTING else set[str]()
+    state, asked = reach.ask(replace(state, doubted=frozenset(), reach_due_s=NEVER_S), state.out_of_reach | slow, now)
+    return consider(rules, state, now, asked)
 
 
 def _start_late(rules: Rules, state: State, now: on.Moment) -> Step:

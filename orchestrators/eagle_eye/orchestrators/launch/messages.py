@@ -92,6 +92,13 @@ class Look(msgspec.Struct, frozen=True, tag_field="do", tag="look"):
     attempt: int
 
 
+class Reach(msgspec.Struct, frozen=True, tag_field="do", tag="reach"):
+    """Try whether the launcher's store is reached from the node; answered by Reached."""
+
+    store_host: str
+    store_port: int
+
+
 class Hold(msgspec.Struct, frozen=True, tag_field="do", tag="hold"):
     """Report which steps of the job the node has in memory; answered by Held."""
 
@@ -193,6 +200,12 @@ class Seen(msgspec.Struct, frozen=True, tag_field="is", tag="seen"):
     reaches: bool | None = None
 
 
+class Reached(msgspec.Struct, frozen=True, tag_field="is", tag="reached"):
+    """Whether the launcher's store was reached from the node."""
+
+    reaches: bool
+
+
 class Stopped(msgspec.Struct, frozen=True, tag_field="is", tag="stopped"):
     """Nothing of any attempt runs on the node, except ``survivors``: processes that cannot be killed."""
 
@@ -206,7 +219,7 @@ class Logs(msgspec.Struct, frozen=True, tag_field="is", tag="logs"):
     files: dict[str, str]
 
 
-ToRunner = Configure | Start | Regroup | Stop | Check | Look | Hold | Ping
+ToRunner = Configure | Start | Regroup | Stop | Check | Look | Reach | Hold | Ping
 
 
 class Held(msgspec.Struct, frozen=True, tag_field="is", tag="held"):
@@ -216,7 +229,7 @@ class Held(msgspec.Struct, frozen=True, tag_field="is", tag="held"):
 
 
 OfStandby = Prepare | Prepared | Forked
-FromRunner = Alive | Ready | Unfit | Started | RankAtPoint | Seen | Ended | Stopped | Logs | Held
+FromRunner = Alive | Ready | Unfit | Started | RankAtPoint | Seen | Reached | Ended | Stopped | Logs | Held
 
 decode_to_runner = msgspec.json.Decoder(ToRunner).decode
 decode_from_runner = msgspec.json.Decoder(FromRunner).decode

@@ -22,6 +22,7 @@ from eagle_eye.orchestrators.launch.messages import (
     Hold,
     Look,
     Ping,
+    Reach,
     Regroup,
     Start,
     Stop,
@@ -97,6 +98,10 @@ class NodeRunner:
     def look(self, attempt: int) -> None:
         """Ask the runner for the state of the attempt's ranks."""
         self._send(Look(attempt))
+
+    def reach(self, store_host: str, store_port: int) -> None:
+        """Ask the runner whether its node reaches the store."""
+        self._send(Reach(store_host, store_port))
 
     def hold(self, job: str) -> None:
         """Ask the runner which steps of the job its node has in memory."""

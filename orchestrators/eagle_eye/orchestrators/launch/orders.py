@@ -52,6 +52,13 @@ class LookAtRanks:
 
 
 @dataclass(frozen=True)
+class AskReach:
+    """Ask the runners whether their nodes reach the launcher's store."""
+
+    nodes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class Abandon:
     """Give up the node's runner and kill its reachable processes. Another one is tried later."""
 
@@ -132,5 +139,5 @@ class End:
     exit_code: int
 
 
-RunnerOrder = StartRanks | StopRanks | LookAtRanks | Abandon | Check | Revive
+RunnerOrder = StartRanks | StopRanks | LookAtRanks | AskReach | Abandon | Check | Revive
 Order = RunnerOrder | ChooseCheckpoint | TellServer | TellUnfit | Running | Answer | Say | Persist | End

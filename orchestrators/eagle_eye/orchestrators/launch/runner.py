@@ -34,6 +34,8 @@ from eagle_eye.orchestrators.launch.messages import (
     Ping,
     Rank,
     RankAtPoint,
+    Reach,
+    Reached,
     Ready,
     Regroup,
     Seen,
@@ -138,6 +140,8 @@ class Runner:
                 self._run_ranks(message)
             case Look(attempt):
                 self._say(self._look(attempt))
+            case Reach(host, port):
+                self._say(Reached(reaches(host, port)))
             case Hold(job, node):
                 self._say(Held(read_steps(store_folder(node), job)))
             case Ping(store):

@@ -100,10 +100,15 @@ class Runners:
         if node in self._runners:
             self._runners[node].stop()
 
-    def look(self, node: str, attempt: int) -> None:
-        """Ask the node's runner, if any, for the state of its ranks."""
-        if node in self._runners:
+    def look(self, nodes: Collection[str], attempt: int) -> None:
+        """Ask the nodes' runners, as far as there are any, for the state of their ranks."""
+        for node in self._runners.keys() & set(nodes):
             self._runners[node].look(attempt)
+
+    def reach(self, nodes: Collection[str], store_host: str, store_port: int) -> None:
+        """Ask the nodes' runners, as far as there are any, whether their nodes reach the store."""
+        for node in self._runners.keys() & set(nodes):
+            self._runners[node].reach(store_host, store_port)
 
     def steps_in_memory(self, nodes: Collection[str], within_s: float) -> list[MemoryStep]:
         """Return these nodes' copies of the job's steps, as far as they answer in time.
@@ -192,6 +197,8 @@ class Runners:
                 self._post(on.NodeUnfit(node, reasons))
             case messages.Started() | messages.RankAtPoint() | messages.Seen() | messages.Ended():
                 self._heard_of_ranks(node, message)
+            case messages.Reached(reaches):
+                self._post(on.Reached(node, reaches))
             case messages.Stopped(survivors):
                 self._post(on.RanksStopped(node, len(survivors)))
             case messages.Held(copies):

@@ -99,10 +99,13 @@ class State:
     ``looking``, ``sights`` says where ranks are; ``held_before`` seemed to hold the start up one look ago. ``stuck``
     are the nodes that held the last start up, ``stuck_again`` those that held two in a row up. Of an attempt without a
     step, ``unreached`` are the nodes whose ranks could not reach others, with these ranks, ``followed`` those whose
-    ranks ended for that; ``ended_otherwise`` says that ranks ended of something else. ``failed`` are the nodes whose
-    ranks have ended without success, ``points`` those ranks, by node, that have a restart point and ``waiting`` those
-    of them that wait there; ``scope`` is that of the restart by which the attempt begins, or began, and the ranks of
-    ``kept`` nodes go on in it from the one before, until a first step is heard of. Dues are monotonic times.
+    ranks ended for that; ``ended_otherwise`` says that ranks ended of something else. ``out_of_reach`` are the nodes
+    that do not reach the launcher's store, ``doubted`` those that have said so once, ``reaching`` those whose last
+    answer was that they do (reach.py). ``failed`` are the
+    nodes whose ranks have ended without success, ``points`` those ranks, by node, that have a restart point and
+    ``waiting`` those of them that wait there; ``scope`` is that of the restart by which the attempt begins, or began,
+    and the ranks of ``kept`` nodes go on in it from the one before, until a first step is heard of. Dues are monotonic
+    times.
     """
 
     phase: Phase = Phase.GATHERING
@@ -142,6 +145,10 @@ class State:
     followed: frozenset[str] = frozenset()
     ended_otherwise: bool = False
     unreached_due_s: float = field(default=NEVER_S)
+    doubted: frozenset[str] = frozenset()
+    out_of_reach: frozenset[str] = frozenset()
+    reaching: frozenset[str] = frozenset()
+    reach_due_s: float = field(default=NEVER_S)
     failed: frozenset[str] = frozenset()
     points: Mapping[str, frozenset[int]] = field(default_factory=dict)
     waiting: Mapping[str, frozenset[int]] = field(default_factory=dict)
@@ -179,5 +186,5 @@ def due_s(state: State) -> float:
     """Return the monotonic time of the next timer."""
     return min(
         state.ready_due_s, state.stopped_due_s, state.settled_due_s, state.unreached_due_s, state.regroup_due_s,
-        state.due_s,
+        state.reach_due_s, state.due_s,
     )  # fmt: skip
