@@ -21,7 +21,7 @@ from benchmarks.recovery import harm as harming
 from benchmarks.recovery.site import config
 from benchmarks.replanning.peers import Torchft
 from benchmarks.torchft.sick import EagleEye
-from eagle_eye.demo.site import Node, Site, processes_of
+from eagle_eye.demo.site import DemoNode, DemoSite, processes_of
 from eagle_eye.demo.stack import free_port
 
 LOOK_EVERY_S = 1.0
@@ -31,7 +31,7 @@ ROOM = f"ROOM={'.' * 8192}"  # for what /proc is to show of a forked group
 class GuardedTorchft(Torchft):
     """The groups of torchft, and Eagle Eye, which sees that one has stopped or is cut off."""
 
-    def __init__(self, site: Site, folder: Path, collective_s: float, repair_s: float) -> None:
+    def __init__(self, site: DemoSite, folder: Path, collective_s: float, repair_s: float) -> None:
         """``repair_s``: an excluded node comes back so long after it was seen to be excluded."""
         super().__init__(site, folder, collective_s)
         self._eye = EagleEye(site, folder / "eagle-eye", config=config())
@@ -75,7 +75,7 @@ class GuardedTorchft(Torchft):
         self._eye.run(self._url, free_port("127.0.0.1"), ("--groups", str(groups)))
         return process
 
-    def _command(self, node: Node, script: Sequence[str]) -> list[str]:
+    def _command(self, node: DemoNode, script: Sequence[str]) -> list[str]:
         words = super()._command(node, script)
         group = words[words.index(str(self.script)) :]
         rank = self.members().index(node.name)
