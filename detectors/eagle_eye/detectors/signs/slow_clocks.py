@@ -112,7 +112,7 @@ def slow_clocks(window: Window, metric: str = "gpu_sm_clock_hertz", least: float
     if not len(screened):
         return []
     rows = _rows_at_work(window)
-    newest = rows[-max(2 * _lines(window), _lines(window) + lines_within(window.times_s, LARGE_LASTS_S)) :]
+    newest = rows[-max(2 * _readings(window), _readings(window) + lines_within(window.times_s, LARGE_LASTS_S)) :]
     company: dict[tuple[int, int], Integers] = {}
     glanced: dict[tuple[int, int], _Reference] = {}
     references: dict[tuple[int, int], _Reference] = {}
@@ -178,11 +178,20 @@ def fell_together(window: Window, slow: SlowClock, metric: str = "gpu_sm_clock_h
 
 def _deficits(rows: Floats, groups: _Grouping) -> Floats:
     """Return by what share each series' mean over some rows is below its group's median; 0 within its spread."""
-    level = _mean(rows[:: max(len(rows) // SCREEN_ROWS, 1)])
+    level = _glance(rows)
     centre, sigma = _centres(level, groups)
     with np.errstate(invalid="ignore", divide="ignore"):
         deficits: Floats = np.where(level < centre - DISTANCE_MIN * sigma, 1 - level / centre, 0.0)
     return deficits
+
+
+def _glance(rows: Floats) -> Floats:
+    """Return each series' mean over a few evenly spaced rows, over all if these miss its node's turn to report."""
+    level = _mean(rows[:: max(len(rows) // SCREEN_ROWS, 1)])
+    missed = np.isnan(level)
+    if missed.any():
+        level[missed] = _mean(rows[:, missed])
+    return level
 
 
 def _mean(rows: Floats) -> Floats:
@@ -196,9 +205,7 @@ def _mean(rows: Floats) -> Floats:
 
 def _screen(window: Window, clock: Floats, least: float) -> list[int]:
     """Return the series whose mean over a few rows is low, worst first."""
-    lines = lines_within(window.times_s, LARGE_LASTS_S)
-    few = clock[-lines :: max(lines // SCREEN_ROWS, 1)]
-    level = _mean(few)
+    level = _glance(clock[-lines_within(window.times_s, LARGE_LASTS_S) :])
     centre, sigma = _centres(level, _grouping(window))
     with np.errstate(invalid="ignore"):
         low = np.flatnonzero(level < centre - np.maximum(least * centre, DISTANCE_MIN * sigma))
@@ -311,7 +318,8 @@ def _by_chance(window: Window, clock: Floats, against: _Reference, rows: Rows, l
     return share * again ** (times - 1) > CHANCE_MAX
 
 
-def _lines(window: Window) -> int:
+def _readings(window: Window) -> int:
+    """Return how many of one GPU's readings are within LARGE_LASTS_S; there are more lines if nodes report in turn."""
     return max(ROWS_MIN, math.ceil(LARGE_LASTS_S / window.interval_s))
 
 
@@ -319,7 +327,7 @@ def _refuted(window: Window, clock: Floats, index: int, rows: Rows, against: _Re
     """Whether the newest rows alone show that a close examination would find nothing: most suspects are chance."""
     own, reference = clock[rows, index], against.clock
     known = np.isfinite(own) & np.isfinite(reference) & (reference > 0)
-    lines = _lines(window)
+    lines = _readings(window)
     if not np.isfinite(reference).all() or int(known.sum()) < lines:
         return False
     return _deficit(own[known] / reference[known], lines, against.sigma) is None
@@ -345,7 +353,7 @@ def _close_look(
     peers = peers if len(peers) >= PEERS_MIN else against.peers
     known = np.isfinite(own) & np.isfinite(reference) & (reference > 0)
     seen, ratio = rows[known], own[known] / reference[known]
-    lines = _lines(window)
+    lines = _readings(window)
     if len(ratio) < ROWS_MIN or window.times_s[seen[-1]] < window.times_s[-1] - lines * window.interval_s:
         return None
     deficit = _deficit(ratio, lines, sigma)
