@@ -8,11 +8,12 @@ from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from eagle_eye.detectors.signs.medians import median_over_rows
 from eagle_eye.detectors.signs.once import once, once_for_members
 from eagle_eye.detectors.signs.peers import PEERS_MIN, SIGMA_PER_MAD, group_members
-from eagle_eye.detectors.signs.readings import READINGS_MIN, read_anew
+from eagle_eye.detectors.signs.readings import READINGS_MIN, read_anew, read_anew_each
 from eagle_eye.detectors.signs.shared_cause import TOGETHER_ROWS, TOGETHER_S, Struck
 from eagle_eye.detectors.signs.under_load import (
     ROWS_MIN,
@@ -297,6 +298,27 @@ def _reference(window: Window, clock: Floats, peers: Integers, rows: Rows) -> _R
     return _Reference(peers, carried(median_over_rows(values.T)), max(sigma, SIGMA_FLOOR))
 
 
+def _shown(
+    window: Window,
+    clock: Floats,
+    index: int,
+    rows: Rows,
+    since: Rows,
+    low: NDArray[np.bool_],
+    against: _Reference,
+    least: float,
+) -> bool:
+    """Whether enough readings show a clock that is low in the rows ``since`` its onset, and not by chance."""
+    anew = read_anew(window, index)
+    if anew[rows].mean() < COARSE_RATIO:
+        anew = np.ones_like(anew)
+    if np.count_nonzero(anew[since]) < READINGS_MIN:
+        return False
+    before = rows[: int(np.searchsorted(rows, since[0]))]
+    before = before if len(before) >= ROWS_BEFORE_MIN else rows
+    return not _by_chance(window, clock, against, before, least, int(np.count_nonzero(anew[since] & low)))
+
+
 def _by_chance(window: Window, clock: Floats, against: _Reference, rows: Rows, least: float, times: int) -> bool:
     """Whether chance explains that a healthy GPU has that many consecutive readings at ``least`` or below.
 
@@ -304,17 +326,21 @@ def _by_chance(window: Window, clock: Floats, against: _Reference, rows: Rows, l
     tails that can last for minutes, and a source that is read twice a minute has few readings. Peers that are low most
     of the time are excluded, as are ongoing episodes, which may be another faulty GPU.
     """
-    low = following = of_low = known = 0
-    for peer in against.peers[:: len(against.peers) // READINGS_SAMPLED + 1].tolist():
-        with np.errstate(invalid="ignore", divide="ignore"):
-            ratio = clock[rows, peer] / against.clock[: len(rows)]
-        below = ratio[read_anew(window, peer)[rows] & np.isfinite(ratio)] <= least
-        below = below[: len(below) - int(np.argmin(below[::-1]))] if not below.all() else below[:0]
-        if len(below) and below.mean() < LOW_SHARE:
-            known, low = known + len(below), low + int(below.sum())
-            of_low, following = of_low + int(below[:-1].sum()), following + int((below[:-1] & below[1:]).sum())
-    share = max(low, 1) / max(known, 1)
-    again = max(following / max(of_low, 1), share)
+    peers = against.peers[:: len(against.peers) // READINGS_SAMPLED + 1]
+    with np.errstate(invalid="ignore", divide="ignore"):
+        ratio = clock[np.ix_(rows, peers)] / against.clock[: len(rows), None]
+    seen = read_anew_each(window, tuple(peers.tolist()))[rows] & np.isfinite(ratio)
+    order = np.argsort(~seen, axis=0, kind="stable")  # each peer's readings first
+    seen = np.take_along_axis(seen, order, axis=0)
+    below = seen & (np.take_along_axis(ratio, order, axis=0) <= least)
+    place = np.arange(len(rows))[:, None]
+    known = np.where(seen & ~below, place + 1, 0).max(axis=0, initial=0)  # without an ongoing episode
+    below &= place < known
+    low = below.sum(axis=0)
+    counted = low / np.maximum(known, 1) < LOW_SHARE
+    share = max(int(low[counted].sum()), 1) / max(int(known[counted].sum()), 1)
+    following = int((below[:-1] & below[1:]).sum(axis=0)[counted].sum())
+    again = max(following / max(int(low[counted].sum()), 1), share)
     return share * again ** (times - 1) > CHANCE_MAX
 
 
@@ -366,13 +392,6 @@ def _close_look(
     chronic = since == 0
     enough_s = LARGE_LASTS_S if deficit >= LARGE_DEFICIT and not chronic else CLEAR_LASTS_S
     low = stretch < 1 - deficit / 2
-    anew = read_anew(window, index)
-    if anew[rows].mean() < COARSE_RATIO:
-        anew[:] = True
-    times_read = int(np.count_nonzero(anew[seen[since:]]))
-    times_low = int(np.count_nonzero(anew[seen[since:]] & low))
-    before = rows[: int(np.searchsorted(rows, seen[since]))]
-    before = before if len(before) >= ROWS_BEFORE_MIN else rows
     newest = rows[rows >= max(seen[since], seen[-min(lines, len(seen))])]
     if not works(window, index, peers, newest):
         return None
@@ -386,10 +405,9 @@ def _close_look(
         onset_s=onset_s,
         chronic=chronic,
         lasting=deficit >= CLEAR_DEFICIT
-        and times_read >= READINGS_MIN
         and lasted_s >= enough_s
         and low.mean() >= LOW_SHARE
-        and not _by_chance(window, clock, against, before, 1 - deficit / 2, times_low),
+        and _shown(window, clock, index, rows, seen[since:], low, against, 1 - deficit / 2),
         rows=newest,
         stretch=rows[rows >= seen[since]],
         peers=peers,
