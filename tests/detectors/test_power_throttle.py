@@ -92,6 +92,14 @@ class TestFires:
         story.times_s = NOW_S - 60.0 * np.arange(15, -1, -1)
         assert one(DETECTOR.detect(story.window(interval_s=60.0))).node == "n1"
 
+    @pytest.mark.parametrize("turn", [0, 1])
+    def test_where_nodes_report_in_turn_none_is_overlooked(self, turn: int) -> None:
+        story = capped(job(), rows=60)
+        parity = (np.arange(len(story.times_s)) + turn) % 2
+        for values in (*story.device.values(), *story.node.values(), *story.link.values()):
+            values[parity[:, None] != np.arange(values.shape[1]) // (values.shape[1] // len(story.nodes)) % 2] = np.nan
+        assert one(DETECTOR.detect(story.window(interval_s=2.0))).node == "n1"
+
 
 class TestStaysQuiet:
     def test_the_software_cap_bit_alone_means_nothing(self) -> None:

@@ -314,6 +314,16 @@ def test_where_rows_are_rare_what_gpus_did_minutes_ago_does_not_count() -> None:
     assert activity_outliers(rare, since_s=float(times_s[-21])) == {2}
 
 
+def test_where_nodes_report_in_turn_one_odd_reading_of_a_minute_is_not_another_activity() -> None:
+    story = job().waiting(20)
+    story.device["gpu_utilization_ratio"][-1, 0] = 0.0
+    for values in story.device.values():
+        values[::2, :8] = values[1::2, 8:] = np.nan
+    window = story.window(interval_s=15.0)
+    times_s = window.now_s - 7.5 * np.arange(len(window.times_s))[::-1]
+    assert activity_outliers(dataclasses.replace(window, times_s=times_s), since_s=float(times_s[-21])) == set()
+
+
 class TestSilence:
     def test_a_node_that_falls_silent_with_its_job_is_unreachable(self) -> None:
         story = job().waiting(70)

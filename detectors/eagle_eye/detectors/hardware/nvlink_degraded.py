@@ -10,7 +10,7 @@ import numpy as np
 from eagle_eye.detectors.signs.documented import nvlink_bytes_per_second, type_at
 from eagle_eye.detectors.signs.once import once
 from eagle_eye.detectors.signs.peers import growth
-from eagle_eye.detectors.signs.readings import READINGS_MIN, lasting, readings
+from eagle_eye.detectors.signs.readings import READINGS_MIN, lasting, read_anew_each, readings
 from eagle_eye.detectors.signs.recent_rows import grown
 from eagle_eye.detectors.signs.role_medians import medians, window_roles
 from eagle_eye.detectors.signs.slow_clocks import SlowClock, slow_clocks
@@ -235,7 +235,9 @@ def _most(window: Window, role: int) -> float:
     """Return how many links a role's GPUs have had; a few readings may exceed the real number."""
     members = np.flatnonzero(window.role_of == role)
     members = members[:: math.ceil(len(members) / MEMBERS_SAMPLED)]
-    each = np.array([np.fmax.reduce(_had(window, column)) for column in members.tolist()])
+    anew = read_anew_each(window, tuple(members.tolist()))
+    counts = np.where(anew, window.device[ACTIVE][:, members], np.nan)
+    each = np.array([np.fmax.reduce(lasting(own)) for own in counts.T])
     each = each[np.isfinite(each)]
     return float(np.quantile(each, MOST_QUANTILE, method="lower")) if len(each) else math.nan
 

@@ -11,6 +11,7 @@ import numpy as np
 from eagle_eye.detectors.signs.medians import median_over_rows
 from eagle_eye.detectors.signs.once import once
 from eagle_eye.detectors.signs.peers import standing
+from eagle_eye.detectors.signs.under_load import lines_within
 from eagle_eye.detectors.types import Floats, Window
 
 # Metric, the spread of healthy waiting GPUs in its unit, and the distance that means a different activity.
@@ -22,7 +23,7 @@ SIGNS = (
 )
 SIGMAS_MIN = 6.0
 ROWS_MIN = 2
-ROWS_MAX, ROWS_MAX_S = 30, 60.0  # newest: a checkpoint before the hang looks different
+READINGS_MAX, READINGS_MAX_S = 30, 60.0  # newest: a checkpoint before the hang looks different
 BUSY_UTILIZATION = 0.5  # NVML counts any kernel, including one that waits
 
 
@@ -63,4 +64,6 @@ def activity_outliers(window: Window, since_s: float) -> set[int]:
 
 
 def _rows_max(window: Window) -> int:
-    return min(ROWS_MAX, max(ROWS_MIN, round(ROWS_MAX_S / window.interval_s)))
+    """Return in how many rows the newest readings are: more than each GPU has readings if nodes report in turn."""
+    seconds = min(READINGS_MAX * window.interval_s, max(ROWS_MIN * window.interval_s, READINGS_MAX_S))
+    return lines_within(window.times_s, seconds)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
 from eagle_eye.detectors.signs.once import once
 from eagle_eye.detectors.signs.peers import level
-from eagle_eye.detectors.types import Window
+from eagle_eye.detectors.types import Integers, Window
 
 # Metric and the increase that counts as busy.
 IO_SIGNS = (
@@ -29,29 +30,33 @@ def busy_with_io(window: Window, node: int, before_s: float) -> bool | None:
     None if none of its metrics was observed before and since: unknown. If the window has no row from before that moment
     any more, a node that reads or writes much is busy: an assumed write does not become a hang by lasting.
     """
-    known = False
+    busy, known = _busy(window, np.array([node]), before_s)
+    return True if busy[0] else False if known[0] else None
+
+
+def _busy(window: Window, nodes: Integers, before_s: float) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    """Return which of the nodes are busy, and of which that is known: (nodes,) each."""
+    busy, known = np.zeros(len(nodes), dtype=np.bool_), np.zeros(len(nodes), dtype=np.bool_)
     before = int(np.searchsorted(window.node_times_s, before_s, side="left"))
     for metric, least in IO_SIGNS:
         values = window.node.get(metric)
         if values is None:
             continue
-        own = values[:, node : node + 1]
-        now = float(level(own[before:], ROWS_NOW)[0])
-        if before == 0:
-            if now > least:
-                return True
-            continue
-        then = float(level(own[:before], ROWS_BEFORE)[0])
-        if np.isfinite(then) and np.isfinite(now):
-            known = True
-            if now - then > least and now > GROWTH_RATIO * then:
-                return True
-    return False if known else None
+        now = level(values[before:][-ROWS_NOW:, nodes], ROWS_NOW).astype(np.float64)
+        with np.errstate(invalid="ignore"):
+            if before == 0:
+                busy |= now > least
+                continue
+            then = level(values[:before][-ROWS_BEFORE:, nodes], ROWS_BEFORE).astype(np.float64)
+            both = np.isfinite(then) & np.isfinite(now)
+            busy |= both & (now - then > least) & (now > GROWTH_RATIO * then)
+            known |= both
+    return busy, known
 
 
 @once
 def most_busy_with_io(window: Window, before_s: float) -> bool:
     """Whether half of the nodes read or write far more than before ``before_s``: an unannounced checkpoint."""
-    sample = range(0, len(window.nodes), len(window.nodes) // NODES_SAMPLED + 1)
-    busy = [busy_with_io(window, node, before_s) for node in sample]
-    return 2 * sum(bool(one) for one in busy) >= len(busy)
+    sample = np.arange(0, len(window.nodes), len(window.nodes) // NODES_SAMPLED + 1)
+    busy, _ = _busy(window, sample, before_s)
+    return 2 * int(busy.sum()) >= len(busy)

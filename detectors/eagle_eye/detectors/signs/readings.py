@@ -9,6 +9,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from eagle_eye.detectors.signs.once import once
 from eagle_eye.detectors.types import Floats, Window
 
 READINGS_MIN = 3  # readings that must show a count: fewer are a misreading
@@ -32,17 +33,30 @@ RESTLESS = (
 
 def read_anew(window: Window, column: int) -> NDArray[np.bool_]:
     """Return in which rows a device shows anything new: (T,); all if none of ``RESTLESS`` is reported."""
-    anew = np.zeros(len(window.times_s), dtype=np.bool_)
-    reported = False
+    return read_anew_each(window, (column,))[:, 0]
+
+
+@once
+def read_anew_each(window: Window, columns: tuple[int, ...]) -> NDArray[np.bool_]:
+    """Return ``read_anew`` of many devices at once: (T, columns)."""
+    anew = np.zeros((len(window.times_s), len(columns)), dtype=np.bool_)
+    reported = np.zeros(len(columns), dtype=np.bool_)
     for metric in RESTLESS:
         values = window.device.get(metric)
-        known = np.flatnonzero(np.isfinite(values[:, column])) if values is not None else np.zeros(0, dtype=np.intp)
-        if values is None or len(known) == 0:
+        if values is None:
             continue
-        reported = True
-        anew[known[0]] = True
-        anew[known[1:]] |= np.diff(values[known, column]) != 0
-    return anew if reported else np.ones_like(anew)
+        own = values[:, columns]
+        known = np.isfinite(own)
+        reported |= known.any(axis=0)
+        if known.all():
+            anew[:1] = True
+            anew[1:] |= own[1:] != own[:-1]
+            continue
+        newest = np.maximum.accumulate(np.where(known, np.arange(len(own))[:, None], -1), axis=0)
+        before = np.vstack([np.full_like(newest[:1], -1), newest[:-1]])  # the row of the reading before
+        anew |= known & ((before < 0) | (own != np.take_along_axis(own, np.maximum(before, 0), axis=0)))
+    anew[:, ~reported] = True
+    return anew
 
 
 def readings(window: Window, metric: str, column: int) -> Floats:

@@ -8,11 +8,12 @@ from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from eagle_eye.detectors.signs.medians import median_over_rows
 from eagle_eye.detectors.signs.once import once, once_for_members
 from eagle_eye.detectors.signs.peers import PEERS_MIN, SIGMA_PER_MAD, group_members
-from eagle_eye.detectors.signs.readings import READINGS_MIN, read_anew
+from eagle_eye.detectors.signs.readings import READINGS_MIN, read_anew, read_anew_each
 from eagle_eye.detectors.signs.shared_cause import TOGETHER_ROWS, TOGETHER_S, Struck
 from eagle_eye.detectors.signs.under_load import (
     ROWS_MIN,
@@ -112,7 +113,7 @@ def slow_clocks(window: Window, metric: str = "gpu_sm_clock_hertz", least: float
     if not len(screened):
         return []
     rows = _rows_at_work(window)
-    newest = rows[-max(2 * _lines(window), _lines(window) + lines_within(window.times_s, LARGE_LASTS_S)) :]
+    newest = rows[-max(2 * _readings(window), _readings(window) + lines_within(window.times_s, LARGE_LASTS_S)) :]
     company: dict[tuple[int, int], Integers] = {}
     glanced: dict[tuple[int, int], _Reference] = {}
     references: dict[tuple[int, int], _Reference] = {}
@@ -178,11 +179,20 @@ def fell_together(window: Window, slow: SlowClock, metric: str = "gpu_sm_clock_h
 
 def _deficits(rows: Floats, groups: _Grouping) -> Floats:
     """Return by what share each series' mean over some rows is below its group's median; 0 within its spread."""
-    level = _mean(rows[:: max(len(rows) // SCREEN_ROWS, 1)])
+    level = _glance(rows)
     centre, sigma = _centres(level, groups)
     with np.errstate(invalid="ignore", divide="ignore"):
         deficits: Floats = np.where(level < centre - DISTANCE_MIN * sigma, 1 - level / centre, 0.0)
     return deficits
+
+
+def _glance(rows: Floats) -> Floats:
+    """Return each series' mean over a few evenly spaced rows, over all if these miss its node's turn to report."""
+    level = _mean(rows[:: max(len(rows) // SCREEN_ROWS, 1)])
+    missed = np.isnan(level)
+    if missed.any():
+        level[missed] = _mean(rows[:, missed])
+    return level
 
 
 def _mean(rows: Floats) -> Floats:
@@ -196,9 +206,7 @@ def _mean(rows: Floats) -> Floats:
 
 def _screen(window: Window, clock: Floats, least: float) -> list[int]:
     """Return the series whose mean over a few rows is low, worst first."""
-    lines = lines_within(window.times_s, LARGE_LASTS_S)
-    few = clock[-lines :: max(lines // SCREEN_ROWS, 1)]
-    level = _mean(few)
+    level = _glance(clock[-lines_within(window.times_s, LARGE_LASTS_S) :])
     centre, sigma = _centres(level, _grouping(window))
     with np.errstate(invalid="ignore"):
         low = np.flatnonzero(level < centre - np.maximum(least * centre, DISTANCE_MIN * sigma))
@@ -290,6 +298,27 @@ def _reference(window: Window, clock: Floats, peers: Integers, rows: Rows) -> _R
     return _Reference(peers, carried(median_over_rows(values.T)), max(sigma, SIGMA_FLOOR))
 
 
+def _shown(
+    window: Window,
+    clock: Floats,
+    index: int,
+    rows: Rows,
+    since: Rows,
+    low: NDArray[np.bool_],
+    against: _Reference,
+    least: float,
+) -> bool:
+    """Whether enough readings show a clock that is low in the rows ``since`` its onset, and not by chance."""
+    anew = read_anew(window, index)
+    if anew[rows].mean() < COARSE_RATIO:
+        anew = np.ones_like(anew)
+    if np.count_nonzero(anew[since]) < READINGS_MIN:
+        return False
+    before = rows[: int(np.searchsorted(rows, since[0]))]
+    before = before if len(before) >= ROWS_BEFORE_MIN else rows
+    return not _by_chance(window, clock, against, before, least, int(np.count_nonzero(anew[since] & low)))
+
+
 def _by_chance(window: Window, clock: Floats, against: _Reference, rows: Rows, least: float, times: int) -> bool:
     """Whether chance explains that a healthy GPU has that many consecutive readings at ``least`` or below.
 
@@ -297,21 +326,26 @@ def _by_chance(window: Window, clock: Floats, against: _Reference, rows: Rows, l
     tails that can last for minutes, and a source that is read twice a minute has few readings. Peers that are low most
     of the time are excluded, as are ongoing episodes, which may be another faulty GPU.
     """
-    low = following = of_low = known = 0
-    for peer in against.peers[:: len(against.peers) // READINGS_SAMPLED + 1].tolist():
-        with np.errstate(invalid="ignore", divide="ignore"):
-            ratio = clock[rows, peer] / against.clock[: len(rows)]
-        below = ratio[read_anew(window, peer)[rows] & np.isfinite(ratio)] <= least
-        below = below[: len(below) - int(np.argmin(below[::-1]))] if not below.all() else below[:0]
-        if len(below) and below.mean() < LOW_SHARE:
-            known, low = known + len(below), low + int(below.sum())
-            of_low, following = of_low + int(below[:-1].sum()), following + int((below[:-1] & below[1:]).sum())
-    share = max(low, 1) / max(known, 1)
-    again = max(following / max(of_low, 1), share)
+    peers = against.peers[:: len(against.peers) // READINGS_SAMPLED + 1]
+    with np.errstate(invalid="ignore", divide="ignore"):
+        ratio = clock[np.ix_(rows, peers)] / against.clock[: len(rows), None]
+    seen = read_anew_each(window, tuple(peers.tolist()))[rows] & np.isfinite(ratio)
+    order = np.argsort(~seen, axis=0, kind="stable")  # each peer's readings first
+    seen = np.take_along_axis(seen, order, axis=0)
+    below = seen & (np.take_along_axis(ratio, order, axis=0) <= least)
+    place = np.arange(len(rows))[:, None]
+    known = np.where(seen & ~below, place + 1, 0).max(axis=0, initial=0)  # without an ongoing episode
+    below &= place < known
+    low = below.sum(axis=0)
+    counted = low / np.maximum(known, 1) < LOW_SHARE
+    share = max(int(low[counted].sum()), 1) / max(int(known[counted].sum()), 1)
+    following = int((below[:-1] & below[1:]).sum(axis=0)[counted].sum())
+    again = max(following / max(int(low[counted].sum()), 1), share)
     return share * again ** (times - 1) > CHANCE_MAX
 
 
-def _lines(window: Window) -> int:
+def _readings(window: Window) -> int:
+    """Return how many of one GPU's readings are within LARGE_LASTS_S; there are more lines if nodes report in turn."""
     return max(ROWS_MIN, math.ceil(LARGE_LASTS_S / window.interval_s))
 
 
@@ -319,7 +353,7 @@ def _refuted(window: Window, clock: Floats, index: int, rows: Rows, against: _Re
     """Whether the newest rows alone show that a close examination would find nothing: most suspects are chance."""
     own, reference = clock[rows, index], against.clock
     known = np.isfinite(own) & np.isfinite(reference) & (reference > 0)
-    lines = _lines(window)
+    lines = _readings(window)
     if not np.isfinite(reference).all() or int(known.sum()) < lines:
         return False
     return _deficit(own[known] / reference[known], lines, against.sigma) is None
@@ -345,7 +379,7 @@ def _close_look(
     peers = peers if len(peers) >= PEERS_MIN else against.peers
     known = np.isfinite(own) & np.isfinite(reference) & (reference > 0)
     seen, ratio = rows[known], own[known] / reference[known]
-    lines = _lines(window)
+    lines = _readings(window)
     if len(ratio) < ROWS_MIN or window.times_s[seen[-1]] < window.times_s[-1] - lines * window.interval_s:
         return None
     deficit = _deficit(ratio, lines, sigma)
@@ -358,13 +392,6 @@ def _close_look(
     chronic = since == 0
     enough_s = LARGE_LASTS_S if deficit >= LARGE_DEFICIT and not chronic else CLEAR_LASTS_S
     low = stretch < 1 - deficit / 2
-    anew = read_anew(window, index)
-    if anew[rows].mean() < COARSE_RATIO:
-        anew[:] = True
-    times_read = int(np.count_nonzero(anew[seen[since:]]))
-    times_low = int(np.count_nonzero(anew[seen[since:]] & low))
-    before = rows[: int(np.searchsorted(rows, seen[since]))]
-    before = before if len(before) >= ROWS_BEFORE_MIN else rows
     newest = rows[rows >= max(seen[since], seen[-min(lines, len(seen))])]
     if not works(window, index, peers, newest):
         return None
@@ -378,10 +405,9 @@ def _close_look(
         onset_s=onset_s,
         chronic=chronic,
         lasting=deficit >= CLEAR_DEFICIT
-        and times_read >= READINGS_MIN
         and lasted_s >= enough_s
         and low.mean() >= LOW_SHARE
-        and not _by_chance(window, clock, against, before, 1 - deficit / 2, times_low),
+        and _shown(window, clock, index, rows, seen[since:], low, against, 1 - deficit / 2),
         rows=newest,
         stretch=rows[rows >= seen[since]],
         peers=peers,
