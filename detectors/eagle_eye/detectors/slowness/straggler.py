@@ -19,7 +19,7 @@ from eagle_eye.detectors.signs.medians import (
 )
 from eagle_eye.detectors.signs.peers import PEERS_MIN, step_levels
 from eagle_eye.detectors.signs.progress import SHORT_STEP_S, typical_step_s
-from eagle_eye.detectors.signs.rank_cost import ONSET_MARGIN, PACE_NOTED, cost_since, waited_for
+from eagle_eye.detectors.signs.rank_cost import ONSET_MARGIN, PACE_NOTED, cost_by_step, cost_since, waited_for
 from eagle_eye.detectors.signs.slow_share import Slowness
 from eagle_eye.detectors.signs.step_noise import (
     SCREEN_STEPS,
@@ -226,9 +226,7 @@ class Straggler:
         ratio = self.ratio if len(own) < MILD_STEPS_MIN else self.mild_ratio
         sure = max(ratio, float(self._line(window, length, error, 1.0)[0]))
         if centre >= sure and len(own) >= STEPS_MIN:
-            elsewhere = relative[:, peers_elsewhere(window, index)]
-            digits = chance_digits(window, int(window.role_of[index]), elsewhere, centre, len(own))
-            rare = digits >= -math.log10(self._tail(window, length, 1.0))
+            rare = chance_digits(window, index, centre, len(own)) >= -math.log10(self._tail(window, length, 1.0))
             return _Slow(centre, sure, told=not rare, noisy=noisy)
         told = float(self._line(window, length, error, TOLD_MORE_OFTEN)[0])
         return _Slow(centre, told, told=True, noisy=noisy) if centre >= told else None
@@ -275,6 +273,9 @@ class Straggler:
             evidence.append(late)
         waited = waited_for(window, onset, index, centre, peers)
         cost = cost_since(window, onset, waited)
+        if cost is not None and cost.ratio < waited:
+            shown = cost_by_step(window, onset, index, centre, peers, waited)
+            cost = shown if shown is not None and shown.ratio > cost.ratio else cost
         if waited < PACE_NOTED or (slow.told and cost is None):
             return None  # no rank waits for it; or with others it would be acted on although it may cost nothing
         if cost is None:
