@@ -42,23 +42,26 @@ def interval_s(case: Case, profile: str) -> float:
     return case.interval_s * max(1, math.ceil(scrape_s / case.interval_s))
 
 
+def scenario(case: Case) -> Scenario:
+    """Return a case as the simulator takes it."""
+    return Scenario(
+        fault=case.fault,
+        nodes=case.nodes,
+        gpus=case.gpus,
+        seed=case.seed,
+        minutes=case.minutes,
+        step_s=case.step_s,
+        interval_s=case.interval_s,
+        strength=case.strength,
+        creeping=case.creeping,
+        background=case.background,
+        physics=case.physics,
+    )
+
+
 def record(case: Case) -> Recording:
     """Return the simulated run of a case."""
-    return simulate(
-        Scenario(
-            fault=case.fault,
-            nodes=case.nodes,
-            gpus=case.gpus,
-            seed=case.seed,
-            minutes=case.minutes,
-            step_s=case.step_s,
-            interval_s=case.interval_s,
-            strength=case.strength,
-            creeping=case.creeping,
-            background=case.background,
-            physics=case.physics,
-        )
-    )
+    return simulate(scenario(case))
 
 
 @contextmanager

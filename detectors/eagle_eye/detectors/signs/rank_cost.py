@@ -41,8 +41,23 @@ def waited_for(window: Window, onset: int, index: int, centre: float, peers: Int
     return excess_s / (step_s - excess_s) if step_s > excess_s else 0.0
 
 
-def cost_since(window: Window, onset: int, expected: float) -> Slowness | None:
+def cost_since(
+    window: Window, onset: int, index: int, centre: float, peers: Integers, expected: float
+) -> Slowness | None:
     """Return by what share the job's steps are longer, at most ``expected``: a stage with time to spare costs less.
+
+    By the job's pace, or step by step where these show more: steps of uneven length hide it from the pace. None if the
+    time before the onset is not in view: then the expected cost applies.
+    """
+    cost = _cost_by_pace(window, onset, expected)
+    if cost is None or cost.ratio >= expected:
+        return cost
+    by_step = _cost_by_step(window, onset, index, centre, peers)
+    return Slowness(min(by_step, expected), measured=True) if by_step > max(cost.ratio, PACE_NOTED) else cost
+
+
+def _cost_by_pace(window: Window, onset: int, expected: float) -> Slowness | None:
+    """Return the cost by the medians of the steps before the onset and since.
 
     None if the time before the onset is not in view: then the expected cost applies. A measured cost of zero requires a
     pace even enough to show the expected one.
@@ -62,10 +77,8 @@ def cost_since(window: Window, onset: int, expected: float) -> Slowness | None:
     return Slowness(0.0, measured=growth + PACE_SIGMAS * error < expected)
 
 
-def cost_by_step(
-    window: Window, onset: int, index: int, centre: float, peers: Integers, expected: float
-) -> Slowness | None:
-    """Return by what share the steps are longer that waited for a rank, step by step; None if they do not show it.
+def _cost_by_step(window: Window, onset: int, index: int, centre: float, peers: Integers) -> float:
+    """Return by what share the steps are longer that waited for a rank, step by step; 0 if they do not show it.
 
     Where each step has other work its length says little, but what is left of it after the latest of the other nodes'
     ranks has computed is even: this time is longer by as much as the rank computes longer than they do, and only in
@@ -74,7 +87,7 @@ def cost_by_step(
     first = max(onset - PACE_STEPS_MAX, len(window.steps.number) - WAITS_STEPS_MAX, 0)
     seconds = window.steps.values.get("train_step_seconds")
     if seconds is None:
-        return None
+        return 0.0
     step_s = median_over_rows(seconds[first:, :: max(seconds.shape[1] // PEERS_SAMPLED, 1)].T)
     own_s = window.steps.values["train_compute_seconds"][first:, index]
     latest_s = _latest(window, onset, index, centre, peers, first)
@@ -82,16 +95,14 @@ def cost_by_step(
     seen, since = np.isfinite(rest_s) & np.isfinite(own_s) & (latest_s > 0), np.arange(len(step_s)) >= onset - first
     usual_s, waits = rest_s[seen & (longer_s == 0)], seen & since & (longer_s > 0)
     if len(usual_s) < PACE_STEPS_BEFORE or int(waits.sum()) < WAITS_MIN:
-        return None
+        return 0.0
     base_s, count = median_of(usual_s), int(waits.sum())
     noise_s = SIGMA_PER_MAD * median_of(np.abs(usual_s - base_s))
     shown_s = float(np.minimum(rest_s[waits] - base_s, longer_s[waits]).sum())
     error_s = noise_s * math.sqrt(count + count**2 / len(usual_s))
     whole_s = float(step_s[seen & since].sum())
-    if shown_s < max(PACE_SIGMAS * error_s, WAITS_SHARE * float(longer_s[waits].sum())) or whole_s <= shown_s:
-        return None
-    cost = min(shown_s / (whole_s - shown_s), expected)
-    return Slowness(cost, measured=True) if cost >= PACE_NOTED else None
+    shows = shown_s >= max(PACE_SIGMAS * error_s, WAITS_SHARE * float(longer_s[waits].sum()))
+    return shown_s / (whole_s - shown_s) if shows and whole_s > shown_s else 0.0
 
 
 def _latest(window: Window, onset: int, index: int, centre: float, peers: Integers, first: int) -> Floats:

@@ -19,7 +19,7 @@ from eagle_eye.detectors.signs.medians import (
 )
 from eagle_eye.detectors.signs.peers import PEERS_MIN, step_levels
 from eagle_eye.detectors.signs.progress import SHORT_STEP_S, typical_step_s
-from eagle_eye.detectors.signs.rank_cost import ONSET_MARGIN, PACE_NOTED, cost_by_step, cost_since, waited_for
+from eagle_eye.detectors.signs.rank_cost import ONSET_MARGIN, PACE_NOTED, cost_since, waited_for
 from eagle_eye.detectors.signs.slow_share import Slowness
 from eagle_eye.detectors.signs.step_noise import (
     SCREEN_STEPS,
@@ -272,10 +272,7 @@ class Straggler:
             kinds.add("collective_arrival")
             evidence.append(late)
         waited = waited_for(window, onset, index, centre, peers)
-        cost = cost_since(window, onset, waited)
-        if cost is not None and cost.ratio < waited:
-            shown = cost_by_step(window, onset, index, centre, peers, waited)
-            cost = shown if shown is not None and shown.ratio > cost.ratio else cost
+        cost = cost_since(window, onset, index, centre, peers, waited)
         if waited < PACE_NOTED or (slow.told and cost is None):
             return None  # no rank waits for it; or with others it would be acted on although it may cost nothing
         if cost is None:
