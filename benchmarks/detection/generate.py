@@ -15,6 +15,8 @@ from eagle_eye.simulator.profiles import PROFILES, visible_faults
 from eagle_eye.simulator.recording import Recording
 from eagle_eye.simulator.scenario import Scenario
 from eagle_eye.simulator.simulate import simulate
+from eagle_eye.simulator.story import Story
+from eagle_eye.simulator.tracks import Quantity, Track
 from eagle_eye.simulator.writer import write
 
 MEMORY_FOLDER = Path("/dev/shm")
@@ -57,6 +59,16 @@ def scenario(case: Case) -> Scenario:
         background=case.background,
         physics=case.physics,
     )
+
+
+def slowed(story: Story) -> list[Track]:
+    """Return what of a story's fault makes GPUs compute longer."""
+    return [cause for cause in story.tracks[story.background_tracks :] if cause.quantity is Quantity.COMPUTE]
+
+
+def compute_ratio(story: Story) -> float:
+    """Return how many times as long the slowest GPU computes for a story's fault."""
+    return max((cause.value for cause in slowed(story)), default=1.0)
 
 
 def record(case: Case) -> Recording:

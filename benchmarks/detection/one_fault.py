@@ -29,17 +29,16 @@ from rich.console import Console
 from rich.progress import track
 
 from benchmarks.detection import generate, judge
+from benchmarks.detection.exclusions import SLOW_RATIO
 from benchmarks.detection.plan import Case, Plan
 from benchmarks.detection.score import Outcome
 from eagle_eye.server.backtest.score import Scorecard, quantile
 from eagle_eye.simulator.names import FAULTS
 from eagle_eye.simulator.scenario import PHYSICS
 from eagle_eye.simulator.simulate import tell
-from eagle_eye.simulator.tracks import Quantity
 
 FIRST_SEED = 90_000_000
 CONFIDENCE = 0.95
-SLOW_RATIO = 1.3  # of its compute time, from which on a node is asked to leave soon
 PEERS_MIN = 3  # ranks of its stage that are as fast as before
 
 
@@ -65,14 +64,13 @@ def lower_bound(hits: int, tried: int) -> float:
 def situation(case: Case) -> str:
     """Return what of a straggler's trace decides whether its node is to leave."""
     story = tell(generate.scenario(case))
-    causes = [cause for cause in story.tracks[story.background_tracks :] if cause.quantity is Quantity.COMPUTE]
-    if max((cause.value for cause in causes), default=1.0) < SLOW_RATIO:
+    if generate.compute_ratio(story) < SLOW_RATIO:
         return "milder"
     job, stage = story.job, story.layout.stage()
     packed = job.packed_from_s < math.inf and not job.says_work_units
     if story.physics.uneven_experts or job.expert_spread or packed:
         return "uneven work"
-    slow = {(node, cause.device) for cause in causes for node in cause.nodes or ()}
+    slow = {(node, cause.device) for cause in generate.slowed(story) for node in cause.nodes or ()}
     its_stage = {int(stage[node, device]) for node, device in slow}
     alike = sum(1 for place, number in np.ndenumerate(stage) if int(number) in its_stage and place not in slow)
     return "slow" if alike >= PEERS_MIN else "no peers"
