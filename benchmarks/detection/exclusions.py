@@ -25,7 +25,7 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from benchmarks.detection.generate import compute_ratio, written
+from benchmarks.detection.generate import compute_ratio, work_is_equal, written
 from eagle_eye.server.backtest.run import Backtest, VerdictLine
 from eagle_eye.server.backtest.score import DISRUPTIVE, quantile
 from eagle_eye.server.backtest.trace import Trace
@@ -78,7 +78,7 @@ class Found(NamedTuple):
 
 
 def scenarios(group: Group, traces: int, first_seed: int, physics: str) -> Iterator[Scenario]:
-    """Yield a group's traces: faults, sizes and lengths of steps take turns; seeds of mild slowness are passed over."""
+    """Yield a group's traces: faults, sizes and lengths of steps take turns; seeds of mild slowness or unequal work are passed over."""
     number, seed = 0, first_seed
     while number < traces:
         fault, variant = group.cases[number % len(group.cases)]
@@ -94,7 +94,8 @@ def scenarios(group: Group, traces: int, first_seed: int, physics: str) -> Itera
             physics=physics,
         )
         seed += 1
-        if fault != "straggler" or compute_ratio(tell(scenario)) >= SLOW_RATIO:
+        story = tell(scenario)
+        if fault != "straggler" or (compute_ratio(story) >= SLOW_RATIO and work_is_equal(story)):
             number += 1
             yield scenario
 

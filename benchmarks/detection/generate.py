@@ -71,6 +71,12 @@ def compute_ratio(story: Story) -> float:
     return max((cause.value for cause in slowed(story)), default=1.0)
 
 
+def work_is_equal(story: Story) -> bool:
+    """Whether ranks have the same work, or the code says how much each has."""
+    packed = story.job.packed_from_s < math.inf and not story.job.says_work_units
+    return not (story.physics.uneven_experts or story.job.expert_spread or packed)
+
+
 def record(case: Case) -> Recording:
     """Return the simulated run of a case."""
     return simulate(scenario(case))

@@ -66,10 +66,9 @@ def situation(case: Case) -> str:
     story = tell(generate.scenario(case))
     if generate.compute_ratio(story) < SLOW_RATIO:
         return "milder"
-    job, stage = story.job, story.layout.stage()
-    packed = job.packed_from_s < math.inf and not job.says_work_units
-    if story.physics.uneven_experts or job.expert_spread or packed:
+    if not generate.work_is_equal(story):
         return "uneven work"
+    stage = story.layout.stage()
     slow = {(node, cause.device) for cause in generate.slowed(story) for node in cause.nodes or ()}
     its_stage = {int(stage[node, device]) for node, device in slow}
     alike = sum(1 for place, number in np.ndenumerate(stage) if int(number) in its_stage and place not in slow)
