@@ -78,7 +78,7 @@ class Found(NamedTuple):
 
 
 def scenarios(group: Group, traces: int, first_seed: int, physics: str) -> Iterator[Scenario]:
-    """Yield a group's traces: faults, sizes and lengths of steps take turns; seeds of mild slowness or unequal work are passed over."""
+    """Yield a group's traces: faults, sizes and lengths of steps take turns; mild or unequal ones are passed over."""
     number, seed = 0, first_seed
     while number < traces:
         fault, variant = group.cases[number % len(group.cases)]
