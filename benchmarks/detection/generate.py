@@ -15,6 +15,8 @@ from eagle_eye.simulator.profiles import PROFILES, visible_faults
 from eagle_eye.simulator.recording import Recording
 from eagle_eye.simulator.scenario import Scenario
 from eagle_eye.simulator.simulate import simulate
+from eagle_eye.simulator.story import Story
+from eagle_eye.simulator.tracks import Quantity, Track
 from eagle_eye.simulator.writer import write
 
 MEMORY_FOLDER = Path("/dev/shm")
@@ -42,23 +44,42 @@ def interval_s(case: Case, profile: str) -> float:
     return case.interval_s * max(1, math.ceil(scrape_s / case.interval_s))
 
 
+def scenario(case: Case) -> Scenario:
+    """Return a case as the simulator takes it."""
+    return Scenario(
+        fault=case.fault,
+        nodes=case.nodes,
+        gpus=case.gpus,
+        seed=case.seed,
+        minutes=case.minutes,
+        step_s=case.step_s,
+        interval_s=case.interval_s,
+        strength=case.strength,
+        creeping=case.creeping,
+        background=case.background,
+        physics=case.physics,
+    )
+
+
+def slowed(story: Story) -> list[Track]:
+    """Return what of a story's fault makes GPUs compute longer."""
+    return [cause for cause in story.tracks[story.background_tracks :] if cause.quantity is Quantity.COMPUTE]
+
+
+def compute_ratio(story: Story) -> float:
+    """Return how many times as long the slowest GPU computes for a story's fault."""
+    return max((cause.value for cause in slowed(story)), default=1.0)
+
+
+def work_is_equal(story: Story) -> bool:
+    """Whether ranks have the same work, or the code says how much each has."""
+    packed = story.job.packed_from_s < math.inf and not story.job.says_work_units
+    return not (story.physics.uneven_experts or story.job.expert_spread or packed)
+
+
 def record(case: Case) -> Recording:
     """Return the simulated run of a case."""
-    return simulate(
-        Scenario(
-            fault=case.fault,
-            nodes=case.nodes,
-            gpus=case.gpus,
-            seed=case.seed,
-            minutes=case.minutes,
-            step_s=case.step_s,
-            interval_s=case.interval_s,
-            strength=case.strength,
-            creeping=case.creeping,
-            background=case.background,
-            physics=case.physics,
-        )
-    )
+    return simulate(scenario(case))
 
 
 @contextmanager

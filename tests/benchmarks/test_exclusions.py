@@ -8,12 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.detection.exclusions import GROUPS, explained_s, found, main, scenarios
+from benchmarks.detection.exclusions import GROUPS, SLOW_RATIO, explained_s, found, main, scenarios
+from benchmarks.detection.generate import compute_ratio, work_is_equal
 from eagle_eye.server.backtest.run import VerdictLine
 from eagle_eye.server.engine.settings import DetectionSettings
 from eagle_eye.simulator.recording import Recording
 from eagle_eye.simulator.scenario import Scenario
-from eagle_eye.simulator.simulate import simulate
+from eagle_eye.simulator.simulate import simulate, tell
 
 SLOW = Scenario(fault="straggler", nodes=2, gpus=2, seed=3, minutes=2.0, strength="strong", habits=False)
 
@@ -51,6 +52,13 @@ def test_a_node_that_stays_is_not_right_and_nothing_is_wrong(slow: Recording) ->
 
 def test_a_job_that_never_paused_has_the_sites_floor(slow: Recording) -> None:
     assert explained_s(slow, slow.labels[0].start) == DetectionSettings().hang_floor_s
+
+
+def test_in_no_trace_of_slow_nodes_is_the_slowness_mild_or_the_work_unequal() -> None:
+    drawn = list(scenarios(GROUPS["slow"], 6, 500, "second"))
+    assert len({case.seed for case in drawn}) == 6
+    assert min(compute_ratio(tell(case)) for case in drawn) >= SLOW_RATIO
+    assert all(work_is_equal(tell(case)) for case in drawn)
 
 
 def test_every_group_has_all_its_faults_and_seeds_of_its_own() -> None:

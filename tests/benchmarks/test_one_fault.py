@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.detection import one_fault
-from benchmarks.detection.one_fault import cases, lower_bound, main
+from benchmarks.detection.one_fault import cases, lower_bound, main, situation
 
 
 def test_every_trace_has_the_fault_and_a_seed_of_its_own() -> None:
@@ -37,3 +37,12 @@ def test_a_run_of_one_trace_keeps_its_figures(tmp_path: Path, monkeypatch: pytes
     figures = json.loads(out.read_text())
     assert (figures["labelled"], figures["found"] + len(figures["not_right"])) == (1, 1)
     assert figures["recall_lower_95"] == one_fault.lower_bound(figures["found"], 1)
+
+
+def test_a_stragglers_trace_is_one_of_four_kinds_and_slow_ones_have_equal_work() -> None:
+    drawn = cases("straggler", 40, 95_000_000, "second")
+    kinds = {case.seed: situation(case) for case in drawn}
+    assert kinds[95_000_000] == "slow"
+    assert kinds[95_000_006] == "milder"  # 1.09 times
+    assert kinds[95_000_011] == "uneven work"  # packed, and experts
+    assert set(kinds.values()) <= {"slow", "milder", "uneven work", "no peers"}

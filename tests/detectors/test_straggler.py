@@ -504,3 +504,40 @@ def test_a_rank_whose_work_is_told_and_explains_too_little_is_not_asked_for_it_a
     story.device["train_work_units"] = np.full_like(story.device["train_compute_seconds"], 16.0)
     (verdict,) = said(story)
     assert "may not be what train_work_units says" in verdict.summary
+
+
+def packed_and_told(waits_for_it: bool) -> Story:
+    """Packed data whose work is told; a rank is slow in the last 60 steps, and steps wait for it or do not."""
+    story = job(nodes=12, rows=600, noise=0.004)
+    steps = np.arange(600) // int(STEP_S)
+    units = np.exp(0.25 * np.random.default_rng(11).normal(size=(120, 12)))[steps]
+    story.device["train_work_units"] = units
+    story.device["train_compute_seconds"] *= units
+    slow(story, 1.4, 60)
+    if not waits_for_it:
+        others = np.delete(story.device["train_compute_seconds"], 2, axis=1).max(axis=1, keepdims=True)
+        story.device["train_step_seconds"] = np.repeat(STEP_S - 3.0 + others, 12, axis=1)
+    return story
+
+
+def test_where_every_step_has_other_work_the_cost_shows_in_the_steps_that_waited() -> None:
+    story = packed_and_told(waits_for_it=True)
+    compute = story.device["train_compute_seconds"][-300:]
+    others = np.delete(compute, 2, axis=1).max(axis=1)
+    extra = np.maximum(compute[:, 2] - others, 0).mean() / (STEP_S - 3.0 + others).mean()
+    (verdict,) = said(story)
+    assert verdict.slowdown_ratio == pytest.approx(extra, rel=0.25)
+    assert verdict.asks is None
+
+
+def test_where_every_step_has_other_work_and_none_waited_nothing_is_asked() -> None:
+    verdicts = said(packed_and_told(waits_for_it=False))
+    assert [verdict.asks for verdict in verdicts] in ([], ["none"])
+
+
+@pytest.mark.parametrize(("steps", "confidence"), [(8, CONFIDENCE_TOLD), (12, CONFIDENCE_RIPE)])
+def test_a_stumble_of_one_step_says_nothing_of_slowness_that_lasts(steps: int, confidence: float) -> None:
+    story = remembered(kept=0.55)
+    story.device["train_compute_seconds"][150:155, 5] *= 3.0
+    (verdict,) = said(slow(story, 1.15, steps))
+    assert verdict.confidence == confidence

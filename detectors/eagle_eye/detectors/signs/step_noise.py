@@ -23,6 +23,7 @@ MEMORY_STEPS, MEMORY_STEPS_MIN = 64, 12  # newest steps that show the noise's au
 MEMORY_UNKNOWN = 0.5  # lag-1 correlation until they do: recorded workers show 0.5 to 0.9 (Alibaba, 2021)
 MEMORY_MIN = 0.4  # below it steps count as independent
 OUTLIER_SIGMAS = 3.0
+TAIL_INDEX = 2.5  # of what lasts: Student's t with so few degrees of freedom has no kurtosis, hosts' metrics have one
 # With levels that drift for minutes some are near and some far, and the median deviation sees only the near ones: this
 # quantile of the deviations, over the normal distribution's, sees both. A fifth of the peers may be slow themselves.
 WIDE_QUANTILE, SIGMA_PER_WIDE = 0.8, 1 / 1.2816
@@ -155,20 +156,41 @@ def memory(window: Window, role: int) -> float:
     return float(np.clip(seen + (1 + 3 * seen) / len(relative), 0.0, 0.95))
 
 
-def chance_digits(window: Window, role: int, elsewhere: Floats, centre: float, steps: int) -> float:
+def chance_digits(window: Window, index: int, centre: float, steps: int) -> float:
     """Return how improbable a rank's mean over some steps is by chance, in decimal digits; inf if independent.
 
     Where steps are not independent one disturbance lasts for several, which are one piece of evidence. Its possible
-    size is estimated from all ranks of the other nodes: of M values the highest comes once in M, and one k times as far
-    off once in M to the k, or more rarely if tails are no heavier than exponential.
+    size is estimated from all ranks of the other nodes, from single steps or from what has lasted as long as one piece
+    of evidence, whichever says more: a stumble of one step says nothing about slowness that lasts. Of M values the
+    highest comes once in M, and one k times as far off once in M to the k if single steps' tails are no heavier than
+    exponential. Those of what lasts are taken to be as heavy as those of hosts' metrics: k to the ``TAIL_INDEX`` times
+    more rarely.
     """
-    kept = memory(window, role)
+    kept = memory(window, int(window.role_of[index]))
+    elsewhere = window.steps.relative_compute[:, peers_elsewhere(window, index)]
     known = elsewhere[np.isfinite(elsewhere)]
     if kept < MEMORY_MIN or len(known) < 2:
         return math.inf
     most = max(highest(known) - 1, NOISE_FLOOR_RATIO)
     independent = max(1.0, steps * (1 - kept) / (1 + kept))
-    return independent * math.log10(len(known)) * (centre - 1) / most
+    single = independent * math.log10(len(known)) * (centre - 1) / most
+    lasting = _lasting(
+        window, int(window.role_of[index]), int(window.node_of[index]), math.ceil((1 + kept) / (1 - kept))
+    )
+    if len(lasting) < 2:
+        return single
+    times = (centre - 1) / max(highest(lasting) - 1, NOISE_FLOOR_RATIO)
+    return max(single, independent * (math.log10(len(lasting)) + TAIL_INDEX * math.log10(times)))
+
+
+@once
+def _lasting(window: Window, role: int, node: int, steps: int) -> Floats:
+    """Return the medians over each so many consecutive steps of a role's ranks on other nodes."""
+    members = role_sample(window, role)
+    elsewhere = window.steps.relative_compute[:, members[window.node_of[members] != node]]
+    blocks = elsewhere[len(elsewhere) % steps :].reshape(-1, steps, elsewhere.shape[1])
+    medians = median_over_rows(blocks.swapaxes(0, 1).reshape(steps, -1))
+    return np.asarray(medians[np.isfinite(medians)])
 
 
 def screening_noise(relative: Floats) -> float:

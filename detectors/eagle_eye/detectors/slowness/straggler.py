@@ -226,9 +226,7 @@ class Straggler:
         ratio = self.ratio if len(own) < MILD_STEPS_MIN else self.mild_ratio
         sure = max(ratio, float(self._line(window, length, error, 1.0)[0]))
         if centre >= sure and len(own) >= STEPS_MIN:
-            elsewhere = relative[:, peers_elsewhere(window, index)]
-            digits = chance_digits(window, int(window.role_of[index]), elsewhere, centre, len(own))
-            rare = digits >= -math.log10(self._tail(window, length, 1.0))
+            rare = chance_digits(window, index, centre, len(own)) >= -math.log10(self._tail(window, length, 1.0))
             return _Slow(centre, sure, told=not rare, noisy=noisy)
         told = float(self._line(window, length, error, TOLD_MORE_OFTEN)[0])
         return _Slow(centre, told, told=True, noisy=noisy) if centre >= told else None
@@ -274,7 +272,7 @@ class Straggler:
             kinds.add("collective_arrival")
             evidence.append(late)
         waited = waited_for(window, onset, index, centre, peers)
-        cost = cost_since(window, onset, waited)
+        cost = cost_since(window, onset, index, centre, peers, waited)
         if waited < PACE_NOTED or (slow.told and cost is None):
             return None  # no rank waits for it; or with others it would be acted on although it may cost nothing
         if cost is None:
