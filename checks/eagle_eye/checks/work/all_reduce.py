@@ -8,7 +8,7 @@ from datetime import timedelta
 from statistics import median
 from typing import Any
 
-from .lines import WORKING, Line
+from .lines import WORKING, WorkerOutput
 
 BYTES = 128 << 20
 CPU_BYTES = 4 << 20
@@ -18,7 +18,7 @@ REPETITIONS_MAX = 200
 _WAIT = timedelta(seconds=60)
 
 
-def all_reduce(torch: Any, device: Any, job: dict[str, Any], worker: int, line: Line) -> dict[str, float]:
+def all_reduce(torch: Any, device: Any, job: dict[str, Any], worker: int, line: WorkerOutput) -> dict[str, float]:
     """Return how many numbers of the sums were wrong, and the bus bandwidth, as nccl-tests define it."""
     on_gpu, ranks = device.type == "cuda", int(job["workers"])
     dist = join(device, job, worker, line)
@@ -50,7 +50,7 @@ def all_reduce(torch: Any, device: Any, job: dict[str, Any], worker: int, line: 
     }
 
 
-def join(device: Any, job: dict[str, Any], worker: int, line: Line) -> Any:
+def join(device: Any, job: dict[str, Any], worker: int, line: WorkerOutput) -> Any:
     """Return torch.distributed with this worker as one rank of all; they meet in the job's ``folder``."""
     import torch.distributed as dist
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from .lines import WORKING, Line
+from .lines import WORKING, WorkerOutput
 
 # Products and sums of -1 and 1 are whole numbers up to INNER, which float16 holds exactly up to 2,048: every order of
 # summation gives the same bits.
@@ -18,7 +18,7 @@ KNOWN_SHARE = 0.3  # of the time for products with known results; the rest is fo
 SEED = 20_260_301
 
 
-def gemm(torch: Any, device: Any, job: dict[str, Any], _worker: int, line: Line) -> dict[str, float]:
+def gemm(torch: Any, device: Any, job: dict[str, Any], _worker: int, line: WorkerOutput) -> dict[str, float]:
     """Return how many rows were not as known, how many numbers differed between repetitions, and the speed."""
     begin_s, seconds = time.monotonic(), float(job["seconds"])
     on_gpu = device.type == "cuda"
@@ -32,7 +32,7 @@ def gemm(torch: Any, device: Any, job: dict[str, Any], _worker: int, line: Line)
     return values
 
 
-def _known(torch: Any, device: Any, until_s: float, line: Line) -> dict[str, float]:
+def _known(torch: Any, device: Any, until_s: float, line: WorkerOutput) -> dict[str, float]:
     """Repeat one product until the time is over; every row is verified (Freivalds, 1977)."""
     on_gpu = device.type == "cuda"
     rows, inner = (ROWS, INNER) if on_gpu else (CPU_ROWS, CPU_INNER)
@@ -67,7 +67,7 @@ def _known(torch: Any, device: Any, until_s: float, line: Line) -> dict[str, flo
     }
 
 
-def _under_load(torch: Any, device: Any, until_s: float, line: Line) -> dict[str, float]:
+def _under_load(torch: Any, device: Any, until_s: float, line: WorkerOutput) -> dict[str, float]:
     """Repeat one large product of ordinary numbers, with copies over PCIe in between, until the time is over.
 
     cuBLAS gives the same bits at every run on one GPU (cuBLAS, Results reproducibility).

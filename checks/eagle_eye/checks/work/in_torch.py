@@ -8,7 +8,7 @@ from typing import Any
 
 from .all_reduce import all_reduce
 from .gemm import gemm
-from .lines import LOADING, OPENING, WORKING, Line, bounded, side_by_side
+from .lines import LOADING, OPENING, WORKING, WorkerOutput, bounded, side_by_side
 from .memory import memory
 from .sdc_all_reduce import sdc_all_reduce
 from .sdc_gemm import HostMiscomputes, sdc_gemm
@@ -35,7 +35,7 @@ def main(job_json: str) -> None:
     side_by_side(int(job["workers"]), float(job["until_s"]), lambda worker, line: _work(job, worker, line))
 
 
-def _work(job: dict[str, Any], worker: int, line: Line) -> None:
+def _work(job: dict[str, Any], worker: int, line: WorkerOutput) -> None:
     devices: list[str] = job["devices"]
     line.phase(LOADING)
     together = job["work"] in TOGETHER

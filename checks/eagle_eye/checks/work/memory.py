@@ -6,7 +6,7 @@ import os
 import time
 from typing import Any
 
-from .lines import WORKING, Line
+from .lines import WORKING, WorkerOutput
 
 CHUNK_BYTES = 256 << 20
 CPU_CHUNK_BYTES = 8 << 20
@@ -20,7 +20,7 @@ PATTERNS = (0, -1, 0x5555_5555_5555_5555, -0x5555_5555_5555_5556)
 _WORD_BYTES = 8
 
 
-def memory(torch: Any, device: Any, job: dict[str, Any], _worker: int, line: Line) -> dict[str, float]:
+def memory(torch: Any, device: Any, job: dict[str, Any], _worker: int, line: WorkerOutput) -> dict[str, float]:
     """Return how many bytes were tried, in how many passes, how many words were wrong, and the speed."""
     until_s = time.monotonic() + float(job["seconds"])
     chunks = _chunks(torch, device, quick=bool(job["quick"]), line=line)
@@ -45,7 +45,7 @@ def memory(torch: Any, device: Any, job: dict[str, Any], _worker: int, line: Lin
     }
 
 
-def _chunks(torch: Any, device: Any, *, quick: bool, line: Line) -> list[Any]:
+def _chunks(torch: Any, device: Any, *, quick: bool, line: WorkerOutput) -> list[Any]:
     if device.type == "cuda":
         free, _total = torch.cuda.mem_get_info(device)
         chunk_bytes, most = CHUNK_BYTES, int(free * (QUICK_FREE_SHARE if quick else FREE_SHARE))

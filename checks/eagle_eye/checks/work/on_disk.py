@@ -11,7 +11,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
-from .lines import OPENING, WORKING, Line, bounded, side_by_side
+from .lines import OPENING, WORKING, WorkerOutput, bounded, side_by_side
 
 BLOCK_BYTES = 1 << 20
 SYNC_BYTES = 4_096
@@ -42,7 +42,7 @@ def main(job_json: str) -> None:
     side_by_side(1, float(job["until_s"]), lambda _worker, line: _try(job, line))
 
 
-def _try(job: dict[str, Any], line: Line) -> None:
+def _try(job: dict[str, Any], line: WorkerOutput) -> None:
     line.phase(OPENING)
     try:
         line.values(_written_and_read(Path(job["folder"]), int(job["bytes"]), line))
@@ -51,7 +51,7 @@ def _try(job: dict[str, Any], line: Line) -> None:
         line.error(error, hardware=error.errno in HARDWARE_ERRORS or given_up)
 
 
-def _written_and_read(folder: Path, size: int, line: Line) -> dict[str, float]:
+def _written_and_read(folder: Path, size: int, line: WorkerOutput) -> dict[str, float]:
     kind = _mount(folder).kind
     if kind in ("tmpfs", "ramfs"):
         raise NoDisk(f"{folder} is kept in memory ({kind}); name a folder on a disk with --folder")

@@ -6,7 +6,7 @@ import time
 from typing import Any
 
 from .all_reduce import join
-from .lines import WORKING, Line
+from .lines import WORKING, WorkerOutput
 
 BYTES = 64 << 20
 CPU_BYTES = 1 << 20
@@ -15,7 +15,7 @@ NUMBERS = (("float32", 1 << 24), ("bfloat16", 256))
 CPU_NUMBERS = NUMBERS[:1]
 
 
-def sdc_all_reduce(torch: Any, device: Any, job: dict[str, Any], worker: int, line: Line) -> dict[str, float]:
+def sdc_all_reduce(torch: Any, device: Any, job: dict[str, Any], worker: int, line: WorkerOutput) -> dict[str, float]:
     """Return how many all-reduces were made and how many numbers of their sums were wrong; each kind at least once."""
     on_gpu, ranks = device.type == "cuda", int(job["workers"])
     dist = join(device, job, worker, line)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from typing import Any, NamedTuple
 
-from .lines import LOADING, WORKING, Line
+from .lines import LOADING, WORKING, WorkerOutput
 
 SEED = 20_260_302
 HOST_EVERY = 16  # one in so many comparisons is also made on the host: the device's own may be broken
@@ -66,7 +66,7 @@ class _Known(NamedTuple):
     on_host: Any
 
 
-def sdc_gemm(torch: Any, device: Any, job: dict[str, Any], _worker: int, line: Line) -> dict[str, float]:
+def sdc_gemm(torch: Any, device: Any, job: dict[str, Any], _worker: int, line: WorkerOutput) -> dict[str, float]:
     """Return how many products were made and how many numbers of them were wrong; one round of all at least.
 
     The first wrong ones are told with place, what was expected and what came. ``seconds`` is how long it compared.
@@ -120,7 +120,7 @@ def _known(torch: Any, device: Any, product: Product) -> _Known:
     return _Known(product, left.to(device, number), right.to(device, number), on_host.to(device), on_host)
 
 
-def _wrong(result: Any, one: _Known, line: Line, *, by_host: bool) -> int:
+def _wrong(result: Any, one: _Known, line: WorkerOutput, *, by_host: bool) -> int:
     """Return how many numbers of a result are wrong by the device's word, and by the host's where that is asked."""
     by_device = int((result != one.expected).sum())
     if not by_device and not by_host:
@@ -148,7 +148,7 @@ class _Load:
         )
         self._first = torch.matmul(self._left, self._right)
 
-    def wrong(self, line: Line) -> int:
+    def wrong(self, line: WorkerOutput) -> int:
         """Return how many numbers differ from the first time; expected is what the host gets for one of them."""
         result = self._torch.matmul(self._left, self._right)
         differing = result != self._first
