@@ -14,7 +14,7 @@ from eagle_eye.agent.loop.collector import Observed
 from eagle_eye.agent.loop.drops import OTHER_REASONS, REASONS_MAX, Drops
 from eagle_eye.agent.loop.tick_result import CollectorStanding, TickFrame
 from eagle_eye.schema.frame import Rank
-from eagle_eye.schema.metrics import METRICS, PROMETHEUS_PREFIX, Kind, Scope
+from eagle_eye.schema.metrics import METRICS, PROMETHEUS_PREFIX, MetricKind, Scope
 from tests.agent.fakes import REPOSITORY, FakeClock
 
 Series = dict[tuple[str, ...], float]
@@ -77,8 +77,8 @@ def test_every_metric_of_the_catalogue_is_shown_with_its_type(page: Page) -> Non
     families = {family.name: family for family in text_string_to_metric_families(page.text())}
     for spec in METRICS:
         name = PROMETHEUS_PREFIX + spec.name
-        family = families[name.removesuffix("_total") if spec.kind is Kind.COUNTER else name]
-        assert family.type == ("counter" if spec.kind is Kind.COUNTER else "gauge"), name
+        family = families[name.removesuffix("_total") if spec.kind is MetricKind.COUNTER else name]
+        assert family.type == ("counter" if spec.kind is MetricKind.COUNTER else "gauge"), name
         assert family.documentation == spec.help
         assert len(family.samples) == (1 if spec.scope is Scope.NODE else 8)
 

@@ -16,7 +16,7 @@ from eagle_eye.agent.loop.drops import Drops
 from eagle_eye.agent.processes.exit_watcher import Ends, exits_are_reported
 from eagle_eye.agent.processes.process_registry import TrainingProcesses
 from eagle_eye.detectors.progress.process_exit import ProcessExit
-from eagle_eye.detectors.types import Happening, Verdict
+from eagle_eye.detectors.types import Verdict, WindowEvent
 from eagle_eye.schema.events import Event
 from tests.agent.fakes import REPOSITORY, FakeClock, Listener, script, until
 from tests.detectors.windows import NOW_S, Story
@@ -245,7 +245,7 @@ def verdicts(ends: list[Event], nodes: int) -> list[Verdict]:
     """What the detector says of a job whose agents reported these ends, a node each."""
     story = Story(nodes)
     story.events += [
-        Happening(NOW_S - 20.0, f"n{i}", end.device, end.kind, end.attributes) for i, end in enumerate(ends)
+        WindowEvent(NOW_S - 20.0, f"n{i}", end.device, end.kind, end.attributes) for i, end in enumerate(ends)
     ]
     return ProcessExit(settle_s=2.0, silent_s=5.0).detect(story.window())
 

@@ -64,7 +64,7 @@ def test_each_thing_left_out_is_counted_and_logged_once(server: Running, caplog:
 
 def test_the_history_keeps_it_for_a_newer_server(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     server.send(encode_request([newer()], NOW))
-    mood = metrics.MetricSpec("gpu_mood", "1", metrics.Kind.GAUGE, Scope.DEVICE, "How it feels.")
+    mood = metrics.MetricSpec("gpu_mood", "1", metrics.MetricKind.GAUGE, Scope.DEVICE, "How it feels.")
     monkeypatch.setattr(metrics, "BY_NAME", {**metrics.BY_NAME, mood.name: mood})
     (stored,) = server.dispatcher.services.history.query([], NOW - 60, NOW + 60)
     assert stored.frame.blocks[0].metrics == ["gpu_mood", "gpu_power_watts"]

@@ -10,7 +10,7 @@ import pytest
 from eagle_eye.detectors.progress.hang import CONFIDENCE_EARLY, CONFIDENCE_RIPE, Hang
 from eagle_eye.detectors.signs.host_activity import busy_with_io
 from eagle_eye.detectors.signs.progress import Patience
-from eagle_eye.detectors.types import Evidence, Happening, Pause, Verdict
+from eagle_eye.detectors.types import Evidence, Pause, Verdict, WindowEvent
 from tests.detectors.windows import NOW_S, Story
 
 PATIENCE = Patience(floor_s=60, typical_steps=3, start_deadline_s=1800, warmup_steps=3)
@@ -194,7 +194,7 @@ def test_a_node_whose_rows_tell_of_an_earlier_moment_does_not_lag() -> None:
 
 def test_a_rank_that_ended_well_while_its_peers_wait_is_the_programs_fault() -> None:
     story = job(standstill=100)
-    story.events.append(Happening(NOW_S - 99, "n2", 0, "process_exit", {"exit_code": 0, "rank": 2}))
+    story.events.append(WindowEvent(NOW_S - 99, "n2", 0, "process_exit", {"exit_code": 0, "rank": 2}))
     (verdict,) = said(story)
     assert verdict.application
     assert verdict.node is None

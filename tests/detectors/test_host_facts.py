@@ -15,7 +15,7 @@ from eagle_eye.detectors.hardware.out_of_memory import OutOfMemory
 from eagle_eye.detectors.progress.process_exit import ProcessExit
 from eagle_eye.detectors.progress.process_gone import ProcessGone
 from eagle_eye.detectors.signs.progress import Patience
-from eagle_eye.detectors.types import Blind, Happening, Verdict, Window
+from eagle_eye.detectors.types import Blind, Verdict, Window, WindowEvent
 from tests.detectors.windows import NOW_S, Story
 
 PATIENCE = Patience(floor_s=10, typical_steps=3, start_deadline_s=1800, warmup_steps=3)
@@ -92,7 +92,9 @@ def says(what: str, before_s: float, node: str = "n1", text: str = "", rows: int
 
 
 def heard(story: Story, what: str, before_s: float, node: str, text: str = "", **attributes: Any) -> Story:
-    story.events.append(Happening(NOW_S - before_s, node, -1, "host_error", {"what": what, "text": text, **attributes}))
+    story.events.append(
+        WindowEvent(NOW_S - before_s, node, -1, "host_error", {"what": what, "text": text, **attributes})
+    )
     return story
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from eagle_eye.detectors.types import Blind, Detector, Happening, Pause, Verdict, Window
+from eagle_eye.detectors.types import Blind, Detector, Pause, Verdict, Window, WindowEvent
 from eagle_eye.server.engine.detectors import build_detectors
 from eagle_eye.server.engine.settings import DetectionSettings
 from tests.detectors.windows import NOW_S, Story
@@ -161,8 +161,8 @@ class TestNicDegraded:
     def test_flaps_known_from_events_alone_count(self) -> None:
         story = job()
         for ago in (200, 120, 40):
-            story.events.append(Happening(NOW_S - ago, "n2", -1, "link_down", {"link": "mlx5_0"}))
-            story.events.append(Happening(NOW_S - ago + 3, "n2", -1, "link_up", {"link": "mlx5_0"}))
+            story.events.append(WindowEvent(NOW_S - ago, "n2", -1, "link_down", {"link": "mlx5_0"}))
+            story.events.append(WindowEvent(NOW_S - ago + 3, "n2", -1, "link_up", {"link": "mlx5_0"}))
         assert only("nic_degraded", story.window()).node == "n2"
         story.events = story.events[2:]
         quiet(story)
@@ -282,12 +282,12 @@ class TestNetworkHang:
 
     def test_an_event_is_enough(self) -> None:
         story = job().standstill(70)
-        story.events.append(Happening(NOW_S - 71, "n2", -1, "link_down", {"link": "mlx5_0"}))
+        story.events.append(WindowEvent(NOW_S - 71, "n2", -1, "link_down", {"link": "mlx5_0"}))
         assert only("network_hang", story.window()).node == "n2"
 
     def test_of_a_link_that_only_the_kernels_log_knows_nobody_can_say_whether_the_job_uses_it(self) -> None:
         story = job().standstill(70)
-        story.events.append(Happening(NOW_S - 71, "n2", -1, "link_down", {"link": "eth2"}))
+        story.events.append(WindowEvent(NOW_S - 71, "n2", -1, "link_down", {"link": "eth2"}))
         verdict = only("network_hang", story.window())
         assert verdict.asks == "restart_job"
         assert "not known" in verdict.summary
@@ -296,7 +296,7 @@ class TestNetworkHang:
         story = job().ports()
         for node in story.nodes:
             story.exit(node, -6, 4)
-        story.events.append(Happening(NOW_S - 5, "n2", -1, "link_down", {"link": "eth2"}))
+        story.events.append(WindowEvent(NOW_S - 5, "n2", -1, "link_down", {"link": "eth2"}))
         quiet(story, "network_hang")
 
     def test_a_port_that_has_carried_nothing_accuses_nobody(self) -> None:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from eagle_eye.detectors.hardware.nvlink_degraded import NvlinkDegraded, _spare
-from eagle_eye.detectors.types import Blind, Happening
+from eagle_eye.detectors.types import Blind, WindowEvent
 from tests.detectors.slow_stories import (
     SICK_ROWS,
     first_said,
@@ -41,7 +41,7 @@ def less_traffic(story: Story, column: int = 5, rows: int = SICK_ROWS, ways: str
 
 
 def xid(story: Story, before_s: float, device: int = 1, code: int = 74) -> Story:
-    story.events.append(Happening(NOW_S - before_s, "n1", device, "xid", {"code": code}))
+    story.events.append(WindowEvent(NOW_S - before_s, "n1", device, "xid", {"code": code}))
     return story
 
 
@@ -146,7 +146,7 @@ class TestStaysQuiet:
 
     def test_a_code_that_is_no_number_is_ignored(self) -> None:
         story = job()
-        story.events.append(Happening(NOW_S - 5, "n1", 1, "xid", {"code": "seventy-four"}))
+        story.events.append(WindowEvent(NOW_S - 5, "n1", 1, "xid", {"code": "seventy-four"}))
         assert DETECTOR.detect(story.window()) == []
 
     def test_an_xid_of_a_job_that_stands_still_is_left_to_others(self) -> None:

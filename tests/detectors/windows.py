@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from eagle_eye.detectors.types import Curve, Happening, Link, Pause, Series, Steps, Window
+from eagle_eye.detectors.types import Curve, Link, Pause, Series, Steps, Window, WindowEvent
 from eagle_eye.server.engine.step_grid import StepGrid
 
 NOW_S = 1_000.0
@@ -47,7 +47,7 @@ class Story:
         self.heard_s = np.full(nodes, NOW_S)
         self.farewell = np.zeros(nodes, dtype=np.bool_)
         self.silent_s = np.zeros(count)
-        self.events: list[Happening] = []
+        self.events: list[WindowEvent] = []
         self.phase = [""] * count
         self.phase_since_s = np.full(count, -np.inf)
         self.pauses: list[Pause] = []
@@ -157,14 +157,14 @@ class Story:
         time_s = NOW_S - before_s
         rank = self.series[self.column(node)[0]].rank
         if error:
-            self.events.append(Happening(time_s, node, 0, "training_error", {"text": error, "rank": rank}))
+            self.events.append(WindowEvent(time_s, node, 0, "training_error", {"text": error, "rank": rank}))
         attributes = {"exit_code": code, "rank": rank, "goodbye": goodbye}
-        self.events.append(Happening(time_s, node, 0, "process_exit", attributes))
+        self.events.append(WindowEvent(time_s, node, 0, "process_exit", attributes))
         return self
 
     def happened(self, kind: str, node: str | None, before_s: float, device: int = -1, **attributes: Any) -> Story:
         """Something happened ``before_s`` ago."""
-        self.events.append(Happening(NOW_S - before_s, node, device, kind, attributes))
+        self.events.append(WindowEvent(NOW_S - before_s, node, device, kind, attributes))
         return self
 
     def aligned(self, role_of: Any) -> tuple[Steps, Curve]:

@@ -22,7 +22,7 @@ from eagle_eye.orchestrators.launch import logs
 from eagle_eye.orchestrators.launch.checkpoint_content import flaw
 from eagle_eye.orchestrators.launch.checkpoints import find_checkpoints
 from eagle_eye.orchestrators.launch.job import ObservedProgress
-from eagle_eye.orchestrators.launch.messages import Rank, RankSight, Seen
+from eagle_eye.orchestrators.launch.messages import RankSight, Seen, StartedRank
 from eagle_eye.orchestrators.launch.prepare import LAUNCH_VARIABLE, Checked, check_node, end_leftovers, run_check
 from eagle_eye.orchestrators.launch.progress import ProgressReporter
 from eagle_eye.orchestrators.launch.rank_sight import look_at_ranks, reaches
@@ -212,12 +212,12 @@ def test_a_rank_that_has_come_to_the_store_and_one_that_is_stopped_are_told_from
             assert process.stdout is not None
             process.stdout.readline()
         os.kill(ranks[2].pid, signal.SIGSTOP)
-        found = look_at_ranks([Rank(i, i, process.pid) for i, process in enumerate(ranks)], port)
+        found = look_at_ranks([StartedRank(i, i, process.pid) for i, process in enumerate(ranks)], port)
         for process in ranks:
             process.kill()
             process.communicate()
     assert found == [RankSight(0, False, True), RankSight(1, False, False), RankSight(2, True, True)]
-    assert look_at_ranks([Rank(3, 0, ranks[0].pid)], port) == [RankSight(3, False, None)]
+    assert look_at_ranks([StartedRank(3, 0, ranks[0].pid)], port) == [RankSight(3, False, None)]
 
 
 def test_a_node_reaches_a_store_that_listens_and_none_that_has_gone() -> None:

@@ -797,7 +797,7 @@ def test_a_node_that_fails_its_check_is_left_out_until_it_is_readmitted() -> Non
     assert story.ordered(to.StartRanks)[0].nodes == ("n1", "n4", "n3")
     story.starts()
     story.happens(on.ReadmitAsked(5, ("n2",)))
-    assert story.ordered(to.Check) == [to.Check("n2")]
+    assert story.ordered(to.CheckAgain) == [to.CheckAgain("n2")]
     assert "n2" in story.state.unusable
     story.happens(on.RunnerReady("n2", "healthy"))
     assert "n2" not in story.state.unusable
@@ -971,7 +971,7 @@ class AnyOrder(RuleBasedStateMachine):
 
     @rule(node=nodes, reaches=st.booleans())
     def reached(self, node: str, reaches: bool) -> None:
-        self.happens(on.Reached(node, reaches))
+        self.happens(on.NodeReached(node, reaches))
 
     @precondition(lambda self: self.story.state.phase is Phase.STARTING)
     @rule()
@@ -1011,7 +1011,7 @@ class AnyOrder(RuleBasedStateMachine):
 
     @rule(node=nodes, behind=st.integers(0, 1), waits=st.booleans())
     def is_at_its_restart_point(self, node: str, behind: int, waits: bool) -> None:
-        self.happens(on.RankAtPoint(node, self.story.state.attempt - behind, 0, waits, "closed"))
+        self.happens(on.RankReachedPoint(node, self.story.state.attempt - behind, 0, waits, "closed"))
 
     @precondition(lambda self: self.story.state.phase in UP)
     @rule(scope=st.sampled_from(SCOPES), failing=st.integers(0, 2))
@@ -1021,12 +1021,12 @@ class AnyOrder(RuleBasedStateMachine):
         self.happens(on.StepSeen(state.attempt, 25, 25))
         for rank, node in enumerate(state.members):
             self.happens(on.RanksStarted(node, state.attempt, (rank,)))
-            self.happens(on.RankAtPoint(node, state.attempt, rank))
+            self.happens(on.RankReachedPoint(node, state.attempt, rank))
         self.happens(on.RanksEnded(victim, state.attempt, success=False, exits=((0, -9),)))
         self.happens(on.RestartAsked(self.request(), state.attempt, None, "because", scope=scope))
         for rank, node in enumerate(state.members):
             if node != victim:
-                self.happens(on.RankAtPoint(node, state.attempt, rank, waits=True))
+                self.happens(on.RankReachedPoint(node, state.attempt, rank, waits=True))
 
     @rule(node=nodes)
     def readmits(self, node: str) -> None:

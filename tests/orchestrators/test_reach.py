@@ -23,7 +23,7 @@ def three(**rules: Any) -> Story:
 
 def answers(story: Story, *nodes: str, reaches_it: bool = False, times: int = 2) -> None:
     for _ in range(times):
-        story.happens(*(on.Reached(node, reaches_it) for node in nodes))
+        story.happens(*(on.NodeReached(node, reaches_it) for node in nodes))
 
 
 def restarted(story: Story) -> list[to.StartRanks]:

@@ -25,8 +25,8 @@ def trains(*with_points: str, stepped: bool = True, **rules: Any) -> Story:
     return story
 
 
-def at_point(node: str, attempt: int = 1, *, waits: bool = False) -> on.RankAtPoint:
-    return on.RankAtPoint(node, attempt, MEMBERS.index(node), waits, "Connection closed by peer" if waits else "")
+def at_point(node: str, attempt: int = 1, *, waits: bool = False) -> on.RankReachedPoint:
+    return on.RankReachedPoint(node, attempt, MEMBERS.index(node), waits, "Connection closed by peer" if waits else "")
 
 
 def come(story: Story, *nodes: str) -> None:
@@ -217,7 +217,7 @@ def test_a_rank_that_ends_and_was_to_stay_is_new_and_the_others_stay() -> None:
 
 def test_without_eagle_eye_the_end_that_a_rank_waits_for_is_waited_for_and_no_longer() -> None:
     story = trains()
-    story.happens(on.RankAtPoint("n1", 1, 0, waits=True, reason="Connection closed by peer", in_touch=False))
+    story.happens(on.RankReachedPoint("n1", 1, 0, waits=True, reason="Connection closed by peer", in_touch=False))
     story.passes(2.0)
     assert story.is_in(Phase.DECIDING)
     story.happens(failed("n2", in_touch=False))
@@ -269,7 +269,7 @@ def test_a_node_whose_ranks_are_to_go_on_is_not_checked_meanwhile() -> None:
     loses_n2(story)
     assert story.state.kept == {"n1", "n3"}
     story.happens(on.ReadmitAsked(6, ("n1",)))
-    assert story.ordered(to.Check) == []
+    assert story.ordered(to.CheckAgain) == []
     assert story.state.kept == {"n1", "n3"}
 
 

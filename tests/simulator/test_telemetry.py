@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from eagle_eye.schema.metrics import BY_NAME, METRICS, Kind, Scope
+from eagle_eye.schema.metrics import BY_NAME, METRICS, MetricKind, Scope
 from eagle_eye.simulator.recording import Recording
 from tests.simulator.builders import culprit, late, onset_s, recorded, row_at
 
@@ -30,7 +30,7 @@ def after(recording: Recording, name: str, seconds: float = 20.0) -> np.ndarray[
 def test_counters_never_go_back(fault: str) -> None:
     recording = recorded(fault)
     everything = recording.device | recording.node | recording.link
-    counters = [name for name in everything if BY_NAME[name].kind is Kind.COUNTER]
+    counters = [name for name in everything if BY_NAME[name].kind is MetricKind.COUNTER]
     assert len(counters) > 5
     for name in counters:
         steps = np.diff(everything[name], axis=0)

@@ -33,7 +33,7 @@ class Series:
 
 
 @dataclass(frozen=True, slots=True)
-class Happening:
+class WindowEvent:
     """An event. ``time_s`` is on the window's clock; ``node`` is None for an event of the whole job."""
 
     time_s: float
@@ -171,7 +171,7 @@ class Window:
     link: Mapping[str, Floats] = field(default_factory=dict)
     link_times_s: Floats = field(default_factory=lambda: np.zeros(0))
     pauses: tuple[Pause, ...] = ()
-    events: tuple[Happening, ...] = ()
+    events: tuple[WindowEvent, ...] = ()
     beginning: Beginning = field(default_factory=Beginning)
     members_memo: dict[Any, Any] = field(default_factory=dict, repr=False)
     memo: dict[Any, Any] = field(init=False, default_factory=dict, repr=False)

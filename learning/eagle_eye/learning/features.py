@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from eagle_eye.detectors.signs.learned_features import FEATURES, ROWS_PAST_MIN, ROWS_SPAN_MIN, Metric, View, look
 from eagle_eye.detectors.signs.progress import QUIET_PHASES
 from eagle_eye.detectors.types import Blind, Floats, Integers, Window
-from eagle_eye.schema.metrics import METRICS, Kind, MetricSpec, Scope
+from eagle_eye.schema.metrics import METRICS, MetricKind, MetricSpec, Scope
 from eagle_eye.server.backtest.trace import Trace
 from eagle_eye.server.engine.engine import Engine
 from eagle_eye.server.engine.judgement import Judgement
@@ -104,7 +104,7 @@ def candidates() -> tuple[Metric, ...]:
 
 def _eligible(spec: MetricSpec) -> bool:
     spoken = spec.name.startswith(SPOKEN_BY_TRAINING)
-    return spec.kind is Kind.GAUGE and spec.scope is not Scope.LINK and spec.unit in GRAINS and not spoken
+    return spec.kind is MetricKind.GAUGE and spec.scope is not Scope.LINK and spec.unit in GRAINS and not spoken
 
 
 def shape_for(interval_s: float, window_s: float) -> Shape:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from eagle_eye.schema.metrics import BY_NAME, Kind
+from eagle_eye.schema.metrics import BY_NAME, MetricKind
 from eagle_eye.simulator.arrays import Floats, Integers, stream
 from eagle_eye.simulator.physics import Physics
 
@@ -48,7 +48,7 @@ def _old(name: str, values: Floats, physics: Physics) -> Floats:
 def _wrong(name: str, values: Floats, physics: Physics) -> Floats:
     """Replace single readings of gauges by what cannot be: nothing, or several times as much."""
     spec = BY_NAME[name]
-    if spec.kind is not Kind.GAUGE or spec.unit == "bool":
+    if spec.kind is not MetricKind.GAUGE or spec.unit == "bool":
         return values
     rng = stream(physics.seed, f"wrong {name}")
     places = tuple(rng.integers(0, size, rng.poisson(physics.outlier_ratio * values.size)) for size in values.shape[:1])

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from eagle_eye.detectors.types import Happening
+from eagle_eye.detectors.types import WindowEvent
 from eagle_eye.server.accounts import goodput
 from eagle_eye.server.accounts.archive import Archive
 from eagle_eye.server.accounts.bookkeeper import Bookkeeper
@@ -66,7 +66,7 @@ def test_the_inventory_of_a_large_job_leaves_room_for_what_is_judged() -> None:
     track = JobTrack("j", 0, 1.0, 900.0, START_S)
     track.add_series("n0", 0, 0)
     for number in range(EVENTS_KEPT + 1):
-        track.add_event(Happening(START_S, f"n{number}", 0, "inventory", {"uuid": f"GPU-{number}"}))
-    track.add_event(Happening(START_S, "n0", 0, "xid", {"code": 79}))
+        track.add_event(WindowEvent(START_S, f"n{number}", 0, "inventory", {"uuid": f"GPU-{number}"}))
+    track.add_event(WindowEvent(START_S, "n0", 0, "xid", {"code": 79}))
     events = track.window(START_S + 1, np.array([-np.inf]), np.array([False]), START_S).events
     assert ([event.kind for event in events], track.events_dropped_total) == (["xid"], 0)

@@ -15,7 +15,7 @@ import pytest
 
 from eagle_eye.agent.collectors.kernel_log import KernelLogCollector
 from eagle_eye.agent.loop.drops import Drops
-from eagle_eye.detectors.types import Blind, Happening
+from eagle_eye.detectors.types import Blind, WindowEvent
 from eagle_eye.schema.events import Event
 from eagle_eye.server.engine.detectors import build_detectors
 from eagle_eye.server.engine.fusion import fuse
@@ -84,7 +84,7 @@ def logged(events: list[Event], before_s: float, rows: int = 0) -> Story:
     for event in events:
         if event.kind == "link_down":
             carried(story, str(event.attributes["link"]), before_s)
-        story.events.append(Happening(NOW_S - before_s, "n1", event.device, event.kind, event.attributes))
+        story.events.append(WindowEvent(NOW_S - before_s, "n1", event.device, event.kind, event.attributes))
     return story
 
 

@@ -17,7 +17,7 @@ from eagle_eye.agent.files.bounded import content
 from eagle_eye.agent.loop.drops import Drops
 from eagle_eye.agent.loop.tick_result import TickFrame
 from eagle_eye.schema.frame import Rank
-from eagle_eye.schema.metrics import METRICS, PROMETHEUS_PREFIX, Kind, MetricSpec, Scope
+from eagle_eye.schema.metrics import METRICS, PROMETHEUS_PREFIX, MetricKind, MetricSpec, Scope
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 STALE_INTERVALS = 3.0  # rows are left out after this many intervals without a tick,
@@ -201,7 +201,7 @@ def _family(name: str, kind: str, text: str, series: Iterable[tuple[Labels, floa
 
 
 def _kind(spec: MetricSpec) -> str:
-    return "counter" if spec.kind is Kind.COUNTER else "gauge"  # a sequence may restart, a mask is not a number
+    return "counter" if spec.kind is MetricKind.COUNTER else "gauge"  # a sequence may restart, a mask is not a number
 
 
 def _labels(labels: Labels) -> str:

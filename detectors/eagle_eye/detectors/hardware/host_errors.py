@@ -13,7 +13,7 @@ from eagle_eye.detectors.signs.gpu_errors import BEFORE_START_S, at_once, went_o
 from eagle_eye.detectors.signs.kernel_facts import NETWORK, KernelFact, host_errors, may_have_stopped
 from eagle_eye.detectors.signs.progress import Patience, progress
 from eagle_eye.detectors.signs.stop import Standstill, stop_of
-from eagle_eye.detectors.types import Blind, Evidence, Happening, Verdict, Window
+from eagle_eye.detectors.types import Blind, Evidence, Verdict, Window, WindowEvent
 
 SILENT_INTERVALS = 1.5  # missed: after a panic, which is certain, silence need not last longer
 SILENT_S = 1.5  # at least
@@ -72,9 +72,9 @@ class HostErrors:
             facts = [fact for fact in facts if fact not in own]
         return [*found, *self._reported(window, facts, stop)]
 
-    def _checked(self, window: Window) -> dict[str, Happening]:
+    def _checked(self, window: Window) -> dict[str, WindowEvent]:
         """Return each node's first panic, or its first uncorrected machine check."""
-        found: dict[str, Happening] = {}
+        found: dict[str, WindowEvent] = {}
         for event in window.events:
             if (
                 event.kind not in ("kernel_panic", "machine_check")
@@ -89,7 +89,7 @@ class HostErrors:
                 found[event.node] = event
         return found
 
-    def _dead(self, window: Window, node: str, event: Happening) -> list[Verdict]:
+    def _dead(self, window: Window, node: str, event: WindowEvent) -> list[Verdict]:
         """Return the verdict on a node that went down with its panic or machine check."""
         silence_s = self._silence_s(window, node)
         limit_s = max(SILENT_S, SILENT_INTERVALS * window.interval_s)
@@ -213,7 +213,7 @@ class HostErrors:
             return 0.0
         return window.now_s - max(float(window.heard_s[index]), window.watching_since_s)
 
-    def _stopped_since(self, window: Window, event: Happening) -> bool:
+    def _stopped_since(self, window: Window, event: WindowEvent) -> bool:
         if any(item.time_s >= event.time_s - NEAR_S for item in unplanned_exits(window)):
             return True
         try:
@@ -223,13 +223,13 @@ class HostErrors:
         return state.stopped and not went_on(window, event.time_s)
 
 
-def _serious(event: Happening) -> bool:
+def _serious(event: WindowEvent) -> bool:
     """Whether the event is a panic, or a machine check not marked as corrected: exceptions are raised for no less."""
     said = text(event.attributes, "text", "severity")
     return event.kind == "kernel_panic" or bool(UNCORRECTED.search(said)) or not CORRECTED.search(said)
 
 
-def _as_fact(event: Happening) -> KernelFact:
+def _as_fact(event: WindowEvent) -> KernelFact:
     return KernelFact(event.node or "", -1, "machine_check", "", "", text(event.attributes, "text"), event.time_s)
 
 

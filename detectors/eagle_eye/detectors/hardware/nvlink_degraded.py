@@ -25,7 +25,7 @@ from eagle_eye.detectors.signs.under_load import (
     require_training,
 )
 from eagle_eye.detectors.signs.xids import NVLINK5_XIDS, code_of, is_fatal
-from eagle_eye.detectors.types import Blind, Evidence, Floats, Happening, Integers, Verdict, Window
+from eagle_eye.detectors.types import Blind, Evidence, Floats, Integers, Verdict, Window, WindowEvent
 
 ROWS_MIN = 3
 LASTS_S = 10.0
@@ -56,7 +56,7 @@ class _Suspects:
     lost: dict[int, list[int]]  # by node: series with fewer active links
     erring: dict[int, list[int]]  # by node: series with growing errors
     starved: dict[int, list[SlowClock]]  # by node: series that have begun to move less than their peers
-    reported: dict[int, list[Happening]]  # by node: XID 74, fatal ones of 144 to 150
+    reported: dict[int, list[WindowEvent]]  # by node: XID 74, fatal ones of 144 to 150
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,7 +147,7 @@ class NvlinkDegraded:
         )
 
 
-def _confidence(kinds: set[str], reported: list[Happening], lasted_s: float) -> tuple[float | None, bool]:
+def _confidence(kinds: set[str], reported: list[WindowEvent], lasted_s: float) -> tuple[float | None, bool]:
     """Return the probability that the claim is true (None: no claim), and whether it only asks for a planned check."""
     repeated = len(reported) > 1 and reported[-1].time_s - reported[0].time_s >= REPEATED_S
     if "nvlinks" in kinds:
@@ -166,9 +166,9 @@ def _confidence(kinds: set[str], reported: list[Happening], lasted_s: float) -> 
     return None, False
 
 
-def _reported(window: Window) -> dict[int, list[Happening]]:
+def _reported(window: Window) -> dict[int, list[WindowEvent]]:
     """Return each node's fatal link XIDs that the job survived, oldest first; NvSwitch handles SXIDs."""
-    found: dict[int, list[Happening]] = {}
+    found: dict[int, list[WindowEvent]] = {}
     for event in window.events:
         if (
             event.kind == "xid"
@@ -293,7 +293,7 @@ def _moves_less(window: Window, metric: str) -> list[SlowClock]:
     return [slow for slow in slow_ones if slow.distance >= TRAFFIC_SIGMAS and slow.lasting and not slow.chronic]
 
 
-def _onset(window: Window, lost: list[int], erring: list[int], reported: list[Happening]) -> tuple[float, bool]:
+def _onset(window: Window, lost: list[int], erring: list[int], reported: list[WindowEvent]) -> tuple[float, bool]:
     """Return the onset, and whether the window shows no time before it."""
     begins = [reported[0].time_s] if reported else []
     chronic = not reported
@@ -377,12 +377,12 @@ def _spare(window: Window, column: int) -> float:
     return spare if math.isfinite(spare) else 0.0
 
 
-def _columns_of(window: Window, node: int, reported: list[Happening]) -> list[int]:
+def _columns_of(window: Window, node: int, reported: list[WindowEvent]) -> list[int]:
     devices = {event.device for event in reported if event.device >= 0}
     return [i for i in np.flatnonzero(window.node_of == node).tolist() if window.series[i].device in devices]
 
 
-def _device(reported: list[Happening]) -> int | None:
+def _device(reported: list[WindowEvent]) -> int | None:
     devices = {event.device for event in reported}
     return devices.pop() if len(devices) == 1 and min(devices) >= 0 else None
 

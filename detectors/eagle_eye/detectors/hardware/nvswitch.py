@@ -8,7 +8,7 @@ from eagle_eye.detectors.signs.exits import unplanned_exits
 from eagle_eye.detectors.signs.gpu_errors import BEFORE_START_S, exit_near, gpu_errors, soon_known, went_on
 from eagle_eye.detectors.signs.progress import Patience, progress
 from eagle_eye.detectors.signs.xids import code_of, sxid_severity
-from eagle_eye.detectors.types import Blind, Evidence, Happening, Verdict, Window
+from eagle_eye.detectors.types import Blind, Evidence, Verdict, Window, WindowEvent
 
 NVLINK_XID = 74  # how a port's fatal error shows at the GPU behind it (Fabric Manager User Guide, D.5)
 NEAR_S = 30.0
@@ -31,7 +31,7 @@ class NvSwitch:
 
     def detect(self, window: Window) -> list[Verdict]:
         """Return one verdict for each node with a fatal NVSwitch error."""
-        fatal: dict[str, list[Happening]] = {}
+        fatal: dict[str, list[WindowEvent]] = {}
         for event in window.events:
             if event.kind != "sxid" or event.node is None or event.time_s < window.started_s - BEFORE_START_S:
                 continue
@@ -39,7 +39,7 @@ class NvSwitch:
                 fatal.setdefault(event.node, []).append(event)
         return [verdict for node, events in fatal.items() for verdict in self._judge(window, node, events)]
 
-    def _judge(self, window: Window, node: str, events: list[Happening]) -> list[Verdict]:
+    def _judge(self, window: Window, node: str, events: list[WindowEvent]) -> list[Verdict]:
         first = min(events, key=lambda event: event.time_s)
         all_hurt = any(sxid_severity(event.attributes) == "all" for event in events)
         links = [

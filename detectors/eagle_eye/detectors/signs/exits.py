@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from eagle_eye.detectors.signs.attributes import text, whole
 from eagle_eye.detectors.signs.once import once
-from eagle_eye.detectors.types import Happening, Window
+from eagle_eye.detectors.types import Window, WindowEvent
 
 # Messages of collective survivors after a peer's death, from Gloo, NCCL and TCPStore.
 ECHO = re.compile(
@@ -94,7 +94,7 @@ class Exit:
 def unplanned_exits(window: Window) -> list[Exit]:
     """Return the unplanned exits of this attempt's ranks, oldest first."""
     errors: dict[tuple[str | None, int], str] = {}
-    ends: list[Happening] = []
+    ends: list[WindowEvent] = []
     for event in window.events:
         if event.kind == "training_error":
             errors[event.node, event.device] = text(event.attributes, "text")
@@ -125,13 +125,13 @@ def left_early(window: Window) -> list[str]:
     return list(ended.values()) if len(ended) < ranks else []
 
 
-def _planned(event: Happening, code: int | None, failed: bool) -> bool:
+def _planned(event: WindowEvent, code: int | None, failed: bool) -> bool:
     if code is None:
         return bool(event.attributes.get("goodbye")) and not failed
     return -code in CLEANUP_SIGNALS
 
 
-def _exit_code(event: Happening) -> int | None:
+def _exit_code(event: WindowEvent) -> int | None:
     """Return the exit code, negative for a signal however it was reported; None if not readable."""
     code = whole(event.attributes, "exit_code")
     if code is not None and code > SHELL_SIGNALS and code - SHELL_SIGNALS in _DEADLY_SIGNALS:
@@ -139,6 +139,6 @@ def _exit_code(event: Happening) -> int | None:
     return code
 
 
-def _rank(event: Happening) -> int:
+def _rank(event: WindowEvent) -> int:
     rank = whole(event.attributes, "rank")
     return -1 if rank is None else rank

@@ -11,7 +11,7 @@ import numpy as np
 from eagle_eye.detectors.signs.attributes import text
 from eagle_eye.detectors.signs.gpu_errors import BEFORE_START_S
 from eagle_eye.detectors.signs.stop import Standstill
-from eagle_eye.detectors.types import Evidence, Happening, Window
+from eagle_eye.detectors.types import Evidence, Window, WindowEvent
 
 # Display text of each fact.
 MEANINGS = MappingProxyType(
@@ -97,7 +97,7 @@ def host_errors(window: Window) -> list[KernelFact]:
     return sorted(found.values(), key=lambda fact: (fact.began_s, fact.node, fact.what, fact.part))
 
 
-def _fact(event: Happening, node: str) -> KernelFact:
+def _fact(event: WindowEvent, node: str) -> KernelFact:
     said = event.attributes
     what, part, link = text(said, "what"), text(said, "device"), text(said, "link")
     return KernelFact(node, event.device, what, part, link, text(said, "text"), event.time_s)

@@ -137,5 +137,5 @@ def _readmit(rules: Rules, state: State, wish: on.ReadmitAsked, now: on.Moment) 
         to.Answer(wish.request, True, text),
         to.Say("readmitted", {"nodes": sorted(back)}),
         *(to.Revive(node) for node in sorted(revived)),
-        *(to.Check(node) for node in sorted(checked)),
+        *(to.CheckAgain(node) for node in sorted(checked)),
     ])  # fmt: skip

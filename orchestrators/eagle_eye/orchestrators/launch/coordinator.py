@@ -210,7 +210,7 @@ class Coordinator:
                     self._runners.stop(node)
             case to.Abandon(node, _):
                 self._runners.abandon(node)
-            case to.Check(node):
+            case to.CheckAgain(node):
                 self._runners.check(node)
             case to.Revive(node):
                 self._runners.revive(node)

@@ -22,7 +22,7 @@ from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousIn
 
 from eagle_eye.orchestrators.launch.forked_ranks import ForkedRanks, fork_ranks
 from eagle_eye.orchestrators.launch.logs import SizeLimit
-from eagle_eye.orchestrators.launch.messages import Ended, Exit, FromRunner, Rank, Start, Started
+from eagle_eye.orchestrators.launch.messages import Ended, FromRunner, RankExit, Start, Started, StartedRank
 from eagle_eye.orchestrators.launch.own_process import set_defaults
 
 STORE_TIMEOUT_S = 60.0
@@ -111,7 +111,7 @@ class RankLogs(LogsSpecs):
 class TellingAgent(LocalElasticAgent):
     """A node's elastic agent that reports which ranks it has started, and whether they were forked."""
 
-    def __init__(self, spec: WorkerSpec, logs: LogsSpecs, started: Callable[[list[Rank], bool], None]) -> None:
+    def __init__(self, spec: WorkerSpec, logs: LogsSpecs, started: Callable[[list[StartedRank], bool], None]) -> None:
         super().__init__(spec, logs, start_method="spawn", shutdown_timeout=SHUTDOWN_TIMEOUT_S)
         self._tell_started = started
 
@@ -124,7 +124,10 @@ class TellingAgent(LocalElasticAgent):
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         pids: dict[int, Any] = super()._start_workers(worker_group)
         self._tell_started(
-            [Rank(worker.global_rank, worker.local_rank, pids[worker.local_rank]) for worker in worker_group.workers],
+            [
+                StartedRank(worker.global_rank, worker.local_rank, pids[worker.local_rank])
+                for worker in worker_group.workers
+            ],
             isinstance(self._pcontext, ForkedRanks),
         )
         return pids
@@ -154,7 +157,7 @@ def run_attempt(start: Start, say: Callable[[FromRunner], None], kept: Collectio
     )
     limits: list[SizeLimit] = []
 
-    def started(ranks: list[Rank], forked: bool) -> None:
+    def started(ranks: list[StartedRank], forked: bool) -> None:
         say(Started(start.attempt, ranks, forked))
         files = [logs / f"rank{rank.rank}.{stream}.log" for rank in ranks for stream in ("stdout", "stderr")]
         limits.append(SizeLimit(files, start.log_bytes_max))
@@ -175,7 +178,7 @@ def _ended(start: Start, logs: Path, result: RunResult) -> Ended:
     if not result.is_failed():
         return Ended(start.attempt, success=True)
     failures = sorted(result.failures.items(), key=lambda item: item[1].timestamp)
-    exits = [Exit(rank, failure.exitcode) for rank, failure in failures]
+    exits = [RankExit(rank, failure.exitcode) for rank, failure in failures]
     # The first to fail by itself: the others only report that the agent ended them.
     first = next((exit_.rank for exit_ in exits if exit_.exit_code != -15), exits[0].rank if exits else None)
     return Ended(start.attempt, success=False, exits=exits, detail=_tail(logs, first))

@@ -98,7 +98,7 @@ class RanksSeen:
 
 
 @dataclass(frozen=True)
-class Reached:
+class NodeReached:
     """Whether the node reaches the launcher's store, as it was asked."""
 
     node: str
@@ -121,7 +121,7 @@ class RanksEnded:
 
 
 @dataclass(frozen=True)
-class RankAtPoint:
+class RankReachedPoint:
     """A rank has a restart point, and ``waits`` there because its peers are gone, or does not. See regroup.py.
 
     ``reason`` is what it says of its peers; ``in_touch`` is whether Eagle Eye could report on it.
@@ -234,8 +234,8 @@ class Tick:
     """Time has passed."""
 
 
-RankWord = RanksStarted | RankAtPoint | RanksEnded
+RankWord = RanksStarted | RankReachedPoint | RanksEnded
 RunnerWord = RunnerReady | RunnerBusy | RunnerLost | RunnerSilent | NodeUnfit | RanksStopped | RankWord
 Progress = CheckpointChosen | StepSeen | CheckpointWritten
 Asked = ExcludeAsked | RestartAsked | ReadmitAsked
-Happening = RunnerWord | RanksSeen | Reached | Progress | Asked | Opened | StartImpossible | Cancelled | Tick
+Happening = RunnerWord | RanksSeen | NodeReached | Progress | Asked | Opened | StartImpossible | Cancelled | Tick

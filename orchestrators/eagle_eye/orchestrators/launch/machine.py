@@ -58,7 +58,7 @@ def _dispatch(rules: Rules, state: State, happening: on.Happening, now: on.Momen
             return progress(rules, state, happening, now)
         case on.RanksSeen():
             return others_seen(state, happening) if state.phase is Phase.DECIDING else seen(state, happening)
-        case on.Reached():
+        case on.NodeReached():
             return _reached(rules, state, happening, now)
         case on.Cancelled(reason, exit_code):
             return end(state, Phase.CANCELLED, reason, exit_code)
@@ -74,7 +74,7 @@ def _dispatch(rules: Rules, state: State, happening: on.Happening, now: on.Momen
     return state, []
 
 
-def _reached(rules: Rules, state: State, said: on.Reached, now: on.Moment) -> Step:
+def _reached(rules: Rules, state: State, said: on.NodeReached, now: on.Moment) -> Step:
     """Prepare the next attempt by the answer; one that starts is given up for a node that it can do without."""
     before = state.out_of_reach
     state, orders = reach.answered(state, said, now)
@@ -96,7 +96,7 @@ def _runner_says(rules: Rules, state: State, said: on.RunnerWord, now: on.Moment
             return _runner_silent(rules, state, said, now)
         case on.RanksStopped(node, survivors):
             return _ranks_stopped(rules, state, node, survivors, now)
-        case on.RanksStarted() | on.RankAtPoint() | on.RanksEnded():
+        case on.RanksStarted() | on.RankReachedPoint() | on.RanksEnded():
             return _rank_says(rules, state, said, now)
 
 
@@ -108,7 +108,7 @@ def _rank_says(rules: Rules, state: State, said: on.RankWord, now: on.Moment) ->
         case on.RanksStarted(node, attempt, ranks):
             if attempt == state.attempt:
                 return running_yet(rules, replace(state, started={**state.started, node: ranks}), now)
-        case on.RankAtPoint():
+        case on.RankReachedPoint():
             return regroup.at_point(rules, state, said, now)
         case on.RanksEnded():
             return (regroup.ended_meanwhile if before else ranks_ended)(rules, state, said, now)

@@ -82,7 +82,7 @@ class Stop(msgspec.Struct, frozen=True, tag_field="do", tag="stop"):
     """Kill everything that runs; answered by Stopped."""
 
 
-class Check(msgspec.Struct, frozen=True, tag_field="do", tag="check"):
+class CheckNode(msgspec.Struct, frozen=True, tag_field="do", tag="check"):
     """Check the node again; answered by Ready or Unfit."""
 
 
@@ -92,7 +92,7 @@ class Look(msgspec.Struct, frozen=True, tag_field="do", tag="look"):
     attempt: int
 
 
-class Reach(msgspec.Struct, frozen=True, tag_field="do", tag="reach"):
+class ReachStore(msgspec.Struct, frozen=True, tag_field="do", tag="reach"):
     """Try whether the launcher's store is reached from the node; answered by Reached."""
 
     store_host: str
@@ -115,7 +115,7 @@ class Ping(msgspec.Struct, frozen=True, tag_field="do", tag="ping"):
     store: bool = False
 
 
-class Rank(msgspec.Struct, frozen=True):
+class StartedRank(msgspec.Struct, frozen=True):
     """A started rank, and its process on its node."""
 
     rank: int
@@ -131,7 +131,7 @@ class RankSight(msgspec.Struct, frozen=True):
     joined: bool | None
 
 
-class Exit(msgspec.Struct, frozen=True):
+class RankExit(msgspec.Struct, frozen=True):
     """How a rank ended: the exit code, negative for a signal."""
 
     rank: int
@@ -168,7 +168,7 @@ class Started(msgspec.Struct, frozen=True, tag_field="is", tag="started"):
     """
 
     attempt: int
-    ranks: list[Rank]
+    ranks: list[StartedRank]
     standby: bool = False
     why_not: str = ""
     kept: bool = False
@@ -188,7 +188,7 @@ class Ended(msgspec.Struct, frozen=True, tag_field="is", tag="ended"):
 
     attempt: int
     success: bool
-    exits: list[Exit] = []
+    exits: list[RankExit] = []
     detail: str = ""
 
 
@@ -219,7 +219,7 @@ class Logs(msgspec.Struct, frozen=True, tag_field="is", tag="logs"):
     files: dict[str, str]
 
 
-ToRunner = Configure | Start | Regroup | Stop | Check | Look | Reach | Hold | Ping
+ToRunner = Configure | Start | Regroup | Stop | CheckNode | Look | ReachStore | Hold | Ping
 
 
 class Held(msgspec.Struct, frozen=True, tag_field="is", tag="held"):

@@ -16,13 +16,13 @@ import psutil
 
 from eagle_eye.orchestrators.launch.logs import shorten_runner_log
 from eagle_eye.orchestrators.launch.messages import (
-    Check,
+    CheckNode,
     Configure,
     FromRunner,
     Hold,
     Look,
     Ping,
-    Reach,
+    ReachStore,
     Regroup,
     Start,
     Stop,
@@ -93,7 +93,7 @@ class NodeRunner:
 
     def check(self) -> None:
         """Tell the runner to check its node again; it reports the result."""
-        self._send(Check())
+        self._send(CheckNode())
 
     def look(self, attempt: int) -> None:
         """Ask the runner for the state of the attempt's ranks."""
@@ -101,7 +101,7 @@ class NodeRunner:
 
     def reach(self, store_host: str, store_port: int) -> None:
         """Ask the runner whether its node reaches the store."""
-        self._send(Reach(store_host, store_port))
+        self._send(ReachStore(store_host, store_port))
 
     def hold(self, job: str) -> None:
         """Ask the runner which steps of the job its node has in memory."""

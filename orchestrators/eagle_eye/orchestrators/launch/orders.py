@@ -67,7 +67,7 @@ class Abandon:
 
 
 @dataclass(frozen=True)
-class Check:
+class CheckAgain:
     """Check the node again; its runner reports ready or unfit."""
 
     node: str
@@ -139,5 +139,5 @@ class End:
     exit_code: int
 
 
-RunnerOrder = StartRanks | StopRanks | LookAtRanks | AskReach | Abandon | Check | Revive
+RunnerOrder = StartRanks | StopRanks | LookAtRanks | AskReach | Abandon | CheckAgain | Revive
 Order = RunnerOrder | ChooseCheckpoint | TellServer | TellUnfit | Running | Answer | Say | Persist | End

@@ -11,13 +11,13 @@ from collections.abc import Iterable
 
 import psutil
 
-from eagle_eye.orchestrators.launch.messages import Rank, RankSight
+from eagle_eye.orchestrators.launch.messages import RankSight, StartedRank
 
 CONNECTED_WITHIN_S = 1.0  # a single lost segment is resent by then
 PROCESSES_MAX = 64  # examined per rank: its data loaders are irrelevant here
 
 
-def look_at_ranks(ranks: Iterable[Rank], store_port: int) -> list[RankSight]:
+def look_at_ranks(ranks: Iterable[StartedRank], store_port: int) -> list[RankSight]:
     """Return each rank's state. A rank has arrived once one of its processes has a connection to the store.
 
     That connection is made at ``init_process_group`` and kept; a rank that uses another rendezvous never arrives.
@@ -35,7 +35,7 @@ def reaches(host: str, port: int) -> bool:
         return False
 
 
-def _look(rank: Rank, store_port: int) -> RankSight:
+def _look(rank: StartedRank, store_port: int) -> RankSight:
     stopped, joined, read = False, False, False
     for process in _family(rank.pid):
         with contextlib.suppress(psutil.Error, OSError):

@@ -27,7 +27,7 @@ def ask(state: State, nodes: Collection[str], now: on.Moment) -> Step:
     return state, [to.AskReach(asked)]
 
 
-def answered(state: State, said: on.Reached, now: on.Moment) -> Step:
+def answered(state: State, said: on.NodeReached, now: on.Moment) -> Step:
     """Record a node's answer; the first that it does not reach the store is asked for again."""
     node = frozenset({said.node})
     if said.reaches:

@@ -26,7 +26,7 @@ def from_before(state: State, node: str, attempt: int) -> bool:
     return preparing and node in state.kept and attempt == state.attempt - 1
 
 
-def at_point(rules: Rules, state: State, said: on.RankAtPoint, now: on.Moment) -> Step:
+def at_point(rules: Rules, state: State, said: on.RankReachedPoint, now: on.Moment) -> Step:
     """Record a rank's restart point. If one waits there while the attempt is up, the attempt has failed."""
     if said.waits:
         state = replace(state, waiting=_with(state.waiting, said))
@@ -66,5 +66,5 @@ def overdue(rules: Rules, state: State, now: on.Moment) -> Step:
     return state, [reported, *orders]
 
 
-def _with(known: Mapping[str, frozenset[int]], said: on.RankAtPoint) -> Mapping[str, frozenset[int]]:
+def _with(known: Mapping[str, frozenset[int]], said: on.RankReachedPoint) -> Mapping[str, frozenset[int]]:
     return {**known, said.node: known.get(said.node, frozenset()) | {said.rank}}

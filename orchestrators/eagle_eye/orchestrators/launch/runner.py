@@ -23,7 +23,7 @@ from eagle_eye.orchestrators.launch import logs
 from eagle_eye.orchestrators.launch.attempt_process import become_attempt
 from eagle_eye.orchestrators.launch.messages import (
     Alive,
-    Check,
+    CheckNode,
     Configure,
     Ended,
     FromRunner,
@@ -32,15 +32,15 @@ from eagle_eye.orchestrators.launch.messages import (
     Logs,
     Look,
     Ping,
-    Rank,
     RankAtPoint,
-    Reach,
     Reached,
+    ReachStore,
     Ready,
     Regroup,
     Seen,
     Start,
     Started,
+    StartedRank,
     Stop,
     Stopped,
     Unfit,
@@ -79,7 +79,7 @@ class Runner:
         self._child_unread = b""
         self._child_attempt = 0
         self._child_ended = True
-        self._ranks: list[Rank] = []
+        self._ranks: list[StartedRank] = []
         self._store_host, self._store_port, self._nodes = "", 0, 0
         self._logs_owed: Path | None = None
         self._prepared, self._prepared_end = os.pipe()
@@ -134,13 +134,13 @@ class Runner:
                 os.environ[SOCKET_VARIABLE] = self._points.name
                 self._configured = message
                 self._prepare()
-            case Check():
+            case CheckNode():
                 self._prepare()
             case Start() | Regroup() | Stop():
                 self._run_ranks(message)
             case Look(attempt):
                 self._say(self._look(attempt))
-            case Reach(host, port):
+            case ReachStore(host, port):
                 self._say(Reached(reaches(host, port)))
             case Hold(job, node):
                 self._say(Held(read_steps(store_folder(node), job)))

@@ -198,7 +198,7 @@ class Runners:
             case messages.Started() | messages.RankAtPoint() | messages.Seen() | messages.Ended():
                 self._heard_of_ranks(node, message)
             case messages.Reached(reaches):
-                self._post(on.Reached(node, reaches))
+                self._post(on.NodeReached(node, reaches))
             case messages.Stopped(survivors):
                 self._post(on.RanksStopped(node, len(survivors)))
             case messages.Held(copies):
@@ -214,7 +214,7 @@ class Runners:
                 self.started[node] = message
                 self._post(on.RanksStarted(node, message.attempt, tuple(rank.rank for rank in message.ranks)))
             case messages.RankAtPoint(attempt, rank, waits, reason):
-                self._post(on.RankAtPoint(node, attempt, rank, waits, reason, self._in_touch()))
+                self._post(on.RankReachedPoint(node, attempt, rank, waits, reason, self._in_touch()))
             case messages.Seen():
                 self._post(_seen(node, message, self._in_touch()))
             case messages.Ended(attempt, success, exits, detail):

@@ -12,7 +12,7 @@ import msgspec
 from eagle_eye.schema.frame import encode_frame
 from eagle_eye.server.config import ServerConfig
 from eagle_eye.server.engine.topology import Topology
-from eagle_eye.server.history.history import Gap, History, Recorded
+from eagle_eye.server.history.history import History, Recorded, UnreadableRange
 from eagle_eye.server.history.recording import VERSION, Opening, Stated, frames_of, message
 from eagle_eye.server.history.remote_store.remote_store import RemoteStore
 from eagle_eye.server.ingest.fleet import Fleet
@@ -69,7 +69,7 @@ def _recorded(parts: Needs, job: str, nodes: Sequence[str], start_s: float, end_
     yield from parts.history.query(nodes, start_s, end_s)
 
 
-def _opening(parts: Needs, job: str, start_s: float, end_s: float, gaps: Sequence[Gap]) -> Opening:
+def _opening(parts: Needs, job: str, start_s: float, end_s: float, gaps: Sequence[UnreadableRange]) -> Opening:
     record = parts.store.get(JOBS, job)
     file = parts.config.topology_file
     return Opening(

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from eagle_eye.schema.metrics import Kind, MetricSpec, Scope
+from eagle_eye.schema.metrics import MetricKind, MetricSpec, Scope
 from eagle_eye.server.charts.drawing import Drawing
 from eagle_eye.server.charts.peer_selection import Cast
 from eagle_eye.server.history.steps import SeriesKey, SeriesSteps, Statistic
@@ -41,7 +41,7 @@ def statistic_of(drawing: Drawing) -> Statistic:
         return "increase"
     if drawing.form == "bits":
         return "max"
-    return "mean" if drawing.metric.kind is Kind.GAUGE else "last"
+    return "mean" if drawing.metric.kind is MetricKind.GAUGE else "last"
 
 
 def band(series: Mapping[SeriesKey, SeriesSteps], steps: int, drawing: Drawing, cast: Cast) -> Band:

@@ -7,7 +7,7 @@ from types import MappingProxyType
 from typing import Literal, NamedTuple
 
 from eagle_eye.schema.action import EvidenceItem
-from eagle_eye.schema.metrics import BY_NAME, Kind, MetricSpec
+from eagle_eye.schema.metrics import BY_NAME, MetricKind, MetricSpec
 
 Form = Literal["value", "growth", "behind", "bits"]
 BITS_OF_EASE = 0x01 | 0x02  # an idle GPU and user-set clocks are no trouble
@@ -85,10 +85,10 @@ def drawing_of(metric: str, threshold: float | None = None, unit: str = "") -> D
     if spec is None or spec.name in _UNDRAWABLE:
         return None
     own = threshold if spec.name == metric and unit in ("", spec.unit) else None
-    if spec.kind is Kind.MASK:
+    if spec.kind is MetricKind.MASK:
         mask = int(own) if own is not None and 0 < own < 2**53 else ~BITS_OF_EASE
         return Drawing(spec, "bits", None, mask)
-    if spec.kind is Kind.COUNTER:
+    if spec.kind is MetricKind.COUNTER:
         return Drawing(spec, "growth", own)
     if spec.name in _BEHIND:
         return Drawing(spec, "behind")

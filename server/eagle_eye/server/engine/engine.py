@@ -10,7 +10,7 @@ import numpy as np
 
 from eagle_eye.detectors.learned.model_anomaly import NO_MODEL
 from eagle_eye.detectors.signs.learned_model import LearnedModel
-from eagle_eye.detectors.types import Happening, Verdict, Window
+from eagle_eye.detectors.types import Verdict, Window, WindowEvent
 from eagle_eye.schema.frame import Frame, Rank
 from eagle_eye.server.engine.detector_schedule import DetectorSchedule
 from eagle_eye.server.engine.detectors import build_detectors
@@ -86,7 +86,7 @@ class Engine:
             route.place(frame)
         for event in frame.events:
             self.gpu_models.take(frame.node, event)
-            happening = Happening(event.time_s, frame.node, event.device, event.kind, event.attributes)
+            happening = WindowEvent(event.time_s, frame.node, event.device, event.kind, event.attributes)
             housed = map(self._jobs.get, self._jobs_of_node.get(frame.node, ()))
             for job in concerned(happening, housed, route, frame.ranks):
                 if self._concerns(happening, job):
@@ -326,7 +326,7 @@ class Engine:
             known.add_node(frame.node)
         return known
 
-    def _concerns(self, event: Happening, track: JobTrack) -> bool:
+    def _concerns(self, event: WindowEvent, track: JobTrack) -> bool:
         """Whether the event is of this attempt: exits of the last attempt's ranks arrive after the next has begun."""
         if event.attributes.get("job", track.job) != track.job:
             return False

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from eagle_eye.detectors.signs.peers import latest
 from eagle_eye.detectors.signs.progress import QUIET_PHASES
-from eagle_eye.detectors.types import Beginning, Curve, Floats, Happening, Link, Series, Window
+from eagle_eye.detectors.types import Beginning, Curve, Floats, Link, Series, Window, WindowEvent
 from eagle_eye.schema.action import MemberRank
 from eagle_eye.schema.metrics import Scope
 from eagle_eye.server.engine.attempt_progress import Advance
@@ -63,7 +63,7 @@ class JobTrack:
         self._fed_until_s = -math.inf
         self.interval_s = interval_s
         self._interval_settled = False
-        self._events: deque[Happening] = deque()
+        self._events: deque[WindowEvent] = deque()
         self._repeats: dict[tuple[str, str | None, int, str], int] = {}
         self.course = PauseLog(earlier.pauses)
         self._steps_made = Advance(started_s)
@@ -244,7 +244,7 @@ class JobTrack:
         elif scope is Scope.NODE and REPORTED in metrics:
             self.checkpoints.take(time_s, metrics, columns, values)
 
-    def add_event(self, event: Happening) -> None:
+    def add_event(self, event: WindowEvent) -> None:
         """Store an event of this attempt; a phase event also changes its rank's phase."""
         if event.kind in UNJUDGED:
             return
@@ -378,7 +378,7 @@ class JobTrack:
             return
         self.course.note_steps(gap_s, steps, self.interval_s)
 
-    def _note_phase(self, node: str, event: Happening) -> None:
+    def _note_phase(self, node: str, event: WindowEvent) -> None:
         """Set the phase that the event begins for a rank, or for all ranks of the node if the event names none."""
         for column in self._roster.columns_of(node, event.device):
             if event.kind == "phase":

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from eagle_eye.detectors.types import Happening
+from eagle_eye.detectors.types import WindowEvent
 from eagle_eye.schema.frame import Block, Frame, Rank
 from eagle_eye.schema.metrics import Scope
 from eagle_eye.server.engine.job_track import JobTrack
@@ -257,7 +257,7 @@ def names_other_attempt(ranks: Iterable[Rank], track: JobTrack) -> bool:
 
 
 def concerned(
-    event: Happening, housed: Iterable[JobTrack | None], route: Route, ranks: Sequence[Rank]
+    event: WindowEvent, housed: Iterable[JobTrack | None], route: Route, ranks: Sequence[Rank]
 ) -> Iterator[JobTrack]:
     """Yield the jobs that an event of a node is about; ``ranks`` are those that the node named with it."""
     failure = event.kind in NODE_FAILURES

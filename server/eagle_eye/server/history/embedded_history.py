@@ -11,13 +11,13 @@ from typing import NamedTuple, TypeVar
 
 from eagle_eye.schema.metrics import MetricSpec
 from eagle_eye.server.history.history import (
-    Gap,
     RankReport,
     Recorded,
     RecordedRow,
     Run,
     StepQuery,
     StreamInfo,
+    UnreadableRange,
     runs_of,
     speaks_of,
 )
@@ -174,10 +174,10 @@ class EmbeddedHistory:
                 total += self.segment_store.count(segment, nodes, start_s, end_s)
         return total
 
-    def gaps(self, nodes: Sequence[str], start_s: float, end_s: float, levels: bool) -> list[Gap]:
+    def gaps(self, nodes: Sequence[str], start_s: float, end_s: float, levels: bool) -> list[UnreadableRange]:
         """Return the parts of the range in which the nodes' data is damaged; see History."""
 
-        def found(reader: sqlite3.Connection) -> list[Gap]:
+        def found(reader: sqlite3.Connection) -> list[UnreadableRange]:
             raw = self.segment_store.broken(reader, nodes, start_s, end_s)
             return gaps(raw, holding(reader, nodes, start_s, end_s) if levels else [], start_s, end_s)
 

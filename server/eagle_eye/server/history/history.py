@@ -72,7 +72,7 @@ class QueryPart(NamedTuple):
     bucket_s: int
 
 
-class Gap(NamedTuple):
+class UnreadableRange(NamedTuple):
     """A time range, ends included, in which some data cannot be read because its segment is damaged."""
 
     start_s: float
@@ -164,7 +164,7 @@ class History(Protocol):
         """Return how many frames ``query`` would read; stops counting soon after ``limit``."""
         ...
 
-    def gaps(self, nodes: Sequence[str], start_s: float, end_s: float, levels: bool) -> list[Gap]:
+    def gaps(self, nodes: Sequence[str], start_s: float, end_s: float, levels: bool) -> list[UnreadableRange]:
         """Return the parts of the range in which data of the nodes (all if empty) is unreadable, in order and disjoint.
 
         ``levels``: for a query with a step, which minutes and hours can answer as well as frames. Call after reading,

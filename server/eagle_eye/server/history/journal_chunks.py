@@ -104,7 +104,7 @@ def insert(writer: sqlite3.Connection, rows: Sequence[tuple[object, ...]]) -> in
     return last_id
 
 
-class Found(NamedTuple):
+class FoundEntries(NamedTuple):
     """Entries of several chunks' directories; ``at`` is the offset of each frame's bytes in its chunk."""
 
     chunk_ids: np.ndarray[Any, np.dtype[np.int64]]
@@ -119,7 +119,7 @@ class Found(NamedTuple):
 
 def found_in(
     directories: Sequence[tuple[int, bytes]], stream_ids: Sequence[int], start_s: float, end_s: float
-) -> Found:
+) -> FoundEntries:
     """Return the entries of these streams whose corrected time is in the range; ``directories`` are (chunk id, bytes).
 
     A fleet's chunks have hundreds of thousands of entries, of which a chart needs a few.
@@ -131,7 +131,7 @@ def found_in(
     at = begins[:-1] - np.repeat(begins[np.cumsum(counts) - counts], counts)
     wanted = np.isin(directory["stream_id"], np.array(stream_ids, np.int32))
     wanted &= (directory["time_s"] >= start_s) & (directory["time_s"] <= end_s)
-    return Found(chunk_ids[wanted], directory[wanted], at[wanted])
+    return FoundEntries(chunk_ids[wanted], directory[wanted], at[wanted])
 
 
 def lines(directory: bytes) -> Iterator[Line]:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, TypeVar
 from eagle_eye.schema.frame import BadFrame, Frame, decode_frame
 from eagle_eye.schema.rows import Outline, decode_outline, is_row, outline_of_row, read_row, row_head
 from eagle_eye.server.history.history import LATE_S, Recorded, RecordedRow
-from eagle_eye.server.history.journal_chunks import Found, Line, found_in, lines
+from eagle_eye.server.history.journal_chunks import FoundEntries, Line, found_in, lines
 from eagle_eye.server.history.journal_schema import UNSEALED
 from eagle_eye.server.model.clock import Clock
 from eagle_eye.server.model.errors import HistoryUnavailable
@@ -173,7 +173,7 @@ class JournalReader:
 
     def _found(
         self, chunks: Sequence[Chunk], stream_ids: Sequence[int], start_s: float, end_s: float
-    ) -> Iterator[Found]:
+    ) -> Iterator[FoundEntries]:
         """Yield the directory entries of the streams' frames in the range; chunks deleted meanwhile have none."""
         for begin in range(0, len(chunks), CHUNKS_AT_ONCE):
             ids = [chunk.id for chunk in chunks[begin : begin + CHUNKS_AT_ONCE]]

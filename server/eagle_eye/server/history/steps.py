@@ -7,7 +7,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from eagle_eye.schema.metrics import Kind, MetricSpec
+from eagle_eye.schema.metrics import MetricKind, MetricSpec
 from eagle_eye.server.history.history import Run
 from eagle_eye.server.history.segments.downsampling import (
     BucketSeries,
@@ -23,8 +23,8 @@ Statistic = Literal["last", "min", "max", "mean", "increase"]
 SeriesKey = tuple[str, int | str]  # a node, and a device, a link or (-1) itself
 
 _KINDS = {
-    "mean": (Kind.GAUGE, Kind.MASK),
-    "increase": (Kind.COUNTER,),
+    "mean": (MetricKind.GAUGE, MetricKind.MASK),
+    "increase": (MetricKind.COUNTER,),
 }
 
 ROWS_MAX = 4_096  # buckets of a series in memory: beyond this, those of a step are combined
@@ -58,7 +58,7 @@ class _Parts(NamedTuple):
         """Return how many parts there are."""
         return sum(map(len, self.steps))
 
-    def together(self, kind: Kind) -> tuple[Floats, Floats, Summary]:
+    def together(self, kind: MetricKind) -> tuple[Floats, Floats, Summary]:
         """Return one combined part for each step, in order."""
         steps, times_s = np.concatenate(self.steps), np.concatenate(self.times_s)
         order = np.lexsort((times_s, steps))
@@ -69,7 +69,7 @@ class _Parts(NamedTuple):
 
 def has(statistic: Statistic, metric: MetricSpec) -> bool:
     """Return whether the statistic applies to the metric: no mean of a counter, no increase of a gauge."""
-    return metric.kind in _KINDS.get(statistic, tuple(Kind))
+    return metric.kind in _KINDS.get(statistic, tuple(MetricKind))
 
 
 def in_steps(
@@ -102,7 +102,7 @@ def in_steps(
     return {key: _of_series(parts, metric.kind, statistic) for key, parts in found.items()}
 
 
-def _of_series(parts: _Parts, kind: Kind, statistic: Statistic) -> SeriesSteps:
+def _of_series(parts: _Parts, kind: MetricKind, statistic: Statistic) -> SeriesSteps:
     _, steps, summary = parts.together(kind)
     values = {"min": summary.low, "max": summary.high}.get(statistic)
     if values is None:

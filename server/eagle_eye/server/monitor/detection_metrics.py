@@ -8,7 +8,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from eagle_eye.schema import metrics as catalogue
-from eagle_eye.schema.metrics import Kind
+from eagle_eye.schema.metrics import MetricKind
 from eagle_eye.server.monitor.watcher import Latest
 from eagle_eye.server.telemetry.counters import metric_name
 
@@ -70,6 +70,6 @@ class LatestCollector(Collector):
 def _family(metric: str) -> Metric:
     spec = catalogue.BY_NAME[metric]
     labels = ["job", "node", "device"]
-    if spec.kind is Kind.COUNTER:
+    if spec.kind is MetricKind.COUNTER:
         return CounterMetricFamily(metric_name(metric), spec.help, labels=labels)
     return GaugeMetricFamily(metric_name(metric), spec.help, labels=labels)

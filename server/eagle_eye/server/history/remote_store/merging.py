@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from eagle_eye.schema.metrics import Scope
-from eagle_eye.server.history.history import Gap
+from eagle_eye.server.history.history import UnreadableRange
 from eagle_eye.server.history.remote_store.remote_history import RemoteHistory, Series, SeriesQuery
 from eagle_eye.server.model.timestamps import rfc3339
 
@@ -23,7 +23,7 @@ def with_past(
     asked: SeriesQuery,
     steps: int,
     shown: Callable[[float], object],
-    gaps: Sequence[Gap] = (),
+    gaps: Sequence[UnreadableRange] = (),
 ) -> Body:
     """Return the answer with the steps before ``begins_s`` (None: all) from the store, and the sources named.
 
@@ -43,7 +43,7 @@ def with_past(
     return {**body, "series": _merged(body["series"], reach.series, reach.seam_s, asked, shown), "sources": sources}
 
 
-def _embedded(start_s: float, end_s: float, gaps: Sequence[Gap]) -> list[Body]:
+def _embedded(start_s: float, end_s: float, gaps: Sequence[UnreadableRange]) -> list[Body]:
     """Return the embedded history's entries among the sources, in order, with a problem where data was lost."""
     parts = []
     at_s = start_s

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from eagle_eye.schema.metrics import Kind
+from eagle_eye.schema.metrics import MetricKind
 
 BITS_MAX = 2.0**53  # integers up to here are exact; larger values are no bit masks
 
@@ -51,7 +51,7 @@ class BucketSeries(NamedTuple):
     began_s: Floats
 
 
-def summarize(values: np.ndarray[Any, Any], starts: Integers, kind: Kind, missing: int | None = None) -> Summary:
+def summarize(values: np.ndarray[Any, Any], starts: Integers, kind: MetricKind, missing: int | None = None) -> Summary:
     """Return the summary of each bucket: values ``starts[i]`` to before ``starts[i + 1]``, in order of time.
 
     No bucket is empty. ``missing`` is the number of NaN values, if known.
@@ -71,7 +71,7 @@ def summarize(values: np.ndarray[Any, Any], starts: Integers, kind: Kind, missin
     return found
 
 
-def combine(parts: Summary, starts: Integers, kind: Kind) -> Summary:
+def combine(parts: Summary, starts: Integers, kind: MetricKind) -> Summary:
     """Return one summary for each group of parts, ``starts[i]`` to before ``starts[i + 1]``, in order of time.
 
     Every part has observations. The parts of a group do not overlap in time.
@@ -79,15 +79,15 @@ def combine(parts: Summary, starts: Integers, kind: Kind) -> Summary:
     count = np.add.reduceat(parts.counts, starts)
     ends = np.append(starts[1:], len(parts.counts)) - 1
     first, last = parts.first[starts], parts.last[ends]
-    if kind is Kind.MASK:
+    if kind is MetricKind.MASK:
         low, high = _bits(parts.low, np.bitwise_and, starts), _bits(parts.high, np.bitwise_or, starts)
     else:
         low, high = np.minimum.reduceat(parts.low, starts), np.maximum.reduceat(parts.high, starts)
     mean = increase = np.full(len(starts), np.nan)
     with np.errstate(invalid="ignore", over="ignore"):
-        if kind in (Kind.GAUGE, Kind.MASK):
+        if kind in (MetricKind.GAUGE, MetricKind.MASK):
             mean = _mean(np.add.reduceat(parts.mean * parts.counts, starts), count)
-        if kind is Kind.COUNTER:
+        if kind is MetricKind.COUNTER:
             between = _growth(parts.last[:-1], parts.first[1:])
             increase = np.add.reduceat(parts.increase, starts) + _within(between, starts, len(parts.counts))
             increase = _finite(increase, low, high)
@@ -109,20 +109,20 @@ def _nothing(length: int) -> Summary:
     return Summary(np.zeros(length, dtype=np.int64), *(np.full(length, np.nan) for _ in range(6)))
 
 
-def _summarize(values: np.ndarray[Any, Any], starts: Integers, counts: Integers, kind: Kind) -> Summary:
+def _summarize(values: np.ndarray[Any, Any], starts: Integers, counts: Integers, kind: MetricKind) -> Summary:
     """Return the summaries of values without NaN, ``counts`` of them in each bucket."""
     ends = np.append(starts[1:], len(values)) - 1
     first, last = values[starts].astype(np.float64), values[ends].astype(np.float64)
     mean = increase = np.full(len(starts), np.nan)
     with np.errstate(invalid="ignore", over="ignore"):
-        if kind is Kind.MASK:
+        if kind is MetricKind.MASK:
             low, high = _bits(values, np.bitwise_and, starts), _bits(values, np.bitwise_or, starts)
         else:
             low = np.minimum.reduceat(values, starts).astype(np.float64)
             high = np.maximum.reduceat(values, starts).astype(np.float64)
-        if kind in (Kind.GAUGE, Kind.MASK):
+        if kind in (MetricKind.GAUGE, MetricKind.MASK):
             mean = _mean(np.add.reduceat(values, starts, dtype=np.float64), counts)
-        elif kind is Kind.COUNTER:
+        elif kind is MetricKind.COUNTER:
             falls = np.flatnonzero(values[1:] < values[:-1]) + 1
             if np.isin(falls, starts).all():
                 increase = last - first

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from eagle_eye.schema import metrics as catalogue
 from eagle_eye.schema.events import Event
 from eagle_eye.schema.frame import Block, block
-from eagle_eye.schema.metrics import Kind, Scope
+from eagle_eye.schema.metrics import MetricKind, Scope
 from eagle_eye.server.ingest.remote_write.cells import Cell
 from eagle_eye.server.ingest.remote_write.mapping import Row, Rule
 from eagle_eye.server.model.scraped_devices import Watched
@@ -89,7 +89,7 @@ class NodeRows:
                 return None
             if row.scope is Scope.LINK:
                 self._links[rule.to] += 1
-            found = self._cells[key] = Cell(rule, catalogue.BY_NAME[rule.to].kind is Kind.COUNTER)
+            found = self._cells[key] = Cell(rule, catalogue.BY_NAME[rule.to].kind is MetricKind.COUNTER)
         return found
 
     def moment(self, time_s: float, job: str | None) -> NodeSample | None:
