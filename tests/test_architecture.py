@@ -139,12 +139,7 @@ SHARED_CLASS_NAMES = {
     # the same on both sides: the agent imports nothing of the server
     **dict.fromkeys(("Clock", "ServiceManager", "SystemClock"), "agent and server"),
     # a record, a message or an API schema, and what the code makes of it
-    **dict.fromkeys(("Evidence", "Hold", "Rank", "Refused", "Report"), "record"),
-    "Kind": "of metric; of record in the store",
-    "Layout": "of a plan's pipelines; of an outline's numbers",
-    # of one block of samples: the wire's, the journal's and the window's
-    **dict.fromkeys(("Authenticator", "Batch", "Intake", "Row", "Run", "Series", "Stream"), "samples' way in"),
-    **dict.fromkeys(("Table", "Written"), "samples' way in"),
+    **dict.fromkeys(("Evidence", "Hold", "Refused", "Report"), "record"),
 }
 
 

@@ -16,7 +16,7 @@ from eagle_eye.server.history import journal as journal_module
 from eagle_eye.server.history.history import Appended
 from eagle_eye.server.history.journal import Journal
 from eagle_eye.server.history.journal_chunks import Line, lines
-from eagle_eye.server.history.journal_streams import Stream, Touched
+from eagle_eye.server.history.journal_streams import JournalStream, Touched
 from eagle_eye.server.history.sequences import RANGES_MAX, Sequences
 from eagle_eye.server.history.settings import HistorySettings
 from eagle_eye.server.model.batch import Batch, StreamRef
@@ -126,7 +126,7 @@ def test_what_could_not_be_written_is_new_when_it_comes_again(tmp_path: Path, mo
 @settings(max_examples=25)
 def test_what_is_undone_was_never_there(groups: list[list[int]]) -> None:
     """One stream may have several lines in a batch, in any order."""
-    stream = Stream(1, 0, Sequences([(2, 3)]), NOW)
+    stream = JournalStream(1, 0, Sequences([(2, 3)]), NOW)
     before = stream.sequences.snapshot()
     touched = Touched()
     for group in groups:

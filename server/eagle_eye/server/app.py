@@ -68,7 +68,7 @@ from eagle_eye.server.ingest.frames_endpoint import Ingest
 from eagle_eye.server.ingest.outlines import Outlines
 from eagle_eye.server.ingest.remote_write import mapping
 from eagle_eye.server.ingest.remote_write.endpoint import RemoteWrite
-from eagle_eye.server.ingest.remote_write.intake import Intake
+from eagle_eye.server.ingest.remote_write.intake import RemoteWriteIntake
 from eagle_eye.server.ingest.remote_write.keeper import Keeper, known_interval_s
 from eagle_eye.server.ingest.remote_write.last_codes import CodeMemory
 from eagle_eye.server.ingest.remote_write.membership import NodeJobs
@@ -379,7 +379,7 @@ def _remote_write(services: Services) -> RemoteWrite:
     membership = NodeJobs(services.store, services.clock, fleet.vouchers)
     codes = CodeMemory(services.store, services.telemetry.failures.labels("last codes").inc)
     fleet.when_forgotten(codes.forget)
-    intake = Intake(
+    intake = RemoteWriteIntake(
         table,
         settings.node_labels,
         settings.job_labels,

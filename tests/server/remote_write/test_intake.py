@@ -10,7 +10,7 @@ import pytest
 from eagle_eye.schema import metrics as catalogue
 from eagle_eye.schema.metrics import Scope
 from eagle_eye.server.ingest.remote_write import mapping, wire
-from eagle_eye.server.ingest.remote_write.intake import FORGET_S, Intake, Refused, Taken
+from eagle_eye.server.ingest.remote_write.intake import FORGET_S, Refused, RemoteWriteIntake, Taken
 from eagle_eye.server.ingest.settings import RemoteWriteSettings
 from eagle_eye.server.model.scraped_devices import Watched
 from tests.server.remote_write.requests import STALE, Written, series, v1
@@ -31,7 +31,9 @@ class Site:
     ) -> None:
         labels = (SETTINGS.node_labels, SETTINGS.job_labels)
         remembered = watched or {}
-        self.intake = Intake(TABLE, *labels, series_max, NODES_MAX, lambda _node: interval_s, lambda _node: remembered)
+        self.intake = RemoteWriteIntake(
+            TABLE, *labels, series_max, NODES_MAX, lambda _node: interval_s, lambda _node: remembered
+        )
         self.refused: dict[str, Refused] = {}
         self.values: dict[tuple[str, int | str, str, float], float] = {}
         self.events: list[tuple[str, int, float, object]] = []

@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 
 from eagle_eye.server.ingest.remote_write.sender_clocks import SENDERS_MAX, SenderClocks
-from eagle_eye.server.ingest.remote_write.wire import Sample, Series
+from eagle_eye.server.ingest.remote_write.wire import Sample, WireSeries
 
 T = 1_700_000_000.0
 
 
-def sent(*times_s: float) -> list[Series]:
+def sent(*times_s: float) -> list[WireSeries]:
     """Return series with one sample each."""
-    return [Series(b"%d" % at, "up", [Sample(round(time_s * 1000), 1.0)]) for at, time_s in enumerate(times_s)]
+    return [WireSeries(b"%d" % at, "up", [Sample(round(time_s * 1000), 1.0)]) for at, time_s in enumerate(times_s)]
 
 
 def scrapes(clocks: SenderClocks, ahead_s: list[float], interval_s: float = 15.0) -> list[float]:

@@ -15,7 +15,7 @@ from tests.server.remote_write.requests import STALE, Written, field, series, te
 
 READERS = [pytest.param(v1, wire.read_v1, id="1.0"), pytest.param(v2, wire.read_v2, id="2.0")]
 Writer = Callable[..., bytes]
-Reader = Callable[..., wire.Written]
+Reader = Callable[..., wire.WriteRequest]
 
 
 words = st.text(min_size=1, max_size=8)

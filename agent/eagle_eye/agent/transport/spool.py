@@ -21,7 +21,7 @@ from pathlib import Path
 from eagle_eye.agent.loop.drops import Drops
 from eagle_eye.agent.transport.spool_disk import Disk, SpoolTaken
 from eagle_eye.agent.transport.spool_file import RECORD_BYTES, SpooledFrame
-from eagle_eye.agent.transport.spool_stream import Batch, Stream
+from eagle_eye.agent.transport.spool_stream import SpoolBatch, SpoolStream
 
 BYTES_MAX = 512 << 20
 MEMORY_BYTES_MAX = 32 << 20  # frames waiting for a failed disk: an hour of a node with eight GPUs
@@ -37,7 +37,7 @@ OPEN_WAIT_S = 5.0  # how long the agent's start waits for the disk
 CLOSE_WAIT_S = 2.0
 SAY_EVERY_S = 60.0  # a full spool drops frames every minute: one log line for all of them
 
-__all__ = ["BYTES_MAX", "Batch", "Spool", "SpoolTaken"]
+__all__ = ["BYTES_MAX", "Spool", "SpoolBatch", "SpoolTaken"]
 
 _log = logging.getLogger("eagle_eye.agent")
 
@@ -71,10 +71,10 @@ class Spool:
         self._stream_bytes_max = min(STREAM_BYTES_MAX, bytes_max // STREAM_SHARE)
         self._monotonic_s = monotonic_s
         self._now_s = now_s
-        self._backlog: deque[Stream] = deque()
-        self._recent: Stream | None = None
-        self._live = Stream(str(uuid.uuid4()), node)
-        self._streams: dict[str, Stream] = {self._live.name: self._live}
+        self._backlog: deque[SpoolStream] = deque()
+        self._recent: SpoolStream | None = None
+        self._live = SpoolStream(str(uuid.uuid4()), node)
+        self._streams: dict[str, SpoolStream] = {self._live.name: self._live}
         self._bytes = self._live.bytes
         self._stalled = False
         self._prompt = False  # whether the server took the newest frame within ANSWER_WAIT_S
@@ -138,12 +138,12 @@ class Spool:
         """Whether there are frames that ``newest`` returns."""
         return self._recent is not None or bool(self._live.frames)
 
-    def newest(self, frames_max: int, bytes_max: int) -> Batch | None:
+    def newest(self, frames_max: int, bytes_max: int) -> SpoolBatch | None:
         """Return the next frames to send at once: from the recent stream while it has any, then from the live one."""
         with self._lock:
             return (self._recent or self._live).batch(frames_max, bytes_max)
 
-    def backlog(self, frames_max: int, bytes_max: int) -> Batch | None:
+    def backlog(self, frames_max: int, bytes_max: int) -> SpoolBatch | None:
         """Return the oldest frames of the backlog; None when there are none, or the disk does not return them now."""
         with self._lock:
             while self._backlog:
@@ -201,14 +201,14 @@ class Spool:
             self._backlog.append(self._recent)
             self._disk.unload(self._recent)
         self._recent = self._live
-        self._live = Stream(str(uuid.uuid4()), self._node)
+        self._live = SpoolStream(str(uuid.uuid4()), self._node)
         self._take(self._live)
 
-    def _take(self, stream: Stream) -> None:
+    def _take(self, stream: SpoolStream) -> None:
         self._streams[stream.name] = stream
         self._bytes += stream.bytes
 
-    def _remove(self, stream: Stream) -> None:
+    def _remove(self, stream: SpoolStream) -> None:
         if stream is self._recent:
             self._recent = None
         elif stream is not self._live:
@@ -217,7 +217,7 @@ class Spool:
         self._bytes -= stream.bytes
         self._disk.remove(stream)
 
-    def _adopt(self, found: list[Stream]) -> None:
+    def _adopt(self, found: list[SpoolStream]) -> None:
         """Take over an earlier agent's streams, oldest first; the last has its frames in memory."""
         for stream in found:
             self._take(stream)
@@ -228,7 +228,7 @@ class Spool:
         self._backlog.extendleft(reversed(found))
         self._make_room(0)
 
-    def _lose(self, stream: Stream) -> None:
+    def _lose(self, stream: SpoolStream) -> None:
         self._drops.count("spool_damaged", stream.waiting)
         self._remove(stream)
 
@@ -246,7 +246,7 @@ class Spool:
             self._drop(oldest)
         return True
 
-    def _drop(self, stream: Stream) -> None:
+    def _drop(self, stream: SpoolStream) -> None:
         self._drops.count("spool_full", stream.waiting)
         self._dropped.add(stream)
         self._remove(stream)
@@ -264,7 +264,7 @@ class Spool:
             )
             self._dropped = _Dropped()
 
-    def _await_disk(self, stream: Stream, sequence: int) -> None:
+    def _await_disk(self, stream: SpoolStream, sequence: int) -> None:
         """Wait until a frame is on disk: only once for a hung disk, never for a failing one."""
         if self._stalled and self._disk.is_prompt(WRITE_WAIT_S):
             self._stalled = False
@@ -283,7 +283,7 @@ class _Dropped:
         self._bytes = 0
         self._first_s = self._last_s = 0.0
 
-    def add(self, stream: Stream) -> None:
+    def add(self, stream: SpoolStream) -> None:
         if not self.frames:
             self._first_s = stream.first_s
         self._last_s = stream.last_s

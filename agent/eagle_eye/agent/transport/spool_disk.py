@@ -17,7 +17,7 @@ from pathlib import Path
 
 from eagle_eye.agent.loop.drops import Drops
 from eagle_eye.agent.transport.spool_file import Contents, NoSpoolFile, SpooledFrame, SpoolFile, read
-from eagle_eye.agent.transport.spool_stream import Stream, left_behind
+from eagle_eye.agent.transport.spool_stream import SpoolStream, left_behind
 
 SYNC_S = 1.0  # the most a power cut may lose
 RETRY_S = 10.0  # how long a failed disk is left alone
@@ -48,8 +48,8 @@ class Disk:
         drops: Drops,
         lock: threading.Lock,
         monotonic_s: Callable[[], float],
-        adopt: Callable[[list[Stream]], None],
-        lost: Callable[[Stream], None],
+        adopt: Callable[[list[SpoolStream]], None],
+        lost: Callable[[SpoolStream], None],
     ) -> None:
         self._folder = folder
         self._node = node
@@ -60,10 +60,10 @@ class Disk:
         self._lost = lost
         self._work = threading.Condition(lock)
         self._done = threading.Condition(lock)
-        self._unwritten: dict[Stream, None] = {}  # oldest first
-        self._unsynced: dict[Stream, None] = {}
+        self._unwritten: dict[SpoolStream, None] = {}  # oldest first
+        self._unsynced: dict[SpoolStream, None] = {}
         self._removed: list[SpoolFile] = []
-        self._wanted: Stream | None = None
+        self._wanted: SpoolStream | None = None
         self._held: int | None = None
         self._next_number = 1
         self._starting = True
@@ -89,38 +89,38 @@ class Disk:
             self._work.notify()
             raise self._problem
 
-    def write(self, stream: Stream) -> None:
+    def write(self, stream: SpoolStream) -> None:
         """Schedule a stream's new frames for writing."""
         self._unwritten[stream] = None
         self._work.notify()
 
-    def wait_written(self, stream: Stream, sequence: int, timeout_s: float) -> bool:
+    def wait_written(self, stream: SpoolStream, sequence: int, timeout_s: float) -> bool:
         """Return whether within the timeout the frame is on disk, is no longer needed there, or writing has failed."""
         return self._done.wait_for(
             lambda: max(stream.written, stream.acknowledged) >= sequence or self.failing, timeout_s
         )
 
-    def load(self, stream: Stream, timeout_s: float) -> bool:
+    def load(self, stream: SpoolStream, timeout_s: float) -> bool:
         """Return whether within the timeout a stream was read back into memory, or given up."""
         self._wanted = stream
         self._work.notify()
         return self._done.wait_for(lambda: self._wanted is not stream, timeout_s)
 
-    def unload(self, stream: Stream) -> None:
+    def unload(self, stream: SpoolStream) -> None:
         """Release a stream's frames from memory and close its file, once they are safe on disk."""
         stream.keep = False
         if stream not in self._unwritten:
             stream.unload()
             self._sync_later(stream)
 
-    def remove(self, stream: Stream) -> None:
+    def remove(self, stream: SpoolStream) -> None:
         """Forget a stream and its file."""
         self._unwritten.pop(stream, None)
         if self._wanted is stream:
             self._wanted = None
         self.forget_file(stream)
 
-    def forget_file(self, stream: Stream) -> None:
+    def forget_file(self, stream: SpoolStream) -> None:
         """Remove a stream's file; another is created if it is written again."""
         self._unsynced.pop(stream, None)
         file, stream.file = stream.file, None
@@ -132,7 +132,7 @@ class Disk:
         """Return how many bytes at most wait for the disk."""
         return sum(stream.bytes for stream in self._unwritten)
 
-    def oldest_unwritten(self) -> Stream | None:
+    def oldest_unwritten(self) -> SpoolStream | None:
         """Return the oldest stream with data waiting for the disk."""
         return next(iter(self._unwritten), None)
 
@@ -227,16 +227,18 @@ class Disk:
             raise
         return partial(self._opened, held, found)
 
-    def _opened(self, held: int, found: list[Stream]) -> None:
+    def _opened(self, held: int, found: list[SpoolStream]) -> None:
         self._held = held
         self._well()
         self._adopt(found)
 
-    def _write(self, stream: Stream, file: SpoolFile, frames: Sequence[SpooledFrame], anew: bool) -> Callable[[], None]:
+    def _write(
+        self, stream: SpoolStream, file: SpoolFile, frames: Sequence[SpooledFrame], anew: bool
+    ) -> Callable[[], None]:
         file.write(frames, anew=anew)
         return partial(self._wrote, stream, frames[-1].sequence, anew)
 
-    def _wrote(self, stream: Stream, sequence: int, anew: bool) -> None:
+    def _wrote(self, stream: SpoolStream, sequence: int, anew: bool) -> None:
         self._well()
         stream.written = sequence
         if stream.file is None:  # removed meanwhile
@@ -247,29 +249,29 @@ class Disk:
         if stream.written == stream.last:
             self._settle(stream)
 
-    def _settle(self, stream: Stream) -> None:
+    def _settle(self, stream: SpoolStream) -> None:
         """Record that nothing of a stream waits for the disk."""
         stream.written = stream.last
         self._unwritten.pop(stream, None)
         if not stream.keep:
             stream.unload()
 
-    def _sync(self, stream: Stream, file: SpoolFile) -> Callable[[], None]:
+    def _sync(self, stream: SpoolStream, file: SpoolFile) -> Callable[[], None]:
         file.sync()
         if not stream.keep:
             file.close()
         return partial(self._synced, stream)
 
-    def _synced(self, stream: Stream) -> None:
+    def _synced(self, stream: SpoolStream) -> None:
         self._well()
         self._unsynced.pop(stream, None)
 
-    def _sync_later(self, stream: Stream) -> None:
+    def _sync_later(self, stream: SpoolStream) -> None:
         if stream not in self._unsynced:
             self._unsynced[stream] = None
             stream.unsynced_since_s = self._monotonic_s()
 
-    def _load(self, stream: Stream, file: SpoolFile) -> Callable[[], None]:
+    def _load(self, stream: SpoolStream, file: SpoolFile) -> Callable[[], None]:
         try:
             contents = read(file.path)
         except (OSError, NoSpoolFile) as error:
@@ -277,7 +279,7 @@ class Disk:
             contents = None
         return partial(self._loaded, stream, contents)
 
-    def _loaded(self, stream: Stream, contents: Contents | None) -> None:
+    def _loaded(self, stream: SpoolStream, contents: Contents | None) -> None:
         if self._wanted is not stream:
             return
         self._wanted = None
@@ -311,10 +313,10 @@ class Disk:
 
     # The thread: an earlier agent's files
 
-    def _scan(self) -> list[Stream]:
+    def _scan(self) -> list[SpoolStream]:
         """Return the streams that wait in the folder, oldest first; only the last keeps its frames in memory."""
-        found: dict[str, Stream] = {}
-        newest: Stream | None = None
+        found: dict[str, SpoolStream] = {}
+        newest: SpoolStream | None = None
         earlier = self._folder / EARLIER
         if earlier.exists():
             self._drops.count("spool_earlier_format")
@@ -330,7 +332,7 @@ class Disk:
             found[newest.name] = newest
         return list(found.values())
 
-    def _read_left(self, path: Path, found: dict[str, Stream]) -> Contents | None:
+    def _read_left(self, path: Path, found: dict[str, SpoolStream]) -> Contents | None:
         """Return the frames in a file that are still to be sent; None if there are none, and the file is removed."""
         if path.stem.isdecimal():
             self._next_number = max(self._next_number, int(path.stem) + 1)

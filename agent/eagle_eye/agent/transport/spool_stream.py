@@ -9,14 +9,14 @@ from typing import NamedTuple
 from eagle_eye.agent.transport.spool_file import RECORD_BYTES, SpooledFrame, SpoolFile, opening
 
 
-class Batch(NamedTuple):
+class SpoolBatch(NamedTuple):
     """Frames of one stream in order, each with its sequence: all that wait, or the first of them."""
 
     stream: str
     frames: list[tuple[int, bytes]]
 
 
-class Stream:
+class SpoolStream:
     """Frames of one queue in order, used with the spool's lock held.
 
     ``frames`` are the waiting frames that are in memory (``loaded``: all of them); ``waiting`` counts all. Frames up to
@@ -61,7 +61,7 @@ class Stream:
             self.frames.popleft()
         self.waiting = len(self.frames)
 
-    def batch(self, frames_max: int, bytes_max: int) -> Batch | None:
+    def batch(self, frames_max: int, bytes_max: int) -> SpoolBatch | None:
         """Return the first frames that wait in memory, at least one; None when there is none."""
         chosen: list[tuple[int, bytes]] = []
         size = 0
@@ -70,7 +70,7 @@ class Stream:
             if chosen and (len(chosen) == frames_max or size > bytes_max):
                 break
             chosen.append((kept.sequence, kept.frame))
-        return Batch(self.name, chosen) if chosen else None
+        return SpoolBatch(self.name, chosen) if chosen else None
 
     def unwritten(self) -> tuple[SpooledFrame, ...]:
         """Return waiting frames that are not on disk."""
@@ -88,9 +88,9 @@ class Stream:
         self.loaded = True
 
 
-def left_behind(name: str, node: str, frames: Sequence[SpooledFrame], file: SpoolFile) -> Stream:
+def left_behind(name: str, node: str, frames: Sequence[SpooledFrame], file: SpoolFile) -> SpoolStream:
     """Return a stream written by an earlier agent; ``frames`` is not empty."""
-    stream = Stream(name, node)
+    stream = SpoolStream(name, node)
     for kept in frames:
         stream.add(kept)
     stream.written = stream.last

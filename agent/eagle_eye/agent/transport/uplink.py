@@ -21,7 +21,7 @@ from eagle_eye.agent.transport.connection import BadAnswer, FrameConnection, Ser
 from eagle_eye.agent.transport.node_token import NodeToken
 from eagle_eye.agent.transport.request_writer import RequestWriter
 from eagle_eye.agent.transport.server_connection import SYSTEMS, Trust, connect, path_on
-from eagle_eye.agent.transport.spool import STREAM_FRAMES_MAX, Batch, Spool
+from eagle_eye.agent.transport.spool import STREAM_FRAMES_MAX, Spool, SpoolBatch
 from eagle_eye.schema.backoff import Backoff
 from eagle_eye.schema.frame import WIRE_VERSION, version_of
 
@@ -75,7 +75,7 @@ class Lane:
 
     def __init__(
         self,
-        take: Callable[[int, int], Batch | None],
+        take: Callable[[int, int], SpoolBatch | None],
         acknowledge: Callable[[str, int], None],
         destination: Destination,
         token: NodeToken,
@@ -139,7 +139,7 @@ class Lane:
     def _rest_s(self, took_s: float) -> float:
         return max(self._pace.every_s * (0.5 + self._jitter()), self._pace.rest * took_s)
 
-    def _judge(self, answer: ServerAnswer, batch: Batch) -> float:
+    def _judge(self, answer: ServerAnswer, batch: SpoolBatch) -> float:
         first, last = batch.frames[0][0], batch.frames[-1][0]
         if answer.status == 200 and answer.watermark is not None and answer.watermark >= first:
             self._say("")

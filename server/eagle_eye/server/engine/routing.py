@@ -14,7 +14,7 @@ from eagle_eye.detectors.types import WindowEvent
 from eagle_eye.schema.frame import Block, Frame, Rank
 from eagle_eye.schema.metrics import Scope
 from eagle_eye.server.engine.job_track import JobTrack
-from eagle_eye.server.model.batch import Batch, Layout, Matrix, Outlined
+from eagle_eye.server.model.batch import Batch, ColumnLayout, Matrix, Outlined
 
 TRAINING_PREFIXES = ("train_", "nccl_")  # metrics that only a rank can have reported
 PARTS_MAX = 16  # of a row placed together with others; agents' rows have three
@@ -168,7 +168,7 @@ class RouteTable:
 
 def placing(all_routed: Iterable[Routed]) -> Iterator[None]:
     """Write rows along their routes; yields after those of each layout, time and job."""
-    together: dict[tuple[Layout, float, JobTrack], list[tuple[Matrix, NDArray[np.intp]]]] = {}
+    together: dict[tuple[ColumnLayout, float, JobTrack], list[tuple[Matrix, NDArray[np.intp]]]] = {}
     for routed in all_routed:
         batch = routed.batch
         layout, times_s, numbers = batch.layout, batch.server_time_s, batch.numbers
@@ -200,7 +200,7 @@ def _alike(time_s: NDArray[np.float64], job: NDArray[np.intp]) -> Iterator[tuple
             yield float(ordered_s[begin]), int(ordered[begin]), order[begin:end]
 
 
-def _place_rows(layout: Layout, time_s: float, firsts: NDArray[np.intp], matrix: Matrix, track: JobTrack) -> None:
+def _place_rows(layout: ColumnLayout, time_s: float, firsts: NDArray[np.intp], matrix: Matrix, track: JobTrack) -> None:
     """Write rows of one layout and time to one job; ``firsts`` are each row's columns, as of its Route."""
     parts = [part for part in layout.parts if part.keys]
     for place, part in enumerate(parts):

@@ -22,7 +22,7 @@ from eagle_eye.server.history.journal_reader import JournalReader
 from eagle_eye.server.history.journal_refusals import Refusals
 from eagle_eye.server.history.journal_retention import RETENTION_S, Retention
 from eagle_eye.server.history.journal_schema import MIGRATIONS
-from eagle_eye.server.history.journal_streams import Stream, Streams, Touched
+from eagle_eye.server.history.journal_streams import JournalStream, Streams, Touched
 from eagle_eye.server.history.settings import HistorySettings
 from eagle_eye.server.model.batch import Batch, StreamRef
 from eagle_eye.server.model.clock import Clock
@@ -226,7 +226,7 @@ class Journal:
     def _write(self, taken: list[tuple[Batch, Future[Any]]]) -> None:
         touched = Touched()
         chunks: list[tuple[object, ...]] = []
-        told: list[tuple[Appended, list[Stream]]] = []
+        told: list[tuple[Appended, list[JournalStream]]] = []
         try:
             with database.transaction(self._writer):
                 for batch, _ in taken:
@@ -249,7 +249,7 @@ class Journal:
         if room_wanted:
             self._note_streams()
 
-    def _append(self, batch: Batch, touched: Touched) -> tuple[Appended, list[Stream], list[tuple[object, ...]]]:
+    def _append(self, batch: Batch, touched: Touched) -> tuple[Appended, list[JournalStream], list[tuple[object, ...]]]:
         """Return the result of a batch, the streams of its rows, and its new frames as chunks for ``insert``."""
         streams = self._streams.referred(batch.refs, batch.received_s, touched)
         if batch.outlines:

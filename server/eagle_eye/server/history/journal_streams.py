@@ -25,7 +25,7 @@ _Name = tuple[str, str]
 _Ranges = tuple[tuple[int, int], ...]  # of a stream's sequences
 
 
-class Stream:
+class JournalStream:
     """One stream; ``heard_s`` is when something new of it was last received.
 
     ``noted``: its row is up to date. ``forgotten``: this object is no longer used, another one will replace it.
@@ -42,7 +42,7 @@ class Stream:
         self.forgotten = False
 
 
-class Touched(dict[_Name, Stream]):
+class Touched(dict[_Name, JournalStream]):
     """The streams that a transaction had to look up or create, and its changes to these and to cached ones.
 
     ``fresh`` are those that were not cached before.
@@ -50,11 +50,11 @@ class Touched(dict[_Name, Stream]):
 
     def __init__(self) -> None:
         super().__init__()
-        self.fresh: list[Stream] = []
+        self.fresh: list[JournalStream] = []
         # Per batch: its rows' streams, earlier sequences where a row was not the next one, and earlier ``heard_s``.
-        self._before: list[tuple[Sequence[Stream], list[_Ranges | None], list[float]]] = []
+        self._before: list[tuple[Sequence[JournalStream], list[_Ranges | None], list[float]]] = []
 
-    def add(self, streams: Sequence[Stream], sequences: list[int], received_s: Sequence[float]) -> Appended:
+    def add(self, streams: Sequence[JournalStream], sequences: list[int], received_s: Sequence[float]) -> Appended:
         """Add each sequence to its stream."""
         new = [True] * len(sequences)
         before: list[_Ranges | None] = [None] * len(sequences)
@@ -95,15 +95,15 @@ class Streams:
     def __init__(self, writer: database.DurableConnection) -> None:
         self.noted_id = 0
         self._writer = writer
-        self._cache: dict[_Name, Stream] = {}
-        self._dirty: dict[_Name, Stream] = {}  # streams with more sequences than their rows say
+        self._cache: dict[_Name, JournalStream] = {}
+        self._dirty: dict[_Name, JournalStream] = {}  # streams with more sequences than their rows say
 
     def __len__(self) -> int:
         return len(self._cache)
 
     def recover(self) -> None:
         """Recover from the directories what arrived after the rows were last written."""
-        found: dict[int, tuple[_Name, Stream]] = {}
+        found: dict[int, tuple[_Name, JournalStream]] = {}
         (self.noted_id,) = self._writer.execute("SELECT noted_id FROM journal").fetchone()
         statement = "SELECT directory FROM chunks WHERE id > ? ORDER BY id"
         for (directory,) in self._writer.execute(statement, (self.noted_id,)):
@@ -115,14 +115,14 @@ class Streams:
                 stream.heard_s = max(stream.heard_s, line.received_s)
         self.keep(dict(found.values()))
 
-    def keep(self, touched: dict[_Name, Stream]) -> bool:
+    def keep(self, touched: dict[_Name, JournalStream]) -> bool:
         """Keep a transaction's changes once it is durable; return whether ``noting`` is due to free memory."""
         for name, stream in touched.items():
             self._cache[name] = self._dirty[name] = stream
             stream.noted = False
         return len(self._cache) > STREAMS_CACHED_MAX
 
-    def referred(self, refs: Sequence[StreamRef], received_s: Times, touched: Touched) -> list[Stream]:
+    def referred(self, refs: Sequence[StreamRef], received_s: Times, touched: Touched) -> list[JournalStream]:
         """Return the streams of a batch's rows, to be changed in a transaction; add uncached ones to ``touched``."""
         streams = [ref.held for ref in refs]
         if any(stream is None or stream.forgotten for stream in streams):
@@ -149,7 +149,7 @@ class Streams:
             touched.update(found)
             touched.fresh += found.values()
 
-    def keep_referred(self, refs: Sequence[StreamRef], streams: Sequence[Stream]) -> None:
+    def keep_referred(self, refs: Sequence[StreamRef], streams: Sequence[JournalStream]) -> None:
         """Keep a transaction's changes to cached streams."""
         for ref, stream in zip(refs, streams, strict=True):
             if stream.noted:
@@ -184,7 +184,7 @@ class Streams:
                 del self._cache[name]
         yield
 
-    def _note(self, streams: Iterable[Stream]) -> None:
+    def _note(self, streams: Iterable[JournalStream]) -> None:
         told = [(stream.id, stream.sequences.encode().decode(), stream.heard_s) for stream in streams]
         self._writer.execute(
             "UPDATE streams SET sequences = CAST(json_extract(t.value, '$[1]') AS BLOB),"
@@ -218,15 +218,15 @@ class Streams:
             found.append(StreamInfo(node, stream, highest, newer.heard_s if newer else heard_s))
         return found
 
-    def _by_id(self, id_: int) -> tuple[_Name, Stream]:
+    def _by_id(self, id_: int) -> tuple[_Name, JournalStream]:
         node, name, shard, sequences, heard_s = self._writer.execute(
             "SELECT n.node, s.stream, n.shard, s.sequences, s.heard_s"
             " FROM streams s JOIN nodes n ON n.id = s.node_id WHERE s.id = ?",
             (id_,),
         ).fetchone()
-        return (node, name), Stream(id_, shard, Sequences.decode(sequences), heard_s)
+        return (node, name), JournalStream(id_, shard, Sequences.decode(sequences), heard_s)
 
-    def _look_up(self, names: Sequence[_Name]) -> dict[_Name, Stream]:
+    def _look_up(self, names: Sequence[_Name]) -> dict[_Name, JournalStream]:
         """Return those of the streams that have rows."""
         rows = self._rows(
             "n.node, s.stream, s.id, n.shard, CAST(s.sequences AS TEXT), s.heard_s",
@@ -235,11 +235,11 @@ class Streams:
             names,
         )
         return {
-            (node, stream): Stream(id_, shard, Sequences.decode(sequences.encode()), heard_s)
+            (node, stream): JournalStream(id_, shard, Sequences.decode(sequences.encode()), heard_s)
             for node, stream, id_, shard, sequences, heard_s in rows
         }
 
-    def _make(self, new: dict[_Name, float]) -> dict[_Name, Stream]:
+    def _make(self, new: dict[_Name, float]) -> dict[_Name, JournalStream]:
         """Create streams that have no rows yet: insert their rows, and their nodes' where new."""
         names = list(dict.fromkeys(node for node, _ in new))
         nodes = {
@@ -260,7 +260,7 @@ class Streams:
             (_json([(nodes[node][0], node, nodes[node][1]) for node in strangers]),),
         )
         made = {
-            (node, stream): Stream(id_, nodes[node][1], Sequences(), heard_s)
+            (node, stream): JournalStream(id_, nodes[node][1], Sequences(), heard_s)
             for id_, ((node, stream), heard_s) in enumerate(new.items(), last_stream + 1)
         }
         self._writer.execute(

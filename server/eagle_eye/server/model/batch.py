@@ -34,7 +34,7 @@ class Part(NamedTuple):
     dtype: str
 
 
-class Layout:
+class ColumnLayout:
     """The positions of a row's numbers. Outlines with equal tables share one layout; see ``layout_of``."""
 
     __slots__ = ("__weakref__", "parts", "size")
@@ -128,7 +128,7 @@ class Batch(NamedTuple):
         return self.time_s + self.offset_s
 
     @property
-    def layout(self) -> Layout:
+    def layout(self) -> ColumnLayout:
         """The layout of the rows."""
         layout = self.outlined[0].layout
         assert layout is not None  # noqa: S101 - see above
@@ -173,10 +173,10 @@ def batches_of(rows: Iterable[Row]) -> list[Batch]:
     return batches
 
 
-_layouts: WeakValueDictionary[tuple[Part, ...], Layout] = WeakValueDictionary()
+_layouts: WeakValueDictionary[tuple[Part, ...], ColumnLayout] = WeakValueDictionary()
 
 
-def layout_of(outline: Outline) -> Layout:
+def layout_of(outline: Outline) -> ColumnLayout:
     """Return the layout of an outline whose metrics are all known; the same object for equal tables."""
     parts: list[Part] = []
     at = 0
@@ -189,5 +189,5 @@ def layout_of(outline: Outline) -> Layout:
     named = tuple(parts)
     known = _layouts.get(named)
     if known is None:
-        known = _layouts[named] = Layout(named, at)
+        known = _layouts[named] = ColumnLayout(named, at)
     return known

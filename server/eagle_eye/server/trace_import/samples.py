@@ -13,10 +13,10 @@ from eagle_eye.schema.metrics import PROMETHEUS_PREFIX
 from eagle_eye.server.history.remote_store.promql import RemoteSeries
 from eagle_eye.server.history.remote_store.remote_history import frames_of
 from eagle_eye.server.history.remote_store.series_names import NAME
-from eagle_eye.server.ingest.remote_write.intake import Intake, Taken
+from eagle_eye.server.ingest.remote_write.intake import RemoteWriteIntake, Taken
 from eagle_eye.server.ingest.remote_write.mapping import Table
 from eagle_eye.server.ingest.remote_write.rows import INTERVAL_UNKNOWN_S, NodeSample
-from eagle_eye.server.ingest.remote_write.wire import Sample, Series
+from eagle_eye.server.ingest.remote_write.wire import Sample, WireSeries
 from eagle_eye.server.trace_import.catalogued import ImportRequest
 
 SENDER = "import"
@@ -28,7 +28,7 @@ class Importer:
 
     def __init__(self, table: Table, wanted: ImportRequest) -> None:
         # Timestamps are processed one by one and are complete, so nothing has to wait.
-        self._intake = Intake(
+        self._intake = RemoteWriteIntake(
             table, wanted.node_labels, wanted.job_labels, SERIES_MAX, SERIES_MAX, lambda _node: None, lambda _node: {}
         )
         self._job = wanted.job
@@ -54,11 +54,11 @@ class Importer:
     def _of_exporters(self, courses: Sequence[RemoteSeries]) -> Iterator[Frame]:
         keys = [_key(course) for course in courses]
         names = [course.labels[NAME] for course in courses]
-        by_time: dict[int, list[Series]] = {}
+        by_time: dict[int, list[WireSeries]] = {}
         for course, key, name in zip(courses, keys, names, strict=True):
             for time_s, value in zip(course.times_s.tolist(), course.values.tolist(), strict=True):
                 time_ms = round(time_s * 1000.0)
-                by_time.setdefault(time_ms, []).append(Series(key, name, [Sample(time_ms, value)]))
+                by_time.setdefault(time_ms, []).append(WireSeries(key, name, [Sample(time_ms, value)]))
         for time_ms in sorted(by_time):
             taken = Taken()
             self._intake.take(by_time[time_ms], time_ms / 1000.0, lambda _node: None, taken)

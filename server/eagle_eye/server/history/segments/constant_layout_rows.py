@@ -17,12 +17,12 @@ from eagle_eye.schema.rows import ROW_HEAD
 from eagle_eye.server.history.segments.gathering import Gathered
 from eagle_eye.server.history.segments.layout import LINKS_SCHEMA, SAMPLES_SCHEMA
 from eagle_eye.server.history.segments.row_tables import Integers, Numbers, column, plain, rows_table, texts
-from eagle_eye.server.model.batch import Layout, Part
+from eagle_eye.server.model.batch import ColumnLayout, Part
 
 _Place = slice | list[int]
 
 
-class Run(NamedTuple):
+class RowRun(NamedTuple):
     """Frames ``low`` to before ``high``, of ``nodes`` consecutive nodes, equally many of each, in one layout."""
 
     low: int
@@ -34,7 +34,7 @@ class Run(NamedTuple):
 class _Piece(NamedTuple):
     """A run's rows of one table, from row ``begin`` (nodes, keys, frames per node), and where its metrics are."""
 
-    run: Run
+    run: RowRun
     begin: int
     keys: Sequence[int | str]
     metrics: list[tuple[str, _Place, Numbers]]  # name, index among the keys, (nodes, frames per node, its keys)
@@ -46,7 +46,7 @@ class _Piece(NamedTuple):
         return cells[self.begin : end].reshape(self.run.nodes, len(self.keys), each)
 
 
-def runs_of(node: Integers, layout: Integers) -> list[Run] | None:
+def runs_of(node: Integers, layout: Integers) -> list[RowRun] | None:
     """Return the runs of frames sorted by node and time; None if a node changed its layout."""
     changed = node[1:] != node[:-1]
     if (~changed & (layout[1:] != layout[:-1])).any():
@@ -57,13 +57,13 @@ def runs_of(node: Integers, layout: Integers) -> list[Run] | None:
     lows = [*begins[firsts].tolist(), len(node)]
     nodes = np.diff(firsts, append=len(begins)).tolist()
     return [
-        Run(low, high, number, place)
+        RowRun(low, high, number, place)
         for low, high, number, place in zip(lows, lows[1:], nodes, of[firsts].tolist(), strict=False)
     ]
 
 
 def tables(
-    frames: Gathered, runs: Sequence[Run], layouts: Sequence[Layout], first: int
+    frames: Gathered, runs: Sequence[RowRun], layouts: Sequence[ColumnLayout], first: int
 ) -> tuple[pa.Table | None, pa.Table | None]:
     """Return the rows of devices and nodes, and those of links; ``first`` is the first frame's number.
 
@@ -84,7 +84,7 @@ class _Table:
         self._pieces: list[_Piece] = []
         self._length = 0
 
-    def add(self, run: Run, parts: Sequence[Part], numbers: Any) -> None:
+    def add(self, run: RowRun, parts: Sequence[Part], numbers: Any) -> None:
         """Add the parts of a run's frames; ``numbers`` are their bytes: (frames, bytes)."""
         keys = sorted({key for part in parts for key in part.keys}, key=lambda key: (isinstance(key, str), key))
         if keys:
@@ -129,7 +129,7 @@ class _Table:
         return rows_table(schema, {**columns, **found}, self._length)
 
 
-def _metrics(part: Part, keys: Sequence[int | str], numbers: Any, run: Run) -> Iterator[tuple[str, _Place, Numbers]]:
+def _metrics(part: Part, keys: Sequence[int | str], numbers: Any, run: RowRun) -> Iterator[tuple[str, _Place, Numbers]]:
     width = np.dtype(part.dtype).itemsize * len(part.metrics) * len(part.keys)
     values = numbers[:, part.begin : part.begin + width].view(part.dtype)
     values = values.reshape(run.nodes, -1, len(part.metrics), len(part.keys))

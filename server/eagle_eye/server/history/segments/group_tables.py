@@ -17,7 +17,7 @@ from eagle_eye.server.history.segments.columns import Columns, JournaledFrame
 from eagle_eye.server.history.segments.gathering import Gathered
 from eagle_eye.server.history.segments.layout import FRAMES_SCHEMA, LINKS_SCHEMA, SAMPLES_SCHEMA
 from eagle_eye.server.history.segments.row_tables import Integers, Odd, Rows, Tables, as_json, plain, rows_table, texts
-from eagle_eye.server.model.batch import Layout, Outlined
+from eagle_eye.server.model.batch import ColumnLayout, Outlined
 
 OUTLINES_MAX = 32_768  # cached for later groups
 
@@ -33,7 +33,7 @@ class _Read:
 
     def __init__(self, raw: bytes) -> None:
         self.outlined = Outlined(*decode_outline(raw))
-        self.layout: Layout | None = self.outlined.layout
+        self.layout: ColumnLayout | None = self.outlined.layout
         outline = self.outlined.outline
         scopes = {block.scope for block in outline.blocks}
         if len(scopes) < len(outline.blocks):
@@ -96,7 +96,7 @@ class GroupTables:
 
     @staticmethod
     def _rows(frames: Gathered, of: Integers, read: list[_Read], first: int) -> tuple[pa.Table | None, pa.Table | None]:
-        numbers: dict[Layout, int] = {}
+        numbers: dict[ColumnLayout, int] = {}
         for one in read:
             assert one.layout is not None  # noqa: S101 - checked by the caller
             numbers.setdefault(one.layout, len(numbers))
@@ -177,7 +177,7 @@ def _outlines_of(heads: Any, sizes: Integers) -> tuple[list[bytes], Integers]:
     )
 
 
-def _has_twins(layout: Layout) -> bool:
+def _has_twins(layout: ColumnLayout) -> bool:
     """Return whether two rows of a frame have the same key."""
     keys = {part.scope: part.keys for part in layout.parts}
     of_links = keys.pop(Scope.LINK, ())

@@ -15,11 +15,11 @@ from typing import Protocol
 
 from eagle_eye.server.ingest.fleet import Fleet
 from eagle_eye.server.ingest.remote_write import snappy, wire
-from eagle_eye.server.ingest.remote_write.intake import Intake, Refused, Taken
+from eagle_eye.server.ingest.remote_write.intake import Refused, RemoteWriteIntake, Taken
 from eagle_eye.server.ingest.remote_write.keeper import Keeper, is_ours
 from eagle_eye.server.ingest.remote_write.membership import NodeJobs
 from eagle_eye.server.ingest.remote_write.sender_clocks import SenderClocks
-from eagle_eye.server.ingest.remote_write.wire import Malformed, Written
+from eagle_eye.server.ingest.remote_write.wire import Malformed, WriteRequest
 from eagle_eye.server.ingest.settings import IngestSettings, RemoteWriteSettings
 from eagle_eye.server.model.clock import Clock
 from eagle_eye.server.model.errors import HistoryBusy, HistoryUnavailable, Refusal, StoreUnavailable
@@ -45,7 +45,7 @@ NAMED_MAX = 256  # distinct complaints named in the log
 _log = logging.getLogger(__name__)
 
 
-class Authenticator(Protocol):
+class WriterAuthenticator(Protocol):
     """Identifies the sender; see auth.py."""
 
     def authenticate(self, credentials: Credentials) -> Principal:
@@ -64,9 +64,9 @@ class RemoteWrite:
         self,
         settings: RemoteWriteSettings,
         ingest: IngestSettings,
-        auth: Authenticator,
+        auth: WriterAuthenticator,
         fleet: Fleet,
-        intake: Intake,
+        intake: RemoteWriteIntake,
         keeper: Keeper,
         membership: NodeJobs,
         wanted: frozenset[bytes],
@@ -119,7 +119,7 @@ class RemoteWrite:
         else:
             await answer(send, 204, "", b"", headers)
 
-    async def _take(self, scope: ASGIMessage, receive: Receive) -> tuple[str, Written, Taken]:
+    async def _take(self, scope: ASGIMessage, receive: Receive) -> tuple[str, WriteRequest, Taken]:
         headers = headers_of(scope)
         if scope["method"] != "POST":
             raise methods.refusal(scope["method"], ["POST"])
@@ -147,7 +147,7 @@ class RemoteWrite:
             self._fleet.room.release(reserved)
         return version, written, taken
 
-    async def _decoded(self, version: str, body: bytes) -> Written:
+    async def _decoded(self, version: str, body: bytes) -> WriteRequest:
         """Decode the body in a thread, when its turn comes."""
         if self._waiting_bytes + len(body) > WAITING_BYTES_MAX:
             raise Refusal(
@@ -164,7 +164,7 @@ class RemoteWrite:
         finally:
             self._waiting_bytes -= len(body)
 
-    def _decode(self, version: str, body: bytes) -> Written:
+    def _decode(self, version: str, body: bytes) -> WriteRequest:
         limit = self._settings.decompressed_bytes_max
         try:
             announced = snappy.announced_bytes(body)
@@ -209,7 +209,7 @@ class RemoteWrite:
 
         return admit
 
-    def _count(self, written: Written, taken: Taken) -> None:
+    def _count(self, written: WriteRequest, taken: Taken) -> None:
         if written.oversized:
             taken.refuse(
                 "labels_limit",
@@ -252,6 +252,6 @@ def _version(headers: dict[str, str]) -> str:
     return message
 
 
-def _written_headers(written: Written, refused: int) -> dict[str, str]:
+def _written_headers(written: WriteRequest, refused: int) -> dict[str, str]:
     counts = (written.samples - refused, written.beside["histogram"], written.beside["exemplar"])
     return dict(zip(WRITTEN, map(str, counts), strict=True))

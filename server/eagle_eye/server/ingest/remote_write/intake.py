@@ -14,9 +14,9 @@ from typing import NamedTuple
 
 from eagle_eye.schema.names import is_name
 from eagle_eye.server.ingest.remote_write.cells import Member
-from eagle_eye.server.ingest.remote_write.mapping import TARGET_UP, EventRule, Row, Rule, Table, row_of
+from eagle_eye.server.ingest.remote_write.mapping import TARGET_UP, EventRule, MappedRow, Rule, Table, row_of
 from eagle_eye.server.ingest.remote_write.rows import NodeRows, NodeSample
-from eagle_eye.server.ingest.remote_write.wire import Malformed, Sample, Series, labels
+from eagle_eye.server.ingest.remote_write.wire import Malformed, Sample, WireSeries, labels
 from eagle_eye.server.model.node_clocks import AGE_S_MAX, AHEAD_S_MAX
 from eagle_eye.server.model.scraped_devices import Watched
 
@@ -64,7 +64,7 @@ class _Known(NamedTuple):
     node: NodeRows | None
     name: str
     job: str | None = None
-    parts: tuple[tuple[Row, Member], ...] = ()
+    parts: tuple[tuple[MappedRow, Member], ...] = ()
     model: str = ""  # the GPU's NVML name
     event: tuple[EventRule, int, str] | None = None
     target: str = ""
@@ -72,7 +72,7 @@ class _Known(NamedTuple):
     reason: str = ""
 
 
-class Intake:
+class RemoteWriteIntake:
     """All series and nodes with recent samples.
 
     ``interval_s`` returns a node's interval known from before the server's start, None if unknown; ``watched`` returns
@@ -108,7 +108,7 @@ class Intake:
 
     def take(
         self,
-        series: Iterable[Series],
+        series: Iterable[WireSeries],
         now_s: float,
         admit: Callable[[str], Refused | None],
         taken: Taken,
@@ -143,7 +143,7 @@ class Intake:
                 self._take_series(one, known, known.node, now_s, taken, offset_s)
 
     def _take_series(
-        self, one: Series, known: _Known, node: NodeRows, now_s: float, taken: Taken, offset_s: float
+        self, one: WireSeries, known: _Known, node: NodeRows, now_s: float, taken: Taken, offset_s: float
     ) -> None:
         node.touched_s = now_s
         if known.job is not None:
@@ -220,7 +220,7 @@ class Intake:
         taken.moments[moment] = None
         return True
 
-    def _find(self, one: Series, asked: Callable[[str], Refused | None]) -> _Known:
+    def _find(self, one: WireSeries, asked: Callable[[str], Refused | None]) -> _Known:
         """Parse and return the series. Raises Malformed, also where there are too many."""
         known = self._series.get(one.key)
         if known is not None:
@@ -235,7 +235,7 @@ class Intake:
             self._series[one.key] = known
         return known
 
-    def _known(self, one: Series, asked: Callable[[str], Refused | None]) -> _Known:
+    def _known(self, one: WireSeries, asked: Callable[[str], Refused | None]) -> _Known:
         found = labels(one.key)
         name = node_of(found, self._node_labels)
         if name is None:
@@ -263,7 +263,7 @@ class Intake:
         return _Known(self._node(name), name, job, event=(event, int(row.key), found.get(event.text, "")))
 
     def _measuring(self, series: str, name: str, job: str | None, found: dict[str, str]) -> _Known:
-        parts: list[tuple[Row, Member]] = []
+        parts: list[tuple[MappedRow, Member]] = []
         reason, blanks, model = "unmapped", False, ""
         for use in self._table.metrics[series]:
             if not use.fits(found):

@@ -76,7 +76,7 @@ class _Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     metric: tuple[Rule, ...]
 
 
-class Row(NamedTuple):
+class MappedRow(NamedTuple):
     """The row that a series describes: the node, a device (its index) or a link (its name)."""
 
     scope: Scope
@@ -137,17 +137,17 @@ def load(file: Path = FILE) -> Table:
     )
 
 
-def row_of(exporter: Exporter, labels: Mapping[str, str]) -> Row | None:
+def row_of(exporter: Exporter, labels: Mapping[str, str]) -> MappedRow | None:
     """Return the row for the exporter's series with these labels; None where they do not identify one."""
     if exporter.device:
         match = re.fullmatch(exporter.device_pattern, labels.get(exporter.device, ""))
-        return Row(Scope.DEVICE, int(match[1])) if match is not None and int(match[1]) < KEYS_MAX else None
+        return MappedRow(Scope.DEVICE, int(match[1])) if match is not None and int(match[1]) < KEYS_MAX else None
     if exporter.link:
         device, port = labels.get("device", ""), labels.get("port", "1")
         # The same names as agents use, so that a node's links keep their names when it gets an agent.
         name = device if port == "1" else f"{device}:{port}"
-        return Row(Scope.LINK, name) if device and is_name(name) else None
-    return Row(Scope.NODE, -1)
+        return MappedRow(Scope.LINK, name) if device and is_name(name) else None
+    return MappedRow(Scope.NODE, -1)
 
 
 def _scope(exporter: Exporter) -> Scope:

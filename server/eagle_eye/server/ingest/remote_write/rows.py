@@ -12,7 +12,7 @@ from eagle_eye.schema.events import Event
 from eagle_eye.schema.frame import Block, block
 from eagle_eye.schema.metrics import MetricKind, Scope
 from eagle_eye.server.ingest.remote_write.cells import Cell
-from eagle_eye.server.ingest.remote_write.mapping import Row, Rule
+from eagle_eye.server.ingest.remote_write.mapping import MappedRow, Rule
 from eagle_eye.server.model.scraped_devices import Watched
 
 # Timestamps kept open: a scrape arrives within seconds, and a node may have two exporters, each scraped twice.
@@ -80,7 +80,7 @@ class NodeRows:
     _job: tuple[float, str] | None = None
     lost: int = 0  # timestamps dropped before they were durable
 
-    def cell(self, rule: Rule, row: Row) -> Cell | None:
+    def cell(self, rule: Rule, row: MappedRow) -> Cell | None:
         """Return the cell of a metric in a row; None where the node has too many."""
         key = (row.scope, row.key, rule.to)
         found = self._cells.get(key)
@@ -96,7 +96,9 @@ class NodeRows:
         """Return the open sample of a timestamp, or None."""
         return self._moments.get((time_s, job))
 
-    def note(self, row: Row, metric: str, time_s: float, job: str | None, value: float, model: str = "") -> NodeSample:
+    def note(
+        self, row: MappedRow, metric: str, time_s: float, job: str | None, value: float, model: str = ""
+    ) -> NodeSample:
         """Set a value in a row of a timestamp's sample and return the sample.
 
         Like agents, it reports the row's GPU ``model`` every hour, if known.

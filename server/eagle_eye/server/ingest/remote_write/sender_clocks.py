@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median_low
 
-from eagle_eye.server.ingest.remote_write.wire import Series
+from eagle_eye.server.ingest.remote_write.wire import WireSeries
 from eagle_eye.server.model.node_clocks import AHEAD_S_MAX
 
 LOOKED_AT = 64  # series per request: a few exporters with times of their own do not outvote the others
@@ -33,7 +33,7 @@ class SenderClocks:
     def __init__(self) -> None:
         self._senders: dict[str, _Sender] = {}
 
-    def offset_s(self, sender: str, series: Sequence[Series], received_s: float) -> float:
+    def offset_s(self, sender: str, series: Sequence[WireSeries], received_s: float) -> float:
         """Take a request's series; return what to add to their samples' times."""
         every = max(len(series) // LOOKED_AT, 1)
         times_ms = [one.samples[-1].time_ms for one in series[::every] if one.samples]

@@ -47,7 +47,7 @@ class Sample(NamedTuple):
     value: float | None
 
 
-class Series(NamedTuple):
+class WireSeries(NamedTuple):
     """A wanted series; ``key`` encodes its labels (see ``labels``) and is equal in every request of a version."""
 
     key: bytes
@@ -56,14 +56,14 @@ class Series(NamedTuple):
 
 
 @dataclass(slots=True)
-class Written:
+class WriteRequest:
     """The contents of a request.
 
     ``samples`` counts all of them, ``unwanted`` those of series with unwanted names, ``oversized`` those of wanted ones
     with labels beyond the limit. ``beside`` counts the rest: histogram, exemplar, metadata.
     """
 
-    series: list[Series] = field(default_factory=list)
+    series: list[WireSeries] = field(default_factory=list)
     series_count: int = 0
     samples: int = 0
     unwanted: int = 0
@@ -71,9 +71,9 @@ class Written:
     beside: Counter[str] = field(default_factory=Counter)
 
 
-def read_v1(body: bytes, wanted: Container[bytes], series_max: int) -> Written:
+def read_v1(body: bytes, wanted: Container[bytes], series_max: int) -> WriteRequest:
     """Read a prometheus.WriteRequest. Raises Malformed."""
-    written = Written()
+    written = WriteRequest()
     at, end = 0, len(body)
     while at < end:
         number, kind, start, at = _field(body, at, end)
@@ -85,9 +85,9 @@ def read_v1(body: bytes, wanted: Container[bytes], series_max: int) -> Written:
     return written
 
 
-def read_v2(body: bytes, wanted: Container[bytes], series_max: int) -> Written:
+def read_v2(body: bytes, wanted: Container[bytes], series_max: int) -> WriteRequest:
     """Read an io.prometheus.write.v2.Request. Raises Malformed."""
-    written = Written()
+    written = WriteRequest()
     symbols: list[bytes] = []
     places: list[tuple[int, int]] = []
     at, end = 0, len(body)
@@ -118,7 +118,7 @@ def labels(key: bytes) -> dict[str, str]:
     return found
 
 
-def _count_series(written: Written, series_max: int) -> None:
+def _count_series(written: WriteRequest, series_max: int) -> None:
     written.series_count += 1
     if written.series_count > series_max:
         raise Malformed(
@@ -126,7 +126,7 @@ def _count_series(written: Written, series_max: int) -> None:
         )
 
 
-def _series_v1(body: bytes, start: int, end: int, wanted: Container[bytes], written: Written) -> None:
+def _series_v1(body: bytes, start: int, end: int, wanted: Container[bytes], written: WriteRequest) -> None:
     at = _labels_end(body, start, end)
     key = body[start : min(at, start + LABEL_BYTES_MAX + 1)]
     samples: list[Sample] = []
@@ -145,7 +145,7 @@ def _series_v1(body: bytes, start: int, end: int, wanted: Container[bytes], writ
     elif len(key) > LABEL_BYTES_MAX:
         written.oversized += len(samples)
     else:
-        written.series.append(Series(key, name.decode(), samples))
+        written.series.append(WireSeries(key, name.decode(), samples))
 
 
 def _labels_end(body: bytes, at: int, end: int) -> int:
@@ -164,7 +164,7 @@ def _name_v1(key: bytes) -> bytes:
 
 
 def _series_v2(
-    body: bytes, at: int, end: int, symbols: list[bytes], wanted: Container[bytes], written: Written
+    body: bytes, at: int, end: int, symbols: list[bytes], wanted: Container[bytes], written: WriteRequest
 ) -> None:
     samples: list[Sample] = []
     references: list[int] = []
@@ -186,7 +186,7 @@ def _series_v2(
     elif any(_SYMBOLS_KEY in text for text in texts):
         raise Malformed("labels", "a label is no UTF-8")
     else:
-        written.series.append(Series(b"\xff" + b"\xff".join(texts), name.decode(), samples))
+        written.series.append(WireSeries(b"\xff" + b"\xff".join(texts), name.decode(), samples))
 
 
 def _resolved(references: list[int], symbols: list[bytes]) -> list[bytes]:
@@ -200,7 +200,7 @@ def _resolved(references: list[int], symbols: list[bytes]) -> list[bytes]:
         ) from None
 
 
-def _count_sample(written: Written) -> None:
+def _count_sample(written: WriteRequest) -> None:
     written.samples += 1
     if written.samples > SAMPLES_MAX:
         raise Malformed("samples_limit", f"the request has more than {SAMPLES_MAX} samples; send fewer at a time")
