@@ -80,6 +80,7 @@ COMMANDS: tuple[Command, ...] = (
     Command("deliveries", "eagle_eye.cli.operator:DELIVERIES", "list deliveries; redeliver", "server"),
     Command("subscriptions", "eagle_eye.cli.subscriptions:SUBSCRIPTIONS", "who gets events; add, change", "server"),
     Command("tokens", "eagle_eye.server.admin.tokens_command", "make, list and revoke tokens", "server"),
+    Command("records", "eagle_eye.server.admin.records_command", "move the records to another database", "server"),
     Command("backup", "eagle_eye.server.admin.backup_command", "copy the server's files while it runs", "server"),
 )
 
