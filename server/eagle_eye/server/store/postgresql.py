@@ -79,6 +79,7 @@ _log = logging.getLogger(__name__)
 class PostgresqlDatabase:
     """A database with records. One process writes at a time; a lost connection is made anew at its next use."""
 
+    readers = 4
     mark = "%s"
     triggers = TRIGGERS
 

@@ -58,7 +58,6 @@ ACTION_TYPES = "eagle_eye.action."  # what the types of an action's events begin
 PRUNE_BATCH = 500  # events deleted in one transaction: bounds how long other writers wait
 KEYS_AT_ONCE = 5_000  # in one statement
 ESCAPE = "!"  # before a sign of a pattern that stands for itself
-READERS = 4  # connections for reading at a time
 
 _DELIVERIES = TABLES[DELIVERIES.name].c
 _EVENTS = TABLES[EVENTS.name].c
@@ -165,7 +164,7 @@ class SqlStore:
     def __init__(self, database: RecordsDatabase) -> None:
         self._database = database
         self._writes = database.connections(1, writing=True)
-        self._reads = database.connections(READERS)
+        self._reads = database.connections(database.readers)
         # Tokens are looked up on the event loop and must not wait for a long page query.
         self._token_reads = database.connections(1)
         self._statements = Statements(self._reads.dialect)
