@@ -26,6 +26,7 @@ from eagle_eye.server.ingest.settings import IngestSettings, RemoteWriteSettings
 from eagle_eye.server.jobs.settings import JobSourceSettings, KubernetesSettings, SlurmSettings
 from eagle_eye.server.monitor.settings import EvidenceSettings
 from eagle_eye.server.security.settings import LimitSettings, TlsSettings
+from eagle_eye.server.store.settings import RecordsSettings
 from eagle_eye.server.telemetry.settings import LogSettings
 
 ROOT = Path(__file__).parent.parent
@@ -108,6 +109,7 @@ def test_no_requirement_names_an_index() -> None:
         IngestSettings,
         RemoteWriteSettings,
         RemoteStoreSettings,
+        RecordsSettings,
         HistorySettings,
         EvidenceSettings,
         IdleCheckSettings,
@@ -125,7 +127,7 @@ def test_every_key_is_in_the_docs(shape: type[msgspec.Struct]) -> None:
     text = (ROOT / "docs" / "reference" / "configuration.md").read_text(encoding="utf-8")
     sections = {
         "detection", "policy", "webhooks", "ingest", "remote_write", "remote_store",
-        "history", "evidence", "idle_checks", "limits", "accounts", "log",
+        "records", "history", "evidence", "idle_checks", "limits", "accounts", "log",
         "tls", "job_sources", "slurm", "kubernetes",
     }  # fmt: skip
     assert [key for key in shape.__struct_fields__ if key not in sections and f"| `{key}` |" not in text] == []

@@ -45,7 +45,7 @@ from eagle_eye.server.backtest.trace import Trace
 from eagle_eye.server.engine.engine import Engine
 from eagle_eye.server.engine.settings import DetectionSettings, PolicySettings
 from eagle_eye.server.monitor.detection_loop import DetectionLoop
-from eagle_eye.server.store.sqlite_store import RECORDS_FILE, SqliteStore
+from eagle_eye.server.store.opening import RECORDS_FILE, open_file
 
 START_S = 1_780_000_000.0
 STEP_S = 1.0  # one training step an interval
@@ -191,7 +191,7 @@ def jobs_cost(nodes: int, gpus: int, nodes_a_job: int, warm: int, passes: int) -
     fleet = ManyJobs(nodes, gpus, nodes_a_job, START_S)
     before_bytes = psutil.Process().memory_info().rss
     with tempfile.TemporaryDirectory() as folder:
-        store, clock = SqliteStore(Path(folder) / RECORDS_FILE), _Clock()
+        store, clock = open_file(Path(folder) / RECORDS_FILE), _Clock()
         engine = Engine(DetectionSettings(), watching_since_s=START_S)
         watch = DetectionLoop(engine, store, clock, PolicySettings(), "http://localhost")
         taken: list[float] = []

@@ -18,7 +18,7 @@ from eagle_eye.server.engine.settings import DetectionSettings, PolicySettings
 from eagle_eye.server.jobs.reconcile import agreed_state
 from eagle_eye.server.model.records import Job
 from eagle_eye.server.monitor.detection_loop import DetectionLoop
-from eagle_eye.server.store.sqlite_store import SqliteStore
+from eagle_eye.server.store.opening import open_file
 from eagle_eye.server.store.store import ACTIONS, INCIDENTS, JOBS, NODES, Change
 
 START_S = 1_700_000_000.0
@@ -99,7 +99,7 @@ class World:
 
     def __init__(self, folder: Path, pace: Pace) -> None:
         self.pace = pace
-        self.store = SqliteStore(folder / "records.db")
+        self.store = open_file(folder / "records.db")
         self.clocks = Clocks()
         self.watch = self._watch()
         self.hosts = {f"n{number}": Host(f"n{number}") for number in range(pace.nodes)}

@@ -88,7 +88,7 @@ SERVER = Recipe(
         *("schema", "agent", "checks", "checkpoint", "cli"),
         *("server", "detectors", "orchestrators", "planning", "simulator", "learning"),
     ),
-    extras=("agent", "checkpoint-store", "server", "orchestrators"),
+    extras=("agent", "checkpoint-store", "server", "postgresql", "orchestrators"),
     pythons=("3.11", "3.12", "3.13", "3.14"),
     each_python=True,
     configuration="server.toml",

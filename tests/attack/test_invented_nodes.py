@@ -11,7 +11,7 @@ import pytest
 
 from eagle_eye.server.model.records import Scope
 from eagle_eye.server.security.auth import mint
-from eagle_eye.server.store.sqlite_store import RECORDS_FILE, SqliteStore
+from eagle_eye.server.store.opening import RECORDS_FILE, open_file
 from eagle_eye.server.store.store import Change
 from tests.server.builders import body, frame
 from tests.server.own_process import OwnProcess, serving
@@ -64,7 +64,7 @@ def attacked(folder: Path, configuration: str) -> Iterator[Attack]:
     data = folder / "data"
     data.mkdir()
     (folder / "server.toml").write_text(configuration)
-    store = SqliteStore(data / RECORDS_FILE)
+    store = open_file(data / RECORDS_FILE)
     tokens: dict[str, str] = {}
     scopes: tuple[Scope, ...] = ("remote_write", "join", "admin")
     for scope in scopes:

@@ -22,7 +22,8 @@ from eagle_eye.server.history.settings import HistorySettings
 from eagle_eye.server.model.records import AuditEntry, Job, Node
 from eagle_eye.server.security import auth
 from eagle_eye.server.store import store
-from eagle_eye.server.store.sqlite_store import SqliteStore
+from eagle_eye.server.store.opening import open_file
+from eagle_eye.server.store.sql_store import SqlStore
 from tests.server.builders import NOW, FakeClock, action, batch_of, event, frame, incident, subscription
 
 FRAMES = 3
@@ -32,7 +33,7 @@ UNREACHABLE = "http://127.0.0.1:9/hook"  # no test asks the network for it
 KINDS = ("INCIDENTS", "ACTIONS", "NODES", "JOBS", "SUBSCRIPTIONS", "TOKENS", "EVENTS", "DELIVERIES")
 
 
-def meaning_of(records: SqliteStore) -> dict[str, Any]:
+def meaning_of(records: SqlStore) -> dict[str, Any]:
     """Return all that the records hold, as plain JSON."""
     kept = {kind: msgspec.to_builtins(records.page(getattr(store, kind), {}).items) for kind in KINDS}
     return {**kept, "audit": msgspec.to_builtins(records.audit().items)}
@@ -43,7 +44,7 @@ def main(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as name:
         data = Path(name)
-        records = SqliteStore(data / DATABASES[0])
+        records = open_file(data / DATABASES[0])
         _, admin = auth.mint("admin", None, NOW, None)
         _, agent = auth.mint("agent", "n1", NOW, 3600.0)
         reported = AuditEntry(time_s=NOW, who=admin.id, verb="acknowledge", subject="inc_1", detail="seen")

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import gzip
 import json
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from eagle_eye.server.model.errors import StoreUnavailable
-from eagle_eye.server.store.sqlite_store import SqliteStore
+from eagle_eye.server.store.opening import open_file
 from tests.compatibility import server_recording
 from tests.compatibility.server_recording import DATABASES, FRAMES, KINDS, meaning_of
 from tests.server.builders import NOW, FakeClock, running
@@ -53,7 +55,7 @@ def in_words_of_today(then: dict[str, Any]) -> dict[str, Any]:
 
 def test_every_record_means_what_it_meant(earlier: Path, tmp_path: Path) -> None:
     then = in_words_of_today(json.loads((earlier / "data.json").read_text(encoding="utf-8")))
-    store = SqliteStore(upgraded(earlier, tmp_path / "data") / DATABASES[0])
+    store = open_file(upgraded(earlier, tmp_path / "data") / DATABASES[0])
     now = {**meaning_of(store), "frames": then["frames"]}
     store.close()
     assert {kind: len(then[kind]) for kind in KINDS} == {kind: len(now[kind]) for kind in KINDS}
@@ -69,25 +71,27 @@ def test_the_upgraded_server_goes_on_where_the_earlier_one_stopped(earlier: Path
         assert [stream.watermark for stream in server.dispatcher.services.history.streams()] == [FRAMES]
 
 
-def test_a_file_of_a_newer_server_is_refused_and_left_alone(earlier: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("newer", ["PRAGMA user_version = 9999", "UPDATE alembic_version SET version_num = '9999'"])
+def test_a_file_of_a_newer_server_is_refused_and_left_alone(earlier: Path, tmp_path: Path, newer: str) -> None:
     data = upgraded(earlier, tmp_path / "data")
-    store = SqliteStore(data / DATABASES[0])
-    store._writer.execute("PRAGMA user_version = 9999")
+    store = open_file(data / DATABASES[0])
     store.close()
+    with closing(sqlite3.connect(data / DATABASES[0])) as other, other:
+        other.execute(newer)
     before = (data / DATABASES[0]).read_bytes()
     with pytest.raises(StoreUnavailable, match="start the newer server"):
-        SqliteStore(data / DATABASES[0])
+        open_file(data / DATABASES[0])
     assert (data / DATABASES[0]).read_bytes() == before
 
 
 def test_there_are_recordings() -> None:
-    assert [folder.name for folder in FOLDERS] == ["851ada8", "d690683"]
+    assert [folder.name for folder in FOLDERS] == ["0150563", "851ada8", "d690683"]
 
 
 def test_this_version_can_be_recorded_for_later_ones(tmp_path: Path) -> None:
     server_recording.main(tmp_path / "recording")
     recorded = json.loads((tmp_path / "recording/data.json").read_text(encoding="utf-8"))
     assert recorded["frames"] == [["n1", number, NOW + FRAMES] for number in range(1, FRAMES + 1)]
-    store = SqliteStore(upgraded(tmp_path / "recording", tmp_path / "data") / DATABASES[0])
+    store = open_file(upgraded(tmp_path / "recording", tmp_path / "data") / DATABASES[0])
     assert {**meaning_of(store), "frames": recorded["frames"]} == recorded
     store.close()

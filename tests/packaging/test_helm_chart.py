@@ -20,7 +20,7 @@ import yaml
 from eagle_eye.checkpoint import store_command
 from eagle_eye.server import config as configuration
 from eagle_eye.server.command import refuse_unprotected_address
-from eagle_eye.server.store.sqlite_store import RECORDS_FILE, SqliteStore
+from eagle_eye.server.store.opening import RECORDS_FILE, open_file
 from eagle_eye.server.store.store import TOKENS
 from tests.orchestrators.kubernetes.rights import MANIFEST
 from tests.packaging.container_site import REPOSITORY, version
@@ -317,7 +317,7 @@ def test_the_first_start_locks_the_door_with_a_key_that_nobody_has_and_the_secon
     ]
     assert said == ["", ""]
     refuse_unprotected_address(configuration.load(None, folder, {"listen": "0.0.0.0:8470"}))
-    store = SqliteStore(tmp_path / RECORDS_FILE)
+    store = open_file(tmp_path / RECORDS_FILE)
     try:
         [token] = store.all(TOKENS)
     finally:

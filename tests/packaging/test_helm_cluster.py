@@ -20,7 +20,7 @@ import pytest
 from eagle_eye.server import config as configuration
 from eagle_eye.server.command import refuse_unprotected_address
 from eagle_eye.server.security.auth import sha256
-from eagle_eye.server.store.sqlite_store import RECORDS_FILE, SqliteStore
+from eagle_eye.server.store.opening import RECORDS_FILE, open_file
 from eagle_eye.server.store.store import TOKENS
 from tests.orchestrators.kubernetes.cluster import CONTROLLERS, Cluster, missing, started, until
 from tests.orchestrators.kubernetes.rights import granted
@@ -262,7 +262,7 @@ def token_in(site: Site, secret: str) -> str:
 
 def scopes(shell: Shell) -> dict[str, str]:
     """The scope of each token of the server, by its hash."""
-    store = SqliteStore(shell.data / RECORDS_FILE)
+    store = open_file(shell.data / RECORDS_FILE)
     try:
         return {token.sha256: token.scope for token in store.all(TOKENS)}
     finally:

@@ -10,7 +10,8 @@ from msgspec.structs import replace
 from eagle_eye.server.model.errors import Refusal
 from eagle_eye.server.model.records import Scope
 from eagle_eye.server.security.auth import Credentials, Tokens, mint
-from eagle_eye.server.store.sqlite_store import SqliteStore
+from eagle_eye.server.store.opening import open_file
+from eagle_eye.server.store.sql_store import SqlStore
 from eagle_eye.server.store.store import TOKENS, Change, Store
 from tests.server.builders import NOW, FakeClock, body, frame, incident, running
 
@@ -18,8 +19,8 @@ SCOPES: tuple[Scope, ...] = ("agent", "read", "operate", "admin")
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Iterator[SqliteStore]:
-    made = SqliteStore(tmp_path / "records.db")
+def store(tmp_path: Path) -> Iterator[SqlStore]:
+    made = open_file(tmp_path / "records.db")
     yield made
     made.close()
 
@@ -41,12 +42,12 @@ def refused(tokens: Tokens, credentials: Credentials) -> tuple[int, str]:
     return caught.value.status, caught.value.reason
 
 
-def test_without_tokens_loopback_is_open_and_anything_else_is_not(store: SqliteStore) -> None:
+def test_without_tokens_loopback_is_open_and_anything_else_is_not(store: SqlStore) -> None:
     assert Tokens(store, FakeClock(), loopback=True).authenticate(asking()).who == "local"
     assert refused(Tokens(store, FakeClock(), loopback=False), asking()) == (401, "no_token")
 
 
-def test_the_first_token_closes_the_door_and_revoking_it_does_not_open_it_again(store: SqliteStore) -> None:
+def test_the_first_token_closes_the_door_and_revoking_it_does_not_open_it_again(store: SqlStore) -> None:
     tokens = Tokens(store, FakeClock(), loopback=True)
     text, record = mint("read", None, NOW, None)
     store.commit(Change(tokens=(record,)))
@@ -57,7 +58,7 @@ def test_the_first_token_closes_the_door_and_revoking_it_does_not_open_it_again(
     assert refused(tokens, asking()) == (401, "no_token")
 
 
-def test_a_token_ends_with_its_lifetime(store: SqliteStore) -> None:
+def test_a_token_ends_with_its_lifetime(store: SqlStore) -> None:
     clock = FakeClock()
     tokens = Tokens(store, clock, loopback=True)
     text, _ = token(store, "read", lifetime_s=60)
@@ -67,25 +68,25 @@ def test_a_token_ends_with_its_lifetime(store: SqliteStore) -> None:
 
 
 @pytest.mark.parametrize("header", ["Bearer wrong", "Bearer ", "Basic eA==", "Bearer " + "x" * 5000, "ee_x"])
-def test_anything_else_is_no_token(store: SqliteStore, header: str) -> None:
+def test_anything_else_is_no_token(store: SqlStore, header: str) -> None:
     token(store, "read")
     status, _ = refused(Tokens(store, FakeClock(), loopback=True), Credentials("GET", header, "127.0.0.1", ""))
     assert status == 401
 
 
 @pytest.mark.parametrize("host", ["evil.example:8470", "", "127.0.0.1.evil.example", "[", "10.0.0.1"])
-def test_without_tokens_another_host_name_is_a_rebound_one(store: SqliteStore, host: str) -> None:
+def test_without_tokens_another_host_name_is_a_rebound_one(store: SqlStore, host: str) -> None:
     assert refused(Tokens(store, FakeClock(), loopback=True), asking(host=host)) == (403, "host")
 
 
-def test_without_tokens_a_foreign_page_may_change_nothing(store: SqliteStore) -> None:
+def test_without_tokens_a_foreign_page_may_change_nothing(store: SqlStore) -> None:
     tokens = Tokens(store, FakeClock(), loopback=True)
     assert refused(tokens, asking(method="POST", origin="https://evil.example")) == (403, "origin")
     assert refused(tokens, asking(method="POST", origin="null")) == (403, "origin")
     assert tokens.authenticate(asking(method="POST", origin="http://localhost:8470")).who == "local"
 
 
-def test_scopes_include_each_other_and_agent_sees_nothing(store: SqliteStore) -> None:
+def test_scopes_include_each_other_and_agent_sees_nothing(store: SqlStore) -> None:
     tokens = Tokens(store, FakeClock(), loopback=True)
     allowed: dict[str, list[str]] = {}
     for scope in SCOPES:
@@ -111,7 +112,7 @@ def test_an_agents_token_needs_a_node_and_no_other_may_have_one() -> None:
         mint("read", "n1", NOW, None)
 
 
-def test_the_text_of_a_token_is_not_kept(tmp_path: Path, store: SqliteStore) -> None:
+def test_the_text_of_a_token_is_not_kept(tmp_path: Path, store: SqlStore) -> None:
     text, _ = token(store, "admin")
     kept = b"".join(file.read_bytes() for file in tmp_path.iterdir())
     assert text.encode() not in kept

@@ -18,7 +18,7 @@ from eagle_eye.server.model.errors import BackupFailed
 from eagle_eye.server.model.records import Evidence
 from eagle_eye.server.security import auth
 from eagle_eye.server.store.data_folder import held
-from eagle_eye.server.store.sqlite_store import RECORDS_FILE, SqliteStore
+from eagle_eye.server.store.opening import RECORDS_FILE, open_file
 from eagle_eye.server.store.store import INCIDENTS, Change
 from tests.server.builders import NOW, body, frame, incident, running
 
@@ -26,7 +26,7 @@ HISTORY_FILE = "history.db"
 
 
 def filled(folder: Path) -> None:
-    store = SqliteStore(folder / RECORDS_FILE)
+    store = open_file(folder / RECORDS_FILE)
     store.commit(Change(incidents=(incident(),)))
     store.close()
 
@@ -87,7 +87,7 @@ def test_commits_during_the_copy_neither_end_up_in_it_nor_hold_it_up(
 ) -> None:
     data = tmp_path / "data"
     monkeypatch.setattr(backup, "PAGES_PER_STEP", 16)
-    store = SqliteStore(data / RECORDS_FILE)
+    store = open_file(data / RECORDS_FILE)
     store.commit(Change(incidents=tuple(incident(f"inc_{n}", summary="x" * 65_536) for n in range(10))))
     steps: list[int] = []
 
@@ -99,7 +99,7 @@ def test_commits_during_the_copy_neither_end_up_in_it_nor_hold_it_up(
     store.close()
     assert len(steps) > 5
     assert steps == sorted(steps)  # a copy that began anew would fall back
-    copy = SqliteStore(tmp_path / "copy" / RECORDS_FILE)
+    copy = open_file(tmp_path / "copy" / RECORDS_FILE)
     assert {one.id for one in copy.all(INCIDENTS)} == {f"inc_{n}" for n in range(10)}
     copy.close()
 
@@ -113,13 +113,13 @@ def test_both_databases_are_of_one_moment(tmp_path: Path) -> None:
     def reported(file: str, _done: int, _total: int) -> None:
         if file == "another.db" and not later.is_set():
             later.set()
-            store = SqliteStore(data / RECORDS_FILE)
+            store = open_file(data / RECORDS_FILE)
             store.commit(Change(incidents=(incident("inc_late"),)))
             store.close()
 
     back_up(data, tmp_path / "copy", reported=reported)
     assert later.is_set()
-    copy = SqliteStore(tmp_path / "copy" / RECORDS_FILE)
+    copy = open_file(tmp_path / "copy" / RECORDS_FILE)
     assert copy.get(INCIDENTS, "inc_late") is None
     copy.close()
 
@@ -212,7 +212,7 @@ def test_a_backup_is_put_back_what_was_there_is_set_aside_and_what_came_later_st
     assert (aside / RECORDS_FILE).read_bytes() == b"damaged"
     assert (data / "history" / "raw" / "old" / "frames.parquet").read_bytes() == b"rows"
     assert (data / "history" / "raw" / "new" / "frames.parquet").read_bytes() == b"newer rows"
-    store = SqliteStore(data / RECORDS_FILE)
+    store = open_file(data / RECORDS_FILE)
     assert store.get(INCIDENTS, "inc_1") is not None
     store.close()
     assert not [path for path in names(data) if backup.PARTIAL in path]

@@ -21,7 +21,7 @@ from eagle_eye.cli.main import main
 from eagle_eye.server.admin import tokens_command
 from eagle_eye.server.history.settings import HistorySettings, of_earlier_versions
 from eagle_eye.server.security.auth import sha256
-from eagle_eye.server.store.sqlite_store import RECORDS_FILE, SqliteStore
+from eagle_eye.server.store.opening import RECORDS_FILE, open_file
 from tests.loopback import free_port
 from tests.server.builders import FakeClock, logging_put_back
 
@@ -190,7 +190,7 @@ def test_a_token_is_written_to_a_new_file_of_its_owner_and_told_nowhere_else(
         said = capsys.readouterr()
         assert said.out == ""
         assert text not in said.err
-        with closing(SqliteStore(tmp_path / RECORDS_FILE)) as store:
+        with closing(open_file(tmp_path / RECORDS_FILE)) as store:
             found = store.token_by_sha256(sha256(text))
         assert found is not None
         assert found.scope == scope

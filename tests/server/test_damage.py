@@ -23,7 +23,7 @@ from eagle_eye.server.model.errors import StoreUnavailable
 from eagle_eye.server.security import auth
 from eagle_eye.server.store import write_ahead_log
 from eagle_eye.server.store.data_folder import held
-from eagle_eye.server.store.sqlite_store import RECORDS_FILE, SqliteStore
+from eagle_eye.server.store.opening import RECORDS_FILE, open_file
 from eagle_eye.server.store.store import INCIDENTS, Change
 from tests.server.builders import NOW, FakeClock, Running, body, frame, incident, logging_put_back, running
 from tests.server.segments.kept import compact
@@ -208,7 +208,7 @@ def test_no_token_is_made_where_records_are_missing(data: Path, capsys: pytest.C
 
 def committed(data: Path, count: int) -> tuple[Path, bytes]:
     """Return a database that was killed with so many commits in its log, and its log."""
-    store = SqliteStore(data / RECORDS_FILE)
+    store = open_file(data / RECORDS_FILE)
     for number in range(count):
         store.commit(Change(incidents=(incident(f"inc_{number}"),)))
     log = data / f"{RECORDS_FILE}-wal"
@@ -236,7 +236,7 @@ def test_what_is_wrong_with_a_write_ahead_log_is_what_a_crash_cannot_have_done(t
     with held(killed) as hold:
         damage.ready(hold, accept_empty=True)
     assert damage.troubles(killed, ()) == []
-    store = SqliteStore(killed / RECORDS_FILE)
+    store = open_file(killed / RECORDS_FILE)
     kept = [one.id for one in store.all(INCIDENTS)]
     assert kept == [f"inc_{number}" for number in range(len(kept))]
     store.close()

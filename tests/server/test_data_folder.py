@@ -16,7 +16,7 @@ from eagle_eye.cli.main import main
 from eagle_eye.server.history.segments import processes
 from eagle_eye.server.model.errors import StoreUnavailable
 from eagle_eye.server.store.data_folder import LOCK_FILE, held
-from eagle_eye.server.store.sqlite_store import RECORDS_FILE, SqliteStore
+from eagle_eye.server.store.opening import RECORDS_FILE, open_file
 from tests.server.own_process import WITHIN_S, ended, serving, wait_until
 
 
@@ -37,7 +37,7 @@ def test_a_second_server_on_a_folder_is_refused_in_one_line_until_the_first_is_k
 def test_tokens_and_backup_work_beside_a_server(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     data = str(tmp_path / "data")
     with held(Path(data), "127.0.0.1:8470"):
-        SqliteStore(Path(data) / RECORDS_FILE).close()
+        open_file(Path(data) / RECORDS_FILE).close()
         assert main(["tokens", "create", "--scope", "read", "--data", data]) == 0
         assert main(["tokens", "list", "--data", data]) == 0
         assert main(["backup", str(tmp_path / "copy"), "--data", data]) == 0

@@ -14,7 +14,7 @@ import pytest
 from eagle_eye.server.app import create_app
 from eagle_eye.server.history.embedded_history import HISTORY_FILE
 from eagle_eye.server.model.errors import StoreUnavailable
-from eagle_eye.server.store.sqlite_store import RECORDS_FILE, SqliteStore
+from eagle_eye.server.store.opening import RECORDS_FILE, open_file
 from eagle_eye.server.store.store import INCIDENTS, Change
 from tests.server.builders import FakeClock, Running, body, frame, incident, running, settings
 
@@ -130,7 +130,7 @@ def test_a_damaged_table_is_503_and_the_rest_is_served(tmp_path: Path) -> None:
 
 
 def test_a_log_that_was_cut_off_anywhere_holds_whole_commits_in_order(tmp_path: Path) -> None:
-    store = SqliteStore(tmp_path / RECORDS_FILE)
+    store = open_file(tmp_path / RECORDS_FILE)
     for number in range(5):
         store.commit(Change(incidents=(incident(f"inc_{number}"), incident(f"too_{number}"))))
     log = (tmp_path / f"{RECORDS_FILE}-wal").read_bytes()
@@ -142,7 +142,7 @@ def test_a_log_that_was_cut_off_anywhere_holds_whole_commits_in_order(tmp_path: 
         crashed.mkdir()
         (crashed / RECORDS_FILE).write_bytes(database)
         (crashed / f"{RECORDS_FILE}-wal").write_bytes(log[:cut] + b"\xa5" * (cut % 100))
-        found = SqliteStore(crashed / RECORDS_FILE)
+        found = open_file(crashed / RECORDS_FILE)
         ids = [one.id for one in found.all(INCIDENTS)]
         assert ids == [f"{kind}_{n}" for n in range(len(ids) // 2) for kind in ("inc", "too")]
         found.commit(Change(incidents=(incident("inc_new"),)))

@@ -29,7 +29,7 @@ from eagle_eye.server.model.records import Evidence, Incident
 from eagle_eye.server.monitor.detection_loop import DetectionLoop
 from eagle_eye.server.monitor.settings import EvidenceSettings
 from eagle_eye.server.requests.flight_recorder import read_folder
-from eagle_eye.server.store.sqlite_store import SqliteStore
+from eagle_eye.server.store.opening import open_file
 from eagle_eye.server.store.store import ACTIONS, INCIDENTS, Change
 from eagle_eye.server.store.store import EVIDENCE as RECORDS
 from tests.server.builders import Running, body, frame, incident, running
@@ -43,7 +43,7 @@ class Site:
     """A fleet whose frames go to a DetectionLoop that may ask for evidence; ``gathers`` is what n1's agent says."""
 
     def __init__(self, folder: Path, gathers: str = "ok") -> None:
-        self.store = SqliteStore(folder / "records.db")
+        self.store = open_file(folder / "records.db")
         self.clock = TwoClocks()
         self.fleet = Fleet()
         self.gathers = gathers

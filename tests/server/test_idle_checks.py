@@ -24,7 +24,7 @@ from eagle_eye.server.model.records import CheckOutcome, Figure, Incident, Node,
 from eagle_eye.server.monitor.detection_loop import DetectionLoop
 from eagle_eye.server.requests.idle_checks import IdleChecks
 from eagle_eye.server.requests.node_checks import NodeChecks
-from eagle_eye.server.store.sqlite_store import SqliteStore
+from eagle_eye.server.store.opening import open_file
 from eagle_eye.server.store.store import ACTIONS, DELIVERIES, EVENTS, GPU_CHECKS, INCIDENTS, NODE_CHECKS, NODES, Change
 from tests.server.builders import NOW, FakeClock, frame
 from tests.server.engine.frames import SETTINGS as DETECTION
@@ -39,7 +39,7 @@ class Site:
     """A fleet of idle nodes with everything of the server's that has to do with their checks, on one clock."""
 
     def __init__(self, folder: Path, mode: Mode = "act") -> None:
-        self.store = SqliteStore(folder / "records.db")
+        self.store = open_file(folder / "records.db")
         self.clock = FakeClock()
         self.fleet = Fleet(100)
         self.policy = PolicySettings(mode=mode)

@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry
 from eagle_eye.server.model.errors import StoreUnavailable
 from eagle_eye.server.monitor.incident_metrics import ACTIONS_MAX, INCIDENTS_MAX, IncidentListCollector, JobCollector
 from eagle_eye.server.monitor.watcher import JobProgress
-from eagle_eye.server.store.sqlite_store import SqliteStore
+from eagle_eye.server.store.opening import open_file
 from eagle_eye.server.store.store import Change
 from tests.server.builders import NOW, FakeClock, action, incident
 
@@ -29,7 +29,7 @@ def shown(collector: Any, family: str) -> list[tuple[dict[str, str], float]]:
 
 
 def of(tmp_path: Path, change: Change) -> IncidentListCollector:
-    store = SqliteStore(tmp_path / "records.db")
+    store = open_file(tmp_path / "records.db")
     store.commit(change)
     return IncidentListCollector(store, FakeClock())
 

@@ -13,7 +13,8 @@ from eagle_eye.server.engine.judgement import Judgement
 from eagle_eye.server.engine.settings import DetectionSettings, PolicySettings
 from eagle_eye.server.model.errors import StoreUnavailable
 from eagle_eye.server.monitor.detection_loop import CHANGED_AT_ONCE, DetectionLoop
-from eagle_eye.server.store.sqlite_store import SqliteStore
+from eagle_eye.server.store.opening import open_file
+from eagle_eye.server.store.sql_store import SqlStore
 from eagle_eye.server.store.store import ACTIONS, INCIDENTS, Change
 from tests.server.builders import NOW, FakeClock
 
@@ -47,18 +48,18 @@ def hung(job: str, now_s: float) -> Judgement:
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Iterator[SqliteStore]:
-    made = SqliteStore(tmp_path / "records.db")
+def store(tmp_path: Path) -> Iterator[SqlStore]:
+    made = open_file(tmp_path / "records.db")
     yield made
     made.close()
 
 
-def watch_over(store: SqliteStore) -> DetectionLoop:
+def watch_over(store: SqlStore) -> DetectionLoop:
     policy = PolicySettings(mode="act", exclusions_fleet_floor=3)
     return DetectionLoop(AllHung(DetectionSettings(), NOW), store, FakeClock(), policy, "http://eagle-eye:8470")
 
 
-def test_the_fleets_budget_counts_what_is_asked_for_in_the_same_tick(store: SqliteStore) -> None:
+def test_the_fleets_budget_counts_what_is_asked_for_in_the_same_tick(store: SqlStore) -> None:
     watch_over(store).tick(NOW + 1)
     assert len(store.open_incidents()) == JOBS
     assert [action.job for action in store.all(ACTIONS)] == ["job0", "job1", "job2"]
@@ -66,14 +67,14 @@ def test_the_fleets_budget_counts_what_is_asked_for_in_the_same_tick(store: Sqli
     assert held == ["fleet_exclusions"] * (JOBS - 3)
 
 
-def test_a_tick_costs_as_many_transactions_as_there_are_batches(store: SqliteStore) -> None:
+def test_a_tick_costs_as_many_transactions_as_there_are_batches(store: SqlStore) -> None:
     commits: list[None] = []
     store.listen(lambda: commits.append(None))
     watch_over(store).tick(NOW + 1)
     assert len(commits) == 2
 
 
-def test_what_could_not_be_written_is_decided_again(store: SqliteStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_could_not_be_written_is_decided_again(store: SqlStore, monkeypatch: pytest.MonkeyPatch) -> None:
     watch = watch_over(store)
 
     def refused(_: Change) -> None:

@@ -22,7 +22,7 @@ from eagle_eye.server.model.account_records import Gpu, Seat
 from eagle_eye.server.model.records import Incident, Node
 from eagle_eye.server.monitor.detection_loop import DetectionLoop
 from eagle_eye.server.requests.missing_gpus import LOOK_S, SETTLED_S, MissingGpus
-from eagle_eye.server.store.sqlite_store import SqliteStore
+from eagle_eye.server.store.opening import open_file
 from eagle_eye.server.store.store import ACTIONS, INCIDENTS, NODES, Change
 from tests.server.builders import NOW, FakeClock, FakeWatcher, frame
 from tests.server.engine.frames import SETTINGS as DETECTION
@@ -35,7 +35,7 @@ class Site:
     """Nodes whose agents tell of their GPUs, with all of the server's that has to do with it, on one clock."""
 
     def __init__(self, folder: Path) -> None:
-        self.store = SqliteStore(folder / "records.db")
+        self.store = open_file(folder / "records.db")
         self.clock = FakeClock()
         self.fleet = Fleet(100)
         self.keeper = Bookkeeper(

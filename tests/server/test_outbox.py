@@ -25,7 +25,8 @@ from eagle_eye.server.model.clock import Clock, SystemClock
 from eagle_eye.server.model.errors import IllegalTransition
 from eagle_eye.server.model.records import Delivery, OutboundEvent, Retiring, Subscription, SubscriptionHealth
 from eagle_eye.server.store.changes import Signal
-from eagle_eye.server.store.sqlite_store import SqliteStore
+from eagle_eye.server.store.opening import open_file
+from eagle_eye.server.store.sql_store import SqlStore
 from eagle_eye.server.store.store import DELIVERIES, SUBSCRIPTION_HEALTH, SUBSCRIPTIONS, Change
 from eagle_eye.server.telemetry.counters import Telemetry
 from tests.server.builders import NOW, FakeClock, action, event, incident, subscription
@@ -68,7 +69,7 @@ class FakeNotifier:
 
 @dataclass
 class Bench:
-    store: SqliteStore
+    store: SqlStore
     clock: Any
     notifier: FakeNotifier
     outbox: Outbox
@@ -90,7 +91,7 @@ class Bench:
 
 @pytest.fixture
 def bench(tmp_path: Path) -> Iterator[Bench]:
-    store = SqliteStore(tmp_path / "r.db")
+    store = open_file(tmp_path / "r.db")
     settings = WebhookSettings(
         attempts_max=4, backoff_base_s=2.0, backoff_max_s=5.0, pending_max=5, disable_after_s=7_200.0
     )
@@ -98,7 +99,7 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
     store.close()
 
 
-def bench_of(store: SqliteStore, settings: WebhookSettings, clock: Clock) -> Bench:
+def bench_of(store: SqlStore, settings: WebhookSettings, clock: Clock) -> Bench:
     notifier, telemetry, signal = FakeNotifier(), Telemetry(), Signal()
     targets = Targets(settings, clock)
     form = AlertmanagerApi("http://eagle.example", "", settings.alert_refresh_s)
@@ -569,7 +570,7 @@ def test_whatever_fails_and_lingers_each_incident_is_told_in_order_one_at_a_time
         for number, (group, kind, _, _) in enumerate(steps)
     ]
     with TemporaryDirectory() as folder:
-        store = SqliteStore(Path(folder) / "r.db")
+        store = open_file(Path(folder) / "r.db")
         webhooks = WebhookSettings(concurrency_per_subscription=usual, attempts_max=9)
         bench = bench_of(store, webhooks, FakeClock())
         store.commit(Change(subscriptions=(subscription(),)))

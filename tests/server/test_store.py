@@ -1,78 +1,55 @@
+"""What the store promises, on each engine."""
+
 from __future__ import annotations
 
-import sqlite3
-import stat
-import subprocess
-import sys
+import math
 import threading
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
 
+from eagle_eye.schema.action import MemberRank
 from eagle_eye.server.model.errors import BadCursor, StoreUnavailable
-from eagle_eye.server.model.records import AuditEntry, Job, Node, OutboundEvent
-from eagle_eye.server.store import database
-from eagle_eye.server.store.sqlite_store import SqliteStore
-from eagle_eye.server.store.store import ACTIONS, DELIVERIES, EVENTS, INCIDENTS, JOBS, NODES, Change, Store
+from eagle_eye.server.model.records import AuditEntry, ForgottenNode, Job, Node, OutboundEvent
+from eagle_eye.server.model.scraped_devices import LastCodes
+from eagle_eye.server.security import auth
+from eagle_eye.server.store.sql_store import SqlStore
+from eagle_eye.server.store.store import (
+    ACTIONS,
+    DELIVERIES,
+    EVENTS,
+    FORGOTTEN_NODES,
+    INCIDENTS,
+    JOBS,
+    LAST_CODES,
+    NODES,
+    TOKENS,
+    Backlog,
+    Change,
+    Store,
+    Upcoming,
+)
 from tests.server.builders import NOW, action, event, incident, subscription
+from tests.server.postgresql_server import Opens
 
 
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[SqliteStore]:
-    made = SqliteStore(tmp_path / "records.db")
-    yield made
-    made.close()
-
-
-def test_a_record_reads_back_as_it_was_written(store: SqliteStore) -> None:
+def test_a_record_reads_back_as_it_was_written(store: SqlStore) -> None:
     store.commit(Change(incidents=(incident(),), actions=(action(),)))
     assert store.get(INCIDENTS, "inc_1") == incident()
     assert store.get(ACTIONS, "act_1") == action()
     assert store.get(INCIDENTS, "inc_2") is None
 
 
-def test_records_survive_the_process(tmp_path: Path) -> None:
-    first = SqliteStore(tmp_path / "records.db")
+def test_records_survive_the_process(opens: Opens) -> None:
+    first = opens()
     first.commit(Change(incidents=(incident(),)))
     first.close()
-    second = SqliteStore(tmp_path / "records.db")
+    second = opens()
     assert second.open_incidents() == [incident()]
     second.close()
 
 
-ANOTHER_PROCESS = """
-import sys
-from pathlib import Path
-from eagle_eye.server.store.sqlite_store import SqliteStore
-from eagle_eye.server.store.store import INCIDENTS, Change
-from tests.server.builders import incident
-store = SqliteStore(Path(sys.argv[1]))
-store.commit(Change(incidents=(incident(id=sys.argv[2]),)))
-print(*sorted(one.id for one in store.open_incidents()))
-store.close()
-"""
-
-
-def test_a_process_that_opens_the_file_and_leaves_takes_nothing_with_it(tmp_path: Path, store: SqliteStore) -> None:
-    def another(incident_id: str) -> str:
-        command = [sys.executable, "-c", ANOTHER_PROCESS, str(tmp_path / "records.db"), incident_id]
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
-
-    assert another("inc_a").split() == ["inc_a"]
-    assert [one.id for one in store.open_incidents()] == ["inc_a"]
-    store.commit(Change(incidents=(incident(id="inc_b"),)))
-    assert another("inc_c").split() == ["inc_a", "inc_b", "inc_c"]
-    assert sorted(one.id for one in store.open_incidents()) == ["inc_a", "inc_b", "inc_c"]
-
-
-def test_the_file_is_its_owners_alone(tmp_path: Path) -> None:
-    SqliteStore(tmp_path / "records.db").close()
-    assert stat.S_IMODE((tmp_path / "records.db").stat().st_mode) == 0o600
-
-
-def test_a_change_is_written_whole_or_not_at_all(store: SqliteStore) -> None:
+def test_a_change_is_written_whole_or_not_at_all(store: SqlStore) -> None:
     broken = replace(event(), data={"bad": object()})
     with pytest.raises(TypeError):
         store.commit(Change(incidents=(incident(),), actions=(action(),), events=(broken,)))
@@ -81,7 +58,7 @@ def test_a_change_is_written_whole_or_not_at_all(store: SqliteStore) -> None:
     assert store.change_range() == (0, 0)
 
 
-def test_an_event_and_its_deliveries_are_one_transaction(store: SqliteStore) -> None:
+def test_an_event_and_its_deliveries_are_one_transaction(store: SqlStore) -> None:
     store.commit(
         Change(
             subscriptions=(
@@ -102,14 +79,14 @@ def test_an_event_and_its_deliveries_are_one_transaction(store: SqliteStore) -> 
     assert stored.sequence == deliveries[0].sequence > 0
 
 
-def test_the_same_event_twice_is_announced_once(store: SqliteStore) -> None:
+def test_the_same_event_twice_is_announced_once(store: SqlStore) -> None:
     store.commit(Change(subscriptions=(subscription(),)))
     store.commit(Change(events=(event(),)))
     store.commit(Change(events=(event(),)))
     assert len(store.page(DELIVERIES, {}).items) == 1
 
 
-def test_heartbeats_go_only_to_those_who_name_them(store: SqliteStore) -> None:
+def test_heartbeats_go_only_to_those_who_name_them(store: SqlStore) -> None:
     heartbeat = OutboundEvent(
         id="hb", type="eagle_eye.heartbeat", subject="", job="", time_s=NOW, group="", data={}, expires_s=NOW + 60
     )
@@ -118,7 +95,7 @@ def test_heartbeats_go_only_to_those_who_name_them(store: SqliteStore) -> None:
     assert [delivery.subscription_id for delivery in store.page(DELIVERIES, {}).items] == ["b"]
 
 
-def test_pages_follow_each_other_without_gap_or_repeat(store: SqliteStore) -> None:
+def test_pages_follow_each_other_without_gap_or_repeat(store: SqlStore) -> None:
     store.commit(Change(incidents=tuple(incident(f"inc_{number}") for number in range(25))))
     seen: list[str] = []
     cursor: str | None = None
@@ -136,19 +113,19 @@ def test_pages_follow_each_other_without_gap_or_repeat(store: SqliteStore) -> No
 @pytest.mark.parametrize(
     "cursor", ["x", "", "AAAA", "aW5jaWRlbnRzOi0x", "\u00e4", "aW5jaWRlbnRzOjk5OTk5OTk5OTk5OTk5OTk5OTk5OQ"]
 )
-def test_a_foreign_cursor_is_refused(store: SqliteStore, cursor: str) -> None:
+def test_a_foreign_cursor_is_refused(store: SqlStore, cursor: str) -> None:
     with pytest.raises(BadCursor):
         store.page(INCIDENTS, {}, cursor)
 
 
-def test_a_cursor_of_another_list_is_refused(store: SqliteStore) -> None:
+def test_a_cursor_of_another_list_is_refused(store: SqlStore) -> None:
     store.commit(Change(incidents=(incident("a"), incident("b"))))
     cursor = store.page(INCIDENTS, {}, None, 1).next
     with pytest.raises(BadCursor):
         store.page(ACTIONS, {}, cursor)
 
 
-def test_lists_filter_by_columns_and_by_members(store: SqliteStore) -> None:
+def test_lists_filter_by_columns_and_by_members(store: SqlStore) -> None:
     store.commit(
         Change(incidents=(incident("a", nodes=["n1", "n2"]), incident("b", nodes=["n3"], state="closed", job="other")))
     )
@@ -159,7 +136,7 @@ def test_lists_filter_by_columns_and_by_members(store: SqliteStore) -> None:
         store.page(INCIDENTS, {"summary": "x"})
 
 
-def test_open_incidents_and_newer_actions_leave_out_the_others(store: SqliteStore) -> None:
+def test_open_incidents_and_newer_actions_leave_out_the_others(store: SqlStore) -> None:
     states = ("suspected", "confirmed", "acting", "recovered", "closed", "false")
     store.commit(Change(incidents=tuple(incident(state, state=state) for state in states)))
     assert [i.id for i in store.open_incidents()] == ["suspected", "confirmed", "acting", "recovered"]
@@ -168,7 +145,7 @@ def test_open_incidents_and_newer_actions_leave_out_the_others(store: SqliteStor
     assert [a.id for a in store.actions_of("inc_1")] == ["a", "b"]
 
 
-def test_update_loses_no_change_of_another_thread(store: SqliteStore) -> None:
+def test_update_loses_no_change_of_another_thread(store: SqlStore) -> None:
     store.commit(Change(jobs=(Job(job="j", attempt=0, state="running", ranks=[], restart_owner="", updated_s=NOW),)))
 
     def count_up() -> None:
@@ -191,7 +168,7 @@ def test_update_loses_no_change_of_another_thread(store: SqliteStore) -> None:
     assert job.attempt == 100
 
 
-def test_changes_are_told_in_order_and_after_the_commit(store: SqliteStore) -> None:
+def test_changes_are_told_in_order_and_after_the_commit(store: SqlStore) -> None:
     reported: list[int] = []
     store.listen(lambda: reported.append(store.change_range()[1]))
     store.commit(Change(nodes=(Node(node="n1", state="in_service", reason="", updated_s=NOW),)))
@@ -204,70 +181,7 @@ def test_changes_are_told_in_order_and_after_the_commit(store: SqliteStore) -> N
     assert store.changes_since(2, 10) == []
 
 
-def test_the_audit_trail_cannot_be_changed(tmp_path: Path, store: SqliteStore) -> None:
-    store.commit(Change(audit=(AuditEntry(time_s=NOW, who="local", verb="exclude", subject="n1"),)))
-    other = sqlite3.connect(tmp_path / "records.db")
-    for statement in ("DELETE FROM audit", "UPDATE audit SET record = ''"):
-        with pytest.raises(sqlite3.IntegrityError, match="append-only"):
-            other.execute(statement)
-    other.close()
-    assert [entry.subject for entry in store.audit().items] == ["n1"]
-
-
-def test_a_newer_servers_file_is_refused(tmp_path: Path) -> None:
-    SqliteStore(tmp_path / "records.db").close()
-    connection = sqlite3.connect(tmp_path / "records.db")
-    connection.execute("PRAGMA user_version = 99")
-    connection.close()
-    with pytest.raises(StoreUnavailable, match="version 99"):
-        SqliteStore(tmp_path / "records.db")
-
-
-def test_a_file_that_is_no_database_is_an_error_with_a_remedy(tmp_path: Path) -> None:
-    (tmp_path / "records.db").write_bytes(b"no database at all" * 100)
-    with pytest.raises(StoreUnavailable, match=r"put a backup.s in its place \(eagle-eye backup restore\)"):
-        SqliteStore(tmp_path / "records.db")
-
-
-def test_half_a_database_is_an_error_with_a_remedy(tmp_path: Path) -> None:
-    path = tmp_path / "records.db"
-    SqliteStore(path).close()
-    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
-    with pytest.raises(StoreUnavailable, match=r"records.db cannot be .*put a backup's in its place"):
-        SqliteStore(path)
-
-
-def test_a_folder_that_cannot_be_is_an_error_with_a_remedy(tmp_path: Path) -> None:
-    (tmp_path / "data").write_text("a file")
-    with pytest.raises(StoreUnavailable, match="data_dir must be a folder"):
-        SqliteStore(tmp_path / "data" / "records.db")
-
-
-def test_commits_are_durable_by_configuration(tmp_path: Path) -> None:
-    connection = database.connect(tmp_path / "any.db")
-    assert connection.execute("PRAGMA synchronous").fetchone() == (2,)
-    assert connection.execute("PRAGMA journal_mode").fetchone() == ("wal",)
-    connection.close()
-
-
-def test_the_log_that_a_large_transaction_made_long_is_short_again(tmp_path: Path) -> None:
-    connection, log = database.connect(tmp_path / "any.db"), tmp_path / "any.db-wal"
-    connection.execute("CREATE TABLE t (one BLOB)")
-    usual_bytes = 1_000 * 4_096
-
-    def commit(size: int, times: int) -> None:
-        for _ in range(times):
-            with database.transaction(connection):
-                connection.execute("INSERT INTO t VALUES (randomblob(?))", (size,))
-
-    commit(4 * usual_bytes, 1)
-    assert log.stat().st_size > 4 * usual_bytes
-    commit(4_096, 10)
-    assert log.stat().st_size <= usual_bytes
-    connection.close()
-
-
-def test_prune_forgets_settled_events_and_keeps_pending_ones(store: SqliteStore) -> None:
+def test_prune_forgets_settled_events_and_keeps_pending_ones(store: SqlStore) -> None:
     store.commit(Change(subscriptions=(subscription(),)))
     store.commit(Change(events=(event("old"), event("pending"))))
     (delivery,) = [d for d in store.page(DELIVERIES, {}).items if d.event_id == "old"]
@@ -278,7 +192,7 @@ def test_prune_forgets_settled_events_and_keeps_pending_ones(store: SqliteStore)
     assert [d.event_id for d in store.page(DELIVERIES, {}).items] == ["pending"]
 
 
-def test_jobs_that_ended_long_ago_are_deleted(store: SqliteStore) -> None:
+def test_jobs_that_ended_long_ago_are_deleted(store: SqlStore) -> None:
     def job(name: str, state: str, updated_s: float) -> Job:
         return Job(job=name, attempt=0, state=state, ranks=[], restart_owner="", updated_s=updated_s)
 
@@ -286,3 +200,150 @@ def test_jobs_that_ended_long_ago_are_deleted(store: SqliteStore) -> None:
     store.commit(Change(jobs=(job("old", "finished", old), job("lives", "running", old), job("new", "failed", NOW))))
     store.prune(NOW, retention_s=50.0)
     assert [record.job for record in store.all(JOBS)] == ["lives", "new"]
+
+
+def test_of_one_record_twice_in_a_change_the_last_counts(store: SqlStore) -> None:
+    store.commit(Change(incidents=(incident("a", summary="first"), incident("b"), incident("a", summary="last"))))
+    assert [(one.id, one.summary) for one in store.all(INCIDENTS)] == [("a", "last"), ("b", "n1 hangs")]
+
+
+def test_lists_look_into_lists_of_objects(store: SqlStore) -> None:
+    def job(name: str, node: str) -> Job:
+        ranks = [MemberRank(rank=0, node=node, device=0)]
+        return Job(job=name, attempt=0, state="running", ranks=ranks, restart_owner="", updated_s=NOW)
+
+    store.commit(Change(jobs=(job("a", "n1"), job("b", "n2"), replace(job("c", "n3"), nodes=["n2"]))))
+    assert [one.job for one in store.page(JOBS, {"node": "n2"}).items] == ["c", "b"]
+    assert store.page(JOBS, {"node": "n"}).items == []
+
+
+def test_a_search_finds_part_of_the_key_whatever_its_case_and_takes_no_sign_for_another(store: SqlStore) -> None:
+    names = ("Train-A", "train_b", "trainXb", "eval%1")
+    jobs = [Job(job=name, attempt=0, state="running", ranks=[], restart_owner="", updated_s=NOW) for name in names]
+    store.commit(Change(jobs=tuple(jobs)))
+
+    def found(search: str) -> list[str]:
+        return [one.job for one in store.page(JOBS, {}, search=search).items]
+
+    assert found("TRAIN") == ["trainXb", "train_b", "Train-A"]
+    assert found("train_") == ["train_b"]
+    assert found("%") == ["eval%1"]
+
+
+def test_keys_differ_by_case_and_accent(store: SqlStore) -> None:
+    store.commit(Change(incidents=(incident("a", job="job"), incident("b", job="JOB"), incident("c", job="jöb"))))
+    assert [one.id for one in store.page(INCIDENTS, {"job": "JOB"}).items] == ["b"]
+    assert [one.id for one in store.page(INCIDENTS, {"job": "jöb"}).items] == ["c"]
+
+
+def test_records_since_a_time_are_those_of_their_own_time(store: SqlStore) -> None:
+    store.commit(Change(incidents=(incident("old", detected_s=NOW - 10), incident("new", detected_s=NOW))))
+    assert [one.id for one in store.page(INCIDENTS, {}, since_s=NOW).items] == ["new"]
+
+
+def test_missing_are_the_keys_that_no_record_has(store: SqlStore) -> None:
+    store.commit(Change(nodes=tuple(node(f"n{number}") for number in range(0, 1_200, 2))))
+    keys = [f"n{number}" for number in range(1_200)]
+    assert store.missing(NODES, keys) == keys[1::2]
+    assert store.missing(NODES, []) == []
+
+
+def node(name: str) -> Node:
+    return Node(node=name, state="in_service", reason="", updated_s=NOW)
+
+
+def test_a_forgotten_node_is_gone_with_its_last_codes(store: SqlStore) -> None:
+    store.commit(Change(nodes=(node("n1"), node("n2")), last_codes=(LastCodes(node="n1"),)))
+    store.commit(Change(forgotten_nodes=(ForgottenNode(node="n1", forgotten_s=NOW),)))
+    assert [one.node for one in store.all(NODES)] == ["n2"]
+    assert store.get(LAST_CODES, "n1") is None
+    assert store.retire(FORGOTTEN_NODES, "forgotten_s", NOW + 1, 10) == 1
+    assert store.count(FORGOTTEN_NODES) == 0
+
+
+def test_deliveries_of_one_incident_follow_each_other_and_actions_go_first(store: SqlStore) -> None:
+    store.commit(Change(subscriptions=(subscription("sub"),)))
+    waiting = event("evt-a", group="inc_a"), event("evt-b", group="inc_b")
+    store.commit(Change(events=(*waiting, event("evt-c", group="inc_b", type="eagle_eye.action.requested"))))
+    due = store.due_deliveries("sub", NOW, 10)
+    assert [(one.delivery.event_id, one.urgent) for one in due] == [("evt-b", True), ("evt-a", False)]
+    assert store.upcoming(NOW) == {"sub": Upcoming(due=True, next_s=None)}
+    assert store.upcoming(NOW - 5) == {"sub": Upcoming(due=False, next_s=NOW)}
+    assert store.backlog() == [Backlog("sub", 3, NOW)]
+    assert store.reported("sub", "inc_a")
+    assert not store.reported("sub", "inc_z")
+
+
+def test_deliveries_expire_and_fail_with_their_event(store: SqlStore) -> None:
+    store.commit(Change(subscriptions=(subscription("sub"),)))
+    store.commit(Change(events=(event("evt-1", expires_s=NOW + 5), event("evt-2"))))
+    first, second = store.subscription_deliveries("sub")
+    assert [one.id for one in store.expired_deliveries(NOW + 5, 10)] == [first.id]
+    store.commit(Change(deliveries=(replace(first, state="failed"), replace(second, state="failed"))))
+    assert [one.id for one in store.failed_deliveries("sub", NOW, NOW + 5, 10)] == [second.id]
+    assert store.failed_deliveries("sub", NOW + 1, NOW, 10) == []
+
+
+def test_every_change_of_a_token_is_counted(store: SqlStore) -> None:
+    _, token = auth.mint("agent", "n1", NOW, None)
+    assert (store.any_token(), store.tokens_version()) == (False, 0)
+    store.commit(Change(tokens=(token,)))
+    made = store.tokens_version()
+    store.commit(Change(tokens=(replace(token, revoked=True),)))
+    assert store.tokens_version() > made > 0
+    assert store.token_by_sha256(token.sha256) == replace(token, revoked=True)
+    assert [one.id for one in store.page(TOKENS, {"node": "n1"}).items] == [token.id]
+
+
+def test_the_audit_trail_is_filtered_and_paged(store: SqlStore) -> None:
+    entries = [
+        AuditEntry(time_s=NOW + number, who=f"who{number % 2}", verb="exclude", subject=f"n{number}")
+        for number in range(6)
+    ]
+    store.commit(Change(audit=tuple(entries)))
+    assert store.audit(who="who1", since_s=NOW + 2).items == [entries[5], entries[3]]
+    assert store.audit(subject=("n0", "n4"), verb="exclude").items == [entries[4], entries[0]]
+    assert store.audit(verb="drain").items == []
+    page = store.audit(limit=4)
+    assert page.next is not None
+    assert store.audit(page.next, limit=4) == ([entries[1], entries[0]], None)
+
+
+def test_text_is_kept_whatever_is_in_it(store: SqlStore) -> None:
+    text = "a\\u0000 \\\\u0000 \x01 \x7f 😀 'quoted' %s :name"
+    store.commit(Change(incidents=(incident(summary=text, nodes=["n%", "n'1"]),)))
+    found = store.get(INCIDENTS, "inc_1")
+    assert found is not None
+    assert found.summary == text
+    assert [one.id for one in store.page(INCIDENTS, {"node": "n'1"}).items] == ["inc_1"]
+
+
+def test_a_nul_is_kept_or_replaced_and_hides_no_other_record(store: SqlStore) -> None:
+    store.commit(Change(incidents=(incident("a", summary="kernel: \0\\u0000"), incident("b"))))
+    found = store.get(INCIDENTS, "a")
+    assert found is not None
+    assert found.summary in ("kernel: \0\\u0000", "kernel: \ufffd\\u0000")
+    assert [one.id for one in store.page(INCIDENTS, {"node": "n1"}).items] == ["b", "a"]
+    assert store.get(INCIDENTS, "a\0") is None
+
+
+def test_a_time_without_end_is_later_than_any(store: SqlStore) -> None:
+    store.commit(Change(subscriptions=(subscription("sub"),)))
+    store.commit(Change(events=(event("evt-1", expires_s=math.inf),)))
+    assert store.expired_deliveries(1e300, 10) == []
+
+
+def test_a_probe_writes(store: SqlStore) -> None:
+    store.probe()
+    assert store.tokens_version() == 0
+    store.note_damage("half of it is gone")
+    with pytest.raises(StoreUnavailable, match="half of it is gone"):
+        store.probe()
+
+
+def test_another_process_is_seen_at_once(opens: Opens, store: SqlStore) -> None:
+    other = opens()
+    other.commit(Change(incidents=(incident(),)))
+    assert store.open_incidents() == [incident()]
+    assert [change.key for change in store.changes_since(0, 10)] == ["inc_1"]
+    other.close()

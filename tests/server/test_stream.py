@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from eagle_eye.server.model.records import Node
-from eagle_eye.server.store import sqlite_store
+from eagle_eye.server.store import sql_store
 from eagle_eye.server.store.store import Change
 from tests.server.builders import NOW, Running, action, event, incident, running
 
@@ -91,7 +91,7 @@ def test_a_record_that_changed_often_is_told_once_as_it_is_now(server: Running) 
 def test_a_reader_who_was_away_too_long_is_told_to_read_anew(
     server: Running, monkeypatch: pytest.MonkeyPatch, last: int
 ) -> None:
-    monkeypatch.setattr(sqlite_store, "CHANGES_KEPT", 2)
+    monkeypatch.setattr(sql_store, "CHANGES_KEPT", 2)
     for number in range(5):
         commit(server, incidents=(incident(f"inc_{number}"),))
     server.dispatcher.services.store.prune(NOW, 1e9)

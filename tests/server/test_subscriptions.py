@@ -13,7 +13,7 @@ import pytest
 import standardwebhooks
 
 from eagle_eye.server.model.clock import SystemClock
-from eagle_eye.server.store.sqlite_store import RECORDS_FILE, SqliteStore
+from eagle_eye.server.store.opening import RECORDS_FILE, open_file
 from eagle_eye.server.store.store import DELIVERIES, SUBSCRIPTIONS, Change
 from tests.server.builders import NOW, FakeClock, Running, event, incident, running, subscription
 from tests.server.receiver import receiver
@@ -306,7 +306,7 @@ def test_who_was_told_of_an_incident_hears_of_its_end(server: Running) -> None:
 
 def test_a_server_that_starts_tells_alertmanagers_what_goes_on_and_repeats_it(tmp_path: Path) -> None:
     with receiver() as target:
-        before = SqliteStore(tmp_path / RECORDS_FILE)
+        before = open_file(tmp_path / RECORDS_FILE)
         alertmanager = subscription(url=target.url.partition("/hook")[0], format="alertmanager_api")
         before.commit(Change(incidents=(incident(onset_s=time.time() - 5),), subscriptions=(alertmanager,)))
         before.close()
@@ -319,7 +319,7 @@ def test_a_server_that_starts_tells_alertmanagers_what_goes_on_and_repeats_it(tm
 
 def test_an_alertmanager_that_goes_away_and_comes_back_shows_in_the_api_and_the_metrics(tmp_path: Path) -> None:
     with receiver() as target:
-        before = SqliteStore(tmp_path / RECORDS_FILE)
+        before = open_file(tmp_path / RECORDS_FILE)
         alertmanager = subscription(url=target.url.partition("/hook")[0], format="alertmanager_api")
         before.commit(Change(incidents=(incident(onset_s=time.time() - 5),), subscriptions=(alertmanager,)))
         before.close()

@@ -27,7 +27,7 @@ from eagle_eye.server.security import auth
 from eagle_eye.server.security.certificate_dates import first_to_end
 from eagle_eye.server.security.settings import TlsSettings
 from eagle_eye.server.security.tls import Certificates, names
-from eagle_eye.server.store.sqlite_store import RECORDS_FILE, SqliteStore
+from eagle_eye.server.store.opening import RECORDS_FILE, open_file
 from eagle_eye.server.store.store import Change
 from tests.server.builders import NOW, FakeClock, body, frame, running, settings
 
@@ -348,7 +348,7 @@ def test_it_is_among_the_notes_that_the_page_and_readyz_show(tmp_path: Path) -> 
 
 def test_it_is_in_the_log_once_at_the_start(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     for listen in (OPEN["listen"], "127.0.0.1:8470"):
-        with closing(SqliteStore(tmp_path / RECORDS_FILE)) as store:
+        with closing(open_file(tmp_path / RECORDS_FILE)) as store:
             store.commit(Change(tokens=(auth.mint("admin", None, NOW, None)[1],)))
         refuse_unprotected_address(settings(tmp_path, listen=listen))
     (said,) = caplog.records

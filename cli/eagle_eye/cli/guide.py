@@ -306,6 +306,18 @@ GUIDES: dict[str, Guide] = {
         "0 done; 1 the server's files cannot be read or written; 2 wrong usage or configuration.",
         ("explanation/security", "get-started/install-hosts"),
     ),
+    "records": Guide(
+        "Copies all records to another database while no server uses either, and compares the two row by row. Broken"
+        " off, the same command goes on where it stopped.",
+        (
+            (
+                "eagle-eye records copy --from sqlite:/var/lib/eagle-eye --to postgresql://eagle_eye@db/eagle_eye",
+                "from the server's folder to PostgreSQL",
+            ),
+        ),
+        "0 copied, and the same; 1 failed, or other records are there; 2 wrong usage or configuration.",
+        ("how-to/postgresql", "how-to/operations"),
+    ),
     "backup": Guide(
         "Copies the server's files to a new folder while it runs, and puts them back while it does not.",
         (

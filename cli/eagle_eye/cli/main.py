@@ -109,6 +109,7 @@ GROUPS: tuple[tuple[str, tuple[Command, ...]], ...] = (
             Command("doctor", "eagle_eye.agent.health.doctor", "what works on this host, what doesn't", "agent"),
             Command("tokens", "eagle_eye.server.admin.tokens_command", "make, list and revoke tokens", "server"),
             Command("backup", "eagle_eye.server.admin.backup_command", "copy the server's files live", "server"),
+            Command("records", "eagle_eye.server.admin.records_command", "move the records to PostgreSQL", "server"),
             Command("record", "eagle_eye.cli.record", "write a trace from a server's history", "server"),
             Command("import", "eagle_eye.cli.import_trace", "write a trace from an existing Prometheus", "server"),
             Command("train", "eagle_eye.learning.command", "learn what healthy nodes look like", "server,ml"),

@@ -100,7 +100,8 @@ from eagle_eye.server.security.tls_metrics import CertificateCollector
 from eagle_eye.server.site_files.learned_model import ModelFile, keep_current
 from eagle_eye.server.site_files.topology import Places, read_places, read_topology
 from eagle_eye.server.store.changes import Signal
-from eagle_eye.server.store.sqlite_store import RECORDS_FILE, SqliteStore
+from eagle_eye.server.store.opening import open_records
+from eagle_eye.server.store.sql_store import SqlStore
 from eagle_eye.server.store.store import Store
 from eagle_eye.server.telemetry.counters import Telemetry
 from eagle_eye.server.telemetry.host_metrics import ServerHostCollector
@@ -147,7 +148,7 @@ class Services:
 
 class _Parts(NamedTuple):
     services: Services
-    store: SqliteStore
+    store: SqlStore
     history: EmbeddedHistory
     webhook: Webhook
     outbox: Outbox
@@ -220,7 +221,7 @@ def _build(
     jitter: Callable[[], float],
 ) -> _Parts:
     folder = Path(config.data_dir)
-    store = SqliteStore(folder / RECORDS_FILE)
+    store = open_records(config.records, folder, alone=True)
     settings = fed_from(config.history, config.remote_store)
     kept = EmbeddedHistory(folder, settings, config.ingest.pending_bytes_max, clock, config.detection.window_s)
     counters = Telemetry()

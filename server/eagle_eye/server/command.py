@@ -30,7 +30,7 @@ from eagle_eye.server.history.settings import of_earlier_versions
 from eagle_eye.server.jobs import trial
 from eagle_eye.server.service_manager import ServiceManager
 from eagle_eye.server.store.data_folder import Hold, held
-from eagle_eye.server.store.sqlite_store import RECORDS_FILE, SqliteStore
+from eagle_eye.server.store.opening import RECORDS_FILE, open_records
 from eagle_eye.server.telemetry import logs
 from eagle_eye.server.transport.accept import AcceptingServer
 from eagle_eye.server.web.dispatcher import Dispatcher
@@ -82,13 +82,18 @@ def run(args: argparse.Namespace) -> int:
         logging.getLogger(__name__).warning("a setting is of earlier versions", extra={"why": line})
     try:
         with held(Path(config.data_dir), config.listen) as hold:
-            ready(hold, args.accept_empty)
+            ready(hold, args.accept_empty, databases(config))
             refuse_unprotected_address(config)
             with listener(config) as bound:
                 return serve(config, bound, lambda: configuration.load(args.config, os.environ, flags), hold)
     except OSError as error:
         sys.stderr.write(f"eagle-eye server: cannot listen on {config.listen}: {error.strerror or error}\n")
         return 1
+
+
+def databases(config: ServerConfig) -> tuple[str, ...]:
+    """Return the names of the databases in the server's folder."""
+    return (HISTORY_FILE,) if config.records.url else (RECORDS_FILE, HISTORY_FILE)
 
 
 def raise_file_limit() -> None:
@@ -104,7 +109,7 @@ def refuse_unprotected_address(config: ServerConfig) -> None:
     """
     if configuration.is_loopback(config.listen):
         return
-    store = SqliteStore(Path(config.data_dir) / RECORDS_FILE)
+    store = open_records(config.records, Path(config.data_dir))
     try:
         if store.any_token():
             if without := configuration.plain_text(config):
@@ -138,7 +143,7 @@ def serve(config: ServerConfig, bound: socket.socket, reread: Callable[[], Serve
     port = bound.getsockname()[1]
     config = on_port(config, port)
     dispatcher = create_app(config, reread=lambda: on_port(reread(), port))
-    hold.note(config.listen, (RECORDS_FILE, HISTORY_FILE))
+    hold.note(config.listen, databases(config))
     server = _Server(dispatcher, bound, ServiceManager(os.environ), config.public_url)
     signal.signal(signal.SIGHUP, lambda *_: dispatcher.reload())
     # A stop by the service manager is as orderly as one by the keyboard: uvicorn handles both while it serves

@@ -26,6 +26,8 @@ from eagle_eye.server.monitor.settings import EvidenceSettings
 from eagle_eye.server.security.settings import LimitSettings, TlsSettings
 from eagle_eye.server.site_files.node_groups import with_racks
 from eagle_eye.server.site_files.topology import read_topology
+from eagle_eye.server.store import settings as records
+from eagle_eye.server.store.settings import RecordsSettings
 from eagle_eye.server.telemetry.settings import LogSettings
 
 
@@ -43,6 +45,7 @@ class ServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     webhooks: WebhookSettings = WebhookSettings()
     ingest: IngestSettings = IngestSettings()
     remote_write: RemoteWriteSettings = RemoteWriteSettings()
+    records: RecordsSettings = RecordsSettings()
     history: HistorySettings = HistorySettings()
     remote_store: RemoteStoreSettings = RemoteStoreSettings()
     evidence: EvidenceSettings = EvidenceSettings()
@@ -69,6 +72,7 @@ def load(file: Path | None, environ: Mapping[str, str], flags: Mapping[str, Any]
     data_dir = str(Path(config.data_dir).expanduser() if config.data_dir else default_data_dir(environ))
     if not config.tls.certificate_file and (config.tls.key_file or config.tls.client_ca_file):
         raise ConfigurationError("tls.certificate_file: expected a file, since other keys of [tls] are set; got none")
+    records.check(config.records)
     remote_store.check(config.remote_store)
     scheme = "https" if config.tls.certificate_file else "http"
     public_url = (config.public_url or f"{scheme}://{config.listen}").rstrip("/")

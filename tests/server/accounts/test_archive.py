@@ -11,7 +11,7 @@ from eagle_eye.server.accounts.archive import SCORES_FRESH_S, Archive
 from eagle_eye.server.accounts.recurrence_score import RECURRENT_MIN, NodeRecord, RecurrenceScore
 from eagle_eye.server.model.account_records import AttemptMembers, DriverError, Gpu, Seat
 from eagle_eye.server.model.records import AuditEntry
-from eagle_eye.server.store.sqlite_store import SqliteStore
+from eagle_eye.server.store.opening import open_file
 from eagle_eye.server.store.store import Change
 from tests.server.accounts.past import DAY, attempt, known, three_failures
 from tests.server.builders import NOW, FakeClock, action, incident
@@ -22,7 +22,7 @@ class Room:
 
     def __init__(self, folder: Path) -> None:
         self.clock = FakeClock()
-        self.store = SqliteStore(folder / "records.db")
+        self.store = open_file(folder / "records.db")
         self.archive = Archive(self.store, self.clock, 2 * DAY)
 
     def commit(self, **records: Any) -> None:

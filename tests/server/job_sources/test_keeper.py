@@ -17,7 +17,7 @@ from eagle_eye.server.jobs import keeper as keeping
 from eagle_eye.server.jobs.keeper import JobSources
 from eagle_eye.server.jobs.source import ScheduledJob, ScheduledNode, Snapshot, SourceFailed
 from eagle_eye.server.model.records import Job, Node
-from eagle_eye.server.store.sqlite_store import SqliteStore
+from eagle_eye.server.store.opening import open_file
 from eagle_eye.server.store.store import JOBS, NODES, Change
 from eagle_eye.server.telemetry.counters import Telemetry
 from tests.server.builders import NOW, FakeClock, FakeWatcher, frame, running, settings
@@ -51,7 +51,7 @@ class Site:
 
     def __init__(self, folder: Path) -> None:
         self.clock = FakeClock()
-        self.store = SqliteStore(folder / "records.db")
+        self.store = open_file(folder / "records.db")
         self.store.commit(Change(nodes=(Node(node="n1", state="in_service", reason="", updated_s=NOW),)))
         self.fleet = Fleet(100)
         self.fleet.heard(frame(job="17", ranks=[Rank("17", 0, 1, 0)]), NOW)

@@ -19,7 +19,11 @@ from eagle_eye.server import config as configuration
 from eagle_eye.server.admin.backup import Copied, Reported, back_up, restore
 from eagle_eye.server.history.embedded_history import HISTORY_FILE
 from eagle_eye.server.model.clock import Clock, SystemClock
-from eagle_eye.server.store.sqlite_store import RECORDS_FILE
+from eagle_eye.server.store.opening import RECORDS_FILE
+
+ELSEWHERE = (
+    "the records are in PostgreSQL (records.url): pg_dump and pg_restore, or the database's own backups, are for them"
+)
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -42,6 +46,11 @@ def run(args: argparse.Namespace, clock: Clock | None = None) -> int:
     clock = clock or SystemClock()
     restoring, folder, only = _asked(args)
     config = configuration.load(args.config, os.environ, {"data_dir": args.data})
+    if config.records.url:
+        if RECORDS_FILE in only:
+            raise ConfigurationError(f"--records-only: {ELSEWHERE}")
+        only = only or (HISTORY_FILE,) if restoring else only
+        sys.stderr.write(f"eagle-eye backup: {ELSEWHERE}; this is the history and the evidence\n")
     # A timer that ends the command must not leave half a backup behind.
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     started_s = clock.monotonic_s()

@@ -9,24 +9,28 @@ from __future__ import annotations
 import logging
 import shutil
 import sqlite3
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
-from types import MappingProxyType
 from typing import NamedTuple
 
 from eagle_eye.server.history import journal_schema
 from eagle_eye.server.history.embedded_history import HISTORY_FILE, HISTORY_FOLDER
 from eagle_eye.server.model.errors import StoreUnavailable
 from eagle_eye.server.requests.bundles import EVIDENCE_FOLDER
-from eagle_eye.server.store import schema as store_schema
-from eagle_eye.server.store import write_ahead_log
+from eagle_eye.server.store import schema, write_ahead_log
 from eagle_eye.server.store.data_folder import Hold, new_aside, set_aside
 from eagle_eye.server.store.database import REMEDY, tells_damage
-from eagle_eye.server.store.sqlite_store import RECORDS_FILE
+from eagle_eye.server.store.migration import NEWEST, VERSION_TABLE
+from eagle_eye.server.store.opening import RECORDS_FILE
 
-MIGRATIONS: Mapping[str, Sequence[str]] = MappingProxyType(
-    {RECORDS_FILE: store_schema.MIGRATIONS, HISTORY_FILE: journal_schema.MIGRATIONS}
+DATABASES = (RECORDS_FILE, HISTORY_FILE)
+# What every file with records has, whichever server wrote it.
+_FIRST_TABLES = frozenset(
+    {
+        *("actions", "audit", "changes", "deliveries", "events", "incidents", "jobs", "nodes", "subscriptions"),
+        "tokens",
+    }
 )
 LOG_SUFFIX = "-wal"
 WHOLE_BYTES_MAX = 64 << 20  # largest file that is checked completely before a start: a fraction of a second
@@ -44,12 +48,12 @@ class FileDamage(NamedTuple):
     what: str
 
 
-def ready(hold: Hold, accept_empty: bool) -> None:
-    """Raise StoreUnavailable, in one line with the remedy, unless the folder's databases may be opened.
+def ready(hold: Hold, accept_empty: bool, names: Sequence[str] = DATABASES) -> None:
+    """Raise StoreUnavailable, in one line with the remedy, unless the folder's databases of these names may be opened.
 
     With ``accept_empty`` damaged files are set aside first, and start empty.
     """
-    found = troubles(hold.folder, hold.before.databases)
+    found = troubles(hold.folder, hold.before.databases, names)
     if not found:
         return
     if not accept_empty:
@@ -68,10 +72,10 @@ def ready(hold: Hold, accept_empty: bool) -> None:
         _log.warning("%s %s: it begins anew (--accept-empty); %s", one.path, one.what, where)
 
 
-def troubles(folder: Path, had: Sequence[str]) -> list[FileDamage]:
+def troubles(folder: Path, had: Sequence[str], names: Sequence[str] = DATABASES) -> list[FileDamage]:
     """Return the damage; ``had`` are the databases that the folder is known to have had. Raises OSError."""
     found = []
-    for name in MIGRATIONS:
+    for name in names:
         what = missing(folder, name, had)
         if what is not None:
             found.append(FileDamage(folder / name, what))
@@ -140,17 +144,29 @@ def _cut_off(reader: sqlite3.Connection, path: Path, log: write_ahead_log.Log) -
 
 
 def _foreign(reader: sqlite3.Connection, path: Path) -> str | None:
-    migrations = MIGRATIONS[path.name]
     (version,) = reader.execute("PRAGMA user_version").fetchone()
-    if version > len(migrations):
-        return None  # a newer server's: reported by the code that opens it
-    with closing(sqlite3.connect(":memory:")) as model:
-        for migration in migrations[:version]:
-            model.executescript(migration)
-        lacking = _tables(model) - _tables(reader)
-    if lacking or (version == 0 and _tables(reader)):
+    there = _tables(reader)
+    lacking = _wanted(reader, path.name, version, there) - there
+    if lacking or (version == 0 and there):
         return f"is not the server's: it is another program's database{f', without {min(lacking)}' if lacking else ''}"
     return None
+
+
+def _wanted(reader: sqlite3.Connection, name: str, version: int, there: set[str]) -> set[str]:
+    """Return the tables that a database of this version must have; a newer server's is left to what opens it."""
+    if version == 0:
+        return set()
+    if name == RECORDS_FILE:
+        if VERSION_TABLE not in there:
+            return set(_FIRST_TABLES)
+        of_this_version = reader.execute(f"SELECT version_num FROM {VERSION_TABLE}").fetchone() == (NEWEST,)  # noqa: S608
+        return set(schema.metadata.tables) if of_this_version else set()
+    if version > len(journal_schema.MIGRATIONS):
+        return set()
+    with closing(sqlite3.connect(":memory:")) as model:
+        for migration in journal_schema.MIGRATIONS[:version]:
+            model.executescript(migration)
+        return _tables(model)
 
 
 def _tables(connection: sqlite3.Connection) -> set[str]:

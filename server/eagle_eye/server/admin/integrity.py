@@ -25,7 +25,8 @@ from eagle_eye.server.history.segments.facts import RAW_FOLDER
 from eagle_eye.server.history.segments.processes import end_with_parent, environment
 from eagle_eye.server.model.errors import HistoryUnavailable
 from eagle_eye.server.store.database import tells_damage
-from eagle_eye.server.store.sqlite_store import RECORDS_FILE, SqliteStore
+from eagle_eye.server.store.opening import RECORDS_FILE
+from eagle_eye.server.store.sql_store import SqlStore
 
 AFTER_S, EVERY_S = 60.0, 86_400.0
 NICENESS = 19
@@ -50,7 +51,7 @@ Rest = Callable[[], None]
 
 def findings(data: Path, rest: Rest) -> Iterator[IntegrityProblem]:
     """Yield the damage; ``rest`` is called between pieces of work. Raises sqlite3.Error, OSError."""
-    for name in damage.MIGRATIONS:
+    for name in damage.DATABASES:
         if (data / name).exists():
             problem = _of_database(data / name, rest)
             if problem is not None:
@@ -125,7 +126,7 @@ def _reader(path: Path) -> sqlite3.Connection:
 class Integrity:
     """Runs the check beside a server, and reports its findings to the affected components."""
 
-    def __init__(self, data: Path, store: SqliteStore, history: EmbeddedHistory) -> None:
+    def __init__(self, data: Path, store: SqlStore, history: EmbeddedHistory) -> None:
         self._data = data
         self._store = store
         self._history = history
@@ -158,7 +159,8 @@ class Integrity:
     def note(self, found: IntegrityProblem) -> None:
         """Apply a finding: a damaged database makes the server unready, a damaged segment is set aside."""
         if found.database == RECORDS_FILE:
-            self._store.note_damage(found.problem)
+            if self._store.where == str(self._data / RECORDS_FILE):  # else they have moved, and this file was left
+                self._store.note_damage(found.problem)
         elif found.database == HISTORY_FILE:
             self._history.journal.note_damage(found.problem)
         else:

@@ -24,7 +24,8 @@ from eagle_eye.server.model.timestamps import rfc3339
 from eagle_eye.server.security.auth import mint
 from eagle_eye.server.store.data_folder import had
 from eagle_eye.server.store.database import REMEDY
-from eagle_eye.server.store.sqlite_store import RECORDS_FILE, SqliteStore
+from eagle_eye.server.store.opening import RECORDS_FILE, open_records
+from eagle_eye.server.store.settings import RecordsSettings
 from eagle_eye.server.store.store import TOKENS, Change, Store
 
 DAY_S = 86_400.0
@@ -76,30 +77,30 @@ def run(args: argparse.Namespace, clock: Clock | None = None) -> int:
     clock = clock or SystemClock()
     config = configuration.load(args.config, os.environ, {"data_dir": args.data})
     data = Path(config.data_dir)
-    lost = damage.missing(data, RECORDS_FILE, had(data))
+    lost = None if config.records.url else damage.missing(data, RECORDS_FILE, had(data))
     if lost is not None:  # creating tokens in a new file would hide the loss of the old one
         raise StoreUnavailable(f"{data / RECORDS_FILE} {lost}; {REMEDY}")
-    path = data / RECORDS_FILE
+    where = (config.records, data)
     if args.verb == "create":
         if args.out is None:
-            return _create(path, args, clock, None)
+            return _create(where, args, clock, None)
         with private_file(args.out, "--out") as file:
-            return _create(path, args, clock, file)
-    with _opened(path) as store:
+            return _create(where, args, clock, file)
+    with _opened(*where) as store:
         if args.verb == "revoke":
             return _revoke(store, args.id, clock, as_json=args.json)
         return _list(store, args.json)
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[Store]:
-    """Open the records as the owner of their folder: the server could not write to files created by root."""
-    owner, me = path.parent.stat() if path.parent.is_dir() else None, (os.geteuid(), os.getegid())
+def _opened(settings: RecordsSettings, data: Path) -> Iterator[Store]:
+    """Open the records as the owner of the folder: the server could not write to files created by root."""
+    owner, me = data.stat() if data.is_dir() else None, (os.geteuid(), os.getegid())
     if owner is not None and me[0] == 0:
         os.setegid(owner.st_gid)
         os.seteuid(owner.st_uid)
     try:
-        store = SqliteStore(path)
+        store = open_records(settings, data)
         try:
             yield store
         finally:
@@ -109,7 +110,7 @@ def _opened(path: Path) -> Iterator[Store]:
         os.setegid(me[1])
 
 
-def _create(path: Path, args: argparse.Namespace, clock: Clock, out: TextIO | None) -> int:
+def _create(where: tuple[RecordsSettings, Path], args: argparse.Namespace, clock: Clock, out: TextIO | None) -> int:
     if args.expires_days is not None and not 0 < args.expires_days <= 36_500:
         raise ConfigurationError(f"--expires-days: expected more than 0 and at most 36500, got {args.expires_days:g}")
     lifetime_s = None if args.expires_days is None else args.expires_days * DAY_S
@@ -127,7 +128,7 @@ def _create(path: Path, args: argparse.Namespace, clock: Clock, out: TextIO | No
         )
     except ValueError as error:
         raise ConfigurationError(str(error)) from None
-    with _opened(path) as store:
+    with _opened(*where) as store:
         _commit(store, token, "token create", f"scope {token.scope} {_for(token)}".rstrip(), clock)
     if out is not None:
         out.write(text + "\n")

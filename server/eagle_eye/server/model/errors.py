@@ -69,6 +69,10 @@ class BackupFailed(ServerError):
     """No backup was made; the message gives the reason."""
 
 
+class CopyFailed(ServerError):
+    """Records were not copied, or not all; the message gives the reason."""
+
+
 class Refusal(ServerError):
     """A request is refused with ``status``; ``reason`` is one stable word for counters and clients."""
 

@@ -23,7 +23,7 @@ from eagle_eye.server.telemetry.settings import LogSettings
 VALUE_CHARS_MAX = 16_384  # per value: a traceback fits
 MASK = "********"
 # A line per request or attempt would bury the important lines, and those lines contain URLs and headers.
-QUIET = ("httpx", "httpcore", "asyncio", "uvicorn.error", "uvicorn.access")
+QUIET = ("alembic", "httpx", "httpcore", "asyncio", "uvicorn.error", "uvicorn.access")
 _SECRET_KEYS = SECRET_FIELDS | {"authorization", "password"}
 _SECRETS = re.compile(
     r"\bee_[A-Za-z0-9_-]{16,}"  # tokens

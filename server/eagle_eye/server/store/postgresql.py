@@ -1,0 +1,241 @@
+"""The records in a PostgreSQL database: its connections, and what is SQL for PostgreSQL alone."""
+
+from __future__ import annotations
+
+import logging
+import re
+from pathlib import Path
+from typing import Any
+
+import sqlalchemy
+from sqlalchemy import exc
+from sqlalchemy.ext.compiler import compiles
+from sqlalchemy.pool import QueuePool
+
+from eagle_eye.server.model.errors import StoreUnavailable
+from eagle_eye.server.store.json_expressions import JsonMember, JsonNumber, JsonText, parts
+from eagle_eye.server.store.settings import RecordsSettings, libpq_url
+
+LOCK_S = 5  # how long to wait for another process that writes, as with SQLite
+OLDEST = 14  # version of PostgreSQL
+IDLE_S = 30  # how long a transaction may be open without a statement: a process that was stopped releases its lock
+# libpq's parameters, where the URL does not set them: no call waits for a database that is cut off.
+DEFAULTS = {
+    "client_encoding": "UTF8",
+    "connect_timeout": "5",
+    "tcp_user_timeout": "10000",
+    "fallback_application_name": "eagle-eye",
+}
+
+TRIGGERS: tuple[str, ...] = (
+    """CREATE FUNCTION audit_is_append_only() RETURNS trigger LANGUAGE plpgsql
+    AS 'BEGIN RAISE EXCEPTION ''the audit trail is append-only''; END'""",
+    """CREATE TRIGGER audit_is_kept BEFORE DELETE OR UPDATE OR TRUNCATE ON audit
+    FOR EACH STATEMENT EXECUTE FUNCTION audit_is_append_only()""",
+    """CREATE FUNCTION token_was_changed() RETURNS trigger LANGUAGE plpgsql
+    AS 'BEGIN UPDATE token_changes SET total = total + 1; RETURN NULL; END'""",
+    """CREATE TRIGGER token_changed AFTER INSERT OR UPDATE OR DELETE ON tokens
+    FOR EACH STATEMENT EXECUTE FUNCTION token_was_changed()""",
+)
+
+# One transaction writes at a time, as with SQLite: what it reads before it writes stays true, and ids are given out in
+# the order in which they are committed. The lock is the transaction's: connection poolers may stand between.
+_BEGIN = (
+    f"SELECT set_config('lock_timeout', '{LOCK_S}s', true),"
+    f" set_config('idle_in_transaction_session_timeout', '{IDLE_S}s', true),"
+    " pg_advisory_xact_lock(hashtextextended(current_schema() || '.eagle_eye.records', 0))"
+)
+# Held by the session of the server that writes, for as long as it is connected: two servers on one database would both
+# deliver, and close each other's incidents.
+_SERVER_LOCK = "hashtextextended(current_schema() || '.eagle_eye.server', 0)"
+_HOLDER = f"""
+    SELECT pid, coalesce(host(client_addr), 'its own host'), backend_start::timestamp(0)::text
+    FROM pg_locks JOIN pg_stat_activity USING (pid)
+    WHERE locktype = 'advisory' AND granted AND objsubid = 1
+    AND (classid::bigint << 32 | objid::bigint) = {_SERVER_LOCK}
+    AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
+"""  # noqa: S608 - constants
+_LAST_ID = sqlalchemy.text("SELECT pg_sequence_last_value(pg_get_serial_sequence(:table_name, :column_name)::regclass)")
+_SET_LAST_ID = sqlalchemy.text("SELECT setval(pg_get_serial_sequence(:table_name, :column_name), :last_id)")
+_NUL = re.compile(r"(?<!\\)((?:\\\\)*)\\u0000")  # in JSON; an escaped backslash before u0000 is none
+_READ_ONLY = "25006"
+_REMEDIES: tuple[tuple[str, str], ...] = (
+    (
+        r"password authentication failed|no password supplied",
+        "records.password_file or PGPASSFILE must hold the password of the URL's user",
+    ),
+    (r"no pg_hba.conf entry", "the server's pg_hba.conf must let this user in from this host, or sslmode must be set"),
+    (r'database ".*" does not exist', "create it: createdb --encoding UTF8 NAME"),
+    (r'role ".*" does not exist', "create it: createuser NAME, and let it create tables in the database"),
+    (r"permission denied for schema", "let the URL's user create tables there: GRANT CREATE, USAGE ON SCHEMA"),
+    (r"lock timeout", "another process writes the records for long; the next try may succeed"),
+    (r"certificate|SSL", "sslmode and sslrootcert of records.url must fit the server's certificate"),
+)
+_UNREACHED = "PostgreSQL must run and be reachable at records.url; the next try connects anew"
+
+_log = logging.getLogger(__name__)
+
+
+class PostgresqlDatabase:
+    """A database with records. One process writes at a time; a lost connection is made anew at its next use."""
+
+    readers = 4
+    mark = "%s"
+    triggers = TRIGGERS
+
+    def __init__(self, settings: RecordsSettings, *, alone: bool) -> None:
+        """Nothing is written beside another process that is ``alone``, if this one is."""
+        try:
+            import psycopg
+        except ModuleNotFoundError as error:
+            raise StoreUnavailable(
+                f'records.url needs: pip install "eagle-eye[postgresql]" (no module {error.name})'
+            ) from None
+        self._psycopg = psycopg
+        self._url = libpq_url(settings)
+        self._password_file = Path(settings.password_file) if settings.password_file else None
+        try:
+            known: dict[str, Any] = psycopg.conninfo.conninfo_to_dict(self._url)
+        except psycopg.ProgrammingError as error:
+            raise StoreUnavailable(f"records.url is no URL that libpq can read: {_line(error)}") from None
+        self._defaults = {name: value for name, value in DEFAULTS.items() if name not in known}
+        self.where = f"{known.get('host', 'localhost')}/{known.get('dbname', '')}"
+        self.failures: tuple[type[Exception], ...] = (exc.DBAPIError, exc.TimeoutError, psycopg.Error)
+        self.damage: str | None = None
+        self._pools: list[sqlalchemy.Engine] = []
+        self._alone = alone
+        self._writer_pid = 0
+
+    def connections(self, most: int, *, writing: bool = False) -> sqlalchemy.Engine:
+        """Return a pool of at most so many connections, opened when they are needed; for reading unless ``writing``."""
+        pool = sqlalchemy.create_engine(
+            "postgresql+psycopg://",
+            creator=self._connect_alone if writing and self._alone else self._connect,
+            poolclass=QueuePool,
+            pool_size=most,
+            max_overflow=0,
+            pool_pre_ping=True,  # so that a restart of the database fails nothing
+            isolation_level="READ COMMITTED" if writing else "AUTOCOMMIT",
+        )
+        self._pools.append(pool)
+        return pool
+
+    def check(self, connection: sqlalchemy.Connection) -> None:
+        """Raise StoreUnavailable, with the remedy, where the records cannot be kept in this database."""
+        version, encoding, recovering, read_only = connection.exec_driver_sql(
+            "SELECT current_setting('server_version_num')::int, current_setting('server_encoding'),"
+            " pg_is_in_recovery(), current_setting('transaction_read_only')"
+        ).one()
+        if version < OLDEST * 10_000:
+            raise StoreUnavailable(
+                f"{self.where} is PostgreSQL {version // 10_000}, the records need {OLDEST} or newer"
+            )
+        if encoding != "UTF8":
+            raise StoreUnavailable(
+                f"{self.where} has encoding {encoding}, the records need UTF8: createdb --encoding UTF8 NAME"
+            )
+        if recovering or read_only == "on":
+            raise self._cannot_be_written()
+
+    def begin_writing(self, driver: Any) -> None:
+        """Begin the only transaction that writes, of all processes."""
+        driver.execute(_BEGIN)
+
+    def last_id(self, connection: sqlalchemy.Connection, column: sqlalchemy.Column[int]) -> int:
+        """Return the last id that the column of a table gave out, of rows that are deleted since, too; 0 for none."""
+        names = {"table_name": column.table.name, "column_name": column.name}
+        found: int | None = connection.execute(_LAST_ID, names).scalar()
+        return found or 0
+
+    def set_last_id(self, connection: sqlalchemy.Connection, column: sqlalchemy.Column[int], last_id: int) -> None:
+        """Have the column give out ids after this one."""
+        names = {"table_name": column.table.name, "column_name": column.name}
+        connection.execute(_SET_LAST_ID, {**names, "last_id": last_id})
+
+    def storable(self, text: str) -> str:
+        """Return the text with U+FFFD for each NUL, which PostgreSQL keeps neither in text nor in JSON."""
+        if "\\u0000" in text:
+            text = _NUL.sub(r"\1\\ufffd", text)
+        return text.replace("\0", "\ufffd")
+
+    def unavailable(self, doing: str, error: Exception) -> StoreUnavailable:
+        """Return what to raise for a failure: what could not be done, why, and the remedy."""
+        cause = error.orig if isinstance(error, exc.DBAPIError) and error.orig is not None else error
+        if getattr(cause, "sqlstate", None) == _READ_ONLY:
+            for pool in self._pools:
+                pool.dispose()  # after a failover the old primary is a replica: the next try looks for the new one
+            return self._cannot_be_written()
+        said = _line(cause)
+        lost = isinstance(cause, self._psycopg.OperationalError)
+        remedy = next((one for sign, one in _REMEDIES if re.search(sign, said)), _UNREACHED if lost else "")
+        return StoreUnavailable(f"the records in {self.where} cannot be {doing}: {said}{remedy and f'; {remedy}'}")
+
+    def note_damage(self, how: str) -> None:
+        """Record that records are damaged; it is logged once."""
+        if self.damage is None:
+            self.damage = f"the records in {self.where} are damaged: {how}; restore the database from its backup"
+            _log.error("%s", self.damage)
+
+    def _cannot_be_written(self) -> StoreUnavailable:
+        return StoreUnavailable(
+            f"{self.where} is read-only or in recovery (a replica): records.url must name the primary, or all hosts"
+            " with target_session_attrs=read-write"
+        )
+
+    def _connect(self) -> Any:
+        options: dict[str, Any] = dict(self._defaults)
+        if self._password_file is not None:
+            try:
+                options["password"] = self._password_file.read_text(encoding="utf-8").rstrip("\r\n")
+            except (OSError, ValueError) as error:
+                raise StoreUnavailable(f"records.password_file {self._password_file} cannot be read: {error}") from None
+        # No prepared statements: a pooler may hand each transaction another session.
+        return self._psycopg.connect(self._url, prepare_threshold=None, **options)
+
+    def _connect_alone(self) -> Any:
+        """Return a connection that holds the lock of the one server. Raises StoreUnavailable if another has it."""
+        connection = self._connect()
+        try:
+            connection.autocommit = True
+            holder = connection.execute(_HOLDER).fetchone()
+            if holder is not None and holder[0] == self._writer_pid:
+                # The session that this process lost, and PostgreSQL does not know of that yet.
+                connection.execute("SELECT pg_terminate_backend(%s, 1000)", (self._writer_pid,))
+            locked = connection.execute(f"SELECT pg_try_advisory_lock({_SERVER_LOCK})").fetchone()[0]
+            connection.autocommit = False
+        except BaseException:
+            connection.close()
+            raise
+        if not locked:
+            connection.close()
+            _, host, since = holder or (0, "somewhere", "a moment ago")
+            raise StoreUnavailable(
+                f"the records in {self.where} are in use by another server (connected from {host} since {since}):"
+                " stop it first; one server at a time serves a database"
+            )
+        self._writer_pid = connection.info.backend_pid
+        return connection
+
+
+def _line(error: BaseException) -> str:
+    return " ".join(str(error).split())[:500]
+
+
+@compiles(JsonText, "postgresql")
+def _text(element: JsonText, compiler: Any, **options: Any) -> str:
+    record, field, _ = parts(element, compiler, **options)
+    return f"(({record})::jsonb ->> '{field}')"
+
+
+@compiles(JsonNumber, "postgresql")
+def _number(element: JsonNumber, compiler: Any, **options: Any) -> str:
+    record, field, _ = parts(element, compiler, **options)
+    return f"((({record})::jsonb ->> '{field}')::float8)"
+
+
+@compiles(JsonMember, "postgresql")
+def _member(element: JsonMember, compiler: Any, **options: Any) -> str:
+    record, path, value = parts(element, compiler, **options)
+    names, _, inside = path.partition("[*].")
+    one = f"jsonb_build_object('{inside}', {value})" if inside else value
+    return f"(({record})::jsonb @> jsonb_build_object('{names}', jsonb_build_array({one})))"

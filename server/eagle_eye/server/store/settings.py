@@ -1,0 +1,49 @@
+"""The settings of the records, ``[records]``."""
+
+from __future__ import annotations
+
+import msgspec
+
+from eagle_eye.schema.configuration import ConfigurationError
+
+SCHEMES = ("postgresql+psycopg://", "postgresql://", "postgres://")
+EXAMPLE = "postgresql+psycopg://eagle_eye@db.example.com/eagle_eye?sslmode=verify-full"
+
+
+class RecordsSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Where the records are. ``url`` "": a SQLite file in ``data_dir``; else a PostgreSQL database.
+
+    The part after the scheme is libpq's: several hosts, a socket's folder, and its parameters (``sslmode``) work.
+    """
+
+    url: str = ""
+    password_file: str = ""  # "": what libpq finds by itself (PGPASSFILE, ~/.pgpass), or none
+
+
+def check(settings: RecordsSettings) -> None:
+    """Raise ConfigurationError for settings that cannot be. The URL's text is not told: it may hold a password."""
+    if settings.password_file and not settings.url:
+        raise ConfigurationError(
+            "records.url: expected a PostgreSQL URL, since records.password_file is set; got none"
+            " (records in SQLite have no password)"
+        )
+    if not settings.url:
+        return
+    scheme, found, rest = settings.url.partition("://")
+    if f"{scheme}{found}" not in SCHEMES:
+        raise ConfigurationError(
+            f"records.url: expected a URL such as {EXAMPLE}, got one that begins with {settings.url[:12]!r};"
+            " leave it out for SQLite in data_dir"
+        )
+    user, _, _ = rest.partition("/")[0].rpartition("@")
+    names = {part.partition("=")[0] for part in rest.partition("?")[2].split("&")}
+    if ":" in user or "password" in names:
+        raise ConfigurationError(
+            "records.url: expected a URL without a password, since configurations are printed and logged;"
+            " put it into the file that records.password_file names, or into PGPASSFILE"
+        )
+
+
+def libpq_url(settings: RecordsSettings) -> str:
+    """Return the URL as libpq takes it."""
+    return f"postgresql://{settings.url.partition('://')[2]}"

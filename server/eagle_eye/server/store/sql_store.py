@@ -1,0 +1,546 @@
+"""The store in a SQL database: a table for each kind of record, JSON beside its indexed columns."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache, partial
+from typing import Any, TypeVar
+
+import msgspec
+import sqlalchemy
+from sqlalchemy import and_, bindparam, case, delete, exists, func, literal_column, or_, select, update
+from sqlalchemy.sql import ColumnElement, Delete, Select
+
+from eagle_eye.schema.action import HEARTBEAT
+from eagle_eye.server.model.errors import StoreUnavailable
+from eagle_eye.server.model.records import (
+    Action,
+    AuditEntry,
+    Delivery,
+    Incident,
+    Token,
+)
+from eagle_eye.server.store import migration
+from eagle_eye.server.store.cursors import cursor_of, position_of
+from eagle_eye.server.store.json_expressions import JsonMember, JsonNumber, JsonText
+from eagle_eye.server.store.records_database import RecordsDatabase
+from eagle_eye.server.store.schema import AUDIT, CHANGES, TABLES, TOKEN_CHANGES
+from eagle_eye.server.store.sql_write import REPORTED, Writer
+from eagle_eye.server.store.statements import Statement, Statements
+from eagle_eye.server.store.store import (
+    ACTIONS,
+    DELIVERIES,
+    EVENTS,
+    INCIDENTS,
+    JOBS,
+    OPEN_INCIDENT_STATES,
+    OVER_JOB_STATES,
+    PAGE_LIMIT_MAX,
+    TOKENS,
+    Backlog,
+    Change,
+    Changed,
+    Due,
+    Filters,
+    Kind,
+    Page,
+    Store,
+    Upcoming,
+)
+
+RecordT = TypeVar("RecordT", bound=msgspec.Struct)
+
+CHANGES_KEPT = 20_000  # how far back a reader of /api/v1/events can resume
+HEARTBEATS_KEPT_S = 3_600.0
+ACTION_TYPES = "eagle_eye.action."  # what the types of an action's events begin with
+PRUNE_BATCH = 500  # events deleted in one transaction: bounds how long other writers wait
+KEYS_AT_ONCE = 5_000  # in one statement
+ESCAPE = "!"  # before a sign of a pattern that stands for itself
+
+_DELIVERIES = TABLES[DELIVERIES.name].c
+_EVENTS = TABLES[EVENTS.name].c
+_JOBS = TABLES[JOBS.name].c
+_TOKENS = TABLES[TOKENS.name].c
+# Literally in the statement: an index of some states is not used for a state that is a parameter.
+_PENDING: ColumnElement[str] = literal_column("'pending'")
+_FAILED: ColumnElement[str] = literal_column("'failed'")
+_LIMIT = bindparam("at_most", type_=sqlalchemy.Integer)
+_NOW_S: ColumnElement[float] = bindparam("now_s")
+_OF: ColumnElement[str] = bindparam("of")
+
+
+def _another(name: str, *conditions: Callable[[Any], ColumnElement[bool]]) -> ColumnElement[bool]:
+    """Return whether another pending delivery of the same incident meets the conditions."""
+    other = TABLES[DELIVERIES.name].alias(name).c
+    same = other.subscription_id == _DELIVERIES.subscription_id, other.group == _DELIVERIES.group
+    return exists().where(other.state == _PENDING, *same, *(condition(other) for condition in conditions))
+
+
+def _of_action(columns: Any) -> ColumnElement[bool]:
+    return func.substr(columns.type, 1, len(ACTION_TYPES)) == ACTION_TYPES
+
+
+# A delivery that may be made: no earlier one of its incident is still pending.
+_FIRST_OF_GROUP = or_(
+    _DELIVERIES.group == literal_column("''"),
+    ~_another("earlier", lambda other: other.sequence < _DELIVERIES.sequence),
+)
+# A delivery that an action depends on: its own event, or a later one of its incident, is an action's.
+_URGENT = or_(_of_action(_DELIVERIES), and_(_DELIVERIES.group != literal_column("''"), _another("later", _of_action)))
+
+_DUE: Select[Any] = (
+    select(_DELIVERIES.record, case((_URGENT, 1), else_=0).label("urgent"))
+    .where(_DELIVERIES.state == _PENDING, _DELIVERIES.subscription_id == _OF)
+    .where(_DELIVERIES.due_s <= _NOW_S, _FIRST_OF_GROUP)
+    .order_by(sqlalchemy.desc("urgent"), _DELIVERIES.sequence)
+    .limit(_LIMIT)
+)
+_UPCOMING: Select[Any] = (
+    select(
+        _DELIVERIES.subscription_id,
+        func.min(_DELIVERIES.due_s),
+        func.min(case((_DELIVERIES.due_s > _NOW_S, _DELIVERIES.due_s))),
+    )
+    .where(_DELIVERIES.state == _PENDING, _FIRST_OF_GROUP)
+    .group_by(_DELIVERIES.subscription_id)
+)
+_BACKLOG: Select[Any] = (
+    select(_DELIVERIES.subscription_id, func.count(), func.min(_DELIVERIES.created_s))
+    .where(_DELIVERIES.state == _PENDING)
+    .group_by(_DELIVERIES.subscription_id)
+)
+_TOKEN: Select[Any] = select(_TOKENS.record).where(_TOKENS.sha256 == bindparam("sha256"))
+_ANY_TOKEN: Select[Any] = select(_TOKENS.rowid).limit(1)
+_TOKENS_VERSION: Select[Any] = select(TOKEN_CHANGES.c.total)
+_CHANGED: Select[Any] = (
+    select(CHANGES.c.sequence, CHANGES.c.kind, CHANGES.c.key)
+    .where(CHANGES.c.sequence > bindparam("after"))
+    .order_by(CHANGES.c.sequence)
+    .limit(_LIMIT)
+)
+_CHANGE_RANGE: Select[Any] = select(
+    # Two look-ups in the index; min and max of one statement would read the whole table.
+    select(func.min(CHANGES.c.sequence)).scalar_subquery(),
+    select(func.max(CHANGES.c.sequence)).scalar_subquery(),
+)
+# Rewrites a row as it is: an empty transaction would not touch the disk.
+_PROBE = update(TOKEN_CHANGES).values(total=TOKEN_CHANGES.c.total)
+
+_SETTLED: Select[Any] = (
+    select(_EVENTS.id)
+    .where(
+        or_(
+            _EVENTS.time_s < bindparam("before_s"),
+            and_(_EVENTS.type == HEARTBEAT, _EVENTS.time_s < bindparam("heartbeats_before_s")),
+        ),
+        ~exists().where(_DELIVERIES.event_id == _EVENTS.id, _DELIVERIES.state == _PENDING),
+    )
+    .limit(_LIMIT)
+)
+_EVENTS_DELIVERIES = delete(TABLES[DELIVERIES.name]).where(_DELIVERIES.event_id == bindparam("event_id"))
+_EVENT = delete(TABLES[EVENTS.name]).where(_EVENTS.id == bindparam("event_id"))
+# A scheduler names thousands of jobs a day; those that are over are kept as long as events.
+_OVER = delete(TABLES[JOBS.name]).where(
+    _JOBS.rowid.in_(
+        select(_JOBS.rowid)
+        .where(
+            _JOBS.state.in_([literal_column(f"'{state}'") for state in OVER_JOB_STATES]),
+            JsonNumber(_JOBS.record, "updated_s") < bindparam("before_s"),
+        )
+        .limit(_LIMIT)
+    )
+)
+_OLD_CHANGES = delete(CHANGES).where(
+    CHANGES.c.sequence <= select(func.max(CHANGES.c.sequence)).scalar_subquery() - bindparam("kept")
+)
+_Term = tuple[str, Callable[[], ColumnElement[bool]]]  # a condition, by a name for its shape
+
+
+class SqlStore:
+    """A Store in a database. One writer at a time, concurrent readers; each commit is on disk when it returns."""
+
+    def __init__(self, database: RecordsDatabase) -> None:
+        self._database = database
+        self._writes = database.connections(1, writing=True)
+        self._reads = database.connections(database.readers)
+        # Tokens are looked up on the event loop and must not wait for a long page query.
+        self._token_reads = database.connections(1)
+        self._statements = Statements(self._reads.dialect)
+        self._write_lock = threading.RLock()
+        self._listeners: list[Callable[[], None]] = []
+        self._listener_lock = threading.Lock()
+        try:
+            migration.migrate(database, self._writes)
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def where(self) -> str:
+        """The file or the database, for people."""
+        return self._database.where
+
+    def commit(self, change: Change) -> None:
+        """Make the whole change durable, or nothing of it."""
+        if not change.empty:
+            with self._writing() as cursor:
+                Writer(self._database, self._statements, cursor).write(change)
+            self._tell()
+
+    def update(self, work: Callable[[Store], Change]) -> Change:
+        """Commit what ``work`` returns, with no other commit between its reads and the write; return it."""
+        with self._write_lock:
+            with self._writing() as cursor:
+                change = work(self)
+                if not change.empty:
+                    Writer(self._database, self._statements, cursor).write(change)
+            if not change.empty:
+                self._tell()
+        return change
+
+    def get(self, kind: Kind[RecordT], key: str) -> RecordT | None:
+        """Return the record, or None if there is none of that id."""
+        rows = self._rows(_by_key(kind), key=self._database.storable(key))
+        return self._decoded(rows[0][0], kind.record) if rows else None
+
+    def missing(self, kind: Kind[RecordT], keys: Sequence[str]) -> list[str]:
+        """Return those of the keys that no record has."""
+        there: set[str] = set()
+        for first in range(0, len(keys), KEYS_AT_ONCE):
+            part = self._named("key", keys[first : first + KEYS_AT_ONCE])
+            statement = self._statements.of(("missing", kind.name, len(part)), partial(_known, kind, part))
+            there.update(key for (key,) in self._run(statement, part))
+        return [key for key in keys if self._database.storable(key) not in there]
+
+    def page(
+        self,
+        kind: Kind[RecordT],
+        filters: Filters,
+        cursor: str | None = None,
+        limit: int = 100,
+        search: str = "",
+        since_s: float | None = None,
+    ) -> Page[RecordT]:
+        """Return the newest records that match, at most ``limit``, and a cursor to the next page."""
+        limit = min(limit, PAGE_LIMIT_MAX)
+        columns = TABLES[kind.name].c
+        values: dict[str, Any] = {"at_most": limit + 1}
+        terms = [*self._matching(kind, filters, values)]
+        if search:
+            values["search"] = _pattern(self._database.storable(search.lower()))
+            terms.append(("search", lambda: func.lower(columns[kind.key]).like(bindparam("search"), escape=ESCAPE)))
+        if since_s is not None:
+            values["since_s"] = since_s
+            terms.append(("since", lambda: JsonNumber(columns.record, kind.time) >= bindparam("since_s")))
+        if cursor is not None:
+            values["before"] = position_of(cursor, kind.name)
+            terms.append(("before", lambda: columns.rowid < bindparam("before")))
+        rows = self._run(self._newest_first(kind.name, columns.rowid, columns.record, terms), values)
+        items = [self._decoded(record, kind.record) for _, record in rows[:limit]]
+        return Page(items, cursor_of(kind.name, rows[limit - 1][0]) if len(rows) > limit else None)
+
+    def all(self, kind: Kind[RecordT]) -> list[RecordT]:
+        """Return all records of a kind, oldest first; for the small kinds."""
+        return self._records(kind, _oldest_first(kind))
+
+    def open_incidents(self) -> list[Incident]:
+        """Return the incidents in state suspected, confirmed, acting or recovered, oldest first."""
+        return self._records(INCIDENTS, _OPEN)
+
+    def actions_since(self, since_s: float) -> list[Action]:
+        """Return the actions created at ``since_s`` or later, oldest first."""
+        return self._records(ACTIONS, _ACTIONS_SINCE, since_s=since_s)
+
+    def actions_of(self, incident_id: str) -> list[Action]:
+        """Return an incident's actions, oldest first."""
+        return self._records(ACTIONS, _ACTIONS_OF, of=self._database.storable(incident_id))
+
+    def due_deliveries(self, subscription_id: str, now_s: float, limit: int) -> list[Due]:
+        """Return the pending deliveries that are due and first of their group: urgent ones first, then oldest first."""
+        rows = self._rows(_DUE, of=subscription_id, now_s=now_s, at_most=limit)
+        return [Due(self._decoded(record, DELIVERIES.record), bool(urgent)) for record, urgent in rows]
+
+    def upcoming(self, now_s: float) -> dict[str, Upcoming]:
+        """Return for each subscription with pending deliveries whether any is due, and when the next will be."""
+        rows = self._rows(_UPCOMING, now_s=now_s)
+        return {name: Upcoming(first_s <= now_s, next_s) for name, first_s, next_s in rows}
+
+    def subscription_deliveries(self, subscription_id: str) -> list[Delivery]:
+        """Return a subscription's pending deliveries, oldest first."""
+        return self._records(DELIVERIES, _WAITING, of=subscription_id)
+
+    def expired_deliveries(self, now_s: float, limit: int) -> list[Delivery]:
+        """Return pending deliveries whose event is stale."""
+        return self._records(DELIVERIES, _EXPIRED, now_s=now_s, at_most=limit)
+
+    def failed_deliveries(self, subscription_id: str, since_s: float, now_s: float, limit: int) -> list[Delivery]:
+        """Return a subscription's failed deliveries of events since ``since_s`` that are not stale, oldest first."""
+        return self._records(DELIVERIES, _FAILURES, of=subscription_id, since_s=since_s, now_s=now_s, at_most=limit)
+
+    def backlog(self) -> list[Backlog]:
+        """Return the backlog of each subscription that has one."""
+        return [Backlog(*row) for row in self._rows(_BACKLOG)]
+
+    def reported(self, subscription_id: str, group: str) -> bool:
+        """Return whether an event of this group, an incident's id, went to the subscription."""
+        return group != "" and bool(self._rows(REPORTED, to=subscription_id, in_group=self._database.storable(group)))
+
+    def token_by_sha256(self, sha256: str) -> Token | None:
+        """Return the token with this hash, even if it is revoked or expired."""
+        rows = self._rows(_TOKEN, self._token_reads, sha256=sha256)
+        return self._decoded(rows[0][0], TOKENS.record) if rows else None
+
+    def any_token(self) -> bool:
+        """Return whether any token was ever created, including revoked and expired ones."""
+        return bool(self._rows(_ANY_TOKEN, self._token_reads))
+
+    def tokens_version(self) -> int:
+        """Return a number that increases with every change of any token, whoever makes it."""
+        ((version,),) = self._rows(_TOKENS_VERSION, self._token_reads)
+        return int(version)
+
+    def changes_since(self, sequence: int, limit: int) -> list[Changed]:
+        """Return what changed after ``sequence``, oldest first."""
+        return [Changed(*row) for row in self._rows(_CHANGED, after=sequence, at_most=limit)]
+
+    def change_range(self) -> tuple[int, int]:
+        """Return the sequences of the oldest change kept and of the newest; (0, 0) if nothing ever changed."""
+        ((oldest, newest),) = self._rows(_CHANGE_RANGE)
+        return (oldest or 0, newest or 0)
+
+    def audit(
+        self,
+        cursor: str | None = None,
+        limit: int = 100,
+        subject: str | Sequence[str] | None = None,
+        who: str | None = None,
+        verb: str | None = None,
+        since_s: float | None = None,
+    ) -> Page[AuditEntry]:
+        """Return the audit trail, newest first; all given filters must match, with several subjects any of them."""
+        limit = min(limit, PAGE_LIMIT_MAX)
+        record = AUDIT.c.record
+        values: dict[str, Any] = {"at_most": limit + 1}
+        terms: list[_Term] = []
+        for name, value in (("who", who), ("verb", verb)):
+            if value is not None:
+                values[name] = self._database.storable(value)
+                terms.append((name, partial(_same_text, record, name)))
+        if since_s is not None:
+            values["since_s"] = since_s
+            terms.append(("since", lambda: JsonNumber(record, "time_s") >= bindparam("since_s")))
+        if subject is not None:
+            subjects = self._named("subject", (subject,) if isinstance(subject, str) else subject)
+            values |= subjects
+            terms.append((f"subjects {len(subjects)}", lambda: _among(JsonText(record, "subject"), subjects)))
+        if cursor is not None:
+            values["before"] = position_of(cursor, "audit")
+            terms.append(("before", lambda: AUDIT.c.sequence < bindparam("before")))
+        rows = self._run(self._newest_first("audit", AUDIT.c.sequence, record, terms), values)
+        items = [self._decoded(entry, AuditEntry) for _, entry in rows[:limit]]
+        return Page(items, cursor_of("audit", rows[limit - 1][0]) if len(rows) > limit else None)
+
+    def count(self, kind: Kind[RecordT]) -> int:
+        """Return how many records of a kind there are."""
+        ((found,),) = self._rows(_count(kind))
+        return int(found)
+
+    def retire(self, kind: Kind[RecordT], column: str, before_s: float, limit: int) -> int:
+        """Delete at most ``limit`` records of a kind whose time in ``column`` is older; return how many."""
+        if column not in kind.columns:
+            raise KeyError(f"{kind.name} has no column {column}; only {', '.join(kind.columns)}")
+        statement = self._statements.of(("retire", kind.name, column), lambda: _retired(kind, column))
+        with self._writing() as cursor:
+            cursor.execute(statement.text, statement.values({"before_s": before_s, "at_most": limit}))
+            return int(cursor.rowcount)
+
+    def prune(self, now_s: float, retention_s: float) -> int:
+        """Delete settled events older than ``retention_s``, old heartbeats and changes; return how many events."""
+        old_s = now_s - retention_s
+        with self._writing() as cursor:
+            execute = self._statements.executing(cursor)
+            execute(_SETTLED, before_s=old_s, heartbeats_before_s=now_s - HEARTBEATS_KEPT_S, at_most=PRUNE_BATCH)
+            doomed = [name for (name,) in cursor.fetchall()]
+            for event_id in doomed:
+                execute(_EVENTS_DELIVERIES, event_id=event_id)
+                execute(_EVENT, event_id=event_id)
+            execute(_OVER, before_s=old_s, at_most=PRUNE_BATCH)
+            execute(_OLD_CHANGES, kept=CHANGES_KEPT)
+        return len(doomed)
+
+    def probe(self) -> None:
+        """Raise StoreUnavailable unless a transaction can be written."""
+        if self._database.damage is not None:
+            raise StoreUnavailable(self._database.damage)
+        with self._writing() as cursor:
+            self._statements.executing(cursor)(_PROBE)
+
+    def note_damage(self, how: str) -> None:
+        """Make ``probe`` report that records are damaged."""
+        self._database.note_damage(how)
+
+    def listen(self, callback: Callable[[], None]) -> None:
+        """Register ``callback`` for each commit, called in the thread that committed; it must not block."""
+        with self._listener_lock:
+            self._listeners.append(callback)
+
+    def close(self) -> None:
+        """Release the connections."""
+        with self._write_lock:
+            for pool in (self._token_reads, self._reads, self._writes):
+                pool.dispose()
+
+    def _tell(self) -> None:
+        with self._listener_lock:
+            listeners = tuple(self._listeners)
+        for callback in listeners:
+            callback()
+
+    def _records(self, kind: Kind[RecordT], statement: Select[Any], **values: Any) -> list[RecordT]:
+        return [self._decoded(record, kind.record) for (record,) in self._rows(statement, **values)]
+
+    def _named(self, name: str, values: Sequence[str]) -> dict[str, str]:
+        """Return the values, each with a name of its own."""
+        return {f"{name}_{at}": self._database.storable(value) for at, value in enumerate(values)}
+
+    def _matching(self, kind: Kind[Any], filters: Filters, values: dict[str, Any]) -> Iterator[_Term]:
+        """Yield the terms of the filters, and add their values."""
+        columns = TABLES[kind.name].c
+        for name, value in filters.items():
+            mine = self._named(name, (value,) if isinstance(value, str) else value)
+            paths = [path.removeprefix("$.") for known, path in kind.lists if known == name]
+            if paths:
+                yield name, partial(_in_lists, columns.record, paths, f"{name}_0")
+            elif name in kind.columns:
+                yield f"{name} {len(mine)}", partial(_among, columns[name], mine)
+            else:
+                raise KeyError(f"{kind.name} cannot be filtered by {name}; only by {', '.join(kind.filters)}")
+            values |= mine
+
+    def _newest_first(
+        self, name: str, row_id: ColumnElement[int], record: ColumnElement[str], terms: Sequence[_Term]
+    ) -> Statement:
+        """Return the statement that lists rows that meet all terms; terms of the same names make the same."""
+
+        def made() -> Select[Any]:
+            columns: tuple[ColumnElement[Any], ...] = (row_id, record)
+            matching: Select[Any] = select(*columns).where(*(make() for _, make in terms))
+            return matching.order_by(row_id.desc()).limit(_LIMIT)
+
+        return self._statements.of((name, *(term for term, _ in terms)), made)
+
+    def _rows(self, statement: Select[Any], pool: sqlalchemy.Engine | None = None, **values: Any) -> list[Any]:
+        return self._run(self._statements.of(statement, lambda: statement), values, pool)
+
+    def _run(self, statement: Statement, values: dict[str, Any], pool: sqlalchemy.Engine | None = None) -> list[Any]:
+        try:
+            connection = (pool or self._reads).raw_connection()
+            try:
+                cursor = connection.cursor()
+                cursor.execute(statement.text, statement.values(values))
+                return list(cursor.fetchall())
+            except self._database.failures as error:
+                connection.invalidate(error)
+                raise
+            finally:
+                connection.close()
+        except self._database.failures as error:
+            raise self._database.unavailable("read", error) from error
+
+    @contextmanager
+    def _writing(self) -> Iterator[Any]:
+        """Yield a driver's cursor in the one transaction that writes."""
+        with self._write_lock:
+            try:
+                connection = self._writes.raw_connection()
+                try:
+                    cursor = connection.cursor()
+                    self._database.begin_writing(connection.driver_connection)
+                    yield cursor
+                    connection.commit()
+                except BaseException:
+                    # A lost connection cannot roll back, which is not to hide the reason.
+                    try:
+                        connection.rollback()
+                    except self._database.failures as error:
+                        connection.invalidate(error)
+                    raise
+                finally:
+                    connection.close()
+            except self._database.failures as error:
+                raise self._database.unavailable("written", error) from error
+
+    def _decoded(self, record: str, kind: type[RecordT]) -> RecordT:
+        try:
+            return msgspec.json.decode(record, type=kind)
+        except msgspec.DecodeError as error:
+            self.note_damage(f"a record cannot be read as {kind.__name__}: {error}")
+            raise StoreUnavailable(f"{self._database.damage}") from error
+
+
+def _among(column: ColumnElement[Any], names: Iterable[str]) -> ColumnElement[bool]:
+    """Return whether the column is one of the values of these names."""
+    return column.in_([bindparam(name) for name in names])
+
+
+def _same_text(record: ColumnElement[str], name: str) -> ColumnElement[bool]:
+    return JsonText(record, name) == bindparam(name)
+
+
+def _in_lists(record: ColumnElement[str], paths: Sequence[str], name: str) -> ColumnElement[bool]:
+    """Return whether any of the record's lists contains the value of this name."""
+    return or_(*(JsonMember(record, path, bindparam(name, type_=sqlalchemy.Text)) for path in paths))
+
+
+def _pattern(text: str) -> str:
+    """Return the pattern of what contains the text."""
+    for sign in (ESCAPE, "%", "_"):
+        text = text.replace(sign, ESCAPE + sign)
+    return f"%{text}%"
+
+
+def _known(kind: Kind[Any], names: Iterable[str]) -> Select[Any]:
+    key = TABLES[kind.name].c[kind.key]
+    return select(key).where(_among(key, names))
+
+
+def _retired(kind: Kind[Any], column: str) -> Delete:
+    table = TABLES[kind.name]
+    old = select(table.c.rowid).where(table.c[column] < bindparam("before_s")).limit(_LIMIT)
+    return delete(table).where(table.c.rowid.in_(old))
+
+
+@cache
+def _count(kind: Kind[Any]) -> Select[Any]:
+    return select(func.count()).select_from(TABLES[kind.name])
+
+
+@cache
+def _by_key(kind: Kind[Any]) -> Select[Any]:
+    columns = TABLES[kind.name].c
+    return select(columns.record).where(columns[kind.key] == bindparam("key"))
+
+
+@cache
+def _oldest_first(kind: Kind[Any]) -> Select[Any]:
+    columns = TABLES[kind.name].c
+    return select(columns.record).order_by(columns.rowid)
+
+
+_INCIDENTS, _ACTIONS = TABLES[INCIDENTS.name].c, TABLES[ACTIONS.name].c
+_OPEN = _oldest_first(INCIDENTS).where(_INCIDENTS.state.in_(OPEN_INCIDENT_STATES))
+_ACTIONS_SINCE = _oldest_first(ACTIONS).where(_ACTIONS.created_s >= bindparam("since_s"))
+_ACTIONS_OF = _oldest_first(ACTIONS).where(_ACTIONS.incident_id == _OF)
+_OLDEST_DELIVERIES = _oldest_first(DELIVERIES)
+_WAITING = _OLDEST_DELIVERIES.where(_DELIVERIES.state == _PENDING, _DELIVERIES.subscription_id == _OF)
+_EXPIRED = _OLDEST_DELIVERIES.where(_DELIVERIES.state == _PENDING, _DELIVERIES.expires_s <= _NOW_S).limit(_LIMIT)
+_FAILURES = (
+    select(_DELIVERIES.record)
+    .where(_DELIVERIES.state == _FAILED, _DELIVERIES.subscription_id == _OF)
+    .where(_DELIVERIES.created_s >= bindparam("since_s"))
+    .where(or_(_DELIVERIES.expires_s.is_(None), _DELIVERIES.expires_s > _NOW_S))
+    .order_by(_DELIVERIES.sequence)
+    .limit(_LIMIT)
+)
