@@ -15,7 +15,7 @@ from eagle_eye.server.model.errors import StoreUnavailable
 from eagle_eye.server.monitor.detection_loop import CHANGED_AT_ONCE, DetectionLoop
 from eagle_eye.server.store.opening import open_file
 from eagle_eye.server.store.sql_store import SqlStore
-from eagle_eye.server.store.sql_write import Writer
+from eagle_eye.server.store.sql_write import RecordsWriter
 from eagle_eye.server.store.store import ACTIONS, INCIDENTS, Change
 from tests.server.builders import NOW, FakeClock
 
@@ -78,11 +78,11 @@ def test_a_tick_costs_as_many_transactions_as_there_are_batches(store: SqlStore)
 def test_what_could_not_be_written_is_decided_again(store: SqlStore, monkeypatch: pytest.MonkeyPatch) -> None:
     watch = watch_over(store)
 
-    def refused(_: Writer, __: Change) -> None:
+    def refused(_: RecordsWriter, __: Change) -> None:
         raise StoreUnavailable("the disk is full")
 
     with monkeypatch.context() as broken:
-        broken.setattr(Writer, "write", refused)
+        broken.setattr(RecordsWriter, "write", refused)
         with pytest.raises(StoreUnavailable):
             watch.tick(NOW + 1)
     assert store.all(INCIDENTS) == []

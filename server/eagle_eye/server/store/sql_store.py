@@ -27,7 +27,7 @@ from eagle_eye.server.store.cursors import cursor_of, position_of
 from eagle_eye.server.store.json_expressions import JsonMember, JsonNumber, JsonText
 from eagle_eye.server.store.records_database import RecordsDatabase
 from eagle_eye.server.store.schema import AUDIT, CHANGES, TABLES, TOKEN_CHANGES
-from eagle_eye.server.store.sql_write import REPORTED, Writer
+from eagle_eye.server.store.sql_write import REPORTED, RecordsWriter
 from eagle_eye.server.store.statements import Statement, Statements
 from eagle_eye.server.store.store import (
     ACTIONS,
@@ -186,7 +186,7 @@ class SqlStore:
         """Make the whole change durable, or nothing of it."""
         if not change.empty:
             with self._writing() as cursor:
-                Writer(self._database, self._statements, cursor).write(change)
+                RecordsWriter(self._database, self._statements, cursor).write(change)
             self._tell()
 
     def update(self, work: Callable[[Store], Change]) -> Change:
@@ -195,7 +195,7 @@ class SqlStore:
             with self._writing() as cursor:
                 change = work(self)
                 if not change.empty:
-                    Writer(self._database, self._statements, cursor).write(change)
+                    RecordsWriter(self._database, self._statements, cursor).write(change)
             if not change.empty:
                 self._tell()
         return change

@@ -56,7 +56,7 @@ REPORTED: Select[Any] = (
 _AUDIT = insert(AUDIT).values(record=bindparam("record"))
 
 
-class Writer:
+class RecordsWriter:
     """Writes to a database within the transaction that the caller has begun."""
 
     def __init__(self, database: RecordsDatabase, statements: Statements, cursor: Any) -> None:
