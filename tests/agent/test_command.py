@@ -47,12 +47,6 @@ def running(folder: Path, *arguments: str) -> Iterator[subprocess.Popen[str]]:
         process.communicate()
 
 
-@pytest.fixture(autouse=True)
-def no_settings_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in [name for name in os.environ if name.startswith("EAGLE_EYE_")]:
-        monkeypatch.delenv(name)
-
-
 @pytest.fixture
 def server() -> Iterator[Server]:
     made = Server()

@@ -31,12 +31,6 @@ sys.exit(run(parser.parse_args()))
 """
 
 
-@pytest.fixture(autouse=True)
-def no_settings_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in [name for name in os.environ if name.startswith("EAGLE_EYE_")]:
-        monkeypatch.delenv(name)
-
-
 @pytest.fixture
 def server() -> Iterator[Server]:
     made = Server()
