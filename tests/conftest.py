@@ -23,6 +23,16 @@ OTHERS_OWN = ("PYTEST_", "KMP_", "PYTORCH_", "TORCHINDUCTOR_", "_RJEM_")
 PYTHONS_OWN = "multiprocessing.resource_tracker"
 
 
+def pytest_configure() -> None:
+    """Keep EAGLE_EYE_DATA, the folder with recorded data, from the commands under test: no setting of theirs.
+
+    They would name it as a variable that nothing reads. Tests find the folder in EAGLE_EYE_TEST_DATA.
+    """
+    folder = os.environ.pop("EAGLE_EYE_DATA", None)
+    if folder is not None:
+        os.environ["EAGLE_EYE_TEST_DATA"] = folder
+
+
 @pytest.fixture(scope="module", autouse=True)
 def nothing_left_behind() -> Iterator[None]:
     """Fail at the end of a file that leaves the process other than it was, once its own fixtures are torn down."""

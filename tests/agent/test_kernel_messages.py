@@ -514,7 +514,7 @@ def test_a_panic_is_named_by_the_crashed_kernel_s_own_line() -> None:
 
 
 def recorded(name: str) -> list[bytes]:
-    folder = os.environ.get("EAGLE_EYE_DATA")
+    folder = os.environ.get("EAGLE_EYE_TEST_DATA")
     if not folder:
         pytest.skip("EAGLE_EYE_DATA does not name the folder with the recorded kernel logs")
     files = sorted((Path(folder) / "real/fixtures").rglob(name))

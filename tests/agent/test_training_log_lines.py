@@ -22,7 +22,7 @@ from eagle_eye.agent.training_logs.torchtitan import TorchtitanLogParser
 from eagle_eye.agent.training_logs.traceback_lines import Tracebacks
 from tests.agent.fakes import REPOSITORY
 
-DATA = Path(os.environ["EAGLE_EYE_DATA"]) if os.environ.get("EAGLE_EYE_DATA") else None
+DATA = Path(os.environ["EAGLE_EYE_TEST_DATA"]) if os.environ.get("EAGLE_EYE_TEST_DATA") else None
 SAMPLES = REPOSITORY / "tests/data/training_logs"
 NO = (None, None, None, None)
 # What every sample says: framework, then (step, seconds a step, loss, gradient norm, tokens/s) of each line with any.

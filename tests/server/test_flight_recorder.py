@@ -257,7 +257,7 @@ def test_no_content_does_anything_but_be_read_or_refused(
 
 
 def incident(name: str) -> Path:
-    data = os.environ.get("EAGLE_EYE_DATA")
+    data = os.environ.get("EAGLE_EYE_TEST_DATA")
     folder = Path(data or "") / "real" / "nvrx_fr" / "fr_traces" / name
     if not data or not folder.is_dir():
         pytest.skip("EAGLE_EYE_DATA does not name the folder with the recorded flight-recorder dumps")

@@ -114,7 +114,7 @@ def test_a_nodes_reason_may_hold_anything_and_its_partitions_are_gathered() -> N
 
 
 def recorded(name: str) -> list[str]:
-    folder = os.environ.get("EAGLE_EYE_DATA")
+    folder = os.environ.get("EAGLE_EYE_TEST_DATA")
     if not folder:
         pytest.skip("EAGLE_EYE_DATA does not name the folder with the recorded Slurm outputs")
     text = (Path(folder) / "real/fixtures/gcm/gcm/tests/data" / name).read_text(encoding="utf-8")

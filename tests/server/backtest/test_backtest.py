@@ -218,7 +218,7 @@ def test_the_command_says_what_it_left_out(slow: Path, capsys: Any) -> None:
 
 
 def real(name: str) -> Path:
-    folder = os.environ.get("EAGLE_EYE_DATA")
+    folder = os.environ.get("EAGLE_EYE_TEST_DATA")
     if not folder or not (Path(folder) / "traces" / name).exists():
         pytest.skip("EAGLE_EYE_DATA does not name the folder with the recorded traces")
     return Path(folder) / "traces" / name
