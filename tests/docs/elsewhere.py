@@ -55,6 +55,8 @@ KNOWN = (
     Elsewhere(ANY, r"PYTHONPATH=packaging \S*python -m release\.version", "tests/packaging/test_version.py", "version"),
     Elsewhere(ANY, r"\S*python (-m )?tests[./]compatibility", why="records a release: tests/compatibility reads it"),
     Elsewhere(r"docs/how-to/releasing\.md", r"git (add|checkout|commit|tag|push)\b", why="changes the repository"),
+    Elsewhere(ANY, r"create(user|db)\b", why="PostgreSQL's own; tests/server/postgresql_server.py makes roles by SQL"),
+    Elsewhere(ANY, r"eagle-eye records copy", "tests/server/test_records_in_postgresql.py", "copy"),
     Elsewhere(ANY, r"eagle-eye orchestrate slurm", "tests/orchestrators/slurm/test_real.py", "orchestrator"),
     Elsewhere(ANY, r"eagle-eye train", "tests/learning/test_command.py", "train"),
     Elsewhere(ANY, r"eagle-eye nodes (check|readmit)", "tests/server/test_node_checks_end_to_end.py", "readmit"),
