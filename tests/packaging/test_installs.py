@@ -127,11 +127,13 @@ def site(
 
 
 def modules() -> list[str]:
-    """Return all our modules but what Python itself imports at its start."""
+    """Return all our modules but what Python itself imports at its start, and Alembic while it migrates."""
     rooms = [folder for folder in REPOSITORY.iterdir() if (folder / "eagle_eye").is_dir()]
     files = [(file, room) for room in rooms for file in (room / "eagle_eye").rglob("*.py")]
     return [
-        ".".join(file.relative_to(room).with_suffix("").parts) for file, room in files if file.stem != "sitecustomize"
+        ".".join(file.relative_to(room).with_suffix("").parts)
+        for file, room in files
+        if file.stem != "sitecustomize" and file.parts[-2:] != ("migrations", "env.py")
     ]
 
 
