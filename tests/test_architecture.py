@@ -141,7 +141,7 @@ SHARED_CLASS_NAMES = {
     # the same on both sides: the agent imports nothing of the server
     **dict.fromkeys(("Clock", "ServiceManager", "SystemClock"), "agent and server"),
     # a record, a message or an API schema, and what the code makes of it
-    **dict.fromkeys(("Evidence", "Hold", "Refused", "Report"), "record"),
+    **dict.fromkeys(("Evidence", "Report"), "record"),
 }
 
 

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from benchmarks.replanning.faults import Arm, Storm, draw
-from benchmarks.replanning.guarded import GuardedTorchft
 from benchmarks.replanning.peers import STEPS_FOR_EVER, Peer, Torchft, Torchrun
 from benchmarks.replanning.planned import LOOK_S, NODES, STARTED_WITHIN_S, STEP_S, PlannedStack
+from benchmarks.replanning.torchft_with_eagle_eye import GuardedTorchft
 from eagle_eye.demo.site import DemoSite, open_site
 from eagle_eye.demo.stack import GLOBAL_BATCH, StageFailed
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import io
 import os
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -102,6 +103,22 @@ def test_a_terminal_without_unicode_gets_plain_characters(server: Running, monke
     server.send(body(frame()))
     monkeypatch.setattr(sys, "stdout", plain)
     assert main(["incidents", "show", "inc_1"]) == 0
+
+
+def test_evidence_is_shown_where_only_the_base_is_installed() -> None:
+    program = (
+        "import sys\n"
+        "for name in ('numpy', 'fastapi', 'sqlalchemy'): sys.modules[name] = None\n"
+        "from eagle_eye.cli import nodes, show\n"
+        "print(show._figure(240.5, 'watts'))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == "240.5 W\n"
+
+
+def test_a_node_whose_name_begins_like_a_flag_can_be_typed(server: Running, capsys: pytest.CaptureFixture[str]) -> None:
+    server.send(body(frame(node="-n")))
+    assert "  eagle-eye nodes exclude -- -n\n" in shown(capsys, "nodes", "show", "--", "-n")
 
 
 def test_a_sparkline_is_blank_where_nothing_was_observed() -> None:

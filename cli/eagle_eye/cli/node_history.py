@@ -9,6 +9,7 @@ from urllib.parse import quote
 
 from eagle_eye.cli.client import Client
 from eagle_eye.cli.operator import add_limit, print_json, say_more
+from eagle_eye.cli.show import recurrence_words
 from eagle_eye.cli.tables import Column, print_table, printable
 
 _CHAPTERS = (
@@ -71,11 +72,3 @@ def compared_words(checks: Any) -> str:
     """Return the results of a GPU's checks for silent corruption, as text: no findings are no proof."""
     found = f"{checks['wrong_numbers']:.0f} wrong numbers" if checks["wrong_numbers"] else "nothing found"
     return f"{found} in {checks['operations']:.0f} products, {checks['seconds']:.0f} s"
-
-
-def recurrence_words(remembered: Any) -> str:
-    """Return the recurrence score as text."""
-    if remembered["recurrence_score"] is None:
-        return f"recurrence score: cannot tell, {printable(remembered['recurrence_reason'])}"
-    failing = ", keeps failing" if remembered["recurrent"] else ""
-    return f"recurrence score {remembered['recurrence_score']:.2f}{failing}"

@@ -176,15 +176,7 @@ JOBS = Noun(
 INCIDENTS = Noun(
     "incidents",
     "incident",
-    (
-        Column("incident", "id"),
-        Column("detected", "detected"),
-        Column("state", "state"),
-        Column("fault", "fault"),
-        Column("job", "job", 2),
-        Column("nodes", "nodes"),
-        Column("summary", "summary", 1, 36),
-    ),
+    show.INCIDENT_COLUMNS,
     filters={"state": get_args(ListedIncidentState), "job": ANY, "node": ANY, "fault": FAULT_NAMES},
     verbs=(
         Verb("acknowledge", "note that a person has seen it"),

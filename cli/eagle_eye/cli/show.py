@@ -11,6 +11,8 @@ from urllib.parse import quote
 
 from eagle_eye.cli.client import Client, ServerSaidNo
 from eagle_eye.cli.tables import Column, print_table, printable
+from eagle_eye.server.charts.commands import typed
+from eagle_eye.server.charts.notation import number
 
 CHARTS_MAX = 4  # of an incident's metrics, drawn as one line each
 CHART_CHARS = 40
@@ -27,11 +29,12 @@ _EVIDENCE = (
     Column("peers' median", "peers_median"),
     Column("threshold", "threshold"),
 )
-_INCIDENTS = (
+INCIDENT_COLUMNS = (
     Column("incident", "id"),
     Column("detected", "detected"),
     Column("state", "state"),
     Column("fault", "fault"),
+    Column("job", "job", 2),
     Column("nodes", "nodes"),
     Column("summary", "summary", 1, 36),
 )
@@ -67,7 +70,8 @@ def incident(client: Client, name: str) -> None:
     _section("Actions")
     _say("" if dossier["actions"] else "none")
     for one in dossier["actions"]:
-        _action_lines(one)
+        sys.stdout.write(f"{_asked(one)}: {_words(one['state'])} ({one['id']})\n")
+        _reports(one)
     _commands(dossier["commands"])
     _section("What happened")
     print_table(_STORY, dossier["story"][-STORY_MAX:])
@@ -96,9 +100,13 @@ def action(client: Client, name: str) -> None:
     print_table(_EVIDENCE, [_observation(item) for item in record["evidence"]])
     _section("Reports")
     _reports(record)
-    own, why = f"eagle-eye actions {{}} {record['id']}", f"eagle-eye incidents show {record['incident_id']}"
     decide = [("carry it out", "approve"), ("decide against it", "reject")] if record["state"] == "awaiting" else []
-    _commands([{"why": text, "command": own.format(verb)} for text, verb in decide] + [{"why": "why", "command": why}])
+    _commands(
+        [
+            *({"why": why, "command": typed("actions", verb, record["id"])} for why, verb in decide),
+            {"why": "why", "command": typed("incidents", "show", record["incident_id"])},
+        ]
+    )
 
 
 def node(client: Client, name: str) -> None:
@@ -116,13 +124,12 @@ def node(client: Client, name: str) -> None:
         ("agent", agent.get("version")),
         ("watched until", record["watched_until"]),
         ("incidents, 30 days", memory.get("incidents_30_days")),
-        ("recurrence score", _recurrence(memory)),
         *((f"no {_words(source)}", why) for source, why in sorted(agent.get("troubles", {}).items())),
         *((f"dropped, {_words(what)}", count) for what, count in sorted(agent.get("dropped", {}).items())),
     )
+    if memory:
+        _say(recurrence_words(memory))
     _incidents(client, {"node": name})
-    typed = quote(record["node"], safe="-_.:/") == record["node"]
-    own = f"eagle-eye nodes {{}} {record['node'] if typed else 'NODE'}"
     if record["state"] == "in_service":
         verbs = [
             ("count it as out of service; its job goes on", "exclude"),
@@ -130,9 +137,8 @@ def node(client: Client, name: str) -> None:
         ]
     else:
         verbs = [("put it to work and see whether it is sick", "check"), ("return it to service", "readmit")]
-    _commands(
-        [{"why": why, "command": own.format(verb)} for why, verb in [*verbs, ("all that happened to it", "history")]]
-    )
+    verbs.append(("all that happened to it", "history"))
+    _commands([{"why": why, "command": typed("nodes", verb, record["node"])} for why, verb in verbs])
 
 
 def job(client: Client, name: str) -> None:
@@ -158,6 +164,14 @@ def job(client: Client, name: str) -> None:
     )
     _incidents(client, {"job": name})
     _commands([{"why": "where its time went", "command": "eagle-eye goodput"}])
+
+
+def recurrence_words(remembered: Any) -> str:
+    """Return the recurrence score as text."""
+    if remembered["recurrence_score"] is None:
+        return f"recurrence score: cannot tell, {printable(remembered['recurrence_reason'])}"
+    failing = ", keeps failing" if remembered["recurrent"] else ""
+    return f"recurrence score {remembered['recurrence_score']:.2f}{failing}"
 
 
 def sparkline(values: Sequence[float | None], low: float, high: float, bars: str = _BARS) -> str:
@@ -209,16 +223,11 @@ def _charts(client: Client, path: str, panels: Iterable[_RECORD]) -> None:
 def _incidents(client: Client, of: Mapping[str, str]) -> None:
     _section("Incidents")
     items, more = client.pages("/api/v1/incidents", of, INCIDENTS_MAX)
-    print_table(_INCIDENTS, items)
+    print_table([column for column in INCIDENT_COLUMNS if column.path != "job"], items)
     if more:
         sys.stdout.write(
             "older ones: eagle-eye incidents" + "".join(f" --{k} {printable(v)}" for k, v in of.items()) + "\n"
         )
-
-
-def _action_lines(record: _RECORD) -> None:
-    sys.stdout.write(f"{_asked(record)}: {_words(record['state'])} ({record['id']})\n")
-    _reports(record)
 
 
 def _reports(record: _RECORD) -> None:
@@ -233,6 +242,8 @@ def _reports(record: _RECORD) -> None:
 def _commands(found: Sequence[_RECORD]) -> None:
     _section("Next")
     for one in found:
+        if not one["command"]:
+            continue  # of a name that cannot be typed
         sys.stdout.write(f"{printable(one['why'])}\n  {printable(one['command'])}\n")
         if one.get("undo"):
             sys.stdout.write(f"  undo: {printable(one['undo'])}\n")
@@ -286,16 +297,7 @@ def _asked(record: _RECORD) -> str:
     return f"{_words(record['kind'])} {printable(record['exclude'])}".rstrip()
 
 
-def _recurrence(memory: _RECORD) -> str:
-    score = memory.get("recurrence_score")
-    if score is None:
-        return f"cannot tell{_labelled(': ', memory.get('recurrence_reason'))}"
-    return f"{score:.2f} of 1{', keeps failing' if memory['recurrent'] else ''}"
-
-
 def _figure(value: Any, unit: str) -> str:
-    from eagle_eye.server.charts.sentence import number
-
     if not isinstance(value, int | float):
         return printable(value)
     return hex(int(value)) if unit == "bitmask" else number(value, unit)

@@ -29,7 +29,7 @@ from eagle_eye.server.history.embedded_history import HISTORY_FILE
 from eagle_eye.server.history.settings import of_earlier_versions
 from eagle_eye.server.jobs import trial
 from eagle_eye.server.service_manager import ServiceManager
-from eagle_eye.server.store.data_folder import Hold, held
+from eagle_eye.server.store.data_folder import FolderLock, held
 from eagle_eye.server.store.opening import RECORDS_FILE, open_records
 from eagle_eye.server.telemetry import logs
 from eagle_eye.server.transport.accept import AcceptingServer
@@ -138,7 +138,7 @@ def listener(config: ServerConfig) -> socket.socket:
     return bound
 
 
-def serve(config: ServerConfig, bound: socket.socket, reread: Callable[[], ServerConfig], hold: Hold) -> int:
+def serve(config: ServerConfig, bound: socket.socket, reread: Callable[[], ServerConfig], hold: FolderLock) -> int:
     """Serve on the socket until interrupted; SIGHUP has the configuration read anew."""
     port = bound.getsockname()[1]
     config = on_port(config, port)

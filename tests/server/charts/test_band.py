@@ -15,6 +15,7 @@ from eagle_eye.schema.action import MemberRank
 from eagle_eye.server.charts import sentence
 from eagle_eye.server.charts.band import Band, band, begun, silences, without
 from eagle_eye.server.charts.drawing import drawing_of
+from eagle_eye.server.charts.notation import number
 from eagle_eye.server.charts.peer_selection import Cast, cast, picked
 from eagle_eye.server.charts.windows import Stretch
 from eagle_eye.server.history.steps import SeriesSteps
@@ -163,5 +164,5 @@ def test_a_history_that_has_nothing_says_so() -> None:
     [(1.97e9, "hertz", "1.97 GHz"), (0.25, "seconds", "0.25 s"), (3.0, "collectives", "3 collectives")],
 )
 def test_numbers_are_written_as_people_do(value: float, unit: str, text: str) -> None:
-    assert sentence.number(value, unit) == text
+    assert number(value, unit) == text
     assert np.isfinite(value)

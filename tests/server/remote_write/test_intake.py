@@ -10,7 +10,7 @@ import pytest
 from eagle_eye.schema import metrics as catalogue
 from eagle_eye.schema.metrics import Scope
 from eagle_eye.server.ingest.remote_write import mapping, wire
-from eagle_eye.server.ingest.remote_write.intake import FORGET_S, Refused, RemoteWriteIntake, Taken
+from eagle_eye.server.ingest.remote_write.intake import FORGET_S, RefusedSamples, RemoteWriteIntake, Taken
 from eagle_eye.server.ingest.settings import RemoteWriteSettings
 from eagle_eye.server.model.scraped_devices import Watched
 from tests.server.remote_write.requests import STALE, Written, series, v1
@@ -34,7 +34,7 @@ class Site:
         self.intake = RemoteWriteIntake(
             TABLE, *labels, series_max, NODES_MAX, lambda _node: interval_s, lambda _node: remembered
         )
-        self.refused: dict[str, Refused] = {}
+        self.refused: dict[str, RefusedSamples] = {}
         self.values: dict[tuple[str, int | str, str, float], float] = {}
         self.events: list[tuple[str, int, float, object]] = []
         self.keeps = True
@@ -357,7 +357,7 @@ def test_what_could_not_be_kept_is_taken_again_with_its_events() -> None:
 
 def test_whether_an_exporter_that_is_no_node_answers_is_left_out_and_refused_to_nobody() -> None:
     site = Site()
-    site.refused = {name: Refused("node", "the token speaks for others", True) for name in ("10.0.0.1", "n9")}
+    site.refused = {name: RefusedSamples("node", "the token speaks for others", True) for name in ("10.0.0.1", "n9")}
     up = series("up", 1.0, T, instance="10.0.0.1:9400", job="dcgm")
     for _ in range(2):
         taken = site.send(dcgm("DEV_GPU_TEMP", 50.0), up)
@@ -397,8 +397,8 @@ def test_a_target_that_is_down_says_nothing_about_its_node() -> None:
 
 def test_nodes_that_are_refused_are_refused_by_name_and_the_others_taken() -> None:
     site = Site()
-    site.refused["n2"] = Refused("node", "n2 is not yours", True)
-    site.refused["n3"] = Refused("has_agent", "", False)
+    site.refused["n2"] = RefusedSamples("node", "n2 is not yours", True)
+    site.refused["n3"] = RefusedSamples("has_agent", "", False)
     names = ("n1", "n2", "n3")
     taken = site.send(*(dcgm("DEV_GPU_TEMP", 50.0, Hostname=name) for name in names))
     assert ([moment.node.name for moment in taken.moments], taken.complaint) == (["n1"], "n2 is not yours")

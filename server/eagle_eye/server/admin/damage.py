@@ -19,7 +19,7 @@ from eagle_eye.server.history.embedded_history import HISTORY_FILE, HISTORY_FOLD
 from eagle_eye.server.model.errors import StoreUnavailable
 from eagle_eye.server.requests.bundles import EVIDENCE_FOLDER
 from eagle_eye.server.store import schema, write_ahead_log
-from eagle_eye.server.store.data_folder import Hold, new_aside, set_aside
+from eagle_eye.server.store.data_folder import FolderLock, new_aside, set_aside
 from eagle_eye.server.store.database import REMEDY, tells_damage
 from eagle_eye.server.store.migration import NEWEST, VERSION_TABLE
 from eagle_eye.server.store.opening import RECORDS_FILE
@@ -48,7 +48,7 @@ class FileDamage(NamedTuple):
     what: str
 
 
-def ready(hold: Hold, accept_empty: bool, names: Sequence[str] = DATABASES) -> None:
+def ready(hold: FolderLock, accept_empty: bool, names: Sequence[str] = DATABASES) -> None:
     """Raise StoreUnavailable, in one line with the remedy, unless the folder's databases of these names may be opened.
 
     With ``accept_empty`` damaged files are set aside first, and start empty.

@@ -40,7 +40,7 @@ def run(args: argparse.Namespace) -> int:
         _opened("--from", args.source, args.password_file) as source,
         _opened("--to", args.target, args.password_file) as target,
     ):
-        copied = copy(source, target, _told)
+        copied = copy(source, target, _report)
     if args.json:
         sys.stdout.write(msgspec.json.encode(copied).decode() + "\n")
     rows = sum(table.rows for table in copied)
@@ -48,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _told(table: CopiedTable) -> None:
+def _report(table: CopiedTable) -> None:
     before = f", {table.rows - table.copied} of them before" if table.copied < table.rows else ""
     sys.stderr.write(f"{table.table}: {table.rows} rows{before}\n")
 

@@ -27,7 +27,7 @@ class CopiedTable(msgspec.Struct, frozen=True):
 
 
 def copy(
-    source: RecordsDatabase, target: RecordsDatabase, told: Callable[[CopiedTable], None] = lambda _: None
+    source: RecordsDatabase, target: RecordsDatabase, report: Callable[[CopiedTable], None] = lambda _: None
 ) -> list[CopiedTable]:
     """Copy what the target lacks, and return what both have. Broken off, it goes on where it stopped.
 
@@ -46,7 +46,7 @@ def copy(
                 _copy_table(table, source, target, reading, writes, there[table.name].last_id)
                 now = _already(table, source, target, reading, writes, whole=True)
                 copied.append(CopiedTable(str(table.name), now.rows, now.rows - there[table.name].rows))
-                told(copied[-1])
+                report(copied[-1])
     except (*source.failures, *target.failures) as error:
         said = " ".join(str(getattr(error, "orig", None) or error).split())
         raise CopyFailed(

@@ -45,27 +45,27 @@ def commands(
         elif state != "in_service":
             found += _bring_back(name, job)
     if not incident.acknowledged_by and open_:
-        found.append(OperatorCommand("say that you are looking at it", _typed("incidents", "acknowledge", incident.id)))
+        found.append(OperatorCommand("say that you are looking at it", typed("incidents", "acknowledge", incident.id)))
     if incident.state not in ("false", "closed"):
-        found.append(OperatorCommand("it was a false alarm", _typed("incidents", "false", incident.id)))
+        found.append(OperatorCommand("it was a false alarm", typed("incidents", "false", incident.id)))
     return [one for one in found if one.command]
 
 
 def _of_action(action: Action) -> Iterable[OperatorCommand]:
     what = action.kind.replace("_", " ")
     if action.state == "awaiting":
-        back = " && ".join(filter(None, (_typed("nodes", "readmit", name) for name in action.exclude[:NODES_MAX])))
-        yield OperatorCommand(f"have it carried out: {what}", _typed("actions", "approve", action.id), back)
-        yield OperatorCommand("or do not", _typed("actions", "reject", action.id))
+        back = " && ".join(filter(None, (typed("nodes", "readmit", name) for name in action.exclude[:NODES_MAX])))
+        yield OperatorCommand(f"have it carried out: {what}", typed("actions", "approve", action.id), back)
+        yield OperatorCommand("or do not", typed("actions", "reject", action.id))
     elif action.state in LIVE:
-        yield OperatorCommand(f"follow what was asked for: {what}", _typed("actions", "show", action.id))
+        yield OperatorCommand(f"follow what was asked for: {what}", typed("actions", "show", action.id))
 
 
 def _take_out(name: str, reason: str, job: Job | None) -> Iterable[OperatorCommand]:
     yield OperatorCommand(
         f"count {name} as out of service; it asks nobody to stop the job",
-        _typed("nodes", "exclude", name, "--reason", reason),
-        _typed("nodes", "readmit", name),
+        typed("nodes", "exclude", name, "--reason", reason),
+        typed("nodes", "readmit", name),
     )
     scheduler = "" if job is None else job.scheduled_as.partition(":")[0]
     if scheduler == "slurm" and _plain(name):
@@ -83,18 +83,18 @@ def _take_out(name: str, reason: str, job: Job | None) -> Iterable[OperatorComma
 
 
 def _bring_back(name: str, job: Job | None) -> Iterable[OperatorCommand]:
-    yield OperatorCommand(f"see whether {name} is well", _typed("nodes", "check", name))
+    yield OperatorCommand(f"see whether {name} is well", typed("nodes", "check", name))
     yield OperatorCommand(
         f"return {name} to service",
-        _typed("nodes", "readmit", name),
-        _typed("nodes", "exclude", name),
+        typed("nodes", "readmit", name),
+        typed("nodes", "exclude", name),
     )
     scheduler = "" if job is None else job.scheduled_as.partition(":")[0]
     if scheduler == "slurm" and _plain(name):
         yield OperatorCommand(f"what Slurm says of {name}", shlex.join(["scontrol", "show", "node", name]))
 
 
-def _typed(noun: str, verb: str, name: str, *more: str) -> str:
+def typed(noun: str, verb: str, name: str, *more: str) -> str:
     """Return the command line, "" for a name that cannot be typed."""
     if not name or not name.isprintable():
         return ""

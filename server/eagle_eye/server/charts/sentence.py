@@ -9,35 +9,9 @@ import numpy as np
 from eagle_eye.schema.metrics import MetricSpec
 from eagle_eye.server.charts.band import Band, Floats
 from eagle_eye.server.charts.drawing import Drawing
+from eagle_eye.server.charts.notation import number
 from eagle_eye.server.charts.peer_selection import Cast
 from eagle_eye.server.charts.windows import Stretch
-
-_UNITS = {
-    "seconds": "s",
-    "bytes": "B",
-    "bytes_per_second": "B/s",
-    "hertz": "Hz",
-    "watts": "W",
-    "celsius": "°C",
-    "ratio": "",
-    "1": "",
-    "bool": "",
-    "bitmask": "",
-    "steps": "",
-}
-_PREFIXES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
-_SCALED = frozenset({"bytes", "bytes_per_second", "hertz"})
-
-
-def number(value: float, unit: str) -> str:
-    """Return the value in common notation, with its unit."""
-    word = _UNITS.get(unit, unit.replace("_", " "))
-    if math.isinf(value):
-        return "not finite"
-    for size, prefix in _PREFIXES if unit in _SCALED else ():
-        if abs(value) >= size:
-            return f"{_short(value / size)} {prefix}{word}"
-    return f"{_short(value)} {word}".rstrip()
 
 
 def said(found: Band, shown: Stretch, drawing: Drawing, cast: Cast, name: str, detected_s: float) -> list[str]:
@@ -98,7 +72,3 @@ def _near(values: Floats, at: int) -> float:
     """Return the value of the step, or of one of the two before it."""
     known = [value for value in values[max(at - 2, 0) : at + 1] if not np.isnan(value)]
     return float(known[-1]) if known else math.nan
-
-
-def _short(value: float) -> str:
-    return f"{value:.0f}" if value == round(value) and abs(value) < 1e15 else f"{value:.4g}"

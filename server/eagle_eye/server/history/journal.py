@@ -59,7 +59,7 @@ class Journal:
         # Some builds of SQLite overwrite deleted data with zeros, which would double the bytes written.
         self._writer.execute("PRAGMA secure_delete = OFF")
         database.migrate(self._writer, MIGRATIONS, path)
-        condition = database.Condition(path)
+        condition = database.DatabaseCondition(path)
         self.reader = JournalReader(path, clock, condition)
         self._waiting: deque[tuple[Batch | _Work, int, Future[Any]]] = deque()  # each with its size in bytes
         self._waiting_bytes = 0

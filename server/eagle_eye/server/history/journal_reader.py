@@ -43,7 +43,7 @@ class Chunk(NamedTuple):
 class JournalReader:
     """One read-only connection, for any thread."""
 
-    def __init__(self, path: Path, clock: Clock, condition: database.Condition) -> None:
+    def __init__(self, path: Path, clock: Clock, condition: database.DatabaseCondition) -> None:
         self._path = path
         self._condition = condition
         self._clock = clock

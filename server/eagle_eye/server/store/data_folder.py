@@ -33,7 +33,7 @@ class Note(msgspec.Struct, frozen=True):
     databases: tuple[str, ...] = ()
 
 
-class Hold:
+class FolderLock:
     """A folder that this process holds; ``before`` is the lock file's content from before."""
 
     def __init__(self, folder: Path, descriptor: int) -> None:
@@ -53,7 +53,7 @@ class Hold:
 
 
 @contextmanager
-def held(folder: Path, listen: str = "") -> Iterator[Hold]:
+def held(folder: Path, listen: str = "") -> Iterator[FolderLock]:
     """Hold the folder while the block runs. Raises StoreUnavailable, naming the holder, if another process does."""
     path = folder / LOCK_FILE
     try:
@@ -64,7 +64,7 @@ def held(folder: Path, listen: str = "") -> Iterator[Hold]:
             f"{path} cannot be locked: {error}; data_dir must be a folder on a local disk that this user can write"
         ) from error
     try:
-        hold = Hold(folder, descriptor)
+        hold = FolderLock(folder, descriptor)
         hold.note(listen, hold.before.databases)
         yield hold
     finally:

@@ -22,7 +22,7 @@ REMEDY = (
 _log = logging.getLogger(__name__)
 
 
-class Condition:
+class DatabaseCondition:
     """Whether a file is known to be damaged; ``damage`` describes it, from the first sign until the process ends."""
 
     def __init__(self, path: Path) -> None:

@@ -44,7 +44,7 @@ class SqliteFile:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.where = str(path)
-        self._condition = database.Condition(path)
+        self._condition = database.DatabaseCondition(path)
 
     @property
     def damage(self) -> str | None:

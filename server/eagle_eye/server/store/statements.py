@@ -13,9 +13,8 @@ from sqlalchemy.sql import Executable
 from sqlalchemy.sql.compiler import SQLCompiler
 
 Values = Sequence[Any] | Mapping[str, Any]
-STATEMENTS_MAX = (
-    2_000  # beyond it they are made anew: those with lists of values have as many shapes as lists have lengths
-)
+# Beyond it they are made anew: those with lists of values have as many shapes as lists have lengths.
+STATEMENTS_MAX = 2_000
 
 
 class Statement(NamedTuple):

@@ -15,7 +15,7 @@ from typing import Protocol
 
 from eagle_eye.server.ingest.fleet import Fleet
 from eagle_eye.server.ingest.remote_write import snappy, wire
-from eagle_eye.server.ingest.remote_write.intake import Refused, RemoteWriteIntake, Taken
+from eagle_eye.server.ingest.remote_write.intake import RefusedSamples, RemoteWriteIntake, Taken
 from eagle_eye.server.ingest.remote_write.keeper import Keeper, is_ours
 from eagle_eye.server.ingest.remote_write.membership import NodeJobs
 from eagle_eye.server.ingest.remote_write.sender_clocks import SenderClocks
@@ -185,17 +185,17 @@ class RemoteWrite:
 
     def _admission(
         self, principal: Principal, writer: Writer, now_s: float, reserved: list[str]
-    ) -> Callable[[str], Refused | None]:
+    ) -> Callable[[str], RefusedSamples | None]:
         """Return a function that gives the reason to refuse a node; new unvouched nodes are added to ``reserved``."""
         nodes_max = self._settings.token_nodes_max if writer.nodes_max is None else writer.nodes_max
 
-        def admit(node: str) -> Refused | None:
+        def admit(node: str) -> RefusedSamples | None:
             if not writer.may_speak_for(node):
                 named = ", ".join(writer.patterns)[:200]
-                return Refused("node", f"the token speaks for {named}; {node!r} is none of them", True)
+                return RefusedSamples("node", f"the token speaks for {named}; {node!r} is none of them", True)
             heard = self._fleet.last(node)
             if heard is not None and not is_ours(heard) and now_s - heard.received_s <= AGENT_FRESH_S:
-                return Refused("has_agent", "the node's own agent tells of it", False)
+                return RefusedSamples("has_agent", "the node's own agent tells of it", False)
             try:
                 self._ingest.check_name(node)
                 if writer.vouches_for(node):
@@ -204,7 +204,7 @@ class RemoteWrite:
                 if self._fleet.room.reserve(node, principal.who, nodes_max):
                     reserved.append(node)
             except Refusal as refusal:
-                return Refused(refusal.reason, refusal.detail, True)
+                return RefusedSamples(refusal.reason, refusal.detail, True)
             return None
 
         return admit

@@ -47,7 +47,7 @@ class Taken:
         self.complaint = self.complaint or detail
 
 
-class Refused(NamedTuple):
+class RefusedSamples(NamedTuple):
     """The reason why a node's samples are refused; ``sender``: the sender must change something."""
 
     reason: str
@@ -110,7 +110,7 @@ class RemoteWriteIntake:
         self,
         series: Iterable[WireSeries],
         now_s: float,
-        admit: Callable[[str], Refused | None],
+        admit: Callable[[str], RefusedSamples | None],
         taken: Taken,
         offset_s: float = 0.0,
     ) -> None:
@@ -119,9 +119,9 @@ class RemoteWriteIntake:
         ``offset_s`` is added to their times. A time that is implausible even then becomes the current one.
         """
         self._turn(now_s)
-        answers: dict[str, Refused | None] = {}
+        answers: dict[str, RefusedSamples | None] = {}
 
-        def asked(node: str) -> Refused | None:
+        def asked(node: str) -> RefusedSamples | None:
             if node not in answers:
                 answers[node] = admit(node)
             return answers[node]
@@ -220,7 +220,7 @@ class RemoteWriteIntake:
         taken.moments[moment] = None
         return True
 
-    def _find(self, one: WireSeries, asked: Callable[[str], Refused | None]) -> _Known:
+    def _find(self, one: WireSeries, asked: Callable[[str], RefusedSamples | None]) -> _Known:
         """Parse and return the series. Raises Malformed, also where there are too many."""
         known = self._series.get(one.key)
         if known is not None:
@@ -235,7 +235,7 @@ class RemoteWriteIntake:
             self._series[one.key] = known
         return known
 
-    def _known(self, one: WireSeries, asked: Callable[[str], Refused | None]) -> _Known:
+    def _known(self, one: WireSeries, asked: Callable[[str], RefusedSamples | None]) -> _Known:
         found = labels(one.key)
         name = node_of(found, self._node_labels)
         if name is None:

@@ -1,0 +1,36 @@
+"""A metric's value as people write it, such as 1.56 GHz. Pure, and without numpy: commands need it on any machine."""
+
+from __future__ import annotations
+
+import math
+
+_UNITS = {
+    "seconds": "s",
+    "bytes": "B",
+    "bytes_per_second": "B/s",
+    "hertz": "Hz",
+    "watts": "W",
+    "celsius": "°C",
+    "ratio": "",
+    "1": "",
+    "bool": "",
+    "bitmask": "",
+    "steps": "",
+}
+_PREFIXES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
+_SCALED = frozenset({"bytes", "bytes_per_second", "hertz"})
+
+
+def number(value: float, unit: str) -> str:
+    """Return the value in common notation, with its unit."""
+    word = _UNITS.get(unit, unit.replace("_", " "))
+    if math.isinf(value):
+        return "not finite"
+    for size, prefix in _PREFIXES if unit in _SCALED else ():
+        if abs(value) >= size:
+            return f"{_short(value / size)} {prefix}{word}"
+    return f"{_short(value)} {word}".rstrip()
+
+
+def _short(value: float) -> str:
+    return f"{value:.0f}" if value == round(value) and abs(value) < 1e15 else f"{value:.4g}"
