@@ -410,7 +410,7 @@ class SqlStore:
         columns = TABLES[kind.name].c
         for name, value in filters.items():
             mine = self._named(name, (value,) if isinstance(value, str) else value)
-            paths = [path.removeprefix("$.") for known, path in kind.lists if known == name]
+            paths = [path for known, path in kind.lists if known == name]
             if paths:
                 yield name, partial(_in_lists, columns.record, paths, f"{name}_0")
             elif name in kind.columns:

@@ -41,7 +41,7 @@ OVER_JOB_STATES = ("cancelled", "preempted", "timeout", "failed", "finished")
 class Kind(Generic[RecordT]):
     """One kind of record: its table, the field that identifies it, and the fields that lists are filtered by.
 
-    ``lists`` maps a filter's name to the path of a list that must contain the value; "$.ranks[*].node" looks into the
+    ``lists`` maps a filter's name to the path of a list that must contain the value; "ranks[*].node" looks into the
     list's objects. With several lists of one name, one match is enough. ``time`` is the field used for ``since_s``, ""
     for none.
     """
@@ -59,10 +59,10 @@ class Kind(Generic[RecordT]):
         return (*self.columns, *dict.fromkeys(name for name, _ in self.lists))
 
 
-INCIDENTS = Kind("incidents", Incident, "id", ("job", "state", "fault"), (("node", "$.nodes"),), "detected_s")
-ACTIONS = Kind("actions", Action, "id", ("incident_id", "job", "kind", "state", "created_s"), (("node", "$.exclude"),))
+INCIDENTS = Kind("incidents", Incident, "id", ("job", "state", "fault"), (("node", "nodes"),), "detected_s")
+ACTIONS = Kind("actions", Action, "id", ("incident_id", "job", "kind", "state", "created_s"), (("node", "exclude"),))
 NODES = Kind("nodes", Node, "node", ("state",))
-JOBS = Kind("jobs", Job, "job", ("state",), (("node", "$.ranks[*].node"), ("node", "$.nodes")))
+JOBS = Kind("jobs", Job, "job", ("state",), (("node", "ranks[*].node"), ("node", "nodes")))
 SUBSCRIPTIONS = Kind("subscriptions", Subscription, "id", ("active",))
 SUBSCRIPTION_HEALTH = Kind("subscription_health", SubscriptionHealth, "subscription_id", ())
 DELIVERIES = Kind(
@@ -77,7 +77,7 @@ EVIDENCE = Kind("evidence", Evidence, "id", ("incident_id", "job", "node", "stat
 NODE_CHECKS = Kind("node_checks", NodeCheck, "id", ("node", "state", "created_s"))
 ATTEMPTS = Kind("attempts", Attempt, "id", ("job", "run", "end", "started_s"))
 MEMBERSHIPS = Kind("memberships", AttemptMembers, "id", ("job", "started_s"))
-GPUS = Kind("gpus", Gpu, "uuid", ("node", "seen_s", "moved"), (("seat", "$.moves[*].node"),))
+GPUS = Kind("gpus", Gpu, "uuid", ("node", "seen_s", "moved"), (("seat", "moves[*].node"),))
 GPU_CHECKS = Kind("gpu_checks", GpuChecks, "uuid", ("last_s",))
 DRIVER_ERRORS = Kind("driver_errors", DriverError, "id", ("node", "uuid", "last_s"))
 TICKETS = Kind("tickets", Ticket, "id", ("node", "opened_s"))
