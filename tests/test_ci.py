@@ -14,9 +14,10 @@ ELSEWHERE = {
     "EAGLE_EYE_TEST_KUBERNETES": "test-kubernetes",
     "EAGLE_EYE_TEST_NEWCOMER": "test-newcomer",
 }
-# Where packages come from; records anew; how many cases, and which; whose torch.
+# Where packages come from; records anew; how many cases, and which; where recorded data is; whose torch.
 NO_GATES = {
     "EAGLE_EYE_TEST_CASES",
+    "EAGLE_EYE_TEST_DATA",
     "EAGLE_EYE_TEST_DEBIAN_MIRROR",
     "EAGLE_EYE_TEST_RECORD",
     "EAGLE_EYE_TEST_SEED",

@@ -392,7 +392,7 @@ def test_an_ordinary_record_costs_microseconds() -> None:
         b"6,4006,15519938051,-;perf: interrupt took too long (7156 > 3926), lowering kernel.perf_event_max_sample_rate"
     )
     best_s = min(_time_of(raw) for _ in range(5))
-    assert best_s < 20e-6  # 1 to 2 microseconds
+    assert best_s < 50e-6  # 8 microseconds on a quiet machine
 
 
 def _time_of(raw: bytes) -> float:

@@ -11,7 +11,7 @@ import re
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
-from eagle_eye.agent.kernel.host_error_lines import HINTS, PCIE_FATAL, host_error
+from eagle_eye.agent.kernel.host_error_lines import HINT, PCIE_FATAL, host_error
 
 TEXT_CHARS_MAX = 512  # per message passed on
 HEAD_BYTES_MAX = 128
@@ -72,7 +72,7 @@ def message(text: bytes) -> KernelMessage | None:
         or b"hardware memory error" in text
         or b"BERT: Error" in text
         or b"hardware memory corruption" in text
-        or any(hint in text for hint in HINTS)
+        or HINT.search(text)
     ):
         return None
     lines = _plain(text.partition(b"\n")[0]).split("\n", LINES_MAX)[:LINES_MAX]
