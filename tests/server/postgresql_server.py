@@ -56,21 +56,19 @@ class PostgresqlServer:
     def control(self, *words: str) -> None:
         """Run pg_ctl on the server's files."""
         files = ("-D", str(self.folder / "data"), "--log", str(self.folder / "log"))
-        _as_ordinary_user(str(self.bin / "pg_ctl"), *files, *words)
+        run_as_ordinary_user(str(self.bin / "pg_ctl"), *files, *words)
 
 
 @contextmanager
 def serving(bin_: Path) -> Iterator[PostgresqlServer]:
     """Run a server while the block runs."""
     folder = Path(tempfile.mkdtemp(prefix="eagle-eye-postgresql-"))
-    server = PostgresqlServer(bin_, folder, _free_port())
+    server = PostgresqlServer(bin_, folder, free_port())
     try:
         (folder / "password").write_text(PASSWORD, encoding="utf-8")
-        if os.geteuid() == 0:
-            shutil.chown(folder, "nobody")
-            folder.chmod(0o755)
-            shutil.chown(folder / "password", "nobody")
-        _as_ordinary_user(
+        owned_by_ordinary_user(folder, folder / "password")
+        folder.chmod(0o755)
+        run_as_ordinary_user(
             *(str(bin_ / "initdb"), "-D", str(folder / "data"), "-U", USER, "--pwfile", str(folder / "password")),
             *("--auth-local=trust", "--auth-host=scram-sha-256", "--encoding=UTF8", "--no-sync"),
             # A locale that sorts otherwise than by bytes, as many databases have.
@@ -89,13 +87,22 @@ def serving(bin_: Path) -> Iterator[PostgresqlServer]:
         shutil.rmtree(folder)
 
 
-def _as_ordinary_user(*command: str) -> None:
+def owned_by_ordinary_user(*paths: Path) -> None:
+    """Give files and folders to whom the database's programs run as."""
+    if os.geteuid() == 0:
+        for path in paths:
+            shutil.chown(path, "nobody")
+
+
+def run_as_ordinary_user(*command: str) -> None:
+    """Run a program that refuses to run as root; its output counts where it fails."""
     before = ("runuser", "-u", "nobody", "--") if os.geteuid() == 0 else ()
     done = subprocess.run([*before, *command], capture_output=True, text=True, check=False, cwd="/")
     assert done.returncode == 0, done.stderr
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """Return a port of 127.0.0.1 that nobody listens on."""
     with closing(socket.socket()) as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
@@ -108,8 +115,7 @@ def as_replica(server: PostgresqlServer) -> Iterator[None]:
     signal = server.folder / "data/standby.signal"
     server.control("stop", "--wait", "--mode=fast")
     signal.touch()
-    if os.geteuid() == 0:
-        shutil.chown(signal, "nobody")
+    owned_by_ordinary_user(signal)
     server.control("start", "--wait")
     try:
         yield
