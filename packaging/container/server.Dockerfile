@@ -3,8 +3,8 @@
 ARG BASE=docker.io/library/python:3.13.16-slim-trixie
 
 FROM ${BASE} AS build
-# "server,ml" adds torch and scikit-learn for `eagle-eye train`; the server itself never needs them.
-ARG EXTRAS=server
+# "server,postgresql,ml" adds torch and scikit-learn for `eagle-eye train`; the server itself never needs them.
+ARG EXTRAS=server,postgresql
 WORKDIR /src
 COPY pyproject.toml requirements.lock README.md LICENSE ./
 # The server, and what works on its files: operator's commands, traces, models.

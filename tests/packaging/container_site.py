@@ -236,6 +236,7 @@ def _download(wheels: Path, python: str) -> None:
         *extras["agent"],
         *extras["checkpoint-store"],
         *extras["server"],
+        *extras["postgresql"],
         *extras["orchestrators"],
     )
 
