@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from eagle_eye.agent.hook import attach
-from eagle_eye.agent.training_hook.torchft_manager import MODULE, Position, ReplicaCollectives
+from eagle_eye.agent.training_hook.torchft_manager import MODULE, CollectivePosition, ReplicaCollectives
 
 
 class Manager:
@@ -47,7 +47,7 @@ class Watched:
         self.collectives.attach({MODULE: SimpleNamespace(Manager=self.kind)})
         self.manager: Any = self.kind()
 
-    def seen(self) -> Position | None:
+    def seen(self) -> CollectivePosition | None:
         return self.collectives.position()
 
 
@@ -62,26 +62,26 @@ def test_before_the_first_call_nothing_is_observed(watched: Watched) -> None:
 
 def test_a_rank_is_in_the_step_s_collective_from_its_first_reduction_to_its_commit(watched: Watched) -> None:
     assert watched.manager.allreduce("gradients") == "gradients reduced"
-    assert watched.seen() == Position(8, 7, 3)
+    assert watched.seen() == CollectivePosition(8, 7, 3)
     assert watched.manager.should_commit() is True
-    assert watched.seen() == Position(8, 8, 3)
+    assert watched.seen() == CollectivePosition(8, 8, 3)
 
 
 def test_a_step_that_is_tried_again_is_the_same_collective(watched: Watched) -> None:
     watched.manager.commits = False
     watched.manager.allreduce("gradients")
     assert watched.manager.should_commit() is False
-    assert watched.seen() == Position(7, 7, 3)
+    assert watched.seen() == CollectivePosition(7, 7, 3)
     watched.manager.allreduce("gradients")
-    assert watched.seen() == Position(8, 7, 3)
+    assert watched.seen() == CollectivePosition(8, 7, 3)
 
 
 def test_who_waits_for_the_quorum_waits_for_the_others(watched: Watched) -> None:
-    during: list[Position | None] = []
+    during: list[CollectivePosition | None] = []
     watched.manager.inside = lambda: during.append(watched.seen())
     watched.manager.wait_quorum()
-    assert during == [Position(8, 7, 3)]
-    assert watched.seen() == Position(7, 7, 3)
+    assert during == [CollectivePosition(8, 7, 3)]
+    assert watched.seen() == CollectivePosition(7, 7, 3)
 
 
 def test_an_error_of_torchft_reaches_the_program(watched: Watched) -> None:
@@ -91,7 +91,7 @@ def test_an_error_of_torchft_reaches_the_program(watched: Watched) -> None:
     watched.manager.inside = fail
     with pytest.raises(TimeoutError, match="no quorum"):
         watched.manager.wait_quorum()
-    assert watched.seen() == Position(7, 7, 3)
+    assert watched.seen() == CollectivePosition(7, 7, 3)
 
 
 def test_an_error_of_ours_does_not_reach_the_program(watched: Watched) -> None:
@@ -103,7 +103,7 @@ def test_an_error_of_ours_does_not_reach_the_program(watched: Watched) -> None:
 def test_a_quorum_that_torchft_does_not_show_is_not_observed(watched: Watched) -> None:
     del watched.manager._quorum_id
     watched.manager.allreduce("gradients")
-    assert watched.seen() == Position(8, 7, -1)
+    assert watched.seen() == CollectivePosition(8, 7, -1)
 
 
 def test_a_manager_that_is_gone_is_not_observed(watched: Watched) -> None:

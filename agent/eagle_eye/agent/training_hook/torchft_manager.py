@@ -19,7 +19,7 @@ QUORUM_WAITS = ("wait_quorum",)  # other replica groups are waited for in these,
 NEEDED = ("current_step", *REDUCTIONS, *COMMITS, *QUORUM_WAITS)
 
 
-class Position(NamedTuple):
+class CollectivePosition(NamedTuple):
     """The newest collective begun and completed, and the quorum that they are in; -1: not observed."""
 
     sequence: int
@@ -65,13 +65,13 @@ class ReplicaCollectives:
         self._put.clear()
         self._last = None
 
-    def position(self) -> Position | None:
+    def position(self) -> CollectivePosition | None:
         """Return the position of the manager that was called last; None before any call, and once it is gone."""
         manager = self._last() if self._last is not None else None
         if manager is None:
             return None
         quorum = getattr(manager, "_quorum_id", -1)  # torchft shows it nowhere else
-        return Position(*self._reached, quorum if type(quorum) is int and quorum >= 0 else -1)
+        return CollectivePosition(*self._reached, quorum if type(quorum) is int and quorum >= 0 else -1)
 
     def _reduction(self, own: Callable[..., Any]) -> Callable[..., Any]:
         def reduce(manager: Any, *args: Any, **more: Any) -> Any:
