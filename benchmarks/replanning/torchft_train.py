@@ -6,8 +6,11 @@ Needs torchft. A step takes as long with fewer groups, and holds fewer samples.
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -30,6 +33,7 @@ from eagle_eye.demo.pipeline_train import (
     make_layer,
 )
 from eagle_eye.demo.train import log_step
+from eagle_eye.orchestrators.torchft.release import Release
 from torchft import Manager, ProcessGroupGloo
 
 COMPUTED_RATIO = COMPUTE_S / STEP_S  # of a step, before its reduction: that is when most faults come
@@ -74,9 +78,12 @@ def main() -> None:
     state = {"model": model, "optimizer": optimizer, "torchft": manager}
     resume(args.checkpoint_dir, state)
     training = None
+    waiting: Callable[[], AbstractContextManager[None]] = nullcontext
     if args.watched:  # after torchft, for which these two mean ranks within the group
         os.environ.update(RANK=str(args.group), WORLD_SIZE=str(args.nodes))
         training = attach(step=manager.current_step())
+        peers = json.loads(args.peers)
+        waiting = Release(args.exclude_file, lambda node: [peers[node]]).waiting
     share = args.global_batch // args.nodes
     while True:
         began_s = time.monotonic()
@@ -91,7 +98,8 @@ def main() -> None:
         summed = nn.utils.parameters_to_vector(gradients)
         _fill_up(began_s + COMPUTED_RATIO * args.step_seconds)
         computed_s = time.monotonic()
-        manager.allreduce(summed).wait()
+        with waiting():
+            manager.allreduce(summed).wait()
         if manager.errored() is not None:
             # Only the dead group's neighbours have noticed. The others wait in the reduction until these hang up.
             collectives.abort()
@@ -134,6 +142,8 @@ def _arguments() -> argparse.Namespace:
     add("--checkpoint-dir", type=Path, required=True)
     add("--checkpoint-every", type=int, required=True)
     add("--watched", action="store_true", help="by Eagle Eye's hook")
+    add("--exclude-file", type=Path, help="of the orchestrator, where it is watched")
+    add("--peers", metavar="JSON", help="the nodes' addresses by name, where it is watched")
     return parser.parse_args()
 
 

@@ -84,5 +84,6 @@ class GuardedTorchft(Torchft):
             *("env", ROOM, sys.executable, "-m", "benchmarks.replanning.standby_group"),
             *("--excluded", str(self._eye.exclude_file), "--node", node.name),
             *(word for name, value in hook.items() for word in ("--env", f"{name}={value}")),
-            *("--", *group, "--watched"),
+            *("--", *group, "--watched", "--exclude-file", str(self._eye.exclude_file)),
+            *("--peers", json.dumps({one.name: one.address for one in self.site.nodes})),
         ]

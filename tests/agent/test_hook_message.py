@@ -53,6 +53,7 @@ messages = st.builds(
     gpu=st.one_of(st.just(""), names),
     events=st.lists(events, max_size=4).map(tuple),
     unknown_events=st.just(0),
+    quorum=st.integers(-1, 1 << 40),
 )
 
 

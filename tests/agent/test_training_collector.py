@@ -153,12 +153,12 @@ def test_a_training_error_wakes_the_agent_and_carries_its_text(node: Node) -> No
         assert node.woken.is_set()
 
 
-def test_a_stopped_process_is_silent_and_its_columns_go(node: Node) -> None:
+def test_a_stopped_process_is_silent_and_of_its_columns_only_that_it_is_stopped_stays(node: Node) -> None:
     with script(RANK.format(end=""), **environment(node)) as rank:
         until(lambda: bool(node.look().devices))
         rank.send_signal(signal.SIGSTOP)
         until(lambda: bool(node.look().ranks) and node.seen.ranks[0].silent_s > 2.0)
-        assert node.seen.devices == {}
+        assert node.seen.devices == {0: {"rank_stopped_ratio": 1.0}}
         assert node.events[-1].kind != "process_exit"
         rank.send_signal(signal.SIGCONT)
         until(lambda: node.look().ranks[0].silent_s == 0.0 and bool(node.seen.devices))
@@ -271,3 +271,13 @@ def test_another_users_folder_is_refused(tmp_path: Path) -> None:
     os.chown(tmp_path, 65534, 65534)
     with pytest.raises(CollectFailed, match="belongs to user 65534"):
         TrainingCollector(tmp_path / "hook.sock", Drops()).collect(1.0)
+
+
+def test_whether_a_rank_s_process_is_stopped_is_asked_only_while_it_is_silent(node: Node) -> None:
+    with script(RANK.format(end=""), **environment(node)) as rank:
+        until(lambda: 0 in node.look().devices)
+        assert "rank_stopped_ratio" not in node.seen.devices[0]
+        rank.send_signal(signal.SIGSTOP)
+        until(lambda: "rank_stopped_ratio" in node.look().devices[0])
+        rank.send_signal(signal.SIGCONT)
+        until(lambda: "rank_stopped_ratio" not in node.look().devices[0])

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import httpx
 import pytest
 
 from eagle_eye.orchestrators.errors import CannotCarryOutError, OrchestratorError
@@ -250,3 +251,15 @@ def test_its_options(tmp_path: Path, world: Trio) -> None:
     (tmp_path / "torchft.json").write_text("{")
     with pytest.raises(OrchestratorError, match="repair or remove it"):
         build(tmp_path)
+
+
+def test_a_kill_that_the_lighthouse_does_not_answer_in_time_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unanswered(*_: object, **_more: object) -> httpx.Response:
+        raise httpx.ReadTimeout("the manager is stopped")
+
+    lighthouse = Lighthouse("http://127.0.0.1:1")
+    monkeypatch.setattr(lighthouse._http, "post", unanswered)
+    monkeypatch.setattr(lighthouse._http, "get", unanswered)
+    lighthouse.kill("train_1:old-1")
+    with pytest.raises(CannotCarryOutError, match="ReadTimeout"):
+        lighthouse.status()

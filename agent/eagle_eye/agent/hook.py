@@ -32,6 +32,7 @@ from eagle_eye.agent.training_hook.sender import HookSender, HookState, Identity
 from eagle_eye.agent.training_hook.tally import RunningTotals
 from eagle_eye.agent.training_hook.timer import StepParts, StepTimer
 from eagle_eye.agent.training_hook.torch_module import Watch
+from eagle_eye.agent.training_hook.torchft_manager import ReplicaCollectives
 from eagle_eye.schema.restart_names import HOOK_ATTEMPT_VARIABLE
 
 SEND_EVERY_S = 0.1  # new state is sent at most this often: frames are a second apart
@@ -76,6 +77,7 @@ class Training:
         self._timer = StepTimer()
         self._watch = Watch(self._timer, self._count_failure)
         self._tally = RunningTotals(self._count_failure)
+        self._replicas = ReplicaCollectives(self._count_failure)
         self._step = 0
         self._sound = True  # the last loss was finite, as far as known
         self._sender: HookSender | None = None
@@ -177,6 +179,10 @@ class Training:
         except Exception as error:  # noqa: BLE001 - without the model's hooks there are still steps and a heartbeat
             self._watch.remove()
             self._count_failure(error)
+        try:
+            self._replicas.attach(sys.modules)
+        except Exception as error:  # noqa: BLE001 - another version of torchft; the rest of the report stands
+            self._count_failure(error)
         self._state.gpu = self._watch.gpu
         if self._watch.device is not None:
             identity = identity.on_device(self._watch.device)
@@ -198,6 +204,7 @@ class Training:
         os.environ.pop(HOOK_ATTEMPT_VARIABLE, None)
         self._stopped.set()
         self._watch.remove()
+        self._replicas.remove()
         if self._state.progress[1][0] > 0.0:  # steps
             self._add_reported()
             self._tally.arrived()
@@ -241,6 +248,9 @@ class Training:
 
     def _sequences(self) -> tuple[int, int]:
         try:
+            if (position := self._replicas.position()) is not None:  # replica groups are wider than any process group
+                self._state.take_quorum(position.quorum)
+                return position.sequence, position.completed
             return collective_sequences(sys.modules)
         except Exception as error:  # noqa: BLE001 - private names of torch may change; the rest of the message stands
             self._count_failure(error)

@@ -94,6 +94,7 @@ METRICS: tuple[MetricSpec, ...] = (
     _device("train_parameter_checksum", "1", "Must agree between data-parallel replicas.", MetricKind.SEQUENCE),
     _device("train_tokens_per_second", "tokens_per_second", "Tokens the rank consumed."),
     _device("train_work_units", "1", "What the step's work should scale with."),
+    _device("train_quorum", "quorums", "Quorum of replica groups that the rank is in (torchft).", MetricKind.SEQUENCE),
     _device("nccl_sequence", "collectives", "Highest collective enqueued, widest group.", MetricKind.SEQUENCE),
     _device(
         "nccl_completed_sequence", "collectives", "Highest collective completed, widest group.", MetricKind.SEQUENCE
@@ -108,6 +109,7 @@ METRICS: tuple[MetricSpec, ...] = (
         "rank_io_bytes_total", "bytes", "Read and written by the rank's process and its children.", MetricKind.COUNTER
     ),
     _device("rank_blocked_ratio", "ratio", "1 when the process is held by the kernel (uninterruptible sleep)."),
+    _device("rank_stopped_ratio", "ratio", "1 when a silent rank's process is stopped by a signal, 0 when it is not."),
     _node("node_cpu_utilization_ratio", "ratio", "Busy share of all CPUs."),
     _node("node_cpu_steal_ratio", "ratio", "Share of CPU time stolen by the hypervisor."),
     _node("node_cpu_pressure_ratio", "ratio", "Share of time some task waited for a CPU (PSI)."),

@@ -218,3 +218,13 @@ def test_order_does_not_matter_and_confidence_stays_a_probability(said: list[Ver
     }
     strongest = max((v.confidence for v in said), default=0.0)
     assert all(0 <= f.verdict.confidence <= max(CONFIDENCE_MAX, strongest) for f in here.values())
+
+
+def test_replica_groups_that_stop_are_troubles_of_their_own() -> None:
+    found = fuse(
+        [
+            verdict("hang", "n1", kinds=frozenset({"quorum"})),
+            verdict("node_unreachable", "n2", kinds=frozenset({"quorum"})),
+        ]
+    )
+    assert set(found.findings) == {"stop:n1", "stop:n2"}

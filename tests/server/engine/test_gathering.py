@@ -8,12 +8,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from eagle_eye.server.engine.gathering import Gathering
+from eagle_eye.server.engine.gathering import Gathering, reason_to_wait
 from eagle_eye.server.engine.judgement import Judgement
 from eagle_eye.server.engine.respond import Book, Response, respond
 from eagle_eye.server.engine.settings import PolicySettings
 from eagle_eye.server.model.records import Action, Evidence, EvidenceState, Incident
 from tests.server.engine.frames import Fleet
+from tests.server.engine.situations import NOW_S, incident
 
 WAIT_S = 5.0
 
@@ -192,3 +193,14 @@ def test_a_hang_without_culprit_asks_the_whole_job_up_to_the_limit() -> None:
     fleet.stopped = True
     until_asked(office, fleet)
     assert [e.node for e in office.evidence.values()] == ["n0", "n1"]
+
+
+@pytest.mark.parametrize(("kinds", "waits"), [(["silence", "standstill"], True), (["silence", "quorum"], False)])
+def test_the_silent_node_of_a_replica_group_is_not_waited_for(kinds: list[str], waits: bool) -> None:
+    unheard = incident(fault="node_unreachable", kinds=kinds)
+    asked = Evidence(
+        id="ev", incident_id=unheard.id, node="n1", job="j", attempt=1, kind="evidence", state="asked",
+        within_seconds=WAIT_S, asked_by="server", created_s=NOW_S, expires_s=NOW_S + WAIT_S, updated_s=NOW_S,
+    )  # fmt: skip
+    gathering = Gathering({"n1": NOW_S - 3.0}, [], WAIT_S)
+    assert bool(reason_to_wait(unheard, [asked], gathering, NOW_S)) == waits

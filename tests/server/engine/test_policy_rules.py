@@ -273,3 +273,28 @@ def test_what_other_jobs_excluded_counts_against_the_fleet_and_leaves_this_job_t
 def test_exclusions_that_are_used_up_hold_no_restart() -> None:
     used = [past(job=str(n), id=str(n)) for n in range(5)]
     assert decide(CRASH, situation(settings=act(), actions=used)).rule != "fleet_exclusions"
+
+
+@pytest.mark.parametrize(
+    ("flaps", "since_s", "standing", "held"),
+    [
+        (1, NOW_S - 5, {}, False),
+        (0, NOW_S - 5, {}, True),  # the trouble that was acted on
+        (1, NOW_S - 60, {}, True),  # it returned before the action ended
+        (1, NOW_S - 5, {"n1": Node(node="n1", state="excluded", reason="hang", updated_s=0)}, True),
+    ],
+)
+def test_trouble_that_returns_in_the_attempt_with_the_readmitted_node_is_acted_on_again(
+    flaps: int, since_s: float, standing: dict[str, Node], held: bool
+) -> None:
+    done = past(attempt=1, incident_id="inc", node="n1", exclude=["n1"], updated_s=NOW_S - 50)
+    again = incident(onset_s=NOW_S - 90, flaps=flaps, since_s=since_s)
+    now = situation(settings=act(), actions=[done], standing=standing)
+    assert (decide(again, now).rule == "under_way") == held
+
+
+@pytest.mark.parametrize(("kinds", "held"), [(["standstill", "silence"], True), (["standstill", "quorum"], False)])
+def test_one_replica_group_leaves_while_another_one_s_node_is_being_excluded(kinds: list[str], held: bool) -> None:
+    other = past(attempt=1, node="n2", exclude=["n2"], state="running")
+    now = situation(settings=act(), actions=[other])
+    assert (decide(incident(kinds=kinds), now).rule == "under_way") == held

@@ -1,4 +1,4 @@
-"""Receives what this node's training processes report through their hooks."""
+"""Receives what this node's training processes report through their hooks. Touches: /proc, of those that are silent."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 from eagle_eye.agent.loop.collector import CollectFailed, Observed
 from eagle_eye.agent.loop.drops import Drops
 from eagle_eye.agent.processes.hook_reader import HookReader
+from eagle_eye.agent.processes.process_files import ProcessFiles
 from eagle_eye.agent.processes.rank_process import RankProcess
 from eagle_eye.schema.events import Event
 from eagle_eye.schema.frame import RANKS_MAX
@@ -26,12 +27,14 @@ class TrainingCollector:
         drops: Drops,
         wake: Callable[[], None] = lambda: None,
         devices_by_uuid: Mapping[str, int] | None = None,
+        proc: Path = Path("/proc"),
     ) -> None:
         """``wake`` is called when a process exited or failed: this must not wait for the end of the interval."""
         self._path = path
         self._drops = drops
         self._wake = wake
         self._devices_by_uuid = {} if devices_by_uuid is None else devices_by_uuid
+        self._files = ProcessFiles(proc)
         self._reader: HookReader | None = None
 
     def open(self) -> None:
@@ -69,11 +72,21 @@ class TrainingCollector:
         return observed
 
     def _put(self, observed: Observed, process: RankProcess, known_s: float) -> None:
-        row = process.row(known_s)
+        row = process.row(known_s) | self._stopped(process, known_s)
         if row:
             if process.device in observed.devices:
                 self._drops.count("rank_device_conflicts")
             observed.devices[process.device] = row
+
+    def _stopped(self, process: RankProcess, known_s: float) -> dict[str, float]:
+        """Return whether a silent process is stopped; empty: it reports, or this cannot be read."""
+        reader = self._reader
+        if reader is None or not process.pid or process.silent_s(known_s) == 0.0:
+            return {}
+        if any(other.device == process.device for other in reader.processes.values() if other is not process):
+            return {}  # its row may be another attempt's
+        stopped = self._files.is_stopped(process.pid)
+        return {} if stopped is None else {"rank_stopped_ratio": float(stopped)}
 
     def happened(self) -> Observed:
         """Return ranks and events without rows; ranks that ended since the last frame are included once more."""

@@ -23,6 +23,7 @@ IO_BYTES_MAX = 4_096
 MAPS_BYTES_MAX = 1 << 20  # a training process has 300 KB
 _USER = re.compile(rb"^Uid:[ \t]+([0-9]{1,10})[ \t]", re.MULTILINE)
 _OWN_PID = re.compile(rb"^NSpid:(?:[ \t]+[0-9]{1,10}){0,32}?[ \t]+([0-9]{1,10})$", re.MULTILINE)
+_TRACER = re.compile(rb"^TracerPid:[ \t]+([0-9]{1,10})$", re.MULTILINE)
 _MOVED = re.compile(rb"^[rw]char:[ \t]+([0-9]{1,20})$", re.MULTILINE)
 _TORCH = b"/libtorch"  # libtorch_cpu.so, libtorch_cuda.so, libtorch_python.so
 _PROGRAMS = frozenset({"torchrun", "deepspeed", "accelerate", "ft_launcher", "horovodrun", "mpirun", "mpiexec", "srun"})
@@ -30,6 +31,7 @@ _MODULES = (
     *("torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch", "deepspeed.launcher."),
     *("nvidia_resiliency_ext.fault_tolerance.launcher", "eagle_eye.orchestrators.launch."),
 )
+STOPPED = "T"  # by SIGSTOP or its like; a debugger's stop is a "t"
 _OPTIONS_WITH_VALUE = ("-W", "-X")  # of the Python interpreter
 
 
@@ -97,6 +99,17 @@ class ProcessFiles:
         if user is None:
             raise OSError(errno.EINVAL, "its status names no user", f"{self._root}/{pid}/status")
         return ProcessStatus(int(user[1]), int(own_pid[1]) if own_pid is not None else pid)
+
+    def is_stopped(self, pid: int) -> bool | None:
+        """Return whether a signal has stopped it and no debugger is attached; None if that cannot be read."""
+        try:
+            stat = self.stat(pid)
+            if stat is None or stat.state != STOPPED:
+                return None if stat is None else False
+            tracer = _TRACER.search(self._read(pid, "status", STATUS_BYTES_MAX) or b"")
+        except OSError:
+            return None
+        return None if tracer is None else int(tracer[1]) == 0
 
     def cgroup(self, pid: int) -> str:
         """Return the lines of its cgroup file; empty where unreadable."""

@@ -128,6 +128,8 @@ class RankProcess:
         if message.sequence >= 0:
             row["nccl_sequence"] = float(message.sequence)
             row["nccl_completed_sequence"] = float(max(0, message.completed_sequence))
+        if message.quorum >= 0:
+            row["train_quorum"] = float(message.quorum)
         return row
 
     def rank(self, now_s: float) -> Rank:

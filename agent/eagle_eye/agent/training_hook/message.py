@@ -108,7 +108,7 @@ class HookMessage(NamedTuple):
     process knows it, else the local rank; ``gpu`` the GPU's UUID or empty. ``failures``, ``unread`` and ``unsent``
     count the hook's failures, the values it did not read because they were on a device, and the datagrams that were not
     accepted. ``unknown_events`` is how many events of a newer hook, of kinds that HOOK_EVENTS lacks, were left out of
-    this message.
+    this message. ``quorum`` is the quorum of torchft's replica groups that the process is in, -1: none or not observed.
     """
 
     process: bytes
@@ -133,6 +133,7 @@ class HookMessage(NamedTuple):
     gpu: str = ""
     events: tuple[HookEvent, ...] = ()
     unknown_events: int = 0
+    quorum: int = -1
 
 
 def default_socket() -> Path:
@@ -145,16 +146,19 @@ def default_socket() -> Path:
     return Path(f"/tmp/eagle-eye-{os.getuid()}/hook.sock")  # noqa: S108 - the reader checks the folder's owner
 
 
-def encode_tail(job: str, role: str, phase: str, gpu: str, events: Sequence[HookEvent]) -> bytes:
-    """Return the part of a message that seldom changes: texts and events."""
-    tail = {"job": job, "role": role, "phase": phase, "gpu": gpu, "events": [list(event) for event in events]}
+def encode_tail(job: str, role: str, phase: str, gpu: str, events: Sequence[HookEvent], quorum: int = -1) -> bytes:
+    """Return the part of a message that seldom changes: texts, events and the quorum."""
+    tail: dict[str, object] = {"job": job, "role": role, "phase": phase, "gpu": gpu}
+    tail["events"] = [list(event) for event in events]
+    if quorum >= 0:
+        tail["quorum"] = quorum
     return json.dumps(tail, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")
 
 
 def encode(message: HookMessage, tail: bytes | None = None) -> bytes:
     """Return the message's bytes; ``tail`` is the encoded texts and events, where the caller caches them."""
     if tail is None:
-        tail = encode_tail(message.job, message.role, message.phase, message.gpu, message.events)
+        tail = encode_tail(message.job, message.role, message.phase, message.gpu, message.events, message.quorum)
     head = _HEAD.pack(
         MAGIC,
         HOOK_VERSION,
@@ -235,6 +239,7 @@ def decode(datagram: bytes) -> HookMessage:
         gpu=_text(texts, "gpu", NAME_CHARS_MAX),
         events=events,
         unknown_events=unknown_events,
+        quorum=_quorum(texts),
     )
 
 
@@ -265,6 +270,13 @@ def _text(texts: Mapping[str, Any], name: str, chars_max: int, *, empty: bool = 
     if not isinstance(text, str) or len(text) > chars_max or not text.isprintable() or not (text or empty):
         raise BadMessage("text", f"{name} is {str(text)[:80]!r}; expected at most {chars_max} printable characters")
     return text
+
+
+def _quorum(texts: Mapping[str, Any]) -> int:
+    quorum = texts.get("quorum", -1)
+    if not _is_exactly(quorum, int) or not -1 <= quorum < COUNT_MAX:
+        raise BadMessage("range", f"quorum {str(quorum)[:80]}")
+    return int(quorum)
 
 
 def _events(items: Any) -> tuple[tuple[HookEvent, ...], int]:

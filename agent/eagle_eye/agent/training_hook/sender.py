@@ -79,11 +79,18 @@ class HookState:
     progress: tuple[int, tuple[float, ...]] = (-1, Totals())  # last finished step, the fields of Totals
     phase: str = "start"
     gpu: str = ""
+    quorum: int = -1
     failures: int = 0
     unread: int = 0
     events: list[HookEvent] = field(default_factory=list)
     events_counted: int = 0
     changed: bool = True  # the tail must be re-encoded
+
+    def take_quorum(self, quorum: int) -> None:
+        """Set the quorum of replica groups that the process is in; -1: not observed."""
+        if quorum != self.quorum:
+            self.quorum = quorum
+            self.changed = True
 
 
 class HookSender:
@@ -149,10 +156,10 @@ class HookSender:
 
     def _message(self, *, goodbye: bool) -> bytes:
         identity, state = self.identity, self.state
+        sequence, completed = self._sequences()
         if state.changed:
             state.changed = False
             self._tail = self._encode_tail()
-        sequence, completed = self._sequences()
         self._number += 1
         step, totals = state.progress
         message = HookMessage(
@@ -179,7 +186,7 @@ class HookSender:
     def _encode_tail(self) -> bytes:
         identity, state = self.identity, self.state
         while True:
-            tail = encode_tail(identity.job, identity.role, state.phase, state.gpu, state.events)
+            tail = encode_tail(identity.job, identity.role, state.phase, state.gpu, state.events, state.quorum)
             if len(tail) <= MESSAGE_BYTES_MAX - 512 or not state.events:
                 return tail
             del state.events[0]

@@ -26,10 +26,12 @@ from eagle_eye.detectors.signs.progress import (
 from eagle_eye.detectors.signs.rank_activity import at_rest, uses_cpu, works
 from eagle_eye.detectors.signs.under_load import lines_within
 from eagle_eye.detectors.signs.unstarted import missing_nodes, missing_ranks
+from eagle_eye.detectors.signs.waited_for import STOPPED, outlasts_floor, quorums, stopped_ranks, waited_for
 from eagle_eye.detectors.signs.without_hook import unused_devices, work
 from eagle_eye.detectors.types import Blind, Evidence, Floats, Integers, Verdict, Window
 
-STOPPED = frozenset({"rank_silence", "collective_sequence"})  # a process says nothing, and others wait for it
+MUTE = frozenset({"rank_silence", "collective_sequence"})  # a process says nothing, and others wait for it
+BY_SIGNAL = frozenset({"process_stopped", *MUTE})
 CONFIDENCE_EARLY, CONFIDENCE_RIPE = 0.85, 0.97
 CONFIDENCE_UNKNOWN = 0.8
 RANKS_SAY = frozenset({"rank_silence", "collective_sequence", "rank_missing"})  # reported by ranks, not seen on GPUs
@@ -57,10 +59,10 @@ class Hang:
     start without a first step is a hang after its deadline where steps would have been seen (``signs/unstarted.py``); a
     single node whose ranks never reported while the others' did is named, and the first verdict asks for a restart. If
     a process has ended, ProcessExit reports instead. A rank that says nothing and that its peers wait for is named also
-    in the attempt's first steps, at the floor, and beside a node that is silent. Otherwise Blind while one is, and as
-    ``progress`` is. Cannot see: which end of a broken link
-    is to blame when all ranks wait in the same collective; mismatched collectives at the same sequence number (the
-    flight recorder shows these).
+    in the attempt's first steps, at the floor, and beside a node that is silent; one that a signal has stopped while
+    all others wait is named and acted on at the floor, whatever the job's own pauses. Otherwise Blind while one is, and
+    as ``progress`` is. Cannot see: which end of a broken link is to blame when all ranks wait in the same collective;
+    mismatched collectives at the same sequence number (the flight recorder shows these).
     """
 
     patience: Patience
@@ -73,6 +75,8 @@ class Hang:
         if stopped := self._in_first_steps(window):
             return stopped
         state = progress(window, self.patience)
+        if stopped := self._stopped_by_signal(window, state):
+            return stopped
         if not state.accusable or unplanned_exits(window):
             return []
         if not state.reported and unused_devices(window):
@@ -106,7 +110,7 @@ class Hang:
     ) -> tuple[int | None, set[str]]:
         """Return ``_culprit``; beside a silent node only a rank that stopped. Raises Blind if there is none."""
         culprit, kinds = self._culprit(window, state, silent, lag)
-        if self._unheard(window) and not kinds >= STOPPED:
+        if self._unheard(window) and not kinds >= MUTE:
             raise Blind("a node of the job has not been heard of since before the standstill became due")
         return culprit, kinds
 
@@ -119,9 +123,25 @@ class Hang:
         if not state.stopped or self._unheard(window) or pausing_at_work(window, state):
             return []
         culprit, kinds = self._culprit(window, state, silent, lag)
-        if culprit is None or not kinds >= STOPPED or not self._sure(window, state, culprit, kinds):
+        if culprit is None or not kinds >= MUTE or not self._sure(window, state, culprit, kinds):
             return []
         return [self._verdict(window, state, culprit, kinds, silent, lag)]
+
+    def _stopped_by_signal(self, window: Window, state: Progress) -> list[Verdict]:
+        """Return the verdict on a node whose process a signal has stopped, and that all other ranks wait for.
+
+        No pause of the program explains that, however long its pauses are.
+        """
+        stopped = stopped_ranks(window, self.rank_silent_s)
+        if not stopped.any() or not outlasts_floor(window, state, self.patience):
+            return []
+        silent = waited_for(window, {int(n) for n in np.unique(window.node_of[stopped])})
+        if not silent:
+            return []
+        longest = [float(window.silent_s[stopped & (window.node_of == node)].max()) for node in sorted(silent)]
+        culprit = sorted(silent)[int(np.argmax(longest))]
+        kinds = {*BY_SIGNAL} if quorums(window) is None else {"quorum", *BY_SIGNAL}
+        return [self._verdict(window, state, culprit, kinds, silent, behind(window))]
 
     def _within_usual_pause(self, window: Window, state: Progress, silent: set[int]) -> list[Verdict]:
         """Return the verdict on a node that two kinds of evidence single out within the job's usual pauses."""
@@ -258,6 +278,9 @@ class Hang:
             quiet_s, device = float(window.silent_s[worst]), window.series[worst].device
             evidence.append(Evidence("rank_silence_seconds", node, device, quiet_s, 0.0, self.rank_silent_s, "seconds"))
             reasons.append(f"rank {window.series[worst].rank} exists but has said nothing for {quiet_s:.1f} s")
+        if "process_stopped" in kinds:
+            evidence.append(Evidence(STOPPED, node, device, 1.0, 0.0, 1.0, "ratio"))
+            reasons.append("a signal has stopped its process; all other ranks wait in a collective")
         behind = np.where(np.isfinite(lag[members]), lag[members], 0.0)
         if behind.max(initial=0.0) > 0:
             worst = int(members[np.argmax(behind)])
@@ -300,6 +323,8 @@ class Hang:
         )
 
     def _sure(self, window: Window, state: Progress, culprit: int, kinds: set[str]) -> bool:
+        if "process_stopped" in kinds:
+            return True
         if "rank_silence" in kinds:
             # A process that cannot even send heartbeats is not writing a checkpoint, unless it is too busy to send
             # them.

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from eagle_eye.detectors.signs.collective_counts import behind
+from eagle_eye.detectors.signs.exits import unplanned_exits
 from eagle_eye.detectors.signs.gpu_activity import activity_outliers, waiting
-from eagle_eye.detectors.signs.progress import Patience, Progress
+from eagle_eye.detectors.signs.progress import Patience, Progress, progress
 from eagle_eye.detectors.signs.silence import (
     Silence,
     fell_with_the_job,
@@ -18,6 +19,7 @@ from eagle_eye.detectors.signs.silence import (
     silent_together,
 )
 from eagle_eye.detectors.signs.topology import SharedTrouble, named
+from eagle_eye.detectors.signs.waited_for import harmless_silences_s, outlasts_floor, quorums, waited_for
 from eagle_eye.detectors.types import Blind, Evidence, Verdict, Window
 
 EVIDENCE_NODES_MAX = 4
@@ -33,7 +35,9 @@ class NodeSilent:
     step without one of its nodes; nor if the node fell silent long after the stop, unless the others have entered a
     collective since and stay in it; nor before ``alone_s`` while a reporting rank has not entered the collective that
     the others wait in, since that rank may be the culprit (unless its GPU spins as theirs do); nor while equally long
-    silences have just passed (``passed_silences_s``). While the job goes on, silence is reported after ``alone_s``,
+    silences have just passed (``passed_silences_s``). A node of torchft's replica groups is acted on once the
+    standstill has lasted the floor, whatever the job's own pauses, if all ranks of its quorum elsewhere wait in a
+    collective. While the job goes on, silence is reported after ``alone_s``,
     since most of it passes by itself. Nodes that fell silent at the same moment and share a switch, or are too many for
     coincidence, are reported together and none is accused; if the job stopped with them, SwitchDown reports instead. If
     most of a job's nodes are silent, the fault is likelier between them and the server: Blind. Cannot see: a node whose
@@ -60,6 +64,7 @@ class NodeSilent:
         if len(together) == len(window.nodes):
             raise Blind("all nodes of the job are falling silent: likelier the way to them than they")
         state, why = job_stopped(window, self.patience)
+        missed, standstill = self._missed_by_replicas(window, found)
         verdicts = [
             self._group_verdict(window, group, found)
             for group in groups
@@ -68,12 +73,33 @@ class NodeSilent:
         prompt = state is None or state.prompt
         elsewhere = why is not None and _held_up_elsewhere(window, found, state)
         for node in found.nodes.tolist():
+            if node in missed:
+                verdict = self._verdict(window, node, found, True, True, standstill)
+                verdicts.append(replace(verdict, kinds=verdict.kinds | {"quorum"}))
+                continue
             suspect = why is not None and fell_with_the_job(window, node, state)
             seconds = float(found.seconds[node])
             suspect &= seconds >= self.alone_s or (not elsewhere and seconds > passed_silences_s(window)[node])
             if node not in together and (suspect or float(found.seconds[node]) >= self.alone_s):
                 verdicts.append(self._verdict(window, node, found, suspect, suspect and prompt, why))
         return verdicts
+
+    def _missed_by_replicas(self, window: Window, found: Silence) -> tuple[set[int], Evidence | None]:
+        """Return the silent nodes that all other replica groups of their quorum wait for, and the standstill."""
+        if quorums(window) is None:
+            return set(), None
+        try:
+            state = progress(window, self.patience)
+        except Blind:
+            return set(), None
+        if not outlasts_floor(window, state, self.patience) or unplanned_exits(window):
+            return set(), None
+        passed_s = harmless_silences_s(window)
+        return {
+            node
+            for node in waited_for(window, found.nodes.tolist())
+            if fell_with_the_job(window, node, state) and found.seconds[node] > passed_s[node]
+        }, state.evidence
 
     def _verdict(
         self, window: Window, index: int, found: Silence, suspect: bool, sure: bool, why: Evidence | None

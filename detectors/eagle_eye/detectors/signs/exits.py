@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import signal
 from dataclasses import dataclass
@@ -28,6 +29,7 @@ CANNOT_CONNECT = re.compile(
 UNCORRECTABLE = re.compile(r"uncorrectable ECC|cudaErrorECCUncorrectable|double[- ]bit ECC", re.IGNORECASE)
 GPU_MEMORY_ERROR = re.compile(r"CUDA out of memory|\bOutOfMemoryError\b")  # the batch or the model does not fit
 HOST_MEMORY_ERROR = re.compile(r"^MemoryError\b|Cannot allocate memory|std::bad_alloc", re.MULTILINE)
+QUORUM = "train_quorum"  # torchft's replica groups report it
 SHELL_SIGNALS = 128  # shells and containers report a process killed by signal n as 128 + n (POSIX sh)
 # Sent to stop a job or to clean up after another rank's death.
 CLEANUP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -92,7 +94,11 @@ class Exit:
 
 @once
 def unplanned_exits(window: Window) -> list[Exit]:
-    """Return the unplanned exits of this attempt's ranks, oldest first."""
+    """Return the unplanned exits of this attempt's ranks, oldest first.
+
+    Replica groups go on without one that has ended: there, an exit counts until the job has made another step.
+    """
+    since_s = window.advanced_s if QUORUM in window.device else -math.inf
     errors: dict[tuple[str | None, int], str] = {}
     ends: list[WindowEvent] = []
     for event in window.events:
@@ -104,7 +110,7 @@ def unplanned_exits(window: Window) -> list[Exit]:
     ranks: dict[tuple[str, int], int] | None = None
     for event in ends:
         code, place = _exit_code(event), (event.node or "", event.device)
-        if code == 0 or _planned(event, code, place in errors):
+        if code == 0 or event.time_s <= since_s or _planned(event, code, place in errors):
             continue
         rank = whole(event.attributes, "rank")
         if rank is None:

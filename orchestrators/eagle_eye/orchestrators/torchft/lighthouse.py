@@ -6,6 +6,7 @@ error, never an empty quorum.
 
 from __future__ import annotations
 
+import contextlib
 import html
 import re
 from collections.abc import Callable
@@ -18,14 +19,18 @@ from eagle_eye.orchestrators.errors import CannotCarryOutError
 from eagle_eye.orchestrators.server_client import authorities
 
 TIMEOUT_S = 5.0
-# The lighthouse itself waits 10 s for a manager that does not answer.
-KILL_TIMEOUT_S = 15.0
+# The lighthouse waits 10 s for a manager that does not answer, and so do all later actions on the job.
+KILL_TIMEOUT_S = 2.0
 PAGE_BYTES_MAX = 4 << 20
 _QUORUM = re.compile(r"Current quorum_id:\s*(-?\d+)")
 _MEMBER = re.compile(
     r"<b>\s*(?P<id>[^<]+?)\s*</b>.*?Step:\s*(?P<step>-?\d+).*?Manager:\s*(?P<manager>\S*?)\s*<br", re.DOTALL
 )
 _HEARTBEAT = re.compile(r"^\s*(?P<id>\S+): seen (?P<age>[0-9.e+-]+)s ago", re.MULTILINE)
+
+
+class NoAnswerError(CannotCarryOutError):
+    """The lighthouse has the request, and did not answer in time."""
 
 
 @dataclass(frozen=True)
@@ -78,14 +83,18 @@ class Lighthouse:
     def kill(self, replica_id: str) -> None:
         """Tell the lighthouse to end the replica. Only a later status shows whether it did.
 
-        A manager that obeys exits before it answers, which the lighthouse reports as an error.
+        A manager that obeys exits before it answers, which the lighthouse reports as an error. One that is stopped or
+        cannot be reached does not answer at all: it is not waited for.
         """
         path = f"{self.url}/replica/{quote(replica_id, safe=':')}/kill"
-        self._answered(lambda: self._http.post(path, timeout=KILL_TIMEOUT_S), fine=500)
+        with contextlib.suppress(NoAnswerError):
+            self._answered(lambda: self._http.post(path, timeout=KILL_TIMEOUT_S), fine=500)
 
     def _answered(self, call: Callable[[], httpx.Response], fine: int = 200) -> httpx.Response:
         try:
             answer = call()
+        except httpx.ReadTimeout:
+            raise NoAnswerError(f"the lighthouse {self.url}: ReadTimeout") from None
         except httpx.HTTPError as error:
             raise CannotCarryOutError(f"the lighthouse {self.url}: {type(error).__name__}") from None
         if not answer.is_success and answer.status_code != fine:

@@ -11,7 +11,7 @@ verdicts that share a kind have seen the same thing and raise nothing.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import NamedTuple
@@ -28,6 +28,7 @@ SURE = 0.9  # the default threshold of policy
 WAITING_KINDS = frozenset({"data_wait", "collective_arrival"})  # shown by nodes that wait for storage
 EXPLAINED_RATIO = 0.5  # of a drop in the job's pace, that one slow node must account for to explain it
 NO_STOPS: Mapping[str, str] = MappingProxyType({})
+QUORUM_KIND = "quorum"  # of evidence: all others of the node's quorum of replica groups wait for it
 OF_ONE_GPU = frozenset({"gpu_lost", "gpu_memory_error"})  # as a fact, never an echo of another node's fault
 
 
@@ -49,6 +50,8 @@ class Fused(NamedTuple):
 def family_of(verdict: Verdict) -> str:
     """Return the family of trouble that a verdict belongs to."""
     trouble = BY_NAME[verdict.fault].trouble
+    if trouble == "stop" and is_of_a_replica(verdict.kinds) and verdict.node is not None:
+        return f"stop:{verdict.node}"
     if verdict.fault == "host_errors" and verdict.asks == "notify":
         return f"told:{_who(verdict)}"  # a kernel message without effect: it neither stops nor predicts anything
     if verdict.asks in ("drain_node", "checkpoint_now") or trouble == "early":
@@ -58,6 +61,11 @@ def family_of(verdict: Verdict) -> str:
     if trouble == "slow":
         return SHARED_SLOWNESS if len(verdict.nodes) > 1 else f"slow:{_who(verdict)}"
     return trouble
+
+
+def is_of_a_replica(kinds: Collection[str]) -> bool:
+    """Return whether the claim is about one replica group: they stop, leave and return one by one in one attempt."""
+    return QUORUM_KIND in kinds
 
 
 def is_own_cause(claim: Verdict | Incident) -> bool:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 
+from eagle_eye.server.engine.fusion import is_of_a_replica
 from eagle_eye.server.engine.judgement import Judgement
 from eagle_eye.server.engine.policy import Decision
 from eagle_eye.server.model.records import Evidence, Incident
@@ -74,15 +75,18 @@ def reason_to_wait(incident: Incident, asked: Sequence[Evidence], gathering: Gat
     """Return why an action has to wait, or "".
 
     No wait for a fact (its proof is in the kernel log, which no restart erases, or the process is dead), for an agent
-    not heard for as long as the wait, or beyond ``wait_s``.
+    not heard for as long as the wait, or beyond ``wait_s``; nor for the node of a replica group that is silent by the
+    incident's own claim.
     """
     if incident.fact:
         return ""
+    mute = incident.nodes if incident.fault == "node_unreachable" and is_of_a_replica(incident.kinds) else []
     awaited = [
         evidence.node
         for evidence in _ours((*gathering.asked, *asked))
         if evidence.incident_id == incident.id
         and evidence.state == "asked"
+        and evidence.node not in mute
         and 0 <= now_s - evidence.created_s < gathering.wait_s  # a clock that was set back must not hold anything
         and now_s - gathering.gatherers.get(evidence.node, float("-inf")) <= gathering.wait_s
     ]

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from eagle_eye.detectors.faults import BY_NAME
 from eagle_eye.server.engine.budgets import plan_mode
+from eagle_eye.server.engine.fusion import is_of_a_replica
 from eagle_eye.server.engine.maintenance import in_force, moment
 from eagle_eye.server.engine.modes import mode_of
 from eagle_eye.server.engine.ruling import (
@@ -118,10 +119,12 @@ def _under_way(incident: Incident, situation: Situation, plan: PlannedAction) ->
     """Hold every action while one that stops the job is under way; a drain or checkpoint only blocks its own kind."""
     for action in by_age(situation.actions):
         concerns = (action.job, action.attempt) == (incident.job, incident.attempt) and not action.preliminary
+        if is_of_a_replica(incident.kinds) and not {*plan.exclude} & {*action.exclude}:
+            continue  # the other replica groups go on meanwhile
         if concerns and _takes_along(action, incident, plan):
             why = f"action {action.id} because of incident {action.incident_id} excludes {incident.node} as well"
             return held(why, {"action": action.id, "state": action.state, "kind": action.kind})
-        if concerns and action.state in ASKED_STATES and _same(action, incident, plan):
+        if concerns and action.state in ASKED_STATES and _same(action, incident, situation, plan):
             why = f"action {action.id} for attempt {incident.attempt} is {action.state} already"
             return held(why, {"action": action.id, "state": action.state, "kind": action.kind})
     return passed({})
@@ -133,13 +136,22 @@ def _takes_along(action: Action, incident: Incident, plan: PlannedAction) -> boo
     return stands and action.node != incident.node and incident.node in plan.exclude and incident.node in action.exclude
 
 
-def _same(action: Action, incident: Incident, plan: PlannedAction) -> bool:
+def _same(action: Action, incident: Incident, situation: Situation, plan: PlannedAction) -> bool:
     if action.kind in DISRUPTIVE_KINDS:
         if action.state == "done" and incident.onset_s > action.updated_s:
             return False  # the job went on in this attempt, as where replicas are replaced one by one
+        if _is_back(action, incident, situation):
+            return False
         # The exclusion of a node without a restart leaves the restart to be requested.
         return action.restart or action.state != "done" or not plan.restart
     return action.kind == plan.kind and set(plan.exclude) <= set(action.exclude)
+
+
+def _is_back(action: Action, incident: Incident, situation: Situation) -> bool:
+    """Whether the nodes that it excluded are in service again in this attempt, and the trouble has returned since."""
+    returned = incident.flaps > 0 and incident.since_s > action.updated_s
+    out = any(node in situation.standing for node in action.exclude)
+    return action.state == "done" and bool(action.exclude) and returned and not out
 
 
 def _tries(incident: Incident, situation: Situation, _p: PlannedAction) -> Ruling:

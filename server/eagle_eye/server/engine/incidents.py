@@ -17,7 +17,7 @@ from eagle_eye.detectors.types import Evidence, Verdict
 from eagle_eye.schema.action import EvidenceItem
 from eagle_eye.server.engine import flapping, related_incidents
 from eagle_eye.server.engine.choice_rules import floors_for, is_supported
-from eagle_eye.server.engine.fusion import SHARED_SLOWNESS, Finding, Fused, fuse, is_own_cause
+from eagle_eye.server.engine.fusion import SHARED_SLOWNESS, Finding, Fused, fuse, is_of_a_replica, is_own_cause
 from eagle_eye.server.engine.judgement import Judgement
 from eagle_eye.server.engine.settings import PolicySettings
 from eagle_eye.server.model.records import Incident, is_of_a_stop
@@ -57,7 +57,8 @@ def fold(
         verdict = finding.verdict
         opened = {i.family: i for i in book.values() if i.attempt == judgement.attempt and i.state in OPEN_STATES}
         old = opened.get(family)
-        if old is None and (verdict.onset_s <= ours_until_s or _dismissed(verdict, judgement, mine.values())):
+        ours = verdict.onset_s <= ours_until_s and not is_of_a_replica(verdict.kinds)
+        if old is None and (ours or _dismissed(verdict, judgement, mine.values())):
             continue
         shared = opened.get(SHARED_SLOWNESS)
         if (
