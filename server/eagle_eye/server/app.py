@@ -84,6 +84,7 @@ from eagle_eye.server.monitor.detection_metrics import BlindCollector, DropsColl
 from eagle_eye.server.monitor.heartbeat import Heartbeat
 from eagle_eye.server.monitor.incident_metrics import IncidentCollector, IncidentListCollector, JobCollector
 from eagle_eye.server.monitor.known_nodes import KnownNodes
+from eagle_eye.server.monitor.lease_metrics import LeaseCollector
 from eagle_eye.server.monitor.readiness import Doctor
 from eagle_eye.server.monitor.recent_past import recent_past
 from eagle_eye.server.monitor.watcher import Outlook, Watcher
@@ -100,13 +101,16 @@ from eagle_eye.server.security.tls_metrics import CertificateCollector
 from eagle_eye.server.site_files.learned_model import ModelFile, keep_current
 from eagle_eye.server.site_files.topology import Places, read_places, read_topology
 from eagle_eye.server.store.changes import Signal
+from eagle_eye.server.store.leadership import Leadership
 from eagle_eye.server.store.opening import open_records
 from eagle_eye.server.store.sql_store import SqlStore
 from eagle_eye.server.store.store import Store
 from eagle_eye.server.telemetry.counters import Telemetry
 from eagle_eye.server.telemetry.host_metrics import ServerHostCollector
 from eagle_eye.server.web.dispatcher import Dispatcher
+from eagle_eye.server.web.forwarding import Forwarding
 
+STANDBY_PARTS = ("certificates", "garbage", "memory")  # what runs beside the requests while a server stands by
 WatcherFactory = Callable[[ServerConfig, Store, Clock], Watcher]
 
 
@@ -137,6 +141,8 @@ class Services:
     bookkeeper: Bookkeeper
     archive: Archive
     job_sources: JobSources
+    leadership: Leadership | None  # None: the records are this server's alone
+    stands_by: bool  # even once it has the lease: then it ends, and the leader's services begin
     places: Places = field(default_factory=Places)  # as the site's file had them at the start
     turns: Turns = field(default_factory=Turns)  # of those who have charts drawn
     open_streams: OpenStreams = field(default_factory=OpenStreams)
@@ -153,6 +159,7 @@ class _Parts(NamedTuple):
     webhook: Webhook
     outbox: Outbox
     heartbeat: Heartbeat
+    forwarding: Forwarding | None  # None unless this server stands by
 
 
 def build_watcher(config: ServerConfig, store: Store, clock: Clock) -> Watcher:
@@ -173,20 +180,24 @@ def create_app(
     resolve: Resolve | None = None,
     jitter: Callable[[], float] = random.random,
     reread: Callable[[], ServerConfig] | None = None,
+    leadership: Leadership | None = None,
 ) -> Dispatcher[Services]:
     """Return the server as an ASGI application; ``config`` is one that ``config.load`` returned.
 
-    ``reread`` returns the configuration as it is now, when a reload is asked for. Opens the files in ``data_dir``
+    ``reread`` returns the configuration as it is now, when a reload is asked for. With ``leadership`` the application
+    is that of the leader if this server leads, else a standby's, and stays so. Opens the files in ``data_dir``
     and reads the recent past back. Raises StoreUnavailable or HistoryUnavailable when it cannot, ConfigurationError
     when the certificate is of no use.
     """
     clock = clock or SystemClock()
-    parts = _build(config, clock, watcher, resolve or system_resolver(), jitter)
+    parts = _build(config, clock, watcher, resolve or system_resolver(), jitter, leadership)
     services = parts.services
     outlines = Outlines(services.history.outline)
-    forgotten_s = services.known_nodes.recover(services.history)
-    since_s, frames_max = clock.now_s() - config.detection.window_s, config.history.replay_frames_max
-    services.watcher.recover(recent_past(services.history, services.fleet, outlines, forgotten_s, since_s, frames_max))
+    if parts.forwarding is None:
+        forgotten_s = services.known_nodes.recover(services.history)
+        since_s, frames_max = clock.now_s() - config.detection.window_s, config.history.replay_frames_max
+        past = recent_past(services.history, services.fleet, outlines, forgotten_s, since_s, frames_max)
+        services.watcher.recover(past)
     reload = Reload(services, reread or (lambda: config))
     api = FastAPI(
         title="Eagle Eye",
@@ -210,7 +221,8 @@ def create_app(
 
     parts.history.journal.outlines.listen(outlines.take_used, outlines.forget)
     services.fleet.when_forgotten(outlines.expel)
-    return Dispatcher(api, _frames(services, outlines), _remote_write(services), services, reload.ask)
+    takers = _frames(services, outlines), _remote_write(services)
+    return Dispatcher(api, *takers, services, reload.ask, parts.forwarding)
 
 
 def _build(
@@ -219,9 +231,14 @@ def _build(
     watcher: WatcherFactory,
     resolve: Resolve,
     jitter: Callable[[], float],
+    leadership: Leadership | None,
 ) -> _Parts:
     folder = Path(config.data_dir)
-    store = open_records(config.records, folder, alone=True)
+    forwarding = None
+    if leadership is not None and not leadership.leads:
+        needed = bool(config.tls.client_ca_file) and config.tls.client_certificates == "all"
+        forwarding = Forwarding(lambda: leadership.leader_url, certificates_needed=needed)
+    store = open_records(config.records, folder, leadership)
     settings = fed_from(config.history, config.remote_store)
     kept = EmbeddedHistory(folder, settings, config.ingest.pending_bytes_max, clock, config.detection.window_s)
     counters = Telemetry()
@@ -259,7 +276,9 @@ def _build(
         telemetry=counters,
         watcher=watching,
         outlook=outlook,
-        doctor=Doctor(store, kept, watching, outlook, fleet, counters, clock, tick_s, fresh_s, sources.problem, notes),
+        doctor=Doctor(
+            store, kept, watching, outlook, fleet, counters, clock, tick_s, fresh_s, sources.problem, notes, leadership
+        ),
         guard=guard,
         signal=signal,
         remote_store=RemoteStore(folder, config.remote_store, clock, counters.registry),
@@ -274,6 +293,8 @@ def _build(
         ),
         archive=archive,
         job_sources=sources,
+        leadership=leadership,
+        stands_by=forwarding is not None,
         places=places,
     )
     for collector in (
@@ -300,12 +321,14 @@ def _build(
         AccountsCollector(archive),
     ):
         counters.registry.register(collector)
+    if leadership is not None:
+        counters.registry.register(LeaseCollector(leadership))
     if asked:
         counters.registry.register(JobSourceCollector(sources.ages_s, sources.counts))
     if certificates is not None:
         counters.registry.register(CertificateCollector(certificates))
     heartbeat = Heartbeat(store, services.doctor, clock, config.webhooks.heartbeat_s, config.public_url)
-    return _Parts(services, store, kept, webhook, outbox, heartbeat)
+    return _Parts(services, store, kept, webhook, outbox, heartbeat, forwarding)
 
 
 def _life(parts: _Parts, reload: Reload) -> AbstractAsyncContextManager[None]:
@@ -314,7 +337,8 @@ def _life(parts: _Parts, reload: Reload) -> AbstractAsyncContextManager[None]:
         services = parts.services
         services.signal.attach()
         services.outlook.attach()
-        services.remote_store.start()
+        if parts.forwarding is None:
+            services.remote_store.start()
 
         def failed(part: str) -> None:
             services.telemetry.failures.labels(part).inc()
@@ -338,6 +362,7 @@ def _life(parts: _Parts, reload: Reload) -> AbstractAsyncContextManager[None]:
                 ("garbage", heap.collect_young),
                 ("memory", heap.trim),
             )
+            if parts.forwarding is None or name in STANDBY_PARTS
         ]
         try:
             yield
@@ -347,6 +372,8 @@ def _life(parts: _Parts, reload: Reload) -> AbstractAsyncContextManager[None]:
             await asyncio.gather(*tasks, return_exceptions=True)
             services.signal.detach()
             await parts.webhook.close()
+            if parts.forwarding is not None:
+                await parts.forwarding.close()
             await asyncio.to_thread(services.remote_store.close)
             await asyncio.to_thread(parts.history.close)
             parts.store.close()
