@@ -8,6 +8,7 @@ from fastapi import APIRouter, Depends, Response
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from eagle_eye.server.api.requests import Reader, answer, services
+from eagle_eye.server.config import ServerConfig
 from eagle_eye.server.monitor.readiness import Doctor
 from eagle_eye.server.store.leadership import Leadership
 from eagle_eye.server.telemetry.counters import Telemetry
@@ -18,6 +19,7 @@ router = APIRouter(tags=["health"])
 class Needs(Protocol):
     """The server's components that this module uses."""
 
+    config: ServerConfig
     doctor: Doctor
     leadership: Leadership | None
     stands_by: bool
@@ -48,7 +50,7 @@ def leadz(parts: Parts) -> Response:
     """Whether this server leads, of those that share a database: 200, else 503. For load balancers."""
     leadership = parts.leadership
     if leadership is None:
-        return answer({"leads": True})
+        return answer({"leads": True, "leader": parts.config.public_url, "epoch": 0})
     leads = leadership.leads and not parts.stands_by
     said = {"leads": leads, "leader": leadership.leader_url, "epoch": leadership.epoch}
     return answer(said, 200 if leads else 503)
