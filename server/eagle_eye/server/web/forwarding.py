@@ -55,6 +55,7 @@ class Forwarding:
             self._open.discard(passing)
             for task in (passing, gone):
                 task.cancel()
+            # A leader that breaks off has the client's connection closed: its answer is not whole.
             await asyncio.gather(passing, gone, return_exceptions=True)
             await response.aclose()
 
