@@ -10,6 +10,7 @@ import httpx
 import pytest
 
 from eagle_eye.server.security.auth import CERTIFICATE_NAMES
+from eagle_eye.server.security.settings import TlsSettings
 from eagle_eye.server.web.forwarding import FORWARDED, Forwarding, LeaderUnreached
 
 LEADER = "http://leader:8470"
@@ -53,9 +54,8 @@ def ask(
 
     async def run() -> None:
         transport = httpx.MockTransport(answering)
-        forwarding = Forwarding(
-            lambda: leader, certificates_needed=needed, client=httpx.AsyncClient(transport=transport, timeout=5.0)
-        )
+        tls = TlsSettings(client_ca_file="ca.pem", client_certificates="all") if needed else TlsSettings()
+        forwarding = Forwarding(lambda: leader, tls, httpx.AsyncClient(transport=transport, timeout=5.0))
         await asyncio.wait_for(forwarding.answer(asked, client.receive, client.send), 5.0)
         await forwarding.close()
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from eagle_eye.server.model.errors import NotLeading, StoreUnavailable
 from eagle_eye.server.store.leadership import Leadership
-from eagle_eye.server.store.lease import Lease, Term, Watch
+from eagle_eye.server.store.lease import Lease, LeaseTerm, LeaseWatch
 
 LEASE_S = 5.0
 FREE, HELD = Lease(0, 0, "", 0), Lease(3, 7, "http://a", 42)
@@ -35,7 +35,7 @@ def test_a_standby_takes_over_only_once_the_leader_has_stopped_by_itself(
     leaders: float,
     standbys: float,
 ) -> None:
-    term, watch = Term(1, LEASE_S, leaders), Watch(LEASE_S)
+    term, watch = LeaseTerm(1, LEASE_S, leaders), LeaseWatch(LEASE_S)
     renewed = sent_and_arrived(renewals)
     for asked_s, read_s, answered_s in sent_and_arrived(looks):
         done = [sent_s for sent_s, effect_s, _ in renewed if effect_s <= read_s]
@@ -51,17 +51,17 @@ def test_a_standby_takes_over_only_once_the_leader_has_stopped_by_itself(
 
 @given(looks=MESSAGES)
 def test_a_leader_that_renews_before_each_look_is_never_taken_over(looks: list[tuple[float, float, float]]) -> None:
-    watch = Watch(LEASE_S)
+    watch = LeaseWatch(LEASE_S)
     for number, (asked_s, _, answered_s) in enumerate(sent_and_arrived(looks)):
         assert not watch.take_over(HELD._replace(renewals=number), asked_s, answered_s)
 
 
 def test_a_lease_that_nobody_holds_is_taken_at_once() -> None:
-    assert Watch(LEASE_S).take_over(FREE, 0.0, 0.0)
+    assert LeaseWatch(LEASE_S).take_over(FREE, 0.0, 0.0)
 
 
 def test_time_in_which_the_lease_could_not_be_read_does_not_count() -> None:
-    watch = Watch(LEASE_S)
+    watch = LeaseWatch(LEASE_S)
     watch.take_over(HELD, 0.0, 0.0)
     watch.missed()
     assert not watch.take_over(HELD, 60.0, 60.0)
@@ -69,7 +69,7 @@ def test_time_in_which_the_lease_could_not_be_read_does_not_count() -> None:
 
 
 def test_a_leader_counts_from_before_it_sent_and_decides_for_half_a_lease() -> None:
-    term = Term(1, LEASE_S, 100.0)
+    term = LeaseTerm(1, LEASE_S, 100.0)
     assert term.left_s(102.4) == pytest.approx(0.1)
     assert term.left_s(102.5) == 0.0
     term.renewed(101.0)
@@ -168,6 +168,22 @@ def test_a_leader_that_was_taken_over_decides_nothing_more_and_takes_nothing_bac
     leader.stand_by()
     leader.step()
     assert (leader.epoch_to_decide(), leader.takeovers, host.time_s) == (3, 2, 0.0)
+
+
+def test_a_leader_whose_event_loop_stands_still_renews_no_more() -> None:
+    keeper = FakeKeeper()
+    leader, host = server(keeper)
+    leader.step()
+    host.time_s = LEASE_S  # not serving yet: the start of a large site takes its time
+    leader.step()
+    leader.alive()
+    assert leader.epoch_to_decide() == 1
+    host.time_s = 2 * LEASE_S
+    leader.step()
+    assert keeper.lease.renewals == 1
+    leader.alive()
+    leader.step()
+    assert leader.epoch_to_decide() == 1
 
 
 def test_a_hand_over_decides_nothing_from_then_on_and_gives_the_lease_back() -> None:

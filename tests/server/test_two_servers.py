@@ -98,6 +98,8 @@ def test_the_second_server_stands_by_and_says_who_leads(both: tuple[OwnProcess, 
     assert (metric(leader, "leads"), metric(standby, "leads")) == (1.0, 0.0)
     assert metric(leader, "epoch") == metric(standby, "epoch") == 1.0
     assert 0.0 < metric(leader, "lease_left_seconds") <= LEASE_S / 2
+    assert "eagle_eye_incidents_escalated" in leader.client.get("/metrics").text
+    assert "eagle_eye_incidents_escalated" not in standby.client.get("/metrics").text  # each alert is raised once
     ready = standby.client.get("/readyz")
     assert ready.status_code == 503
     assert f"stands by; http://{leader.listen} leads" in ready.json()["checks"]["leader"]

@@ -110,7 +110,6 @@ from eagle_eye.server.telemetry.host_metrics import ServerHostCollector
 from eagle_eye.server.web.dispatcher import Dispatcher
 from eagle_eye.server.web.forwarding import Forwarding
 
-STANDBY_PARTS = ("certificates", "garbage", "memory")  # what runs beside the requests while a server stands by
 WatcherFactory = Callable[[ServerConfig, Store, Clock], Watcher]
 
 
@@ -236,8 +235,7 @@ def _build(
     folder = Path(config.data_dir)
     forwarding = None
     if leadership is not None and not leadership.leads:
-        needed = bool(config.tls.client_ca_file) and config.tls.client_certificates == "all"
-        forwarding = Forwarding(lambda: leadership.leader_url, certificates_needed=needed)
+        forwarding = Forwarding(lambda: leadership.leader_url, config.tls)
     store = open_records(config.records, folder, leadership)
     settings = fed_from(config.history, config.remote_store)
     kept = EmbeddedHistory(folder, settings, config.ingest.pending_bytes_max, clock, config.detection.window_s)
@@ -312,15 +310,19 @@ def _build(
         watching.tick_seconds,
         ProcessCollector(registry=None),
         ServerHostCollector(folder),
-        IncidentCollector(store.open_incidents, outlook.incident_counts),
-        IncidentListCollector(store, clock),
         JobCollector(outlook.courses, clock),
-        DeliveryCollector(store, clock),
         DropsCollector(outlook.drops),
         LatestCollector(lambda: outlook.latest(config.series_max)),
-        AccountsCollector(archive),
     ):
         counters.registry.register(collector)
+    if forwarding is None:  # of one site each alert is raised by one server
+        for collector in (
+            IncidentCollector(store.open_incidents, outlook.incident_counts),
+            IncidentListCollector(store, clock),
+            DeliveryCollector(store, clock),
+            AccountsCollector(archive),
+        ):
+            counters.registry.register(collector)
     if leadership is not None:
         counters.registry.register(LeaseCollector(leadership))
     if asked:
@@ -358,11 +360,16 @@ def _life(parts: _Parts, reload: Reload) -> AbstractAsyncContextManager[None]:
                 ("reload", reload.run),
                 ("job_sources", services.job_sources.run),
                 ("integrity", Integrity(Path(services.config.data_dir), parts.store, parts.history).run),
+            )
+            if parts.forwarding is None
+        ]
+        tasks += [
+            asyncio.create_task(keep_running(name, work, failed), name=name)
+            for name, work in (
                 ("certificates", lambda: _follow_certificates(services)),
                 ("garbage", heap.collect_young),
                 ("memory", heap.trim),
             )
-            if parts.forwarding is None or name in STANDBY_PARTS
         ]
         try:
             yield

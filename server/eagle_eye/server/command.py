@@ -260,9 +260,11 @@ class _Server(AcceptingServer):
         """Give a sign of life from the event loop; return whether to end."""
         # Not by callback_notify of uvicorn's, which goes by the wall clock: set back, it would be silent.
         self._manager.alive()
-        if self._leadership is not None and self._leadership.leads is (self._dispatcher.forwarding is not None):
-            self._dispatcher.stop()
-            return True
+        if self._leadership is not None:
+            if self._leadership.leads is (self._dispatcher.forwarding is not None):
+                self._dispatcher.stop()
+                return True
+            self._leadership.alive()
         return await super().on_tick(counter)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Literal, Protocol
 
 from eagle_eye.server.model.errors import NotLeading, StoreUnavailable
-from eagle_eye.server.store.lease import Lease, Term, Watch
+from eagle_eye.server.store.lease import Lease, LeaseTerm, LeaseWatch
 
 STEPS = 5  # renewals in the time of a lease, and looks of a standby
 STEP_S_MAX = 1.0
@@ -59,8 +59,9 @@ class Leadership:
         self._lease_s = lease_s
         self._now_s = now_s
         self._state: Literal["standby", "leading", "over"] = "standby"
-        self._watch = Watch(lease_s)
-        self._term: Term | None = None
+        self._watch = LeaseWatch(lease_s)
+        self._term: LeaseTerm | None = None
+        self._alive_s: float | None = None  # None: not serving yet
         self._problem = ""  # why the lease could not be read or written last
         self._lock = threading.Lock()
         self._woken = threading.Event()
@@ -103,16 +104,21 @@ class Leadership:
             return f"who leads is not known: {self._problem}"
         return f"{self.leader_url} leads (epoch {self.epoch})" if self.leader_url else "nobody leads yet"
 
+    def alive(self) -> None:
+        """Note that the server answers: one that ceases to is not to lead. Called at least once a second."""
+        self._alive_s = self._now_s()
+
     def start(self) -> None:
         """Look once, which takes a lease that is free, and keep on from a thread."""
         self.step()
         self._thread.start()
 
     def stand_by(self) -> None:
-        """Watch the lease, and take it when its time has come."""
+        """LeaseWatch the lease, and take it when its time has come."""
         with self._lock:
             if self._state == "over":
-                self._state, self._term, self._watch = "standby", None, Watch(self._lease_s)
+                self._state, self._term, self._watch = "standby", None, LeaseWatch(self._lease_s)
+                self._alive_s = None
 
     def hand_over(self) -> None:
         """Decide no more, and have the lease given back at once. For signal handlers, too: it does not wait."""
@@ -141,6 +147,10 @@ class Leadership:
         except StoreUnavailable as error:
             self._problem = str(error)
             self._watch.missed()
+        except Exception as error:  # noqa: BLE001 - a bug must not end this thread: nobody would lead
+            _log.exception("the lease could not be looked at for a reason that was not foreseen")
+            self._problem = f"{type(error).__name__}, see the log"
+            self._watch.missed()
 
     def _run(self) -> None:
         while not self._closing:
@@ -151,6 +161,8 @@ class Leadership:
     def _renew(self) -> None:
         term, sent_s = self._term, self._now_s()
         assert term is not None  # noqa: S101 - a leader has a term
+        if self._alive_s is not None and sent_s - self._alive_s >= self._lease_s:
+            raise StoreUnavailable("this server's event loop stands still: its lease is not renewed")
         if self._keeper.renew(term.epoch, self.url):
             term.renewed(sent_s)
             return
@@ -172,7 +184,7 @@ class Leadership:
             if self._state == "standby":
                 self.leader_url, self.epoch = self.url, epoch
                 self.takeovers += 1
-                self._term = Term(epoch, self._lease_s, sent_s)
+                self._term, self._alive_s = LeaseTerm(epoch, self._lease_s, sent_s), None
                 self._state = "leading"
         if self._term is None:  # asked to stop meanwhile
             self._keeper.release(epoch, self.url)

@@ -26,7 +26,7 @@ class Lease(NamedTuple):
     backend_pid: int
 
 
-class Watch:
+class LeaseWatch:
     """A standby's: says when to take over. Times are those of its own clock, which goes on while the host sleeps."""
 
     def __init__(self, lease_s: float) -> None:
@@ -49,7 +49,7 @@ class Watch:
         self._seen = None
 
 
-class Term:
+class LeaseTerm:
     """A leader's: says for how long it may decide. Times are those of its own clock."""
 
     def __init__(self, epoch: int, lease_s: float, sent_s: float) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from typing import Any
 
+from eagle_eye.server.model.errors import StoreUnavailable
 from eagle_eye.server.store.lease import Lease
 from eagle_eye.server.store.postgresql import HOLDERS, PostgresqlDatabase
 
@@ -69,7 +70,7 @@ class PostgresqlLease:
     def _end_session_of(self, seen: Lease) -> None:
         # Only while the lease is as it was seen, and only a session that writes as a server: a number is used again.
         try:
-            self._rows(
+            self._asked(
                 f"SELECT pg_terminate_backend(%s, {TERMINATE_MS}) FROM lease WHERE epoch = %s AND renewals = %s"  # noqa: S608
                 f" AND %s IN (SELECT pid FROM ({HOLDERS}) AS holders)",
                 seen.backend_pid,
@@ -77,19 +78,25 @@ class PostgresqlLease:
                 seen.renewals,
                 seen.backend_pid,
             )
-        except self._database.not_permitted:
+        except self._database.not_permitted:  # a failure, too, but not of the connection
             _log.warning(
                 "the session of the leader before cannot be ended: the servers should use the same role",
                 extra={"backend_pid": seen.backend_pid},
             )
+        except self._database.failures as error:
+            raise self._unavailable(error) from error
 
     def _rows(self, statement: str, *values: Any) -> list[Any]:
         try:
-            if self._connection is None:
-                self._connection = self._database.connect_for_lease()
-            return list(self._connection.execute(statement, values).fetchall())
-        except self._database.not_permitted:
-            raise
+            return self._asked(statement, *values)
         except self._database.failures as error:
-            self.close()
-            raise self._database.unavailable("asked who leads", error) from error
+            raise self._unavailable(error) from error
+
+    def _asked(self, statement: str, *values: Any) -> list[Any]:
+        if self._connection is None:
+            self._connection = self._database.connect_for_lease()
+        return list(self._connection.execute(statement, values).fetchall())
+
+    def _unavailable(self, error: Exception) -> StoreUnavailable:
+        self.close()
+        return self._database.unavailable("asked who leads", error)

@@ -10,6 +10,7 @@ import certifi
 import httpx
 
 from eagle_eye.server.security.auth import CERTIFICATE_NAMES
+from eagle_eye.server.security.settings import TlsSettings
 from eagle_eye.server.transport.raw_http import ASGIMessage, Receive, Send
 
 # Of a request that a standby sent on: the leader that it was meant for leads no more, and it goes no further.
@@ -32,12 +33,10 @@ class LeaderUnreached(Exception):
 class Forwarding:
     """Answers with what the leader answers. ``leader()`` is its URL, "" where there is none."""
 
-    def __init__(
-        self, leader: Callable[[], str], *, certificates_needed: bool, client: httpx.AsyncClient | None = None
-    ) -> None:
-        """``certificates_needed``: every client must show the servers a certificate of its own."""
+    def __init__(self, leader: Callable[[], str], tls: TlsSettings, client: httpx.AsyncClient | None = None) -> None:
+        """``tls`` says whether every client must show the servers a certificate of its own."""
         self._leader = leader
-        self._certificates_needed = certificates_needed
+        self._certificates_needed = bool(tls.client_ca_file) and tls.client_certificates == "all"
         self._client = client or _client()
         self._open: set[asyncio.Task[None]] = set()
         self._loop: asyncio.AbstractEventLoop | None = None
