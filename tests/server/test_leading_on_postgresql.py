@@ -189,6 +189,26 @@ def test_a_leader_whose_session_is_ended_writes_on_with_another(
     assert second[0] not in (0, first[0])
 
 
+def test_while_the_database_is_away_nothing_is_decided_and_afterwards_the_same_server_leads(
+    both: tuple[Server, Server], postgresql: PostgresqlServer
+) -> None:
+    leader, standby = both
+    standby.leadership.step()
+    postgresql.control("stop", "--wait", "--mode=fast")
+    try:
+        for server in both:
+            server.time_s += 60.0
+            server.leadership.step()
+        assert "must run and be reachable" in leader.leadership.problem()
+        assert "who leads is not known" in standby.leadership.leader()
+    finally:
+        postgresql.control("start", "--wait")
+    for server in (standby, leader):
+        server.leadership.step()
+    assert (leader.leadership.epoch_to_decide(), standby.leadership.leads) == (1, False)
+    leader.store.commit(Change(incidents=(incident(),)))
+
+
 def test_records_are_not_copied_to_where_a_server_leads(both: tuple[Server, Server], tmp_path: Path) -> None:
     leader, _ = both
     leader.store.probe()

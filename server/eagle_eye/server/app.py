@@ -316,13 +316,13 @@ def _build(
     ):
         counters.registry.register(collector)
     if forwarding is None:  # of one site each alert is raised by one server
-        for collector in (
+        for of_records in (
             IncidentCollector(store.open_incidents, outlook.incident_counts),
             IncidentListCollector(store, clock),
             DeliveryCollector(store, clock),
             AccountsCollector(archive),
         ):
-            counters.registry.register(collector)
+            counters.registry.register(of_records)
     if leadership is not None:
         counters.registry.register(LeaseCollector(leadership))
     if asked:

@@ -155,6 +155,8 @@ def serve(config: ServerConfig, bound: socket.socket, reread: Callable[[], Serve
                 return 0 if server.started else 1
             leadership.stand_by()
             config = _read_again(config, lambda: on_port(reread(), port))
+    except KeyboardInterrupt:
+        return 0  # while it was beginning to stand by or to lead
     finally:
         leadership.close()
 
