@@ -170,6 +170,20 @@ def test_a_leader_that_was_taken_over_decides_nothing_more_and_takes_nothing_bac
     assert (leader.epoch_to_decide(), leader.takeovers, host.time_s) == (3, 2, 0.0)
 
 
+def test_an_epoch_that_was_raised_by_hand_is_led_under_a_higher_one() -> None:
+    keeper = FakeKeeper()
+    leader, host = server(keeper)
+    leader.step()
+    keeper.lease = keeper.lease._replace(epoch=1_001)
+    leader.step()
+    assert not leader.leads
+    leader.stand_by()
+    leader.step()
+    host.time_s = LEASE_S
+    leader.step()
+    assert leader.epoch_to_decide() == 1_002
+
+
 def test_a_leader_whose_event_loop_stands_still_renews_no_more() -> None:
     keeper = FakeKeeper()
     leader, host = server(keeper)

@@ -145,7 +145,7 @@ def test_a_standby_leads_once_the_leader_is_killed_and_an_action_is_delivered_an
         assert standby.client.post("/api/v1/actions/act_1/approve").status_code == 200
         wait_until(lambda: len(target.got) == 1)
         event = json.loads(target.got[0][1])
-        assert event["type"] == "eagle_eye.action.requested"
+        assert (event["type"], event["data"]["epoch"]) == ("eagle_eye.action.requested", 2)
         reported = standby.client.post(event["data"]["report_to"], json={"state": "done", "detail": "excluded n1"})
         assert reported.json()["state"] == "done"
     assert metric(standby, "takeovers_total") == 1.0
