@@ -193,6 +193,35 @@ def test_what_may_not_be_done_is_refused_with_the_reason(
     assert words in detail
 
 
+def test_an_action_of_a_former_leader_is_refused_also_by_the_next_process(endpoint: Endpoint) -> None:
+    endpoint.send(event_body({"epoch": 3}, HEARTBEAT))
+    endpoint.reopen()
+    endpoint.send(event_body(action(time.time(), epoch=2), event_id="evt-2"), "evt-2")
+    assert endpoint.queued() == []
+    ((_, state, reason),) = endpoint.reports
+    assert (state, reason.partition(",")[0]) == ("refused", "epoch 2 is lower than 3")
+
+
+@pytest.mark.parametrize("epoch", [3, 4, 0], ids=["the same", "a higher", "of a server alone"])
+def test_an_action_of_who_leads_is_queued(endpoint: Endpoint, epoch: int) -> None:
+    endpoint.send(event_body({"epoch": 3}, PING))
+    endpoint.send(event_body(action(time.time(), epoch=epoch), event_id="evt-2"), "evt-2")
+    assert [one.action_id for one in endpoint.queued()] == ["act-1"]
+
+
+def test_a_former_leader_readmits_nobody(endpoint: Endpoint) -> None:
+    endpoint.send(event_body({"epoch": 3}, HEARTBEAT))
+    endpoint.send(event_body({"node": "n2", "epoch": 2}, NODE_READMITTED, "evt-2"), "evt-2")
+    assert endpoint.queued() == []
+
+
+@pytest.mark.parametrize("epoch", [-1, 1 << 70, "3", None], ids=str)
+def test_an_epoch_that_is_none_counts_as_none(endpoint: Endpoint, epoch: object) -> None:
+    endpoint.send(event_body({"epoch": epoch}, HEARTBEAT))
+    endpoint.send(event_body(action(time.time(), epoch=1), event_id="evt-2"), "evt-2")
+    assert [one.action_id for one in endpoint.queued()] == ["act-1"]
+
+
 def test_a_withdrawn_action_is_not_begun(endpoint: Endpoint) -> None:
     endpoint.send(event_body(action(time.time())))
     withdrawal = event_body({"action_id": "act-1"}, ACTION_WITHDRAWN, "evt-2")

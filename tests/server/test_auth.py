@@ -178,4 +178,4 @@ def test_only_the_documented_endpoints_are_open(tmp_path: Path) -> None:
                 answer = server.client.request(method.upper(), path.replace("{", "").replace("}", ""))
                 if answer.status_code != 401:
                     open_paths.add(path)
-        assert open_paths == {"/healthz", "/readyz"}
+        assert open_paths == {"/healthz", "/leadz", "/readyz"}

@@ -21,7 +21,7 @@ from eagle_eye.server.config import ServerConfig
 from eagle_eye.server.model.errors import CopyFailed, StoreUnavailable
 from eagle_eye.server.model.records import AuditEntry
 from eagle_eye.server.store import migration
-from eagle_eye.server.store.opening import open_file, open_records
+from eagle_eye.server.store.opening import open_file
 from eagle_eye.server.store.postgresql import PostgresqlDatabase
 from eagle_eye.server.store.schema import metadata
 from eagle_eye.server.store.settings import RecordsSettings
@@ -37,7 +37,7 @@ OVER_TCP = "postgresql+psycopg://{user}@127.0.0.1:{port}/{database}?connect_time
 def opened(url: str, password_file: Path | None = None, *, alone: bool = False) -> SqlStore:
     """Return the records at the URL."""
     settings = RecordsSettings(url, str(password_file) if password_file else "")
-    return open_records(settings, Path("/-"), alone=alone)
+    return SqlStore(PostgresqlDatabase(settings, alone=alone))
 
 
 def refused(url: str, password_file: Path | None = None) -> str:
@@ -100,7 +100,7 @@ def test_a_url_that_cannot_be_is_a_wrong_configuration_without_its_secret(url: s
 def test_a_newer_servers_records_are_refused(postgresql: PostgresqlServer, url: str) -> None:
     opened(url).close()
     postgresql.execute("UPDATE alembic_version SET version_num = '9999'", url.partition("@/")[2].partition("?")[0])
-    assert "version 9999, this server knows up to 0001: start the newer server" in refused(url)
+    assert "version 9999, this server knows up to 0002: start the newer server" in refused(url)
 
 
 def test_another_encoding_is_refused(postgresql: PostgresqlServer) -> None:
@@ -130,9 +130,9 @@ def test_a_database_in_recovery_is_refused(postgresql: PostgresqlServer, url: st
         assert "is read-only or in recovery (a replica)" in refused(url)
 
 
-def test_one_server_at_a_time_has_the_records_and_commands_beside_it(url: str) -> None:
+def test_one_process_at_a_time_has_the_records_alone_and_commands_beside_it(url: str) -> None:
     server = opened(url, alone=True)
-    with pytest.raises(StoreUnavailable, match="in use by another server"):
+    with pytest.raises(StoreUnavailable, match="in use by another process"):
         opened(url, alone=True)
     beside = opened(url)
     beside.commit(Change(incidents=(incident(),)))
@@ -218,7 +218,7 @@ def test_the_commands_find_the_records_by_the_servers_configuration(
     assert main(["backup", str(tmp_path / "backup"), "--records-only", "--config", str(file)]) == 2
     assert "pg_dump" in capsys.readouterr().err
     config = msgspec.to_builtins(configuration.load(file, {}, {}))
-    assert config["records"] == {"url": url, "password_file": ""}
+    assert config["records"] == {"url": url, "password_file": "", "lease_s": 5.0, "server_url": ""}
     assert isinstance(configuration.load(file, {}, {}), ServerConfig)
 
 

@@ -208,3 +208,10 @@ def test_a_target_that_became_private_is_a_final_failure() -> None:
 def test_numbers_that_json_lacks_become_null() -> None:
     content = cloudevents.envelope(event(data={"value": float("nan")}), SOURCE)
     assert json.loads(content)["data"] == {"value": None}
+
+
+def test_an_event_carries_the_epoch_of_who_leads_and_none_of_a_server_alone() -> None:
+    led = cloudevents.CloudEvents(SOURCE, lambda: 7).message(subscription(), event(), NOW)
+    alone = cloudevents.CloudEvents(SOURCE).message(subscription(), event(), NOW)
+    assert json.loads(led.body)["data"] == {**event().data, "epoch": 7}
+    assert json.loads(alone.body)["data"] == event().data

@@ -7,6 +7,16 @@ from eagle_eye.orchestrators.protocol import JobState
 from eagle_eye.schema.action import ActionRequest
 
 
+def of_a_former_leader(epoch: int, highest: int) -> str | None:
+    """Return why an action of this epoch is refused where the highest was seen; None where it may be carried out."""
+    if epoch == 0 or epoch >= highest:
+        return None
+    return (
+        f"epoch {epoch} is lower than {highest}, which was seen: it is from a server that leads no more, or from a"
+        " database that was restored (docs/how-to/two-servers.md)"
+    )
+
+
 def refusal(action: ActionRequest, job: JobState | None, now_s: float) -> str | None:
     """Return why the action is refused, as text for its report; None where it may be carried out."""
     if now_s >= unix_seconds(action.expires, "expires"):

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 from datetime import datetime
-from typing import TypeVar
+from typing import Annotated, TypeVar
 
 import msgspec
 
 from eagle_eye.orchestrators.errors import UnacceptableEventError
 from eagle_eye.schema.action import ActionRequest
 
+EPOCH_MAX = 1 << 62
 CONTENT_TYPE = "application/cloudevents+json"
 ShapeT = TypeVar("ShapeT")
 _IDENTIFIER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:~-]{0,127}\Z")
@@ -25,6 +26,12 @@ class CloudEvent(msgspec.Struct, frozen=True):
     source: str
     time: str = ""
     data: msgspec.Raw = msgspec.Raw(b"null")
+
+
+class EpochReference(msgspec.Struct, frozen=True):
+    """The epoch in an event's data, 0 for none."""
+
+    epoch: Annotated[int, msgspec.Meta(ge=0, le=EPOCH_MAX)] = 0
 
 
 class ActionReference(msgspec.Struct, frozen=True):
@@ -67,6 +74,14 @@ def parse_action(event: CloudEvent) -> ActionRequest:
 def parse_reference(event: CloudEvent) -> ActionReference:
     """Return the action that an expiry or withdrawal refers to. Raises UnacceptableEventError."""
     return _decode(event.data, ActionReference, "data does not name an action")
+
+
+def epoch_of(event: CloudEvent) -> int:
+    """Return the epoch of the server that sent the event, 0 where it says none: then it is the only one."""
+    try:
+        return msgspec.json.decode(event.data, type=EpochReference).epoch
+    except (msgspec.DecodeError, RecursionError):
+        return 0
 
 
 def parse_nodes(event: CloudEvent) -> list[str]:

@@ -13,7 +13,7 @@ from typing import Protocol
 from standardwebhooks import Webhook, WebhookVerificationError
 
 from eagle_eye.orchestrators import cloudevent
-from eagle_eye.orchestrators.acceptance import refusal
+from eagle_eye.orchestrators.acceptance import of_a_former_leader, refusal
 from eagle_eye.orchestrators.errors import CannotCarryOutError
 from eagle_eye.orchestrators.ledger import ActionState, Ledger
 from eagle_eye.orchestrators.protocol import JobState
@@ -89,14 +89,18 @@ class WebhookIntake:
                 return "known"
             if self.work.full() and event.type in (ACTION_REQUESTED, NODE_READMITTED):
                 raise queue.Full
+            epoch = cloudevent.epoch_of(event)
+            former = of_a_former_leader(epoch, self.ledger.highest_epoch(epoch))
             if event.type == ACTION_REQUESTED:
-                return self._request(webhook_id, cloudevent.parse_action(event))
+                return self._request(webhook_id, cloudevent.parse_action(event), former)
             if event.type in (ACTION_EXPIRED, ACTION_WITHDRAWN):
                 action_id = cloudevent.parse_reference(event).action_id
                 cancelled = self.ledger.withdraw(webhook_id, action_id, self.clock())
                 return "cancelled" if cancelled else "nothing to cancel"
-            if event.type == NODE_READMITTED:
+            if event.type == NODE_READMITTED and former is None:
                 return self._readmit(webhook_id, event)
+            if former is not None:
+                log.warning("a %s is ignored: %s", event.type, former)
             # Heartbeats, pings, incidents: only acknowledged.
             self.ledger.record_delivery(webhook_id, self.clock())
             return "acknowledged"
@@ -112,7 +116,7 @@ class WebhookIntake:
         for work in left:
             self.work.put(work)
 
-    def _request(self, webhook_id: str, action: ActionRequest) -> str:
+    def _request(self, webhook_id: str, action: ActionRequest, former: str | None) -> str:
         now_s = self.clock()
         if self.ledger.state_of(action.action_id) is not None:
             self.ledger.record_delivery(webhook_id, now_s)
@@ -124,15 +128,15 @@ class WebhookIntake:
                 # too.
                 self.ledger.record_delivery(webhook_id, now_s)
                 return "not ours"
-            reason = refusal(action, job, now_s)
+            reason = former or refusal(action, job, now_s)
         except CannotCarryOutError as error:
             # An unknown state is no reason to refuse: it is checked again when the action's turn comes.
             log.warning("job %s: %s; will ask again", action.job, error)
-            reason = None
+            reason = former
         except Exception:
             # The later check reports it; an error here would only cause a redelivery.
             log.exception("job %s; will ask again", action.job)
-            reason = None
+            reason = former
         # The report first: if this process dies in between, the redelivery repeats it, whereas a recorded action
         # without a report would stay silent forever.
         self.report(action, "refused" if reason else "accepted", reason or "")

@@ -34,6 +34,7 @@ CREATE TABLE IF NOT EXISTS readmission (webhook_id TEXT PRIMARY KEY, nodes TEXT 
 CREATE TABLE IF NOT EXISTS report (
     sequence INTEGER PRIMARY KEY AUTOINCREMENT, action_id TEXT NOT NULL, path TEXT NOT NULL,
     body BLOB NOT NULL, until_s REAL NOT NULL, fate TEXT NOT NULL DEFAULT 'owed');
+CREATE TABLE IF NOT EXISTS epoch (one INTEGER PRIMARY KEY CHECK (one = 1), seen INTEGER NOT NULL);
 CREATE INDEX IF NOT EXISTS report_owed ON report (fate, sequence);
 """
 
@@ -71,6 +72,19 @@ class Ledger:
         with self._lock:
             row = self._connection.execute("SELECT 1 FROM delivery WHERE webhook_id = ?", (webhook_id,)).fetchone()
         return row is not None
+
+    def highest_epoch(self, epoch: int) -> int:
+        """Return the highest epoch seen so far, this one included."""
+        with self._lock:
+            row = self._connection.execute("SELECT seen FROM epoch").fetchone()
+        if row is not None and row[0] >= epoch:
+            return int(row[0])
+        with self._transaction() as execute:
+            execute.execute(
+                "INSERT INTO epoch VALUES (1, ?) ON CONFLICT (one) DO UPDATE SET seen = max(seen, excluded.seen)",
+                (epoch,),
+            )
+        return epoch
 
     def record_delivery(self, webhook_id: str, now_s: float) -> None:
         """Record a delivery, so that later ones with this id are duplicates; forgets those older than MEMORY_S."""

@@ -69,7 +69,8 @@ class ActionRequest(msgspec.Struct, frozen=True, omit_defaults=True):
     fault began: after a fault of loss or data, a checkpoint written later must not be trusted. ``resume_from`` is
     present if the server knows a trustworthy step to resume from. ``restart_scope``, for actions that restart, is the
     smallest safe restart: ``process_group`` renews the communicators of the surviving processes, ``rank`` ends the
-    culprit's processes first, ``job`` renews every process.
+    culprit's processes first, ``job`` renews every process. ``epoch`` rises with each change of the server that leads,
+    0 where there is only one: a subscriber refuses an action with a lower one than it has seen.
     """
 
     action_id: str
@@ -91,6 +92,7 @@ class ActionRequest(msgspec.Struct, frozen=True, omit_defaults=True):
     report_to: str
     resume_from: ResumeFrom | None = None
     restart_scope: RestartScope | None = None
+    epoch: int = 0
 
 
 class Report(msgspec.Struct, frozen=True):

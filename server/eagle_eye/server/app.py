@@ -84,6 +84,7 @@ from eagle_eye.server.monitor.detection_metrics import BlindCollector, DropsColl
 from eagle_eye.server.monitor.heartbeat import Heartbeat
 from eagle_eye.server.monitor.incident_metrics import IncidentCollector, IncidentListCollector, JobCollector
 from eagle_eye.server.monitor.known_nodes import KnownNodes
+from eagle_eye.server.monitor.lease_metrics import LeaseCollector
 from eagle_eye.server.monitor.readiness import Doctor
 from eagle_eye.server.monitor.recent_past import recent_past
 from eagle_eye.server.monitor.watcher import Outlook, Watcher
@@ -100,12 +101,14 @@ from eagle_eye.server.security.tls_metrics import CertificateCollector
 from eagle_eye.server.site_files.learned_model import ModelFile, keep_current
 from eagle_eye.server.site_files.topology import Places, read_places, read_topology
 from eagle_eye.server.store.changes import Signal
+from eagle_eye.server.store.leadership import Leadership
 from eagle_eye.server.store.opening import open_records
 from eagle_eye.server.store.sql_store import SqlStore
 from eagle_eye.server.store.store import Store
 from eagle_eye.server.telemetry.counters import Telemetry
 from eagle_eye.server.telemetry.host_metrics import ServerHostCollector
 from eagle_eye.server.web.dispatcher import Dispatcher
+from eagle_eye.server.web.forwarding import Forwarding
 
 WatcherFactory = Callable[[ServerConfig, Store, Clock], Watcher]
 
@@ -137,6 +140,8 @@ class Services:
     bookkeeper: Bookkeeper
     archive: Archive
     job_sources: JobSources
+    leadership: Leadership | None  # None: the records are this server's alone
+    stands_by: bool  # even once it has the lease: then it ends, and the leader's services begin
     places: Places = field(default_factory=Places)  # as the site's file had them at the start
     turns: Turns = field(default_factory=Turns)  # of those who have charts drawn
     open_streams: OpenStreams = field(default_factory=OpenStreams)
@@ -153,6 +158,7 @@ class _Parts(NamedTuple):
     webhook: Webhook
     outbox: Outbox
     heartbeat: Heartbeat
+    forwarding: Forwarding | None  # None unless this server stands by
 
 
 def build_watcher(config: ServerConfig, store: Store, clock: Clock) -> Watcher:
@@ -173,20 +179,24 @@ def create_app(
     resolve: Resolve | None = None,
     jitter: Callable[[], float] = random.random,
     reread: Callable[[], ServerConfig] | None = None,
+    leadership: Leadership | None = None,
 ) -> Dispatcher[Services]:
     """Return the server as an ASGI application; ``config`` is one that ``config.load`` returned.
 
-    ``reread`` returns the configuration as it is now, when a reload is asked for. Opens the files in ``data_dir``
+    ``reread`` returns the configuration as it is now, when a reload is asked for. With ``leadership`` the application
+    is that of the leader if this server leads, else a standby's, and stays so. Opens the files in ``data_dir``
     and reads the recent past back. Raises StoreUnavailable or HistoryUnavailable when it cannot, ConfigurationError
     when the certificate is of no use.
     """
     clock = clock or SystemClock()
-    parts = _build(config, clock, watcher, resolve or system_resolver(), jitter)
+    parts = _build(config, clock, watcher, resolve or system_resolver(), jitter, leadership)
     services = parts.services
     outlines = Outlines(services.history.outline)
-    forgotten_s = services.known_nodes.recover(services.history)
-    since_s, frames_max = clock.now_s() - config.detection.window_s, config.history.replay_frames_max
-    services.watcher.recover(recent_past(services.history, services.fleet, outlines, forgotten_s, since_s, frames_max))
+    if parts.forwarding is None:
+        forgotten_s = services.known_nodes.recover(services.history)
+        since_s, frames_max = clock.now_s() - config.detection.window_s, config.history.replay_frames_max
+        past = recent_past(services.history, services.fleet, outlines, forgotten_s, since_s, frames_max)
+        services.watcher.recover(past)
     reload = Reload(services, reread or (lambda: config))
     api = FastAPI(
         title="Eagle Eye",
@@ -210,7 +220,8 @@ def create_app(
 
     parts.history.journal.outlines.listen(outlines.take_used, outlines.forget)
     services.fleet.when_forgotten(outlines.expel)
-    return Dispatcher(api, _frames(services, outlines), _remote_write(services), services, reload.ask)
+    takers = _frames(services, outlines), _remote_write(services)
+    return Dispatcher(api, *takers, services, reload.ask, parts.forwarding)
 
 
 def _build(
@@ -219,9 +230,13 @@ def _build(
     watcher: WatcherFactory,
     resolve: Resolve,
     jitter: Callable[[], float],
+    leadership: Leadership | None,
 ) -> _Parts:
     folder = Path(config.data_dir)
-    store = open_records(config.records, folder, alone=True)
+    forwarding = None
+    if leadership is not None and not leadership.leads:
+        forwarding = Forwarding(lambda: leadership.leader_url, config.tls)
+    store = open_records(config.records, folder, leadership)
     settings = fed_from(config.history, config.remote_store)
     kept = EmbeddedHistory(folder, settings, config.ingest.pending_bytes_max, clock, config.detection.window_s)
     counters = Telemetry()
@@ -233,7 +248,8 @@ def _build(
     watching.count_fleet(lambda: fleet.vouched_count)
     outlook = Outlook(watching)
     guard = Guard(config.webhooks.allow_private, resolve)
-    shapes = formats(config.public_url, config.webhooks)
+    epoch = (lambda: 0) if leadership is None else (lambda: leadership.epoch)
+    shapes = formats(config.public_url, config.webhooks, epoch)
     webhook = Webhook(guard, shapes.by_name())
     targets = Targets(config.webhooks, clock)
     refresh = AlertRefresh(store, webhook, shapes.alertmanager_api, targets, config.webhooks, clock, counters)
@@ -259,7 +275,9 @@ def _build(
         telemetry=counters,
         watcher=watching,
         outlook=outlook,
-        doctor=Doctor(store, kept, watching, outlook, fleet, counters, clock, tick_s, fresh_s, sources.problem, notes),
+        doctor=Doctor(
+            store, kept, watching, outlook, fleet, counters, clock, tick_s, fresh_s, sources.problem, notes, leadership
+        ),
         guard=guard,
         signal=signal,
         remote_store=RemoteStore(folder, config.remote_store, clock, counters.registry),
@@ -274,6 +292,8 @@ def _build(
         ),
         archive=archive,
         job_sources=sources,
+        leadership=leadership,
+        stands_by=forwarding is not None,
         places=places,
     )
     for collector in (
@@ -291,21 +311,27 @@ def _build(
         watching.tick_seconds,
         ProcessCollector(registry=None),
         ServerHostCollector(folder),
-        IncidentCollector(store.open_incidents, outlook.incident_counts),
-        IncidentListCollector(store, clock),
         JobCollector(outlook.courses, clock),
-        DeliveryCollector(store, clock),
         DropsCollector(outlook.drops),
         LatestCollector(lambda: outlook.latest(config.series_max)),
-        AccountsCollector(archive),
     ):
         counters.registry.register(collector)
+    if forwarding is None:  # of one site each alert is raised by one server
+        for of_records in (
+            IncidentCollector(store.open_incidents, outlook.incident_counts),
+            IncidentListCollector(store, clock),
+            DeliveryCollector(store, clock),
+            AccountsCollector(archive),
+        ):
+            counters.registry.register(of_records)
+    if leadership is not None:
+        counters.registry.register(LeaseCollector(leadership))
     if asked:
         counters.registry.register(JobSourceCollector(sources.ages_s, sources.counts))
     if certificates is not None:
         counters.registry.register(CertificateCollector(certificates))
     heartbeat = Heartbeat(store, services.doctor, clock, config.webhooks.heartbeat_s, config.public_url)
-    return _Parts(services, store, kept, webhook, outbox, heartbeat)
+    return _Parts(services, store, kept, webhook, outbox, heartbeat, forwarding)
 
 
 def _life(parts: _Parts, reload: Reload) -> AbstractAsyncContextManager[None]:
@@ -314,7 +340,8 @@ def _life(parts: _Parts, reload: Reload) -> AbstractAsyncContextManager[None]:
         services = parts.services
         services.signal.attach()
         services.outlook.attach()
-        services.remote_store.start()
+        if parts.forwarding is None:
+            services.remote_store.start()
 
         def failed(part: str) -> None:
             services.telemetry.failures.labels(part).inc()
@@ -334,6 +361,12 @@ def _life(parts: _Parts, reload: Reload) -> AbstractAsyncContextManager[None]:
                 ("reload", reload.run),
                 ("job_sources", services.job_sources.run),
                 ("integrity", Integrity(Path(services.config.data_dir), parts.store, parts.history).run),
+            )
+            if parts.forwarding is None
+        ]
+        tasks += [
+            asyncio.create_task(keep_running(name, work, failed), name=name)
+            for name, work in (
                 ("certificates", lambda: _follow_certificates(services)),
                 ("garbage", heap.collect_young),
                 ("memory", heap.trim),
@@ -347,6 +380,8 @@ def _life(parts: _Parts, reload: Reload) -> AbstractAsyncContextManager[None]:
             await asyncio.gather(*tasks, return_exceptions=True)
             services.signal.detach()
             await parts.webhook.close()
+            if parts.forwarding is not None:
+                await parts.forwarding.close()
             await asyncio.to_thread(services.remote_store.close)
             await asyncio.to_thread(parts.history.close)
             parts.store.close()

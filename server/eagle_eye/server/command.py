@@ -30,11 +30,12 @@ from eagle_eye.server.history.settings import of_earlier_versions
 from eagle_eye.server.jobs import trial
 from eagle_eye.server.service_manager import ServiceManager
 from eagle_eye.server.store.data_folder import FolderLock, held
-from eagle_eye.server.store.opening import RECORDS_FILE, open_records
+from eagle_eye.server.store.leadership import Leadership
+from eagle_eye.server.store.opening import RECORDS_FILE, leadership_of, open_records
 from eagle_eye.server.telemetry import logs
 from eagle_eye.server.transport.accept import AcceptingServer
 from eagle_eye.server.web.dispatcher import Dispatcher
-from eagle_eye.server.web.frame_protocol import protocol_of
+from eagle_eye.server.web.frame_protocol import protocol_of, standby_protocol_of
 
 GRACE_S = 3  # how long requests under way may take once the server is asked to stop
 SWITCH_S = 0.001  # how long the event loop may keep the writers of journal and records from the interpreter
@@ -142,21 +143,64 @@ def serve(config: ServerConfig, bound: socket.socket, reread: Callable[[], Serve
     """Serve on the socket until interrupted; SIGHUP has the configuration read anew."""
     port = bound.getsockname()[1]
     config = on_port(config, port)
-    dispatcher = create_app(config, reread=lambda: on_port(reread(), port))
+    manager = ServiceManager(os.environ)
+    if not config.records.url:
+        return 0 if _serve(config, bound, lambda: on_port(reread(), port), hold, manager, None).started else 1
+    leadership = leadership_of(config.records, config.public_url)
+    try:
+        leadership.start()
+        while True:
+            server = _serve(config, bound.dup(), lambda: on_port(reread(), port), hold, manager, leadership)
+            if server.asked_to_end or not server.started:
+                return 0 if server.started else 1
+            leadership.stand_by()
+            config = _read_again(config, lambda: on_port(reread(), port))
+    except KeyboardInterrupt:
+        return 0  # while it was beginning to stand by or to lead
+    finally:
+        leadership.close()
+
+
+def _read_again(config: ServerConfig, reread: Callable[[], ServerConfig]) -> ServerConfig:
+    """Return the configuration as it is now, where it can be: it may have changed since a standby began."""
+    try:
+        return reread()
+    except ConfigurationError as error:
+        said = {"error": str(error)}
+        logging.getLogger(__name__).warning("the configuration is refused, the one before stays", extra=said)
+        return config
+
+
+def _serve(
+    config: ServerConfig,
+    bound: socket.socket,
+    reread: Callable[[], ServerConfig],
+    hold: FolderLock,
+    manager: ServiceManager,
+    leadership: Leadership | None,
+) -> _Server:
+    """Serve until interrupted, or, with ``leadership``, until this server begins or ceases to lead."""
+    dispatcher = create_app(config, reread=reread, leadership=leadership)
     hold.note(config.listen, databases(config))
-    server = _Server(dispatcher, bound, ServiceManager(os.environ), config.public_url)
+    server = _Server(dispatcher, bound, manager, config.public_url, leadership)
     signal.signal(signal.SIGHUP, lambda *_: dispatcher.reload())
     # A stop by the service manager is as orderly as one by the keyboard: uvicorn handles both while it serves
     # and raises the signal again once it has stopped, which _Server.run takes for what it is.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     logging.getLogger(__name__).info(
-        "serving %s", config.public_url, extra={"data_dir": config.data_dir, "policy_mode": config.policy.mode}
+        "serving %s",
+        config.public_url,
+        extra={
+            "data_dir": config.data_dir,
+            "policy_mode": config.policy.mode,
+            **({} if leadership is None else {"part": "standby" if dispatcher.forwarding else "leader"}),
+        },
     )
     sys.setswitchinterval(SWITCH_S)
     heap.keep_blocks()
     heap.collect_seldom()
     server.run()
-    return 0 if server.started else 1
+    return server
 
 
 def on_port(config: ServerConfig, found: int) -> ServerConfig:
@@ -173,7 +217,7 @@ def on_port(config: ServerConfig, found: int) -> ServerConfig:
 
 def connection_options(dispatcher: Dispatcher[Services]) -> dict[str, Any]:
     """Return what uvicorn is told of how connections begin."""
-    protocol = protocol_of(dispatcher.taker)
+    protocol = (standby_protocol_of if dispatcher.forwarding else protocol_of)(dispatcher.taker)
     certificates = dispatcher.services.certificates
     if certificates is None:
         return {"http": protocol, "ws": "none"}
@@ -182,7 +226,12 @@ def connection_options(dispatcher: Dispatcher[Services]) -> dict[str, Any]:
 
 class _Server(AcceptingServer):
     def __init__(
-        self, dispatcher: Dispatcher[Services], bound: socket.socket, manager: ServiceManager, url: str
+        self,
+        dispatcher: Dispatcher[Services],
+        bound: socket.socket,
+        manager: ServiceManager,
+        url: str,
+        leadership: Leadership | None,
     ) -> None:
         super().__init__(
             uvicorn.Config(
@@ -200,6 +249,8 @@ class _Server(AcceptingServer):
         self._dispatcher = dispatcher
         self._manager = manager
         self._url = url
+        self._leadership = leadership
+        self.asked_to_end = False
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Begin to serve, and say so."""
@@ -211,11 +262,19 @@ class _Server(AcceptingServer):
         """Give a sign of life from the event loop; return whether to end."""
         # Not by callback_notify of uvicorn's, which goes by the wall clock: set back, it would be silent.
         self._manager.alive()
+        if self._leadership is not None:
+            if self._leadership.leads is (self._dispatcher.forwarding is not None):
+                self._dispatcher.stop()
+                return True
+            self._leadership.alive()
         return await super().on_tick(counter)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Let event streams go first, which would never end by themselves."""
+        self.asked_to_end = True
         self._manager.stopping()
+        if self._leadership is not None:
+            self._leadership.hand_over()
         self._dispatcher.stop()
         super().handle_exit(sig, frame)
 

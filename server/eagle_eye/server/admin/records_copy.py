@@ -13,7 +13,7 @@ from sqlalchemy import Connection, Table, select
 from eagle_eye.server.model.errors import CopyFailed
 from eagle_eye.server.store import migration
 from eagle_eye.server.store.records_database import RecordsDatabase
-from eagle_eye.server.store.schema import TOKEN_CHANGES, metadata
+from eagle_eye.server.store.schema import LEASE, TOKEN_CHANGES, metadata
 
 ROWS_AT_ONCE = 1_000
 
@@ -33,8 +33,8 @@ def copy(
 
     Raises CopyFailed if the target holds other records, before anything is written; StoreUnavailable.
     """
-    # Of the count of changed tokens only its changing matters.
-    tables = [table for table in metadata.sorted_tables if table is not TOKEN_CHANGES]
+    # Of the count of changed tokens only its changing matters, and who leads is each database's own.
+    tables = [table for table in metadata.sorted_tables if table not in (TOKEN_CHANGES, LEASE)]
     reads, writes = source.connections(1, writing=True), target.connections(1, writing=True)
     copied = []
     try:

@@ -312,6 +312,7 @@ class Accepted(Struct, forbid_unknown_fields=True):
 ANSWERS: Mapping[tuple[str, str], type[Struct]] = MappingProxyType(
     {
         ("get", "/healthz"): made("Alive", status=Literal["up"]),
+        ("get", "/leadz"): made("Leading", leads=bool, leader=str, epoch=int),
         ("get", "/readyz"): Readiness,
         ("get", "/api/v1/fleet"): Fleet,
         ("get", "/api/v1/fleet/nodes"): NodeMap,

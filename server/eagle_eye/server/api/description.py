@@ -13,7 +13,7 @@ from fastapi import FastAPI, Response
 from eagle_eye.schema.problem import CONTENT_TYPE
 from eagle_eye.server.api import answers, telemetry_paths
 
-OPEN = frozenset({"/healthz", "/readyz"})  # without authentication
+OPEN = frozenset({"/healthz", "/leadz", "/readyz"})  # without authentication
 # Of the answers that are not JSON.
 CONTENT_TYPES: Mapping[str, str] = MappingProxyType(
     {
@@ -106,6 +106,8 @@ def _complete(path: str, method: str, operation: dict[str, Any]) -> None:
         }
     if path == "/readyz":
         responses["503"] = {"description": "It cannot judge; the checks say why."}
+    if path == "/leadz":
+        responses["503"] = {"description": "It stands by."}
     if path not in OPEN:
         operation["security"] = [{"token": []}]
 

@@ -1,4 +1,4 @@
-"""/healthz, /readyz and /metrics."""
+"""/healthz, /readyz, /leadz and /metrics."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from fastapi import APIRouter, Depends, Response
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from eagle_eye.server.api.requests import Reader, answer, services
+from eagle_eye.server.config import ServerConfig
 from eagle_eye.server.monitor.readiness import Doctor
+from eagle_eye.server.store.leadership import Leadership
 from eagle_eye.server.telemetry.counters import Telemetry
 
 router = APIRouter(tags=["health"])
@@ -17,7 +19,10 @@ router = APIRouter(tags=["health"])
 class Needs(Protocol):
     """The server's components that this module uses."""
 
+    config: ServerConfig
     doctor: Doctor
+    leadership: Leadership | None
+    stands_by: bool
     telemetry: Telemetry
 
 
@@ -38,6 +43,17 @@ def readyz(parts: Parts) -> Response:
     """
     readiness = parts.doctor.check()
     return answer(readiness._asdict(), 200 if readiness.ready else 503)
+
+
+@router.get("/leadz")
+def leadz(parts: Parts) -> Response:
+    """Whether this server leads, of those that share a database: 200, else 503. For load balancers."""
+    leadership = parts.leadership
+    if leadership is None:
+        return answer({"leads": True, "leader": parts.config.public_url, "epoch": 0})
+    leads = leadership.leads and not parts.stands_by
+    said = {"leads": leads, "leader": leadership.leader_url, "epoch": leadership.epoch}
+    return answer(said, 200 if leads else 503)
 
 
 @router.get("/metrics")

@@ -202,11 +202,15 @@ class Outbox:
         wake: Callable[[], None],
     ) -> None:
         try:
-            receipt = await self._answer(self._refresh.tell(subscription, firing))
-            await self._guarded(self._note(subscription, receipt))
+            await self._guarded(self._told(subscription, firing))
         finally:
             flight.end_refresh()
             wake()
+
+    async def _told(self, subscription: Subscription, firing: Mapping[str, Sequence[Alert]]) -> None:
+        self._store.ensure_leading()
+        receipt = await self._answer(self._refresh.tell(subscription, firing))
+        await self._note(subscription, receipt)
 
     async def _deliver(self, subscription: Subscription, due: Due, flight: InFlight, wake: Callable[[], None]) -> None:
         try:
@@ -246,6 +250,7 @@ class Outbox:
             if event is None or void:
                 await asyncio.to_thread(self._settle, [expired(delivery, void, now_s)])
                 return
+            self._store.ensure_leading()
             timeout_s = self._settings.timeout_s
             if event.expires_s is not None:
                 timeout_s = min(timeout_s, event.expires_s - now_s)

@@ -5,6 +5,7 @@ ServerError
     HistoryMoved        ... the data to read was moved meanwhile; a retry succeeds
     HistoryBusy         ... because too much is waiting for the disk
   StoreUnavailable      the records cannot be written or read at present
+    NotLeading          ... because another server leads, or may lead by now
   BadCursor             a page was requested with a cursor that this server did not create
   IllegalTransition     a record's state does not allow the change
   RemoteStoreSilent     the Prometheus-compatible store gave no usable answer
@@ -43,6 +44,10 @@ class HistoryBusy(HistoryUnavailable):
 
 class StoreUnavailable(ServerError):
     """The records could not be written or read; nothing of the change was kept."""
+
+
+class NotLeading(StoreUnavailable):
+    """Another server leads, or may lead by now; nothing was decided or written."""
 
 
 class BadCursor(ServerError):

@@ -12,6 +12,7 @@ from eagle_eye.server.ingest.fleet import Fleet
 from eagle_eye.server.model.clock import Clock
 from eagle_eye.server.model.errors import StoreUnavailable
 from eagle_eye.server.monitor.watcher import Outlook, Watcher
+from eagle_eye.server.store.leadership import Leadership
 from eagle_eye.server.store.store import Store
 from eagle_eye.server.telemetry.counters import Telemetry
 
@@ -25,6 +26,8 @@ class Readiness(NamedTuple):
 
     Where schedulers are queried for jobs, ``job_sources`` is another check: without them a fault cannot be
     distinguished from a job's end.
+
+    Where servers share a database, ``leader`` is another check, and the only one of a server that stands by.
 
     ``blind`` names detectors that could evaluate nothing, with the reason; a site may lack what one of them needs, so
     they alone do not make the server unready. ``notes`` are matters that people should fix before they do harm.
@@ -52,6 +55,7 @@ class Doctor:
         fresh_s: float,
         job_sources: Callable[[], str | None] = lambda: None,
         notes: Mapping[str, Callable[[], str]] = MappingProxyType({}),
+        leadership: Leadership | None = None,
     ) -> None:
         self._store = store
         self._history = history
@@ -64,20 +68,29 @@ class Doctor:
         self._fresh_s = fresh_s
         self._job_sources = job_sources
         self._notes = notes
+        self._leadership = leadership
         self._storage = "ok"
         self._probed_s: float | None = None
         self._lock = threading.Lock()
 
     def check(self) -> Readiness:
         """Return whether the server is ready, and what is missing."""
+        leadership = self._leadership
+        if leadership is not None and not leadership.leads:
+            self._telemetry.ready.set(0)
+            return Readiness(False, {"leader": f"this server stands by; {leadership.leader()}"}, {}, self._noted())
         checks = {"storage": self._check_storage(), "detection": self._check_loop(), "agents": self._check_agents()}
+        if leadership is not None:
+            checks["leader"] = leadership.problem() or "ok"
         schedulers = self._job_sources()
         if schedulers is not None:
             checks["job_sources"] = schedulers
         ready = all(said == "ok" for said in checks.values())
         self._telemetry.ready.set(ready)
-        notes = {name: said for name, note in self._notes.items() if (said := note())}
-        return Readiness(ready, checks, self._outlook.blind(), notes)
+        return Readiness(ready, checks, self._outlook.blind(), self._noted())
+
+    def _noted(self) -> dict[str, str]:
+        return {name: said for name, note in self._notes.items() if (said := note())}
 
     def _check_storage(self) -> str:
         with self._lock:

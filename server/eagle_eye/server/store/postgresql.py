@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +13,15 @@ from sqlalchemy import exc
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.pool import QueuePool
 
-from eagle_eye.server.model.errors import StoreUnavailable
+from eagle_eye.server.model.errors import NotLeading, StoreUnavailable
 from eagle_eye.server.store.json_expressions import JsonMember, JsonNumber, JsonText, parts
+from eagle_eye.server.store.leadership import Leadership
 from eagle_eye.server.store.settings import RecordsSettings, libpq_url
 
 LOCK_S = 5  # how long to wait for another process that writes, as with SQLite
 OLDEST = 14  # version of PostgreSQL
 IDLE_S = 30  # how long a transaction may be open without a statement: a process that was stopped releases its lock
+WITHIN_RATIO = 0.8  # of a lease: what bounds how long a leader's transaction, or its waiting, may take
 # libpq's parameters, where the URL does not set them: no call waits for a database that is cut off.
 DEFAULTS = {
     "client_encoding": "UTF8",
@@ -41,20 +44,22 @@ TRIGGERS: tuple[str, ...] = (
 # One transaction writes at a time, as with SQLite: what it reads before it writes stays true, and ids are given out in
 # the order in which they are committed. The lock is the transaction's: connection poolers may stand between.
 _BEGIN = (
-    f"SELECT set_config('lock_timeout', '{LOCK_S}s', true),"
-    f" set_config('idle_in_transaction_session_timeout', '{IDLE_S}s', true),"
+    "SELECT set_config('lock_timeout', '{lock_ms}', true),"
+    " set_config('idle_in_transaction_session_timeout', '{idle_ms}', true),"
     " pg_advisory_xact_lock(hashtextextended(current_schema() || '.eagle_eye.records', 0))"
 )
-# Held by the session of the server that writes, for as long as it is connected: two servers on one database would both
-# deliver, and close each other's incidents.
+# Until the transaction's end the epoch cannot rise: what is committed was decided by the one that leads.
+_EPOCH = "SELECT epoch FROM lease FOR KEY SHARE"
+# Held by the session with which a server writes, for as long as it is connected; alone by what copies records.
 _SERVER_LOCK = "hashtextextended(current_schema() || '.eagle_eye.server', 0)"
-_HOLDER = f"""
+HOLDERS = f"""
     SELECT pid, coalesce(host(client_addr), 'its own host'), backend_start::timestamp(0)::text
     FROM pg_locks JOIN pg_stat_activity USING (pid)
     WHERE locktype = 'advisory' AND granted AND objsubid = 1
     AND (classid::bigint << 32 | objid::bigint) = {_SERVER_LOCK}
     AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
 """  # noqa: S608 - constants
+_NAMED = "UPDATE lease SET backend_pid = pg_backend_pid() WHERE epoch = %s AND holder = %s RETURNING backend_pid"
 _LAST_ID = sqlalchemy.text("SELECT pg_sequence_last_value(pg_get_serial_sequence(:table_name, :column_name)::regclass)")
 _SET_LAST_ID = sqlalchemy.text("SELECT setval(pg_get_serial_sequence(:table_name, :column_name), :last_id)")
 _NUL = re.compile(r"(?<!\\)((?:\\\\)*)\\u0000")  # in JSON; an escaped backslash before u0000 is none
@@ -83,8 +88,8 @@ class PostgresqlDatabase:
     mark = "%s"
     triggers = TRIGGERS
 
-    def __init__(self, settings: RecordsSettings, *, alone: bool) -> None:
-        """Nothing is written beside another process that is ``alone``, if this one is."""
+    def __init__(self, settings: RecordsSettings, *, alone: bool, leadership: Leadership | None = None) -> None:
+        """``alone``: nothing is written beside a server. With ``leadership`` it is written by the one that leads."""
         try:
             import psycopg
         except ModuleNotFoundError as error:
@@ -98,19 +103,27 @@ class PostgresqlDatabase:
             known: dict[str, Any] = psycopg.conninfo.conninfo_to_dict(self._url)
         except psycopg.ProgrammingError as error:
             raise StoreUnavailable(f"records.url is no URL that libpq can read: {_line(error)}") from None
-        self._defaults = {name: value for name, value in DEFAULTS.items() if name not in known}
+        within_ms = int(WITHIN_RATIO * settings.lease_s * 1_000)
+        lock_ms, idle_ms = (LOCK_S * 1_000, IDLE_S * 1_000) if leadership is None else (within_ms, within_ms)
+        self._begin = _BEGIN.format(lock_ms=lock_ms, idle_ms=idle_ms)
+        defaults = DEFAULTS if leadership is None else {**DEFAULTS, "tcp_user_timeout": str(within_ms)}
+        self._defaults = {name: value for name, value in defaults.items() if name not in known}
+        self._lease_defaults = {**self._defaults, "tcp_user_timeout": str(within_ms)}
+        self._within_ms = within_ms
         self.where = f"{known.get('host', 'localhost')}/{known.get('dbname', '')}"
         self.failures: tuple[type[Exception], ...] = (exc.DBAPIError, exc.TimeoutError, psycopg.Error)
+        self.not_permitted: type[Exception] = psycopg.errors.InsufficientPrivilege
         self.damage: str | None = None
         self._pools: list[sqlalchemy.Engine] = []
         self._alone = alone
+        self._leadership = leadership
         self._writer_pid = 0
 
     def connections(self, most: int, *, writing: bool = False) -> sqlalchemy.Engine:
         """Return a pool of at most so many connections, opened when they are needed; for reading unless ``writing``."""
         pool = sqlalchemy.create_engine(
             "postgresql+psycopg://",
-            creator=self._connect_alone if writing and self._alone else self._connect,
+            creator=self._connect_to_write if writing else self._connect,
             poolclass=QueuePool,
             pool_size=most,
             max_overflow=0,
@@ -137,9 +150,21 @@ class PostgresqlDatabase:
         if recovering or read_only == "on":
             raise self._cannot_be_written()
 
+    def ensure_leading(self) -> None:
+        """Raise NotLeading where another server leads, or may lead by now."""
+        if self._leadership is not None:
+            self._leadership.epoch_to_decide()
+
     def begin_writing(self, driver: Any) -> None:
-        """Begin the only transaction that writes, of all processes."""
-        driver.execute(_BEGIN)
+        """Begin the only transaction that writes, of all processes. Raises NotLeading."""
+        if self._leadership is None:
+            driver.execute(self._begin)
+            return
+        epoch = self._leadership.epoch_to_decide()
+        driver.execute(self._begin)
+        (found,) = driver.execute(_EPOCH).fetchone()
+        if found != epoch:
+            raise NotLeading(f"another server leads (epoch {found}, this one's was {epoch}): nothing was written")
 
     def last_id(self, connection: sqlalchemy.Connection, column: sqlalchemy.Column[int]) -> int:
         """Return the last id that the column of a table gave out, of rows that are deleted since, too; 0 for none."""
@@ -182,8 +207,20 @@ class PostgresqlDatabase:
             " with target_session_attrs=read-write"
         )
 
-    def _connect(self) -> Any:
-        options: dict[str, Any] = dict(self._defaults)
+    def connect_for_lease(self) -> Any:
+        """Return a connection on which no statement waits for as long as a lease. Raises StoreUnavailable."""
+        connection = self._connect(self._lease_defaults)
+        try:
+            connection.autocommit = True
+            for name in ("lock_timeout", "statement_timeout"):
+                connection.execute("SELECT set_config(%s, %s, false)", (name, str(self._within_ms)))
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    def _connect(self, defaults: Mapping[str, Any] | None = None) -> Any:
+        options: dict[str, Any] = dict(self._defaults if defaults is None else defaults)
         if self._password_file is not None:
             try:
                 options["password"] = self._password_file.read_text(encoding="utf-8").rstrip("\r\n")
@@ -192,29 +229,41 @@ class PostgresqlDatabase:
         # No prepared statements: a pooler may hand each transaction another session.
         return self._psycopg.connect(self._url, prepare_threshold=None, **options)
 
-    def _connect_alone(self) -> Any:
-        """Return a connection that holds the lock of the one server. Raises StoreUnavailable if another has it."""
+    def _connect_to_write(self) -> Any:
+        """Return a connection that locks out what must not write beside it. Raises StoreUnavailable, NotLeading."""
+        leadership = self._leadership
+        if not self._alone and (leadership is None or not leadership.leads):
+            return self._connect()
         connection = self._connect()
         try:
             connection.autocommit = True
-            holder = connection.execute(_HOLDER).fetchone()
-            if holder is not None and holder[0] == self._writer_pid:
+            holders = connection.execute(HOLDERS).fetchall()
+            if self._writer_pid in [pid for pid, _, _ in holders]:
                 # The session that this process lost, and PostgreSQL does not know of that yet.
                 connection.execute("SELECT pg_terminate_backend(%s, 1000)", (self._writer_pid,))
-            locked = connection.execute(f"SELECT pg_try_advisory_lock({_SERVER_LOCK})").fetchone()[0]
+            how = "" if leadership is None else "_shared"
+            locked = connection.execute(f"SELECT pg_try_advisory_lock{how}({_SERVER_LOCK})").fetchone()[0]
+            named = leadership is None or self._named(connection, leadership)
+            self._writer_pid = connection.execute("SELECT pg_backend_pid()").fetchone()[0]
             connection.autocommit = False
         except BaseException:
             connection.close()
             raise
-        if not locked:
-            connection.close()
-            _, host, since = holder or (0, "somewhere", "a moment ago")
-            raise StoreUnavailable(
-                f"the records in {self.where} are in use by another server (connected from {host} since {since}):"
-                " stop it first; one server at a time serves a database"
-            )
-        self._writer_pid = connection.info.backend_pid
-        return connection
+        if locked and named:
+            return connection
+        connection.close()
+        if not named:
+            raise NotLeading("another server leads by now")
+        _, host, since = holders[0] if holders else (0, "somewhere", "a moment ago")
+        raise StoreUnavailable(
+            f"the records in {self.where} are in use by another process (connected from {host} since {since}): records"
+            " are copied while no server uses them"
+        )
+
+    def _named(self, connection: Any, leadership: Leadership) -> bool:
+        """Have the lease name the connection's session, for who takes over to end; return False if it is another's."""
+        epoch = leadership.epoch_to_decide()
+        return connection.execute(_NAMED, (epoch, leadership.url)).fetchone() is not None
 
 
 def _line(error: BaseException) -> str:

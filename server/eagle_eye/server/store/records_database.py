@@ -31,8 +31,12 @@ class RecordsDatabase(Protocol):
         """Raise StoreUnavailable, with the remedy, where the records cannot be kept in this database."""
         ...
 
+    def ensure_leading(self) -> None:
+        """Raise NotLeading where another server of the same records leads, or may lead by now."""
+        ...
+
     def begin_writing(self, driver: Any) -> None:
-        """Begin the only transaction that writes, of all processes, on a driver's connection.
+        """Begin the only transaction that writes, of all processes, on a driver's connection. Raises NotLeading.
 
         What is read from here on stays true until its end, whichever connection reads it.
         """

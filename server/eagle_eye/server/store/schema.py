@@ -64,6 +64,16 @@ CHANGES = Table(
 )
 # Token permissions are cached between requests until this count, kept by triggers, shows that a token changed.
 TOKEN_CHANGES = Table("token_changes", metadata, Column("total", _ROW_ID, nullable=False))
+# One row: who leads, of several servers on one database (lease.py). The epoch is the key, so that transactions which
+# hold FOR KEY SHARE keep it from rising, and no renewal waits for them.
+LEASE = Table(
+    "lease",
+    metadata,
+    Column("epoch", BigInteger, primary_key=True, autoincrement=False),
+    Column("renewals", BigInteger, nullable=False),
+    Column("holder", _TEXT, nullable=False),
+    Column("backend_pid", Integer, nullable=False),
+)
 
 
 def _index(name: str, table: str, *columns: str, where: str | None = None) -> None:

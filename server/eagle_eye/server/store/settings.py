@@ -5,8 +5,10 @@ from __future__ import annotations
 import msgspec
 
 from eagle_eye.schema.configuration import ConfigurationError
+from eagle_eye.server.model.bounds import Positive
 
 SCHEMES = ("postgresql+psycopg://", "postgresql://", "postgres://")
+LEASE_S_MIN, LEASE_S_MAX = 1.0, 60.0
 EXAMPLE = "postgresql+psycopg://eagle_eye@db.example.com/eagle_eye?sslmode=verify-full"
 
 
@@ -18,6 +20,9 @@ class RecordsSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     url: str = ""
     password_file: str = ""  # "": what libpq finds by itself (PGPASSFILE, ~/.pgpass), or none
+    # A standby leads once the leader gave no sign of life for so long; not for SQLite.
+    lease_s: Positive = 5.0
+    server_url: str = ""  # where the other servers of the database reach this one; "": public_url
 
 
 def check(settings: RecordsSettings) -> None:
@@ -29,6 +34,14 @@ def check(settings: RecordsSettings) -> None:
         )
     if not settings.url:
         return
+    if not LEASE_S_MIN <= settings.lease_s <= LEASE_S_MAX:
+        raise ConfigurationError(
+            f"records.lease_s: expected {LEASE_S_MIN:g} to {LEASE_S_MAX:g} seconds, got {settings.lease_s:g}"
+        )
+    if settings.server_url and not settings.server_url.startswith(("http://", "https://")):
+        raise ConfigurationError(
+            f"records.server_url: expected an http:// or https:// URL, got {settings.server_url!r}"
+        )
     scheme, found, rest = settings.url.partition("://")
     if f"{scheme}{found}" not in SCHEMES:
         raise ConfigurationError(

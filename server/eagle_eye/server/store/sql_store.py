@@ -182,6 +182,10 @@ class SqlStore:
         """The file or the database, for people."""
         return self._database.where
 
+    def ensure_leading(self) -> None:
+        """Raise NotLeading where another server of the same records leads, or may lead by now."""
+        self._database.ensure_leading()
+
     def commit(self, change: Change) -> None:
         """Make the whole change durable, or nothing of it."""
         if not change.empty:

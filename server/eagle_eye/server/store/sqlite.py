@@ -70,6 +70,9 @@ class SqliteFile:
                 f"{self.path} has version {version}, this server knows up to {EARLIER_VERSIONS}: start the newer server"
             )
 
+    def ensure_leading(self) -> None:
+        """Do nothing: a file's folder is locked for one server."""
+
     def begin_writing(self, driver: Any) -> None:
         """Begin the only transaction that writes, of all processes. Nothing is written to a file that was deleted."""
         driver.check_files()

@@ -184,7 +184,14 @@ class Upcoming(NamedTuple):
 
 
 class Store(Protocol):
-    """Durable records. Every method may be called from any thread and raises StoreUnavailable when the disk fails."""
+    """Durable records. Every method may be called from any thread and raises StoreUnavailable when the disk fails.
+
+    What writes raises NotLeading, and has written nothing, where another server of the same records leads by now.
+    """
+
+    def ensure_leading(self) -> None:
+        """Raise NotLeading where another server of the same records leads, or may lead by now."""
+        ...
 
     def commit(self, change: Change) -> None:
         """Make the whole change durable, or nothing of it."""

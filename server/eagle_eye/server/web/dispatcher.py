@@ -29,6 +29,7 @@ from eagle_eye.server.transport.connections import Connections
 from eagle_eye.server.transport.http_protocol import CONNECTION, CountedConnection, is_bad
 from eagle_eye.server.transport.path_names import routed
 from eagle_eye.server.transport.raw_http import ASGIMessage, Receive, Send, Taker, answer
+from eagle_eye.server.web.forwarding import Forwarding, LeaderUnreached
 from eagle_eye.server.web.frame_protocol import Heads
 from eagle_eye.server.web.frame_protocol import Taker as FrameTaker
 from eagle_eye.server.web.page_files import content_security_policy, read_page
@@ -42,7 +43,10 @@ _SECURITY = (
 # Browsers that have connected once over TLS will not connect without it for a year.
 _HSTS = (b"strict-transport-security", b"max-age=31536000")
 # Paths that stay reachable when others send too many requests, for monitoring.
-_UNLIMITED = frozenset({"/healthz", "/readyz"})
+_UNLIMITED = frozenset({"/healthz", "/leadz", "/readyz"})
+# Paths that a standby answers for itself, beside the page's files.
+_OWN = _UNLIMITED | {"/metrics", "/openapi.json"}
+RETRY_LEADER_S = 1  # a leader is found within seconds
 # Paths whose answers do not prove authentication.
 _OPEN = OPEN | {"/openapi.json"}
 
@@ -74,7 +78,10 @@ class Dispatcher(Generic[ServicesT]):
         remote_write: RemoteWrite,
         services: ServicesT,
         reload: Callable[[], None],
+        forwarding: Forwarding | None = None,
     ) -> None:
+        """With ``forwarding`` this server stands by: what only the leader can do is sent there."""
+        self.forwarding = forwarding
         self.api = api
         self.services = services
         self.reload = reload
@@ -109,6 +116,9 @@ class Dispatcher(Generic[ServicesT]):
         unjudged = path in self._files or path in _OPEN or scope["method"] == "OPTIONS"
         send = _watched(scope, send, unjudged=unjudged, telemetry=taker is not None)
         if taker is not None and scope["method"] != "OPTIONS":
+            if self.forwarding is not None:
+                await self._forward(self.forwarding, scope, receive, send)
+                return
             await taker(scope, receive, send)
             return
         try:
@@ -117,6 +127,9 @@ class Dispatcher(Generic[ServicesT]):
         except Refusal as refusal:
             counted: CountedConnection | None = scope.get("state", {}).get(CONNECTION)
             await self._refuse(refusal, _closing(send) if counted is not None and counted.bad() else send)
+            return
+        if self.forwarding is not None and not (path in self._files or path in _OWN):
+            await self._forward(self.forwarding, scope, receive, send)
             return
         if path in self._files and scope["method"] in ("GET", "HEAD"):
             await self._page(scope, send)
@@ -127,6 +140,17 @@ class Dispatcher(Generic[ServicesT]):
             await self._refuse(methods.refusal(scope["method"], ["GET"]), send)
         else:
             await self._call_api(scope, receive, send)
+
+    async def _forward(self, forwarding: Forwarding, scope: ASGIMessage, receive: Receive, send: Send) -> None:
+        """Answer with the leader's answer; without one, what is only read is answered from the records."""
+        try:
+            await forwarding.answer(scope, receive, send)
+        except LeaderUnreached as error:
+            if scope["method"] in ("GET", "HEAD"):
+                await self._call_api(scope, receive, send)
+                return
+            why = f"this server stands by: {error}; try again, or ask the leader itself"
+            await self._refuse(Refusal(503, "standby", why, {"Retry-After": str(RETRY_LEADER_S)}), send)
 
     def _methods(self, scope: ASGIMessage) -> list[str]:
         """Return the methods that the request's path allows, except HEAD and OPTIONS; empty for an unknown path."""
@@ -157,6 +181,8 @@ class Dispatcher(Generic[ServicesT]):
         """End the streams of /api/v1/events; may be called from any thread or a signal handler."""
         self.services.stopping.set()
         self.services.signal.notify()
+        if self.forwarding is not None:
+            self.forwarding.stop()
 
     async def _page(self, scope: ASGIMessage, send: Send) -> None:
         file = self._files[scope["path"]]

@@ -298,6 +298,12 @@ def protocol_of(taker: Taker) -> type[FrameProtocol]:
     return type("ServerProtocol", (FrameProtocol,), {"taker": taker, "head_timeout_s": timeout_s, "closed": closed})
 
 
+def standby_protocol_of(taker: Taker) -> type[GuardedProtocol]:
+    """Return the protocol class of a standby's connections: it takes nothing itself."""
+    timeout_s, closed = staticmethod(taker.head_timeout_s), staticmethod(taker.closed)
+    return type("StandbyProtocol", (GuardedProtocol,), {"head_timeout_s": timeout_s, "closed": closed})
+
+
 def _head(
     status: int, default: Iterable[tuple[bytes, bytes]], headers: Mapping[str, str], kind: str, body: bytes
 ) -> bytes:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import msgspec
 
 from eagle_eye.server.delivery.notifiers.message import Message
@@ -12,10 +14,11 @@ CONTENT_TYPE = "application/cloudevents+json"
 
 
 class CloudEvents:
-    """``source`` names this server in every event."""
+    """``source`` names this server in every event; ``epoch()`` is that under which it leads, 0 for a server alone."""
 
-    def __init__(self, source: str) -> None:
+    def __init__(self, source: str, epoch: Callable[[], int] = lambda: 0) -> None:
         self._source = source
+        self._epoch = epoch
 
     def message(
         self,
@@ -23,11 +26,11 @@ class CloudEvents:
         event: OutboundEvent,
         now_s: float,  # noqa: ARG002 - other formats include the time
     ) -> Message:
-        """Return the event's envelope; the same bytes at every attempt."""
-        return Message(event.id, subscription.url, CONTENT_TYPE, envelope(event, self._source))
+        """Return the event's envelope; the same bytes at every attempt of one leader."""
+        return Message(event.id, subscription.url, CONTENT_TYPE, envelope(event, self._source, self._epoch()))
 
 
-def envelope(event: OutboundEvent, source: str) -> bytes:
+def envelope(event: OutboundEvent, source: str, epoch: int = 0) -> bytes:
     """Return the event as a CloudEvent in structured JSON; numbers that JSON lacks become null."""
     return msgspec.json.encode(
         {
@@ -38,6 +41,6 @@ def envelope(event: OutboundEvent, source: str) -> bytes:
             "subject": event.subject,
             "time": rfc3339(event.time_s),
             "datacontenttype": "application/json",
-            "data": event.data,
+            "data": {**event.data, "epoch": epoch} if epoch else event.data,
         }
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from eagle_eye.server.delivery.notifiers.alertmanager import Alertmanager
@@ -29,10 +29,10 @@ class Formats(NamedTuple):
         }
 
 
-def formats(public_url: str, settings: WebhookSettings) -> Formats:
-    """Return the formats of a server whose public URL is ``public_url``."""
+def formats(public_url: str, settings: WebhookSettings, epoch: Callable[[], int] = lambda: 0) -> Formats:
+    """Return the formats of a server whose public URL is ``public_url``; ``epoch`` as in ``CloudEvents``."""
     return Formats(
-        CloudEvents(public_url),
+        CloudEvents(public_url, epoch),
         Alertmanager(public_url, settings.runbook_url),
         AlertmanagerApi(public_url, settings.runbook_url, settings.alert_refresh_s),
     )

@@ -1,0 +1,193 @@
+"""Whether this server leads: keeps or watches the lease from a thread of its own. Every decision asks here first."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from typing import Literal, Protocol
+
+from eagle_eye.server.model.errors import NotLeading, StoreUnavailable
+from eagle_eye.server.store.lease import Lease, LeaseTerm, LeaseWatch
+
+STEPS = 5  # renewals in the time of a lease, and looks of a standby
+STEP_S_MAX = 1.0
+
+_log = logging.getLogger(__name__)
+
+
+class LeaseKeeper(Protocol):
+    """Where the lease is kept. Every method raises StoreUnavailable when it cannot be reached."""
+
+    def read(self) -> Lease:
+        """Return the lease as it is."""
+        ...
+
+    def take(self, seen: Lease, holder: str) -> int | None:
+        """Take the lease if it is still as it was seen; return the new epoch. The leader before writes no more."""
+        ...
+
+    def renew(self, epoch: int, holder: str) -> bool:
+        """Count a renewal; return False if the lease is another's by now."""
+        ...
+
+    def release(self, epoch: int, holder: str) -> None:
+        """Give the lease back, if it is still this server's."""
+        ...
+
+    def close(self) -> None:
+        """Release the connection."""
+        ...
+
+
+def boot_s() -> float:
+    """Return seconds since the host's start, those included for which it slept."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+class Leadership:
+    """This server's part in leading. It stands by, then leads, and is ``over`` until ``stand_by`` is called."""
+
+    def __init__(self, keeper: LeaseKeeper, url: str, lease_s: float, now_s: Callable[[], float] = boot_s) -> None:
+        """``url`` is where the other servers reach this one."""
+        self.url = url
+        self.leader_url = ""  # "" where nobody leads, as it was read last
+        self.epoch = 0  # as it was read last
+        self.takeovers = 0  # times that this server began to lead
+        self._keeper = keeper
+        self._lease_s = lease_s
+        self._now_s = now_s
+        self._state: Literal["standby", "leading", "over"] = "standby"
+        self._watch = LeaseWatch(lease_s)
+        self._term: LeaseTerm | None = None
+        self._alive_s: float | None = None  # None: not serving yet
+        self._problem = ""  # why the lease could not be read or written last
+        self._lock = threading.Lock()
+        self._woken = threading.Event()
+        self._closing = False
+        self._thread = threading.Thread(target=self._run, name="lease", daemon=True)
+
+    @property
+    def leads(self) -> bool:
+        """Whether this server has the lease; ``left_s`` says whether it may decide at present."""
+        return self._state == "leading"
+
+    def left_s(self) -> float:
+        """Return for how long this server may still decide; 0.0 where it must not."""
+        term = self._term
+        return 0.0 if term is None or not self.leads else term.left_s(self._now_s())
+
+    def epoch_to_decide(self) -> int:
+        """Return the epoch under which this server decides. Raises NotLeading where it must not."""
+        term = self._term
+        if term is None or not self.leads:
+            raise NotLeading(f"this server stands by and decides nothing; {self.leader()}")
+        if term.left_s(self._now_s()) <= 0.0:
+            raise NotLeading(
+                f"the lease could not be renewed for half of records.lease_s ({self._lease_s:g} s): nothing is decided"
+                f" until it is; {self._problem or 'the database is slow'}"
+            )
+        return term.epoch
+
+    def problem(self) -> str:
+        """Return why this server must not decide, "" where it may."""
+        try:
+            self.epoch_to_decide()
+        except NotLeading as error:
+            return str(error)
+        return ""
+
+    def leader(self) -> str:
+        """Return who leads, in words."""
+        if self._problem:
+            return f"who leads is not known: {self._problem}"
+        return f"{self.leader_url} leads (epoch {self.epoch})" if self.leader_url else "nobody leads yet"
+
+    def alive(self) -> None:
+        """Note that the server answers: one that ceases to is not to lead. Called at least once a second."""
+        self._alive_s = self._now_s()
+
+    def start(self) -> None:
+        """Look once, which takes a lease that is free, and keep on from a thread."""
+        self.step()
+        self._thread.start()
+
+    def stand_by(self) -> None:
+        """LeaseWatch the lease, and take it when its time has come."""
+        with self._lock:
+            if self._state == "over":
+                self._state, self._term, self._watch = "standby", None, LeaseWatch(self._lease_s)
+                self._alive_s = None
+
+    def hand_over(self) -> None:
+        """Decide no more, and have the lease given back at once. For signal handlers, too: it does not wait."""
+        self._state = "over"
+        self._woken.set()
+
+    def close(self) -> None:
+        """Give the lease back, and end."""
+        self._closing = True
+        self.hand_over()
+        if self._thread.is_alive():
+            self._thread.join(self._lease_s)
+        self._keeper.close()
+
+    def step(self) -> None:
+        """Renew the lease, look at it, or give it back."""
+        try:
+            if self._state == "leading":
+                self._renew()
+            elif self._state == "standby":
+                self._look()
+            elif self._term is not None:
+                term, self._term = self._term, None
+                self._keeper.release(term.epoch, self.url)
+            self._problem = ""
+        except StoreUnavailable as error:
+            self._problem = str(error)
+            self._watch.missed()
+        except Exception as error:  # noqa: BLE001 - a bug must not end this thread: nobody would lead
+            _log.exception("the lease could not be looked at for a reason that was not foreseen")
+            self._problem = f"{type(error).__name__}, see the log"
+            self._watch.missed()
+
+    def _run(self) -> None:
+        while not self._closing:
+            self._woken.wait(min(self._lease_s / STEPS, STEP_S_MAX))
+            self._woken.clear()
+            self.step()
+
+    def _renew(self) -> None:
+        term, sent_s = self._term, self._now_s()
+        assert term is not None  # noqa: S101 - a leader has a term
+        if self._alive_s is not None and sent_s - self._alive_s >= self._lease_s:
+            raise StoreUnavailable("this server's event loop stands still: its lease is not renewed")
+        if self._keeper.renew(term.epoch, self.url):
+            term.renewed(sent_s)
+            return
+        with self._lock:
+            self._state, self._term = "over", None
+        _log.error("another server has taken over: this one decides nothing more", extra={"epoch": term.epoch})
+
+    def _look(self) -> None:
+        asked_s = self._now_s()
+        lease = self._keeper.read()
+        self.leader_url, self.epoch = lease.holder, lease.epoch
+        if not self._watch.take_over(lease, asked_s, self._now_s()):
+            return
+        sent_s = self._now_s()
+        epoch = self._keeper.take(lease, self.url)
+        if epoch is None:
+            return
+        with self._lock:
+            if self._state == "standby":
+                self.leader_url, self.epoch = self.url, epoch
+                self.takeovers += 1
+                self._term, self._alive_s = LeaseTerm(epoch, self._lease_s, sent_s), None
+                self._state = "leading"
+        if self._term is None:  # asked to stop meanwhile
+            self._keeper.release(epoch, self.url)
+            return
+        said = {"epoch": epoch, "before": lease.holder or "nobody"}
+        _log.warning("this server leads from now on", extra=said)

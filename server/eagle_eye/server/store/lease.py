@@ -1,0 +1,67 @@
+"""The lease by which one of several servers leads: what each concludes from what it sees. Pure; times are passed in.
+
+No clocks of two servers are compared. A standby counts from the answer that first showed the lease as it is to the
+question whose answer still shows it so; the leader counts from before it sent its renewal. A standby therefore takes
+over a whole lease after the leader's last renewal took effect at the earliest, and the leader has stopped by itself
+half a lease earlier.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+DECIDES_RATIO = 0.5  # of a lease, for which the leader decides after it sent a renewal
+
+
+class Lease(NamedTuple):
+    """The lease as it is kept: ``epoch`` rises with each leader, ``renewals`` with each sign of life of this one.
+
+    ``holder`` is the leader's URL, "" where nobody leads. ``backend_pid`` is the database's process that its writing
+    connection talks to, 0 where there is none.
+    """
+
+    epoch: int
+    renewals: int
+    holder: str
+    backend_pid: int
+
+
+class LeaseWatch:
+    """A standby's: says when to take over. Times are those of its own clock, which goes on while the host sleeps."""
+
+    def __init__(self, lease_s: float) -> None:
+        self._lease_s = lease_s
+        self._seen: tuple[int, int] | None = None
+        self._since_s = 0.0
+
+    def take_over(self, lease: Lease, asked_s: float, answered_s: float) -> bool:
+        """Note the lease as it was read, asked for and answered at these times; return whether to take over."""
+        if not lease.holder:
+            return True
+        seen = lease.epoch, lease.renewals
+        if seen != self._seen:
+            self._seen, self._since_s = seen, answered_s
+            return False
+        return asked_s - self._since_s >= self._lease_s
+
+    def missed(self) -> None:
+        """Begin anew: the lease could not be read, and perhaps not be renewed for the same reason."""
+        self._seen = None
+
+
+class LeaseTerm:
+    """A leader's: says for how long it may decide. Times are those of its own clock."""
+
+    def __init__(self, epoch: int, lease_s: float, sent_s: float) -> None:
+        """``sent_s`` is from before the lease was asked for."""
+        self.epoch = epoch
+        self._lease_s = lease_s
+        self._sent_s = sent_s
+
+    def renewed(self, sent_s: float) -> None:
+        """Count from this time, which is from before the renewal was sent that succeeded."""
+        self._sent_s = max(self._sent_s, sent_s)
+
+    def left_s(self, now_s: float) -> float:
+        """Return for how long it may still decide; 0.0 once it must not."""
+        return max(0.0, self._sent_s + DECIDES_RATIO * self._lease_s - now_s)

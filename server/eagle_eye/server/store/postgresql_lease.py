@@ -1,0 +1,102 @@
+"""Keeps the lease in its row in PostgreSQL, over a connection of its own: a long transaction delays no renewal."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from eagle_eye.server.model.errors import StoreUnavailable
+from eagle_eye.server.store.lease import Lease
+from eagle_eye.server.store.postgresql import HOLDERS, PostgresqlDatabase
+
+TERMINATE_MS = 1_000  # how long to wait for the end of the earlier leader's session
+
+_log = logging.getLogger(__name__)
+
+
+class PostgresqlLease:
+    """The lease of the servers on a database. Not thread-safe."""
+
+    def __init__(self, database: PostgresqlDatabase) -> None:
+        self._database = database
+        self._connection: Any = None
+
+    def read(self) -> Lease:
+        """Return the lease as it is."""
+        return Lease(*self._rows("SELECT epoch, renewals, holder, backend_pid FROM lease")[0])
+
+    def take(self, seen: Lease, holder: str) -> int | None:
+        """Take the lease if it is still as it was seen; return the new epoch.
+
+        The session with which the leader before writes is ended first. A transaction of it that is not ended keeps the
+        epoch from rising, until PostgreSQL ends it (``idle_in_transaction_session_timeout``).
+        """
+        if seen.holder and seen.backend_pid:
+            self._end_session_of(seen)
+        taken = self._rows(
+            "UPDATE lease SET epoch = epoch + 1, renewals = 0, holder = %s, backend_pid = 0"
+            " WHERE epoch = %s AND renewals = %s AND holder = %s RETURNING epoch",
+            holder,
+            seen.epoch,
+            seen.renewals,
+            seen.holder,
+        )
+        return int(taken[0][0]) if taken else None
+
+    def renew(self, epoch: int, holder: str) -> bool:
+        """Count a renewal; return False if the lease is another's by now."""
+        return bool(
+            self._rows(
+                "UPDATE lease SET renewals = renewals + 1 WHERE epoch = %s AND holder = %s RETURNING renewals",
+                epoch,
+                holder,
+            )
+        )
+
+    def release(self, epoch: int, holder: str) -> None:
+        """Give the lease back, if it is still this server's."""
+        self._rows(
+            "UPDATE lease SET holder = '', backend_pid = 0 WHERE epoch = %s AND holder = %s RETURNING epoch",
+            epoch,
+            holder,
+        )
+
+    def close(self) -> None:
+        """Release the connection."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
+
+    def _end_session_of(self, seen: Lease) -> None:
+        # Only while the lease is as it was seen, and only a session that writes as a server: a number is used again.
+        try:
+            self._asked(
+                f"SELECT pg_terminate_backend(%s, {TERMINATE_MS}) FROM lease WHERE epoch = %s AND renewals = %s"  # noqa: S608
+                f" AND %s IN (SELECT pid FROM ({HOLDERS}) AS holders)",
+                seen.backend_pid,
+                seen.epoch,
+                seen.renewals,
+                seen.backend_pid,
+            )
+        except self._database.not_permitted:  # a failure, too, but not of the connection
+            _log.warning(
+                "the session of the leader before cannot be ended: the servers should use the same role",
+                extra={"backend_pid": seen.backend_pid},
+            )
+        except self._database.failures as error:
+            raise self._unavailable(error) from error
+
+    def _rows(self, statement: str, *values: Any) -> list[Any]:
+        try:
+            return self._asked(statement, *values)
+        except self._database.failures as error:
+            raise self._unavailable(error) from error
+
+    def _asked(self, statement: str, *values: Any) -> list[Any]:
+        if self._connection is None:
+            self._connection = self._database.connect_for_lease()
+        return list(self._connection.execute(statement, values).fetchall())
+
+    def _unavailable(self, error: Exception) -> StoreUnavailable:
+        self.close()
+        return self._database.unavailable("asked who leads", error)

@@ -1,0 +1,129 @@
+"""Sends requests on from a standby to the server that leads, and answers back, unchanged. Touches: the network."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import AsyncIterator, Callable
+
+import certifi
+import httpx
+
+from eagle_eye.server.security.auth import CERTIFICATE_NAMES
+from eagle_eye.server.security.settings import TlsSettings
+from eagle_eye.server.transport.raw_http import ASGIMessage, Receive, Send
+
+# Of a request that a standby sent on: the leader that it was meant for leads no more, and it goes no further.
+FORWARDED = b"eagle-eye-forwarded"
+CONNECT_S = 2.0
+ANSWER_S = 60.0
+# Of one connection alone (RFC 9110, section 7.6.1), or set anew by who answers.
+_OF_A_CONNECTION = frozenset(
+    {
+        *(b"connection", b"keep-alive", b"proxy-authenticate", b"proxy-authorization", b"proxy-connection"),
+        *(b"te", b"trailer", b"transfer-encoding", b"upgrade", b"expect", b"date", b"server"),
+    }
+)
+
+
+class LeaderUnreached(Exception):
+    """The leader gave no answer, and nothing was sent to the client; the text says why."""
+
+
+class Forwarding:
+    """Answers with what the leader answers. ``leader()`` is its URL, "" where there is none."""
+
+    def __init__(self, leader: Callable[[], str], tls: TlsSettings, client: httpx.AsyncClient | None = None) -> None:
+        """``tls`` says whether every client must show the servers a certificate of its own."""
+        self._leader = leader
+        self._certificates_needed = bool(tls.client_ca_file) and tls.client_certificates == "all"
+        self._client = client or _client()
+        self._open: set[asyncio.Task[None]] = set()
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    async def answer(self, scope: ASGIMessage, receive: Receive, send: Send) -> None:
+        """Send the request on and answer it. Raises LeaderUnreached."""
+        self._loop = asyncio.get_running_loop()
+        response = await self._asked(self._request(scope, receive))
+        passing = asyncio.create_task(_pass_on(response, send))
+        gone = asyncio.create_task(_end_of(receive))
+        self._open.add(passing)
+        try:
+            await asyncio.wait({passing, gone}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            self._open.discard(passing)
+            for task in (passing, gone):
+                task.cancel()
+            # A leader that breaks off has the client's connection closed: its answer is not whole.
+            await asyncio.gather(passing, gone, return_exceptions=True)
+            await response.aclose()
+
+    def stop(self) -> None:
+        """End the answers that are under way; may be called from any thread or a signal handler."""
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(lambda: [task.cancel() for task in self._open])
+
+    async def close(self) -> None:
+        """Release the connections."""
+        await self._client.aclose()
+
+    def _request(self, scope: ASGIMessage, receive: Receive) -> httpx.Request:
+        leader = self._leader()
+        named = {name for name, _ in scope["headers"]}
+        if not leader:
+            raise LeaderUnreached("nobody leads at present")
+        if FORWARDED in named:
+            raise LeaderUnreached("another server took this one for the leader")
+        if self._certificates_needed or scope.get("state", {}).get(CERTIFICATE_NAMES):
+            raise LeaderUnreached("a client's certificate counts on its own connection only")
+        query = b"?" + scope["query_string"] if scope["query_string"] else b""
+        headers = [one for one in scope["headers"] if one[0] not in _OF_A_CONNECTION]
+        has_body = b"content-length" in named or b"transfer-encoding" in named
+        return httpx.Request(
+            scope["method"],
+            httpx.URL(leader).copy_with(raw_path=scope["raw_path"] + query),
+            headers=[*headers, (FORWARDED, b"1")],
+            content=_body(receive) if has_body else None,
+        )
+
+    async def _asked(self, request: httpx.Request) -> httpx.Response:
+        try:
+            return await self._client.send(request, stream=True)
+        except (httpx.HTTPError, OSError) as error:
+            # Only the type of error: its text may contain an address.
+            raise LeaderUnreached(f"{self._leader()} leads and cannot be reached ({type(error).__name__})") from error
+
+
+async def _pass_on(response: httpx.Response, send: Send) -> None:
+    headers = [(name.lower(), value) for name, value in response.headers.raw if name.lower() not in _OF_A_CONNECTION]
+    await send({"type": "http.response.start", "status": response.status_code, "headers": headers})
+    async for chunk in response.aiter_raw():
+        await send({"type": "http.response.body", "body": chunk, "more_body": True})
+    await send({"type": "http.response.body", "body": b""})
+
+
+async def _body(receive: Receive) -> AsyncIterator[bytes]:
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise OSError("the client left before its request was whole")
+        yield message.get("body", b"")
+        if not message.get("more_body", False):
+            return
+
+
+async def _end_of(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+def _client() -> httpx.AsyncClient:
+    context = ssl.create_default_context()
+    context.load_verify_locations(certifi.where())
+    return httpx.AsyncClient(
+        verify=context,
+        trust_env=False,
+        follow_redirects=False,
+        timeout=httpx.Timeout(ANSWER_S, connect=CONNECT_S),
+        limits=httpx.Limits(max_connections=None, max_keepalive_connections=256),
+    )

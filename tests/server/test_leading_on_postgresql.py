@@ -1,0 +1,218 @@
+"""Of several servers on one PostgreSQL, only the one that leads commits anything, whatever the others believe."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from eagle_eye.server.admin import records_copy
+from eagle_eye.server.model.errors import NotLeading, StoreUnavailable
+from eagle_eye.server.store.leadership import Leadership
+from eagle_eye.server.store.opening import leadership_of, open_file, open_records
+from eagle_eye.server.store.postgresql import PostgresqlDatabase
+from eagle_eye.server.store.settings import RecordsSettings
+from eagle_eye.server.store.sql_store import SqlStore
+from eagle_eye.server.store.sqlite import SqliteFile
+from eagle_eye.server.store.store import DELIVERIES, INCIDENTS, Change, Store
+from tests.server.builders import event, incident, subscription
+from tests.server.postgresql_server import PostgresqlServer
+
+LEASE_S = 1.0
+WITHIN_S = 20.0
+
+
+@dataclass
+class Server:
+    """A server's part in leading, which renews or looks when it is told to, and its records. Its clock stands still."""
+
+    url: str
+    database: str
+    time_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.settings = RecordsSettings(self.database, lease_s=LEASE_S)
+        self.leadership: Leadership = leadership_of(self.settings, self.url, lambda: self.time_s)
+        self.leadership.step()
+        self.store: SqlStore = open_records(self.settings, Path("/-"), self.leadership)
+
+    @property
+    def name(self) -> str:
+        return self.database.partition("@/")[2].partition("?")[0]
+
+    def take_over(self) -> None:
+        """Lead, after a lease in which nobody gave a sign of life."""
+        deadline_s = time.monotonic() + WITHIN_S
+        while not self.leadership.leads:
+            assert time.monotonic() < deadline_s
+            self.leadership.step()
+            self.time_s += 0.0 if self.leadership.leads else LEASE_S
+        self.store.close()
+        self.store = open_records(self.settings, Path("/-"), self.leadership)
+
+    def close(self) -> None:
+        self.store.close()
+        self.leadership.close()
+
+
+@pytest.fixture
+def serve(postgresql: PostgresqlServer) -> Iterator[Callable[[str], Server]]:
+    """What makes servers on one database."""
+    database = postgresql.new_database()
+    made: list[Server] = []
+
+    def one(url: str) -> Server:
+        made.append(Server(url, database))
+        return made[-1]
+
+    yield one
+    for server in made:
+        server.close()
+
+
+@pytest.fixture
+def both(serve: Callable[[str], Server]) -> tuple[Server, Server]:
+    """A leader and its standby."""
+    return serve("http://a"), serve("http://b")
+
+
+def test_a_standby_reads_and_writes_nothing(both: tuple[Server, Server]) -> None:
+    leader, standby = both
+    leader.store.commit(Change(incidents=(incident(),)))
+    assert standby.store.open_incidents() == [incident()]
+    with pytest.raises(NotLeading, match="stands by"):
+        standby.store.commit(Change(incidents=(incident("other"),)))
+
+
+@pytest.mark.parametrize("ended", [True, False], ids=["session ended", "session left"])
+def test_who_leads_no_more_commits_nothing_while_it_believes_that_it_leads(
+    both: tuple[Server, Server], postgresql: PostgresqlServer, ended: bool
+) -> None:
+    before, after = both
+    before.store.commit(Change(subscriptions=(subscription(),), events=(event(),)))
+    (waiting,) = before.store.all(DELIVERIES)
+    if not ended:
+        postgresql.execute("UPDATE lease SET backend_pid = 0", before.name)
+    after.take_over()
+    assert before.leadership.epoch_to_decide() == 1
+    for write in (
+        lambda: before.store.commit(Change(deliveries=(replace(waiting, state="failed"),))),
+        lambda: before.store.update(lambda _: Change(incidents=(incident("late"),))),
+        lambda: before.store.prune(1e12, 0.0),
+        before.store.probe,
+    ):
+        with pytest.raises(StoreUnavailable):
+            write()
+    assert after.store.get(DELIVERIES, waiting.id) == waiting
+    with pytest.raises(NotLeading, match=r"another server leads"):
+        before.store.commit(Change(incidents=(incident("late"),)))
+    assert after.store.all(INCIDENTS) == []
+    after.store.commit(Change(incidents=(incident("new"),)))
+    assert [one.id for one in before.store.open_incidents()] == ["new"]
+
+
+@dataclass
+class Stopped:
+    """A server that is stopped in the middle of a transaction, until it is woken."""
+
+    server: Server
+
+    def __post_init__(self) -> None:
+        self.inside, self.woken = threading.Event(), threading.Event()
+        self.error: Exception | None = None
+        self.thread = threading.Thread(target=self._write)
+        self.thread.start()
+        assert self.inside.wait(WITHIN_S)
+
+    def _write(self) -> None:
+        def decided(_: Store) -> Change:
+            self.inside.set()
+            self.woken.wait(WITHIN_S)
+            return Change(incidents=(incident("half"),))
+
+        try:
+            self.server.store.update(decided)
+        except StoreUnavailable as error:
+            self.error = error
+
+    def wake(self) -> None:
+        self.woken.set()
+        self.thread.join(WITHIN_S)
+
+
+def test_a_leader_that_was_stopped_in_a_transaction_commits_nothing_when_it_wakes(both: tuple[Server, Server]) -> None:
+    before, after = both
+    before.store.probe()  # so that the lease names its session
+    stopped = Stopped(before)
+    after.take_over()
+    after.store.commit(Change(incidents=(incident("new"),)))
+    stopped.wake()
+    assert stopped.error is not None
+    assert [one.id for one in after.store.all(INCIDENTS)] == ["new"]
+
+
+def test_a_session_that_cannot_be_ended_keeps_the_epoch_from_rising_until_postgresql_ends_its_transaction(
+    both: tuple[Server, Server], postgresql: PostgresqlServer
+) -> None:
+    before, after = both
+    before.store.probe()
+    postgresql.execute("UPDATE lease SET backend_pid = 0", before.name)
+    stopped = Stopped(before)
+    after.take_over()
+    stopped.wake()
+    assert stopped.error is not None
+    assert after.store.all(INCIDENTS) == []
+
+
+def test_a_hand_over_is_taken_at_once(both: tuple[Server, Server]) -> None:
+    before, after = both
+    before.leadership.hand_over()
+    before.leadership.step()
+    after.leadership.step()
+    assert after.leadership.epoch_to_decide() == 2
+
+
+def test_a_leader_whose_session_is_ended_writes_on_with_another(
+    both: tuple[Server, Server], postgresql: PostgresqlServer
+) -> None:
+    leader, _ = both
+    leader.store.probe()
+    (first,) = postgresql.execute("SELECT backend_pid FROM lease", leader.name)
+    postgresql.execute(f"SELECT pg_terminate_backend({first[0]}, 5000)")
+    leader.store.commit(Change(incidents=(incident(),)))
+    (second,) = postgresql.execute("SELECT backend_pid FROM lease", leader.name)
+    assert second[0] not in (0, first[0])
+
+
+def test_while_the_database_is_away_nothing_is_decided_and_afterwards_the_same_server_leads(
+    both: tuple[Server, Server], postgresql: PostgresqlServer
+) -> None:
+    leader, standby = both
+    standby.leadership.step()
+    postgresql.control("stop", "--wait", "--mode=fast")
+    try:
+        for server in both:
+            server.time_s += 60.0
+            server.leadership.step()
+        assert "must run and be reachable" in leader.leadership.problem()
+        assert "who leads is not known" in standby.leadership.leader()
+    finally:
+        postgresql.control("start", "--wait")
+    for server in (standby, leader):
+        server.leadership.step()
+    assert (leader.leadership.epoch_to_decide(), standby.leadership.leads) == (1, False)
+    leader.store.commit(Change(incidents=(incident(),)))
+
+
+def test_records_are_not_copied_to_where_a_server_leads(both: tuple[Server, Server], tmp_path: Path) -> None:
+    leader, _ = both
+    leader.store.probe()
+    open_file(tmp_path / "records.db").close()
+    target = PostgresqlDatabase(RecordsSettings(leader.database), alone=True)
+    with pytest.raises(StoreUnavailable, match="records are copied while no server uses them"):
+        records_copy.copy(SqliteFile(tmp_path / "records.db"), target)

@@ -1,0 +1,223 @@
+"""The lease: no two servers decide at a time, however late anything arrives and whatever their clocks show."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from itertools import accumulate
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from eagle_eye.server.model.errors import NotLeading, StoreUnavailable
+from eagle_eye.server.store.leadership import Leadership
+from eagle_eye.server.store.lease import Lease, LeaseTerm, LeaseWatch
+
+LEASE_S = 5.0
+FREE, HELD = Lease(0, 0, "", 0), Lease(3, 7, "http://a", 42)
+
+DELAYS = st.floats(0.0, 2 * LEASE_S)
+# For each message: how long after the one before it is sent, how long it is on its way, and how long its answer is.
+MESSAGES = st.lists(st.tuples(DELAYS, DELAYS, DELAYS), min_size=1, max_size=30)
+OFFSETS = st.floats(-1e6, 1e6)  # of a host's clock
+
+
+def sent_and_arrived(messages: list[tuple[float, float, float]]) -> list[tuple[float, float, float]]:
+    """Return when each was sent, had its effect and was answered; the next is sent after the answer."""
+    ends = accumulate(sum(one) for one in messages)
+    return [(end - out - back, end - back, end) for end, (_, out, back) in zip(ends, messages, strict=True)]
+
+
+@given(renewals=MESSAGES, looks=MESSAGES, leaders=OFFSETS, standbys=OFFSETS)
+def test_a_standby_takes_over_only_once_the_leader_has_stopped_by_itself(
+    renewals: list[tuple[float, float, float]],
+    looks: list[tuple[float, float, float]],
+    leaders: float,
+    standbys: float,
+) -> None:
+    term, watch = LeaseTerm(1, LEASE_S, leaders), LeaseWatch(LEASE_S)
+    renewed = sent_and_arrived(renewals)
+    for asked_s, read_s, answered_s in sent_and_arrived(looks):
+        done = [sent_s for sent_s, effect_s, _ in renewed if effect_s <= read_s]
+        lease = Lease(1, len(done), "http://a", 0)
+        if watch.take_over(lease, asked_s + standbys, answered_s + standbys):
+            for sent_s in done:  # even if all answers reached the leader
+                term.renewed(sent_s + leaders)
+            # Clocks of a million seconds resolve a nanosecond.
+            assert term.left_s(asked_s + leaders) <= 1e-6
+            assert asked_s - max([0.0, *done]) >= LEASE_S - 1e-6
+            return
+
+
+@given(looks=MESSAGES)
+def test_a_leader_that_renews_before_each_look_is_never_taken_over(looks: list[tuple[float, float, float]]) -> None:
+    watch = LeaseWatch(LEASE_S)
+    for number, (asked_s, _, answered_s) in enumerate(sent_and_arrived(looks)):
+        assert not watch.take_over(HELD._replace(renewals=number), asked_s, answered_s)
+
+
+def test_a_lease_that_nobody_holds_is_taken_at_once() -> None:
+    assert LeaseWatch(LEASE_S).take_over(FREE, 0.0, 0.0)
+
+
+def test_time_in_which_the_lease_could_not_be_read_does_not_count() -> None:
+    watch = LeaseWatch(LEASE_S)
+    watch.take_over(HELD, 0.0, 0.0)
+    watch.missed()
+    assert not watch.take_over(HELD, 60.0, 60.0)
+    assert watch.take_over(HELD, 65.0, 65.0)
+
+
+def test_a_leader_counts_from_before_it_sent_and_decides_for_half_a_lease() -> None:
+    term = LeaseTerm(1, LEASE_S, 100.0)
+    assert term.left_s(102.4) == pytest.approx(0.1)
+    assert term.left_s(102.5) == 0.0
+    term.renewed(101.0)
+    assert term.left_s(102.5) == pytest.approx(1.0)
+
+
+@dataclass
+class FakeKeeper:
+    """A lease in memory."""
+
+    lease: Lease = FREE
+    away: bool = False
+    calls: list[str] = field(default_factory=list)
+
+    def read(self) -> Lease:
+        self._note("read")
+        return self.lease
+
+    def take(self, seen: Lease, holder: str) -> int | None:
+        self._note("take")
+        if self.lease != seen:
+            return None
+        self.lease = Lease(seen.epoch + 1, 0, holder, 0)
+        return self.lease.epoch
+
+    def renew(self, epoch: int, holder: str) -> bool:
+        self._note("renew")
+        if (self.lease.epoch, self.lease.holder) != (epoch, holder):
+            return False
+        self.lease = self.lease._replace(renewals=self.lease.renewals + 1)
+        return True
+
+    def release(self, epoch: int, holder: str) -> None:
+        self._note("release")
+        if (self.lease.epoch, self.lease.holder) == (epoch, holder):
+            self.lease = self.lease._replace(holder="")
+
+    def close(self) -> None:
+        self.calls.append("close")
+
+    def _note(self, call: str) -> None:
+        self.calls.append(call)
+        if self.away:
+            raise StoreUnavailable("the database is away")
+
+
+@dataclass
+class Host:
+    """A clock of its own."""
+
+    time_s: float = 0.0
+
+    def now_s(self) -> float:
+        return self.time_s
+
+
+def server(keeper: FakeKeeper, url: str = "http://a") -> tuple[Leadership, Host]:
+    host = Host()
+    return Leadership(keeper, url, LEASE_S, host.now_s), host
+
+
+def test_of_two_servers_the_second_stands_by_and_names_the_leader() -> None:
+    keeper = FakeKeeper()
+    (first, _), (second, _) = server(keeper), server(keeper, "http://b")
+    first.step()
+    second.step()
+    assert (first.leads, first.epoch_to_decide()) == (True, 1)
+    with pytest.raises(NotLeading, match="stands by and decides nothing; http://a leads"):
+        second.epoch_to_decide()
+
+
+def test_a_leader_that_cannot_renew_decides_nothing_until_it_can() -> None:
+    keeper = FakeKeeper()
+    leader, host = server(keeper)
+    leader.step()
+    keeper.away = True
+    host.time_s = LEASE_S
+    leader.step()
+    with pytest.raises(NotLeading, match="the database is away"):
+        leader.epoch_to_decide()
+    keeper.away = False
+    leader.step()
+    assert leader.epoch_to_decide() == 1
+
+
+def test_a_leader_that_was_taken_over_decides_nothing_more_and_takes_nothing_back_unasked() -> None:
+    keeper = FakeKeeper()
+    leader, host = server(keeper)
+    leader.step()
+    keeper.lease = Lease(2, 0, "http://b", 0)
+    leader.step()
+    assert not leader.leads
+    keeper.lease = Lease(2, 0, "", 0)
+    leader.step()
+    assert not leader.leads
+    leader.stand_by()
+    leader.step()
+    assert (leader.epoch_to_decide(), leader.takeovers, host.time_s) == (3, 2, 0.0)
+
+
+def test_an_epoch_that_was_raised_by_hand_is_led_under_a_higher_one() -> None:
+    keeper = FakeKeeper()
+    leader, host = server(keeper)
+    leader.step()
+    keeper.lease = keeper.lease._replace(epoch=1_001)
+    leader.step()
+    assert not leader.leads
+    leader.stand_by()
+    leader.step()
+    host.time_s = LEASE_S
+    leader.step()
+    assert leader.epoch_to_decide() == 1_002
+
+
+def test_a_leader_whose_event_loop_stands_still_renews_no_more() -> None:
+    keeper = FakeKeeper()
+    leader, host = server(keeper)
+    leader.step()
+    host.time_s = LEASE_S  # not serving yet: the start of a large site takes its time
+    leader.step()
+    leader.alive()
+    assert leader.epoch_to_decide() == 1
+    host.time_s = 2 * LEASE_S
+    leader.step()
+    assert keeper.lease.renewals == 1
+    leader.alive()
+    leader.step()
+    assert leader.epoch_to_decide() == 1
+
+
+def test_a_hand_over_decides_nothing_from_then_on_and_gives_the_lease_back() -> None:
+    keeper = FakeKeeper()
+    leader, _ = server(keeper)
+    leader.step()
+    leader.hand_over()
+    assert leader.problem() != ""
+    leader.step()
+    assert keeper.lease == Lease(1, 0, "", 0)
+
+
+def test_a_database_that_is_away_for_long_is_no_silence_of_the_leader() -> None:
+    keeper = FakeKeeper()
+    (leader, _), (standby, host) = server(keeper), server(keeper, "http://b")
+    leader.step()
+    standby.step()
+    keeper.away = True
+    standby.step()
+    keeper.away = False
+    host.time_s = 60.0
+    standby.step()
+    assert not standby.leads

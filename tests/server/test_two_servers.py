@@ -1,0 +1,177 @@
+"""Two servers in processes of their own on one PostgreSQL: one leads, the other stands by and takes over."""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import pytest
+
+from eagle_eye.server.store.opening import open_records
+from eagle_eye.server.store.settings import RecordsSettings
+from eagle_eye.server.store.store import INCIDENTS, Change
+from tests.server.builders import action, frame
+from tests.server.own_process import WITHIN_S, OwnProcess, serving, wait_until
+from tests.server.postgresql_server import PostgresqlServer
+from tests.server.receiver import receiver
+
+LEASE_S = 2.0
+LONG_LEASE_S = 60.0
+
+
+@dataclass
+class Site:
+    """The database, and what starts servers on it."""
+
+    url: str
+    folder: Path
+
+    @contextmanager
+    def server(self, name: str, lease_s: float) -> Iterator[OwnProcess]:
+        file = self.folder / f"{name}.toml"
+        file.write_text(
+            f'[records]\nurl = "{self.url}"\nlease_s = {lease_s}\n'
+            "[webhooks]\nallow_private = true\nheartbeat_s = 0.0\n",
+            encoding="utf-8",
+        )
+        with serving(self.folder / name, "--config", str(file)) as process:
+            yield process
+
+    def commit(self, change: Change) -> None:
+        """Write as a command beside the servers does."""
+        store = open_records(RecordsSettings(self.url), Path("/-"))
+        store.commit(change)
+        store.close()
+
+
+@pytest.fixture
+def site(postgresql: PostgresqlServer, tmp_path: Path) -> Site:
+    return Site(postgresql.new_database(), tmp_path)
+
+
+@contextmanager
+def pair(site: Site, lease_s: float) -> Iterator[tuple[OwnProcess, OwnProcess]]:
+    """Run a leader and its standby while the block runs."""
+    with ExitStack() as stack:
+        leader = stack.enter_context(site.server("a", lease_s))
+        wait_until(lambda: leads(leader))
+        yield leader, stack.enter_context(site.server("b", lease_s))
+
+
+@pytest.fixture
+def both(site: Site) -> Iterator[tuple[OwnProcess, OwnProcess]]:
+    """A leader and its standby."""
+    with pair(site, LEASE_S) as servers:
+        yield servers
+
+
+def leads(server: OwnProcess) -> bool:
+    try:
+        return server.client.get("/leadz").status_code == 200
+    except httpx.TransportError:
+        return False  # between standing by and leading a server accepts and does not answer yet
+
+
+def metric(server: OwnProcess, name: str) -> float:
+    lines = server.client.get("/metrics").text.splitlines()
+    return float(next(line.split()[-1] for line in lines if line.startswith(f"eagle_eye_{name} ")))
+
+
+def eventually(claim: Callable[[], bool]) -> None:
+    def held() -> bool:
+        try:
+            return claim()
+        except httpx.TransportError:
+            return False
+
+    wait_until(held)
+
+
+def test_the_second_server_stands_by_and_says_who_leads(both: tuple[OwnProcess, OwnProcess]) -> None:
+    leader, standby = both
+    assert (metric(leader, "leads"), metric(standby, "leads")) == (1.0, 0.0)
+    assert metric(leader, "epoch") == metric(standby, "epoch") == 1.0
+    assert 0.0 < metric(leader, "lease_left_seconds") <= LEASE_S / 2
+    assert "eagle_eye_incidents_escalated" in leader.client.get("/metrics").text
+    assert "eagle_eye_incidents_escalated" not in standby.client.get("/metrics").text  # each alert is raised once
+    ready = standby.client.get("/readyz")
+    assert ready.status_code == 503
+    assert f"stands by; http://{leader.listen} leads" in ready.json()["checks"]["leader"]
+    assert leader.client.get("/readyz").json()["checks"]["leader"] == "ok"
+    assert "<html" in standby.client.get("/").text
+
+
+def test_what_a_standby_is_asked_the_leader_answers(both: tuple[OwnProcess, OwnProcess]) -> None:
+    leader, standby = both
+    with receiver() as target:
+        answer = standby.client.post("/api/v1/subscriptions", json={"url": target.url})
+    assert answer.status_code == 201
+    assert [one["id"] for one in leader.client.get("/api/v1/subscriptions").json()["items"]] == [answer.json()["id"]]
+    assert standby.send(frame(1, time_s=time.time())).status_code == 200
+    for server in both:
+        assert [one["node"] for one in server.client.get("/api/v1/nodes").json()["items"]] == ["n1"]
+    assert standby.client.get("/api/v1/incidents/none").status_code == 404
+
+
+def test_a_standby_whose_leader_is_not_reached_reads_from_the_records_and_refuses_the_rest(
+    site: Site, both: tuple[OwnProcess, OwnProcess]
+) -> None:
+    leader, standby = both
+    site.commit(Change(actions=(action(state="awaiting", expires_s=time.time() + 600),)))
+    leader.process.kill()
+    leader.process.wait()
+    assert [one["id"] for one in standby.client.get("/api/v1/actions").json()["items"]] == ["act_1"]
+    refused = standby.client.post("/api/v1/actions/act_1/approve")
+    assert (refused.status_code, refused.json()["reason"]) == (503, "standby")
+    assert standby.send(frame(1, time_s=time.time())).status_code == 503
+
+
+def test_a_standby_leads_once_the_leader_is_killed_and_an_action_is_delivered_and_reported(
+    site: Site, both: tuple[OwnProcess, OwnProcess]
+) -> None:
+    leader, standby = both
+    with receiver() as target:
+        assert leader.client.post("/api/v1/subscriptions", json={"url": target.url}).status_code == 201
+        site.commit(Change(actions=(action(state="awaiting", expires_s=time.time() + 600),)))
+        leader.process.kill()
+        eventually(lambda: leads(standby))
+        assert standby.client.get("/leadz").json()["epoch"] == 2
+        assert standby.client.post("/api/v1/actions/act_1/approve").status_code == 200
+        wait_until(lambda: len(target.got) == 1)
+        event = json.loads(target.got[0][1])
+        assert (event["type"], event["data"]["epoch"]) == ("eagle_eye.action.requested", 2)
+        reported = standby.client.post(event["data"]["report_to"], json={"state": "done", "detail": "excluded n1"})
+        assert reported.json()["state"] == "done"
+    assert metric(standby, "takeovers_total") == 1.0
+
+
+def test_a_stop_hands_over_without_waiting_for_the_lease(site: Site) -> None:
+    with pair(site, LONG_LEASE_S) as (leader, standby):
+        began_s = time.monotonic()
+        leader.process.send_signal(signal.SIGTERM)
+        eventually(lambda: leads(standby))
+        assert time.monotonic() - began_s < LONG_LEASE_S / 2
+        assert leader.process.wait(WITHIN_S) == 0
+
+
+def test_a_leader_that_was_stopped_and_wakes_after_the_other_leads_stands_by(
+    site: Site, both: tuple[OwnProcess, OwnProcess]
+) -> None:
+    before, after = both
+    before.process.send_signal(signal.SIGSTOP)
+    try:
+        eventually(lambda: leads(after))
+    finally:
+        before.process.send_signal(signal.SIGCONT)
+    eventually(lambda: not leads(before) and metric(before, "leads") == 0.0)
+    assert leads(after)
+    assert before.client.get("/api/v1/incidents").status_code == 200
+    store = open_records(RecordsSettings(site.url), Path("/-"))
+    assert store.all(INCIDENTS) == []
+    store.close()
