@@ -67,7 +67,18 @@ class RequestWriter:
         if self._monotonic_s() < self._whole_until_s:
             return Written(encode_request([self._whole(raw, base_s) for raw in kept], now_s), WHOLE_CONTENT_TYPE)
         outlines: dict[bytes, bytes] = {}
-        items = [self._item(raw, base_s, outlines) for raw in kept]
+        items: list[bytes] = []
+        for raw in kept:
+            parts = split_row(raw)
+            if parts is None:
+                items.append(self._whole(raw, base_s))
+                continue
+            row = self._row(*parts, base_s)
+            if self._id in outlines or len(outlines) < OUTLINES_PER_REQUEST_MAX or self._outline is None:
+                outlines[self._id] = self._raw
+                items.append(row)
+            else:
+                items.append(encode_frame(whole_frame(self._outline, row)))
         self._told = list(outlines)
         unknown = [raw for id_, raw in outlines.items() if id_ not in self._known]
         body = encode_rows_request(unknown, items, now_s)
@@ -86,17 +97,6 @@ class RequestWriter:
             self._whole_until_s = self._monotonic_s() + OLD_SERVER_S
             return True
         return False
-
-    def _item(self, raw: bytes, base_s: float | None, outlines: dict[bytes, bytes]) -> bytes:
-        """Return the row or whole frame to send for a spooled frame; adds the row's outline to ``outlines``."""
-        parts = split_row(raw)
-        if parts is None:
-            return self._whole(raw, base_s)
-        row = self._row(*parts, base_s)
-        if self._id not in outlines and len(outlines) >= OUTLINES_PER_REQUEST_MAX and self._outline is not None:
-            return encode_frame(whole_frame(self._outline, row))
-        outlines[self._id] = self._raw
-        return row
 
     def _row(self, raw: bytes, row: bytes, base_s: float | None) -> bytes:
         """Return a row as it is sent; its outline becomes the newest."""
