@@ -65,7 +65,6 @@ from eagle_eye.server.history.segments.exposition import LevelsCollector
 from eagle_eye.server.ingest.fleet import Fleet
 from eagle_eye.server.ingest.fleet_metrics import FleetCollector
 from eagle_eye.server.ingest.frames_endpoint import Ingest
-from eagle_eye.server.ingest.outlines import Outlines
 from eagle_eye.server.ingest.remote_write import mapping
 from eagle_eye.server.ingest.remote_write.endpoint import RemoteWrite
 from eagle_eye.server.ingest.remote_write.intake import RemoteWriteIntake
@@ -74,6 +73,7 @@ from eagle_eye.server.ingest.remote_write.last_codes import CodeMemory
 from eagle_eye.server.ingest.remote_write.membership import NodeJobs
 from eagle_eye.server.ingest.rows_ingest import RowsIngest
 from eagle_eye.server.ingest.rows_request import RowsReader
+from eagle_eye.server.ingest.templates import Templates
 from eagle_eye.server.ingest.unknown_fields import UnknownThings
 from eagle_eye.server.ingest.vouching import Vouchers
 from eagle_eye.server.jobs.configured import sources_of
@@ -183,10 +183,10 @@ def create_app(
     clock = clock or SystemClock()
     parts = _build(config, clock, watcher, resolve or system_resolver(), jitter)
     services = parts.services
-    outlines = Outlines(services.history.outline)
+    templates = Templates(services.history.template)
     forgotten_s = services.known_nodes.recover(services.history)
     since_s, frames_max = clock.now_s() - config.detection.window_s, config.history.replay_frames_max
-    services.watcher.recover(recent_past(services.history, services.fleet, outlines, forgotten_s, since_s, frames_max))
+    services.watcher.recover(recent_past(services.history, services.fleet, templates, forgotten_s, since_s, frames_max))
     reload = Reload(services, reread or (lambda: config))
     api = FastAPI(
         title="Eagle Eye",
@@ -208,9 +208,9 @@ def create_app(
     nvrx.install(api)
     description.describe(api)
 
-    parts.history.journal.outlines.listen(outlines.take_used, outlines.forget)
-    services.fleet.when_forgotten(outlines.expel)
-    return Dispatcher(api, _frames(services, outlines), _remote_write(services), services, reload.ask)
+    parts.history.journal.templates.listen(templates.take_used, templates.forget)
+    services.fleet.when_forgotten(templates.expel)
+    return Dispatcher(api, _frames(services, templates), _remote_write(services), services, reload.ask)
 
 
 def _build(
@@ -354,11 +354,11 @@ def _life(parts: _Parts, reload: Reload) -> AbstractAsyncContextManager[None]:
     return life()
 
 
-def _frames(services: Services, outlines: Outlines) -> Ingest:
+def _frames(services: Services, templates: Templates) -> Ingest:
     """Return what takes agents' frames."""
     config, limits = services.config.ingest, services.limits
     unknown = UnknownThings(services.telemetry)
-    reader = RowsReader(outlines, unknown, config.body_bytes_max, services.clock)
+    reader = RowsReader(templates, unknown, config.body_bytes_max, services.clock)
 
     def asked_of(node: str) -> list[dict[str, Any]]:
         return services.evidence_requests.asked_of(node) + services.node_checks.asked_of(node)

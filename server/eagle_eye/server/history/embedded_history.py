@@ -69,9 +69,9 @@ class EmbeddedHistory:
         """Number of frames deleted because of their age or the history's size."""
         return self.journal.dropped_by_retention + self.segment_store.dropped_by_retention
 
-    def outline(self, id_: bytes) -> bytes | None:
-        """Return the outline of a durable row by its id; None if it is unknown or was deleted."""
-        return self._reader.outline(id_)
+    def template(self, id_: bytes) -> bytes | None:
+        """Return the template of a durable row by its id; None if it is unknown or was deleted."""
+        return self._reader.template(id_)
 
     def replay(self, since_s: float, frames_max: int) -> Iterator[Recorded | RecordedRow]:
         """Yield the frames received since ``since_s`` except late ones, the newest ``frames_max``; see History."""

@@ -162,7 +162,7 @@ class RowsIngest:
         self._gather(len(entries), size)
 
     def take_if_usual(self, principal: Principal, body: bytes, started_s: float, asker: Asker) -> bool:
-        """Take a body that is a single row of a known outline, to be decoded in bulk; return False if it is not one.
+        """Take a body that is a single row of a known template, to be decoded in bulk; return False if it is not one.
 
         On the event loop. ``asker`` is answered once, when the row is durable or has failed. Raises Refusal at once for
         what cannot be taken.
@@ -258,8 +258,8 @@ class RowsIngest:
         if appended is None:
             return
         news = batch.only(appended.new)
-        if news.outlined:
-            self._fleet.heard_rows(news.outlined, news.time_s.tolist(), news.received_s.tolist())
+        if news.resolved:
+            self._fleet.heard_rows(news.resolved, news.time_s.tolist(), news.received_s.tolist())
             self._observe_rows([news])
         ends: dict[float, bytes] = {}
         requests = self._requests([one.known.node for one in taken])
@@ -292,8 +292,8 @@ class RowsIngest:
         rows: list[Row] = []
         strangers: list[str] = []
         for one in taken:
-            for outline in one.request.fresh:
-                outline.durable = outline.admitted = True
+            for template in one.request.fresh:
+                template.durable = template.admitted = True
             for at in compress(count(), islice(new, len(one.late))):
                 if one.late[at]:
                     self._show_late(one, at)
@@ -308,8 +308,8 @@ class RowsIngest:
         if known is not None:
             known.admitted = True
             offset_s = one.offset_s + moved_s
-            rows.append(Row(known.outlined, entry.sequence, entry.time_s, one.received_s, offset_s, entry.raw))
-            return self._fleet.heard_row(known.outlined, entry.time_s + moved_s, one.received_s)
+            rows.append(Row(known.resolved, entry.sequence, entry.time_s, one.received_s, offset_s, entry.raw))
+            return self._fleet.heard_row(known.resolved, entry.time_s + moved_s, one.received_s)
         frame = one.request.frames[at]
         self._observe_rows(batches_of(rows))  # keeps the node's earlier rows before it
         rows.clear()
