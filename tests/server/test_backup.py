@@ -18,7 +18,7 @@ from eagle_eye.server.model.errors import BackupFailed
 from eagle_eye.server.model.records import Evidence
 from eagle_eye.server.security import auth
 from eagle_eye.server.store.data_folder import held
-from eagle_eye.server.store.opening import RECORDS_FILE, open_file
+from eagle_eye.server.store.factory import RECORDS_FILE, open_file
 from eagle_eye.server.store.store import INCIDENTS, Change
 from tests.server.builders import NOW, body, frame, incident, running
 

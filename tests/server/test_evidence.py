@@ -19,7 +19,7 @@ from eagle_eye.server.monitor.settings import EvidenceSettings
 from eagle_eye.server.requests.bundles import EVIDENCE_FOLDER, PARTIAL, Bundles
 from eagle_eye.server.requests.evidence import REQUESTS_PER_ANSWER_MAX, EvidenceRequests
 from eagle_eye.server.security.auth import mint
-from eagle_eye.server.store.opening import open_file
+from eagle_eye.server.store.factory import open_file
 from eagle_eye.server.store.store import EVIDENCE, Change
 from tests.server.builders import NOW, FakeClock, Running, body, frame, incident, running
 from tests.server.test_end_to_end import eventually

@@ -29,7 +29,7 @@ from eagle_eye.server.model.records import Evidence, Incident
 from eagle_eye.server.monitor.detection_loop import DetectionLoop
 from eagle_eye.server.monitor.settings import EvidenceSettings
 from eagle_eye.server.requests.flight_recorder import read_folder
-from eagle_eye.server.store.opening import open_file
+from eagle_eye.server.store.factory import open_file
 from eagle_eye.server.store.store import ACTIONS, INCIDENTS, Change
 from eagle_eye.server.store.store import EVIDENCE as RECORDS
 from tests.server.builders import Running, body, frame, incident, running

@@ -100,7 +100,7 @@ from eagle_eye.server.security.tls_metrics import CertificateCollector
 from eagle_eye.server.site_files.learned_model import ModelFile, keep_current
 from eagle_eye.server.site_files.topology import Places, read_places, read_topology
 from eagle_eye.server.store.changes import Signal
-from eagle_eye.server.store.opening import open_records
+from eagle_eye.server.store.factory import open_records
 from eagle_eye.server.store.sql_store import SqlStore
 from eagle_eye.server.store.store import Store
 from eagle_eye.server.telemetry.counters import Telemetry

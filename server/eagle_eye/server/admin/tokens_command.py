@@ -24,7 +24,7 @@ from eagle_eye.server.model.timestamps import rfc3339
 from eagle_eye.server.security.auth import mint
 from eagle_eye.server.store.data_folder import had
 from eagle_eye.server.store.database import REMEDY
-from eagle_eye.server.store.opening import RECORDS_FILE, open_records
+from eagle_eye.server.store.factory import RECORDS_FILE, open_records
 from eagle_eye.server.store.settings import RecordsSettings
 from eagle_eye.server.store.store import TOKENS, Change, Store
 

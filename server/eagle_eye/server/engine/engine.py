@@ -86,11 +86,11 @@ class Engine:
             route.place(frame)
         for event in frame.events:
             self.gpu_models.take(frame.node, event)
-            happening = WindowEvent(event.time_s, frame.node, event.device, event.kind, event.attributes)
-            housed = map(self._jobs.get, self._jobs_of_node.get(frame.node, ()))
-            for job in concerned(happening, housed, route, frame.ranks):
-                if self._concerns(happening, job):
-                    job.add_event(happening)
+            window_event = WindowEvent(event.time_s, frame.node, event.device, event.kind, event.attributes)
+            jobs_of_node = map(self._jobs.get, self._jobs_of_node.get(frame.node, ()))
+            for job in concerned(window_event, jobs_of_node, route, frame.ranks):
+                if self._concerns(window_event, job):
+                    job.add_event(window_event)
 
     def observe_rows(self, batches: Iterable[Batch]) -> None:
         """Take in rows of numbers as ``observe`` does frames; those of one layout and time are placed together."""

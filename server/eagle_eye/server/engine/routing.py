@@ -257,7 +257,7 @@ def names_other_attempt(ranks: Iterable[Rank], track: JobTrack) -> bool:
 
 
 def concerned(
-    event: WindowEvent, housed: Iterable[JobTrack | None], route: Route, ranks: Sequence[Rank]
+    event: WindowEvent, jobs_of_node: Iterable[JobTrack | None], route: Route, ranks: Sequence[Rank]
 ) -> Iterator[JobTrack]:
     """Yield the jobs that an event of a node is about; ``ranks`` are those that the node named with it."""
     failure = event.kind in NODE_FAILURES
@@ -267,7 +267,7 @@ def concerned(
         if not earlier or any((rank.job, rank.attempt) == (track.job, track.attempt) for rank in ranks):
             yield track
     # For a moment after the end of an attempt an agent still names its ranks, while the next one is starting.
-    for other in housed if failure else ():
+    for other in jobs_of_node if failure else ():
         if other is None or event.node is None or any(other is one for one in route.tracks):
             continue
         if other.is_member(event.node) and event.time_s >= other.started_s:

@@ -49,7 +49,7 @@ GROUP_EVERY_S = 0.08  # minimum time between large groups: no acknowledgement wa
 GROUP_OF_MANY = 32  # rows; smaller groups are written at once
 GROUP_ROWS_MAX = 8_192
 
-STRANGERS_AWAITED = 64
+NEW_NODES_AWAITED = 64
 
 # Agents tick at the same multiples of their interval; large fleets are asked to spread their requests.
 CROWD_S = 60e-6  # approximate cost of one agent's request
@@ -83,7 +83,7 @@ class RowsIngest:
 
     ``observe_rows`` gets durable plain rows; ``observe(frame, received_s, offset_s)`` gets frames with anything else.
     ``asked_of(node)`` returns the requests that the answer passes to the node's agent. ``found(nodes)`` is awaited for
-    new nodes before their rows are acknowledged, or after that if more than STRANGERS_AWAITED nodes are new at once.
+    new nodes before their rows are acknowledged, or after that if more than NEW_NODES_AWAITED nodes are new at once.
     """
 
     def __init__(
@@ -277,20 +277,20 @@ class RowsIngest:
         appended = self._outcome(taken, done)
         if appended is None:
             return
-        strangers = self._show(taken, iter(appended.new))
+        new_nodes = self._show(taken, iter(appended.new))
         answers = _answers(taken, appended)
-        if not strangers or len(strangers) > STRANGERS_AWAITED:
+        if not new_nodes or len(new_nodes) > NEW_NODES_AWAITED:
             self._acknowledge(answers)
             answers = []
-        if strangers:
-            task = asyncio.get_running_loop().create_task(self._introduce(strangers, answers))
+        if new_nodes:
+            task = asyncio.get_running_loop().create_task(self._introduce(new_nodes, answers))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
     def _show(self, taken: Sequence[_Taken], new: Iterator[bool]) -> list[str]:
         """Pass new frames to the fleet and detection; return the nodes that were never heard of before."""
         rows: list[Row] = []
-        strangers: list[str] = []
+        new_nodes: list[str] = []
         for one in taken:
             for template in one.request.fresh:
                 template.durable = template.admitted = True
@@ -298,9 +298,9 @@ class RowsIngest:
                 if one.late[at]:
                     self._show_late(one, at)
                 elif self._show_one(one, at, rows):
-                    strangers.append(one.request.node)
+                    new_nodes.append(one.request.node)
         self._observe_rows(batches_of(rows))
-        return strangers
+        return new_nodes
 
     def _show_one(self, one: _Taken, at: int, rows: list[Row]) -> bool:
         """Pass on one frame, a plain row by adding it to ``rows``; return whether its node is new."""
