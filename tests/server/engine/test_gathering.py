@@ -12,7 +12,7 @@ from eagle_eye.server.engine.gathering import Gathering
 from eagle_eye.server.engine.judgement import Judgement
 from eagle_eye.server.engine.respond import Book, Response, respond
 from eagle_eye.server.engine.settings import PolicySettings
-from eagle_eye.server.model.records import Action, Evidence, EvidenceState, Incident
+from eagle_eye.server.model.records import Action, EvidenceRequest, EvidenceState, Incident
 from tests.server.engine.frames import Fleet
 
 WAIT_S = 5.0
@@ -29,7 +29,7 @@ class Office:
         self.nodes_max = 32
         self.incidents: dict[str, Incident] = {}
         self.actions: dict[str, Action] = {}
-        self.evidence: dict[str, Evidence] = {}
+        self.evidence: dict[str, EvidenceRequest] = {}
         self._ids = itertools.count(1)
 
     def take(self, judgements: list[Judgement]) -> list[Response]:
