@@ -59,7 +59,7 @@ class RequestWriter:
         self._is_ours = False  # whether it has only fields known to this agent
         self._id = b""
         self._known: set[bytes] = set()  # those that the server has acknowledged
-        self._told: list[bytes] = []  # the templates that the last request's rows need
+        self._sent: list[bytes] = []  # the templates that the last request's rows need
 
     def write(self, kept: Sequence[bytes], now_s: float) -> Written:
         """Return a request with all of ``kept``, which is from one stream."""
@@ -79,7 +79,7 @@ class RequestWriter:
                 items.append(row)
             else:
                 items.append(encode_frame(whole_frame(self._template, row)))
-        self._told = list(templates)
+        self._sent = list(templates)
         unknown = [raw for id_, raw in templates.items() if id_ not in self._known]
         body = encode_rows_request(unknown, items, now_s)
         if len(body) < DEFLATE_BYTES_MIN:
@@ -89,7 +89,7 @@ class RequestWriter:
     def answered(self, status: int, reason: str) -> bool:
         """Process the answer; return whether the same frames must be sent again at once, rewritten."""
         if status == 200:
-            self._known = set(self._told)
+            self._known = set(self._sent)
         elif (status, reason) == _NO_TEMPLATE and self._known:
             self._known.clear()
             return True

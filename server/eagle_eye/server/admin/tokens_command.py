@@ -35,7 +35,7 @@ JOIN_LIFETIME_S = DAY_S  # of a join token by default
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the command's verbs."""
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
-    create = verbs.add_parser("create", help="make a token; its text is told this once")
+    create = verbs.add_parser("create", help="make a token; its text is shown only once")
     create.add_argument(
         "--out",
         type=Path,

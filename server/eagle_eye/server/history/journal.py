@@ -226,12 +226,12 @@ class Journal:
     def _write(self, taken: list[tuple[Batch, Future[Any]]]) -> None:
         touched = Touched()
         chunks: list[tuple[object, ...]] = []
-        told: list[tuple[Appended, list[JournalStream]]] = []
+        results: list[tuple[Appended, list[JournalStream]]] = []
         try:
             with database.transaction(self._writer):
                 for batch, _ in taken:
                     appended, streams, rows = self._append(batch, touched)
-                    told.append((appended, streams))
+                    results.append((appended, streams))
                     chunks += rows
                 last_id = insert(self._writer, chunks)
         except Exception as error:  # noqa: BLE001 - the thread must survive and the agents must get the error
@@ -241,9 +241,9 @@ class Journal:
                 future.set_exception(HistoryUnavailable(self.problem()))
             return
         self._refusals.worked()
-        self._note_commit(last_id, sum(sum(appended.new) for appended, _ in told))
+        self._note_commit(last_id, sum(sum(appended.new) for appended, _ in results))
         room_wanted = self._streams.keep(touched)
-        for (batch, future), (appended, streams) in zip(taken, told, strict=True):
+        for (batch, future), (appended, streams) in zip(taken, results, strict=True):
             self._streams.keep_referred(batch.refs, streams)
             future.set_result(appended)
         if room_wanted:

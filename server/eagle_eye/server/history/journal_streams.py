@@ -185,12 +185,12 @@ class Streams:
         yield
 
     def _note(self, streams: Iterable[JournalStream]) -> None:
-        told = [(stream.id, stream.sequences.encode().decode(), stream.heard_s) for stream in streams]
+        rows = [(stream.id, stream.sequences.encode().decode(), stream.heard_s) for stream in streams]
         self._writer.execute(
             "UPDATE streams SET sequences = CAST(json_extract(t.value, '$[1]') AS BLOB),"
             " heard_s = json_extract(t.value, '$[2]')"
             " FROM json_each(?) t WHERE streams.id = json_extract(t.value, '$[0]')",
-            (_json(told),),
+            (_json(rows),),
         )
 
     def forget(self, oldest_s: float) -> None:

@@ -149,13 +149,13 @@ class Fleet:
             return clock.applied_s
         before_s = clock.applied_s
         live = time_s is None or sent_s - time_s <= LATE_S
-        told = not is_same_base(base_s, clock.base_s)
+        base_changed = not is_same_base(base_s, clock.base_s)
         set_by_s = clock.take(sent_s, received_s, base_s, self._newest_time_s(node), live=live)
         if set_by_s is not None:
             self._redate(node, before_s - clock.applied_s)
             # An unchanged base means that it was not: earlier requests were slow, or the server's own clock was set.
-            if told or (base_s is None and abs(set_by_s) >= SEEN_S):
-                self.clock_notes.note_set(node, set_by_s, received_s, told=told)
+            if base_changed or (base_s is None and abs(set_by_s) >= SEEN_S):
+                self.clock_notes.note_set(node, set_by_s, received_s, reported=base_changed)
         return clock.applied_s
 
     def offsets_s(

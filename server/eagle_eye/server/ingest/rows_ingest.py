@@ -321,10 +321,10 @@ class RowsIngest:
     def _show_late(self, one: _Taken, at: int) -> None:
         self._telemetry.late.inc()
         frame, newest = one.request.frames.get(at), self._fleet.last(one.request.node)
-        told = belated(frame, newest) if frame is not None and newest is not None else None
-        if newest is not None and told is not None:
+        lasting = belated(frame, newest) if frame is not None and newest is not None else None
+        if newest is not None and lasting is not None:
             offset_s = one.offset_s + one.moved_s[at]
-            self._observe(self._fleet.dated(told, offset_s, one.received_s), newest.received_s, offset_s)
+            self._observe(self._fleet.dated(lasting, offset_s, one.received_s), newest.received_s, offset_s)
 
     async def _introduce(self, nodes: list[str], answers: Sequence[tuple[_Taken, int, int]]) -> None:
         try:
