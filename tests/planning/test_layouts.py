@@ -10,7 +10,7 @@ from benchmarks.planning.exhaustive import least_mixture_s
 from eagle_eye.planning.layouts import plan_layouts
 from eagle_eye.planning.profile import Profile
 from eagle_eye.planning.step_time import step_time_s
-from eagle_eye.planning.templates import ModelDoesNotFit, pla_templates
+from eagle_eye.planning.templates import ModelDoesNotFit, plan_templates
 from tests.planning.jobs import hardware, profile, profiles
 
 
@@ -20,7 +20,7 @@ def test_no_other_mixture_and_no_other_batch_is_faster(
     job: Profile, nodes: int, tolerate: int, micro_batches: int, memory_bytes: int
 ) -> None:
     try:
-        templates = pla_templates(job, hardware(nodes, memory_bytes), tolerate, micro_batches)
+        templates = plan_templates(job, hardware(nodes, memory_bytes), tolerate, micro_batches)
     except ModelDoesNotFit:
         reject()
     for layout in plan_layouts(templates, nodes, tolerate, micro_batches):
@@ -34,7 +34,7 @@ def test_every_number_of_nodes_has_a_layout_with_the_same_batch_and_its_copies(
     job: Profile, nodes: int, tolerate: int, micro_batches: int, memory_bytes: int
 ) -> None:
     try:
-        templates = pla_templates(job, hardware(nodes, memory_bytes), tolerate, micro_batches)
+        templates = plan_templates(job, hardware(nodes, memory_bytes), tolerate, micro_batches)
     except ModelDoesNotFit:
         reject()
     least = templates[0].nodes
@@ -56,7 +56,7 @@ def test_every_number_of_nodes_has_a_layout_with_the_same_batch_and_its_copies(
 
 
 def test_pipelines_of_several_sizes_share_the_batch_by_what_they_can() -> None:
-    templates = pla_templates(profile(24), hardware(5, 60 << 30), 1, 50)
+    templates = plan_templates(profile(24), hardware(5, 60 << 30), 1, 50)
     assert [template.nodes for template in templates] == [2, 3]
     five = plan_layouts(templates, 5, 1, 50)[-1]
     assert [pipeline.template for pipeline in five.pipelines] == [2, 3]
@@ -64,6 +64,6 @@ def test_pipelines_of_several_sizes_share_the_batch_by_what_they_can() -> None:
 
 
 def test_fewer_micro_batches_than_pipelines_leave_nodes_idle() -> None:
-    templates = pla_templates(profile(1), hardware(6), 1, 3)
+    templates = plan_templates(profile(1), hardware(6), 1, 3)
     layout = plan_layouts(templates, 6, 1, 3)[-1]
     assert (len(layout.pipelines), layout.idle_nodes) == (3, 3)

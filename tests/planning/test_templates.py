@@ -13,7 +13,7 @@ from benchmarks.planning.exhaustive import least_cut_s, together
 from benchmarks.planning.exhaustive import memory_bytes as memory_bytes_of
 from eagle_eye.planning.profile import Profile, sums
 from eagle_eye.planning.step_time import step_time_s
-from eagle_eye.planning.templates import ModelDoesNotFit, pla_templates, split
+from eagle_eye.planning.templates import ModelDoesNotFit, plan_templates, split
 from tests.planning.jobs import GIB, hardware, layer, profile, profiles
 
 
@@ -35,7 +35,7 @@ def test_every_template_has_all_layers_once_and_keeps_the_memory(
     job: Profile, nodes: int, tolerate: int, gpus: int, memory_bytes: int
 ) -> None:
     try:
-        templates = pla_templates(job, hardware(nodes, memory_bytes, gpus), tolerate, 16)
+        templates = plan_templates(job, hardware(nodes, memory_bytes, gpus), tolerate, 16)
     except ModelDoesNotFit:
         reject()
     for template in templates:
@@ -55,7 +55,7 @@ def test_the_sizes_cover_every_number_of_nodes_as_oobleck_proves(
     job: Profile, nodes: int, tolerate: int, memory_bytes: int
 ) -> None:
     try:
-        sizes = [template.nodes for template in pla_templates(job, hardware(nodes, memory_bytes), tolerate, 16)]
+        sizes = [template.nodes for template in plan_templates(job, hardware(nodes, memory_bytes), tolerate, 16)]
     except ModelDoesNotFit:
         reject()
     least = sizes[0]
@@ -70,16 +70,16 @@ def test_the_sizes_cover_every_number_of_nodes_as_oobleck_proves(
 
 def test_the_smallest_template_is_the_first_that_holds_the_model() -> None:
     job = profile(8)  # each layer 4 GiB, and 0.25 GiB for each micro-batch under way
-    assert [template.nodes for template in pla_templates(job, hardware(6, 15 * GIB), 1, 24)] == [3, 4, 5]
+    assert [template.nodes for template in plan_templates(job, hardware(6, 15 * GIB), 1, 24)] == [3, 4, 5]
 
 
 def test_larger_templates_stop_where_a_node_would_have_no_stage() -> None:
-    sizes = [template.nodes for template in pla_templates(profile(4), hardware(20), 1, 64)]
+    sizes = [template.nodes for template in plan_templates(profile(4), hardware(20), 1, 64)]
     assert sizes == [1, 2, 3, 4]
 
 
 def test_gpus_that_hold_a_stage_together_have_their_memory_together() -> None:
-    pair = pla_templates(profile(8), hardware(2, 8 * GIB, gpus_per_node=4, gpus_per_stage=2), 0, 8)[0]
+    pair = plan_templates(profile(8), hardware(2, 8 * GIB, gpus_per_node=4, gpus_per_stage=2), 0, 8)[0]
     assert pair.nodes == 2
     assert [stage.node for stage in pair.stages] == [0, 0, 1, 1]
 
@@ -87,9 +87,9 @@ def test_gpus_that_hold_a_stage_together_have_their_memory_together() -> None:
 def test_a_layer_that_fits_nowhere_is_named() -> None:
     job = profile([layer(0), layer(1, parameter_bytes=50 * GIB), layer(2)])
     with pytest.raises(ModelDoesNotFit, match="layer 1 alone needs"):
-        pla_templates(job, hardware(8, 40 * GIB), 1, 8)
+        plan_templates(job, hardware(8, 40 * GIB), 1, 8)
 
 
 def test_too_few_nodes_are_told_what_the_model_needs() -> None:
     with pytest.raises(ModelDoesNotFit, match=r"the model needs \d+ bytes .* but 2 nodes"):
-        pla_templates(profile(8), hardware(2, 15 * GIB), 0, 8)
+        plan_templates(profile(8), hardware(2, 15 * GIB), 0, 8)
