@@ -56,7 +56,7 @@ def test_the_rules_have_the_names_of_records_and_documents() -> None:
     [
         ("node_terms", LOST, {}),
         ("accused", CRASH, {}),
-        ("drain_instead", LOST, {}),  # not slow
+        ("drain_instead", incident(**{**LONE, "fault": "node_unreachable"}, onset_s=NOW_S - 400), {}),  # not slow
         ("drain_instead", incident(**{**LONE, "asks": "drain_node"}, onset_s=NOW_S - 400), {}),
         ("drain_instead", incident(**{**LONE, "kinds": ["compute_time", "step_time"], "confidence": 0.97}), {}),
         ("evidence", CRASH, {}),
@@ -89,7 +89,7 @@ DRAIN = {"drain_after_s": 300.0, "drain_slowdown_min": 0.03}
         (
             "node_terms",
             incident(nodes=["n1", "n2"]),  # n1 alone is accused
-            {"settings": on_node(confidence_min=0.5), "gpu_models": {"n1": ["B", "A"]}},
+            {"settings": on_node(confidence_min=0.5), "gpu_models": {"n1": ["B", "A"], "n2": ["C"]}},
             {"gpu_models": "A, B", "groups": "", "confidence_min": "0.5 (policy.nodes[0])"},
         ),
         (
@@ -242,6 +242,12 @@ def test_one_kind_supports_a_drain_and_no_exclusion_but_a_fact_supports_both() -
     exclude, drain = (floors_for(one, on_node(action=kind), {}) for kind in ("exclude_node", "drain_node"))
     assert [is_supported(one, floors) for floors in (exclude, drain)] == [False, True]
     assert [is_supported(fact, floors) for floors in (exclude, drain)] == [True, True]
+
+
+@pytest.mark.parametrize("changes", [{"fact": True}, {"node": None, "nodes": []}, {"confidence": 0.9}])
+def test_a_fact_and_a_hang_of_nobody_are_supported_whatever_their_confidence(changes: dict[str, Any]) -> None:
+    doubtful = incident(**{"confidence": 0.1, **changes})
+    assert is_supported(doubtful, floors_for(doubtful, act(), {}))
 
 
 @pytest.mark.parametrize("changes", [{"onset_s": NOW_S - 300}, {"slowdown_ratio": 0.03}, {"confidence": 0.6}])
