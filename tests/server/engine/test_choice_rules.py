@@ -12,6 +12,7 @@ from eagle_eye.server.engine.choice_rules import BYSTANDERS, RULES, floors_for, 
 from eagle_eye.server.engine.job_terms import JobTerms
 from eagle_eye.server.engine.node_terms import NodeTerms
 from eagle_eye.server.engine.policy import decide, weigh
+from eagle_eye.server.engine.ruling import PlannedAction
 from eagle_eye.server.engine.settings import PolicySettings
 from eagle_eye.server.model.records import Incident, RuleWord
 from tests.server.engine.situations import NOW_S, incident, past, situation
@@ -172,6 +173,22 @@ def test_a_rule_that_passes_says_by_what_it_judged(
             {"confidence": 0.97, "confidence_min": 0.99},
         ),
         (
+            "confidence",
+            incident(fault="process_crash", node=None, nodes=[], confidence=0.5),  # only a hang of nobody is certain
+            {},
+            "hold",
+            "confidence 0.50 is below 0.90 (policy.confidence_min): look at it yourself",
+            {"confidence": 0.5, "confidence_min": 0.9},
+        ),
+        (
+            "restart_owner",
+            CRASH,
+            {"restart_owner": "slurm"},
+            "hold",
+            "slurm restarts job j, not we: nothing is asked for",
+            {"restart_owner": "slurm", "policy.jobs": "", "the job's word": "slurm"},
+        ),
+        (
             "repetition",
             CRASH,
             {"actions": [past(**RESTARTED)]},
@@ -213,13 +230,19 @@ def test_who_may_not_restart_the_job_is_named_with_its_key(changes: dict[str, An
     assert (alone.kind, alone.restart, len(alone.notes)) == ("exclude_node", False, 3)  # the spare, this, the bystander
 
 
+def test_the_jobs_beside_each_node_that_leaves_are_named() -> None:
+    both = PlannedAction("exclude_node", ("n2", "n1"))
+    ruling = BYSTANDERS.judge(LOST, situation(neighbours={"n1": ["k"], "n2": ["l"]}), both)
+    assert ruling.values == {"bystanders": "n1 also runs k; n2 also runs l"}
+
+
 def test_terms_that_change_the_action_say_what_else_they_set() -> None:
-    settings = on_node(action="drain_node", confidence_min=0.5)
+    settings = on_node(action="drain_node", confidence_min=0.5, drain_after_s=9)
     said = word("node_terms", LOST, settings=settings)
     assert (said.outcome, said.values["action"]) == ("changes", "drain_node (policy.nodes[0])")
     assert said.reason == (
         "drain_node in place of exclude_node for gpu_lost on n1 (policy.nodes[0]); also confidence_min 0.5"
-        " (policy.nodes[0])"
+        " (policy.nodes[0]), drain_after_s 9 (policy.nodes[0])"
     )
     alone = word("node_terms", TWO_NODES, settings=act(nodes=[NodeTerms(nodes=["n*"], action="notify")]))
     assert (alone.outcome, alone.reason) == (
@@ -331,6 +354,8 @@ def test_the_work_that_a_restart_loses_is_what_memory_does_not_hold(
             {"settings": act(remaining_s=1_200)},
             "a restart costs 600 s (lost work 300, start 240, queue 60) and would save 600 s of the remaining 1200 s",
         ),
+        ({"slowdown_ratio": 1.0}, {"ends_s": NOW_S - 9}, "a restart costs 600 s"),
+        ({"slowdown_ratio": 1.0}, {"ends_s": NOW_S + 1, "pace_left_ratio": 0.9}, "a restart costs 600 s"),
     ],
 )
 def test_what_does_not_pay_is_not_excluded_and_the_figures_say_so(
@@ -351,6 +376,11 @@ def test_what_does_not_pay_is_not_excluded_and_the_figures_say_so(
 )
 def test_what_just_pays_is_excluded(what: dict[str, Any], settings: dict[str, Any]) -> None:
     assert decide(incident(**what), situation(settings=act(**settings))).kind == "exclude_node"
+
+
+def test_what_costs_nothing_has_nothing_to_gain_without_a_spare_either() -> None:
+    free = incident(fault="pcie_degraded", slowdown_ratio=0.0)
+    assert word("cost", free, pace_left_ratio=0.5).values["gain_s"] == 0.0
 
 
 def test_a_straggler_below_its_least_slowdown_is_held_with_that_value() -> None:
