@@ -177,7 +177,7 @@ def test_a_durable_row_is_acknowledged_when_requests_to_agents_cannot_be_looked_
     def fail() -> bool:
         raise RuntimeError("no records")
 
-    monkeypatch.setattr(server.dispatcher.services.evidence_requests, "asks_anybody", fail)
+    monkeypatch.setattr(server.dispatcher.services.evidence_requests, "has_requests", fail)
     server.client.timeout = 3.0
     answer = post(server, request(frame(2), templates=not known))
     assert answer.json() == {"accepted": 1, "duplicates": 0, "watermark": 2}

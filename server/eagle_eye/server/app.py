@@ -363,12 +363,12 @@ def _frames(services: Services, templates: Templates) -> Ingest:
     def asked_of(node: str) -> list[dict[str, Any]]:
         return services.evidence_requests.asked_of(node) + services.node_checks.asked_of(node)
 
-    def asks_anybody() -> bool:
-        return services.evidence_requests.asks_anybody() or services.node_checks.asks_anybody()
+    def has_requests() -> bool:
+        return services.evidence_requests.has_requests() or services.node_checks.has_requests()
 
     parts = (services.history, services.fleet, services.tokens, services.telemetry, services.clock)
     observe, observe_rows, introduce = _observe(services), services.watcher.observe_rows, services.known_nodes.introduce
-    rows = RowsIngest(config, *parts, observe, observe_rows, introduce, asked_of, asks_anybody, reader, unknown)
+    rows = RowsIngest(config, *parts, observe, observe_rows, introduce, asked_of, has_requests, reader, unknown)
     tokens, telemetry = services.tokens, services.telemetry
     return Ingest(config, tokens, telemetry, services.clock, limits.check_frames, rows, reader)
 

@@ -98,7 +98,7 @@ class RowsIngest:
         observe_rows: Callable[[Sequence[Batch]], None],
         found: Callable[[list[str]], Awaitable[None]],
         asked_of: Callable[[str], list[dict[str, Any]]],
-        asks_anybody: Callable[[], bool],
+        has_requests: Callable[[], bool],
         reader: RowsReader,
         unknown: UnknownThings,
     ) -> None:
@@ -112,7 +112,7 @@ class RowsIngest:
         self._observe_rows = observe_rows
         self._found = found
         self._asked_of = asked_of
-        self._asks_anybody = asks_anybody
+        self._has_requests = has_requests
         self._reader = reader
         self._unknown = unknown
         self._gathered: list[_Taken] = []
@@ -352,7 +352,7 @@ class RowsIngest:
         After an error none are passed on: what is durable must be acknowledged, and later answers repeat requests.
         """
         try:
-            if self._asks_anybody():
+            if self._has_requests():
                 asked = map(self._asked_of, nodes)
                 return [b',"requests":' + msgspec.json.encode(one) if one else b"" for one in asked]
         except Exception:  # noqa: BLE001 - the waiting clients must be answered

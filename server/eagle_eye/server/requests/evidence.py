@@ -44,7 +44,7 @@ class EvidenceRequests:
         self._read_s = float("-inf")
         store.listen(self._changed.set)
 
-    def asks_anybody(self) -> bool:
+    def has_requests(self) -> bool:
         """Return whether there are open requests for any node."""
         if self._changed.is_set() and self._clock.monotonic_s() - self._read_s >= READ_EVERY_S:
             self._read()
@@ -55,7 +55,7 @@ class EvidenceRequests:
 
         A request is repeated until its bundle has arrived or it has expired, as an answer may be lost.
         """
-        if not self.asks_anybody():
+        if not self.has_requests():
             return []
         known = self._by_node.get(node)
         if not known:
