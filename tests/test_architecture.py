@@ -140,8 +140,6 @@ SHARED_CLASS_NAMES = {
     **dict.fromkeys(("Pod", "PodSpec", "PodStatus", "Taint"), "Kubernetes"),
     # the same on both sides: the agent imports nothing of the server
     **dict.fromkeys(("Clock", "ServiceManager", "SystemClock"), "agent and server"),
-    # a record, a message or an API schema, and what the code makes of it
-    **dict.fromkeys(("Evidence", "Report"), "record"),
 }
 
 

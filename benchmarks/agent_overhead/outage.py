@@ -31,7 +31,7 @@ from eagle_eye.agent.transport.spool import BYTES_MAX, Spool
 from eagle_eye.agent.transport.uplink import Destination, Uplink
 from eagle_eye.schema.frame import Rank
 from eagle_eye.schema.metrics import Scope, names
-from eagle_eye.schema.rows import VERSION, Outline, RowWriter, Tail, table
+from eagle_eye.schema.rows import VERSION, RowTemplate, RowWriter, Tail, table
 
 GPUS = 8
 PORTS = 10
@@ -79,7 +79,7 @@ def realistic(stream: str, sequence: int) -> bytes:
         table(Scope.NODE, {-1: dict.fromkeys(names(Scope.NODE), 1.0)}),
         table(Scope.LINK, links),
     ]
-    outline = Outline(
+    template = RowTemplate(
         version=VERSION,
         node=NODE,
         boot_id="0f2a4c1e-5a36-4b8f-9f5b-0a9f6f1a2b3c",
@@ -92,7 +92,7 @@ def realistic(stream: str, sequence: int) -> bytes:
         collectors=dict.fromkeys(("host", "nvml", "fabric", "kernel_log", "training"), "ok"),
     )
     numbers = b"".join([part for _, part in tables])
-    return _writer.write(outline, sequence, time.time(), numbers, Tail())
+    return _writer.write(template, sequence, time.time(), numbers, Tail())
 
 
 def steady(url: str, folder: Path, seconds: int) -> dict[str, Any]:

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from eagle_eye.schema.frame import WIRE_VERSION, Rank
 from eagle_eye.schema.metrics import Scope
-from eagle_eye.schema.rows import ROW_HEAD, Outline, OutlineBlock
-from eagle_eye.server.model.batch import Batch, Outlined
+from eagle_eye.schema.rows import ROW_HEAD, RowTemplate, TemplateBlock
+from eagle_eye.server.model.batch import Batch, ResolvedTemplate
 from eagle_eye.simulator.load.values import EXACT, PLAIN, TRAINED, FleetValues
 
 Numbers = NDArray[np.floating[Any]]
@@ -64,12 +64,12 @@ class ManyJobs:
         self._gpus, self._start_s = gpus, start_s
         self._values = FleetValues(np.arange(nodes) // nodes_a_job, gpus, 1.0, STEP_S, start_s, SEED)
         self._rng = np.random.default_rng(SEED)
-        self._outlined = [self._outline(node, nodes, nodes_a_job) for node in range(nodes)]
+        self._resolved = [self._template(node, nodes, nodes_a_job) for node in range(nodes)]
         self._stopped: _Stopped | None = None
 
     def rows(self, line: int, *, hung: bool = False) -> list[Batch]:
         """Return every node's row of an interval; ``hung``: nobody has left the collective since the first such row."""
-        nodes, time_s = len(self._outlined), self._start_s + line
+        nodes, time_s = len(self._resolved), self._start_s + line
         exact, plain = self._values.read(0, nodes, time_s)
         steps, trained = EXACT.index("train_step"), [PLAIN.index(name) for name in TRAINED]
         if hung:
@@ -92,26 +92,26 @@ class ManyJobs:
         numbers = [np.ascontiguousarray(table).view(np.uint8).reshape(nodes, -1) for table in tables]
         return [
             Batch(
-                [one.ref for one in self._outlined],
+                [one.ref for one in self._resolved],
                 np.full(nodes, line + 1),
                 np.full(nodes, time_s),
                 np.full(nodes, time_s + DELAY_S),
                 np.zeros(nodes),
                 np.concatenate([heads, *numbers], axis=1),
-                outlined=self._outlined,
+                resolved=self._resolved,
             )
         ]
 
-    def _outline(self, node: int, nodes: int, nodes_a_job: int) -> Outlined:
+    def _template(self, node: int, nodes: int, nodes_a_job: int) -> ResolvedTemplate:
         job, place = divmod(node, nodes_a_job)
         world = min(nodes_a_job, nodes - job * nodes_a_job) * self._gpus
         name = f"job{job:04d}"
         blocks = [
-            OutlineBlock(Scope.DEVICE, list(range(self._gpus)), [*EXACT_METRICS, *PLAIN_METRICS], len(EXACT_METRICS)),
-            OutlineBlock(Scope.NODE, [-1], [metric for metric, _, _ in HOST], 0),
+            TemplateBlock(Scope.DEVICE, list(range(self._gpus)), [*EXACT_METRICS, *PLAIN_METRICS], len(EXACT_METRICS)),
+            TemplateBlock(Scope.NODE, [-1], [metric for metric, _, _ in HOST], 0),
         ]
         ranks = [Rank(name, place * self._gpus + g, world, g, role=f"pp{place % 4}") for g in range(self._gpus)]
-        outline = Outline(
+        template = RowTemplate(
             version=WIRE_VERSION,
             node=f"node{node:05d}",
             boot_id="b",
@@ -122,4 +122,4 @@ class ManyJobs:
             ranks=ranks,
             blocks=blocks,
         )
-        return Outlined(outline, ())
+        return ResolvedTemplate(template, ())

@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from eagle_eye.schema.rows import encode_outline, outline_id, outline_of
+from eagle_eye.schema.rows import encode_template, template_id, template_of
 from eagle_eye.server.history.journal import Journal
 from eagle_eye.server.history.segments.facts import MINUTES_FOLDER, RAW_FOLDER, Sealed
 from eagle_eye.server.history.segments.processes import environment
@@ -142,11 +142,11 @@ def _journal(folder: Path, nodes: int, minutes: int) -> list[int]:
     load = Load(nodes=nodes, duration_s=minutes * 60.0)
     fleet = SimulatedFleet(load, "stream")
     rows = FleetRows(fleet.frames)
-    outlines = []
+    templates = []
     refs = [StreamRef(name, "stream") for name in fleet.names]
     for frame in fleet.frames:
-        raw = encode_outline(outline_of(frame))
-        outlines.append((outline_id(raw), raw))
+        raw = encode_template(template_of(frame))
+        templates.append((template_id(raw), raw))
     values = FleetValues(fleet.jobs, load.gpus, load.interval_s, load.step_s, BEGIN_S)
     stretches: list[int] = []
     settings = HistorySettings(retention_s=FOREVER_S, retention_bytes=1 << 40)  # the time of the frames is not now
@@ -161,7 +161,7 @@ def _journal(folder: Path, nodes: int, minutes: int) -> list[int]:
                 lines = (
                     (refs[at], second + 1, BEGIN_S + second + at / nodes, received_s, 0.0004, raws[at]) for at in some
                 )
-                journal.submit(Batch.of(lines, dict(outlines[at] for at in some) if second == 0 else {})).result()
+                journal.submit(Batch.of(lines, dict(templates[at] for at in some) if second == 0 else {})).result()
             if (second + 1) % STRETCH_S == 0 or second + 1 == minutes * 60:
                 ((through,),) = journal.reader.read("SELECT max(id) FROM chunks", ())
                 stretches.append(through)

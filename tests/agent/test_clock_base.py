@@ -105,9 +105,9 @@ def test_a_request_is_of_one_clock_as_rows_and_whole(clock: FakeClock) -> None:
     clock.jump(3600.0)
     waited.append(kept(4, time_s=clock.now_s(), clock_base_s=base.read()))
     request = parts(writer.write(waited, clock.now_s()))
-    outline, unknown = rows.decode_outline(request.outlines[0])
-    frames = [decode_frame(row) if not rows.is_row(row) else rows.read_row(outline, row).frame for row in request.rows]
-    assert (len(request.outlines), unknown) == (1, ())
+    template, unknown = rows.decode_template(request.templates[0])
+    frames = [decode_frame(row) if not rows.is_row(row) else rows.read_row(template, row).frame for row in request.rows]
+    assert (len(request.templates), unknown) == (1, ())
     writer.answered(415, "content_type")
     whole = [decode_frame(raw) for raw in decode_request(writer.write(waited, clock.now_s()).body)[1]]
     for sent in (frames, whole):

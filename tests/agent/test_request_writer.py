@@ -37,9 +37,9 @@ def frame(sequence: int, power: float = 300.0, **more: object) -> bytes:
     said = decode_frame(raw)
     if not said.blocks:
         return raw
-    outline = rows.outline_of(said)
-    told = rows.encode_outline(outline)
-    return rows.encode_rows_request([told], [rows.encode_row(said, outline, rows.outline_id(told))], said.time_s)
+    template = rows.template_of(said)
+    told = rows.encode_template(template)
+    return rows.encode_rows_request([told], [rows.encode_row(said, template, rows.template_id(told))], said.time_s)
 
 
 def parts(written: Written) -> rows.RowsRequest:
@@ -52,29 +52,29 @@ def writer(clock: FakeClock) -> RequestWriter:
     return RequestWriter(clock.monotonic_s)
 
 
-def test_an_outline_is_sent_until_the_server_has_it_and_then_no_more(writer: RequestWriter) -> None:
-    assert len(parts(writer.write([frame(1)], NOW)).outlines) == 1
+def test_a_template_is_sent_until_the_server_has_it_and_then_no_more(writer: RequestWriter) -> None:
+    assert len(parts(writer.write([frame(1)], NOW)).templates) == 1
     assert not writer.answered(503, "busy")
-    assert len(parts(writer.write([frame(1)], NOW)).outlines) == 1
+    assert len(parts(writer.write([frame(1)], NOW)).templates) == 1
     assert not writer.answered(200, "")
-    assert parts(writer.write([frame(2)], NOW)).outlines == []
+    assert parts(writer.write([frame(2)], NOW)).templates == []
 
 
-def test_a_server_that_forgot_the_outline_is_told_it_again_at_once(writer: RequestWriter) -> None:
+def test_a_server_that_forgot_the_template_is_told_it_again_at_once(writer: RequestWriter) -> None:
     writer.write([frame(1)], NOW)
     writer.answered(200, "")
     writer.write([frame(2)], NOW)
     assert writer.answered(409, "outline")
-    assert len(parts(writer.write([frame(2)], NOW)).outlines) == 1
+    assert len(parts(writer.write([frame(2)], NOW)).templates) == 1
     assert not writer.answered(409, "outline")  # it was told: trying for ever would help nobody
 
 
-def test_what_changes_beside_the_numbers_is_another_outline(writer: RequestWriter) -> None:
+def test_what_changes_beside_the_numbers_is_another_template(writer: RequestWriter) -> None:
     writer.write([frame(1)], NOW)
     writer.answered(200, "")
     request = parts(writer.write([frame(2), frame(3, dropped={"spool_full": 1})], NOW))
-    assert len(request.outlines) == 1
-    assert rows.outline_of_row(request.rows[0]) != rows.outline_of_row(request.rows[1])
+    assert len(request.templates) == 1
+    assert rows.template_of_row(request.rows[0]) != rows.template_of_row(request.rows[1])
 
 
 def test_silence_and_events_travel_with_the_row(writer: RequestWriter) -> None:
@@ -83,8 +83,8 @@ def test_silence_and_events_travel_with_the_row(writer: RequestWriter) -> None:
     ranks, events = [Rank("job", 0, 1, 0, silent_s=7.5)], [Event(NOW, "xid", 0, {"code": 79})]
     said = decode_frame(whole(2, ranks=ranks, events=events))
     request = parts(writer.write([frame(2, ranks=ranks, events=events)], NOW))
-    assert request.outlines == []
-    assert rows.read_row(rows.outline_of(said), request.rows[0]).frame == said
+    assert request.templates == []
+    assert rows.read_row(rows.template_of(said), request.rows[0]).frame == said
 
 
 def test_a_frame_without_numbers_goes_whole(writer: RequestWriter) -> None:
@@ -101,13 +101,13 @@ def test_what_an_earlier_agent_kept_whole_goes_as_it_was_kept(writer: RequestWri
 def test_rows_are_sent_as_the_bytes_that_were_kept(writer: RequestWriter) -> None:
     kept = [frame(1), frame(2)]
     request = parts(writer.write(kept, NOW))
-    assert [rows.split_row(raw) for raw in kept] == [(request.outlines[0], row) for row in request.rows]
+    assert [rows.split_row(raw) for raw in kept] == [(request.templates[0], row) for row in request.rows]
 
 
-def test_of_more_outlines_than_a_request_may_have_the_rest_goes_whole(writer: RequestWriter) -> None:
-    kept = [frame(n, dropped={"spool_full": n}) for n in range(1, rows.OUTLINES_PER_REQUEST_MAX + 3)]
+def test_of_more_templates_than_a_request_may_have_the_rest_goes_whole(writer: RequestWriter) -> None:
+    kept = [frame(n, dropped={"spool_full": n}) for n in range(1, rows.TEMPLATES_PER_REQUEST_MAX + 3)]
     request = parts(writer.write(kept, NOW))
-    assert len(request.outlines) == rows.OUTLINES_PER_REQUEST_MAX
+    assert len(request.templates) == rows.TEMPLATES_PER_REQUEST_MAX
     assert [rows.is_row(row) for row in request.rows[-3:]] == [True, False, False]
     assert decode_frame(request.rows[-1]).sequence == len(kept)
 

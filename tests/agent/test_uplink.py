@@ -18,13 +18,13 @@ from eagle_eye.agent.transport.uplink import Destination, Uplink
 from eagle_eye.schema.frame import CONTENT_TYPE, Frame, decode_frame, decode_request, encode_frame
 from eagle_eye.schema.rows import CONTENT_TYPE as ROWS_CONTENT_TYPE
 from eagle_eye.schema.rows import (
-    Outline,
-    decode_outline,
+    RowTemplate,
     decode_rows_request,
+    decode_template,
     is_row,
-    outline_id,
-    outline_of_row,
     read_row,
+    template_id,
+    template_of_row,
 )
 from tests.agent.fakes import FakeClock, until
 from tests.agent.spoiled import NASTY
@@ -38,7 +38,7 @@ class Server:
     def __init__(self) -> None:
         self.frames: list[Frame] = []
         self.requests: list[dict[str, str]] = []
-        self.outlines: dict[bytes, Outline] = {}
+        self.templates: dict[bytes, RowTemplate] = {}
         self.connections: set[object] = set()
         self.sockets: list[socket.socket] = []
         self.refuse: Callable[[list[Frame], dict[str, str]], Reply | None] = lambda _frames, _headers: None
@@ -70,15 +70,15 @@ class Server:
         self.thread.start()
 
     def read(self, body: bytes, headers: Mapping[str, str]) -> list[Frame]:
-        """Return what a request says, whichever way; outlines are known for ever."""
+        """Return what a request says, whichever way; templates are known for ever."""
         if headers["content-type"] == CONTENT_TYPE:
             return [decode_frame(raw) for raw in decode_request(body)[1]]
         if headers.get("content-encoding") == "deflate":
             body = zlib.decompress(body)
         request = decode_rows_request(body)
-        self.outlines.update((outline_id(raw), decode_outline(raw)[0]) for raw in request.outlines)
+        self.templates.update((template_id(raw), decode_template(raw)[0]) for raw in request.templates)
         return [
-            read_row(self.outlines[outline_of_row(item)], item).frame if is_row(item) else decode_frame(item)
+            read_row(self.templates[template_of_row(item)], item).frame if is_row(item) else decode_frame(item)
             for item in request.rows
         ]
 

@@ -36,10 +36,10 @@ def test_the_example_decodes_to_what_the_page_says() -> None:
 
 def test_the_example_of_a_row_decodes_to_what_the_page_says() -> None:
     request = rows.decode_rows_request(bytes.fromhex(fenced("hex-rows")))
-    (raw,), (row,) = request.outlines, request.rows
-    outline, unknown = rows.decode_outline(raw)
-    assert (request.sent_s, unknown, rows.outline_of_row(row)) == (1_700_000_000.25, (), rows.outline_id(raw))
-    frame = rows.read_row(outline, row).frame
+    (raw,), (row,) = request.templates, request.rows
+    template, unknown = rows.decode_template(raw)
+    assert (request.sent_s, unknown, rows.template_of_row(row)) == (1_700_000_000.25, (), rows.template_id(raw))
+    frame = rows.read_row(template, row).frame
     whole = wire.decode_frame(wire.decode_request(bytes.fromhex(fenced("hex")))[1][0])
     assert (frame.blocks[0].metrics, list(wire.values_of(frame.blocks[0]))) == (
         ["train_step", "gpu_power_watts"],
@@ -49,7 +49,16 @@ def test_the_example_of_a_row_decodes_to_what_the_page_says() -> None:
 
 
 def test_the_page_has_every_key_of_a_frame_and_its_parts() -> None:
-    for shape in (wire.Envelope, wire.Frame, wire.Block, wire.Rank, Event, rows.Outline, rows.OutlineBlock, rows.Tail):
+    for shape in (
+        wire.Envelope,
+        wire.Frame,
+        wire.Block,
+        wire.Rank,
+        Event,
+        rows.RowTemplate,
+        rows.TemplateBlock,
+        rows.Tail,
+    ):
         for name in shape.__struct_fields__:
             assert f"`{name}`" in TEXT, f"{shape.__name__}.{name}"
 
@@ -65,7 +74,7 @@ def test_the_page_has_every_event_with_its_attributes() -> None:
     [
         wire.CONTENT_TYPE,
         rows.CONTENT_TYPE,
-        f"{rows.OUTLINES_PER_REQUEST_MAX} outlines",
+        f"{rows.TEMPLATES_PER_REQUEST_MAX} templates",
         f"{wire.REQUEST_BYTES_MAX >> 20} MiB, {wire.FRAMES_PER_REQUEST_MAX:,} frames",
         f"{wire.FRAME_BYTES_MAX >> 20} MiB, {wire.BLOCKS_MAX} blocks, {wire.EVENTS_MAX:,} events",
         f"{wire.EVENTS_MAX:,} events, {wire.RANKS_MAX:,} ranks",

@@ -73,7 +73,7 @@ class Client:
     story: Story
     rank: int
     sequence: int = 0
-    outlines: set[bytes] = field(default_factory=set)
+    templates: set[bytes] = field(default_factory=set)
 
     @property
     def node(self) -> str:
@@ -102,13 +102,13 @@ class Client:
         )
         if not story.says:
             return whole.CONTENT_TYPE, whole.encode_request([encode_frame(one)], now_s + ahead_s)
-        outline = rows.outline_of(one)
-        raw = rows.encode_outline(outline)
-        id_ = rows.outline_id(raw)
-        unknown = [] if id_ in self.outlines else [raw]
-        self.outlines.add(id_)
+        template = rows.template_of(one)
+        raw = rows.encode_template(template)
+        id_ = rows.template_id(raw)
+        unknown = [] if id_ in self.templates else [raw]
+        self.templates.add(id_)
         return rows.CONTENT_TYPE, rows.encode_rows_request(
-            unknown, [rows.encode_row(one, outline, id_)], now_s + ahead_s
+            unknown, [rows.encode_row(one, template, id_)], now_s + ahead_s
         )
 
 

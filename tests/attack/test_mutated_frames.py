@@ -14,7 +14,7 @@ from eagle_eye.schema.frame import CONTENT_TYPE, Rank, block, encode_frame, enco
 from eagle_eye.schema.metrics import Scope
 from eagle_eye.schema.names import is_name
 from eagle_eye.schema.rows import CONTENT_TYPE as ROWS
-from eagle_eye.schema.rows import encode_outline, encode_row, encode_rows_request, outline_id, outline_of
+from eagle_eye.schema.rows import encode_row, encode_rows_request, encode_template, template_id, template_of
 from tests.server.builders import frame
 from tests.server.own_process import OwnProcess, serving
 
@@ -73,9 +73,9 @@ def whole(dice: random.Random, node: str, sequence: int, now_s: float) -> bytes:
 
 def rows(dice: random.Random, node: str, sequence: int, now_s: float) -> bytes:
     one = sent(node, sequence, now_s)
-    outline = outline_of(one)
-    raw = msgspec.msgpack.encode(mutated(dice, msgspec.msgpack.decode(encode_outline(outline))))
-    request = encode_rows_request([raw], [encode_row(one, outline, outline_id(raw))], now_s)
+    template = template_of(one)
+    raw = msgspec.msgpack.encode(mutated(dice, msgspec.msgpack.decode(encode_template(template))))
+    request = encode_rows_request([raw], [encode_row(one, template, template_id(raw))], now_s)
     return cut(dice, request) if dice.random() < 0.3 else request
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from eagle_eye.server.model.errors import StoreUnavailable
-from eagle_eye.server.store.opening import open_file
+from eagle_eye.server.store.factory import open_file
 from tests.compatibility import server_recording
 from tests.compatibility.server_recording import DATABASES, FRAMES, KINDS, meaning_of
 from tests.server.builders import NOW, FakeClock, running

@@ -8,7 +8,7 @@ from typing import Any, cast
 import pytest
 
 from eagle_eye.orchestrators.errors import CannotCarryOutError
-from eagle_eye.orchestrators.launch import happenings as on
+from eagle_eye.orchestrators.launch import events as on
 from eagle_eye.orchestrators.launch import orders as to
 from eagle_eye.orchestrators.launch.orchestrator import LaunchOrchestrator
 from eagle_eye.orchestrators.launch.state import ENDED
@@ -24,7 +24,7 @@ class PlayedCoordinator:
         self.story = story
         self._requests = 100
 
-    def ask(self, make: Callable[[int], on.Happening]) -> str:
+    def ask(self, make: Callable[[int], on.LaunchEvent]) -> str:
         self._requests += 1
         self.post(make(self._requests))
         for order in reversed(self.story.everything):
@@ -36,14 +36,14 @@ class PlayedCoordinator:
                 return f"attempt {order.attempt} runs on {', '.join(order.nodes)}"
         raise AssertionError(f"no answer to {self._requests}: {self.story.everything[-5:]}")
 
-    def post(self, happening: on.Happening) -> None:
-        self.story.happens(happening)
+    def post(self, event: on.LaunchEvent) -> None:
+        self.story.happens(event)
         self.obey()
 
     def obey(self) -> None:
         """Runners stop and start what they are told to, until nothing is left to do."""
         while orders := [one for one in self.story.orders if isinstance(one, to.StopRanks | to.StartRanks)]:
-            follow: list[on.Happening] = []
+            follow: list[on.LaunchEvent] = []
             for order in orders:
                 if isinstance(order, to.StopRanks):
                     follow += [on.RanksStopped(node) for node in order.nodes]

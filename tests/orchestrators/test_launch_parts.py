@@ -17,7 +17,7 @@ import psutil
 import pytest
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-from eagle_eye.orchestrators.launch import happenings as on
+from eagle_eye.orchestrators.launch import events as on
 from eagle_eye.orchestrators.launch import logs
 from eagle_eye.orchestrators.launch.checkpoint_content import flaw
 from eagle_eye.orchestrators.launch.checkpoints import find_checkpoints
@@ -252,7 +252,7 @@ class Watched:
     def __init__(self, folder: Path | None = None) -> None:
         self.now_s = 100.0
         self.sight: ObservedProgress | None = None
-        self.reported: list[on.Happening] = []
+        self.reported: list[on.LaunchEvent] = []
         self.watcher = ProgressReporter(folder, lambda: self.sight, self.reported.append, lambda: self.now_s)
 
     def sees(self, attempt: int, step: int, after_s: float = 1.0) -> None:

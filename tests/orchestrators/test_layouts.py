@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from eagle_eye.orchestrators.launch import command
-from eagle_eye.orchestrators.launch import happenings as on
+from eagle_eye.orchestrators.launch import events as on
 from eagle_eye.orchestrators.launch import orders as to
 from eagle_eye.orchestrators.launch.gathering import pace_left_ratio
 from eagle_eye.orchestrators.launch.orchestrator import LaunchOrchestrator

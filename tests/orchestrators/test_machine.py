@@ -10,7 +10,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from eagle_eye.orchestrators.launch import happenings as on
+from eagle_eye.orchestrators.launch import events as on
 from eagle_eye.orchestrators.launch import orders as to
 from eagle_eye.orchestrators.launch.checkpoints import Span
 from eagle_eye.orchestrators.launch.machine import step
@@ -45,15 +45,15 @@ class Story:
         self.everything: list[to.Order] = []
         self.happens(on.Opened())
 
-    def happens(self, *happenings: on.Happening) -> None:
+    def happens(self, *events: on.LaunchEvent) -> None:
         self.orders = []
-        for happening in happenings:
-            self._happens(happening)
+        for event in events:
+            self._happens(event)
         self.everything += self.orders
 
-    def _happens(self, happening: on.Happening) -> None:
+    def _happens(self, event: on.LaunchEvent) -> None:
         moment = on.Moment(self.now_s, UNIX_S + self.now_s)
-        self.state, orders = step(self.rules, self.state, happening, moment)
+        self.state, orders = step(self.rules, self.state, event, moment)
         self.orders += orders
         if any(isinstance(order, to.Persist) for order in orders):
             self.memory = remember(self.memory, self.state)
@@ -843,9 +843,9 @@ def test_checkpoints_that_cannot_be_looked_through_blame_no_node() -> None:
     story = Story(verdict_wait_s=0.0)
     story.state = State()
     moment = on.Moment(0.0, UNIX_S)
-    all_ready: list[on.Happening] = [on.RunnerReady(node) for node in NODES]
-    for happening in (on.Opened(), *all_ready):
-        story.state, _ = step(story.rules, story.state, happening, moment)
+    all_ready: list[on.LaunchEvent] = [on.RunnerReady(node) for node in NODES]
+    for event in (on.Opened(), *all_ready):
+        story.state, _ = step(story.rules, story.state, event, moment)
     assert story.state.phase is Phase.STARTING
     story.passes(60.0)
     assert story.ordered(to.Abandon) == []
@@ -891,7 +891,7 @@ def test_a_launcher_that_had_given_up_begins_with_a_full_budget() -> None:
 nodes = st.sampled_from(NODES)
 
 
-def happenings(state: State, request: Callable[[], int]) -> st.SearchStrategy[on.Happening]:
+def launch_events(state: State, request: Callable[[], int]) -> st.SearchStrategy[on.LaunchEvent]:
     """What may happen while the launcher is killed."""
     everyone = state.members or NODES
     return st.one_of(
@@ -924,8 +924,8 @@ class AnyOrder(RuleBasedStateMachine):
         self.out: set[str] = set()  # of whose exclusion somebody was told
         self.spoilt_s = float("inf")  # since when checkpoints are spoilt, for an attempt that was ended for it
 
-    def happens(self, happening: on.Happening) -> None:
-        self.story.happens(happening)
+    def happens(self, event: on.LaunchEvent) -> None:
+        self.story.happens(event)
         self.check()
 
     def check(self) -> None:
@@ -1057,17 +1057,17 @@ class AnyOrder(RuleBasedStateMachine):
     def the_launcher_is_killed(self, word: st.DataObject, carried_out: int) -> None:
         """In the midst of what it does about something, then started again with what was on disk by then."""
         story, before = self.story, self.story.state
-        happening = word.draw(happenings(before, self.request))
+        event = word.draw(launch_events(before, self.request))
         moment = on.Moment(story.now_s, UNIX_S + story.now_s)
-        after, orders = step(story.rules, before, happening, moment)
+        after, orders = step(story.rules, before, event, moment)
         story.state = after
         story.orders = orders[:carried_out]
         self.check()
         if any(isinstance(order, to.Persist) for order in story.orders):
             story.memory = remember(story.memory, after)
         stopped = any(isinstance(order, to.StopRanks) for order in story.orders)
-        if isinstance(happening, on.RestartAsked) and happening.distrust_since_s and stopped:
-            self.spoilt_s = min(self.spoilt_s, happening.distrust_since_s)
+        if isinstance(event, on.RestartAsked) and event.distrust_since_s and stopped:
+            self.spoilt_s = min(self.spoilt_s, event.distrust_since_s)
         self.unanswered.clear()  # who asked went with the launcher
         spent = 0 if after.phase in ENDED else min(before.restarts, after.restarts)
         known_to_server = max([0, *(order.attempt for order in story.orders if isinstance(order, to.TellServer))])

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from eagle_eye.orchestrators.launch import happenings as on
+from eagle_eye.orchestrators.launch import events as on
 from eagle_eye.orchestrators.launch import orders as to
 from eagle_eye.orchestrators.launch.rank_sight import reaches
 from eagle_eye.orchestrators.launch.state import Phase

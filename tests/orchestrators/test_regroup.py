@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from eagle_eye.orchestrators.launch import happenings as on
+from eagle_eye.orchestrators.launch import events as on
 from eagle_eye.orchestrators.launch import orders as to
 from eagle_eye.orchestrators.launch.state import Phase
 from tests.orchestrators.test_machine import UNIX_S, Story, exclude, failed, restart
@@ -194,7 +194,7 @@ def test_without_a_first_step_in_time_every_process_is_new() -> None:
     ],
     ids=["a node goes", "the culprit's node goes", "it cannot be killed", "excluded"],
 )
-def test_a_second_failure_meanwhile_renews_every_process(second: on.Happening) -> None:
+def test_a_second_failure_meanwhile_renews_every_process(second: on.LaunchEvent) -> None:
     story = loses_n2(trains())
     come(story, "n1")
     story.happens(second)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from eagle_eye.orchestrators.launch import happenings as on
+from eagle_eye.orchestrators.launch import events as on
 from eagle_eye.orchestrators.launch import messages, runners
 from eagle_eye.orchestrators.launch.job import LaunchedJob
 from eagle_eye.orchestrators.launch.progress import ProgressReporter
@@ -59,7 +59,7 @@ def test_who_asks_while_another_waits_takes_no_answer_from_him(tmp_path: Path, m
 
 
 def test_a_step_that_the_attempt_has_captured_on_each_rank_is_its_first_one() -> None:
-    reported: list[on.Happening] = []
+    reported: list[on.LaunchEvent] = []
     held = [copy(0, 40), copy(1, 40), copy(0, 41)]  # the rank that died had not captured step 41
     watcher = ProgressReporter(None, lambda: None, reported.append, in_memory=lambda: held)
     watcher.watch(2, 40, (), list(held))

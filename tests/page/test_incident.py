@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from eagle_eye.schema.action import EvidenceItem
-from eagle_eye.server.model.records import Evidence, Incident
+from eagle_eye.server.model.records import EvidenceRequest, Incident
 from eagle_eye.server.store.store import Change
 from tests.page.conftest import Complaints
 from tests.page.site import replayed, until
@@ -109,7 +109,7 @@ def test_a_bundle_is_downloaded_by_click(hung: Running, page: Page) -> None:
     found = accused(hung)
     services = hung.dispatcher.services
     now_s = services.clock.now_s()
-    bundle = Evidence(
+    bundle = EvidenceRequest(
         id="ev_1", incident_id=found.id, node=found.node or "", job=found.job, attempt=0, kind="evidence",
         state="received", within_seconds=3.0, asked_by="server", created_s=now_s, updated_s=now_s, expires_s=now_s,
         bytes=6,

@@ -1,4 +1,4 @@
-"""The rule for names, and frames and outlines with names that are none: the numbers are kept, the names are not."""
+"""The rule for names, and frames and templates with names that are none: the numbers are kept, the names are not."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from eagle_eye.schema.frame import BadFrame, Frame, Rank, block, decode_frame, e
 from eagle_eye.schema.metrics import Scope
 from eagle_eye.schema.names import NAME_CHARS_MAX, is_name
 from eagle_eye.schema.rows import (
-    Outline,
-    decode_outline,
-    encode_outline,
+    RowTemplate,
+    decode_template,
     encode_row,
-    outline_id,
-    outline_of,
+    encode_template,
     read_row,
+    template_id,
+    template_of,
 )
 
 BAD = ["", "a\nb", "a\x00", "x" * 254, "\u202egnp.exe", "a\u200bb", "\x7f", "\x9b2J", "a\u2028b", "a\tb"]
@@ -119,19 +119,19 @@ def test_whose_frame_it_is_must_be_said(field: str) -> None:
     assert refused.value.reason == "name"
 
 
-def outlined(sent: Frame) -> tuple[Outline, tuple[str, ...], bytes]:
-    raw = encode_outline(outline_of(sent))
-    outline, unknown = decode_outline(raw)
-    return outline, unknown, encode_row(sent, outline_of(sent), outline_id(raw))
+def resolved(sent: Frame) -> tuple[RowTemplate, tuple[str, ...], bytes]:
+    raw = encode_template(template_of(sent))
+    template, unknown = decode_template(raw)
+    return template, unknown, encode_row(sent, template_of(sent), template_id(raw))
 
 
 @given(jobs=st.lists(st.one_of(st.just("job"), bad_names), min_size=1, max_size=6), silent=st.booleans(), job=bad_names)
 def test_a_row_says_what_the_whole_frame_says_also_of_silences(jobs: list[str], silent: bool, job: str) -> None:
     ranks = [Rank(name, at, 8, at, silent_s=float(at) if silent else 0.0) for at, name in enumerate(jobs)]
     sent = frame(job=job, ranks=ranks)
-    outline, unknown, row = outlined(sent)
+    template, unknown, row = resolved(sent)
     assert unknown == read_frame(encode_frame(sent)).unknown
-    assert (outline.job, len(outline.ranks)) == (None, jobs.count("job"))
-    by_row, whole = read_row(outline, row).frame, decode_frame(encode_frame(sent))
+    assert (template.job, len(template.ranks)) == (None, jobs.count("job"))
+    by_row, whole = read_row(template, row).frame, decode_frame(encode_frame(sent))
     assert (by_row.ranks, by_row.job, by_row.boot_id) == (whole.ranks, None, whole.boot_id)
     assert values_of(by_row.blocks[0]).tolist() == [0.5]

@@ -20,7 +20,7 @@ import uvicorn
 from eagle_eye.detectors.signs.learned_model import LearnedModel
 from eagle_eye.schema.frame import CONTENT_TYPE, Frame, Rank, block, encode_frame, encode_request
 from eagle_eye.schema.metrics import Scope
-from eagle_eye.schema.rows import decode_outline, outline_of_row, read_row
+from eagle_eye.schema.rows import decode_template, read_row, template_of_row
 from eagle_eye.server import config as configuration
 from eagle_eye.server.app import Services, build_watcher, create_app
 from eagle_eye.server.command import connection_options
@@ -146,8 +146,8 @@ class FakeWatcher:
 def frames_of(batch: Batch) -> list[tuple[Frame, float]]:
     times_s, received_s = batch.server_time_s.tolist(), batch.received_s.tolist()
     return [
-        (outlined.frame(1, time_s, numbers.tobytes()), at_s)
-        for outlined, time_s, at_s, numbers in zip(batch.outlined, times_s, received_s, batch.numbers, strict=True)
+        (resolved.frame(1, time_s, numbers.tobytes()), at_s)
+        for resolved, time_s, at_s, numbers in zip(batch.resolved, times_s, received_s, batch.numbers, strict=True)
     ]
 
 
@@ -155,8 +155,8 @@ def replayed(history: Any, since_s: float = 0.0, most: int = 100) -> list[Record
     """Return what a restart reads back, rows as frames."""
 
     def whole(row: RecordedRow) -> Frame:
-        outline, _ = decode_outline(history.outline(outline_of_row(row.raw)))
-        return read_row(outline, row.raw).frame
+        template, _ = decode_template(history.template(template_of_row(row.raw)))
+        return read_row(template, row.raw).frame
 
     return [
         Recorded(whole(one), one.received_s, one.offset_s) if isinstance(one, RecordedRow) else one
@@ -170,11 +170,11 @@ def batch_of(
     received_s: float,
     offset_s: float,
     entries: Iterable[tuple[int, float, bytes]],
-    outlines: Mapping[bytes, bytes] | None = None,
+    templates: Mapping[bytes, bytes] | None = None,
 ) -> Batch:
     """Return frames of one stream, each as its sequence, its time and its bytes, as the history takes them."""
     ref = StreamRef(node, stream)
-    return Batch.of(((ref, n, time_s, received_s, offset_s, raw) for n, time_s, raw in entries), outlines or {})
+    return Batch.of(((ref, n, time_s, received_s, offset_s, raw) for n, time_s, raw in entries), templates or {})
 
 
 def frame(sequence: int = 1, node: str = "n1", time_s: float = NOW, **more: Any) -> Frame:

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from eagle_eye.server.model.errors import Refusal
 from eagle_eye.server.model.records import Scope
 from eagle_eye.server.security.auth import Credentials, Tokens, mint
-from eagle_eye.server.store.opening import open_file
+from eagle_eye.server.store.factory import open_file
 from eagle_eye.server.store.sql_store import SqlStore
 from eagle_eye.server.store.store import TOKENS, Change, Store
 from tests.server.builders import NOW, FakeClock, body, frame, incident, running

@@ -15,10 +15,10 @@ from eagle_eye.cli.main import main
 from eagle_eye.server.admin import backup
 from eagle_eye.server.admin.backup import SUMS_FILE, back_up
 from eagle_eye.server.model.errors import BackupFailed
-from eagle_eye.server.model.records import Evidence
+from eagle_eye.server.model.records import EvidenceRequest
 from eagle_eye.server.security import auth
 from eagle_eye.server.store.data_folder import held
-from eagle_eye.server.store.opening import RECORDS_FILE, open_file
+from eagle_eye.server.store.factory import RECORDS_FILE, open_file
 from eagle_eye.server.store.store import INCIDENTS, Change
 from tests.server.builders import NOW, body, frame, incident, running
 
@@ -31,8 +31,8 @@ def filled(folder: Path) -> None:
     store.close()
 
 
-def gathered(id_: str) -> Evidence:
-    return Evidence(
+def gathered(id_: str) -> EvidenceRequest:
+    return EvidenceRequest(
         id=id_,
         incident_id="inc_1",
         node="n1",

@@ -12,7 +12,7 @@ from eagle_eye.cli.main import main
 from eagle_eye.schema.frame import Rank, block, values_of
 from eagle_eye.schema.metrics import Scope
 from eagle_eye.schema.rows import CONTENT_TYPE as ROWS
-from eagle_eye.schema.rows import encode_outline, encode_row, encode_rows_request, outline_id, outline_of
+from eagle_eye.schema.rows import encode_row, encode_rows_request, encode_template, template_id, template_of
 from eagle_eye.server.store.store import JOBS
 from tests.server.builders import NOW, Running, body, frame, running
 
@@ -46,16 +46,16 @@ def test_a_frame_keeps_its_numbers_and_loses_its_job(
 @pytest.mark.parametrize("name", BAD)
 def test_rows_keep_their_numbers_and_are_still_read_as_columns(server: Running, name: str) -> None:
     sent = frame(job=name, ranks=[Rank(name, 0, 2, 0), Rank("job", 1, 2, 1)])
-    outline = outline_of(sent)
-    raw = encode_outline(outline)
+    template = template_of(sent)
+    raw = encode_template(template)
     for sequence in (1, 2):
-        outlines = [raw] if sequence == 1 else []
-        rows = [encode_row(frame(sequence, job=name, ranks=sent.ranks), outline, outline_id(raw))]
-        content = encode_rows_request(outlines, rows, NOW)
+        templates = [raw] if sequence == 1 else []
+        rows = [encode_row(frame(sequence, job=name, ranks=sent.ranks), template, template_id(raw))]
+        content = encode_rows_request(templates, rows, NOW)
         answer = server.client.post("/api/v1/frames", content=content, headers={"content-type": ROWS})
         assert (answer.status_code, answer.json()["accepted"]) == (200, 1)
     assert [(kept.job, [rank.rank for rank in kept.ranks]) for kept, _, _ in server.watcher.frames] == [(None, [1])] * 2
-    assert server.metric("ingest_unknown_total", kind="name") == 2  # of each outline once
+    assert server.metric("ingest_unknown_total", kind="name") == 2  # of each template once
     assert server.client.get("/api/v1/nodes/n1").json()["agent"]["job"] == "job"
 
 

@@ -12,17 +12,17 @@ from eagle_eye.schema.frame import Frame
 from eagle_eye.schema.rows import (
     REQUEST_HEAD,
     SIZE,
-    decode_outline,
-    encode_outline,
+    decode_template,
     encode_row,
     encode_rows_request,
-    outline_id,
-    outline_of,
+    encode_template,
+    template_id,
+    template_of,
 )
 from eagle_eye.server.ingest.fleet import Fleet
-from eagle_eye.server.ingest.outlines import KnownOutline
 from eagle_eye.server.ingest.single_row_requests import Usual, read
-from eagle_eye.server.model.batch import Outlined
+from eagle_eye.server.ingest.templates import KnownTemplate
+from eagle_eye.server.model.batch import ResolvedTemplate
 from eagle_eye.server.security.auth import Principal
 from tests.server.builders import NOW, frame
 
@@ -43,16 +43,16 @@ class Waiting:
         raise AssertionError(error)
 
 
-def known(one: Frame) -> KnownOutline:
-    raw = encode_outline(outline_of(one))
-    return KnownOutline(outline_id(raw), raw, Outlined(*decode_outline(raw)), durable=True)
+def known(one: Frame) -> KnownTemplate:
+    raw = encode_template(template_of(one))
+    return KnownTemplate(template_id(raw), raw, ResolvedTemplate(*decode_template(raw)), durable=True)
 
 
-def usual(one: Frame, sent_s: float = NOW + 5.0, outline: KnownOutline | None = None) -> Usual:
-    outline = outline or known(one)
-    body = encode_rows_request([], [encode_row(one, outline_of(one), outline.id)], sent_s)
-    assert len(body) == outline.alone_bytes
-    return Usual(outline, NODE, body, 505.0, Waiting())
+def usual(one: Frame, sent_s: float = NOW + 5.0, template: KnownTemplate | None = None) -> Usual:
+    template = template or known(one)
+    body = encode_rows_request([], [encode_row(one, template_of(one), template.id)], sent_s)
+    assert len(body) == template.alone_bytes
+    return Usual(template, NODE, body, 505.0, Waiting())
 
 
 def test_requests_of_one_layout_become_one_batch() -> None:
@@ -65,8 +65,8 @@ def test_requests_of_one_layout_become_one_batch() -> None:
     assert batch.received_s.tolist() == [505.0 + WALL_S] * 3
     assert [bytes(raw) for raw in batch.raw] == [one.body[REQUEST_HEAD.size + SIZE.size :] for one in requests]
     whole = [
-        outlined.frame(n, t, row.tobytes())
-        for n, outlined, t, row in zip((1, 2, 3), batch.outlined, batch.time_s.tolist(), batch.numbers, strict=True)
+        resolved.frame(n, t, row.tobytes())
+        for n, resolved, t, row in zip((1, 2, 3), batch.resolved, batch.time_s.tolist(), batch.numbers, strict=True)
     ]
     assert [one.blocks for one in whole] == [frame(number).blocks for number in (1, 2, 3)]
 
@@ -84,7 +84,7 @@ def test_the_second_request_of_a_node_is_left() -> None:
     assert (list(of), odd) == ([first, other], [second])
 
 
-def test_what_an_outline_that_is_not_durable_any_more_says_is_left() -> None:
+def test_what_a_template_that_is_not_durable_any_more_says_is_left() -> None:
     one = usual(frame(1))
     one.known.durable = False
     assert read([one], Fleet(10), WALL_S) == ([], [one])
@@ -98,7 +98,7 @@ def changed(body: bytes, at: int, part: bytes) -> bytes:
     ("at", "part"),
     [
         (0, b"NONE"),  # the magic
-        (4, b"\1\0"),  # an outline
+        (4, b"\1\0"),  # a template
         (6, b"\2\0"),  # two rows
         (REQUEST_HEAD.size, SIZE.pack(7)),
         (20, b"\1"),  # the row's version
@@ -126,7 +126,7 @@ def test_of_what_came_only_the_new_is_news() -> None:
     (((_, batch),), _) = read(requests, Fleet(10), WALL_S)
     assert batch.only([True, True, True]) is batch
     news = batch.only([False, True, False])
-    assert ([one.node for one in news.outlined], [ref.name[0] for ref in news.refs]) == (["n2"], ["n2"])
+    assert ([one.node for one in news.resolved], [ref.name[0] for ref in news.refs]) == (["n2"], ["n2"])
     columns = (batch.sequence, batch.time_s, batch.received_s, batch.offset_s, batch.raw)
     assert [np.asarray(column)[1:2].tolist() for column in columns] == [np.asarray(one).tolist() for one in news[1:6]]
-    assert batch.only([False] * 3).outlined == []
+    assert batch.only([False] * 3).resolved == []

@@ -23,7 +23,7 @@ from eagle_eye.server.model.errors import StoreUnavailable
 from eagle_eye.server.security import auth
 from eagle_eye.server.store import write_ahead_log
 from eagle_eye.server.store.data_folder import held
-from eagle_eye.server.store.opening import RECORDS_FILE, open_file
+from eagle_eye.server.store.factory import RECORDS_FILE, open_file
 from eagle_eye.server.store.store import INCIDENTS, Change
 from tests.server.builders import NOW, FakeClock, Running, body, frame, incident, logging_put_back, running
 from tests.server.segments.kept import compact

@@ -16,7 +16,7 @@ from eagle_eye.cli.main import main
 from eagle_eye.server.history.segments import processes
 from eagle_eye.server.model.errors import StoreUnavailable
 from eagle_eye.server.store.data_folder import LOCK_FILE, held
-from eagle_eye.server.store.opening import RECORDS_FILE, open_file
+from eagle_eye.server.store.factory import RECORDS_FILE, open_file
 from tests.server.own_process import WITHIN_S, ended, serving, wait_until
 
 

@@ -14,12 +14,12 @@ import httpx
 import pytest
 
 from eagle_eye.server.engine.gathering import LATE_S
-from eagle_eye.server.model.records import Evidence
+from eagle_eye.server.model.records import EvidenceRequest
 from eagle_eye.server.monitor.settings import EvidenceSettings
 from eagle_eye.server.requests.bundles import EVIDENCE_FOLDER, PARTIAL, Bundles
 from eagle_eye.server.requests.evidence import REQUESTS_PER_ANSWER_MAX, EvidenceRequests
 from eagle_eye.server.security.auth import mint
-from eagle_eye.server.store.opening import open_file
+from eagle_eye.server.store.factory import open_file
 from eagle_eye.server.store.store import EVIDENCE, Change
 from tests.server.builders import NOW, FakeClock, Running, body, frame, incident, running
 from tests.server.test_end_to_end import eventually
@@ -28,7 +28,7 @@ BUNDLE = gzip.compress(b"what the node knew", mtime=0)
 GZIP = {"content-type": "application/gzip"}
 
 
-def evidence(id_: str = "ev_1", **more: Any) -> Evidence:
+def evidence(id_: str = "ev_1", **more: Any) -> EvidenceRequest:
     fields: dict[str, Any] = {
         "id": id_,
         "incident_id": "inc_1",
@@ -43,7 +43,7 @@ def evidence(id_: str = "ev_1", **more: Any) -> Evidence:
         "updated_s": NOW,
         "expires_s": NOW + 600,
     }
-    return Evidence(**{**fields, **more})
+    return EvidenceRequest(**{**fields, **more})
 
 
 @pytest.fixture
@@ -57,7 +57,7 @@ def server(tmp_path: Path, clock: FakeClock) -> Iterator[Running]:
         yield started
 
 
-def ask(server: Running, *records: Evidence) -> None:
+def ask(server: Running, *records: EvidenceRequest) -> None:
     server.dispatcher.services.store.commit(Change(incidents=(incident(),), evidence=records))
 
 

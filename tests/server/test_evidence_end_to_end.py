@@ -25,11 +25,11 @@ from eagle_eye.agent.processes.process_registry import TrainingProcess
 from eagle_eye.schema.frame import Frame
 from eagle_eye.server.engine.engine import Engine
 from eagle_eye.server.engine.settings import PolicySettings
-from eagle_eye.server.model.records import Evidence, Incident
+from eagle_eye.server.model.records import EvidenceRequest, Incident
 from eagle_eye.server.monitor.detection_loop import DetectionLoop
 from eagle_eye.server.monitor.settings import EvidenceSettings
 from eagle_eye.server.requests.flight_recorder import read_folder
-from eagle_eye.server.store.opening import open_file
+from eagle_eye.server.store.factory import open_file
 from eagle_eye.server.store.store import ACTIONS, INCIDENTS, Change
 from eagle_eye.server.store.store import EVIDENCE as RECORDS
 from tests.server.builders import Running, body, frame, incident, running
@@ -75,7 +75,7 @@ class Site:
                 return
 
     @property
-    def asked(self) -> list[Evidence]:
+    def asked(self) -> list[EvidenceRequest]:
         return self.store.all(RECORDS)
 
     @property

@@ -24,7 +24,7 @@ from eagle_eye.server.model.records import CheckOutcome, Figure, Incident, Node,
 from eagle_eye.server.monitor.detection_loop import DetectionLoop
 from eagle_eye.server.requests.idle_checks import IdleChecks
 from eagle_eye.server.requests.node_checks import NodeChecks
-from eagle_eye.server.store.opening import open_file
+from eagle_eye.server.store.factory import open_file
 from eagle_eye.server.store.store import ACTIONS, DELIVERIES, EVENTS, GPU_CHECKS, INCIDENTS, NODE_CHECKS, NODES, Change
 from tests.server.builders import NOW, FakeClock, frame
 from tests.server.engine.frames import SETTINGS as DETECTION

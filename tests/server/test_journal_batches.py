@@ -24,7 +24,7 @@ from eagle_eye.server.model.errors import HistoryUnavailable
 from tests.server.builders import NOW, FakeClock
 
 WITHIN_S = 10.0
-ROW_BYTES = 70  # a row's, of some outline; the journal looks into none
+ROW_BYTES = 70  # a row's, of some template; the journal looks into none
 
 refs = {node: StreamRef(f"n{node}", "s") for node in range(600)}
 said = st.dictionaries(st.integers(0, 5), st.integers(1, 12), max_size=6)  # by node: a sequence

@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from eagle_eye.server.history import journal_outlines, journal_streams
+from eagle_eye.server.history import journal_streams, journal_templates
 from eagle_eye.server.history.journal_chunks import chunks_of, insert
-from eagle_eye.server.history.journal_outlines import JournalOutlines
 from eagle_eye.server.history.journal_schema import MIGRATIONS
 from eagle_eye.server.history.journal_streams import Streams, Touched
+from eagle_eye.server.history.journal_templates import JournalTemplates
 from eagle_eye.server.model.batch import StreamRef
 from eagle_eye.server.store import database
 from tests.server.builders import batch_of
@@ -77,49 +77,49 @@ def test_a_stream_that_came_back_is_not_forgotten_for_what_its_row_says(writer: 
     assert kept == [("back",)]
 
 
-def outlines_of(writer: database.DurableConnection, ids: list[bytes]) -> tuple[JournalOutlines, list[bytes]]:
-    """Return the outlines, all written now and in use, and a list of those of which it is said that they are lost."""
-    outlines, lost = JournalOutlines(writer), list[bytes]()
-    outlines.listen(lambda: list(ids), lost.extend)
+def templates_of(writer: database.DurableConnection, ids: list[bytes]) -> tuple[JournalTemplates, list[bytes]]:
+    """Return the templates, all written now and in use, and a list of those of which it is said that they are lost."""
+    templates, lost = JournalTemplates(writer), list[bytes]()
+    templates.listen(lambda: list(ids), lost.extend)
     with database.transaction(writer):
-        outlines.write(dict.fromkeys(ids, (b"outline", NOW_S)))
-    return outlines, lost
+        templates.write(dict.fromkeys(ids, (b"outline", NOW_S)))
+    return templates, lost
 
 
-def test_an_outline_in_use_stays_however_long(writer: database.DurableConnection) -> None:
+def test_a_template_in_use_stays_however_long(writer: database.DurableConnection) -> None:
     used = [b"used"]
-    outlines, lost = outlines_of(writer, used)
+    templates, lost = templates_of(writer, used)
     for at in range(200):
-        list(outlines.keeping(NOW_S + ROUND_S * at))
+        list(templates.keeping(NOW_S + ROUND_S * at))
     assert lost == []
     assert writer.execute("SELECT id FROM outlines").fetchall() == [(b"used",)]
 
 
-def test_an_outline_outlives_the_last_chunk_that_may_need_it_and_no_more(writer: database.DurableConnection) -> None:
+def test_a_template_outlives_the_last_chunk_that_may_need_it_and_no_more(writer: database.DurableConnection) -> None:
     used = [b"used"]
-    outlines, lost = outlines_of(writer, used)
+    templates, lost = templates_of(writer, used)
     last_s = NOW_S + 3_600.0
     for at in range(121):
-        list(outlines.keeping(NOW_S + ROUND_S * at))
+        list(templates.keeping(NOW_S + ROUND_S * at))
     used.clear()
     write(writer, Streams(writer), "n1", 1, received_s=last_s)  # a row of it, the last one
-    list(outlines.keeping(last_s + 86_400.0))
+    list(templates.keeping(last_s + 86_400.0))
     assert lost == []
     with database.transaction(writer):
         writer.execute("DELETE FROM chunks")
-    list(outlines.keeping(last_s + 86_400.0 + ROUND_S))
+    list(templates.keeping(last_s + 86_400.0 + ROUND_S))
     assert lost == [b"used"]
 
 
-def test_each_step_writes_few_outlines_and_none_that_was_written_lately(
+def test_each_step_writes_few_templates_and_none_that_was_written_lately(
     writer: database.DurableConnection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(journal_outlines, "KEPT_AT_ONCE", 2)
-    outlines, _ = outlines_of(writer, [b"%d" % number for number in range(6)])
+    monkeypatch.setattr(journal_templates, "KEPT_AT_ONCE", 2)
+    templates, _ = templates_of(writer, [b"%d" % number for number in range(6)])
     written = []
     for at in range(10):
         before = writer.total_changes
-        for _ in outlines.keeping(NOW_S + ROUND_S * at):
+        for _ in templates.keeping(NOW_S + ROUND_S * at):
             written.append(writer.total_changes - before)
             before = writer.total_changes
     assert max(written) == 2
@@ -128,11 +128,11 @@ def test_each_step_writes_few_outlines_and_none_that_was_written_lately(
 
 def test_what_could_not_be_written_is_written_in_the_next_round(writer: database.DurableConnection) -> None:
     used = [b"used"]
-    outlines, _ = outlines_of(writer, used)
+    templates, _ = templates_of(writer, used)
     writer.execute("PRAGMA query_only = 1")
     with pytest.raises(sqlite3.OperationalError):
-        list(outlines.keeping(NOW_S + 300.0))
+        list(templates.keeping(NOW_S + 300.0))
     writer.execute("PRAGMA query_only = 0")
     used.clear()
-    list(outlines.keeping(NOW_S + 330.0))
+    list(templates.keeping(NOW_S + 330.0))
     assert writer.execute("SELECT used_s FROM outlines").fetchall() == [(NOW_S + 330.0,)]

@@ -13,8 +13,8 @@ from msgspec.structs import replace
 
 from eagle_eye.server.admin import records_copy
 from eagle_eye.server.model.errors import NotLeading, StoreUnavailable
+from eagle_eye.server.store.factory import leadership_of, open_file, open_records
 from eagle_eye.server.store.leadership import Leadership
-from eagle_eye.server.store.opening import leadership_of, open_file, open_records
 from eagle_eye.server.store.postgresql import PostgresqlDatabase
 from eagle_eye.server.store.settings import RecordsSettings
 from eagle_eye.server.store.sql_store import SqlStore

@@ -22,7 +22,7 @@ from eagle_eye.server.model.account_records import Gpu, Seat
 from eagle_eye.server.model.records import Incident, Node
 from eagle_eye.server.monitor.detection_loop import DetectionLoop
 from eagle_eye.server.requests.missing_gpus import LOOK_S, SETTLED_S, MissingGpus
-from eagle_eye.server.store.opening import open_file
+from eagle_eye.server.store.factory import open_file
 from eagle_eye.server.store.store import ACTIONS, INCIDENTS, NODES, Change
 from tests.server.builders import NOW, FakeClock, FakeWatcher, frame
 from tests.server.engine.frames import SETTINGS as DETECTION

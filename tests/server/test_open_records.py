@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from eagle_eye.server.model.records import AuditEntry, Evidence, Node
+from eagle_eye.server.model.records import AuditEntry, EvidenceRequest, Node
+from eagle_eye.server.store.factory import open_file
 from eagle_eye.server.store.open_records import CHANGES_MAX, OpenRecords
-from eagle_eye.server.store.opening import open_file
 from eagle_eye.server.store.sql_store import SqlStore
 from eagle_eye.server.store.store import Change
 from tests.server.engine.situations import NOW_S, incident, past
@@ -25,7 +25,7 @@ def store(tmp_path: Path) -> Iterator[SqlStore]:
     made.close()
 
 
-def evidence(**changes: Any) -> Evidence:
+def evidence(**changes: Any) -> EvidenceRequest:
     fields: dict[str, Any] = {
         "id": "ev",
         "incident_id": "inc",
@@ -40,7 +40,7 @@ def evidence(**changes: Any) -> Evidence:
         "updated_s": NOW_S,
         "expires_s": NOW_S + 600,
     }
-    return Evidence(**{**fields, **changes})
+    return EvidenceRequest(**{**fields, **changes})
 
 
 def refreshed(records: OpenRecords) -> OpenRecords:

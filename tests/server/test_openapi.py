@@ -10,7 +10,7 @@ import pytest
 from eagle_eye.server.api.answers import ANSWERS
 from eagle_eye.server.api.description import CONTENT_TYPES
 from eagle_eye.server.model.account_records import DriverError, Gpu, Ticket
-from eagle_eye.server.model.records import Delivery, Evidence, Job, Node, NodeCheck
+from eagle_eye.server.model.records import Delivery, EvidenceRequest, Job, Node, NodeCheck
 from eagle_eye.server.store.store import Change
 from tests.server.builders import NOW, Running, action, body, event, frame, incident, running, subscription
 from tests.server.described import check_answer
@@ -19,7 +19,7 @@ TIMES: dict[str, Any] = {"created_s": NOW, "updated_s": NOW, "expires_s": NOW + 
 DELIVERY = Delivery(
     id="d-1", event_id="evt-1", subscription_id="sub-1", type="eagle_eye.ping", state="failed", attempts=4, due_s=NOW
 )
-EVIDENCE = Evidence(
+EVIDENCE = EvidenceRequest(
     id="ev_1",
     incident_id="inc_1",
     node="n1",

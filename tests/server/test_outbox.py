@@ -25,7 +25,7 @@ from eagle_eye.server.model.clock import Clock, SystemClock
 from eagle_eye.server.model.errors import IllegalTransition
 from eagle_eye.server.model.records import Delivery, OutboundEvent, Retiring, Subscription, SubscriptionHealth
 from eagle_eye.server.store.changes import Signal
-from eagle_eye.server.store.opening import open_file
+from eagle_eye.server.store.factory import open_file
 from eagle_eye.server.store.sql_store import SqlStore
 from eagle_eye.server.store.store import DELIVERIES, SUBSCRIPTION_HEALTH, SUBSCRIPTIONS, Change
 from eagle_eye.server.telemetry.counters import Telemetry

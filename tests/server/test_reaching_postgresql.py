@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from eagle_eye.server.model.errors import StoreUnavailable
-from eagle_eye.server.store.opening import open_records
+from eagle_eye.server.store.factory import open_records
 from eagle_eye.server.store.settings import RecordsSettings
 from eagle_eye.server.store.sql_store import SqlStore
 from eagle_eye.server.store.store import Change

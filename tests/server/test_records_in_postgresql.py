@@ -21,7 +21,7 @@ from eagle_eye.server.config import ServerConfig
 from eagle_eye.server.model.errors import CopyFailed, StoreUnavailable
 from eagle_eye.server.model.records import AuditEntry
 from eagle_eye.server.store import migration
-from eagle_eye.server.store.opening import open_file
+from eagle_eye.server.store.factory import open_file
 from eagle_eye.server.store.postgresql import PostgresqlDatabase
 from eagle_eye.server.store.schema import metadata
 from eagle_eye.server.store.settings import RecordsSettings

@@ -21,11 +21,11 @@ from eagle_eye.schema.frame import Block, Frame, block, encode_frame
 from eagle_eye.schema.metrics import Scope
 from eagle_eye.schema.rows import (
     CONTENT_TYPE,
-    encode_outline,
     encode_row,
     encode_rows_request,
-    outline_id,
-    outline_of,
+    encode_template,
+    template_id,
+    template_of,
 )
 from eagle_eye.server.model.errors import StoreUnavailable
 from eagle_eye.server.security.auth import mint
@@ -48,16 +48,16 @@ def refusing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
         yield started
 
 
-def request(*frames: Frame, outlines: bool = True, sent_s: float = NOW) -> bytes:
-    """Return a body with the frames as rows, and with their outlines."""
+def request(*frames: Frame, templates: bool = True, sent_s: float = NOW) -> bytes:
+    """Return a body with the frames as rows, and with their templates."""
     known: dict[bytes, bytes] = {}
     rows = []
     for one in frames:
-        outline = outline_of(one)
-        raw = encode_outline(outline)
-        known[outline_id(raw)] = raw
-        rows.append(encode_row(one, outline, outline_id(raw)))
-    return encode_rows_request(list(known.values()) if outlines else [], rows, sent_s)
+        template = template_of(one)
+        raw = encode_template(template)
+        known[template_id(raw)] = raw
+        rows.append(encode_row(one, template, template_id(raw)))
+    return encode_rows_request(list(known.values()) if templates else [], rows, sent_s)
 
 
 def post(server: Running, content: bytes, way: str = "plain", **headers: str) -> httpx.Response:
@@ -81,14 +81,14 @@ def test_rows_are_acknowledged_observed_and_durable(server: Running, way: str) -
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_an_outline_is_said_once_and_known_after_a_restart(tmp_path: Path, way: str) -> None:
+def test_a_template_is_said_once_and_known_after_a_restart(tmp_path: Path, way: str) -> None:
     with running(tmp_path) as server:
-        refused = post(server, request(frame(1), outlines=False), way)
+        refused = post(server, request(frame(1), templates=False), way)
         assert (refused.status_code, refused.json()["reason"]) == (409, "outline")
         assert post(server, request(frame(1)), way).status_code == 200
-        assert post(server, request(frame(2), outlines=False), way).json()["watermark"] == 2
+        assert post(server, request(frame(2), templates=False), way).json()["watermark"] == 2
     with running(tmp_path) as server:
-        assert post(server, request(frame(3), outlines=False), way).json()["watermark"] == 3
+        assert post(server, request(frame(3), templates=False), way).json()["watermark"] == 3
 
 
 def test_a_repeated_row_is_answered_alike_and_observed_once(server: Running) -> None:
@@ -102,7 +102,7 @@ def test_rows_with_more_than_numbers_and_whole_frames_come_in_their_order(server
     told = frame(2, events=[Event(NOW, "xid", 0, {"code": 79})])
     whole = frame(3, blocks=[], events=[Event(NOW, "agent_stop")])
     rows = request(frame(1), told)
-    body = encode_rows_request([_outline(frame(1))], [_row(frame(1)), _row(told), encode_frame(whole)], NOW)
+    body = encode_rows_request([_template(frame(1))], [_row(frame(1)), _row(told), encode_frame(whole)], NOW)
     assert len(body) > len(rows)
     assert post(server, body).json()["accepted"] == 3
     assert [[event.kind for event in seen.events] for seen, _, _ in server.watcher.frames] == [
@@ -130,7 +130,7 @@ def placed(server: Running) -> list[float]:
 def test_rows_of_a_clock_that_is_set_are_placed_by_the_clock_that_it_is(server: Running, base: bool) -> None:
     for sequence, ahead_s in enumerate([3600.0, 3600.0, 0.0, 0.0, -3600.0, -3600.0], 1):
         more: dict[str, Any] = {"clock_base_s": ahead_s} if base else {}
-        one = request(frame(sequence, time_s=NOW + ahead_s, **more), sent_s=NOW + ahead_s, outlines=sequence % 2 == 1)
+        one = request(frame(sequence, time_s=NOW + ahead_s, **more), sent_s=NOW + ahead_s, templates=sequence % 2 == 1)
         assert post(server, one).json()["accepted"] == 1
     assert placed(server) == [0.0] * 6
     assert server.metric("agent_clock_steps_total", seen_by="agent" if base else "server") == 2
@@ -177,9 +177,9 @@ def test_a_durable_row_is_acknowledged_when_requests_to_agents_cannot_be_looked_
     def fail() -> bool:
         raise RuntimeError("no records")
 
-    monkeypatch.setattr(server.dispatcher.services.evidence_requests, "asks_anybody", fail)
+    monkeypatch.setattr(server.dispatcher.services.evidence_requests, "has_requests", fail)
     server.client.timeout = 3.0
-    answer = post(server, request(frame(2), outlines=not known))
+    answer = post(server, request(frame(2), templates=not known))
     assert answer.json() == {"accepted": 1, "duplicates": 0, "watermark": 2}
     assert server.metric("internal_errors_total", place="requests") == 1
 
@@ -236,7 +236,7 @@ def test_a_token_speaks_for_its_node_and_no_longer_than_it_lives(server: Running
     services.store.commit(Change(tokens=(token,)))
     said = {"authorization": f"Bearer {text}"}
     assert post(server, request(frame(1)), **said).status_code == 200
-    assert post(server, request(frame(2), outlines=False), **said).status_code == 200
+    assert post(server, request(frame(2), templates=False), **said).status_code == 200
     other = post(server, request(frame(1, node="n2")), **said)
     assert (other.status_code, other.json()["reason"]) == (403, "node")
     assert post(server, request(frame(3))).status_code == 401
@@ -354,9 +354,9 @@ def test_many_senders_at_once_are_written_in_groups(server: Running) -> None:
     assert len(commits.read("SELECT id FROM chunks", ())) < 50
 
 
-def _outline(one: Frame) -> bytes:
-    return encode_outline(outline_of(one))
+def _template(one: Frame) -> bytes:
+    return encode_template(template_of(one))
 
 
 def _row(one: Frame) -> bytes:
-    return encode_row(one, outline_of(one), outline_id(_outline(one)))
+    return encode_row(one, template_of(one), template_id(_template(one)))

@@ -13,7 +13,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from eagle_eye.server.store.opening import open_records
+from eagle_eye.server.store.factory import open_records
 from eagle_eye.server.store.settings import RecordsSettings
 from eagle_eye.server.store.store import INCIDENTS, Change
 from tests.server.builders import action, frame

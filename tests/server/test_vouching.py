@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from eagle_eye.cli.main import main
 from eagle_eye.schema.action import MemberRank
 from eagle_eye.schema.rows import CONTENT_TYPE as ROWS
-from eagle_eye.schema.rows import encode_outline, encode_row, encode_rows_request, outline_id, outline_of
+from eagle_eye.schema.rows import encode_row, encode_rows_request, encode_template, template_id, template_of
 from eagle_eye.server.ingest.vouching import Vouchers
 from eagle_eye.server.model.node_names import NodeNames
 from eagle_eye.server.model.records import Job, Node, Token
@@ -227,12 +227,12 @@ class TestForgetting:
             assert server.dispatcher.services.fleet.names() == {"n1", "n2"}
 
     def test_a_node_by_rows_comes_back_as_a_new_one(self, server: Running, clock: FakeClock) -> None:
-        outline = outline_of(frame())
-        raw = encode_outline(outline)
+        template = template_of(frame())
+        raw = encode_template(template)
 
-        def row(sequence: int, *outlines: bytes) -> None:
+        def row(sequence: int, *templates: bytes) -> None:
             one = frame(sequence, time_s=clock.time_s)
-            content = encode_rows_request(outlines, [encode_row(one, outline, outline_id(raw))], clock.time_s)
+            content = encode_rows_request(templates, [encode_row(one, template, template_id(raw))], clock.time_s)
             headers = {"content-type": ROWS}
             assert server.client.post("/api/v1/frames", content=content, headers=headers).status_code == 200
 

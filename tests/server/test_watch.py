@@ -23,7 +23,7 @@ from eagle_eye.server.model.errors import StoreUnavailable
 from eagle_eye.server.model.records import Subscription
 from eagle_eye.server.monitor.detection_loop import DetectionLoop
 from eagle_eye.server.monitor.row_batching import Intake
-from eagle_eye.server.store.opening import open_file
+from eagle_eye.server.store.factory import open_file
 from eagle_eye.server.store.store import ACTIONS, DELIVERIES, INCIDENTS, Change
 from tests.server.engine.frames import SETTINGS, START_S, Fleet
 from tests.server.engine.test_rows import row_of

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from eagle_eye.schema.frame import CONTENT_TYPE, Frame, decode_frame, decode_request
-from eagle_eye.schema.rows import Outline, decode_outline, decode_rows_request, outline_id, read_row, row_head
+from eagle_eye.schema.rows import RowTemplate, decode_rows_request, decode_template, read_row, row_head, template_id
 
 Said = tuple[int, dict[str, object], str]  # status, body, headers
 
@@ -20,7 +20,7 @@ Said = tuple[int, dict[str, object], str]  # status, body, headers
 class FrameServer:
     """``answers(requests so far)`` returns what is said instead of an acknowledgement, or None for that.
 
-    Each request is remembered as its frames; ``heads`` are the requests' own. Outlines are known by connection alone.
+    Each request is remembered as its frames; ``heads`` are the requests' own. Templates are known by connection alone.
     """
 
     answers: Callable[[int], Said | None] = lambda _number: None
@@ -29,7 +29,7 @@ class FrameServer:
     heads: list[str] = field(default_factory=list)
     paths: list[str] = field(default_factory=list)
     bodies: list[bytes] = field(default_factory=list)
-    outlines: int = 0
+    templates: int = 0
     connections: int = 0
 
     @property
@@ -42,7 +42,7 @@ class _Speaker(asyncio.Protocol):
     def __init__(self, server: FrameServer) -> None:
         self._server = server
         self._data = b""
-        self._known: dict[bytes, Outline] = {}
+        self._known: dict[bytes, RowTemplate] = {}
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
@@ -84,11 +84,11 @@ class _Speaker(asyncio.Protocol):
             return [decode_frame(raw) for raw in decode_request(body)[1]]
         if not head.startswith("POST /api/v1/frames"):
             return []
-        _, outlines, rows = decode_rows_request(body)
-        for raw in outlines:
-            self._server.outlines += 1
-            self._known[outline_id(raw)] = decode_outline(raw)[0]
-        return [read_row(self._known[row_head(row).outline_id], row).frame for row in rows]
+        _, templates, rows = decode_rows_request(body)
+        for raw in templates:
+            self._server.templates += 1
+            self._known[template_id(raw)] = decode_template(raw)[0]
+        return [read_row(self._known[row_head(row).template_id], row).frame for row in rows]
 
 
 @contextmanager

@@ -70,12 +70,12 @@ def test_every_frame_arrives_once_in_order_with_the_samples_that_are_counted(
     assert figures["frames_lost"] == 0
 
 
-def test_each_node_has_one_connection_and_says_its_outline_once_on_it(
+def test_each_node_has_one_connection_and_says_its_template_once_on_it(
     quiet: tuple[dict[str, Any], FrameServer],
 ) -> None:
     _, server = quiet
     assert server.connections == 3
-    assert server.outlines == 3 + 3  # and one for the goodbye, which has no numbers
+    assert server.templates == 3 + 3  # and one for the goodbye, which has no numbers
 
 
 def test_the_last_frame_of_each_node_announces_its_silence(quiet: tuple[dict[str, Any], FrameServer]) -> None:
@@ -118,13 +118,13 @@ def test_a_frame_that_will_never_be_taken_is_refused_alone_and_counts_as_lost(
     assert figures["details"] == {"400 metric": "no such metric"}
 
 
-def test_an_outline_that_the_server_does_not_know_is_sent_with_the_same_rows(
+def test_a_template_that_the_server_does_not_know_is_sent_with_the_same_rows(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     unknown: Said = (409, {"reason": "outline", "detail": "not known"}, "")
     with frame_server(lambda number: unknown if number == 4 else None) as server:
         figures = loaded(server, capsys)
-    assert server.outlines == 3 + 3 + 1
+    assert server.templates == 3 + 3 + 1
     assert figures["frames_lost"] == 0
 
 

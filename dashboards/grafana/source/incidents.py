@@ -1,4 +1,4 @@
-"""Incidents and actions of all jobs: what is open, what holds it, what was asked for, who was told."""
+"""Incidents and actions of all jobs: what is open, what holds it, what was requested, who was notified."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def build() -> Dashboard:
     return board(
         "incidents",
         "Eagle Eye / Incidents",
-        "What is open, what holds it back, what was asked for, who was told.",
+        "What is open, what holds it back, what was requested, who was notified.",
         [Section("Now", _now()), Section("Incidents and actions", _lists()), Section("Over time", _course())],
         job=True,
     )

@@ -71,7 +71,7 @@ FAULTS: tuple[Fault, ...] = (
         "stop",
         "A node's host or one of its devices has failed by its kernel's word, and the job stopped with it.",
         "An uncorrected machine check, a fatal PCIe error, a device gone, a CPU that is stuck or a disk that died,"
-        " shortly before the job stopped. Without harm to the job it is told of, or drained.",
+        " shortly before the job stopped. Without harm to the job it is reported, or drained.",
         "reboot",
         "exclude_node",
     ),
@@ -80,7 +80,7 @@ FAULTS: tuple[Fault, ...] = (
         "stop",
         "A node of the job is silent and the job has stopped.",
         "No frame from the agent and no goodbye, while the other nodes report that no step finishes or that"
-        " their ranks have lost a peer. A silent node whose job goes on is only told of.",
+        " their ranks have lost a peer. A silent node whose job goes on is only reported.",
         "reboot",
         "exclude_node",
     ),
@@ -146,7 +146,7 @@ FAULTS: tuple[Fault, ...] = (
         "The loss or the gradient norm is NaN or infinite on all ranks, or the loss suddenly exactly zero, and no rank"
         " was first.",
         "Not finite everywhere at once, local gradients finite before: the data, the program or the precision. Where"
-        " the loss is zero and the gradient norm finite, it is only told of.",
+        " the loss is zero and the gradient norm finite, it is only reported.",
         "none",
         "restart_job",
     ),
@@ -155,7 +155,7 @@ FAULTS: tuple[Fault, ...] = (
         "numbers",
         "The loss has risen and stays up.",
         "The loss lies far above its own recent course on all ranks, step after step, without coming back. Less than"
-        " twice its level without the gradient norm may be other data: it is only told of.",
+        " twice its level without the gradient norm may be other data: it is only reported.",
         "none",
         "restart_job",
     ),

@@ -1,6 +1,6 @@
-"""Compact frames: what frames share is sent once, as an outline; each frame is then a row of numbers.
+"""Compact frames: what frames share is sent once, as a template; each frame is then a row of numbers.
 
-A row names its outline by the hash of the outline's bytes, so rows can be read with a stored outline whatever
+A row names its template by the hash of the template's bytes, so rows can be read with a stored template whatever
 connection, request or process they come from. This saves half of the numbers' bytes and all names, and rows of one
 layout can be read together, as one matrix. ``docs/reference/wire.md`` describes the bytes. All of it is untrusted:
 decoding raises ``BadFrame``.
@@ -23,6 +23,7 @@ from eagle_eye.schema.events import Event
 from eagle_eye.schema.frame import (
     FRAME_BYTES_MAX,
     FRAMES_PER_REQUEST_MAX,
+    NO_NAME,
     REQUEST_BYTES_MAX,
     TIME_S_MAX,
     WIRE_VERSION,
@@ -37,23 +38,23 @@ from eagle_eye.schema.frame import (
     values_of,
 )
 from eagle_eye.schema.metrics import Scope
-from eagle_eye.schema.names import usable_ranks
+from eagle_eye.schema.names import is_name, usable_ranks
 
 CONTENT_TYPE = "application/x-eagle-eye-rows"
 VERSION = 2
 MAGIC = b"EER2"
-OUTLINES_PER_REQUEST_MAX = 64
-ID_BYTES = 16  # of the SHA-256: collision-resistant, so that outlines cannot be forged
+TEMPLATES_PER_REQUEST_MAX = 64
+ID_BYTES = 16  # of the SHA-256: collision-resistant, so that templates cannot be forged
 
-# Magic, number of outlines, number of rows, time of sending. Then each outline and each row, each after its size.
+# Magic, number of templates, number of rows, time of sending. Then each template and each row, each after its size.
 REQUEST_HEAD = struct.Struct("<4sHHd")
 SIZE = struct.Struct("<I")
-# Version, three zero bytes, size of the tail, id of the outline, sequence, time. Then the numbers, then the tail.
+# Version, three zero bytes, size of the tail, id of the template, sequence, time. Then the numbers, then the tail.
 ROW_HEAD = struct.Struct("<B3xI16sQd")
 _ID = slice(8, 8 + ID_BYTES)
 
 
-class OutlineBlock(msgspec.Struct, frozen=True):
+class TemplateBlock(msgspec.Struct, frozen=True):
     """A table's rows and columns; the first ``exact`` metrics are sent as float64, the others as float32."""
 
     scope: Scope
@@ -67,7 +68,7 @@ class OutlineBlock(msgspec.Struct, frozen=True):
         return len(self.keys) * (8 * self.exact + 4 * (len(self.metrics) - self.exact))
 
 
-class Outline(msgspec.Struct, frozen=True):
+class RowTemplate(msgspec.Struct, frozen=True):
     """The shared part of frames: everything but the sequence, time, numbers and events.
 
     The ranks' ``silent_s`` is 0 here; a row's tail has it where it is not.
@@ -81,7 +82,7 @@ class Outline(msgspec.Struct, frozen=True):
     agent_version: str
     job: str | None = None
     ranks: list[Rank] = []
-    blocks: list[OutlineBlock] = []
+    blocks: list[TemplateBlock] = []
     collectors: dict[str, str] = {}
     dropped: dict[str, int] = {}
     clock_base_s: float | msgspec.UnsetType = msgspec.UNSET
@@ -92,8 +93,8 @@ class Outline(msgspec.Struct, frozen=True):
         return sum(block.size for block in self.blocks)
 
 
-class OutlineLess(Outline, frozen=True, kw_only=True):
-    """A validated outline without invalid names and ranks.
+class PrunedTemplate(RowTemplate, frozen=True, kw_only=True):
+    """A validated template without invalid names and ranks.
 
     Of the ``ranks_sent``, which rows' tails refer to, it has those at ``places``.
     """
@@ -103,17 +104,24 @@ class OutlineLess(Outline, frozen=True, kw_only=True):
 
 
 class Tail(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The optional part of a row: events, and each of the outline's ranks' silence in seconds ([]: all report)."""
+    """The optional part of a row: events, and each of the template's ranks' silence in seconds ([]: all report)."""
 
     events: list[Event] = []
     silent_s: list[float] = []
+
+
+class _Keys(msgspec.Struct):
+    """The keys of a template's parts; their values stay encoded."""
+
+    ranks: list[dict[str, msgspec.Raw]] = []
+    blocks: list[dict[str, msgspec.Raw]] = []
 
 
 class RowHead(NamedTuple):
     """The header of a row."""
 
     tail_bytes: int
-    outline_id: bytes
+    template_id: bytes
     sequence: int
     time_s: float
 
@@ -122,21 +130,23 @@ class RowsRequest(NamedTuple):
     """The parts of a request, each still encoded."""
 
     sent_s: float
-    outlines: list[bytes]
+    templates: list[bytes]
     rows: list[bytes]
 
 
 _encoder = msgspec.msgpack.Encoder()
-_outline_decoder = msgspec.msgpack.Decoder(Outline)
+_template_decoder = msgspec.msgpack.Decoder(RowTemplate)
 _tail_decoder = msgspec.msgpack.Decoder(Tail)
+_keys_decoder = msgspec.msgpack.Decoder(_Keys)
+_map_decoder = msgspec.msgpack.Decoder(dict[str, msgspec.Raw])
 _NO_TAIL = Tail()
 _USED = ("job", "ranks", "boot_id", "agent_version", "collectors", "dropped")  # by frames without invalid names
 
 
 def table(
     scope: Scope, rows: Mapping[int, Mapping[str, float]] | Mapping[str, Mapping[str, float]]
-) -> tuple[OutlineBlock, bytes]:
-    """Return the rows as a table of an outline, and their numbers as in a row; metrics missing from a row are NaN.
+) -> tuple[TemplateBlock, bytes]:
+    """Return the rows as a table of a template, and their numbers as in a row; metrics missing from a row are NaN.
 
     Raises KeyError for a metric that is not in the catalogue: add it there first.
     """
@@ -151,38 +161,38 @@ def table(
         (exact if spec.exact else plain).append(name)
     numbers = _column("d", [line.get(name, math.nan) for name in exact for line in lines])
     numbers += _column("f", [line.get(name, math.nan) for name in plain for line in lines])
-    return OutlineBlock(scope, keys, [*exact, *plain], len(exact)), numbers
+    return TemplateBlock(scope, keys, [*exact, *plain], len(exact)), numbers
 
 
 class RowWriter:
-    """Encodes samples one by one, each as a row together with its outline, so that each can be read alone.
+    """Encodes samples one by one, each as a row together with its template, so that each can be read alone.
 
-    The outline is encoded only when it changes.
+    The template is encoded only when it changes.
     """
 
     def __init__(self) -> None:
-        self._outline: Outline | None = None
+        self._template: RowTemplate | None = None
         self._raw = self._id = b""
 
-    def write(self, outline: Outline, sequence: int, time_s: float, numbers: bytes, tail: Tail) -> bytes:
+    def write(self, template: RowTemplate, sequence: int, time_s: float, numbers: bytes, tail: Tail) -> bytes:
         """Return the sample as the body of a request with this row alone; as a whole frame if it has no numbers.
 
         Also whole if a text is not valid Unicode: it becomes "?", see ``encode_frame``.
         """
-        if not outline.blocks:
-            return encode_frame(_frame(outline, sequence, time_s, [], tail))
+        if not template.blocks:
+            return encode_frame(_frame(template, sequence, time_s, [], tail))
         try:
-            if outline != self._outline:
-                self._raw = encode_outline(outline)
-                self._outline, self._id = outline, outline_id(self._raw)
+            if template != self._template:
+                self._raw = encode_template(template)
+                self._template, self._id = template, template_id(self._raw)
             row = _row(self._id, sequence, time_s, (numbers,), tail)
         except UnicodeEncodeError:
-            return encode_frame(frame_of(outline, sequence, time_s, numbers, tail))
+            return encode_frame(frame_of(template, sequence, time_s, numbers, tail))
         return encode_rows_request((self._raw,), (row,), time_s)
 
 
 def split_row(raw: bytes) -> tuple[bytes, bytes] | None:
-    """Return the outline and the row of what ``RowWriter`` wrote; None for a whole frame."""
+    """Return the template and the row of what ``RowWriter`` wrote; None for a whole frame."""
     if raw[: len(MAGIC)] != MAGIC:
         return None
     begin = REQUEST_HEAD.size + SIZE.size
@@ -193,12 +203,12 @@ def split_row(raw: bytes) -> tuple[bytes, bytes] | None:
 def read_written(raw: bytes) -> DecodedFrame:
     """Return the frame that ``RowWriter`` wrote, as a row or whole. Raises BadFrame, as ``read_frame``."""
     parts = split_row(raw)
-    return read_frame(raw) if parts is None else read_row(decode_outline(parts[0])[0], parts[1])
+    return read_frame(raw) if parts is None else read_row(decode_template(parts[0])[0], parts[1])
 
 
-def outline_of(frame: Frame) -> Outline:
+def template_of(frame: Frame) -> RowTemplate:
     """Return the part of the frame that the next ones may share."""
-    return Outline(
+    return RowTemplate(
         version=VERSION,
         node=frame.node,
         boot_id=frame.boot_id,
@@ -207,16 +217,16 @@ def outline_of(frame: Frame) -> Outline:
         agent_version=frame.agent_version,
         job=frame.job,
         ranks=speaking(frame.ranks),
-        blocks=[_outlined(block) for block in frame.blocks],
+        blocks=[_template_block(block) for block in frame.blocks],
         collectors=frame.collectors,
         dropped=frame.dropped,
         clock_base_s=frame.clock_base_s,
     )
 
 
-def encode_outline(outline: Outline) -> bytes:
-    """Return the outline as MessagePack."""
-    return _encoder.encode(outline)
+def encode_template(template: RowTemplate) -> bytes:
+    """Return the template as MessagePack."""
+    return _encoder.encode(template)
 
 
 def is_row(raw: bytes | memoryview) -> bool:
@@ -224,19 +234,19 @@ def is_row(raw: bytes | memoryview) -> bool:
     return raw[0] == VERSION
 
 
-def outline_of_row(row: bytes | memoryview) -> bytes:
-    """Return the id of the outline that a row names."""
+def template_of_row(row: bytes | memoryview) -> bytes:
+    """Return the id of the template that a row names."""
     return bytes(row[_ID])
 
 
-def outline_id(raw: bytes) -> bytes:
-    """Return the id by which rows name the outline with these bytes."""
+def template_id(raw: bytes) -> bytes:
+    """Return the id by which rows name the template with these bytes."""
     return hashlib.sha256(raw).digest()[:ID_BYTES]
 
 
-def encode_row(frame: Frame, outline: Outline, id_: bytes) -> bytes:
-    """Return the frame as a row of the outline, which must be ``outline_of`` the frame."""
-    numbers = [_packed(block, place) for block, place in zip(frame.blocks, outline.blocks, strict=True)]
+def encode_row(frame: Frame, template: RowTemplate, id_: bytes) -> bytes:
+    """Return the frame as a row of the template, which must be ``template_of`` the frame."""
+    numbers = [_packed(block, place) for block, place in zip(frame.blocks, template.blocks, strict=True)]
     return _row(id_, frame.sequence, frame.time_s, numbers, Tail(frame.events, silences(frame.ranks)))
 
 
@@ -247,14 +257,14 @@ def silences(ranks: Sequence[Rank]) -> list[float]:
 
 
 def speaking(ranks: Sequence[Rank]) -> list[Rank]:
-    """Return the ranks as in an outline: without their silences."""
+    """Return the ranks as in a template: without their silences."""
     return [msgspec.structs.replace(rank, silent_s=0.0) if rank.silent_s else rank for rank in ranks]
 
 
-def encode_rows_request(outlines: Sequence[bytes], rows: Sequence[bytes], sent_s: float) -> bytes:
-    """Return outlines and rows as the body of one request."""
-    parts = [REQUEST_HEAD.pack(MAGIC, len(outlines), len(rows), sent_s)]
-    for item in (*outlines, *rows):
+def encode_rows_request(templates: Sequence[bytes], rows: Sequence[bytes], sent_s: float) -> bytes:
+    """Return templates and rows as the body of one request."""
+    parts = [REQUEST_HEAD.pack(MAGIC, len(templates), len(rows), sent_s)]
+    for item in (*templates, *rows):
         parts += (SIZE.pack(len(item)), item)
     return b"".join(parts)
 
@@ -265,62 +275,85 @@ def decode_rows_request(body: bytes) -> RowsRequest:
         raise BadFrame("oversized", f"the request has {len(body)} bytes; at most {REQUEST_BYTES_MAX} are read")
     if len(body) < REQUEST_HEAD.size:
         raise BadFrame("truncated", f"the request has {len(body)} bytes; its head alone has {REQUEST_HEAD.size}")
-    magic, outlines, rows, sent_s = REQUEST_HEAD.unpack_from(body)
+    magic, templates, rows, sent_s = REQUEST_HEAD.unpack_from(body)
     if magic != MAGIC:
         raise BadFrame("version", f"the request begins with {magic!r}; this server reads {MAGIC!r}: upgrade the older")
     if not 0.0 < sent_s < TIME_S_MAX:
         raise BadFrame("time", f"sent_s is {sent_s!r}; expected Unix seconds before the year 10000")
-    if outlines > OUTLINES_PER_REQUEST_MAX or rows > FRAMES_PER_REQUEST_MAX:
+    if templates > TEMPLATES_PER_REQUEST_MAX or rows > FRAMES_PER_REQUEST_MAX:
         raise BadFrame(
             "oversized",
-            f"{outlines} outlines and {rows} rows in a request; send at most"
-            f" {OUTLINES_PER_REQUEST_MAX} and {FRAMES_PER_REQUEST_MAX}",
+            f"{templates} templates and {rows} rows in a request; send at most"
+            f" {TEMPLATES_PER_REQUEST_MAX} and {FRAMES_PER_REQUEST_MAX}",
         )
     items: list[bytes] = []
     at = REQUEST_HEAD.size
-    for _ in range(outlines + rows):
+    for _ in range(templates + rows):
         begin = at + SIZE.size
         if begin > len(body):
             break
         at = begin + SIZE.unpack_from(body, at)[0]
         items.append(body[begin:at])
-    if len(items) < outlines + rows or at != len(body):
+    if len(items) < templates + rows or at != len(body):
         raise BadFrame(
             "truncated",
-            f"the request has {len(body)} bytes; its {outlines} outlines and {rows} rows do not end there",
+            f"the request has {len(body)} bytes; its {templates} templates and {rows} rows do not end there",
         )
-    return RowsRequest(sent_s, items[:outlines], items[outlines:])
+    return RowsRequest(sent_s, items[:templates], items[templates:])
 
 
-def decode_outline(raw: bytes) -> tuple[Outline, tuple[str, ...]]:
-    """Return the validated outline, and what this version does not know in it, as ``DecodedFrame.unknown``.
+def decode_template(raw: bytes) -> tuple[RowTemplate, tuple[str, ...]]:
+    """Return the validated template, and what this version does not know in it, as ``DecodedFrame.unknown``.
 
     Raises BadFrame: as ``read_frame``.
     """
     if len(raw) > FRAME_BYTES_MAX:
-        raise BadFrame("oversized", f"the outline has {len(raw)} bytes; at most {FRAME_BYTES_MAX} are read")
+        raise BadFrame("oversized", f"the template has {len(raw)} bytes; at most {FRAME_BYTES_MAX} are read")
     try:
-        outline = _outline_decoder.decode(raw)
+        template = _template_decoder.decode(raw)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:  # the latter from keys that are not text
-        raise BadFrame("truncated", f"the outline is not a complete outline of version {VERSION}: {error}") from None
-    if outline.version != VERSION:
-        older = "server" if outline.version > VERSION else "agent"
+        raise BadFrame("truncated", f"the template is not a complete template of version {VERSION}: {error}") from None
+    if template.version != VERSION:
+        older = "server" if template.version > VERSION else "agent"
         raise BadFrame(
             "version",
-            f"the outline is of version {outline.version}; this server reads version {VERSION}: upgrade the {older}",
+            f"the template is of version {template.version}; this server reads version {VERSION}: upgrade the {older}",
         )
-    for place in outline.blocks:
+    for place in template.blocks:
         if not 0 <= place.exact <= len(place.metrics):
             raise BadFrame("shape", f"{place.exact} exact metrics of {len(place.metrics)}")
-    if outline.size > FRAME_BYTES_MAX:
-        raise BadFrame("oversized", f"the outline's rows have {outline.size} bytes; at most {FRAME_BYTES_MAX} are read")
-    reading = check_frame(frame_of(outline, 1, 1.0, bytes(outline.size)))
+    if template.size > FRAME_BYTES_MAX:
+        raise BadFrame(
+            "oversized", f"the template's rows have {template.size} bytes; at most {FRAME_BYTES_MAX} are read"
+        )
+    reading = check_frame(frame_of(template, 1, 1.0, bytes(template.size)))
     if not any(names_none(name) for name in reading.unknown):
-        return outline, reading.unknown
+        return template, reading.unknown
     used = {field: getattr(reading.frame, field) for field in _USED}
-    sent = {field: getattr(outline, field) for field in Outline.__struct_fields__ if field not in _USED}
-    places = usable_ranks(outline.ranks)[1]
-    return OutlineLess(**sent, **used, ranks_sent=len(outline.ranks), places=places), reading.unknown
+    sent = {field: getattr(template, field) for field in RowTemplate.__struct_fields__ if field not in _USED}
+    places = usable_ranks(template.ranks)[1]
+    return PrunedTemplate(**sent, **used, ranks_sent=len(template.ranks), places=places), reading.unknown
+
+
+def unknown_template_keys(raw: bytes) -> tuple[str, ...]:
+    """Return the keys of an accepted template that this version does not know, each once, as ``frame.unknown_keys``."""
+    try:
+        parts = _keys_decoder.decode(raw)
+        whole = _map_decoder.decode(raw)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return (NO_NAME,)
+    shapes: tuple[tuple[str, type[msgspec.Struct], list[dict[str, msgspec.Raw]]], ...] = (
+        ("frame", RowTemplate, [whole]),
+        ("rank", Rank, parts.ranks),
+        ("block", TemplateBlock, parts.blocks),
+    )
+    found = {
+        f"key {name}.{key}" if is_name(key) else NO_NAME
+        for name, shape, items in shapes
+        for item in items
+        for key in item.keys() - set(shape.__struct_fields__)
+    }
+    return tuple(sorted(found))
 
 
 def names_none(unknown: str) -> bool:
@@ -347,30 +380,30 @@ def row_head(row: bytes) -> RowHead:
     return RowHead(tail_bytes, id_, sequence, time_s)
 
 
-def read_row(outline: Outline, row: bytes) -> DecodedFrame:
-    """Return the validated frame that the row of the outline encodes, and what was dropped from it.
+def read_row(template: RowTemplate, row: bytes) -> DecodedFrame:
+    """Return the validated frame that the row of the template encodes, and what was dropped from it.
 
     Raises BadFrame: as ``read_frame``.
     """
-    return check_frame(whole_frame(outline, row))
+    return check_frame(whole_frame(template, row))
 
 
-def whole_frame(outline: Outline, row: bytes) -> Frame:
+def whole_frame(template: RowTemplate, row: bytes) -> Frame:
     """Return the frame that the row encodes with everything in it, known here or not. Raises BadFrame."""
     head = row_head(row)
-    end = check_size(outline.size, row, head.tail_bytes)
-    tail = decode_tail(outline, row[end:]) if head.tail_bytes else _NO_TAIL
-    return frame_of(outline, head.sequence, head.time_s, row[ROW_HEAD.size : end], tail)
+    end = check_size(template.size, row, head.tail_bytes)
+    tail = decode_tail(template, row[end:]) if head.tail_bytes else _NO_TAIL
+    return frame_of(template, head.sequence, head.time_s, row[ROW_HEAD.size : end], tail)
 
 
-def decode_tail(outline: Outline, raw: bytes) -> Tail:
+def decode_tail(template: RowTemplate, raw: bytes) -> Tail:
     """Return a row's tail. Raises BadFrame."""
     try:
         tail = _tail_decoder.decode(raw)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise BadFrame("truncated", f"a row's tail cannot be decoded: {error}") from None
-    less = outline if isinstance(outline, OutlineLess) else None
-    sent = len(outline.ranks) if less is None else less.ranks_sent
+    less = template if isinstance(template, PrunedTemplate) else None
+    sent = len(template.ranks) if less is None else less.ranks_sent
     if tail.silent_s and len(tail.silent_s) != sent:
         raise BadFrame("shape", f"{len(tail.silent_s)} silences of {sent} ranks")
     if less is not None and tail.silent_s:
@@ -378,11 +411,11 @@ def decode_tail(outline: Outline, raw: bytes) -> Tail:
     return tail
 
 
-def ranks_of(outline: Outline, tail: Tail) -> list[Rank]:
-    """Return the outline's ranks with the silences of a row."""
+def ranks_of(template: RowTemplate, tail: Tail) -> list[Rank]:
+    """Return the template's ranks with the silences of a row."""
     if not tail.silent_s:
-        return outline.ranks
-    silences = zip(outline.ranks, tail.silent_s, strict=True)
+        return template.ranks
+    silences = zip(template.ranks, tail.silent_s, strict=True)
     return [msgspec.structs.replace(rank, silent_s=silent_s) for rank, silent_s in silences]
 
 
@@ -391,38 +424,38 @@ def check_size(numbers_bytes: int, row: bytes, tail_bytes: int) -> int:
     end = ROW_HEAD.size + numbers_bytes
     if len(row) != end + tail_bytes:
         raise BadFrame(
-            "shape", f"a row has {len(row)} bytes; its outline's numbers take {numbers_bytes}, its tail {tail_bytes}"
+            "shape", f"a row has {len(row)} bytes; its template's numbers take {numbers_bytes}, its tail {tail_bytes}"
         )
     return end
 
 
-def frame_of(outline: Outline, sequence: int, time_s: float, numbers: bytes, tail: Tail = _NO_TAIL) -> Frame:
-    """Return the frame that the parts of a row encode, unchecked; ``numbers`` has ``outline.size`` bytes."""
+def frame_of(template: RowTemplate, sequence: int, time_s: float, numbers: bytes, tail: Tail = _NO_TAIL) -> Frame:
+    """Return the frame that the parts of a row encode, unchecked; ``numbers`` has ``template.size`` bytes."""
     at = 0
     blocks: list[Block] = []
-    for place in outline.blocks:
+    for place in template.blocks:
         blocks.append(_unpacked(place, numbers[at : at + place.size]))
         at += place.size
-    return _frame(outline, sequence, time_s, blocks, tail)
+    return _frame(template, sequence, time_s, blocks, tail)
 
 
-def _frame(outline: Outline, sequence: int, time_s: float, blocks: list[Block], tail: Tail) -> Frame:
+def _frame(template: RowTemplate, sequence: int, time_s: float, blocks: list[Block], tail: Tail) -> Frame:
     return Frame(
         version=WIRE_VERSION,
-        node=outline.node,
-        boot_id=outline.boot_id,
-        stream=outline.stream,
+        node=template.node,
+        boot_id=template.boot_id,
+        stream=template.stream,
         sequence=sequence,
         time_s=time_s,
-        interval_s=outline.interval_s,
-        agent_version=outline.agent_version,
-        job=outline.job,
-        ranks=ranks_of(outline, tail),
+        interval_s=template.interval_s,
+        agent_version=template.agent_version,
+        job=template.job,
+        ranks=ranks_of(template, tail),
         blocks=blocks,
         events=tail.events,
-        collectors=outline.collectors,
-        dropped=outline.dropped,
-        clock_base_s=outline.clock_base_s,
+        collectors=template.collectors,
+        dropped=template.dropped,
+        clock_base_s=template.clock_base_s,
     )
 
 
@@ -438,10 +471,10 @@ def _column(type_: str, values: Iterable[float]) -> bytes:
     return numbers.tobytes()
 
 
-def _outlined(block: Block) -> OutlineBlock:
+def _template_block(block: Block) -> TemplateBlock:
     exact = [name for name in block.metrics if _is_exact(name)]
     plain = [name for name in block.metrics if not _is_exact(name)]
-    return OutlineBlock(block.scope, block.keys, [*exact, *plain], len(exact))
+    return TemplateBlock(block.scope, block.keys, [*exact, *plain], len(exact))
 
 
 def _is_exact(name: str) -> bool:
@@ -449,7 +482,7 @@ def _is_exact(name: str) -> bool:
     return spec is None or spec.exact  # keep full precision for unknown metrics
 
 
-def _packed(block: Block, place: OutlineBlock) -> bytes:
+def _packed(block: Block, place: TemplateBlock) -> bytes:
     rows = len(block.keys)
     values = values_of(block)
     places = {name: at * rows for at, name in enumerate(block.metrics)}
@@ -460,8 +493,8 @@ def _packed(block: Block, place: OutlineBlock) -> bytes:
     )
 
 
-def _unpacked(place: OutlineBlock, numbers: bytes) -> Block:
-    """Return the table with all numbers as little-endian float64, the metrics in the outline's order."""
+def _unpacked(place: TemplateBlock, numbers: bytes) -> Block:
+    """Return the table with all numbers as little-endian float64, the metrics in the template's order."""
     split = 8 * place.exact * len(place.keys)
     plain = array("f")
     plain.frombytes(numbers[split:])

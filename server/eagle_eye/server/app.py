@@ -65,7 +65,6 @@ from eagle_eye.server.history.segments.exposition import LevelsCollector
 from eagle_eye.server.ingest.fleet import Fleet
 from eagle_eye.server.ingest.fleet_metrics import FleetCollector
 from eagle_eye.server.ingest.frames_endpoint import Ingest
-from eagle_eye.server.ingest.outlines import Outlines
 from eagle_eye.server.ingest.remote_write import mapping
 from eagle_eye.server.ingest.remote_write.endpoint import RemoteWrite
 from eagle_eye.server.ingest.remote_write.intake import RemoteWriteIntake
@@ -74,6 +73,7 @@ from eagle_eye.server.ingest.remote_write.last_codes import CodeMemory
 from eagle_eye.server.ingest.remote_write.membership import NodeJobs
 from eagle_eye.server.ingest.rows_ingest import RowsIngest
 from eagle_eye.server.ingest.rows_request import RowsReader
+from eagle_eye.server.ingest.templates import Templates
 from eagle_eye.server.ingest.unknown_fields import UnknownThings
 from eagle_eye.server.ingest.vouching import Vouchers
 from eagle_eye.server.jobs.configured import sources_of
@@ -101,8 +101,8 @@ from eagle_eye.server.security.tls_metrics import CertificateCollector
 from eagle_eye.server.site_files.learned_model import ModelFile, keep_current
 from eagle_eye.server.site_files.topology import Places, read_places, read_topology
 from eagle_eye.server.store.changes import Signal
+from eagle_eye.server.store.factory import open_records
 from eagle_eye.server.store.leadership import Leadership
-from eagle_eye.server.store.opening import open_records
 from eagle_eye.server.store.sql_store import SqlStore
 from eagle_eye.server.store.store import Store
 from eagle_eye.server.telemetry.counters import Telemetry
@@ -191,11 +191,11 @@ def create_app(
     clock = clock or SystemClock()
     parts = _build(config, clock, watcher, resolve or system_resolver(), jitter, leadership)
     services = parts.services
-    outlines = Outlines(services.history.outline)
+    templates = Templates(services.history.template)
     if parts.forwarding is None:
         forgotten_s = services.known_nodes.recover(services.history)
         since_s, frames_max = clock.now_s() - config.detection.window_s, config.history.replay_frames_max
-        past = recent_past(services.history, services.fleet, outlines, forgotten_s, since_s, frames_max)
+        past = recent_past(services.history, services.fleet, templates, forgotten_s, since_s, frames_max)
         services.watcher.recover(past)
     reload = Reload(services, reread or (lambda: config))
     api = FastAPI(
@@ -218,9 +218,9 @@ def create_app(
     nvrx.install(api)
     description.describe(api)
 
-    parts.history.journal.outlines.listen(outlines.take_used, outlines.forget)
-    services.fleet.when_forgotten(outlines.expel)
-    takers = _frames(services, outlines), _remote_write(services)
+    parts.history.journal.templates.listen(templates.take_used, templates.forget)
+    services.fleet.when_forgotten(templates.expel)
+    takers = _frames(services, templates), _remote_write(services)
     return Dispatcher(api, *takers, services, reload.ask, parts.forwarding)
 
 
@@ -389,21 +389,21 @@ def _life(parts: _Parts, reload: Reload) -> AbstractAsyncContextManager[None]:
     return life()
 
 
-def _frames(services: Services, outlines: Outlines) -> Ingest:
+def _frames(services: Services, templates: Templates) -> Ingest:
     """Return what takes agents' frames."""
     config, limits = services.config.ingest, services.limits
     unknown = UnknownThings(services.telemetry)
-    reader = RowsReader(outlines, unknown, config.body_bytes_max, services.clock)
+    reader = RowsReader(templates, unknown, config.body_bytes_max, services.clock)
 
     def asked_of(node: str) -> list[dict[str, Any]]:
         return services.evidence_requests.asked_of(node) + services.node_checks.asked_of(node)
 
-    def asks_anybody() -> bool:
-        return services.evidence_requests.asks_anybody() or services.node_checks.asks_anybody()
+    def has_requests() -> bool:
+        return services.evidence_requests.has_requests() or services.node_checks.has_requests()
 
     parts = (services.history, services.fleet, services.tokens, services.telemetry, services.clock)
     observe, observe_rows, introduce = _observe(services), services.watcher.observe_rows, services.known_nodes.introduce
-    rows = RowsIngest(config, *parts, observe, observe_rows, introduce, asked_of, asks_anybody, reader, unknown)
+    rows = RowsIngest(config, *parts, observe, observe_rows, introduce, asked_of, has_requests, reader, unknown)
     tokens, telemetry = services.tokens, services.telemetry
     return Ingest(config, tokens, telemetry, services.clock, limits.check_frames, rows, reader)
 

@@ -30,8 +30,8 @@ from eagle_eye.server.history.settings import of_earlier_versions
 from eagle_eye.server.jobs import trial
 from eagle_eye.server.service_manager import ServiceManager
 from eagle_eye.server.store.data_folder import FolderLock, held
+from eagle_eye.server.store.factory import RECORDS_FILE, leadership_of, open_records
 from eagle_eye.server.store.leadership import Leadership
-from eagle_eye.server.store.opening import RECORDS_FILE, leadership_of, open_records
 from eagle_eye.server.telemetry import logs
 from eagle_eye.server.transport.accept import AcceptingServer
 from eagle_eye.server.web.dispatcher import Dispatcher

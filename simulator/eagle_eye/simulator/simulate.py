@@ -191,7 +191,7 @@ def _events(story: Story, sampling: Sampling, start: float) -> tuple[RecordedEve
     names, interval_s = story.layout.names, story.scenario.interval_s
     rows = len(sampling.true_s)
     found = []
-    for time_s, kind, node, device, attributes in story.happenings:
+    for time_s, kind, node, device, attributes in story.planned_events:
         if time_s > story.scenario.duration_s:
             continue
         offset_s = (

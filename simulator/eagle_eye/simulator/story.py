@@ -136,7 +136,7 @@ class Story:
     outages: list[MissingRows] = field(default_factory=list)
     blanks: list[Blank] = field(default_factory=list)
     pauses: list[PlannedPause] = field(default_factory=list)
-    happenings: list[PlannedEvent] = field(default_factory=list)
+    planned_events: list[PlannedEvent] = field(default_factory=list)
     labels: list[PlannedLabel] = field(default_factory=list)
     gone: list[tuple[float, tuple[int, ...]]] = field(default_factory=list)  # nodes that leave an elastic job
     background_tracks: int = 0  # how many of the tracks are not the fault's
@@ -191,7 +191,7 @@ class Story:
         self, time_s: float, kind: str, node: int | None = None, device: int = WHOLE_NODE, **attributes: object
     ) -> None:
         """Add an event."""
-        self.happenings += [
+        self.planned_events += [
             PlannedEvent(heard_s, kind, node, device, attributes) for heard_s in self.physics.heard_s(kind, time_s)
         ]
 

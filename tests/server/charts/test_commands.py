@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from eagle_eye.server.charts.commands import OperatorCommand, commands
 from eagle_eye.server.charts.story import ENTRIES_MAX, story
-from eagle_eye.server.model.records import AuditEntry, Delivery, Evidence, Job, Node
+from eagle_eye.server.model.records import AuditEntry, Delivery, EvidenceRequest, Job, Node
 from tests.server.builders import NOW, action, incident
 
 JOB = Job(job="job", attempt=0, state="running", ranks=[], restart_owner="", updated_s=NOW)
@@ -81,7 +81,7 @@ def test_the_story_is_told_in_the_order_of_time() -> None:
         id="d", event_id="e", subscription_id="sub-1", type="eagle_eye.action.requested", state="delivered",
         attempts=1, due_s=NOW, created_s=NOW, updated_s=NOW + 1,
     )  # fmt: skip
-    bundle = Evidence(
+    bundle = EvidenceRequest(
         id="ev", incident_id="inc_1", node="n1", job="job", attempt=0, kind="evidence", state="received",
         within_seconds=3.0, asked_by="server", created_s=NOW, updated_s=NOW + 3, expires_s=NOW, bytes=5,
     )  # fmt: skip

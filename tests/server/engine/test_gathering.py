@@ -12,7 +12,7 @@ from eagle_eye.server.engine.gathering import Gathering, reason_to_wait
 from eagle_eye.server.engine.judgement import Judgement
 from eagle_eye.server.engine.respond import Book, Response, respond
 from eagle_eye.server.engine.settings import PolicySettings
-from eagle_eye.server.model.records import Action, Evidence, EvidenceState, Incident
+from eagle_eye.server.model.records import Action, EvidenceRequest, EvidenceState, Incident
 from tests.server.engine.frames import Fleet
 from tests.server.engine.situations import NOW_S, incident
 
@@ -30,7 +30,7 @@ class Office:
         self.nodes_max = 32
         self.incidents: dict[str, Incident] = {}
         self.actions: dict[str, Action] = {}
-        self.evidence: dict[str, Evidence] = {}
+        self.evidence: dict[str, EvidenceRequest] = {}
         self._ids = itertools.count(1)
 
     def take(self, judgements: list[Judgement]) -> list[Response]:
@@ -198,7 +198,7 @@ def test_a_hang_without_culprit_asks_the_whole_job_up_to_the_limit() -> None:
 @pytest.mark.parametrize(("kinds", "waits"), [(["silence", "standstill"], True), (["silence", "quorum"], False)])
 def test_the_silent_node_of_a_replica_group_is_not_waited_for(kinds: list[str], waits: bool) -> None:
     unheard = incident(fault="node_unreachable", kinds=kinds)
-    asked = Evidence(
+    asked = EvidenceRequest(
         id="ev", incident_id=unheard.id, node="n1", job="j", attempt=1, kind="evidence", state="asked",
         within_seconds=WAIT_S, asked_by="server", created_s=NOW_S, expires_s=NOW_S + WAIT_S, updated_s=NOW_S,
     )  # fmt: skip

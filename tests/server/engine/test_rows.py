@@ -12,10 +12,10 @@ from eagle_eye.schema.action import MemberRank
 from eagle_eye.schema.events import Event
 from eagle_eye.schema.frame import Frame, Rank, block
 from eagle_eye.schema.metrics import Scope
-from eagle_eye.schema.rows import encode_outline, encode_row, outline_id, outline_of
+from eagle_eye.schema.rows import encode_row, encode_template, template_id, template_of
 from eagle_eye.server.engine.engine import Engine
 from eagle_eye.server.engine.settings import DetectionSettings
-from eagle_eye.server.model.batch import Outlined, Row, batches_of
+from eagle_eye.server.model.batch import ResolvedTemplate, Row, batches_of
 from eagle_eye.server.model.records import Job
 
 NOW = 1_000_000.0
@@ -37,14 +37,14 @@ def frame(node: int, second: int, shape: int, *, silent: bool, moved: bool) -> F
 
 
 def row_of(each: Frame) -> Row:
-    outline = outline_of(each)
-    raw = encode_outline(outline)
-    row = encode_row(each, outline, outline_id(raw))
-    known = _outlined.setdefault(raw, Outlined(outline, ()))
+    template = template_of(each)
+    raw = encode_template(template)
+    row = encode_row(each, template, template_id(raw))
+    known = _resolved.setdefault(raw, ResolvedTemplate(template, ()))
     return Row(known, each.sequence, each.time_s, each.time_s + 0.1, 0.0, row)
 
 
-_outlined: dict[bytes, Outlined] = {}
+_resolved: dict[bytes, ResolvedTemplate] = {}
 
 moments = st.lists(
     st.tuples(st.integers(0, NODES - 1), st.integers(0, 20), st.integers(0, 2), st.booleans(), st.booleans()),

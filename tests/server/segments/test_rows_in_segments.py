@@ -1,4 +1,4 @@
-"""Rows of outlines become the same segments as the whole frames that they stand for."""
+"""Rows of templates become the same segments as the whole frames that they stand for."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from eagle_eye.schema.events import Event
 from eagle_eye.schema.frame import Block, Frame, Rank, block, decode_frame, encode_frame
 from eagle_eye.schema.metrics import Scope
-from eagle_eye.schema.rows import encode_outline, encode_row, outline_id, outline_of, whole_frame
+from eagle_eye.schema.rows import encode_row, encode_template, template_id, template_of, whole_frame
 from eagle_eye.server.history.embedded_history import EmbeddedHistory
 from eagle_eye.server.model.batch import Batch
 from tests.server.builders import NOW, FakeClock, batch_of, frame, replayed
@@ -25,23 +25,23 @@ MOOD = Block(Scope.DEVICE, [0], ["gpu_mood", "gpu_power_watts"], TWICE)
 
 
 def as_rows(frames: Sequence[Frame], received_s: float = NOW, offset_s: float = 0.0) -> Batch:
-    entries, outlines = [], {}
+    entries, templates = [], {}
     for one in frames:
-        outline = outline_of(one)
-        raw = encode_outline(outline)
-        id_ = outline_id(raw)
-        outlines[id_] = raw
-        entries.append((one.sequence, one.time_s, encode_row(one, outline, id_)))
-    return batch_of(frames[0].node, frames[0].stream, received_s, offset_s, entries, outlines)
+        template = template_of(one)
+        raw = encode_template(template)
+        id_ = template_id(raw)
+        templates[id_] = raw
+        entries.append((one.sequence, one.time_s, encode_row(one, template, id_)))
+    return batch_of(frames[0].node, frames[0].stream, received_s, offset_s, entries, templates)
 
 
 def as_whole(frames: Sequence[Frame], received_s: float = NOW, offset_s: float = 0.0) -> Batch:
     """Return the frames as an agent of the first wire version would have sent the same rows."""
     entries = []
     for one in frames:
-        outline = outline_of(one)
+        template = template_of(one)
         entries.append(
-            (one.sequence, one.time_s, encode_frame(whole_frame(outline, encode_row(one, outline, bytes(16)))))
+            (one.sequence, one.time_s, encode_frame(whole_frame(template, encode_row(one, template, bytes(16)))))
         )
     return batch_of(frames[0].node, frames[0].stream, received_s, offset_s, entries)
 
@@ -115,23 +115,23 @@ def test_a_value_that_json_cannot_hold_costs_no_frame(tmp_path: Path) -> None:
         assert sorted(one.frame.sequence for one in history.query([], 0.0, FOREVER_S)) == [1, 2, 3]
 
 
-def test_outlines_go_when_no_row_is_left_that_needs_them(tmp_path: Path) -> None:
+def test_templates_go_when_no_row_is_left_that_needs_them(tmp_path: Path) -> None:
     clock = FakeClock()
     lost: list[bytes] = []
     with opened(tmp_path, clock) as history:
         used: list[bytes] = []
-        history.journal.outlines.listen(lambda: [used.pop() for _ in used[:]], lost.extend)
+        history.journal.templates.listen(lambda: [used.pop() for _ in used[:]], lost.extend)
         history.submit(as_rows([decode_frame(rich(1))])).result(WITHIN_S)
         compact(history)
         clock.advance(2_000)
         later = as_rows([decode_frame(rich(2, "n2"))], clock.now_s())
         history.submit(later).result(WITHIN_S)
-        ((id_, raw),) = later.outlines.items()
+        ((id_, raw),) = later.templates.items()
         used.append(id_)
         retain(history)
-        assert lost == [outline_id(encode_outline(outline_of(decode_frame(rich(1)))))]
-        assert history.outline(lost[0]) is None
-        assert history.outline(id_) == raw
+        assert lost == [template_id(encode_template(template_of(decode_frame(rich(1)))))]
+        assert history.template(lost[0]) is None
+        assert history.template(id_) == raw
         assert len(told(history)) == 2
 
 

@@ -23,7 +23,7 @@ from eagle_eye.agent.loop.tick_result import TickFrame
 from eagle_eye.schema.events import Event
 from eagle_eye.schema.frame import EVENTS_MAX, FRAME_BYTES_MAX, KEYS_MAX, RANKS_MAX, TEXT_CHARS_MAX, Rank
 from eagle_eye.schema.metrics import Scope
-from eagle_eye.schema.rows import VERSION, Outline, RowWriter, Tail, silences, speaking, table
+from eagle_eye.schema.rows import VERSION, RowTemplate, RowWriter, Tail, silences, speaking, table
 
 ANSWER_RATIO = 0.8  # collectors have this fraction of the interval to answer
 ANSWER_S_MAX = 5.0
@@ -202,7 +202,7 @@ class Loop:
             (Scope.LINK, seen.links),
         )
         tables = [table(scope, rows) for scope, rows in found if rows]
-        outline = Outline(
+        template = RowTemplate(
             version=VERSION,
             node=self._node,
             boot_id=self._base.boot_id,
@@ -218,15 +218,17 @@ class Loop:
         )
         numbers = b"".join([numbers for _, numbers in tables])
         tail = Tail(events[:EVENTS_MAX], silences(kept))
-        self._sink.append(partial(self._encode, outline, time_s, numbers, tail))
+        self._sink.append(partial(self._encode, template, time_s, numbers, tail))
         self._frames += 1
         self._handed_on(urgent)
 
-    def _encode(self, outline: Outline, time_s: float, numbers: bytes, tail: Tail, stream: str, sequence: int) -> bytes:
+    def _encode(
+        self, template: RowTemplate, time_s: float, numbers: bytes, tail: Tail, stream: str, sequence: int
+    ) -> bytes:
         """Return the sample in at most FRAME_BYTES_MAX, with as many of its events as fit."""
         while True:
-            outline = structs.replace(outline, stream=stream, dropped=self._drops.snapshot())
-            raw = self._writer.write(outline, sequence, time_s, numbers, tail)
+            template = structs.replace(template, stream=stream, dropped=self._drops.snapshot())
+            raw = self._writer.write(template, sequence, time_s, numbers, tail)
             kept = len(tail.events)
             if len(raw) <= FRAME_BYTES_MAX or not kept:
                 return raw

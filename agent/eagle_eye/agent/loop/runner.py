@@ -105,11 +105,9 @@ class CollectorRunner:
             if now_s is None:
                 return
             begin_s = self._monotonic_s()
-            answer = self._collect(now_s)
+            answer: Observed | Exception
+            try:
+                answer = self.collector.collect(now_s)
+            except Exception as error:  # noqa: BLE001 - one collector's failure is its own state, not the agent's end
+                answer = error
             self._answers.put((answer, self._monotonic_s() - begin_s))
-
-    def _collect(self, now_s: float) -> Observed | Exception:
-        try:
-            return self.collector.collect(now_s)
-        except Exception as error:  # noqa: BLE001 - one collector's failure is its own state, not the agent's end
-            return error

@@ -116,15 +116,6 @@ class _Call:
         self.result = reading.result()
         self.arguments = (handle, *reading.arguments, byref(self.result))
 
-    def read(self, row: dict[str, float]) -> int:
-        if self.function is None:
-            return FUNCTION_NOT_FOUND
-        code = int(self.function(*self.arguments))
-        if code == SUCCESS:
-            reading = self.reading
-            row[reading.metric] = getattr(self.result, reading.part) * reading.scale
-        return code
-
 
 class Functions:
     """One GPU's metrics that have a function each."""
@@ -141,9 +132,12 @@ class Functions:
         """Add to the row; return failures. Readings that this GPU never supports are returned once, then skipped."""
         failures = []
         for call in list(self._calls):
-            code = call.read(row)
-            if code != SUCCESS:
-                failures.append(NvmlFailure(call.reading.name, code))
-                if code in NEVER:
-                    self._calls.remove(call)
+            reading = call.reading
+            code = FUNCTION_NOT_FOUND if call.function is None else int(call.function(*call.arguments))
+            if code == SUCCESS:
+                row[reading.metric] = getattr(call.result, reading.part) * reading.scale
+                continue
+            failures.append(NvmlFailure(reading.name, code))
+            if code in NEVER:
+                self._calls.remove(call)
         return failures

@@ -70,8 +70,11 @@ class GpmActivity:
         if code == SUCCESS and sampled_before:
             self._request.sample1, self._request.sample2 = self._old, self._new
             code = self._compute(byref(self._request))
-            if code == SUCCESS:
-                self._take(row)
+        if code == SUCCESS and sampled_before:
+            for measure, place in zip(self._measures, self._places, strict=True):
+                value = place.value * measure.scale
+                if place.nvmlReturn == SUCCESS and math.isfinite(value):
+                    row[measure.metric] = min(measure.largest, max(0.0, value))
         self._new, self._old = self._old, self._new
         if code == SUCCESS:
             return self._failures() if sampled_before else []
@@ -83,12 +86,6 @@ class GpmActivity:
         """Free the samples."""
         for sample in (self._new, self._old):
             pynvml.nvmlGpmSampleFree(sample)
-
-    def _take(self, row: dict[str, float]) -> None:
-        for measure, place in zip(self._measures, self._places, strict=True):
-            value = place.value * measure.scale
-            if place.nvmlReturn == SUCCESS and math.isfinite(value):
-                row[measure.metric] = min(measure.largest, max(0.0, value))
 
     def _failures(self) -> list[NvmlFailure]:
         """Return the failures, and stop reading what this GPU never supports."""

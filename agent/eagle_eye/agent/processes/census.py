@@ -137,7 +137,7 @@ class Census:
             self.changes += 1
 
     def _read(self, pid: int, now_s: float) -> MemberProcess | None:
-        """Return the process as a member; None where it is not one. Raises Refused, OSError."""
+        """Return the process as a member; None where it is not one. Raises BadEnvironment, OSError."""
         environ = self.files.environment(pid)
         if environ is not None and len(environ) > ENVIRON_BYTES_MAX:
             raise BadEnvironment(f"an environment of more than {ENVIRON_BYTES_MAX} bytes")

@@ -43,7 +43,7 @@ def may_name_a_rank(environ: bytes) -> bool:
 def variables(environ: bytes) -> dict[str, str]:
     """Return the relevant variables from ``/proc/<pid>/environ``; of duplicates the first, as in Python.
 
-    Invalid UTF-8 becomes surrogates, which no name may hold. Raises Refused for a value beyond the limit.
+    Invalid UTF-8 becomes surrogates, which no name may hold. Raises BadEnvironment for a value beyond the limit.
     """
     found: dict[str, str] = {}
     environ = b"\0" + environ
@@ -69,7 +69,7 @@ def identity(found: Mapping[str, str], slurm_job: str = "") -> Identity | None:
     """Return who the process is; None where its environment names no rank.
 
     ``slurm_job`` is the job of the process's cgroup: where the environment names no job, it takes precedence over the
-    name in NVRx's cycle file, and both over the hook's "default". Raises Refused.
+    name in NVRx's cycle file, and both over the hook's "default". Raises BadEnvironment.
     """
     if not any(found.get(item.rank) and (found.get(item.size) or not item.sized) for item in RANK_SOURCES):
         return None

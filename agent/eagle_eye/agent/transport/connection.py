@@ -59,22 +59,32 @@ class FrameConnection:
 
         After an error the connection is closed; the next request opens another.
         """
-        kept = self._http is not None
         coded = f"Content-Encoding: {encoding}\r\n" if encoding else ""
         authorization = f"Authorization: Bearer {token}\r\n" if token else ""
         kind = f"Content-Type: {content_type}\r\n"
         head = f"{self._head}{authorization}{kind}{coded}Content-Length: {len(body)}\r\n\r\n".encode("ascii")
-        try:
+        request = head + body
+        while True:
+            reused = self._http is not None
             try:
-                return self._post(head + body)
+                if self._http is None or self._reader is None:
+                    self._http = self._connect()
+                    self._reader = self._http.sock.makefile("rb")
+                self._http.sock.sendall(request)
+                status, headers = _read_head(self._reader)
+                content, whole = _read_body(self._reader, headers)
+                break
             except (ConnectionResetError, BrokenPipeError):
-                if not kept:
-                    raise
                 self.close()
-                return self._post(head + body)  # it was closed while idle; a frame may be sent twice
-        except BaseException:
+                if not reused:
+                    raise
+                # The server closed it while it was idle: once more on a new one. A frame may be sent twice.
+            except BaseException:
+                self.close()
+                raise
+        if not whole or headers.get("connection", "").lower() == "close":
             self.close()
-            raise
+        return _answer(status, headers.get("retry-after"), content)
 
     def close(self) -> None:
         """Close; the next request opens another."""
@@ -84,17 +94,6 @@ class FrameConnection:
             reader.close()
         if connection is not None:
             connection.close()
-
-    def _post(self, request: bytes) -> ServerAnswer:
-        if self._http is None or self._reader is None:
-            self._http = self._connect()
-            self._reader = self._http.sock.makefile("rb")
-        self._http.sock.sendall(request)
-        status, headers = _read_head(self._reader)
-        content, whole = _read_body(self._reader, headers)
-        if not whole or headers.get("connection", "").lower() == "close":
-            self.close()
-        return _answer(status, headers.get("retry-after"), content)
 
 
 def _read_head(reader: BufferedReader) -> tuple[int, dict[str, str]]:

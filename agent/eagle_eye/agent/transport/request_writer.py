@@ -1,6 +1,6 @@
-"""Builds request bodies from spooled frames: rows, and the outlines that the server does not know.
+"""Builds request bodies from spooled frames: rows, and the templates that the server does not know.
 
-The loop encodes each sample once, as a row with its outline; this only concatenates the parts. Frames are re-encoded
+The loop encodes each sample once, as a row with its template; this only concatenates the parts. Frames are re-encoded
 only to re-date them after the clock was set, and to send them whole to a server that does not read rows.
 """
 
@@ -13,18 +13,18 @@ from typing import NamedTuple
 from eagle_eye.agent.loop.clock_base import ClockBase
 from eagle_eye.schema.frame import CONTENT_TYPE as WHOLE_CONTENT_TYPE
 from eagle_eye.schema.frame import BadFrame, encode_frame, encode_request, read_frame, unknown_keys
-from eagle_eye.schema.outline_keys import unknown_outline_keys
 from eagle_eye.schema.rows import CONTENT_TYPE as ROWS_CONTENT_TYPE
 from eagle_eye.schema.rows import (
-    OUTLINES_PER_REQUEST_MAX,
-    Outline,
-    decode_outline,
-    encode_outline,
+    TEMPLATES_PER_REQUEST_MAX,
+    RowTemplate,
+    decode_template,
     encode_row,
     encode_rows_request,
-    outline_id,
-    outline_of,
+    encode_template,
     split_row,
+    template_id,
+    template_of,
+    unknown_template_keys,
     whole_frame,
 )
 
@@ -33,7 +33,7 @@ DEFLATE_BYTES_MIN = 16_384  # worth compressing: many frames at once, after an o
 DEFLATE_LEVEL = 1
 
 _NO_ROWS_STATUS = 415
-_NO_OUTLINE = (409, "outline")
+_NO_TEMPLATE = (409, "outline")
 
 
 class Written(NamedTuple):
@@ -54,22 +54,33 @@ class RequestWriter:
         self._monotonic_s = monotonic_s
         self._base = base
         self._whole_until_s = float("-inf")
-        self._raw = b""  # the newest outline...
-        self._outline: Outline | None = None  # ...None: only an agent of another version can read it
+        self._raw = b""  # the newest template...
+        self._template: RowTemplate | None = None  # ...None: only an agent of another version can read it
         self._is_ours = False  # whether it has only fields known to this agent
         self._id = b""
         self._known: set[bytes] = set()  # those that the server has acknowledged
-        self._told: list[bytes] = []  # the outlines that the last request's rows need
+        self._sent: list[bytes] = []  # the templates that the last request's rows need
 
     def write(self, kept: Sequence[bytes], now_s: float) -> Written:
         """Return a request with all of ``kept``, which is from one stream."""
         base_s = None if self._base is None else self._base.read()
         if self._monotonic_s() < self._whole_until_s:
             return Written(encode_request([self._whole(raw, base_s) for raw in kept], now_s), WHOLE_CONTENT_TYPE)
-        outlines: dict[bytes, bytes] = {}
-        items = [self._item(raw, base_s, outlines) for raw in kept]
-        self._told = list(outlines)
-        unknown = [raw for id_, raw in outlines.items() if id_ not in self._known]
+        templates: dict[bytes, bytes] = {}
+        items: list[bytes] = []
+        for raw in kept:
+            parts = split_row(raw)
+            if parts is None:
+                items.append(self._whole(raw, base_s))
+                continue
+            row = self._row(*parts, base_s)
+            if self._id in templates or len(templates) < TEMPLATES_PER_REQUEST_MAX or self._template is None:
+                templates[self._id] = self._raw
+                items.append(row)
+            else:
+                items.append(encode_frame(whole_frame(self._template, row)))
+        self._sent = list(templates)
+        unknown = [raw for id_, raw in templates.items() if id_ not in self._known]
         body = encode_rows_request(unknown, items, now_s)
         if len(body) < DEFLATE_BYTES_MIN:
             return Written(body, ROWS_CONTENT_TYPE)
@@ -78,8 +89,8 @@ class RequestWriter:
     def answered(self, status: int, reason: str) -> bool:
         """Process the answer; return whether the same frames must be sent again at once, rewritten."""
         if status == 200:
-            self._known = set(self._told)
-        elif (status, reason) == _NO_OUTLINE and self._known:
+            self._known = set(self._sent)
+        elif (status, reason) == _NO_TEMPLATE and self._known:
             self._known.clear()
             return True
         elif status == _NO_ROWS_STATUS and self._monotonic_s() >= self._whole_until_s:
@@ -87,44 +98,33 @@ class RequestWriter:
             return True
         return False
 
-    def _item(self, raw: bytes, base_s: float | None, outlines: dict[bytes, bytes]) -> bytes:
-        """Return the row or whole frame to send for a spooled frame; adds the row's outline to ``outlines``."""
-        parts = split_row(raw)
-        if parts is None:
-            return self._whole(raw, base_s)
-        row = self._row(*parts, base_s)
-        if self._id not in outlines and len(outlines) >= OUTLINES_PER_REQUEST_MAX and self._outline is not None:
-            return encode_frame(whole_frame(self._outline, row))
-        outlines[self._id] = self._raw
-        return row
-
     def _row(self, raw: bytes, row: bytes, base_s: float | None) -> bytes:
-        """Return a row as it is sent; its outline becomes the newest."""
+        """Return a row as it is sent; its template becomes the newest."""
         self._meet(raw)
-        outline = self._outline
-        if self._base is None or outline is None or not self._is_ours or outline.clock_base_s == base_s:
+        template = self._template
+        if self._base is None or template is None or not self._is_ours or template.clock_base_s == base_s:
             return row
-        frame = self._base.dated(whole_frame(outline, row))
-        outline = outline_of(frame)
-        self._meet(encode_outline(outline))
-        return encode_row(frame, outline, self._id)
+        frame = self._base.dated(whole_frame(template, row))
+        template = template_of(frame)
+        self._meet(encode_template(template))
+        return encode_row(frame, template, self._id)
 
     def _meet(self, raw: bytes) -> None:
         if raw == self._raw:
             return
-        self._raw, self._id = raw, outline_id(raw)
+        self._raw, self._id = raw, template_id(raw)
         try:
-            self._outline, unknown = decode_outline(raw)
+            self._template, unknown = decode_template(raw)
         except BadFrame:
-            self._outline, unknown = None, ()
-        self._is_ours = not unknown and not unknown_outline_keys(raw)
+            self._template, unknown = None, ()
+        self._is_ours = not unknown and not unknown_template_keys(raw)
 
     def _whole(self, raw: bytes, base_s: float | None) -> bytes:
         """Return a spooled frame as a whole frame."""
         parts = split_row(raw)
         if parts is not None:
             row = self._row(*parts, base_s)
-            return row if self._outline is None else encode_frame(whole_frame(self._outline, row))
+            return row if self._template is None else encode_frame(whole_frame(self._template, row))
         if self._base is None:
             return raw
         try:

@@ -303,8 +303,8 @@ class Disk:
 
     def _failed(self, error: Exception) -> None:
         self._retry_at_s = self._monotonic_s() + RETRY_S
-        told = self._starting and isinstance(error, SpoolTaken)  # raised by ``start`` instead
-        if self._problem is None and not told:
+        raised = self._starting and isinstance(error, SpoolTaken)  # by ``start``
+        if self._problem is None and not raised:
             self._drops.count("spool_in_memory")
             details = None if isinstance(error, OSError) else error  # a traceback for a bug of ours
             text = "spool %s cannot be used, frames wait in memory until it can: %s"

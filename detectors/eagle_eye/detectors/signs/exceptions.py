@@ -37,10 +37,10 @@ def exception(text: str) -> str:
     ranks and are ignored.
     """
     begun = text.startswith(HEADER)
-    told = [_one(part) for part in text.removeprefix(HEADER).split("\n" + HEADER)]
-    if not all(told) or (_CHAINED.search(text) and not begun):  # the chained exception may have been cut off
+    found = [_one(part) for part in text.removeprefix(HEADER).split("\n" + HEADER)]
+    if not all(found) or (_CHAINED.search(text) and not begun):  # the chained exception may have been cut off
         return ""
-    return told[-1]
+    return found[-1]
 
 
 def last_words(text: str) -> str:
@@ -83,8 +83,8 @@ def shared_exception(window: Window, exits: Sequence[Exit]) -> tuple[str, list[E
         if item.error and (name := exception(item.error)):
             ends.setdefault(name, []).append(item)
     ranks = max(sum(series.rank >= 0 for series in window.series), len(exits))
-    for name, told in ends.items():
-        nodes = {item.node for item in told}
-        if 2 * len(told) > ranks and len(nodes) >= min(2, len(window.nodes)):
-            return name, told
+    for name, ended in ends.items():
+        nodes = {item.node for item in ended}
+        if 2 * len(ended) > ranks and len(nodes) >= min(2, len(window.nodes)):
+            return name, ended
     return "", []

@@ -28,8 +28,8 @@ class Struck:
     depth: float | None = None
 
 
-def room_of(window: Window, struck: Struck, others: Collection[Struck]) -> tuple[int, ...]:
-    """Return all nodes that share the trouble of one, itself included; () if it is its own.
+def cohort_of(window: Window, struck: Struck, others: Collection[Struck]) -> tuple[int, ...]:
+    """Return the nodes that share the trouble of one, itself included; () if it is its own.
 
     Nodes share it if their onsets coincide, or if most nodes of the switch show the sign. ``others`` may show weaker
     signs: in an aisle that grows hot some node is first.
@@ -50,17 +50,17 @@ def partition(
     """Return the nodes with their own trouble, and the groups of nodes that share one."""
     company = [*accused.values(), *others]
     alone: list[int] = []
-    rooms: list[set[int]] = []
+    cohorts: list[set[int]] = []
     for node, struck in accused.items():
-        room = set(room_of(window, struck, company))
-        if not room:
+        cohort = set(cohort_of(window, struck, company))
+        if not cohort:
             alone.append(node)
             continue
-        for known in [known for known in rooms if known & room]:
-            room |= known
-            rooms.remove(known)
-        rooms.append(room)
-    return alone, [tuple(sorted(room)) for room in rooms]
+        for known in [known for known in cohorts if known & cohort]:
+            cohort |= known
+            cohorts.remove(known)
+        cohorts.append(cohort)
+    return alone, [tuple(sorted(cohort)) for cohort in cohorts]
 
 
 def _together(window: Window, one: Struck, other: Struck) -> bool:

@@ -110,9 +110,11 @@ class CpuContention:
             if effects and (len(effects) > 1 or not busy.chronic):
                 found.append((busy, effects))
         accused = {busy.node: Struck(busy.node, None if busy.chronic else busy.onset_s) for busy, _ in found}
-        alone, rooms = partition(window, accused, [mate for busy, _ in found for mate in _rose_together(window, busy)])
+        alone, cohorts = partition(
+            window, accused, [mate for busy, _ in found for mate in _rose_together(window, busy)]
+        )
         verdicts = [self._verdict(window, busy, effects) for busy, effects in found if busy.node in alone]
-        verdicts += [self._room(window, [item for item in found if item[0].node in room]) for room in rooms]
+        verdicts += [self._shared(window, [item for item in found if item[0].node in cohort]) for cohort in cohorts]
         return verdicts
 
     def _verdict(self, window: Window, busy: _Busy, effects: list[_Effect]) -> Verdict:
@@ -137,7 +139,7 @@ class CpuContention:
             slowdown_ratio=cost.ratio,
         )
 
-    def _room(self, window: Window, found: list[tuple[_Busy, list[_Effect]]]) -> Verdict:
+    def _shared(self, window: Window, found: list[tuple[_Busy, list[_Effect]]]) -> Verdict:
         nodes = tuple(window.nodes[busy.node] for busy, _ in found)
         costs = [_cost(window, busy, effects) for busy, effects in found]
         return Verdict(

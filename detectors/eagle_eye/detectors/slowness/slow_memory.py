@@ -58,9 +58,11 @@ class SlowMemory:
         verdicts = []
         if worst:
             accused = {node: Struck(node, None if s.chronic else s.onset_s) for node, s in worst.items()}
-            alone, rooms = partition(window, accused, [])
+            alone, cohorts = partition(window, accused, [])
             # Many nodes with another memory clock are another model or setting, not that many faulty GPUs.
-            verdicts = [self._low_clock(window, worst[node]) for node in alone] if not rooms and len(alone) < 3 else []
+            verdicts = (
+                [self._low_clock(window, worst[node]) for node in alone] if not cohorts and len(alone) < 3 else []
+            )
         return verdicts + self._hot(window, set(worst))
 
     def _low_clock(self, window: Window, slow: SlowClock) -> Verdict:

@@ -78,12 +78,12 @@ class _Suspect(NamedTuple):
 class _Slow(NamedTuple):
     """A rank's mean over some steps, and the threshold it must exceed.
 
-    ``told``: too early to act on. ``noisy``: single steps are no evidence.
+    ``early``: too early to act on. ``noisy``: single steps are no evidence.
     """
 
     centre: float
     threshold: float
-    told: bool
+    early: bool
     noisy: bool
 
 
@@ -187,9 +187,9 @@ class Straggler:
     def _judge(self, window: Window, suspect: _Suspect) -> Verdict | None:
         relative = window.steps.relative_compute
         index, length, centre = suspect.rank, suspect.length, suspect.centre
-        told = len(relative) - length + np.flatnonzero(np.isfinite(relative[-length:, index]))
-        own = relative[told, index]
-        if len(np.unique(window.steps.times_s[told])) < min(len(own), STEPS_MIN):
+        seen = len(relative) - length + np.flatnonzero(np.isfinite(relative[-length:, index]))
+        own = relative[seen, index]
+        if len(np.unique(window.steps.times_s[seen])) < min(len(own), STEPS_MIN):
             return None  # a row that covers several steps is one report of them
         found = self._slow(window, suspect, own)
         if found is None:
@@ -204,7 +204,7 @@ class Straggler:
         step_s, _ = step_levels(window, "train_step_seconds", onset, index, peers)  # steps since the onset
         step_s = step_s if math.isfinite(step_s) else typical_step_s(window)
         onset_s = float(window.steps.times_s[onset]) - max(window.interval_s, step_s)
-        floors = MILD_FLOORS if found.told and centre < self.ratio else 1.0
+        floors = MILD_FLOORS if found.early and centre < self.ratio else 1.0
         if window.now_s - onset_s < floors * self.floor_s:
             return None
         return self._verdict(window, index, onset, onset_s, found, peers)
@@ -227,9 +227,9 @@ class Straggler:
         sure = max(ratio, float(self._line(window, length, error, 1.0)[0]))
         if centre >= sure and len(own) >= STEPS_MIN:
             rare = chance_digits(window, index, centre, len(own)) >= -math.log10(self._tail(window, length, 1.0))
-            return _Slow(centre, sure, told=not rare, noisy=noisy)
-        told = float(self._line(window, length, error, TOLD_MORE_OFTEN)[0])
-        return _Slow(centre, told, told=True, noisy=noisy) if centre >= told else None
+            return _Slow(centre, sure, early=not rare, noisy=noisy)
+        line = float(self._line(window, length, error, TOLD_MORE_OFTEN)[0])
+        return _Slow(centre, line, early=True, noisy=noisy) if centre >= line else None
 
     def _line(self, window: Window, length: int, error: Floats, more_often: float) -> Floats:
         """Return the highest mean over ``length`` steps that chance explains; NaN if the error is not known."""
@@ -273,7 +273,7 @@ class Straggler:
             evidence.append(late)
         waited = waited_for(window, onset, index, centre, peers)
         cost = cost_since(window, onset, index, centre, peers, waited)
-        if waited < PACE_NOTED or (slow.told and cost is None):
+        if waited < PACE_NOTED or (slow.early and cost is None):
             return None  # no rank waits for it; or with others it would be acted on although it may cost nothing
         if cost is None:
             cost = Slowness(waited, measured=False)
@@ -292,12 +292,12 @@ class Straggler:
         if late is None and "gpu_activity" not in kinds:
             ripe_s *= RIPE_ALONE
         confidence = CONFIDENCE_LONE
-        if slow.told or not even:
+        if slow.early or not even:
             confidence = CONFIDENCE_TOLD if late is not None else CONFIDENCE_LONE
         elif not alone:
             confidence = CONFIDENCE_RIPE if window.now_s - onset_s >= ripe_s else CONFIDENCE_EARLY
         uneven = UNEXPLAINED if work_is_told(window, index, onset) else UNEVEN
-        settle = "" if slow.told else uneven if not even else ALONE if alone else ""
+        settle = "" if slow.early else uneven if not even else ALONE if alone else ""
         settle = LIMITED if limited else settle
         tail = f" and waits least in collectives ({late.value:.3f} s against {late.peers_median:.3f} s)" if late else ""
         return Verdict(

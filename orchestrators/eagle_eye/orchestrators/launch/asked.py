@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from eagle_eye.orchestrators.fallback_layouts import no_spare
-from eagle_eye.orchestrators.launch import happenings as on
+from eagle_eye.orchestrators.launch import events as on
 from eagle_eye.orchestrators.launch import orders as to
 from eagle_eye.orchestrators.launch.gathering import consider, gather, possible_nodes, renew_all, too_few
 from eagle_eye.orchestrators.launch.state import UP, Phase, Rules, State, Step
@@ -13,10 +13,10 @@ from eagle_eye.orchestrators.launch.state import UP, Phase, Rules, State, Step
 SUSPECTED_MAX = 1_000
 
 
-def turn_away(happening: on.Happening, reason: str) -> list[to.Order]:
+def turn_away(event: on.LaunchEvent, reason: str) -> list[to.Order]:
     """Return the answer to a request to a job that has ended."""
-    if isinstance(happening, on.ExcludeAsked | on.RestartAsked | on.ReadmitAsked):
-        return [to.Answer(happening.request, False, reason)]
+    if isinstance(event, on.ExcludeAsked | on.RestartAsked | on.ReadmitAsked):
+        return [to.Answer(event.request, False, reason)]
     return []
 
 

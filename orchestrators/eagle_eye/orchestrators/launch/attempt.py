@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from eagle_eye.orchestrators.launch import happenings as on
+from eagle_eye.orchestrators.launch import events as on
 from eagle_eye.orchestrators.launch import orders as to
 from eagle_eye.orchestrators.launch.blame import scripts_own
 from eagle_eye.orchestrators.launch.budget import pause_s, settle
 from eagle_eye.orchestrators.launch.failed_start import note_end
 from eagle_eye.orchestrators.launch.gathering import abandon, end, gather, next_nodes
-from eagle_eye.orchestrators.launch.reach import ask
+from eagle_eye.orchestrators.launch.reachability import ask
 from eagle_eye.orchestrators.launch.state import NEVER_S, UP, Phase, Rules, State, Step, move
 from eagle_eye.schema.memory_steps import MEMORY_PREFIX
 

@@ -20,7 +20,7 @@ from urllib.parse import quote
 from eagle_eye.orchestrators import logs
 from eagle_eye.orchestrators.errors import OrchestratorError, ServerUnreachableError
 from eagle_eye.orchestrators.intake import WebhookIntake
-from eagle_eye.orchestrators.launch import happenings as on
+from eagle_eye.orchestrators.launch import events as on
 from eagle_eye.orchestrators.launch.coordinator import Coordinator
 from eagle_eye.orchestrators.launch.job import LaunchedJob, NoServer, ObservedProgress
 from eagle_eye.orchestrators.launch.orchestrator import LaunchOrchestrator

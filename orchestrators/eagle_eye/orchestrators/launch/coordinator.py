@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from eagle_eye.orchestrators.errors import CannotCarryOutError
-from eagle_eye.orchestrators.launch import happenings as on
+from eagle_eye.orchestrators.launch import events as on
 from eagle_eye.orchestrators.launch import logs, messages
 from eagle_eye.orchestrators.launch import orders as to
 from eagle_eye.orchestrators.launch.checkpoint_content import flaw
@@ -67,7 +67,7 @@ class Coordinator:
         self._state = resume(memory.memory, rules.fleet, attempts_before)
         self._interrupted = memory.memory.phase not in ENDED
         # A SimpleQueue, because signal handlers also put into it.
-        self._happenings: queue.SimpleQueue[on.Happening] = queue.SimpleQueue()
+        self._events: queue.SimpleQueue[on.LaunchEvent] = queue.SimpleQueue()
         self._runners = Runners(
             job, memory.memory.launch, self.post, lambda: link.in_touch, lambda: self._state.excluded
         )
@@ -82,11 +82,11 @@ class Coordinator:
         self._reported: tuple[to.TellServer, float | None] | None = None
         self._closed = False
 
-    def post(self, happening: on.Happening) -> None:
+    def post(self, event: on.LaunchEvent) -> None:
         """Queue the event; safe in a signal handler."""
-        self._happenings.put(happening)
+        self._events.put(event)
 
-    def ask(self, make: Callable[[int], on.Happening]) -> str:
+    def ask(self, make: Callable[[int], on.LaunchEvent]) -> str:
         """Return the answer to the request, once there is one. Raises CannotCarryOutError with the reason."""
         request = next(self._requests)
         answer: Future[tuple[bool, str]] = Future()
@@ -152,21 +152,21 @@ class Coordinator:
                 self._runners.open(node)
         self._take(on.Opened())
 
-    def _next(self) -> on.Happening:
+    def _next(self) -> on.LaunchEvent:
         due = min(due_s(self._state), self._runners.due_s)
         try:
-            return self._happenings.get(timeout=max(0.0, due - time.monotonic()))
+            return self._events.get(timeout=max(0.0, due - time.monotonic()))
         except queue.Empty:
             return on.Tick()
 
-    def _take(self, happening: on.Happening) -> None:
-        match happening:
+    def _take(self, event: on.LaunchEvent) -> None:
+        match event:
             case on.RunnerLost(node):
-                happening = replace(happening, returning=self._runners.failed(node))
+                event = replace(event, returning=self._runners.failed(node))
             case on.RunnerReady(node):
                 self._runners.ready(node)
         moment = on.Moment(time.monotonic(), time.time())
-        self._state, orders = step(self._rules, self._state, happening, moment)
+        self._state, orders = step(self._rules, self._state, event, moment)
         for order in orders:
             self._carry_out(order)
         # Spares come and go during an attempt, and with them the cost of an exclusion.
@@ -185,8 +185,8 @@ class Coordinator:
                 self._running(order)
             case to.Answer(request, success, text):
                 self._answers.pop(request).set_result((success, text))
-            case to.Say(event, fields):
-                self._output.say(event, self._state.attempt, fields)
+            case to.Say(name, fields):
+                self._output.say(name, self._state.attempt, fields)
             case to.Persist():
                 self._persist()
             case to.End():

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from eagle_eye.orchestrators.launch import happenings as on
+from eagle_eye.orchestrators.launch import events as on
 from eagle_eye.orchestrators.launch import orders as to
 from eagle_eye.orchestrators.launch.blame import cannot_connect, followed
 from eagle_eye.orchestrators.launch.state import NEVER_S, Phase, State, Step

@@ -6,12 +6,12 @@ from collections.abc import Set as AbstractSet
 from dataclasses import replace
 
 from eagle_eye.orchestrators import fallback_layouts
-from eagle_eye.orchestrators.launch import happenings as on
+from eagle_eye.orchestrators.launch import events as on
 from eagle_eye.orchestrators.launch import orders as to
 from eagle_eye.orchestrators.launch.blame import Raised
 from eagle_eye.orchestrators.launch.checkpoints import Span
 from eagle_eye.orchestrators.launch.plan import choose_nodes, lay_out
-from eagle_eye.orchestrators.launch.reach import AGAIN_S, ask
+from eagle_eye.orchestrators.launch.reachability import AGAIN_S, ask
 from eagle_eye.orchestrators.launch.scopes import fits, late, staying
 from eagle_eye.orchestrators.launch.state import ENDED, NEVER_S, Phase, Rules, State, Step, move
 from eagle_eye.schema.action import RestartScope

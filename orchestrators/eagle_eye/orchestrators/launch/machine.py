@@ -17,9 +17,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from eagle_eye.orchestrators.launch import happenings as on
+from eagle_eye.orchestrators.launch import events as on
 from eagle_eye.orchestrators.launch import orders as to
-from eagle_eye.orchestrators.launch import reach, regroup
+from eagle_eye.orchestrators.launch import reachability, regroup
 from eagle_eye.orchestrators.launch.asked import asked, turn_away
 from eagle_eye.orchestrators.launch.attempt import (
     attempt_failed,
@@ -38,28 +38,28 @@ from eagle_eye.orchestrators.launch.warm_up import overdue, seen
 LEASE_MARGIN_S = 10.0
 
 
-def step(rules: Rules, state: State, happening: on.Happening, now: on.Moment) -> Step:
+def step(rules: Rules, state: State, event: on.LaunchEvent, now: on.Moment) -> Step:
     """Return the state after the event, and the orders, in sequence."""
     if state.phase in ENDED:
-        return state, turn_away(happening, f"the job is {state.phase}")
-    state, orders = _dispatch(rules, state, happening, now)
+        return state, turn_away(event, f"the job is {state.phase}")
+    state, orders = _dispatch(rules, state, event, now)
     if not state.awaiting:
         state = replace(state, stopped_due_s=NEVER_S)
     return state, orders
 
 
-def _dispatch(rules: Rules, state: State, happening: on.Happening, now: on.Moment) -> Step:
-    match happening:
+def _dispatch(rules: Rules, state: State, event: on.LaunchEvent, now: on.Moment) -> Step:
+    match event:
         case on.Opened():
             return consider(rules, replace(state, ready_due_s=now.monotonic_s + rules.ready_within_s), now)
         case on.ExcludeAsked() | on.RestartAsked() | on.ReadmitAsked():
-            return asked(rules, state, happening, now)
+            return asked(rules, state, event, now)
         case on.CheckpointChosen() | on.StepSeen() | on.CheckpointWritten():
-            return progress(rules, state, happening, now)
+            return progress(rules, state, event, now)
         case on.RanksSeen():
-            return others_seen(state, happening) if state.phase is Phase.DECIDING else seen(state, happening)
+            return others_seen(state, event) if state.phase is Phase.DECIDING else seen(state, event)
         case on.NodeReached():
-            return _reached(rules, state, happening, now)
+            return _reached(rules, state, event, now)
         case on.Cancelled(reason, exit_code):
             return end(state, Phase.CANCELLED, reason, exit_code)
         case on.StartImpossible(attempt, detail):
@@ -70,14 +70,14 @@ def _dispatch(rules: Rules, state: State, happening: on.Happening, now: on.Momen
             state, orders = _tick(rules, state, now)
             return state, asked_again + orders
         case _:
-            return _runner_says(rules, state, happening, now)
+            return _runner_says(rules, state, event, now)
     return state, []
 
 
 def _reached(rules: Rules, state: State, said: on.NodeReached, now: on.Moment) -> Step:
     """Prepare the next attempt by the answer; one that starts is given up for a node that it can do without."""
     before = state.out_of_reach
-    state, orders = reach.answered(state, said, now)
+    state, orders = reachability.answered(state, said, now)
     holds_up = state.phase is Phase.STARTING and said.node in set(state.members) - state.started.keys()
     if holds_up and said.node in state.out_of_reach - before and said.node not in (next_nodes(rules, state) or ()):
         reason = f"{said.node} cannot start its ranks: it does not reach the launcher's store"
@@ -86,7 +86,7 @@ def _reached(rules: Rules, state: State, said: on.NodeReached, now: on.Moment) -
     return consider(rules, state, now, orders)
 
 
-def _runner_says(rules: Rules, state: State, said: on.RunnerWord, now: on.Moment) -> Step:
+def _runner_says(rules: Rules, state: State, said: on.RunnerEvent, now: on.Moment) -> Step:
     match said:
         case on.RunnerReady() | on.RunnerBusy() | on.NodeUnfit():
             return _runner_prepares(rules, state, said, now)
@@ -100,7 +100,7 @@ def _runner_says(rules: Rules, state: State, said: on.RunnerWord, now: on.Moment
             return _rank_says(rules, state, said, now)
 
 
-def _rank_says(rules: Rules, state: State, said: on.RankWord, now: on.Moment) -> Step:
+def _rank_says(rules: Rules, state: State, said: on.RankEvent, now: on.Moment) -> Step:
     before = regroup.from_before(state, said.node, said.attempt)
     if not before and (said.attempt != state.attempt or said.node not in state.members):
         return state, []  # about an attempt that is over
@@ -128,7 +128,7 @@ def _runner_prepares(
     state = replace(
         _without(state, node), ready=state.ready | {node}, lost=state.lost - {node}, unfit=state.unfit - {node}
     )
-    state, asked = reach.ask(state, state.out_of_reach & {node}, now)
+    state, asked = reachability.ask(state, state.out_of_reach & {node}, now)
     fields = {"node": node, "check": said.check, "standby": said.standby}
     if state.phase in UP:
         plan = next_nodes(rules, state) or ()
@@ -226,7 +226,9 @@ def _tick(rules: Rules, state: State, now: on.Moment) -> Step:
 def _ask_again(rules: Rules, state: State, now: on.Moment) -> Step:
     """Ask the nodes that did not reach the store or hold the start up; no answer says nothing."""
     slow = set(state.members) - state.started.keys() if state.phase is Phase.STARTING else set[str]()
-    state, asked = reach.ask(replace(state, doubted=frozenset(), reach_due_s=NEVER_S), state.out_of_reach | slow, now)
+    state, asked = reachability.ask(
+        replace(state, doubted=frozenset(), reach_due_s=NEVER_S), state.out_of_reach | slow, now
+    )
     return consider(rules, state, now, asked)
 
 

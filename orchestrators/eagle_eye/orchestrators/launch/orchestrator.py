@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from eagle_eye.orchestrators.launch import happenings as on
+from eagle_eye.orchestrators.launch import events as on
 from eagle_eye.orchestrators.launch.coordinator import Coordinator
 from eagle_eye.orchestrators.protocol import Exclusion, JobState, Restart
 

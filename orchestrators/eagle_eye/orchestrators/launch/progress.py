@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from eagle_eye.orchestrators.launch import happenings as on
+from eagle_eye.orchestrators.launch import events as on
 from eagle_eye.orchestrators.launch.checkpoints import Checkpoint, find_checkpoints
 from eagle_eye.orchestrators.launch.job import ObservedProgress
 from eagle_eye.schema.memory_steps import MemoryStep, whole_in_memory
@@ -45,7 +45,7 @@ class ProgressReporter:
         self,
         folder: Path | None,
         look: Callable[[], ObservedProgress | None],
-        post: Callable[[on.Happening], None],
+        post: Callable[[on.LaunchEvent], None],
         clock: Callable[[], float] = time.monotonic,
         in_memory: Callable[[], list[MemoryStep]] = list,
     ) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from eagle_eye.orchestrators.launch import happenings as on
+from eagle_eye.orchestrators.launch import events as on
 from eagle_eye.orchestrators.launch import orders as to
 from eagle_eye.orchestrators.launch.attempt import attempt_failed, first_step_within_s, word_within_s
 from eagle_eye.orchestrators.launch.gathering import consider, gather, renew, renew_all

@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Collection
 
-from eagle_eye.orchestrators.launch import happenings as on
+from eagle_eye.orchestrators.launch import events as on
 from eagle_eye.orchestrators.launch import logs, messages
 from eagle_eye.orchestrators.launch.job import LaunchedJob
 from eagle_eye.orchestrators.launch.nodes import RUNNER, NodeRunner
@@ -33,7 +33,7 @@ class Runners:
         self,
         job: LaunchedJob,
         launch: str,
-        post: Callable[[on.Happening], None],
+        post: Callable[[on.LaunchEvent], None],
         in_touch: Callable[[], bool],
         excluded: Callable[[], frozenset[str]],
     ) -> None:

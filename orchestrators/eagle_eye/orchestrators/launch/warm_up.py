@@ -16,7 +16,7 @@ from dataclasses import replace
 
 import msgspec
 
-from eagle_eye.orchestrators.launch import happenings as on
+from eagle_eye.orchestrators.launch import events as on
 from eagle_eye.orchestrators.launch import orders as to
 from eagle_eye.orchestrators.launch.attempt import LOOK_EVERY_S, attempt_failed, start_within_s, unverified
 from eagle_eye.orchestrators.launch.state import Rules, State, Step

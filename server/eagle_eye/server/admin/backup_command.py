@@ -19,7 +19,7 @@ from eagle_eye.server import config as configuration
 from eagle_eye.server.admin.backup import Copied, Reported, back_up, restore
 from eagle_eye.server.history.embedded_history import HISTORY_FILE
 from eagle_eye.server.model.clock import Clock, SystemClock
-from eagle_eye.server.store.opening import RECORDS_FILE
+from eagle_eye.server.store.factory import RECORDS_FILE
 
 ELSEWHERE = (
     "the records are in PostgreSQL (records.url): pg_dump and pg_restore, or the database's own backups, are for them"

@@ -21,8 +21,8 @@ from eagle_eye.server.requests.bundles import EVIDENCE_FOLDER
 from eagle_eye.server.store import schema, write_ahead_log
 from eagle_eye.server.store.data_folder import FolderLock, new_aside, set_aside
 from eagle_eye.server.store.database import REMEDY, tells_damage
+from eagle_eye.server.store.factory import RECORDS_FILE
 from eagle_eye.server.store.migration import NEWEST, VERSION_TABLE
-from eagle_eye.server.store.opening import RECORDS_FILE
 
 DATABASES = (RECORDS_FILE, HISTORY_FILE)
 # What every file with records has, whichever server wrote it.

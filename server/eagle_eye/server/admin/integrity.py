@@ -25,7 +25,7 @@ from eagle_eye.server.history.segments.facts import RAW_FOLDER
 from eagle_eye.server.history.segments.processes import end_with_parent, environment
 from eagle_eye.server.model.errors import HistoryUnavailable
 from eagle_eye.server.store.database import tells_damage
-from eagle_eye.server.store.opening import RECORDS_FILE
+from eagle_eye.server.store.factory import RECORDS_FILE
 from eagle_eye.server.store.sql_store import SqlStore
 
 AFTER_S, EVERY_S = 60.0, 86_400.0

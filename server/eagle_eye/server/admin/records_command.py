@@ -14,7 +14,7 @@ from eagle_eye.schema.configuration import ConfigurationError
 from eagle_eye.server.admin.records_copy import CopiedTable, copy
 from eagle_eye.server.store import settings
 from eagle_eye.server.store.data_folder import held
-from eagle_eye.server.store.opening import RECORDS_FILE
+from eagle_eye.server.store.factory import RECORDS_FILE
 from eagle_eye.server.store.postgresql import PostgresqlDatabase
 from eagle_eye.server.store.records_database import RecordsDatabase
 from eagle_eye.server.store.settings import RecordsSettings

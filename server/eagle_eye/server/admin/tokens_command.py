@@ -24,7 +24,7 @@ from eagle_eye.server.model.timestamps import rfc3339
 from eagle_eye.server.security.auth import mint
 from eagle_eye.server.store.data_folder import had
 from eagle_eye.server.store.database import REMEDY
-from eagle_eye.server.store.opening import RECORDS_FILE, open_records
+from eagle_eye.server.store.factory import RECORDS_FILE, open_records
 from eagle_eye.server.store.settings import RecordsSettings
 from eagle_eye.server.store.store import TOKENS, Change, Store
 
@@ -35,7 +35,7 @@ JOIN_LIFETIME_S = DAY_S  # of a join token by default
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the command's verbs."""
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
-    create = verbs.add_parser("create", help="make a token; its text is told this once")
+    create = verbs.add_parser("create", help="make a token; its text is shown only once")
     create.add_argument(
         "--out",
         type=Path,

@@ -25,7 +25,7 @@ from eagle_eye.server.model import records
 
 _OWN_BOOK = ("families", "held_by", "flap_times", "told_times", "untold", "escalated_s")
 
-Evidence = shown(records.Evidence, bundle=str | None)
+Evidence = shown(records.EvidenceRequest, "Evidence", bundle=str | None)
 AuditEntry = shown(records.AuditEntry)
 Incident = shown(records.Incident, without=_OWN_BOOK, escalated=bool)
 IncidentInFull = shown(

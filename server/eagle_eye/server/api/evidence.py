@@ -38,7 +38,7 @@ from eagle_eye.server.engine.gathering import LATE_S
 from eagle_eye.server.ingest.fleet import Fleet
 from eagle_eye.server.model.clock import Clock
 from eagle_eye.server.model.errors import Refusal
-from eagle_eye.server.model.records import Evidence, EvidenceKind, EvidenceState, Incident
+from eagle_eye.server.model.records import EvidenceKind, EvidenceRequest, EvidenceState, Incident
 from eagle_eye.server.monitor.settings import EvidenceSettings
 from eagle_eye.server.requests.bundles import Incoming, NotGzip
 from eagle_eye.server.requests.evidence import OPEN_STATES, EvidenceRequests
@@ -169,7 +169,7 @@ async def upload(request: Request, parts: Parts, principal: Somebody, evidence: 
     return answer(views.evidence(record))
 
 
-async def _take(parts: Needs, request: Request, record: Evidence) -> Evidence:
+async def _take(parts: Needs, request: Request, record: EvidenceRequest) -> EvidenceRequest:
     """Return the record once the bundle is on disk. Raises Refusal."""
     declared = request.headers.get("content-length", "")
     limit = parts.config.evidence.bundle_bytes_max
@@ -217,7 +217,7 @@ def _too_large(limit: int) -> Refusal:
     return Refusal(413, "oversized", f"a bundle may have {limit} bytes (evidence.bundle_bytes_max)")
 
 
-def _asked_for(store: Store, incident: str) -> list[Evidence]:
+def _asked_for(store: Store, incident: str) -> list[EvidenceRequest]:
     return store.page(EVIDENCE, {"incident_id": incident}, limit=PAGE_LIMIT_MAX).items
 
 
@@ -243,10 +243,10 @@ def _check(parts: Needs, nodes: list[str]) -> None:
         )
 
 
-def _request(parts: Needs, principal: Principal, incident: Incident, node: str, kind: EvidenceKind) -> Evidence:
+def _request(parts: Needs, principal: Principal, incident: Incident, node: str, kind: EvidenceKind) -> EvidenceRequest:
     now_s = parts.clock.now_s()
     within_s = BUG_REPORT_S if kind == "bug_report" else parts.config.evidence.within_s
-    return Evidence(
+    return EvidenceRequest(
         id=f"ev_{secrets.token_hex(16)}",
         incident_id=incident.id,
         node=node,

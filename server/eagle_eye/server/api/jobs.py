@@ -142,7 +142,7 @@ async def put_job(parts: Parts, principal: Operator, job: str, body: Body) -> Re
 async def put_pace_left(parts: Parts, _: Operator, job: str, body: Body) -> Response:
     """Take what is left of a job's pace without one of its nodes, from whoever restarts it by a plan.
 
-    It holds until it is told anew, or the job's launcher declares the job.
+    It holds until it is reported anew, or the job's launcher declares the job.
     """
     reported = decoded(body, PaceLeft)
     _check_pace_left(reported.pace_left_ratio)

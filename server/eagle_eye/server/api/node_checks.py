@@ -59,7 +59,7 @@ class Needs(Protocol):
 Parts = Annotated[Needs, Depends(services)]
 
 
-class Report(msgspec.Struct, frozen=True):
+class CheckReport(msgspec.Struct, frozen=True):
     """What ``eagle-eye check --json`` writes; what else it has is not kept."""
 
     verdict: Literal["healthy", "sick", "cannot_tell"]
@@ -67,25 +67,25 @@ class Report(msgspec.Struct, frozen=True):
     checks: list[CheckOutcome] = []
 
 
-class Begun(msgspec.Struct, frozen=True, tag_field="state", tag="begun"):
+class CheckBegun(msgspec.Struct, frozen=True, tag_field="state", tag="begun"):
     """An agent's word: it begins; ``run`` is its own mark for it."""
 
     run: Annotated[str, msgspec.Meta(pattern="^[A-Za-z0-9]{8,64}$")]
 
 
-class Refused(msgspec.Struct, frozen=True, tag_field="state", tag="refused"):
+class CheckRefused(msgspec.Struct, frozen=True, tag_field="state", tag="refused"):
     """An agent's word: it could not, and why."""
 
     detail: str = ""
 
 
-class Done(msgspec.Struct, frozen=True, tag_field="state", tag="done"):
+class CheckDone(msgspec.Struct, frozen=True, tag_field="state", tag="done"):
     """An agent's word: here is the report."""
 
-    report: Report
+    report: CheckReport
 
 
-Reported = Begun | Refused | Done
+CheckUpdate = CheckBegun | CheckRefused | CheckDone
 
 
 @router.get("/nodes/{node:name}/checks")
@@ -140,7 +140,7 @@ def get_check(parts: Parts, _: Reader, check: str) -> Response:
     return answer(views.node_check(find(parts.store, check)))
 
 
-@router.put("/node-checks/{check}", openapi_extra=body_of(Reported))
+@router.put("/node-checks/{check}", openapi_extra=body_of(CheckUpdate))
 async def tell(request: Request, parts: Parts, principal: Somebody, check: str) -> Response:
     """An agent's word on a check of its own node. What was answered before stays as it is."""
     record = await asyncio.to_thread(find, parts.store, check)
@@ -148,11 +148,11 @@ async def tell(request: Request, parts: Parts, principal: Somebody, check: str) 
     body = await read_body(request)
     if len(body) > REPORT_BYTES_MAX:
         raise Refusal(413, "oversized", f"a report may have {REPORT_BYTES_MAX} bytes")
-    reported: Reported = decoded(body, Reported)  # type: ignore[arg-type]
-    if isinstance(reported, Begun):
+    reported: CheckUpdate = decoded(body, CheckUpdate)  # type: ignore[arg-type]
+    if isinstance(reported, CheckBegun):
         record = await asyncio.to_thread(parts.node_checks.begun, record.id, reported.run)
         return answer(views.node_check(record))
-    if isinstance(reported, Refused):
+    if isinstance(reported, CheckRefused):
         detail = f"its agent did not make it: {_line(reported.detail)}"
         record = await asyncio.to_thread(parts.node_checks.ended, record.id, "cannot_tell", detail)
     else:
@@ -179,7 +179,7 @@ def new_check(
     return asked(node, purpose, fault, principal.who, reason, interval_s, now_s, sdc_s)
 
 
-def _outcomes(report: Report) -> list[CheckOutcome]:
+def _outcomes(report: CheckReport) -> list[CheckOutcome]:
     """Return the report's outcomes within limits; nothing in it is trusted."""
     return [
         CheckOutcome(

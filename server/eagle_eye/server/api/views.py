@@ -15,7 +15,7 @@ from eagle_eye.server.model.records import (
     Action,
     AuditEntry,
     Delivery,
-    Evidence,
+    EvidenceRequest,
     Incident,
     Job,
     Node,
@@ -60,7 +60,7 @@ def action(record: Action, public_url: str) -> dict[str, Any]:
     return view
 
 
-def evidence(record: Evidence) -> dict[str, Any]:
+def evidence(record: EvidenceRequest) -> dict[str, Any]:
     """Return a request for evidence, with its bundle's URL; ``bundle`` is null if there is none."""
     view = plain(record)
     view["bundle"] = f"/api/v1/evidence/{record.id}/bundle" if record.state == "received" else None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Literal, NamedTuple
 
-from eagle_eye.server.model.records import Action, AuditEntry, Delivery, Evidence, Incident
+from eagle_eye.server.model.records import Action, AuditEntry, Delivery, EvidenceRequest, Incident
 
 Kind = Literal["fault", "incident", "action", "report", "delivery", "evidence", "person"]
 ENTRIES_MAX = 500
@@ -34,7 +34,7 @@ def story(
     incident: Incident,
     actions: Sequence[Action],
     deliveries: Iterable[Delivery],
-    evidence: Iterable[Evidence],
+    evidence: Iterable[EvidenceRequest],
     audit: Iterable[AuditEntry],
 ) -> IncidentStory:
     """Return all events on record, oldest first, limited to the newest ENTRIES_MAX."""

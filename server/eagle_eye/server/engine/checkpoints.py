@@ -77,8 +77,8 @@ class AttemptCheckpoints:
     step_s: float | None = None
     older: tuple[StepInMemory, ...] = ()
 
-    def resume_from(self, ranks: int, leaving: Sequence[str] = (), before_s: float = math.inf) -> ResumeFrom | None:
-        """Return where a job of ``ranks`` ranks resumes once the nodes ``leaving`` have left, None: not known.
+    def resume_from(self, ranks: int, removal: Sequence[str] = (), before_s: float = math.inf) -> ResumeFrom | None:
+        """Return where a job of ``ranks`` ranks resumes once the nodes ``removal`` have left, None: not known.
 
         It is the newest step, in memory or on storage. Memory qualifies only if every shard is certain to keep a copy,
         and nothing that was captured, or first reported, after ``before_s``, since it may hold a fault's damage.
@@ -88,12 +88,12 @@ class AttemptCheckpoints:
         kept = (
             one
             for one in (*self._newest(), *self.older)
-            if one.captured_s < before_s and len({*one.lacking, *leaving}) < replicas
+            if one.captured_s < before_s and len({*one.lacking, *removal}) < replicas
         )
         in_memory = next(kept, None)
         on_storage = next((step for step, reported_s in reversed(self.persisted) if reported_s < before_s), None)
         if in_memory is not None and in_memory.step >= (on_storage or 0):
-            return ResumeFrom(in_memory.step, "memory", [node for node in in_memory.nodes if node not in leaving])
+            return ResumeFrom(in_memory.step, "memory", [node for node in in_memory.nodes if node not in removal])
         return None if on_storage is None else ResumeFrom(on_storage, "storage", [])
 
     def _newest(self) -> tuple[StepInMemory, ...]:

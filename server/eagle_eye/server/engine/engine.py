@@ -25,7 +25,7 @@ from eagle_eye.server.engine.routing import Route, RouteTable, concerned, names_
 from eagle_eye.server.engine.scheduler_contact import FAILED_S, SchedulerReports, failed_by_itself, hearing, since_s
 from eagle_eye.server.engine.settings import DetectionSettings
 from eagle_eye.server.engine.topology import Topology
-from eagle_eye.server.model.batch import Batch, Outlined
+from eagle_eye.server.model.batch import Batch, ResolvedTemplate
 from eagle_eye.server.model.records import Job
 
 # Scheduler states of a job that should make steps. The engine makes no claim about jobs in other states.
@@ -76,8 +76,8 @@ class Engine:
         place = self._nodes.meet(frame.node, received_s, frame.interval_s)
         # A frame sent early, for an event alone, covers only part of an interval.
         if frame.blocks and self._nodes.set_interval_s(place, frame.interval_s) and frame.node in self._routes:
-            self._table.drop(self._routes[frame.node])  # rows of the outline state their own interval
-            self._routes[frame.node].outlined = None
+            self._table.drop(self._routes[frame.node])  # rows of the template state their own interval
+            self._routes[frame.node].resolved = None
         self._nodes.hear(place, received_s, farewell=any(event.kind == "agent_stop" for event in frame.events))
         route = self._route(frame)
         for job in route.tracks:
@@ -86,11 +86,11 @@ class Engine:
             route.place(frame)
         for event in frame.events:
             self.gpu_models.take(frame.node, event)
-            happening = WindowEvent(event.time_s, frame.node, event.device, event.kind, event.attributes)
-            housed = map(self._jobs.get, self._jobs_of_node.get(frame.node, ()))
-            for job in concerned(happening, housed, route, frame.ranks):
-                if self._concerns(happening, job):
-                    job.add_event(happening)
+            window_event = WindowEvent(event.time_s, frame.node, event.device, event.kind, event.attributes)
+            jobs_of_node = map(self._jobs.get, self._jobs_of_node.get(frame.node, ()))
+            for job in concerned(window_event, jobs_of_node, route, frame.ranks):
+                if self._concerns(window_event, job):
+                    job.add_event(window_event)
 
     def observe_rows(self, batches: Iterable[Batch]) -> None:
         """Take in rows of numbers as ``observe`` does frames; those of one layout and time are placed together."""
@@ -264,21 +264,21 @@ class Engine:
                 self._routes.pop(frame.node, None)
         return route
 
-    def _route_of(self, outlined: Outlined, time_s: float, received_s: float) -> Route:
-        """Return where rows of the outline go from now on."""
-        place = self._nodes.meet(outlined.node, received_s, outlined.outline.interval_s)
-        if outlined.outline.blocks:
-            self._nodes.set_interval_s(place, outlined.outline.interval_s)
-        route = self._route(msgspec.structs.replace(outlined.hollow, time_s=time_s))
+    def _route_of(self, resolved: ResolvedTemplate, time_s: float, received_s: float) -> Route:
+        """Return where rows of the template go from now on."""
+        place = self._nodes.meet(resolved.node, received_s, resolved.template.interval_s)
+        if resolved.template.blocks:
+            self._nodes.set_interval_s(place, resolved.template.interval_s)
+        route = self._route(msgspec.structs.replace(resolved.hollow, time_s=time_s))
         for job in route.tracks:
-            job.adopt_interval(self._nodes.pace_s(outlined.node), for_good=bool(outlined.outline.blocks))
-        kept = self._routes.get(outlined.node) is route
-        if route.outlined is not None:  # rows routed by it may still wait to be placed
+            job.adopt_interval(self._nodes.pace_s(resolved.node), for_good=bool(resolved.template.blocks))
+        kept = self._routes.get(resolved.node) is route
+        if route.resolved is not None:  # rows routed by it may still wait to be placed
             self._table.drop(route)
             route = replace(route)
-        route.lay_out(outlined)
+        route.lay_out(resolved)
         if kept:
-            self._routes[outlined.node] = route
+            self._routes[resolved.node] = route
             self._table.put(route)
         return route
 

@@ -12,7 +12,7 @@ from operator import attrgetter
 from eagle_eye.server.engine.fusion import is_of_a_replica
 from eagle_eye.server.engine.judgement import Judgement
 from eagle_eye.server.engine.policy import Decision
-from eagle_eye.server.model.records import Evidence, Incident
+from eagle_eye.server.model.records import EvidenceRequest, Incident
 
 DESTRUCTIVE = frozenset({"exclude_node", "restart_job"})  # a drain waits for the job's end, other actions touch nothing
 ASKED_BY = "server"  # the requester if no person is
@@ -28,7 +28,7 @@ class Gathering:
     """
 
     gatherers: Mapping[str, float] = field(default_factory=dict)
-    asked: Sequence[Evidence] = ()
+    asked: Sequence[EvidenceRequest] = ()
     wait_s: float = 0.0
     within_s: float = 3.0
     nodes_max: int = 32
@@ -36,7 +36,7 @@ class Gathering:
 
 def wanted(
     incident: Incident, decision: Decision, judgement: Judgement, gathering: Gathering, new_id: Callable[[str], str]
-) -> tuple[Evidence, ...]:
+) -> tuple[EvidenceRequest, ...]:
     """Return the requests made by the incident's first decision to act; none if they were made before.
 
     The suspects are asked, and the nodes that leave with them.
@@ -46,7 +46,7 @@ def wanted(
     leaving = dict.fromkeys((*suspects(incident, judgement), *decision.exclude))
     nodes = [node for node in leaving if node in gathering.gatherers]
     return tuple(
-        Evidence(
+        EvidenceRequest(
             id=new_id("ev"),
             incident_id=incident.id,
             node=node,
@@ -71,7 +71,7 @@ def suspects(incident: Incident, judgement: Judgement) -> list[str]:
     return list(dict.fromkeys(member.node for member in sorted(judgement.ranks, key=attrgetter("rank"))))
 
 
-def reason_to_wait(incident: Incident, asked: Sequence[Evidence], gathering: Gathering, now_s: float) -> str:
+def reason_to_wait(incident: Incident, asked: Sequence[EvidenceRequest], gathering: Gathering, now_s: float) -> str:
     """Return why an action has to wait, or "".
 
     No wait for a fact (its proof is in the kernel log, which no restart erases, or the process is dead), for an agent
@@ -96,5 +96,5 @@ def reason_to_wait(incident: Incident, asked: Sequence[Evidence], gathering: Gat
     return f"evidence is gathered on {awaited[0]}{more}, for at most {gathering.wait_s:g} s (evidence.wait_s)"
 
 
-def _ours(asked: Sequence[Evidence]) -> list[Evidence]:
+def _ours(asked: Sequence[EvidenceRequest]) -> list[EvidenceRequest]:
     return [evidence for evidence in asked if evidence.asked_by == ASKED_BY and evidence.kind == "evidence"]

@@ -70,17 +70,17 @@ class NodeTracks:
             self._interval_s[place] = interval_s
         return place
 
-    def forget_gone(self, now_s: float, housed: Callable[[], Collection[str]]) -> bool:
-        """Forget, once a day, nodes not heard for a day and not in ``housed()``, those that have a job.
+    def forget_gone(self, now_s: float, in_jobs: Callable[[], Collection[str]]) -> bool:
+        """Forget, once a day, nodes not heard for a day and not in ``in_jobs()``, those that have a job.
 
-        Return whether it ran: then stored places are void, except for those of ``housed()``.
+        Return whether it ran: then stored places are void, except for those of ``in_jobs()``.
         """
         if self._looked_s is None or now_s < self._looked_s:
             self._looked_s = now_s
         if now_s - self._looked_s < FORGET_S:
             return False
         self._looked_s = now_s
-        kept = housed()
+        kept = in_jobs()
         gone = [n for n, place in self._places.items() if self._heard_s[place] < now_s - FORGET_S and n not in kept]
         for node in gone:
             place = self._places.pop(node)

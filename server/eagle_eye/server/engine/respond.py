@@ -21,7 +21,7 @@ from eagle_eye.server.engine.repeated_ends import with_repeated_ends
 from eagle_eye.server.engine.ruling import PlannedAction
 from eagle_eye.server.engine.settings import PolicySettings
 from eagle_eye.server.engine.situation import ASKED_STATES, FRUITLESS_STATES, Situation, by_age, resume_from
-from eagle_eye.server.model.records import Action, ActionState, Evidence, Incident, Node
+from eagle_eye.server.model.records import Action, ActionState, EvidenceRequest, Incident, Node
 
 REPORTS_ARRIVE_S = 15.0  # subscribers report at once what they begin, and again soon if that did not arrive
 _ASKED_AS: dict[str, ActionState] = {"observe": "would_act", "approve": "awaiting", "act": "requested"}
@@ -51,7 +51,7 @@ class Response:
 
     incidents: tuple[Incident, ...]
     actions: tuple[Action, ...]
-    evidence: tuple[Evidence, ...] = ()
+    evidence: tuple[EvidenceRequest, ...] = ()
 
     def __bool__(self) -> bool:
         """Whether there is anything to write."""
@@ -63,7 +63,7 @@ class _Followed(NamedTuple):
 
     incident: Incident
     action: Action | None = None
-    evidence: tuple[Evidence, ...] = ()
+    evidence: tuple[EvidenceRequest, ...] = ()
 
 
 def respond(
@@ -89,7 +89,7 @@ def respond(
     known = {i.id: i for i in book.incidents if i.job == judgement.job}
     changed = {i.id: i for i in folding.fold(known.values(), judgement, acting, settings, lambda: new_id("inc"))}
     asked: list[Action] = []
-    evidence: list[Evidence] = []
+    evidence: list[EvidenceRequest] = []
     incidents = {**known, **changed}
     opened = dataclasses.replace(book, incidents=[i for i in incidents.values() if i.state in folding.OPEN_STATES])
     for incident in incidents.values():

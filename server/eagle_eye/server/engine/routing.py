@@ -14,7 +14,7 @@ from eagle_eye.detectors.types import WindowEvent
 from eagle_eye.schema.frame import Block, Frame, Rank
 from eagle_eye.schema.metrics import Scope
 from eagle_eye.server.engine.job_track import JobTrack
-from eagle_eye.server.model.batch import Batch, ColumnLayout, Matrix, Outlined
+from eagle_eye.server.model.batch import Batch, ColumnLayout, Matrix, ResolvedTemplate
 
 TRAINING_PREFIXES = ("train_", "nccl_")  # metrics that only a rank can have reported
 PARTS_MAX = 16  # of a row placed together with others; agents' rows have three
@@ -49,16 +49,16 @@ class Route:
     named: int = 0  # the number of leading tracks that the frames themselves name
     shapes: list[Shape] = field(default_factory=list)
     placements: list[list[Placement]] = field(default_factory=list)
-    outlined: Outlined | None = None  # of the rows that go here
+    resolved: ResolvedTemplate | None = None  # of the rows that go here
     columns: tuple[int, ...] | None = None  # the first of each part's, if the parts go whole to one job
 
-    def lay_out(self, outlined: Outlined) -> None:
-        """Compute where rows of the outline go; ``columns`` is None if they cannot be placed together."""
-        self.outlined = outlined
+    def lay_out(self, resolved: ResolvedTemplate) -> None:
+        """Compute where rows of the template go; ``columns`` is None if they cannot be placed together."""
+        self.resolved = resolved
         self.columns = None
         found: list[int] = []
-        for block in outlined.hollow.blocks:
-            places = list(_placements(outlined.hollow, block, self.tracks))
+        for block in resolved.hollow.blocks:
+            places = list(_placements(resolved.hollow, block, self.tracks))
             if len(places) != 1 or [len(part) for part in places[0].chosen] != [len(block.metrics), len(block.keys)]:
                 return
             found.append(places[0].columns.start)
@@ -97,7 +97,7 @@ class Routed(NamedTuple):
 
 
 class RouteTable:
-    """Routes of rows by outline, those that go whole to one job as columns: for many thousands of rows at once."""
+    """Routes of rows by template, those that go whole to one job as columns: for many thousands of rows at once."""
 
     def __init__(self) -> None:
         self._job: NDArray[np.intp] = np.full(_ROOM, -1, dtype=np.intp)
@@ -107,19 +107,19 @@ class RouteTable:
 
     def clear(self) -> None:
         """Forget all routes."""
-        self._place_of: dict[Outlined, int] = {}  # in NodeTracks
+        self._place_of: dict[ResolvedTemplate, int] = {}  # in NodeTracks
         self._odd: dict[int, Route] = {}  # those that do not go whole to one job
         self._jobs: list[JobTrack] = []
         self._job_of: dict[JobTrack, int] = {}
         self._cleared += 1
 
     def put(self, route: Route) -> None:
-        """Store the route of the rows of its outline."""
-        assert route.outlined is not None  # noqa: S101 - it was laid out
+        """Store the route of the rows of its template."""
+        assert route.resolved is not None  # noqa: S101 - it was laid out
         while route.node >= len(self._job):
             self._job = np.concatenate([self._job, np.full_like(self._job, -1)])
             self._columns = np.concatenate([self._columns, np.zeros_like(self._columns)])
-        self._place_of[route.outlined] = route.node
+        self._place_of[route.resolved] = route.node
         self._odd.pop(route.node, None)
         if route.columns is None or len(route.columns) > PARTS_MAX:
             self._odd[route.node] = route
@@ -135,19 +135,19 @@ class RouteTable:
 
     def drop(self, route: Route | None) -> None:
         """Remove a route."""
-        if route is not None and route.outlined is not None:
-            self._place_of.pop(route.outlined, None)
+        if route is not None and route.resolved is not None:
+            self._place_of.pop(route.resolved, None)
 
     def routed(
-        self, batch: Batch, route_of: Callable[[Outlined, float, float], Route]
+        self, batch: Batch, route_of: Callable[[ResolvedTemplate, float, float], Route]
     ) -> tuple[NDArray[np.intp], Routed]:
         """Return the places of the rows' nodes in NodeTracks, and where the rows go.
 
-        ``route_of(outlined, time_s, received_s)`` computes an unknown route; it may ``put`` it, and ``clear`` the
+        ``route_of(resolved, time_s, received_s)`` computes an unknown route; it may ``put`` it, and ``clear`` the
         table. ``time_s`` is by the server's clock.
         """
         place_of = self._place_of.get
-        places = np.array([place_of(outlined, -1) for outlined in batch.outlined], dtype=np.intp)
+        places = np.array([place_of(resolved, -1) for resolved in batch.resolved], dtype=np.intp)
         job = np.where(places >= 0, self._job[places], -1)
         routed = Routed(batch, self._jobs, job, self._columns[places], {})
         for at in np.flatnonzero((job < 0) & (places >= 0)).tolist():
@@ -159,7 +159,7 @@ class RouteTable:
         for at in range(int(unknown[0]), len(places)):
             if places[at] < 0:
                 cleared = self._cleared
-                routed.odd[at] = route_of(batch.outlined[at], times_s[at], received_s[at])
+                routed.odd[at] = route_of(batch.resolved[at], times_s[at], received_s[at])
                 places[at] = routed.odd[at].node
                 if cleared != self._cleared:  # routes of the rows after it are unknown again
                     places[at + 1 :] = job[at + 1 :] = -1
@@ -178,7 +178,7 @@ def placing(all_routed: Iterable[Routed]) -> Iterator[None]:
                 columns = np.array([route.columns], dtype=np.intp)
                 together.setdefault((layout, time_s, route.tracks[0]), []).append((numbers[at : at + 1], columns))
             elif route.tracks:
-                route.place(batch.outlined[at].frame(1, time_s, numbers[at].tobytes()))
+                route.place(batch.resolved[at].frame(1, time_s, numbers[at].tobytes()))
         for time_s, job, rows in _alike(times_s, routed.job):
             together.setdefault((layout, time_s, routed.jobs[job]), []).append((numbers[rows], routed.columns[rows]))
     for (layout, time_s, track), parts in together.items():
@@ -257,7 +257,7 @@ def names_other_attempt(ranks: Iterable[Rank], track: JobTrack) -> bool:
 
 
 def concerned(
-    event: WindowEvent, housed: Iterable[JobTrack | None], route: Route, ranks: Sequence[Rank]
+    event: WindowEvent, jobs_of_node: Iterable[JobTrack | None], route: Route, ranks: Sequence[Rank]
 ) -> Iterator[JobTrack]:
     """Yield the jobs that an event of a node is about; ``ranks`` are those that the node named with it."""
     failure = event.kind in NODE_FAILURES
@@ -267,7 +267,7 @@ def concerned(
         if not earlier or any((rank.job, rank.attempt) == (track.job, track.attempt) for rank in ranks):
             yield track
     # For a moment after the end of an attempt an agent still names its ranks, while the next one is starting.
-    for other in housed if failure else ():
+    for other in jobs_of_node if failure else ():
         if other is None or event.node is None or any(other is one for one in route.tracks):
             continue
         if other.is_member(event.node) and event.time_s >= other.started_s:

@@ -30,7 +30,7 @@ class DetectionSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True,
     window_s: Positive = 900.0  # how much of the past detectors see
     silent_intervals: Positive = 4.0  # missed intervals before a node counts as silent...
     silent_floor_s: Seconds = 10.0  # ...but never less than this
-    silent_alone_s: Seconds = 300.0  # a silent node whose job goes on is told of after this
+    silent_alone_s: Seconds = 300.0  # a silent node whose job goes on is reported after this
     rank_silent_floor_s: Seconds = 10.0  # how long a living process may say nothing
     hang_typical_steps: Positive = 3.0  # a standstill means something after this many of the job's typical steps...
     hang_floor_s: Seconds = 60.0  # ...and may be acted on after this, sooner on facts about one node
@@ -38,7 +38,7 @@ class DetectionSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True,
     warmup_steps: Limit = 3  # steps of an attempt before its pace is trusted
     crash_settle_s: Seconds = 1.0  # after a first exit, how long to wait for those of its peers
     straggler_floor_s: Seconds = 10.0  # no slowness before it has lasted this long
-    straggler_ripe_s: Seconds = 60.0  # what has no hardware cause may pass by itself until then: only told of
+    straggler_ripe_s: Seconds = 60.0  # what has no hardware cause may pass by itself until then: notification only
     straggler_ratio: AtLeastOne = 1.10  # compute time over the peers' that counts as slow at once...
     straggler_mild_ratio: AtLeastOne = 1.05  # ...and over twenty steps or more
     false_exclusions_per_1000_node_days: Positive = 0.1  # how many a site accepts: sets how sure detectors must be

@@ -86,13 +86,13 @@ def is_preliminary_of(action: Action, incident: Incident) -> bool:
     return action.preliminary and action.incident_id == incident.id and action.attempt == incident.attempt
 
 
-def resume_from(incident: Incident, situation: Situation, leaving: Sequence[str]) -> ResumeFrom | None:
+def resume_from(incident: Incident, situation: Situation, removal: Sequence[str]) -> ResumeFrom | None:
     """Return where the job resumes once these nodes have left, None: not known, or not to be trusted.
 
     After the onset of a fault of numbers a checkpoint may hold the damage.
     """
     before_s = incident.onset_s if incident.fault in SPOILING_FAULTS else math.inf
-    return situation.checkpoints.resume_from(len(situation.ranks), leaving, before_s)
+    return situation.checkpoints.resume_from(len(situation.ranks), removal, before_s)
 
 
 def terms(incident: Incident, situation: Situation) -> Terms:

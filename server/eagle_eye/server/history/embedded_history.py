@@ -28,9 +28,9 @@ from eagle_eye.server.history.segments.downsampling import BucketSeries
 from eagle_eye.server.history.segments.facts import RAW_FOLDER, shard_of
 from eagle_eye.server.history.segments.gaps import gaps
 from eagle_eye.server.history.segments.level_table import holding
-from eagle_eye.server.history.segments.replaced_folders import Leaving
+from eagle_eye.server.history.segments.replaced_folders import FolderRemoval
 from eagle_eye.server.history.segments.resolution import choose, left_of
-from eagle_eye.server.history.segments.segment_store import SegmentStore, Shelved
+from eagle_eye.server.history.segments.segment_store import SegmentEntry, SegmentStore
 from eagle_eye.server.history.settings import HistorySettings
 from eagle_eye.server.model.clock import Clock
 from eagle_eye.server.model.errors import HistoryMoved
@@ -45,7 +45,7 @@ T = TypeVar("T")
 class _Plan(NamedTuple):
     """Where a query's frames are; each frame is in exactly one of these places."""
 
-    segments: list[Shelved]
+    segments: list[SegmentEntry]
     chunks: list[Chunk]
 
 
@@ -58,8 +58,8 @@ class EmbeddedHistory:
         self.journal = Journal(folder / HISTORY_FILE, settings, pending_bytes_max, clock, window_s)
         self._reader = self.journal.reader
         self.submit = self.journal.submit
-        self._leaving = Leaving(clock)
-        self.segment_store = SegmentStore(folder / HISTORY_FOLDER, self.journal, settings, self._leaving)
+        self._removal = FolderRemoval(clock)
+        self.segment_store = SegmentStore(folder / HISTORY_FOLDER, self.journal, settings, self._removal)
         self.compaction = Compaction(self.journal, self.segment_store, settings, clock)
         self._thread = threading.Thread(target=self.compaction.run, name="compaction", daemon=True)
         self._thread.start()
@@ -69,9 +69,9 @@ class EmbeddedHistory:
         """Number of frames deleted because of their age or the history's size."""
         return self.journal.dropped_by_retention + self.segment_store.dropped_by_retention
 
-    def outline(self, id_: bytes) -> bytes | None:
-        """Return the outline of a durable row by its id; None if it is unknown or was deleted."""
-        return self._reader.outline(id_)
+    def template(self, id_: bytes) -> bytes | None:
+        """Return the template of a durable row by its id; None if it is unknown or was deleted."""
+        return self._reader.template(id_)
 
     def replay(self, since_s: float, frames_max: int) -> Iterator[Recorded | RecordedRow]:
         """Yield the frames received since ``since_s`` except late ones, the newest ``frames_max``; see History."""
@@ -124,7 +124,7 @@ class EmbeddedHistory:
         limit: int,
     ) -> Iterator[StepQuery]:
         """Open a query of the metric's values in the range; see History."""
-        with self._reader.pinned(), self._leaving.reading():
+        with self._reader.pinned(), self._removal.reading():
             plan, rows = self._reader.read_together(
                 lambda reader: (
                     self._plan_of(reader, nodes, start_s, end_s),
@@ -165,7 +165,7 @@ class EmbeddedHistory:
 
     def count(self, nodes: Sequence[str], start_s: float, end_s: float, limit: int) -> int:
         """Return how many frames ``query`` would read; stops counting soon after ``limit``."""
-        with self._reader.pinned(), self._leaving.reading():
+        with self._reader.pinned(), self._removal.reading():
             plan = self._plan(nodes, start_s, end_s)
             total = self._reader.count(plan.chunks, nodes, start_s, end_s)
             for segment in plan.segments:
@@ -240,10 +240,10 @@ class EmbeddedHistory:
         nodes: Sequence[str],
         start_s: float,
         end_s: float,
-        of_segment: Callable[[Shelved], Iterator[T]],
+        of_segment: Callable[[SegmentEntry], Iterator[T]],
         of_chunks: Callable[[Sequence[Chunk]], Iterator[T]],
     ) -> Iterator[T]:
-        with self._reader.pinned(), self._leaving.reading():
+        with self._reader.pinned(), self._removal.reading():
             plan = self._plan(nodes, start_s, end_s)
             for segment in sorted(plan.segments, key=lambda one: (max(one.first_s, start_s), one.first_node)):
                 yield from of_segment(segment)

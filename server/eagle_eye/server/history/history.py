@@ -40,7 +40,7 @@ class Recorded(NamedTuple):
 
 
 class RecordedRow(NamedTuple):
-    """One stored row of numbers alone, as received; ``outline_of_row(raw)`` is the id of its outline."""
+    """One stored row of numbers alone, as received; ``template_of_row(raw)`` is the id of its template."""
 
     raw: bytes
     received_s: float
@@ -111,8 +111,8 @@ class History(Protocol):
         """
         ...
 
-    def outline(self, id_: bytes) -> bytes | None:
-        """Return the outline of a durable row by its id; None if it is unknown or was deleted."""
+    def template(self, id_: bytes) -> bytes | None:
+        """Return the template of a durable row by its id; None if it is unknown or was deleted."""
         ...
 
     def replay(self, since_s: float, frames_max: int) -> Iterator[Recorded | RecordedRow]:

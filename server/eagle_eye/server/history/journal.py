@@ -17,12 +17,12 @@ from typing import Any, TypeVar
 
 from eagle_eye.server.history.history import Appended, StreamInfo
 from eagle_eye.server.history.journal_chunks import chunks_of, insert
-from eagle_eye.server.history.journal_outlines import JournalOutlines
 from eagle_eye.server.history.journal_reader import JournalReader
 from eagle_eye.server.history.journal_refusals import Refusals
 from eagle_eye.server.history.journal_retention import RETENTION_S, Retention
 from eagle_eye.server.history.journal_schema import MIGRATIONS
 from eagle_eye.server.history.journal_streams import JournalStream, Streams, Touched
+from eagle_eye.server.history.journal_templates import JournalTemplates
 from eagle_eye.server.history.settings import HistorySettings
 from eagle_eye.server.model.batch import Batch, StreamRef
 from eagle_eye.server.model.clock import Clock
@@ -68,11 +68,11 @@ class Journal:
         self._condition = condition
         self._refusals = Refusals(clock)
         self._streams = Streams(self._writer)
-        self.outlines = JournalOutlines(self._writer)
+        self.templates = JournalTemplates(self._writer)
         self._commits: deque[tuple[int, int]] = deque()  # last chunk and frames of those that a restart would replay
         self._commits_frames = 0
         self._replay_id = 0  # a restart would not replay chunks up to this id
-        self._retention = Retention(self._writer, self.reader, self._streams, self.outlines, settings, window_s)
+        self._retention = Retention(self._writer, self.reader, self._streams, self.templates, settings, window_s)
         self._retaining: Iterator[None] | None = None
         self._next_step_s = 0.0  # of retention, by the process's monotonic clock
         self._retained_at_s = clock.monotonic_s()
@@ -226,12 +226,12 @@ class Journal:
     def _write(self, taken: list[tuple[Batch, Future[Any]]]) -> None:
         touched = Touched()
         chunks: list[tuple[object, ...]] = []
-        told: list[tuple[Appended, list[JournalStream]]] = []
+        results: list[tuple[Appended, list[JournalStream]]] = []
         try:
             with database.transaction(self._writer):
                 for batch, _ in taken:
                     appended, streams, rows = self._append(batch, touched)
-                    told.append((appended, streams))
+                    results.append((appended, streams))
                     chunks += rows
                 last_id = insert(self._writer, chunks)
         except Exception as error:  # noqa: BLE001 - the thread must survive and the agents must get the error
@@ -241,9 +241,9 @@ class Journal:
                 future.set_exception(HistoryUnavailable(self.problem()))
             return
         self._refusals.worked()
-        self._note_commit(last_id, sum(sum(appended.new) for appended, _ in told))
+        self._note_commit(last_id, sum(sum(appended.new) for appended, _ in results))
         room_wanted = self._streams.keep(touched)
-        for (batch, future), (appended, streams) in zip(taken, told, strict=True):
+        for (batch, future), (appended, streams) in zip(taken, results, strict=True):
             self._streams.keep_referred(batch.refs, streams)
             future.set_result(appended)
         if room_wanted:
@@ -252,9 +252,9 @@ class Journal:
     def _append(self, batch: Batch, touched: Touched) -> tuple[Appended, list[JournalStream], list[tuple[object, ...]]]:
         """Return the result of a batch, the streams of its rows, and its new frames as chunks for ``insert``."""
         streams = self._streams.referred(batch.refs, batch.received_s, touched)
-        if batch.outlines:
+        if batch.templates:
             used_s = float(batch.received_s.max())
-            self.outlines.write({id_: (raw, used_s) for id_, raw in batch.outlines.items()})
+            self.templates.write({id_: (raw, used_s) for id_, raw in batch.templates.items()})
         appended = touched.add(streams, batch.sequence.tolist(), batch.received_s.tolist())
         ids, shards = [stream.id for stream in streams], [stream.shard for stream in streams]
         return appended, streams, list(chunks_of(batch, ids, shards, appended.new, CHUNK_BYTES_MAX))

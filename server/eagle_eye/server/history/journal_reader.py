@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from eagle_eye.schema.frame import BadFrame, Frame, decode_frame
-from eagle_eye.schema.rows import Outline, decode_outline, is_row, outline_of_row, read_row, row_head
+from eagle_eye.schema.rows import RowTemplate, decode_template, is_row, read_row, row_head, template_of_row
 from eagle_eye.server.history.history import LATE_S, Recorded, RecordedRow
 from eagle_eye.server.history.journal_chunks import FoundEntries, Line, found_in, lines
 from eagle_eye.server.history.journal_schema import UNSEALED
@@ -22,7 +22,7 @@ from eagle_eye.server.store import database
 
 CHUNKS_AT_ONCE = 256  # directories read under one lock, likewise
 FRAMES_AT_ONCE = 200  # read under one lock; a longer read would keep the write-ahead log from being reset
-OUTLINES_MAX = 4_096  # cached for later frames
+TEMPLATES_MAX = 4_096  # cached for later frames
 PIN_S_MAX = 3_600.0  # a reader that takes longer no longer keeps chunks from being deleted
 
 T = TypeVar("T")
@@ -50,7 +50,7 @@ class JournalReader:
         self._connection = database.connect(path)
         self._lock = threading.Lock()
         self._pins: dict[object, float] = {}
-        self._outlines: dict[bytes, Outline] = {}
+        self._templates: dict[bytes, RowTemplate] = {}
 
     def replay(self, since_s: float, frames_max: int) -> Iterator[Recorded | RecordedRow]:
         """Yield the frames received since ``since_s`` except late ones, the newest ``frames_max``; see History."""
@@ -145,8 +145,8 @@ class JournalReader:
                 self._condition.note(error)
                 raise HistoryUnavailable(self._condition.damage or f"{self._path} cannot be read: {error}") from error
 
-    def outline(self, id_: bytes) -> bytes | None:
-        """Return an outline by its id; None if it is not here. Raises HistoryUnavailable."""
+    def template(self, id_: bytes) -> bytes | None:
+        """Return a template by its id; None if it is not here. Raises HistoryUnavailable."""
         rows = self.read("SELECT raw FROM outlines WHERE id = ?", (id_,))
         return rows[0][0] if rows else None
 
@@ -154,17 +154,17 @@ class JournalReader:
         """Decode a frame that is stored whole or as a row. Raises BadFrame, HistoryUnavailable."""
         if not is_row(raw):
             return decode_frame(raw)
-        id_ = outline_of_row(raw)
-        outline = self._outlines.get(id_)
-        if outline is None:
-            encoded = self.outline(id_)
+        id_ = template_of_row(raw)
+        template = self._templates.get(id_)
+        if template is None:
+            encoded = self.template(id_)
             if encoded is None:
-                raise BadFrame("outline", f"the outline {id_.hex()} of a row is not here")
-            outline = decode_outline(encoded)[0]
-            if len(self._outlines) >= OUTLINES_MAX:
-                self._outlines.clear()
-            self._outlines[id_] = outline
-        return read_row(outline, raw).frame
+                raise BadFrame("outline", f"the template {id_.hex()} of a row is not here")
+            template = decode_template(encoded)[0]
+            if len(self._templates) >= TEMPLATES_MAX:
+                self._templates.clear()
+            self._templates[id_] = template
+        return read_row(template, raw).frame
 
     def close(self) -> None:
         """Release the file."""

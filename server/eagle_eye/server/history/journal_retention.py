@@ -1,4 +1,4 @@
-"""Keeps the journal's file small: deletes chunks that are in segments, and saves what is known of streams and outlines.
+"""Keeps the journal small: deletes chunks that are in segments, and saves what is known of streams and templates.
 
 A round is many short transactions, between which new frames are written, so that none waits for the whole round.
 """
@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from eagle_eye.server.history.journal_outlines import JournalOutlines
 from eagle_eye.server.history.journal_reader import JournalReader
 from eagle_eye.server.history.journal_schema import live_bytes
 from eagle_eye.server.history.journal_streams import Streams
+from eagle_eye.server.history.journal_templates import JournalTemplates
 from eagle_eye.server.history.settings import HistorySettings
 from eagle_eye.server.store import database
 
@@ -26,7 +26,7 @@ class Retention:
         writer: database.DurableConnection,
         reader: JournalReader,
         streams: Streams,
-        outlines: JournalOutlines,
+        templates: JournalTemplates,
         settings: HistorySettings,
         window_s: float,
     ) -> None:
@@ -34,7 +34,7 @@ class Retention:
         self._writer = writer
         self._reader = reader
         self._streams = streams
-        self._outlines = outlines
+        self._templates = templates
         self._settings = settings
         self._window_s = window_s
 
@@ -51,7 +51,7 @@ class Retention:
         with database.transaction(self._writer):
             self._streams.forget(oldest_s)
         yield
-        yield from self._outlines.keeping(now_s)
+        yield from self._templates.keeping(now_s)
 
     def _delete_some(self, now_s: float, oldest_s: float, replay_id: int) -> int:
         """Delete one batch of chunks that are in segments, too old or too many; return how many were deleted."""

@@ -6,8 +6,8 @@ import sqlite3
 
 # ``streams.sequences`` covers the chunks up to ``noted_id``. ``sealed_id`` of a shard is the last chunk that is in
 # segments: chunks and the segments that hold their frames change places in one transaction, so that readers find each
-# frame in exactly one of them. ``outlines`` has those of the rows in chunks; ``used_s``, some minutes stale, is when a
-# row of it last arrived.
+# frame in exactly one of them. ``outlines`` has the templates of the rows in chunks; ``used_s``, some minutes stale, is
+# when a row of one last arrived.
 MIGRATIONS = (
     """
     CREATE TABLE streams (

@@ -185,12 +185,12 @@ class Streams:
         yield
 
     def _note(self, streams: Iterable[JournalStream]) -> None:
-        told = [(stream.id, stream.sequences.encode().decode(), stream.heard_s) for stream in streams]
+        rows = [(stream.id, stream.sequences.encode().decode(), stream.heard_s) for stream in streams]
         self._writer.execute(
             "UPDATE streams SET sequences = CAST(json_extract(t.value, '$[1]') AS BLOB),"
             " heard_s = json_extract(t.value, '$[2]')"
             " FROM json_each(?) t WHERE streams.id = json_extract(t.value, '$[0]')",
-            (_json(told),),
+            (_json(rows),),
         )
 
     def forget(self, oldest_s: float) -> None:
@@ -252,12 +252,12 @@ class Streams:
             self._writer.execute(f"SELECT coalesce(max(id), 0) FROM {table}").fetchone()  # noqa: S608 - constants
             for table in ("nodes", "streams")
         )
-        strangers = [node for node in names if node not in nodes]
-        nodes |= {node: (id_, (id_ - 1) // NODES_PER_SHARD) for id_, node in enumerate(strangers, last_node + 1)}
+        new_nodes = [node for node in names if node not in nodes]
+        nodes |= {node: (id_, (id_ - 1) // NODES_PER_SHARD) for id_, node in enumerate(new_nodes, last_node + 1)}
         self._writer.execute(
             "INSERT INTO nodes (id, node, shard) SELECT json_extract(value, '$[0]'), json_extract(value, '$[1]'),"
             " json_extract(value, '$[2]') FROM json_each(?)",
-            (_json([(nodes[node][0], node, nodes[node][1]) for node in strangers]),),
+            (_json([(nodes[node][0], node, nodes[node][1]) for node in new_nodes]),),
         )
         made = {
             (node, stream): JournalStream(id_, nodes[node][1], Sequences(), heard_s)

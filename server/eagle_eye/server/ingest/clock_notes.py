@@ -17,7 +17,7 @@ _log = logging.getLogger(__name__)
 class _Noted:
     set_s: float = float("-inf")
     set_by_s: float = 0.0
-    told: bool = False
+    reported: bool = False
     moved_s: float = float("-inf")
     moved: int = 0
     logged_s: float = float("-inf")
@@ -36,11 +36,11 @@ class ClockNotes:
         self._minute_s = float("-inf")
         self._logged = 0
 
-    def note_set(self, node: str, by_s: float, now_s: float, *, told: bool) -> None:
-        """Record that a node's clock was set by ``by_s``; ``told`` means that the agent reported it."""
-        self.steps["agent" if told else "server"] += 1
+    def note_set(self, node: str, by_s: float, now_s: float, *, reported: bool) -> None:
+        """Record that a node's clock was set by ``by_s``; ``reported`` means that the agent reported it."""
+        self.steps["agent" if reported else "server"] += 1
         noted = self._noted.setdefault(node, _Noted())
-        noted.set_s, noted.set_by_s, noted.told = now_s, by_s, told
+        noted.set_s, noted.set_by_s, noted.reported = now_s, by_s, reported
         self._say(node, noted, now_s)
 
     def note_moved(self, node: str, what: str, count: int, now_s: float) -> None:
@@ -71,7 +71,7 @@ class ClockNotes:
 def _said(noted: _Noted, now_s: float) -> str | None:
     parts: list[str] = []
     if now_s - noted.set_s <= SAID_S:
-        who = "the agent says so" if noted.told else "seen by what it sends"
+        who = "the agent says so" if noted.reported else "seen by what it sends"
         parts.append(f"its clock was set by {noted.set_by_s:+.1f} s ({who})")
     if now_s - noted.moved_s <= SAID_S:
         parts.append(f"{noted.moved} times that it sent cannot be and were moved to when they came")

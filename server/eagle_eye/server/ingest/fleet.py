@@ -14,7 +14,7 @@ from eagle_eye.schema.frame import Frame, Rank
 from eagle_eye.server.history.history import LATE_S
 from eagle_eye.server.ingest.clock_notes import ClockNotes
 from eagle_eye.server.ingest.vouching import NodeQuota, Vouchers
-from eagle_eye.server.model.batch import Outlined
+from eagle_eye.server.model.batch import ResolvedTemplate
 from eagle_eye.server.model.node_clocks import SEEN_S, STEP_S, NodeClock, corrected, is_same_base
 
 FRESH_INTERVALS = 2.5  # a node that scrapes slowly counts as fresh for this many of its intervals,
@@ -76,8 +76,8 @@ class Fleet:
         self.room = NodeQuota(nodes_max, self.vouchers)
         self._listeners: list[Callable[[Collection[str]], None]] = []
         self._heard: dict[str, Heard] = {}
-        # For nodes whose newest frame was a plain row: its outline, time and time of receipt; see last().
-        self._rows: dict[str, tuple[Outlined, float, float]] = {}
+        # For nodes whose newest frame was a plain row: its template, time and time of receipt; see last().
+        self._rows: dict[str, tuple[ResolvedTemplate, float, float]] = {}
         self._known = self.room.known
         self._heard_before: dict[str, float] = {}  # when nodes were last heard in an earlier run
         self._newest_s: float | None = None
@@ -149,13 +149,13 @@ class Fleet:
             return clock.applied_s
         before_s = clock.applied_s
         live = time_s is None or sent_s - time_s <= LATE_S
-        told = not is_same_base(base_s, clock.base_s)
+        base_changed = not is_same_base(base_s, clock.base_s)
         set_by_s = clock.take(sent_s, received_s, base_s, self._newest_time_s(node), live=live)
         if set_by_s is not None:
             self._redate(node, before_s - clock.applied_s)
             # An unchanged base means that it was not: earlier requests were slow, or the server's own clock was set.
-            if told or (base_s is None and abs(set_by_s) >= SEEN_S):
-                self.clock_notes.note_set(node, set_by_s, received_s, told=told)
+            if base_changed or (base_s is None and abs(set_by_s) >= SEEN_S):
+                self.clock_notes.note_set(node, set_by_s, received_s, reported=base_changed)
         return clock.applied_s
 
     def offsets_s(
@@ -248,31 +248,33 @@ class Fleet:
         self._heard[frame.node] = dataclasses.replace(heard, time_s=heard.time_s + moved_s) if moved_s else heard
         return new
 
-    def heard_row(self, outlined: Outlined, time_s: float, received_s: float) -> bool:
+    def heard_row(self, resolved: ResolvedTemplate, time_s: float, received_s: float) -> bool:
         """Record a durable row without a tail that is not late; return whether its node is new."""
-        node = outlined.node
+        node = resolved.node
         new = node not in self._known
         self._known.add(node)
         self._vouch(node)
         self._newest_s = received_s
-        self._newest_interval_s = outlined.outline.interval_s
-        self._rows[node] = (outlined, time_s, received_s)
+        self._newest_interval_s = resolved.template.interval_s
+        self._rows[node] = (resolved, time_s, received_s)
         return new
 
-    def heard_rows(self, outlined: Sequence[Outlined], time_s: Sequence[float], received_s: Sequence[float]) -> None:
+    def heard_rows(
+        self, resolved: Sequence[ResolvedTemplate], time_s: Sequence[float], received_s: Sequence[float]
+    ) -> None:
         """Record rows of known nodes as ``heard_row`` does."""
-        nodes = [one.node for one in outlined]
-        self._rows.update(zip(nodes, zip(outlined, time_s, received_s, strict=True), strict=True))
+        nodes = [one.node for one in resolved]
+        self._rows.update(zip(nodes, zip(resolved, time_s, received_s, strict=True), strict=True))
         self._newest_s = received_s[-1]
-        self._newest_interval_s = outlined[-1].outline.interval_s
+        self._newest_interval_s = resolved[-1].template.interval_s
 
     def last(self, node: str) -> Heard | None:
         """Return what the node's agent last reported, or None if it reported nothing since the server started."""
         row = self._rows.get(node)
         if row is None:
             return self._heard.get(node)
-        outlined, time_s, received_s = row
-        return _heard(replace(outlined.hollow, time_s=time_s), received_s)
+        resolved, time_s, received_s = row
+        return _heard(replace(resolved.hollow, time_s=time_s), received_s)
 
     def jobs(self) -> dict[str, tuple[int, list[MemberRank]]]:
         """Return the jobs that agents report, each with its newest attempt and that attempt's ranks."""
@@ -302,9 +304,9 @@ class Fleet:
     def voices(self, since_s: float) -> Iterator[Voice]:
         """Yield what each node heard at ``since_s`` or later last reported about its jobs and ranks."""
         rows = self._rows.copy()
-        for node, (outlined, _, received_s) in rows.items():
+        for node, (resolved, _, received_s) in rows.items():
             if received_s >= since_s:
-                frame = outlined.hollow
+                frame = resolved.hollow
                 yield Voice(node, job_of(frame), frame.ranks, frame.agent_version)
         for node, heard in self._heard.copy().items():
             if node not in rows and heard.received_s >= since_s:
@@ -313,8 +315,8 @@ class Fleet:
     def presences(self) -> Iterator[Presence]:
         """Yield each node heard since the server started."""
         rows = self._rows.copy()
-        for node, (outlined, _, received_s) in rows.items():
-            yield Presence(node, received_s, outlined.outline.interval_s)
+        for node, (resolved, _, received_s) in rows.items():
+            yield Presence(node, received_s, resolved.template.interval_s)
         for node, heard in self._heard.copy().items():
             if node not in rows:
                 yield Presence(node, heard.received_s, heard.interval_s)

@@ -49,7 +49,7 @@ GROUP_EVERY_S = 0.08  # minimum time between large groups: no acknowledgement wa
 GROUP_OF_MANY = 32  # rows; smaller groups are written at once
 GROUP_ROWS_MAX = 8_192
 
-STRANGERS_AWAITED = 64
+NEW_NODES_AWAITED = 64
 
 # Agents tick at the same multiples of their interval; large fleets are asked to spread their requests.
 CROWD_S = 60e-6  # approximate cost of one agent's request
@@ -83,7 +83,7 @@ class RowsIngest:
 
     ``observe_rows`` gets durable plain rows; ``observe(frame, received_s, offset_s)`` gets frames with anything else.
     ``asked_of(node)`` returns the requests that the answer passes to the node's agent. ``found(nodes)`` is awaited for
-    new nodes before their rows are acknowledged, or after that if more than STRANGERS_AWAITED nodes are new at once.
+    new nodes before their rows are acknowledged, or after that if more than NEW_NODES_AWAITED nodes are new at once.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class RowsIngest:
         observe_rows: Callable[[Sequence[Batch]], None],
         found: Callable[[list[str]], Awaitable[None]],
         asked_of: Callable[[str], list[dict[str, Any]]],
-        asks_anybody: Callable[[], bool],
+        has_requests: Callable[[], bool],
         reader: RowsReader,
         unknown: UnknownThings,
     ) -> None:
@@ -112,7 +112,7 @@ class RowsIngest:
         self._observe_rows = observe_rows
         self._found = found
         self._asked_of = asked_of
-        self._asks_anybody = asks_anybody
+        self._has_requests = has_requests
         self._reader = reader
         self._unknown = unknown
         self._gathered: list[_Taken] = []
@@ -162,7 +162,7 @@ class RowsIngest:
         self._gather(len(entries), size)
 
     def take_if_usual(self, principal: Principal, body: bytes, started_s: float, asker: Asker) -> bool:
-        """Take a body that is a single row of a known outline, to be decoded in bulk; return False if it is not one.
+        """Take a body that is a single row of a known template, to be decoded in bulk; return False if it is not one.
 
         On the event loop. ``asker`` is answered once, when the row is durable or has failed. Raises Refusal at once for
         what cannot be taken.
@@ -258,8 +258,8 @@ class RowsIngest:
         if appended is None:
             return
         news = batch.only(appended.new)
-        if news.outlined:
-            self._fleet.heard_rows(news.outlined, news.time_s.tolist(), news.received_s.tolist())
+        if news.resolved:
+            self._fleet.heard_rows(news.resolved, news.time_s.tolist(), news.received_s.tolist())
             self._observe_rows([news])
         ends: dict[float, bytes] = {}
         requests = self._requests([one.known.node for one in taken])
@@ -277,30 +277,30 @@ class RowsIngest:
         appended = self._outcome(taken, done)
         if appended is None:
             return
-        strangers = self._show(taken, iter(appended.new))
+        new_nodes = self._show(taken, iter(appended.new))
         answers = _answers(taken, appended)
-        if not strangers or len(strangers) > STRANGERS_AWAITED:
+        if not new_nodes or len(new_nodes) > NEW_NODES_AWAITED:
             self._acknowledge(answers)
             answers = []
-        if strangers:
-            task = asyncio.get_running_loop().create_task(self._introduce(strangers, answers))
+        if new_nodes:
+            task = asyncio.get_running_loop().create_task(self._introduce(new_nodes, answers))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
     def _show(self, taken: Sequence[_Taken], new: Iterator[bool]) -> list[str]:
         """Pass new frames to the fleet and detection; return the nodes that were never heard of before."""
         rows: list[Row] = []
-        strangers: list[str] = []
+        new_nodes: list[str] = []
         for one in taken:
-            for outline in one.request.fresh:
-                outline.durable = outline.admitted = True
+            for template in one.request.fresh:
+                template.durable = template.admitted = True
             for at in compress(count(), islice(new, len(one.late))):
                 if one.late[at]:
                     self._show_late(one, at)
                 elif self._show_one(one, at, rows):
-                    strangers.append(one.request.node)
+                    new_nodes.append(one.request.node)
         self._observe_rows(batches_of(rows))
-        return strangers
+        return new_nodes
 
     def _show_one(self, one: _Taken, at: int, rows: list[Row]) -> bool:
         """Pass on one frame, a plain row by adding it to ``rows``; return whether its node is new."""
@@ -308,8 +308,8 @@ class RowsIngest:
         if known is not None:
             known.admitted = True
             offset_s = one.offset_s + moved_s
-            rows.append(Row(known.outlined, entry.sequence, entry.time_s, one.received_s, offset_s, entry.raw))
-            return self._fleet.heard_row(known.outlined, entry.time_s + moved_s, one.received_s)
+            rows.append(Row(known.resolved, entry.sequence, entry.time_s, one.received_s, offset_s, entry.raw))
+            return self._fleet.heard_row(known.resolved, entry.time_s + moved_s, one.received_s)
         frame = one.request.frames[at]
         self._observe_rows(batches_of(rows))  # keeps the node's earlier rows before it
         rows.clear()
@@ -321,10 +321,10 @@ class RowsIngest:
     def _show_late(self, one: _Taken, at: int) -> None:
         self._telemetry.late.inc()
         frame, newest = one.request.frames.get(at), self._fleet.last(one.request.node)
-        told = belated(frame, newest) if frame is not None and newest is not None else None
-        if newest is not None and told is not None:
+        lasting = belated(frame, newest) if frame is not None and newest is not None else None
+        if newest is not None and lasting is not None:
             offset_s = one.offset_s + one.moved_s[at]
-            self._observe(self._fleet.dated(told, offset_s, one.received_s), newest.received_s, offset_s)
+            self._observe(self._fleet.dated(lasting, offset_s, one.received_s), newest.received_s, offset_s)
 
     async def _introduce(self, nodes: list[str], answers: Sequence[tuple[_Taken, int, int]]) -> None:
         try:
@@ -352,7 +352,7 @@ class RowsIngest:
         After an error none are passed on: what is durable must be acknowledged, and later answers repeat requests.
         """
         try:
-            if self._asks_anybody():
+            if self._has_requests():
                 asked = map(self._asked_of, nodes)
                 return [b',"requests":' + msgspec.json.encode(one) if one else b"" for one in asked]
         except Exception:  # noqa: BLE001 - the waiting clients must be answered

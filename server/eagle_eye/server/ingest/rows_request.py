@@ -13,26 +13,26 @@ from typing import NamedTuple, TypeVar
 import msgspec
 
 from eagle_eye.schema.frame import BadFrame, DecodedFrame, Frame, decode_request, read_frame, unknown_keys
-from eagle_eye.schema.outline_keys import unknown_outline_keys
 from eagle_eye.schema.rows import (
-    Outline,
+    RowTemplate,
     check_size,
     decode_rows_request,
     is_row,
     names_none,
-    outline_id,
     read_row,
     row_head,
+    template_id,
+    unknown_template_keys,
 )
 from eagle_eye.server.ingest.frame_rules import KEYS_EVERY, RETRY_UNAVAILABLE_S, refusal_of
-from eagle_eye.server.ingest.outlines import KnownOutline, Outlines
+from eagle_eye.server.ingest.templates import KnownTemplate, Templates
 from eagle_eye.server.ingest.unknown_fields import UnknownThings
 from eagle_eye.server.model.batch import StreamRef
 from eagle_eye.server.model.clock import Clock
 from eagle_eye.server.model.errors import HistoryUnavailable, Refusal
 from eagle_eye.server.security.limits import Rates
 
-LEARNED_PER_S, LEARNED_AT_ONCE = 1_500, 1_500  # outlines: each costs about a hundred times as much as one of its rows
+LEARNED_PER_S, LEARNED_AT_ONCE = 1_500, 1_500  # templates: each costs about a hundred times as much as one of its rows
 RETRY_LEARN_S = 2
 
 
@@ -48,9 +48,9 @@ class Entry(NamedTuple):
 
 
 class Request(msgspec.Struct, frozen=True, gc=False):
-    """A decoded body. ``known`` has each entry's outline, None for an entry whose frame is in ``frames``.
+    """A decoded body. ``known`` has each entry's template, None for an entry whose frame is in ``frames``.
 
-    ``clock_base_s`` is the clock base that the last entry reports. ``fresh`` are the outlines among them that may not
+    ``clock_base_s`` is the clock base that the last entry reports. ``fresh`` are the templates among them that may not
     be durable yet; ``unknown`` counts ignored fields by name.
     """
 
@@ -61,17 +61,17 @@ class Request(msgspec.Struct, frozen=True, gc=False):
     sent_s: float
     clock_base_s: float | None
     entries: tuple[Entry, ...]
-    known: tuple[KnownOutline | None, ...]
+    known: tuple[KnownTemplate | None, ...]
     frames: Mapping[int, Frame]
-    fresh: tuple[KnownOutline, ...]
+    fresh: tuple[KnownTemplate, ...]
     unknown: Counter[str]
 
 
 class _One(NamedTuple):
     """One row; ``reading`` is its decoded frame if it has more than numbers."""
 
-    says: Outline | Frame
-    known: KnownOutline | None
+    says: RowTemplate | Frame
+    known: KnownTemplate | None
     entry: Entry
     reading: DecodedFrame | None
 
@@ -86,10 +86,10 @@ class _One(NamedTuple):
 class RowsReader:
     """Decodes bodies; on the event loop."""
 
-    def __init__(self, outlines: Outlines, unknown: UnknownThings, inflated_bytes_max: int, clock: Clock) -> None:
+    def __init__(self, templates: Templates, unknown: UnknownThings, inflated_bytes_max: int, clock: Clock) -> None:
         self._clock = clock
         self._learns = Rates(keys_max=1)
-        self._outlines = outlines
+        self._templates = templates
         self._unknown = unknown
         self._inflated_bytes_max = inflated_bytes_max
 
@@ -108,61 +108,61 @@ class RowsReader:
         return whole
 
     def read(self, body: bytes) -> Request:
-        """Decode a body of rows. Raises Refusal: 400, 409 for an outline that must be sent, 413, 503."""
-        sent_s, outlines, rows = _checked(decode_rows_request, body, "the request")
+        """Decode a body of rows. Raises Refusal: 400, 409 for a template that must be sent, 413, 503."""
+        sent_s, templates, rows = _checked(decode_rows_request, body, "the request")
         if not rows:
             raise Refusal(400, "empty", "the request has no rows; send at least one")
-        self._learn(outlines)
+        self._learn(templates)
         return _request(sent_s, [_checked(self._one, row, f"row {at}") for at, row in enumerate(rows)], "row")
 
-    def alone(self, id_: bytes, size: int) -> KnownOutline | None:
-        """Return the outline if a body of ``size`` bytes is a single row of it; None: decode the body with ``read``."""
-        known = self._outlines.get(id_)
+    def alone(self, id_: bytes, size: int) -> KnownTemplate | None:
+        """Return the template if a body of ``size`` bytes is a single row of it; None: decode it with ``read``."""
+        known = self._templates.get(id_)
         if known is None or size != known.alone_bytes or not (known.durable and known.admitted):
             return None
         known.used = True
         return known
 
-    def _learn(self, outlines: Sequence[bytes]) -> None:
-        for at, raw in enumerate(outlines):
-            if self._outlines.get(outline_id(raw)) is None:
+    def _learn(self, templates: Sequence[bytes]) -> None:
+        for at, raw in enumerate(templates):
+            if self._templates.get(template_id(raw)) is None:
                 self._make_room()
             try:
-                known = self._outlines.learn(raw)
+                known = self._templates.learn(raw)
             except BadFrame as error:
-                raise refusal_of(error, f"outline {at}") from None
-            outlined = known.outlined
-            left_out = (*unknown_outline_keys(raw), *filter(names_none, outlined.unknown))
+                raise refusal_of(error, f"template {at}") from None
+            resolved = known.resolved
+            left_out = (*unknown_template_keys(raw), *filter(names_none, resolved.unknown))
             if left_out:
-                self._unknown.note(outlined.node, outlined.outline.agent_version, Counter(left_out))
+                self._unknown.note(resolved.node, resolved.template.agent_version, Counter(left_out))
 
     def _one(self, row: bytes) -> _One:
         """Decode a row, or a whole frame among rows. Raises BadFrame, Refusal."""
         if row and not is_row(row):
             return _whole(row)
         head = row_head(row)
-        known = self._find(head.outline_id)
+        known = self._find(head.template_id)
         known.used = True
-        outline, entry = known.outlined.outline, Entry(head.sequence, head.time_s, row)
-        if head.tail_bytes or known.outlined.layout is None:
-            return _One(outline, known, entry, read_row(outline, row))
-        check_size(known.outlined.size, row, 0)
-        return _One(outline, known, entry, None)
+        template, entry = known.resolved.template, Entry(head.sequence, head.time_s, row)
+        if head.tail_bytes or known.resolved.layout is None:
+            return _One(template, known, entry, read_row(template, row))
+        check_size(known.resolved.size, row, 0)
+        return _One(template, known, entry, None)
 
-    def _find(self, id_: bytes) -> KnownOutline:
-        known = self._outlines.get(id_)
+    def _find(self, id_: bytes) -> KnownTemplate:
+        known = self._templates.get(id_)
         if known is None:
             self._make_room()
             try:
-                known = self._outlines.recall(id_)
+                known = self._templates.recall(id_)
             except HistoryUnavailable as error:
                 raise Refusal(503, "storage", str(error), {"Retry-After": str(RETRY_UNAVAILABLE_S)}) from None
         if known is None:
-            raise Refusal(409, "outline", f"the outline {id_.hex()} is not known here; send it with its rows")
+            raise Refusal(409, "outline", f"the template {id_.hex()} is not known here; send it with its rows")
         return known
 
     def _make_room(self) -> None:
-        """Raise Refusal unless one more outline may be learned now, so that a returning fleet delays no known node."""
+        """Raise Refusal unless one more template may be learned now, so that a returning fleet delays no known node."""
         wait_s = self._learns.take("", LEARNED_PER_S, LEARNED_AT_ONCE, self._clock.monotonic_s())
         if wait_s > 0.0:
             detail = f"more than {LEARNED_PER_S} agents a second begin to speak; this one is listened to in a moment"
@@ -201,7 +201,7 @@ def _request(sent_s: float, read: Sequence[_One], what: str) -> Request:
     fresh = {one.known.id: one.known for one in read if one.known is not None and not one.known.durable}
     return Request(
         first.node,
-        StreamRef(first.node, first.stream) if read[0].known is None else read[0].known.outlined.ref,
+        StreamRef(first.node, first.stream) if read[0].known is None else read[0].known.resolved.ref,
         first.interval_s,
         read[-1].says.agent_version,
         sent_s,

@@ -1,4 +1,4 @@
-"""Bulk decoding of the common request of a large fleet: a single row of numbers whose outline is known.
+"""Bulk decoding of the common request of a large fleet: a single row of numbers whose template is known.
 
 Requests that are unusual in any way are detected here and left to ``RowsIngest.take``.
 """
@@ -15,7 +15,7 @@ from eagle_eye.schema.frame import TIME_S_MAX
 from eagle_eye.schema.rows import MAGIC, VERSION
 from eagle_eye.server.history.history import LATE_S
 from eagle_eye.server.ingest.fleet import Fleet
-from eagle_eye.server.ingest.outlines import ALONE_BYTES, KnownOutline
+from eagle_eye.server.ingest.templates import ALONE_BYTES, KnownTemplate
 from eagle_eye.server.model.batch import Batch
 from eagle_eye.server.security.auth import Principal
 
@@ -25,7 +25,7 @@ SEQUENCE_MAX = 1 << 53
 _HEAD = np.dtype(
     [
         ("magic", "S4"),
-        ("outlines", "<u2"),
+        ("templates", "<u2"),
         ("rows", "<u2"),
         ("sent_s", "<f8"),
         ("size", "<u4"),
@@ -38,7 +38,7 @@ _HEAD = np.dtype(
     ]
 )
 _ROW = slice(_HEAD.fields["version"][1], None)  # type: ignore[index] # where a request's row begins
-ID = slice(28, 44)  # the outline id in a request
+ID = slice(28, 44)  # the template id in a request
 assert _HEAD.itemsize == ALONE_BYTES and _HEAD.fields["id"][1] == ID.start  # type: ignore[index] # noqa: S101, PT018
 
 
@@ -61,7 +61,7 @@ class Asker(Protocol):
 class Usual(msgspec.Struct, frozen=True, gc=False):
     """One request as received; ``started_s`` is by the monotonic clock."""
 
-    known: KnownOutline
+    known: KnownTemplate
     principal: Principal
     body: bytes
     started_s: float
@@ -85,7 +85,7 @@ def read(
             odd.append(request)
             continue
         nodes.add(known.node)
-        by_layout.setdefault(known.outlined.layout, []).append(request)
+        by_layout.setdefault(known.resolved.layout, []).append(request)
     found = [_columns(together, fleet, wall_s, odd) for together in by_layout.values()]
     return [one for one in found if one is not None], odd
 
@@ -98,7 +98,7 @@ def _columns(
     sent_s, time_s = heads["sent_s"], heads["time_s"]
     usual = (
         (heads["magic"] == MAGIC)
-        & (heads["outlines"] == 0)
+        & (heads["templates"] == 0)
         & (heads["rows"] == 1)
         & (heads["size"] == matrix.shape[1] - _ROW.start)
         & (heads["version"] == VERSION)
@@ -122,12 +122,12 @@ def _columns(
     nodes, bases_s = [known.node for known in knowns], [known.clock_base_s for known in knowns]
     offset_s = np.array(fleet.offsets_s(nodes, sent_s.tolist(), received_s, bases_s))
     batch = Batch(
-        [known.outlined.ref for known in knowns],
+        [known.resolved.ref for known in knowns],
         heads["sequence"].astype(np.int64),
         time_s,
         np.array(received_s),
         offset_s,
         matrix[:, _ROW],
-        outlined=[known.outlined for known in knowns],
+        resolved=[known.resolved for known in knowns],
     )
     return requests, batch

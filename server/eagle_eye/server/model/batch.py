@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from eagle_eye.schema.frame import Block, Frame, check_frame
 from eagle_eye.schema.metrics import Scope
-from eagle_eye.schema.rows import ROW_HEAD, Outline, frame_of, names_none
+from eagle_eye.schema.rows import ROW_HEAD, RowTemplate, frame_of, names_none
 
 Numbers = NDArray[np.floating[Any]]
 Matrix = NDArray[np.uint8]
@@ -35,7 +35,7 @@ class Part(NamedTuple):
 
 
 class ColumnLayout:
-    """The positions of a row's numbers. Outlines with equal tables share one layout; see ``layout_of``."""
+    """The positions of a row's numbers. Templates with equal tables share one layout; see ``layout_of``."""
 
     __slots__ = ("__weakref__", "parts", "size")
 
@@ -62,38 +62,38 @@ class StreamRef:
         self.held: Any = None
 
 
-class Outlined:
-    """A validated outline, as used by the engine, the fleet and the journal; ``frame`` makes whole frames.
+class ResolvedTemplate:
+    """A validated template, as used by the engine, the fleet and the journal; ``frame`` makes whole frames.
 
     ``ref`` is its stream. ``hollow`` is a frame with names but no numbers, one table per part of the layout.
-    ``unknown`` lists rows and columns known only to a newer server, or with invalid names. An outline with such rows or
+    ``unknown`` lists rows and columns known only to a newer server, or with invalid names. A template with such rows or
     columns has no layout, and each of its rows is read alone.
     """
 
-    __slots__ = ("hollow", "layout", "node", "outline", "ref", "size", "unknown")
+    __slots__ = ("hollow", "layout", "node", "ref", "size", "template", "unknown")
 
-    def __init__(self, outline: Outline, unknown: tuple[str, ...]) -> None:
-        self.outline = outline
+    def __init__(self, template: RowTemplate, unknown: tuple[str, ...]) -> None:
+        self.template = template
         self.unknown = unknown
-        self.node = outline.node
-        self.ref = StreamRef(outline.node, outline.stream)
-        self.size = outline.size
-        self.layout = layout_of(outline) if all(map(names_none, unknown)) else None
+        self.node = template.node
+        self.ref = StreamRef(template.node, template.stream)
+        self.size = template.size
+        self.layout = layout_of(template) if all(map(names_none, unknown)) else None
         parts = self.layout.parts if self.layout else ()
         blocks = [Block(part.scope, list(part.keys), list(part.metrics), b"") for part in parts if part.keys]
-        self.hollow = msgspec.structs.replace(frame_of(outline, 1, 1.0, bytes(outline.size)), blocks=blocks)
+        self.hollow = msgspec.structs.replace(frame_of(template, 1, 1.0, bytes(template.size)), blocks=blocks)
 
     def frame(self, sequence: int, time_s: float, numbers: bytes) -> Frame:
         """Return a row without a tail as its frame, without what is unknown. Raises BadFrame."""
-        return check_frame(frame_of(self.outline, sequence, time_s, numbers)).frame
+        return check_frame(frame_of(self.template, sequence, time_s, numbers)).frame
 
 
 class Batch(NamedTuple):
     """Frames received at about the same time, as columns.
 
     Row i belongs to the stream ``refs[i]``. ``time_s`` is by its node's clock; ``offset_s`` is added to it on reading.
-    ``raw`` has each frame's bytes, as a matrix if all have the same size. ``outlines`` (by id) are those that rows in
-    the batch reference and that may not be durable yet. ``outlined`` has each row's outline if all are rows of one
+    ``raw`` has each frame's bytes, as a matrix if all have the same size. ``templates`` (by id) are those that rows in
+    the batch reference and that may not be durable yet. ``resolved`` has each row's template if all are rows of one
     layout without tails, and nothing otherwise; only then there are a ``layout`` and ``numbers``.
     """
 
@@ -103,19 +103,19 @@ class Batch(NamedTuple):
     received_s: Times
     offset_s: Times
     raw: Matrix | Sequence[bytes]
-    outlines: Mapping[bytes, bytes] = MappingProxyType({})
-    outlined: Sequence[Outlined] = ()
+    templates: Mapping[bytes, bytes] = MappingProxyType({})
+    resolved: Sequence[ResolvedTemplate] = ()
 
     @classmethod
     def of(
         cls,
         lines: Iterable[tuple[StreamRef, int, float, float, float, bytes]],
-        outlines: Mapping[bytes, bytes] = MappingProxyType({}),
+        templates: Mapping[bytes, bytes] = MappingProxyType({}),
     ) -> Batch:
         """Return a batch of at least one row, each given in the order of the columns."""
         refs, sequences, times_s, received_s, offsets_s, raw = zip(*lines, strict=True)
         times = np.array((times_s, received_s, offsets_s), np.float64)
-        return cls(refs, np.array(sequences, np.int64), times[0], times[1], times[2], raw, outlines)
+        return cls(refs, np.array(sequences, np.int64), times[0], times[1], times[2], raw, templates)
 
     @property
     def raw_bytes(self) -> int:
@@ -130,7 +130,7 @@ class Batch(NamedTuple):
     @property
     def layout(self) -> ColumnLayout:
         """The layout of the rows."""
-        layout = self.outlined[0].layout
+        layout = self.resolved[0].layout
         assert layout is not None  # noqa: S101 - see above
         return layout
 
@@ -148,13 +148,13 @@ class Batch(NamedTuple):
         at = np.flatnonzero(chosen)
         rows: list[int] = at.tolist()
         columns = (self.sequence[at], self.time_s[at], self.received_s[at], self.offset_s[at], self.raw[at])
-        return Batch([self.refs[row] for row in rows], *columns, self.outlines, [self.outlined[row] for row in rows])
+        return Batch([self.refs[row] for row in rows], *columns, self.templates, [self.resolved[row] for row in rows])
 
 
 class Row(NamedTuple):
-    """One row of an outline that has a layout, without a tail; otherwise as in a ``Batch``."""
+    """One row of a template that has a layout, without a tail; otherwise as in a ``Batch``."""
 
-    outlined: Outlined
+    resolved: ResolvedTemplate
     sequence: int
     time_s: float
     received_s: float
@@ -165,22 +165,22 @@ class Row(NamedTuple):
 def batches_of(rows: Iterable[Row]) -> list[Batch]:
     """Return consecutive rows of one layout as a batch each."""
     batches: list[Batch] = []
-    for _, together in groupby(rows, lambda row: row.outlined.layout):
+    for _, together in groupby(rows, lambda row: row.resolved.layout):
         lines = list(together)
-        batch = Batch.of((row.outlined.ref, *row[1:]) for row in lines)
+        batch = Batch.of((row.resolved.ref, *row[1:]) for row in lines)
         raw = np.frombuffer(b"".join(batch.raw), np.uint8).reshape(len(lines), -1)
-        batches.append(batch._replace(raw=raw, outlined=[row.outlined for row in lines]))
+        batches.append(batch._replace(raw=raw, resolved=[row.resolved for row in lines]))
     return batches
 
 
 _layouts: WeakValueDictionary[tuple[Part, ...], ColumnLayout] = WeakValueDictionary()
 
 
-def layout_of(outline: Outline) -> ColumnLayout:
-    """Return the layout of an outline whose metrics are all known; the same object for equal tables."""
+def layout_of(template: RowTemplate) -> ColumnLayout:
+    """Return the layout of a template whose metrics are all known; the same object for equal tables."""
     parts: list[Part] = []
     at = 0
-    for block in outline.blocks:
+    for block in template.blocks:
         keys = tuple(block.keys)
         for dtype, metrics in (("<f8", block.metrics[: block.exact]), ("<f4", block.metrics[block.exact :])):
             if metrics:

@@ -371,7 +371,7 @@ class NodeCheck(msgspec.Struct, frozen=True, kw_only=True):
     outcomes: list[CheckOutcome] = []
 
 
-class Evidence(msgspec.Struct, frozen=True, kw_only=True):
+class EvidenceRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Evidence that one node's agent was asked to gather because of an incident, and the result.
 
     ``within_seconds`` is how long it may take, ``expires_s`` until when the request is handed out. ``bytes`` and

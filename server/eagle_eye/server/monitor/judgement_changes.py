@@ -13,7 +13,7 @@ from eagle_eye.server.delivery import events as outbound
 from eagle_eye.server.engine.incident_changes import IncidentChange, is_due, news_of
 from eagle_eye.server.engine.respond import Book, Response
 from eagle_eye.server.engine.settings import PolicySettings
-from eagle_eye.server.model.records import Action, AuditEntry, Evidence, Incident, OutboundEvent
+from eagle_eye.server.model.records import Action, AuditEntry, EvidenceRequest, Incident, OutboundEvent
 from eagle_eye.server.store.store import Change
 
 _PARTS = tuple(part.name for part in fields(Change))
@@ -107,7 +107,7 @@ def _acts(actions: tuple[Action, ...], now_s: float) -> Iterator[AuditEntry]:
         yield AuditEntry(time_s=now_s, who=WHO, verb=verb, subject=action.id, detail=detail[:4096])
 
 
-def _asked(evidence: tuple[Evidence, ...], now_s: float) -> Iterator[AuditEntry]:
+def _asked(evidence: tuple[EvidenceRequest, ...], now_s: float) -> Iterator[AuditEntry]:
     for one in evidence:
         yield AuditEntry(
             time_s=now_s, who=WHO, verb="evidence", subject=one.incident_id, detail=f"{one.kind} of {one.node}"

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from eagle_eye.schema.frame import BadFrame, Frame
-from eagle_eye.schema.rows import ROW_HEAD, outline_of_row, read_row, row_head
+from eagle_eye.schema.rows import ROW_HEAD, read_row, row_head, template_of_row
 from eagle_eye.server.history.history import History, Recorded, RecordedRow
 from eagle_eye.server.ingest.fleet import Fleet
-from eagle_eye.server.ingest.outlines import KnownOutline, Outlines
 from eagle_eye.server.ingest.remote_write.keeper import is_ours, judged
+from eagle_eye.server.ingest.templates import KnownTemplate, Templates
 from eagle_eye.server.model.batch import Batch, Row, batches_of
 from eagle_eye.server.model.node_clocks import corrected
 
@@ -19,22 +19,22 @@ ROWS_AT_ONCE = 2_048  # passed to the engine together: a large fleet's past has 
 def recent_past(
     history: History,
     fleet: Fleet,
-    outlines: Outlines,
+    templates: Templates,
     forgotten_s: Mapping[str, float],
     since_s: float,
     frames_max: int,
 ) -> Iterator[tuple[Frame, float] | Batch]:
     """Yield rows and (corrected frame, received_s) received since ``since_s``, in order; records each in the fleet.
 
-    Leaves out what nodes sent before they were forgotten. ``outlines`` has those of the rows afterwards.
+    Leaves out what nodes sent before they were forgotten. ``templates`` has those of the rows afterwards.
     """
     rows: list[Row] = []
     for one in history.replay(since_s, frames_max):
-        known = outlines.recall(outline_of_row(one.raw)) if isinstance(one, RecordedRow) else None
+        known = templates.recall(template_of_row(one.raw)) if isinstance(one, RecordedRow) else None
         row = _row(known, one) if known is not None and isinstance(one, RecordedRow) else None
         if row is not None:
-            if row.received_s > forgotten_s.get(row.outlined.node, 0.0):
-                fleet.heard_row(row.outlined, row.time_s, row.received_s)
+            if row.received_s > forgotten_s.get(row.resolved.node, 0.0):
+                fleet.heard_row(row.resolved, row.time_s, row.received_s)
                 rows.append(row)
             if len(rows) >= ROWS_AT_ONCE:
                 yield from batches_of(rows)
@@ -49,18 +49,18 @@ def recent_past(
     yield from batches_of(rows)
 
 
-def _row(known: KnownOutline, one: RecordedRow) -> Row | None:
+def _row(known: KnownTemplate, one: RecordedRow) -> Row | None:
     """Return the row; None if it must be read alone, as a frame."""
-    outlined = known.outlined
-    if outlined.layout is None or len(one.raw) != ROW_HEAD.size + outlined.size:
+    resolved = known.resolved
+    if resolved.layout is None or len(one.raw) != ROW_HEAD.size + resolved.size:
         return None
     head = row_head(one.raw)
-    return Row(outlined, head.sequence, head.time_s, one.received_s, one.offset_s, one.raw)
+    return Row(resolved, head.sequence, head.time_s, one.received_s, one.offset_s, one.raw)
 
 
-def _frame(known: KnownOutline | None, one: RecordedRow) -> Frame | None:
+def _frame(known: KnownTemplate | None, one: RecordedRow) -> Frame | None:
     """Return the frame that the row represents; None if it cannot be read."""
     try:
-        return None if known is None else read_row(known.outlined.outline, one.raw).frame
+        return None if known is None else read_row(known.resolved.template, one.raw).frame
     except BadFrame:
         return None

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from eagle_eye.schema.frame import Frame
 from eagle_eye.server.engine.engine import Engine
-from eagle_eye.server.model.batch import Batch, Outlined, Times
+from eagle_eye.server.model.batch import Batch, ResolvedTemplate, Times
 
 WAITING_MAX = 65_536  # rows
 GATHERS = "evidence"  # the collector by which an agent reports that it can gather evidence
@@ -42,7 +42,7 @@ class Intake:
     def observe_rows(self, batches: Sequence[Batch]) -> None:
         """Take durable rows of numbers."""
         self._waiting.extend(batches)
-        self._rows += sum([len(batch.outlined) for batch in batches])
+        self._rows += sum([len(batch.resolved) for batch in batches])
         if self._rows >= WAITING_MAX:
             self.take_in()
 
@@ -61,7 +61,7 @@ class Intake:
             while waiting:
                 one = waiting[0]
                 if isinstance(one, Batch):
-                    self._note_rows(one.outlined, one.received_s)
+                    self._note_rows(one.resolved, one.received_s)
                     together.append(one)
                     waiting.popleft()
                     continue
@@ -72,7 +72,7 @@ class Intake:
             yield from self._engine.observing_rows(together)
         finally:
             self._waiting[:0] = waiting
-            self._rows += sum(len(one.outlined) for one in waiting if isinstance(one, Batch))
+            self._rows += sum(len(one.resolved) for one in waiting if isinstance(one, Batch))
 
     def hold(self) -> None:
         """Keep input waiting until ``release``."""
@@ -86,10 +86,10 @@ class Intake:
         self._note(frame.node, frame.collectors.get(GATHERS) == "ok", received_s)
         self._engine.observe(frame, received_s)
 
-    def _note_rows(self, outlined: Sequence[Outlined], received_s: Times) -> None:
-        gather = [one.outline.collectors.get(GATHERS) == "ok" for one in outlined]
+    def _note_rows(self, resolved: Sequence[ResolvedTemplate], received_s: Times) -> None:
+        gather = [one.template.collectors.get(GATHERS) == "ok" for one in resolved]
         if True in gather or self.gatherers:
-            for one, gathers, at_s in zip(outlined, gather, received_s.tolist(), strict=True):
+            for one, gathers, at_s in zip(resolved, gather, received_s.tolist(), strict=True):
                 self._note(one.node, gathers, at_s)
 
     def _note(self, node: str, gathers: bool, received_s: float) -> None:

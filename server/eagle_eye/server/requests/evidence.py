@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from eagle_eye.server.model.clock import Clock
 from eagle_eye.server.model.errors import Refusal, StoreUnavailable
-from eagle_eye.server.model.records import Evidence, EvidenceState
+from eagle_eye.server.model.records import EvidenceRequest, EvidenceState
 from eagle_eye.server.monitor.settings import EvidenceSettings
 from eagle_eye.server.requests.bundles import Bundles, Incoming
 from eagle_eye.server.store.periodic import repeat
@@ -37,14 +37,14 @@ class EvidenceRequests:
         self._store = store
         self._settings = settings
         self._clock = clock
-        self._by_node: dict[str, list[Evidence]] = {}
+        self._by_node: dict[str, list[EvidenceRequest]] = {}
         self._lock = threading.Lock()
         self._changed = threading.Event()
         self._changed.set()
         self._read_s = float("-inf")
         store.listen(self._changed.set)
 
-    def asks_anybody(self) -> bool:
+    def has_requests(self) -> bool:
         """Return whether there are open requests for any node."""
         if self._changed.is_set() and self._clock.monotonic_s() - self._read_s >= READ_EVERY_S:
             self._read()
@@ -55,7 +55,7 @@ class EvidenceRequests:
 
         A request is repeated until its bundle has arrived or it has expired, as an answer may be lost.
         """
-        if not self.asks_anybody():
+        if not self.has_requests():
             return []
         known = self._by_node.get(node)
         if not known:
@@ -64,7 +64,7 @@ class EvidenceRequests:
         asked = [evidence for evidence in known if now_s < evidence.expires_s]
         return [self._request(evidence) for evidence in asked[:REQUESTS_PER_ANSWER_MAX]]
 
-    def _request(self, evidence: Evidence) -> dict[str, Any]:
+    def _request(self, evidence: EvidenceRequest) -> dict[str, Any]:
         """Return the request as the agent gets it: an element of ``requests`` in the answer to its frames."""
         return {
             "id": evidence.id,
@@ -75,7 +75,7 @@ class EvidenceRequests:
             "bytes_max": self._settings.bundle_bytes_max,
         }
 
-    def received(self, id_: str, incoming: Incoming) -> Evidence:
+    def received(self, id_: str, incoming: Incoming) -> EvidenceRequest:
         """Store a bundle that has arrived, unless there is an answer already; return the record.
 
         Raises StoreUnavailable, Refusal 404, OSError, NotGzip.
@@ -87,7 +87,7 @@ class EvidenceRequests:
             kept = incoming.finish()
             return self._end(id_, "received", bytes=kept.bytes, sha256=kept.sha256, detail="")
 
-    def failed(self, id_: str, detail: str) -> Evidence:
+    def failed(self, id_: str, detail: str) -> EvidenceRequest:
         """Record that there will be no bundle; return the record. Raises StoreUnavailable, Refusal 404."""
         with self._lock:
             return self._end(id_, "failed", detail=detail[:DETAIL_CHARS_MAX])
@@ -131,7 +131,9 @@ class EvidenceRequests:
             return False
         return True
 
-    def _beyond_limits(self, newest_first: Iterable[Evidence], now_s: float) -> Iterable[tuple[Evidence, str]]:
+    def _beyond_limits(
+        self, newest_first: Iterable[EvidenceRequest], now_s: float
+    ) -> Iterable[tuple[EvidenceRequest, str]]:
         settings = self._settings
         size = 0
         for count, evidence in enumerate(newest_first, 1):
@@ -143,7 +145,7 @@ class EvidenceRequests:
             elif size > settings.folder_bytes_max:
                 yield evidence, f"more than {settings.folder_bytes_max} bytes were kept (evidence.folder_bytes_max)"
 
-    def _of_state(self, state: EvidenceState) -> Iterable[Evidence]:
+    def _of_state(self, state: EvidenceState) -> Iterable[EvidenceRequest]:
         """Yield the records in a state, newest first."""
         cursor: str | None = None
         while True:
@@ -153,7 +155,7 @@ class EvidenceRequests:
             if cursor is None:
                 return
 
-    def _end(self, id_: str, state: EvidenceState, **fields: Any) -> Evidence:
+    def _end(self, id_: str, state: EvidenceState, **fields: Any) -> EvidenceRequest:
         def change(store: Store) -> Change:
             record = store.get(EVIDENCE, id_)
             if record is None:
@@ -170,7 +172,7 @@ class EvidenceRequests:
     def _read(self) -> None:
         self._changed.clear()
         self._read_s = self._clock.monotonic_s()
-        by_node: dict[str, list[Evidence]] = {}
+        by_node: dict[str, list[EvidenceRequest]] = {}
         try:
             for evidence in self._store.page(EVIDENCE, {"state": "asked"}, limit=PAGE_LIMIT_MAX).items:
                 by_node.setdefault(evidence.node, []).append(evidence)

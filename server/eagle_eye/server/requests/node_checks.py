@@ -124,7 +124,7 @@ class NodeChecks:
         self._read_s = float("-inf")
         store.listen(self._changed.set)
 
-    def asks_anybody(self) -> bool:
+    def has_requests(self) -> bool:
         """Return whether there are open requests for any node."""
         if self._changed.is_set() and self._clock.monotonic_s() - self._read_s >= READ_EVERY_S:
             self._read()
@@ -136,7 +136,7 @@ class NodeChecks:
         A request is repeated until it is answered: an answer to frames may be lost, and an agent that was restarted
         during a check must report that.
         """
-        if not self.asks_anybody():
+        if not self.has_requests():
             return []
         open_checks = self._by_node.get(node)
         if not open_checks:

@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from eagle_eye.server.engine import idle_faults
 from eagle_eye.server.engine.judgement import Judgement
 from eagle_eye.server.engine.situation import FRUITLESS_STATES
-from eagle_eye.server.model.records import Action, Evidence, Incident, Node
+from eagle_eye.server.model.records import Action, EvidenceRequest, Incident, Node
 from eagle_eye.server.store.store import (
     ACTIONS,
     EVIDENCE,
@@ -51,7 +51,7 @@ class OpenRecords:
         self._actions: dict[str, Action] = {}
         self._dismissed: dict[str, list[Incident]] = {}
         self._nodes: dict[str, Node | None] = {}
-        self._evidence: dict[str, list[Evidence]] | None = None
+        self._evidence: dict[str, list[EvidenceRequest]] | None = None
         self._by_job: dict[str, dict[str, Incident]] = {}
         self._sort_actions()
 
@@ -120,7 +120,7 @@ class OpenRecords:
                 self._nodes[name] = self._store.get(NODES, name)
         return [node for name in names if (node := self._nodes[name]) is not None]
 
-    def evidence_of(self, incidents: Iterable[Incident]) -> list[Evidence]:
+    def evidence_of(self, incidents: Iterable[Incident]) -> list[EvidenceRequest]:
         """Return the evidence requested from agents for those of the incidents that have no action requested yet.
 
         Reread after each ``refresh``, for all jobs at once: agents' answers are in no change log.
@@ -134,7 +134,7 @@ class OpenRecords:
         found = self._evidence
         return [one for incident in incidents if self._waits(incident) for one in found.get(incident.id, ())]
 
-    def _asked_because_of(self, incidents: Sequence[str]) -> Iterator[Evidence]:
+    def _asked_because_of(self, incidents: Sequence[str]) -> Iterator[EvidenceRequest]:
         cursor: str | None = None
         while True:
             page = self._store.page(EVIDENCE, {"incident_id": incidents}, cursor, PAGE_LIMIT_MAX)

@@ -26,7 +26,7 @@ class RecordsSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def check(settings: RecordsSettings) -> None:
-    """Raise ConfigurationError for settings that cannot be. The URL's text is not told: it may hold a password."""
+    """Raise ConfigurationError for settings that cannot be. The URL is not named: it may hold a password."""
     if settings.password_file and not settings.url:
         raise ConfigurationError(
             "records.url: expected a PostgreSQL URL, since records.password_file is set; got none"

@@ -13,7 +13,7 @@ from eagle_eye.server.model.records import (
     Action,
     AuditEntry,
     Delivery,
-    Evidence,
+    EvidenceRequest,
     ForgottenNode,
     Incident,
     Job,
@@ -73,7 +73,7 @@ DELIVERIES = Kind(
 )
 TOKENS = Kind("tokens", Token, "id", ("sha256", "node"))
 EVENTS = Kind("events", OutboundEvent, "id", ("type", "job", "group", "time_s"))
-EVIDENCE = Kind("evidence", Evidence, "id", ("incident_id", "job", "node", "state"))
+EVIDENCE = Kind("evidence", EvidenceRequest, "id", ("incident_id", "job", "node", "state"))
 NODE_CHECKS = Kind("node_checks", NodeCheck, "id", ("node", "state", "created_s"))
 ATTEMPTS = Kind("attempts", Attempt, "id", ("job", "run", "end", "started_s"))
 MEMBERSHIPS = Kind("memberships", AttemptMembers, "id", ("job", "started_s"))
@@ -125,7 +125,7 @@ class Change:
     subscriptions: tuple[Subscription, ...] = ()
     deliveries: tuple[Delivery, ...] = ()
     tokens: tuple[Token, ...] = ()
-    evidence: tuple[Evidence, ...] = ()
+    evidence: tuple[EvidenceRequest, ...] = ()
     node_checks: tuple[NodeCheck, ...] = ()
     subscription_health: tuple[SubscriptionHealth, ...] = ()
     attempts: tuple[Attempt, ...] = ()

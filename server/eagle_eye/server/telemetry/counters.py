@@ -116,7 +116,7 @@ class Telemetry:
         )
         self.refreshes = Counter(
             metric_name("webhook_refreshes"),
-            "Requests that told an Alertmanager what still fires, by outcome.",
+            "Requests that refreshed an Alertmanager's firing alerts, by outcome.",
             ["outcome"],
             registry=registry,
         )
@@ -150,7 +150,7 @@ class Telemetry:
         )
         self.accounts_dropped = Counter(
             metric_name("accounts_dropped"),
-            "GPUs and driver errors that agents told of and a limit kept out, by limit.",
+            "GPUs and driver errors that agents reported and a limit kept out, by limit.",
             ["reason"],
             registry=registry,
         )

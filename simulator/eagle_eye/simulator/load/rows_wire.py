@@ -1,4 +1,4 @@
-"""The compact encoding of a synthetic fleet: outlines once per connection, rows encoded for many nodes at a time."""
+"""The compact encoding of a synthetic fleet: templates once per connection, rows encoded for many nodes at a time."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from eagle_eye.schema.rows import (
     ID_BYTES,
     ROW_HEAD,
     VERSION,
-    encode_outline,
     encode_row,
     encode_rows_request,
-    outline_id,
-    outline_of,
+    encode_template,
+    template_id,
+    template_of,
 )
 from eagle_eye.simulator.load.values import EXACT, PLAIN, Integers, Readings
 
@@ -26,17 +26,17 @@ _ID_AT = 8  # in a row, after version, padding and the tail's size
 
 
 class RowsWire:
-    """One stream's rows, with each outline before the first row that needs it."""
+    """One stream's rows, with each template before the first row that needs it."""
 
     content_type = CONTENT_TYPE
 
     def __init__(self) -> None:
-        self._outlines: dict[bytes, bytes] = {}
+        self._templates: dict[bytes, bytes] = {}
         self._reported: set[bytes] = set()
 
-    def learn(self, id_: bytes, outline: bytes) -> None:
-        """Take an outline of which rows will come."""
-        self._outlines[id_] = outline
+    def learn(self, id_: bytes, template: bytes) -> None:
+        """Take a template of which rows will come."""
+        self._templates[id_] = template
 
     def body(self, frames: Sequence[bytes], sent_s: float) -> bytes:
         """See wire.Wire."""
@@ -45,7 +45,7 @@ class RowsWire:
         ids = dict.fromkeys(frame[_ID_AT : _ID_AT + ID_BYTES] for frame in frames)
         news = [id_ for id_ in ids if id_ not in self._reported]
         self._reported.update(news)
-        return encode_rows_request([self._outlines[id_] for id_ in news], frames, sent_s)
+        return encode_rows_request([self._templates[id_] for id_ in news], frames, sent_s)
 
     def forget(self) -> None:
         """See wire.Wire."""
@@ -54,22 +54,22 @@ class RowsWire:
     def telling(self, frame: Frame, sequence: int, time_s: float, events: Sequence[Event]) -> bytes:
         """Return a frame that is sent for events alone, without numbers; ``frame`` says the rest."""
         reported = msgspec.structs.replace(frame, sequence=sequence, time_s=time_s, blocks=[], events=list(events))
-        outline = outline_of(reported)
-        raw = encode_outline(outline)
-        id_ = outline_id(raw)
+        template = template_of(reported)
+        raw = encode_template(template)
+        id_ = template_id(raw)
         self.learn(id_, raw)
-        return encode_row(reported, outline, id_)
+        return encode_row(reported, template, id_)
 
 
 class FleetRows:
-    """Rows of many nodes at once; ``wires`` of the nodes learn their outlines."""
+    """Rows of many nodes at once; ``wires`` of the nodes learn their templates."""
 
-    def __init__(self, templates: Sequence[Frame]) -> None:
-        """``templates`` are the nodes' frames; their sequences, times and numbers do not matter."""
-        gpus = len(templates[0].blocks[0].keys)
-        self.wires = [RowsWire() for _ in templates]
-        self._ids = np.zeros(len(templates), dtype=f"V{ID_BYTES}")
-        for at, frame in enumerate(templates):
+    def __init__(self, frames: Sequence[Frame]) -> None:
+        """``frames`` are the nodes'; their sequences, times and numbers do not matter."""
+        gpus = len(frames[0].blocks[0].keys)
+        self.wires = [RowsWire() for _ in frames]
+        self._ids = np.zeros(len(frames), dtype=f"V{ID_BYTES}")
+        for at, frame in enumerate(frames):
             self.change(at, frame)
         self._row = np.dtype(
             [
@@ -86,17 +86,17 @@ class FleetRows:
         if self._row.fields is None or self._row.fields["exact"][1] != ROW_HEAD.size:
             raise RuntimeError("the layout of rows is not what the schema says")
 
-    def change(self, at: int, template: Frame) -> None:
-        """Make the rows of a node from now on those of another template, of the same blocks."""
-        raw = encode_outline(outline_of(template))
-        id_ = outline_id(raw)
+    def change(self, at: int, frame: Frame) -> None:
+        """Make the rows of a node from now on those of another frame, of the same blocks."""
+        raw = encode_template(template_of(frame))
+        id_ = template_id(raw)
         self.wires[at].learn(id_, raw)
         self._ids[at] = np.void(id_)
 
-    def renew(self, at: int, template: Frame) -> None:
-        """Begin another stream in a node's place: the server knows none of its outlines."""
+    def renew(self, at: int, frame: Frame) -> None:
+        """Begin another stream in a node's place: the server knows none of its templates."""
         self.wires[at] = RowsWire()
-        self.change(at, template)
+        self.change(at, frame)
 
     def encode(self, first: int, sequence: int | Integers, time_s: float, readings: Readings) -> list[bytes]:
         """Return the rows of the nodes from ``first`` on whose readings these are; ``sequence``: one, or (nodes,)."""

@@ -26,7 +26,7 @@ BACKOFF_S_MIN, BACKOFF_S_MAX = 0.1, 5.0
 VERSION_RETRY_S = 60.0
 NEVER = frozenset({400, 413, 422})  # of a frame that was sent alone: it will not be taken later either
 ASKED_TO_WAIT = frozenset({429, 503})
-UNKNOWN_OUTLINE = (409, "outline")
+UNKNOWN_TEMPLATE = (409, "outline")
 
 
 class Waiting(NamedTuple):
@@ -160,7 +160,7 @@ class StreamSender:
         counted[kind] += 1
         self._sent = ()
         wait_s = self._backoff.next_s()
-        if (answer.status, reason) == UNKNOWN_OUTLINE and self._backoff.failures == 1:
+        if (answer.status, reason) == UNKNOWN_TEMPLATE and self._backoff.failures == 1:
             wait_s = 0.0  # it comes with the same rows now
         elif reason == "version":
             wait_s = VERSION_RETRY_S * random.uniform(0.5, 1.0)  # noqa: S311 - no secret

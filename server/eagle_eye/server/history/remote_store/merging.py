@@ -70,8 +70,8 @@ def _merged(
     found: dict[tuple[str, object], Body] = {}
     for (node, key), points in earlier.items():
         device = None if asked.spec.scope is Scope.NODE else key
-        told = [[rfc3339(asked.start_s + at * asked.step_s), shown(value)] for at, value in sorted(points.items())]
-        found[node, device] = {"node": node, "device": device, "points": told}
+        answered = [[rfc3339(asked.start_s + at * asked.step_s), shown(value)] for at, value in sorted(points.items())]
+        found[node, device] = {"node": node, "device": device, "points": answered}
     for series in embedded:
         before = found.get((series["node"], series["device"]))
         if before is not None:

@@ -72,9 +72,9 @@ class PromQl:
         asked = {"query": f"{selector}[{length_ms}ms]", "time": _time(end_s - MILLISECOND_S)}
         found = []
         for course in _courses(self._ask("query", asked)):
-            told = (course.times_s >= start_s - MILLISECOND_S / 2) & (course.times_s < end_s - MILLISECOND_S / 2)
-            if told.any():
-                found.append(RemoteSeries(course.labels, course.times_s[told], course.values[told]))
+            within = (course.times_s >= start_s - MILLISECOND_S / 2) & (course.times_s < end_s - MILLISECOND_S / 2)
+            if within.any():
+                found.append(RemoteSeries(course.labels, course.times_s[within], course.values[within]))
         return found
 
     def thinned(self, selector: str, start_s: float, end_s: float, step_s: float) -> list[RemoteSeries]:

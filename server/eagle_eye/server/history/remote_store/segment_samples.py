@@ -190,13 +190,13 @@ def _thinned(
     return places, _Points(*(np.concatenate(part) for part in zip(*parts, strict=True)))
 
 
-def _last(told: Integers, row_of: Integers, cells: Integers) -> tuple[Integers, Integers, Integers]:
-    """Return the last row in ``told`` for each series and interval, their series, and the distinct series.
+def _last(chosen: Integers, row_of: Integers, cells: Integers) -> tuple[Integers, Integers, Integers]:
+    """Return the last row in ``chosen`` for each series and interval, their series, and the distinct series.
 
     Rows are ordered by node, key and time, so a series' last row of an interval comes before its next interval's first.
     """
-    series, at = row_of[told], cells[told]
-    last = told[np.r_[(series[1:] != series[:-1]) | (at[1:] != at[:-1]), True]]
+    series, at = row_of[chosen], cells[chosen]
+    last = chosen[np.r_[(series[1:] != series[:-1]) | (at[1:] != at[:-1]), True]]
     seen, series = np.unique(row_of[last], return_inverse=True)
     return last, series, seen
 

@@ -178,9 +178,9 @@ def _parts(moment: IntervalSamples, samples_max: int) -> Iterator[IntervalSample
         yield IntervalSamples(moment.heads[low : low + samples_max], moment.samples[low : low + samples_max])
 
 
-def _tell(lock: threading.Lock, told: SenderReport) -> None:
+def _tell(lock: threading.Lock, report: SenderReport) -> None:
     with lock:
-        sys.stdout.buffer.write(msgspec.json.encode(told) + b"\n")
+        sys.stdout.buffer.write(msgspec.json.encode(report) + b"\n")
         sys.stdout.buffer.flush()
 
 

@@ -130,30 +130,30 @@ class Sending:
         if code != 0 and not self._stop.is_set():
             self._failed(f"the sender ended with {code}: {said or 'no reason given'}")
 
-    def take(self, told: SenderReport) -> None:
+    def take(self, report: SenderReport) -> None:
         """Count the sender's report, and log new problems in it."""
-        self._figures.samples.inc(told.taken)
-        for reason, count in told.refused.items():
+        self._figures.samples.inc(report.taken)
+        for reason, count in report.refused.items():
             self._figures.refused.labels(reason).inc(count)
             if reason not in self._complained:
                 self._complained.add(reason)
                 _log.warning(
                     "the remote store refuses samples (%s); they are left out and counted, this is said once: %s",
                     reason,
-                    told.complaint,
+                    report.complaint,
                 )
-        for reason, count in told.retries.items():
+        for reason, count in report.retries.items():
             self._figures.retries.labels(reason).inc(count)
-        for reason, count in told.lost.items():
+        for reason, count in report.lost.items():
             self._figures.lost.labels(reason).inc(count)
             _log.error("%d segments of the history (%s) could not be sent to the remote store", count, reason)
-        if told.problem is not None and told.problem != self._problem:
-            if told.problem:
-                _log.warning("the remote store takes nothing at the moment; it is tried again: %s", told.problem)
+        if report.problem is not None and report.problem != self._problem:
+            if report.problem:
+                _log.warning("the remote store takes nothing at the moment; it is tried again: %s", report.problem)
             else:
                 _log.info("the remote store takes samples again")
-            self._problem = told.problem
-            self._figures.ok.set(not told.problem)
+            self._problem = report.problem
+            self._figures.ok.set(not report.problem)
 
     def _line(self, process: subprocess.Popen[bytes]) -> bytes:
         assert process.stdout is not None  # noqa: S101 - for the type checker

@@ -50,7 +50,7 @@ class Compaction:
         step: Step = no_step,
     ) -> None:
         self._journal = journal
-        self._shelf = segment_store
+        self._segments = segment_store
         self._settings = settings
         self._clock = clock
         self._command = command
@@ -84,21 +84,21 @@ class Compaction:
         if self._clock.monotonic_s() >= self._not_before_s:
             if due := self._due():
                 self.compact(due)
-            elif names := self._shelf.levels.without_minutes(self._clock.now_s()):
+            elif names := self._segments.levels.without_minutes(self._clock.now_s()):
                 self.remake(names[:REMADE_MAX])
-        self._shelf.retain(self._clock.now_s())
+        self._segments.retain(self._clock.now_s())
 
     def compact(self, shards: Sequence[int] = ()) -> None:
         """Compact these groups' part of the journal (all if empty) into segments. Raises HistoryUnavailable."""
         with self._compacting:
             (through,) = self._journal.reader.read("SELECT max(id) FROM chunks", ())[0]
             if through is not None:
-                arguments = [str(self._journal.path), str(self._shelf.folder), str(through), *map(str, shards)]
+                arguments = [str(self._journal.path), str(self._segments.folder), str(through), *map(str, shards)]
                 self._run("compactor", arguments, msgspec.json.Decoder(Sealed), self._take)
 
     def remake(self, names: Sequence[str]) -> None:
         """Build the minutes of raw segments that have none. Raises HistoryUnavailable."""
-        arguments = [str(self._shelf.folder.parent), *names]
+        arguments = [str(self._segments.folder.parent), *names]
         self._run("remaking", arguments, msgspec.json.Decoder(Remade), self._take_minutes)
 
     def _run(
@@ -140,14 +140,14 @@ class Compaction:
 
     def _take_minutes(self, remade: Remade) -> None:
         if remade.minutes is None:
-            self._shelf.set_aside(remade.name, remade.reason)
+            self._segments.set_aside(remade.name, remade.reason)
         self._step("heard")
-        self._shelf.levels.put(remade)
+        self._segments.levels.put(remade)
         self._step("put")
 
     def _take(self, sealed: Sealed) -> None:
         def put(writer: sqlite3.Connection) -> None:
-            self._shelf.add(writer, sealed.segments, sealed.minutes)
+            self._segments.add(writer, sealed.segments, sealed.minutes)
             writer.execute(
                 "INSERT INTO shards (shard, sealed_id) VALUES (?, ?)"
                 " ON CONFLICT (shard) DO UPDATE SET sealed_id = excluded.sealed_id",
@@ -158,10 +158,10 @@ class Compaction:
         try:
             self._journal.change(put).result()
         except HistoryUnavailable:
-            self._shelf.discard(sealed.segments)
+            self._segments.discard(sealed.segments)
             raise
-        self._shelf.measure()
-        self._shelf.levels.measure()
+        self._segments.measure()
+        self._segments.levels.measure()
         self._step("put")
 
     def _due(self) -> list[int]:

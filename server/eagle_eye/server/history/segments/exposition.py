@@ -15,14 +15,14 @@ class LevelsCollector(Collector):
     """The size of each level, and what was lost of it."""
 
     def __init__(self, segment_store: SegmentStore) -> None:
-        self._shelf = segment_store
+        self._segments = segment_store
 
     def collect(self) -> Iterator[Metric]:
         """Yield the metric families."""
         segments = _gauge("level_segments", "Segments of a level on disk.")
         size = _gauge("level_bytes", "Their size.")
         oldest = _gauge("level_oldest_timestamp_seconds", "Where the oldest of them begins.")
-        for level, kept in self._shelf.kept().items():
+        for level, kept in self._segments.kept().items():
             segments.add_metric([level], kept.segments)
             size.add_metric([level], kept.bytes)
             if kept.oldest_s is not None:
@@ -32,12 +32,12 @@ class LevelsCollector(Collector):
             (
                 "retired_unsummarized_frames",
                 "Frames deleted of which nothing was downsampled.",
-                self._shelf.dropped_as_they_were,
+                self._segments.dropped_as_they_were,
             ),
             (
                 "set_aside_level_segments",
                 "Downsampled segments found broken; they are made anew where that can be.",
-                self._shelf.levels.set_aside_total,
+                self._segments.levels.set_aside_total,
             ),
         ):
             yield CounterMetricFamily(f"{PROMETHEUS_PREFIX}history_{name}", text, value=value)

@@ -1,4 +1,4 @@
-"""Converts a row group's frames to tables: rows with outlines in bulk, other frames one by one (``columns``)."""
+"""Converts a row group's frames to tables: rows with templates in bulk, other frames one by one (``columns``)."""
 
 from __future__ import annotations
 
@@ -11,57 +11,57 @@ import pyarrow as pa
 
 from eagle_eye.schema.frame import BadFrame, encode_frame
 from eagle_eye.schema.metrics import Scope
-from eagle_eye.schema.rows import ID_BYTES, ROW_HEAD, VERSION, decode_outline, decode_tail, ranks_of, whole_frame
+from eagle_eye.schema.rows import ID_BYTES, ROW_HEAD, VERSION, decode_tail, decode_template, ranks_of, whole_frame
 from eagle_eye.server.history.segments import constant_layout_rows as steady
 from eagle_eye.server.history.segments.columns import Columns, JournaledFrame
 from eagle_eye.server.history.segments.gathering import Gathered
 from eagle_eye.server.history.segments.layout import FRAMES_SCHEMA, LINKS_SCHEMA, SAMPLES_SCHEMA
 from eagle_eye.server.history.segments.row_tables import Integers, Odd, Rows, Tables, as_json, plain, rows_table, texts
-from eagle_eye.server.model.batch import ColumnLayout, Outlined
+from eagle_eye.server.model.batch import ColumnLayout, ResolvedTemplate
 
-OUTLINES_MAX = 32_768  # cached for later groups
+TEMPLATES_MAX = 32_768  # cached for later groups
 
-# The columns of frames.parquet that are determined by the outline.
+# The columns of frames.parquet that are determined by the template.
 _SAID = ("boot_id", "agent_version", "job", "ranks", "collectors", "dropped", "layout")
 _HEAD = np.dtype([("version", "u1", 4), ("tail", "<u4"), ("id", "V16"), ("sequence", "<u8"), ("time_s", "<f8")])
 
 
 class _Read:
-    """An outline and the columns common to its frames' rows."""
+    """A template and the columns common to its frames' rows."""
 
-    __slots__ = ("layout", "outlined", "said")
+    __slots__ = ("layout", "resolved", "said")
 
     def __init__(self, raw: bytes) -> None:
-        self.outlined = Outlined(*decode_outline(raw))
-        self.layout: ColumnLayout | None = self.outlined.layout
-        outline = self.outlined.outline
-        scopes = {block.scope for block in outline.blocks}
-        if len(scopes) < len(outline.blocks):
+        self.resolved = ResolvedTemplate(*decode_template(raw))
+        self.layout: ColumnLayout | None = self.resolved.layout
+        template = self.resolved.template
+        scopes = {block.scope for block in template.blocks}
+        if len(scopes) < len(template.blocks):
             self.layout = None  # two tables of one scope: columns cannot hold that
         self.said = (
-            outline.boot_id,
-            outline.agent_version,
-            outline.job,
-            _json(outline.ranks),
-            _json(outline.collectors),
-            _json(outline.dropped),
-            _json([[block.scope.value, block.keys, block.metrics] for block in outline.blocks]),
+            template.boot_id,
+            template.agent_version,
+            template.job,
+            _json(template.ranks),
+            _json(template.collectors),
+            _json(template.dropped),
+            _json([[block.scope.value, block.keys, block.metrics] for block in template.blocks]),
         )
 
 
 class GroupTables:
-    """Builds tables of groups; reads outlines from the journal and caches them."""
+    """Builds tables of groups; reads templates from the journal and caches them."""
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._connection = connection
         self._columns = Columns()
-        self._outlines: dict[bytes, _Read | None] = {}
+        self._templates: dict[bytes, _Read | None] = {}
 
     def of(self, frames: Gathered, first: int) -> Tables:
         """Return the frames of a group as one row group; ``first`` is the first one's number."""
         heads = frames.parts(0, ROW_HEAD.size).view(_HEAD)[:, 0]
-        ids, of = _outlines_of(heads, frames.size)
-        read = [self._outline(id_) for id_ in ids]
+        ids, of = _templates_of(heads, frames.size)
+        read = [self._template(id_) for id_ in ids]
         known = [one for one in read if one is not None and one.layout is not None]
         if len(known) == len(read):
             try:
@@ -72,12 +72,12 @@ class GroupTables:
         return self._columns.tables(whole, first)
 
     def _of_rows(self, frames: Gathered, heads: Any, of: Integers, read: list[_Read], first: int) -> Tables:
-        """Return frames that are all rows as tables; ``of`` maps each to its outline. Raises Odd, BadFrame."""
-        rows_bytes = np.array([ROW_HEAD.size + one.outlined.size for one in read])
+        """Return frames that are all rows as tables; ``of`` maps each to its template. Raises Odd, BadFrame."""
+        rows_bytes = np.array([ROW_HEAD.size + one.resolved.size for one in read])
         if (frames.size != rows_bytes[of] + heads["tail"]).any():
             raise Odd
         said = {name: texts(of, [one.said[number] for one in read]) for number, name in enumerate(_SAID)}
-        said["interval"] = plain(np.array([one.outlined.outline.interval_s for one in read])[of], pa.float64())
+        said["interval"] = plain(np.array([one.resolved.template.interval_s for one in read])[of], pa.float64())
         events: list[str | None] = [None] * frames.frames
         self._read_tails(frames, heads["tail"], of, read, said, events)
         cells = {
@@ -131,25 +131,25 @@ class GroupTables:
             return
         ranks = said["ranks"].to_pylist()
         for place in with_tail:
-            outline = read[int(of[place])].outlined.outline
+            template = read[int(of[place])].resolved.template
             row = frames.bytes_of(place)
-            tail = decode_tail(outline, row[len(row) - int(sizes[place]) :])
+            tail = decode_tail(template, row[len(row) - int(sizes[place]) :])
             if tail.events:
                 events[place] = _json(tail.events)
             if tail.silent_s:
-                ranks[place] = _json(ranks_of(outline, tail))
+                ranks[place] = _json(ranks_of(template, tail))
         said["ranks"] = pa.array(ranks, pa.string())
 
-    def _outline(self, id_: bytes) -> _Read | None:
-        if id_ and id_ not in self._outlines:
+    def _template(self, id_: bytes) -> _Read | None:
+        if id_ and id_ not in self._templates:
             row = self._connection.execute("SELECT raw FROM outlines WHERE id = ?", (id_,)).fetchone()
-            if len(self._outlines) >= OUTLINES_MAX:
-                self._outlines.clear()
+            if len(self._templates) >= TEMPLATES_MAX:
+                self._templates.clear()
             try:
-                self._outlines[id_] = None if row is None else _Read(row[0])
+                self._templates[id_] = None if row is None else _Read(row[0])
             except (BadFrame, Odd):
-                self._outlines[id_] = None
-        return self._outlines[id_] if id_ else None
+                self._templates[id_] = None
+        return self._templates[id_] if id_ else None
 
     @staticmethod
     def _whole(kept: JournaledFrame, read: _Read | None) -> JournaledFrame:
@@ -157,13 +157,13 @@ class GroupTables:
         if read is None:
             return kept
         try:
-            return kept._replace(raw=encode_frame(whole_frame(read.outlined.outline, bytes(kept.raw))))
+            return kept._replace(raw=encode_frame(whole_frame(read.resolved.template, bytes(kept.raw))))
         except BadFrame:
             return kept
 
 
-def _outlines_of(heads: Any, sizes: Integers) -> tuple[list[bytes], Integers]:
-    """Return the outline ids that the frames' heads name, and each frame's index among them; b"" if it is no row."""
+def _templates_of(heads: Any, sizes: Integers) -> tuple[list[bytes], Integers]:
+    """Return the template ids that the frames' heads name, and each frame's index among them; b"" if it is no row."""
     ids = heads["id"].copy()
     ids[(heads["version"][:, 0] != VERSION) | (sizes < ROW_HEAD.size)] = b""
     halves = ids.view("<u8").reshape(-1, 2)

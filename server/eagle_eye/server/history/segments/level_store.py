@@ -29,7 +29,7 @@ from eagle_eye.server.history.segments.facts import (
     shard_of,
 )
 from eagle_eye.server.history.segments.level_table import LevelRow
-from eagle_eye.server.history.segments.replaced_folders import Leaving
+from eagle_eye.server.history.segments.replaced_folders import FolderRemoval
 from eagle_eye.server.history.settings import HistorySettings
 from eagle_eye.server.model.errors import HistoryMoved
 
@@ -51,12 +51,12 @@ class LevelStore:
     """The downsampled segments below ``folder``, a folder for each level."""
 
     def __init__(
-        self, folder: Path, aside: Path, journal: Journal, settings: HistorySettings, leaving: Leaving
+        self, folder: Path, aside: Path, journal: Journal, settings: HistorySettings, removal: FolderRemoval
     ) -> None:
         self._folder = folder
         self._aside = aside
         self._journal = journal
-        self._leaving = leaving
+        self._removal = removal
         self._retention_s = {MINUTES_FOLDER: settings.minutes_retention_s, HOURS_FOLDER: settings.hours_retention_s}
         self._bytes_max = {
             MINUTES_FOLDER: settings.minutes_retention_bytes,
@@ -127,7 +127,7 @@ class LevelStore:
             yield from courses(self.folder(level) / name, metric, nodes, start_s, end_s, job)
         except BrokenSegment as error:
             if not self.set_aside(level, name, str(error)):
-                self._leaving.check(name)
+                self._removal.check(name)
             raise HistoryMoved(f"{level}/{name} was found broken; ask again: what is left answers then") from error
 
     def retain(self, now_s: float) -> None:
@@ -142,7 +142,7 @@ class LevelStore:
             while True:
                 gone = self._journal.change(partial(self._retire, level, now_s)).result()
                 for name in gone:
-                    self._leaving.remove(self.folder(level) / name)
+                    self._removal.remove(self.folder(level) / name)
                     shutil.rmtree(self._aside / f"{level}-{name}", ignore_errors=True)
                 if len(gone) < RETIRE_BATCH:
                     break

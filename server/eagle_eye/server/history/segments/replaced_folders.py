@@ -14,7 +14,7 @@ from eagle_eye.server.model.errors import HistoryUnavailable
 READ_S_MAX = 3_600.0  # readers that take longer are asked to query less
 
 
-class Leaving:
+class FolderRemoval:
     """Folders to be removed, and the readers that they wait for. For any thread."""
 
     def __init__(self, clock: Clock) -> None:

@@ -32,7 +32,7 @@ from eagle_eye.server.history.segments.facts import (
 )
 from eagle_eye.server.history.segments.gaps import SetAsideSegment
 from eagle_eye.server.history.segments.level_store import LevelSize, LevelStore
-from eagle_eye.server.history.segments.replaced_folders import Leaving
+from eagle_eye.server.history.segments.replaced_folders import FolderRemoval
 from eagle_eye.server.history.settings import HistorySettings
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ T = TypeVar("T")
 _log = logging.getLogger(__name__)
 
 
-class Shelved(NamedTuple):
+class SegmentEntry(NamedTuple):
     """A readable segment of the manifest."""
 
     id: int
@@ -57,18 +57,18 @@ class Shelved(NamedTuple):
     frames: int
 
 
-SegmentT = TypeVar("SegmentT", Shelved, SetAsideSegment)
+SegmentT = TypeVar("SegmentT", SegmentEntry, SetAsideSegment)
 
 
 class SegmentStore:
     """The segments below ``folder``, named in the manifest of ``journal``."""
 
-    def __init__(self, folder: Path, journal: Journal, settings: HistorySettings, leaving: Leaving) -> None:
+    def __init__(self, folder: Path, journal: Journal, settings: HistorySettings, removal: FolderRemoval) -> None:
         self.folder = folder / RAW_FOLDER
         self._aside = folder / SET_ASIDE_FOLDER
         self._journal = journal
         self._settings = settings
-        self._leaving = leaving
+        self._removal = removal
         self._size = (0, 0)
         self._oldest_s: float | None = None
         self.set_aside_total = 0
@@ -76,7 +76,7 @@ class SegmentStore:
         self.dropped_as_they_were = 0  # of these, frames that are in no level at all
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._sweep()
-        self.levels = LevelStore(folder, self._aside, journal, settings, leaving)
+        self.levels = LevelStore(folder, self._aside, journal, settings, removal)
         self.measure()
 
     def size(self) -> tuple[int, int]:
@@ -96,30 +96,30 @@ class SegmentStore:
         self._oldest_s = oldest_s
 
     @staticmethod
-    def holding(reader: sqlite3.Connection, nodes: Sequence[str], start_s: float, end_s: float) -> list[Shelved]:
+    def holding(reader: sqlite3.Connection, nodes: Sequence[str], start_s: float, end_s: float) -> list[SegmentEntry]:
         """Return the segments that may hold frames of the nodes (any if empty) in the range."""
-        return _listed(reader, Shelved, "problem IS NULL", nodes, start_s, end_s)
+        return _listed(reader, SegmentEntry, "problem IS NULL", nodes, start_s, end_s)
 
     @staticmethod
     def broken(reader: sqlite3.Connection, nodes: Sequence[str], start_s: float, end_s: float) -> list[SetAsideSegment]:
         """Return the segments that were set aside and held frames of the nodes (any if empty) in the range."""
         return _listed(reader, SetAsideSegment, "problem IS NOT NULL", nodes, start_s, end_s)
 
-    def frames(self, one: Shelved, nodes: Sequence[str], start_s: float, end_s: float) -> Iterator[Recorded]:
+    def frames(self, one: SegmentEntry, nodes: Sequence[str], start_s: float, end_s: float) -> Iterator[Recorded]:
         """Yield the segment's frames of the nodes (all if empty) in the range; set it aside if it is broken."""
         return self._guarded(one, lambda segment: segment.frames(nodes, start_s, end_s))
 
     def runs(
-        self, one: Shelved, metric: MetricSpec, nodes: Sequence[str], start_s: float, end_s: float, job: str | None
+        self, one: SegmentEntry, metric: MetricSpec, nodes: Sequence[str], start_s: float, end_s: float, job: str | None
     ) -> Iterator[Run]:
         """Yield the segment's values of the metric, as History.runs does; set it aside if it is broken."""
         return self._guarded(one, lambda segment: segment.runs(metric, nodes, start_s, end_s, job))
 
-    def ranks(self, one: Shelved, nodes: Sequence[str], start_s: float, end_s: float) -> Iterator[RankReport]:
+    def ranks(self, one: SegmentEntry, nodes: Sequence[str], start_s: float, end_s: float) -> Iterator[RankReport]:
         """Yield the ranks that the segment's frames report, as History.ranks does; set it aside if it is broken."""
         return self._guarded(one, lambda segment: segment.ranks(nodes, start_s, end_s))
 
-    def count(self, one: Shelved, nodes: Sequence[str], start_s: float, end_s: float) -> int:
+    def count(self, one: SegmentEntry, nodes: Sequence[str], start_s: float, end_s: float) -> int:
         """Return how many frames ``frames`` would yield."""
         if not nodes and start_s <= one.first_s and one.last_s <= end_s:
             return one.frames
@@ -141,14 +141,14 @@ class SegmentStore:
             gone = self._journal.change(lambda writer: self._retire(writer, now_s)).result()
             # Out of the manifest first, so that no later read finds a half-deleted folder.
             for name, *_ in gone:
-                self._leaving.remove(self.folder / name)
+                self._removal.remove(self.folder / name)
                 shutil.rmtree(self._aside / name, ignore_errors=True)
             self.dropped_by_retention += sum(frames for _, frames, _ in gone)
             self.dropped_as_they_were += sum(frames for _, frames, downsampled in gone if not downsampled)
             if len(gone) < RETIRE_BATCH:
                 break
         self.levels.retain(now_s)
-        self._leaving.sweep()
+        self._removal.sweep()
         self.measure()
 
     def discard(self, facts: Sequence[Facts]) -> None:
@@ -175,7 +175,7 @@ class SegmentStore:
             gone.append((name, frames, downsampled or problem is not None))
         return gone
 
-    def _guarded(self, one: Shelved, read: Callable[[Segment], Iterator[T]]) -> Iterator[T]:
+    def _guarded(self, one: SegmentEntry, read: Callable[[Segment], Iterator[T]]) -> Iterator[T]:
         # imported here: ingestion alone needs no Parquet
         from eagle_eye.server.history.segments.reader import BrokenSegment, Segment
 
@@ -185,7 +185,7 @@ class SegmentStore:
             yield from read(segment)
         except BrokenSegment as error:
             if not self.set_aside(one.name, str(error)):
-                self._leaving.check(one.name)
+                self._removal.check(one.name)
 
     def set_aside(self, name: str, reason: str) -> bool:
         """Stop reading a broken segment, and return whether there is one of this name.
@@ -193,7 +193,7 @@ class SegmentStore:
         It stays until retention deletes it. A segment that was already retired is no loss.
         """
 
-        def change(writer: sqlite3.Connection) -> Shelved | None:
+        def change(writer: sqlite3.Connection) -> SegmentEntry | None:
             row = writer.execute(
                 "SELECT id, name, first_node, last_node, first_s, last_s, frames FROM segments"
                 " WHERE name = ? AND problem IS NULL",
@@ -201,7 +201,7 @@ class SegmentStore:
             ).fetchone()
             if row is None:
                 return None
-            one = Shelved(*row)
+            one = SegmentEntry(*row)
             writer.execute("UPDATE segments SET problem = ? WHERE id = ?", (reason[:500], one.id))
             level_table.note_gone(writer, name, one.id, one.first_s, one.last_s)
             return one

@@ -178,9 +178,9 @@ class Keeper:
         self._telemetry.late.inc()
         self._fleet.know(frame.node)
         newest = self._fleet.last(frame.node)
-        told = belated(frame, newest) if newest is not None else None
-        if newest is not None and told is not None:
-            self._observe(told, newest.received_s, 0.0)
+        lasting = belated(frame, newest) if newest is not None else None
+        if newest is not None and lasting is not None:
+            self._observe(lasting, newest.received_s, 0.0)
 
 
 def _is_late(node: NodeRows, frame: Frame, received_s: float) -> bool:

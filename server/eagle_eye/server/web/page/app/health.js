@@ -35,9 +35,9 @@ export function Health() {
         h(
           "div",
           { class: "health-box" },
-          wrong.length > 0 && told("Cannot judge", wrong),
-          notes.length > 0 && told("Warnings", notes),
-          blind.length > 0 && told("Detectors without data", blind),
+          wrong.length > 0 && section("Cannot judge", wrong),
+          notes.length > 0 && section("Warnings", notes),
+          blind.length > 0 && section("Detectors without data", blind),
           wrong.length + notes.length + blind.length === 0 && h("p", null, "Storage, detection and agents work; every detector has its data."),
         ),
       ),
@@ -45,7 +45,7 @@ export function Health() {
 }
 
 /** @param {string} title @param {[string, string][]} items */
-function told(title, items) {
+function section(title, items) {
   return [
     h("h2", null, title),
     h("dl", { class: "facts" }, items.map(([name, said]) => h("div", { key: name }, h("dt", null, words(name)), h("dd", null, said)))),

@@ -74,7 +74,7 @@ const span = (course) => [h(Time, { at: course.start }), " to ", h(Time, { at: c
 /** @param {(number | string | null)[] | undefined} column */
 const lastOf = (column) => /** @type {number | null} */ (column?.findLast((value) => typeof value === "number") ?? null);
 
-/** Of the newest step; null: it cannot be told now, whatever was told before. @param {(number | string | null)[] | undefined} column */
+/** Of the newest step; null: it is not known now, whatever was reported before. @param {(number | string | null)[] | undefined} column */
 const present = (column) => /** @type {number | null} */ (column?.at(-1) ?? null);
 
 /** @param {{job: Job, timeline: JobTimeline | null, goodput: number | null}} props */

@@ -80,7 +80,7 @@ export function LedgerView() {
   ];
 }
 
-/** "9 of 10 right: 90% (60% to 98%); 3 pending, 1 cannot be told." @param {Precision} total */
+/** "9 of 10 right: 90% (60% to 98%); 3 pending, 1 cannot tell." @param {Precision} total */
 export function precisionWords(total) {
   const judged = total.right + total.wrong;
   const rest = [

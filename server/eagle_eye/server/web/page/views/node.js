@@ -32,12 +32,12 @@ export const NodeView = ({ name, query }) => (name === null ? h(NodeList, { quer
 function OneNode({ name }) {
   useLive("incident");
   const mine = (/** @type {string} */ kind, /** @type {any} */ record) => kind === "node" && record.node === name;
-  const told = (/** @type {string} */ kind, /** @type {any} */ record) =>
+  const concerned = (/** @type {string} */ kind, /** @type {any} */ record) =>
     mine(kind, record) || (kind === "incident" && record.nodes.includes(name)) || (kind === "action" && record.exclude.includes(name));
   /** @type {import("../app/resource.js").Resource<NodeRecord>} */
   const node = useResource(path`api/v1/nodes/${name}`, { every_ms: 10_000, concerns: mine });
   /** @type {import("../app/resource.js").Resource<NodeHistory>} */
-  const history = useResource(path`api/v1/nodes/${name}/history`, { every_ms: 60_000, concerns: told });
+  const history = useResource(path`api/v1/nodes/${name}/history`, { every_ms: 60_000, concerns: concerned });
   /** @type {import("../app/resource.js").Resource<import("../api").NodeCheckPage>} */
   const checks = useResource(path`api/v1/nodes/${name}/checks?limit=20`, { every_ms: 10_000, concerns: mine });
   const open = [...records.incident.values()].filter((one) => OPEN.includes(one.state) && one.nodes.includes(name));

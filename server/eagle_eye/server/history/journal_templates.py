@@ -1,4 +1,4 @@
-"""The outlines of the journal's rows: written with the first row that needs them, deleted some time after the last.
+"""The templates of the journal's rows: written with the first row that needs them, deleted some time after the last.
 
 Used by the journal's writer thread, except ``listen``.
 """
@@ -10,17 +10,17 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from eagle_eye.server.store import database
 
 AT_ONCE = 5_000
-KEPT_AT_ONCE = 500  # rows per transaction: each update rewrites the whole outline, and new frames wait meanwhile
+KEPT_AT_ONCE = 500  # rows per transaction: each update rewrites the whole template, and new frames wait meanwhile
 BEHIND_S = 240.0  # how stale ``used_s`` may be before it is written again
 KEPT_S = 600.0  # beyond the oldest chunk: far more than ``used_s`` can be stale
 
 
-class JournalOutlines:
-    """The writer's view of the outlines table."""
+class JournalTemplates:
+    """The writer's view of the table of templates, which an earlier version named ``outlines``."""
 
     def __init__(self, writer: database.DurableConnection) -> None:
         self._writer = writer
-        self._used: set[bytes] = set()  # bounded by the number of outlines, however long the disk is full
+        self._used: set[bytes] = set()  # bounded by the number of templates, however long the disk is full
         self._kept_s: dict[bytes, float] = {}  # when ``used_s`` was last written
         self._take_used: Callable[[], list[bytes]] = list
         self._lost: Callable[[Iterable[bytes]], None] = lambda _: None
@@ -32,15 +32,15 @@ class JournalOutlines:
         """
         self._take_used, self._lost = used, lost
 
-    def write(self, outlines: Mapping[bytes, tuple[bytes, float]]) -> None:
-        """Insert outlines (id: bytes, time of use) that the table lacks, within a transaction."""
-        for part in _parts(list(outlines), AT_ONCE):
-            rows = [value for id_ in part for value in (id_, *outlines[id_])]
+    def write(self, templates: Mapping[bytes, tuple[bytes, float]]) -> None:
+        """Insert templates (id: bytes, time of use) that the table lacks, within a transaction."""
+        for part in _parts(list(templates), AT_ONCE):
+            rows = [value for id_ in part for value in (id_, *templates[id_])]
             places = ", ".join(["(?, ?, ?)"] * len(part))
             self._writer.execute(f"INSERT OR IGNORE INTO outlines (id, raw, used_s) VALUES {places}", rows)  # noqa: S608
 
     def keeping(self, now_s: float) -> Iterator[None]:
-        """Record which outlines were used, and delete those that no chunk can need any more.
+        """Record which templates were used, and delete those that no chunk can need any more.
 
         Runs a short transaction before each yield.
         """

@@ -234,8 +234,8 @@ class Tick:
     """Time has passed."""
 
 
-RankWord = RanksStarted | RankReachedPoint | RanksEnded
-RunnerWord = RunnerReady | RunnerBusy | RunnerLost | RunnerSilent | NodeUnfit | RanksStopped | RankWord
+RankEvent = RanksStarted | RankReachedPoint | RanksEnded
+RunnerEvent = RunnerReady | RunnerBusy | RunnerLost | RunnerSilent | NodeUnfit | RanksStopped | RankEvent
 Progress = CheckpointChosen | StepSeen | CheckpointWritten
 Asked = ExcludeAsked | RestartAsked | ReadmitAsked
-Happening = RunnerWord | RanksSeen | NodeReached | Progress | Asked | Opened | StartImpossible | Cancelled | Tick
+LaunchEvent = RunnerEvent | RanksSeen | NodeReached | Progress | Asked | Opened | StartImpossible | Cancelled | Tick
