@@ -12,8 +12,9 @@ KUBERNETES ?= $(HOME)/.cache/eagle-eye/kubernetes
 TORCH_PYTHON ?=
 # Tests run in so many processes, each file of them in one. To run a file alone: .venv/bin/python -m pytest tests/x.py
 TEST_WORKERS ?= 2
+TEST_OPTIONS ?=
 PYTEST = $(BIN)/python -m pytest --numprocesses $(TEST_WORKERS) --dist loadfile --no-loadscope-reorder \
-  --durations 60 --durations-min 2
+  --durations 60 --durations-min 2 $(TEST_OPTIONS)
 # Asks nothing, starts no service, waits for another that holds the lock, and tries a mirror again.
 APT = DEBIAN_FRONTEND=noninteractive RUNLEVEL=1 apt-get --quiet -o DPkg::Lock::Timeout=300 -o Acquire::Retries=3 \
   -o Dpkg::Options::=--force-confdef -o Dpkg::Options::=--force-confold
@@ -50,7 +51,7 @@ test-full: venv  ## installs the components that tests ask for (Debian, as root)
 	EAGLE_EYE_TEST_ATTACK=1 EAGLE_EYE_TEST_CONTAINERS=1 EAGLE_EYE_TEST_DASHBOARDS=1 EAGLE_EYE_TEST_DOCS=1 EAGLE_EYE_TEST_PACKAGES=1 EAGLE_EYE_TEST_SLURM=1 $(PYTEST)
 
 test-again: venv  ## the tests that failed last, one after the other
-	EAGLE_EYE_TEST_ATTACK=1 EAGLE_EYE_TEST_CONTAINERS=1 EAGLE_EYE_TEST_DASHBOARDS=1 EAGLE_EYE_TEST_DOCS=1 EAGLE_EYE_TEST_PACKAGES=1 EAGLE_EYE_TEST_SLURM=1 $(BIN)/python -m pytest --last-failed --last-failed-no-failures none
+	EAGLE_EYE_TEST_ATTACK=1 EAGLE_EYE_TEST_CONTAINERS=1 EAGLE_EYE_TEST_DASHBOARDS=1 EAGLE_EYE_TEST_DOCS=1 EAGLE_EYE_TEST_PACKAGES=1 EAGLE_EYE_TEST_SLURM=1 $(BIN)/python -m pytest --last-failed --last-failed-no-failures none $(TEST_OPTIONS)
 
 test-gpu: venv  ## what only a GPU shows, kept in benchmarks/results/gpu; TORCH_PYTHON: one with torch for CUDA
 	$(if $(TORCH_PYTHON),EAGLE_EYE_TEST_TORCH_PYTHON=$(TORCH_PYTHON) )$(BIN)/python -m benchmarks.gpu

@@ -41,9 +41,12 @@ def test_every_gate_before_a_test_is_opened_by_a_target() -> None:
     assert sorted(shut) == []
 
 
-def test_continuous_integration_runs_the_full_set_last_with_nobody_at_the_keyboard(tmp_path: Path) -> None:
+def test_continuous_integration_runs_the_rest_of_the_full_set_last_with_nobody_at_the_keyboard(tmp_path: Path) -> None:
     make = tmp_path / "make"
-    make.write_text(f'#!/bin/sh\necho "$*" >> {tmp_path}/calls\nreadlink /proc/self/fd/0 >> {tmp_path}/input\n')
+    make.write_text(
+        f'#!/bin/sh\necho "$*" >> {tmp_path}/calls\nreadlink /proc/self/fd/0 >> {tmp_path}/input\n'
+        f'echo "$TEST_OPTIONS" >> {tmp_path}/options\n'
+    )
     make.chmod(0o755)
     subprocess.run(
         [str(ROOT / ".ci/run")],
@@ -54,6 +57,8 @@ def test_continuous_integration_runs_the_full_set_last_with_nobody_at_the_keyboa
     )
     assert (tmp_path / "calls").read_text().split() == ["check", "docs", "test", "test-full"]
     assert set((tmp_path / "input").read_text().split()) == {"/dev/null"}
+    assert set((tmp_path / "options").read_text().splitlines()) == {"-p tests.passed_before"}
+    assert "$(TEST_OPTIONS)" in recipe("test-again")
 
 
 def test_only_what_failed_is_tried_again_with_the_same_gates(tmp_path: Path) -> None:

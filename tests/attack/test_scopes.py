@@ -17,7 +17,7 @@ from tests.server.test_openapi import KNOWN, one_of_each
 
 DAY_S = 86_400.0
 RANK: dict[Scope, int] = {"agent": 0, "remote_write": 0, "join": 0, "read": 1, "operate": 2, "admin": 3}
-OPEN = {"/healthz", "/readyz"}
+OPEN = {"/healthz", "/leadz", "/readyz"}
 # Whoever may ask beside those whose rank is enough; nobody else may.
 OWN: dict[tuple[str, str], set[Scope]] = {
     ("post", "/api/v1/frames"): {"agent", "admin"},

@@ -657,6 +657,12 @@ export interface KeptNode {
   detail: string;
 }
 
+export interface Leading {
+  leads: boolean;
+  leader: string;
+  epoch: number;
+}
+
 export interface Ledger {
   since: string;
   window_seconds: number;
