@@ -206,6 +206,7 @@ APPENDER = """
     import sys, pathlib
     from eagle_eye.agent.loop.clock import SystemClock
     from eagle_eye.agent.loop.drops import Drops
+    from eagle_eye.agent.transport.servers import Servers
     from eagle_eye.agent.transport.spool import Spool
     from eagle_eye.agent.transport.uplink import Destination, Uplink
     from tests.agent.test_uplink import frame
