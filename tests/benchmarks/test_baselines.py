@@ -72,6 +72,7 @@ class TestMinder:
         machine[9] = 1
         assert first_alert(machine, far, trace.times_s, trace, {"similarity": 0.5, "continuity_s": 10.0}) is None
 
+    @pytest.mark.slow
     def test_the_machine_that_lost_power_is_accused_and_healthy_ones_are_not(self) -> None:
         minder = Minder(paper=False, steps_max=500)
         minder.fit([powered(seed=s) for s in (10, 20)], [powered(seed=30, since=100)])

@@ -68,6 +68,7 @@ def test_every_group_has_all_its_faults_and_seeds_of_its_own() -> None:
         assert [case.seed for case in asked] == list(range(500, 506))
 
 
+@pytest.mark.slow
 def test_a_run_of_one_trace_keeps_its_figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out = tmp_path / "exclusions.json"
     monkeypatch.setattr(sys, "argv", ["exclusions", "--traces", "1", "--groups", "slow", "--out", str(out)])

@@ -9,6 +9,7 @@ import pytest
 from benchmarks.checkpoint.kills import Kill, figures, lines, main
 
 
+@pytest.mark.slow
 def test_after_a_few_kills_all_is_as_it_was(capsys: pytest.CaptureFixture[str]) -> None:
     code = main(["--kills", "4", "--seed", "2", "--json"])
     said = capsys.readouterr()

@@ -17,6 +17,8 @@ from eagle_eye.schema.events import Event
 from tests.server.builders import frame
 from tests.server.own_process import OwnProcess, serving, wait_until
 
+pytestmark = pytest.mark.slow  # an earlier version is installed, and several servers run
+
 REPOSITORY = Path(__file__).parents[2]
 EARLIER = "31f2c76075ee9062f6d9106e40efcd7efe347d0b"  # with loose modules, two levels of history, frames in the spool
 FRAMES = 5

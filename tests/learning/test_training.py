@@ -119,6 +119,7 @@ class TestCalibration:
 
 
 class TestModel:
+    @pytest.mark.slow
     def test_fresh_healthy_nodes_raise_no_more_alarms_than_promised(self, model: LearnedModel) -> None:
         fresh = Fleet(seed=2, hours=12).history()
         found = check(model, fresh, np.ones(len(fresh.features), np.bool_))

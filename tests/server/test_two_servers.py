@@ -27,6 +27,8 @@ from tests.server.own_process import WITHIN_S, OwnProcess, serving, wait_until
 from tests.server.postgresql_server import PostgresqlServer
 from tests.server.receiver import receiver
 
+pytestmark = pytest.mark.slow  # pairs of servers, and what they wait for each other
+
 LEASE_S = 2.0
 LONG_LEASE_S = 60.0
 

@@ -20,6 +20,10 @@ SLOW = (
 )
 
 
+# No simulated job has torchft's replica groups, or a process that a signal has stopped.
+NOT_SIMULATED = {"train_quorum", "rank_stopped_ratio"}
+
+
 def after(recording: Recording, name: str, seconds: float = 20.0) -> np.ndarray[tuple[int, int], np.dtype[np.float64]]:
     """Return a device metric, mean over the rows from ``seconds`` after the onset on, (N, G)."""
     rows = slice(row_at(recording, onset_s(recording) + seconds), None)
@@ -51,7 +55,7 @@ def test_every_metric_of_the_catalogue_is_written_by_some_job() -> None:
     for seed in range(8):
         recording = recorded(seed=seed)
         written |= set(recording.device) | set(recording.node) | set(recording.link)
-    assert written == {spec.name for spec in METRICS}
+    assert written == {spec.name for spec in METRICS} - NOT_SIMULATED
 
 
 def test_scopes_agree_with_the_catalogue() -> None:

@@ -36,6 +36,7 @@ def test_a_node_that_is_slow_with_nothing_else_wrong_leaves_within_two_minutes(
     assert out.time - onset_s <= 120
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", ["hot_expert", "long_documents"])
 @pytest.mark.parametrize("without", [("nccl_",), ()])
 def test_a_node_that_was_given_more_work_stays(tmp_path: Path, fault: str, without: tuple[str, ...]) -> None:
