@@ -27,6 +27,7 @@ from typing import Any
 
 from eagle_eye.agent.loop.clock import SystemClock
 from eagle_eye.agent.loop.drops import Drops
+from eagle_eye.agent.transport.servers import Servers
 from eagle_eye.agent.transport.spool import BYTES_MAX, Spool
 from eagle_eye.agent.transport.uplink import Destination, Uplink
 from eagle_eye.schema.frame import Rank
@@ -99,7 +100,7 @@ def steady(url: str, folder: Path, seconds: int) -> dict[str, Any]:
     """At 1 Hz with a server that answers: what keeping and delivering a frame costs. Encoding it is not counted."""
     drops = Drops()
     spool = Spool(folder, NODE, drops)
-    uplink = Uplink(Destination(url), spool, drops, SystemClock())
+    uplink = Uplink(Destination(Servers([url])), spool, drops, SystemClock())
     uplink.start()
     appended_s: list[float] = []
     encoded_s: list[float] = []
@@ -168,7 +169,9 @@ def catch_up(url: str, folder: Path) -> dict[str, Any]:
     drops = Drops()
     acknowledged = threading.Event()
     spool = Spool(folder, NODE, drops)
-    uplink = Uplink(Destination(url), spool, drops, SystemClock(), answered=lambda _fields: acknowledged.set())
+    uplink = Uplink(
+        Destination(Servers([url])), spool, drops, SystemClock(), answered=lambda _fields: acknowledged.set()
+    )
     uplink.start()
     begin_cpu_s, begin_s = time.process_time(), time.monotonic()
     live_s = []

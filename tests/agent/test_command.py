@@ -4,8 +4,10 @@ import contextlib
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -96,6 +98,20 @@ def test_frames_of_an_outage_arrive_after_a_restart(tmp_path: Path, server: Serv
     reported = [e.kind for f in server.frames for e in f.events if e.kind.startswith("agent_")]
     assert reported == ["agent_start", "agent_stop", "agent_start"]
     assert len({f.stream for f in server.frames}) == 2  # each start begins one
+
+
+def test_an_agent_with_two_servers_sends_to_the_one_that_is_there_and_counts_the_change(
+    tmp_path: Path, server: Server
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        listen = f"127.0.0.1:{free.getsockname()[1]}"
+    config = tmp_path / "agent.toml"
+    config.write_text(f'servers = ["http://127.0.0.1:1", "{server.url}"]\nmetrics_listen = "{listen}"\n')
+    with running(tmp_path, "--config", str(config), "--interval", "0.2"):
+        until(lambda: len(server.frames) > 1, 30.0)
+        with urllib.request.urlopen(f"http://{listen}/metrics", timeout=10.0) as page:
+            lines = page.read().decode().splitlines()
+    assert 'eagle_eye_agent_server_changes_total{node="n1"} 1' in [line.removesuffix(".0") for line in lines]
 
 
 def test_once_without_a_server_fails(tmp_path: Path) -> None:

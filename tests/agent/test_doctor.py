@@ -215,6 +215,21 @@ def test_a_server_that_is_not_there_and_a_token_that_is_none_are_to_be_done(serv
     assert "Connection refused" in found.detail
 
 
+def test_each_of_several_servers_is_asked(server: Server) -> None:
+    server.refuse = lambda _frames, _headers: (400, {"Eagle-Eye-Leader": "http://leader"}, {"reason": "empty"})
+    several = AgentConfiguration(servers=[server.url, "http://127.0.0.1:1"], node="n1")
+    found = [finding for finding in doctor_checks.server(several, None) if finding.subject == "server"]
+    assert [finding.state for finding in found] == ["ok", "failed"]
+    assert found[0].detail == f"{server.url} passes frames on to http://leader"
+
+
+def test_a_standby_that_passes_nothing_on_is_to_be_done(server: Server) -> None:
+    server.refuse = lambda _frames, _headers: (503, {}, {"reason": "standby"})
+    found = one(doctor_checks.server(configured(server), None))
+    assert (found.subject, found.state) == ("server", "failed")
+    assert "stands by and passes nothing on" in found.detail
+
+
 def test_the_token_that_a_join_token_bought_is_the_one_that_is_tried(server: Server, tmp_path: Path) -> None:
     enrolling = msgspec.structs.replace(configured(server), join_token_file=str(tmp_path / "join-token"))
     found = one(doctor_checks.server(enrolling, tmp_path / "token"))

@@ -22,6 +22,7 @@ from eagle_eye.agent.evidence.upload import BUNDLE_TYPE, FAILURE_TYPE, Upload, U
 from eagle_eye.agent.loop.clock import SystemClock
 from eagle_eye.agent.loop.collector import CollectFailed
 from eagle_eye.agent.loop.drops import Drops
+from eagle_eye.agent.transport.servers import Servers
 from tests.agent.fakes import FakeClock, until
 from tests.agent.test_evidence_bundle import unpacked
 
@@ -225,7 +226,7 @@ class Server:
         threading.Thread(target=lambda: self.http.serve_forever(0.01), daemon=True).start()
 
     def place(self, prefix: str = "") -> UploadTarget:
-        return UploadTarget(f"http://127.0.0.1:{self.http.server_port}{prefix}", lambda: "ee_token")
+        return UploadTarget(Servers([f"http://127.0.0.1:{self.http.server_port}{prefix}"]), lambda: "ee_token")
 
 
 @pytest.fixture
@@ -284,7 +285,7 @@ def test_a_server_that_is_not_there_is_an_answer_too(server: Server) -> None:
 def test_a_stopping_agent_gives_up_at_once() -> None:
     stop = threading.Event()
     stop.set()
-    problem = Upload(UploadTarget("http://127.0.0.1:9", lambda: ""), SystemClock()).send(
+    problem = Upload(UploadTarget(Servers(["http://127.0.0.1:9"]), lambda: ""), SystemClock()).send(
         "ev_1", b"", BUNDLE_TYPE, 60.0, stop
     )
     assert "cannot be reached" in problem

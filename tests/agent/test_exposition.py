@@ -36,7 +36,7 @@ class Page:
     def __init__(self, clock: FakeClock) -> None:
         self.clock = clock
         self.drops = Drops()
-        self.delivery: FrameDelivery | None = FrameDelivery(17, 4_096, True, 25, server_ok=False)
+        self.delivery: FrameDelivery | None = FrameDelivery(17, 4_096, True, 25, server_ok=False, server_changes=2)
         self.uuids: dict[str, int] = {}
         self.exposition = Exposition(
             "n17", "1.2.3", self.drops, lambda: self.delivery, self.uuids, clock.monotonic_s, started_s=999_000.0
@@ -144,7 +144,8 @@ def test_the_agent_tells_of_its_way_to_the_server(page: Page) -> None:
     assert page.series("agent_spool_in_memory") == {(): 1.0}
     assert page.series("agent_frames_sent_total") == {(): 25.0}
     assert page.series("agent_server_ok") == {(): 0.0}
-    page.delivery = FrameDelivery(0, None, None, 0, server_ok=None)
+    assert page.series("agent_server_changes_total") == {(): 2.0}
+    page.delivery = FrameDelivery(0, None, None, 0, server_ok=None, server_changes=0)
     assert page.series("agent_server_ok") == page.series("agent_spool_bytes") == {}
     page.delivery = None
     assert page.series("agent_spool_frames") == {}

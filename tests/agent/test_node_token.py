@@ -10,6 +10,7 @@ import pytest
 
 from eagle_eye.agent.transport.node_token import ENROL_EVERY_S, NodeToken
 from eagle_eye.agent.transport.server_connection import Trust
+from eagle_eye.agent.transport.servers import Servers
 from eagle_eye.server.security.auth import mint
 from eagle_eye.server.store.store import Change
 from tests.agent.fakes import FakeClock
@@ -36,7 +37,7 @@ def token_of(server: Running, tmp_path: Path, clock: FakeClock) -> Callable[...,
             join_file = tmp_path / "join"
             join_file.write_text(join_text + "\n")
         file = tmp_path / "state" / "token"
-        return NodeToken(url or server.url, node, file, join_file, Trust(), 5.0, clock.monotonic_s)
+        return NodeToken(Servers([url or server.url]), node, file, join_file, Trust(), 5.0, clock.monotonic_s)
 
     return make
 

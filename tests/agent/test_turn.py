@@ -11,6 +11,7 @@ import pytest
 
 from eagle_eye.agent.loop.clock import SystemClock
 from eagle_eye.agent.loop.drops import Drops
+from eagle_eye.agent.transport.servers import Servers
 from eagle_eye.agent.transport.spool import Spool
 from eagle_eye.agent.transport.uplink import SPREAD_S_MAX, Destination, Uplink, spread_of
 from eagle_eye.schema.frame import Frame, encode_frame
@@ -38,7 +39,7 @@ def test_only_a_sensible_number_counts(said: object, seconds: float) -> None:
 
 def test_a_regular_frame_waits_for_the_nodes_turn_and_an_urgent_one_does_not(server: Server, tmp_path: Path) -> None:
     spool = Spool(tmp_path / "spool", NODE, Drops())
-    uplink = Uplink(Destination(server.url), spool, Drops(), SystemClock())
+    uplink = Uplink(Destination(Servers([server.url])), spool, Drops(), SystemClock())
     uplink.start()
     server.refuse = lambda frames, _headers: (
         200,

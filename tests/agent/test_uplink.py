@@ -13,6 +13,7 @@ import pytest
 
 from eagle_eye.agent.loop.clock import SystemClock
 from eagle_eye.agent.loop.drops import Drops
+from eagle_eye.agent.transport.servers import Servers
 from eagle_eye.agent.transport.spool import Spool
 from eagle_eye.agent.transport.uplink import Destination, Uplink
 from eagle_eye.schema.frame import CONTENT_TYPE, Frame, decode_frame, decode_request, encode_frame
@@ -35,7 +36,7 @@ Reply = tuple[int, dict[str, str], object]
 class Server:
     """A server on loopback that keeps frames and answers as told."""
 
-    def __init__(self) -> None:
+    def __init__(self, port: int = 0) -> None:
         self.frames: list[Frame] = []
         self.requests: list[dict[str, str]] = []
         self.templates: dict[bytes, RowTemplate] = {}
@@ -64,7 +65,7 @@ class Server:
             def log_message(self, *args: object) -> None:
                 pass
 
-        self.http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.http = ThreadingHTTPServer(("127.0.0.1", port), Handler)
         self.http.daemon_threads = True
         self.thread = threading.Thread(target=lambda: self.http.serve_forever(0.01), daemon=True)
         self.thread.start()
@@ -109,7 +110,7 @@ class Agent:
         self.drops = Drops()
         self.spool = Spool(folder / "spool", "n1", self.drops)
         self.clock = clock
-        destination = Destination(url, **options)  # type: ignore[arg-type]
+        destination = Destination(Servers([url]), **options)  # type: ignore[arg-type]
         self.uplink = Uplink(destination, self.spool, self.drops, clock, jitter=lambda: 1.0)
 
     def put(self, count: int = 1) -> None:
@@ -325,7 +326,7 @@ def test_what_else_the_answer_says_is_handed_on(server: Server, tmp_path: Path, 
     said: list[Mapping[str, object]] = []
     drops = Drops()
     spool = Spool(tmp_path / "spool", "n1", drops)
-    uplink = Uplink(Destination(server.url), spool, drops, clock, answered=said.append)
+    uplink = Uplink(Destination(Servers([server.url])), spool, drops, clock, answered=said.append)
     spool.append(frame)
     server.refuse = lambda _frames, _headers: (200, {}, {"watermark": 1, "requests": [{"id": "e1"}]})
     uplink.live.send_once()
@@ -337,7 +338,7 @@ def test_what_else_the_answer_says_is_handed_on(server: Server, tmp_path: Path, 
 def test_the_thread_delivers_what_is_put_and_flushes_when_stopped(server: Server, tmp_path: Path) -> None:
     drops = Drops()
     spool = Spool(tmp_path / "spool", "n1", drops)
-    uplink = Uplink(Destination(server.url), spool, drops, SystemClock())
+    uplink = Uplink(Destination(Servers([server.url])), spool, drops, SystemClock())
     uplink.start()
     spool.append(frame)
     uplink.notify()
@@ -352,7 +353,7 @@ def test_stopping_does_not_wait_for_a_server_that_is_gone(tmp_path: Path) -> Non
     drops, clock = Drops(), SystemClock()
     spool = Spool(tmp_path / "spool", "n1", drops)
     spool.append(frame)
-    uplink = Uplink(Destination("http://127.0.0.1:1"), spool, drops, clock)
+    uplink = Uplink(Destination(Servers(["http://127.0.0.1:1"])), spool, drops, clock)
     uplink.start()
     begin_s = clock.monotonic_s()
     uplink.stop(0.3)

@@ -14,6 +14,7 @@ import pytest
 from eagle_eye.agent.loop.clock import SystemClock
 from eagle_eye.agent.loop.drops import Drops
 from eagle_eye.agent.transport import uplink as uplink_module
+from eagle_eye.agent.transport.servers import Servers
 from eagle_eye.agent.transport.spool import STREAM_FRAMES_MAX, Spool
 from eagle_eye.agent.transport.uplink import Destination, Uplink
 from eagle_eye.schema.frame import Frame
@@ -44,7 +45,7 @@ class Behind:
         self.drops = Drops()
         self.spool = Spool(folder / "spool", "n1", self.drops)
         self.put(OUTAGE)
-        self.uplink = Uplink(Destination(url, backoff_s_max=0.2), self.spool, self.drops, SystemClock())
+        self.uplink = Uplink(Destination(Servers([url]), backoff_s_max=0.2), self.spool, self.drops, SystemClock())
 
     def put(self, count: int = 1) -> None:
         for _ in range(count):
@@ -205,11 +206,12 @@ APPENDER = """
     import sys, pathlib
     from eagle_eye.agent.loop.clock import SystemClock
     from eagle_eye.agent.loop.drops import Drops
+    from eagle_eye.agent.transport.servers import Servers
     from eagle_eye.agent.transport.spool import Spool
     from eagle_eye.agent.transport.uplink import Destination, Uplink
     from tests.agent.test_uplink import frame
     spool = Spool(pathlib.Path(sys.argv[2]), "n1", Drops())
-    uplink = Uplink(Destination(sys.argv[1], backoff_s_max=0.2), spool, Drops(), SystemClock())
+    uplink = Uplink(Destination(Servers([sys.argv[1]]), backoff_s_max=0.2), spool, Drops(), SystemClock())
     uplink.start()
     while True:
         made = []

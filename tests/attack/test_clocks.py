@@ -22,6 +22,7 @@ from eagle_eye.agent.loop.collector import Observed
 from eagle_eye.agent.loop.drops import Drops
 from eagle_eye.agent.loop.loop import Loop
 from eagle_eye.agent.loop.runner import CollectorRunner
+from eagle_eye.agent.transport.servers import Servers
 from eagle_eye.agent.transport.spool import Spool
 from eagle_eye.agent.transport.uplink import Destination, Uplink
 from eagle_eye.schema import frame as whole
@@ -237,7 +238,7 @@ class Agent:
         base = ClockBase(self.clock, "boot")
         self.spool = Spool(folder, "n1", drops)
         self.uplink = Uplink(
-            Destination(f"http://{listen}", backoff_s_max=1.0), self.spool, drops, self.clock, base=base
+            Destination(Servers([f"http://{listen}"]), backoff_s_max=1.0), self.spool, drops, self.clock, base=base
         )
         runners = [CollectorRunner(self.truth, drops, self.clock.monotonic_s)]
         self.loop = Loop(

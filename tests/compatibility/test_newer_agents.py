@@ -12,6 +12,7 @@ import msgspec
 import pytest
 
 from eagle_eye.agent.loop.drops import Drops
+from eagle_eye.agent.transport.servers import Servers
 from eagle_eye.agent.transport.spool import Spool
 from eagle_eye.agent.transport.uplink import Destination, Uplink
 from eagle_eye.schema import metrics
@@ -102,7 +103,7 @@ def of_version(version: int) -> Callable[[str, int], bytes]:
 def agent(server: Running, tmp_path: Path) -> Iterator[tuple[Uplink, Spool, Drops]]:
     drops = Drops()
     spool = Spool(tmp_path / "spool", "n1", drops)
-    uplink = Uplink(Destination(server.url), spool, drops, AgentClock(NOW), jitter=lambda: 1.0)
+    uplink = Uplink(Destination(Servers([server.url])), spool, drops, AgentClock(NOW), jitter=lambda: 1.0)
     yield uplink, spool, drops
     uplink.stop(0.0)
     spool.close()

@@ -22,6 +22,7 @@ from eagle_eye.agent.evidence.upload import Upload, UploadTarget
 from eagle_eye.agent.loop.clock import SystemClock as AgentClock
 from eagle_eye.agent.loop.drops import Drops
 from eagle_eye.agent.processes.process_registry import TrainingProcess
+from eagle_eye.agent.transport.servers import Servers
 from eagle_eye.schema.frame import Frame
 from eagle_eye.server.engine.engine import Engine
 from eagle_eye.server.engine.settings import PolicySettings
@@ -157,7 +158,7 @@ def rank() -> Iterator[TrainingProcess]:
 
 
 def agent_of(server: Running, rank: TrainingProcess) -> EvidenceResponder:
-    upload = Upload(UploadTarget(server.url, lambda: ""), AgentClock())
+    upload = Upload(UploadTarget(Servers([server.url]), lambda: ""), AgentClock())
     gatherer = EvidenceGatherer("n1", "0", standard_sources())
     return EvidenceResponder(gatherer, lambda: [rank], upload.send, Drops())
 

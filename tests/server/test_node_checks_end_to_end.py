@@ -13,6 +13,7 @@ from eagle_eye.agent.evidence.upload import Upload, UploadTarget
 from eagle_eye.agent.loop.clock import SystemClock
 from eagle_eye.agent.loop.drops import Drops
 from eagle_eye.agent.node_check.requests import PATH, NodeCheckResponder
+from eagle_eye.agent.transport.servers import Servers
 from eagle_eye.cli.main import main
 from tests.agent.fakes import until
 from tests.server.builders import FakeClock, Running, running
@@ -28,7 +29,7 @@ def site(tmp_path: Path) -> Iterator[Site]:
 
 
 def agent_of(server: Running, command: list[str], training: list[Any]) -> NodeCheckResponder:
-    upload = Upload(UploadTarget(server.url, lambda: ""), SystemClock(), path=PATH)
+    upload = Upload(UploadTarget(Servers([server.url]), lambda: ""), SystemClock(), path=PATH)
     return NodeCheckResponder(command, lambda: training, upload.send, Drops(), memory_bytes=lambda: None)
 
 

@@ -13,6 +13,12 @@ from pathlib import Path
 import httpx
 import pytest
 
+from eagle_eye.agent.loop.clock import SystemClock
+from eagle_eye.agent.loop.drops import Drops
+from eagle_eye.agent.transport.servers import Servers
+from eagle_eye.agent.transport.spool import Spool
+from eagle_eye.agent.transport.uplink import Destination, Uplink
+from eagle_eye.schema.frame import encode_frame
 from eagle_eye.server.store.factory import open_records
 from eagle_eye.server.store.settings import RecordsSettings
 from eagle_eye.server.store.store import INCIDENTS, Change
@@ -121,6 +127,31 @@ def test_what_a_standby_is_asked_the_leader_answers(both: tuple[OwnProcess, OwnP
     assert standby.client.get("/api/v1/incidents/none").status_code == 404
 
 
+def test_an_agent_with_both_servers_finds_the_leader_before_and_after_it_is_killed(
+    both: tuple[OwnProcess, OwnProcess], tmp_path: Path
+) -> None:
+    leader, standby = both
+    spool, clock = Spool(tmp_path / "spool", "n1", Drops()), SystemClock()
+    servers = Servers([f"http://{standby.listen}", f"http://{leader.listen}"])
+    uplink = Uplink(Destination(servers, backoff_s_max=0.5), spool, Drops(), clock)
+    uplink.start()
+
+    def sent(sequence: int) -> None:
+        spool.append(lambda stream, number: encode_frame(frame(number, time_s=time.time(), stream=stream)))
+        uplink.notify()
+        wait_until(lambda: uplink.delivered == sequence)
+
+    sent(1)
+    assert servers.current == f"http://{leader.listen}"  # which the standby named
+    sent(2)
+    leader.process.kill()
+    sent(3)
+    assert servers.current == f"http://{standby.listen}"
+    uplink.stop(1.0)
+    spool.close()
+    assert leads(standby)
+
+
 def test_a_standby_whose_leader_is_not_reached_reads_from_the_records_and_refuses_the_rest(
     site: Site, both: tuple[OwnProcess, OwnProcess]
 ) -> None:
@@ -131,6 +162,7 @@ def test_a_standby_whose_leader_is_not_reached_reads_from_the_records_and_refuse
     assert [one["id"] for one in standby.client.get("/api/v1/actions").json()["items"]] == ["act_1"]
     refused = standby.client.post("/api/v1/actions/act_1/approve")
     assert (refused.status_code, refused.json()["reason"]) == (503, "standby")
+    assert refused.headers["eagle-eye-leader"] == f"http://{leader.listen}"
     assert standby.send(frame(1, time_s=time.time())).status_code == 503
 
 

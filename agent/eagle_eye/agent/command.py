@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from eagle_eye.agent.assembly import Assembly, check_runners, found_processes
-from eagle_eye.agent.config import AgentConfiguration, read, spool_folder, token_path, trust
+from eagle_eye.agent.config import AgentConfiguration, read, server_urls, spool_folder, token_path, trust
 from eagle_eye.agent.evidence.bundle import BundleStuck
 from eagle_eye.agent.evidence.flight_dumps import FlightDumps
 from eagle_eye.agent.evidence.gather import (
@@ -48,6 +48,7 @@ from eagle_eye.agent.nvml.simulation import SimulationFailed, cache_folder, simu
 from eagle_eye.agent.printing import Nowhere, Printer
 from eagle_eye.agent.processes.process_registry import TrainingProcesses
 from eagle_eye.agent.transport.node_token import NodeToken
+from eagle_eye.agent.transport.servers import Servers
 from eagle_eye.agent.transport.spool import Spool, SpoolTaken
 from eagle_eye.agent.transport.uplink import Destination, Uplink
 from eagle_eye.schema.configuration import ConfigurationError
@@ -149,8 +150,9 @@ def _run_sending(configuration: AgentConfiguration, *, once: bool) -> int:
     drops, clock, wake = Drops(), SystemClock(), Wake()
     folder = spool_folder(configuration, os.environ)
     spool = Spool(folder, configuration.node, drops, configuration.spool_bytes_max)
+    servers = Servers(server_urls(configuration), clock.monotonic_s)
     destination = Destination(
-        server=configuration.server,
+        servers=servers,
         token_file=token_path(configuration, os.environ),
         trust=trust(configuration),
         connect_s=configuration.connect_s,
@@ -158,7 +160,7 @@ def _run_sending(configuration: AgentConfiguration, *, once: bool) -> int:
         backoff_s_max=configuration.backoff_s_max,
     )
     token = NodeToken(
-        configuration.server,
+        servers,
         configuration.node,
         destination.token_file,
         Path(configuration.join_token_file) if configuration.join_token_file else None,
@@ -166,7 +168,7 @@ def _run_sending(configuration: AgentConfiguration, *, once: bool) -> int:
         configuration.answer_s,
         clock.monotonic_s,
     )
-    place = UploadTarget(destination.server, token.text, destination.trust, destination.connect_s, destination.answer_s)
+    place = UploadTarget(servers, token.text, destination.trust, destination.connect_s, destination.answer_s)
     try:
         processes = TrainingProcesses()
         beside: list[Collector] = []
@@ -183,15 +185,14 @@ def _run_sending(configuration: AgentConfiguration, *, once: bool) -> int:
         uplink = Uplink(destination, spool, drops, clock, token=token, answered=answered, base=base)
 
         def delivery() -> FrameDelivery:
-            return FrameDelivery(
-                spool.waiting(), spool.waiting_bytes(), spool.in_memory, uplink.delivered, uplink.is_well
-            )
+            waiting = (spool.waiting(), spool.waiting_bytes(), spool.in_memory)
+            return FrameDelivery(*waiting, uplink.delivered, uplink.is_well, servers.changes)
 
         exposition = Exposition(configuration.node, agent_version(), drops, delivery, assembly.nvml.devices_by_uuid)
         uplink.start()
-        with contextlib.ExitStack() as servers:
+        with contextlib.ExitStack() as stack:
             if configuration.nvrx_health_socket and not once:
-                servers.callback(_answer_nvrx(configuration, drops).stop)
+                stack.callback(_answer_nvrx(configuration, drops).stop)
             common = (drops, clock, wake, exposition, uplink.notify, base)
             _run_loop(configuration, assembly, spool, *common, once=once)
         uplink.stop(FLUSH_ONCE_S if once else FLUSH_S)

@@ -20,6 +20,7 @@ from eagle_eye.agent.training_logs.frameworks import FRAMEWORKS, expected
 from eagle_eye.agent.training_logs.log_finder import Pattern
 from eagle_eye.agent.training_logs.reading import Framework
 from eagle_eye.agent.transport.server_connection import Trust
+from eagle_eye.agent.transport.servers import place
 from eagle_eye.agent.transport.spool import BYTES_MAX
 from eagle_eye.schema.configuration import ConfigurationError, load
 from eagle_eye.schema.names import NAME_CHARS_MAX
@@ -27,6 +28,8 @@ from eagle_eye.schema.names import NAME_CHARS_MAX
 SYSTEM_SPOOL = Path("/var/lib/eagle-eye-agent")
 INTERVAL_S_MIN = 0.1
 INTERVAL_S_MAX = 3600.0
+DEFAULT_SERVER = "http://127.0.0.1:8470"
+SERVERS_MAX = 8
 SPOOL_BYTES_MIN = 1 << 20
 SPOOL_BYTES_MAX = 1 << 40
 TIMEOUT_S_MIN = 0.01
@@ -49,17 +52,18 @@ _PLACES = (
 class AgentConfiguration(msgspec.Struct, frozen=True, kw_only=True):
     """Every key of the agent's TOML file; the environment's names are ``EAGLE_EYE_`` and the key in capitals.
 
-    ``node`` empty: the host's name. ``job`` empty: the training processes' own. ``token_file``, ``ca_file`` and
-    ``certificate_file`` empty: none; with a ``join_token_file`` the token is obtained once and kept in ``token_file``,
-    or beside the spool. ``spool_dir`` and ``hook_socket`` empty: the default place. ``backoff_s_max`` is the longest
-    wait between attempts to reach the server, ``connect_s`` and ``answer_s`` are timeouts. ``metrics_listen`` and
-    ``dcgm_exporter`` empty: off. ``shared_host``: several agents run here, each for processes that name its node.
-    ``node_check_command`` empty: active checks are disabled. ``nvrx_health_socket`` empty: NVRx's health checks are not
-    served; ``nvrx_health_gpus``: how many GPUs a healthy host has, -1: unknown. The other lists add to the training
-    processes' own environments.
+    ``server`` None and ``servers`` empty: this host's. ``node`` empty: the host's name. ``job`` empty: the training
+    processes' own. ``token_file``, ``ca_file`` and ``certificate_file`` empty: none; with a ``join_token_file`` the
+    token is obtained once and kept in ``token_file``, or beside the spool. ``spool_dir`` and ``hook_socket`` empty: the
+    default place. ``backoff_s_max`` is the longest wait between attempts to reach the server, ``connect_s`` and
+    ``answer_s`` are timeouts. ``metrics_listen`` and ``dcgm_exporter`` empty: off. ``shared_host``: several agents run
+    here, each for processes that name its node. ``node_check_command`` empty: active checks are disabled.
+    ``nvrx_health_socket`` empty: NVRx's health checks are not served; ``nvrx_health_gpus``: how many GPUs a healthy
+    host has, -1: unknown. The other lists add to the training processes' own environments.
     """
 
-    server: str = "http://127.0.0.1:8470"
+    server: str | None = None
+    servers: list[str] = []
     node: str = ""
     job: str = ""
     shared_host: bool = False
@@ -98,6 +102,11 @@ def read(file: Path | None, environ: Mapping[str, str], flags: Mapping[str, Any]
     configuration = msgspec.structs.replace(configuration, node=configuration.node or socket.gethostname())
     _check(configuration)
     return configuration
+
+
+def server_urls(configuration: AgentConfiguration) -> list[str]:
+    """Return the servers of which one gets the frames; the first is asked first."""
+    return configuration.servers or [DEFAULT_SERVER if configuration.server is None else configuration.server]
 
 
 def spool_folder(configuration: AgentConfiguration, environ: Mapping[str, str]) -> Path:
@@ -149,7 +158,7 @@ def tensorboard_patterns(configuration: AgentConfiguration) -> list[Pattern]:
 
 
 def _check(configuration: AgentConfiguration) -> None:
-    _check_server(configuration.server)
+    _check_servers(configuration)
     _check_names(configuration)
     _check_numbers(configuration)
     _check_node_check_command(configuration)
@@ -243,14 +252,29 @@ def _check_files(configuration: AgentConfiguration) -> None:
             raise ConfigurationError("nvrx_health_socket: needs the package h2; pip install 'eagle-eye[nvrx]'")
 
 
-def _check_server(server: str) -> None:
-    expected = f"server: expected http://host:port or https://host:port, got {server!r}"
-    parts = urlsplit(server)
+def _check_servers(configuration: AgentConfiguration) -> None:
+    urls = server_urls(configuration)
+    if configuration.servers and configuration.server is not None:
+        raise ConfigurationError(
+            "server: expected either server (which --server and EAGLE_EYE_SERVER set, too) or servers, got both;"
+            " leave one out"
+        )
+    if len(urls) > SERVERS_MAX:
+        raise ConfigurationError(f"servers: expected at most {SERVERS_MAX}, got {len(urls)}")
+    for number, url in enumerate(urls):
+        _check_server(f"servers[{number}]" if configuration.servers else "server", url)
+        if any(place(url) == place(earlier) for earlier in urls[:number]):
+            raise ConfigurationError(f"servers[{number}]: expected each server once, got {url!r} again")
+
+
+def _check_server(key: str, server: str) -> None:
+    expected = f"{key}: expected http://host:port or https://host:port, got {server!r}"
     try:
+        parts = urlsplit(server)
         port = parts.port
     except ValueError:
         raise ConfigurationError(expected) from None
     if parts.username or parts.password:
-        raise ConfigurationError("server: a URL with a password; put the token into a file and name it in token_file")
+        raise ConfigurationError(f"{key}: a URL with a password; put the token into a file and name it in token_file")
     if parts.scheme not in ("http", "https") or not parts.hostname or port == 0:
         raise ConfigurationError(expected)

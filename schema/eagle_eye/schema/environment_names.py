@@ -31,6 +31,7 @@ READ_ELSEWHERE = frozenset(
         *(
             "SERIES_MAX",
             "SERVER",
+            "SERVERS",
             "SHARED_HOST",
             "SIMULATED_GPUS",
             "SPOOL_BYTES_MAX",

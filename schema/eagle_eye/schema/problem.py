@@ -6,6 +6,7 @@ from http import HTTPStatus
 from typing import Any
 
 CONTENT_TYPE = "application/problem+json"
+LEADER_HEADER = "Eagle-Eye-Leader"  # of a standby's answers: the URL of the server that leads
 
 
 def problem(status: int, reason: str, detail: str, **extra: Any) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from eagle_eye.agent.loop.clock import Clock
 from eagle_eye.agent.transport.server_connection import SYSTEMS, Trust, connect, path_on
+from eagle_eye.agent.transport.servers import Servers
 from eagle_eye.schema.backoff import Backoff
 
 PATH = "/api/v1/evidence"
@@ -27,7 +28,7 @@ PASSING = frozenset({401, 408, 429, 500, 502, 503, 504})  # transient: worth ret
 class UploadTarget:
     """Where bundles go, with the uplink's own settings. ``token`` returns the node's, "" where there is none."""
 
-    server: str
+    servers: Servers
     token: Callable[[], str]
     trust: Trust = SYSTEMS
     connect_s: float = 2.0
@@ -72,16 +73,15 @@ class Upload:
 
     def _put(self, request_id: str, content: bytes, content_type: str, until_s: float) -> _Answer:
         place = self._place
-        with contextlib.closing(connect(place.server, place.trust, place.connect_s, place.answer_s)) as connection:
+        server = place.servers.current
+        with contextlib.closing(connect(server, place.trust, place.connect_s, place.answer_s)) as connection:
             connection.sock.settimeout(max(0.01, until_s - self._clock.monotonic_s()))  # for the whole body
             headers = {"Content-Type": content_type}
             if token := place.token():
                 headers["Authorization"] = f"Bearer {token}"
             # A server that rejects a request answers before it has read everything, and closes: its answer says why.
             with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-                connection.request(
-                    "PUT", path_on(place.server, f"{self._path}/{request_id}"), body=content, headers=headers
-                )
+                connection.request("PUT", path_on(server, f"{self._path}/{request_id}"), body=content, headers=headers)
             connection.sock.settimeout(place.answer_s)
             response = connection.getresponse()
             return _Answer(response.status, _detail(response.read(ANSWER_BYTES_MAX)))

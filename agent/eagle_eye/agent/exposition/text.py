@@ -31,7 +31,7 @@ class FrameDelivery(NamedTuple):
     """State of frame delivery: waiting in the spool, acknowledged since the start, whether the server accepts them.
 
     ``in_memory``: new frames are only in memory, because the spool's disk fails. None: unknown, as ``server_ok`` before
-    the first attempt.
+    the first attempt. ``server_changes``: how often another server than before took them.
     """
 
     frames_waiting: int
@@ -39,6 +39,7 @@ class FrameDelivery(NamedTuple):
     in_memory: bool | None
     frames_sent: int
     server_ok: bool | None
+    server_changes: int
 
 
 class OwnMetric(NamedTuple):
@@ -63,6 +64,7 @@ OWN = {
         OwnMetric("agent_spool_bytes", "gauge", "Bytes of frames that wait for the server."),
         OwnMetric("agent_spool_in_memory", "gauge", "1 while new frames wait in memory alone: the disk fails."),
         OwnMetric("agent_server_ok", "gauge", "1 while the server takes frames, 0 while it does not."),
+        OwnMetric("agent_server_changes_total", "counter", "How often another server than before took frames."),
         OwnMetric("agent_dropped_total", "counter", "What the agent had to drop, by reason."),
         OwnMetric("agent_collector_ok", "gauge", "1 when a collector saw all that it looks at."),
         OwnMetric("agent_collector_supported", "gauge", "0 for a collector whose source this host does not have."),
@@ -145,6 +147,7 @@ class Exposition:
                 yield own("agent_spool_in_memory", [(node, delivery.in_memory)])
             if delivery.server_ok is not None:
                 yield own("agent_server_ok", [(node, delivery.server_ok)])
+            yield own("agent_server_changes_total", [(node, delivery.server_changes)])
 
 
 def rows(node: str, tick: TickFrame, devices_by_uuid: Mapping[str, int]) -> Iterator[str]:

@@ -13,19 +13,20 @@ import shutil
 import socket
 import stat
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from email.utils import parsedate_to_datetime
 from pathlib import Path
 from types import MappingProxyType
 from typing import Literal, NamedTuple
 
 from eagle_eye.agent import external_tool as tool
-from eagle_eye.agent.config import AgentConfiguration, trust
+from eagle_eye.agent.config import AgentConfiguration, server_urls, trust
 from eagle_eye.agent.files.bounded import content
 from eagle_eye.agent.loop.tick_result import CollectorStanding
 from eagle_eye.agent.nvml.pci_presence import gpus_on_the_bus
 from eagle_eye.agent.transport.server_connection import connect, path_on
 from eagle_eye.schema.frame import CONTENT_TYPE, encode_request
+from eagle_eye.schema.problem import LEADER_HEADER
 
 CLOCK_DIFFERENCE_S_MAX = 2.0  # the server's clock is reported in whole seconds
 FREE_BYTES_MIN = 64 << 20
@@ -156,11 +157,10 @@ def hook_socket(path: Path) -> Iterator[HostFinding]:
 def server(
     configuration: AgentConfiguration, token_file: Path | None, now_s: Callable[[], float] = time.time
 ) -> Iterator[HostFinding]:
-    """Yield whether the server is reachable, accepts the token in ``token_file``, and has the same time.
+    """Yield whether each server is reachable, accepts the token in ``token_file``, and has the same time.
 
     A missing file is not an error where the agent obtains its token with a join token.
     """
-    url = configuration.server
     headers = {"Content-Type": CONTENT_TYPE, "Accept": "application/json"}
     if token_file is not None:
         token = _text(token_file)
@@ -174,6 +174,13 @@ def server(
             yield HostFinding("token", "failed", detail, f"make one on the server: {_MAKE_TOKEN}")
             return
         headers["Authorization"] = f"Bearer {token}"
+    for url in server_urls(configuration):
+        yield from _server(configuration, url, headers, now_s)
+
+
+def _server(
+    configuration: AgentConfiguration, url: str, headers: Mapping[str, str], now_s: Callable[[], float]
+) -> Iterator[HostFinding]:
     try:
         connection = connect(url, trust(configuration), configuration.connect_s, configuration.answer_s)
         with contextlib.closing(connection):
@@ -183,22 +190,27 @@ def server(
                 "POST", path_on(url, "/api/v1/frames"), body=encode_request([], asked_s), headers=headers
             )
             answer = connection.getresponse()
-            answer.read(ANSWER_BYTES_MAX)
+            content = answer.read(ANSWER_BYTES_MAX)
     except (OSError, http.client.HTTPException, ValueError) as error:
         remedy = "check server, ca_file and the way there (curl the same address); frames wait in the spool"
         yield HostFinding("server", "failed", f"{url}: {type(error).__name__}: {error}", remedy)
         return
+    leader = answer.getheader(LEADER_HEADER)
     if answer.status in (401, 403):
         yield HostFinding("server", "ok", f"{url} answers")
         remedy = f"make one on the server ({_MAKE_TOKEN}) and name its file in token_file"
         yield HostFinding("token", "failed", f"the server answered {answer.status}", remedy)
+    elif answer.status == 503 and b'"standby"' in content:
+        remedy = "see /leadz of each server: the one that leads is to be in servers, or reached by this one"
+        yield HostFinding("server", "failed", f"{url} stands by and passes nothing on", remedy)
+        return
     elif answer.status != 400:
         remedy = "does server name an Eagle Eye server, and nothing in between?"
         yield HostFinding("server", "failed", f"{url} answered {answer.status} to a request without frames", remedy)
         return
     else:
-        yield HostFinding("server", "ok", f"{url} takes frames")
-        yield HostFinding("token", "ok", "accepted" if token_file else "none is asked for")
+        yield HostFinding("server", "ok", f"{url} {f'passes frames on to {leader}' if leader else 'takes frames'}")
+        yield HostFinding("token", "ok", "accepted" if "Authorization" in headers else "none is asked for")
     yield from _server_clock(answer.getheader("Date", ""), asked_s, now_s())
 
 

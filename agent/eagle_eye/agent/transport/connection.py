@@ -15,6 +15,8 @@ from io import BufferedReader
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
+from eagle_eye.schema.problem import LEADER_HEADER
+
 ANSWER_BYTES_MAX = 1 << 16
 LINE_BYTES_MAX = 1 << 13  # per line of the response head, and of a chunk's
 LINES_MAX = 128
@@ -30,7 +32,8 @@ class BadAnswer(ValueError):
 class ServerAnswer(NamedTuple):
     """The server's answer; ``reason`` is the problem's stable word, ``retry_after_s`` None when absent.
 
-    ``fields`` is the whole JSON object, empty where the body is not one.
+    ``fields`` is the whole JSON object, empty where the body is not one. ``leader`` is the URL of the server that
+    leads, where one that stands by says it.
     """
 
     status: int
@@ -39,6 +42,7 @@ class ServerAnswer(NamedTuple):
     detail: str
     retry_after_s: float | None
     fields: Mapping[str, object]
+    leader: str
 
 
 class FrameConnection:
@@ -84,7 +88,7 @@ class FrameConnection:
                 raise
         if not whole or headers.get("connection", "").lower() == "close":
             self.close()
-        return _answer(status, headers.get("retry-after"), content)
+        return _answer(status, headers.get("retry-after"), headers.get(LEADER_HEADER.lower(), ""), content)
 
     def close(self) -> None:
         """Close; the next request opens another."""
@@ -157,7 +161,7 @@ def _line(reader: BufferedReader) -> bytes:
     return line
 
 
-def _answer(status: int, retry_after: str | None, content: bytes) -> ServerAnswer:
+def _answer(status: int, retry_after: str | None, leader: str, content: bytes) -> ServerAnswer:
     fields: dict[str, object] = {}
     with contextlib.suppress(ValueError, RecursionError):  # not JSON: the status alone says enough
         parsed = json.loads(content)
@@ -172,6 +176,7 @@ def _answer(status: int, retry_after: str | None, content: bytes) -> ServerAnswe
         detail[:300] if isinstance(detail, str) else "",
         float(retry_after) if retry_after and retry_after.isascii() and retry_after.isdecimal() else None,
         fields,
+        leader,
     )
 
 

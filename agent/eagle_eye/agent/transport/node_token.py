@@ -9,6 +9,7 @@ import contextlib
 import http.client
 import json
 import logging
+import math
 import os
 import tempfile
 import threading
@@ -16,6 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from eagle_eye.agent.transport.server_connection import Trust, connect, path_on
+from eagle_eye.agent.transport.servers import Servers
 
 PATH = "/api/v1/enrol"
 TOKEN_CHARS_MAX = 256  # the server's limit
@@ -33,7 +35,7 @@ class NodeToken:
 
     def __init__(
         self,
-        server: str,
+        servers: Servers,
         node: str,
         file: Path | None,
         join_file: Path | None,
@@ -41,14 +43,14 @@ class NodeToken:
         timeout_s: float,
         monotonic_s: Callable[[], float],
     ) -> None:
-        self._server = server
+        self._servers = servers
         self._node = node
         self._file = file
         self._join_file = join_file
         self._trust = trust
         self._timeout_s = timeout_s
         self._monotonic_s = monotonic_s
-        self._enrolled_s: float | None = None
+        self._enrolled_s: dict[str, float] = {}  # by server
         self._said = ""
         self._text = ""
         self._lock = threading.Lock()  # each lane of the uplink asks
@@ -76,14 +78,15 @@ class NodeToken:
         now_s = self._monotonic_s()
         if self._file is None or self._join_file is None:
             return ""
-        if self._enrolled_s is not None and now_s - self._enrolled_s < ENROL_EVERY_S:
+        server = self._servers.current
+        if now_s - self._enrolled_s.get(server, -math.inf) < ENROL_EVERY_S:
             return ""
-        self._enrolled_s = now_s
+        self._enrolled_s[server] = now_s
         join = self._read(self._join_file)
         if not join:
             return ""
         try:
-            text = self._bought(join, self._file)
+            text = self._bought(server, join, self._file)
         except (OSError, http.client.HTTPException) as error:
             self._say(f"node {self._node} cannot be enrolled: {type(error).__name__}: {error}")
             return ""
@@ -92,13 +95,13 @@ class NodeToken:
             _log.info("node %s is enrolled; its token is in %s", self._node, self._file)
         return text
 
-    def _bought(self, join: str, file: Path) -> str:
+    def _bought(self, server: str, join: str, file: Path) -> str:
         """Obtain a token and save it to the file; empty: the server gave none. Raises OSError, HTTPException."""
         file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         # Before asking the server: it gives a node's token once, and a token that cannot be saved is lost.
         descriptor, name = tempfile.mkstemp(prefix=f".{file.name}-", dir=file.parent)  # readable only by its owner
         try:
-            text = self._ask(join)
+            text = self._ask(server, join)
             if text:
                 os.write(descriptor, f"{text}\n".encode("ascii"))
                 os.fsync(descriptor)
@@ -108,12 +111,12 @@ class NodeToken:
             Path(name).unlink(missing_ok=True)
         return text
 
-    def _ask(self, join: str) -> str:
-        connection = connect(self._server, self._trust, self._timeout_s, self._timeout_s)
+    def _ask(self, server: str, join: str) -> str:
+        connection = connect(server, self._trust, self._timeout_s, self._timeout_s)
         with contextlib.closing(connection):
             headers = {"Content-Type": "application/json", "Authorization": f"Bearer {join}"}
             body = json.dumps({"node": self._node})
-            connection.request("POST", path_on(self._server, PATH), body=body, headers=headers)
+            connection.request("POST", path_on(server, PATH), body=body, headers=headers)
             answer = connection.getresponse()
             content = answer.read(ANSWER_BYTES_MAX)
         try:

@@ -21,6 +21,7 @@ from eagle_eye.agent.transport.connection import BadAnswer, FrameConnection, Ser
 from eagle_eye.agent.transport.node_token import NodeToken
 from eagle_eye.agent.transport.request_writer import RequestWriter
 from eagle_eye.agent.transport.server_connection import SYSTEMS, Trust, connect, path_on
+from eagle_eye.agent.transport.servers import Servers
 from eagle_eye.agent.transport.spool import STREAM_FRAMES_MAX, Spool, SpoolBatch
 from eagle_eye.schema.backoff import Backoff
 from eagle_eye.schema.frame import WIRE_VERSION, version_of
@@ -34,6 +35,7 @@ UNKNOWN_SAID_MAX = 256  # distinct names logged as unknown to the server
 SAY_EVERY_S = 60.0  # a server that rejects every frame is logged once for all of them
 IDLE_S = 60.0
 SPREAD_S_MAX = 10.0  # whatever a server asks for
+_AWAY = (502, 504)  # a proxy that does not reach its server
 
 # Old frames can wait: a recovered server first has to take the live frames of a whole fleet.
 BACKLOG_BACKOFF_S_MIN = 1.0
@@ -48,7 +50,7 @@ _log = logging.getLogger("eagle_eye.agent")
 class Destination:
     """Where frames go. ``token_file`` None: no token. Times in seconds."""
 
-    server: str
+    servers: Servers
     token_file: Path | None = None
     trust: Trust = SYSTEMS
     connect_s: float = 2.0
@@ -71,7 +73,10 @@ class Pace:
 
 
 class Lane:
-    """Sends one part of the spool in order and at least once, over its own connection."""
+    """Sends one part of the spool in order and at least once, over its own connection.
+
+    The lane that ``chooses`` goes on to another server where one takes no frames; the other lane follows it.
+    """
 
     def __init__(
         self,
@@ -85,22 +90,22 @@ class Lane:
         jitter: Callable[[], float],
         answered: Callable[[Mapping[str, object]], None] = lambda _fields: None,
         base: ClockBase | None = None,
+        *,
+        chooses: bool = False,
     ) -> None:
         self._take = take
         self._acknowledge = acknowledge
-        self._server = destination.server
+        self._destination = destination
+        self._servers = destination.servers
+        self._chooses = chooses
         self._token = token
         self._pace = pace
         self._drops = drops
         self._clock = clock
         self._jitter = jitter
         self._answered = answered
-        self._connection = FrameConnection(
-            partial(connect, destination.server, destination.trust, destination.connect_s, destination.answer_s),
-            destination.server,
-            path_on(destination.server, PATH),
-        )
-        self._writer = RequestWriter(clock.monotonic_s, base)
+        self._base = base
+        self._face(self._servers.current)
         self._backoff = Backoff(pace.backoff_s_min, pace.backoff_s_max, jitter)
         self._frames_max = STREAM_FRAMES_MAX
         self._said = ""
@@ -115,12 +120,18 @@ class Lane:
         if batch is None:
             self._frames_max = STREAM_FRAMES_MAX
             return None
+        if self._server != self._servers.current:
+            self._connection.close()
+            self._face(self._servers.current)
         begin_s = self._clock.monotonic_s()
         written = self._writer.write([frame for _, frame in batch.frames], self._clock.now_s())
         try:
             answer = self._connection.post(written.body, self._token.text(), written.content_type, written.encoding)
         except (OSError, BadAnswer) as error:
-            self._say(f"server {self._server} cannot be reached: {type(error).__name__}: {error}")
+            said = self._refused(f"cannot be reached: {type(error).__name__}: {error}")
+            if not said:
+                return 0.0
+            self._say(said)
             return self.backoff_s()
         if self._writer.answered(answer.status, answer.reason):
             return 0.0
@@ -136,12 +147,30 @@ class Lane:
         self.is_well = False
         return self._backoff.next_s()
 
+    def _face(self, server: str) -> None:
+        """Send to this server from now on; what another one knew or could not read counts no more."""
+        place = self._destination
+        self._server = server
+        self._connection = FrameConnection(
+            partial(connect, server, place.trust, place.connect_s, place.answer_s), server, path_on(server, PATH)
+        )
+        self._writer = RequestWriter(self._clock.monotonic_s, self._base)
+
+    def _refused(self, why: str, leader: str = "") -> str:
+        """Return "" if another server is to be tried at once, else what to log before backing off."""
+        self.is_well = False
+        if self._server != self._servers.current:
+            return ""
+        return self._servers.refused(why, leader) if self._chooses else f"server {self._server} {why}"
+
     def _rest_s(self, took_s: float) -> float:
         return max(self._pace.every_s * (0.5 + self._jitter()), self._pace.rest * took_s)
 
     def _judge(self, answer: ServerAnswer, batch: SpoolBatch) -> float:
         first, last = batch.frames[0][0], batch.frames[-1][0]
         if answer.status == 200 and answer.watermark is not None and answer.watermark >= first:
+            if self._chooses and self._servers.took(answer.leader):
+                self._said = ""  # the change of the server is logged, and says it
             self._say("")
             self.is_well = True
             self._backoff.reset()
@@ -153,7 +182,8 @@ class Lane:
             self._answered(answer.fields)
             return 0.0
         detail = answer.detail or ("it acknowledged nothing" if answer.status == 200 else "")
-        said = f"server answered {answer.status} {answer.reason}: {detail}".rstrip(": ")
+        answered = f"answered {answer.status} {answer.reason}: {detail}".rstrip(": ")
+        said = f"server {answered}"
         if answer.reason == "version" and version_of(batch.frames[0][1]) == WIRE_VERSION:
             self._say(said)
             self.is_well = False
@@ -166,6 +196,10 @@ class Lane:
                 self._say_dropped(first, said)
                 self._acknowledge(batch.stream, first)
             return 0.0
+        if answer.status in _AWAY or answer.reason == "standby":
+            said = self._refused(answered, answer.leader)
+            if not said:
+                return 0.0
         self._say(said)
         if answer.status in (401, 403) and self._token.refused():
             return 0.0
@@ -227,7 +261,7 @@ class Uplink:
         self._spool = spool
         self._clock = clock
         token = token or NodeToken(
-            destination.server, "", destination.token_file, None, destination.trust, 0.0, clock.monotonic_s
+            destination.servers, "", destination.token_file, None, destination.trust, 0.0, clock.monotonic_s
         )
         live = Pace(BACKOFF_S_MIN, destination.backoff_s_max)
         backlog = Pace(BACKLOG_BACKOFF_S_MIN, BACKLOG_BACKOFF_S_MAX, BACKLOG_EVERY_S, BACKLOG_REST)
@@ -237,7 +271,7 @@ class Uplink:
             answered(fields)
 
         common = (spool.acknowledge, destination, token)
-        self.live = Lane(spool.newest, *common, live, drops, clock, jitter, heard, base)
+        self.live = Lane(spool.newest, *common, live, drops, clock, jitter, heard, base, chooses=True)
         self.backlog = Lane(spool.backlog, *common, backlog, drops, clock, jitter, base=base)
         self._news = threading.Event()
         spool.listen(self._news.set)

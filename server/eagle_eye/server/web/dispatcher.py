@@ -8,7 +8,7 @@ from typing import Generic, Protocol, TypeVar
 
 from fastapi import FastAPI
 
-from eagle_eye.schema.problem import CONTENT_TYPE
+from eagle_eye.schema.problem import CONTENT_TYPE, LEADER_HEADER
 from eagle_eye.server.api.description import OPEN
 from eagle_eye.server.config import ServerConfig
 from eagle_eye.server.ingest.frames_endpoint import PATH, Ingest
@@ -150,7 +150,10 @@ class Dispatcher(Generic[ServicesT]):
                 await self._call_api(scope, receive, send)
                 return
             why = f"this server stands by: {error}; try again, or ask the leader itself"
-            await self._refuse(Refusal(503, "standby", why, {"Retry-After": str(RETRY_LEADER_S)}), send)
+            headers = {"Retry-After": str(RETRY_LEADER_S)}
+            if forwarding.leader:
+                headers[LEADER_HEADER] = forwarding.leader
+            await self._refuse(Refusal(503, "standby", why, headers), send)
 
     def _methods(self, scope: ASGIMessage) -> list[str]:
         """Return the methods that the request's path allows, except HEAD and OPTIONS; empty for an unknown path."""

@@ -9,19 +9,21 @@ from collections.abc import AsyncIterator, Callable
 import certifi
 import httpx
 
+from eagle_eye.schema.problem import LEADER_HEADER
 from eagle_eye.server.security.auth import CERTIFICATE_NAMES
 from eagle_eye.server.security.settings import TlsSettings
 from eagle_eye.server.transport.raw_http import ASGIMessage, Receive, Send
 
 # Of a request that a standby sent on: the leader that it was meant for leads no more, and it goes no further.
 FORWARDED = b"eagle-eye-forwarded"
+_LEADER = LEADER_HEADER.lower().encode()
 CONNECT_S = 2.0
 ANSWER_S = 60.0
 # Of one connection alone (RFC 9110, section 7.6.1), or set anew by who answers.
 _OF_A_CONNECTION = frozenset(
     {
         *(b"connection", b"keep-alive", b"proxy-authenticate", b"proxy-authorization", b"proxy-connection"),
-        *(b"te", b"trailer", b"transfer-encoding", b"upgrade", b"expect", b"date", b"server"),
+        *(b"te", b"trailer", b"transfer-encoding", b"upgrade", b"expect", b"date", b"server", _LEADER),
     }
 )
 
@@ -41,11 +43,18 @@ class Forwarding:
         self._open: set[asyncio.Task[None]] = set()
         self._loop: asyncio.AbstractEventLoop | None = None
 
+    @property
+    def leader(self) -> str:
+        """The leader's URL, "" where there is none."""
+        return self._leader()
+
     async def answer(self, scope: ASGIMessage, receive: Receive, send: Send) -> None:
-        """Send the request on and answer it. Raises LeaderUnreached."""
+        """Send the request on and answer it, with the leader's name. Raises LeaderUnreached."""
         self._loop = asyncio.get_running_loop()
-        response = await self._asked(self._request(scope, receive))
-        passing = asyncio.create_task(_pass_on(response, send))
+        request = self._request(scope, receive)
+        leader = self._leader()
+        response = await self._asked(request)
+        passing = asyncio.create_task(_pass_on(response, leader, send))
         gone = asyncio.create_task(_end_of(receive))
         self._open.add(passing)
         try:
@@ -94,8 +103,9 @@ class Forwarding:
             raise LeaderUnreached(f"{self._leader()} leads and cannot be reached ({type(error).__name__})") from error
 
 
-async def _pass_on(response: httpx.Response, send: Send) -> None:
+async def _pass_on(response: httpx.Response, leader: str, send: Send) -> None:
     headers = [(name.lower(), value) for name, value in response.headers.raw if name.lower() not in _OF_A_CONNECTION]
+    headers.append((_LEADER, leader.encode("latin-1", "replace")))
     await send({"type": "http.response.start", "status": response.status_code, "headers": headers})
     async for chunk in response.aiter_raw():
         await send({"type": "http.response.body", "body": chunk, "more_body": True})
