@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from eagle_eye.agent.config import read
+from eagle_eye.agent.config import read, server_urls
 from eagle_eye.cli import main
 from eagle_eye.orchestrators.orchestrate.kinds import KINDS
 from eagle_eye.server import config as server_configuration
@@ -117,7 +117,7 @@ def uncommented(name: str, folder: Path) -> Path:
 
 
 def test_the_packages_configuration_of_the_agent_holds_and_so_does_what_it_suggests(tmp_path: Path) -> None:
-    assert read(REPOSITORY / "packaging/host/agent.toml", {}, {}).server == "http://127.0.0.1:8470"
+    assert server_urls(read(REPOSITORY / "packaging/host/agent.toml", {}, {})) == ["http://127.0.0.1:8470"]
     suggested = read(uncommented("agent.toml", tmp_path), {}, {})
     assert suggested.join_token_file == "/etc/eagle-eye/join-token"
     assert suggested.node_check_command == ["eagle-eye", "check", "--gpus", "8"]
