@@ -33,7 +33,7 @@ from eagle_eye.demo.pipeline_train import (
     make_layer,
 )
 from eagle_eye.demo.train import log_step
-from eagle_eye.orchestrators.torchft.release import Release
+from eagle_eye.orchestrators.torchft.disconnect_excluded import Release
 from torchft import Manager, ProcessGroupGloo
 
 COMPUTED_RATIO = COMPUTE_S / STEP_S  # of a step, before its reduction: that is when most faults come

@@ -53,6 +53,12 @@ class PostgresqlServer:
     def url(self, database: str) -> str:
         return f"postgresql+psycopg://{USER}@/{database}?host={self.folder}&port={self.port}"
 
+    def new_database_over_tcp(self, parameters: str = "", port: int = 0) -> str:
+        """Make an empty database and return its URL as other hosts reach it, or by a pooler on that port."""
+        database = self.new_database().partition("@/")[2].partition("?")[0]
+        place = f"{USER}@127.0.0.1:{port or self.port}"
+        return f"postgresql+psycopg://{place}/{database}?connect_timeout=5{parameters}"
+
     def control(self, *words: str) -> None:
         """Run pg_ctl on the server's files."""
         files = ("-D", str(self.folder / "data"), "--log", str(self.folder / "log"))

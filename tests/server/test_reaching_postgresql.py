@@ -29,12 +29,6 @@ from tests.server.postgresql_server import (
 _EC = ("-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
 
 
-def over_tcp(postgresql: PostgresqlServer, parameters: str = "", port: int = 0) -> str:
-    """Return the URL of a new database as other hosts reach it."""
-    database = postgresql.new_database().partition("@/")[2].partition("?")[0]
-    return f"postgresql+psycopg://{USER}@127.0.0.1:{port or postgresql.port}/{database}?connect_timeout=5{parameters}"
-
-
 def opened(url: str) -> SqlStore:
     return open_records(RecordsSettings(url), Path("/-"))
 
@@ -58,7 +52,7 @@ def password_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_the_password_is_found_where_libpq_looks_for_it(postgresql: PostgresqlServer, password_file: Path) -> None:
-    url = over_tcp(postgresql)
+    url = postgresql.new_database_over_tcp()
     assert keeps_records(url)
     password_file.write_text(f"127.0.0.1:*:*:{USER}:not-it\n", encoding="utf-8")
     with pytest.raises(StoreUnavailable, match="PGPASSFILE must hold the password of the URL's user"):
@@ -95,7 +89,7 @@ def authorities(postgresql: PostgresqlServer, tmp_path: Path) -> Iterator[Path]:
 
 @pytest.mark.usefixtures("password_file")
 def test_tls_is_as_the_url_asks(postgresql: PostgresqlServer, authorities: Path) -> None:
-    url = over_tcp(postgresql, "&sslmode=verify-full&sslrootcert=")
+    url = postgresql.new_database_over_tcp("&sslmode=verify-full&sslrootcert=")
     assert keeps_records(f"{url}{authorities}/right.pem")
     with pytest.raises(StoreUnavailable, match=r"certificate verify failed.*sslrootcert of records.url must fit"):
         opened(f"{url}{authorities}/wrong.pem")
@@ -125,4 +119,4 @@ def pooler(postgresql: PostgresqlServer, tmp_path: Path) -> Iterator[int]:
 
 @pytest.mark.usefixtures("password_file")
 def test_records_are_kept_through_a_pooler_of_sessions(postgresql: PostgresqlServer, pooler: int) -> None:
-    assert keeps_records(over_tcp(postgresql, port=pooler))
+    assert keeps_records(postgresql.new_database_over_tcp(port=pooler))

@@ -31,8 +31,6 @@ from eagle_eye.server.store.store import DELIVERIES, INCIDENTS, Change
 from tests.server.builders import NOW, FakeClock, event, frame, incident, running, subscription
 from tests.server.postgresql_server import PASSWORD, USER, Opens, PostgresqlServer, as_replica
 
-OVER_TCP = "postgresql+psycopg://{user}@127.0.0.1:{port}/{database}?connect_timeout=5"
-
 
 def opened(url: str, password_file: Path | None = None, *, alone: bool = False) -> SqlStore:
     """Return the records at the URL."""
@@ -56,8 +54,7 @@ def url(postgresql: PostgresqlServer) -> str:
 def test_a_password_comes_from_its_file_and_is_never_told(
     postgresql: PostgresqlServer, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    database = postgresql.new_database().partition("@/")[2].partition("?")[0]
-    url = OVER_TCP.format(user=USER, port=postgresql.port, database=database)
+    url = postgresql.new_database_over_tcp()
     right, wrong = tmp_path / "right", tmp_path / "wrong"
     right.write_text(f"{PASSWORD}\n", encoding="utf-8")
     wrong.write_text("not-it", encoding="utf-8")

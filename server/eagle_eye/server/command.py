@@ -144,17 +144,21 @@ def serve(config: ServerConfig, bound: socket.socket, reread: Callable[[], Serve
     port = bound.getsockname()[1]
     config = on_port(config, port)
     manager = ServiceManager(os.environ)
+
+    def as_it_is_now() -> ServerConfig:
+        return on_port(reread(), port)
+
     if not config.records.url:
-        return 0 if _serve(config, bound, lambda: on_port(reread(), port), hold, manager, None).started else 1
+        return 0 if _serve(config, bound, as_it_is_now, hold, manager, None).started else 1
     leadership = leadership_of(config.records, config.public_url)
     try:
         leadership.start()
         while True:
-            server = _serve(config, bound.dup(), lambda: on_port(reread(), port), hold, manager, leadership)
+            server = _serve(config, bound.dup(), as_it_is_now, hold, manager, leadership)
             if server.asked_to_end or not server.started:
                 return 0 if server.started else 1
             leadership.stand_by()
-            config = _read_again(config, lambda: on_port(reread(), port))
+            config = _read_again(config, as_it_is_now)
     except KeyboardInterrupt:
         return 0  # while it was beginning to stand by or to lead
     finally:

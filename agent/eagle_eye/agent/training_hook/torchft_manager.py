@@ -1,6 +1,6 @@
 """Observes how far a rank is in the collectives of torchft's replica groups, and in which quorum.
 
-Wraps four methods of torchft's ``Manager``; never imports torchft, never waits, and passes on what they return or
+Wraps three methods of torchft's ``Manager``; never imports torchft, never waits, and passes on what they return or
 raise. All reductions of one step count as one collective, numbered by its step, so that the numbers of different
 replica groups can be compared.
 """
@@ -13,10 +13,10 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 MODULE = "torchft.manager"
-REDUCTIONS = ("allreduce",)  # a rank has arrived once it calls one of these, and...
-COMMITS = ("should_commit",)  # ...has completed them when one of these has returned
-QUORUM_WAITS = ("wait_quorum",)  # other replica groups are waited for in these, too
-NEEDED = ("current_step", *REDUCTIONS, *COMMITS, *QUORUM_WAITS)
+REDUCTION = "allreduce"  # a rank has arrived once it calls this, and...
+COMMIT = "should_commit"  # ...has completed the step's reductions when this has returned
+QUORUM_WAIT = "wait_quorum"  # other replica groups are waited for in this, too
+NEEDED = ("current_step", REDUCTION, COMMIT, QUORUM_WAIT)
 
 
 class CollectivePosition(NamedTuple):
@@ -50,10 +50,9 @@ class ReplicaCollectives:
         if lacking:
             raise AttributeError(f"torchft's Manager has no {', '.join(lacking)}: its collectives are not reported")
         self._manager = manager
-        for names, wrap in ((REDUCTIONS, self._reduction), (COMMITS, self._commit), (QUORUM_WAITS, self._quorum_wait)):
-            for name in names:
-                own = getattr(manager, name)
-                self._put[name] = own, functools.wraps(own)(wrap(own))
+        for name, wrap in ((REDUCTION, self._reduction), (COMMIT, self._commit), (QUORUM_WAIT, self._quorum_wait)):
+            own = getattr(manager, name)
+            self._put[name] = own, functools.wraps(own)(wrap(own))
         for name, (_, ours) in self._put.items():
             setattr(manager, name, ours)
 

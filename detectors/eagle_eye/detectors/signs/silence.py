@@ -78,14 +78,22 @@ def passed_silences_s(window: Window) -> Floats:
     nothing for a minute, a minute of silence means nothing. Late reports leave no gap, and times without a running
     server do not count.
     """
-    longest_s = _longest_gaps_s(window)
-    many_s = np.sort(longest_s)[-2] if len(longest_s) > 1 else 0.0
-    lasting_s: Floats = PASSED_RATIO * np.maximum(longest_s, many_s)
+    return significant_s(window, _longest_gaps_s(window))
+
+
+def significant_s(window: Window, longest_s: Floats) -> Floats:
+    """Return how long each node's silence must last to be significant: (N,), 0 for any.
+
+    ``longest_s`` is the longest time between two rows of each node in which nothing was wrong: (N,).
+    """
+    unusual_s = np.where(longest_s > GAP_INTERVALS * window.interval_s, longest_s, 0.0)
+    many_s = np.sort(unusual_s)[-2] if len(unusual_s) > 1 else 0.0
+    lasting_s: Floats = PASSED_RATIO * np.maximum(unusual_s, many_s)
     return lasting_s
 
 
 def _longest_gaps_s(window: Window) -> Floats:
-    """Return the longest time between two rows of each node in the window, 0 if not unusual: (N,)."""
+    """Return the longest time between two rows of each node in the window: (N,), 0 where there are not two."""
     longest_s = np.zeros(len(window.nodes))
     names = [name for name in window.device if not name.startswith("train_")][:METRICS_LOOKED_AT] or [*window.device]
     if not names or len(window.times_s) < 2:
@@ -99,9 +107,8 @@ def _longest_gaps_s(window: Window) -> Floats:
     begun_s = window.times_s[np.maximum(before, 0)]
     ours = begun_s < window.watching_since_s  # server down; reports queued at the agents have not all arrived
     gaps_s = np.where(seen & (before >= 0) & ~ours, window.times_s[:, None] - begun_s, 0.0)
-    longest_s = gaps_s.max(axis=0)
-    usual: Floats = np.where(longest_s > GAP_INTERVALS * window.interval_s, longest_s, 0.0)
-    return usual
+    gaps: Floats = gaps_s.max(axis=0)
+    return gaps
 
 
 def fell_with_the_job(window: Window, node: int, state: Progress | None) -> bool:

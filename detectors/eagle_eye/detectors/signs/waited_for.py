@@ -16,7 +16,7 @@ from eagle_eye.detectors.signs.exits import QUORUM
 from eagle_eye.detectors.signs.once import once
 from eagle_eye.detectors.signs.peers import latest
 from eagle_eye.detectors.signs.progress import Patience, Progress, typical_step_s
-from eagle_eye.detectors.signs.silence import GAP_INTERVALS, PASSED_RATIO
+from eagle_eye.detectors.signs.silence import significant_s
 from eagle_eye.detectors.types import Floats, Window
 
 STOPPED = "rank_stopped_ratio"
@@ -76,7 +76,4 @@ def harmless_silences_s(window: Window) -> Floats:
         gaps_s = np.diff(window.times_s[known])[np.diff(values[known]) == 0]
         node = window.node_of[column]
         longest_s[node] = max(longest_s[node], gaps_s.max(initial=0.0))
-    longest_s[longest_s <= GAP_INTERVALS * window.interval_s] = 0.0
-    many_s = np.sort(longest_s)[-2] if len(longest_s) > 1 else 0.0
-    lasting_s: Floats = PASSED_RATIO * np.maximum(longest_s, many_s)
-    return lasting_s
+    return significant_s(window, longest_s)

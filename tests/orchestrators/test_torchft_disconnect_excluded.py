@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from eagle_eye.orchestrators.torchft.release import Release
+from eagle_eye.orchestrators.torchft.disconnect_excluded import Release
 
 
 class Peers:
