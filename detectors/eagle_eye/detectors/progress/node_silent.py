@@ -38,11 +38,11 @@ class NodeSilent:
     silences have just passed (``passed_silences_s``). A node of torchft's replica groups is acted on once the
     standstill has lasted the floor, whatever the job's own pauses, if all ranks of its quorum elsewhere wait in a
     collective. In an attempt's first steps the job counts as stopped once the standstill has lasted the floor and the
-    job's own pauses, and all ranks elsewhere wait in a collective. While the job goes on, silence is reported after ``alone_s``,
-    since most of it passes by itself. Nodes that fell silent at the same moment and share a switch, or are too many for
-    coincidence, are reported together and none is accused; if the job stopped with them, SwitchDown reports instead. If
-    most of a job's nodes are silent, the fault is likelier between them and the server: Blind. Cannot see: a node whose
-    agent lives on while its GPUs are gone.
+    job's own pauses, and all ranks elsewhere wait in a collective. While the job goes on, silence is reported after
+    ``alone_s``, since most of it passes by itself. Nodes that fell silent at the same moment and share a switch, or are
+    too many for coincidence, are reported together and none is accused; if the job stopped with them, SwitchDown
+    reports instead. If most of a job's nodes are silent, the fault is likelier between them and the server: Blind.
+    Cannot see: a node whose agent lives on while its GPUs are gone.
     """
 
     patience: Patience
