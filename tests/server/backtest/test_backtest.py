@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
+import re
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from eagle_eye.server.backtest.command import configure, run
+from eagle_eye.server.backtest.command import BacktestTotals, blind_line, configure, run, upper_bound
 from eagle_eye.server.backtest.run import Backtest, VerdictLine
 from eagle_eye.server.backtest.score import Scorecard, poisson_upper
 from eagle_eye.server.backtest.trace import BadTrace, Label, Trace
@@ -192,8 +195,6 @@ class TestScore:
 
 
 def test_the_command_writes_verdicts_and_a_report(slow: Path, tmp_path: Path, capsys: Any) -> None:
-    import argparse
-
     parser = argparse.ArgumentParser()
     configure(parser)
     verdicts, report = tmp_path / "v.jsonl", tmp_path / "r.json"
@@ -206,9 +207,49 @@ def test_the_command_writes_verdicts_and_a_report(slow: Path, tmp_path: Path, ca
     assert "straggler" in capsys.readouterr().out
 
 
-def test_the_command_says_what_it_left_out(slow: Path, capsys: Any) -> None:
-    import argparse
+def printed(folder: Path, capsys: pytest.CaptureFixture[str], *flags: str) -> str:
+    parser = argparse.ArgumentParser()
+    configure(parser)
+    assert run(parser.parse_args([str(folder), *flags])) == 0
+    return capsys.readouterr().out
 
+
+def test_detectors_that_could_not_tell_take_one_line(slow: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lines = [line for line in printed(slow, capsys).splitlines() if "could not tell" in line]
+    assert [re.sub(r"\d+", "N", line) for line in lines] == [
+        "could not tell: N detectors at times, N of them always (-v lists them)"
+    ]
+
+
+def test_the_line_counts_detectors_that_never_could_tell() -> None:
+    totals = BacktestTotals(judgements=4, blind=Counter({"a": 4, "b": 1, "c": 3}))
+    assert blind_line(totals) == "could not tell: 3 detectors at times, 1 of them always (-v lists them)"
+
+
+def test_v_lists_each_detector_that_could_not_tell(slow: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = printed(slow, capsys, "-v")
+    assert "loss_not_finite could not tell in 100% of " in out
+    assert "-v lists them" not in out
+
+
+def test_a_short_trace_bounds_no_rate(slow: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = " ".join(printed(slow, capsys).split())
+    assert "in 0.006 node-days (too short to bound their rate: that takes 3 node-days or more)" in out
+
+
+def test_three_node_days_bound_the_rate() -> None:
+    assert upper_bound(3.0, 998.6) == "95% upper bound 998.6 per 1,000"
+
+
+def test_progress_moves_within_one_trace(slow: Path) -> None:
+    shares: list[float] = []
+    list(Backtest(Trace(slow), DetectionSettings(), PolicySettings(), progress=shares.append).run())
+    assert len(shares) > 100
+    assert shares == sorted(shares)
+    assert shares[-1] == 1.0
+
+
+def test_the_command_says_what_it_left_out(slow: Path, capsys: Any) -> None:
     parser = argparse.ArgumentParser()
     configure(parser)
     event = {"time": START_S + 1, "node": "n1", "device": -1, "kind": "earthquake", "attributes": {}}

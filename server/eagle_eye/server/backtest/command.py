@@ -7,6 +7,7 @@ import json
 import os
 import sys
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,9 @@ from eagle_eye.server.config import ServerConfig
 from eagle_eye.server.site_files.learned_model import BadModel, read
 from eagle_eye.server.site_files.node_groups import with_racks
 
+# Below this even no false exclusion bounds the rate only at more than one per node and day.
+BOUND_NODE_DAYS_MIN = 3.0
+
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
@@ -35,6 +39,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--report", type=Path, metavar="F.json", help="write the score against the traces' labels")
     parser.add_argument("--config", type=Path, metavar="FILE", help="the server's configuration file")
     parser.add_argument("--json", action="store_true", help="print the verdict lines and the report as JSON")
+    parser.add_argument("-v", "--verbose", action="store_true", help="list each detector that could not tell")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -49,8 +54,13 @@ def run(args: argparse.Namespace) -> int:
     found: list[VerdictLine] = []
     watched = BacktestTotals()
     with Progress(console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as bar:
-        for folder in bar.track(args.traces, description="traces"):
-            found += _run_one(folder, config, model, card, watched)
+        task = bar.add_task("traces", total=len(args.traces))
+        for done, folder in enumerate(args.traces):
+
+            def progress(share: float, done: int = done) -> None:
+                bar.update(task, completed=done + share)
+
+            found += _run_one(folder, config, model, card, watched, progress)
     if args.verdicts is not None:
         args.verdicts.write_bytes(b"".join(msgspec.json.encode(line) + b"\n" for line in found))
     if args.report is not None:
@@ -62,7 +72,7 @@ def run(args: argparse.Namespace) -> int:
             sys.stdout.write(msgspec.json.encode(line).decode() + "\n")
         sys.stdout.write(json.dumps({"report": _report(card, watched)}) + "\n")
     else:
-        _print(found, card, watched)
+        _print(found, card, watched, args.verbose)
     return 0
 
 
@@ -95,10 +105,15 @@ def _report(card: Scorecard, watched: BacktestTotals) -> dict[str, Any]:
 
 
 def _run_one(
-    folder: Path, config: ServerConfig, model: LearnedModel | str, card: Scorecard, watched: BacktestTotals
+    folder: Path,
+    config: ServerConfig,
+    model: LearnedModel | str,
+    card: Scorecard,
+    watched: BacktestTotals,
+    progress: Callable[[float], None],
 ) -> list[VerdictLine]:
     trace = Trace(folder)
-    backtest = Backtest(trace, config.detection, config.policy, model)
+    backtest = Backtest(trace, config.detection, config.policy, model, progress)
     lines = list(backtest.run())
     watched.starts_s[str(folder)] = trace.header.start
     watched.judgements += backtest.judgements
@@ -113,7 +128,7 @@ def _run_one(
     return lines
 
 
-def _print(found: list[VerdictLine], card: Scorecard, watched: BacktestTotals) -> None:
+def _print(found: list[VerdictLine], card: Scorecard, watched: BacktestTotals, verbose: bool) -> None:
     console = Console(highlight=False)
     for line in found:
         since_s = line.time - watched.starts_s[line.trace]
@@ -122,8 +137,11 @@ def _print(found: list[VerdictLine], card: Scorecard, watched: BacktestTotals) -
         console.print(f"    {line.summary} (confidence {line.confidence:.2f})", markup=False, style="dim")
     if not found:
         console.print("no verdicts")
-    for detector, ratio in watched.ratios().items():
-        console.print(f"{detector} could not tell in {ratio:.0%} of {watched.judgements} judgements")
+    if verbose:
+        for detector, ratio in watched.ratios().items():
+            console.print(f"{detector} could not tell in {ratio:.0%} of {watched.judgements} judgements")
+    elif watched.blind:
+        console.print(blind_line(watched))
     report = card.report()
     if report["node_days"]:
         scores = Table("fault", "labelled", "hits", "false", "recall", "delay p50 s", "delay p95 s")
@@ -134,5 +152,18 @@ def _print(found: list[VerdictLine], card: Scorecard, watched: BacktestTotals) -
         console.print(scores)
         console.print(
             f"false exclusions: {report['false_exclusions']} in {report['node_days']:.3f} node-days"
-            f" (95% upper bound {report['false_exclusions_per_1000_node_days_upper_95']:.1f} per 1,000)"
+            f" ({upper_bound(report['node_days'], report['false_exclusions_per_1000_node_days_upper_95'])})"
         )
+
+
+def blind_line(watched: BacktestTotals) -> str:
+    """Return the line that stands for the list: no verdict of a detector that could not tell is not health."""
+    never = sum(count == watched.judgements for count in watched.blind.values())
+    return f"could not tell: {len(watched.blind)} detectors at times, {never} of them always (-v lists them)"
+
+
+def upper_bound(node_days: float, upper: float) -> str:
+    """Return the bound on false exclusions per 1,000 node-days in words, or that the traces are too short for one."""
+    if node_days < BOUND_NODE_DAYS_MIN:
+        return f"too short to bound their rate: that takes {BOUND_NODE_DAYS_MIN:g} node-days or more"
+    return f"95% upper bound {upper:.1f} per 1,000"

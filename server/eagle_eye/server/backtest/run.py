@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import chain
 
@@ -55,6 +55,7 @@ class Backtest:
     detection: DetectionSettings
     policy: PolicySettings
     model: LearnedModel | str = NO_MODEL
+    progress: Callable[[float], None] | None = None  # told the share of the trace's times that are judged
     blind: dict[str, int] = field(default_factory=dict)
     judgements: int = 0
     _incidents: dict[str, Incident] = field(default_factory=dict)
@@ -81,7 +82,8 @@ class Backtest:
                 f" judgements; at most {TICKS_MAX} are made: set end nearer to start, or detection.tick_s higher"
             )
         # Whole multiples of the tick, so that no error adds up; the end itself is the last.
-        for now_s in chain((header.start + k * tick_s for k in range(count)), (header.end,)):
+        times_s = chain((header.start + k * tick_s for k in range(count)), (header.end,))
+        for done, now_s in enumerate(times_s, start=1):
             while step is not None and step.time_s <= now_s:
                 if step.job is not None:
                     engine.observe_job(step.job)
@@ -90,6 +92,8 @@ class Backtest:
                 step = next(steps, None)
             for judgement in engine.tick(now_s):
                 yield from self._judged(judgement)
+            if self.progress is not None:
+                self.progress(done / (count + 1))
 
     def _judged(self, judgement: Judgement) -> Iterator[VerdictLine]:
         self.judgements += 1
