@@ -1,7 +1,7 @@
 // The one store of live data: lists read once and then kept up by the server's events, and how the connection is.
 
 import { useEffect, useReducer } from "preact/hooks";
-import { SignIn, get, getAll } from "./api.js";
+import { LEADER, SignIn, get, getAll, source } from "./api.js";
 import { follow } from "./stream.js";
 
 /**
@@ -10,6 +10,7 @@ import { follow } from "./stream.js";
  * @typedef {import("../api").Delivery} Delivery
  * @typedef {import("../api").Subscription} Subscription
  * @typedef {import("../api").Fleet} Fleet
+ * @typedef {import("../api").Leader} Leader
  * @typedef {import("./stream.js").Message} Message
  * @typedef {"incident" | "action" | "delivery" | "subscription" | "job" | "node" | "event"} Kind
  * @typedef {"connecting" | "live" | "lost" | "sign_in"} LinkState
@@ -38,6 +39,7 @@ export const link = {
   detail: "",
   /** @type {Fleet | null} the jobs at a glance and whether the server can judge, as of `fleetRead` */ fleet: null,
   fleetRead: 0, // milliseconds by this machine's clock
+  /** @type {Leader | null} who leads while this server stands by, null while it leads itself */ leader: null,
 };
 
 /** @type {Set<(kinds: ReadonlySet<string>) => void>} */
@@ -209,6 +211,11 @@ async function readFleet() {
     link.fleetRead = Date.now();
   } catch {
     // That nothing answers, or that a token is wanted, is the stream's to tell; what is shown says how old it is.
+  }
+  try {
+    link.leader = source.from ? await get(LEADER) : null;
+  } catch {
+    // Likewise; who led when it was last known is still said.
   }
   stir("fleet");
 }
