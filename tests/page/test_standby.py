@@ -36,7 +36,7 @@ def test_a_standbys_page_says_who_leads_and_that_the_leader_answers(
     page.goto(f"http://{standby.listen}")
     banner = page.get_by_role("complementary", name="Standby")
     said = banner.inner_text()
-    assert said.startswith(f"This server stands by. http://{leader.listen} leads (epoch 1), as seen since ")
+    assert said.startswith(f"This server stands by: http://{leader.listen} leads (epoch 1, seen since ")
     assert said.endswith("What is shown comes from the leader, and what you do here is done there.")
     assert axe(page) == []
     page.goto(f"http://{leader.listen}")
@@ -57,5 +57,7 @@ def test_a_standbys_page_says_that_it_shows_the_records_while_the_leader_does_no
     shown.wait_for(timeout=20_000)
     assert f"http://{leader.listen} leads and cannot be reached" in shown.inner_text()
     page.get_by_text("live", exact=True).wait_for()
+    page.get_by_text("jobs and nodes: only the leader hears agents").wait_for()
+    assert page.get_by_text("all reporting").count() == 0
     assert axe(page) == []
     page.goto("about:blank")

@@ -39,6 +39,7 @@ export const link = {
   detail: "",
   /** @type {Fleet | null} the jobs at a glance and whether the server can judge, as of `fleetRead` */ fleet: null,
   fleetRead: 0, // milliseconds by this machine's clock
+  fleetSeen: true, // whether the server that answered hears agents: one that has the records alone does not
   /** @type {Leader | null} who leads while this server stands by, null while it leads itself */ leader: null,
 };
 
@@ -209,6 +210,7 @@ async function readFleet() {
   try {
     link.fleet = await get("api/v1/fleet");
     link.fleetRead = Date.now();
+    link.fleetSeen = source.from !== "records";
   } catch {
     // That nothing answers, or that a token is wanted, is the stream's to tell; what is shown says how old it is.
   }
