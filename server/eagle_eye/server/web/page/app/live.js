@@ -215,7 +215,12 @@ async function readFleet() {
     // That nothing answers, or that a token is wanted, is the stream's to tell; what is shown says how old it is.
   }
   try {
-    link.leader = source.from ? await get(LEADER) : null;
+    /** @type {Leader | null} */
+    const found = source.from ? await get(LEADER) : null;
+    const before = link.leader;
+    // The server reckons the moment anew each time; what is read out must not change by a fraction of a second.
+    const same = found && before && found.leader === before.leader && found.epoch === before.epoch;
+    link.leader = same ? { ...found, seen_since: before.seen_since } : found;
   } catch {
     // Likewise; who led when it was last known is still said.
   }
