@@ -35,6 +35,11 @@ class Yard:
         """The node was excluded by hand, of which the server knows nothing; it comes back the same way."""
         self._by_hand[node] = time.time() + self._repair_s
 
+    def has_repaired(self, node: str) -> None:
+        """Somebody else has repaired the node: where it is out, it comes back with the next look."""
+        if node in self._due_s:
+            self._due_s[node] = time.time()
+
     @property
     def holds(self) -> int:
         """Return how many nodes are out."""

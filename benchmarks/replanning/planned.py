@@ -31,7 +31,7 @@ def trains(log: Sequence[Mapping[str, Any]], nodes: int, steps: int = STEPS_BEFO
 
 
 class PlannedStack(FireStack):
-    """The storm's processes; excluded nodes are repaired ``repair_s`` after they were seen to be, and come back."""
+    """The storm's processes. An excluded node comes back once it is repaired, or ``repair_s`` after it was seen out."""
 
     def __init__(self, site: DemoSite, folder: Path, steps: int, repair_s: float) -> None:
         arguments = {"steps": str(steps), "plan": str(folder / "plan.json"), "step-seconds": str(STEP_S)}
@@ -52,6 +52,7 @@ class PlannedStack(FireStack):
     def repair(self, node: str) -> None:
         """Nothing of what was done to the node is left."""
         harming.repair(self, node)
+        self.yard.has_repaired(node)
 
     def tick(self) -> None:
         """Excluded nodes whose time has come are back."""

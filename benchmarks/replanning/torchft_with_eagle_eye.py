@@ -32,7 +32,7 @@ class GuardedTorchft(Torchft):
     """The groups of torchft, and Eagle Eye, which sees that one has stopped or is cut off."""
 
     def __init__(self, site: DemoSite, folder: Path, collective_s: float, repair_s: float) -> None:
-        """``repair_s``: an excluded node comes back so long after it was seen to be excluded."""
+        """``repair_s``: an excluded node that nobody repairs comes back so long after it was seen to be excluded."""
         super().__init__(site, folder, collective_s)
         self._eye = EagleEye(site, folder / "eagle-eye", config=config())
         self.job = self._eye.job
@@ -43,6 +43,8 @@ class GuardedTorchft(Torchft):
         """Nothing of what was done to the node is left; a group that was cut off starts anew."""
         self.site.mend(node)
         harming.go_on(self, node)
+        if node in self._due_s:
+            self._due_s[node] = time.time()
         if node in self._cut:
             for process in processes_of(self.job, node):
                 with contextlib.suppress(psutil.NoSuchProcess):

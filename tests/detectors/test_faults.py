@@ -61,6 +61,28 @@ class TestNodeSilent:
         story.heard_s[2] = NOW_S - 20  # SETTINGS.silent_alone_s is over
         assert "standstill" in only(detect("node_silent", story.window())).kinds
 
+    def first_steps(self, still: int) -> Story:
+        """Two steps, and then none, with n2 silent and all others in a collective."""
+        story = Story(rows=still + 2).standstill(still)
+        story.heard_s[2] = NOW_S - still
+        return story
+
+    def test_a_node_that_falls_silent_in_the_first_steps_has_stopped_the_job_from_the_floor_on(self) -> None:
+        verdict = only(detect("node_silent", self.first_steps(12).window()))
+        assert (verdict.node, verdict.confidence, verdict.kinds) == ("n2", 0.97, {"silence", "standstill"})
+        assert detect("node_silent", self.first_steps(9).window()) == []
+
+    def test_while_a_rank_may_compile_in_the_first_steps_a_silent_node_is_not_the_reason(self) -> None:
+        story = self.first_steps(30)
+        for name in ("nccl_sequence", "nccl_completed_sequence"):
+            story.device[name][:, 1] = 8  # n1 is in no collective
+        assert only(detect("node_silent", story.window())).kinds == {"silence"}
+
+    def test_pauses_as_long_as_the_jobs_own_excuse_a_silent_node_in_the_first_steps(self) -> None:
+        story = self.first_steps(14)
+        story.pauses = [Pause("", 12.0)]
+        assert detect("node_silent", story.window()) == []
+
     @pytest.mark.parametrize(("power_watts", "found"), [(230.0, 1), (90.0, 0)])
     def test_a_stage_that_waits_for_the_silent_one_lags_too_and_its_gpu_spins_as_the_others_do(
         self, power_watts: float, found: int

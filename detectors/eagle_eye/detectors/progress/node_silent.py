@@ -9,7 +9,7 @@ import numpy as np
 from eagle_eye.detectors.signs.collective_counts import behind
 from eagle_eye.detectors.signs.exits import unplanned_exits
 from eagle_eye.detectors.signs.gpu_activity import activity_outliers, waiting
-from eagle_eye.detectors.signs.progress import Patience, Progress, progress
+from eagle_eye.detectors.signs.progress import Patience, Progress, first_steps, progress, warms_up
 from eagle_eye.detectors.signs.silence import (
     Silence,
     fell_with_the_job,
@@ -37,11 +37,12 @@ class NodeSilent:
     the others wait in, since that rank may be the culprit (unless its GPU spins as theirs do); nor while equally long
     silences have just passed (``passed_silences_s``). A node of torchft's replica groups is acted on once the
     standstill has lasted the floor, whatever the job's own pauses, if all ranks of its quorum elsewhere wait in a
-    collective. While the job goes on, silence is reported after ``alone_s``,
-    since most of it passes by itself. Nodes that fell silent at the same moment and share a switch, or are too many for
-    coincidence, are reported together and none is accused; if the job stopped with them, SwitchDown reports instead. If
-    most of a job's nodes are silent, the fault is likelier between them and the server: Blind. Cannot see: a node whose
-    agent lives on while its GPUs are gone.
+    collective. In an attempt's first steps the job counts as stopped once the standstill has lasted the floor and the
+    job's own pauses, and all ranks elsewhere wait in a collective. While the job goes on, silence is reported after
+    ``alone_s``, since most of it passes by itself. Nodes that fell silent at the same moment and share a switch, or are
+    too many for coincidence, are reported together and none is accused; if the job stopped with them, SwitchDown
+    reports instead. If most of a job's nodes are silent, the fault is likelier between them and the server: Blind.
+    Cannot see: a node whose agent lives on while its GPUs are gone.
     """
 
     patience: Patience
@@ -64,6 +65,8 @@ class NodeSilent:
         if len(together) == len(window.nodes):
             raise Blind("all nodes of the job are falling silent: likelier the way to them than they")
         state, why = job_stopped(window, self.patience)
+        if state is None and why is None:
+            state, why = self._stopped_in_first_steps(window, found)
         missed, standstill = self._missed_by_replicas(window, found)
         verdicts = [
             self._group_verdict(window, group, found)
@@ -83,6 +86,20 @@ class NodeSilent:
             if node not in together and (suspect or float(found.seconds[node]) >= self.alone_s):
                 verdicts.append(self._verdict(window, node, found, suspect, suspect and prompt, why))
         return verdicts
+
+    def _stopped_in_first_steps(self, window: Window, found: Silence) -> tuple[Progress | None, Evidence | None]:
+        """Return the progress of an attempt that stopped after a few steps, and the standstill; None, None if unsure.
+
+        Programs compile and fill caches then, so a standstill alone shows nothing.
+        """
+        try:
+            if not warms_up(window, self.patience):
+                return None, None
+            state = first_steps(window, self.patience)
+        except Blind:
+            return None, None
+        sure = state.stopped and not state.phase and waited_for(window, found.nodes.tolist())
+        return (state, state.evidence) if sure else (None, None)
 
     def _missed_by_replicas(self, window: Window, found: Silence) -> tuple[set[int], Evidence | None]:
         """Return the silent nodes that all other replica groups of their quorum wait for, and the standstill."""

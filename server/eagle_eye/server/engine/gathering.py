@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 
-from eagle_eye.server.engine.fusion import is_of_a_replica
 from eagle_eye.server.engine.judgement import Judgement
 from eagle_eye.server.engine.policy import Decision
 from eagle_eye.server.model.records import EvidenceRequest, Incident
@@ -75,12 +74,11 @@ def reason_to_wait(incident: Incident, asked: Sequence[EvidenceRequest], gatheri
     """Return why an action has to wait, or "".
 
     No wait for a fact (its proof is in the kernel log, which no restart erases, or the process is dead), for an agent
-    not heard for as long as the wait, or beyond ``wait_s``; nor for the node of a replica group that is silent by the
-    incident's own claim.
+    not heard for as long as the wait, or beyond ``wait_s``; nor for a node that is silent by the incident's own claim.
     """
     if incident.fact:
         return ""
-    mute = incident.nodes if incident.fault == "node_unreachable" and is_of_a_replica(incident.kinds) else []
+    mute = incident.nodes if incident.fault == "node_unreachable" else []
     awaited = [
         evidence.node
         for evidence in _ours((*gathering.asked, *asked))
