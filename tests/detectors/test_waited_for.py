@@ -18,9 +18,9 @@ SILENT = NodeSilent(patience=PATIENCE, intervals=4, floor_s=10, alone_s=300)
 CULPRIT = 2
 
 
-def job(standstill: int, quorum: float | None = None) -> Story:
+def job(standstill: int, quorum: float | None = None, rows: int = 120) -> Story:
     """A job that has often paused for longer than it stands now."""
-    story = Story(rows=120).standstill(standstill)
+    story = Story(rows=rows).standstill(standstill)
     story.pauses = [Pause("", 100.0)] * 3
     if quorum is not None:
         story.device["train_quorum"] = np.full(story.device["train_step"].shape, quorum)
@@ -66,6 +66,12 @@ def test_a_stopped_process_that_all_wait_for_is_acted_on_at_the_floor_whatever_t
     assert (verdict.node, verdict.confidence) == ("n2", CONFIDENCE_RIPE)
     own = set() if quorum is None else {"quorum"}
     assert verdict.kinds == {"standstill", "rank_silence", "process_stopped", "collective_sequence", *own}
+
+
+def test_a_process_stopped_in_the_attempts_first_steps_is_acted_on_at_the_floor() -> None:
+    assert said(HANG, stopped(job(8, rows=10), 8)) == []
+    assert sure(said(HANG, stopped(job(12, rows=14), 12))) == ["n2"]
+    assert said(HANG, stopped(job(12, rows=14), 12, state=0.0)) == []
 
 
 def test_one_that_runs_may_pause_as_the_job_did_before() -> None:

@@ -60,9 +60,9 @@ class Hang:
     single node whose ranks never reported while the others' did is named, and the first verdict asks for a restart. If
     a process has ended, ProcessExit reports instead. A rank that says nothing and that its peers wait for is named also
     in the attempt's first steps, at the floor, and beside a node that is silent; one that a signal has stopped while
-    all others wait is named and acted on at the floor, whatever the job's own pauses. Otherwise Blind while one is, and
-    as ``progress`` is. Cannot see: which end of a broken link is to blame when all ranks wait in the same collective;
-    mismatched collectives at the same sequence number (the flight recorder shows these).
+    all others wait is named and acted on at the floor, whatever the job's own pauses, from the first step on. Otherwise
+    Blind while one is, and as ``progress`` is. Cannot see: which end of a broken link is to blame when all ranks wait
+    in the same collective; mismatched collectives at the same sequence number (the flight recorder shows these).
     """
 
     patience: Patience
@@ -120,6 +120,8 @@ class Hang:
         if not (silent and warms_up(window, self.patience)) or unplanned_exits(window) or left_early(window):
             return []
         state, lag = first_steps(window, self.patience), behind(window)
+        if stopped := self._stopped_by_signal(window, state):
+            return stopped
         if not state.stopped or self._unheard(window) or pausing_at_work(window, state):
             return []
         culprit, kinds = self._culprit(window, state, silent, lag)
