@@ -388,6 +388,13 @@ def test_readiness_names_what_is_missing(tmp_path: Path) -> None:
         assert server.client.get("/healthz").status_code == 200
 
 
+def test_a_server_whose_records_are_its_own_leads(tmp_path: Path) -> None:
+    with running(tmp_path) as server:
+        said = server.client.get("/api/v1/leader")
+        assert said.json() == {"leads": True, "leader": server.url, "epoch": 0, "seen_since": None, "problem": ""}
+        assert not {"eagle-eye-leader", "eagle-eye-standby"} & set(said.headers)
+
+
 def test_a_scrape_shows_whether_the_server_can_judge_by_now(tmp_path: Path) -> None:
     clock = FakeClock()
     with running(tmp_path, clock) as server:

@@ -141,6 +141,20 @@ def test_of_two_servers_the_second_stands_by_and_names_the_leader() -> None:
         second.epoch_to_decide()
 
 
+def test_how_long_a_leader_has_been_seen_counts_from_when_it_and_its_epoch_were_first_read() -> None:
+    keeper = FakeKeeper(Lease(3, 0, "http://a", 0))
+    standby, host = server(keeper, "http://b")
+    host.time_s = 10.0
+    standby.step()
+    host.time_s = 12.0
+    keeper.renew(3, "http://a")
+    standby.step()
+    assert standby.seen_for_s() == 2.0
+    keeper.lease = Lease(4, 0, "http://a", 0)
+    standby.step()
+    assert standby.seen_for_s() == 0.0
+
+
 def test_a_leader_that_cannot_renew_decides_nothing_until_it_can() -> None:
     keeper = FakeKeeper()
     leader, host = server(keeper)

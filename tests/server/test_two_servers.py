@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 
 import httpx
@@ -125,6 +126,23 @@ def test_what_a_standby_is_asked_the_leader_answers(both: tuple[OwnProcess, OwnP
     for server in both:
         assert [one["node"] for one in server.client.get("/api/v1/nodes").json()["items"]] == ["n1"]
     assert standby.client.get("/api/v1/incidents/none").status_code == 404
+
+
+def test_each_server_says_for_itself_who_leads(both: tuple[OwnProcess, OwnProcess]) -> None:
+    leader, standby = both
+    for server, leads_itself in ((leader, True), (standby, False)):
+        said = server.client.get("/api/v1/leader").json()
+        assert datetime.fromisoformat(said.pop("seen_since")).timestamp() <= time.time()
+        assert said == {"leads": leads_itself, "leader": f"http://{leader.listen}", "epoch": 1, "problem": ""}
+
+
+def test_what_a_standby_reads_from_the_records_says_so(site: Site) -> None:
+    with pair(site, LONG_LEASE_S) as (leader, standby):
+        assert "eagle-eye-standby" not in standby.client.get("/api/v1/incidents").headers
+        leader.process.kill()
+        leader.process.wait()
+        why = standby.client.get("/api/v1/incidents").headers["eagle-eye-standby"]
+        assert why.startswith(f"http://{leader.listen} leads and cannot be reached")
 
 
 def test_an_agent_with_both_servers_finds_the_leader_before_and_after_it_is_killed(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import http.client
 import os
+import sys
 import urllib.error
 import urllib.parse
 import urllib.request
@@ -14,8 +15,10 @@ from typing import Any
 
 import msgspec
 
+from eagle_eye.cli.tables import printable
 from eagle_eye.schema.configuration import ConfigurationError
 from eagle_eye.schema.environment_names import slip
+from eagle_eye.schema.problem import STANDBY_HEADER
 
 DEFAULT_SERVER = "http://127.0.0.1:8470"
 TIMEOUT_S = 30.0
@@ -42,6 +45,7 @@ class Client:
             raise ServerSaidNo(f"--server: expected a URL such as {DEFAULT_SERVER}, got {server!r}")
         self.server = server.rstrip("/")
         self.token = token
+        self._said = False  # that a standby answers from the records
         # Proxies from the environment are ignored: they would see the token and could not reach loopback.
         self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), _NoRedirects)
 
@@ -77,10 +81,18 @@ class Client:
             why = getattr(error, "reason", None) or error
             raise ServerSaidNo(f"{self.server} cannot be reached: {why}; is --server right?") from None
         with answer:
+            self._say_standby(answer.headers.get(STANDBY_HEADER))
             try:
                 yield answer
             except (TimeoutError, ConnectionError, http.client.HTTPException) as error:
                 raise ServerSaidNo(f"{self.server} stopped in the middle of its answer: {error}") from None
+
+    def _say_standby(self, why: str | None) -> None:
+        if why is None or self._said:
+            return
+        self._said = True
+        said = f"{self.server} stands by, and answers from the records, without what agents send now"
+        sys.stderr.write(f"{said}: {printable(why)}\n")
 
     def pages(self, path: str, query: Mapping[str, Any], items_max: int) -> tuple[list[dict[str, Any]], bool]:
         """Return at most ``items_max`` items of a list, and whether there are more. Raises ServerSaidNo."""

@@ -24,7 +24,8 @@ class Guide(NamedTuple):
 GUIDES: dict[str, Guide] = {
     "server": Guide(
         "Takes the agents' frames, finds faults and tells subscribers, until it is stopped. SIGHUP has it read its"
-        " configuration anew.",
+        " configuration anew. Of two servers on one PostgreSQL one leads; the other stands by, passes requests on to it"
+        " and takes over.",
         (
             ("eagle-eye server --data DIR", "for this machine alone, on port 8470"),
             ("eagle-eye server --config /etc/eagle-eye/server.toml", "as the system's service"),
@@ -33,7 +34,7 @@ GUIDES: dict[str, Guide] = {
         ),
         "0 stopped by SIGTERM or SIGINT; 1 its address or its files are not to be had, or a scheduler gives no answer;"
         " 2 wrong configuration.",
-        ("reference/configuration", "how-to/operations", "explanation/security"),
+        ("reference/configuration", "how-to/operations", "how-to/two-servers", "explanation/security"),
     ),
     "agent": Guide(
         "Watches this host and its training processes and reports to the server, until it is stopped.",

@@ -7,6 +7,8 @@ from typing import Any
 
 CONTENT_TYPE = "application/problem+json"
 LEADER_HEADER = "Eagle-Eye-Leader"  # of a standby's answers: the URL of the server that leads
+# Of what a standby reads from the records, since it has no answer of the leader: why not.
+STANDBY_HEADER = "Eagle-Eye-Standby"
 
 
 def problem(status: int, reason: str, detail: str, **extra: Any) -> dict[str, Any]:

@@ -115,6 +115,7 @@ KeptNode = made("KeptNode", node=str, reason=str, detail=str)
 ForgottenNodes = made("ForgottenNodes", forgotten=list[str], kept=many(KeptNode))
 NodeCheck = shown(records.NodeCheck, without=("run",))
 Readiness = made("Readiness", ready=bool, checks=dict[str, str], blind=dict[str, str], notes=dict[str, str])
+Leader = made("Leader", leads=bool, leader=str, epoch=int, seen_since=Time | None, problem=str)
 FleetLoss = made(
     "FleetLoss",
     kind=Literal["stopped", "slow", "unexplained"],
@@ -314,6 +315,7 @@ ANSWERS: Mapping[tuple[str, str], type[Struct]] = MappingProxyType(
         ("get", "/healthz"): made("Alive", status=Literal["up"]),
         ("get", "/leadz"): made("Leading", leads=bool, leader=str, epoch=int),
         ("get", "/readyz"): Readiness,
+        ("get", "/api/v1/leader"): Leader,
         ("get", "/api/v1/fleet"): Fleet,
         ("get", "/api/v1/fleet/nodes"): NodeMap,
         ("get", "/api/v1/jobs"): page(Job),

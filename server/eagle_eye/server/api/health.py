@@ -1,4 +1,4 @@
-"""/healthz, /readyz, /leadz and /metrics."""
+"""/healthz, /readyz, /leadz, /api/v1/leader and /metrics."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from prometheus_client import CONTENT_TYPE_LATEST
 
 from eagle_eye.server.api.requests import Reader, answer, services
 from eagle_eye.server.config import ServerConfig
+from eagle_eye.server.model.clock import Clock
+from eagle_eye.server.model.timestamps import rfc3339
 from eagle_eye.server.monitor.readiness import Doctor
 from eagle_eye.server.store.leadership import Leadership
 from eagle_eye.server.telemetry.counters import Telemetry
@@ -19,6 +21,7 @@ router = APIRouter(tags=["health"])
 class Needs(Protocol):
     """The server's components that this module uses."""
 
+    clock: Clock
     config: ServerConfig
     doctor: Doctor
     leadership: Leadership | None
@@ -54,6 +57,29 @@ def leadz(parts: Parts) -> Response:
     leads = leadership.leads and not parts.stands_by
     said = {"leads": leads, "leader": leadership.leader_url, "epoch": leadership.epoch}
     return answer(said, 200 if leads else 503)
+
+
+@router.get("/api/v1/leader")
+def get_leader(parts: Parts, _: Reader) -> Response:
+    """Which server leads, of those that share a database, as this one knows it: each answers for itself.
+
+    ``seen_since`` is when this server first knew of this leader with this epoch, null where the records are this
+    server's alone; ``problem`` says why it cannot tell who leads, or why the leader must not decide at present.
+    """
+    leadership = parts.leadership
+    if leadership is None:
+        alone = {"leads": True, "leader": parts.config.public_url, "epoch": 0, "seen_since": None, "problem": ""}
+        return answer(alone)
+    leads = leadership.leads and not parts.stands_by
+    return answer(
+        {
+            "leads": leads,
+            "leader": leadership.leader_url,
+            "epoch": leadership.epoch,
+            "seen_since": rfc3339(parts.clock.now_s() - leadership.seen_for_s()),
+            "problem": leadership.problem() if leads else leadership.lease_problem,
+        }
+    )
 
 
 @router.get("/metrics")

@@ -59,6 +59,7 @@ class Leadership:
         self._lease_s = lease_s
         self._now_s = now_s
         self._state: Literal["standby", "leading", "over"] = "standby"
+        self._seen_s = now_s()  # when this leader and this epoch were first read
         self._watch = LeaseWatch(lease_s)
         self._term: LeaseTerm | None = None
         self._alive_s: float | None = None  # None: not serving yet
@@ -97,6 +98,15 @@ class Leadership:
         except NotLeading as error:
             return str(error)
         return ""
+
+    @property
+    def lease_problem(self) -> str:
+        """Why the lease could not be read or written last, "" where it could."""
+        return self._problem
+
+    def seen_for_s(self) -> float:
+        """Return for how long this server has known ``leader_url`` and ``epoch`` as they are."""
+        return self._now_s() - self._seen_s
 
     def leader(self) -> str:
         """Return who leads, in words."""
@@ -173,7 +183,7 @@ class Leadership:
     def _look(self) -> None:
         asked_s = self._now_s()
         lease = self._keeper.read()
-        self.leader_url, self.epoch = lease.holder, lease.epoch
+        self._note(lease.holder, lease.epoch)
         if not self._watch.take_over(lease, asked_s, self._now_s()):
             return
         sent_s = self._now_s()
@@ -182,7 +192,7 @@ class Leadership:
             return
         with self._lock:
             if self._state == "standby":
-                self.leader_url, self.epoch = self.url, epoch
+                self._note(self.url, epoch)
                 self.takeovers += 1
                 self._term, self._alive_s = LeaseTerm(epoch, self._lease_s, sent_s), None
                 self._state = "leading"
@@ -191,3 +201,7 @@ class Leadership:
             return
         said = {"epoch": epoch, "before": lease.holder or "nobody"}
         _log.warning("this server leads from now on", extra=said)
+
+    def _note(self, leader_url: str, epoch: int) -> None:
+        if (leader_url, epoch) != (self.leader_url, self.epoch):
+            self.leader_url, self.epoch, self._seen_s = leader_url, epoch, self._now_s()

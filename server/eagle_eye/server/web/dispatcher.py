@@ -8,7 +8,7 @@ from typing import Generic, Protocol, TypeVar
 
 from fastapi import FastAPI
 
-from eagle_eye.schema.problem import CONTENT_TYPE, LEADER_HEADER
+from eagle_eye.schema.problem import CONTENT_TYPE, LEADER_HEADER, STANDBY_HEADER
 from eagle_eye.server.api.description import OPEN
 from eagle_eye.server.config import ServerConfig
 from eagle_eye.server.ingest.frames_endpoint import PATH, Ingest
@@ -45,7 +45,7 @@ _HSTS = (b"strict-transport-security", b"max-age=31536000")
 # Paths that stay reachable when others send too many requests, for monitoring.
 _UNLIMITED = frozenset({"/healthz", "/leadz", "/readyz"})
 # Paths that a standby answers for itself, beside the page's files.
-_OWN = _UNLIMITED | {"/metrics", "/openapi.json"}
+_OWN = _UNLIMITED | {"/api/v1/leader", "/metrics", "/openapi.json"}
 RETRY_LEADER_S = 1  # a leader is found within seconds
 # Paths whose answers do not prove authentication.
 _OPEN = OPEN | {"/openapi.json"}
@@ -147,7 +147,7 @@ class Dispatcher(Generic[ServicesT]):
             await forwarding.answer(scope, receive, send)
         except LeaderUnreached as error:
             if scope["method"] in ("GET", "HEAD"):
-                await self._call_api(scope, receive, send)
+                await self._call_api(scope, receive, _with(send, STANDBY_HEADER, str(error)))
                 return
             why = f"this server stands by: {error}; try again, or ask the leader itself"
             headers = {"Retry-After": str(RETRY_LEADER_S)}
@@ -230,10 +230,16 @@ def _watched(scope: ASGIMessage, send: Send, *, unjudged: bool, telemetry: bool)
 
 def _closing(send: Send) -> Send:
     """Return a ``send`` for the connection's last answer."""
+    return _with(send, "connection", "close")
 
-    async def closing(message: ASGIMessage) -> None:
+
+def _with(send: Send, name: str, value: str) -> Send:
+    """Return a ``send`` that adds a header to the answer."""
+    header = name.lower().encode(), value.encode("latin-1", "replace")
+
+    async def adding(message: ASGIMessage) -> None:
         if message["type"] == "http.response.start":
-            message["headers"] = [*message["headers"], (b"connection", b"close")]
+            message["headers"] = [*message["headers"], header]
         await send(message)
 
-    return closing
+    return adding

@@ -657,6 +657,14 @@ export interface KeptNode {
   detail: string;
 }
 
+export interface Leader {
+  leads: boolean;
+  leader: string;
+  epoch: number;
+  seen_since: string | null;
+  problem: string;
+}
+
 export interface Leading {
   leads: boolean;
   leader: string;

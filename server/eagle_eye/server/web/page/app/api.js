@@ -1,6 +1,7 @@
 // Requests to this server's API, with the token that a person typed.
 
 const TOKEN = "token";
+export const LEADER = "api/v1/leader"; // each server answers it for itself
 
 /** The server wants a token, or another one than it was sent. */
 export class SignIn extends Error {}
@@ -20,6 +21,13 @@ export class Unreachable extends Error {}
 
 /** Milliseconds to add to this machine's clock to have the server's; its answers' Date header tells, to a second. */
 export let clockOffsetMs = 0;
+
+/**
+ * Where the last answer to a GET came from: "" this server itself; "leader": it stands by and passed on the leader's;
+ * "records": it stands by and read the records, for `why` it had no answer of the leader.
+ * @type {{from: "" | "leader" | "records", why: string}}
+ */
+export let source = { from: "", why: "" };
 
 /** The time by the server's clock, in milliseconds since 1970. */
 export const now = () => Date.now() + clockOffsetMs;
@@ -68,6 +76,7 @@ export async function ask(target, more = {}) {
     throw new Unreachable("the server does not answer");
   }
   noteClock(answer);
+  if (!more.method && !target.endsWith(LEADER)) noteSource(answer);
   if (answer.status === 401) throw new SignIn("the server wants a token");
   if (answer.ok || more.accept?.includes(answer.status)) return answer;
   throw await problem(answer);
@@ -133,4 +142,11 @@ function noteClock(answer) {
   const said = Date.parse(answer.headers.get("Date") ?? "");
   // The header has whole seconds: a difference below that is none.
   if (Number.isFinite(said)) clockOffsetMs = Math.abs(said - Date.now()) < 1500 ? 0 : said - Date.now();
+}
+
+/** @param {Response} answer */
+function noteSource(answer) {
+  const why = answer.headers.get("Eagle-Eye-Standby");
+  if (why !== null) source = { from: "records", why };
+  else source = { from: answer.headers.has("Eagle-Eye-Leader") ? "leader" : "", why: "" };
 }

@@ -1,7 +1,7 @@
 // The one store of live data: lists read once and then kept up by the server's events, and how the connection is.
 
 import { useEffect, useReducer } from "preact/hooks";
-import { SignIn, get, getAll } from "./api.js";
+import { LEADER, SignIn, get, getAll, source } from "./api.js";
 import { follow } from "./stream.js";
 
 /**
@@ -10,6 +10,7 @@ import { follow } from "./stream.js";
  * @typedef {import("../api").Delivery} Delivery
  * @typedef {import("../api").Subscription} Subscription
  * @typedef {import("../api").Fleet} Fleet
+ * @typedef {import("../api").Leader} Leader
  * @typedef {import("./stream.js").Message} Message
  * @typedef {"incident" | "action" | "delivery" | "subscription" | "job" | "node" | "event"} Kind
  * @typedef {"connecting" | "live" | "lost" | "sign_in"} LinkState
@@ -38,6 +39,8 @@ export const link = {
   detail: "",
   /** @type {Fleet | null} the jobs at a glance and whether the server can judge, as of `fleetRead` */ fleet: null,
   fleetRead: 0, // milliseconds by this machine's clock
+  fleetSeen: true, // whether the server that answered hears agents: one that has the records alone does not
+  /** @type {Leader | null} who leads while this server stands by, null while it leads itself */ leader: null,
 };
 
 /** @type {Set<(kinds: ReadonlySet<string>) => void>} */
@@ -207,8 +210,19 @@ async function readFleet() {
   try {
     link.fleet = await get("api/v1/fleet");
     link.fleetRead = Date.now();
+    link.fleetSeen = source.from !== "records";
   } catch {
     // That nothing answers, or that a token is wanted, is the stream's to tell; what is shown says how old it is.
+  }
+  try {
+    /** @type {Leader | null} */
+    const found = source.from ? await get(LEADER) : null;
+    const before = link.leader;
+    // The server reckons the moment anew each time; what is read out must not change by a fraction of a second.
+    const same = found && before && found.leader === before.leader && found.epoch === before.epoch;
+    link.leader = same ? { ...found, seen_since: before.seen_since } : found;
+  } catch {
+    // Likewise; who led when it was last known is still said.
   }
   stir("fleet");
 }

@@ -6,6 +6,7 @@ import { setToken, token } from "./api.js";
 import { Health } from "./health.js";
 import { link as connection, run, useLive } from "./live.js";
 import { link, useRoute } from "./router.js";
+import { Standby } from "./standby.js";
 import { ThemeButton } from "./theme_button.js";
 import { Notices } from "./verbs.js";
 import { VIEWS } from "./views.js";
@@ -54,6 +55,7 @@ export function Shell() {
       h(Health, {}),
       h(ThemeButton, {}),
     ),
+    h(Standby, {}),
     h(Notices, {}),
     h(
       "main",

@@ -31,14 +31,22 @@ export function FleetView() {
 
 /** @param {{fleet: import("../api").Fleet}} props */
 function Summary({ fleet }) {
-  const burning = fleet.jobs.reduce((sum, job) => sum + (job.loss?.gpus ?? 0), 0);
-  const burnt = fleet.jobs.reduce((sum, job) => sum + (job.loss?.gpu_hours ?? 0), 0);
   const open = openIncidents().length;
-  const silent = fleet.nodes_recent - fleet.nodes_heard;
   return h(
     "ul",
     { class: "summary", "aria-label": "The fleet in figures" },
     figure(link.loaded ? count(open) : "…", open === 1 ? "open incident" : "open incidents", open ? "bad-ink" : ""),
+    ...(link.fleetSeen ? observed(fleet) : [figure("–", "jobs and nodes: only the leader hears agents", "warn-ink")]),
+    h("li", { class: "mode" }, h("span", { class: "quiet" }, `Policy ${MODES[fleet.policy_mode] ?? fleet.policy_mode}.`)),
+  );
+}
+
+/** What agents tell. @param {import("../api").Fleet} fleet */
+function observed(fleet) {
+  const burning = fleet.jobs.reduce((sum, job) => sum + (job.loss?.gpus ?? 0), 0);
+  const burnt = fleet.jobs.reduce((sum, job) => sum + (job.loss?.gpu_hours ?? 0), 0);
+  const silent = fleet.nodes_recent - fleet.nodes_heard;
+  return [
     burning > 0
       ? figure(gpuHours(burnt), `GPU-hours lost, ${gpuHours(burning)} more each hour`, "bad-ink")
       : figure("0", "GPU-hours burning"),
@@ -48,8 +56,7 @@ function Summary({ fleet }) {
       silent > 0 ? `of ${count(fleet.nodes_recent)} nodes reporting` : "nodes, all reporting",
       silent > 0 ? "warn-ink" : "",
     ),
-    h("li", { class: "mode" }, h("span", { class: "quiet" }, `Policy ${MODES[fleet.policy_mode] ?? fleet.policy_mode}.`)),
-  );
+  ];
 }
 
 /** @param {string} value @param {string} words @param {string} [tone] */

@@ -3,6 +3,7 @@
 import { h } from "preact";
 import { useEffect, useLayoutEffect, useMemo, useRef, useState } from "preact/hooks";
 import { count } from "../app/format.js";
+import { link as live } from "../app/live.js";
 import { STANDING_WORDS, drawMap, drawSign, palette } from "../app/map_drawing.js";
 import { cellAt, corner, groupsOf, layOut, neighbour, pitchFor, sorted } from "../app/map_layout.js";
 import { Empty, Reading, Section } from "../app/parts.js";
@@ -37,7 +38,7 @@ export function NodeMapSection() {
     Section,
     { title: "Nodes", id: "nodes", aside },
     h(Reading, { resource, what: "the nodes" }),
-    map && map.nodes.length === 0 && h(Empty, null, "No agent has sent anything yet."),
+    map && map.nodes.length === 0 && h(Empty, null, live.fleetSeen ? "No agent has sent anything yet." : "The records name no node."),
     map && map.nodes.length > 0 && [
       h(Legend, { map, only, setOnly }),
       h(Canvas, { map, by, only, wanted }),

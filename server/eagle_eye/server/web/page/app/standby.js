@@ -1,0 +1,28 @@
+// What a person must know on the page of a server that stands by: who leads, and where what is shown comes from.
+
+import { h } from "preact";
+import { source } from "./api.js";
+import { link, useLive } from "./live.js";
+import { Time } from "./times.js";
+
+export function Standby() {
+  useLive("fleet", "link");
+  const { leader, state } = link;
+  if (!leader || leader.leads || state === "sign_in") return null;
+  const reached = source.from === "leader";
+  return h(
+    "aside",
+    { class: `standby ${reached ? "" : "alone"}`, "aria-label": "Standby" },
+    h("p", { role: "status" }, h("b", null, "This server stands by: "), who(leader, reached), ". ", reached ? REACHED : UNREACHED),
+  );
+}
+
+const REACHED = "What is shown comes from the leader, and what you do here is done there.";
+const UNREACHED = "Shown is what the records hold, without what agents send now; nothing can be changed here until a server leads.";
+
+/** @param {import("../api").Leader} leader @param {boolean} reached */
+function who(leader, reached) {
+  if (leader.problem) return `who leads is not known: ${leader.problem}`;
+  const said = reached ? `${leader.leader} leads` : source.why;
+  return [said, ` (epoch ${leader.epoch}, seen since `, h(Time, { at: leader.seen_since }), ")"];
+}
