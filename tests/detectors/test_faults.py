@@ -69,7 +69,8 @@ class TestNodeSilent:
 
     def test_a_node_that_falls_silent_in_the_first_steps_has_stopped_the_job_from_the_floor_on(self) -> None:
         verdict = only(detect("node_silent", self.first_steps(12).window()))
-        assert (verdict.node, verdict.confidence, verdict.kinds) == ("n2", 0.97, {"silence", "standstill"})
+        assert (verdict.node, verdict.confidence) == ("n2", 0.97)
+        assert verdict.kinds == {"silence", "standstill"}
         assert detect("node_silent", self.first_steps(9).window()) == []
 
     def test_while_a_rank_may_compile_in_the_first_steps_a_silent_node_is_not_the_reason(self) -> None:
