@@ -108,6 +108,11 @@ def test_the_types_of_the_apis_answers_are_the_servers() -> None:
     assert api_types.FILE.read_text(encoding="utf-8") == api_types.declarations(), again
 
 
+def test_the_types_are_checked_where_the_pages_files_lie() -> None:
+    included = json.loads((TYPES / "tsconfig.json").read_text(encoding="utf-8"))["include"]
+    assert {(TYPES / path).resolve().relative_to(FOLDER).parts[0] for path in included} == {"app", "views", "*.d.ts"}
+
+
 def test_the_pages_types_agree() -> None:
     compiler = TYPES / "node_modules/.bin/tsc"
     if not compiler.exists() or shutil.which("node") is None:
