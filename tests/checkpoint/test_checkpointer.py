@@ -5,6 +5,7 @@ Each rank has a node of its own. Runs are shared: one that is killed is what sev
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import os
@@ -453,7 +454,8 @@ class TestCapture:
     def test_a_state_that_was_read_in_part_is_no_fresh_start(self, alone: Alone) -> None:
         alone.leave_a_step()
         for path in alone.node.slot_files:
-            path.write_bytes(bytes(path.stat().st_size))
+            with contextlib.suppress(FileNotFoundError):  # the store frees slots that hold nothing once a rank has left
+                path.write_bytes(bytes(path.stat().st_size))
         (alone.folder / ".eagle-eye-committed").unlink()
         with pytest.raises(NoCheckpoint, match=r"step 1 in memory: .* does not have its checksum"):
             alone.begin()
