@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from eagle_eye.server.delivery.alert_refresh import AlertRefresh
 from eagle_eye.server.delivery.delivery_states import after, again
+from eagle_eye.server.delivery.events import ping
 from eagle_eye.server.delivery.in_flight import ACTION_PLACES
 from eagle_eye.server.delivery.notifiers.alertmanager_api import AlertmanagerApi
 from eagle_eye.server.delivery.notifiers.message import Message
@@ -166,6 +167,28 @@ def test_a_final_failure_lets_the_incidents_next_event_go(bench: Bench) -> None:
     bench.notifier.answers["sub-1"] = [Receipt(Outcome.REJECTED, 404, "the target answered 404")]
     bench.serve()
     assert [bench.delivery(name).state for name in ("a1", "a2")] == ["failed", "delivered"]
+
+
+def test_a_ping_goes_out_however_many_others_hang(bench: Bench) -> None:
+    bench.store.commit(Change(subscriptions=(subscription(),)))
+    others = tuple(event(f"a{number}", group=f"inc_{number}") for number in range(20))
+    bench.store.commit(Change(events=(*others, ping(subscription(), "1", NOW))))
+
+    async def until_it_is_out() -> None:
+        out = asyncio.Event()
+
+        def hangs(event_id: str) -> bool:
+            if event_id == "ping-1":
+                out.set()
+            return event_id != "ping-1"
+
+        bench.notifier.hangs = hangs
+        serving = asyncio.create_task(bench.outbox.serve("sub-1"))
+        await asyncio.wait_for(out.wait(), 10.0)
+        bench.notifier.release.set()
+        await serving
+
+    asyncio.run(until_it_is_out())
 
 
 def test_a_slow_target_delays_nobody_else(bench: Bench) -> None:

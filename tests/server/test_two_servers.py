@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -24,6 +25,7 @@ from eagle_eye.server.store.factory import open_records
 from eagle_eye.server.store.settings import RecordsSettings
 from eagle_eye.server.store.store import INCIDENTS, Change
 from tests.server.builders import action, frame
+from tests.server.gate import gate
 from tests.server.own_process import WITHIN_S, OwnProcess, serving, wait_until
 from tests.server.postgresql_server import PostgresqlServer
 from tests.server.receiver import receiver
@@ -195,12 +197,34 @@ def test_a_standby_leads_once_the_leader_is_killed_and_an_action_is_delivered_an
         eventually(lambda: leads(standby))
         assert standby.client.get("/leadz").json()["epoch"] == 2
         assert standby.client.post("/api/v1/actions/act_1/approve").status_code == 200
-        wait_until(lambda: len(target.got) == 1)
-        event = json.loads(target.got[0][1])
+        wait_until(lambda: len(target.got) == 2)
+        ping, event = (json.loads(body) for _, body in target.got)
+        assert (ping["type"], ping["data"]["epoch"]) == ("eagle_eye.ping", 2)
         assert (event["type"], event["data"]["epoch"]) == ("eagle_eye.action.requested", 2)
         reported = standby.client.post(event["data"]["report_to"], json={"state": "done", "detail": "excluded n1"})
         assert reported.json()["state"] == "done"
     assert metric(standby, "takeovers_total") == 1.0
+
+
+def test_a_new_leader_judges_once_subscribers_have_answered_its_ping(site: Site) -> None:
+    arrived, answering = threading.Event(), threading.Event()
+
+    def hold(_: object) -> None:
+        arrived.set()
+        answering.wait(LONG_LEASE_S)
+
+    def judges(server: OwnProcess) -> bool:
+        return bool(server.client.get("/readyz").json()["checks"].get("detection") == "ok")
+
+    with pair(site, LONG_LEASE_S) as (leader, standby), gate() as target:
+        assert leader.client.post("/api/v1/subscriptions", json={"url": target.url}).status_code == 201
+        target.before = hold
+        leader.process.send_signal(signal.SIGTERM)
+        assert arrived.wait(WITHIN_S)
+        assert not judges(standby)
+        answering.set()
+        wait_until(lambda: judges(standby), LONG_LEASE_S / 4)
+        assert metric(standby, 'leader_pings_total{outcome="answered"}') == 1.0
 
 
 def test_a_stop_hands_over_without_waiting_for_the_lease(site: Site) -> None:

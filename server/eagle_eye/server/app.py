@@ -51,6 +51,7 @@ from eagle_eye.server.charts.reading import Turns
 from eagle_eye.server.config import ServerConfig, is_loopback, plain_text
 from eagle_eye.server.delivery.alert_refresh import AlertRefresh
 from eagle_eye.server.delivery.delivery_metrics import DeliveryCollector
+from eagle_eye.server.delivery.leader_ping import LeaderPing
 from eagle_eye.server.delivery.notifiers.formats import formats
 from eagle_eye.server.delivery.notifiers.guard import Guard, Resolve, system_resolver
 from eagle_eye.server.delivery.notifiers.targets import Targets
@@ -157,6 +158,7 @@ class _Parts(NamedTuple):
     history: EmbeddedHistory
     webhook: Webhook
     outbox: Outbox
+    leader_ping: LeaderPing
     heartbeat: Heartbeat
     forwarding: Forwarding | None  # None unless this server stands by
 
@@ -331,7 +333,8 @@ def _build(
     if certificates is not None:
         counters.registry.register(CertificateCollector(certificates))
     heartbeat = Heartbeat(store, services.doctor, clock, config.webhooks.heartbeat_s, config.public_url)
-    return _Parts(services, store, kept, webhook, outbox, heartbeat, forwarding)
+    ping = LeaderPing(store, signal, clock, counters, config.records.lease_s)
+    return _Parts(services, store, kept, webhook, outbox, ping, heartbeat, forwarding)
 
 
 def _life(parts: _Parts, reload: Reload) -> AbstractAsyncContextManager[None]:
@@ -349,7 +352,7 @@ def _life(parts: _Parts, reload: Reload) -> AbstractAsyncContextManager[None]:
         tasks = [
             asyncio.create_task(keep_running(name, work, failed), name=name)
             for name, work in (
-                ("detection", services.watcher.run),
+                ("detection", lambda: _judge(parts)),
                 ("outbox", parts.outbox.run),
                 ("heartbeat", parts.heartbeat.run),
                 ("model", lambda: _follow_model(services)),
@@ -387,6 +390,13 @@ def _life(parts: _Parts, reload: Reload) -> AbstractAsyncContextManager[None]:
             parts.store.close()
 
     return life()
+
+
+async def _judge(parts: _Parts) -> None:
+    """Judge, once subscribers know who leads; a server alone has no epoch to tell them."""
+    if parts.services.leadership is not None:
+        await parts.leader_ping.sent()
+    await parts.services.watcher.run()
 
 
 def _frames(services: Services, templates: Templates) -> Ingest:
