@@ -251,7 +251,7 @@ def _build(
     outlook = Outlook(watching)
     guard = Guard(config.webhooks.allow_private, resolve)
     epoch = (lambda: 0) if leadership is None else (lambda: leadership.epoch)
-    shapes = formats(config.public_url, config.webhooks, epoch)
+    shapes = formats(config.public_url, config.webhooks, epoch, config.records.lease_s)
     webhook = Webhook(guard, shapes.by_name())
     targets = Targets(config.webhooks, clock)
     refresh = AlertRefresh(store, webhook, shapes.alertmanager_api, targets, config.webhooks, clock, counters)

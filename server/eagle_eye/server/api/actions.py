@@ -7,7 +7,7 @@ from typing import Annotated, Protocol
 
 from fastapi import APIRouter, Depends, Query, Response
 
-from eagle_eye.schema.action import ActionKind, Report
+from eagle_eye.schema.action import ActionKind, Claim
 from eagle_eye.server.api import views
 from eagle_eye.server.api.requests import (
     Body,
@@ -27,8 +27,10 @@ from eagle_eye.server.api.requests import (
 )
 from eagle_eye.server.config import ServerConfig
 from eagle_eye.server.delivery import events as outbound
+from eagle_eye.server.delivery.claims import claimed
 from eagle_eye.server.engine import ledger
 from eagle_eye.server.model.clock import Clock
+from eagle_eye.server.model.errors import Refusal
 from eagle_eye.server.model.records import Action, ActionState, Node, NodeState, OutboundEvent
 from eagle_eye.server.security.auth import Principal
 from eagle_eye.server.store.store import ACTIONS, NODES, Change, Store
@@ -71,15 +73,24 @@ def get_action(parts: Parts, _: Reader, action: str) -> Response:
     return _shown(parts, found(parts, ACTIONS, action))
 
 
-@router.post("/{action}/reports", openapi_extra=body_of(Report))
+@router.post("/{action}/reports", openapi_extra=body_of(Claim))
 def report(parts: Parts, principal: Operator, action: str, body: Body) -> Response:
-    """Take a subscriber's word: accepted, running, done, failed or refused. 409 where the state does not allow it."""
-    given = decoded(body, Report)
+    """Take a subscriber's word: accepted, running, done, failed or refused. 409 where the state does not allow it.
+
+    ``accepted`` with a ``claim``, the subscriber's name for itself, asks whether it may begin: 409 means no.
+    """
+    given = decoded(body, Claim)
+    if given.claim and given.state != "accepted":
+        raise Refusal(400, "claim", f"claim: only accepted claims an action; got {given.state}")
 
     def reported(record: Action) -> Action:
-        return ledger.report_action(record, given, principal.who, parts.clock.now_s())
+        report_it = claimed if given.claim else ledger.report_action
+        return report_it(record, given, principal.who, parts.clock.now_s())
 
-    return _changed(parts, principal, action, f"report {given.state}", reported, given.detail)
+    if not given.claim:
+        return _changed(parts, principal, action, f"report {given.state}", reported, given.detail)
+    detail = f"{given.claim} (epoch {given.epoch})" if given.epoch else given.claim
+    return _changed(parts, principal, action, "claim", reported, detail)
 
 
 @router.post("/{action}/approve")

@@ -877,6 +877,8 @@ export interface ReportOfAction {
   detail: string;
   who: string;
   time: string;
+  claim: string;
+  epoch: number;
 }
 
 export interface Resolution {
