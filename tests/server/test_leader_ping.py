@@ -12,7 +12,7 @@ import pytest
 from msgspec.structs import replace
 
 from eagle_eye.server.delivery import leader_ping
-from eagle_eye.server.delivery.leader_ping import LeaderPing
+from eagle_eye.server.delivery.leader_ping import REFUSED_FOR_EPOCH, LeaderPing
 from eagle_eye.server.model.errors import StoreUnavailable
 from eagle_eye.server.model.records import Delivery, DeliveryState
 from eagle_eye.server.store.changes import Signal
@@ -28,10 +28,14 @@ LEASE_S = 5.0
 
 @dataclass
 class Site:
-    """A leader and its subscribers, of which each in ``fates`` answers after a second; a failure stays pending."""
+    """A leader and its subscribers, of which each in ``fates`` answers after a second; a failure stays pending.
+
+    Those in ``ahead`` refuse the first ping, since they have seen a higher epoch.
+    """
 
     store: SqlStore
     fates: dict[str, DeliveryState] = field(default_factory=dict)
+    ahead: set[str] = field(default_factory=set)
     clock: FakeClock = field(default_factory=FakeClock)
     telemetry: Telemetry = field(default_factory=Telemetry)
 
@@ -39,11 +43,18 @@ class Site:
         self.ping = LeaderPing(self.store, Signal(), self.clock, self.telemetry, LEASE_S, self._wait)
 
     async def _wait(self, _: asyncio.Event, left_s: float) -> bool:
-        tried = [one for one in self.deliveries() if not one.attempts and one.subscription_id in self.fates]
+        due = [one for one in self.deliveries() if not one.attempts or one.last_status == REFUSED_FOR_EPOCH]
+        tried = [one for one in due if one.subscription_id in self.fates]
         self.clock.advance(1.0 if tried else left_s)
-        fared = tuple(replace(one, state=self.fates[one.subscription_id], attempts=1) for one in tried)
-        self.store.commit(Change(deliveries=fared))
+        self.store.commit(Change(deliveries=tuple(self._answered(one) for one in tried)))
         return bool(tried)
+
+    def _answered(self, delivery: Delivery) -> Delivery:
+        name = delivery.subscription_id
+        if name in self.ahead:
+            self.ahead.remove(name)
+            return replace(delivery, attempts=1, last_status=REFUSED_FOR_EPOCH)
+        return replace(delivery, state=self.fates[name], attempts=delivery.attempts + 1, last_status=200)
 
     def lead(self) -> float:
         """Begin to lead; return how long nothing was judged."""
@@ -95,6 +106,13 @@ def test_who_cannot_be_reached_is_not_waited_for(site: Site) -> None:
     site.fates = {"down": "pending", "gone": "failed"}
     assert site.lead() == 1.0
     assert site.counted("failed") == 2.0
+
+
+def test_a_ping_that_is_refused_for_its_epoch_is_repeated_before_it_is_judged(site: Site) -> None:
+    site.store.commit(Change(subscriptions=(subscription("a"),)))
+    site.fates, site.ahead = {"a": "delivered"}, {"a"}
+    assert site.lead() == 2.0
+    assert site.counted("answered") == 1.0
 
 
 def test_without_subscriptions_it_is_judged_at_once(site: Site) -> None:

@@ -173,6 +173,47 @@ def test_a_session_that_cannot_be_ended_keeps_the_epoch_from_rising_until_postgr
     assert after.store.all(INCIDENTS) == []
 
 
+def epoch_kept(server: Server, postgresql: PostgresqlServer) -> int:
+    ((epoch,),) = postgresql.execute("SELECT epoch FROM lease", server.name)
+    return int(epoch)
+
+
+def test_a_leader_that_rises_writes_on_and_its_standby_stands_by(
+    both: tuple[Server, Server], postgresql: PostgresqlServer
+) -> None:
+    leader, standby = both
+    leader.store.commit(Change(incidents=(incident(),)))
+    assert leader.leadership.rise_above(7) == 8
+    leader.store.commit(Change(incidents=(incident("other"),)))
+    standby.leadership.step()
+    assert (epoch_kept(leader, postgresql), standby.leadership.leads, standby.leadership.epoch) == (8, False, 8)
+
+
+def test_a_former_leader_raises_no_epoch(both: tuple[Server, Server], postgresql: PostgresqlServer) -> None:
+    before, after = both
+    after.take_over()
+    assert before.leadership.rise_above(7) is None
+    assert epoch_kept(after, postgresql) == 2
+    after.store.commit(Change(incidents=(incident(),)))
+
+
+def test_what_is_being_written_and_what_waits_to_be_is_written_while_the_epoch_rises(
+    both: tuple[Server, Server], postgresql: PostgresqlServer
+) -> None:
+    leader, _ = both
+    leader.store.probe()
+    stopped = Stopped(leader)
+    waiting = threading.Thread(target=leader.store.commit, args=(Change(incidents=(incident("waiting"),)),))
+    rising = threading.Thread(target=leader.leadership.rise_above, args=(7,))
+    for thread in (waiting, rising):
+        thread.start()
+    stopped.wake()
+    for thread in (waiting, rising):
+        thread.join(WITHIN_S)
+    assert (stopped.error, epoch_kept(leader, postgresql)) == (None, 8)
+    assert {one.id for one in leader.store.all(INCIDENTS)} == {"half", "waiting"}
+
+
 def claim_by(name: str) -> Callable[[Store], Change]:
     """What a server does with a subscriber's claim of act_1."""
 

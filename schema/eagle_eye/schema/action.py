@@ -11,6 +11,8 @@ RestartScope = Literal["process_group", "rank", "job"]
 ReportState = Literal["accepted", "running", "done", "failed", "refused"]
 
 EPOCH_MAX = 1 << 62
+# With 409: the highest epoch that a subscriber has seen, which refuses an event for its lower one.
+EPOCH_HEADER = "Eagle-Eye-Epoch"
 LEASE_SECONDS_MAX = 3_600.0
 CLAIM_CHARACTERS_MAX = 128
 

@@ -256,7 +256,9 @@ def _build(
     targets = Targets(config.webhooks, clock)
     refresh = AlertRefresh(store, webhook, shapes.alertmanager_api, targets, config.webhooks, clock, counters)
     retention_s = config.history.records_retention_s
-    outbox = Outbox(store, webhook, config.webhooks, clock, counters, signal, retention_s, targets, refresh, jitter)
+    rise_above: Callable[[int], int | None] = (lambda _: None) if leadership is None else leadership.rise_above
+    sending = (store, webhook, config.webhooks, clock, counters, signal, retention_s, targets, refresh)
+    outbox = Outbox(*sending, jitter, rise_above)
     tick_s, fresh_s = config.detection.tick_s, config.ingest.fresh_s
     asked = sources_of(config.job_sources, clock, os.environ)
     sources = JobSources(asked, config.job_sources.patience_s, store, clock, fleet, watching, counters)

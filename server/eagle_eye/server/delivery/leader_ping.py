@@ -17,6 +17,7 @@ from eagle_eye.server.telemetry.counters import Telemetry
 
 WITHIN_RATIO = 0.5  # of a lease, for which nothing is judged where a subscriber does not answer
 RECORDS_PAUSE_S = 1.0  # between tries while the records cannot be used
+REFUSED_FOR_EPOCH = 409  # of a delivery that is pending; other refusals with this status are final
 NAMED_MAX = 10  # subscriptions in one line of the log
 
 _log = logging.getLogger(__name__)
@@ -84,12 +85,16 @@ class LeaderPing:
         return {ping.id: ping.subject for ping in pings}
 
     def _tried(self, pings: Sequence[str]) -> dict[str, Delivery]:
-        """Return those of the pings of which an attempt has ended."""
+        """Return those of the pings of which an attempt has ended; one that was refused for its epoch is repeated."""
         try:
             found = self._store.page(DELIVERIES, {"event_id": pings[:PAGE_LIMIT_MAX]}, limit=PAGE_LIMIT_MAX).items
         except StoreUnavailable:
             return {}
-        return {one.event_id: one for one in found if one.attempts or one.state != "pending"}
+        return {
+            one.event_id: one
+            for one in found
+            if one.state != "pending" or (one.attempts and one.last_status != REFUSED_FOR_EPOCH)
+        }
 
     def _note(self, pings: dict[str, str], tried: dict[str, Delivery], took_s: float) -> None:
         answered = [ping for ping, delivery in tried.items() if delivery.state == "delivered"]
