@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from eagle_eye.orchestrators.claims import Claims, StoppingError
@@ -15,7 +16,7 @@ from eagle_eye.orchestrators.errors import RejectedError, ServerUnreachableError
 from eagle_eye.orchestrators.ledger import Ledger
 from eagle_eye.orchestrators.server_client import ServerClient
 from eagle_eye.orchestrators.subscriber import Subscriber
-from eagle_eye.schema.action import ActionRequest
+from eagle_eye.schema.action import ActionRequest, Report
 from tests.orchestrators.builders import action, rfc3339
 from tests.orchestrators.test_subscriber import Recording
 
@@ -80,6 +81,13 @@ def test_a_claim_names_the_subscriber_and_the_epoch(ledger: Ledger) -> None:
     ((method, path, body),) = server.asked
     assert (method, path) == ("POST", "/api/v1/actions/act-1/reports")
     assert body == {"state": "accepted", "detail": "about to begin", "claim": ledger.name, "epoch": 3}
+
+
+def test_a_server_from_before_claims_takes_one_as_accepted(ledger: Ledger) -> None:
+    server = Server(None)
+    claim(ledger, server, wanted())
+    ((_, _, body),) = server.asked
+    assert msgspec.convert(body, Report) == Report("accepted", "about to begin")
 
 
 def test_the_name_is_the_same_for_the_next_process_and_another_in_another_folder(tmp_path: Path) -> None:

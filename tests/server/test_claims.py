@@ -98,3 +98,12 @@ def test_who_reports_after_his_claim_is_heard(server: Running) -> None:
 )
 def test_what_cannot_be_claimed_is_400(server: Running, wrong: dict[str, object]) -> None:
     assert say(server, **wrong).status_code == 400
+
+
+def test_who_hears_late_that_an_action_was_withdrawn_accepts_it_no_more_but_says_what_he_has_begun(
+    server: Running,
+) -> None:
+    server.dispatcher.services.store.commit(Change(actions=(action(state="withdrawn"),)))
+    assert say(server, state="accepted").status_code == 409
+    assert say(server, state="accepted", claim="a").status_code == 409
+    assert say(server, state="running").status_code == 200

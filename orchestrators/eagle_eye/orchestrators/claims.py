@@ -52,10 +52,10 @@ class Claims:
         path, _ = self._client.report_path(action)
         body = msgspec.to_builtins(Claim("accepted", "about to begin", self._ledger.name, action.epoch))
         until_s = self._monotonic_s() + LEASES * action.lease_seconds
+        timeout_s = min(TIMEOUT_S, action.lease_seconds or TIMEOUT_S)
         while True:
-            left_s = until_s - self._monotonic_s()
             try:
-                self._client.call("POST", path, body, timeout_s=min(TIMEOUT_S, max(left_s, 1.0)))
+                self._client.call("POST", path, body, timeout_s)
             except RejectedError as error:
                 if error.status in _NO:
                     self._count("refused")

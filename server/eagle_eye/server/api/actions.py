@@ -30,7 +30,7 @@ from eagle_eye.server.delivery import events as outbound
 from eagle_eye.server.delivery.claims import claimed
 from eagle_eye.server.engine import ledger
 from eagle_eye.server.model.clock import Clock
-from eagle_eye.server.model.errors import Refusal
+from eagle_eye.server.model.errors import IllegalTransition, Refusal
 from eagle_eye.server.model.records import Action, ActionState, Node, NodeState, OutboundEvent
 from eagle_eye.server.security.auth import Principal
 from eagle_eye.server.store.store import ACTIONS, NODES, Change, Store
@@ -84,8 +84,12 @@ def report(parts: Parts, principal: Operator, action: str, body: Body) -> Respon
         raise Refusal(400, "claim", f"claim: only accepted claims an action; got {given.state}")
 
     def reported(record: Action) -> Action:
-        report_it = claimed if given.claim else ledger.report_action
-        return report_it(record, given, principal.who, parts.clock.now_s())
+        if given.claim:
+            return claimed(record, given, principal.who, parts.clock.now_s())
+        if given.state == "accepted" and record.state == "withdrawn":
+            # Nothing has begun: it would stay accepted for ever. What has is recorded by later reports.
+            raise IllegalTransition(f"action {record.id} is withdrawn; it cannot be accepted any more")
+        return ledger.report_action(record, given, principal.who, parts.clock.now_s())
 
     if not given.claim:
         return _changed(parts, principal, action, f"report {given.state}", reported, given.detail)
