@@ -12,6 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from eagle_eye.orchestrators.launch import events as on
 from eagle_eye.orchestrators.launch import orders as to
+from eagle_eye.orchestrators.launch.attempt import KILLED_MAX
 from eagle_eye.orchestrators.launch.checkpoints import Span
 from eagle_eye.orchestrators.launch.machine import step
 from eagle_eye.orchestrators.launch.persisted_state import LauncherMemory, remember, resume
@@ -214,6 +215,42 @@ def test_ranks_that_end_before_an_agent_can_see_them_wait_for_word_for_a_shorter
     assert story.ordered(to.StopRanks) == []
     story.passes(0.5)
     assert story.ordered(to.StopRanks)
+
+
+def told(story: Story) -> list[to.TellServer]:
+    """Return what the server was told of the attempt during the last event."""
+    return [word for word in story.ordered(to.TellServer) if word.attempt == story.state.attempt]
+
+
+@pytest.mark.parametrize("up", [True, False])
+def test_the_server_is_told_of_a_rank_that_a_signal_ended(up: bool) -> None:
+    story = Story(verdict_wait_s=30.0).all_ready()
+    if up:
+        story.starts()
+    story.happens(on.RanksEnded("n2", 1, success=False, exits=((1, -9), (4, 1))))
+    assert told(story) == [to.TellServer("running", 1, ("n1", "n2", "n3"))]
+    story.happens(on.RanksEnded("n3", 1, success=False, exits=((2, -11),)))
+    assert len(told(story)) == 1
+    assert story.state.killed == {1: -9, 2: -11}
+    story.passes(30.0)
+    assert story.state.killed == {}
+
+
+@pytest.mark.parametrize("code", [1, -6, -15])
+def test_the_server_is_not_told_of_ends_that_follow_from_others(code: int) -> None:
+    story = Story(verdict_wait_s=30.0).running()
+    story.happens(on.RanksEnded("n2", 1, success=False, exits=((1, code),)))
+    assert told(story) == []
+    assert story.state.killed == {}
+
+
+def test_of_a_job_that_was_killed_as_a_whole_the_server_is_told_a_bounded_number_of_times() -> None:
+    story = Story(verdict_wait_s=30.0).running()
+    killed = tuple((rank, -9) for rank in range(KILLED_MAX))
+    story.happens(on.RanksEnded("n1", 1, success=False, exits=killed))
+    assert len(told(story)) == 1
+    story.happens(on.RanksEnded("n2", 1, success=False, exits=((KILLED_MAX, -9),)))
+    assert told(story) == []
 
 
 def test_word_during_the_wait_is_obeyed_at_once_and_is_not_the_launchers_own_restart() -> None:
