@@ -1,4 +1,4 @@
-"""What schemathesis is told of Eagle Eye's requests beyond their schemas; it loads this module by name.
+"""What schemathesis needs to know of Eagle Eye's requests beyond their schemas; it loads this module by name.
 
 Subscriptions lead to loopback, whatever was generated. Requests that are to be accepted get what no schema can say: a
 body in a form of its own, values that agree with each other, and no cursor, which only an earlier answer could tell.

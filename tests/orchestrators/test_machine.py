@@ -218,12 +218,12 @@ def test_ranks_that_end_before_an_agent_can_see_them_wait_for_word_for_a_shorter
 
 
 def told(story: Story) -> list[to.TellServer]:
-    """Return what the server was told of the attempt during the last event."""
+    """Return what the server heard of the attempt during the last event."""
     return [word for word in story.ordered(to.TellServer) if word.attempt == story.state.attempt]
 
 
 @pytest.mark.parametrize("up", [True, False])
-def test_the_server_is_told_of_a_rank_that_a_signal_ended(up: bool) -> None:
+def test_the_server_is_reported_a_rank_that_a_signal_ended(up: bool) -> None:
     story = Story(verdict_wait_s=30.0).all_ready()
     if up:
         story.starts()
@@ -237,7 +237,7 @@ def test_the_server_is_told_of_a_rank_that_a_signal_ended(up: bool) -> None:
 
 
 @pytest.mark.parametrize("code", [1, -6, -15])
-def test_the_server_is_not_told_of_ends_that_follow_from_others(code: int) -> None:
+def test_the_server_is_not_reported_ends_that_follow_from_others(code: int) -> None:
     story = Story(verdict_wait_s=30.0).running()
     story.happens(on.RanksEnded("n2", 1, success=False, exits=((1, code),)))
     assert told(story) == []
@@ -481,7 +481,7 @@ def test_an_attempt_that_goes_on_from_its_checkpoint_is_verified() -> None:
     assert story.ordered(to.Say) == [to.Say("verified", {"resumed_step": 40, "first_step": 43})]
 
 
-def test_an_attempt_that_started_over_or_from_something_later_is_told_of() -> None:
+def test_an_attempt_that_started_over_or_from_something_later_is_reported() -> None:
     for step_seen, words in ((3, "did not resume from step 40"), (90, "from something else")):
         story = Story()
         story.newest = 40
@@ -764,7 +764,7 @@ def test_a_start_on_a_node_that_is_new_to_the_job_or_of_another_kind_has_the_who
     assert began.is_in(Phase.VERIFYING)
 
 
-def test_a_job_of_which_no_start_was_ever_seen_to_end_is_only_told_of() -> None:
+def test_a_job_of_which_no_start_was_ever_seen_to_end_is_only_reported() -> None:
     story = Story(verified_within_s=60.0).running()
     story.passes(60.0)
     seen(story, absent={"n2"})

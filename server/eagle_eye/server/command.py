@@ -220,7 +220,7 @@ def on_port(config: ServerConfig, found: int) -> ServerConfig:
 
 
 def connection_options(dispatcher: Dispatcher[Services]) -> dict[str, Any]:
-    """Return what uvicorn is told of how connections begin."""
+    """Return uvicorn's settings for new connections."""
     protocol = (standby_protocol_of if dispatcher.forwarding else protocol_of)(dispatcher.taker)
     certificates = dispatcher.services.certificates
     if certificates is None:

@@ -1,4 +1,4 @@
-"""An attempt that makes no first step: told of after the start's deadline, where steps were to be seen at all."""
+"""An attempt that makes no first step: reported after the start's deadline, where steps were to be seen at all."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def test_many_that_are_not_heard_accuse_nobody() -> None:
     assert only(fleet.restarted().run(DEADLINE_S + 2)).node is None
 
 
-def test_a_second_mute_start_in_a_row_is_only_told_of() -> None:
+def test_a_second_mute_start_in_a_row_is_only_reported() -> None:
     fleet = Starting().trained().restarted()
     fleet.run(DEADLINE_S + 2)
     verdict = only(fleet.restarted(2).run(DEADLINE_S + 2))
@@ -137,7 +137,7 @@ def test_a_node_that_fell_silent_during_the_start_is_unreachable_once_the_start_
     assert (verdict.node, set(verdict.kinds)) == ("n1", {"silence", "standstill"})
 
 
-def test_the_launchers_word_on_who_holds_a_start_up_is_told_of_at_once_and_restarts() -> None:
+def test_the_launchers_word_on_who_holds_a_start_up_is_reported_at_once_and_restarts() -> None:
     fleet = Starting().trained().restarted()
     assert hangs(fleet.run(10)) == []
     fleet.declare(1, held_up_by=[2])

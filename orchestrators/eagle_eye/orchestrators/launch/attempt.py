@@ -20,7 +20,7 @@ UNSEEN_WAIT_S = 6.0  # ...so other reports, such as a lost GPU, are awaited no l
 AFTERMATH = (signal.SIGABRT, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)  # of another rank's end, or of a job's
 KILLED_MAX = 64  # reported to the server of an attempt: when many were killed, it was not for one of them
 LOOK_EVERY_S = 2.0  # during a start, for ranks that are stopped, cut off or unresponsive
-UNSEEN = "nobody told of a step; without Eagle Eye's hook in the training script nobody can"
+UNSEEN = "no step was reported; only Eagle Eye's hook in the training script can report one"
 
 
 def running_yet(rules: Rules, state: State, now: on.Moment) -> Step:
