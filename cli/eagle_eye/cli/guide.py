@@ -56,6 +56,16 @@ GUIDES: dict[str, Guide] = {
         "0 all works that this host can have; 1 there is something to do; 2 wrong configuration.",
         ("reference/agent",),
     ),
+    "completion": Guide(
+        "Prints a script with which your shell completes commands, options and files. Print it anew after an upgrade.",
+        (
+            ("eagle-eye completion bash > ~/.local/share/bash-completion/completions/eagle-eye", "for bash"),
+            ("eagle-eye completion zsh > ~/.zfunc/_eagle-eye", "for zsh, with ~/.zfunc in fpath before compinit"),
+            ("eagle-eye completion fish > ~/.config/fish/completions/eagle-eye.fish", "for fish"),
+        ),
+        "0 done; 2 wrong usage.",
+        ("get-started/quick-start",),
+    ),
     "launch": Guide(
         "Runs a torchrun-style training job over a set of nodes with spares, restarts it without a node when Eagle Eye"
         " asks for it, and by itself when it fails and nobody asks.",

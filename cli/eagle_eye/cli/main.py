@@ -113,6 +113,7 @@ GROUPS: tuple[tuple[str, tuple[Command, ...]], ...] = (
             Command("record", "eagle_eye.cli.record", "write a trace from a server's history", "server"),
             Command("import", "eagle_eye.cli.import_trace", "write a trace from an existing Prometheus", "server"),
             Command("train", "eagle_eye.learning.command", "learn what healthy nodes look like", "server,ml"),
+            Command("completion", "eagle_eye.cli.completion", "complete commands in your shell", "server"),
         ),
     ),
 )
