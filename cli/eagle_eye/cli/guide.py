@@ -237,10 +237,11 @@ GUIDES: dict[str, Guide] = {
         (
             ("eagle-eye incidents --state open", "what is suspected or confirmed now"),
             ("eagle-eye incidents show INCIDENT", "the evidence, and what was done"),
+            ("eagle-eye incidents report INCIDENT --html FILE", "all of it with pictures, to send to somebody"),
             ("eagle-eye incidents false INCIDENT", "it was a false alarm"),
         ),
         _ANSWERED,
-        ("explanation/incidents", "how-to/runbooks"),
+        ("explanation/incidents", "how-to/runbooks", "how-to/reports"),
     ),
     "actions": Guide(
         "Lists what was asked of orchestrators; approves or rejects it, or reports on it by hand.",

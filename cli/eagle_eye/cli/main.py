@@ -81,7 +81,7 @@ GROUPS: tuple[tuple[str, tuple[Command, ...]], ...] = (
     (
         "look",
         (
-            Command("incidents", "eagle_eye.cli.operator:INCIDENTS", "what is wrong; acknowledge, resolve", "server"),
+            Command("incidents", "eagle_eye.cli.incidents:INCIDENTS", "what is wrong; acknowledge, resolve", "server"),
             Command("nodes", "eagle_eye.cli.nodes:NODES", "list nodes; exclude, drain, readmit, check", "server"),
             Command("jobs", "eagle_eye.cli.operator:JOBS", "list jobs", "server"),
             Command("goodput", "eagle_eye.cli.accounts:GOODPUT", "where the jobs' time went, and why", "server"),
