@@ -232,6 +232,18 @@ GUIDES: dict[str, Guide] = {
         _ANSWERED,
         ("explanation/concepts", "how-to/job-sources"),
     ),
+    "accounts": Guide(
+        "Writes a report on where the jobs' time went, by fault, node and job, and on what the ledger says.",
+        (
+            (
+                "eagle-eye accounts report --since 30d --html accounts.html",
+                "one file with pictures, to send",
+            ),
+            ("eagle-eye accounts report --since 30d --json", "its numbers, for programs"),
+        ),
+        _ANSWERED,
+        ("how-to/reports", "explanation/accounts"),
+    ),
     "incidents": Guide(
         "Lists incidents with their evidence; takes what a person has to say about them.",
         (

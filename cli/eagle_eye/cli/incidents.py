@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import datetime as dt
-import sys
 from pathlib import Path
 from typing import Any, get_args
 
@@ -14,6 +12,7 @@ from eagle_eye.cli import show
 from eagle_eye.cli.client import connect
 from eagle_eye.cli.operator import ANY, Noun, Verb
 from eagle_eye.cli.reports import incident, numbers
+from eagle_eye.cli.reports.files import needs_extra, write
 from eagle_eye.cli.reports.redaction import redacted
 from eagle_eye.schema.configuration import ConfigurationError
 from eagle_eye.server.api.filter_values import FAULT_NAMES, ListedIncidentState
@@ -41,7 +40,6 @@ def _report(args: argparse.Namespace) -> int:
     files = {form: file for form in FORMATS if (file := getattr(args, form)) is not None}
     if not files:
         raise ConfigurationError("report: expected --html FILE, --csv FILE or --parquet FILE")
-    made = dt.datetime.now(dt.timezone.utc).isoformat(timespec="seconds").replace("+00:00", "Z")
     with Console(stderr=True).status("asking for the incident") as status:
         found = incident.gather(
             connect(args.server, args.token_file), args.id, lambda what: status.update(f"asking for {what}")
@@ -50,23 +48,13 @@ def _report(args: argparse.Namespace) -> int:
         found = redacted(found)
     for form, file in files.items():
         if form == "html":
-            content = _html(found, made, redacted=args.redact)
+            with needs_extra("--html"):
+                from eagle_eye.cli.reports import html
+            content = html.incident_page(found, html.origin(redacted=args.redact)).encode()
         else:
             content = numbers.as_csv(found) if form == "csv" else numbers.as_parquet(found)
-        file.write_bytes(content)
-        sys.stdout.write(f"{file}: {len(content) / 1e3:.0f} kB\n")
+        write(file, content)
     return 0
-
-
-def _html(found: incident.IncidentReport, made: str, *, redacted: bool) -> bytes:
-    from eagle_eye.cli.main import version
-
-    try:
-        from eagle_eye.cli.reports.html import page
-    except ModuleNotFoundError as error:
-        needs = f'--html needs: pip install "eagle-eye[reports]" (no module {error.name})'
-        raise ConfigurationError(needs) from None
-    return page(found, made=made, version=version(), redacted=redacted).encode()
 
 
 INCIDENTS = IncidentCommands(

@@ -85,6 +85,7 @@ GROUPS: tuple[tuple[str, tuple[Command, ...]], ...] = (
             Command("nodes", "eagle_eye.cli.nodes:NODES", "list nodes; exclude, drain, readmit, check", "server"),
             Command("jobs", "eagle_eye.cli.operator:JOBS", "list jobs", "server"),
             Command("goodput", "eagle_eye.cli.accounts:GOODPUT", "where the jobs' time went, and why", "server"),
+            Command("accounts", "eagle_eye.cli.accounts:ACCOUNTS", "a report on lost time, as a file", "server"),
             Command("ledger", "eagle_eye.cli.accounts:LEDGER", "shadow decisions, against what happened", "server"),
             Command("audit", "eagle_eye.cli.audit", "who changed what", "server"),
             Command(

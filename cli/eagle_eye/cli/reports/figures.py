@@ -39,8 +39,28 @@ def svg(chart: Mapping[str, Any], marks: Sequence[Mark]) -> str:
         axes = figure.subplots()
         _draw(axes, chart)
         _mark(axes, chart, marks)
-        sink = io.StringIO()
-        figure.savefig(sink, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
+        return _svg(figure)
+
+
+def bars(names: Sequence[str], amounts: Sequence[float], unit: str) -> str:
+    """Return a horizontal bar for each amount, the first on top, as an SVG element."""
+    figure = Figure(figsize=(SIZE_INCHES[0], 0.6 + 0.28 * len(names)), layout="constrained")
+    with mpl.rc_context(_STYLE):
+        axes = figure.subplots()
+        places = range(len(names))
+        drawn = axes.barh(places, amounts, color=ACCUSED, height=0.7)
+        axes.bar_label(drawn, [f"{amount:,.2f}" for amount in amounts], padding=3)
+        axes.set_yticks(places, names)
+        axes.invert_yaxis()
+        axes.margins(x=0.12)
+        axes.set_xlabel(unit)
+        axes.spines[["top", "right"]].set_visible(False)
+        return _svg(figure)
+
+
+def _svg(figure: Figure) -> str:
+    sink = io.StringIO()
+    figure.savefig(sink, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
     text = sink.getvalue().replace(INK, "currentColor")
     return text[text.index("<svg") :]
 

@@ -1,28 +1,47 @@
-"""An incident's report as one HTML file that loads nothing, for light and dark screens and for paper."""
+"""Reports as HTML files that load nothing, for light and dark screens and for paper."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import datetime as dt
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jinja2
 import markupsafe
 
+from eagle_eye.cli.accounts import job_row, share, total_row
+from eagle_eye.cli.main import version
 from eagle_eye.cli.reports import figures
+from eagle_eye.cli.reports.accounts import CAUSES, HOUR_S, AccountsReport, hours
 from eagle_eye.cli.reports.incident import IncidentReport
 from eagle_eye.cli.tables import printable
 from eagle_eye.server.charts.notation import number
 
-_TEMPLATE = Path(__file__).with_name("incident.html")
+_TEMPLATES = Path(__file__).parent
+_BARS_MAX = 15
 
 
-def page(report: IncidentReport, *, made: str, version: str, redacted: bool) -> str:
-    """Return the file's text; ``made`` is the time of the report. Texts of the fleet are escaped."""
-    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, keep_trailing_newline=True)
-    environment.filters |= {"words": _words, "moment": _time}
+class Origin(NamedTuple):
+    """When a report was made, by which version, and whether names are replaced in it."""
+
+    made: str
+    version: str
+    redacted: bool = False
+
+
+def origin(*, redacted: bool = False) -> Origin:
+    """Return that of a report that is made now, by this version."""
+    made = dt.datetime.now(dt.timezone.utc).isoformat(timespec="seconds")
+    return Origin(made, version(), redacted)
+
+
+def incident_page(report: IncidentReport, origin: Origin) -> str:
+    """Return the file's text. Texts of the fleet are escaped."""
     record = report.record
-    return environment.from_string(_TEMPLATE.read_text(encoding="utf-8")).render(
+    return _render(
+        "incident.html",
+        origin,
         record=record,
         dossier=report.dossier,
         fault=_words(record["fault"]).capitalize(),
@@ -33,10 +52,65 @@ def page(report: IncidentReport, *, made: str, version: str, redacted: bool) -> 
         charts=[(chart, markupsafe.Markup(figures.svg(chart, report.marks))) for chart in report.charts],  # noqa: S704
         unknown=report.unknown,
         actions=[{**one, "asked": f"{_words(one['kind'])} {', '.join(one['exclude'])}"} for one in _actions(report)],
-        made=made,
-        version=version,
-        redacted=redacted,
     )
+
+
+def accounts_page(report: AccountsReport, origin: Origin) -> str:
+    """Return the file's text. Texts of the fleet are escaped."""
+    total = report.jobs["total"]
+    lost, ratio = hours(total["lost_gpu_seconds"]), total["goodput_ratio"]
+    goodput = "the goodput is not known" if ratio is None else f"the goodput was {ratio:.1%}"
+    return _render(
+        "accounts.html",
+        origin,
+        since=report.jobs["since"],
+        until=report.jobs["until"],
+        summary=f"{lost} GPU-hours were lost; {goodput}.",
+        facts=[
+            ("jobs", f"{len(report.jobs['items']) + report.jobs['left_out']:,}"),
+            ("hours of jobs", hours(total["wall"]["seconds"])),
+            ("GPU-hours", hours(total["wall"]["gpu_seconds"])),
+            ("training, of the time", share(total["ettr_ratio"])),
+            *((_words(part), f"{hours(of['gpu_seconds'])} GPU-hours") for part, of in total["lost"].items()),
+        ],
+        causes=[_cause(report.causes[by]["items"], by) for by in CAUSES],
+        jobs=[job_row(item) for item in report.jobs["items"]],
+        ledger=_ledger(report.ledger),
+        ledger_since=report.ledger["since"],
+        unknown=report.unknown,
+    )
+
+
+def _render(template: str, origin: Origin, **values: Any) -> str:
+    loader = jinja2.FileSystemLoader(_TEMPLATES)
+    environment = jinja2.Environment(
+        loader=loader, autoescape=True, undefined=jinja2.StrictUndefined, keep_trailing_newline=True
+    )
+    environment.filters |= {"words": _words, "moment": _time}
+    return environment.get_template(template).render(**origin._asdict(), **values)
+
+
+def _cause(items: Sequence[Mapping[str, Any]], by: str) -> tuple[str, markupsafe.Markup, list[dict[str, str]], str]:
+    rows = [
+        {
+            "name": _words(item[by]) if by == "fault" and item[by] else item[by] or f"no single {by}",
+            "gpu_hours": hours(item["gpu_seconds"]),
+            "hours": hours(item["seconds"]),
+            "parts": ", ".join(f"{part} {hours(amount['gpu_seconds'])}" for part, amount in item["lost"].items()),
+        }
+        for item in items
+    ]
+    most = rows[:_BARS_MAX]
+    amounts = [item["gpu_seconds"] / HOUR_S for item in items[:_BARS_MAX]]
+    drawn = figures.bars([row["name"] for row in most], amounts, "GPU-hours") if most else ""
+    title = f"GPU-hours, the {_BARS_MAX} most" if len(rows) > _BARS_MAX else "GPU-hours"
+    return title, markupsafe.Markup(drawn), rows, by  # noqa: S704
+
+
+def _ledger(ledger: Mapping[str, Any]) -> list[dict[str, Any]]:
+    counted = [("all", ledger["total"]), *ledger["by_fault"].items()]
+    rows = [total_row(name, of) for name, of in counted]
+    return rows if any(rows[0][name] for name in ("right", "wrong", "pending", "cannot_tell")) else []
 
 
 def _facts(report: IncidentReport) -> Iterator[tuple[str, str]]:
