@@ -16,7 +16,7 @@ from eagle_eye.orchestrators.errors import RejectedError, ServerUnreachableError
 from eagle_eye.orchestrators.ledger import Ledger
 from eagle_eye.orchestrators.server_client import ServerClient
 from eagle_eye.orchestrators.subscriber import Subscriber
-from eagle_eye.schema.action import ActionRequest, Report
+from eagle_eye.schema.action import ActionRequest, Report, ReportState
 from tests.orchestrators.builders import action, rfc3339
 from tests.orchestrators.test_subscriber import Recording
 
@@ -163,13 +163,15 @@ def test_an_action_whose_claim_is_interrupted_is_left_to_the_next_process(ledger
 
 def begin(ledger: Ledger, answer: str | None, **changes: Any) -> tuple[list[Any], list[str], list[str]]:
     """What an action changed, what was reported and what was claimed, where claims are answered so."""
-    orchestrator, reports, asked = Recording(), [], []
+    orchestrator = Recording()
+    reports: list[str] = []
+    asked: list[str] = []
 
     def claims(one: ActionRequest, _: threading.Event) -> str | None:
         asked.append(one.action_id)
         return answer
 
-    def tell(_: ActionRequest, state: str, _detail: str) -> None:
+    def tell(action: ActionRequest, state: ReportState, detail: str) -> None:
         reports.append(state)
 
     one = action(NOW_S, **changes)

@@ -25,7 +25,7 @@ class Shipped:
 
     def queued(self) -> list[ActionRequest]:
         """Return the actions that are to be carried out."""
-        found = []
+        found: list[ActionRequest] = []
         while True:
             try:
                 work = self.intake.work.get_nowait()

@@ -87,8 +87,8 @@ class Webhook:
                 continue
             # The answer's body is not needed and may be endless: it is never read.
             await response.aclose()
-            headers = response.headers
-            return receipt(response.status_code, headers.get("retry-after"), now_s, headers.get(EPOCH_HEADER))
+            said = response.headers
+            return receipt(response.status_code, said.get("retry-after"), now_s, said.get(EPOCH_HEADER))
         raise httpx.ConnectError("the name has no address")
 
 
