@@ -21,9 +21,9 @@ from eagle_eye.schema import metrics as catalogue
 from eagle_eye.schema.events import WHOLE_NODE
 from eagle_eye.schema.frame import Block
 from eagle_eye.schema.metrics import Scope
+from eagle_eye.schema.times import TIME_S_MAX, in_seconds
 from eagle_eye.server.backtest.trace_clocks import RowSpan
 from eagle_eye.server.backtest.trace_format import SILENCE_COLUMN, BadTrace, opened
-from eagle_eye.server.model.timestamps import TIME_S_MAX, in_seconds
 
 CHUNK_CELLS = 1 << 21  # gathered at a time: 16 MiB
 DEVICE_MAX = (1 << 15) - 1
