@@ -32,7 +32,7 @@ from eagle_eye.server.telemetry.settings import LogSettings
 ROOT = Path(__file__).parent.parent
 PORTIONS = (
     *("schema", "agent", "detectors", "server", "orchestrators", "checks", "cli", "demo", "simulator", "learning"),
-    *("checkpoint", "planning"),
+    *("checkpoint", "planning", "client"),
 )
 FOLDERS = (*PORTIONS, "server/eagle_eye/server/engine", "benchmarks", "tests", "packaging", "dashboards")
 

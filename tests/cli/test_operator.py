@@ -98,7 +98,7 @@ def test_a_long_list_is_read_page_by_page_up_to_the_limit(server: Running, capsy
 def test_an_answer_that_is_too_large_is_named_as_such(
     server: Running, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("eagle_eye.cli.client.ANSWER_BYTES_MAX", 8)
+    monkeypatch.setattr("eagle_eye.client.http_client.ANSWER_BYTES_MAX", 8)
     assert main(["incidents"]) == 1
     assert "the answer has more than 0 MiB; ask for less" in capsys.readouterr().err
 

@@ -19,7 +19,7 @@ from release import build, libraries
 
 REPOSITORY = Path(__file__).parents[2]
 GATE = "EAGLE_EYE_TEST_PACKAGES"
-RUNTIME = ("agent", "checkpoint", "checkpoint-store", "ml", "nvrx", "orchestrators", "postgresql", "server")
+RUNTIME = ("agent", "checkpoint", "checkpoint-store", "client", "ml", "nvrx", "orchestrators", "postgresql", "server")
 # Which extras a module needs: the first line that it begins with. What imports torch runs beside the training job.
 NEEDS = (
     ("agent.health.nvrx_health", {"agent", "nvrx"}),
@@ -28,6 +28,8 @@ NEEDS = (
     ("checkpoint.command", set[str]()),
     ("checks", {"agent"}),
     ("cli", set[str]()),
+    ("client", set[str]()),
+    ("client.frames", {"client"}),
     ("cli.replaying", {"server"}),
     ("demo.pipeline_train", {"ml", "checkpoint"}),
     ("demo.train", {"ml", "checkpoint"}),

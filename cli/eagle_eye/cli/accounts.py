@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from eagle_eye.cli.client import ServerSaidNo, connect
+from eagle_eye.cli.client import CannotGoOn, connect
 from eagle_eye.cli.operator import LIST_MAX, add_common, add_filter, add_limit, print_json, print_list, say_more
 from eagle_eye.cli.tables import Column, print_table, printable
 from eagle_eye.cli.times import add_span, span
@@ -77,7 +77,7 @@ class Goodput:
         add_limit(parser, most=PAGE_LIMIT_MAX)
 
     def run(self, args: argparse.Namespace) -> int:
-        """Ask the server and print its answer. Raises ServerSaidNo."""
+        """Ask the server and print its answer. Raises ClientError."""
         since_s, until_s = span(args)
         query = {"by": args.by, "job": args.job, "since": since_s, "until": until_s, "limit": args.limit}
         reported = connect(args.server, args.token_file).call("GET", "/api/v1/goodput", query)
@@ -118,7 +118,7 @@ class LedgerCommands:
         add_limit(parser)
 
     def run(self, args: argparse.Namespace) -> int:
-        """Ask the server and print its answer. Raises ServerSaidNo."""
+        """Ask the server and print its answer. Raises ClientError."""
         client = connect(args.server, args.token_file)
         since_s, _ = span(args)
         query = {**{name: getattr(args, name) for name in ("job", "fault", "standing")}, "since": since_s}
@@ -160,7 +160,7 @@ class Tickets:
         bring.add_argument("--format", choices=("csv", "jsonl"), help="where the file's name does not say it")
 
     def run(self, args: argparse.Namespace) -> int:
-        """Do what the verb says. Raises ServerSaidNo."""
+        """Do what the verb says. Raises ClientError."""
         client = connect(args.server, args.token_file)
         if args.verb == "import":
             reported = client.call("POST", "/api/v1/tickets", body={"format": _format(args), "text": _text(args.file)})
@@ -184,7 +184,7 @@ class Tickets:
 def _format(args: argparse.Namespace) -> str:
     form = args.format or {".csv": "csv", ".jsonl": "jsonl", ".ndjson": "jsonl"}.get(args.file.suffix.lower())
     if form is None:
-        raise ServerSaidNo(f"{args.file}: neither .csv nor .jsonl; say --format csv or --format jsonl")
+        raise CannotGoOn(f"{args.file}: neither .csv nor .jsonl; say --format csv or --format jsonl")
     return str(form)
 
 
@@ -193,14 +193,14 @@ def _text(file: Path) -> str:
         with file.open("rb") as opened:
             content = opened.read(FILE_BYTES_MAX + 1)
     except OSError as error:
-        raise ServerSaidNo(f"{file} cannot be read: {error.strerror or error}") from None
+        raise CannotGoOn(f"{file} cannot be read: {error.strerror or error}") from None
     if len(content) > FILE_BYTES_MAX:
-        raise ServerSaidNo(f"{file} has more than {FILE_BYTES_MAX >> 20} MiB; import it in parts")
+        raise CannotGoOn(f"{file} has more than {FILE_BYTES_MAX >> 20} MiB; import it in parts")
     try:
         return content.decode("utf-8")
     except UnicodeDecodeError as error:
         line = content[: error.start].count(b"\n") + 1
-        raise ServerSaidNo(f"{file}, line {line}: no UTF-8; save it as UTF-8") from None
+        raise CannotGoOn(f"{file}, line {line}: no UTF-8; save it as UTF-8") from None
 
 
 def _job_row(item: Mapping[str, Any]) -> dict[str, Any]:
