@@ -25,11 +25,12 @@ if TYPE_CHECKING:
 
     import pandas as pd
 
+    from eagle_eye.client.records import ActionRecord, IncidentInFullRecord, IncidentRecord, JobRecord, NodeRecord
+
 ITEMS_MAX = 50_000  # of a list that is asked for whole
 ROWS_MAX = 100_000  # of one frame of samples
 PATIENCE_S = 300.0
 
-Record = dict[str, Any]  # as the API shows it: docs/reference/api.md
 Statistic = Literal["last", "min", "max", "mean", "increase"]
 
 
@@ -48,11 +49,11 @@ class Client(HttpClient):
         search: str | None = None,
         members: bool = True,
         limit: int | None = None,
-    ) -> list[Record]:
+    ) -> list[JobRecord]:
         """Return jobs; ``search`` is a part of the name. Without ``members`` their ranks and nodes are left out."""
         return self._list("jobs", limit, state=state, node=node, search=search, members=None if members else "false")
 
-    def nodes(self, *, state: str | None = None, limit: int | None = None) -> list[Record]:
+    def nodes(self, *, state: str | None = None, limit: int | None = None) -> list[NodeRecord]:
         """Return nodes with their standing and what their agents last said."""
         return self._list("nodes", limit, state=state)
 
@@ -65,14 +66,14 @@ class Client(HttpClient):
         fault: str | None = None,
         since: Moment | None = None,
         limit: int | None = None,
-    ) -> list[Record]:
+    ) -> list[IncidentRecord]:
         """Return incidents, of state "open" those suspected or confirmed, "live" also those that are acted on."""
         since_s = None if since is None else repr(unix_time("since", since, time.time()))
         return self._list("incidents", limit, state=state, job=job, node=node, fault=fault, since=since_s)
 
-    def incident(self, incident: str) -> Record:
+    def incident(self, incident: str) -> IncidentInFullRecord:
         """Return one incident with its evidence, what agents gathered, and its history."""
-        record: Record = self.call("GET", f"/api/v1/incidents/{quote(incident, safe='')}")
+        record: IncidentInFullRecord = self.call("GET", f"/api/v1/incidents/{quote(incident, safe='')}")
         return record
 
     def actions(
@@ -84,7 +85,7 @@ class Client(HttpClient):
         kind: str | None = None,
         incident: str | None = None,
         limit: int | None = None,
-    ) -> list[Record]:
+    ) -> list[ActionRecord]:
         """Return what was asked of subscribers, with their reports."""
         return self._list("actions", limit, state=state, job=job, node=node, kind=kind, incident=incident)
 
@@ -162,7 +163,7 @@ class Client(HttpClient):
         if empty and not opening.known:
             self._check_known(job, None)
 
-    def _list(self, noun: str, limit: int | None, **filters: str | None) -> list[Record]:
+    def _list(self, noun: str, limit: int | None, **filters: str | None) -> list[Any]:
         items, more = self.pages(f"/api/v1/{noun}", filters, ITEMS_MAX if limit is None else limit)
         if more and limit is None:
             raise LimitReached(f"there are more than {ITEMS_MAX} {noun}; filter them, or say how many (limit)")
