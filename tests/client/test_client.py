@@ -11,6 +11,7 @@ import pytest
 
 from eagle_eye.client import Client, ClientError, LimitReached, Refused, Unreachable, UnreadableAnswer, client
 from eagle_eye.schema.configuration import ConfigurationError
+from eagle_eye.schema.frame import Rank
 from eagle_eye.server.model.records import Node
 from eagle_eye.server.security.auth import mint
 from eagle_eye.server.store.store import Change
@@ -189,3 +190,13 @@ def test_what_does_not_speak_the_api_is_said_to_be_none(elsewhere: str) -> None:
 def test_a_redirect_is_not_followed(elsewhere: str) -> None:
     with pytest.raises(Refused, match="HTTP 307"):
         Client(elsewhere).actions()
+
+
+def test_a_limit_holds_also_where_the_server_sends_more(server: Running) -> None:
+    """Jobs that only agents speak of come with the first page, whatever its limit."""
+    for number in range(3):
+        server.send(body(frame(1, f"n{number}", job=f"job-{number}", ranks=[Rank(f"job-{number}", 0, 1, 0)])))
+    assert len(server.client.get("/api/v1/jobs", params={"limit": 1}).json()["items"]) == 3
+    assert Client(server.url).pages("/api/v1/jobs", {}, 2)[1]
+    assert len(Client(server.url).jobs(limit=2)) == 2
+    assert len(Client(server.url).jobs()) == 3

@@ -16,6 +16,7 @@ PATH = "/api/v1/events"
 FIRST_WAIT_S = 0.5
 LONGEST_WAIT_S = 15.0
 RESET = "reset"
+SILENCE_S = 40.0  # the server says something every 15 s; after this long the connection is dead
 # What a server or a proxy says that is not to be asked just now.
 LATER = (
     HTTPStatus.TOO_MANY_REQUESTS,
@@ -82,7 +83,7 @@ class EventStream:
         headers = {"Accept": "text/event-stream"}
         if self.after is not None:
             headers["Last-Event-ID"] = str(self.after)
-        with self._client.stream(PATH, headers=headers) as answer:
+        with self._client.stream(PATH, headers=headers, silence_s=SILENCE_S) as answer:
             self._connected = True
             self._lost_s = None
             for fields in messages(answer.readline):

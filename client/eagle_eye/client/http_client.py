@@ -123,15 +123,22 @@ class HttpClient:
             items += page.items
             cursor = page.next
             if cursor is None:
-                return items, False
-        return items, True
+                break
+        return items[:items_max], cursor is not None or len(items) > items_max
 
     @contextlib.contextmanager
     def stream(
-        self, path: str, query: Mapping[str, Any] | None = None, headers: Mapping[str, str] | None = None
+        self,
+        path: str,
+        query: Mapping[str, Any] | None = None,
+        headers: Mapping[str, str] | None = None,
+        silence_s: float = 0.0,
     ) -> Iterator[http.client.HTTPResponse]:
-        """Yield an answer that is read bit by bit. Raises ClientError, Unreachable also while it is read."""
-        with self._answer("GET", path, query, None, headers) as answer:
+        """Yield an answer that is read bit by bit; the server may be silent for ``silence_s`` or else ``timeout_s``.
+
+        Raises ClientError, Unreachable also while it is read.
+        """
+        with self._answer("GET", path, query, None, headers, silence_s) as answer:
             yield answer
 
     @contextlib.contextmanager
@@ -142,6 +149,7 @@ class HttpClient:
         query: Mapping[str, Any] | None,
         body: Any,
         headers: Mapping[str, str] | None = None,
+        silence_s: float = 0.0,
     ) -> Iterator[http.client.HTTPResponse]:
         given = {name: value for name, value in (query or {}).items() if value is not None}
         url = f"{self.server}{path}" + (f"?{urllib.parse.urlencode(given)}" if given else "")
@@ -151,7 +159,7 @@ class HttpClient:
         data = None if body is None else msgspec.json.encode(body)
         request = urllib.request.Request(url, data, sent, method=method)  # noqa: S310 - the scheme was checked
         try:
-            answer = self._opener.open(request, timeout=self._timeout_s)
+            answer = self._opener.open(request, timeout=max(self._timeout_s, silence_s))
         except urllib.error.HTTPError as error:
             with error:
                 raise self._refusal(error) from None
