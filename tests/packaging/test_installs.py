@@ -48,6 +48,8 @@ NEEDS = (
     ("schema", set[str]()),
     ("server", {"server"}),
     ("simulator", {"server"}),
+    ("traces", set[str]()),
+    ("traces.trace_frames", {"client"}),
 )
 # What asks a server or a host's own files, and needs nothing beside the base to do so.
 LIGHT = {
