@@ -59,7 +59,7 @@ class Ways:
 
         try:
             self.savers[way] = SAVERS[way](self.job, self.disk)
-        except Exception as error:  # noqa: BLE001 - whatever somebody else's library raises is what is to be told
+        except Exception as error:  # noqa: BLE001 - whatever somebody else's library raises is what is to be reported
             self._failed(way, error)
             return
         self.found[way] = {"steps_s": [], "blocked_s": [], "behind_steps": [], "survives": self.savers[way].survives}

@@ -138,7 +138,7 @@ def _run(wish: dict[str, Any]) -> None:
         module, _, function = wish["fork"].partition(":")
         getattr(importlib.import_module(module), function)(**wish["arguments"])
         code = 0
-    except BaseException:  # noqa: BLE001 - it is told in the log, whatever it was
+    except BaseException:  # noqa: BLE001 - it is in the log, whatever it was
         traceback.print_exc()
     finally:
         with suppress(BaseException):

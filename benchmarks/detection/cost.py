@@ -51,7 +51,7 @@ START_S = 1_780_000_000.0
 STEP_S = 1.0  # one training step an interval
 SEED = 0
 FITTED_ROWS = 10_000
-HUNG_S = 75  # a hang whose culprit nobody knows is told of after a minute
+HUNG_S = 75  # a hang whose culprit nobody knows is reported after a minute
 # 30 metrics of a GPU and of the rank on it: name, typical value, relative spread between rows.
 METRICS: tuple[tuple[str, float, float], ...] = (
     ("gpu_utilization_ratio", 0.99, 0.005),

@@ -12,7 +12,7 @@ from eagle_eye.server.backtest.score import DISRUPTIVE, Scorecard
 from eagle_eye.server.backtest.trace import Label
 from eagle_eye.simulator.second_physics import drawn
 
-SAID_MAX = 3  # verdicts that are told of a fault that was missed
+SAID_MAX = 3  # verdicts that are shown of a fault that was missed
 
 
 def findings(cases: Sequence[Case], outcomes: Sequence[Outcome]) -> dict[str, list[dict[str, Any]]]:

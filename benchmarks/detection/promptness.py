@@ -58,7 +58,7 @@ KINDS = {
 
 
 def promptness(cases: Sequence[Case], outcomes: Sequence[Outcome]) -> dict[str, dict[str, Any]]:
-    """Return for each kind how many faults there were, were found and were told of in time, with the delays."""
+    """Return for each kind how many faults there were, were found and were reported in time, with the delays."""
     by_key = {case.key: case for case in cases}
     found: dict[str, dict[str, Any]] = {}
     for name, kind in KINDS.items():

@@ -83,7 +83,7 @@ def _keep(file: Path | None, found: list[Examined]) -> None:
 
 
 def _show(found: list[Examined]) -> None:
-    table = Table("situation", "where", "asked for", "told of", "simulated s", "took s", show_lines=False)
+    table = Table("situation", "where", "asked for", "reported", "simulated s", "took s", show_lines=False)
     for row in found:
         asked = f"skipped: {row.skipped}" if row.skipped else row.problem or "; ".join(row.actions) or "nothing"
         style = "red" if row.problem else "yellow" if row.skipped else ""

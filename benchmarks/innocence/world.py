@@ -216,7 +216,7 @@ class World:
         return [f"{a.kind} {','.join(a.exclude)} ({a.fault}, {a.state})" for a in self.store.all(ACTIONS)]
 
     def notices(self) -> list[str]:
-        """Return what people were told of."""
+        """Return what people were notified of."""
         return sorted({f"{i.fault} {i.node or ''}".strip() for i in self.store.all(INCIDENTS)})
 
     def out(self) -> dict[str, tuple[str, str]]:

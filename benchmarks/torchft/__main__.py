@@ -13,7 +13,7 @@ is ended.
 - eagle_eye: a signed action excludes the group's node, the real subscriber has the lighthouse kill the group, and it
   is forked from a standby on a node that is not excluded. Nodes are readmitted after a while.
 
-Part sick: the host of one group gets slow, or wrong in its gradients (nan, corrupt), and nobody is told.
+Part sick: the host of one group gets slow, or wrong in its gradients (nan, corrupt), and nobody says so.
 
 - torchft_alone: the groups train on as they can;
 - eagle_eye: the real server judges what the groups' hooks tell an agent for each host, the real subscriber acts, and

@@ -68,7 +68,7 @@ def repetitions() -> list[Repetition]:
 
 
 def write(new: str) -> None:
-    """Make ``new`` the version everywhere. Raises ReleaseError where it is none, or nothing is told of it."""
+    """Make ``new`` the version everywhere. Raises ReleaseError where it is none or the changelog lacks it."""
     if not re.fullmatch(VERSION, new):
         raise ReleaseError(f"{new!r} is no version; expected one such as 0.2.0 or 0.2.0rc1")
     changes = CHANGELOG.read_text(encoding="utf-8")

@@ -105,7 +105,7 @@ def test_a_chrony_that_is_not_running_leaves_the_word_to_the_kernel(keepers: Kee
     assert keepers.offset_s() == 0.001
 
 
-def test_a_chronyc_that_hangs_is_told_of(keepers: Keepers) -> None:
+def test_a_chronyc_that_hangs_is_reported(keepers: Keepers) -> None:
     keepers.chrony = said("", status=None)
     with pytest.raises(CollectFailed, match="no answer within 2 s"):
         keepers.offset_s()

@@ -1,4 +1,4 @@
-"""One rank's flight-recorder dump, reduced: what is told of it, and that whoever reads dumps reads what is kept."""
+"""One rank's flight-recorder dump, reduced: what is sent of it, and that whoever reads dumps reads what is kept."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ from eagle_eye.agent.nvml.inventory import AGAIN_S, LINKS_S, InstalledGpu, Inven
 ONE, TWO = InstalledGpu(0, "GPU-1", "H100"), InstalledGpu(1, "GPU-2", "H100")
 
 
-def test_all_gpus_are_told_of_at_the_start_and_then_only_now_and_then() -> None:
+def test_all_gpus_are_reported_at_the_start_and_then_only_now_and_then() -> None:
     inventory = Inventory()
     first = inventory.news([TWO, ONE], 100.0, 0.0)
     assert [(event.kind, event.device, event.attributes) for event in first] == [
@@ -44,7 +44,7 @@ def test_where_it_sits_and_its_serial_are_told_where_they_are_known() -> None:
     ]
 
 
-def test_links_that_come_and_go_are_told_of_once_a_minute() -> None:
+def test_links_that_come_and_go_are_reported_once_a_minute() -> None:
     inventory, fewer = Inventory(), ONE._replace(nvlinks=17)
     (first,) = inventory.news([ONE._replace(nvlinks=18)], 100.0, 0.0)
     assert first.attributes["nvlinks"] == 18

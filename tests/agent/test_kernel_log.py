@@ -224,7 +224,7 @@ def test_a_fatal_pcie_error_of_a_gpu_names_the_gpu(kernel: Kernel) -> None:
     assert (event.kind, event.device, event.attributes["what"]) == ("host_error", 2, "pcie_fatal")
 
 
-def test_a_blocked_task_is_told_of_with_what_it_waits_in(kernel: Kernel) -> None:
+def test_a_blocked_task_is_reported_with_what_it_waits_in(kernel: Kernel) -> None:
     agent = kernel.agent()
     agent.collect(kernel.clock.now_s())
     for line in (

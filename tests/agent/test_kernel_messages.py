@@ -477,7 +477,7 @@ def test_a_change_that_driver_and_bond_both_tell_is_one() -> None:
     assert [len(item) for item in reported] == [1, 0, 1, 0, 1]
 
 
-def test_a_link_that_flaps_without_end_is_told_of_a_few_times_and_as_it_ended() -> None:
+def test_a_link_that_flaps_without_end_is_reported_a_few_times_and_as_it_ended() -> None:
     changes, news = LinkChanges(), []
     for number in range(500):
         news += changes.add((DOWN, UP)[number % 2], 1_000.0 + number / 10)

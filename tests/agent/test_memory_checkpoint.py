@@ -176,7 +176,7 @@ def test_a_process_is_known_by_the_number_that_it_has_in_its_container(node: Nod
     assert node.row()["memory_checkpoint_step"] == 11.0
 
 
-def test_somebody_elses_job_is_not_told_of(node: Node) -> None:
+def test_somebody_elses_job_is_not_reported(node: Node) -> None:
     node.runs(process(0))
     node.says(standing("another", pids=[1]))
     assert not node.row()
@@ -227,7 +227,7 @@ def test_a_store_that_has_fallen_silent_is_named_and_not_believed(node: Node) ->
     assert "its store has said nothing for 36 s" in seen.problem
 
 
-def test_a_step_that_does_not_reach_storage_is_told_of_once(node: Node) -> None:
+def test_a_step_that_does_not_reach_storage_is_reported_once(node: Node) -> None:
     node.runs(process(0))
     node.says(standing(persisting_step=10, persisting_for_s=PERSIST_HANGS_S + 1))
     (event,) = node.sees().events
@@ -235,7 +235,7 @@ def test_a_step_that_does_not_reach_storage_is_told_of_once(node: Node) -> None:
     assert not node.sees().events
 
 
-def test_a_step_that_is_written_in_time_is_not_told_of(node: Node) -> None:
+def test_a_step_that_is_written_in_time_is_not_reported(node: Node) -> None:
     node.runs(process(0))
     node.says(standing(persisting_step=10, persisting_for_s=PERSIST_HANGS_S - 1))
     assert not node.sees().events

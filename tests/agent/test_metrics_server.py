@@ -181,11 +181,11 @@ def test_a_port_that_is_taken_is_a_warning_and_tried_again(
     port = site.server.port
     other = Site(f"127.0.0.1:{port}")
     assert other.server.port is None
-    until(lambda: caplog.text.count("cannot be had") == 1)
+    until(lambda: caplog.text.count("cannot listen on") == 1)
     site.server.stop()
     until(lambda: other.server.port == port)
     assert other.get()[1] == PAGE
-    assert caplog.text.count("cannot be had") == 1
+    assert caplog.text.count("cannot listen on") == 1
     other.server.stop()
 
 

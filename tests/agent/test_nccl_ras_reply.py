@@ -128,7 +128,7 @@ def test_a_document_that_would_take_gigabytes_is_refused(monkeypatch: pytest.Mon
         parse(document(*[rank(number) for number in range(5)]))
 
 
-def test_what_is_told_of_a_trouble_is_cut() -> None:
+def test_what_is_reported_a_trouble_is_cut() -> None:
     text = f"NCCL version 2.27.3\n#0-0 (a1) ERROR\n  Rank 0: {'x' * 1_000}\n\nWarnings\n"
     assert len(parse(text.encode()).troubles[0].detail) == TEXT_CHARS_MAX
 

@@ -1,4 +1,4 @@
-"""Active checks at the agent: asked for, refused, made in a child, ended when somebody trains, told of."""
+"""Active checks at the agent: asked for, refused, made in a child, ended when somebody trains, reported."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def host() -> Iterator[Host]:
     made.checks.close()
 
 
-def test_a_check_is_begun_on_the_servers_word_made_and_told_of(host: Host) -> None:
+def test_a_check_is_begun_on_the_servers_word_made_and_reported(host: Host) -> None:
     host.ask("chk_1")
     until(lambda: host.states() == ["begun", "done"])
     (line,) = host.ran

@@ -1,4 +1,4 @@
-"""What schemathesis is told of Eagle Eye's requests beyond their schemas; it loads this module by name.
+"""What schemathesis needs to know of Eagle Eye's requests beyond their schemas; it loads this module by name.
 
 Subscriptions lead to loopback, whatever was generated. Requests that are to be accepted get what no schema can say: a
 body in a form of its own, values that agree with each other, and no cursor, which only an earlier answer could tell.
@@ -61,5 +61,7 @@ def agree_in_body(said: dict[str, Any]) -> None:
         said.pop("types", None)  # alerts are of fewer types, and what is changed may be one that takes alerts
     if said.get("format") in ("csv", "jsonl"):
         said.update(format="csv", text=TICKETS)
+    if "exits" in said:
+        said["exits"] = [{"rank": rank["rank"], "exit_code": -9} for rank in said.get("ranks", [])]
     if "held_up_by" in said:
         said["held_up_by"] = [rank["rank"] for rank in said.get("ranks", [])]

@@ -14,7 +14,7 @@ from eagle_eye.server.backtest.trace import Label
 
 
 def judged(fault: str, delay_s: float | None, *, action: str = "exclude_node", **changes: Any) -> dict[str, Any]:
-    """Return what is said of one trace with this fault on node "a", told of after a delay (None: never)."""
+    """Return what is said of one trace with this fault on node "a", reported after a delay (None: never)."""
     case = Case(
         key="k", kind="fault", fault=fault, seed=1, nodes=4, gpus=8, minutes=10.0, step_s=2.0, interval_s=1.0,
         strength="strong", creeping=changes.pop("creeping", False), background=None,

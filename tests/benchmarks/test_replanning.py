@@ -326,7 +326,7 @@ def stormy(*jobs: dict[str, Any], noise: float = 0.0) -> dict[str, Any]:
     return storm.figures(found)
 
 
-def test_a_storm_is_told_of_over_all_its_jobs() -> None:
+def test_a_storm_is_reported_over_all_its_jobs() -> None:
     found = stormy(job(), job(longest_without_a_step_s=9.0))
     assert (found["faults"], found["by_kind"], found["longest_without_a_step_s"]) == (4, {"hang": 4}, 9.0)
     assert found["effective_training_ratio"] == pytest.approx(80 * 0.3 / 60)
@@ -372,7 +372,7 @@ def test_what_is_lost_again_by_the_end_does_not_count() -> None:
     assert compare.span(log, 1.0, 11.0)["steps"] == 1
 
 
-def test_a_step_of_fewer_groups_holds_fewer_samples_and_one_that_nobody_told_of_all() -> None:
+def test_a_step_of_fewer_groups_holds_fewer_samples_and_one_that_nobody_reported_all() -> None:
     log = [step_line(1, 1), step_line(2, 2, 3, 12), step_line(4, 4)]
     found = compare.span(log, 1.0, 5.0)
     assert (found["samples"], found["steps_by_nodes"]) == (12 + 16 + 16, {"3": 1, "4": 1})
@@ -386,7 +386,7 @@ def compared(**samples_per_s: float) -> dict[str, Any]:
     return compare.figures({"settings": {"faults": 2}, "arms": arms})
 
 
-def test_another_who_trains_more_in_the_storm_is_told_of() -> None:
+def test_another_who_trains_more_in_the_storm_is_reported() -> None:
     found = compared(Eagle_Eye=30.0, Eagle_Eye_with_torchft=40.0, torchrun=10.0, torchft=20.0)
     assert compare.misses(found) == []
     assert found["arms"]["Eagle Eye"]["of_undisturbed_ratio"] == 0.6
@@ -394,7 +394,7 @@ def test_another_who_trains_more_in_the_storm_is_told_of() -> None:
     assert compare.misses(behind) == ["compare: 31 samples/s with torchft, 30 with Eagle Eye; asked: more"]
 
 
-def test_an_arm_that_is_lacking_and_faults_that_did_not_come_are_told_of() -> None:
+def test_an_arm_that_is_lacking_and_faults_that_did_not_come_are_reported() -> None:
     found = compared(Eagle_Eye=30.0, Eagle_Eye_with_torchft=40.0, torchrun=10.0)
     found["arms"]["torchrun"]["faults"] = 1
     assert compare.misses(found) == ["compare: torchft was not measured", "compare: torchrun: 1 of 2 faults"]

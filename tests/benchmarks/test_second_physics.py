@@ -94,7 +94,7 @@ def test_a_miss_says_what_was_said_instead() -> None:
     assert [(t["action"], t["right_nodes"], t["after_s"]) for t in missed["said"]] == [("notify", True, 30.0)]
 
 
-def test_a_wrong_action_is_told_of_with_its_seed_beside_a_right_one() -> None:
+def test_a_wrong_action_is_reported_with_its_seed_beside_a_right_one() -> None:
     found = outcome([line("a", "exclude_node"), line("b", "exclude_node")])
     assert found["missed"] == []
     assert [(w["seed"], w["action"], w["right_nodes"]) for w in found["wrong"]] == [(7, "exclude_node", False)]

@@ -138,7 +138,7 @@ def test_events_of_an_incident_come_in_their_order_and_others_in_any(tmp_path: P
     assert judged(tmp_path, [got(1.0, event("a", 5)), got(2.0, event("b", 4))]) == {"out_of_order": 1}
 
 
-def test_a_signature_that_does_not_fit_is_told_of(tmp_path: Path) -> None:
+def test_a_signature_that_does_not_fit_is_reported(tmp_path: Path) -> None:
     assert judged(tmp_path, [{"time_s": 1.0, "what": "unsigned", "id": "a", "why": "no"}]) == {"unsigned": 1}
 
 

@@ -99,7 +99,7 @@ def test_one_copy_is_the_nodes_own() -> None:
     assert found.shared_domains == {}
 
 
-def test_neighbours_by_name_are_kept_apart_where_nobody_told_of_domains() -> None:
+def test_neighbours_by_name_are_kept_apart_where_nobody_reported_domains() -> None:
     assert place(names(6), 2).groups == (("n1", "n4"), ("n2", "n5"), ("n3", "n6"))
 
 

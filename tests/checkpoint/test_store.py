@@ -966,7 +966,7 @@ class TestStorage:
         assert (tmp_path / "shared" / "step_1" / ".metadata").exists()
         close(*ranks)
 
-    def test_storage_that_fails_is_told_of_and_steps_go_on(self, two: list[Node], tmp_path: Path) -> None:
+    def test_storage_that_fails_is_reported_and_steps_go_on(self, two: list[Node], tmp_path: Path) -> None:
         (tmp_path / "shared").write_text("a file")
         ranks = opened(two, directory=str(tmp_path / "shared"), persist_every=1)
         for step in range(1, 6):

@@ -132,7 +132,7 @@ class TestCatalogue:
         assert set(BY_CODE) == set(range(1, LAST_CODE + 1)) - unused
 
     @pytest.mark.parametrize("code", [51, 174, 4711])
-    def test_an_unknown_code_is_told_of_and_asks_for_nothing(self, code: int) -> None:
+    def test_an_unknown_code_is_reported_and_asks_for_nothing(self, code: int) -> None:
         verdict = only(EARLY.detect(job().happened("xid", "n1", 5, 1, code=code).window()))
         assert (verdict.fault, verdict.node, verdict.device, verdict.asks) == ("host_errors", "n1", 1, "notify")
         assert f"XID {code}" in verdict.summary
@@ -141,7 +141,7 @@ class TestCatalogue:
     def test_no_code_and_what_is_only_kept_on_record_are_not(self, code: Any) -> None:
         assert EARLY.detect(job().happened("xid", "n1", 5, 1, code=code).window()) == []
 
-    def test_an_nvlink_5_error_that_is_not_fatal_is_told_of(self) -> None:
+    def test_an_nvlink_5_error_that_is_not_fatal_is_reported(self) -> None:
         verdict = only(EARLY.detect(job().happened("xid", "n1", 5, 1, code=145, text=NONFATAL).window()))
         assert (verdict.fault, verdict.asks, verdict.fact) == ("nvlink_degraded", "notify", False)
 

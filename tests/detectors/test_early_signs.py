@@ -151,7 +151,7 @@ class TestKernelLog:
         verdict = only(EARLY.detect(Story().complete().happened("xid", "n2", 10, 0, code=136).window()))
         assert (verdict.fault, verdict.asks) == ("nvlink_degraded", "drain_node")
 
-    def test_a_power_cable_is_told_of_and_no_more(self) -> None:
+    def test_a_power_cable_is_reported_and_no_more(self) -> None:
         verdict = only(EARLY.detect(Story().complete().happened("xid", "n2", 10, 0, code=54).window()))
         assert (verdict.fault, verdict.asks) == ("power_throttle", "notify")
         assert verdict.confidence < 0.9
@@ -176,7 +176,7 @@ def test_an_imex_domain_that_wants_recovery_is_one_finding_of_all_its_nodes() ->
     assert "0x5 (Recover IMEX Domain), a matter of the domain" in verdict.summary
 
 
-def test_a_recovery_that_nobody_has_looked_up_is_told_of() -> None:
+def test_a_recovery_that_nobody_has_looked_up_is_reported() -> None:
     verdict = only(EARLY.detect(asked_for("0x9 (Something New)", "n1").window()))
     assert (verdict.fault, verdict.node, verdict.asks) == ("host_errors", None, "notify")
     assert verdict.summary.startswith("the driver of n1 asks for 0x9 (Something New)")

@@ -169,7 +169,7 @@ class TestNodeSilent:
         assert verdict.node == "n2"
         assert verdict.kinds == {"silence", "standstill"}
 
-    def test_a_silence_that_may_pass_by_itself_is_not_told_of_while_the_job_goes_on(self) -> None:
+    def test_a_silence_that_may_pass_by_itself_is_not_reported_while_the_job_goes_on(self) -> None:
         story = Story()
         story.heard_s[2] = NOW_S - 10
         assert detect("node_silent", story.window()) == []

@@ -41,7 +41,7 @@ def test_a_lagging_rank_is_the_culprit_at_the_floor_and_may_be_pausing_before() 
     assert verdict.kinds == {"standstill", "collective_sequence"}
 
 
-def test_a_lagging_rank_is_told_of_as_soon_as_a_step_is_overdue() -> None:
+def test_a_lagging_rank_is_reported_as_soon_as_a_step_is_overdue() -> None:
     (verdict,) = said(lagging(job(standstill=7), [3], 7))
     assert (verdict.node, verdict.confidence) == ("n3", CONFIDENCE_EARLY)
 
@@ -130,7 +130,7 @@ def uncounted(standstill: int = 100) -> Story:
     return story
 
 
-def test_without_sequences_and_kernels_a_standstill_is_only_told_of() -> None:
+def test_without_sequences_and_kernels_a_standstill_is_only_reported() -> None:
     story = uncounted()
     story.device.pop("gpu_utilization_ratio")
     (verdict,) = said(story)

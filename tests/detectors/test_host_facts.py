@@ -121,7 +121,7 @@ class TestWhatTheKernelSaysOfAHost:
         assert (verdict.node, verdict.asks) == ("n1", None)
 
     @pytest.mark.parametrize("what", [*STOPPING, "nic_failed", "disk_failed", "disk_errors", "task_blocked", "newer"])
-    def test_without_cost_to_the_job_it_is_told_of(self, what: str) -> None:
+    def test_without_cost_to_the_job_it_is_reported(self, what: str) -> None:
         verdict = only(HOSTS.detect(says(what, 30).window()))
         assert (verdict.node, verdict.fact, verdict.asks) == ("n1", False, "notify")
         assert verdict.fault == ("nic_degraded" if what.startswith("nic") else "host_errors")

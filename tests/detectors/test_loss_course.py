@@ -36,7 +36,7 @@ def sure(course: Curve, since: int = AT) -> int | None:
 
 
 def reported(course: Curve, since: int = AT) -> tuple[int, str | None] | None:
-    """Return after how many steps a divergence is told of, and what it asks for instead of a restart."""
+    """Return after how many steps a divergence is reported, and what it asks for instead of a restart."""
     for reports in range(1, len(course.number) - since + 1):
         end = since + reports
         seen = Curve(course.number[:end], course.times_s[:end], {m: v[:end] for m, v in course.values.items()})
@@ -108,7 +108,7 @@ def test_a_loss_that_stays_far_up_with_its_gradient_norm_has_diverged_sooner() -
 
 
 @pytest.mark.parametrize(("noise", "before"), [(0.005, 40), (0.02, 100), (0.05, 300)])
-def test_a_slow_rise_is_told_of_and_restarts_nothing(noise: float, before: int) -> None:
+def test_a_slow_rise_is_reported_and_restarts_nothing(noise: float, before: int) -> None:
     rise = np.concatenate([np.linspace(7.5, 6.4, before), np.linspace(6.4, 10.2, 50), np.full(10, 10.2)])
     course = curve(train_loss=noisy(rise, noise))
     assert (found := reported(course, before)) is not None
@@ -118,7 +118,7 @@ def test_a_slow_rise_is_told_of_and_restarts_nothing(noise: float, before: int) 
 
 
 @pytest.mark.parametrize(("noise", "before"), [(0.005, 100), (0.02, 100), (0.05, 300)])
-def test_a_lasting_jump_by_a_third_is_told_of_and_restarts_nothing(noise: float, before: int) -> None:
+def test_a_lasting_jump_by_a_third_is_reported_and_restarts_nothing(noise: float, before: int) -> None:
     jump = np.concatenate([np.linspace(2.5, 2.2, before), np.full(300, 3.0)])
     course = curve(train_loss=noisy(jump, noise))
     assert (found := reported(course, before)) is not None
@@ -196,7 +196,7 @@ def test_a_restart_from_an_older_checkpoint_is_quiet() -> None:
     assert first_said(DETECTOR, curve(first=251, train_loss=again), 0, earlier=earlier) is None
 
 
-def test_a_restart_that_is_worse_than_the_attempt_before_is_only_told_of() -> None:
+def test_a_restart_that_is_worse_than_the_attempt_before_is_only_reported() -> None:
     again = 1.3 * learning(60, seed=5, start=100)
     earlier = curve(train_loss=np.concatenate([learning(101) * 1.3, learning(300, start=101)]))
     found = DETECTOR.detect(window(curve(first=102, train_loss=again), earlier=earlier))

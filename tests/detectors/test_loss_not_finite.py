@@ -62,7 +62,7 @@ def test_a_search_for_the_loss_scale_at_the_start_is_no_fault() -> None:
     assert detect(story) == []
 
 
-def test_steps_that_are_all_skipped_are_told_of() -> None:
+def test_steps_that_are_all_skipped_are_reported() -> None:
     story = Story()
     story.device["train_grad_norm"][-20:, :] = np.inf
     (verdict,) = detect(story)
@@ -78,7 +78,7 @@ def test_gradient_norms_alone_restart_a_job_that_reports_no_loss() -> None:
     assert detect(story)[0].confidence >= 0.9
 
 
-def test_the_loss_of_a_few_ranks_is_only_told_of() -> None:
+def test_the_loss_of_a_few_ranks_is_only_reported() -> None:
     story = Story()
     story.device["train_loss"][-10:, 1] = np.inf
     (verdict,) = detect(story)
@@ -105,7 +105,7 @@ def falling_to_zero(rows: int, norm: float = 1.0, before: Floats | None = None) 
     return story
 
 
-def test_a_loss_that_falls_to_exactly_zero_is_told_of_after_two_steps() -> None:
+def test_a_loss_that_falls_to_exactly_zero_is_reported_after_two_steps() -> None:
     assert detect(falling_to_zero(1)) == []
     (verdict,) = detect(falling_to_zero(2))
     assert (verdict.fault, verdict.node, verdict.asks) == ("loss_not_finite", None, "notify")

@@ -123,7 +123,7 @@ class TestNicDegraded:
         assert verdict.node == "n2"
         assert verdict.kinds == {"link_state", "bandwidth", "collective_time"}
 
-    def test_a_port_that_falls_behind_in_load_alone_is_only_told_of(self) -> None:
+    def test_a_port_that_falls_behind_in_load_alone_is_only_reported(self) -> None:
         story = slower_by_network(Story(nodes=8, rows=2 * ROWS).hardware().ports(), rows=70)
         story.link["link_tx_bytes_per_second"][-70:, 5] *= 0.3
         verdict = only("nic_degraded", story.window())
@@ -247,7 +247,7 @@ class TestNetworkHang:
         assert verdict.asks is None
 
     @pytest.mark.parametrize("accused", [False, True])
-    def test_the_jobs_own_pauses_excuse_a_port_that_is_down_only_where_one_was_told_of(self, accused: bool) -> None:
+    def test_the_jobs_own_pauses_excuse_a_port_that_is_down_only_where_one_was_reported(self, accused: bool) -> None:
         story = job().ports().standstill(20)
         story.link["link_up"][-20:, 4:6] = 0
         story.pauses = [Pause("", 60.0, accused)]
@@ -512,7 +512,7 @@ class TestSwitchDown:
         assert only("network_hang", story.window()).node == "n8"
         quiet(story, "switch_down")
 
-    def test_is_told_of_in_the_next_row(self) -> None:
+    def test_is_reported_in_the_next_row(self) -> None:
         story = job().ports()
         story.link["link_up"][-1:, 0::2] = 0
         assert only("switch_down", story.window()).kinds == {"link_state"}
@@ -557,7 +557,7 @@ class TestSwitchDown:
         assert [v.node for v in detect("node_silent", story.window())] == ["n5", "n9"]
         quiet(story, "switch_down")
 
-    def test_a_management_network_that_is_out_is_told_of_once(self) -> None:
+    def test_a_management_network_that_is_out_is_reported_once(self) -> None:
         story = racks(job(nodes=16))
         story.heard_s[4:8] = NOW_S - 320
         verdict = only("node_silent", story.window())
@@ -619,7 +619,7 @@ class TestNetworkCongestion:
     def test_accuses_no_nic(self) -> None:
         quiet(self.congested(slice(None)), "nic_degraded", "network_hang", "switch_down")
 
-    def test_a_short_burst_is_not_told_of(self) -> None:
+    def test_a_short_burst_is_not_reported(self) -> None:
         quiet(self.congested(slice(None), rows=8))
 
     def test_notifications_that_slow_nothing_are_weather(self) -> None:
@@ -678,7 +678,7 @@ class TestStorageStall:
         story.node["node_disk_write_bytes_per_second"][-SINCE:] = 2e9
         quiet(story, "storage_stall")
 
-    def test_and_is_then_told_of_so_that_nothing_restarts_it(self) -> None:
+    def test_and_is_then_reported_so_that_nothing_restarts_it(self) -> None:
         story = self.stalled(rows=70).standstill(70)
         story.node["node_disk_write_bytes_per_second"][-70:] = 2e9
         assert "standstill" in only("storage_stall", story.window()).kinds

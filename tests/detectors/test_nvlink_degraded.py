@@ -67,7 +67,7 @@ class TestFires:
         assert _spare(story.window(), 5) == pytest.approx(0.12, rel=0.2)
         assert one(DETECTOR.detect(story.window())).slowdown_ratio == 0
 
-    def test_one_gpu_that_moves_less_since_the_job_is_slower_is_only_told_of(self) -> None:
+    def test_one_gpu_that_moves_less_since_the_job_is_slower_is_only_reported(self) -> None:
         story = without(hookless(less_traffic(job(rows=200), rows=80)), "gpu_nvlinks", "gpu_nvlink_err", "gpu_pcie_l")
         slower(story, rows=80, ratio=0.88)
         verdict = one(DETECTOR.detect(story.window()))

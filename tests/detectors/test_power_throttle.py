@@ -121,7 +121,7 @@ class TestStaysQuiet:
         story.device["gpu_tensor_active_ratio"][-40:, 5] *= 0.5
         assert DETECTOR.detect(story.window()) == []
 
-    def test_a_clock_that_was_as_low_before_and_rose_again_is_told_of_and_no_more(self) -> None:
+    def test_a_clock_that_was_as_low_before_and_rose_again_is_reported_and_no_more(self) -> None:
         once, twice = (capped(job(rows=240), rows=70) for _ in range(2))
         for name in ("gpu_sm_clock_hertz", "gpu_power_watts"):
             twice.device[name][-140:-110, 5] = twice.device[name][-30:, 5]

@@ -113,7 +113,7 @@ class TestNorms:
         story.device["train_local_grad_norm"][-4:, 4:6] *= 30
         assert detect(story) == []
 
-    def test_a_rank_with_other_data_is_only_told_of(self) -> None:
+    def test_a_rank_with_other_data_is_only_reported(self) -> None:
         story = job()
         story.device["train_local_grad_norm"][-5:, 5] *= 30
         story.device["train_loss"][-5:, 5] *= 3

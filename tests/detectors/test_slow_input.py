@@ -35,7 +35,7 @@ def blocked(story: Story, node: int, rows: int, tasks: float = 6.0) -> Story:
     return story
 
 
-def test_one_node_that_waits_for_its_data_is_told_of_and_how_to_know_more() -> None:
+def test_one_node_that_waits_for_its_data_is_reported_and_how_to_know_more() -> None:
     (verdict,) = said(waiting([2], 40))
     assert verdict.node == "n2"
     assert verdict.kinds == {"data_wait"}

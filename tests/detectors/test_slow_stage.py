@@ -35,7 +35,7 @@ def said(story: Story) -> list[Verdict]:
 
 
 @pytest.mark.parametrize("ratio", [1.1, 1.25])
-def test_a_stage_that_became_slower_is_told_of(ratio: float) -> None:
+def test_a_stage_that_became_slower_is_reported(ratio: float) -> None:
     story = slower(job(), ratio)
     (verdict,) = said(story)
     assert verdict.node == "n3"
@@ -56,7 +56,7 @@ def test_a_stage_with_time_to_spare_costs_nothing() -> None:
     assert said(slower(job(), 1.2, 0)) == []
 
 
-def test_what_has_just_begun_is_not_told_of_yet() -> None:
+def test_what_has_just_begun_is_not_reported_yet() -> None:
     assert said(slower(job(), 1.2, rows=15)) == []
 
 

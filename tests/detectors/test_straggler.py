@@ -57,7 +57,7 @@ def said(story: Story, **changes: Any) -> list[Verdict]:
     return DETECTOR.detect(story.window(**changes))
 
 
-def test_ten_percent_on_fixed_length_data_is_told_of_after_three_steps() -> None:
+def test_ten_percent_on_fixed_length_data_is_reported_after_three_steps() -> None:
     (verdict,) = said(slow(job(), 1.13, 4))
     assert verdict.node == "n2"
     assert verdict.kinds == {"compute_time", "collective_arrival", "step_time", "own_history"}
@@ -132,7 +132,7 @@ def test_a_mild_slowness_counts_when_it_has_lasted_and_peers_are_alike() -> None
     assert verdict.confidence == CONFIDENCE_RIPE
 
 
-def test_a_mild_slowness_is_told_of_before_it_is_acted_on() -> None:
+def test_a_mild_slowness_is_reported_before_it_is_acted_on() -> None:
     story = job(32)
     story.device["train_compute_seconds"] /= story.device["train_compute_seconds"][:100].mean(axis=0)
     (verdict,) = said(slow(story, 1.08, 14))
@@ -165,20 +165,20 @@ def test_steps_that_one_row_covers_are_one_report_of_them() -> None:
     assert DETECTOR.detect(replace(window, steps=steps)) == []
 
 
-def test_two_steps_slower_than_all_others_are_told_of_and_not_acted_on() -> None:
+def test_two_steps_slower_than_all_others_are_reported_and_not_acted_on() -> None:
     (verdict,) = said(slow(job(), 1.2, 2))
     assert verdict.node == "n2"
     assert verdict.confidence == CONFIDENCE_TOLD
 
 
-def test_what_is_told_of_early_claims_no_cost_that_no_step_shows() -> None:
+def test_what_is_reported_early_claims_no_cost_that_no_step_shows() -> None:
     story = slow(job(), 1.2, 2)
     story.device["train_step_seconds"][:] = STEP_S
     (verdict,) = said(story)
     assert (verdict.slowdown_ratio, verdict.asks) == (0.0, "none")
 
 
-def test_nothing_is_told_of_early_before_the_jobs_pace_is_known() -> None:
+def test_nothing_is_reported_early_before_the_jobs_pace_is_known() -> None:
     assert said(slow(job(rows=50), 1.2, 2)) == []
 
 
@@ -188,7 +188,7 @@ def test_two_slow_steps_of_a_rank_that_has_shown_such_before_are_a_hiccup() -> N
     assert said(slow(story, 1.2, 2)) == []
 
 
-def test_a_slow_node_is_told_of_as_soon_as_a_slow_gpu() -> None:
+def test_a_slow_node_is_reported_as_soon_as_a_slow_gpu() -> None:
     story = slow(slow(job(), 1.2, 2), 1.2, 2, node=3)
     story.series = tuple(replace(one, node="n2", device=1) if one.node == "n3" else one for one in story.series)
     (verdict,) = said(story)
@@ -296,7 +296,7 @@ def test_what_makes_no_step_longer_is_not_sure() -> None:
 
 
 @pytest.mark.parametrize("timed", [True, False])
-def test_a_rank_whose_work_may_have_grown_is_told_of(timed: bool) -> None:
+def test_a_rank_whose_work_may_have_grown_is_reported(timed: bool) -> None:
     story = slow(job(16, 600, noise=0.11), 1.4, 40)
     if not timed:
         del story.device["nccl_collective_seconds"]

@@ -218,7 +218,7 @@ class TestHang:
         return story
 
     @pytest.mark.parametrize("rows", [70, 300])
-    def test_the_gpu_that_runs_nothing_while_all_others_wait_is_only_told_of(self, rows: int) -> None:
+    def test_the_gpu_that_runs_nothing_while_all_others_wait_is_only_reported(self, rows: int) -> None:
         (verdict,) = said("hang", self.culprit(rows))
         assert verdict.node == "n2"
         assert verdict.kinds == {"standstill", "gpu_activity"}
@@ -256,7 +256,7 @@ class TestHang:
         assert (verdict.node, verdict.confidence >= 0.9) == ("n2", True)
         assert said("hang", self.resting(28, 0.01)) == []
 
-    def test_one_that_compiles_while_all_others_wait_is_not_told_of(self) -> None:
+    def test_one_that_compiles_while_all_others_wait_is_not_reported(self) -> None:
         assert said("hang", self.resting(130, 0.9)) == []
 
     def test_where_all_wait_without_a_kernel_processors_that_all_use_are_no_work(self) -> None:
@@ -411,7 +411,7 @@ class TestNetwork:
         (verdict,) = said("storage_stall", story)
         assert verdict.fault == "storage_stall"
 
-    def test_hosts_that_have_all_waited_for_io_for_a_minute_are_told_of_even_where_the_job_tells_nothing(self) -> None:
+    def test_hosts_that_have_all_waited_for_io_for_a_minute_are_reported_even_where_the_job_tells_nothing(self) -> None:
         story = job()
         story.node["node_io_pressure_ratio"][-80:] = 0.6
         (verdict,) = said("storage_stall", story)

@@ -33,17 +33,17 @@ def detect(story: Story) -> list[Verdict]:
     return DETECTOR.detect(story.window())
 
 
-def test_uneven_sequences_are_told_of() -> None:
+def test_uneven_sequences_are_reported() -> None:
     (verdict,) = detect(uneven(job(), 0.3))
     assert (verdict.fault, verdict.node, verdict.nodes) == ("workload_imbalance", None, ())
     assert "no node is slow" in verdict.summary
 
 
-def test_a_little_unevenness_is_not_told_of() -> None:
+def test_a_little_unevenness_is_not_reported() -> None:
     assert detect(uneven(job(), 0.07)) == []
 
 
-def test_unevenness_that_began_is_told_of_sooner() -> None:
+def test_unevenness_that_began_is_reported_sooner() -> None:
     story = job(120)
     story.device["train_compute_seconds"][-35:] = uneven(job(35), 0.12).device["train_compute_seconds"]
     assert "was usual" in detect(story)[0].summary
@@ -71,7 +71,7 @@ def test_must_last() -> None:
     assert detect(story) == []
 
 
-def test_a_stage_far_longer_than_the_others_is_told_of() -> None:
+def test_a_stage_far_longer_than_the_others_is_reported() -> None:
     story = job()
     story.role_of = np.repeat([0, 1, 2, 3], 2)
     story.device["train_compute_seconds"][:, 6:] *= 1.6
@@ -85,7 +85,7 @@ def test_a_last_stage_somewhat_longer_is_by_design() -> None:
     assert detect(story) == []
 
 
-def test_a_stage_that_became_longer_is_told_of() -> None:
+def test_a_stage_that_became_longer_is_reported() -> None:
     story = job()
     story.role_of = np.repeat([0, 1, 2, 3], 2)
     story.device["train_compute_seconds"][-24:, 6:] *= 1.2

@@ -255,6 +255,20 @@ def test_training_goes_on_without_its_server_and_the_launcher_says_so_once_and_w
 
 
 @pytest.mark.slow
+def test_the_server_is_told_which_rank_a_signal_has_ended(tmp_path: Path) -> None:
+    with (
+        stub_server() as server,
+        launched(tmp_path, "n1,n2", "--nnodes", "2", "--server", server.url, steps=10_000) as launcher,
+    ):
+        ranks = launcher.wait("running", 1)["ranks"]
+        os.kill(next(rank["pid"] for rank in ranks if rank["node"] == "n2"), signal.SIGKILL)
+        launcher.wait("attempt_failed", 1)
+        eventually(lambda: server.reported("PUT", "/api/v1/jobs/j")[-1]["exits"])
+        update = server.reported("PUT", "/api/v1/jobs/j")[-1]
+        assert (update["attempt"], update["exits"]) == (1, [{"rank": 1, "exit_code": -9}])
+
+
+@pytest.mark.slow
 def test_without_a_server_a_failed_job_is_restarted_from_its_checkpoint(tmp_path: Path) -> None:
     words = ("--nnodes", "2", "--without-server")
     with launched(tmp_path, "n1,n2", *words, steps=15, env={"FAIL_AT": "7"}) as launcher:

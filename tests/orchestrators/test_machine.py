@@ -12,6 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from eagle_eye.orchestrators.launch import events as on
 from eagle_eye.orchestrators.launch import orders as to
+from eagle_eye.orchestrators.launch.attempt import KILLED_MAX
 from eagle_eye.orchestrators.launch.checkpoints import Span
 from eagle_eye.orchestrators.launch.machine import step
 from eagle_eye.orchestrators.launch.persisted_state import LauncherMemory, remember, resume
@@ -214,6 +215,42 @@ def test_ranks_that_end_before_an_agent_can_see_them_wait_for_word_for_a_shorter
     assert story.ordered(to.StopRanks) == []
     story.passes(0.5)
     assert story.ordered(to.StopRanks)
+
+
+def told(story: Story) -> list[to.TellServer]:
+    """Return what the server heard of the attempt during the last event."""
+    return [word for word in story.ordered(to.TellServer) if word.attempt == story.state.attempt]
+
+
+@pytest.mark.parametrize("up", [True, False])
+def test_the_server_is_reported_a_rank_that_a_signal_ended(up: bool) -> None:
+    story = Story(verdict_wait_s=30.0).all_ready()
+    if up:
+        story.starts()
+    story.happens(on.RanksEnded("n2", 1, success=False, exits=((1, -9), (4, 1))))
+    assert told(story) == [to.TellServer("running", 1, ("n1", "n2", "n3"))]
+    story.happens(on.RanksEnded("n3", 1, success=False, exits=((2, -11),)))
+    assert len(told(story)) == 1
+    assert story.state.killed == {1: -9, 2: -11}
+    story.passes(30.0)
+    assert story.state.killed == {}
+
+
+@pytest.mark.parametrize("code", [1, -6, -15])
+def test_the_server_is_not_reported_ends_that_follow_from_others(code: int) -> None:
+    story = Story(verdict_wait_s=30.0).running()
+    story.happens(on.RanksEnded("n2", 1, success=False, exits=((1, code),)))
+    assert told(story) == []
+    assert story.state.killed == {}
+
+
+def test_of_a_job_that_was_killed_as_a_whole_the_server_is_told_a_bounded_number_of_times() -> None:
+    story = Story(verdict_wait_s=30.0).running()
+    killed = tuple((rank, -9) for rank in range(KILLED_MAX))
+    story.happens(on.RanksEnded("n1", 1, success=False, exits=killed))
+    assert len(told(story)) == 1
+    story.happens(on.RanksEnded("n2", 1, success=False, exits=((KILLED_MAX, -9),)))
+    assert told(story) == []
 
 
 def test_word_during_the_wait_is_obeyed_at_once_and_is_not_the_launchers_own_restart() -> None:
@@ -444,7 +481,7 @@ def test_an_attempt_that_goes_on_from_its_checkpoint_is_verified() -> None:
     assert story.ordered(to.Say) == [to.Say("verified", {"resumed_step": 40, "first_step": 43})]
 
 
-def test_an_attempt_that_started_over_or_from_something_later_is_told_of() -> None:
+def test_an_attempt_that_started_over_or_from_something_later_is_reported() -> None:
     for step_seen, words in ((3, "did not resume from step 40"), (90, "from something else")):
         story = Story()
         story.newest = 40
@@ -692,6 +729,18 @@ def test_so_does_a_node_that_answers_no_more_once_all_others_have_come_and_known
         assert ((1,) in held_up_by) is (ended is Phase.DECIDING)
 
 
+def test_a_start_that_is_held_up_waits_for_word_only_as_long_as_the_server_needs() -> None:
+    story = warm(verdict_wait_s=30.0)
+    goes_on_starting(story, 300.0, {"n2"})
+    seen(story, absent={"n2"})
+    story.passes(5.0)
+    assert story.is_in(Phase.DECIDING)
+    story.passes(9.9)
+    assert story.ordered(to.StopRanks) == []
+    story.passes(0.1)
+    assert story.ordered(to.StopRanks)
+
+
 def test_one_that_goes_on_in_between_or_that_has_only_not_come_yet_does_not() -> None:
     story = warm()
     for cut_off in ({"n2"}, set(), {"n2"}, set()):
@@ -727,7 +776,7 @@ def test_a_start_on_a_node_that_is_new_to_the_job_or_of_another_kind_has_the_who
     assert began.is_in(Phase.VERIFYING)
 
 
-def test_a_job_of_which_no_start_was_ever_seen_to_end_is_only_told_of() -> None:
+def test_a_job_of_which_no_start_was_ever_seen_to_end_is_only_reported() -> None:
     story = Story(verified_within_s=60.0).running()
     story.passes(60.0)
     seen(story, absent={"n2"})
@@ -742,7 +791,7 @@ def test_known_starts_outlive_a_killed_launcher() -> None:
     story = warm()
     story.is_killed_and_started_again()
     story.running()
-    goes_on_starting(story, 310.0, {"n2"})
+    goes_on_starting(story, 308.0, {"n2"})
     assert story.state.phase is Phase.DECIDING
 
 

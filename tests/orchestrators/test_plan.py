@@ -148,6 +148,6 @@ def test_ranks_that_would_find_a_spoilt_step_by_themselves_are_told_to_begin_ane
     spoilt, before = Checkpoint("memory:9", 9, 109.0), Checkpoint("memory:5", 5, 105.0)
     spans = [Span(108.0, 120.0)]
     assert beginning([spoilt], spans, finds_newest=True) == "memory:0"
-    assert beginning([spoilt], spans, finds_newest=False) == "", "their script begins anew where it is told of nothing"
+    assert beginning([spoilt], spans, finds_newest=False) == "", "their script begins anew where nothing is named"
     assert beginning([spoilt, before], spans, finds_newest=True) == "", "it was there, and is damaged: they say so"
     assert beginning([], spans, finds_newest=True) == "", "nothing is left: they must not begin anew for that"

@@ -25,6 +25,7 @@ from eagle_eye.schema.action import (
     NODE_READMITTED,
     PING,
     ActionRequest,
+    Report,
     ReportState,
 )
 from tests.orchestrators.builders import SECRET, action, deliver, event_body, rfc3339, signed_headers
@@ -140,6 +141,27 @@ def test_idempotency_survives_a_restart_and_queued_actions_come_back(endpoint: E
     assert endpoint.queued() == []
     endpoint.intake.resume()
     assert [one.action_id for one in endpoint.queued()] == ["act-1"]
+
+
+@pytest.mark.parametrize("dies_in", ["record_action", "owe"])
+def test_a_process_that_dies_as_it_takes_an_action_leaves_neither_report_nor_action(
+    endpoint: Endpoint, dies_in: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def dies(*_: Any) -> None:
+        raise SystemExit
+
+    def owe(wanted: ActionRequest, state: ReportState, detail: str) -> None:
+        endpoint.ledger.owe(wanted.action_id, "/reports", Report(state, detail), time.time() + 60)
+
+    wanted = action(time.time())
+    monkeypatch.setattr(endpoint.intake, "report", owe)
+    monkeypatch.setattr(endpoint.ledger, dies_in, dies)
+    with pytest.raises(SystemExit):
+        endpoint.intake.take("evt-1", event_body(wanted))
+    monkeypatch.undo()
+    endpoint.reopen()
+    assert (endpoint.ledger.owed(), endpoint.ledger.state_of("act-1")) == ([], None)
+    assert not endpoint.ledger.seen("evt-1")
 
 
 def test_what_was_begun_comes_back_first_with_how_far_it_had_come(endpoint: Endpoint) -> None:

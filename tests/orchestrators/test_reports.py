@@ -175,7 +175,7 @@ def test_a_server_that_lost_the_subscription_gets_it_and_the_job_again(tmp_path:
         ]
 
 
-def test_a_server_that_goes_away_is_told_of_once_and_so_is_its_return(tmp_path: Path) -> None:
+def test_a_server_that_goes_away_is_reported_once_and_so_is_its_return(tmp_path: Path) -> None:
     with stub_server() as server:
         subscribing = Subscribing(server, tmp_path)
         with subscribing as subscription:
@@ -211,7 +211,7 @@ def test_the_latest_word_on_a_job_arrives_once_the_server_is_back(tmp_path: Path
 UNFIT = "/api/v1/nodes/n%2F2/exclude?reason=gemm%3A%20gpu%203%20%26%204"
 
 
-def test_a_node_that_is_unfit_is_told_of_once_the_server_is_back(tmp_path: Path) -> None:
+def test_a_node_that_is_unfit_is_reported_once_the_server_is_back(tmp_path: Path) -> None:
     with stub_server() as server, Subscribing(server, tmp_path) as subscription:
         server.answer = lambda *_: (503, None)
         subscription.take_out("n/2", "gemm: gpu 3 & 4")

@@ -188,7 +188,7 @@ def test_a_standby_takes_one_attempt_after_the_other(delivered: Delivered) -> No
     assert delivered.keeper.outcome(0.0) == ""
 
 
-def test_one_that_cannot_be_used_is_told_of_and_not_tried_again_and_again(delivered: Delivered) -> None:
+def test_one_that_cannot_be_used_is_reported_and_not_tried_again_and_again(delivered: Delivered) -> None:
     assert delivered.prepares("three", "threads") == "not used: three threads"
     assert delivered.keeper.outcome(0.0) == "three threads"
     assert delivered.starts() is None

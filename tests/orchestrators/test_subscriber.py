@@ -172,7 +172,7 @@ def test_what_cannot_be_done_is_reported_as_failed_with_the_reason(delivered: De
 def test_the_server_hears_of_it_where_asking_how_the_job_is_goes_wrong(delivered: Delivered) -> None:
     delivered.orchestrator.unknown = [RuntimeError("secret path")]
     ((state, detail),) = delivered.does()
-    assert (state, detail) == ("failed", "how job 'j' is could not be told: unexpected RuntimeError in recording")
+    assert (state, detail) == ("failed", "the state of job 'j' is not known: unexpected RuntimeError in recording")
     assert (delivered.orchestrator.calls, delivered.ledger.state_of("act-1")) == ([], "finished")
 
 

@@ -80,7 +80,7 @@ def test_axe_finds_nothing_in_either_theme_or_on_a_phone(
         assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
 
 
-def test_an_incident_that_nobody_knows_is_told_of_and_breaks_nothing(
+def test_an_incident_that_nobody_knows_is_reported_and_breaks_nothing(
     hung: Running, page: Page, complaints: Complaints
 ) -> None:
     complaints.allowed.append("404")

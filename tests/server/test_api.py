@@ -134,6 +134,10 @@ def test_a_job_is_stored_handed_on_and_shown_with_its_progress(server: Running) 
     held = server.client.put("/api/v1/jobs/job", json={**update, "restart_owner": "slurm", "held_up_by": [0]})
     assert held.json()["held_up_by"] == [0]
     assert problem(server.client.put("/api/v1/jobs/job", json={**update, "held_up_by": [9]})) == (400, "held_up_by")
+    killed = {**update, "restart_owner": "slurm", "exits": [{"rank": 0, "exit_code": -9}]}
+    assert server.client.put("/api/v1/jobs/job", json=killed).json()["exits"] == [{"rank": 0, "exit_code": -9}]
+    for wrong_exit in ({"rank": 9, "exit_code": -9}, {"rank": 0, "exit_code": -65}, {"rank": 0, "exit_code": 256}):
+        assert problem(server.client.put("/api/v1/jobs/job", json={**update, "exits": [wrong_exit]})) == (400, "exits")
     alone = server.client.put("/api/v1/jobs/job", json={**update, "restart_owner": "slurm", "pace_left_ratio": 0.75})
     assert alone.json()["pace_left_ratio"] == 0.75
     wrong = server.client.put("/api/v1/jobs/job", json={**update, "pace_left_ratio": 1.5})

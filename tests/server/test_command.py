@@ -103,6 +103,8 @@ def test_a_taken_address_is_said_in_one_line(tmp_path: Path, capsys: pytest.Capt
         assert main(["server", "--listen", f"127.0.0.1:{port}", "--data", str(tmp_path)]) == 1
     message = capsys.readouterr().err
     assert f"cannot listen on 127.0.0.1:{port}" in message
+    assert f"process {os.getpid()} has it" in message
+    assert "--listen" in message
     assert message.count("\n") == 1
 
 

@@ -50,7 +50,7 @@ def test_all_filters_must_let_an_event_pass(filters: dict[str, Any], passes: boo
     assert wants(subscription(**filters), hang()) is passes
 
 
-def test_who_was_told_of_an_incident_is_told_of_its_end_whatever_it_is_by_then() -> None:
+def test_who_was_reported_an_incident_is_reported_its_end_whatever_it_is_by_then() -> None:
     critical = subscription(matchers=["severity=critical"], faults=["hang"])
     milder = event(data={**HANG, "fault": "straggler", "action": "notify"})
     assert not wants(critical, milder)

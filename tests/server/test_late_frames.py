@@ -91,7 +91,7 @@ def test_a_late_fact_is_not_held_against_an_attempt_that_began_after_it(server: 
     assert server.watcher.frames[-1][0].events == [ENDED]
 
 
-def test_nothing_late_is_told_of_a_node_that_said_goodbye(server: Running) -> None:
+def test_nothing_late_is_reported_a_node_that_said_goodbye(server: Running) -> None:
     server.send(body(frame(1, events=[Event(NOW, "agent_stop")])))
     server.send(body(old(1, events=[GONE])))
     assert told(server) == [("stream-n1", 1)]

@@ -1,4 +1,4 @@
-"""GPUs that a node shows no longer, or never showed: found without an event, told of once, and what is no proof."""
+"""GPUs that a node shows no longer, or never showed: found without an event, reported once, and what is no proof."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def test_a_gpu_that_is_missing_after_a_boot_drains_its_node(site: Site) -> None:
     assert incident.summary == "n1 shows 2 of its 3 GPUs; missing: GPU-1 (device 1)"
     (action,) = site.store.all(ACTIONS)
     assert (action.kind, action.exclude, action.restart) == ("drain_node", ["n1"], False)
-    assert len(site.pass_by(7_200, "n1")) == 1  # and is told of once
+    assert len(site.pass_by(7_200, "n1")) == 1  # and is reported once
 
 
 def test_it_is_over_once_the_gpu_is_back_or_exchanged(site: Site) -> None:
@@ -137,7 +137,7 @@ def test_an_nvlink_that_is_missing_after_a_boot_drains_its_node(site: Site) -> N
     assert {incident.state for incident in site.pass_by(LOOK_S, "n1")} <= {"recovered"}
 
 
-def test_links_that_all_of_a_node_have_no_longer_are_told_of_and_no_more(site: Site) -> None:
+def test_links_that_all_of_a_node_have_no_longer_are_reported_and_no_more(site: Site) -> None:
     site.shows("n1", *GPUS, links=(18, 18, 18))
     site.clock.advance(600)
     site.shows("n1", *GPUS, links=(0, 0, 0))
@@ -147,7 +147,7 @@ def test_links_that_all_of_a_node_have_no_longer_are_told_of_and_no_more(site: S
 
 
 @pytest.mark.parametrize("links", [(), (0, 0, 0), (18, 18)])
-def test_links_that_are_not_used_or_not_all_told_of_are_not_missed(site: Site, links: tuple[int, ...]) -> None:
+def test_links_that_are_not_used_or_not_all_reported_are_not_missed(site: Site, links: tuple[int, ...]) -> None:
     site.shows("n1", *GPUS, links=links)
     assert site.pass_by(SETTLED_S + LOOK_S, "n1") == []
 
@@ -170,7 +170,7 @@ def test_a_person_who_puts_the_node_back_as_it_is_is_heeded(site: Site) -> None:
     assert [i.summary.partition(";")[0] for i in found if i.state != "recovered"] == ["n1 shows 1 of its 3 GPUs"]
 
 
-def test_one_that_was_called_a_false_alarm_is_not_told_of_again(site: Site) -> None:
+def test_one_that_was_called_a_false_alarm_is_not_reported_again(site: Site) -> None:
     booted_without_one(site)
     (incident,) = site.pass_by(SETTLED_S + LOOK_S, "n1")
     site.store.commit(Change(incidents=(replace(incident, state="false", ended_s=site.clock.now_s()),)))
@@ -193,7 +193,7 @@ def test_silence_and_a_node_that_is_out_are_no_proof_either(site: Site) -> None:
     assert site.pass_by(3_600, "n1") == []
 
 
-def test_a_job_that_lost_the_gpu_has_told_of_it(site: Site) -> None:
+def test_a_job_that_lost_the_gpu_has_reported_it(site: Site) -> None:
     booted_without_one(site)
     fields: dict[str, Any] = {"onset_s": NOW, "detected_s": NOW, "updated_s": NOW, "since_s": NOW, "seen_s": NOW}
     known = Incident(
@@ -220,7 +220,7 @@ def test_a_gpu_that_moved_to_another_node_is_not_missed(site: Site) -> None:
     assert site.pass_by(3_600, "n1", "n2") == []
 
 
-def test_a_node_that_always_had_fewer_than_its_like_is_only_told_of(site: Site) -> None:
+def test_a_node_that_always_had_fewer_than_its_like_is_only_reported(site: Site) -> None:
     for node in range(5):
         site.shows(f"n{node}", *(f"GPU-{node}-{gpu}" for gpu in range(3 if node == 4 else 4)))
     nodes = [f"n{node}" for node in range(5)]

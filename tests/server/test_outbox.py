@@ -667,7 +667,7 @@ def test_a_refresh_that_hangs_holds_up_the_incidents_that_it_tells_of_and_no_new
     assert [id_ for _, id_, _ in bench.notifier.got] == ["b1", "a2"]
 
 
-def test_a_refresh_leaves_out_an_incident_that_is_being_told_of(bench: Bench) -> None:
+def test_a_refresh_leaves_out_an_incident_that_is_being_reported(bench: Bench) -> None:
     refreshing(bench)
     bench.serve()
     bench.store.commit(Change(incidents=(incident(),), events=(event("a1"),)))

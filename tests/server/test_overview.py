@@ -60,7 +60,7 @@ class TestLoss:
         assert (found.kind, found.incident_id) == ("slow", "inc_b")
         assert found.gpus == pytest.approx(16 * 0.2)
 
-    def test_a_job_without_a_step_for_long_is_told_of_though_no_incident_says_why(self) -> None:
+    def test_a_job_without_a_step_for_long_is_reported_though_no_incident_says_why(self) -> None:
         found = loss(course(progressed_s=NOW - 300), [], NOW)
         assert found is not None
         assert (found.kind, found.incident_id, found.since_s) == ("unexplained", "", NOW - 300)

@@ -40,7 +40,7 @@ def test_a_name_is_one_segment_whatever_is_in_it(name: str) -> None:
 @pytest.mark.parametrize(
     "name", ["team/run", "a/b/c", "/", "%2F", "a%2Fb/c?d#e", "über/läuft", "run/course", "..", "a b+c"]
 )
-def test_a_job_is_told_of_and_found_under_its_name(server: Running, name: str) -> None:
+def test_a_job_is_reported_and_found_under_its_name(server: Running, name: str) -> None:
     address = f"/api/v1/jobs/{quote(name, safe='')}"
     # ".." as it stands is another address for every client, so it is sent encoded.
     address = address.replace("..", "%2E%2E")

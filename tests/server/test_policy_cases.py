@@ -49,7 +49,7 @@ def test_a_case_says_which_terms_of_nodes_held(capsys: pytest.CaptureFixture[str
     assert "drain_node in place of exclude_node for nvlink_degraded on n1 (policy.nodes[0])" in lines[at + 1]
     at = next(place for place, line in enumerate(lines) if "a lent host" in line)
     assert "confidence_min 0.99 (policy.nodes[1])" in lines[at + 1]
-    at = lines.index("passed  a node of a group is told of, whatever holds for its GPUs")
+    at = lines.index("passed  a node of a group is reported, whatever holds for its GPUs")
     assert "notify in place of exclude_node for nvlink_degraded on loan-7 (policy.nodes[2])" in lines[at + 1]
 
 

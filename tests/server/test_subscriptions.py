@@ -1,4 +1,4 @@
-"""Subscriptions through the API: changed, paused, rotated, repaired; and who is told of what."""
+"""Subscriptions through the API: changed, paused, rotated, repaired; and who receives what."""
 
 from __future__ import annotations
 
@@ -292,7 +292,7 @@ def test_metrics_tell_what_waits_and_fails_by_subscription(tmp_path: Path) -> No
         assert f'subscription="{name}"' not in server.client.get("/metrics").text
 
 
-def test_who_was_told_of_an_incident_hears_of_its_end(server: Running) -> None:
+def test_who_was_reported_an_incident_hears_of_its_end(server: Running) -> None:
     name = make(server, jobs=["told"], matchers=["severity=critical"])["id"]
     critical, mild = {"action": "exclude_node"}, {"action": "notify"}
     for number in (1, 2):

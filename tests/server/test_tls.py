@@ -334,7 +334,7 @@ OPEN = {"listen": "192.0.2.1:8470"}  # documentation's: nobody listens there
         ({**OPEN, "tls__certificate_file": "/certificate.pem"}, False),
     ],
 )
-def test_an_address_that_others_reach_without_tls_is_told_of(
+def test_an_address_that_others_reach_without_tls_is_reported(
     tmp_path: Path, flags: dict[str, str], reported: bool
 ) -> None:
     text = plain_text(settings(tmp_path, **flags))

@@ -120,7 +120,7 @@ def test_a_job_whose_agents_send_rows_is_judged_in_each_tick(site: Site) -> None
     assert [i.fault for i in site.store.all(INCIDENTS)] == ["hang"]
 
 
-def test_who_asks_between_ticks_is_told_of_rows_too(site: Site) -> None:
+def test_who_asks_between_ticks_is_reported_rows_too(site: Site) -> None:
     site.run(30)
     site.fleet.step += 1
     site.clock.advance(1.0)

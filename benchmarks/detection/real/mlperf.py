@@ -3,7 +3,7 @@
 MLCommons training results v5.0 (Apache-2.0): step time and loss of 411 runs. Every run becomes a job of one node with
 one row for each log line that carries a step time or a loss. Where a line has no step time, the time since the
 line before, divided by the steps between, stands for it, evaluations and checkpoints included: so the job looks to
-a monitor that is told no phases. Asked for: no loss alert, at most one step-time alert a run.
+a monitor that hears of no phases. Asked for: no loss alert, at most one step-time alert a run.
 
     python -m benchmarks.detection.real.mlperf --data FOLDER
 """

@@ -1,4 +1,4 @@
-"""The story of one fault, told only from the server's API and the job's own step log."""
+"""The story of one fault, read only from the server's API and the job's own step log."""
 
 from __future__ import annotations
 

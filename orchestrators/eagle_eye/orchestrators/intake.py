@@ -137,10 +137,10 @@ class WebhookIntake:
             # The later check reports it; an error here would only cause a redelivery.
             log.exception("job %s; will ask again", action.job)
             reason = former
-        # The report first: if this process dies in between, the redelivery repeats it, whereas a recorded action
-        # without a report would stay silent forever.
-        self.report(action, "refused" if reason else "accepted", reason or "")
-        self.ledger.record_action(webhook_id, action, "refused" if reason else "queued", now_s)
+        # No redelivery may follow: the next process can have another subscription. So neither stays without the other.
+        with self.ledger.together():
+            self.ledger.record_action(webhook_id, action, "refused" if reason else "queued", now_s)
+            self.report(action, "refused" if reason else "accepted", reason or "")
         if reason is not None:
             log.warning("action %s (%s) refused: %s", action.action_id, action.kind, reason)
             return "refused"

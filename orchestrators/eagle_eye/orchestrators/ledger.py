@@ -55,7 +55,7 @@ class Ledger:
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         # Autocommit mode: transactions are started explicitly with IMMEDIATE, so that no reader is upgraded.
         self._connection = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
         self._connection.execute("PRAGMA journal_mode=WAL")
@@ -214,8 +214,17 @@ class Ledger:
         execute.execute("DELETE FROM report WHERE until_s < ? AND fate <> 'owed'", (old_s,))
 
     @contextmanager
+    def together(self) -> Iterator[None]:
+        """Put what is written inside on disk at once at the end, or none of it."""
+        with self._transaction():
+            yield
+
+    @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
         with self._lock:
+            if self._connection.in_transaction:  # of this thread: nobody else has the lock
+                yield self._connection
+                return
             self._connection.execute("BEGIN IMMEDIATE")
             try:
                 yield self._connection

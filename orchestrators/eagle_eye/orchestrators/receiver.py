@@ -23,6 +23,7 @@ from eagle_eye.orchestrators import cloudevent
 from eagle_eye.orchestrators.errors import OrchestratorError, UnacceptableEventError
 from eagle_eye.orchestrators.intake import QUEUE_MAX, WebhookIntake
 from eagle_eye.schema import problem
+from eagle_eye.schema.listening import why_not
 
 BODY_BYTES_MAX = 1_048_576
 BODY_S_MAX = 10.0
@@ -85,9 +86,7 @@ def listen_on(host: str, port: int) -> socket.socket:
             (host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET, backlog=128, reuse_port=False
         )
     except OSError as error:
-        raise OrchestratorError(
-            f"cannot listen on {host}:{port}: {error.strerror or error}; --listen takes another address or port"
-        ) from None
+        raise OrchestratorError(f"{why_not(error, host, port)}; --listen takes another address or port") from None
 
 
 def url_of(listening: socket.socket) -> str:

@@ -89,7 +89,7 @@ class Subscriber:
             job = self._state(action, unix_seconds(action.expires, "expires"))
         except CannotCarryOutError as error:
             if self._ledger.begin(action.action_id):
-                self._end(action, "failed", f"how job {action.job!r} is could not be told: {error}")
+                self._end(action, "failed", f"the state of job {action.job!r} is not known: {error}")
             return
         except _StoppingError:
             return
@@ -114,7 +114,7 @@ class Subscriber:
         try:
             job = self._state(action, max(unix_seconds(action.expires, "expires"), self._clock() + RESUME_WITHIN_S))
         except CannotCarryOutError as error:
-            self._end(action, "failed", f"{INTERRUPTED}; how job {action.job!r} is could not be told: {error}")
+            self._end(action, "failed", f"{INTERRUPTED}; the state of job {action.job!r} is not known: {error}")
             return
         except _StoppingError:
             return

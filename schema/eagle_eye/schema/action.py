@@ -108,6 +108,13 @@ class PaceLeft(msgspec.Struct, frozen=True):
     pace_left_ratio: float | None
 
 
+class RankExit(msgspec.Struct, frozen=True):
+    """How a rank's process ended, as its parent saw it: ``exit_code`` is negative for a signal."""
+
+    rank: int
+    exit_code: int
+
+
 class JobUpdate(msgspec.Struct, frozen=True):
     """A job's state from whoever schedules it.
 
@@ -116,7 +123,8 @@ class JobUpdate(msgspec.Struct, frozen=True):
     user's name, "" where the sender cannot tell. ``held_up_by`` are the ranks that keep the attempt from its first
     step: stopped, not come to the rendezvous long after the others, or ended because they did not reach them.
     ``pace_left_ratio`` is what is left of the job's pace without one of its nodes, whose place no spare takes: 0 where
-    it could not run. None: a spare takes it, or nobody knows.
+    it could not run. None: a spare takes it, or nobody knows. ``exits`` are ranks of the attempt that a signal ended,
+    of which agents may have seen nothing.
     """
 
     attempt: int
@@ -126,3 +134,4 @@ class JobUpdate(msgspec.Struct, frozen=True):
     owner: str = ""
     held_up_by: list[int] = []
     pace_left_ratio: float | None = None
+    exits: list[RankExit] = []

@@ -20,6 +20,7 @@ import tomli_w
 import uvicorn
 
 from eagle_eye.schema.configuration import ConfigurationError, masked
+from eagle_eye.schema.listening import why_not
 from eagle_eye.server import config as configuration
 from eagle_eye.server import heap
 from eagle_eye.server.admin.damage import ready
@@ -87,8 +88,8 @@ def run(args: argparse.Namespace) -> int:
             refuse_unprotected_address(config)
             with listener(config) as bound:
                 return serve(config, bound, lambda: configuration.load(args.config, os.environ, flags), hold)
-    except OSError as error:
-        sys.stderr.write(f"eagle-eye server: cannot listen on {config.listen}: {error.strerror or error}\n")
+    except (CannotListen, OSError) as error:
+        sys.stderr.write(f"eagle-eye server: {error}\n")
         return 1
 
 
@@ -124,8 +125,12 @@ def refuse_unprotected_address(config: ServerConfig) -> None:
     )
 
 
+class CannotListen(Exception):
+    """The server's address is not to be had; the message says why, who has it, and what to do."""
+
+
 def listener(config: ServerConfig) -> socket.socket:
-    """Return a socket bound to the address. Raises OSError."""
+    """Return a socket bound to the address. Raises CannotListen."""
     host, port = configuration.address(config.listen)
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     bound = socket.socket(family, socket.SOCK_STREAM)
@@ -133,9 +138,9 @@ def listener(config: ServerConfig) -> socket.socket:
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         bound.bind((host, port))
         bound.listen(BACKLOG)
-    except BaseException:
+    except OSError as error:
         bound.close()
-        raise
+        raise CannotListen(f"{why_not(error, host, port)}; --listen HOST:PORT takes another address") from None
     return bound
 
 
@@ -220,7 +225,7 @@ def on_port(config: ServerConfig, found: int) -> ServerConfig:
 
 
 def connection_options(dispatcher: Dispatcher[Services]) -> dict[str, Any]:
-    """Return what uvicorn is told of how connections begin."""
+    """Return uvicorn's settings for new connections."""
     protocol = (standby_protocol_of if dispatcher.forwarding else protocol_of)(dispatcher.taker)
     certificates = dispatcher.services.certificates
     if certificates is None:

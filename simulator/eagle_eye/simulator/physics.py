@@ -193,7 +193,7 @@ class Physics:
         return [seen, others]
 
     def heard_s(self, kind: str, time_s: float) -> list[float]:
-        """Return when an event that happens at ``time_s`` is told of: never, once, or again and again."""
+        """Return when an event that happens at ``time_s`` is reported: never, once, or again and again."""
         if self.own:
             return [time_s]
         if kind == "xid":

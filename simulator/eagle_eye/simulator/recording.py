@@ -46,7 +46,7 @@ class Recording:
     ``arrived`` (K, N) and ``device_arrived`` (K, N, G): the row exists. ``device`` maps metrics to (K, N, G),
     ``node`` to (K, N), ``link`` to (K, N, L); NaN is not observed, +inf a number that was not finite. ``slowdown`` is
     how much longer steps take after the onset than they would have without the fault, 0 where the job stopped.
-    ``packed`` says that a step's work differed from replica to replica before any fault, told by metrics or not.
+    ``packed`` says that a step's work differed from replica to replica before any fault, shown by metrics or not.
     """
 
     scenario: Scenario

@@ -149,7 +149,7 @@ def test_a_redirect_is_not_followed() -> None:
     assert len(script.asked) == 1
 
 
-def test_a_server_that_is_not_there_is_told_of_after_some_tries() -> None:
+def test_a_server_that_is_not_there_is_reported_after_some_tries() -> None:
     pauses: list[float] = []
     api = api_at("http://127.0.0.1:9", pauses.append)
     with pytest.raises(CannotCarryOutError, match=r"^list pods: the API server does not answer \(NewC"):

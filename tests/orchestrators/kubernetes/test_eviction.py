@@ -27,7 +27,7 @@ def test_an_elastic_job_that_is_to_restart_where_it_is_restarts_whole() -> None:
     assert names(victims([pod("a", "n1"), pod("b", "n2")], (), NOW_S, "nodes")) == ["a", "b"]
 
 
-def test_what_began_after_the_fault_was_told_of_stays() -> None:
+def test_what_began_after_the_fault_was_reported_stays() -> None:
     pods = [pod("old", "n1", created_s=NOW_S - 5), pod("new", "n2", created_s=NOW_S + 1)]
     assert names(victims(pods, (), NOW_S, "job")) == ["old"]
 

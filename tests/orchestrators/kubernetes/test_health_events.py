@@ -1,4 +1,4 @@
-"""What a site's own system is told of a node, and that nothing waits for it."""
+"""What a site's own system receives about a node, and that nothing waits for it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_an_event_is_a_cloudevent_to_its_authors_own_library() -> None:
     assert read.get_subject() == "n2"
 
 
-def test_a_fault_is_told_of_in_nvsentinels_words() -> None:
+def test_a_fault_is_reported_in_nvsentinels_words() -> None:
     reported = event("n2", "excluded", cause(), "prod", NOW)["data"]["healthEvent"]
     assert reported == {
         "version": 1,
@@ -91,7 +91,7 @@ def test_a_node_is_excluded_although_nobody_takes_the_event() -> None:
     assert cluster.nodes["n2"]["spec"]["unschedulable"] is True
 
 
-def test_exclusion_and_readmission_are_both_told_of() -> None:
+def test_exclusion_and_readmission_are_both_reported() -> None:
     reported: list[Any] = []
 
     def answer(method: str, path: str, body: Any) -> Answer:

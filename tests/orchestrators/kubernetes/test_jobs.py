@@ -56,7 +56,7 @@ def test_a_pod_that_several_selectors_find_counts_once() -> None:
     assert jobs.pods_of("train", [one, one], jobs.JOB_LABELS) == [one]
 
 
-def test_two_jobs_of_one_name_are_told_of_by_nobody() -> None:
+def test_two_jobs_of_one_name_are_reported_by_nobody() -> None:
     pods = [pod("a", namespace="ml"), pod("b", namespace="dev")]
     with pytest.raises(CannotCarryOutError, match=r"in 2 namespaces \(dev, ml\): name one with --namespace"):
         jobs.pods_of("train", pods, jobs.JOB_LABELS)

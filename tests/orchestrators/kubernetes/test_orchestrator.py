@@ -272,7 +272,7 @@ def test_a_job_that_finds_no_place_fails_with_the_schedulers_word() -> None:
         over(cluster, start_wait_s=30.0).restart("train", restart())
 
 
-def test_checkpoints_that_may_hold_the_damage_are_told_of() -> None:
+def test_checkpoints_that_may_hold_the_damage_are_reported() -> None:
     cluster = three_pods()
     said = over(cluster).restart("train", Restart(0, NOW_S - 30, cause()))
     assert said.endswith(
@@ -344,7 +344,7 @@ def test_a_job_that_cannot_be_told_where_to_resume_is_restarted_all_the_same(
     assert said.endswith(f"and the job is not told to resume from memory:40: {why}")
 
 
-def test_what_cannot_be_taken_back_is_told_of() -> None:
+def test_what_cannot_be_taken_back_is_reported() -> None:
     cluster = three_pods()
     ours = over(cluster, resume_config_map="resume")
     real = cluster.evict

@@ -63,7 +63,7 @@ def job(cluster: Cluster) -> Iterator[str]:
     name = f"train-{time.monotonic_ns() % 100_000}"
     cluster.job(SPACE, name, 3)
     cluster.runs(SPACE, name, 3)
-    # Kubernetes' times are whole seconds: what is told of now is told of pods that began before.
+    # Kubernetes' times are whole seconds: a fault reported now concerns pods that began before.
     time.sleep(2)
     yield name
     cluster.dead.clear()

@@ -73,7 +73,7 @@ def out(hours_ago: float, verb: str, who: str = "tok_1") -> AuditEntry:
     return AuditEntry(time_s=NOW - hours_ago * 3_600, who=who, verb=verb, subject="n1")
 
 
-def test_each_time_out_of_service_counts_once_whoever_told_of_it(room: Room) -> None:
+def test_each_time_out_of_service_counts_once_whoever_reported_it(room: Room) -> None:
     first = (out(50, "exclude"), out(49.9, "draining", "slurm"), out(49.8, "excluded", "slurm"), out(30, "readmit"))
     room.commit(nodes=(known(),), audit=(*first, out(20, "drain"), out(10, "in_service", "slurm")))
     assert room.past().taken_out == 2

@@ -31,7 +31,7 @@ def test_a_gpu_that_moves_keeps_its_history() -> None:
     assert [sat_at(gpu, time_s) for time_s in (50, 150, 250)] == [None, ("n1", 0), ("n2", 3)]
 
 
-def test_being_told_of_again_is_no_move() -> None:
+def test_being_reported_again_is_no_move() -> None:
     gpu = at("n1", 200, known=at("n1", 100))
     assert (gpu.moves, gpu.since_s, gpu.seen_s) == ([], 100, 200)
 

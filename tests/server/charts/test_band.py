@@ -93,7 +93,7 @@ def test_alone_a_node_is_compared_with_its_own_other_devices() -> None:
     assert (values(found.accused), values(found.median), found.peer_series) == ([0.0], [2.0], 3)
 
 
-def test_unseen_is_not_zero_and_a_silence_is_told_of() -> None:
+def test_unseen_is_not_zero_and_a_silence_is_reported() -> None:
     series = {("n0", 0): steps(s0=0.0, s5=0.0), ("n1", 0): SeriesSteps(list(range(6)), [1.0] * 6)}
     found = drawn(series, cast(["n0"], 0, (), ["n0", "n1"]), 6)
     assert values(found.accused) == [0.0, None, None, None, None, 0.0]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from eagle_eye.schema.action import MemberRank
+from eagle_eye.schema.action import MemberRank, RankExit
 from eagle_eye.schema.events import Event
 from eagle_eye.schema.frame import WIRE_VERSION, Frame, Rank, block
 from eagle_eye.schema.metrics import Scope
@@ -91,6 +91,7 @@ class Fleet:
         nodes: list[str] | None = None,
         held_up_by: Sequence[int] = (),
         pace_left_ratio: float | None = None,
+        exits: Sequence[RankExit] = (),
     ) -> None:
         """The launcher says who runs where."""
         if nodes is not None:
@@ -106,6 +107,7 @@ class Fleet:
             updated_s=self.now_s,
             held_up_by=list(held_up_by),
             pace_left_ratio=pace_left_ratio,
+            exits=list(exits),
         )
         self.engine.observe_job(job)
 

@@ -73,7 +73,7 @@ def test_what_was_told_before_the_job_stopped_stays_known() -> None:
     assert fleet.run(60)[-1].checkpoints.step == 7
 
 
-def test_a_step_is_known_since_the_first_node_told_of_it() -> None:
+def test_a_step_is_known_since_the_first_node_reported_it() -> None:
     log = CheckpointLog()
     reported(log, 1.0, 0, tells(5))
     reported(log, 2.0, 1, tells(5))

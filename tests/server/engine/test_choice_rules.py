@@ -247,7 +247,7 @@ def test_terms_that_change_the_action_say_what_else_they_set() -> None:
     alone = word("node_terms", TWO_NODES, settings=act(nodes=[NodeTerms(nodes=["n*"], action="notify")]))
     assert (alone.outcome, alone.reason) == (
         "hold",
-        "only told of, notify in place of exclude_node for straggler on n1, n2 (policy.nodes[0])",
+        "reported only, notify in place of exclude_node for straggler on n1, n2 (policy.nodes[0])",
     )
 
 

@@ -27,7 +27,7 @@ def test_a_healthy_job_raises_nothing() -> None:
     assert faults(Fleet().run(120)) == []
 
 
-def test_a_hang_is_told_of_when_a_step_is_overdue_and_sure_after_the_floor() -> None:
+def test_a_hang_is_reported_when_a_step_is_overdue_and_sure_after_the_floor() -> None:
     fleet = Fleet()
     fleet.run(30)
     fleet.stopped, fleet.silent_s = True, {"n1": 9.0}

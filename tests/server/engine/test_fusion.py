@@ -112,7 +112,7 @@ def test_a_drop_in_pace_is_the_slow_nodes() -> None:
     assert set(findings_of([drop, verdict("straggler", slowdown_ratio=0.18)])) == {"slow:n1"}
 
 
-def test_uneven_work_is_told_of_beside_a_racks_power_cap() -> None:
+def test_uneven_work_is_reported_beside_a_racks_power_cap() -> None:
     rack = verdict("power_throttle", None, nodes=("n1", "n2", "n3"), asks="notify")
     assert "pace" in findings_of([rack, verdict("workload_imbalance", None)])
 

@@ -157,7 +157,7 @@ def test_what_the_host_says_after_the_ranks_have_ended_did_not_end_them(lines: L
 
 
 @pytest.mark.parametrize("lines", ACT, ids=named)
-def test_while_the_job_goes_on_what_the_host_says_is_told_of(lines: Lines, tmp_path: Path) -> None:
+def test_while_the_job_goes_on_what_the_host_says_is_reported(lines: Lines, tmp_path: Path) -> None:
     events = [event for event in read(lines, tmp_path) if event.kind == "host_error"]
     found = decided(logged(events, 30.0))
     assert [one.kind for one in found] == (["notify"] if events else [])

@@ -128,7 +128,7 @@ def test_what_comes_back_late_is_another_incident() -> None:
     assert len(case.incidents) == 2
 
 
-def test_what_comes_and_goes_is_told_of_so_many_times_and_then_stays_open() -> None:
+def test_what_comes_and_goes_is_reported_so_many_times_and_then_stays_open() -> None:
     case = Case()
     case.come_and_go(hang(), times=30)
     (incident,) = case.incidents.values()
@@ -301,7 +301,7 @@ def test_what_names_one_node_and_then_another_comes_back_with_either() -> None:
     assert incident.flapping
 
 
-def test_what_asks_for_nothing_is_recorded_and_told_of_once_it_asks_for_something() -> None:
+def test_what_asks_for_nothing_is_recorded_and_reported_once_it_asks_for_something() -> None:
     case = Case()
     idle = replace(slow("straggler", 0.0, "n1"), asks="none")
     case.say(idle)

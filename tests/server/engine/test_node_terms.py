@@ -157,7 +157,7 @@ def test_nothing_is_said_where_no_terms_apply() -> None:
     assert word("node_terms", weighing.words).outcome == "not_applicable"
 
 
-def test_what_is_only_told_of_may_be_made_an_action_and_still_needs_its_evidence() -> None:
+def test_what_is_only_reported_may_be_made_an_action_and_still_needs_its_evidence() -> None:
     settings = PolicySettings(mode="act", nodes=[NodeTerms(nodes=["n*"], action="exclude_node")])
     reported = incident(fault="throughput_drop", kinds=["step_time"], slowdown_ratio=0.5)
     assert decide(reported, situation(settings=PolicySettings(mode="act"))).rule == ""

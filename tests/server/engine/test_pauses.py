@@ -44,7 +44,7 @@ def test_before_the_pace_is_known_nothing_is_a_pause() -> None:
     assert log.pauses == ()
 
 
-def test_a_pause_remembers_that_a_node_was_told_of_and_the_next_one_does_not() -> None:
+def test_a_pause_remembers_that_a_node_was_reported_and_the_next_one_does_not() -> None:
     log = steady()
     log.note_verdicts([verdict("network_hang", "n1")])
     log.note_verdicts([])

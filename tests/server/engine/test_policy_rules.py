@@ -232,7 +232,7 @@ def test_slow_by_one_strong_kind_is_drained_once_it_has_lasted_and_costs_somethi
     assert decide(lasting, situation(settings=act(drain_slowdown_min=0))).kind == "notify"
 
 
-def test_what_no_pace_can_show_is_told_of_whatever_it_would_save() -> None:
+def test_what_no_pace_can_show_is_reported_whatever_it_would_save() -> None:
     slow = incident(fault="power_throttle", kinds=["clock", "power"], slowdown_ratio=0.009)
     assert decide(slow, situation(settings=act(remaining_s=1e9))).kind == "notify"
     costly = msgspec.structs.replace(slow, slowdown_ratio=0.011)

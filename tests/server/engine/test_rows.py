@@ -62,7 +62,7 @@ def test_windows_are_the_same(said: list[tuple[int, int, int, bool, bool]], cuts
     waiting: list[Row] = []
     for number, each in enumerate(frames):
         by_frames.observe(each, each.time_s + 0.1)
-        if any(rank.silent_s for rank in each.ranks):  # such a row has a tail, and is told of as a frame
+        if any(rank.silent_s for rank in each.ranks):  # such a row has a tail, and is sent as a frame
             by_rows.observe_rows(batches_of(waiting))
             waiting = []
             by_rows.observe(each, each.time_s + 0.1)

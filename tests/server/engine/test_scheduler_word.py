@@ -111,7 +111,7 @@ def test_a_scheduler_that_is_not_heard_delays_but_does_not_silence() -> None:
     assert "process_crash" in faults(site.run(3))
 
 
-def test_a_gpu_that_is_lost_is_told_of_at_once_and_asked_about() -> None:
+def test_a_gpu_that_is_lost_is_reported_at_once_and_asked_about() -> None:
     site = ran()
     site.run(5)
     site.happens("n1", "xid", code=79, text="GPU has fallen off the bus")

@@ -193,7 +193,7 @@ def test_a_job_from_its_start_through_a_requeue_to_its_cancellation(slurm: Slurm
         server.agents_say(job, 2, NODES, attempt=1)
         slurm.run("scancel", job)
         server.agents_say(job, 2, NODES, death(job, 1), attempt=1)
-        # For as long as it takes a crash to be told of, as the next test shows.
+        # For as long as it takes a crash to be reported, as the next test shows.
         server.agents_go_on_saying(job, 2, 4.0, attempt=1)
         assert server.job(job)["state"] == "cancelled"
         assert server.items("incidents") == server.items("actions") == []
@@ -228,7 +228,7 @@ def test_a_job_that_slurm_ends_is_not_spoken_of(slurm: Slurm, tmp_path: Path, en
             slurm.submit(3, "sleep 300", "--partition=urgent", "--exclusive")
         until(lambda: slurm.ask()[job].state != "running", TIME_LIMIT_SEEN_S)
         server.agents_say(job, 2, NODES, death(job, 0))
-        # For as long as it takes a crash to be told of, as the test above shows.
+        # For as long as it takes a crash to be reported, as the test above shows.
         server.agents_go_on_saying(job, 2, 4.0)
         assert server.job(job)["state"] in ({"timeout"} if end == "time limit" else {"preempted", "pending"})
         assert server.items("incidents") == server.items("actions") == []

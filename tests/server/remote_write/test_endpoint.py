@@ -244,7 +244,7 @@ def xids(server: Running) -> list[tuple[float, object]]:
     return [(event.time_s - NOW, event.attributes["code"]) for one in history(server) for event in one.events]
 
 
-def test_an_xid_of_while_the_server_was_down_is_told_of_once_and_an_old_one_is_not(
+def test_an_xid_of_while_the_server_was_down_is_reported_once_and_an_old_one_is_not(
     tmp_path: Path, clock: FakeClock
 ) -> None:
     reported = []

@@ -119,7 +119,7 @@ def test_what_a_gpu_is_called_is_told_every_hour() -> None:
     assert site.events == [("inventory", 0, 60.0 * minute, "NVIDIA H100 80GB HBM3") for minute in (0, 60)]
 
 
-def test_a_gpu_without_a_name_is_told_of_as_ever() -> None:
+def test_a_gpu_without_a_name_is_reported_as_ever() -> None:
     site = Site()
     site.send(dcgm("DEV_GPU_UTIL", 97), dcgm("DEV_GPU_TEMP", 50, gpu="1", modelName=""), node("procs_blocked", 1))
     assert (site.events, len(site.values)) == ([], 3)

@@ -108,7 +108,7 @@ def test_journal_and_segments_are_read_as_one(tmp_path: Path) -> None:
         assert [one.frame.sequence for one in history.query([], 0.0, FOREVER_S)] == [1, 2, 3]
 
 
-def test_ranks_are_told_of_without_reading_frames_and_are_theirs(tmp_path: Path) -> None:
+def test_ranks_are_reported_without_reading_frames_and_are_theirs(tmp_path: Path) -> None:
     kept_whole = with_key(encode_frame(frame(5, time_s=NOW + 5)), mood="fine")
     with opened(tmp_path) as history:
         history.submit(batch([rich(1), rich(2), rich(3)], NOW, 0.25)).result(WITHIN_S)

@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 
 from eagle_eye.agent.exposition.text import CONTENT_TYPE
 from eagle_eye.agent.loop.drops import Drops
+from eagle_eye.schema.listening import why_not
 
 PATH = "/metrics"
 CONNECTIONS_MAX = 8  # a Prometheus or two, and a human
@@ -117,7 +118,7 @@ class MetricsServer:
                 end.close()
             if not self._said:
                 self._said = True
-                _log.warning("metrics_listen: %s cannot be had (%s); trying again", self._listen, error.strerror)
+                _log.warning("metrics_listen: %s; trying again", why_not(error, host, port))
             return
         self._listener = end
         self._selector.register(end, selectors.EVENT_READ)

@@ -22,7 +22,7 @@ from eagle_eye.agent.nvml.device import Device
 
 XIDS_MAX = 256  # per poll; the driver keeps the rest
 CODE_MAX = 99_999  # the largest that the kernel log could hold
-TEXT = "told by NVML; the kernel log would say more, and could not be read"
+TEXT = "reported by NVML; the kernel log would say more, and could not be read"
 
 _log = logging.getLogger("eagle_eye.agent")
 

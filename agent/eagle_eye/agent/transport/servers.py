@@ -38,7 +38,7 @@ class Servers:
         self._refused_s[self.current] = self._monotonic_s()
         start = self._urls.index(self.current)
         others = [*self._urls[start + 1 :], *self._urls[:start]]
-        self.current = self._told(leader) or min(others, key=self._refused_s.__getitem__, default=self.current)
+        self.current = self._named(leader) or min(others, key=self._refused_s.__getitem__, default=self.current)
         self._refusals += 1
         if self._refusals < len(self._urls):
             return ""
@@ -58,12 +58,12 @@ class Servers:
         self._serving = self.current
         self._refusals = 0
         self._why.clear()
-        if told := self._told(leader):
-            self._why[self.current] = f"stands by, and says that {told} leads"
-            self.current = told
+        if named := self._named(leader):
+            self._why[self.current] = f"stands by, and says that {named} leads"
+            self.current = named
         return changed
 
-    def _told(self, leader: str) -> str:
+    def _named(self, leader: str) -> str:
         """Return the server that another one named, "" unless it is configured and did not refuse just now."""
         try:
             url = self._by_place.get(place(leader), "")

@@ -86,7 +86,7 @@ def _facts(device: Any, row: dict[str, float]) -> dict[str, float]:
         try:
             facts[name] = float(getattr(pynvml, function)(device.handle))
         except (pynvml.NVMLError, AttributeError):
-            continue  # what is not told is not there
+            continue  # what is not reported is not there
     with contextlib.suppress(pynvml.NVMLError, AttributeError):
         facts["remap_failed"] = float(pynvml.nvmlDeviceGetRemappedRows(device.handle)[3])
     with contextlib.suppress(pynvml.NVMLError):

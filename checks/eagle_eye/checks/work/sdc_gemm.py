@@ -69,7 +69,7 @@ class _Known(NamedTuple):
 def sdc_gemm(torch: Any, device: Any, job: dict[str, Any], _worker: int, line: WorkerOutput) -> dict[str, float]:
     """Return how many products were made and how many numbers of them were wrong; one round of all at least.
 
-    The first wrong ones are told with place, what was expected and what came. ``seconds`` is how long it compared.
+    The first wrong ones are reported with place, what was expected and what came. ``seconds`` is how long it compared.
     """
     on_gpu = device.type == "cuda"
     known = []

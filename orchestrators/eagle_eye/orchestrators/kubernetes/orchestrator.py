@@ -217,7 +217,7 @@ class KubernetesOrchestrator:
         if isinstance(request, Exclusion):
             return "; ".join(self._preview_exclusion(name) for name in request.nodes)
         reported = f", and tell the job to resume from {request.resume_from}" if request.resume_from else ""
-        return f"evict the job's pods, except those that began after the fault was told of{reported}"
+        return f"evict the job's pods, except those that began after the fault was reported{reported}"
 
     # Exclusion and readmission
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from dataclasses import replace
 
 from eagle_eye.orchestrators.launch import events as on
@@ -14,10 +15,12 @@ from eagle_eye.orchestrators.launch.reachability import ask
 from eagle_eye.orchestrators.launch.state import NEVER_S, UP, Phase, Rules, State, Step, move
 from eagle_eye.schema.memory_steps import MEMORY_PREFIX
 
-UNSEEN_S = 5.0  # ranks that exit this early may have done so before any agent saw them, so nobody reports them...
+UNSEEN_S = 5.0  # ranks that exit this early may have done so before any agent saw them, so nobody reports why...
 UNSEEN_WAIT_S = 6.0  # ...so other reports, such as a lost GPU, are awaited no longer: facts arrive within seconds
+AFTERMATH = (signal.SIGABRT, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)  # of another rank's end, or of a job's
+KILLED_MAX = 64  # reported to the server of an attempt: when many were killed, it was not for one of them
 LOOK_EVERY_S = 2.0  # during a start, for ranks that are stopped, cut off or unresponsive
-UNSEEN = "nobody told of a step; without Eagle Eye's hook in the training script nobody can"
+UNSEEN = "no step was reported; only Eagle Eye's hook in the training script can report one"
 
 
 def running_yet(rules: Rules, state: State, now: on.Moment) -> Step:
@@ -74,22 +77,32 @@ def ranks_ended(rules: Rules, state: State, ended: on.RanksEnded, now: on.Moment
         raised = state.raised.and_also(ended.node, ended.detail)
         state = replace(state, raised=raised, failed=state.failed | {ended.node})
         state = note_end(state, ended, now)
+        state, killed = _note_killed(state, ended)
         exits = {str(rank): code for rank, code in ended.exits}
         reported = to.Say("ranks_failed", {"node": ended.node, "exit_codes": exits, "detail": ended.detail})
         if state.phase is not Phase.STARTING and state.phase not in UP:
             if not ended.in_touch:  # what other ranks wait for is already known, and no report can be expected
                 state = replace(state, due_s=min(state.due_s, now.monotonic_s + pause_s(rules, state.restarts)))
-            return state, [reported]
+            return state, [reported, *killed]
         wait_s = word_within_s(rules, state, now, in_touch=ended.in_touch)
         first = f"rank {ended.exits[0][0]} ended with {ended.exits[0][1]}" if ended.exits else "its ranks ended"
         state, orders = attempt_failed(rules, state, f"{ended.node}: {first}", now, wait_s)
-        return state, [reported, *orders]
+        return state, [reported, *killed, *orders]
     state = replace(state, succeeded=state.succeeded | {ended.node}, started={ended.node: (), **state.started})
     state, orders = running_yet(rules, state, now)
     if state.phase in UP and state.succeeded.issuperset(state.members):
         state, more = end(state, Phase.FINISHED, "every rank ended with success", 0)
         return state, orders + more
     return state, orders
+
+
+def _note_killed(state: State, ended: on.RanksEnded) -> Step:
+    """Tell the server of ranks that a signal ended: their agent may not know of them yet, nor read an exit code."""
+    killed = {rank: code for rank, code in ended.exits if code < 0 and -code not in AFTERMATH}
+    if not killed or len(state.killed) >= KILLED_MAX or state.phase is Phase.GATHERING:
+        return state, []
+    state = replace(state, killed={**state.killed, **killed})
+    return state, [to.TellServer("running", state.attempt, state.members)]
 
 
 def word_within_s(rules: Rules, state: State, now: on.Moment, *, in_touch: bool) -> float:

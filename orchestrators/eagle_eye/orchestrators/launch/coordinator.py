@@ -34,7 +34,7 @@ from eagle_eye.orchestrators.launch.runners import Runners
 from eagle_eye.orchestrators.launch.state import ENDED, Phase, Rules, due_s
 from eagle_eye.orchestrators.protocol import JobState
 from eagle_eye.planning.rank_layout import LAYOUT_VARIABLE, variable
-from eagle_eye.schema.action import JobUpdate, MemberRank
+from eagle_eye.schema.action import JobUpdate, MemberRank, RankExit
 from eagle_eye.schema.memory_steps import MemoryStep
 
 # The name by which the server knows that it can request restarts.
@@ -352,10 +352,16 @@ class Coordinator:
             for node_rank, node in enumerate(word.nodes)
             for device in range(each)
         ]
-        held_up_by = list(word.held_up_by)
+        before = self._reported[0] if self._reported is not None else word
+        if before.attempt == word.attempt:  # a later report on the attempt does not take this back
+            word = replace(word, held_up_by=tuple(sorted({*before.held_up_by, *word.held_up_by})))
         left = pace_left_ratio(self._rules, self._state)
         self._reported = (word, left)
-        update = JobUpdate(word.attempt, word.state, ranks, RESTART_OWNER, self._job.owner, held_up_by, left)
+        killed = self._state.killed if word.attempt == self._state.attempt else {}
+        exits = [RankExit(rank, code) for rank, code in sorted(killed.items())]
+        update = JobUpdate(
+            word.attempt, word.state, ranks, RESTART_OWNER, self._job.owner, list(word.held_up_by), left, exits
+        )
         self._link.tell(self._job.name, update)
         # Exits of ranks follow: the server should know by then that they are not crashes.
         if word.state == Phase.CANCELLED:

@@ -124,7 +124,7 @@ def gather(rules: Rules, state: State, reason: str, now: on.Moment, scope: Resta
         regroup_due_s=now.monotonic_s + rules.regroup_within_s if kept else NEVER_S,
         stopped_due_s=now.monotonic_s + rules.stopped_within_s, up_since_s=NEVER_S, settled_due_s=NEVER_S,
         ready_due_s=now.monotonic_s + rules.ready_within_s, due_s=NEVER_S,
-        raised=Raised(), raised_before=replace(state.raised, step=state.step_max), stuck_again=frozenset(),
+        raised=Raised(), raised_before=replace(state.raised, step=state.step_max), killed={}, stuck_again=frozenset(),
         unreached={}, followed=frozenset(), ended_otherwise=False, unreached_due_s=NEVER_S,
     )  # fmt: skip
     plan = next_nodes(rules, state) or ()

@@ -95,7 +95,8 @@ class State:
     was reported. ``resumed_s`` is when the checkpoint resumed from was completed, None once the attempt has completed
     one itself or that one was judged; ``doubted_s`` that of one from which the numbers broke after some steps,
     ``suspected`` those from which they broke at once or again (checkpoints.py). ``raised`` are the exceptions that
-    ended this attempt's ranks, ``raised_before`` those of the last one. ``starts`` is what starts took; while
+    ended this attempt's ranks, ``raised_before`` those of the last one; ``killed`` are its ranks that a signal ended,
+    with their exit codes. ``starts`` is what starts took; while
     ``looking``, ``sights`` says where ranks are; ``held_before`` seemed to hold the start up one look ago. ``stuck``
     are the nodes that held the last start up, ``stuck_again`` those that held two in a row up. Of an attempt without a
     step, ``unreached`` are the nodes whose ranks could not reach others, with these ranks, ``followed`` those whose
@@ -133,6 +134,7 @@ class State:
     stepped: bool = False
     step_max: int | None = None
     advanced: bool = False
+    killed: Mapping[int, int] = field(default_factory=dict)
     raised: Raised = field(default_factory=Raised)
     raised_before: Raised = field(default_factory=Raised)
     starts: KnownStarts = field(default_factory=KnownStarts)

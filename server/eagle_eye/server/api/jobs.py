@@ -42,6 +42,8 @@ OBSERVED = "observed"  # agents report the job, no scheduler does
 AGENTS = "agents"  # the source of such a job
 RANKS_MAX = 200_000
 COUNT_MAX = (1 << 31) - 1  # of an attempt, of a rank
+SIGNAL_MAX = 64  # Linux's last real-time signal
+EXIT_CODE_MAX = 255
 
 _COUNT = {"minimum": 0, "maximum": COUNT_MAX}
 _RANK = {
@@ -50,6 +52,7 @@ _RANK = {
     "device": {"minimum": -1, "maximum": KEYS_MAX - 1},
     "role": NAME_OR_NONE,
 }
+_EXIT_CODE = {"minimum": -SIGNAL_MAX, "maximum": EXIT_CODE_MAX}
 _UPDATE: dict[str, Constraint] = {
     "attempt": _COUNT,
     "state": {"enum": [*STATES]},
@@ -58,6 +61,7 @@ _UPDATE: dict[str, Constraint] = {
     "owner": NAME_OR_NONE,
     "held_up_by": {"items": _COUNT},
     "pace_left_ratio": {"minimum": 0.0, "maximum": 1.0},
+    "exits": {"items": {"properties": {"rank": _COUNT, "exit_code": _EXIT_CODE}}},
 }
 _PACE_LEFT: dict[str, Constraint] = {"pace_left_ratio": _UPDATE["pace_left_ratio"]}
 
@@ -169,8 +173,14 @@ def _check(job: str, update: JobUpdate) -> None:
     if not 0 <= update.attempt <= COUNT_MAX:
         raise Refusal(400, "attempt", f"attempt is {update.attempt}; expected 0 to {COUNT_MAX}")
     _check_ranks(update.ranks)
-    if unknown := set(update.held_up_by) - {rank.rank for rank in update.ranks}:
+    members = {rank.rank for rank in update.ranks}
+    if unknown := set(update.held_up_by) - members:
         raise Refusal(400, "held_up_by", f"held_up_by names rank {min(unknown)}, which is not among the ranks")
+    if unknown := {one.rank for one in update.exits} - members:
+        raise Refusal(400, "exits", f"exits names rank {min(unknown)}, which is not among the ranks")
+    if wrong := [one.exit_code for one in update.exits if not -SIGNAL_MAX <= one.exit_code <= EXIT_CODE_MAX]:
+        expected = f"expected -{SIGNAL_MAX} to {EXIT_CODE_MAX}, negative for a signal"
+        raise Refusal(400, "exits", f"exits has exit code {wrong[0]}; {expected}")
     _check_pace_left(update.pace_left_ratio)
 
 

@@ -70,7 +70,7 @@ def attribute(log: Submitted | None, incidents: Sequence[Incident], blind: str, 
     UNKNOWN, never a reason to continue or to stop.
     """
     if log is None:
-        return Attribution(True, "UNKNOWN", "this server was not told of the log, or has forgotten it")
+        return Attribution(True, "UNKNOWN", "this server has not received the log, or has dropped it")
     if not log.job:
         return Attribution(True, "UNKNOWN", "nobody said to which job the log belongs; put the job into the endpoint")
     known = [one for one in incidents if one.job == log.job and one.state != "false" and not one.merged_into]

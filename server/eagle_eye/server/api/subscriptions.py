@@ -124,7 +124,7 @@ async def subscribe(parts: Parts, principal: Operator, body: Body) -> Response:
 async def change(parts: Parts, principal: Operator, subscription: str, body: Body) -> Response:
     """Change where events go or which, pause or go on. What waits goes to the new URL; pausing fails it.
 
-    Filters count for later events; incidents that were told of already are told of to their end. 409 for a
+    Filters count for later events; an incident that was reported already is reported to its end. 409 for a
     subscription that was deleted.
     """
     wanted = decoded(body, SubscriptionChange)

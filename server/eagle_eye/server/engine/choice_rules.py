@@ -96,7 +96,7 @@ def _node_terms(incident: Incident, situation: Situation, plan: PlannedAction) -
     also = ", ".join(f"{term} {said}" for term, said in reported.items() if term != "action")
     why += f"; also {also}" if also else ""
     if floors.action == "notify":
-        return lowered(TELL, f"only told of, {why}", values)
+        return lowered(TELL, f"reported only, {why}", values)
     return changed(PlannedAction(floors.action), why, values)
 
 

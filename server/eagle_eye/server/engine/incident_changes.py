@@ -133,7 +133,7 @@ def _notes(old: Incident, new: Incident, actions: Sequence[Action]) -> Iterator[
         if gone not in old.merged:
             yield AuditNote("merge", f"{gone} is this incident")
     if new.flapping and not old.flapping:
-        yield AuditNote("flapping", f"came back {new.flaps} times: its comings and goings are not told any more")
+        yield AuditNote("flapping", f"came back {new.flaps} times: further openings and closings are not reported")
     yield from _holds(old, new)
     if new.escalation and new.escalation != old.escalation:
         yield AuditNote("escalate", new.escalation)

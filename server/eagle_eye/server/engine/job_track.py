@@ -70,9 +70,11 @@ class JobTrack:
         self.checkpoints = CheckpointLog()
         self.touched_s = started_s  # the newest row or report about the job
         self.held_up_by: frozenset[int] = frozenset()  # according to the launcher
+        self._exits: dict[int, WindowEvent] = {}  # by rank, according to the launcher
         self.unreached: tuple[str, ...] = ()  # the nodes known to be the only ones unable to reach the others
         self.resting = False  # over: rows of members that do not name it are not its own
         self.declared = False  # whether a scheduler or launcher named the members
+        self._declared: dict[int, tuple[str, int]] = {}  # node and device of each rank that it named
         self.events_dropped_total = 0
 
     def adopt_interval(self, interval_s: float, *, for_good: bool) -> None:
@@ -132,6 +134,11 @@ class JobTrack:
         return None if math.isnan(self._steps_made.first_step) else self._steps_made.first_step
 
     @property
+    def events(self) -> tuple[WindowEvent, ...]:
+        """The attempt's events, oldest first, as agents reported them."""
+        return tuple(self._events)
+
+    @property
     def advanced_s(self) -> float:
         """The end of the interval in which the last step finished, or the start of the attempt before any did."""
         return self._steps_made.advanced_s
@@ -179,13 +186,27 @@ class JobTrack:
     def take_word(self, job: Job) -> None:
         """Apply a scheduler's or launcher's report on the attempt."""
         self.held_up_by = frozenset(job.held_up_by)
+        places = {rank.rank: (rank.node, rank.device) for rank in job.ranks} if job.exits else {}
+        for one in job.exits:
+            if one.rank in places and one.rank not in self._exits:
+                node, device = places[one.rank]
+                attributes = {"rank": one.rank, "exit_code": one.exit_code}
+                self._exits[one.rank] = WindowEvent(job.updated_s, node, device, "process_exit", attributes)
         self._steps_made.take_word(job)
 
     def declare(self, ranks: Iterable[MemberRank]) -> None:
         """Set the members as reported by the scheduler; rows of others are not this job's."""
         self.declared = True
         for rank in ranks:
+            self._declared[rank.rank] = (rank.node, rank.device)
             self.add_series(rank.node, rank.device, rank.rank, rank.role)
+
+    def superseded_by(self, ranks: Iterable[MemberRank]) -> bool:
+        """Whether these are other members, or elsewhere, than those declared, and no step was made with those."""
+        if not self.declared or self.last_step is not None:
+            return False
+        placed = {rank.rank: (rank.node, rank.device) for rank in ranks}
+        return bool(placed) and placed != self._declared
 
     def is_member(self, node: str) -> bool:
         """Whether the node takes part in this attempt."""
@@ -307,7 +328,7 @@ class JobTrack:
             earlier=self.earlier.curve,
             beginning=Beginning(self._roster.named.copy(), self.held_up_by, *self.earlier.starts),
             pauses=self.course.pauses,
-            events=tuple(self._events),
+            events=(*self._events, *self._unseen_exits()),
         )
 
     def latest(self, since_s: float = -math.inf) -> dict[str, dict[tuple[str, int], float]]:
@@ -329,6 +350,19 @@ class JobTrack:
             self._made_links = tuple(Link(*one, of_link.get(one[0], {}).get(one[1], "")) for one in self._links)
             self._made_for = made_for
         return self._switches, self._made_links
+
+    def _unseen_exits(self) -> list[WindowEvent]:
+        """Return the exits that only the launcher has reported: agents know more of those that they have seen."""
+        if not self._exits:
+            return []
+        seen = [event for event in self._events if event.kind == "process_exit"]
+        ranks = {(event.node, event.attributes.get("rank")) for event in seen}
+        places = {(event.node, event.device) for event in seen}
+        return [
+            event
+            for rank, event in self._exits.items()
+            if (event.node, rank) not in ranks and (event.node, event.device) not in places
+        ]
 
     def _feed_steps(self, now_s: float, device: Mapping[str, Floats]) -> None:
         """Pass lines to the step grid once no further row is likely, and all of them once every rank is as far."""

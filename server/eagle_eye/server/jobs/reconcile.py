@@ -95,6 +95,7 @@ def declared_job(name: str, update: JobUpdate, known: Job | None, now_s: float) 
         owner=update.owner,
         held_up_by=update.held_up_by,
         pace_left_ratio=update.pace_left_ratio,
+        exits=update.exits,
     )
     if known is None:
         return replace(new, since_s=now_s)

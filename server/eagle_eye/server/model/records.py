@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from eagle_eye.schema.action import ActionKind, EvidenceItem, MemberRank, RestartScope, ResumeFrom
+from eagle_eye.schema.action import ActionKind, EvidenceItem, MemberRank, RankExit, RestartScope, ResumeFrom
 
 # suspected: too little evidence to act; confirmed: enough; acting: an action was requested; recovered: gone for now;
 # closed: over for good, or merged into another; false: marked as a false alarm by a person.
@@ -267,8 +267,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     ``since_s`` is when the state was first known, ``ends_s`` when its time limit ends it, None if unknown. ``conflict``
     describes how launcher, scheduler and agents disagree, "" if they do not. ``owner`` is the job's user, from the
     launcher before the scheduler, "" if unknown. ``held_up_by`` are the ranks that keep the attempt from its first
-    step, and ``pace_left_ratio`` is the remaining pace without one of its nodes, None if a spare replaces it or it is
-    unknown: both reported by its launcher.
+    step, ``pace_left_ratio`` is the remaining pace without one of its nodes, None if a spare replaces it or it is
+    unknown, and ``exits`` are ranks that a signal ended: all reported by its launcher.
     """
 
     job: str
@@ -289,6 +289,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     owner: str = ""
     held_up_by: list[int] = []
     pace_left_ratio: float | None = None
+    exits: list[RankExit] = []
 
 
 class Node(msgspec.Struct, frozen=True, kw_only=True):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import ssl
 from collections.abc import Mapping
 from datetime import UTC
@@ -116,11 +117,17 @@ def retry_after_s(value: str | None, now_s: float) -> float | None:
     return min(max(at_s - now_s, 0.0), RETRY_AFTER_MAX_S)
 
 
-def _client() -> httpx.AsyncClient:
+@functools.cache
+def _trusted() -> ssl.SSLContext:
+    """Return the context for the authorities of the system and of certifi: to read them takes a tenth of a second."""
     context = ssl.create_default_context()
     context.load_verify_locations(certifi.where())
+    return context
+
+
+def _client() -> httpx.AsyncClient:
     return httpx.AsyncClient(
-        verify=context,
+        verify=_trusted(),
         # A proxy from the environment would resolve the name itself and so bypass the guard.
         trust_env=False,
         follow_redirects=False,

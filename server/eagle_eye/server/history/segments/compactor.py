@@ -73,7 +73,7 @@ def compact(
                 if frames.frames
             ]
             done(Sealed(stretch.shard, stretch.chunks[-1], [raw for raw, _ in written], [own for _, own in written]))
-            step("told")
+            step("announced")
     finally:
         connection.close()
 

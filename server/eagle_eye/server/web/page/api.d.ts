@@ -607,6 +607,7 @@ export interface Job {
   owner: string;
   held_up_by: Array<number>;
   pace_left_ratio: number | null;
+  exits: Array<RankExit>;
   nodes_total: number;
   progress: Progress | null;
 }
@@ -851,6 +852,11 @@ export interface QueryRange {
   resolutions: Array<Resolution>;
   series: Array<Series>;
   sources: Array<Source>;
+}
+
+export interface RankExit {
+  rank: number;
+  exit_code: number;
 }
 
 export interface Readiness {
