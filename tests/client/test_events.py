@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -40,7 +40,7 @@ class Reader:
     def __init__(self, url: str, after: int | None = None, patience_s: float = 60.0) -> None:
         self.clock = FakeClock()
         self.waits: list[float] = []
-        self.meanwhile = lambda: None
+        self.meanwhile: Callable[[], object] = lambda: None
         self.stream = EventStream(Client(url), after, patience_s, self.clock.monotonic_s, self._wait)
         self.events = self.stream.follow()
 

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -173,7 +174,7 @@ def test_a_range_that_the_server_refuses_as_too_much_is_asked_for_in_parts(tmp_p
         for node in ("n1", "n2"):
             numbers = [number for number in range(1, 64) if number % 7]
             server.send(body(*(sent(node, number) for number in numbers), sent_s=NOW + 64))
-        query = {"metric": "gpu_power_watts", "start": NOW, "end": NOW + 64, "step": 1}
+        query: dict[str, Any] = {"metric": "gpu_power_watts", "start": NOW, "end": NOW + 64, "step": 1}
         assert server.client.get("/api/v1/query_range", params=query).json()["reason"] == "too_much"
         found = power(Client(server.url), end=NOW + 64, wide=wide)
         once = []

@@ -19,7 +19,18 @@ from release import build, libraries
 
 REPOSITORY = Path(__file__).parents[2]
 GATE = "EAGLE_EYE_TEST_PACKAGES"
-RUNTIME = ("agent", "checkpoint", "checkpoint-store", "client", "ml", "nvrx", "orchestrators", "postgresql", "server")
+RUNTIME = (
+    "agent",
+    "checkpoint",
+    "checkpoint-store",
+    "client",
+    "ml",
+    "nvrx",
+    "orchestrators",
+    "postgresql",
+    "reports",
+    "server",
+)
 # Which extras a module needs: the first line that it begins with. What imports torch runs beside the training job.
 NEEDS = (
     ("agent.health.nvrx_health", {"agent", "nvrx"}),
@@ -31,6 +42,7 @@ NEEDS = (
     ("client", set[str]()),
     ("client.frames", {"client"}),
     ("cli.replaying", {"server"}),
+    ("cli.reports", {"server", "reports"}),
     ("demo.pipeline_train", {"ml", "checkpoint"}),
     ("demo.train", {"ml", "checkpoint"}),
     ("demo", {"agent", "server", "orchestrators", "checkpoint"}),

@@ -64,8 +64,8 @@ class SeriesTable:
     def wide(self, of: RangeSteps, key: str) -> pd.DataFrame:
         """Return a row for each step and a column for each series. Raises LimitReached."""
         if of.count * len(self.keys) > CELLS_MAX:
-            cells = f"{of.count} steps of {len(self.keys)} series"
-            raise LimitReached(f"{cells} are more than {CELLS_MAX} cells; take a longer step, or wide=False")
+            many = f"{of.count} steps of {len(self.keys)} series"
+            raise LimitReached(f"{many} are more than {CELLS_MAX} cells; take a longer step, or wide=False")
         cells = np.full((of.count, len(self.keys)), np.nan)
         cells[self.steps, self.series] = self.values
         nodes, names = [node for node, _ in self.keys], [name for _, name in self.keys]

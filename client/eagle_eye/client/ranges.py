@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 
@@ -37,7 +38,8 @@ class RangePart(msgspec.Struct):
     sources: list[dict[str, Any]] = []
 
 
-class RangeSteps(NamedTuple):
+@dataclass(frozen=True)
+class RangeSteps:
     """``count`` steps of ``step_s`` from ``start_s`` on, a multiple of a step; later than ``end_s`` is left out."""
 
     start_s: float
