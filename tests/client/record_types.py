@@ -57,7 +57,7 @@ def _class(name: str, shape: dict[str, Any]) -> str:
 
 
 def _called(name: str) -> str:
-    return f"{name.removesuffix('Record')}Record"
+    return f"{name}Dict"
 
 
 def _type(shape: dict[str, Any]) -> str:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     import pandas as pd
 
-    from eagle_eye.client.records import ActionRecord, IncidentInFullRecord, IncidentRecord, JobRecord, NodeRecord
+    from eagle_eye.client.records import ActionDict, IncidentDict, IncidentInFullDict, JobDict, NodeDict
 
 ITEMS_MAX = 50_000  # of a list that is asked for whole
 ROWS_MAX = 100_000  # of one frame of samples
@@ -49,11 +49,11 @@ class Client(HttpClient):
         search: str | None = None,
         members: bool = True,
         limit: int | None = None,
-    ) -> list[JobRecord]:
+    ) -> list[JobDict]:
         """Return jobs; ``search`` is a part of the name. Without ``members`` their ranks and nodes are left out."""
         return self._list("jobs", limit, state=state, node=node, search=search, members=None if members else "false")
 
-    def nodes(self, *, state: str | None = None, limit: int | None = None) -> list[NodeRecord]:
+    def nodes(self, *, state: str | None = None, limit: int | None = None) -> list[NodeDict]:
         """Return nodes with their standing and what their agents last said."""
         return self._list("nodes", limit, state=state)
 
@@ -66,14 +66,14 @@ class Client(HttpClient):
         fault: str | None = None,
         since: Moment | None = None,
         limit: int | None = None,
-    ) -> list[IncidentRecord]:
+    ) -> list[IncidentDict]:
         """Return incidents, of state "open" those suspected or confirmed, "live" also those that are acted on."""
         since_s = None if since is None else repr(unix_time("since", since, time.time()))
         return self._list("incidents", limit, state=state, job=job, node=node, fault=fault, since=since_s)
 
-    def incident(self, incident: str) -> IncidentInFullRecord:
+    def incident(self, incident: str) -> IncidentInFullDict:
         """Return one incident with its evidence, what agents gathered, and its history."""
-        record: IncidentInFullRecord = self.call("GET", f"/api/v1/incidents/{quote(incident, safe='')}")
+        record: IncidentInFullDict = self.call("GET", f"/api/v1/incidents/{quote(incident, safe='')}")
         return record
 
     def actions(
@@ -85,7 +85,7 @@ class Client(HttpClient):
         kind: str | None = None,
         incident: str | None = None,
         limit: int | None = None,
-    ) -> list[ActionRecord]:
+    ) -> list[ActionDict]:
         """Return what was asked of subscribers, with their reports."""
         return self._list("actions", limit, state=state, job=job, node=node, kind=kind, incident=incident)
 

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from typing_extensions import NotRequired
 
 
-class ActionRecord(TypedDict):
+class ActionDict(TypedDict):
     """``Action`` of /openapi.json."""
 
     id: str
@@ -28,21 +28,21 @@ class ActionRecord(TypedDict):
     expires: str
     repair: str
     summary: str
-    evidence: list[EvidenceItemRecord]
-    ranks: list[MemberRankRecord]
+    evidence: list[EvidenceItemDict]
+    ranks: list[MemberRankDict]
     state: str
     node: str | None
     created: str
     updated: str
-    reports: list[ReportOfActionRecord]
+    reports: list[ReportOfActionDict]
     preliminary: bool
-    resume_from: ResumeFromRecord | None
+    resume_from: ResumeFromDict | None
     restart_scope: str | None
     reason: str
     report_to: str
 
 
-class AgentRecord(TypedDict):
+class AgentDict(TypedDict):
     """``Agent`` of /openapi.json."""
 
     heard: str
@@ -55,7 +55,7 @@ class AgentRecord(TypedDict):
     dropped: dict[str, int]
 
 
-class AuditEntryRecord(TypedDict):
+class AuditEntryDict(TypedDict):
     """``AuditEntry`` of /openapi.json."""
 
     time: str
@@ -65,7 +65,7 @@ class AuditEntryRecord(TypedDict):
     detail: str
 
 
-class EvidenceRecord(TypedDict):
+class EvidenceDict(TypedDict):
     """``Evidence`` of /openapi.json."""
 
     id: str
@@ -86,7 +86,7 @@ class EvidenceRecord(TypedDict):
     bundle: str | None
 
 
-class EvidenceItemRecord(TypedDict):
+class EvidenceItemDict(TypedDict):
     """``EvidenceItem`` of /openapi.json."""
 
     metric: str
@@ -98,7 +98,7 @@ class EvidenceItemRecord(TypedDict):
     unit: NotRequired[str]
 
 
-class IncidentRecord(TypedDict):
+class IncidentDict(TypedDict):
     """``Incident`` of /openapi.json."""
 
     id: str
@@ -116,7 +116,7 @@ class IncidentRecord(TypedDict):
     ended: str | None
     detectors: list[str]
     summary: str
-    evidence: list[EvidenceItemRecord]
+    evidence: list[EvidenceItemDict]
     action: str
     family: str
     kinds: list[str]
@@ -139,7 +139,7 @@ class IncidentRecord(TypedDict):
     escalated: bool
 
 
-class IncidentInFullRecord(TypedDict):
+class IncidentInFullDict(TypedDict):
     """``IncidentInFull`` of /openapi.json."""
 
     id: str
@@ -157,7 +157,7 @@ class IncidentInFullRecord(TypedDict):
     ended: str | None
     detectors: list[str]
     summary: str
-    evidence: list[EvidenceItemRecord]
+    evidence: list[EvidenceItemDict]
     action: str
     family: str
     kinds: list[str]
@@ -178,17 +178,17 @@ class IncidentInFullRecord(TypedDict):
     escalation: str
     accused: list[str]
     escalated: bool
-    gathered: list[EvidenceRecord]
-    history: list[AuditEntryRecord]
+    gathered: list[EvidenceDict]
+    history: list[AuditEntryDict]
 
 
-class JobRecord(TypedDict):
+class JobDict(TypedDict):
     """``Job`` of /openapi.json."""
 
     job: str
     attempt: int
     state: str
-    ranks: list[MemberRankRecord]
+    ranks: list[MemberRankDict]
     restart_owner: str
     updated: str
     source: str
@@ -203,11 +203,12 @@ class JobRecord(TypedDict):
     owner: str
     held_up_by: list[int]
     pace_left_ratio: float | None
+    exits: list[RankExitDict]
     nodes_total: int
-    progress: ProgressRecord | None
+    progress: ProgressDict | None
 
 
-class MemberRankRecord(TypedDict):
+class MemberRankDict(TypedDict):
     """``MemberRank`` of /openapi.json."""
 
     rank: int
@@ -216,22 +217,22 @@ class MemberRankRecord(TypedDict):
     role: NotRequired[str]
 
 
-class MemoryRecord(TypedDict):
+class MemoryDict(TypedDict):
     """``Memory`` of /openapi.json."""
 
     incidents_30_days: int
     recurrence_score: float | None
     recurrent: bool
     recurrence_reason: str
-    recurrence_signals: list[RecurrenceSignalRecord]
+    recurrence_signals: list[RecurrenceSignalDict]
     lemon_score: float | None
     lemon: bool
     lemon_reason: str
-    lemon_signals: list[RecurrenceSignalRecord]
+    lemon_signals: list[RecurrenceSignalDict]
     scored: str
 
 
-class MemoryCheckpointRecord(TypedDict):
+class MemoryCheckpointDict(TypedDict):
     """``MemoryCheckpoint`` of /openapi.json."""
 
     step: int
@@ -241,7 +242,7 @@ class MemoryCheckpointRecord(TypedDict):
     persisted_step: int | None
 
 
-class NodeRecord(TypedDict):
+class NodeDict(TypedDict):
     """``Node`` of /openapi.json."""
 
     node: str
@@ -256,21 +257,28 @@ class NodeRecord(TypedDict):
     relapsed: list[str]
     introduced_by: str
     phase: str
-    agent: AgentRecord | None
+    agent: AgentDict | None
     vouched: bool
-    memory: MemoryRecord | None
+    memory: MemoryDict | None
 
 
-class ProgressRecord(TypedDict):
+class ProgressDict(TypedDict):
     """``Progress`` of /openapi.json."""
 
     step: float | None
     progressed: str | None
     step_seconds: float | None
-    memory_checkpoint: MemoryCheckpointRecord | None
+    memory_checkpoint: MemoryCheckpointDict | None
 
 
-class RecurrenceSignalRecord(TypedDict):
+class RankExitDict(TypedDict):
+    """``RankExit`` of /openapi.json."""
+
+    rank: int
+    exit_code: int
+
+
+class RecurrenceSignalDict(TypedDict):
     """``RecurrenceSignal`` of /openapi.json."""
 
     signal: str
@@ -279,7 +287,7 @@ class RecurrenceSignalRecord(TypedDict):
     adds: float
 
 
-class ReportOfActionRecord(TypedDict):
+class ReportOfActionDict(TypedDict):
     """``ReportOfAction`` of /openapi.json."""
 
     state: str
@@ -288,7 +296,7 @@ class ReportOfActionRecord(TypedDict):
     time: str
 
 
-class ResumeFromRecord(TypedDict):
+class ResumeFromDict(TypedDict):
     """``ResumeFrom`` of /openapi.json."""
 
     step: int
