@@ -9,8 +9,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 from urllib.parse import quote
 
-from eagle_eye.cli.client import Client, ServerSaidNo
 from eagle_eye.cli.tables import Column, print_table, printable
+from eagle_eye.client import Client, ClientError
 from eagle_eye.server.charts.commands import typed
 from eagle_eye.server.charts.notation import number
 
@@ -42,7 +42,7 @@ _STORY = (Column("time", "time"), Column("what", "kind"), Column("detail", "text
 
 
 def incident(client: Client, name: str) -> None:
-    """Print the incident, its evidence, actions, what to type next and what happened. Raises ServerSaidNo."""
+    """Print the incident, its evidence, actions, what to type next and what happened. Raises ClientError."""
     path = f"/api/v1/incidents/{quote(name, safe='')}"
     dossier = client.call("GET", f"{path}/dossier")
     record = dossier["incident"]
@@ -81,7 +81,7 @@ def incident(client: Client, name: str) -> None:
 
 
 def action(client: Client, name: str) -> None:
-    """Print the action: what is asked of whom, why, and what was answered. Raises ServerSaidNo."""
+    """Print the action: what is asked of whom, why, and what was answered. Raises ClientError."""
     record = client.call("GET", f"/api/v1/actions/{quote(name, safe='')}")
     _title(_asked(record), record["state"], f"{record['confidence']:.0%} sure")
     _say(record["summary"])
@@ -110,7 +110,7 @@ def action(client: Client, name: str) -> None:
 
 
 def node(client: Client, name: str) -> None:
-    """Print the node's state, its incidents, what its agent cannot observe, and what to type. Raises ServerSaidNo."""
+    """Print the node's state, its incidents, what its agent cannot observe, and what to type. Raises ClientError."""
     record = client.call("GET", f"/api/v1/nodes/{quote(name, safe='')}")
     agent, memory = record["agent"] or {}, record["memory"] or {}
     state = record["phase"] or record["state"]
@@ -142,7 +142,7 @@ def node(client: Client, name: str) -> None:
 
 
 def job(client: Client, name: str) -> None:
-    """Print the job's state, its progress and its incidents. Raises ServerSaidNo."""
+    """Print the job's state, its progress and its incidents. Raises ClientError."""
     record = client.call("GET", f"/api/v1/jobs/{quote(name, safe='')}")
     progress = record["progress"] or {}
     step = progress.get("step")
@@ -198,7 +198,7 @@ def _charts(client: Client, path: str, panels: Iterable[_RECORD]) -> None:
         query = {"metric": panel["metric"], "node": panel["node"], "device": panel["device"]}
         try:
             chart = client.call("GET", f"{path}/picture", query)
-        except ServerSaidNo as error:
+        except ClientError as error:
             sys.stderr.write(f"{panel['metric']} cannot be drawn: {error}\n")
             continue
         lines = {
