@@ -63,6 +63,14 @@ def test_an_action_that_awaits_approval_shows_both_decisions(
     assert "  eagle-eye actions reject act_1\n" in out
 
 
+def test_what_awaits_a_person_is_called_so_in_lists_and_on_pages(
+    server: Running, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server.dispatcher.services.store.commit(Change(incidents=(incident(state="acting"),)))
+    for words in (("incidents",), ("incidents", "show", "inc_1"), ("actions",), ("actions", "show", "act_1")):
+        assert "awaiting approval" in shown(capsys, *words)
+
+
 def test_an_action_that_was_decided_offers_no_decision(server: Running, capsys: pytest.CaptureFixture[str]) -> None:
     shown(capsys, "actions", "reject", "act_1")
     assert "approve" not in shown(capsys, "actions", "show", "act_1").partition("Next\n")[2]

@@ -106,6 +106,7 @@ def test_the_wheel_holds_the_page() -> None:
 def test_the_types_of_the_apis_answers_are_the_servers() -> None:
     again = "run: .venv/bin/python -m tests.page.api_types"
     assert api_types.FILE.read_text(encoding="utf-8") == api_types.declarations(), again
+    assert api_types.LABELS.read_text(encoding="utf-8") == api_types.labels(), again
 
 
 def test_the_types_are_checked_where_the_pages_files_lie() -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from msgspec.structs import replace
 
 from eagle_eye.schema.action import EvidenceItem
 from eagle_eye.server.model.records import EvidenceRequest, Incident
@@ -48,7 +49,7 @@ def test_who_is_to_blame_why_and_what_awaits_approval_are_seen_at_once(hung: Run
     opened(page, hung, found.id)
     assert page.get_by_role("heading", level=1).inner_text() == f"Hang on {found.node}"
     assert page.locator(".incident-summary").inner_text() == found.summary
-    page.get_by_text(f"Awaits your approval: exclude node {found.node} and restart the job without it.").wait_for()
+    page.get_by_text(f"Awaiting approval: exclude node {found.node} and restart the job without it.").wait_for()
     # Within the first screen, without scrolling.
     assert page.get_by_role("button", name="Approve").bounding_box()["y"] < 400
 
@@ -124,21 +125,50 @@ def test_a_bundle_is_downloaded_by_click(hung: Running, page: Page) -> None:
     assert downloading.value.suggested_filename == f"evidence-{found.node}-ev_1.tar.gz"
 
 
-# The last two change what the others look at.
+# The last ones change what the others look at.
 
 
-def test_an_action_is_approved_by_click_and_the_page_follows(hung: Running, page: Page) -> None:
+def test_an_action_is_approved_by_click_and_the_page_follows(
+    hung: Running, page: Page, axe: Callable[[Page], list[str]]
+) -> None:
     found = accused(hung)
     opened(page, hung, found.id)
     page.get_by_role("button", name="Approve").click()
     dialog = page.get_by_role("dialog")
-    assert "is restarted" in dialog.inner_text()
+    dialog.get_by_text("with 8 GPUs on 4 nodes is restarted").wait_for()
+    dialog.get_by_text("no subscriber: nobody will").wait_for()
+    dialog.get_by_text(re.compile(r"\d+ of \d+ exclusions of the job within")).wait_for()
+    dialog.get_by_text(f"{found.node} last reported").wait_for()
+    dialog.get_by_text("4 of 4 nodes of the job report").wait_for()
+    assert axe(page) == []
     dialog.get_by_role("button", name="Approve").click()
     page.get_by_text(re.compile("Asked subscribers to exclude node")).wait_for()
     (asked,) = hung.dispatcher.services.store.actions_of(found.id)
     assert asked.state == "requested"
     page.locator(".story-person").get_by_text("approve exclude node").wait_for()
     assert page.get_by_role("button", name="Approve").count() == 0
+
+
+def test_an_approval_is_withdrawn_and_asked_for_anew(hung: Running, page: Page) -> None:
+    found = accused(hung)
+    opened(page, hung, found.id)
+    page.get_by_role("button", name="Withdraw").click()
+    page.get_by_role("dialog").get_by_role("button", name="Withdraw").click()
+    page.get_by_text(re.compile("Awaiting approval: exclude node")).wait_for()  # judged again within a tick
+    page.locator(".incident-head .badge").get_by_text("awaiting approval", exact=True).wait_for()
+    first, second = hung.dispatcher.services.store.actions_of(found.id)
+    assert (first.state, second.state) == ("withdrawn", "awaiting")
+
+
+def test_what_expired_is_asked_for_again_by_click(hung: Running, page: Page) -> None:
+    found = accused(hung)
+    *_, waiting = hung.dispatcher.services.store.actions_of(found.id)
+    hung.dispatcher.services.store.commit(Change(actions=(replace(waiting, state="expired"),)))
+    opened(page, hung, found.id)
+    page.get_by_role("button", name="Ask again").click()
+    page.get_by_role("button", name="Approve").wait_for()
+    *_, new = hung.dispatcher.services.store.actions_of(found.id)
+    assert (new.state, new.id != waiting.id) == ("awaiting", True)
 
 
 def test_a_false_alarm_is_marked_by_click(hung: Running, page: Page) -> None:

@@ -93,6 +93,9 @@ export const gpuHours = (hours) =>
 /** A stable name as words: "thermal_throttle" → "thermal throttle". @param {string} name */
 export const words = (name) => name.replaceAll("_", " ");
 
+/** A sentence's beginning. @param {string} text */
+export const capital = (text) => text.charAt(0).toUpperCase() + text.slice(1);
+
 /** The first few of many: "n1, n2, n3 and 9 more". @param {string[]} names @param {number} [shown] */
 export function few(names, shown = 3) {
   if (names.length <= shown + 1) return names.join(", ");

@@ -9,6 +9,7 @@ import { link as live, records, useLive } from "../app/live.js";
 import { Badge, Empty, Facts, NodeLink, Owner, Reading, Section } from "../app/parts.js";
 import { useResource } from "../app/resource.js";
 import { link } from "../app/router.js";
+import { shownState } from "../app/states.js";
 import { Table } from "../app/table.js";
 import { Ago, Time } from "../app/times.js";
 import { title as incidentTitle } from "./incident.js";
@@ -54,7 +55,7 @@ function OneJob({ name, query }) {
       h(
         "a",
         { key: one.id, class: `panel open-incident ${one.state === "suspected" ? "warn" : "bad"}`, href: link("incidents", one.id) },
-        h(Badge, { state: one.state }),
+        h(Badge, { state: shownState(one) }),
         h("span", { class: "strong" }, incidentTitle(one)),
         h("span", null, one.summary),
       ),
