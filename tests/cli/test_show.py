@@ -46,8 +46,8 @@ def test_an_incident_is_shown_with_its_evidence_in_units_and_against_its_peers(
 ) -> None:
     lines = shown(capsys, "incidents", "show", "inc_1").splitlines()
     at = lines.index("Evidence")
-    assert lines[at + 2].split("  ")[0] == "gpu power watts"
-    assert lines[at + 2].split() == ["gpu", "power", "watts", "n1", "device", "0", "240.5", "W", "400", "W", "300", "W"]
+    assert lines[at + 2].split("  ")[0] == "GPU power"
+    assert lines[at + 2].split() == ["GPU", "power", "n1", "device", "0", "240.5", "W", "400", "W", "300", "W"]
 
 
 def test_an_incident_says_what_to_type_next(server: Running, capsys: pytest.CaptureFixture[str]) -> None:

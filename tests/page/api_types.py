@@ -10,7 +10,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from eagle_eye.schema.labels import STATE_LABELS
+from eagle_eye.schema.labels import METRIC_ENDINGS, METRIC_LABELS, STATE_LABELS, THROTTLE_REASONS
 from eagle_eye.server.api import answers
 
 _PAGE = Path(__file__).parents[2] / "server/eagle_eye/server/web/page"
@@ -19,7 +19,8 @@ LABELS = _PAGE / "app/labels.js"
 _HEAD = """// What the API answers. Made by `python -m tests.page.api_types` of the server's own types; do not edit.
 // Times are RFC 3339. Nothing of this is served.
 """
-_LABELS_HEAD = """// What people read for states. Made by `python -m tests.page.api_types` of schema/labels.py; do not edit.
+_LABELS_HEAD = """// What people read for states, metrics and reasons of throttling.
+// Made by `python -m tests.page.api_types` of schema/labels.py; do not edit.
 """
 
 
@@ -31,8 +32,16 @@ def declarations() -> str:
 
 def labels() -> str:
     """Return the text of the page's labels."""
-    states = json.dumps(dict(STATE_LABELS), indent=2, ensure_ascii=False)
-    return f"{_LABELS_HEAD}\n/** @type {{Record<string, string>}} */\nexport const STATE_LABELS = {states};\n"
+    tables = {"STATE_LABELS": STATE_LABELS, "METRIC_LABELS": METRIC_LABELS, "METRIC_ENDINGS": METRIC_ENDINGS}
+    constants = [_constant(name, "Record<string, string>", dict(table)) for name, table in tables.items()]
+    reasons = [[bit, reason] for bit, reason in THROTTLE_REASONS.items()]
+    return _LABELS_HEAD + "".join(
+        [*constants, _constant("THROTTLE_REASONS", "[bit: number, reason: string][]", reasons)]
+    )
+
+
+def _constant(name: str, type_: str, value: object) -> str:
+    return f"\n/** @type {{{type_}}} */\nexport const {name} = {json.dumps(value, indent=2, ensure_ascii=False)};\n"
 
 
 def _interface(name: str, shape: dict[str, Any]) -> str:

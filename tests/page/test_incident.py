@@ -61,11 +61,40 @@ def test_the_evidence_is_drawn_and_told_in_words_and_numbers(hung: Running, page
     assert charts.count() >= 2
     for number in range(charts.count()):  # each is drawn once its history has come
         charts.nth(number).locator("canvas").wait_for()
+    captions = charts.locator("figcaption").all_inner_texts()
+    assert captions[0] == "NCCL collectives enqueued, collectives"
+    assert not charts.first.locator(".said p").is_visible()
+    for number in range(charts.count()):
+        charts.nth(number).get_by_text("In words").click()
     said = " ".join(charts.locator(".said").all_inner_texts())
     assert f"At the verdict {found.node}" in said
     assert "of the same attempt" in said
     charts.first.get_by_text("Numbers").click()
     charts.first.locator("tbody tr").nth(10).wait_for()
+
+
+def test_all_charts_show_one_range_around_the_incident_and_zoom_together(hung: Running, page: Page) -> None:
+    found = accused(hung)
+    opened(page, hung, found.id)
+    until(page, "document.querySelectorAll('.view-incident .u-over').length >= 2")
+    assert page.get_by_label("Time range", exact=True).input_value() == ""
+    first, second = (page.locator(".view-incident .u-over").nth(number) for number in range(2))
+    box = first.bounding_box()
+    assert box is not None
+    page.mouse.move(box["x"] + box["width"] * 0.4, box["y"] + 20)
+    page.mouse.down()
+    page.mouse.move(box["x"] + box["width"] * 0.6, box["y"] + 20, steps=4)
+    pictures: list[str] = []
+    page.on("request", lambda request: pictures.append(request.url) if "/picture?" in request.url else None)
+    page.mouse.up()
+    until(page, "location.hash.includes('since=') && location.hash.includes('until=')")
+    charts = page.locator(".view-incident figure.chart").count()
+    until(page, "document.querySelectorAll('.view-incident [aria-busy]').length === 0")
+    page.wait_for_timeout(300)
+    assert len({re.sub(r".*(start=.*)", r"\1", url) for url in pictures}) == 1
+    assert len(pictures) == charts
+    second.dblclick()
+    until(page, "!location.hash.includes('since=')")
 
 
 def test_axe_finds_nothing_in_either_theme_or_on_a_phone(

@@ -33,7 +33,7 @@ def opened(page: Page, server: Running) -> str:
     (found,) = server.dispatcher.services.store.open_incidents()
     page.goto(f"{server.url}#/jobs/{found.job}")
     page.locator(".lanes canvas").wait_for()
-    until(page, "document.querySelectorAll('.view-job figure.chart .said').length === 4")
+    until(page, "document.querySelectorAll('.view-job figure.chart .chart-more .said').length === 4")
     return found.job
 
 

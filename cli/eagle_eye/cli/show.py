@@ -11,7 +11,7 @@ from urllib.parse import quote
 
 from eagle_eye.cli.client import Client, ServerSaidNo
 from eagle_eye.cli.tables import Column, print_table, printable
-from eagle_eye.schema.labels import AWAITING, label, shown_state
+from eagle_eye.schema.labels import AWAITING, metric_label, shown_state, state_label, throttled_by
 from eagle_eye.server.charts.commands import typed
 from eagle_eye.server.charts.notation import number
 
@@ -82,7 +82,7 @@ def incident(client: Client, name: str) -> None:
     _section("Actions")
     _say("" if dossier["actions"] else "none")
     for one in dossier["actions"]:
-        sys.stdout.write(f"{_asked(one)}: {label(printable(one['state']))} ({one['id']})\n")
+        sys.stdout.write(f"{_asked(one)}: {state_label(printable(one['state']))} ({one['id']})\n")
         _reports(one)
     _commands(dossier["commands"])
     _section("What happened")
@@ -187,7 +187,7 @@ def labelled(client: Client, items: Sequence[_RECORD]) -> list[_RECORD]:
     found = []
     for item in items:
         state = shown_state(item["state"], AWAITING if item.get("id") in waiting else "") if "state" in item else ""
-        found.append({**item, "state": label(printable(state))} if state else item)
+        found.append({**item, "state": state_label(printable(state))} if state else item)
     return found
 
 
@@ -234,9 +234,8 @@ def _charts(client: Client, path: str, panels: Iterable[_RECORD]) -> None:
         if not known:
             continue
         low, high = min(known), max(known)
-        sys.stdout.write(
-            f"\n{_words(panel['metric'])}, {_figure(low, chart['unit'])} to {_figure(high, chart['unit'])}\n"
-        )
+        spread = f"{_figure(low, chart['unit'])} to {_figure(high, chart['unit'])}"
+        sys.stdout.write(f"\n{metric_label(printable(panel['metric']))}, {spread}\n")
         width = max(map(len, lines))
         for label, line in lines.items():
             if any(value is not None for value in line):
@@ -278,7 +277,7 @@ def _title(what: str, state: str, more: str) -> None:
     from rich.console import Console
     from rich.text import Text
 
-    Console(soft_wrap=True).print(Text.assemble((what, "bold"), f"  {label(printable(state))}, {more}"))
+    Console(soft_wrap=True).print(Text.assemble((what, "bold"), f"  {state_label(printable(state))}, {more}"))
 
 
 def _section(title: str) -> None:
@@ -309,7 +308,7 @@ def _observation(item: _RECORD) -> dict[str, Any]:
     device = "" if item["device"] is None else f" device {item['device']}"
     on = f"{item['node']}{device}" if item["node"] else "the job"
     numbers = {name: _figure(item[name], item["unit"]) for name in ("value", "peers_median", "threshold")}
-    return {**numbers, "metric": _words(item["metric"]), "on": on}
+    return {**numbers, "metric": metric_label(printable(item["metric"])), "on": on}
 
 
 def _place(place: _RECORD) -> str:
@@ -325,7 +324,7 @@ def _asked(record: _RECORD) -> str:
 def _figure(value: Any, unit: str) -> str:
     if not isinstance(value, int | float):
         return printable(value)
-    return hex(int(value)) if unit == "bitmask" else number(value, unit)
+    return throttled_by(int(value)) if unit == "bitmask" else number(value, unit)
 
 
 def _seconds(value: float | None) -> str:

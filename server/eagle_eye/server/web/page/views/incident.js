@@ -26,10 +26,10 @@ const OPEN = ["suspected", "confirmed", "acting"];
 
 /** @param {import("../app/views.js").ViewProps} props */
 export const IncidentView = ({ name, query }) =>
-  name === null ? h(IncidentList, { query }) : h(OneIncident, { id: name });
+  name === null ? h(IncidentList, { query }) : h(OneIncident, { id: name, query });
 
-/** @param {{id: string}} props */
-function OneIncident({ id }) {
+/** @param {{id: string, query: URLSearchParams}} props */
+function OneIncident({ id, query }) {
   const places = useRef(/** @type {Set<string>} */ (new Set()));
   const mine = (/** @type {string} */ kind, /** @type {any} */ record) =>
     (kind === "incident" && record.id === id) ||
@@ -55,7 +55,7 @@ function OneIncident({ id }) {
         "div",
         null,
         h(Section, { title: "Evidence", id: "evidence", aside: incident.detectors.length ? `found by ${incident.detectors.join(", ")}` : null },
-          h(Evidence, { dossier })),
+          h(Evidence, { dossier, query })),
         h(Section, { title: "What happened", id: "story" }, h(Story, { dossier })),
       ),
       h(

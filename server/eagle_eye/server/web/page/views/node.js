@@ -27,10 +27,10 @@ const FIGURES_SHOWN = 6; // of one outcome
 const PURPOSES = { readmit: "before its return", look: "a look", idle: "while it had no job" };
 
 /** @param {import("../app/views.js").ViewProps} props */
-export const NodeView = ({ name, query }) => (name === null ? h(NodeList, { query }) : h(OneNode, { name }));
+export const NodeView = ({ name, query }) => (name === null ? h(NodeList, { query }) : h(OneNode, { name, query }));
 
-/** @param {{name: string}} props */
-function OneNode({ name }) {
+/** @param {{name: string, query: URLSearchParams}} props */
+function OneNode({ name, query }) {
   useLive("incident");
   const mine = (/** @type {string} */ kind, /** @type {any} */ record) => kind === "node" && record.node === name;
   const concerned = (/** @type {string} */ kind, /** @type {any} */ record) =>
@@ -74,7 +74,11 @@ function OneNode({ name }) {
         h("span", null, one.summary),
       ),
     ),
-    h(Section, { title: "The last hour", id: "metrics" }, h(NodeCharts, { name })),
+    h(
+      Section,
+      { title: "Metrics", id: "metrics" },
+      (record || node.error) && h(NodeCharts, { name, query, incidents: open, interval_s: record?.agent?.interval_seconds ?? 1, known: record?.known_since ?? null }),
+    ),
     h(Section, { title: "GPUs", id: "gpus" }, history.data ? h(Gpus, { history: history.data }) : h(Reading, { resource: history, what: "the history" })),
     h(Section, { title: "Checks", id: "checks" }, checks.data ? h(Checks, { checks: checks.data.items, gpus: history.data?.gpus ?? [] }) : h(Reading, { resource: checks, what: "the checks" })),
     record && h(Section, { title: "How often it fails", id: "memory" }, h(Memory, { record })),
