@@ -115,7 +115,7 @@ def test_an_incident_that_nobody_knows_is_reported_and_breaks_nothing(
 ) -> None:
     complaints.allowed.append("404")
     page.goto(f"{hung.url}#/incidents/inc_9")
-    page.get_by_role("alert").get_by_text("none of the incidents is called 'inc_9'").wait_for()
+    page.get_by_role("alert").get_by_text("There is no incident called inc_9 here.").wait_for()
 
 
 def test_markup_in_names_and_words_of_agents_stays_text(hung: Running, page: Page) -> None:

@@ -6,7 +6,7 @@ import { path } from "../app/api.js";
 import { capital, duration, few, percent, words } from "../app/format.js";
 import { link } from "../app/router.js";
 import { put } from "../app/live.js";
-import { Badge, JobLink, NodeLink, Owner, Reading, Section } from "../app/parts.js";
+import { Badge, JobLink, Missing, NodeLink, Owner, Reading, Section, isMissing } from "../app/parts.js";
 import { useResource } from "../app/resource.js";
 import { shownState, wordsOf } from "../app/states.js";
 import { Ago, Time } from "../app/times.js";
@@ -39,6 +39,7 @@ function OneIncident({ id, query }) {
   /** @type {import("../app/resource.js").Resource<Dossier>} */
   const resource = useResource(path`api/v1/incidents/${id}/dossier`, { every_ms: 15_000, concerns: mine });
   const dossier = resource.data;
+  if (isMissing(resource)) return h(Missing, { view: "incidents", one: "incident", name: id });
   if (!dossier) return [h("h1", null, `Incident ${id}`), h(Reading, { resource, what: "the incident" })];
   const { incident } = dossier;
   places.current = new Set(dossier.where.map((one) => one.node));

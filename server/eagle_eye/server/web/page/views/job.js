@@ -6,7 +6,7 @@ import { path } from "../app/api.js";
 import { Chart, seconds } from "../app/chart.js";
 import { count, counted, duration, figure, gpuHours, percent, words } from "../app/format.js";
 import { link as live, records, useLive } from "../app/live.js";
-import { Badge, Empty, Facts, NodeLink, Owner, Reading, Section } from "../app/parts.js";
+import { Badge, Empty, Facts, Missing, NodeLink, Owner, Reading, Section, isMissing } from "../app/parts.js";
 import { RangePicker, rangeOf, useTime, zoomOf } from "../app/range.js";
 import { useKept, useResource } from "../app/resource.js";
 import { link } from "../app/router.js";
@@ -48,6 +48,7 @@ function OneJob({ name, query }) {
   const drawn = useKept(course.data);
   const incidents = [...records.incident.values()].filter((one) => one.job === name).reverse();
   const actions = [...records.action.values()].filter((one) => one.job === name).reverse();
+  if (isMissing(job)) return h(Missing, { view: "jobs", one: "job", name });
   return h(
     "div",
     { class: "view-job" },

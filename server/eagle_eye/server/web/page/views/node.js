@@ -5,7 +5,7 @@ import { useState } from "preact/hooks";
 import { get, path } from "../app/api.js";
 import { byName, count, counted, duration, figure, measured, words } from "../app/format.js";
 import { records, useLive } from "../app/live.js";
-import { Badge, Empty, Facts, JobLink, NodeLink, Reading, Section } from "../app/parts.js";
+import { Badge, Empty, Facts, JobLink, Missing, NodeLink, Reading, Section, isMissing } from "../app/parts.js";
 import { useResource } from "../app/resource.js";
 import { link } from "../app/router.js";
 import { shownState } from "../app/states.js";
@@ -48,6 +48,7 @@ function OneNode({ name, query }) {
     checks.again();
     history.again();
   };
+  if (isMissing(node)) return h(Missing, { view: "nodes", one: "node", name });
   return h(
     "div",
     { class: "view-node" },
