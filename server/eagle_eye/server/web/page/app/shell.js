@@ -35,8 +35,6 @@ export function Shell() {
       main.current?.focus({ preventScroll: true });
     }
     first.current = false;
-    // On a narrow screen the tabs are wider than it.
-    document.querySelector(".bar nav [aria-current]")?.scrollIntoView({ block: "nearest", inline: "nearest" });
   }, [route.view, route.name]);
 
   const signIn = connection.state === "sign_in";
