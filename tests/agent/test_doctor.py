@@ -205,6 +205,22 @@ def test_the_server_s_answer_says_whether_it_takes_frames_and_the_token(
     assert server.frames == []
 
 
+def test_a_node_that_is_enrolled_is_never_told_to_make_a_token(server: Server, tmp_path: Path) -> None:
+    (tmp_path / "token").write_text("bought-token\n")
+    server.refuse = lambda _frames, _headers: (401, {}, {"reason": "token"})
+    enrolled = msgspec.structs.replace(configured(server), join_token_file=str(tmp_path / "join-token"))
+    found = [one for one in doctor_checks.server(enrolled, tmp_path / "token") if one.subject == "token"]
+    assert "tokens create" not in found[0].remedy
+    assert "it enrols" in found[0].remedy
+
+
+def test_without_a_token_the_first_remedy_is_to_name_its_file(server: Server) -> None:
+    server.refuse = lambda _frames, _headers: (401, {}, {"reason": "token"})
+    found = [one for one in doctor_checks.server(configured(server), None) if one.subject == "token"]
+    assert found[0].detail == "the server answered 401 to a request without a token"
+    assert found[0].remedy.startswith("name the file of this node's token")
+
+
 def test_a_server_that_is_not_there_and_a_token_that_is_none_are_to_be_done(server: Server, tmp_path: Path) -> None:
     (tmp_path / "token").write_text("two words\n")
     found = one(doctor_checks.server(configured(server), tmp_path / "token"))

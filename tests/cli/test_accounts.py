@@ -71,6 +71,39 @@ def test_the_ledger_shows_claims_and_their_totals(capsys: pytest.CaptureFixture[
     assert "none" in reported(capsys, "ledger", "--standing", "wrong")
 
 
+def test_the_report_has_what_was_lost_to_whom_and_what_is_not_known(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("matplotlib", reason="matplotlib is not installed: pip install 'eagle-eye[reports]'")
+    file = tmp_path / "accounts.html"
+    assert str(file) in reported(capsys, "accounts", "report", "--html", str(file))
+    text = file.read_text()
+    assert "1.11 GPU-hours were lost; the goodput was 86.1%." in text
+    assert text.count("<svg") == 2
+    assert '<td>n1</td><td class="number">0.89</td>' in text
+    assert "<script" not in text
+
+
+def test_the_report_of_a_time_without_jobs_claims_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("matplotlib", reason="matplotlib is not installed: pip install 'eagle-eye[reports]'")
+    file = tmp_path / "accounts.html"
+    past = ("--since", "2001-01-01T00:00:00Z", "--until", "2001-01-02T00:00:00Z")
+    reported(capsys, "accounts", "report", "--html", str(file), *past)
+    text = file.read_text()
+    assert "No job ran in this time that anybody reported." in text
+    assert "GPU-hours were lost" not in text
+
+
+def test_the_reports_numbers_are_json_without_the_extra(capsys: pytest.CaptureFixture[str]) -> None:
+    found = json.loads(reported(capsys, "accounts", "report", "--json"))
+    assert found["causes"]["node"]["items"][0]["node"] == "n1"
+
+
+def test_a_report_needs_a_form(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["accounts", "report"]) == 2
+    assert "--html FILE" in capsys.readouterr().err
+
+
 def test_a_nodes_history_says_why_it_is_recurrent(capsys: pytest.CaptureFixture[str]) -> None:
     text = reported(capsys, "nodes", "history", "n1", "--limit", "3")
     assert text.splitlines()[0].startswith("n1 is in_service; recurrence score 0.8")

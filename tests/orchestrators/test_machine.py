@@ -729,6 +729,18 @@ def test_so_does_a_node_that_answers_no_more_once_all_others_have_come_and_known
         assert ((1,) in held_up_by) is (ended is Phase.DECIDING)
 
 
+def test_a_start_that_is_held_up_waits_for_word_only_as_long_as_the_server_needs() -> None:
+    story = warm(verdict_wait_s=30.0)
+    goes_on_starting(story, 300.0, {"n2"})
+    seen(story, absent={"n2"})
+    story.passes(5.0)
+    assert story.is_in(Phase.DECIDING)
+    story.passes(9.9)
+    assert story.ordered(to.StopRanks) == []
+    story.passes(0.1)
+    assert story.ordered(to.StopRanks)
+
+
 def test_one_that_goes_on_in_between_or_that_has_only_not_come_yet_does_not() -> None:
     story = warm()
     for cut_off in ({"n2"}, set(), {"n2"}, set()):
@@ -779,7 +791,7 @@ def test_known_starts_outlive_a_killed_launcher() -> None:
     story = warm()
     story.is_killed_and_started_again()
     story.running()
-    goes_on_starting(story, 310.0, {"n2"})
+    goes_on_starting(story, 308.0, {"n2"})
     assert story.state.phase is Phase.DECIDING
 
 

@@ -8,40 +8,13 @@ from typing import Any
 
 import pytest
 
-from eagle_eye.schema.action import EvidenceItem, MemberRank
 from eagle_eye.schema.events import Event
-from eagle_eye.schema.frame import Frame, Rank, block
-from eagle_eye.schema.metrics import Scope
 from eagle_eye.server.api import job_charts
 from eagle_eye.server.history.embedded_history import EmbeddedHistory
-from eagle_eye.server.model.account_records import Attempt, AttemptMembers, Gpu
-from eagle_eye.server.model.records import AuditEntry, Delivery, Job, Node
 from eagle_eye.server.store.store import Change
-from tests.server.builders import NOW, FakeClock, Running, action, body, frame, incident, running
+from tests.server.builders import NOW, FakeClock, Running, body, frame, incident, running
 from tests.server.segments.kept import compact
-
-NODES = [f"n{n}" for n in range(1, 7)]
-ONSET_S, LAST_S = NOW - 20, NOW - 1
-COMPUTE = EvidenceItem("train_compute_seconds", "n1", 0, 2.0, 1.0, 1.5, "seconds")
-SLOW: dict[str, Any] = {"fault": "straggler", "onset_s": ONSET_S, "detected_s": NOW - 5, "seen_s": NOW - 5}
-
-
-def sample(node: str, number: int, time_s: float) -> Frame:
-    slow = node == "n1" and time_s > ONSET_S
-    values = {
-        "train_compute_seconds": 2.0 if slow else 1.0,
-        "train_step_seconds": 2.1 if time_s > ONSET_S else 1.1,
-        "train_loss": 3.0,
-        "train_tokens_per_second": 100.0,
-    }
-    at = int(node[1:]) - 1
-    return frame(
-        number,
-        node=node,
-        time_s=time_s,
-        ranks=[Rank("job", at, 6, 0, role="pp0" if at < 5 else "pp1")],
-        blocks=[block(Scope.DEVICE, {0: values})],
-    )
+from tests.server.slow_node import COMPUTE, NODES, SLOW, sample, slow_node_server
 
 
 def seconds_of(answer: dict[str, Any], name: str) -> dict[float, Any]:
@@ -56,41 +29,7 @@ def clock() -> FakeClock:
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory, clock: FakeClock) -> Iterator[Running]:
-    with running(tmp_path_factory.mktemp("data"), clock) as started:
-        for node in NODES:
-            # n1 says nothing from 10 to 7 seconds before now.
-            times = [NOW - at for at in range(60, 0, -1) if node != "n1" or not 7 <= at <= 10]
-            started.send(body(*(sample(node, at, time_s) for at, time_s in enumerate(times, 1)), sent_s=NOW))
-        attempt = Attempt(
-            id="att_1", run="att_1", job="job", attempt=0, started_s=NOW - 60, seen_s=NOW, nodes=6, gpus=6
-        )
-        sent = Delivery(
-            id="d-1", event_id="e-1", subscription_id="sub-1", type="eagle_eye.action.requested", state="delivered",
-            attempts=1, due_s=NOW, group="inc_1", created_s=NOW, updated_s=NOW,
-        )  # fmt: skip
-        gpu = Gpu(
-            uuid="GPU-1", node="n1", device=0, model="H100", since_s=NOW - 900, first_seen_s=NOW - 900, seen_s=NOW,
-            pci_address="0000:1b:00.0", serial="16520",
-        )  # fmt: skip
-        other = Job(
-            job="notebook", attempt=0, state="running", ranks=[MemberRank(0, "n1", 7)], restart_owner="", updated_s=NOW
-        )
-        started.dispatcher.services.store.commit(
-            Change(
-                incidents=(
-                    incident(evidence=[COMPUTE], **SLOW),
-                    incident("inc_2", node=None, nodes=[], fault="loss_spike"),
-                ),
-                actions=(action(state="awaiting", incident_id="inc_1"),),
-                nodes=(Node(node="n1", state="in_service", reason="", updated_s=NOW),),
-                jobs=(other,),
-                attempts=(attempt,),
-                memberships=(AttemptMembers(id="att_1", job="job", started_s=NOW - 60, nodes=NODES),),
-                deliveries=(sent,),
-                gpus=(gpu,),
-                audit=(AuditEntry(time_s=NOW - 5, who="server", verb="open", subject="inc_1", detail="straggler"),),
-            )
-        )
+    with slow_node_server(tmp_path_factory.mktemp("data"), clock) as started:
         yield started
 
 

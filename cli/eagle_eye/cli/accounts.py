@@ -8,14 +8,18 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from rich.console import Console
+
 from eagle_eye.cli.client import ServerSaidNo, connect
 from eagle_eye.cli.operator import LIST_MAX, add_common, add_filter, add_limit, print_json, print_list, say_more
+from eagle_eye.cli.reports.accounts import HOUR_S, gather, hours
+from eagle_eye.cli.reports.files import needs_extra, write
 from eagle_eye.cli.tables import Column, print_table, printable
 from eagle_eye.cli.times import add_span, span
+from eagle_eye.schema.configuration import ConfigurationError
 from eagle_eye.server.api.filter_values import FAULT_NAMES
 from eagle_eye.server.store.store import PAGE_LIMIT_MAX
 
-HOUR_S = 3_600.0
 FILE_BYTES_MAX = 3 << 20  # with JSON's escapes within what the server reads
 CAUSES_SHOWN = 5  # per job
 PARTS = ("down", "startup", "redone", "stopped", "slow", "ending")
@@ -86,7 +90,7 @@ class Goodput:
             return 0
         sys.stdout.write(f"{reported['since']} to {reported['until']}\n")
         if args.by == "job":
-            print_table(_JOBS, [_job_row(item) for item in reported["items"]])
+            print_table(_JOBS, [job_row(item) for item in reported["items"]])
             causes = [
                 _loss_row(cause, item["job"]) for item in reported["items"] for cause in item["causes"][:CAUSES_SHOWN]
             ]
@@ -133,7 +137,7 @@ class LedgerCommands:
         sys.stdout.write(
             f"\nsince {reported['since']}, looked at for {reported['window_seconds'] / HOUR_S:g} hours each:\n"
         )
-        print_table(_TOTALS, [_total_row(name, counted) for name, counted in totals])
+        print_table(_TOTALS, [total_row(name, counted) for name, counted in totals])
         say_more(args, more)
         if reported["cut"]:
             sys.stderr.write("there are more on record than are read; the oldest ones are left out\n")
@@ -181,6 +185,38 @@ class Tickets:
         return 0
 
 
+class AccountsCommands:
+    """``eagle-eye accounts``."""
+
+    def configure(self, parser: argparse.ArgumentParser) -> None:
+        """Add the verb and its flags."""
+        verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
+        report = verbs.add_parser("report", help="write a report on lost time, for people who were not there")
+        add_common(report, None)
+        add_span(report, since="7 days before", until="now")
+        report.add_argument("--html", type=Path, metavar="FILE", help="one file with everything in it, pictures too")
+
+    def run(self, args: argparse.Namespace) -> int:
+        """Write the report, or print its numbers as JSON. Raises ServerSaidNo, ConfigurationError, OSError."""
+        if args.html is None and not args.json:
+            raise ConfigurationError("report: expected --html FILE, or --json")
+        since_s, until_s = span(args)
+        with Console(stderr=True).status("asking for the accounts") as status:
+            found = gather(
+                connect(args.server, args.token_file),
+                since_s,
+                until_s,
+                lambda what: status.update(f"asking for {what}"),
+            )
+        if args.json:
+            print_json(found._asdict())
+        if args.html is not None:
+            with needs_extra("--html"):
+                from eagle_eye.cli.reports import html
+            write(args.html, html.accounts_page(found, html.origin()).encode())
+        return 0
+
+
 def _format(args: argparse.Namespace) -> str:
     form = args.format or {".csv": "csv", ".jsonl": "jsonl", ".ndjson": "jsonl"}.get(args.file.suffix.lower())
     if form is None:
@@ -203,16 +239,17 @@ def _text(file: Path) -> str:
         raise ServerSaidNo(f"{file}, line {line}: no UTF-8; save it as UTF-8") from None
 
 
-def _job_row(item: Mapping[str, Any]) -> dict[str, Any]:
+def job_row(item: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a job's account as cells of a table, by column."""
     unknown_s = sum(amount["seconds"] for amount in item["unknown"])
     return {
         "job": item["job"],
         "attempts": item["attempts"],
-        "hours": _hours(item["wall"]["seconds"]),
-        "ettr": _share(item["ettr_ratio"]),
-        "goodput": _share(item["goodput_ratio"]),
-        "lost": _hours(item["lost_gpu_seconds"]),
-        "unknown": _hours(unknown_s) if unknown_s else "",
+        "hours": hours(item["wall"]["seconds"]),
+        "ettr": share(item["ettr_ratio"]),
+        "goodput": share(item["goodput_ratio"]),
+        "lost": hours(item["lost_gpu_seconds"]),
+        "unknown": hours(unknown_s) if unknown_s else "",
     }
 
 
@@ -220,21 +257,22 @@ def _loss_row(cause: Mapping[str, Any], job: str) -> dict[str, Any]:
     return {
         **cause,
         "job": job,
-        "gpu_hours": "cannot tell" if cause["seconds_without_gpu_count"] else _hours(cause["gpu_seconds"]),
-        "hours": _hours(cause["seconds"]),
+        "gpu_hours": "cannot tell" if cause["seconds_without_gpu_count"] else hours(cause["gpu_seconds"]),
+        "hours": hours(cause["seconds"]),
     }
 
 
 def _cause_row(item: Mapping[str, Any], by: str) -> dict[str, Any]:
     return {
         "name": item[by] or "(no single node)",
-        "gpu_hours": _hours(item["gpu_seconds"]),
-        "hours": _hours(item["seconds"]),
-        **{part: _hours(amount["gpu_seconds"]) for part, amount in item["lost"].items()},
+        "gpu_hours": hours(item["gpu_seconds"]),
+        "hours": hours(item["seconds"]),
+        **{part: hours(amount["gpu_seconds"]) for part, amount in item["lost"].items()},
     }
 
 
-def _total_row(name: str, counted: Mapping[str, Any]) -> dict[str, Any]:
+def total_row(name: str, counted: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the ledger's count of claims as cells of a table, by column."""
     interval: Sequence[float] | None = counted["interval_95"]
     words = "" if interval is None else f"{interval[0]:.2f} to {interval[1]:.2f}"
     ratio = counted["precision"]
@@ -243,15 +281,12 @@ def _total_row(name: str, counted: Mapping[str, Any]) -> dict[str, Any]:
 
 def _print_unknown(total: Mapping[str, Any]) -> None:
     for amount in total["unknown"]:
-        sys.stdout.write(f"not known for {_hours(amount['seconds'])} hours: {printable(amount['reason'])}\n")
+        sys.stdout.write(f"not known for {hours(amount['seconds'])} hours: {printable(amount['reason'])}\n")
 
 
-def _hours(seconds: float) -> str:
-    return f"{seconds / HOUR_S:.2f}"
-
-
-def _share(ratio: float | None) -> str:
+def share(ratio: float | None) -> str:
+    """Return the ratio, or that it is not known."""
     return "cannot tell" if ratio is None else f"{ratio:.3f}"
 
 
-GOODPUT, LEDGER, TICKETS = Goodput(), LedgerCommands(), Tickets()
+GOODPUT, LEDGER, TICKETS, ACCOUNTS = Goodput(), LedgerCommands(), Tickets(), AccountsCommands()

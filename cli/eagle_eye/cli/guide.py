@@ -56,6 +56,16 @@ GUIDES: dict[str, Guide] = {
         "0 all works that this host can have; 1 there is something to do; 2 wrong configuration.",
         ("reference/agent",),
     ),
+    "completion": Guide(
+        "Prints a script with which your shell completes commands, options and files. Print it anew after an upgrade.",
+        (
+            ("eagle-eye completion bash > ~/.local/share/bash-completion/completions/eagle-eye", "for bash"),
+            ("eagle-eye completion zsh > ~/.zfunc/_eagle-eye", "for zsh, with ~/.zfunc in fpath before compinit"),
+            ("eagle-eye completion fish > ~/.config/fish/completions/eagle-eye.fish", "for fish"),
+        ),
+        "0 done; 2 wrong usage.",
+        ("get-started/quick-start",),
+    ),
     "launch": Guide(
         "Runs a torchrun-style training job over a set of nodes with spares, restarts it without a node when Eagle Eye"
         " asks for it, and by itself when it fails and nobody asks.",
@@ -222,15 +232,28 @@ GUIDES: dict[str, Guide] = {
         _ANSWERED,
         ("explanation/concepts", "how-to/job-sources"),
     ),
+    "accounts": Guide(
+        "Writes a report on where the jobs' time went, by fault, node and job, and on what the ledger says.",
+        (
+            (
+                "eagle-eye accounts report --since 30d --html accounts.html",
+                "one file with pictures, to send",
+            ),
+            ("eagle-eye accounts report --since 30d --json", "its numbers, for programs"),
+        ),
+        _ANSWERED,
+        ("how-to/reports", "explanation/accounts"),
+    ),
     "incidents": Guide(
         "Lists incidents with their evidence; takes what a person has to say about them.",
         (
             ("eagle-eye incidents --state open", "what is suspected or confirmed now"),
             ("eagle-eye incidents show INCIDENT", "the evidence, and what was done"),
+            ("eagle-eye incidents report INCIDENT --html FILE", "all of it with pictures, to send to somebody"),
             ("eagle-eye incidents false INCIDENT", "it was a false alarm"),
         ),
         _ANSWERED,
-        ("explanation/incidents", "how-to/runbooks"),
+        ("explanation/incidents", "how-to/runbooks", "how-to/reports"),
     ),
     "actions": Guide(
         "Lists what was asked of orchestrators; approves or rejects it, or reports on it by hand.",

@@ -81,10 +81,11 @@ GROUPS: tuple[tuple[str, tuple[Command, ...]], ...] = (
     (
         "look",
         (
-            Command("incidents", "eagle_eye.cli.operator:INCIDENTS", "what is wrong; acknowledge, resolve", "server"),
+            Command("incidents", "eagle_eye.cli.incidents:INCIDENTS", "what is wrong; acknowledge, resolve", "server"),
             Command("nodes", "eagle_eye.cli.nodes:NODES", "list nodes; exclude, drain, readmit, check", "server"),
             Command("jobs", "eagle_eye.cli.operator:JOBS", "list jobs", "server"),
             Command("goodput", "eagle_eye.cli.accounts:GOODPUT", "where the jobs' time went, and why", "server"),
+            Command("accounts", "eagle_eye.cli.accounts:ACCOUNTS", "a report on lost time, as a file", "server"),
             Command("ledger", "eagle_eye.cli.accounts:LEDGER", "shadow decisions, against what happened", "server"),
             Command("audit", "eagle_eye.cli.audit", "who changed what", "server"),
             Command(
@@ -118,6 +119,7 @@ GROUPS: tuple[tuple[str, tuple[Command, ...]], ...] = (
             Command("record", "eagle_eye.cli.record", "write a trace from a server's history", "server"),
             Command("import", "eagle_eye.cli.import_trace", "write a trace from an existing Prometheus", "server"),
             Command("train", "eagle_eye.learning.command", "learn what healthy nodes look like", "server,ml"),
+            Command("completion", "eagle_eye.cli.completion", "complete commands in your shell", "server"),
         ),
     ),
 )

@@ -17,7 +17,7 @@ from eagle_eye.cli.arguments import whole
 from eagle_eye.cli.client import DEFAULT_SERVER, Client, connect
 from eagle_eye.cli.tables import Column, print_table, printable
 from eagle_eye.schema.action import EVENT_TYPES, ActionKind, ReportState
-from eagle_eye.server.api.filter_values import FAULT_NAMES, ListedIncidentState, ListedJobState
+from eagle_eye.server.api.filter_values import ListedJobState
 from eagle_eye.server.model.records import ActionState, DeliveryState
 
 LIST_MAX = 100
@@ -172,18 +172,6 @@ JOBS = Noun(
     ),
     filters={"state": get_args(ListedJobState), "node": ANY},
     page=show.job,
-)
-INCIDENTS = Noun(
-    "incidents",
-    "incident",
-    show.INCIDENT_COLUMNS,
-    filters={"state": get_args(ListedIncidentState), "job": ANY, "node": ANY, "fault": FAULT_NAMES},
-    verbs=(
-        Verb("acknowledge", "note that a person has seen it"),
-        Verb("resolve", "close it"),
-        Verb("false", "mark it as a false alarm"),
-    ),
-    page=show.incident,
 )
 ACTIONS = Noun(
     "actions",

@@ -147,6 +147,50 @@ def test_the_launchers_word_on_who_holds_a_start_up_is_reported_at_once_and_rest
     assert hangs(fleet.restarted(2).run(10)) == []
 
 
+def test_ranks_are_looked_up_among_the_members_that_the_launcher_named_last() -> None:
+    fleet = Starting(4).trained().restarted()
+    fleet.run(2)
+    fleet.declare(1, nodes=["n0", "n2", "n3"])  # it does without n1, before any rank starts
+    fleet.run(2)
+    fleet.declare(1, held_up_by=[1])
+    assert only(fleet.run(1)).node == "n2"
+
+
+def test_a_node_that_the_launcher_does_without_is_no_member() -> None:
+    fleet = Starting(4).trained().restarted()
+    fleet.run(2)
+    fleet.declare(1, nodes=["n0", "n2", "n3"])
+    fleet.run(2)
+    (track,) = fleet.engine.tracks()
+    assert track.nodes == ("n0", "n2", "n3")
+
+
+def test_what_was_seen_of_members_that_stay_is_kept() -> None:
+    fleet = Starting(4).trained().restarted()
+    for node in ("n1", "n2"):
+        fleet.happens(node, "xid", code=79)
+    fleet.run(2)
+    fleet.declare(1, nodes=["n0", "n2", "n3"])
+    (track,) = fleet.engine.tracks()
+    assert [event.node for event in track.events if event.kind == "xid"] == ["n2"]
+
+
+def test_members_named_otherwise_once_steps_were_made_change_nothing() -> None:
+    fleet = Starting(4).trained()
+    fleet.declare(0, nodes=["n0", "n2", "n3"])
+    (track,) = fleet.engine.tracks()
+    assert len(track.nodes) == 4
+    assert track.last_step is not None
+
+
+def test_several_nodes_that_hold_a_start_up_accuse_none_and_the_job_restarts() -> None:
+    fleet = Starting(4).trained().restarted()
+    fleet.run(10)
+    fleet.declare(1, held_up_by=[1, 3])
+    verdict = only(fleet.run(1))
+    assert (verdict.node, verdict.asks) == (None, None)
+
+
 def test_an_observer_who_came_late_waits_for_a_whole_deadline() -> None:
     fleet = Starting().trained().restarted()
     fleet.run(DEADLINE_S - 10)

@@ -9,7 +9,7 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TextIO
 
@@ -21,7 +21,7 @@ from eagle_eye.agent.collectors.network_ports import FabricCollector
 from eagle_eye.agent.collectors.nvml import NvmlCollector
 from eagle_eye.agent.collectors.temperature import TemperatureCollector
 from eagle_eye.agent.config import AgentConfiguration, hook_socket_path, read, spool_folder, token_path
-from eagle_eye.agent.health import doctor_checks
+from eagle_eye.agent.health import doctor_checks, running_agent
 from eagle_eye.agent.health.doctor_checks import HostFinding, State
 from eagle_eye.agent.loop.collector import Collector
 from eagle_eye.agent.loop.drops import Drops
@@ -37,7 +37,7 @@ _COLOURS: Mapping[State, str] = {"ok": "32", "note": "0", "unsupported": "2", "f
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the command's flags."""
     parser.description = "Says what works on this host, what doesn't, and what to do about it. Changes nothing."
-    parser.add_argument("--config", type=Path, metavar="FILE", help="the agent's TOML file")
+    parser.add_argument("--config", type=Path, metavar="FILE", help="the agent's TOML file (that of the running agent)")
     parser.add_argument("--server", metavar="URL", help="where frames go")
     parser.add_argument("--node", metavar="NAME", help="this node's name (the host's name)")
     parser.add_argument("--token-file", metavar="FILE", help="file with the node's token")
@@ -48,10 +48,11 @@ def run(args: argparse.Namespace) -> int:
     """Examine the host and report; return 1 when action is needed. Raises ConfigurationError."""
     logging.getLogger("eagle_eye.agent").setLevel(logging.CRITICAL)  # collectors' log messages appear in the table
     flags = {"server": args.server, "node": args.node, "token_file": args.token_file}
-    configuration = read(args.config, os.environ, flags)
-    host = socket.gethostname()
-    named = node_names(configuration.node, host, "", os.environ, pod="KUBERNETES_SERVICE_HOST" in os.environ)
-    findings = examine(configuration, _collectors(), conflicts(named), os.environ)
+    if args.config is not None or any(flags.values()):
+        findings = examine(read(args.config, os.environ, flags), _collectors(), os.environ)
+    else:
+        found = running_agent.find(os.environ)
+        findings = [found.finding, *examine(found.configuration, _collectors(), found.environ)]
     if args.json:
         print(json.dumps([finding._asdict() for finding in findings], indent=2, ensure_ascii=False))
     else:
@@ -60,21 +61,29 @@ def run(args: argparse.Namespace) -> int:
 
 
 def examine(
-    configuration: AgentConfiguration,
-    collectors: Sequence[Collector],
-    name_conflicts: Iterable[str],
-    environ: Mapping[str, str],
+    configuration: AgentConfiguration | None, collectors: Sequence[Collector], environ: Mapping[str, str]
 ) -> list[HostFinding]:
-    """Return all findings. Each collector runs once in a thread of its own and is closed."""
+    """Return all findings; without a configuration those that need none.
+
+    Each collector runs once in a thread of its own and is closed.
+    """
     return [
         *doctor_checks.collectors(standings(collectors)),
         *doctor_checks.gpu_driver(),
+        *([] if configuration is None else _configured(configuration, environ)),
+        *doctor_checks.permissions(),
+        *doctor_checks.programs(),
+    ]
+
+
+def _configured(configuration: AgentConfiguration, environ: Mapping[str, str]) -> list[HostFinding]:
+    pod = "KUBERNETES_SERVICE_HOST" in environ
+    named = node_names(configuration.node, socket.gethostname(), "", environ, pod=pod)
+    return [
         *doctor_checks.hook_socket(hook_socket_path(configuration)),
         *doctor_checks.spool(spool_folder(configuration, environ), configuration.spool_bytes_max),
         *doctor_checks.server(configuration, token_path(configuration, environ)),
-        *doctor_checks.names(name_conflicts),
-        *doctor_checks.permissions(),
-        *doctor_checks.programs(),
+        *doctor_checks.names(conflicts(named)),
     ]
 
 

@@ -198,8 +198,9 @@ def _server(
     leader = answer.getheader(LEADER_HEADER)
     if answer.status in (401, 403):
         yield HostFinding("server", "ok", f"{url} answers")
-        remedy = f"make one on the server ({_MAKE_TOKEN}) and name its file in token_file"
-        yield HostFinding("token", "failed", f"the server answered {answer.status}", remedy)
+        sent = "Authorization" in headers
+        detail = f"the server answered {answer.status}{'' if sent else ' to a request without a token'}"
+        yield HostFinding("token", "failed", detail, _token_remedy(configuration, sent=sent))
     elif answer.status == 503 and b'"standby"' in content:
         remedy = "see /leadz of each server: the one that leads is to be in servers, or reached by this one"
         yield HostFinding("server", "failed", f"{url} stands by and passes nothing on", remedy)
@@ -212,6 +213,18 @@ def _server(
         yield HostFinding("server", "ok", f"{url} {f'passes frames on to {leader}' if leader else 'takes frames'}")
         yield HostFinding("token", "ok", "accepted" if "Authorization" in headers else "none is asked for")
     yield from _server_clock(answer.getheader("Date", ""), asked_s, now_s())
+
+
+def _token_remedy(configuration: AgentConfiguration, *, sent: bool) -> str:
+    """Return what to do where the server refuses: a node that is enrolled needs no token made by hand."""
+    if not sent:
+        make = f"if this node has none yet, make one on the server: {_MAKE_TOKEN}"
+        return f"name the file of this node's token (token_file, --token-file); {make}"
+    if configuration.join_token_file:
+        return (
+            "was it revoked, or is it for another node? remove the spool's file token and restart the agent: it enrols"
+        )
+    return f"was it revoked, or is it for another node? make a new one on the server: {_MAKE_TOKEN}"
 
 
 def _server_clock(date: str, asked_s: float, answered_s: float) -> Iterator[HostFinding]:

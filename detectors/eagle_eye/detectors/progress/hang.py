@@ -222,6 +222,7 @@ class Hang:
         seen = "most ranks wait in a collective" if inside else "whether ranks wait in a collective is not known"
         hard = state.standstill_s >= self.patience.start_deadline_s
         again = state.phase == STARTING and window.beginning.mute_starts > 0 and not inside
+        given_up = bool(window.beginning.held_up_by)  # by the launcher: nothing is lost by a restart
         return [
             Verdict(
                 detector=self.name,
@@ -235,7 +236,7 @@ class Hang:
                 summary=f"{state}; {seen}, culprit unknown: flight recorder dumps or stacks would tell",
                 evidence=(state.evidence,),
                 kinds=frozenset({"standstill", kind} if inside else {"standstill"}),
-                asks=None if inside or (hard and not again) else "notify",
+                asks=None if inside or given_up or (hard and not again) else "notify",
             )
         ]
 

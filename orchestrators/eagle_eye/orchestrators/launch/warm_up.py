@@ -25,6 +25,8 @@ AT_ONCE_S = -math.inf
 LOOK_WITHIN_S, EARLY_WITHIN_S = 5.0, 2.0  # for runners to report the state of their ranks
 LOOK_AGAIN_S = 2.0  # what blocks a start may be momentary
 UNHEARD_MARGIN = 1.5  # times the longest known start
+# The server hears who blocks the start: it judges at its next look, and gathers evidence for some seconds.
+STUCK_WAIT_S = 10.0
 
 
 class BlockedStart(msgspec.Struct, frozen=True):
@@ -160,6 +162,6 @@ def _stuck(rules: Rules, state: State, held: BlockedStart, waited_s: float, now:
             },
         ),
     ]
-    wait_s = rules.verdict_wait_s if any(seen.in_touch for seen in state.sights) else 0.0
+    wait_s = min(rules.verdict_wait_s, STUCK_WAIT_S) if any(seen.in_touch for seen in state.sights) else 0.0
     state, orders = attempt_failed(rules, state, reason, now, wait_s)
     return state, [*reported, *orders]

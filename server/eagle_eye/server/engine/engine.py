@@ -120,6 +120,8 @@ class Engine:
             known = self._begin(
                 job.job, job.attempt, self._nodes.longest_interval_s({rank.node for rank in job.ranks}), job.updated_s
             )
+        elif known.superseded_by(job.ranks):
+            known = self._begin_anew(known, job)
         elif known.resting and job.state in HELD_STATES:
             known.resting = False
             self._begin_epoch()
@@ -377,6 +379,20 @@ class Engine:
         self._memory.limit(track)
         self._jobs[job] = track
         self._begin_epoch()
+        return track
+
+    def _begin_anew(self, before: JobTrack, job: Job) -> JobTrack:
+        """Begin the same attempt on other members; what was observed of those that stay is kept as far as it is events.
+
+        A launcher that prepares an attempt may have to do without a node that it has named already.
+        """
+        nodes = {rank.node for rank in job.ranks}
+        track = self._begin(job.job, job.attempt, before.interval_s, job.updated_s)
+        for node in set(before.nodes) - nodes:
+            self._jobs_of_node.get(node, set()).discard(job.job)
+        for event in before.events:
+            if event.node is None or event.node in nodes:
+                track.add_event(event)
         return track
 
     def _drop(self, job: str) -> None:

@@ -74,6 +74,7 @@ class JobTrack:
         self.unreached: tuple[str, ...] = ()  # the nodes known to be the only ones unable to reach the others
         self.resting = False  # over: rows of members that do not name it are not its own
         self.declared = False  # whether a scheduler or launcher named the members
+        self._declared: dict[int, tuple[str, int]] = {}  # node and device of each rank that it named
         self.events_dropped_total = 0
 
     def adopt_interval(self, interval_s: float, *, for_good: bool) -> None:
@@ -131,6 +132,11 @@ class JobTrack:
     def first_step(self) -> float | None:
         """The first step seen to finish in this attempt; None before it."""
         return None if math.isnan(self._steps_made.first_step) else self._steps_made.first_step
+
+    @property
+    def events(self) -> tuple[WindowEvent, ...]:
+        """The attempt's events, oldest first, as agents reported them."""
+        return tuple(self._events)
 
     @property
     def advanced_s(self) -> float:
@@ -192,7 +198,15 @@ class JobTrack:
         """Set the members as reported by the scheduler; rows of others are not this job's."""
         self.declared = True
         for rank in ranks:
+            self._declared[rank.rank] = (rank.node, rank.device)
             self.add_series(rank.node, rank.device, rank.rank, rank.role)
+
+    def superseded_by(self, ranks: Iterable[MemberRank]) -> bool:
+        """Whether these are other members, or elsewhere, than those declared, and no step was made with those."""
+        if not self.declared or self.last_step is not None:
+            return False
+        placed = {rank.rank: (rank.node, rank.device) for rank in ranks}
+        return bool(placed) and placed != self._declared
 
     def is_member(self, node: str) -> bool:
         """Whether the node takes part in this attempt."""
