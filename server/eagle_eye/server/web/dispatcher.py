@@ -130,10 +130,6 @@ class Dispatcher(Generic[ServicesT]):
             counted: CountedConnection | None = scope.get("state", {}).get(CONNECTION)
             await self._refuse(refusal, _closing(send) if counted is not None and counted.bad() else send)
             return
-        if self._is_strayed(scope):
-            self.services.telemetry.refused.labels("not_found").inc()
-            await self._page({**scope, "path": MISSING}, send, 404)
-            return
         if self.forwarding is not None and not (path in self._files or path in _OWN):
             await self._forward(self.forwarding, scope, receive, send)
             return
@@ -168,6 +164,10 @@ class Dispatcher(Generic[ServicesT]):
         return ["GET"] if scope["path"] in self._files else methods.of_route(self.api, routed(scope))
 
     async def _call_api(self, scope: ASGIMessage, receive: Receive, send: Send) -> None:
+        if self._is_strayed(scope):
+            self.services.telemetry.refused.labels("not_found").inc()
+            await self._page({**scope, "path": MISSING}, send, 404)
+            return
         scope = routed(scope)
         if scope["method"] == "HEAD" and "GET" in methods.of_route(self.api, scope):
             scope, send = {**scope, "method": "GET"}, methods.headless(send)
