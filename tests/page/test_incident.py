@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from msgspec.structs import replace
 
 from eagle_eye.schema.action import EvidenceItem
 from eagle_eye.server.model.records import EvidenceRequest, Incident
@@ -62,7 +61,7 @@ def test_the_evidence_is_drawn_and_told_in_words_and_numbers(hung: Running, page
     for number in range(charts.count()):  # each is drawn once its history has come
         charts.nth(number).locator("canvas").wait_for()
     captions = charts.locator("figcaption").all_inner_texts()
-    assert captions[0] == "NCCL collectives enqueued, collectives"
+    assert captions[0] == "Last finished step"
     assert not charts.first.locator(".said p").is_visible()
     for number in range(charts.count()):
         charts.nth(number).get_by_text("In words").click()
@@ -168,7 +167,7 @@ def test_an_action_is_approved_by_click_and_the_page_follows(
     dialog.get_by_text("no subscriber: nobody will").wait_for()
     dialog.get_by_text(re.compile(r"\d+ of \d+ exclusions of the job within")).wait_for()
     dialog.get_by_text(f"{found.node} last reported").wait_for()
-    dialog.get_by_text("4 of 4 nodes of the job report").wait_for()
+    dialog.get_by_text(re.compile(r"\d of 4 nodes of the job report")).wait_for()
     assert axe(page) == []
     dialog.get_by_role("button", name="Approve").click()
     page.get_by_text(re.compile("Asked subscribers to exclude node")).wait_for()
@@ -176,28 +175,6 @@ def test_an_action_is_approved_by_click_and_the_page_follows(
     assert asked.state == "requested"
     page.locator(".story-person").get_by_text("approve exclude node").wait_for()
     assert page.get_by_role("button", name="Approve").count() == 0
-
-
-def test_an_approval_is_withdrawn_and_asked_for_anew(hung: Running, page: Page) -> None:
-    found = accused(hung)
-    opened(page, hung, found.id)
-    page.get_by_role("button", name="Withdraw").click()
-    page.get_by_role("dialog").get_by_role("button", name="Withdraw").click()
-    page.get_by_text(re.compile("Awaiting approval: exclude node")).wait_for()  # judged again within a tick
-    page.locator(".incident-head .badge").get_by_text("awaiting approval", exact=True).wait_for()
-    first, second = hung.dispatcher.services.store.actions_of(found.id)
-    assert (first.state, second.state) == ("withdrawn", "awaiting")
-
-
-def test_what_expired_is_asked_for_again_by_click(hung: Running, page: Page) -> None:
-    found = accused(hung)
-    *_, waiting = hung.dispatcher.services.store.actions_of(found.id)
-    hung.dispatcher.services.store.commit(Change(actions=(replace(waiting, state="expired"),)))
-    opened(page, hung, found.id)
-    page.get_by_role("button", name="Ask again").click()
-    page.get_by_role("button", name="Approve").wait_for()
-    *_, new = hung.dispatcher.services.store.actions_of(found.id)
-    assert (new.state, new.id != waiting.id) == ("awaiting", True)
 
 
 def test_a_false_alarm_is_marked_by_click(hung: Running, page: Page) -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from eagle_eye.schema.action import EvidenceItem
+from eagle_eye.server.model.records import Job
 from eagle_eye.server.store.store import Change
 from tests.page.site import LaggingClock, fleet_of, until
 from tests.server.builders import Running, action, incident, running
@@ -46,7 +47,8 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
             onset_s=now_s - 60, detected_s=now_s - 50,
         )  # fmt: skip
         waiting = action(state="awaiting", job="llm-000", exclude=["gpu000-03"], created_s=now_s, expires_s=now_s + 600)
-        server.dispatcher.services.store.commit(Change(incidents=(found,), actions=(waiting,)))
+        job = Job(job="llm-000", attempt=0, state="running", ranks=[], restart_owner="", updated_s=now_s)
+        server.dispatcher.services.store.commit(Change(incidents=(found,), actions=(waiting,), jobs=(job,)))
         yield server
 
 

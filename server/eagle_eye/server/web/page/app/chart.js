@@ -186,7 +186,7 @@ export function Chart(props) {
   return h(
     "figure",
     { class: "chart" },
-    h("figcaption", null, title, COUNTED.has(unit) && !["1", "bool"].includes(unit) && h("span", { class: "hint" }, `, ${unit}`)),
+    h("figcaption", null, title, unit === "tokens/s" && h("span", { class: "hint" }, `, ${unit}`)),
     seen
       ? h("div", { class: "plot", ref: host, role: "img", "aria-label": [title, ...(props.said ?? [])].join(". ") })
       : h("p", { class: "empty chart-empty" }, props.empty ?? "Nothing of this was observed in this time."),

@@ -75,7 +75,7 @@ function Observations({ items }) {
 
 /** @param {unknown} what @param {string} unit */
 const value = (what, unit) =>
-  typeof what === "number" ? measured(what, unit) : typeof what === "string" ? what : figure(null);
+  typeof what === "number" ? (unit === "bitmask" ? h("span", { class: "wrapped" }, measured(what, unit)) : measured(what, unit)) : typeof what === "string" ? what : figure(null);
 
 /** @param {{id: string, incident: Incident, panel: Panel, marks: import("../api").Action[], asked: Range | null, range: Range | null,
  *   onDrawn: (id: string, range: Range) => void}} props `asked`: the range to read, null: the server's; `range`: the one that all charts show */
@@ -95,7 +95,8 @@ function PanelChart({ id, incident, panel, marks: actions, asked, range, onDrawn
   const drawn = useMemo(() => (picture ? chartOf(picture) : null), [picture]);
   const zoom = useMemo(() => zoomOf("incidents", incident.id), [incident.id]);
   useEffect(() => {
-    if (picture) onDrawn(id, { from: seconds(picture.start), to: seconds(picture.end) });
+    // One without data would only stretch the others.
+    if (picture && picture.accused_series + picture.peers.series > 0) onDrawn(id, { from: seconds(picture.start), to: seconds(picture.end) });
   }, [picture]);
   const name = metricLabel(panel.metric);
   if (!picture || !drawn) return h("figure", { class: "chart" }, h("figcaption", null, name), h(Reading, { resource, what: name }));

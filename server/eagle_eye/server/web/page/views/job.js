@@ -48,7 +48,7 @@ function OneJob({ name, query }) {
   const drawn = useKept(course.data);
   const incidents = [...records.incident.values()].filter((one) => one.job === name).reverse();
   const actions = [...records.action.values()].filter((one) => one.job === name).reverse();
-  if (isMissing(job)) return h(Missing, { view: "jobs", one: "job", name });
+  if (isMissing(job) && !live.fleet?.jobs.some((one) => one.job === name)) return h(Missing, { view: "jobs", one: "job", name });
   return h(
     "div",
     { class: "view-job" },
