@@ -14,8 +14,10 @@ import msgspec
 
 from eagle_eye.cli import show
 from eagle_eye.cli.arguments import whole
-from eagle_eye.cli.client import DEFAULT_SERVER, Client, connect
+from eagle_eye.cli.client import connect
 from eagle_eye.cli.tables import Column, print_table, printable
+from eagle_eye.client import Client
+from eagle_eye.client.http_client import DEFAULT_SERVER
 from eagle_eye.schema.action import EVENT_TYPES, ActionKind, ReportState
 from eagle_eye.server.api.filter_values import ListedJobState
 from eagle_eye.server.model.records import ActionState, DeliveryState
@@ -79,13 +81,13 @@ class Noun:
             add_filter(parser, name, values, default)
 
     def run(self, args: argparse.Namespace) -> int:
-        """Ask the server and print its answer. Raises ServerSaidNo."""
+        """Ask the server and print its answer. Raises ClientError."""
         client = connect(args.server, args.token_file)
         path = f"/api/v1/{self.name}"
         if args.verb in (None, "list"):
             query = {name: getattr(args, name) for name in self.filters}
             items, more = client.pages(path, query, args.limit)
-            print_list(args, self.columns, items, more)
+            print_list(args, self.columns, items if args.json else show.labelled(client, items), more)
             return 0
         if args.verb == "show" and self.page is not None and not args.json:
             self.page(client, args.id)
@@ -196,6 +198,8 @@ ACTIONS = Noun(
     verbs=(
         Verb("approve", "have it carried out"),
         Verb("reject", "decide against it"),
+        Verb("withdraw", "take back an approval that nobody has taken up"),
+        Verb("renew", "ask again for one that has expired; it awaits approval"),
         Verb("report", "say what became of it", body=("state", "detail")),
     ),
     page=show.action,
