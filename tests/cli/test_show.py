@@ -46,8 +46,8 @@ def test_an_incident_is_shown_with_its_evidence_in_units_and_against_its_peers(
 ) -> None:
     lines = shown(capsys, "incidents", "show", "inc_1").splitlines()
     at = lines.index("Evidence")
-    assert lines[at + 2].split("  ")[0] == "gpu power watts"
-    assert lines[at + 2].split() == ["gpu", "power", "watts", "n1", "device", "0", "240.5", "W", "400", "W", "300", "W"]
+    assert lines[at + 2].split("  ")[0] == "GPU power"
+    assert lines[at + 2].split() == ["GPU", "power", "n1", "device", "0", "240.5", "W", "400", "W", "300", "W"]
 
 
 def test_an_incident_says_what_to_type_next(server: Running, capsys: pytest.CaptureFixture[str]) -> None:
@@ -61,6 +61,14 @@ def test_an_action_that_awaits_approval_shows_both_decisions(
     out = shown(capsys, "actions", "show", "act_1")
     assert "  eagle-eye actions approve act_1\n" in out
     assert "  eagle-eye actions reject act_1\n" in out
+
+
+def test_what_awaits_a_person_is_called_so_in_lists_and_on_pages(
+    server: Running, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server.dispatcher.services.store.commit(Change(incidents=(incident(state="acting"),)))
+    for words in (("incidents",), ("incidents", "show", "inc_1"), ("actions",), ("actions", "show", "act_1")):
+        assert "awaiting approval" in shown(capsys, *words)
 
 
 def test_an_action_that_was_decided_offers_no_decision(server: Running, capsys: pytest.CaptureFixture[str]) -> None:

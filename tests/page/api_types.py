@@ -1,6 +1,7 @@
-"""The API's answers as TypeScript types, made of what /openapi.json is made of: ``server/web/page/api.d.ts``.
+"""What the page takes from Python: the API's answers as TypeScript types, and the labels that people read.
 
-``python -m tests.page.api_types`` writes the file; a test holds it against the server.
+``python -m tests.page.api_types`` writes ``api.d.ts`` and ``app/labels.js`` in ``server/web/page``; a test holds them
+against the server.
 """
 
 from __future__ import annotations
@@ -9,11 +10,17 @@ import json
 from pathlib import Path
 from typing import Any
 
+from eagle_eye.schema.labels import METRIC_ENDINGS, METRIC_LABELS, STATE_LABELS, THROTTLE_REASONS
 from eagle_eye.server.api import answers
 
-FILE = Path(__file__).parents[2] / "server/eagle_eye/server/web/page/api.d.ts"
+_PAGE = Path(__file__).parents[2] / "server/eagle_eye/server/web/page"
+FILE = _PAGE / "api.d.ts"
+LABELS = _PAGE / "app/labels.js"
 _HEAD = """// What the API answers. Made by `python -m tests.page.api_types` of the server's own types; do not edit.
 // Times are RFC 3339. Nothing of this is served.
+"""
+_LABELS_HEAD = """// What people read for states, metrics and reasons of throttling.
+// Made by `python -m tests.page.api_types` of schema/labels.py; do not edit.
 """
 
 
@@ -21,6 +28,20 @@ def declarations() -> str:
     """Return the file's text."""
     _, components = answers.schemas("#/{name}")
     return _HEAD + "".join(_interface(name, shape) for name, shape in sorted(components.items()))
+
+
+def labels() -> str:
+    """Return the text of the page's labels."""
+    tables = {"STATE_LABELS": STATE_LABELS, "METRIC_LABELS": METRIC_LABELS, "METRIC_ENDINGS": METRIC_ENDINGS}
+    constants = [_constant(name, "Record<string, string>", dict(table)) for name, table in tables.items()]
+    reasons = [[bit, reason] for bit, reason in THROTTLE_REASONS.items()]
+    return _LABELS_HEAD + "".join(
+        [*constants, _constant("THROTTLE_REASONS", "[bit: number, reason: string][]", reasons)]
+    )
+
+
+def _constant(name: str, type_: str, value: object) -> str:
+    return f"\n/** @type {{{type_}}} */\nexport const {name} = {json.dumps(value, indent=2, ensure_ascii=False)};\n"
 
 
 def _interface(name: str, shape: dict[str, Any]) -> str:
@@ -58,3 +79,4 @@ def _type(shape: dict[str, Any]) -> str:
 
 if __name__ == "__main__":
     FILE.write_text(declarations(), encoding="utf-8")
+    LABELS.write_text(labels(), encoding="utf-8")

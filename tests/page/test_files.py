@@ -39,6 +39,20 @@ def test_every_file_that_a_browser_needs_is_served_with_its_type(server: Running
     assert server.client.get("/api.d.ts").status_code == 404
 
 
+@pytest.mark.parametrize(
+    ("path", "accept", "kind"),
+    [
+        ("/no/such", "text/html,*/*;q=0.8", "text/html; charset=utf-8"),
+        ("/no/such", "*/*", "application/problem+json"),
+        ("/api/v1/no-such", "text/html,*/*;q=0.8", "application/problem+json"),
+    ],
+)
+def test_who_strays_in_a_browser_is_answered_by_a_page(path: str, accept: str, kind: str, server: Running) -> None:
+    answer = server.client.get(path, headers={"Accept": accept})
+    assert (answer.status_code, answer.headers["content-type"]) == (404, kind)
+    assert "content-security-policy" in answer.headers
+
+
 def test_every_file_that_is_named_is_there() -> None:
     served = read_page()
     index = served["/"].content.decode()
@@ -106,6 +120,7 @@ def test_the_wheel_holds_the_page() -> None:
 def test_the_types_of_the_apis_answers_are_the_servers() -> None:
     again = "run: .venv/bin/python -m tests.page.api_types"
     assert api_types.FILE.read_text(encoding="utf-8") == api_types.declarations(), again
+    assert api_types.LABELS.read_text(encoding="utf-8") == api_types.labels(), again
 
 
 def test_the_types_are_checked_where_the_pages_files_lie() -> None:

@@ -40,7 +40,7 @@ def test_the_fleet_says_who_is_to_blame_what_it_costs_and_what_is_asked_for(
     incidents.get_by_role("link", name=culprit).first.wait_for()
     said = incidents.inner_text()
     assert "thermal throttle" in said
-    assert f"Exclude {culprit} ! awaits approval".replace(" ", "") in said.replace("\n", "").replace(" ", "")
+    assert f"Exclude {culprit} ! awaiting approval".replace(" ", "") in said.replace("\n", "").replace(" ", "")
     jobs = page.get_by_role("region", name="Running jobs", exact=True).first
     row = jobs.get_by_role("row").nth(1)
     row.get_by_text("each hour").wait_for()
@@ -54,7 +54,7 @@ def test_an_action_is_approved_by_click(site: Running, page: Page, culprit: str)
     assert f"Exclude {culprit} and restart" in dialog.inner_text()
     dialog.get_by_role("button", name="Approve").click()
     page.get_by_role("status").get_by_text("Approved").wait_for()
-    page.get_by_role("region", name="Incidents").get_by_text("asked", exact=True).wait_for()
+    page.get_by_role("region", name="Incidents").get_by_text("requested", exact=True).wait_for()
     (asked,) = site.client.get("/api/v1/actions", params={"kind": "exclude_node"}).json()["items"]
     assert asked["state"] == "requested"
 

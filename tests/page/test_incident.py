@@ -48,7 +48,7 @@ def test_who_is_to_blame_why_and_what_awaits_approval_are_seen_at_once(hung: Run
     opened(page, hung, found.id)
     assert page.get_by_role("heading", level=1).inner_text() == f"Hang on {found.node}"
     assert page.locator(".incident-summary").inner_text() == found.summary
-    page.get_by_text(f"Awaits your approval: exclude node {found.node} and restart the job without it.").wait_for()
+    page.get_by_text(f"Awaiting approval: exclude node {found.node} and restart the job without it.").wait_for()
     # Within the first screen, without scrolling.
     assert page.get_by_role("button", name="Approve").bounding_box()["y"] < 400
 
@@ -60,11 +60,40 @@ def test_the_evidence_is_drawn_and_told_in_words_and_numbers(hung: Running, page
     assert charts.count() >= 2
     for number in range(charts.count()):  # each is drawn once its history has come
         charts.nth(number).locator("canvas").wait_for()
+    captions = charts.locator("figcaption").all_inner_texts()
+    assert captions[0] == "Last finished step"
+    assert not charts.first.locator(".said p").is_visible()
+    for number in range(charts.count()):
+        charts.nth(number).get_by_text("In words").click()
     said = " ".join(charts.locator(".said").all_inner_texts())
     assert f"At the verdict {found.node}" in said
     assert "of the same attempt" in said
     charts.first.get_by_text("Numbers").click()
     charts.first.locator("tbody tr").nth(10).wait_for()
+
+
+def test_all_charts_show_one_range_around_the_incident_and_zoom_together(hung: Running, page: Page) -> None:
+    found = accused(hung)
+    opened(page, hung, found.id)
+    until(page, "document.querySelectorAll('.view-incident .u-over').length >= 2")
+    assert page.get_by_label("Time range", exact=True).input_value() == ""
+    first, second = (page.locator(".view-incident .u-over").nth(number) for number in range(2))
+    box = first.bounding_box()
+    assert box is not None
+    page.mouse.move(box["x"] + box["width"] * 0.4, box["y"] + 20)
+    page.mouse.down()
+    page.mouse.move(box["x"] + box["width"] * 0.6, box["y"] + 20, steps=4)
+    pictures: list[str] = []
+    page.on("request", lambda request: pictures.append(request.url) if "/picture?" in request.url else None)
+    page.mouse.up()
+    until(page, "location.hash.includes('since=') && location.hash.includes('until=')")
+    charts = page.locator(".view-incident figure.chart").count()
+    until(page, "document.querySelectorAll('.view-incident [aria-busy]').length === 0")
+    page.wait_for_timeout(300)
+    assert len({re.sub(r".*(start=.*)", r"\1", url) for url in pictures}) == 1
+    assert len(pictures) == charts
+    second.dblclick()
+    until(page, "!location.hash.includes('since=')")
 
 
 def test_axe_finds_nothing_in_either_theme_or_on_a_phone(
@@ -85,7 +114,7 @@ def test_an_incident_that_nobody_knows_is_reported_and_breaks_nothing(
 ) -> None:
     complaints.allowed.append("404")
     page.goto(f"{hung.url}#/incidents/inc_9")
-    page.get_by_role("alert").get_by_text("none of the incidents is called 'inc_9'").wait_for()
+    page.get_by_role("alert").get_by_text("There is no incident called inc_9 here.").wait_for()
 
 
 def test_markup_in_names_and_words_of_agents_stays_text(hung: Running, page: Page) -> None:
@@ -124,15 +153,22 @@ def test_a_bundle_is_downloaded_by_click(hung: Running, page: Page) -> None:
     assert downloading.value.suggested_filename == f"evidence-{found.node}-ev_1.tar.gz"
 
 
-# The last two change what the others look at.
+# The last ones change what the others look at.
 
 
-def test_an_action_is_approved_by_click_and_the_page_follows(hung: Running, page: Page) -> None:
+def test_an_action_is_approved_by_click_and_the_page_follows(
+    hung: Running, page: Page, axe: Callable[[Page], list[str]]
+) -> None:
     found = accused(hung)
     opened(page, hung, found.id)
     page.get_by_role("button", name="Approve").click()
     dialog = page.get_by_role("dialog")
-    assert "is restarted" in dialog.inner_text()
+    dialog.get_by_text("with 8 GPUs on 4 nodes is restarted").wait_for()
+    dialog.get_by_text("no subscriber: nobody will").wait_for()
+    dialog.get_by_text(re.compile(r"\d+ of \d+ exclusions of the job within")).wait_for()
+    dialog.get_by_text(f"{found.node} last reported").wait_for()
+    dialog.get_by_text(re.compile(r"\d of 4 nodes of the job report")).wait_for()
+    assert axe(page) == []
     dialog.get_by_role("button", name="Approve").click()
     page.get_by_text(re.compile("Asked subscribers to exclude node")).wait_for()
     (asked,) = hung.dispatcher.services.store.actions_of(found.id)

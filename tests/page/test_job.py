@@ -33,14 +33,14 @@ def opened(page: Page, server: Running) -> str:
     (found,) = server.dispatcher.services.store.open_incidents()
     page.goto(f"{server.url}#/jobs/{found.job}")
     page.locator(".lanes canvas").wait_for()
-    until(page, "document.querySelectorAll('.view-job figure.chart .said').length === 4")
+    until(page, "document.querySelectorAll('.view-job figure.chart .chart-more .said').length === 4")
     return found.job
 
 
 def test_the_course_is_drawn_with_the_incident_on_it(hung: Running, page: Page) -> None:
     opened(page, hung)
     captions = page.locator(".view-job figure.chart figcaption").all_inner_texts()
-    assert captions[:3] == ["Step time", "Throughput, all ranks", "Loss"]
+    assert captions[:3] == ["Step time", "Throughput, all ranks, tokens/s", "Loss"]
     for at in range(3):
         chart = page.locator(".view-job figure.chart").nth(at)
         assert chart.locator("canvas").count() == 1

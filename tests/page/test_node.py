@@ -22,6 +22,18 @@ if TYPE_CHECKING:
 
 SCRIPT = "<img src=x onerror='window.harmed = true'><script>"
 
+# The lines of eight devices of which one is accused, and of twenty of which none is.
+COLUMNS = """(() => {
+  const [from, at] = [1767225600, "2026-01-01T00:00:00Z"];
+  const one = (_, device) => ({ node: "n1", device, points: [[at, device]] });
+  const series = (count) => Array.from({ length: count }, one);
+  const answer = (count) => ({ unit: "watts", step_seconds: 1, series: series(count) });
+  import("/views/node_charts.js").then(({ columnsOf }) => {
+    const lines = (count, accused) => columnsOf(answer(count), from, from + 9, new Set(accused)).lines;
+    window.drawn = [lines(8, [3]), lines(20, [])];
+  });
+})()"""
+
 
 @pytest.fixture
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
@@ -106,6 +118,30 @@ def test_standing_gpus_checks_and_past_are_there(server: Running, page: Page, ax
     assert "XID 79 of GPU 3, 2 since" in history
     assert page.locator("#metrics figure.chart canvas").count() == 2
     assert axe(page) == []
+
+
+def test_metrics_are_titled_for_people_and_begin_around_the_incident(server: Running, page: Page) -> None:
+    opened(page, server, "n1")
+    captions = page.locator("#metrics figcaption").all_inner_texts()
+    assert captions[2:5] == ["GPU power", "GPU temperature", "SM clock"]
+    assert page.get_by_label("Time range", exact=True).locator("option:checked").inner_text() == "around the incident"
+    page.get_by_label("Time range", exact=True).select_option("6h")
+    until(page, "location.hash.endsWith('?since=6h')")
+    page.get_by_role("button", name="Zoom in").click()
+    until(page, "location.hash.includes('until=')")
+    page.get_by_role("button", name="Reset").click()
+    until(page, "location.hash.endsWith('#/nodes/n1')")
+
+
+def test_the_accused_device_is_drawn_above_the_others_which_recede(server: Running, page: Page) -> None:
+    page.goto(server.url)
+    page.evaluate(COLUMNS)
+    until(page, "window.drawn !== undefined")
+    accused, equal = page.evaluate("window.drawn")
+    assert [line["label"] for line in accused] == [f"device {at}" for at in (0, 1, 2, 4, 5, 6, 7, 3)]
+    assert {(line["colour"], line["width"]) for line in accused[:-1]} == {("--edge", 1)}
+    assert (accused[-1]["colour"], accused[-1]["width"]) == ("--bad", 3)
+    assert len({(line["colour"], str(line.get("dash"))) for line in equal}) == 20
 
 
 def test_of_many_figures_those_that_should_be_0_and_are_not_come_first(server: Running, page: Page) -> None:

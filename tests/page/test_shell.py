@@ -39,6 +39,19 @@ def test_after_a_restart_of_the_server_the_page_goes_on_and_has_missed_nothing(
         page.goto("about:blank")
 
 
+def test_while_the_server_is_away_nothing_can_be_clicked(tmp_path: Path, page: Page, complaints: Complaints) -> None:
+    complaints.allowed += ["ERR_"]
+    with running(tmp_path, LaggingClock()) as server:
+        server.dispatcher.services.store.commit(Change(incidents=(incident(node="n7", nodes=["n7"]),)))
+        page.goto(server.url)
+        button = page.get_by_role("button", name="Acknowledge")
+        button.wait_for()
+        until(page, "!document.querySelector('.verbs button').disabled")
+    page.get_by_text("connection lost").wait_for()
+    assert button.is_disabled()
+    assert "does not answer" in (button.get_attribute("title") or "")
+
+
 def test_a_server_with_tokens_asks_for_one_and_keeps_it_in_the_tab_alone(
     tmp_path: Path, page: Page, complaints: Complaints
 ) -> None:

@@ -261,6 +261,7 @@ GUIDES: dict[str, Guide] = {
         (
             ("eagle-eye actions", "the newest 100"),
             ("eagle-eye actions approve ACTION", "in mode approve"),
+            ("eagle-eye actions renew ACTION", "ask again for what has expired"),
             ("eagle-eye actions report ACTION done --detail 'requeued by hand'", "what came of it"),
         ),
         _ANSWERED,

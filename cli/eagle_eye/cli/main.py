@@ -96,7 +96,12 @@ GROUPS: tuple[tuple[str, tuple[Command, ...]], ...] = (
     (
         "act",
         (
-            Command("actions", "eagle_eye.cli.operator:ACTIONS", "list actions; approve, reject, report", "server"),
+            Command(
+                "actions",
+                "eagle_eye.cli.operator:ACTIONS",
+                "list actions; approve, reject, withdraw, renew, report",
+                "server",
+            ),
             Command("check", "eagle_eye.checks.command", "put this node to work: is it sick?", "agent,ml"),
             Command("policy", "eagle_eye.cli.policy", "why something was done or not; test rules", "server"),
             Command("deliveries", "eagle_eye.cli.operator:DELIVERIES", "list deliveries; redeliver", "server"),

@@ -87,7 +87,7 @@ class Noun:
         if args.verb in (None, "list"):
             query = {name: getattr(args, name) for name in self.filters}
             items, more = client.pages(path, query, args.limit)
-            print_list(args, self.columns, items, more)
+            print_list(args, self.columns, items if args.json else show.labelled(client, items), more)
             return 0
         if args.verb == "show" and self.page is not None and not args.json:
             self.page(client, args.id)
@@ -198,6 +198,8 @@ ACTIONS = Noun(
     verbs=(
         Verb("approve", "have it carried out"),
         Verb("reject", "decide against it"),
+        Verb("withdraw", "take back an approval that nobody has taken up"),
+        Verb("renew", "ask again for one that has expired; it awaits approval"),
         Verb("report", "say what became of it", body=("state", "detail")),
     ),
     page=show.action,

@@ -11,6 +11,7 @@ from urllib.parse import quote
 
 from eagle_eye.cli.tables import Column, print_table, printable
 from eagle_eye.client import Client, ClientError
+from eagle_eye.schema.labels import AWAITING, metric_label, shown_state, state_label, throttled_by
 from eagle_eye.server.charts.commands import typed
 from eagle_eye.server.charts.notation import number
 
@@ -18,6 +19,7 @@ CHARTS_MAX = 4  # of an incident's metrics, drawn as one line each
 CHART_CHARS = 40
 INCIDENTS_MAX = 5  # of a node or job
 STORY_MAX = 20
+AWAITING_MAX = 1_000  # actions read to tell which incidents wait for a person
 _BARS = "▁▂▃▄▅▆▇█"
 _ASCII_BARS = "_.-=+*%#"
 _RECORD = Mapping[str, Any]
@@ -41,6 +43,14 @@ INCIDENT_COLUMNS = (
 _STORY = (Column("time", "time"), Column("what", "kind"), Column("detail", "text"), Column("by", "who", 1))
 
 
+# What may be said to an action in each state: why, and the verb.
+_DECISIONS: Mapping[str, Sequence[tuple[str, str]]] = {
+    AWAITING: (("carry it out", "approve"), ("decide against it", "reject")),
+    "requested": (("take it back, if a person approved it", "withdraw"),),
+    "expired": (("ask for it again", "renew"),),
+}
+
+
 def incident(client: Client, name: str) -> None:
     """Print the incident, its evidence, actions, what to type next and what happened. Raises ClientError."""
     path = f"/api/v1/incidents/{quote(name, safe='')}"
@@ -48,7 +58,9 @@ def incident(client: Client, name: str) -> None:
     record = dossier["incident"]
     where = ", ".join(map(printable, record["nodes"])) or "no single node"
     device = "" if record["device"] is None else f", device {record['device']}"
-    _title(f"{_words(record['fault'])} on {where}{device}", record["state"], f"{record['confidence']:.0%} sure")
+    asked = [one["state"] for one in dossier["actions"] if not one["preliminary"]]
+    state = shown_state(record["state"], asked[-1] if asked else "")
+    _title(f"{_words(record['fault'])} on {where}{device}", state, f"{record['confidence']:.0%} sure")
     _say(record["summary"])
     _say(dossier["meaning"])
     _facts(
@@ -70,7 +82,7 @@ def incident(client: Client, name: str) -> None:
     _section("Actions")
     _say("" if dossier["actions"] else "none")
     for one in dossier["actions"]:
-        sys.stdout.write(f"{_asked(one)}: {_words(one['state'])} ({one['id']})\n")
+        sys.stdout.write(f"{_asked(one)}: {state_label(printable(one['state']))} ({one['id']})\n")
         _reports(one)
     _commands(dossier["commands"])
     _section("What happened")
@@ -100,7 +112,7 @@ def action(client: Client, name: str) -> None:
     print_table(_EVIDENCE, [_observation(item) for item in record["evidence"]])
     _section("Reports")
     _reports(record)
-    decide = [("carry it out", "approve"), ("decide against it", "reject")] if record["state"] == "awaiting" else []
+    decide = _DECISIONS.get(record["state"], ())
     _commands(
         [
             *({"why": why, "command": typed("actions", verb, record["id"])} for why, verb in decide),
@@ -166,6 +178,19 @@ def job(client: Client, name: str) -> None:
     _commands([{"why": "where its time went", "command": "eagle-eye goodput"}])
 
 
+def labelled(client: Client, items: Sequence[_RECORD]) -> list[_RECORD]:
+    """Return a list's records with their states as people read them. Raises ServerSaidNo."""
+    waiting: set[str] = set()
+    if any(item.get("state") == "acting" for item in items):
+        actions, _ = client.pages("/api/v1/actions", {"state": AWAITING}, len(items) + AWAITING_MAX)
+        waiting = {action["incident_id"] for action in actions if not action["preliminary"]}
+    found = []
+    for item in items:
+        state = shown_state(item["state"], AWAITING if item.get("id") in waiting else "") if "state" in item else ""
+        found.append({**item, "state": state_label(printable(state))} if state else item)
+    return found
+
+
 def recurrence_words(remembered: Any) -> str:
     """Return the recurrence score as text."""
     if remembered["recurrence_score"] is None:
@@ -209,9 +234,8 @@ def _charts(client: Client, path: str, panels: Iterable[_RECORD]) -> None:
         if not known:
             continue
         low, high = min(known), max(known)
-        sys.stdout.write(
-            f"\n{_words(panel['metric'])}, {_figure(low, chart['unit'])} to {_figure(high, chart['unit'])}\n"
-        )
+        spread = f"{_figure(low, chart['unit'])} to {_figure(high, chart['unit'])}"
+        sys.stdout.write(f"\n{metric_label(printable(panel['metric']))}, {spread}\n")
         width = max(map(len, lines))
         for label, line in lines.items():
             if any(value is not None for value in line):
@@ -253,7 +277,7 @@ def _title(what: str, state: str, more: str) -> None:
     from rich.console import Console
     from rich.text import Text
 
-    Console(soft_wrap=True).print(Text.assemble((what, "bold"), f"  {_words(state)}, {more}"))
+    Console(soft_wrap=True).print(Text.assemble((what, "bold"), f"  {state_label(printable(state))}, {more}"))
 
 
 def _section(title: str) -> None:
@@ -284,7 +308,7 @@ def _observation(item: _RECORD) -> dict[str, Any]:
     device = "" if item["device"] is None else f" device {item['device']}"
     on = f"{item['node']}{device}" if item["node"] else "the job"
     numbers = {name: _figure(item[name], item["unit"]) for name in ("value", "peers_median", "threshold")}
-    return {**numbers, "metric": _words(item["metric"]), "on": on}
+    return {**numbers, "metric": metric_label(printable(item["metric"])), "on": on}
 
 
 def _place(place: _RECORD) -> str:
@@ -300,7 +324,7 @@ def _asked(record: _RECORD) -> str:
 def _figure(value: Any, unit: str) -> str:
     if not isinstance(value, int | float):
         return printable(value)
-    return hex(int(value)) if unit == "bitmask" else number(value, unit)
+    return throttled_by(int(value)) if unit == "bitmask" else number(value, unit)
 
 
 def _seconds(value: float | None) -> str:

@@ -54,6 +54,18 @@ def test_what_is_under_way_is_followed_and_not_done_twice() -> None:
     assert not any("exclude" in command for command, _ in found)
 
 
+@pytest.mark.parametrize(("mode", "offered"), [("approve", True), ("act", False)])
+def test_an_approval_is_taken_back_where_a_person_gave_it(mode: str, offered: bool) -> None:
+    found = texts(commands(incident(state="acting"), [action()], {}, JOB, mode))
+    assert (("eagle-eye actions withdraw act_1", "") in found) == offered
+
+
+@pytest.mark.parametrize(("state", "offered"), [("confirmed", True), ("recovered", False)])
+def test_what_expired_is_asked_for_again_while_the_trouble_lasts(state: str, offered: bool) -> None:
+    found = texts(commands(incident(state=state), [action(state="expired")], {}, JOB))
+    assert (("eagle-eye actions renew act_1", "") in found) == offered
+
+
 @given(st.text(max_size=40))
 def test_no_name_of_a_node_is_more_than_a_name_to_a_shell(name: str) -> None:
     found = commands(incident(nodes=[name], node=name), [], {name: node(name)}, SLURM)

@@ -145,6 +145,33 @@ def test_an_action_that_nobody_took_expires_and_is_not_asked_again() -> None:
     assert [a.state for a in office.actions.values()] == ["expired"]
 
 
+def test_an_approval_that_a_person_took_back_is_asked_for_anew() -> None:
+    office = Office(mode="approve")
+    fleet = hung(office)
+    (action,), (incident,) = office.actions.values(), office.incidents.values()
+    office.actions[action.id] = msgspec.structs.replace(action, state="withdrawn")
+    office.incidents[incident.id] = msgspec.structs.replace(incident, state="confirmed", hold="it was withdrawn")
+    office.take(fleet.run(5))
+    assert [a.state for a in office.actions.values()] == ["withdrawn", "awaiting"]
+    (incident,) = office.incidents.values()
+    assert (incident.state, incident.hold, incident.escalation) == ("acting", "", "")
+
+
+def test_what_expired_and_was_asked_for_again_is_under_way() -> None:
+    office = Office(mode="approve")
+    fleet = hung(office)
+    (action,) = office.actions.values()
+    office.actions[action.id] = msgspec.structs.replace(action, expires_s=fleet.now_s)
+    office.take(fleet.run(5))
+    (incident,) = office.incidents.values()
+    assert (incident.state, incident.hold_rule) == ("confirmed", "tries")
+    again = msgspec.structs.replace(action, id="again", created_s=fleet.now_s, expires_s=fleet.now_s + 600)
+    office.actions["again"] = again
+    office.take(fleet.run(5))
+    assert [a.state for a in office.actions.values()] == ["expired", "awaiting"]
+    assert next(iter(office.incidents.values())).state == "acting"
+
+
 def test_the_crash_of_peers_is_explained_by_the_unreachable_node() -> None:
     office = Office()
     fleet = Fleet()

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable
 from typing import Annotated, Protocol
 
 from fastapi import APIRouter, Depends, Query, Response
+from msgspec.structs import replace
 
-from eagle_eye.schema.action import ActionKind, Report
+from eagle_eye.schema.action import ActionKind, Claim
 from eagle_eye.server.api import views
+from eagle_eye.server.api.action_preview import asked_again, preview
 from eagle_eye.server.api.requests import (
     Body,
     Cursor,
@@ -27,11 +30,26 @@ from eagle_eye.server.api.requests import (
 )
 from eagle_eye.server.config import ServerConfig
 from eagle_eye.server.delivery import events as outbound
+from eagle_eye.server.delivery.claims import claimed
 from eagle_eye.server.engine import ledger
+from eagle_eye.server.engine.modes import mode_of
+from eagle_eye.server.ingest.fleet import Fleet
 from eagle_eye.server.model.clock import Clock
-from eagle_eye.server.model.records import Action, ActionState, Node, NodeState, OutboundEvent
+from eagle_eye.server.model.errors import IllegalTransition, Refusal
+from eagle_eye.server.model.records import Action, ActionState, Node, NodeState
+from eagle_eye.server.model.subscription_filters import wants
+from eagle_eye.server.monitor.judgement_changes import together
+from eagle_eye.server.monitor.watcher import Outlook
 from eagle_eye.server.security.auth import Principal
-from eagle_eye.server.store.store import ACTIONS, NODES, Change, Store
+from eagle_eye.server.store.store import (
+    ACTIONS,
+    INCIDENTS,
+    NODES,
+    SUBSCRIPTION_HEALTH,
+    SUBSCRIPTIONS,
+    Change,
+    Store,
+)
 
 router = APIRouter(prefix="/api/v1/actions", tags=["actions"])
 
@@ -41,6 +59,8 @@ class Needs(Protocol):
 
     clock: Clock
     config: ServerConfig
+    fleet: Fleet
+    outlook: Outlook
     store: Store
 
 
@@ -71,23 +91,60 @@ def get_action(parts: Parts, _: Reader, action: str) -> Response:
     return _shown(parts, found(parts, ACTIONS, action))
 
 
-@router.post("/{action}/reports", openapi_extra=body_of(Report))
+@router.get("/{action}/preview")
+def preview_action(parts: Parts, _: Reader, action: str) -> Response:
+    """Whom the action affects, what its budgets have left after it, how fresh the data is, and who would carry it out.
+
+    ``carriers`` are the subscriptions that a request goes to; without any, nobody carries it out. Numbers of GPUs and
+    nodes are null where the job's ranks are not known, ``heard`` and ``progressed`` where nothing was heard.
+    """
+    record, now_s = found(parts, ACTIONS, action), parts.clock.now_s()
+    request = outbound.action_requested(record, parts.config.public_url, now_s)
+    subscriptions = [one for one in parts.store.all(SUBSCRIPTIONS) if one.active and wants(one, request)]
+    incident = parts.store.get(INCIDENTS, record.incident_id)
+    heard = {node: one.received_s for node in record.exclude if (one := parts.fleet.last(node)) is not None}
+    return answer(
+        preview(
+            record,
+            None if incident is None else parts.outlook.explain(incident),
+            next((course for course in parts.outlook.courses() if course.job == record.job), None),
+            heard,
+            [(one, parts.store.get(SUBSCRIPTION_HEALTH, one.id)) for one in subscriptions],
+            now_s,
+        )
+    )
+
+
+@router.post("/{action}/reports", openapi_extra=body_of(Claim))
 def report(parts: Parts, principal: Operator, action: str, body: Body) -> Response:
-    """Take a subscriber's word: accepted, running, done, failed or refused. 409 where the state does not allow it."""
-    given = decoded(body, Report)
+    """Take a subscriber's word: accepted, running, done, failed or refused. 409 where the state does not allow it.
+
+    ``accepted`` with a ``claim``, the subscriber's name for itself, asks whether it may begin: 409 means no.
+    """
+    given = decoded(body, Claim)
+    if given.claim and given.state != "accepted":
+        raise Refusal(400, "claim", f"claim: only accepted claims an action; got {given.state}")
 
     def reported(record: Action) -> Action:
+        if given.claim:
+            return claimed(record, given, principal.who, parts.clock.now_s())
+        if given.state == "accepted" and record.state == "withdrawn":
+            # Nothing has begun: it would stay accepted for ever. What has is recorded by later reports.
+            raise IllegalTransition(f"action {record.id} is withdrawn; it cannot be accepted any more")
         return ledger.report_action(record, given, principal.who, parts.clock.now_s())
 
-    return _changed(parts, principal, action, f"report {given.state}", reported, given.detail)
+    if not given.claim:
+        return _changed(parts, principal, action, f"report {given.state}", reported, given.detail)
+    detail = f"{given.claim} (epoch {given.epoch})" if given.epoch else given.claim
+    return _changed(parts, principal, action, "claim", reported, detail)
 
 
 @router.post("/{action}/approve")
 def approve(parts: Parts, principal: Operator, action: str) -> Response:
     """Have an action that awaits a person's word requested of the subscribers."""
 
-    def announce(record: Action) -> tuple[OutboundEvent, ...]:
-        return (outbound.action_requested(record, parts.config.public_url, parts.clock.now_s()),)
+    def announce(_: Store, record: Action) -> Change:
+        return Change(events=(outbound.action_requested(record, parts.config.public_url, parts.clock.now_s()),))
 
     return _changed(
         parts,
@@ -95,7 +152,7 @@ def approve(parts: Parts, principal: Operator, action: str) -> Response:
         action,
         "approve",
         lambda record: ledger.approve(record, parts.clock.now_s()),
-        announce=announce,
+        also=announce,
     )
 
 
@@ -105,6 +162,61 @@ def reject(parts: Parts, principal: Operator, action: str) -> Response:
     return _changed(parts, principal, action, "reject", lambda record: ledger.reject(record, parts.clock.now_s()))
 
 
+@router.post("/{action}/withdraw")
+def withdraw(parts: Parts, principal: Operator, action: str) -> Response:
+    """Take back what was approved and nobody has taken up; subscribers are told.
+
+    While the trouble lasts, approval is asked for anew. 409 once a subscriber has accepted it, for what still awaits
+    approval (reject it), and where policy acts by itself, for it would ask again at once.
+    """
+    settings = parts.outlook.policy()
+    reason = f"withdrawn by {principal.who}"
+
+    def taken_back(record: Action) -> Action:
+        if record.state == "awaiting":
+            raise IllegalTransition(f"action {record.id} awaits approval: reject it")
+        if mode_of(settings.mode, settings.modes, record.job, record.fault, record.kind).mode == "act":
+            raise IllegalTransition(
+                f"action {record.id}: policy acts by itself here and would ask for it again at once;"
+                f" resolve incident {record.incident_id} or mark it false, and it is withdrawn"
+            )
+        return ledger.withdraw(record, reason, parts.clock.now_s())
+
+    def announce(store: Store, record: Action) -> Change:
+        now_s = parts.clock.now_s()
+        event = outbound.action_withdrawn(record, parts.config.public_url, now_s)
+        incident = store.get(INCIDENTS, record.incident_id)
+        if incident is None or incident.state != "acting":
+            return Change(events=(event,))
+        hold = f"action {record.id} was {reason}"
+        waiting = replace(incident, state="confirmed", hold=hold, hold_rule="tries", updated_s=now_s)
+        return Change(events=(event,), incidents=(waiting,))
+
+    return _changed(parts, principal, action, "withdraw", taken_back, reason, announce)
+
+
+@router.post("/{action}/renew")
+def renew(parts: Parts, principal: Operator, action: str) -> Response:
+    """Ask again for an action that expired: a new one, which awaits approval; the answer is that one.
+
+    409 unless policy would ask for the same now, were it not for the try that expired.
+    """
+    old = found(parts, ACTIONS, action)
+    incident = found(parts, INCIDENTS, old.incident_id)
+    weighing = parts.outlook.explain(incident)
+    lasts_s = parts.outlook.policy().expires_s
+    new = asked_again(old, incident, weighing, f"act_{secrets.token_hex(8)}", parts.clock.now_s(), lasts_s)
+
+    def change(store: Store) -> Change:
+        later = [one for one in store.actions_of(incident.id) if one.created_s > old.created_s and not one.preliminary]
+        if later:
+            raise IllegalTransition(f"action {later[-1].id} was asked for since; it is {later[-1].state}")
+        return Change(actions=(new,), audit=(audited(parts, principal, "renew", new.id, f"after {old.id}"),))
+
+    parts.store.update(change)
+    return _shown(parts, found(parts, ACTIONS, new.id))
+
+
 def _changed(
     parts: Needs,
     principal: Principal,
@@ -112,9 +224,9 @@ def _changed(
     verb: str,
     transition: Callable[[Action], Action],
     detail: str = "",
-    announce: Callable[[Action], tuple[OutboundEvent, ...]] = lambda _: (),
+    also: Callable[[Store, Action], Change] = lambda _store, _action: Change(),
 ) -> Response:
-    """Write the action after ``transition``, with its audit entry and events, unless nothing changes."""
+    """Write the action after ``transition``, with its audit entry and what follows from it, unless nothing changes."""
 
     def change(store: Store) -> Change:
         old = store.get(ACTIONS, action_id)
@@ -129,7 +241,7 @@ def _changed(
             audited(parts, principal, "drain" if node.state == "draining" else "exclude", node.node, node.reason)
             for node in out
         )
-        return Change(actions=(new,), nodes=out, events=announce(new), audit=(entry, *moved))
+        return together([Change(actions=(new,), nodes=out, audit=(entry, *moved)), also(store, new)])
 
     parts.store.update(change)
     return _shown(parts, found(parts, ACTIONS, action_id))

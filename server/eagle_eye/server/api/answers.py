@@ -36,8 +36,35 @@ IncidentInFull = shown(
     gathered=many(Evidence),
     history=many(AuditEntry),
 )
-ReportOfAction = made("ReportOfAction", state=str, detail=str, who=str, time=Time)
+ReportOfAction = made("ReportOfAction", state=str, detail=str, who=str, time=Time, claim=str, epoch=int)
 Action = shown(records.Action, without=("policy",), report_to=str, reports=many(ReportOfAction))
+ActionPreview = made(
+    "ActionPreview",
+    action_id=str,
+    time=Time,
+    nodes=list[str],
+    gpus=int | None,
+    job=str,
+    restart=bool,
+    job_nodes=int | None,
+    job_gpus=int | None,
+    confidence=float,
+    budgets=many(
+        made(
+            "BudgetLeft",
+            what=Literal["exclusions", "restarts"],
+            of=Literal["job", "fleet"],
+            left=int,
+            limit=int,
+            window_seconds=float | None,
+        )
+    ),
+    heard=many(made("HeardNode", node=str, heard=Time | None)),
+    job_nodes_heard=int | None,
+    job_nodes_known=int | None,
+    progressed=Time | None,
+    carriers=many(made("Carrier", subscription_id=str, url=str, failing_since=Time | None, last_error=str)),
+)
 NvrxLog = made("NvrxLog", submitted=bool, normalized_path=str, mode=str)
 NvrxAttribution = made(
     "NvrxAttribution",
@@ -348,6 +375,9 @@ ANSWERS: Mapping[tuple[str, str], type[Struct]] = MappingProxyType(
         ("put", "/api/v1/evidence/{evidence}"): Evidence,
         ("get", "/api/v1/actions"): page(Action),
         ("get", "/api/v1/actions/{action}"): Action,
+        ("get", "/api/v1/actions/{action}/preview"): ActionPreview,
+        ("post", "/api/v1/actions/{action}/withdraw"): Action,
+        ("post", "/api/v1/actions/{action}/renew"): Action,
         ("post", "/api/v1/actions/{action}/reports"): Action,
         ("post", "/api/v1/actions/{action}/approve"): Action,
         ("post", "/api/v1/actions/{action}/reject"): Action,

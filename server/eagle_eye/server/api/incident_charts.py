@@ -24,6 +24,7 @@ from eagle_eye.server.charts.reading import Turns, read
 from eagle_eye.server.charts.story import story
 from eagle_eye.server.charts.windows import LENGTH_S_MAX, POINTS, POINTS_MAX, Stretch, around, stretch
 from eagle_eye.server.config import ServerConfig
+from eagle_eye.server.engine.modes import mode_of
 from eagle_eye.server.engine.standing import phase
 from eagle_eye.server.history.history import History, QueryPart
 from eagle_eye.server.ingest.fleet import Fleet
@@ -122,16 +123,18 @@ def dossier(parts: Parts, _: Reader, incident: str) -> Response:
     nodes = {name: node for name in list(blamed)[:WHERE_MAX] if (node := store.get(NODES, name)) is not None}
     fault = FAULTS.get(record.fault)
     job = store.get(JOBS, record.job)
+    policy = parts.outlook.policy()
+    mode = mode_of(policy.mode, policy.modes, record.job, record.fault, record.action).mode
     return answer(
         {
             "incident": views.incident(record),
             "owner": "" if job is None else job.owner,
             "meaning": "" if fault is None else fault.meaning,
             "repair": "" if fault is None else fault.repair,
-            "mode": parts.outlook.policy().mode,
+            "mode": mode,
             "where": [_where(parts, record, name, nodes.get(name)) for name in list(blamed)[:WHERE_MAX]],
             "where_left_out": max(0, len(blamed) - WHERE_MAX),
-            "commands": [command._asdict() for command in commands(record, actions, nodes, job)],
+            "commands": [command._asdict() for command in commands(record, actions, nodes, job, mode)],
             "actions": [views.action(action, parts.config.public_url) for action in actions],
             "gathered": [views.evidence(item) for item in gathered],
             "deliveries": [views.delivery(delivery) for delivery in deliveries.items],

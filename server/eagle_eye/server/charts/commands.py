@@ -25,16 +25,16 @@ class OperatorCommand(NamedTuple):
 
 
 def commands(
-    incident: Incident, actions: Sequence[Action], nodes: Mapping[str, Node], job: Job | None
+    incident: Incident, actions: Sequence[Action], nodes: Mapping[str, Node], job: Job | None, mode: str = "approve"
 ) -> list[OperatorCommand]:
-    """Return the commands that suit the incident's state, the most urgent first."""
+    """Return the commands that suit the incident's state, the most urgent first; ``mode`` is policy's for it."""
     last = next((action for action in reversed(actions) if not action.preliminary), None)
     found: list[OperatorCommand] = []
+    open_ = incident.state in ("suspected", "confirmed", "acting")
     if last is not None:
-        found += _of_action(last)
+        found += _of_action(last, mode if open_ else "observe")
     blamed = [incident.node] if incident.node is not None else incident.nodes
     blamed = list(dict.fromkeys([*blamed, *(last.exclude if last is not None else [])]))[:NODES_MAX]
-    open_ = incident.state in ("suspected", "confirmed", "acting")
     untouched = last is None or last.state in ("would_act", *FRUITLESS)
     reason = f"{incident.fault} {incident.id}"
     for name in blamed:
@@ -51,7 +51,7 @@ def commands(
     return [one for one in found if one.command]
 
 
-def _of_action(action: Action) -> Iterable[OperatorCommand]:
+def _of_action(action: Action, mode: str) -> Iterable[OperatorCommand]:
     what = action.kind.replace("_", " ")
     if action.state == "awaiting":
         back = " && ".join(filter(None, (typed("nodes", "readmit", name) for name in action.exclude[:NODES_MAX])))
@@ -59,6 +59,10 @@ def _of_action(action: Action) -> Iterable[OperatorCommand]:
         yield OperatorCommand("or do not", typed("actions", "reject", action.id))
     elif action.state in LIVE:
         yield OperatorCommand(f"follow what was asked for: {what}", typed("actions", "show", action.id))
+        if action.state == "requested" and mode != "act":
+            yield OperatorCommand("take the approval back", typed("actions", "withdraw", action.id))
+    elif action.state == "expired" and mode != "observe":
+        yield OperatorCommand(f"ask for it again: {what}", typed("actions", "renew", action.id))
 
 
 def _take_out(name: str, reason: str, job: Job | None) -> Iterable[OperatorCommand]:

@@ -14,7 +14,7 @@ BITS_OF_EASE = 0x01 | 0x02  # an idle GPU and user-set clocks are no trouble
 PANELS_MAX = 6
 
 # For quantities that detectors derive, and for events: the metric that shows them best.
-_STAND_INS: Mapping[str, str] = MappingProxyType(
+STAND_INS: Mapping[str, str] = MappingProxyType(
     {
         "train_step_standstill_seconds": "train_step",
         "rank_silence_seconds": "train_step",
@@ -81,7 +81,7 @@ class Panel(NamedTuple):
 def drawing_of(metric: str, threshold: float | None = None, unit: str = "") -> Drawing | None:
     """Return how evidence of this metric is drawn; None if no series of the history shows it."""
     base = next((metric.removesuffix(end) for end in _ENDINGS if metric.endswith(end)), metric)
-    spec = BY_NAME.get(_STAND_INS.get(base, base))
+    spec = BY_NAME.get(STAND_INS.get(base, base))
     if spec is None or spec.name in _UNDRAWABLE:
         return None
     own = threshold if spec.name == metric and unit in ("", spec.unit) else None

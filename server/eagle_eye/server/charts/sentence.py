@@ -6,6 +6,7 @@ import math
 
 import numpy as np
 
+from eagle_eye.schema.labels import metric_label, throttled_by
 from eagle_eye.schema.metrics import MetricSpec
 from eagle_eye.server.charts.band import Band, Floats
 from eagle_eye.server.charts.drawing import Drawing
@@ -44,20 +45,28 @@ def what(metric: MetricSpec, drawing: Drawing) -> str:
     if drawing.form == "behind":
         return f"{words}: lag behind the furthest rank"
     if drawing.form == "bits":
-        return f"{words}: 1 where a relevant bit is set"
+        return f"Whether the clock is held down by {_reasons(drawing)}"
     return words
+
+
+def _reasons(drawing: Drawing) -> str:
+    """Return the reasons that the drawing's mask stands for."""
+    return throttled_by(drawing.mask) if drawing.mask > 0 else "anything but an idle GPU or clocks set by a user"
 
 
 def _at_verdict(found: Band, at: int, drawing: Drawing, name: str, unit: str) -> str:
     own, median = _near(found.accused, at), _near(found.median, at)
     if not found.accused_series and not found.peer_series:
-        return f"The history has no {drawing.metric.name} for this time."
+        return f"The history has no {metric_label(drawing.metric.name)!r} for this time."
     if not found.accused_series:
         subject = (
             f"At the verdict the median is {number(median, unit)}" if np.isfinite(median) else "No data at the verdict"
         )
     elif np.isnan(own):
         subject = f"At the verdict there is no data from {name}"
+    elif drawing.form == "bits":
+        held = "was" if own > 0 else "was not"
+        return f"At the verdict the clock of {name} {held} held down by {_reasons(drawing)}."
     else:
         subject = f"At the verdict {name} was at {number(own, unit)}"
     if found.accused_series and np.isfinite(median):

@@ -46,6 +46,8 @@ _HSTS = (b"strict-transport-security", b"max-age=31536000")
 _UNLIMITED = frozenset({"/healthz", "/leadz", "/readyz"})
 # Paths that a standby answers for itself, beside the page's files.
 _OWN = _UNLIMITED | {"/api/v1/leader", "/metrics", "/openapi.json"}
+_FOR_PROGRAMS = "/api/"  # where nobody strays by a mistyped address
+MISSING = "/missing.html"  # the page's file for addresses that lead nowhere
 RETRY_LEADER_S = 1  # a leader is found within seconds
 # Paths whose answers do not prove authentication.
 _OPEN = OPEN | {"/openapi.json"}
@@ -162,6 +164,10 @@ class Dispatcher(Generic[ServicesT]):
         return ["GET"] if scope["path"] in self._files else methods.of_route(self.api, routed(scope))
 
     async def _call_api(self, scope: ASGIMessage, receive: Receive, send: Send) -> None:
+        if self._is_strayed(scope):
+            self.services.telemetry.refused.labels("not_found").inc()
+            await self._page({**scope, "path": MISSING}, send, 404)
+            return
         scope = routed(scope)
         if scope["method"] == "HEAD" and "GET" in methods.of_route(self.api, scope):
             scope, send = {**scope, "method": "GET"}, methods.headless(send)
@@ -187,14 +193,20 @@ class Dispatcher(Generic[ServicesT]):
         if self.forwarding is not None:
             self.forwarding.stop()
 
-    async def _page(self, scope: ASGIMessage, send: Send) -> None:
+    def _is_strayed(self, scope: ASGIMessage) -> bool:
+        """Return whether a person's browser asks for a page that does not exist; programs get problem details."""
+        if scope["method"] not in ("GET", "HEAD") or scope["path"].startswith(_FOR_PROGRAMS) or self._methods(scope):
+            return False
+        return any(name == b"accept" and b"text/html" in value for name, value in scope["headers"])
+
+    async def _page(self, scope: ASGIMessage, send: Send, status: int = 200) -> None:
         file = self._files[scope["path"]]
-        known = any(name == b"if-none-match" and value == file.etag for name, value in scope["headers"])
+        known = status == 200 and (b"if-none-match", file.etag) in map(tuple, scope["headers"])
         content = b"" if known or scope["method"] == "HEAD" else file.content
         headers = [(b"etag", file.etag), (b"cache-control", b"no-cache"), *self._headers]
         if not known:
             headers += [(b"content-type", file.content_type), (b"content-length", str(len(file.content)).encode())]
-        await send({"type": "http.response.start", "status": 304 if known else 200, "headers": headers})
+        await send({"type": "http.response.start", "status": 304 if known else status, "headers": headers})
         await send({"type": "http.response.body", "body": content})
 
     async def _refuse(self, refusal: Refusal, send: Send) -> None:

@@ -64,6 +64,24 @@ export interface ActionPage {
   next: string | null;
 }
 
+export interface ActionPreview {
+  action_id: string;
+  time: string;
+  nodes: Array<string>;
+  gpus: number | null;
+  job: string;
+  restart: boolean;
+  job_nodes: number | null;
+  job_gpus: number | null;
+  confidence: number;
+  budgets: Array<BudgetLeft>;
+  heard: Array<HeardNode>;
+  job_nodes_heard: number | null;
+  job_nodes_known: number | null;
+  progressed: string | null;
+  carriers: Array<Carrier>;
+}
+
 export interface Agent {
   heard: string;
   job: string | null;
@@ -123,6 +141,21 @@ export interface AuditEntry {
 export interface AuditEntryPage {
   items: Array<AuditEntry>;
   next: string | null;
+}
+
+export interface BudgetLeft {
+  what: "exclusions" | "restarts";
+  of: "fleet" | "job";
+  left: number;
+  limit: number;
+  window_seconds: number | null;
+}
+
+export interface Carrier {
+  subscription_id: string;
+  url: string;
+  failing_since: string | null;
+  last_error: string;
 }
 
 export interface ChartColumns {
@@ -453,6 +486,11 @@ export interface GpuInFull {
 export interface GpuPage {
   items: Array<Gpu>;
   next: string | null;
+}
+
+export interface HeardNode {
+  node: string;
+  heard: string | null;
 }
 
 export interface ImportedTickets {
@@ -883,6 +921,8 @@ export interface ReportOfAction {
   detail: string;
   who: string;
   time: string;
+  claim: string;
+  epoch: number;
 }
 
 export interface Resolution {

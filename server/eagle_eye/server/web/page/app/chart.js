@@ -9,20 +9,32 @@ import { colours, onTheme } from "./theme_button.js";
 import { local } from "./times.js";
 
 /**
- * @typedef {"--ink" | "--quiet" | "--line" | "--accent" | "--good" | "--bad" | "--warn" | "--note" | "--idle" | "--panel"} Colour
+ * @typedef {"--series-1" | "--series-2" | "--series-3" | "--series-4" | "--series-5" | "--series-6" | "--series-7" | "--series-8"} SeriesColour
+ * @typedef {"--ink" | "--quiet" | "--line" | "--edge" | "--accent" | "--good" | "--bad" | "--warn" | "--note" | "--idle" | "--panel" | SeriesColour} Colour
  * @typedef {(number | string | null)[]} Column as the API has it: null is "not observed", "+Inf" not finite
- * @typedef {{label: string, values: Column, colour: Colour, width?: number, dash?: number[], points?: boolean}} Line
+ * @typedef {{label: string, values: Column, colour: Colour, width?: number, dash?: number[], points?: boolean, recedes?: boolean}} Line
+ *   `recedes`: one of many that the accused is seen against; the legend has them as one
  * @typedef {{label: string, low: Column, high: Column, colour: Colour}} Ribbon
  * @typedef {{at: string | number, label: string, colour: Colour, dash?: number[]}} Mark a moment
  * @typedef {{from: string | number, to: string | number, label: string, colour: Colour}} Stretch
  */
 
+/** @type {readonly SeriesColour[]} */
+const SERIES = ["--series-1", "--series-2", "--series-3", "--series-4", "--series-5", "--series-6", "--series-7", "--series-8"];
 /** @type {readonly Colour[]} */
-const COLOURS = ["--ink", "--quiet", "--line", "--accent", "--good", "--bad", "--warn", "--note", "--idle", "--panel"];
+const COLOURS = ["--ink", "--quiet", "--line", "--edge", "--accent", "--good", "--bad", "--warn", "--note", "--idle", "--panel", ...SERIES];
+const DASHES = [[], [6, 3], [2, 3]]; // told apart without colour, and beyond eight lines
+const DRAG_PX = 6; // less is a click
 const ROWS = 40; // of the table of numbers
 const AXIS_PX = 60;
 const DECIMALS_MAX = 6;
 const COUNTED = new Set(["steps", "collectives", "errors", "tokens/s", "bool", "1"]); // the title says of what
+
+/** How the lines of equals are told apart: no two of 24 look the same. @param {number} at @returns {{colour: Colour, dash?: number[]}} */
+export function look(at) {
+  const dash = DASHES[(Math.floor(at / SERIES.length) + (at % 2)) % DASHES.length] ?? [];
+  return { colour: SERIES[at % SERIES.length] ?? "--ink", ...(dash.length ? { dash } : {}) };
+}
 
 /** Unix seconds of a moment as the API has it. @param {string | number} at */
 export const seconds = (at) => (typeof at === "number" ? at : Date.parse(at) / 1000);
@@ -144,8 +156,9 @@ export function drawMarks(plot, marks, stretches, inks) {
 /**
  * @param {{title: string, unit: string, times: number[], lines: Line[], ribbon?: Ribbon | null, marks?: Mark[],
  *   stretches?: Stretch[], threshold?: number | null, thresholdLabel?: string, height?: number, from?: number, to?: number,
- *   low?: number, high?: number, sync?: string, said?: string[], empty?: string, hint?: string}} props
- *   `from`, `to`: the range of time, else that of `times`; `low`, `high`: what the vertical axis holds at least
+ *   low?: number, high?: number, sync?: string, said?: string[], empty?: string, hint?: string, zoom?: import("./range.js").Zoom}} props
+ *   `from`, `to`: the range of time, else that of `times`; `low`, `high`: what the vertical axis holds at least;
+ *   `hint`: what is drawn; `zoom`: where dragging leads
  */
 export function Chart(props) {
   const { title, unit, times, lines, ribbon = null, marks = [], stretches = [], threshold = null, height = 180, sync } = props;
@@ -169,16 +182,21 @@ export function Chart(props) {
     data,
     `${version} ${marks.length} ${stretches.length} ${sync ?? ""} ${seen}`,
   );
+  const prose = [props.hint && `${props.hint}.`, ...(props.said ?? [])].filter(Boolean);
   return h(
     "figure",
     { class: "chart" },
-    h("figcaption", null, title, props.hint && h("span", { class: "hint" }, props.hint)),
+    h("figcaption", null, title, unit === "tokens/s" && h("span", { class: "hint" }, `, ${unit}`)),
     seen
       ? h("div", { class: "plot", ref: host, role: "img", "aria-label": [title, ...(props.said ?? [])].join(". ") })
       : h("p", { class: "empty chart-empty" }, props.empty ?? "Nothing of this was observed in this time."),
     seen && h(Legend, { ...props, at }),
-    props.said && h("p", { class: "said" }, props.said.join(" ")),
-    seen && h(Numbers, { title, unit, times, lines, ribbon }),
+    h(
+      "div",
+      { class: "chart-more" },
+      prose.length > 0 && h("details", { class: "said" }, h("summary", null, "In words", h("span", { class: "visually-hidden" }, `: ${title}`)), h("p", null, prose.join(" "))),
+      seen && h(Numbers, { title, unit, times, lines, ribbon }),
+    ),
   );
 }
 
@@ -189,7 +207,7 @@ export function Chart(props) {
  * @returns {uPlot.Options}
  */
 function options(props, latest, inks, width, setAt) {
-  const { unit, lines, ribbon, threshold = null, height = 180, low, high, sync, from, to } = props;
+  const { unit, lines, ribbon, threshold = null, height = 180, low, high, sync, from, to, zoom } = props;
   /** @type {uPlot.Series[]} */
   const series = [{}];
   if (ribbon) {
@@ -232,11 +250,24 @@ function options(props, latest, inks, width, setAt) {
         values: (_plot, splits) => ticks(splits, unit),
       },
     ],
-    cursor: { y: false, points: { size: 6 }, ...(sync ? { sync: { key: sync } } : {}), drag: { x: true, y: false } },
+    cursor: {
+      y: false,
+      points: { size: 6 },
+      ...(sync ? { sync: { key: sync, filters: { pub: (type) => !type.startsWith("mouse") || type === "mousemove" || type === "mouseleave" } } } : {}),
+      drag: { x: zoom !== undefined, y: false, setScale: false },
+      bind: { dblclick: () => () => { zoom?.reset(); return null; } },
+    },
     hooks: {
       drawAxes: [(plot) => drawMarks(plot, [], latest.current.stretches, inks)],
       draw: [(plot) => drawMarks(plot, latest.current.marks, [], inks)],
       setCursor: [(plot) => setAt(plot.cursor.idx ?? null)],
+      setSelect: [(plot) => {
+        const { left, width: wide } = plot.select;
+        if (wide === 0) return;
+        plot.setSelect({ left: 0, top: 0, width: 0, height: 0 }, false);
+        if (!zoom || wide < DRAG_PX) return;
+        zoom.to(plot.posToVal(left, "x"), plot.posToVal(left + wide, "x"));
+      }],
     },
   };
 }
@@ -251,6 +282,7 @@ function decimals(gap) {
 
 /** What an axis says: as few digits as tell its ticks apart. @param {number[]} splits @param {string} unit */
 function ticks(splits, unit) {
+  if (unit === "bool") return splits.map((value) => (value === 0 || value === 1 ? measured(value, unit) : ""));
   const texts = splits.map((value) => (COUNTED.has(unit) ? figure(value) : measured(value, unit)));
   const gap = Math.abs((splits[1] ?? 1) - (splits[0] ?? 0)) * (unit === "ratio" ? 100 : 1);
   const digits = decimals(gap);
@@ -277,11 +309,13 @@ function range(least, most, low, high) {
 function Legend({ unit, times, lines, ribbon, threshold = null, thresholdLabel = "threshold", marks = [], stretches = [], at }) {
   const value = (/** @type {Column} */ column) => (at === null ? null : measured(column[at] ?? null, unit));
   const moment = at === null ? undefined : times[at];
+  const others = lines.filter((line) => line.recedes);
   return h(
     "ul",
     { class: "chart-legend", "aria-hidden": "true" },
     h("li", { class: "moment" }, moment === undefined ? "" : local(new Date(moment * 1000))),
-    lines.map((line) => item(line.label, line.colour, line.dash ? "dash" : "line", value(line.values))),
+    lines.filter((line) => !line.recedes).map((line) => item(line.label, line.colour, line.dash ? "dash" : "line", value(line.values))),
+    others.length > 0 && item(others.length === 1 ? (others[0]?.label ?? "") : `${others.length} others`, "--edge", "line", spread(others.map((line) => (at === null ? null : line.values[at])), unit)),
     ribbon &&
       item(
         ribbon.label,
@@ -293,6 +327,14 @@ function Legend({ unit, times, lines, ribbon, threshold = null, thresholdLabel =
     marks.slice(0, 8).map((mark) => item(`${mark.label} ${local(new Date(seconds(mark.at) * 1000))}`, mark.colour, "mark", null)),
     [...new Map(stretches.map((one) => [one.label, one])).values()].map((one) => item(one.label, one.colour, "ribbon", null)),
   );
+}
+
+/** From the least to the greatest. @param {(number | string | null | undefined)[]} values @param {string} unit */
+function spread(values, unit) {
+  const known = values.filter((value) => typeof value === "number");
+  if (known.length === 0) return null;
+  const [least, most] = [measured(Math.min(...known), unit), measured(Math.max(...known), unit)];
+  return least === most ? least : `${least} to ${most}`;
 }
 
 /** @param {string} label @param {Colour} colour @param {string} kind @param {string | null} value */

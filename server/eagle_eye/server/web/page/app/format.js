@@ -1,5 +1,7 @@
 // Numbers, times and names in words that an on-call engineer reads at once.
 
+import { METRIC_ENDINGS, METRIC_LABELS, THROTTLE_REASONS } from "./labels.js";
+
 const SCALES = /** @type {const} */ ([
   [1e12, "T"],
   [1e9, "G"],
@@ -36,6 +38,8 @@ export function measured(value, unit) {
   if (value === null || value === undefined || typeof value === "string") return figure(value);
   if (unit === "ratio") return `${digits(value * 100)}%`;
   if (unit === "seconds" || unit === "s") return duration(value);
+  if (unit === "bitmask") return throttledBy(value);
+  if (unit === "bool") return value === 0 ? "no" : value === 1 ? "yes" : percent(value);
   const short = UNITS[unit] ?? unit;
   if (PREFIXED.has(short)) {
     const [scale, letter] = SCALES.find(([size]) => Math.abs(value) >= size) ?? [1, ""];
@@ -58,6 +62,22 @@ const UNITS = {
   count: "",
   "1": "",
 };
+
+/** The reasons for which a GPU's clock is held down, of NVML's bit mask. @param {number} bits */
+function throttledBy(bits) {
+  const known = THROTTLE_REASONS.filter(([bit]) => bits & bit);
+  const rest = known.reduce((left, [bit]) => left & ~bit, bits);
+  return [...known.map(([, reason]) => reason), ...(rest ? [`bits 0x${rest.toString(16)}`] : [])].join(", ") || "no reason";
+}
+
+/** The title of a metric, or of what a detector derived from one. @param {string} name */
+export function metricLabel(name) {
+  for (const [ending, said] of Object.entries(METRIC_ENDINGS)) {
+    const base = METRIC_LABELS[name.slice(0, -ending.length)];
+    if (name.endsWith(ending) && base) return base + said;
+  }
+  return METRIC_LABELS[name] ?? words(name);
+}
 
 /** A percentage of a share: 0.934 → "93%". @param {number | null | undefined} share @param {number} [decimals] */
 export const percent = (share, decimals = 0) =>
@@ -92,6 +112,9 @@ export const gpuHours = (hours) =>
 
 /** A stable name as words: "thermal_throttle" → "thermal throttle". @param {string} name */
 export const words = (name) => name.replaceAll("_", " ");
+
+/** A sentence's beginning. @param {string} text */
+export const capital = (text) => text.charAt(0).toUpperCase() + text.slice(1);
 
 /** The first few of many: "n1, n2, n3 and 9 more". @param {string[]} names @param {number} [shown] */
 export function few(names, shown = 3) {

@@ -13,6 +13,8 @@ export function Health() {
   const wrong = readiness ? Object.entries(readiness.checks).filter(([, said]) => said !== "ok") : [];
   const blind = readiness ? Object.entries(readiness.blind) : [];
   const notes = readiness ? Object.entries(readiness.notes) : [];
+  // Of a server that no agent has spoken to nothing is wrong: there is nothing to judge yet.
+  const begins = fleet?.nodes === 0 && wrong.length === 1 && wrong[0]?.[0] === "agents";
   return h(
     "div",
     { class: "health" },
@@ -28,14 +30,16 @@ export function Health() {
           null,
           readiness.ready
             ? h(Badge, { state: "ready", tone: "good", words: "judging" })
-            : h(Badge, { state: "blind", tone: "bad", words: "cannot judge" }),
-          blind.length > 0 && h("span", { class: "quiet" }, ` · ${counted(blind.length, "detector")} without data`),
+            : begins
+              ? h(Badge, { state: "begins", tone: "note", words: "waiting for the first agent" })
+              : h(Badge, { state: "blind", tone: "bad", words: "cannot judge" }),
+          !begins && blind.length > 0 && h("span", { class: "quiet" }, ` · ${counted(blind.length, "detector")} without data`),
           notes.length > 0 && h("span", { class: "quiet" }, ` · ${counted(notes.length, "warning")}`),
         ),
         h(
           "div",
           { class: "health-box" },
-          wrong.length > 0 && section("Cannot judge", wrong),
+          wrong.length > 0 && section(begins ? "Nothing to judge yet" : "Cannot judge", wrong),
           notes.length > 0 && section("Warnings", notes),
           blind.length > 0 && section("Detectors without data", blind),
           wrong.length + notes.length + blind.length === 0 && h("p", null, "Storage, detection and agents work; every detector has its data."),

@@ -1,6 +1,7 @@
 // The small pieces that every view is made of. Text is always a text node: nothing here or elsewhere makes markup of it.
 
 import { h } from "preact";
+import { Problem } from "./api.js";
 import { link } from "./router.js";
 import { SIGNS, toneOf, wordsOf } from "./states.js";
 import { Ago } from "./times.js";
@@ -37,6 +38,16 @@ export function Section({ title, id, aside, children, class: more = "" }) {
 
 /** Nothing to show, and what that means. @param {{children: Children}} props */
 export const Empty = ({ children }) => h("p", { class: "empty" }, children);
+
+/** Whether the server answered that there is no such thing. @param {import("./resource.js").Resource<unknown>} resource */
+export const isMissing = ({ data, error }) => data === null && error instanceof Problem && error.status === 404;
+
+/** What there is instead of a record that is not there. @param {{view: "incidents" | "jobs" | "nodes", one: string, name: string}} props */
+export const Missing = ({ view, one, name }) => [
+  h("h1", null, `No ${one} ${name}`),
+  h("p", { class: "missing", role: "alert" }, `There is no ${one} called ${name} here. The address may be mistyped, or what it led to is no longer kept.`),
+  h("p", null, h("a", { href: link(view) }, `All ${view}`), " · ", h("a", { href: link("fleet") }, "The fleet")),
+];
 
 /**
  * How a view's own reading fares: nothing while all is well; what went wrong, and since when what is shown is old.

@@ -15,6 +15,14 @@ import { link, onRecord, run, useLive } from "./live.js";
  * @property {() => void} again reads it anew
  */
 
+/** The last data that there was, while other data is awaited: what is drawn must not vanish at each zoom.
+ * @template T @param {T | null} data @returns {T | null} */
+export function useKept(data) {
+  const kept = useRef(/** @type {T | null} */ (null));
+  if (data !== null) kept.current = data;
+  return kept.current;
+}
+
 /**
  * Reads `target` (see `path`), null: nothing. Reads it again `every_ms`, after a lost connection, and shortly after an event for
  * which `concerns` says true.

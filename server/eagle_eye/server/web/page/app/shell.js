@@ -35,8 +35,6 @@ export function Shell() {
       main.current?.focus({ preventScroll: true });
     }
     first.current = false;
-    // On a narrow screen the tabs are wider than it.
-    document.querySelector(".bar nav [aria-current]")?.scrollIntoView({ block: "nearest", inline: "nearest" });
   }, [route.view, route.name]);
 
   const signIn = connection.state === "sign_in";
@@ -64,10 +62,17 @@ export function Shell() {
         ? h(SignInForm, {})
         : found
           ? h(found.view, { name: route.name, query: route.query, key: `${route.view}/${route.name}` })
-          : h("p", { class: "empty" }, "There is no such page. ", h("a", { href: "#/" }, "To the fleet")),
+          : h(NoSuchPage, { view: route.view }),
     ),
   ];
 }
+
+/** @param {{view: string}} props */
+const NoSuchPage = ({ view }) => [
+  h("h1", null, "No such page"),
+  h("p", null, `Nothing is called “${view}” here. The address may be mistyped; these are the pages:`),
+  h("ul", { class: "pages" }, TABS.map(([one, words]) => h("li", { key: one }, h("a", { href: link(one) }, words)))),
+];
 
 /** Asks for a token; it stays in this tab alone, until the tab is closed. */
 function SignInForm() {

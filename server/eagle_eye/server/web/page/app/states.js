@@ -1,60 +1,62 @@
-// What each state means at a glance: a tone (colour), a sign (shape, for those who see no colours) and words.
+// What each state means at a glance: a tone (colour), a sign (shape, for those who see no colours) and a label.
+
+import { STATE_LABELS } from "./labels.js";
+import { records } from "./live.js";
 
 /** @typedef {"good" | "bad" | "warn" | "note" | "idle"} Tone */
 
-/** @type {Record<string, [Tone, string]>} */
-const STATES = {
+/** @type {Record<string, Tone>} */
+const TONES = {
   // incidents
-  suspected: ["warn", "suspected"],
-  confirmed: ["bad", "confirmed"],
-  acting: ["bad", "action asked for"],
-  recovered: ["good", "recovered"],
-  closed: ["idle", "closed"],
-  false: ["idle", "false alarm"],
+  suspected: "warn",
+  confirmed: "bad",
+  acting: "bad",
+  recovered: "good",
   // actions
-  would_act: ["note", "would have acted"],
-  awaiting: ["warn", "awaits approval"],
-  requested: ["warn", "asked"],
-  accepted: ["warn", "accepted"],
-  running: ["note", "running"],
-  done: ["good", "done"],
-  failed: ["bad", "failed"],
-  refused: ["bad", "refused"],
-  rejected: ["idle", "rejected"],
-  expired: ["idle", "expired"],
-  withdrawn: ["idle", "withdrawn"],
+  would_act: "note",
+  awaiting: "warn",
+  requested: "warn",
+  accepted: "warn",
+  running: "note",
+  done: "good",
+  failed: "bad",
+  refused: "bad",
   // jobs
-  observed: ["note", "running"],
-  completing: ["note", "completing"],
-  cancelled: ["idle", "cancelled"],
-  preempted: ["warn", "preempted"],
-  timeout: ["warn", "timed out"],
-  maintenance: ["idle", "maintenance"],
-  finished: ["good", "finished"],
+  observed: "note",
+  completing: "note",
+  preempted: "warn",
+  timeout: "warn",
+  finished: "good",
   // nodes
-  in_service: ["good", "in service"],
-  excluded: ["bad", "excluded"],
-  draining: ["warn", "draining"],
+  in_service: "good",
+  excluded: "bad",
+  draining: "warn",
   // evidence and checks
-  asked: ["note", "asked"],
-  received: ["good", "received"],
-  deleted: ["idle", "deleted"],
-  healthy: ["good", "healthy"],
-  sick: ["bad", "sick"],
-  cannot_tell: ["note", "cannot tell"],
+  asked: "note",
+  received: "good",
+  healthy: "good",
+  sick: "bad",
+  cannot_tell: "note",
   // deliveries
-  pending: ["note", "pending"],
-  delivered: ["good", "delivered"],
+  pending: "note",
+  delivered: "good",
   // the ledger
-  right: ["good", "right"],
-  wrong: ["bad", "wrong"],
+  right: "good",
+  wrong: "bad",
 };
 
 /** @type {Record<Tone, string>} */
 export const SIGNS = { good: "✓", bad: "✕", warn: "!", note: "•", idle: "–" };
 
 /** @param {string} state @returns {Tone} */
-export const toneOf = (state) => STATES[state]?.[0] ?? "idle";
+export const toneOf = (state) => TONES[state] ?? "idle";
 
 /** @param {string} state */
-export const wordsOf = (state) => STATES[state]?.[1] ?? state.replaceAll("_", " ");
+export const wordsOf = (state) => STATE_LABELS[state] ?? state.replaceAll("_", " ");
+
+/** The state that an incident is shown in: one whose action awaits a person's word is not under way.
+ * @param {{id: string, state: string}} incident @param {readonly {state: string, preliminary: boolean, incident_id: string}[]} [actions] the newest last */
+export function shownState(incident, actions = [...records.action.values()]) {
+  const last = actions.findLast((one) => one.incident_id === incident.id && !one.preliminary);
+  return incident.state === "acting" && last?.state === "awaiting" ? last.state : incident.state;
+}

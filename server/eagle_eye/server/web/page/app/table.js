@@ -1,4 +1,4 @@
-// A table that scrolls in itself on narrow screens and whose columns sort by click or key.
+// A table whose columns sort by click or key; on a narrow screen each row is a card, with a list to sort by.
 
 import { h } from "preact";
 import { useState } from "preact/hooks";
@@ -45,22 +45,24 @@ export function Table({ columns, items, keyOf, label, rowClass, most = 100, orde
   return h(
     "div",
     { class: "table-box" },
+    columns.some((column) => column.compare) && h(SortBy, { columns, order, setOrder, label }),
     h(
       "div",
       { class: "scroll", tabIndex: 0, role: "region", "aria-label": `${label} (table)` },
       h(
+        // The roles are those that a table has by itself, and loses in some browsers where its rows are shown as cards.
         "table",
-        null,
-        h("thead", null, h("tr", null, columns.map((column, at) => head(column, at, order, setOrder)))),
+        { class: "stacks", role: "table" },
+        h("thead", { role: "rowgroup" }, h("tr", { role: "row" }, columns.map((column, at) => head(column, at, order, setOrder)))),
         h(
           "tbody",
-          null,
+          { role: "rowgroup" },
           shown.map((item) =>
             h(
               "tr",
-              { key: keyOf(item), class: rowClass?.(item) ?? "" },
+              { key: keyOf(item), class: rowClass?.(item) ?? "", role: "row" },
               columns.map((column) =>
-                h("td", { class: `${column.right ? "right" : ""} ${column.class ?? ""}`.trim() }, column.cell(item)),
+                h("td", { class: `${column.right ? "right" : ""} ${column.class ?? ""}`.trim(), role: "cell", "data-title": column.title }, column.cell(item)),
               ),
             ),
           ),
@@ -78,6 +80,30 @@ function orderOf(columns, text) {
   const down = text.startsWith("-");
   const at = columns.findIndex((column) => column.compare && column.title === text.slice(down ? 1 : 0));
   return at < 0 ? null : { at, down };
+}
+
+/** What sorts where there are no headings to click. @param {{columns: Column<any>[], order: {at: number, down: boolean} | null,
+ *   setOrder: (order: {at: number, down: boolean}) => void, label: string}} props */
+function SortBy({ columns, order, setOrder, label }) {
+  return h(
+    "label",
+    { class: "inline sort-by" },
+    "Sort by ",
+    h(
+      "select",
+      {
+        "aria-label": `Sort ${label} by`,
+        value: order ? String(order.at) : "",
+        onChange: (/** @type {Event} */ event) => {
+          const { value } = /** @type {HTMLSelectElement} */ (event.target);
+          if (value !== "") setOrder({ at: Number(value), down: false });
+        },
+      },
+      !order && h("option", { value: "" }, "–"),
+      columns.map((column, at) => column.compare && h("option", { key: column.title, value: String(at) }, column.title)),
+    ),
+    order && h("button", { type: "button", class: "small", "aria-label": order.down ? "Descending" : "Ascending", onClick: () => setOrder({ ...order, down: !order.down }) }, order.down ? "▾" : "▴"),
+  );
 }
 
 /** @param {{at: number, last: number, to: (at: number) => string, words: string}} props */
@@ -102,7 +128,7 @@ function head(column, at, order, setOrder) {
   const sort = mine ? (mine.down ? "descending" : "ascending") : undefined;
   return h(
     "th",
-    { scope: "col", class: column.right ? "right" : "", title: column.hint, "aria-sort": sort },
+    { scope: "col", role: "columnheader", class: column.right ? "right" : "", title: column.hint, "aria-sort": sort },
     column.compare
       ? h(
           "button",

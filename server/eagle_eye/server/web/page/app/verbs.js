@@ -3,7 +3,7 @@
 import { h } from "preact";
 import { useEffect, useRef, useState } from "preact/hooks";
 import { SignIn, send } from "./api.js";
-import { run } from "./live.js";
+import { link, run, useLive } from "./live.js";
 
 /** @typedef {{text: string, tone: "good" | "bad", id: number}} Notice */
 
@@ -45,13 +45,14 @@ export function Notices() {
 /**
  * A button for a verb of the API.
  * @param {{label: string, method?: "POST" | "DELETE" | "PATCH", target: string, body?: unknown, done?: string,
- *   question?: string, reason?: string, tone?: "primary" | "danger" | "", disabled?: boolean,
- *   onDone?: (answer: any) => void}} props
- *   `question`: what is asked in a dialog before; `reason`: the label of a line of text that is sent as ?reason=;
- *   `done`: the sentence said afterwards; `onDone` gets the answer's JSON
+ *   question?: string, details?: () => import("preact").ComponentChildren, reason?: string,
+ *   tone?: "primary" | "danger" | "", disabled?: boolean, onDone?: (answer: any) => void}} props
+ *   `question`: what is asked in a dialog before, `details` what is shown below it; `reason`: the label of a line of text
+ *   that is sent as ?reason=; `done`: the sentence said afterwards; `onDone` gets the answer's JSON
  */
 export function Verb(props) {
-  const { label, method = "POST", target, body, done, question, reason, tone = "", disabled = false, onDone } = props;
+  const { label, method = "POST", target, body, done, question, details, reason, tone = "", disabled = false, onDone } = props;
+  const away = useAway();
   const [busy, setBusy] = useState(false);
   const [asking, setAsking] = useState(false);
 
@@ -77,21 +78,29 @@ export function Verb(props) {
       {
         type: "button",
         class: tone,
-        disabled: busy || disabled,
+        disabled: busy || disabled || away !== "",
+        title: away || undefined,
         "aria-busy": busy ? "true" : undefined,
         onClick: () => (question || reason ? setAsking(true) : void carryOut("")),
       },
       label,
     ),
-    asking && h(Question, { label, question, reason, tone, answer: carryOut, cancel: () => setAsking(false) }),
+    asking && h(Question, { label, question, details, reason, tone, away, answer: carryOut, cancel: () => setAsking(false) }),
   ];
 }
 
+/** Why nothing can be done now, "" if something can: the server is away, or stands by while nobody leads. */
+function useAway() {
+  useLive("link", "fleet");
+  if (link.state !== "live") return "The server does not answer: nothing can be done here until it does.";
+  return link.fleetSeen ? "" : "No server leads: nothing can be done here until one does.";
+}
+
 /**
- * @param {{label: string, question: string | undefined, reason: string | undefined, tone: string,
- *   answer: (why: string) => void, cancel: () => void}} props
+ * @param {{label: string, question: string | undefined, details: (() => import("preact").ComponentChildren) | undefined,
+ *   reason: string | undefined, tone: string, away: string, answer: (why: string) => void, cancel: () => void}} props
  */
-function Question({ label, question, reason, tone, answer, cancel }) {
+function Question({ label, question, details, reason, tone, away, answer, cancel }) {
   const dialog = useRef(/** @type {HTMLDialogElement | null} */ (null));
   const [why, setWhy] = useState("");
   useEffect(() => dialog.current?.showModal(), []);
@@ -99,6 +108,8 @@ function Question({ label, question, reason, tone, answer, cancel }) {
     "dialog",
     { ref: dialog, onClose: cancel, "aria-label": label },
     h("p", null, question ?? `${label}?`),
+    details?.(),
+    away && h("p", { class: "trouble", role: "alert" }, away),
     reason &&
       h(
         "label",
@@ -115,7 +126,7 @@ function Question({ label, question, reason, tone, answer, cancel }) {
       "div",
       { class: "buttons" },
       h("button", { type: "button", onClick: () => dialog.current?.close() }, "Cancel"),
-      h("button", { type: "button", class: tone || "primary", onClick: () => answer(why.trim()) }, label),
+      h("button", { type: "button", class: tone || "primary", disabled: away !== "", onClick: () => answer(why.trim()) }, label),
     ),
   );
 }

@@ -4,6 +4,7 @@ import { h } from "preact";
 import { link, useLive } from "../app/live.js";
 import { count, gpuHours } from "../app/format.js";
 import { Empty } from "../app/parts.js";
+import { FirstSteps } from "./first_steps.js";
 import { Incidents, openIncidents } from "./fleet_incidents.js";
 import { Jobs } from "./fleet_jobs.js";
 import { LedgerGlance } from "./fleet_ledger.js";
@@ -19,8 +20,10 @@ const MODES = {
 export function FleetView() {
   useLive("fleet", "link", "incident");
   const { fleet } = link;
+  const heading = h("h1", { class: "visually-hidden" }, "Fleet");
+  if (fleet && link.fleetSeen && link.loaded && fleet.nodes === 0 && openIncidents().length === 0) return [heading, h(FirstSteps, {})];
   return [
-    h("h1", { class: "visually-hidden" }, "Fleet"),
+    heading,
     fleet ? h(Summary, { fleet }) : h(Empty, null, "Reading the fleet…"),
     h(Incidents, {}),
     h(Jobs, {}),

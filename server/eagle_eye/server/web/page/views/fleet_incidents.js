@@ -2,13 +2,14 @@
 
 import { h } from "preact";
 import { path } from "../app/api.js";
-import { duration, few, percent, words } from "../app/format.js";
+import { capital, duration, few, percent, words } from "../app/format.js";
 import { link as connection, put, records, useLive } from "../app/live.js";
 import { Badge, Empty, JobLink, NodeLink, Section } from "../app/parts.js";
 import { link } from "../app/router.js";
-import { wordsOf } from "../app/states.js";
+import { shownState } from "../app/states.js";
 import { Ago } from "../app/times.js";
 import { Verb } from "../app/verbs.js";
+import { ActionVerbs } from "./approval.js";
 
 /**
  * @typedef {import("../api").Incident} Incident
@@ -77,7 +78,7 @@ function Row({ incident }) {
     h(
       "div",
       { class: "state" },
-      h("p", null, h(Badge, { state: incident.state }), " ", h(Ago, { at: incident.onset, bare: true })),
+      h("p", null, h(Badge, { state: shownState(incident, actions) }), " ", h(Ago, { at: incident.onset, bare: true })),
       h("p", { class: "quiet" }, `found after ${duration(Math.max(lasting, 0))}, ${percent(incident.confidence)} sure`),
     ),
     h("div", { class: "done" }, response(incident, actions.at(-1))),
@@ -106,24 +107,9 @@ function response(incident, action) {
   if (action.state === "would_act") return h("p", null, h("span", { class: "strong" }, `Would ${what}`), ", but policy only observes.");
   const last = action.reports.at(-1);
   return [
-    h("p", null, h("span", { class: "strong" }, capital(what)), " ", h(Badge, { state: action.state, words: wordsOf(action.state) })),
+    h("p", null, h("span", { class: "strong" }, capital(what)), " ", h(Badge, { state: action.state })),
     last?.detail && h("p", { class: "quiet" }, last.detail),
-    action.state === "awaiting" &&
-      h("div", { class: "buttons start" },
-        h(Verb, {
-          label: "Approve",
-          tone: "primary",
-          target: path`api/v1/actions/${action.id}/approve`,
-          question: `${capital(what)}${action.restart ? ` and restart ${action.job}` : ""}?`,
-          done: `Approved: ${what}.`,
-          onDone: (answer) => put("action", answer),
-        }),
-        h(Verb, {
-          label: "Reject",
-          target: path`api/v1/actions/${action.id}/reject`,
-          done: "Rejected.",
-          onDone: (answer) => put("action", answer),
-        })),
+    h("div", { class: "buttons start" }, h(ActionVerbs, { action, mode: connection.fleet?.policy_mode ?? "", open: true })),
   ];
 }
 
@@ -137,6 +123,3 @@ function seen(incident) {
     onDone: (answer) => put("incident", answer),
   });
 }
-
-/** @param {string} text */
-const capital = (text) => text.charAt(0).toUpperCase() + text.slice(1);

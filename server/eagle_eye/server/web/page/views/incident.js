@@ -3,15 +3,17 @@
 import { h } from "preact";
 import { useRef } from "preact/hooks";
 import { path } from "../app/api.js";
-import { duration, few, percent, words } from "../app/format.js";
+import { capital, duration, few, percent, words } from "../app/format.js";
 import { link } from "../app/router.js";
 import { put } from "../app/live.js";
-import { Badge, JobLink, NodeLink, Owner, Reading, Section } from "../app/parts.js";
+import { Badge, JobLink, Missing, NodeLink, Owner, Reading, Section, isMissing } from "../app/parts.js";
 import { useResource } from "../app/resource.js";
+import { shownState, wordsOf } from "../app/states.js";
 import { Ago, Time } from "../app/times.js";
 import { Verb } from "../app/verbs.js";
+import { ActionVerbs, asked } from "./approval.js";
 import { Evidence } from "./incident_evidence.js";
-import { ActionVerbs, Actions, Bundles, Commands, Deliveries, Rules, Story, Where } from "./incident_parts.js";
+import { Actions, Bundles, Commands, Deliveries, Rules, Story, Where } from "./incident_parts.js";
 import { IncidentList } from "./incident_list.js";
 
 /**
@@ -20,12 +22,14 @@ import { IncidentList } from "./incident_list.js";
  * @typedef {import("../api").Action} Action
  */
 
+const OPEN = ["suspected", "confirmed", "acting"];
+
 /** @param {import("../app/views.js").ViewProps} props */
 export const IncidentView = ({ name, query }) =>
-  name === null ? h(IncidentList, { query }) : h(OneIncident, { id: name });
+  name === null ? h(IncidentList, { query }) : h(OneIncident, { id: name, query });
 
-/** @param {{id: string}} props */
-function OneIncident({ id }) {
+/** @param {{id: string, query: URLSearchParams}} props */
+function OneIncident({ id, query }) {
   const places = useRef(/** @type {Set<string>} */ (new Set()));
   const mine = (/** @type {string} */ kind, /** @type {any} */ record) =>
     (kind === "incident" && record.id === id) ||
@@ -35,6 +39,7 @@ function OneIncident({ id }) {
   /** @type {import("../app/resource.js").Resource<Dossier>} */
   const resource = useResource(path`api/v1/incidents/${id}/dossier`, { every_ms: 15_000, concerns: mine });
   const dossier = resource.data;
+  if (isMissing(resource)) return h(Missing, { view: "incidents", one: "incident", name: id });
   if (!dossier) return [h("h1", null, `Incident ${id}`), h(Reading, { resource, what: "the incident" })];
   const { incident } = dossier;
   places.current = new Set(dossier.where.map((one) => one.node));
@@ -51,7 +56,7 @@ function OneIncident({ id }) {
         "div",
         null,
         h(Section, { title: "Evidence", id: "evidence", aside: incident.detectors.length ? `found by ${incident.detectors.join(", ")}` : null },
-          h(Evidence, { dossier })),
+          h(Evidence, { dossier, query })),
         h(Section, { title: "What happened", id: "story" }, h(Story, { dossier })),
       ),
       h(
@@ -77,7 +82,7 @@ function Head({ dossier }) {
       "div",
       { class: "incident-head" },
       h("h1", null, title(incident)),
-      h(Badge, { state: incident.state }),
+      h(Badge, { state: shownState(incident, dossier.actions) }),
       incident.escalated && h(Badge, { state: "escalated", tone: "bad", words: "escalated" }),
       incident.flapping && h(Badge, { state: "flapping", tone: "warn", words: "comes and goes" }),
       h("span", { class: "quiet" }, `${percent(incident.confidence)} sure`),
@@ -123,7 +128,7 @@ function Outcome({ dossier }) {
     h(
       "div",
       { class: "buttons outcome-verbs" },
-      last && h(ActionVerbs, { action: last }),
+      last && h(ActionVerbs, { action: last, mode: dossier.mode, open: OPEN.includes(incident.state) }),
       !incident.acknowledged_by && !over &&
         h(Verb, { label: "Acknowledge", target: target("acknowledge"), done: "Acknowledged.", onDone: (answer) => put("incident", answer) }),
       !over &&
@@ -151,15 +156,7 @@ function Outcome({ dossier }) {
 export function title(incident) {
   const fault = words(incident.fault);
   const where = incident.node ?? (incident.nodes.length === 1 ? incident.nodes[0] : incident.nodes.length ? `${incident.nodes.length} nodes` : incident.job);
-  return `${fault.charAt(0).toUpperCase()}${fault.slice(1)} on ${where}`;
-}
-
-/** @param {Action} action */
-function asked(action) {
-  const nodes = action.exclude.length ? ` ${few(action.exclude)}` : "";
-  const what = words(action.kind) + (action.kind === "restart_job" ? "" : nodes);
-  const restart = action.restart && action.kind !== "restart_job" ? " and restart the job without it" : "";
-  return what + restart;
+  return `${capital(fault)} on ${where}`;
 }
 
 /** @param {Dossier} dossier @param {Action | undefined} last */
@@ -175,7 +172,7 @@ function done({ incident, mode }, last) {
     case "would_act":
       return `Would have asked to ${what}. Mode ${mode}: nothing was touched.`;
     case "awaiting":
-      return `Awaits your approval: ${what}.`;
+      return `${capital(wordsOf(last.state))}: ${what}.`;
     case "requested":
       return `Asked subscribers to ${what}; none has accepted it yet.`;
     case "accepted":
@@ -187,7 +184,7 @@ function done({ incident, mode }, last) {
     case "refused":
       return `${last.state === "failed" ? "Failed" : "Refused"}: ${what}.${said}`;
     default:
-      return `${last.state.charAt(0).toUpperCase()}${last.state.slice(1)}: ${what}.${last.reason ? ` ${last.reason}.` : ""}`;
+      return `${capital(wordsOf(last.state))}: ${what}.${last.reason ? ` ${last.reason}.` : ""}`;
   }
 }
 

@@ -9,7 +9,7 @@ import { records } from "../app/live.js";
 import { Badge, Empty, JobLink, NodeLink, Reading } from "../app/parts.js";
 import { useResource } from "../app/resource.js";
 import { link } from "../app/router.js";
-import { wordsOf } from "../app/states.js";
+import { shownState, wordsOf } from "../app/states.js";
 import { Table } from "../app/table.js";
 import { Time } from "../app/times.js";
 import { Turn } from "./job_list.js";
@@ -67,7 +67,7 @@ export const IncidentTable = ({ items, label, most = 100 }) =>
     most,
     keyOf: (one) => one.id,
     columns: [
-      { title: "State", cell: (one) => h(Badge, { state: one.state }), compare: (a, b) => byName(a.state, b.state) },
+      { title: "State", cell: (one) => h(Badge, { state: shownState(one) }), compare: (a, b) => byName(a.state, b.state) },
       { title: "Fault", cell: (one) => h("a", { href: link("incidents", one.id), class: "strong" }, words(one.fault)), compare: (a, b) => byName(a.fault, b.fault) },
       { title: "Node", cell: (one) => (one.node ? h(NodeLink, { name: one.node }) : few(one.nodes)), compare: (a, b) => byName(a.node ?? "", b.node ?? "") },
       { title: "Job", cell: (one) => [h(JobLink, { name: one.job }), one.job && h("span", { class: "quiet" }, ` attempt ${one.attempt}`)], compare: (a, b) => byName(a.job, b.job) },

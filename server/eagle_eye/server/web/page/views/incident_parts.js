@@ -2,7 +2,7 @@
 
 import { h } from "preact";
 import { ask, path } from "../app/api.js";
-import { count, few, measured, words } from "../app/format.js";
+import { count, measured, words } from "../app/format.js";
 import { put } from "../app/live.js";
 import { Badge, Copyable, Empty, Facts, JobLink, NodeLink, Reading } from "../app/parts.js";
 import { useResource } from "../app/resource.js";
@@ -17,27 +17,6 @@ import { NodeVerbs } from "./node_verbs.js";
  * @typedef {import("../api").Evidence} Bundle
  * @typedef {import("../api").Explanation} Explanation
  */
-
-/** What a person may say to an action now. @param {{action: Action}} props */
-export function ActionVerbs({ action }) {
-  if (action.state !== "awaiting") return null;
-  const target = (/** @type {string} */ verb) => path`api/v1/actions/${action.id}/${verb}`;
-  const nodes = action.exclude.length ? ` ${few(action.exclude)}` : "";
-  const restart = action.restart ? ` Job ${action.job} is restarted.` : "";
-  const onDone = (/** @type {Action} */ answer) => put("action", answer);
-  return [
-    h(Verb, {
-      key: "approve",
-      label: "Approve",
-      target: target("approve"),
-      tone: "primary",
-      question: `Have subscribers carry it out: ${words(action.kind)}${action.kind === "restart_job" ? "" : nodes}?${restart}`,
-      done: "Approved: subscribers are asked now.",
-      onDone,
-    }),
-    h(Verb, { key: "reject", label: "Reject", target: target("reject"), question: `Reject it? Nothing is done to${nodes || " the job"}.`, done: "Rejected.", onDone }),
-  ];
-}
 
 /** @param {{dossier: Dossier}} props */
 export function Where({ dossier }) {

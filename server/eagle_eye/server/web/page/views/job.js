@@ -6,9 +6,11 @@ import { path } from "../app/api.js";
 import { Chart, seconds } from "../app/chart.js";
 import { count, counted, duration, figure, gpuHours, percent, words } from "../app/format.js";
 import { link as live, records, useLive } from "../app/live.js";
-import { Badge, Empty, Facts, NodeLink, Owner, Reading, Section } from "../app/parts.js";
-import { useResource } from "../app/resource.js";
+import { Badge, Empty, Facts, Missing, NodeLink, Owner, Reading, Section, isMissing } from "../app/parts.js";
+import { RangePicker, rangeOf, useTime, zoomOf } from "../app/range.js";
+import { useKept, useResource } from "../app/resource.js";
 import { link } from "../app/router.js";
+import { shownState } from "../app/states.js";
 import { Table } from "../app/table.js";
 import { Ago, Time } from "../app/times.js";
 import { title as incidentTitle } from "./incident.js";
@@ -25,6 +27,7 @@ import { Lanes } from "./job_lanes.js";
  */
 
 const OPEN = ["suspected", "confirmed", "acting"];
+const FOLLOW_S = 30; // how often charts that end now move on
 
 /** @param {import("../app/views.js").ViewProps} props */
 export const JobView = ({ name, query }) => (name === null ? h(JobList, { query }) : h(OneJob, { name, query }));
@@ -36,14 +39,16 @@ function OneJob({ name, query }) {
     (kind === "job" || kind === "incident" || kind === "action") && record.job === name;
   /** @type {import("../app/resource.js").Resource<Job>} */
   const job = useResource(path`api/v1/jobs/${name}`, { every_ms: 5000, concerns });
-  const range = new URLSearchParams();
-  for (const one of ["since", "until"]) if (query.get(one)) range.set(one, query.get(one) ?? "");
+  const wanted = rangeOf(query, useTime(FOLLOW_S));
+  const range = new URLSearchParams(wanted ? { since: String(wanted.from), until: String(wanted.to) } : {});
   /** @type {import("../app/resource.js").Resource<JobCourse>} */
   const course = useResource(`${path`api/v1/jobs/${name}/course`}?${range}`, { every_ms: 30_000, concerns: (kind, record) => kind !== "job" && concerns(kind, record) });
   /** @type {import("../app/resource.js").Resource<JobTimeline>} */
   const timeline = useResource(`${path`api/v1/jobs/${name}/timeline`}?${range}`, { every_ms: 20_000, concerns });
+  const drawn = useKept(course.data);
   const incidents = [...records.incident.values()].filter((one) => one.job === name).reverse();
   const actions = [...records.action.values()].filter((one) => one.job === name).reverse();
+  if (isMissing(job) && !live.fleet?.jobs.some((one) => one.job === name)) return h(Missing, { view: "jobs", one: "job", name });
   return h(
     "div",
     { class: "view-job" },
@@ -54,12 +59,18 @@ function OneJob({ name, query }) {
       h(
         "a",
         { key: one.id, class: `panel open-incident ${one.state === "suspected" ? "warn" : "bad"}`, href: link("incidents", one.id) },
-        h(Badge, { state: one.state }),
+        h(Badge, { state: shownState(one) }),
         h("span", { class: "strong" }, incidentTitle(one)),
         h("span", null, one.summary),
       ),
     ),
-    h(Section, { title: "Course", id: "course", aside: course.data && span(course.data) }, h(Reading, { resource: course, what: "the course" }), course.data && h(Course, { course: course.data })),
+    h(
+      Section,
+      { title: "Course", id: "course" },
+      (course.error || !drawn) && h(Reading, { resource: course, what: "the course" }),
+      drawn && h(RangePicker, { view: "jobs", name, query, shown: wanted ?? { from: seconds(drawn.start), to: seconds(drawn.end) }, home: "this run" }),
+      drawn && h(Course, { course: drawn, wanted }),
+    ),
     h(Section, { title: "Ranks and attempts", id: "timeline", aside: timeline.data && counted(timeline.data.nodes, "node") }, h(Reading, { resource: timeline, what: "the timeline" }), timeline.data && h(Lanes, { timeline: timeline.data })),
     h(Section, { title: "Where the time went", id: "goodput" }, h(Goodput, { job: name })),
     h(Section, { title: "Incidents", id: "incidents" }, incidents.length ? h(IncidentTable, { items: incidents, label: "Incidents of the job", most: 20 }) : h(Empty, null, "None.")),
@@ -67,9 +78,6 @@ function OneJob({ name, query }) {
     job.data && h(Section, { title: "Members", id: "members" }, h(Members, { job: job.data })),
   );
 }
-
-/** @param {JobCourse} course */
-const span = (course) => [h(Time, { at: course.start }), " to ", h(Time, { at: course.end })];
 
 /** @param {(number | string | null)[] | undefined} column */
 const lastOf = (column) => /** @type {number | null} */ (column?.findLast((value) => typeof value === "number") ?? null);
@@ -150,15 +158,15 @@ export const PARTS = {
   unknown: ["cannot tell", "--idle"],
 };
 
-/** @param {{course: JobCourse}} props */
-function Course({ course }) {
+/** @param {{course: JobCourse, wanted: import("../app/range.js").Range | null}} props `wanted`: the range asked for, whose course may be awaited */
+function Course({ course, wanted }) {
   const common = useMemo(() => {
     const stretches = course.parts.flatMap((part) => {
       const known = PARTS[part.part];
       return known ? [{ from: part.start, to: part.end, label: known[0], colour: known[1] }] : [];
     });
-    return { marks: marksOf(course), stretches, from: seconds(course.start), to: seconds(course.end), sync: course.job };
-  }, [course]);
+    return { marks: marksOf(course), stretches, from: wanted?.from ?? seconds(course.start), to: wanted?.to ?? seconds(course.end), sync: course.job, zoom: zoomOf("jobs", course.job) };
+  }, [course, wanted?.from, wanted?.to]);
   const { step_seconds: step, loss, tokens_per_second: tokens, goodput_ratio: goodput } = course.series;
   const part = course.nodes_read < course.nodes ? ` Read from ${course.nodes_read} of ${counted(course.nodes, "node")}.` : "";
   const infinite = loss.not_finite.reduce((sum, many) => sum + many, 0);

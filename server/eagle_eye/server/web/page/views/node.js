@@ -5,9 +5,10 @@ import { useState } from "preact/hooks";
 import { get, path } from "../app/api.js";
 import { byName, count, counted, duration, figure, measured, words } from "../app/format.js";
 import { records, useLive } from "../app/live.js";
-import { Badge, Empty, Facts, JobLink, NodeLink, Reading, Section } from "../app/parts.js";
+import { Badge, Empty, Facts, JobLink, Missing, NodeLink, Reading, Section, isMissing } from "../app/parts.js";
 import { useResource } from "../app/resource.js";
 import { link } from "../app/router.js";
+import { shownState } from "../app/states.js";
 import { Table } from "../app/table.js";
 import { Ago, Time } from "../app/times.js";
 import { title as incidentTitle } from "./incident.js";
@@ -26,10 +27,10 @@ const FIGURES_SHOWN = 6; // of one outcome
 const PURPOSES = { readmit: "before its return", look: "a look", idle: "while it had no job" };
 
 /** @param {import("../app/views.js").ViewProps} props */
-export const NodeView = ({ name, query }) => (name === null ? h(NodeList, { query }) : h(OneNode, { name }));
+export const NodeView = ({ name, query }) => (name === null ? h(NodeList, { query }) : h(OneNode, { name, query }));
 
-/** @param {{name: string}} props */
-function OneNode({ name }) {
+/** @param {{name: string, query: URLSearchParams}} props */
+function OneNode({ name, query }) {
   useLive("incident");
   const mine = (/** @type {string} */ kind, /** @type {any} */ record) => kind === "node" && record.node === name;
   const concerned = (/** @type {string} */ kind, /** @type {any} */ record) =>
@@ -47,6 +48,7 @@ function OneNode({ name }) {
     checks.again();
     history.again();
   };
+  if (isMissing(node)) return h(Missing, { view: "nodes", one: "node", name });
   return h(
     "div",
     { class: "view-node" },
@@ -68,12 +70,16 @@ function OneNode({ name }) {
       h(
         "a",
         { key: one.id, class: `panel open-incident ${one.state === "suspected" ? "warn" : "bad"}`, href: link("incidents", one.id) },
-        h(Badge, { state: one.state }),
+        h(Badge, { state: shownState(one) }),
         h("span", { class: "strong" }, incidentTitle(one)),
         h("span", null, one.summary),
       ),
     ),
-    h(Section, { title: "The last hour", id: "metrics" }, h(NodeCharts, { name })),
+    h(
+      Section,
+      { title: "Metrics", id: "metrics" },
+      (record || node.error) && h(NodeCharts, { name, query, incidents: open, interval_s: record?.agent?.interval_seconds ?? 1, known: record?.known_since ?? null }),
+    ),
     h(Section, { title: "GPUs", id: "gpus" }, history.data ? h(Gpus, { history: history.data }) : h(Reading, { resource: history, what: "the history" })),
     h(Section, { title: "Checks", id: "checks" }, checks.data ? h(Checks, { checks: checks.data.items, gpus: history.data?.gpus ?? [] }) : h(Reading, { resource: checks, what: "the checks" })),
     record && h(Section, { title: "How often it fails", id: "memory" }, h(Memory, { record })),
