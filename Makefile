@@ -19,7 +19,7 @@ PYTEST = $(BIN)/python -m pytest --numprocesses $(TEST_WORKERS) --dist loadfile 
 APT = DEBIAN_FRONTEND=noninteractive RUNLEVEL=1 apt-get --quiet -o DPkg::Lock::Timeout=300 -o Acquire::Retries=3 \
   -o Dpkg::Options::=--force-confdef -o Dpkg::Options::=--force-confold
 VERSION = $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
-SOURCES := schema agent server detectors orchestrators cli demo simulator learning checks checkpoint planning
+SOURCES := schema agent server detectors orchestrators client cli demo simulator learning checks checkpoint planning traces
 
 .PHONY: help venv demo test test-full test-again test-gpu test-kubernetes test-newcomer test-grafana-schema check check-page check-dashboards format images picture dashboards docs dist clean
 
@@ -71,7 +71,7 @@ check: venv  ## style, types and import rules
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy $(SOURCES:%=%/eagle_eye) dashboards packaging/release tests benchmarks
-	$(BIN)/mypy --python-version 3.10 schema/eagle_eye agent/eagle_eye cli/eagle_eye checks/eagle_eye
+	$(BIN)/mypy --python-version 3.10 schema/eagle_eye agent/eagle_eye client/eagle_eye cli/eagle_eye checks/eagle_eye
 	$(BIN)/lint-imports
 
 check-page:  ## the page's types; needs Node.js and npm

@@ -32,7 +32,7 @@ from eagle_eye.server.telemetry.settings import LogSettings
 ROOT = Path(__file__).parent.parent
 PORTIONS = (
     *("schema", "agent", "detectors", "server", "orchestrators", "checks", "cli", "demo", "simulator", "learning"),
-    *("checkpoint", "planning"),
+    *("checkpoint", "planning", "client", "traces"),
 )
 FOLDERS = (*PORTIONS, "server/eagle_eye/server/engine", "benchmarks", "tests", "packaging", "dashboards")
 
@@ -138,6 +138,7 @@ SHARED_CLASS_NAMES = {
     # Kubernetes' own names, read by the server and by the orchestrator, of which neither imports the other
     **dict.fromkeys(("Condition", "ContainerState", "ContainerStatus", "Metadata", "NodeSpec"), "Kubernetes"),
     **dict.fromkeys(("Pod", "PodSpec", "PodStatus", "Taint"), "Kubernetes"),
+    "Trace": "a trace folder, for the engine and as data frames",
     # the same on both sides: the agent imports nothing of the server
     **dict.fromkeys(("Clock", "ServiceManager", "SystemClock"), "agent and server"),
 }

@@ -10,6 +10,7 @@ COPY schema schema
 COPY agent agent
 COPY checks checks
 COPY checkpoint checkpoint
+COPY client client
 COPY cli cli
 COPY packaging/container/install.sh ./
 # A site's own index comes as a build secret, which leaves nothing in a layer.

@@ -8,6 +8,7 @@ COPY pyproject.toml requirements.lock README.md LICENSE ./
 COPY schema schema
 COPY orchestrators orchestrators
 COPY planning planning
+COPY client client
 COPY cli cli
 COPY packaging/container/install.sh ./
 # A site's own index comes as a build secret, which leaves nothing in a layer.

@@ -13,6 +13,7 @@ COPY detectors detectors
 COPY server server
 COPY learning learning
 COPY simulator simulator
+COPY client client
 COPY cli cli
 COPY packaging/container/install.sh ./
 # A site's own index comes as a build secret, which leaves nothing in a layer.

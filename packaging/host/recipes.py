@@ -63,7 +63,7 @@ AGENT = Recipe(
         "network's ports and the training processes, and reports to the server.",
         "With the store that keeps jobs' checkpoints in this host's memory.",
     ),
-    portions=("schema", "agent", "checks", "checkpoint", "cli"),
+    portions=("schema", "agent", "checks", "checkpoint", "client", "cli"),
     extras=("agent", "checkpoint-store"),
     pythons=("3.10", "3.11", "3.12", "3.13", "3.14"),
     each_python=False,
@@ -85,7 +85,7 @@ SERVER = Recipe(
         "orchestrators that have Slurm, Kubernetes or a program carry out what it asks.",
     ),
     portions=(
-        *("schema", "agent", "checks", "checkpoint", "cli"),
+        *("schema", "agent", "checks", "checkpoint", "client", "cli"),
         *("server", "detectors", "orchestrators", "planning", "simulator", "learning"),
     ),
     extras=("agent", "checkpoint-store", "server", "postgresql", "orchestrators"),

@@ -15,7 +15,7 @@ ROOT = Path(__file__).parent.parent.parent
 PICTURES = ROOT / "docs" / "assets"
 PORTIONS = (
     *("schema", "agent", "detectors", "server", "orchestrators", "checks", "cli", "demo", "simulator", "learning"),
-    *("checkpoint", "planning"),
+    *("checkpoint", "planning", "client", "traces"),
 )
 WIRING = ("app", "background", "command", "heap", "reload", "service_manager")  # what puts the server together, as one
 

@@ -8,7 +8,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from eagle_eye.cli.client import Client
+from eagle_eye.cli.client import connect
 
 
 class Standby(BaseHTTPRequestHandler):
@@ -36,7 +36,7 @@ def standby() -> Iterator[str]:
 
 
 def test_that_a_standby_answers_from_the_records_is_said_once(standby: str, capsys: pytest.CaptureFixture[str]) -> None:
-    client = Client(standby)
+    client = connect(standby, None)
     assert [client.call("GET", "/api/v1/incidents") for _ in range(2)] == [{}, {}]
     said = capsys.readouterr()
     assert said.out == ""

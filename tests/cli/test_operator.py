@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from eagle_eye.cli.incidents import INCIDENTS
 from eagle_eye.cli.main import main
-from eagle_eye.cli.operator import DELIVERIES, INCIDENTS
+from eagle_eye.cli.operator import DELIVERIES
 from eagle_eye.cli.tables import Column, print_table
 from eagle_eye.server.security.auth import mint
 from eagle_eye.server.store.store import Change
@@ -98,7 +99,7 @@ def test_a_long_list_is_read_page_by_page_up_to_the_limit(server: Running, capsy
 def test_an_answer_that_is_too_large_is_named_as_such(
     server: Running, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("eagle_eye.cli.client.ANSWER_BYTES_MAX", 8)
+    monkeypatch.setattr("eagle_eye.client.http_client.ANSWER_BYTES_MAX", 8)
     assert main(["incidents"]) == 1
     assert "the answer has more than 0 MiB; ask for less" in capsys.readouterr().err
 

@@ -18,12 +18,12 @@ from xml.etree import ElementTree as ET
 import pyarrow.parquet as pq
 import pytest
 
-from eagle_eye.cli.client import Client
 from eagle_eye.cli.main import main
 from eagle_eye.cli.reports import incident as incident_report
 from eagle_eye.cli.reports import numbers
 from eagle_eye.cli.reports.incident import IncidentReport, Mark, gather
 from eagle_eye.cli.reports.redaction import redacted
+from eagle_eye.client import Client
 from tests.server.builders import NOW, FakeClock, Running
 from tests.server.slow_node import ONSET_S, slow_node_server
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from dashboards.grafana.source import __main__ as source
+from dashboards.grafana.source.descriptions import described
 from eagle_eye.schema.metrics import METRICS, PROMETHEUS_PREFIX
 from tests.dashboards.boards import GRAFANA, METRIC, NAMES, Asked, filled, panels, queries, read, variables
 from tests.dashboards.site import Site, watched
@@ -85,6 +86,17 @@ def test_panels_say_in_which_unit_they_are() -> None:
         if panel["type"] != "table" and "unit" not in panel["fieldConfig"]["defaults"]
     }
     assert without == set()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_each_panel_says_what_it_shows(name: str) -> None:
+    silent = [panel["title"] for panel in panels(read(name)) if panel.get("targets") and not panel.get("description")]
+    assert silent == []
+
+
+def test_a_metric_that_is_documented_nowhere_is_named() -> None:
+    with pytest.raises(ValueError, match="eagle_eye_surprise_total: expected a metric"):
+        described({"title": "x", "type": "stat", "targets": [{"expr": "rate(eagle_eye_surprise_total[5m])"}]})
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -116,7 +116,14 @@ class StubServer:
         return (204, None) if method == "DELETE" else (200, {})
 
     def reported(self, method: str, path: str) -> list[Any]:
-        """The bodies of the requests so far."""
+        """The bodies of the requests so far, without claims."""
+        return [body for body in self._bodies(method, path) if not _claims(body)]
+
+    def claimed(self, path: str) -> list[Any]:
+        """The claims so far."""
+        return [body for body in self._bodies("POST", path) if _claims(body)]
+
+    def _bodies(self, method: str, path: str) -> list[Any]:
         with self.arrived:
             return [body for verb, where, body in self.requests if (verb, where) == (method, path)]
 
@@ -129,6 +136,10 @@ class StubServer:
         self._server.shutdown()
         self._thread.join()
         self._server.server_close()
+
+
+def _claims(body: Any) -> bool:
+    return isinstance(body, dict) and bool(body.get("claim"))
 
 
 @contextmanager

@@ -161,6 +161,7 @@ def test_an_action_survives_the_death_of_its_subscriber_and_is_done_once(site: S
     reported = site.server.wait("POST", reports, 4)
     assert [report["state"] for report in reported] == ["accepted", "running", "running", "done"]
     assert (reported[2]["detail"], reported[3]["detail"]) == ("resumed after an interruption", "attempt 2 runs already")
+    assert len(site.server.claimed(reports)) == 1
     assert site.asked() == [["exclude", ["n2"]], ["restart", ["n2"]]]
     old = event_body(action(time.time(), action_id="act-2"), event_id="evt-2")
     assert site.send(old, "evt-2", SECRET) == "refused"
@@ -181,6 +182,17 @@ def test_an_action_survives_the_death_of_its_subscriber_and_is_done_once(site: S
     # The subscription lasts: what is delivered meanwhile waits.
     assert len(site.server.reported("POST", "/api/v1/subscriptions")) == 1
     assert site.server.reported("DELETE", "/api/v1/subscriptions/sub-1") == []
+
+
+def test_what_the_server_does_not_let_begin_changes_nothing(site: Site) -> None:
+    reports, agreeable = "/api/v1/actions/act-1/reports", site.server.answer
+    site.server.answer = lambda method, path: (409, {}) if path == reports else agreeable(method, path)
+    with site.served_here():
+        body = event_body(action(time.time(), report_to=f"{site.server.url}{reports}"))
+        assert site.send(body, "evt-1", SECRET) == "queued"
+        said = 'eagle_eye_orchestrate_claims_total{kind="command",outcome="refused"} 1.0'
+        site.until(lambda: said in site.page("metrics").text)
+        assert site.asked() == []
 
 
 def test_a_subscription_made_by_hand_a_dry_run_and_the_state_of_a_job(site: Site) -> None:

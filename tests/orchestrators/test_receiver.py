@@ -25,6 +25,7 @@ from eagle_eye.schema.action import (
     NODE_READMITTED,
     PING,
     ActionRequest,
+    Report,
     ReportState,
 )
 from tests.orchestrators.builders import SECRET, action, deliver, event_body, rfc3339, signed_headers
@@ -142,6 +143,27 @@ def test_idempotency_survives_a_restart_and_queued_actions_come_back(endpoint: E
     assert [one.action_id for one in endpoint.queued()] == ["act-1"]
 
 
+@pytest.mark.parametrize("dies_in", ["record_action", "owe"])
+def test_a_process_that_dies_as_it_takes_an_action_leaves_neither_report_nor_action(
+    endpoint: Endpoint, dies_in: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def dies(*_: Any) -> None:
+        raise SystemExit
+
+    def owe(wanted: ActionRequest, state: ReportState, detail: str) -> None:
+        endpoint.ledger.owe(wanted.action_id, "/reports", Report(state, detail), time.time() + 60)
+
+    wanted = action(time.time())
+    monkeypatch.setattr(endpoint.intake, "report", owe)
+    monkeypatch.setattr(endpoint.ledger, dies_in, dies)
+    with pytest.raises(SystemExit):
+        endpoint.intake.take("evt-1", event_body(wanted))
+    monkeypatch.undo()
+    endpoint.reopen()
+    assert (endpoint.ledger.owed(), endpoint.ledger.state_of("act-1")) == ([], None)
+    assert not endpoint.ledger.seen("evt-1")
+
+
 def test_what_was_begun_comes_back_first_with_how_far_it_had_come(endpoint: Endpoint) -> None:
     first, second = action(time.time()), action(time.time(), action_id="act-2")
     endpoint.send(event_body(first))
@@ -193,13 +215,37 @@ def test_what_may_not_be_done_is_refused_with_the_reason(
     assert words in detail
 
 
-def test_an_action_of_a_former_leader_is_refused_also_by_the_next_process(endpoint: Endpoint) -> None:
-    endpoint.send(event_body({"epoch": 3}, HEARTBEAT))
+@pytest.mark.parametrize(
+    "late",
+    [
+        event_body(action(time.time(), epoch=2)),
+        event_body({"node": "n2", "epoch": 2}, NODE_READMITTED),
+        event_body({"epoch": 2}, PING),
+    ],
+    ids=["action", "readmission", "ping"],
+)
+def test_what_comes_with_a_lower_epoch_is_refused_with_the_highest_also_by_the_next_process(
+    endpoint: Endpoint, late: bytes
+) -> None:
+    endpoint.send(event_body({"epoch": 3}, HEARTBEAT, "evt-0"), "evt-0")
     endpoint.reopen()
-    endpoint.send(event_body(action(time.time(), epoch=2), event_id="evt-2"), "evt-2")
-    assert endpoint.queued() == []
-    ((_, state, reason),) = endpoint.reports
-    assert (state, reason.partition(",")[0]) == ("refused", "epoch 2 is lower than 3")
+    answer = endpoint.send(late)
+    assert_problem(answer, 409, "epoch")
+    assert answer.headers["eagle-eye-epoch"] == "3"
+    assert (endpoint.queued(), endpoint.reports) == ([], [])
+
+
+def test_what_was_refused_for_its_epoch_is_taken_once_it_comes_with_a_higher_one(endpoint: Endpoint) -> None:
+    endpoint.send(event_body({"epoch": 3}, HEARTBEAT, "evt-0"), "evt-0")
+    assert endpoint.send(event_body(action(time.time(), epoch=2))).status_code == 409
+    assert endpoint.send(event_body(action(time.time(), epoch=4))).status_code == 202
+    assert [one.epoch for one in endpoint.queued()] == [4]
+
+
+def test_a_withdrawal_counts_whatever_its_epoch(endpoint: Endpoint) -> None:
+    endpoint.send(event_body(action(time.time(), epoch=3)))
+    withdrawal = event_body({"action_id": "act-1", "epoch": 2}, ACTION_WITHDRAWN, "evt-2")
+    assert endpoint.send(withdrawal, "evt-2").json()["outcome"] == "cancelled"
 
 
 @pytest.mark.parametrize("epoch", [3, 4, 0], ids=["the same", "a higher", "of a server alone"])
@@ -207,12 +253,6 @@ def test_an_action_of_who_leads_is_queued(endpoint: Endpoint, epoch: int) -> Non
     endpoint.send(event_body({"epoch": 3}, PING))
     endpoint.send(event_body(action(time.time(), epoch=epoch), event_id="evt-2"), "evt-2")
     assert [one.action_id for one in endpoint.queued()] == ["act-1"]
-
-
-def test_a_former_leader_readmits_nobody(endpoint: Endpoint) -> None:
-    endpoint.send(event_body({"epoch": 3}, HEARTBEAT))
-    endpoint.send(event_body({"node": "n2", "epoch": 2}, NODE_READMITTED, "evt-2"), "evt-2")
-    assert endpoint.queued() == []
 
 
 @pytest.mark.parametrize("epoch", [-1, 1 << 70, "3", None], ids=str)

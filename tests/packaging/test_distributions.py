@@ -17,7 +17,7 @@ from eagle_eye.cli.main import version
 REPOSITORY = Path(__file__).parents[2]
 ROOMS = (
     *("schema", "agent", "server", "detectors", "orchestrators", "cli", "demo", "simulator", "learning", "checks"),
-    *("checkpoint", "planning"),
+    *("checkpoint", "planning", "client", "traces"),
 )
 EPOCH = "1700000000"
 

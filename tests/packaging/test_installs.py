@@ -19,7 +19,18 @@ from release import build, libraries
 
 REPOSITORY = Path(__file__).parents[2]
 GATE = "EAGLE_EYE_TEST_PACKAGES"
-RUNTIME = ("agent", "checkpoint", "checkpoint-store", "ml", "nvrx", "orchestrators", "postgresql", "server")
+RUNTIME = (
+    "agent",
+    "checkpoint",
+    "checkpoint-store",
+    "client",
+    "ml",
+    "nvrx",
+    "orchestrators",
+    "postgresql",
+    "reports",
+    "server",
+)
 # Which extras a module needs: the first line that it begins with. What imports torch runs beside the training job.
 NEEDS = (
     ("agent.health.nvrx_health", {"agent", "nvrx"}),
@@ -28,7 +39,10 @@ NEEDS = (
     ("checkpoint.command", set[str]()),
     ("checks", {"agent"}),
     ("cli", set[str]()),
+    ("client", set[str]()),
+    ("client.frames", {"client"}),
     ("cli.replaying", {"server"}),
+    ("cli.reports", {"server", "reports"}),
     ("demo.pipeline_train", {"ml", "checkpoint"}),
     ("demo.train", {"ml", "checkpoint"}),
     ("demo", {"agent", "server", "orchestrators", "checkpoint"}),
@@ -46,6 +60,8 @@ NEEDS = (
     ("schema", set[str]()),
     ("server", {"server"}),
     ("simulator", {"server"}),
+    ("traces", set[str]()),
+    ("traces.trace_frames", {"client"}),
 )
 # What asks a server or a host's own files, and needs nothing beside the base to do so.
 LIGHT = {

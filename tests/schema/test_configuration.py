@@ -203,6 +203,7 @@ def test_every_variable_that_the_code_names_is_known_to_be_read_somewhere() -> N
             "checks",
             "checkpoint",
             "cli",
+            "client",
             "demo",
             "learning",
             "orchestrators",

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import socket
 import ssl
 import sys
+import tempfile
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -34,6 +36,7 @@ from eagle_eye.server.model.batch import Batch, StreamRef
 from eagle_eye.server.model.clock import Clock
 from eagle_eye.server.model.records import Action, Incident, Job, OutboundEvent, Subscription
 from eagle_eye.server.monitor.watcher import IncidentCounts, JobProgress, Latest, StepProgress
+from eagle_eye.server.store.factory import RECORDS_FILE, open_file
 from eagle_eye.server.telemetry import logs
 from eagle_eye.server.telemetry.latencies import Latencies
 from eagle_eye.server.transport.accept import AcceptingServer
@@ -322,6 +325,37 @@ def logging_put_back() -> Iterator[None]:
             logging.getLogger(name).setLevel(before)
 
 
+class _PromptServer(AcceptingServer):
+    """Looks 200 times a second whether it is to end, not ten: hundreds of tests wait for that."""
+
+    async def main_loop(self) -> None:
+        """Serve until it is to end."""
+        counter = 0
+        while not await self.on_tick(counter):
+            for _ in range(20):
+                await asyncio.sleep(0.005)
+                if self.should_exit:
+                    return
+            counter += 1
+
+
+@functools.cache
+def _new_records() -> bytes:
+    """Return the file of a server that has no records yet: to migrate an empty one takes a twentieth of a second."""
+    with tempfile.TemporaryDirectory() as folder:
+        open_file(Path(folder) / RECORDS_FILE).close()
+        return (Path(folder) / RECORDS_FILE).read_bytes()
+
+
+def _with_new_records(folder: Path) -> None:
+    """Put the file into a folder without records, as the server would."""
+    file = folder / RECORDS_FILE
+    if not file.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        file.touch(mode=0o600)
+        file.write_bytes(_new_records())
+
+
 @contextmanager
 def running(
     folder: Path,
@@ -345,10 +379,12 @@ def running(
         listen = f"127.0.0.1:{bound.getsockname()[1]}"
         watcher = FakeWatcher(clock)
         config = settings(folder, listen=listen, **flags)
+        if not config.records.url:
+            _with_new_records(Path(config.data_dir))
         factory = build_watcher if judging else lambda _config, _store, _clock: watcher
         front = create_app(config, clock, factory, jitter=jitter, reread=reread)
         options = connection_options(front)
-        server = AcceptingServer(
+        server = _PromptServer(
             uvicorn.Config(front, log_config=None, access_log=False, timeout_graceful_shutdown=2, **options),
             bound,
             front.connections,
@@ -358,6 +394,8 @@ def running(
         try:
             url = config.public_url
             hooks = {"response": [check_answer]}
+            # Without TLS nobody is verified, and to read the authorities takes a tenth of a second.
+            verify = verify if url.startswith("https") else False
             with httpx.Client(base_url=url, timeout=10.0, trust_env=False, verify=verify, event_hooks=hooks) as client:
                 # The socket listens already: the first request waits until the server has started.
                 client.get("/healthz").raise_for_status()

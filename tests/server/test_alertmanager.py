@@ -15,6 +15,7 @@ from typing import Any
 import httpx
 import pytest
 
+from eagle_eye.schema.times import unix_seconds
 from eagle_eye.server.delivery.events import heartbeat, incident_opened, incident_resolved, incident_updated, ping
 from eagle_eye.server.delivery.notifiers.alerts import Alert
 from eagle_eye.server.delivery.notifiers.formats import formats
@@ -23,7 +24,6 @@ from eagle_eye.server.delivery.notifiers.receipts import Outcome
 from eagle_eye.server.delivery.notifiers.webhook import Webhook
 from eagle_eye.server.delivery.settings import WebhookSettings
 from eagle_eye.server.model.records import Incident, OutboundEvent
-from eagle_eye.server.model.timestamps import unix_seconds
 from tests.loopback import free_port
 from tests.server.builders import incident, subscription
 from tests.server.receiver import Receiver, receiver

@@ -215,7 +215,8 @@ def test_reports_are_kept_and_terminal_states_stay(server: Running) -> None:
     assert report("running", "draining").json()["state"] == "running"
     done = report("done", "attempt 1")
     assert [entry["state"] for entry in done.json()["reports"]] == ["accepted", "running", "done"]
-    assert done.json()["reports"][2] == {"state": "done", "detail": "attempt 1", "who": "local", "time": RFC3339}
+    entry = {"state": "done", "detail": "attempt 1", "who": "local", "time": RFC3339, "claim": "", "epoch": 0}
+    assert done.json()["reports"][2] == entry
     assert report("done", "attempt 1").json() == done.json()
     assert problem(report("running")) == (409, "state")
     assert problem(report("happy")) == (400, "body")

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from eagle_eye.schema.action import PING
+from eagle_eye.schema.times import unix_seconds
 from eagle_eye.server.delivery import events as outbound
 from eagle_eye.server.delivery.notifiers.alertmanager_api import push_url
 from eagle_eye.server.delivery.notifiers.alerts import LABEL_CHARS_MAX, TEXT_CHARS_MAX, alerts_of
@@ -24,7 +25,6 @@ from eagle_eye.server.delivery.settings import WebhookSettings
 from eagle_eye.server.model.event_labels import LABELS, labels_of
 from eagle_eye.server.model.records import Node, OutboundEvent, Subscription, WebhookFormat
 from eagle_eye.server.model.subscription_filters import types_of
-from eagle_eye.server.model.timestamps import unix_seconds
 from tests.server.builders import NOW, SECRET, action, incident, subscription
 from tests.server.receiver import receiver
 

@@ -11,16 +11,18 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
+from eagle_eye.schema.action import Claim
 from eagle_eye.server.admin import records_copy
-from eagle_eye.server.model.errors import NotLeading, StoreUnavailable
+from eagle_eye.server.delivery.claims import claimed
+from eagle_eye.server.model.errors import IllegalTransition, NotLeading, StoreUnavailable
 from eagle_eye.server.store.factory import leadership_of, open_file, open_records
 from eagle_eye.server.store.leadership import Leadership
 from eagle_eye.server.store.postgresql import PostgresqlDatabase
 from eagle_eye.server.store.settings import RecordsSettings
 from eagle_eye.server.store.sql_store import SqlStore
 from eagle_eye.server.store.sqlite import SqliteFile
-from eagle_eye.server.store.store import DELIVERIES, INCIDENTS, Change, Store
-from tests.server.builders import event, incident, subscription
+from eagle_eye.server.store.store import ACTIONS, DELIVERIES, INCIDENTS, Change, Store
+from tests.server.builders import action, event, incident, subscription
 from tests.server.postgresql_server import PostgresqlServer
 
 LEASE_S = 1.0
@@ -121,6 +123,7 @@ class Stopped:
     """A server that is stopped in the middle of a transaction, until it is woken."""
 
     server: Server
+    work: Callable[[Store], Change] = lambda _: Change(incidents=(incident("half"),))
 
     def __post_init__(self) -> None:
         self.inside, self.woken = threading.Event(), threading.Event()
@@ -130,10 +133,11 @@ class Stopped:
         assert self.inside.wait(WITHIN_S)
 
     def _write(self) -> None:
-        def decided(_: Store) -> Change:
+        def decided(store: Store) -> Change:
+            change = self.work(store)
             self.inside.set()
             self.woken.wait(WITHIN_S)
-            return Change(incidents=(incident("half"),))
+            return change
 
         try:
             self.server.store.update(decided)
@@ -167,6 +171,90 @@ def test_a_session_that_cannot_be_ended_keeps_the_epoch_from_rising_until_postgr
     stopped.wake()
     assert stopped.error is not None
     assert after.store.all(INCIDENTS) == []
+
+
+def epoch_kept(server: Server, postgresql: PostgresqlServer) -> int:
+    ((epoch,),) = postgresql.execute("SELECT epoch FROM lease", server.name)
+    return int(epoch)
+
+
+def test_a_leader_that_rises_writes_on_and_its_standby_stands_by(
+    both: tuple[Server, Server], postgresql: PostgresqlServer
+) -> None:
+    leader, standby = both
+    leader.store.commit(Change(incidents=(incident(),)))
+    assert leader.leadership.rise_above(7) == 8
+    leader.store.commit(Change(incidents=(incident("other"),)))
+    standby.leadership.step()
+    assert (epoch_kept(leader, postgresql), standby.leadership.leads, standby.leadership.epoch) == (8, False, 8)
+
+
+def test_a_former_leader_raises_no_epoch(both: tuple[Server, Server], postgresql: PostgresqlServer) -> None:
+    before, after = both
+    after.take_over()
+    assert before.leadership.rise_above(7) is None
+    assert epoch_kept(after, postgresql) == 2
+    after.store.commit(Change(incidents=(incident(),)))
+
+
+def test_what_is_being_written_and_what_waits_to_be_is_written_while_the_epoch_rises(
+    both: tuple[Server, Server], postgresql: PostgresqlServer
+) -> None:
+    leader, _ = both
+    leader.store.probe()
+    stopped = Stopped(leader)
+    waiting = threading.Thread(target=leader.store.commit, args=(Change(incidents=(incident("waiting"),)),))
+    rising = threading.Thread(target=leader.leadership.rise_above, args=(7,))
+    for thread in (waiting, rising):
+        thread.start()
+    stopped.wake()
+    for thread in (waiting, rising):
+        thread.join(WITHIN_S)
+    assert (stopped.error, epoch_kept(leader, postgresql)) == (None, 8)
+    assert {one.id for one in leader.store.all(INCIDENTS)} == {"half", "waiting"}
+
+
+def claim_by(name: str) -> Callable[[Store], Change]:
+    """What a server does with a subscriber's claim of act_1."""
+
+    def work(store: Store) -> Change:
+        asked_for = store.get(ACTIONS, "act_1")
+        assert asked_for is not None
+        return Change(actions=(claimed(asked_for, Claim("accepted", claim=name), name, 1.0),))
+
+    return work
+
+
+def test_of_two_servers_that_are_asked_for_one_action_only_one_grants_it(both: tuple[Server, Server]) -> None:
+    before, after = both
+    before.store.commit(Change(actions=(action(state="requested"),)))
+    granting = Stopped(before, claim_by("first"))
+    after.take_over()
+    after.store.update(claim_by("second"))
+    granting.wake()
+    assert granting.error is not None
+    with pytest.raises(IllegalTransition, match="claimed by second"):
+        after.store.update(claim_by("first"))
+
+
+def test_of_two_subscribers_that_claim_at_once_one_gets_the_action(both: tuple[Server, Server]) -> None:
+    leader, _ = both
+    leader.store.commit(Change(actions=(action(state="requested"),)))
+    barrier, refused = threading.Barrier(2), []
+
+    def claim(name: str) -> None:
+        barrier.wait(WITHIN_S)
+        try:
+            leader.store.update(claim_by(name))
+        except IllegalTransition as error:
+            refused.append(error)
+
+    threads = [threading.Thread(target=claim, args=(name,)) for name in ("first", "second")]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(WITHIN_S)
+    assert len(refused) == 1
 
 
 def test_a_hand_over_is_taken_at_once(both: tuple[Server, Server]) -> None:

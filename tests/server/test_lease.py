@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass, field
 from itertools import accumulate
+from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from eagle_eye.schema.action import EPOCH_MAX
 from eagle_eye.server.model.errors import NotLeading, StoreUnavailable
 from eagle_eye.server.store.leadership import Leadership
-from eagle_eye.server.store.lease import Lease, LeaseTerm, LeaseWatch
+from eagle_eye.server.store.lease import RISE_MAX, Lease, LeaseTerm, LeaseWatch, risen
 
 LEASE_S = 5.0
 FREE, HELD = Lease(0, 0, "", 0), Lease(3, 7, "http://a", 42)
@@ -76,6 +79,15 @@ def test_a_leader_counts_from_before_it_sent_and_decides_for_half_a_lease() -> N
     assert term.left_s(102.5) == pytest.approx(1.0)
 
 
+@given(epoch=st.integers(1, EPOCH_MAX), seen=st.integers(1, EPOCH_MAX))
+def test_an_epoch_rises_above_what_was_seen_and_never_falls_or_leaps(epoch: int, seen: int) -> None:
+    found = risen(epoch, seen)
+    assert (found is None) == (seen - epoch > RISE_MAX)
+    if found is not None:
+        assert found >= epoch
+        assert seen < found <= max(epoch, seen) + 1
+
+
 @dataclass
 class FakeKeeper:
     """A lease in memory."""
@@ -100,6 +112,13 @@ class FakeKeeper:
         if (self.lease.epoch, self.lease.holder) != (epoch, holder):
             return False
         self.lease = self.lease._replace(renewals=self.lease.renewals + 1)
+        return True
+
+    def rise(self, epoch: int, holder: str, to: int) -> bool:
+        self._note("rise")
+        if (self.lease.epoch, self.lease.holder) != (epoch, holder):
+            return False
+        self.lease = self.lease._replace(epoch=to, renewals=0)
         return True
 
     def release(self, epoch: int, holder: str) -> None:
@@ -235,3 +254,104 @@ def test_a_database_that_is_away_for_long_is_no_silence_of_the_leader() -> None:
     host.time_s = 60.0
     standby.step()
     assert not standby.leads
+
+
+def test_a_leader_rises_above_the_epoch_that_a_subscriber_has_seen() -> None:
+    keeper = FakeKeeper(Lease(2, 0, "", 0))
+    leader, host = server(keeper)
+    leader.step()
+    host.time_s = 1.0
+    assert leader.rise_above(7) == 8
+    assert (leader.epoch_to_decide(), leader.epoch, keeper.lease.epoch, leader.rises) == (8, 8, 8, 1)
+    assert leader.left_s() == LEASE_S / 2  # it was a renewal, too
+    leader.step()
+    assert (leader.epoch_to_decide(), keeper.lease) == (8, Lease(8, 1, "http://a", 0))
+
+
+@pytest.mark.parametrize("seen", [1, 3], ids=["lower", "its own"])
+def test_a_leader_whose_epoch_is_as_high_does_not_rise(seen: int) -> None:
+    keeper = FakeKeeper(Lease(2, 0, "", 0))
+    leader, _ = server(keeper)
+    leader.step()
+    assert leader.rise_above(seen) is None
+    assert (leader.epoch_to_decide(), leader.rises) == (3, 0)
+
+
+def test_a_leader_does_not_rise_to_what_cannot_have_been_seen_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    leader, _ = server(FakeKeeper())
+    leader.step()
+    assert leader.rise_above(2 + RISE_MAX) is None
+    assert leader.epoch_to_decide() == 1
+    assert f"more than {RISE_MAX} above" in caplog.text
+
+
+def test_a_leader_that_was_taken_over_raises_nothing() -> None:
+    keeper = FakeKeeper()
+    leader, _ = server(keeper)
+    leader.step()
+    keeper.lease = Lease(2, 5, "http://b", 0)
+    assert leader.rise_above(9) is None
+    assert (keeper.lease, leader.rises) == (Lease(2, 5, "http://b", 0), 0)
+
+
+def test_a_standby_raises_nothing() -> None:
+    keeper = FakeKeeper(HELD)
+    standby, _ = server(keeper, "http://b")
+    standby.step()
+    assert standby.rise_above(9) is None
+    assert keeper.lease == HELD
+
+
+def test_a_standby_waits_for_a_whole_lease_after_the_epoch_rose() -> None:
+    keeper = FakeKeeper()
+    (leader, _), (standby, host) = server(keeper), server(keeper, "http://b")
+    leader.step()
+    standby.step()
+    host.time_s = LEASE_S - 0.1
+    leader.rise_above(7)
+    standby.step()
+    host.time_s = 2 * LEASE_S - 0.2
+    standby.step()
+    assert not standby.leads
+    host.time_s = 2 * LEASE_S
+    standby.step()
+    assert standby.epoch_to_decide() == 9
+
+
+EVENTS = st.sampled_from(
+    [(what, who) for what in ("step", "step", "step", "rise", "rise", "hand over", "stand by") for who in (0, 1)]
+    + [("pass", leases) for leases in (0.1, 0.4, 1.0, 1.0)]
+    + [("away", 0), ("back", 0), ("back", 0)]
+)
+
+
+@settings(max_examples=300)
+@given(events=st.lists(EVENTS, min_size=20, max_size=60), clocks=st.tuples(OFFSETS, OFFSETS))
+def test_whatever_is_seen_raised_and_lost_one_server_at_most_decides_and_under_the_epoch_that_is_kept(
+    events: list[tuple[str, Any]], clocks: tuple[float, float]
+) -> None:
+    keeper, hosts = FakeKeeper(), [Host(clock) for clock in clocks]
+    made = [Leadership(keeper, f"http://{number}", LEASE_S, host.now_s) for number, host in enumerate(hosts)]
+    holders: dict[int, str] = {}
+    for what, value in events:
+        before = keeper.lease.epoch
+        match what:
+            case "step":
+                made[value].step()
+            case "rise":
+                with contextlib.suppress(StoreUnavailable):
+                    made[value].rise_above(before + 1)
+            case "hand over":
+                made[value].hand_over()
+            case "stand by":
+                made[value].stand_by()
+            case "pass":
+                for host in hosts:
+                    host.time_s += value * LEASE_S
+            case _:
+                keeper.away = what == "away"
+        assert keeper.lease.epoch >= before
+        if keeper.lease.holder:
+            assert holders.setdefault(keeper.lease.epoch, keeper.lease.holder) == keeper.lease.holder
+        deciding = [(one.url, one.epoch_to_decide()) for one in made if not one.problem()]
+        assert deciding in ([], [(keeper.lease.holder, keeper.lease.epoch)])

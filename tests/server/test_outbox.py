@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from eagle_eye.server.delivery.alert_refresh import AlertRefresh
 from eagle_eye.server.delivery.delivery_states import after, again
+from eagle_eye.server.delivery.events import ping
 from eagle_eye.server.delivery.in_flight import ACTION_PLACES
 from eagle_eye.server.delivery.notifiers.alertmanager_api import AlertmanagerApi
 from eagle_eye.server.delivery.notifiers.message import Message
@@ -99,12 +100,15 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
     store.close()
 
 
-def bench_of(store: SqlStore, settings: WebhookSettings, clock: Clock) -> Bench:
+def bench_of(
+    store: SqlStore, settings: WebhookSettings, clock: Clock, rise_above: Callable[[int], int | None] = lambda _: None
+) -> Bench:
     notifier, telemetry, signal = FakeNotifier(), Telemetry(), Signal()
     targets = Targets(settings, clock)
     form = AlertmanagerApi("http://eagle.example", "", settings.alert_refresh_s)
     refresh = AlertRefresh(store, notifier, form, targets, settings, clock, telemetry, jitter=lambda: 0.5)
-    outbox = Outbox(store, notifier, settings, clock, telemetry, signal, 3600.0, targets, refresh, jitter=lambda: 0.5)
+    sending = (store, notifier, settings, clock, telemetry, signal, 3600.0, targets, refresh)
+    outbox = Outbox(*sending, jitter=lambda: 0.5, rise_above=rise_above)
     return Bench(store, clock, notifier, outbox, refresh, telemetry, signal)
 
 
@@ -160,12 +164,56 @@ def test_events_of_one_incident_keep_their_order_and_others_pass(bench: Bench) -
     assert [got[1] for got in bench.notifier.got[-3:]] == ["a1", "a2", "a3"]
 
 
+@pytest.mark.parametrize("to", [8, None], ids=["raised", "another leads"])
+def test_a_refusal_for_a_lower_epoch_raises_it_and_the_delivery_is_repeated(tmp_path: Path, to: int | None) -> None:
+    raised: list[int] = []
+
+    def rise_above(seen: int) -> int | None:
+        raised.append(seen)
+        return to
+
+    store = open_file(tmp_path / "r.db")
+    bench = bench_of(store, WebhookSettings(), FakeClock(), rise_above)
+    store.commit(Change(subscriptions=(subscription(),)))
+    store.commit(Change(events=(event(),)))
+    bench.notifier.answers["sub-1"] = [Receipt(Outcome.RETRY, 409, "the target has seen epoch 7", epoch_seen=7)]
+    bench.serve()
+    bench.clock.advance(1.0)
+    bench.serve()
+    assert (raised, bench.delivery().state) == ([7], "delivered")
+    said = [(entry.verb, entry.subject, entry.detail) for entry in store.audit().items]
+    assert said == ([("raise epoch", "sub-1", "to 8: the subscription had seen 7")] if to else [])
+    store.close()
+
+
 def test_a_final_failure_lets_the_incidents_next_event_go(bench: Bench) -> None:
     bench.store.commit(Change(subscriptions=(subscription(),)))
     bench.store.commit(Change(events=(event("a1"), event("a2"))))
     bench.notifier.answers["sub-1"] = [Receipt(Outcome.REJECTED, 404, "the target answered 404")]
     bench.serve()
     assert [bench.delivery(name).state for name in ("a1", "a2")] == ["failed", "delivered"]
+
+
+def test_a_ping_goes_out_however_many_others_hang(bench: Bench) -> None:
+    bench.store.commit(Change(subscriptions=(subscription(),)))
+    others = tuple(event(f"a{number}", group=f"inc_{number}") for number in range(20))
+    bench.store.commit(Change(events=(*others, ping(subscription(), "1", NOW))))
+
+    async def until_it_is_out() -> None:
+        out = asyncio.Event()
+
+        def hangs(event_id: str) -> bool:
+            if event_id == "ping-1":
+                out.set()
+            return event_id != "ping-1"
+
+        bench.notifier.hangs = hangs
+        serving = asyncio.create_task(bench.outbox.serve("sub-1"))
+        await asyncio.wait_for(out.wait(), 10.0)
+        bench.notifier.release.set()
+        await serving
+
+    asyncio.run(until_it_is_out())
 
 
 def test_a_slow_target_delays_nobody_else(bench: Bench) -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -32,6 +33,7 @@ def reading(server: Running, last: int | None = None) -> Iterator[Iterator[Messa
         lines = answer.iter_lines()
         if last is None:
             assert next(lines) == ": hello"
+            assert re.fullmatch(r"id: \d+", next(lines))
         yield messages(lines)
 
 
@@ -43,8 +45,9 @@ def messages(lines: Iterator[str]) -> Iterator[Message]:
         if line:
             name, _, value = line.partition(": ")
             fields[name] = value
-        elif fields:
-            yield int(fields["id"]), fields["event"], json.loads(fields["data"])
+        else:
+            if "event" in fields:  # one with an id alone says where the reader is
+                yield int(fields["id"]), fields["event"], json.loads(fields["data"])
             fields = {}
 
 
@@ -99,6 +102,13 @@ def test_a_reader_who_was_away_too_long_is_told_to_read_anew(
         assert next(reported) == (5, "reset", {})
         commit(server, incidents=(incident("new"),))
         assert next(reported)[2]["id"] == "new"
+
+
+def test_a_reader_is_told_where_it_begins_before_anything_happens(server: Running) -> None:
+    commit(server, incidents=(incident("a"), incident("b")))
+    with server.client.stream("GET", "/api/v1/events") as answer:
+        lines = answer.iter_lines()
+        assert [next(lines) for _ in range(3)] == [": hello", "id: 2", ""]
 
 
 def test_an_id_of_something_else_is_refused(server: Running) -> None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -19,17 +21,22 @@ from eagle_eye.agent.loop.drops import Drops
 from eagle_eye.agent.transport.servers import Servers
 from eagle_eye.agent.transport.spool import Spool
 from eagle_eye.agent.transport.uplink import Destination, Uplink
+from eagle_eye.orchestrators.protocol import JobState
+from eagle_eye.schema.action import ACTION_REQUESTED, PING
 from eagle_eye.schema.frame import encode_frame
 from eagle_eye.server.store.factory import open_records
 from eagle_eye.server.store.settings import RecordsSettings
 from eagle_eye.server.store.store import INCIDENTS, Change
-from tests.server.builders import action, frame
+from tests.server.builders import SECRET, action, frame
+from tests.server.gate import gate
 from tests.server.own_process import WITHIN_S, OwnProcess, serving, wait_until
 from tests.server.postgresql_server import PostgresqlServer
 from tests.server.receiver import receiver
+from tests.server.shipped_receiver import shipped
 
 pytestmark = pytest.mark.slow  # pairs of servers, and what they wait for each other
 
+JOB = JobState(0, frozenset({"n1", "n2"}), running=True)
 LEASE_S = 2.0
 LONG_LEASE_S = 60.0
 
@@ -88,8 +95,9 @@ def leads(server: OwnProcess) -> bool:
 
 
 def metric(server: OwnProcess, name: str) -> float:
+    """Return its value, NaN where there is none yet."""
     lines = server.client.get("/metrics").text.splitlines()
-    return float(next(line.split()[-1] for line in lines if line.startswith(f"eagle_eye_{name} ")))
+    return float(next((line.split()[-1] for line in lines if line.startswith(f"eagle_eye_{name} ")), "nan"))
 
 
 def eventually(claim: Callable[[], bool]) -> None:
@@ -195,12 +203,34 @@ def test_a_standby_leads_once_the_leader_is_killed_and_an_action_is_delivered_an
         eventually(lambda: leads(standby))
         assert standby.client.get("/leadz").json()["epoch"] == 2
         assert standby.client.post("/api/v1/actions/act_1/approve").status_code == 200
-        wait_until(lambda: len(target.got) == 1)
-        event = json.loads(target.got[0][1])
+        wait_until(lambda: len(target.got) == 2)
+        ping, event = (json.loads(body) for _, body in target.got)
+        assert (ping["type"], ping["data"]["epoch"]) == ("eagle_eye.ping", 2)
         assert (event["type"], event["data"]["epoch"]) == ("eagle_eye.action.requested", 2)
         reported = standby.client.post(event["data"]["report_to"], json={"state": "done", "detail": "excluded n1"})
         assert reported.json()["state"] == "done"
     assert metric(standby, "takeovers_total") == 1.0
+
+
+def test_a_new_leader_judges_once_subscribers_have_answered_its_ping(site: Site) -> None:
+    arrived, answering = threading.Event(), threading.Event()
+
+    def hold(_: object) -> None:
+        arrived.set()
+        answering.wait(LONG_LEASE_S)
+
+    def judges(server: OwnProcess) -> bool:
+        return bool(server.client.get("/readyz").json()["checks"].get("detection") == "ok")
+
+    with pair(site, LONG_LEASE_S) as (leader, standby), gate() as target:
+        assert leader.client.post("/api/v1/subscriptions", json={"url": target.url}).status_code == 201
+        target.before = hold
+        leader.process.send_signal(signal.SIGTERM)
+        assert arrived.wait(WITHIN_S)
+        assert not judges(standby)
+        answering.set()
+        wait_until(lambda: judges(standby), LONG_LEASE_S / 2 - 5.0)  # sooner than for one that does not answer
+        assert metric(standby, 'leader_pings_total{outcome="answered"}') == 1.0
 
 
 def test_a_stop_hands_over_without_waiting_for_the_lease(site: Site) -> None:
@@ -227,3 +257,97 @@ def test_a_leader_that_was_stopped_and_wakes_after_the_other_leads_stands_by(
     store = open_records(RecordsSettings(site.url), Path("/-"))
     assert store.all(INCIDENTS) == []
     store.close()
+
+
+def subscribe(server: OwnProcess, url: str) -> None:
+    assert server.client.post("/api/v1/subscriptions", json={"url": url, "secret": SECRET}).status_code == 201
+
+
+def ask_for_an_action(site: Site, server: OwnProcess) -> None:
+    site.commit(Change(actions=(action(state="awaiting", detected_s=time.time(), expires_s=time.time() + 600),)))
+    assert server.client.post("/api/v1/actions/act_1/approve").status_code == 200
+
+
+def test_what_a_former_leader_has_in_flight_after_the_new_one_has_pinged_is_refused_and_delivered_anew(
+    site: Site, both: tuple[OwnProcess, OwnProcess]
+) -> None:
+    before, after = both
+    in_flight, first_may_pass, second_may_pass = (threading.Event() for _ in range(3))
+
+    def hold(event: dict[str, Any]) -> None:
+        if event["type"] == ACTION_REQUESTED and event["data"]["epoch"] == 1:
+            in_flight.set()
+            first_may_pass.wait(WITHIN_S)
+        elif event["type"] == ACTION_REQUESTED:
+            second_may_pass.wait(WITHIN_S)
+
+    with shipped(site.folder, JOB, SECRET) as orchestrator, gate(orchestrator.url) as target:
+        target.before = hold
+        subscribe(before, target.url)
+        ask_for_an_action(site, before)
+        assert in_flight.wait(WITHIN_S)
+        before.process.send_signal(signal.SIGSTOP)
+        try:
+            assert target.wait_for(PING, 2) == 200
+            first_may_pass.set()
+            assert target.wait_for(ACTION_REQUESTED, 1) == 409
+        finally:
+            before.process.send_signal(signal.SIGCONT)
+        assert orchestrator.queued() == []
+        second_may_pass.set()
+        assert target.wait_for(ACTION_REQUESTED, 2) == 202
+        assert [one.epoch for one in orchestrator.queued()] == [2]
+    eventually(lambda: not leads(before))
+    assert (metric(after, "epoch"), metric(before, "epoch_rises_total")) == (2.0, 0.0)
+
+
+def test_a_claim_that_waited_at_a_stopped_leader_is_not_granted_beside_the_next_ones(
+    site: Site, both: tuple[OwnProcess, OwnProcess]
+) -> None:
+    before, after = both
+    site.commit(Change(actions=(action(expires_s=time.time() + 600),)))
+    answers: list[int] = []
+
+    def claim(server: OwnProcess, name: str) -> int:
+        body = {"state": "accepted", "claim": name, "epoch": 1}
+        return server.client.post("/api/v1/actions/act_1/reports", json=body).status_code
+
+    before.process.send_signal(signal.SIGSTOP)
+    try:
+        late = threading.Thread(target=lambda: answers.append(claim(before, "late")))
+        late.start()
+        eventually(lambda: leads(after))
+        assert claim(after, "first") == 200
+    finally:
+        before.process.send_signal(signal.SIGCONT)
+    late.join(WITHIN_S)
+    assert answers in ([409], [503])
+    (report,) = after.client.get("/api/v1/actions/act_1").json()["reports"]
+    assert report["claim"] == "first"
+
+
+def test_a_leader_whose_database_was_restored_rises_above_the_epoch_that_a_subscriber_has_seen(site: Site) -> None:
+    with shipped(site.folder, JOB, SECRET) as orchestrator:
+        orchestrator.ledger.highest_epoch(7)
+        with site.server("a", LONG_LEASE_S) as leader:
+            wait_until(lambda: leads(leader))
+            subscribe(leader, orchestrator.url)
+            ask_for_an_action(site, leader)
+            wait_until(lambda: orchestrator.ledger.state_of("act_1") is not None)
+            assert [one.epoch for one in orchestrator.queued()] == [8]
+            assert leader.client.get("/leadz").json()["epoch"] == 8
+            assert metric(leader, "epoch_rises_total") == 1.0
+            (entry,) = leader.client.get("/api/v1/audit", params={"verb": "raise epoch"}).json()["items"]
+            assert entry["detail"] == "to 8: the subscription had seen 7"
+            assert "the epoch is raised above the one that a subscriber has seen" in leader.said()
+
+
+def test_a_ping_finds_out_that_the_database_was_restored_before_it_is_judged(site: Site) -> None:
+    with shipped(site.folder, JOB, SECRET) as orchestrator:
+        with site.server("a", LONG_LEASE_S) as leader:
+            wait_until(lambda: leads(leader))
+            subscribe(leader, orchestrator.url)
+        orchestrator.ledger.highest_epoch(7)
+        with site.server("b", LEASE_S) as leader:
+            eventually(lambda: metric(leader, 'leader_pings_total{outcome="answered"}') == 1.0)
+            assert leader.client.get("/leadz").json()["epoch"] == 8

@@ -137,6 +137,19 @@ def test_retry_after_is_read_as_seconds_or_date(header: str | None, seconds: flo
     assert webhook.retry_after_s(header, NOW) == seconds
 
 
+def test_a_refusal_with_the_epoch_that_was_seen_is_repeated() -> None:
+    receipt = webhook.receipt(409, None, NOW, "7")
+    assert (receipt.outcome, receipt.status, receipt.epoch_seen) == (Outcome.RETRY, 409, 7)
+
+
+@pytest.mark.parametrize(
+    ("status", "header"), [(409, text) for text in ("", "0", "-7", "7.0", "²", str(1 << 70))] + [(400, "7")]
+)
+def test_what_is_no_refusal_for_an_epoch_stays_final(status: int, header: str) -> None:
+    receipt = webhook.receipt(status, None, NOW, header)
+    assert (receipt.outcome, receipt.epoch_seen) == (Outcome.REJECTED, None)
+
+
 def test_the_targets_status_and_retry_after_come_back() -> None:
     with receiver() as target:
         target.status, target.headers = 503, {"Retry-After": "7"}
@@ -211,7 +224,7 @@ def test_numbers_that_json_lacks_become_null() -> None:
 
 
 def test_an_event_carries_the_epoch_of_who_leads_and_none_of_a_server_alone() -> None:
-    led = cloudevents.CloudEvents(SOURCE, lambda: 7).message(subscription(), event(), NOW)
+    led = cloudevents.CloudEvents(SOURCE, lambda: 7, 5.0).message(subscription(), event(), NOW)
     alone = cloudevents.CloudEvents(SOURCE).message(subscription(), event(), NOW)
-    assert json.loads(led.body)["data"] == {**event().data, "epoch": 7}
+    assert json.loads(led.body)["data"] == {**event().data, "epoch": 7, "lease_seconds": 5.0}
     assert json.loads(alone.body)["data"] == event().data

@@ -10,7 +10,7 @@ from typing import Any
 
 from rich.console import Console
 
-from eagle_eye.cli.client import ServerSaidNo, connect
+from eagle_eye.cli.client import CannotGoOn, connect
 from eagle_eye.cli.operator import LIST_MAX, add_common, add_filter, add_limit, print_json, print_list, say_more
 from eagle_eye.cli.reports.accounts import HOUR_S, gather, hours
 from eagle_eye.cli.reports.files import needs_extra, write
@@ -81,7 +81,7 @@ class Goodput:
         add_limit(parser, most=PAGE_LIMIT_MAX)
 
     def run(self, args: argparse.Namespace) -> int:
-        """Ask the server and print its answer. Raises ServerSaidNo."""
+        """Ask the server and print its answer. Raises ClientError."""
         since_s, until_s = span(args)
         query = {"by": args.by, "job": args.job, "since": since_s, "until": until_s, "limit": args.limit}
         reported = connect(args.server, args.token_file).call("GET", "/api/v1/goodput", query)
@@ -122,7 +122,7 @@ class LedgerCommands:
         add_limit(parser)
 
     def run(self, args: argparse.Namespace) -> int:
-        """Ask the server and print its answer. Raises ServerSaidNo."""
+        """Ask the server and print its answer. Raises ClientError."""
         client = connect(args.server, args.token_file)
         since_s, _ = span(args)
         query = {**{name: getattr(args, name) for name in ("job", "fault", "standing")}, "since": since_s}
@@ -164,7 +164,7 @@ class Tickets:
         bring.add_argument("--format", choices=("csv", "jsonl"), help="where the file's name does not say it")
 
     def run(self, args: argparse.Namespace) -> int:
-        """Do what the verb says. Raises ServerSaidNo."""
+        """Do what the verb says. Raises ClientError."""
         client = connect(args.server, args.token_file)
         if args.verb == "import":
             reported = client.call("POST", "/api/v1/tickets", body={"format": _format(args), "text": _text(args.file)})
@@ -197,7 +197,7 @@ class AccountsCommands:
         report.add_argument("--html", type=Path, metavar="FILE", help="one file with everything in it, pictures too")
 
     def run(self, args: argparse.Namespace) -> int:
-        """Write the report, or print its numbers as JSON. Raises ServerSaidNo, ConfigurationError, OSError."""
+        """Write the report, or print its numbers as JSON. Raises ClientError, ConfigurationError, OSError."""
         if args.html is None and not args.json:
             raise ConfigurationError("report: expected --html FILE, or --json")
         since_s, until_s = span(args)
@@ -220,7 +220,7 @@ class AccountsCommands:
 def _format(args: argparse.Namespace) -> str:
     form = args.format or {".csv": "csv", ".jsonl": "jsonl", ".ndjson": "jsonl"}.get(args.file.suffix.lower())
     if form is None:
-        raise ServerSaidNo(f"{args.file}: neither .csv nor .jsonl; say --format csv or --format jsonl")
+        raise CannotGoOn(f"{args.file}: neither .csv nor .jsonl; say --format csv or --format jsonl")
     return str(form)
 
 
@@ -229,14 +229,14 @@ def _text(file: Path) -> str:
         with file.open("rb") as opened:
             content = opened.read(FILE_BYTES_MAX + 1)
     except OSError as error:
-        raise ServerSaidNo(f"{file} cannot be read: {error.strerror or error}") from None
+        raise CannotGoOn(f"{file} cannot be read: {error.strerror or error}") from None
     if len(content) > FILE_BYTES_MAX:
-        raise ServerSaidNo(f"{file} has more than {FILE_BYTES_MAX >> 20} MiB; import it in parts")
+        raise CannotGoOn(f"{file} has more than {FILE_BYTES_MAX >> 20} MiB; import it in parts")
     try:
         return content.decode("utf-8")
     except UnicodeDecodeError as error:
         line = content[: error.start].count(b"\n") + 1
-        raise ServerSaidNo(f"{file}, line {line}: no UTF-8; save it as UTF-8") from None
+        raise CannotGoOn(f"{file}, line {line}: no UTF-8; save it as UTF-8") from None
 
 
 def job_row(item: Mapping[str, Any]) -> dict[str, Any]:

@@ -30,7 +30,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the entries, newest first. Raises ServerSaidNo, ConfigurationError."""
+    """Print the entries, newest first. Raises ClientError, ConfigurationError."""
     since_s, _ = span(args)
     query = {**{name: getattr(args, name) for name in FILTERS}, "since": since_s}
     items, more = connect(args.server, args.token_file).pages("/api/v1/audit", query, args.limit)

@@ -149,6 +149,7 @@ GUIDES: dict[str, Guide] = {
         "Judges recorded traces with the server's own engine, on the traces' clock, and scores it by their labels.",
         (
             ("eagle-eye backtest /tmp/hot", "for people"),
+            ("eagle-eye backtest /tmp/hot --html report.html", "with the evidence drawn, to send to somebody"),
             ("eagle-eye backtest /tmp/hot /tmp/monday --report report.json --verdicts verdicts.jsonl", "for programs"),
         ),
         "0 done, also when faults were found; 1 a trace cannot be judged; 2 wrong usage or configuration.",

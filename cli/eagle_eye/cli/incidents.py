@@ -32,7 +32,7 @@ class IncidentCommands(Noun):
         report.add_argument("--redact", action="store_true", help="replace the names of nodes, jobs and people")
 
     def run(self, args: argparse.Namespace) -> int:
-        """Ask the server and print its answer, or write the files. Raises ServerSaidNo, ConfigurationError, OSError."""
+        """Ask the server and print its answer, or write the files. Raises ClientError, ConfigurationError, OSError."""
         return _report(args) if args.verb == "report" else super().run(args)
 
 

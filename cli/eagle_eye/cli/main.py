@@ -57,7 +57,7 @@ GROUPS: tuple[tuple[str, tuple[Command, ...]], ...] = (
                 "demo", "eagle_eye.demo.command", "the closed loop on this host", "server,orchestrators,checkpoint"
             ),
             Command("simulate", "eagle_eye.simulator.command", "write a labelled trace of a fault", "server"),
-            Command("backtest", "eagle_eye.server.backtest.command", "judge recorded traces", "server"),
+            Command("backtest", "eagle_eye.cli.backtest", "judge recorded traces", "server"),
             Command("replay", "eagle_eye.cli.replay", "send a trace through the wire, times shifted to now", "server"),
             Command("loadtest", "eagle_eye.simulator.load.command", "send what a large fleet would send", "server"),
         ),

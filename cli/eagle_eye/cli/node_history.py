@@ -7,10 +7,10 @@ import sys
 from typing import Any
 from urllib.parse import quote
 
-from eagle_eye.cli.client import Client
 from eagle_eye.cli.operator import add_limit, print_json, say_more
 from eagle_eye.cli.show import recurrence_words
 from eagle_eye.cli.tables import Column, print_table, printable
+from eagle_eye.client import Client
 
 _CHAPTERS = (
     Column("time", "time"),
@@ -36,7 +36,7 @@ def add_history(verbs: Any, common: argparse.ArgumentParser) -> None:
 
 
 def show_history(client: Client, args: argparse.Namespace) -> int:
-    """Print the node's memory, its GPUs and its chapters. Raises ServerSaidNo."""
+    """Print the node's memory, its GPUs and its chapters. Raises ClientError."""
     path = f"/api/v1/nodes/{quote(args.id, safe='')}/history"
     first = client.call("GET", path, {"limit": 1})
     items, more = client.pages(path, {}, args.limit)

@@ -9,11 +9,12 @@ from typing import Any, get_args
 from urllib.parse import quote
 
 from eagle_eye.cli import show
-from eagle_eye.cli.client import Client, ServerSaidNo, connect
+from eagle_eye.cli.client import CannotGoOn, connect
 from eagle_eye.cli.node_history import add_history, show_history
 from eagle_eye.cli.operator import LIST_MAX, Noun, Verb, add_limit, print_json, print_list
 from eagle_eye.cli.tables import Column, print_table, printable
 from eagle_eye.cli.times import moment
+from eagle_eye.client import Client
 from eagle_eye.schema.configuration import ConfigurationError
 from eagle_eye.server.model.records import NodeState
 
@@ -82,7 +83,7 @@ class NodeCommands(Noun):
         )
 
     def run(self, args: argparse.Namespace) -> int:
-        """Ask the server and print its answer. Raises ServerSaidNo."""
+        """Ask the server and print its answer. Raises ClientError."""
         if args.verb not in ("readmit", "check", "checks", "history", "forget"):
             return super().run(args)
         client = connect(args.server, args.token_file)
@@ -142,7 +143,7 @@ def _readmit(client: Client, path: str, args: argparse.Namespace) -> int:
         node = client.call("GET", path)
         if node.get("state") != "in_service":
             remedy = "" if record["state"] == "sick" else "; --force readmits it all the same"
-            raise ServerSaidNo(f"{printable(args.id)} stays {node.get('state')}: its check is {_said(record)}{remedy}")
+            raise CannotGoOn(f"{printable(args.id)} stays {node.get('state')}: its check is {_said(record)}{remedy}")
     if args.json:
         print_json(node)
     elif check_id and args.no_wait:
@@ -178,7 +179,7 @@ def _check(client: Client, path: str, args: argparse.Namespace) -> int:
 
 
 def _waited(client: Client, check_id: str, args: argparse.Namespace) -> Any:
-    """Return the check once it is over. Raises ServerSaidNo on a timeout."""
+    """Return the check once it is over. Raises ClientError on a timeout."""
     path = f"/api/v1/node-checks/{quote(check_id, safe='')}"
     record = client.call("GET", path)
     if not args.json and record["state"] in OPEN_STATES:
@@ -186,7 +187,7 @@ def _waited(client: Client, check_id: str, args: argparse.Namespace) -> Any:
     until_s = time.monotonic() + record["deadline_seconds"] + WAIT_BEYOND_S
     while record["state"] in OPEN_STATES:
         if time.monotonic() >= until_s:
-            raise ServerSaidNo(f"check {check_id} is {record['state']} for too long; eagle-eye nodes checks shows it")
+            raise CannotGoOn(f"check {check_id} is {record['state']} for too long; eagle-eye nodes checks shows it")
         time.sleep(POLL_S)
         record = client.call("GET", path)
     return record

@@ -14,8 +14,10 @@ import msgspec
 
 from eagle_eye.cli import show
 from eagle_eye.cli.arguments import whole
-from eagle_eye.cli.client import DEFAULT_SERVER, Client, connect
+from eagle_eye.cli.client import connect
 from eagle_eye.cli.tables import Column, print_table, printable
+from eagle_eye.client import Client
+from eagle_eye.client.http_client import DEFAULT_SERVER
 from eagle_eye.schema.action import EVENT_TYPES, ActionKind, ReportState
 from eagle_eye.server.api.filter_values import ListedJobState
 from eagle_eye.server.model.records import ActionState, DeliveryState
@@ -79,7 +81,7 @@ class Noun:
             add_filter(parser, name, values, default)
 
     def run(self, args: argparse.Namespace) -> int:
-        """Ask the server and print its answer. Raises ServerSaidNo."""
+        """Ask the server and print its answer. Raises ClientError."""
         client = connect(args.server, args.token_file)
         path = f"/api/v1/{self.name}"
         if args.verb in (None, "list"):

@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from eagle_eye.cli.client import DEFAULT_SERVER, connect
+from eagle_eye.cli.client import connect
 from eagle_eye.cli.operator import print_json
 from eagle_eye.cli.tables import printable
+from eagle_eye.client.http_client import DEFAULT_SERVER
 
 ACT: Mapping[str, Any] = {"mode": "act"}  # the cases' default, unless --config says otherwise
 NODE_TERMS = "node_terms"  # the rule that says which settings of single nodes applied, shown for each case
@@ -34,7 +35,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the chosen verb. Raises ServerSaidNo, ConfigurationError."""
+    """Run the chosen verb. Raises ClientError, ConfigurationError."""
     return _explain(args) if args.verb == "explain" else _test(args)
 
 

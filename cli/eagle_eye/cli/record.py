@@ -11,8 +11,10 @@ from urllib.parse import quote
 
 import msgspec
 
-from eagle_eye.cli.client import DEFAULT_SERVER, Client, ServerSaidNo, connect
+from eagle_eye.cli.client import CannotGoOn, connect
 from eagle_eye.cli.times import add_span, required_span
+from eagle_eye.client import Client
+from eagle_eye.client.http_client import DEFAULT_SERVER
 
 JOBS_SHOWN = 20
 
@@ -44,14 +46,15 @@ def run(args: argparse.Namespace) -> int:
 
 
 def record(client: Client, out: Path, job: str, start_s: float, end_s: float) -> dict[str, Any]:
-    """Write the trace and return statistics about it. Raises ServerSaidNo, BadTrace, BrokenStream."""
+    """Write the trace and return statistics about it. Raises ClientError, BadTrace, BrokenStream."""
     from rich.console import Console
     from rich.progress import Progress, TextColumn, TimeElapsedColumn
 
     from eagle_eye.schema.frame import decode_frame
+    from eagle_eye.schema.recording import messages
     from eagle_eye.server.backtest.recorder import Recorder
     from eagle_eye.server.backtest.writer import TraceWriter
-    from eagle_eye.server.history.recording import Opening, messages
+    from eagle_eye.server.history.recording import Opening
     from eagle_eye.server.model.timestamps import rfc3339
 
     progress = Progress(
@@ -64,9 +67,9 @@ def record(client: Client, out: Path, job: str, start_s: float, end_s: float) ->
     path = f"/api/v1/jobs/{quote(job, safe='')}/recording"
     # Not RFC 3339: milliseconds would truncate the range's ends.
     query = {"start": repr(start_s), "end": repr(end_s)}
-    with TraceWriter(out) as writer, progress, client.stream(path, query) as read:
+    with TraceWriter(out) as writer, progress, client.stream(path, query) as answer:
         task = progress.add_task("asking the server")
-        parts = messages(read)
+        parts = messages(answer.read)
         opening = msgspec.msgpack.decode(next(parts), type=Opening)
         recorder = Recorder(writer, opening)
         for low_s, high_s, problem in opening.gaps:
@@ -77,7 +80,7 @@ def record(client: Client, out: Path, job: str, start_s: float, end_s: float) ->
             if recorder.frames % 256 == 0:
                 progress.update(task, description=f"{recorder.frames} frames of {recorder.nodes} nodes")
         if recorder.frames == 0:
-            raise ServerSaidNo(_nothing(client, job, opening.known))
+            raise CannotGoOn(_nothing(client, job, opening.known))
         header = recorder.finish(start_s, end_s)
     return {
         "trace": str(out),

@@ -10,7 +10,8 @@ from typing import Any
 
 import msgspec
 
-from eagle_eye.cli.client import DEFAULT_SERVER, ServerSaidNo, connect
+from eagle_eye.cli.client import CannotGoOn, connect
+from eagle_eye.client.http_client import DEFAULT_SERVER
 from eagle_eye.schema.configuration import ConfigurationError
 
 DONE, FAILED = 0, 1
@@ -67,7 +68,7 @@ def run(args: argparse.Namespace) -> int:
         try:
             pace = asyncio.run(replay.run(args.speed))
         except OSError as error:
-            raise ServerSaidNo(f"{client.server} cannot be reached: {error or type(error).__name__}") from None
+            raise CannotGoOn(f"{client.server} cannot be reached: {error or type(error).__name__}") from None
     found = client.pages("/api/v1/incidents", {"job": replay.job}, INCIDENTS_MAX)[0]
     for line in clock_lines(str(args.trace), trace.clock_offsets):
         sys.stderr.write(f"eagle-eye replay: {line}\n")

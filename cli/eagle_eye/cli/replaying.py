@@ -18,7 +18,7 @@ from urllib.parse import quote
 import msgspec
 import numpy as np
 
-from eagle_eye.cli.client import Client
+from eagle_eye.client import Client
 from eagle_eye.schema.events import Event
 from eagle_eye.schema.frame import Frame, encode_frame
 from eagle_eye.server.backtest.trace import Step, Trace
@@ -85,7 +85,7 @@ class Replay:
         self.skipped: Counter[str] = Counter()
 
     async def run(self, speed: float) -> Pacing:
-        """Send all of it, and a goodbye for the nodes that were alive at the end. Raises OSError, ServerSaidNo."""
+        """Send all of it, and a goodbye for the nodes that were alive at the end. Raises OSError, ClientError."""
         allow_files(len(self.nodes))
         loop = asyncio.get_running_loop()
         offset_s = time.time() - loop.time()

@@ -9,8 +9,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 from urllib.parse import quote
 
-from eagle_eye.cli.client import Client, ServerSaidNo
 from eagle_eye.cli.tables import Column, print_table, printable
+from eagle_eye.client import Client, ClientError
 from eagle_eye.schema.labels import AWAITING, metric_label, shown_state, state_label, throttled_by
 from eagle_eye.server.charts.commands import typed
 from eagle_eye.server.charts.notation import number
@@ -52,7 +52,7 @@ _DECISIONS: Mapping[str, Sequence[tuple[str, str]]] = {
 
 
 def incident(client: Client, name: str) -> None:
-    """Print the incident, its evidence, actions, what to type next and what happened. Raises ServerSaidNo."""
+    """Print the incident, its evidence, actions, what to type next and what happened. Raises ClientError."""
     path = f"/api/v1/incidents/{quote(name, safe='')}"
     dossier = client.call("GET", f"{path}/dossier")
     record = dossier["incident"]
@@ -93,7 +93,7 @@ def incident(client: Client, name: str) -> None:
 
 
 def action(client: Client, name: str) -> None:
-    """Print the action: what is asked of whom, why, and what was answered. Raises ServerSaidNo."""
+    """Print the action: what is asked of whom, why, and what was answered. Raises ClientError."""
     record = client.call("GET", f"/api/v1/actions/{quote(name, safe='')}")
     _title(_asked(record), record["state"], f"{record['confidence']:.0%} sure")
     _say(record["summary"])
@@ -122,7 +122,7 @@ def action(client: Client, name: str) -> None:
 
 
 def node(client: Client, name: str) -> None:
-    """Print the node's state, its incidents, what its agent cannot observe, and what to type. Raises ServerSaidNo."""
+    """Print the node's state, its incidents, what its agent cannot observe, and what to type. Raises ClientError."""
     record = client.call("GET", f"/api/v1/nodes/{quote(name, safe='')}")
     agent, memory = record["agent"] or {}, record["memory"] or {}
     state = record["phase"] or record["state"]
@@ -154,7 +154,7 @@ def node(client: Client, name: str) -> None:
 
 
 def job(client: Client, name: str) -> None:
-    """Print the job's state, its progress and its incidents. Raises ServerSaidNo."""
+    """Print the job's state, its progress and its incidents. Raises ClientError."""
     record = client.call("GET", f"/api/v1/jobs/{quote(name, safe='')}")
     progress = record["progress"] or {}
     step = progress.get("step")
@@ -179,7 +179,7 @@ def job(client: Client, name: str) -> None:
 
 
 def labelled(client: Client, items: Sequence[_RECORD]) -> list[_RECORD]:
-    """Return a list's records with their states as people read them. Raises ServerSaidNo."""
+    """Return a list's records with their states as people read them. Raises ClientError."""
     waiting: set[str] = set()
     if any(item.get("state") == "acting" for item in items):
         actions, _ = client.pages("/api/v1/actions", {"state": AWAITING}, len(items) + AWAITING_MAX)
@@ -223,7 +223,7 @@ def _charts(client: Client, path: str, panels: Iterable[_RECORD]) -> None:
         query = {"metric": panel["metric"], "node": panel["node"], "device": panel["device"]}
         try:
             chart = client.call("GET", f"{path}/picture", query)
-        except ServerSaidNo as error:
+        except ClientError as error:
             sys.stderr.write(f"{panel['metric']} cannot be drawn: {error}\n")
             continue
         lines = {

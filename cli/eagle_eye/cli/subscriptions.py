@@ -10,7 +10,7 @@ from typing import Any
 from urllib.parse import quote
 
 from eagle_eye.cli.arguments import number
-from eagle_eye.cli.client import ServerSaidNo, connect
+from eagle_eye.cli.client import CannotGoOn, connect
 from eagle_eye.cli.operator import Noun, Verb, print_json
 from eagle_eye.cli.tables import Column, printable
 from eagle_eye.cli.times import add_span, span
@@ -66,7 +66,7 @@ class Subscriptions(Noun):
         return parser
 
     def run(self, args: argparse.Namespace) -> int:
-        """Ask the server and print its answer. Raises ServerSaidNo."""
+        """Ask the server and print its answer. Raises ClientError."""
         if args.verb not in _OWN:
             return super().run(args)
         call = connect(args.server, args.token_file).call
@@ -107,7 +107,7 @@ def _change(args: argparse.Namespace) -> dict[str, Any]:
     url = {} if args.url is None else {"url": args.url}
     body = {**url, **{name: [] for name in args.any}, **_filters(args)}
     if not body:
-        raise ServerSaidNo("nothing to change; give --url, a filter, or --any")
+        raise CannotGoOn("nothing to change; give --url, a filter, or --any")
     return body
 
 
@@ -121,7 +121,7 @@ def _secret(args: argparse.Namespace) -> dict[str, str]:
     try:
         return {"secret": args.secret_file.read_text(encoding="ascii").strip()}
     except (OSError, UnicodeDecodeError) as error:
-        raise ServerSaidNo(f"--secret-file: {args.secret_file} cannot be read: {type(error).__name__}") from None
+        raise CannotGoOn(f"--secret-file: {args.secret_file} cannot be read: {type(error).__name__}") from None
 
 
 def _redeliver(call: Any, path: str, args: argparse.Namespace) -> int:

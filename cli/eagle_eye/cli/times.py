@@ -6,7 +6,7 @@ import argparse
 import time
 
 from eagle_eye.schema.configuration import ConfigurationError
-from eagle_eye.server.model.timestamps import SHORT_FORMS, option_time
+from eagle_eye.schema.times import SHORT_FORMS, option_time
 
 
 def add_span(parser: argparse.ArgumentParser, since: str, until: str = "") -> None:

@@ -10,6 +10,7 @@ from grafana_foundation_sdk.cog.encoder import JSONEncoder
 
 from dashboards.grafana.source import fleet, incidents, job, node, server
 from dashboards.grafana.source.boards import Dashboard
+from dashboards.grafana.source.descriptions import described
 
 BOARDS = {"fleet": fleet, "job": job, "node": node, "incidents": incidents, "server": server}
 FOLDER = Path(__file__).parents[1] / "dashboards"
@@ -30,6 +31,8 @@ def _tidied(built: Dashboard) -> Any:
         for key in ("auto", "auto_count", "auto_min"):  # an interval's
             variable.pop(key, None)
     for panel in plain["panels"]:
+        if panel.get("targets") and not panel.get("description"):
+            panel["description"] = described(panel)
         if panel["type"] == "table":
             panel.get("options", {}).pop("footer", None)  # of Grafana before 12
     return plain

@@ -67,7 +67,7 @@ def _now() -> Sequence[Panel]:
             steps=[(None, GREEN), (60, YELLOW), (300, RED)],
         ),
         number("Step", f"max({Q}train_step{JOB})", "none"),
-        number("Nodes", f"max({Q}job_nodes{JOB})"),
+        number("Nodes", f"max({Q}job_nodes{JOB})", about="Nodes of the running attempt."),
         number("GPUs", f"max({Q}job_gpus{JOB})"),
         number(
             "Goodput",

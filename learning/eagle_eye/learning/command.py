@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from eagle_eye.server.model.timestamps import SHORT_FORMS
+from eagle_eye.schema.times import SHORT_FORMS
 
 
 def configure(parser: argparse.ArgumentParser) -> None:

@@ -24,8 +24,8 @@ from eagle_eye.learning.features import HealthyHistory, read
 from eagle_eye.learning.model import CHECK, HealthyCheck, check, make, no_worse, parts
 from eagle_eye.schema import configuration
 from eagle_eye.schema.configuration import ConfigurationError
+from eagle_eye.schema.times import option_time
 from eagle_eye.server.config import ServerConfig
-from eagle_eye.server.model.timestamps import option_time
 from eagle_eye.server.site_files.learned_model import ModelMetadata, write
 from eagle_eye.server.site_files.learned_model import read as read_model
 

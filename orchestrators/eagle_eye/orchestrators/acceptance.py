@@ -8,12 +8,12 @@ from eagle_eye.schema.action import ActionRequest
 
 
 def of_a_former_leader(epoch: int, highest: int) -> str | None:
-    """Return why an action of this epoch is refused where the highest was seen; None where it may be carried out."""
+    """Return why an event of this epoch is refused where the highest was seen; None where it is taken."""
     if epoch == 0 or epoch >= highest:
         return None
     return (
         f"epoch {epoch} is lower than {highest}, which was seen: it is from a server that leads no more, or from a"
-        " database that was restored (docs/how-to/two-servers.md)"
+        " database that was restored, whose server raises its epoch now (docs/how-to/two-servers.md)"
     )
 
 

@@ -9,9 +9,8 @@ from typing import Annotated, TypeVar
 import msgspec
 
 from eagle_eye.orchestrators.errors import UnacceptableEventError
-from eagle_eye.schema.action import ActionRequest
+from eagle_eye.schema.action import EPOCH_MAX, ActionRequest
 
-EPOCH_MAX = 1 << 62
 CONTENT_TYPE = "application/cloudevents+json"
 ShapeT = TypeVar("ShapeT")
 _IDENTIFIER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:~-]{0,127}\Z")

@@ -3,6 +3,7 @@
 OrchestratorError
 ├── CannotCarryOutError     the orchestrator may not or cannot do what was asked; the message is the report
 ├── UnacceptableEventError  the webhook's body is signed but not understood
+├── LowerEpochError         the webhook is from a server that leads no more, or whose database was restored
 └── ServerUnreachableError  Eagle Eye's server did not answer, or not with what was expected
     └── RejectedError       it answered, and said no
 """
@@ -20,6 +21,14 @@ class CannotCarryOutError(OrchestratorError):
 
 class UnacceptableEventError(OrchestratorError):
     """A correctly signed delivery that is not a CloudEvent that this package understands."""
+
+
+class LowerEpochError(OrchestratorError):
+    """An event's epoch is lower than ``seen``, the highest that was seen; nothing of it is kept."""
+
+    def __init__(self, message: str, seen: int) -> None:
+        super().__init__(message)
+        self.seen = seen
 
 
 class ServerUnreachableError(OrchestratorError):

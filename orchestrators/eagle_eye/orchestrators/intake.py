@@ -14,7 +14,7 @@ from standardwebhooks import Webhook, WebhookVerificationError
 
 from eagle_eye.orchestrators import cloudevent
 from eagle_eye.orchestrators.acceptance import of_a_former_leader, refusal
-from eagle_eye.orchestrators.errors import CannotCarryOutError
+from eagle_eye.orchestrators.errors import CannotCarryOutError, LowerEpochError
 from eagle_eye.orchestrators.ledger import ActionState, Ledger
 from eagle_eye.orchestrators.protocol import JobState
 from eagle_eye.orchestrators.resumption import STEPS
@@ -30,6 +30,7 @@ from eagle_eye.schema.action import (
 log = logging.getLogger(__name__)
 
 QUEUE_MAX = 1_000
+_CANCELLING = (ACTION_EXPIRED, ACTION_WITHDRAWN)
 
 
 @dataclass(frozen=True)
@@ -82,25 +83,25 @@ class WebhookIntake:
         return None if None in reasons else (reasons[0] if reasons else "no signing secret is known yet")
 
     def take(self, webhook_id: str, body: bytes) -> str:
-        """Store the event durably; return its outcome. Raises UnacceptableEventError and queue.Full."""
+        """Store the event durably; return its outcome.
+
+        Raises UnacceptableEventError, queue.Full, and LowerEpochError: then it is taken once its epoch is high enough.
+        """
         event = cloudevent.parse_event(body)
         with self._order:
             if self.ledger.seen(webhook_id):
                 return "known"
             if self.work.full() and event.type in (ACTION_REQUESTED, NODE_READMITTED):
                 raise queue.Full
-            epoch = cloudevent.epoch_of(event)
-            former = of_a_former_leader(epoch, self.ledger.highest_epoch(epoch))
+            self._check_epoch(event)
             if event.type == ACTION_REQUESTED:
-                return self._request(webhook_id, cloudevent.parse_action(event), former)
-            if event.type in (ACTION_EXPIRED, ACTION_WITHDRAWN):
+                return self._request(webhook_id, cloudevent.parse_action(event))
+            if event.type in _CANCELLING:
                 action_id = cloudevent.parse_reference(event).action_id
                 cancelled = self.ledger.withdraw(webhook_id, action_id, self.clock())
                 return "cancelled" if cancelled else "nothing to cancel"
-            if event.type == NODE_READMITTED and former is None:
+            if event.type == NODE_READMITTED:
                 return self._readmit(webhook_id, event)
-            if former is not None:
-                log.warning("a %s is ignored: %s", event.type, former)
             # Heartbeats, pings, incidents: only acknowledged.
             self.ledger.record_delivery(webhook_id, self.clock())
             return "acknowledged"
@@ -116,7 +117,16 @@ class WebhookIntake:
         for work in left:
             self.work.put(work)
 
-    def _request(self, webhook_id: str, action: ActionRequest, former: str | None) -> str:
+    def _check_epoch(self, event: cloudevent.CloudEvent) -> None:
+        """Note the event's epoch; raise LowerEpochError for a lower one, except where nothing is to be done."""
+        epoch = cloudevent.epoch_of(event)
+        highest = self.ledger.highest_epoch(epoch)
+        former = of_a_former_leader(epoch, highest)
+        if former is not None and event.type not in _CANCELLING:
+            log.warning("%s %s is refused: %s", event.type, event.id, former)
+            raise LowerEpochError(former, highest)
+
+    def _request(self, webhook_id: str, action: ActionRequest) -> str:
         now_s = self.clock()
         if self.ledger.state_of(action.action_id) is not None:
             self.ledger.record_delivery(webhook_id, now_s)
@@ -128,19 +138,19 @@ class WebhookIntake:
                 # too.
                 self.ledger.record_delivery(webhook_id, now_s)
                 return "not ours"
-            reason = former or refusal(action, job, now_s)
+            reason = refusal(action, job, now_s)
         except CannotCarryOutError as error:
             # An unknown state is no reason to refuse: it is checked again when the action's turn comes.
             log.warning("job %s: %s; will ask again", action.job, error)
-            reason = former
+            reason = None
         except Exception:
             # The later check reports it; an error here would only cause a redelivery.
             log.exception("job %s; will ask again", action.job)
-            reason = former
-        # The report first: if this process dies in between, the redelivery repeats it, whereas a recorded action
-        # without a report would stay silent forever.
-        self.report(action, "refused" if reason else "accepted", reason or "")
-        self.ledger.record_action(webhook_id, action, "refused" if reason else "queued", now_s)
+            reason = None
+        # No redelivery may follow: the next process can have another subscription. So neither stays without the other.
+        with self.ledger.together():
+            self.ledger.record_action(webhook_id, action, "refused" if reason else "queued", now_s)
+            self.report(action, "refused" if reason else "accepted", reason or "")
         if reason is not None:
             log.warning("action %s (%s) refused: %s", action.action_id, action.kind, reason)
             return "refused"

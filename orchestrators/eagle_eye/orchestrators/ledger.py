@@ -5,6 +5,8 @@ Touches one SQLite file. Every method is a transaction that is on disk when it r
 
 from __future__ import annotations
 
+import secrets
+import socket
 import sqlite3
 import threading
 from collections.abc import Iterator
@@ -35,6 +37,7 @@ CREATE TABLE IF NOT EXISTS report (
     sequence INTEGER PRIMARY KEY AUTOINCREMENT, action_id TEXT NOT NULL, path TEXT NOT NULL,
     body BLOB NOT NULL, until_s REAL NOT NULL, fate TEXT NOT NULL DEFAULT 'owed');
 CREATE TABLE IF NOT EXISTS epoch (one INTEGER PRIMARY KEY CHECK (one = 1), seen INTEGER NOT NULL);
+CREATE TABLE IF NOT EXISTS name (one INTEGER PRIMARY KEY CHECK (one = 1), name TEXT NOT NULL);
 CREATE INDEX IF NOT EXISTS report_owed ON report (fate, sequence);
 """
 
@@ -55,12 +58,15 @@ class Ledger:
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         # Autocommit mode: transactions are started explicitly with IMMEDIATE, so that no reader is upgraded.
         self._connection = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
         self._connection.execute("PRAGMA journal_mode=WAL")
         self._connection.execute("PRAGMA synchronous=FULL")
         self._connection.executescript(_SCHEMA)
+        made = f"{socket.gethostname()[:64]}-{secrets.token_hex(4)}"
+        self._connection.execute("INSERT OR IGNORE INTO name VALUES (1, ?)", (made,))
+        self.name: str = self._connection.execute("SELECT name FROM name").fetchone()[0]  # of this subscriber
 
     def close(self) -> None:
         """Close the file; no method may be called afterwards."""
@@ -140,6 +146,12 @@ class Ledger:
         named = {node for action in later for node in action.exclude}
         return [node for node in nodes if node in named]
 
+    def begun_as(self, action: ActionRequest) -> str | None:
+        """Return another action with the same kind, job, attempt and nodes that was begun; None if there is none."""
+        begun = [other for state in (*_IN_PROGRESS, "finished") for other in self.actions(state)]
+        same = (other.action_id for other in begun if _work(other) == _work(action))
+        return next((known for known in same if known != action.action_id), None)
+
     def begin(self, action_id: str) -> bool:
         """Claim the action for the caller; False where it was withdrawn or is not queued."""
         return self._move(action_id, "begun", "queued")
@@ -214,8 +226,17 @@ class Ledger:
         execute.execute("DELETE FROM report WHERE until_s < ? AND fate <> 'owed'", (old_s,))
 
     @contextmanager
+    def together(self) -> Iterator[None]:
+        """Put what is written inside on disk at once at the end, or none of it."""
+        with self._transaction():
+            yield
+
+    @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
         with self._lock:
+            if self._connection.in_transaction:  # of this thread: nobody else has the lock
+                yield self._connection
+                return
             self._connection.execute("BEGIN IMMEDIATE")
             try:
                 yield self._connection
@@ -223,3 +244,7 @@ class Ledger:
                 self._connection.execute("ROLLBACK")
                 raise
             self._connection.execute("COMMIT")
+
+
+def _work(action: ActionRequest) -> tuple[str, str, int, frozenset[str]]:
+    return action.kind, action.job, action.attempt, frozenset(action.exclude)

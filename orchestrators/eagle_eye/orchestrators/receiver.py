@@ -20,9 +20,10 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from eagle_eye.orchestrators import cloudevent
-from eagle_eye.orchestrators.errors import OrchestratorError, UnacceptableEventError
+from eagle_eye.orchestrators.errors import LowerEpochError, OrchestratorError, UnacceptableEventError
 from eagle_eye.orchestrators.intake import QUEUE_MAX, WebhookIntake
 from eagle_eye.schema import problem
+from eagle_eye.schema.action import EPOCH_HEADER
 from eagle_eye.schema.listening import why_not
 
 BODY_BYTES_MAX = 1_048_576
@@ -53,18 +54,7 @@ def create_app(intake: WebhookIntake, pages: Sequence[Route] = ()) -> Starlette:
         if unsigned is not None:
             intake.count("bad signature")
             return _problem(401, "bad-signature", unsigned)
-        try:
-            outcome = await run_in_threadpool(intake.take, request.headers["webhook-id"], body)
-        except UnacceptableEventError as error:
-            intake.count("malformed")
-            return _problem(400, "malformed-event", str(error))
-        except queue.Full:
-            intake.count("busy")
-            busy = _problem(503, "busy", f"{QUEUE_MAX} actions wait already")
-            busy.headers["retry-after"] = "5"
-            return busy
-        intake.count(outcome)
-        return JSONResponse({"outcome": outcome}, status_code=202 if outcome == "queued" else 200)
+        return await run_in_threadpool(_taken, intake, request.headers["webhook-id"], body)
 
     async def health(_: Request) -> Response:
         return JSONResponse({"status": "ok"})
@@ -146,6 +136,26 @@ def _refused_by_headers(request: Request) -> Response | None:
     if not 0 < len(request.headers.get("webhook-id", "")) <= WEBHOOK_ID_CHARACTERS_MAX:
         return _problem(401, "bad-signature", f"webhook-id: expected 1 to {WEBHOOK_ID_CHARACTERS_MAX} characters")
     return None
+
+
+def _taken(intake: WebhookIntake, webhook_id: str, body: bytes) -> Response:
+    try:
+        outcome = intake.take(webhook_id, body)
+    except UnacceptableEventError as error:
+        intake.count("malformed")
+        return _problem(400, "malformed-event", str(error))
+    except LowerEpochError as error:
+        intake.count("lower epoch")
+        lower = _problem(409, "epoch", str(error))
+        lower.headers[EPOCH_HEADER] = str(error.seen)
+        return lower
+    except queue.Full:
+        intake.count("busy")
+        busy = _problem(503, "busy", f"{QUEUE_MAX} actions wait already")
+        busy.headers["retry-after"] = "5"
+        return busy
+    intake.count(outcome)
+    return JSONResponse({"outcome": outcome}, status_code=202 if outcome == "queued" else 200)
 
 
 async def _body(request: Request) -> bytes | None:

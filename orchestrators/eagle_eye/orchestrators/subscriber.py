@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import logging
 import queue
+import threading
 import time
 from collections.abc import Callable, Hashable
 from functools import partial
 from typing import TypeVar
 
 from eagle_eye.orchestrators.acceptance import refusal
+from eagle_eye.orchestrators.claims import StoppingError
 from eagle_eye.orchestrators.cloudevent import unix_seconds
 from eagle_eye.orchestrators.dry_run import would
 from eagle_eye.orchestrators.errors import CannotCarryOutError
@@ -37,8 +39,8 @@ AnswerT = TypeVar("AnswerT")
 class Subscriber:
     """Takes work from the receiver's queue, from ``start`` to ``stop``.
 
-    Up to ``parallel`` independent actions at once. With ``dry_run`` nothing is changed, and actions are refused with
-    what would have been done as the reason.
+    Up to ``parallel`` independent actions at once. Before anything is changed, ``claim`` returns why it must not be, or
+    None. With ``dry_run`` nothing is changed, and actions are refused with what would have been done as the reason.
     """
 
     def __init__(
@@ -49,6 +51,7 @@ class Subscriber:
         report: ReportTo,
         clock: Callable[[], float] = time.time,
         *,
+        claim: Callable[[ActionRequest, threading.Event], str | None] = lambda _action, _stopping: None,
         parallel: int = 1,
         dry_run: bool = False,
         ask_again_s: float = ASK_AGAIN_S,
@@ -57,6 +60,7 @@ class Subscriber:
         self._ledger = ledger
         self._report = report
         self._clock = clock
+        self._claim = claim
         self._dry_run = dry_run
         self._ask_again_s = ask_again_s
         self.lanes = Lanes(work, self.do, concerns, parallel)
@@ -91,7 +95,7 @@ class Subscriber:
             if self._ledger.begin(action.action_id):
                 self._end(action, "failed", f"the state of job {action.job!r} is not known: {error}")
             return
-        except _StoppingError:
+        except StoppingError:
             return
         reason = refusal(action, job, self._clock())
         if reason is None and self._dry_run:
@@ -100,11 +104,24 @@ class Subscriber:
             if self._ledger.refuse(action.action_id):
                 self._report(action, "refused", reason)
             return
+        if not self._may_begin(action):
+            return
         if not self._ledger.begin(action.action_id):
             log.info("action %s was withdrawn before its turn", action.action_id)
             return
         self._report(action, "running", "")
         self._carry_out(action, skip_exclusion=False)
+
+    def _may_begin(self, action: ActionRequest) -> bool:
+        """Return whether the server lets the action begin; what changes nothing is not asked for."""
+        try:
+            no = self._claim(action, self.lanes.stopping) if verbs(action) else None
+        except StoppingError:
+            return False
+        if no is not None and self._ledger.refuse(action.action_id):
+            # Not reported: the action may be another subscriber's, or is over.
+            log.warning("action %s (%s) is not begun: %s", action.action_id, action.kind, no)
+        return no is None
 
     def _resume(self, work: Resumption) -> None:
         action = work.action
@@ -116,7 +133,7 @@ class Subscriber:
         except CannotCarryOutError as error:
             self._end(action, "failed", f"{INTERRUPTED}; the state of job {action.job!r} is not known: {error}")
             return
-        except _StoppingError:
+        except StoppingError:
             return
         left = remainder(action, work.step, job, self._clock())
         if left.todo == "nothing":
@@ -172,7 +189,7 @@ class Subscriber:
                     raise
                 log.warning("job %s: %s; will ask again", action.job, error)
             if self.lanes.stopping.wait(self._ask_again_s):
-                raise _StoppingError
+                raise StoppingError
 
     def _readmit(self, work: Readmission) -> None:
         names = ", ".join(work.nodes)
@@ -199,10 +216,6 @@ class Subscriber:
 
 class _UnexpectedError(CannotCarryOutError):
     """The orchestrator's program is at fault: retrying would not help."""
-
-
-class _StoppingError(Exception):
-    """The process is stopping; waiting work is left to the next one."""
 
 
 def carry_out(

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 
 ActionKind = Literal["exclude_node", "restart_job", "drain_node", "checkpoint_now", "notify", "none"]
 RestartScope = Literal["process_group", "rank", "job"]
 ReportState = Literal["accepted", "running", "done", "failed", "refused"]
+
+EPOCH_MAX = 1 << 62
+# With 409: the highest epoch that a subscriber has seen, which refuses an event for its lower one.
+EPOCH_HEADER = "Eagle-Eye-Epoch"
+LEASE_SECONDS_MAX = 3_600.0
+CLAIM_CHARACTERS_MAX = 128
 
 INCIDENT_OPENED = "eagle_eye.incident.opened"
 INCIDENT_UPDATED = "eagle_eye.incident.updated"
@@ -70,7 +76,8 @@ class ActionRequest(msgspec.Struct, frozen=True, omit_defaults=True):
     present if the server knows a trustworthy step to resume from. ``restart_scope``, for actions that restart, is the
     smallest safe restart: ``process_group`` renews the communicators of the surviving processes, ``rank`` ends the
     culprit's processes first, ``job`` renews every process. ``epoch`` rises with each change of the server that leads,
-    0 where there is only one: a subscriber refuses an action with a lower one than it has seen.
+    0 where there is only one: a subscriber refuses an action with a lower one than it has seen. Where nobody answers a
+    claim for two times ``lease_seconds``, no other server leads.
     """
 
     action_id: str
@@ -93,6 +100,7 @@ class ActionRequest(msgspec.Struct, frozen=True, omit_defaults=True):
     resume_from: ResumeFrom | None = None
     restart_scope: RestartScope | None = None
     epoch: int = 0
+    lease_seconds: Annotated[float, msgspec.Meta(ge=0, le=LEASE_SECONDS_MAX)] = 0.0
 
 
 class Report(msgspec.Struct, frozen=True):
@@ -100,6 +108,16 @@ class Report(msgspec.Struct, frozen=True):
 
     state: ReportState
     detail: str = ""
+
+
+class Claim(Report, frozen=True):
+    """A report; with ``claim`` the word ``accepted`` asks whether the subscriber of that name may begin.
+
+    It is told no (409) if the action is over, withdrawn or another's. ``epoch`` is the one that the action came with.
+    """
+
+    claim: Annotated[str, msgspec.Meta(max_length=CLAIM_CHARACTERS_MAX)] = ""
+    epoch: Annotated[int, msgspec.Meta(ge=0, le=EPOCH_MAX)] = 0
 
 
 class PaceLeft(msgspec.Struct, frozen=True):

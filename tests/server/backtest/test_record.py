@@ -22,6 +22,7 @@ from eagle_eye.schema.configuration import ConfigurationError
 from eagle_eye.schema.events import Event
 from eagle_eye.schema.frame import CONTENT_TYPE, Frame, Rank, block
 from eagle_eye.schema.metrics import Scope
+from eagle_eye.schema.recording import BrokenStream, messages
 from eagle_eye.server.api import history as api
 from eagle_eye.server.app import Services, create_app
 from eagle_eye.server.backtest.run import Backtest, VerdictLine
@@ -30,7 +31,7 @@ from eagle_eye.server.config import ServerConfig
 from eagle_eye.server.engine.engine import Engine
 from eagle_eye.server.engine.settings import DetectionSettings, PolicySettings
 from eagle_eye.server.history.history import Recorded
-from eagle_eye.server.history.recording import BrokenStream, frames_of, messages
+from eagle_eye.server.history.recording import frames_of
 from eagle_eye.server.model.account_records import Gpu
 from eagle_eye.server.model.clock import Clock
 from eagle_eye.server.model.records import Incident

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from eagle_eye.cli.client import Client
+from eagle_eye.client import Client
 from eagle_eye.server.store.store import PAGE_LIMIT_MAX
 
 HOUR_S = 3_600.0
@@ -40,7 +40,7 @@ class AccountsReport(NamedTuple):
 def gather(
     client: Client, since_s: float | None, until_s: float | None, progress: Callable[[str], None] = lambda _: None
 ) -> AccountsReport:
-    """Ask the server for all of it; ``progress`` is told what is asked for. Raises ServerSaidNo."""
+    """Ask the server for all of it; ``progress`` is told what is asked for. Raises ClientError."""
     query = {"since": since_s, "until": until_s, "limit": PAGE_LIMIT_MAX}
     progress("the jobs' goodput")
     jobs = client.call("GET", "/api/v1/goodput", {**query, "by": "job"})

@@ -77,7 +77,7 @@ def _draw(axes: Axes, chart: Mapping[str, Any]) -> None:
     if chart["threshold"] is not None:
         label = f"threshold {number(chart['threshold'], unit)}"
         axes.axhline(chart["threshold"], color=THRESHOLD, linewidth=1.2, linestyle=(0, (5, 3)), label=label)
-    locator = AutoDateLocator(maxticks=8)  # type: ignore[no-untyped-call]
+    locator = AutoDateLocator(minticks=3)  # type: ignore[no-untyped-call]
     axes.xaxis.set_major_locator(locator)
     axes.xaxis.set_major_formatter(ConciseDateFormatter(locator, tz=dt.timezone.utc))  # type: ignore[no-untyped-call]
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: number(value, unit)))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,8 +14,10 @@ from eagle_eye.cli.accounts import job_row, share, total_row
 from eagle_eye.cli.main import version
 from eagle_eye.cli.reports import figures
 from eagle_eye.cli.reports.accounts import CAUSES, HOUR_S, AccountsReport, hours
+from eagle_eye.cli.reports.backtest import DrawnVerdict, JudgedTrace
 from eagle_eye.cli.reports.incident import IncidentReport
 from eagle_eye.cli.tables import printable
+from eagle_eye.server.backtest.command import JudgedTraces, upper_bound
 from eagle_eye.server.charts.notation import number
 
 _TEMPLATES = Path(__file__).parent
@@ -79,6 +81,39 @@ def accounts_page(report: AccountsReport, origin: Origin) -> str:
         ledger_since=report.ledger["since"],
         unknown=report.unknown,
     )
+
+
+def backtest_page(traces: Iterable[JudgedTrace], judged: JudgedTraces, origin: Origin) -> str:
+    """Return the file's text. Texts of the traces are escaped."""
+    score, totals = judged.card.report(), judged.totals
+    scores = [*score["faults"].items(), ("all", score["overall"])] if score["node_days"] else []
+    unknown = [
+        f"{_words(name)} could not tell in {ratio:.0%} of {totals.judgements:,} judgements"
+        for name, ratio in totals.ratios().items()
+    ]
+    return _render(
+        "backtest.html",
+        origin,
+        traces=[(one, [_drawn(verdict) for verdict in one.verdicts]) for one in traces],
+        scores=[{"fault": _words(fault), **{k: _figure(v, "1") for k, v in of.items()}} for fault, of in scores],
+        false_exclusions=score["false_exclusions"],
+        node_days=f"{score['node_days']:.3f}",
+        bound=upper_bound(score["node_days"], score["false_exclusions_per_1000_node_days_upper_95"]),
+        unknown=[*unknown, *totals.remarks()],
+    )
+
+
+def _drawn(verdict: DrawnVerdict) -> dict[str, Any]:
+    line = verdict.line
+    return {
+        "since": number(verdict.since_s, "seconds"),
+        "fault": _words(line.fault),
+        "who": ", ".join(line.nodes) or "no single node",
+        "action": _words(line.action),
+        "summary": line.summary,
+        "confidence": f"{line.confidence:.0%}",
+        "charts": [(one, markupsafe.Markup(figures.svg(one, verdict.marks))) for one in verdict.charts],  # noqa: S704
+    }
 
 
 def _render(template: str, origin: Origin, **values: Any) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
-from eagle_eye.cli.client import Client, ServerSaidNo
+from eagle_eye.client import Client, ClientError
 from eagle_eye.server.charts.notation import number
 
 CHARTS_MAX = 6
@@ -81,7 +81,7 @@ class IncidentReport(NamedTuple):
 
 
 def gather(client: Client, incident: str, progress: Callable[[str], None] = lambda _: None) -> IncidentReport:
-    """Ask the server for all of it; ``progress`` is told what is asked for. Raises ServerSaidNo."""
+    """Ask the server for all of it; ``progress`` is told what is asked for. Raises ClientError."""
     path = f"/api/v1/incidents/{quote(incident, safe='')}"
     progress("the incident")
     dossier = client.call("GET", f"{path}/dossier")
@@ -91,7 +91,7 @@ def gather(client: Client, incident: str, progress: Callable[[str], None] = lamb
         query = {"metric": panel["evidence"] or panel["metric"], "node": panel["node"], "device": panel["device"]}
         try:
             charts.append(client.call("GET", f"{path}/picture", query))
-        except ServerSaidNo as error:
+        except ClientError as error:
             undrawn[panel["metric"]] = str(error)
     progress("what the job did afterwards")
     return IncidentReport(dossier, tuple(charts), undrawn, _trains_again_s(client, dossier))
@@ -111,7 +111,7 @@ def _trains_again_s(client: Client, dossier: Mapping[str, Any]) -> float | None:
     query = {"since": since_s, "until": since_s + LATER_S, "points": 10}
     try:
         course = client.call("GET", f"/api/v1/jobs/{quote(dossier['incident']['job'], safe='')}/course", query)
-    except ServerSaidNo:
+    except ClientError:
         return None
     return next((start_s for start_s, part in _parts(course) if part in TRAINS and start_s > since_s), None)
 

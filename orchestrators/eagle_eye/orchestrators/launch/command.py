@@ -18,6 +18,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from eagle_eye.orchestrators import logs
+from eagle_eye.orchestrators.claims import Claims
 from eagle_eye.orchestrators.errors import OrchestratorError, ServerUnreachableError
 from eagle_eye.orchestrators.intake import WebhookIntake
 from eagle_eye.orchestrators.launch import events as on
@@ -307,7 +308,8 @@ def _run_with_server(
         orchestrator = LaunchOrchestrator(coordinator, job.name)
         intake = WebhookIntake(parts.ledger, orchestrator.state, parts.reporter, subscription.secrets)
         receiver = Receiver(intake, listening)
-        subscriber = Subscriber(orchestrator, parts.ledger, intake.work, parts.reporter)
+        claims = Claims(parts.client, parts.ledger)
+        subscriber = Subscriber(orchestrator, parts.ledger, intake.work, parts.reporter, claim=claims)
         intake.resume()
         receiver.start()
         for part in (parts.reporter, subscription, subscriber):

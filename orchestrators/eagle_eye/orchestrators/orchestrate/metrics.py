@@ -29,6 +29,13 @@ class Metrics:
             registry=self._registry,
         )
 
+        self._claims = Counter(
+            f"{_PREFIX}claims_total",
+            "Actions claimed at the server before they were begun, by what came of it.",
+            ["kind", "outcome"],
+            registry=self._registry,
+        )
+
     def delivered(self, outcome: str) -> None:
         """Count an answered delivery."""
         self._deliveries.labels(self._kind, outcome).inc()
@@ -36,6 +43,10 @@ class Metrics:
     def reported(self, action: str, state: str) -> None:
         """Count a report."""
         self._reports.labels(self._kind, action, state).inc()
+
+    def claimed(self, outcome: str) -> None:
+        """Count a claim."""
+        self._claims.labels(self._kind, outcome).inc()
 
     def watch(self, name: str, help_text: str, read: Callable[[], float]) -> None:
         """Add a gauge with the value returned by ``read``."""

@@ -21,6 +21,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from eagle_eye.orchestrators.claims import Claims
 from eagle_eye.orchestrators.errors import CannotCarryOutError, OrchestratorError, ServerUnreachableError
 from eagle_eye.orchestrators.intake import WebhookIntake
 from eagle_eye.orchestrators.ledger import Ledger
@@ -86,7 +87,13 @@ class Service:
             count=self._metrics.delivered,
         )
         self._subscriber = Subscriber(
-            self._orchestrator, ledger, self._intake.work, self._report, parallel=PARALLEL_MAX, dry_run=options.dry_run
+            self._orchestrator,
+            ledger,
+            self._intake.work,
+            self._report,
+            claim=Claims(client, ledger, self._metrics.claimed),
+            parallel=PARALLEL_MAX,
+            dry_run=options.dry_run,
         )
         self._receiver = Receiver(self._intake, listening, self._pages())
         lanes = self._subscriber.lanes

@@ -15,8 +15,8 @@ from typing import Any, Literal, NamedTuple
 import msgspec
 
 from eagle_eye.schema.names import NAME_CHARS_MAX, is_name
+from eagle_eye.schema.times import unix_seconds
 from eagle_eye.server.model.account_records import Ticket
-from eagle_eye.server.model.timestamps import unix_seconds
 
 Format = Literal["csv", "jsonl"]
 COLUMNS = ("id", "node", "opened", "closed", "text")

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal, Protocol
 from fastapi import APIRouter, Depends, Query, Response
 from msgspec import Struct
 
+from eagle_eye.schema.times import unix_seconds
 from eagle_eye.server.accounts import goodput
 from eagle_eye.server.accounts.archive import Archive, HeldBackAction
 from eagle_eye.server.accounts.goodput import Account, Amount, By
@@ -34,7 +35,7 @@ from eagle_eye.server.api.requests import (
 )
 from eagle_eye.server.model.clock import Clock
 from eagle_eye.server.model.errors import BadCursor, Refusal
-from eagle_eye.server.model.timestamps import rfc3339, unix_seconds
+from eagle_eye.server.model.timestamps import rfc3339
 from eagle_eye.server.store.store import NODES, TICKETS, Change, Store
 
 router = APIRouter(prefix="/api/v1", tags=["accounts"])

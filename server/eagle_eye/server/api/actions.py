@@ -9,7 +9,7 @@ from typing import Annotated, Protocol
 from fastapi import APIRouter, Depends, Query, Response
 from msgspec.structs import replace
 
-from eagle_eye.schema.action import ActionKind, Report
+from eagle_eye.schema.action import ActionKind, Claim
 from eagle_eye.server.api import views
 from eagle_eye.server.api.action_preview import asked_again, preview
 from eagle_eye.server.api.requests import (
@@ -30,11 +30,12 @@ from eagle_eye.server.api.requests import (
 )
 from eagle_eye.server.config import ServerConfig
 from eagle_eye.server.delivery import events as outbound
+from eagle_eye.server.delivery.claims import claimed
 from eagle_eye.server.engine import ledger
 from eagle_eye.server.engine.modes import mode_of
 from eagle_eye.server.ingest.fleet import Fleet
 from eagle_eye.server.model.clock import Clock
-from eagle_eye.server.model.errors import IllegalTransition
+from eagle_eye.server.model.errors import IllegalTransition, Refusal
 from eagle_eye.server.model.records import Action, ActionState, Node, NodeState
 from eagle_eye.server.model.subscription_filters import wants
 from eagle_eye.server.monitor.judgement_changes import together
@@ -114,15 +115,28 @@ def preview_action(parts: Parts, _: Reader, action: str) -> Response:
     )
 
 
-@router.post("/{action}/reports", openapi_extra=body_of(Report))
+@router.post("/{action}/reports", openapi_extra=body_of(Claim))
 def report(parts: Parts, principal: Operator, action: str, body: Body) -> Response:
-    """Take a subscriber's word: accepted, running, done, failed or refused. 409 where the state does not allow it."""
-    given = decoded(body, Report)
+    """Take a subscriber's word: accepted, running, done, failed or refused. 409 where the state does not allow it.
+
+    ``accepted`` with a ``claim``, the subscriber's name for itself, asks whether it may begin: 409 means no.
+    """
+    given = decoded(body, Claim)
+    if given.claim and given.state != "accepted":
+        raise Refusal(400, "claim", f"claim: only accepted claims an action; got {given.state}")
 
     def reported(record: Action) -> Action:
+        if given.claim:
+            return claimed(record, given, principal.who, parts.clock.now_s())
+        if given.state == "accepted" and record.state == "withdrawn":
+            # Nothing has begun: it would stay accepted for ever. What has is recorded by later reports.
+            raise IllegalTransition(f"action {record.id} is withdrawn; it cannot be accepted any more")
         return ledger.report_action(record, given, principal.who, parts.clock.now_s())
 
-    return _changed(parts, principal, action, f"report {given.state}", reported, given.detail)
+    if not given.claim:
+        return _changed(parts, principal, action, f"report {given.state}", reported, given.detail)
+    detail = f"{given.claim} (epoch {given.epoch})" if given.epoch else given.claim
+    return _changed(parts, principal, action, "claim", reported, detail)
 
 
 @router.post("/{action}/approve")

@@ -36,7 +36,7 @@ IncidentInFull = shown(
     gathered=many(Evidence),
     history=many(AuditEntry),
 )
-ReportOfAction = made("ReportOfAction", state=str, detail=str, who=str, time=Time)
+ReportOfAction = made("ReportOfAction", state=str, detail=str, who=str, time=Time, claim=str, epoch=int)
 Action = shown(records.Action, without=("policy",), report_to=str, reports=many(ReportOfAction))
 ActionPreview = made(
     "ActionPreview",

@@ -14,11 +14,12 @@ from fastapi.responses import StreamingResponse
 
 from eagle_eye.schema import metrics as catalogue
 from eagle_eye.schema.metrics import MetricSpec, Scope
+from eagle_eye.schema.recording import CONTENT_TYPE as RECORDING
+from eagle_eye.schema.times import unix_seconds
 from eagle_eye.server.api import recorded_jobs
 from eagle_eye.server.api.requests import Moment, OpenStreams, Reader, answer, services
 from eagle_eye.server.config import ServerConfig
 from eagle_eye.server.history.history import History, QueryPart
-from eagle_eye.server.history.recording import CONTENT_TYPE as RECORDING
 from eagle_eye.server.history.remote_store.merging import with_past
 from eagle_eye.server.history.remote_store.remote_history import SeriesQuery
 from eagle_eye.server.history.remote_store.remote_store import RemoteStore
@@ -26,7 +27,7 @@ from eagle_eye.server.history.steps import SeriesKey, SeriesSteps, Statistic, To
 from eagle_eye.server.ingest.fleet import Fleet
 from eagle_eye.server.model.clock import Clock
 from eagle_eye.server.model.errors import HistoryMoved, Refusal
-from eagle_eye.server.model.timestamps import rfc3339, unix_seconds
+from eagle_eye.server.model.timestamps import rfc3339
 from eagle_eye.server.store.store import JOBS, Store
 
 POINTS_MAX = 11_000  # per series

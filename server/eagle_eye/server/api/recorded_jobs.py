@@ -1,4 +1,4 @@
-"""Streams a job's part of the history for ``GET /api/v1/jobs/{job}/recording``, in the format of ``recording.py``."""
+"""Streams a job's part of the history for ``GET /api/v1/jobs/{job}/recording``, as ``schema/recording.py`` has it."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from typing import Protocol
 import msgspec
 
 from eagle_eye.schema.frame import encode_frame
+from eagle_eye.schema.recording import VERSION, message
 from eagle_eye.server.config import ServerConfig
 from eagle_eye.server.engine.topology import Topology
 from eagle_eye.server.history.history import History, Recorded, UnreadableRange
-from eagle_eye.server.history.recording import VERSION, Opening, Stated, frames_of, message
+from eagle_eye.server.history.recording import Opening, Stated, frames_of
 from eagle_eye.server.history.remote_store.remote_store import RemoteStore
 from eagle_eye.server.ingest.fleet import Fleet
 from eagle_eye.server.model.clock import Clock

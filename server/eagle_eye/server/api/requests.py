@@ -14,12 +14,12 @@ from pydantic import AfterValidator
 
 from eagle_eye.schema.action import EVENT_TYPES
 from eagle_eye.schema.near_names import did_you_mean
+from eagle_eye.schema.times import unix_seconds
 from eagle_eye.server.api.constraints import TIME, Constraint
 from eagle_eye.server.api.filter_values import FAULT_NAMES
 from eagle_eye.server.model.clock import Clock
 from eagle_eye.server.model.errors import Refusal
 from eagle_eye.server.model.records import AuditEntry, Scope
-from eagle_eye.server.model.timestamps import unix_seconds
 from eagle_eye.server.security.auth import Credentials, Principal, Tokens
 from eagle_eye.server.security.limits import Limits
 from eagle_eye.server.store.store import PAGE_LIMIT_MAX, Kind, Page, Store

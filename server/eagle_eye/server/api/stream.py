@@ -64,7 +64,8 @@ async def events(
     """Changes of incidents, actions, jobs, nodes, deliveries and subscriptions, and the events that went out.
 
     ``event`` is the kind, ``data`` the record as the API shows it. With Last-Event-ID the stream goes on after it;
-    ``event: reset`` says that it is too old and that everything should be read anew. Without it, it starts now.
+    ``event: reset`` says that it is too old and that everything should be read anew. Without it, it starts now,
+    and first says, with an id alone, where that is.
     """
     streams = parts.telemetry.streams
     if parts.open_streams.count >= parts.config.streams_max:
@@ -89,7 +90,7 @@ async def events(
         parts.open_streams.count += 1
         streams.set(parts.open_streams.count)
         try:
-            yield _message("reset", position, {}) if reset else b": hello\n\n"
+            yield _message("reset", position, {}) if reset else b": hello\nid: %d\n\n" % position
             async for chunk in _follow(parts, position, woken):
                 yield chunk
         finally:

@@ -10,6 +10,7 @@ import msgspec
 from fastapi import APIRouter, Depends, Response
 from msgspec.structs import replace
 
+from eagle_eye.schema.times import unix_seconds
 from eagle_eye.server.api import views
 from eagle_eye.server.api.constraints import TIME
 from eagle_eye.server.api.requests import (
@@ -47,7 +48,7 @@ from eagle_eye.server.delivery.notifiers.guard import Guard
 from eagle_eye.server.model.clock import Clock
 from eagle_eye.server.model.errors import IllegalTransition, Refusal
 from eagle_eye.server.model.records import Subscription, SubscriptionHealth
-from eagle_eye.server.model.timestamps import rfc3339, unix_seconds
+from eagle_eye.server.model.timestamps import rfc3339
 from eagle_eye.server.store.store import SUBSCRIPTION_HEALTH, SUBSCRIPTIONS, Change, Store
 
 RESOLVE_S = 10.0

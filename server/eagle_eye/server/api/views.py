@@ -49,12 +49,20 @@ def incident(record: Incident) -> dict[str, Any]:
 
 
 def action(record: Action, public_url: str) -> dict[str, Any]:
-    """Return an action with its reports and report URL; the rules' results are shown with its incident."""
+    """Return an action with its reports and report URL; the rules' results are shown with its incident.
+
+    Of reports that claim nothing ``claim`` is "" and ``epoch`` 0.
+    """
     view = plain(record)
     del view["policy"]
     view["report_to"] = outbound.report_url(public_url, record.id)
     view["reports"] = [
-        {**{name: value for name, value in report.items() if name != "time_s"}, "time": rfc3339(report["time_s"])}
+        {
+            "claim": "",
+            "epoch": 0,
+            **{name: value for name, value in report.items() if name != "time_s"},
+            "time": rfc3339(report["time_s"]),
+        }
         for report in record.reports
     ]
     return view

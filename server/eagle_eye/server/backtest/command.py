@@ -7,10 +7,10 @@ import json
 import os
 import sys
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 from rich.console import Console
@@ -42,40 +42,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-v", "--verbose", action="store_true", help="list each detector that could not tell")
 
 
-def run(args: argparse.Namespace) -> int:
-    """Run all traces; return 0 even if faults were found. Raises BadTrace, OSError, ConfigurationError."""
-    config = configuration.load(ServerConfig, args.config, os.environ, {})
-    config = msgspec.structs.replace(config, policy=with_racks(config.policy, config.topology_file))
-    try:
-        model = read(Path(config.detection.model).expanduser())[0] if config.detection.model else NO_MODEL
-    except BadModel as error:
-        raise configuration.ConfigurationError(f"detection.model: {error}") from None
-    card = Scorecard()
-    found: list[VerdictLine] = []
-    watched = BacktestTotals()
-    with Progress(console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as bar:
-        task = bar.add_task("traces", total=len(args.traces))
-        for done, folder in enumerate(args.traces):
-
-            def progress(share: float, done: int = done) -> None:
-                bar.update(task, completed=done + share)
-
-            found += _run_one(folder, config, model, card, watched, progress)
-    if args.verdicts is not None:
-        args.verdicts.write_bytes(b"".join(msgspec.json.encode(line) + b"\n" for line in found))
-    if args.report is not None:
-        args.report.write_text(json.dumps(_report(card, watched), indent=2) + "\n")
-    for remark in watched.remarks():
-        sys.stderr.write(f"eagle-eye backtest: {remark}\n")
-    if args.json:
-        for line in found:
-            sys.stdout.write(msgspec.json.encode(line).decode() + "\n")
-        sys.stdout.write(json.dumps({"report": _report(card, watched)}) + "\n")
-    else:
-        _print(found, card, watched, args.verbose)
-    return 0
-
-
 @dataclass(slots=True)
 class BacktestTotals:
     """Totals over all traces: when each began, the number of judgements, and how many were blind by detector.
@@ -98,6 +64,59 @@ class BacktestTotals:
     def ratios(self) -> dict[str, float]:
         """Return the share of judgements in which each detector was blind; those that never were are absent."""
         return {name: round(count / self.judgements, 4) for name, count in sorted(self.blind.items())}
+
+
+class JudgedTraces(NamedTuple):
+    """The verdicts on all traces in order, their score against the labels, and the totals."""
+
+    lines: tuple[VerdictLine, ...]
+    card: Scorecard
+    totals: BacktestTotals
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run all traces; return 0 even if faults were found. Raises BadTrace, OSError, ConfigurationError."""
+    report(args, judge(args))
+    return 0
+
+
+def judge(args: argparse.Namespace) -> JudgedTraces:
+    """Run all traces, with progress on a terminal. Raises BadTrace, OSError, ConfigurationError."""
+    config = configuration.load(ServerConfig, args.config, os.environ, {})
+    config = msgspec.structs.replace(config, policy=with_racks(config.policy, config.topology_file))
+    try:
+        model = read(Path(config.detection.model).expanduser())[0] if config.detection.model else NO_MODEL
+    except BadModel as error:
+        raise configuration.ConfigurationError(f"detection.model: {error}") from None
+    card = Scorecard()
+    found: list[VerdictLine] = []
+    watched = BacktestTotals()
+    with Progress(console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as bar:
+        task = bar.add_task("traces", total=len(args.traces))
+        for done, folder in enumerate(args.traces):
+
+            def progress(share: float, done: int = done) -> None:
+                bar.update(task, completed=done + share)
+
+            found += _run_one(folder, config, model, card, watched, progress)
+    return JudgedTraces(tuple(found), card, watched)
+
+
+def report(args: argparse.Namespace, judged: JudgedTraces) -> None:
+    """Write the files that the flags name, and print the verdicts and the score. Raises OSError."""
+    found, card, watched = judged
+    if args.verdicts is not None:
+        args.verdicts.write_bytes(b"".join(msgspec.json.encode(line) + b"\n" for line in found))
+    if args.report is not None:
+        args.report.write_text(json.dumps(_report(card, watched), indent=2) + "\n")
+    for remark in watched.remarks():
+        sys.stderr.write(f"eagle-eye backtest: {remark}\n")
+    if args.json:
+        for line in found:
+            sys.stdout.write(msgspec.json.encode(line).decode() + "\n")
+        sys.stdout.write(json.dumps({"report": _report(card, watched)}) + "\n")
+    else:
+        _print(found, card, watched, args.verbose)
 
 
 def _report(card: Scorecard, watched: BacktestTotals) -> dict[str, Any]:
@@ -128,7 +147,7 @@ def _run_one(
     return lines
 
 
-def _print(found: list[VerdictLine], card: Scorecard, watched: BacktestTotals, verbose: bool) -> None:
+def _print(found: Sequence[VerdictLine], card: Scorecard, watched: BacktestTotals, verbose: bool) -> None:
     console = Console(highlight=False)
     for line in found:
         since_s = line.time - watched.starts_s[line.trace]

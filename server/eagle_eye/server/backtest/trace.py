@@ -92,6 +92,11 @@ class Trace:
         path = self.folder / LABELS_FILE
         return read_lines(path, Label) if path.exists() else None
 
+    def members_at(self, time_s: float) -> list[MemberRank]:
+        """Return the ranks that the trace names for this time, with their peer groups; [] where it names none."""
+        latest = next((item for item in reversed(self._memberships) if item.time <= time_s), None)
+        return [] if latest is None else self._members(latest.ranks)
+
     def topology(self) -> Topology:
         """Return which nodes are on which switch, as far as the trace says."""
         return Topology(

@@ -11,7 +11,7 @@ import msgspec
 
 from eagle_eye.schema.events import WHOLE_NODE
 from eagle_eye.schema.names import RULE, is_name
-from eagle_eye.server.model.timestamps import TIME_S_MAX, in_seconds
+from eagle_eye.schema.times import TIME_S_MAX, in_seconds
 
 FORMAT = "eagle-eye-trace/1"
 HEADER_FILE, SAMPLES_FILE, LINKS_FILE = "trace.json", "samples.parquet", "links.parquet"

@@ -21,9 +21,9 @@ from eagle_eye.schema import metrics as catalogue
 from eagle_eye.schema.events import WHOLE_NODE
 from eagle_eye.schema.frame import Block
 from eagle_eye.schema.metrics import Scope
+from eagle_eye.schema.times import TIME_S_MAX, in_seconds
 from eagle_eye.server.backtest.trace_clocks import RowSpan
 from eagle_eye.server.backtest.trace_format import SILENCE_COLUMN, BadTrace, opened
-from eagle_eye.server.model.timestamps import TIME_S_MAX, in_seconds
 
 CHUNK_CELLS = 1 << 21  # gathered at a time: 16 MiB
 DEVICE_MAX = (1 << 15) - 1
@@ -55,8 +55,22 @@ class _Keys(NamedTuple):
     names: list[str] | None
 
 
+class RowColumns(NamedTuple):
+    """A table's usable rows in order of time, node and key, as columns; ``node_of`` and ``key_of`` as in ``_Keys``."""
+
+    times_s: Floats
+    node_of: Integers
+    key_of: Integers
+    nodes: list[str]
+    names: list[str] | None
+    values: dict[str, Any]
+
+
 class TableRows:
-    """The rows of a table; ``moments`` yields them in order. Raises BadTrace where they cannot be read."""
+    """The rows of a table, in order: ``moments`` yields them, ``columns`` has them whole.
+
+    Raises BadTrace where they cannot be read.
+    """
 
     def __init__(self, path: Path, key: str, scopes: Sequence[Scope]) -> None:
         self._path, self._key, self._scopes = path, key, scopes
@@ -110,6 +124,17 @@ class TableRows:
         times_s = self._keys.times_s
         return int((times_s < start_s).sum()), int((times_s > end_s).sum())
 
+    def columns(self, ignored: Counter[str]) -> RowColumns:
+        """Return the usable rows with every metric that the file has, NaN where one was not observed.
+
+        ``ignored`` counts what was left out, as ``moments`` does.
+        """
+        order = _order(self._keys, ignored, self._key)
+        keys = self._keys
+        names = [name for name in self._table.schema.names if name in catalogue.BY_NAME]
+        values = {name: _metric(self._path, self._table, name)[order] for name in names}
+        return RowColumns(keys.times_s[order], keys.node_of[order], keys.key_of[order], keys.nodes, keys.names, values)
+
     def moments(self, ignored: Counter[str]) -> list[Iterator[TraceRows]]:
         """Return the moments of each scope.
 
@@ -161,6 +186,10 @@ def _numbers(path: Path, table: pa.Table, name: str, kind: Any) -> Any:
         raise BadTrace(f"{path}: column {name!r} of type {column.type} holds no numbers: {error}") from None
 
 
+def _metric(path: Path, table: pa.Table, name: str) -> Any:
+    return _numbers(path, table, name, pa.float64() if catalogue.BY_NAME[name].exact else pa.float32())
+
+
 def _texts(path: Path, table: pa.Table, name: str) -> tuple[Integers, list[str]]:
     """Return a column of text as indexes into its sorted values; NO_KEY where it is null."""
     column = table[name]
@@ -210,9 +239,7 @@ def _ascending(columns: Sequence[Any]) -> bool:
 def _moments(path: Path, table: pa.Table, keys: _Keys, order: Integers, scope: Scope) -> Iterator[TraceRows]:
     """Yield the moments of the rows in ``order``; metrics without any value in a moment are left out of its block."""
     names = [name for name in catalogue.names(scope) if name in table.schema.names]
-    columns = [
-        _numbers(path, table, name, pa.float64() if catalogue.BY_NAME[name].exact else pa.float32()) for name in names
-    ]
+    columns = [_metric(path, table, name) for name in names]
     silence = None
     if scope is Scope.DEVICE and SILENCE_COLUMN in table.schema.names:
         silence = _numbers(path, table, SILENCE_COLUMN, pa.float64())

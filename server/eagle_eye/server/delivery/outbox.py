@@ -39,7 +39,10 @@ _log = logging.getLogger(__name__)
 
 
 class Outbox:
-    """Delivers pending deliveries from the store. ``jitter`` returns uniform numbers from 0 to 1."""
+    """Delivers pending deliveries from the store. ``jitter`` returns uniform numbers from 0 to 1.
+
+    ``rise_above`` has this server lead under an epoch above the given one, and returns it; None where nothing changed.
+    """
 
     def __init__(
         self,
@@ -53,7 +56,9 @@ class Outbox:
         targets: Targets,
         refresh: AlertRefresh,
         jitter: Callable[[], float] = random.random,
+        rise_above: Callable[[int], int | None] = lambda _: None,
     ) -> None:
+        self._rise_above = rise_above
         self._store = store
         self._notifier = notifier
         self._settings = settings
@@ -264,6 +269,8 @@ class Outbox:
     async def _note(self, subscription: Subscription, receipt: Receipt, settled: Delivery | None = None) -> None:
         """Record the outcome of a request for its delivery, if any, and for the subscription's health."""
         self._mind_rest(subscription, receipt)
+        if receipt.epoch_seen is not None:
+            await asyncio.to_thread(self._mind_epoch, subscription, receipt.epoch_seen)
         health = await self._outcomes.write(subscription.id, receipt, settled)
         if receipt.outcome is Outcome.GONE:
             await asyncio.to_thread(self._end, subscription.id, "gone", receipt.error)
@@ -282,6 +289,16 @@ class Outbox:
         self._rests = {key: until_s for key, until_s in self._rests.items() if until_s > now_s}
         if receipt.retry_after_s:
             self._rests[subscription.id, subscription.url] = now_s + receipt.retry_after_s
+
+    def _mind_epoch(self, subscription: Subscription, seen: int) -> None:
+        """Lead under an epoch above the one that the subscriber has seen; the delivery is then repeated with it."""
+        epoch = self._rise_above(seen)
+        if epoch is not None:
+            detail = f"to {epoch}: the subscription had seen {seen}"
+            entry = AuditEntry(
+                time_s=self._clock.now_s(), who=WHO, verb="raise epoch", subject=subscription.id, detail=detail
+            )
+            self._store.commit(Change(audit=(entry,)))
 
     def _event(self, subscription: Subscription, event_id: str, now_s: float) -> tuple[OutboundEvent | None, str]:
         """Return the event, and why it must no longer be delivered ("" if it may)."""

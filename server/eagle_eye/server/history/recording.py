@@ -1,26 +1,17 @@
-"""A job's part of the history as one stream, for ``eagle-eye record`` and other consumers of frames.
-
-The stream is a sequence of messages, each preceded by its length as four bytes, big-endian: an ``Opening`` (MessagePack
-map), then frames in the encoding of ``docs/reference/wire.md``, their times on the server's clock, in the order of
-``History.query``. A length of zero ends it; a stream without it was cut off.
-"""
+"""What a job's recording holds (the stream is ``schema/recording.py``'s): an opening, then frames of that job alone."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 
 import msgspec
 import numpy as np
 
 from eagle_eye.schema.action import MemberRank
-from eagle_eye.schema.frame import FRAME_BYTES_MAX, Block, Frame
+from eagle_eye.schema.frame import Block, Frame
 from eagle_eye.server.engine.topology import Topology
 from eagle_eye.server.history.history import Recorded
 from eagle_eye.server.model.node_clocks import corrected
-
-CONTENT_TYPE = "application/x-eagle-eye-recording"
-VERSION = 1
-OPENING_BYTES_MAX = 256 << 20
 
 
 class Stated(msgspec.Struct, frozen=True):
@@ -52,10 +43,6 @@ class Opening(msgspec.Struct, frozen=True):
     gpu_models: dict[str, str] = {}
 
 
-class BrokenStream(ValueError):
-    """A recording that ends too early or holds something unexpected."""
-
-
 def frames_of(recorded: Iterable[Recorded], job: str, members: set[str]) -> Iterator[Frame]:
     """Yield the job's frames with corrected times: of ``members``, and of other nodes once they name the job.
 
@@ -70,35 +57,6 @@ def frames_of(recorded: Iterable[Recorded], job: str, members: set[str]) -> Iter
                 continue
             spoke.add(frame.node)
         yield _own_part(corrected(frame, one.offset_s, one.received_s), job)
-
-
-def messages(read: Callable[[int], bytes]) -> Iterator[bytes]:
-    """Yield the messages of a stream; ``read(n)`` returns up to n bytes of it. Raises BrokenStream."""
-    limit = OPENING_BYTES_MAX
-    while True:
-        length = int.from_bytes(_exactly(read, 4), "big")
-        if length == 0:
-            return
-        if length > limit:
-            raise BrokenStream(f"a message of {length} bytes is announced; at most {limit} are read")
-        limit = 2 * FRAME_BYTES_MAX  # re-encoding may add some bytes
-        yield _exactly(read, length)
-
-
-def _exactly(read: Callable[[int], bytes], length: int) -> bytes:
-    parts = []
-    while length:
-        part = read(length)
-        if not part:
-            raise BrokenStream("the server's answer was cut off; its log may say why")
-        parts.append(part)
-        length -= len(part)
-    return b"".join(parts)
-
-
-def message(content: bytes) -> bytes:
-    """Return one message of a stream; an empty one ends it."""
-    return len(content).to_bytes(4, "big") + content
 
 
 def _own_part(frame: Frame, job: str) -> Frame:

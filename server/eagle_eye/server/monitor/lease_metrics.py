@@ -28,3 +28,6 @@ class LeaseCollector(Collector):
         yield CounterMetricFamily(
             metric_name("takeovers"), "Times that this server began to lead since it started.", value=of.takeovers
         )
+        yield CounterMetricFamily(
+            metric_name("epoch_rises"), "Times that it raised its epoch above one seen by a subscriber.", value=of.rises
+        )

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Literal, Protocol
 
 from eagle_eye.server.model.errors import NotLeading, StoreUnavailable
-from eagle_eye.server.store.lease import Lease, LeaseTerm, LeaseWatch
+from eagle_eye.server.store.lease import RISE_MAX, Lease, LeaseTerm, LeaseWatch, risen
 
 STEPS = 5  # renewals in the time of a lease, and looks of a standby
 STEP_S_MAX = 1.0
@@ -30,6 +30,10 @@ class LeaseKeeper(Protocol):
 
     def renew(self, epoch: int, holder: str) -> bool:
         """Count a renewal; return False if the lease is another's by now."""
+        ...
+
+    def rise(self, epoch: int, holder: str, to: int) -> bool:
+        """Raise the epoch, if the lease is still this server's; return whether it was."""
         ...
 
     def release(self, epoch: int, holder: str) -> None:
@@ -55,6 +59,7 @@ class Leadership:
         self.leader_url = ""  # "" where nobody leads, as it was read last
         self.epoch = 0  # as it was read last
         self.takeovers = 0  # times that this server began to lead
+        self.rises = 0  # times that it raised its epoch above one that a subscriber had seen
         self._keeper = keeper
         self._lease_s = lease_s
         self._now_s = now_s
@@ -65,6 +70,7 @@ class Leadership:
         self._alive_s: float | None = None  # None: not serving yet
         self._problem = ""  # why the lease could not be read or written last
         self._lock = threading.Lock()
+        self._keeping = threading.Lock()  # held by the thread that uses the keeper
         self._woken = threading.Event()
         self._closing = False
         self._thread = threading.Thread(target=self._run, name="lease", daemon=True)
@@ -81,6 +87,10 @@ class Leadership:
 
     def epoch_to_decide(self) -> int:
         """Return the epoch under which this server decides. Raises NotLeading where it must not."""
+        return self.term_to_decide().epoch
+
+    def term_to_decide(self) -> LeaseTerm:
+        """Return the term in which this server decides; its epoch may rise. Raises NotLeading where it must not."""
         term = self._term
         if term is None or not self.leads:
             raise NotLeading(f"this server stands by and decides nothing; {self.leader()}")
@@ -89,7 +99,43 @@ class Leadership:
                 f"the lease could not be renewed for half of records.lease_s ({self._lease_s:g} s): nothing is decided"
                 f" until it is; {self._problem or 'the database is slow'}"
             )
-        return term.epoch
+        return term
+
+    def rise_above(self, seen: int) -> int | None:
+        """Lead under an epoch above the one that a subscriber has seen, and return it: the database was restored.
+
+        None where this server's is as high, is not to rise so far, or is not this server's any more. May be called from
+        any thread. Raises StoreUnavailable.
+        """
+        with self._keeping:
+            term, sent_s = self._term, self._now_s()
+            if term is None or not self.leads or seen <= term.epoch:
+                return None
+            before, epoch = term.epoch, risen(term.epoch, seen)
+            said = {"before": before, "seen": seen}
+            if epoch is None:
+                _log.error(
+                    "a subscriber has seen an epoch more than %d above this server's, which is not raised: correct the"
+                    " subscriber, or raise it by hand (docs/how-to/two-servers.md)",
+                    RISE_MAX,
+                    extra=said,
+                )
+                return None
+            if not self._keeper.rise(before, self.url, epoch):
+                return None  # the next renewal finds out, too
+            term.raised(epoch, sent_s)
+            self._note(self.url, epoch)
+            self.rises += 1
+        _log.warning(
+            "the epoch is raised above the one that a subscriber has seen: the database was restored",
+            extra={**said, "epoch": epoch},
+        )
+        return epoch
+
+    def settle(self) -> None:
+        """Return once no question about the lease is under way: an epoch that was just raised is known then."""
+        with self._keeping:
+            pass
 
     def problem(self) -> str:
         """Return why this server must not decide, "" where it may."""
@@ -145,6 +191,10 @@ class Leadership:
 
     def step(self) -> None:
         """Renew the lease, look at it, or give it back."""
+        with self._keeping:
+            self._step()
+
+    def _step(self) -> None:
         try:
             if self._state == "leading":
                 self._renew()

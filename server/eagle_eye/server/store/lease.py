@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 DECIDES_RATIO = 0.5  # of a lease, for which the leader decides after it sent a renewal
+RISE_MAX = 1_000_000  # a subscriber that says more has seen no epoch of these servers
 
 
 class Lease(NamedTuple):
@@ -24,6 +25,11 @@ class Lease(NamedTuple):
     renewals: int
     holder: str
     backend_pid: int
+
+
+def risen(epoch: int, seen: int) -> int | None:
+    """Return the epoch to lead under once a subscriber has seen ``seen``; None where that is over RISE_MAX above."""
+    return max(epoch, seen + 1) if seen - epoch <= RISE_MAX else None
 
 
 class LeaseWatch:
@@ -61,6 +67,11 @@ class LeaseTerm:
     def renewed(self, sent_s: float) -> None:
         """Count from this time, which is from before the renewal was sent that succeeded."""
         self._sent_s = max(self._sent_s, sent_s)
+
+    def raised(self, epoch: int, sent_s: float) -> None:
+        """Lead under this epoch from now on; ``sent_s`` is from before it was written, which is a renewal, too."""
+        self.epoch = epoch
+        self.renewed(sent_s)
 
     def left_s(self, now_s: float) -> float:
         """Return for how long it may still decide; 0.0 once it must not."""

@@ -160,11 +160,13 @@ class PostgresqlDatabase:
         if self._leadership is None:
             driver.execute(self._begin)
             return
-        epoch = self._leadership.epoch_to_decide()
+        term = self._leadership.term_to_decide()
         driver.execute(self._begin)
         (found,) = driver.execute(_EPOCH).fetchone()
-        if found != epoch:
-            raise NotLeading(f"another server leads (epoch {found}, this one's was {epoch}): nothing was written")
+        if found != term.epoch:
+            self._leadership.settle()  # the epoch may have risen meanwhile
+        if found != term.epoch:
+            raise NotLeading(f"another server leads (epoch {found}, this one's was {term.epoch}): nothing was written")
 
     def last_id(self, connection: sqlalchemy.Connection, column: sqlalchemy.Column[int]) -> int:
         """Return the last id that the column of a table gave out, of rows that are deleted since, too; 0 for none."""

@@ -15,7 +15,7 @@ _log = logging.getLogger(__name__)
 
 
 class PostgresqlLease:
-    """The lease of the servers on a database. Not thread-safe."""
+    """The lease of the servers on a database. Used by one thread at a time."""
 
     def __init__(self, database: PostgresqlDatabase) -> None:
         self._database = database
@@ -48,6 +48,20 @@ class PostgresqlLease:
         return bool(
             self._rows(
                 "UPDATE lease SET renewals = renewals + 1 WHERE epoch = %s AND holder = %s RETURNING renewals",
+                epoch,
+                holder,
+            )
+        )
+
+    def rise(self, epoch: int, holder: str, to: int) -> bool:
+        """Raise the epoch, if the lease is still this server's; return whether it was.
+
+        Waits for the transaction that writes at the moment, which holds the epoch.
+        """
+        return bool(
+            self._rows(
+                "UPDATE lease SET epoch = %s, renewals = 0 WHERE epoch = %s AND holder = %s RETURNING epoch",
+                to,
                 epoch,
                 holder,
             )

@@ -13,7 +13,7 @@ import sqlalchemy
 from sqlalchemy import and_, bindparam, case, delete, exists, func, literal_column, or_, select, update
 from sqlalchemy.sql import ColumnElement, Delete, Select
 
-from eagle_eye.schema.action import HEARTBEAT
+from eagle_eye.schema.action import HEARTBEAT, PING
 from eagle_eye.server.model.errors import StoreUnavailable
 from eagle_eye.server.model.records import (
     Action,
@@ -87,8 +87,13 @@ _FIRST_OF_GROUP = or_(
     _DELIVERIES.group == literal_column("''"),
     ~_another("earlier", lambda other: other.sequence < _DELIVERIES.sequence),
 )
-# A delivery that an action depends on: its own event, or a later one of its incident, is an action's.
-_URGENT = or_(_of_action(_DELIVERIES), and_(_DELIVERIES.group != literal_column("''"), _another("later", _of_action)))
+# A delivery that an action depends on: its own event, or a later one of its incident, is an action's. A ping tells who
+# leads, and is judged by: what hangs must not hold it up.
+_URGENT = or_(
+    _of_action(_DELIVERIES),
+    _DELIVERIES.type == PING,
+    and_(_DELIVERIES.group != literal_column("''"), _another("later", _of_action)),
+)
 
 _DUE: Select[Any] = (
     select(_DELIVERIES.record, case((_URGENT, 1), else_=0).label("urgent"))

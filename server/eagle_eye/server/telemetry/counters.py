@@ -114,6 +114,12 @@ class Telemetry:
             ["reason"],
             registry=registry,
         )
+        self.leader_pings = Counter(
+            metric_name("leader_pings"),
+            "Subscriptions to be told who leads before it was judged, by outcome.",
+            ["outcome"],
+            registry=registry,
+        )
         self.refreshes = Counter(
             metric_name("webhook_refreshes"),
             "Requests that refreshed an Alertmanager's firing alerts, by outcome.",

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import msgspec
 
+from eagle_eye.schema.recording import VERSION
 from eagle_eye.server.backtest.recorder import Recorder
 from eagle_eye.server.backtest.writer import TraceWriter
-from eagle_eye.server.history.recording import VERSION, Opening
+from eagle_eye.server.history.recording import Opening
 from eagle_eye.server.history.remote_store.promql import Labels, PromQl, RemoteSeries
 from eagle_eye.server.history.remote_store.slices import MOST_S, slices
 from eagle_eye.server.ingest.remote_write import mapping

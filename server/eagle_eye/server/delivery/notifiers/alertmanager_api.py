@@ -9,10 +9,11 @@ import httpx
 import msgspec
 
 from eagle_eye.schema.action import HEARTBEAT, PING
+from eagle_eye.schema.times import unix_seconds
 from eagle_eye.server.delivery.notifiers.alerts import Alert, alerts_of
 from eagle_eye.server.delivery.notifiers.message import Message
 from eagle_eye.server.model.records import OutboundEvent, Subscription
-from eagle_eye.server.model.timestamps import rfc3339, unix_seconds
+from eagle_eye.server.model.timestamps import rfc3339
 
 CONTENT_TYPE = "application/json"
 PATH = "/api/v2/alerts"

@@ -14,11 +14,15 @@ CONTENT_TYPE = "application/cloudevents+json"
 
 
 class CloudEvents:
-    """``source`` names this server in every event; ``epoch()`` is that under which it leads, 0 for a server alone."""
+    """``source`` names this server in every event; ``epoch()`` is that under which it leads, 0 for a server alone.
 
-    def __init__(self, source: str, epoch: Callable[[], int] = lambda: 0) -> None:
+    ``lease_s`` is how long another server waits for a sign of life of this one, at least, before it leads.
+    """
+
+    def __init__(self, source: str, epoch: Callable[[], int] = lambda: 0, lease_s: float = 0.0) -> None:
         self._source = source
         self._epoch = epoch
+        self._lease_s = lease_s
 
     def message(
         self,
@@ -27,10 +31,11 @@ class CloudEvents:
         now_s: float,  # noqa: ARG002 - other formats include the time
     ) -> Message:
         """Return the event's envelope; the same bytes at every attempt of one leader."""
-        return Message(event.id, subscription.url, CONTENT_TYPE, envelope(event, self._source, self._epoch()))
+        body = envelope(event, self._source, self._epoch(), self._lease_s)
+        return Message(event.id, subscription.url, CONTENT_TYPE, body)
 
 
-def envelope(event: OutboundEvent, source: str, epoch: int = 0) -> bytes:
+def envelope(event: OutboundEvent, source: str, epoch: int = 0, lease_s: float = 0.0) -> bytes:
     """Return the event as a CloudEvent in structured JSON; numbers that JSON lacks become null."""
     return msgspec.json.encode(
         {
@@ -41,6 +46,6 @@ def envelope(event: OutboundEvent, source: str, epoch: int = 0) -> bytes:
             "subject": event.subject,
             "time": rfc3339(event.time_s),
             "datacontenttype": "application/json",
-            "data": {**event.data, "epoch": epoch} if epoch else event.data,
+            "data": {**event.data, "epoch": epoch, "lease_seconds": lease_s} if epoch else event.data,
         }
     )

@@ -29,10 +29,12 @@ class Formats(NamedTuple):
         }
 
 
-def formats(public_url: str, settings: WebhookSettings, epoch: Callable[[], int] = lambda: 0) -> Formats:
-    """Return the formats of a server whose public URL is ``public_url``; ``epoch`` as in ``CloudEvents``."""
+def formats(
+    public_url: str, settings: WebhookSettings, epoch: Callable[[], int] = lambda: 0, lease_s: float = 0.0
+) -> Formats:
+    """Return the formats of a server whose public URL is ``public_url``; the others as in ``CloudEvents``."""
     return Formats(
-        CloudEvents(public_url, epoch),
+        CloudEvents(public_url, epoch, lease_s),
         Alertmanager(public_url, settings.runbook_url),
         AlertmanagerApi(public_url, settings.runbook_url, settings.alert_refresh_s),
     )

@@ -21,13 +21,15 @@ class Outcome(str, Enum):
 class Receipt(NamedTuple):
     """``status`` is the HTTP status, None without an answer; ``error`` never contains the URL or a secret.
 
-    ``retry_after_s`` is how long the target asked for no requests, None if it did not.
+    ``retry_after_s`` is how long the target asked for no requests, None if it did not. ``epoch_seen`` is the epoch that
+    it has seen where it refuses a lower one.
     """
 
     outcome: Outcome
     status: int | None = None
     error: str = ""
     retry_after_s: float | None = None
+    epoch_seen: int | None = None
 
 
 class Notifier(Protocol):

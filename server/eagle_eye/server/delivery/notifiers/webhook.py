@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import functools
+import re
 import ssl
 from collections.abc import Mapping
 from datetime import UTC
@@ -11,6 +13,7 @@ from email.utils import parsedate_to_datetime
 import certifi
 import httpx
 
+from eagle_eye.schema.action import EPOCH_HEADER, EPOCH_MAX
 from eagle_eye.server.delivery.notifiers.guard import Guard, Target
 from eagle_eye.server.delivery.notifiers.message import Format, Message
 from eagle_eye.server.delivery.notifiers.receipts import Outcome, Receipt
@@ -20,6 +23,7 @@ from eagle_eye.server.model.records import OutboundEvent, Subscription, WebhookF
 
 RETRY_AFTER_MAX_S = 86_400.0
 _GONE = 410
+_CONFLICT = 409
 _RETRIABLE_4XX = frozenset({408, 429})
 
 
@@ -83,22 +87,36 @@ class Webhook:
                 continue
             # The answer's body is not needed and may be endless: it is never read.
             await response.aclose()
-            return receipt(response.status_code, response.headers.get("retry-after"), now_s)
+            said = response.headers
+            return receipt(response.status_code, said.get("retry-after"), now_s, said.get(EPOCH_HEADER))
         raise httpx.ConnectError("the name has no address")
 
 
-def receipt(status: int, retry_after: str | None, now_s: float) -> Receipt:
-    """Return the meaning of an HTTP status: 2xx delivered, 410 gone, 408, 429, 3xx and 5xx retried, others failed."""
+def receipt(status: int, retry_after: str | None, now_s: float, epoch: str | None = None) -> Receipt:
+    """Return the meaning of an HTTP status: 2xx delivered, 410 gone, 408, 429, 3xx and 5xx retried, others failed.
+
+    409 with ``epoch``, the header of that name, is retried: once this server's epoch is above it.
+    """
     if 200 <= status < 300:
         return Receipt(Outcome.DELIVERED, status)
     if status == _GONE:
         return Receipt(Outcome.GONE, status, "the target answered 410 Gone")
+    if status == _CONFLICT and (seen := epoch_seen(epoch)) is not None:
+        return Receipt(Outcome.RETRY, status, f"the target has seen epoch {seen}", epoch_seen=seen)
     if 400 <= status < 500 and status not in _RETRIABLE_4XX:
         return Receipt(Outcome.REJECTED, status, f"the target answered {status}")
     error = f"the target answered {status}"
     if 300 <= status < 400:
         error += "; redirects are not followed"
     return Receipt(Outcome.RETRY, status, error, retry_after_s(retry_after, now_s))
+
+
+def epoch_seen(value: str | None) -> int | None:
+    """Return the epoch in the header of a refusal, None if it is none."""
+    if value is None or not re.fullmatch(r"[0-9]{1,19}", value.strip(), re.ASCII):
+        return None
+    seen = int(value)
+    return seen if 0 < seen <= EPOCH_MAX else None
 
 
 def retry_after_s(value: str | None, now_s: float) -> float | None:
@@ -116,11 +134,17 @@ def retry_after_s(value: str | None, now_s: float) -> float | None:
     return min(max(at_s - now_s, 0.0), RETRY_AFTER_MAX_S)
 
 
-def _client() -> httpx.AsyncClient:
+@functools.cache
+def _trusted() -> ssl.SSLContext:
+    """Return the context for the authorities of the system and of certifi: to read them takes a tenth of a second."""
     context = ssl.create_default_context()
     context.load_verify_locations(certifi.where())
+    return context
+
+
+def _client() -> httpx.AsyncClient:
     return httpx.AsyncClient(
-        verify=context,
+        verify=_trusted(),
         # A proxy from the environment would resolve the name itself and so bypass the guard.
         trust_env=False,
         follow_redirects=False,

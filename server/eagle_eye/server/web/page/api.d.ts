@@ -921,6 +921,8 @@ export interface ReportOfAction {
   detail: string;
   who: string;
   time: string;
+  claim: string;
+  epoch: number;
 }
 
 export interface Resolution {

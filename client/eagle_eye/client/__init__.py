@@ -1,0 +1,25 @@
+"""The server's API for Python programs: ``from eagle_eye.client import Client``; docs/reference/client.md."""
+
+from eagle_eye.client.client import Client
+from eagle_eye.client.errors import (
+    ClientError,
+    DataLacking,
+    LimitReached,
+    MissingExtra,
+    Refused,
+    Unreachable,
+    UnreadableAnswer,
+)
+from eagle_eye.client.event_stream import ServerEvent
+
+__all__ = [
+    "Client",
+    "ClientError",
+    "DataLacking",
+    "LimitReached",
+    "MissingExtra",
+    "Refused",
+    "ServerEvent",
+    "Unreachable",
+    "UnreadableAnswer",
+]
