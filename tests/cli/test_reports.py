@@ -45,7 +45,7 @@ def report(server: Running) -> IncidentReport:
 
 
 def page(report: IncidentReport, *, redacted: bool = False) -> str:
-    return html.incident_page(report, html.Origin("2026-01-01T00:00:00+00:00", "1", redacted))
+    return html.incident_page(report, html.ReportOrigin("2026-01-01T00:00:00+00:00", "1", redacted))
 
 
 class Elements(HTMLParser):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ from rich.console import Console
 
 from eagle_eye.cli.client import CannotGoOn, connect
 from eagle_eye.cli.operator import LIST_MAX, add_common, add_filter, add_limit, print_json, print_list, say_more
-from eagle_eye.cli.reports.accounts import HOUR_S, gather, hours
+from eagle_eye.cli.reports.accounts import HOUR_S, gather, hours, job_row, total_row
 from eagle_eye.cli.reports.files import needs_extra, write
 from eagle_eye.cli.tables import Column, print_table, printable
 from eagle_eye.cli.times import add_span, span
@@ -239,20 +239,6 @@ def _text(file: Path) -> str:
         raise CannotGoOn(f"{file}, line {line}: no UTF-8; save it as UTF-8") from None
 
 
-def job_row(item: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a job's account as cells of a table, by column."""
-    unknown_s = sum(amount["seconds"] for amount in item["unknown"])
-    return {
-        "job": item["job"],
-        "attempts": item["attempts"],
-        "hours": hours(item["wall"]["seconds"]),
-        "ettr": share(item["ettr_ratio"]),
-        "goodput": share(item["goodput_ratio"]),
-        "lost": hours(item["lost_gpu_seconds"]),
-        "unknown": hours(unknown_s) if unknown_s else "",
-    }
-
-
 def _loss_row(cause: Mapping[str, Any], job: str) -> dict[str, Any]:
     return {
         **cause,
@@ -271,22 +257,9 @@ def _cause_row(item: Mapping[str, Any], by: str) -> dict[str, Any]:
     }
 
 
-def total_row(name: str, counted: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the ledger's count of claims as cells of a table, by column."""
-    interval: Sequence[float] | None = counted["interval_95"]
-    words = "" if interval is None else f"{interval[0]:.2f} to {interval[1]:.2f}"
-    ratio = counted["precision"]
-    return {**counted, "name": name, "precision": "" if ratio is None else f"{ratio:.2f}", "interval": words}
-
-
 def _print_unknown(total: Mapping[str, Any]) -> None:
     for amount in total["unknown"]:
         sys.stdout.write(f"not known for {hours(amount['seconds'])} hours: {printable(amount['reason'])}\n")
-
-
-def share(ratio: float | None) -> str:
-    """Return the ratio, or that it is not known."""
-    return "cannot tell" if ratio is None else f"{ratio:.3f}"
 
 
 GOODPUT, LEDGER, TICKETS, ACCOUNTS = Goodput(), LedgerCommands(), Tickets(), AccountsCommands()

@@ -126,7 +126,7 @@ class PaceLeft(msgspec.Struct, frozen=True):
     pace_left_ratio: float | None
 
 
-class RankExit(msgspec.Struct, frozen=True):
+class ReportedExit(msgspec.Struct, frozen=True):
     """How a rank's process ended, as its parent saw it: ``exit_code`` is negative for a signal."""
 
     rank: int
@@ -152,4 +152,4 @@ class JobUpdate(msgspec.Struct, frozen=True):
     owner: str = ""
     held_up_by: list[int] = []
     pace_left_ratio: float | None = None
-    exits: list[RankExit] = []
+    exits: list[ReportedExit] = []

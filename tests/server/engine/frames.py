@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from eagle_eye.schema.action import MemberRank, RankExit
+from eagle_eye.schema.action import MemberRank, ReportedExit
 from eagle_eye.schema.events import Event
 from eagle_eye.schema.frame import WIRE_VERSION, Frame, Rank, block
 from eagle_eye.schema.metrics import Scope
@@ -91,7 +91,7 @@ class Fleet:
         nodes: list[str] | None = None,
         held_up_by: Sequence[int] = (),
         pace_left_ratio: float | None = None,
-        exits: Sequence[RankExit] = (),
+        exits: Sequence[ReportedExit] = (),
     ) -> None:
         """The launcher says who runs where."""
         if nodes is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from eagle_eye.client import Client
@@ -56,3 +56,30 @@ def gather(
 def hours(seconds: float) -> str:
     """Return the hours, as people write them."""
     return f"{seconds / HOUR_S:,.2f}"
+
+
+def job_row(item: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a job's account as cells of a table, by column."""
+    unknown_s = sum(amount["seconds"] for amount in item["unknown"])
+    return {
+        "job": item["job"],
+        "attempts": item["attempts"],
+        "hours": hours(item["wall"]["seconds"]),
+        "ettr": share(item["ettr_ratio"]),
+        "goodput": share(item["goodput_ratio"]),
+        "lost": hours(item["lost_gpu_seconds"]),
+        "unknown": hours(unknown_s) if unknown_s else "",
+    }
+
+
+def total_row(name: str, counted: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the ledger's count of claims as cells of a table, by column."""
+    interval: Sequence[float] | None = counted["interval_95"]
+    words = "" if interval is None else f"{interval[0]:.2f} to {interval[1]:.2f}"
+    ratio = counted["precision"]
+    return {**counted, "name": name, "precision": "" if ratio is None else f"{ratio:.2f}", "interval": words}
+
+
+def share(ratio: float | None) -> str:
+    """Return the ratio, or that it is not known."""
+    return "cannot tell" if ratio is None else f"{ratio:.3f}"

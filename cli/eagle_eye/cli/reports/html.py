@@ -10,10 +10,9 @@ from typing import Any, NamedTuple
 import jinja2
 import markupsafe
 
-from eagle_eye.cli.accounts import job_row, share, total_row
 from eagle_eye.cli.main import version
 from eagle_eye.cli.reports import figures
-from eagle_eye.cli.reports.accounts import CAUSES, HOUR_S, AccountsReport, hours
+from eagle_eye.cli.reports.accounts import CAUSES, HOUR_S, AccountsReport, hours, job_row, share, total_row
 from eagle_eye.cli.reports.backtest import DrawnVerdict, JudgedTrace
 from eagle_eye.cli.reports.incident import IncidentReport
 from eagle_eye.cli.tables import printable
@@ -24,7 +23,7 @@ _TEMPLATES = Path(__file__).parent
 _BARS_MAX = 15
 
 
-class Origin(NamedTuple):
+class ReportOrigin(NamedTuple):
     """When a report was made, by which version, and whether names are replaced in it."""
 
     made: str
@@ -32,13 +31,13 @@ class Origin(NamedTuple):
     redacted: bool = False
 
 
-def origin(*, redacted: bool = False) -> Origin:
+def origin(*, redacted: bool = False) -> ReportOrigin:
     """Return that of a report that is made now, by this version."""
     made = dt.datetime.now(dt.timezone.utc).isoformat(timespec="seconds")
-    return Origin(made, version(), redacted)
+    return ReportOrigin(made, version(), redacted)
 
 
-def incident_page(report: IncidentReport, origin: Origin) -> str:
+def incident_page(report: IncidentReport, origin: ReportOrigin) -> str:
     """Return the file's text. Texts of the fleet are escaped."""
     record = report.record
     return _render(
@@ -57,7 +56,7 @@ def incident_page(report: IncidentReport, origin: Origin) -> str:
     )
 
 
-def accounts_page(report: AccountsReport, origin: Origin) -> str:
+def accounts_page(report: AccountsReport, origin: ReportOrigin) -> str:
     """Return the file's text. Texts of the fleet are escaped."""
     total = report.jobs["total"]
     lost, ratio = hours(total["lost_gpu_seconds"]), total["goodput_ratio"]
@@ -83,7 +82,7 @@ def accounts_page(report: AccountsReport, origin: Origin) -> str:
     )
 
 
-def backtest_page(traces: Iterable[JudgedTrace], judged: JudgedTraces, origin: Origin) -> str:
+def backtest_page(traces: Iterable[JudgedTrace], judged: JudgedTraces, origin: ReportOrigin) -> str:
     """Return the file's text. Texts of the traces are escaped."""
     score, totals = judged.card.report(), judged.totals
     scores = [*score["faults"].items(), ("all", score["overall"])] if score["node_days"] else []
@@ -116,7 +115,7 @@ def _drawn(verdict: DrawnVerdict) -> dict[str, Any]:
     }
 
 
-def _render(template: str, origin: Origin, **values: Any) -> str:
+def _render(template: str, origin: ReportOrigin, **values: Any) -> str:
     loader = jinja2.FileSystemLoader(_TEMPLATES)
     environment = jinja2.Environment(
         loader=loader, autoescape=True, undefined=jinja2.StrictUndefined, keep_trailing_newline=True

@@ -13,7 +13,7 @@ from eagle_eye.cli.reports.incident import IncidentReport
 SERIES = {"accused": "accused", "low": "peers_low", "median": "peers_median", "high": "peers_high"}
 
 
-class Row(NamedTuple):
+class ChartValue(NamedTuple):
     """One value; None: not observed. ``value`` is +inf or -inf where the value itself was not finite."""
 
     incident: str
@@ -28,7 +28,7 @@ class Row(NamedTuple):
     threshold: float | None
 
 
-def rows(report: IncidentReport) -> Iterator[Row]:
+def rows(report: IncidentReport) -> Iterator[ChartValue]:
     """Yield the rows, by chart, then series, then time."""
     for chart in report.charts:
         columns = chart["columns"]
@@ -36,14 +36,14 @@ def rows(report: IncidentReport) -> Iterator[Row]:
             name = chart["name"] if column == "accused" else ""
             of = (report.record["id"], chart["metric"], chart["unit"], chart["form"], series, name)
             for time_s, value, seen in zip(columns["time"], columns[column], columns["peers_seen"], strict=True):
-                yield Row(*of, time_s, None if value is None else float(value), seen, chart["threshold"])
+                yield ChartValue(*of, time_s, None if value is None else float(value), seen, chart["threshold"])
 
 
 def as_csv(report: IncidentReport) -> bytes:
     """Return the table as CSV with a header; times in RFC 3339, UTC; an empty value was not observed."""
     text = io.StringIO(newline="")
     writer = csv.writer(text)
-    writer.writerow("time" if name == "time_s" else name for name in Row._fields)
+    writer.writerow("time" if name == "time_s" else name for name in ChartValue._fields)
     for row in rows(report):
         moment = dt.datetime.fromtimestamp(row.time_s, dt.timezone.utc).isoformat(timespec="milliseconds")
         writer.writerow(_safe(value) for value in row._replace(time_s=moment))  # type: ignore[arg-type]
@@ -56,7 +56,7 @@ def as_parquet(report: IncidentReport) -> bytes:
     import pyarrow.parquet as pq
 
     found = list(rows(report))
-    columns = {name: [getattr(row, name) for row in found] for name in Row._fields}
+    columns = {name: [getattr(row, name) for row in found] for name in ChartValue._fields}
     moments = [round(time_s * 1e6) for time_s in columns.pop("time_s")]
     texts = {name: pa.array(columns[name], pa.string()) for name in ("incident", "metric", "unit", "form")}
     more = {name: pa.array(columns[name], pa.string()) for name in ("series", "name")}

@@ -34,7 +34,7 @@ from eagle_eye.orchestrators.launch.runners import Runners
 from eagle_eye.orchestrators.launch.state import ENDED, Phase, Rules, due_s
 from eagle_eye.orchestrators.protocol import JobState
 from eagle_eye.planning.rank_layout import LAYOUT_VARIABLE, variable
-from eagle_eye.schema.action import JobUpdate, MemberRank, RankExit
+from eagle_eye.schema.action import JobUpdate, MemberRank, ReportedExit
 from eagle_eye.schema.memory_steps import MemoryStep
 
 # The name by which the server knows that it can request restarts.
@@ -358,7 +358,7 @@ class Coordinator:
         left = pace_left_ratio(self._rules, self._state)
         self._reported = (word, left)
         killed = self._state.killed if word.attempt == self._state.attempt else {}
-        exits = [RankExit(rank, code) for rank, code in sorted(killed.items())]
+        exits = [ReportedExit(rank, code) for rank, code in sorted(killed.items())]
         update = JobUpdate(
             word.attempt, word.state, ranks, RESTART_OWNER, self._job.owner, list(word.held_up_by), left, exits
         )

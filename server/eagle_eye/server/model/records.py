@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from eagle_eye.schema.action import ActionKind, EvidenceItem, MemberRank, RankExit, RestartScope, ResumeFrom
+from eagle_eye.schema.action import ActionKind, EvidenceItem, MemberRank, ReportedExit, RestartScope, ResumeFrom
 
 # suspected: too little evidence to act; confirmed: enough; acting: an action was requested; recovered: gone for now;
 # closed: over for good, or merged into another; false: marked as a false alarm by a person.
@@ -289,7 +289,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     owner: str = ""
     held_up_by: list[int] = []
     pace_left_ratio: float | None = None
-    exits: list[RankExit] = []
+    exits: list[ReportedExit] = []
 
 
 class Node(msgspec.Struct, frozen=True, kw_only=True):

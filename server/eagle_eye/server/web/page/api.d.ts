@@ -645,7 +645,7 @@ export interface Job {
   owner: string;
   held_up_by: Array<number>;
   pace_left_ratio: number | null;
-  exits: Array<RankExit>;
+  exits: Array<ReportedExit>;
   nodes_total: number;
   progress: Progress | null;
 }
@@ -892,11 +892,6 @@ export interface QueryRange {
   sources: Array<Source>;
 }
 
-export interface RankExit {
-  rank: number;
-  exit_code: number;
-}
-
 export interface Readiness {
   ready: boolean;
   checks: Record<string, string>;
@@ -923,6 +918,11 @@ export interface ReportOfAction {
   time: string;
   claim: string;
   epoch: number;
+}
+
+export interface ReportedExit {
+  rank: number;
+  exit_code: number;
 }
 
 export interface Resolution {
