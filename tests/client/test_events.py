@@ -17,6 +17,12 @@ from tests.client.breaking_proxy import BreakingProxy, breaking
 from tests.server.builders import NOW, FakeClock, Running, action, incident, running
 
 
+@pytest.fixture(autouse=True)
+def short_silence(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An event that is missed ends a test, and does not have it wait for ever."""
+    monkeypatch.setattr(event_stream, "SILENCE_S", 3.0)
+
+
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[Running]:
     with running(tmp_path) as started:
@@ -41,11 +47,12 @@ class Reader:
         self.clock = FakeClock()
         self.waits: list[float] = []
         self.meanwhile: Callable[[], object] = lambda: None
-        self.stream = EventStream(Client(url), after, patience_s, self.clock.monotonic_s, self._wait)
+        self.stream = EventStream(Client(url, timeout_s=3.0), after, patience_s, self.clock.monotonic_s, self._wait)
         self.events = self.stream.follow()
 
     def _wait(self, seconds: float) -> None:
         self.waits.append(seconds)
+        assert len(self.waits) < 20, "an event was missed"
         self.clock.advance(seconds)
         self.meanwhile()
 
