@@ -4,14 +4,14 @@ import { h } from "preact";
 import { token } from "../app/api.js";
 import { Copyable } from "../app/parts.js";
 
-const USUAL = "http://127.0.0.1:8470"; // where commands look for the server
+const USUAL = "127.0.0.1:8470"; // where commands look for the server
 
 /** @typedef {{why: string, command: string}} Step */
 
 /** The commands that bring a first node, and a first fault. @returns {Step[]} */
 function steps() {
   const here = `${location.origin}${location.pathname}`.replace(/\/+$/, "");
-  const server = here === USUAL ? "" : ` --server ${here}`;
+  const server = location.protocol === "http:" && here.endsWith(`/${USUAL}`) ? "" : ` --server ${here}`;
   const trace = [
     { why: "See a fault judged: three minutes of four simulated nodes", command: "eagle-eye simulate lost-gpu --fault gpu_lost --nodes 4 --minutes 3 --seed 1" },
     { why: "and through this server, ten times as fast", command: `eagle-eye replay lost-gpu --speed 10${server}${token() ? " --token-file ADMIN-TOKEN" : ""}` },
