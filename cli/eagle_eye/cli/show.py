@@ -179,7 +179,7 @@ def job(client: Client, name: str) -> None:
 
 
 def labelled(client: Client, items: Sequence[_RECORD]) -> list[_RECORD]:
-    """Return a list's records with their states as people read them. Raises ServerSaidNo."""
+    """Return a list's records with their states as people read them. Raises ClientError."""
     waiting: set[str] = set()
     if any(item.get("state") == "acting" for item in items):
         actions, _ = client.pages("/api/v1/actions", {"state": AWAITING}, len(items) + AWAITING_MAX)

@@ -294,6 +294,8 @@ class ReportOfActionDict(TypedDict):
     detail: str
     who: str
     time: str
+    claim: str
+    epoch: int
 
 
 class ResumeFromDict(TypedDict):
