@@ -54,7 +54,9 @@ def named_by_detectors() -> set[str]:
     for file in (ROOT / "detectors/eagle_eye").rglob("*.py"):
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "Evidence":
-                found |= {arg.value for arg in node.args[:1] if isinstance(arg, ast.Constant)}
+                found |= {
+                    arg.value for arg in node.args[:1] if isinstance(arg, ast.Constant) and isinstance(arg.value, str)
+                }
     return found
 
 

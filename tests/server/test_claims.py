@@ -9,7 +9,7 @@ from typing import get_args
 import httpx
 import pytest
 
-from eagle_eye.schema.action import Claim, Report
+from eagle_eye.schema.action import ActionClaim, Report
 from eagle_eye.server.delivery.claims import claimed
 from eagle_eye.server.engine import ledger
 from eagle_eye.server.model.errors import IllegalTransition
@@ -18,7 +18,7 @@ from eagle_eye.server.model.timestamps import rfc3339
 from eagle_eye.server.store.store import Change
 from tests.server.builders import NOW, Running, action, running
 
-MINE, OTHER = Claim("accepted", claim="a", epoch=3), Claim("accepted", claim="b", epoch=3)
+MINE, OTHER = ActionClaim("accepted", claim="a", epoch=3), ActionClaim("accepted", claim="b", epoch=3)
 CLAIMABLE = ("requested", "accepted")
 
 

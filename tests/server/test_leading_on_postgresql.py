@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from eagle_eye.schema.action import Claim
+from eagle_eye.schema.action import ActionClaim
 from eagle_eye.server.admin import records_copy
 from eagle_eye.server.delivery.claims import claimed
 from eagle_eye.server.model.errors import IllegalTransition, NotLeading, StoreUnavailable
@@ -220,7 +220,7 @@ def claim_by(name: str) -> Callable[[Store], Change]:
     def work(store: Store) -> Change:
         asked_for = store.get(ACTIONS, "act_1")
         assert asked_for is not None
-        return Change(actions=(claimed(asked_for, Claim("accepted", claim=name), name, 1.0),))
+        return Change(actions=(claimed(asked_for, ActionClaim("accepted", claim=name), name, 1.0),))
 
     return work
 

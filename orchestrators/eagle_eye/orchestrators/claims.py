@@ -13,7 +13,7 @@ from eagle_eye.orchestrators.cloudevent import unix_seconds
 from eagle_eye.orchestrators.errors import RejectedError, ServerUnreachableError
 from eagle_eye.orchestrators.ledger import Ledger
 from eagle_eye.orchestrators.server_client import TIMEOUT_S, ServerClient
-from eagle_eye.schema.action import ActionRequest, Claim
+from eagle_eye.schema.action import ActionClaim, ActionRequest
 
 LEASES = 2.0  # how long nobody may answer: meanwhile another server leads, if there is one
 AGAIN_S = 0.5
@@ -50,7 +50,7 @@ class Claims:
     def __call__(self, action: ActionRequest, stopping: threading.Event) -> str | None:
         """Return why the action must not be begun, None where it may. Raises StoppingError."""
         path, _ = self._client.report_path(action)
-        body = msgspec.to_builtins(Claim("accepted", "about to begin", self._ledger.name, action.epoch))
+        body = msgspec.to_builtins(ActionClaim("accepted", "about to begin", self._ledger.name, action.epoch))
         until_s = self._monotonic_s() + LEASES * action.lease_seconds
         timeout_s = min(TIMEOUT_S, action.lease_seconds or TIMEOUT_S)
         while True:

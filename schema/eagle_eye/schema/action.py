@@ -110,7 +110,7 @@ class Report(msgspec.Struct, frozen=True):
     detail: str = ""
 
 
-class Claim(Report, frozen=True):
+class ActionClaim(Report, frozen=True):
     """A report; with ``claim`` the word ``accepted`` asks whether the subscriber of that name may begin.
 
     It is told no (409) if the action is over, withdrawn or another's. ``epoch`` is the one that the action came with.

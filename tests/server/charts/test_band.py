@@ -156,7 +156,7 @@ def test_a_chart_is_described_in_sentences_with_its_missing_data() -> None:
 
 
 def test_a_history_that_has_nothing_says_so() -> None:
-    assert said({}, cast(["n0"], 0, (), NODES)).startswith("The history has no train_compute_seconds for this time.")
+    assert said({}, cast(["n0"], 0, (), NODES)).startswith("The history has no 'Compute time in a step' for this time.")
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from typing import Annotated, Protocol
 from fastapi import APIRouter, Depends, Query, Response
 from msgspec.structs import replace
 
-from eagle_eye.schema.action import ActionKind, Claim
+from eagle_eye.schema.action import ActionClaim, ActionKind
 from eagle_eye.server.api import views
 from eagle_eye.server.api.action_preview import asked_again, preview
 from eagle_eye.server.api.requests import (
@@ -115,13 +115,13 @@ def preview_action(parts: Parts, _: Reader, action: str) -> Response:
     )
 
 
-@router.post("/{action}/reports", openapi_extra=body_of(Claim))
+@router.post("/{action}/reports", openapi_extra=body_of(ActionClaim))
 def report(parts: Parts, principal: Operator, action: str, body: Body) -> Response:
     """Take a subscriber's word: accepted, running, done, failed or refused. 409 where the state does not allow it.
 
     ``accepted`` with a ``claim``, the subscriber's name for itself, asks whether it may begin: 409 means no.
     """
-    given = decoded(body, Claim)
+    given = decoded(body, ActionClaim)
     if given.claim and given.state != "accepted":
         raise Refusal(400, "claim", f"claim: only accepted claims an action; got {given.state}")
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from eagle_eye.schema.action import Claim
+from eagle_eye.schema.action import ActionClaim
 from eagle_eye.server.model.errors import IllegalTransition
 from eagle_eye.server.model.records import Action
 
 
-def claimed(action: Action, claim: Claim, who: str, now_s: float) -> Action:
+def claimed(action: Action, claim: ActionClaim, who: str, now_s: float) -> Action:
     """Return the action with the claim; the same object if its subscriber has it already.
 
     The epoch is kept with the claim and decides nothing: what a former leader asked for is in the records that the
