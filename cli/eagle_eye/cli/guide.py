@@ -59,9 +59,9 @@ GUIDES: dict[str, Guide] = {
     "completion": Guide(
         "Prints a script with which your shell completes commands, options and files. Print it anew after an upgrade.",
         (
-            ("eagle-eye completion bash > ~/.local/share/bash-completion/completions/eagle-eye", "for bash"),
-            ("eagle-eye completion zsh > ~/.zfunc/_eagle-eye", "for zsh, with ~/.zfunc in fpath before compinit"),
-            ("eagle-eye completion fish > ~/.config/fish/completions/eagle-eye.fish", "for fish"),
+            ("eagle-eye completion bash", "belongs into ~/.local/share/bash-completion/completions/eagle-eye"),
+            ("eagle-eye completion zsh", "belongs into _eagle-eye in a folder of fpath, before compinit"),
+            ("eagle-eye completion fish", "belongs into ~/.config/fish/completions/eagle-eye.fish"),
         ),
         "0 done; 2 wrong usage.",
         ("get-started/quick-start",),

@@ -203,7 +203,7 @@ class JobDict(TypedDict):
     owner: str
     held_up_by: list[int]
     pace_left_ratio: float | None
-    exits: list[RankExitDict]
+    exits: list[ReportedExitDict]
     nodes_total: int
     progress: ProgressDict | None
 
@@ -271,13 +271,6 @@ class ProgressDict(TypedDict):
     memory_checkpoint: MemoryCheckpointDict | None
 
 
-class RankExitDict(TypedDict):
-    """``RankExit`` of /openapi.json."""
-
-    rank: int
-    exit_code: int
-
-
 class RecurrenceSignalDict(TypedDict):
     """``RecurrenceSignal`` of /openapi.json."""
 
@@ -296,6 +289,13 @@ class ReportOfActionDict(TypedDict):
     time: str
     claim: str
     epoch: int
+
+
+class ReportedExitDict(TypedDict):
+    """``ReportedExit`` of /openapi.json."""
+
+    rank: int
+    exit_code: int
 
 
 class ResumeFromDict(TypedDict):

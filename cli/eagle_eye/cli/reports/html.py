@@ -16,6 +16,7 @@ from eagle_eye.cli.reports.accounts import CAUSES, HOUR_S, AccountsReport, hours
 from eagle_eye.cli.reports.backtest import DrawnVerdict, JudgedTrace
 from eagle_eye.cli.reports.incident import IncidentReport
 from eagle_eye.cli.tables import printable
+from eagle_eye.schema.labels import metric_label
 from eagle_eye.server.backtest.command import JudgedTraces, upper_bound
 from eagle_eye.server.charts.notation import number
 
@@ -170,7 +171,7 @@ def _observation(item: Mapping[str, Any]) -> dict[str, str]:
     device = "" if item["device"] is None else f" device {item['device']}"
     figures_ = {name: _figure(item[name], item["unit"]) for name in ("value", "peers_median", "threshold")}
     return {
-        "metric": _words(item["metric"]),
+        "metric": metric_label(item["metric"]),
         "on": f"{item['node']}{device}" if item["node"] else "the job",
         **figures_,
     }
