@@ -64,7 +64,7 @@ def test_the_page_shows_who_what_evidence_and_pictures(report: IncidentReport) -
     text = page(report)
     assert "<h1>Straggler on n1</h1>" in text
     assert "95% sure" in text
-    assert re.search(r"train compute seconds</td><td>n1 device 0</td>.*2 s.*1 s.*1\.5 s", text)
+    assert re.search(r"Compute time in a step</td><td>n1 device 0</td>.*2 s.*1 s.*1\.5 s", text)
     assert text.count("<svg") == len(report.charts) > 0
     assert "serial 16520" in text
 

@@ -8,8 +8,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
 from eagle_eye.cli.client import CannotGoOn, connect
 from eagle_eye.cli.operator import LIST_MAX, add_common, add_filter, add_limit, print_json, print_list, say_more
 from eagle_eye.cli.reports.accounts import HOUR_S, gather, hours, job_row, total_row
@@ -200,6 +198,8 @@ class AccountsCommands:
         """Write the report, or print its numbers as JSON. Raises ClientError, ConfigurationError, OSError."""
         if args.html is None and not args.json:
             raise ConfigurationError("report: expected --html FILE, or --json")
+        from rich.console import Console
+
         since_s, until_s = span(args)
         with Console(stderr=True).status("asking for the accounts") as status:
             found = gather(

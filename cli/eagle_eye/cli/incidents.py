@@ -6,8 +6,6 @@ import argparse
 from pathlib import Path
 from typing import Any, get_args
 
-from rich.console import Console
-
 from eagle_eye.cli import show
 from eagle_eye.cli.client import connect
 from eagle_eye.cli.operator import ANY, Noun, Verb
@@ -40,6 +38,8 @@ def _report(args: argparse.Namespace) -> int:
     files = {form: file for form in FORMATS if (file := getattr(args, form)) is not None}
     if not files:
         raise ConfigurationError("report: expected --html FILE, --csv FILE or --parquet FILE")
+    from rich.console import Console
+
     with Console(stderr=True).status("asking for the incident") as status:
         found = incident.gather(
             connect(args.server, args.token_file), args.id, lambda what: status.update(f"asking for {what}")
