@@ -39,6 +39,8 @@ NEEDS = (
     ("checkpoint.command", set[str]()),
     ("checks", {"agent"}),
     ("cli", set[str]()),
+    ("cli.backtest", {"server"}),
+    ("cli.completion", {"server"}),
     ("client", set[str]()),
     ("client.frames", {"client"}),
     ("cli.replaying", {"server"}),
@@ -66,7 +68,7 @@ NEEDS = (
 # What asks a server or a host's own files, and needs nothing beside the base to do so.
 LIGHT = {
     *("nodes", "jobs", "incidents", "actions", "audit", "goodput", "ledger", "tickets", "policy", "deliveries"),
-    *("subscriptions", "check", "checkpoint", "plan"),
+    *("subscriptions", "check", "checkpoint", "plan", "accounts"),
 }
 NOWHERE = "http://127.0.0.1:9"
 # These find out what they lack when they run.
