@@ -113,6 +113,21 @@ def test_an_image_says_what_it_is_and_runs_as_nobody_in_particular(podman: Podma
     assert "/opt/eagle-eye/health.py" in found["Healthcheck"]["Test"]
 
 
+@pytest.mark.parametrize("image", ["agent", "server", "orchestrator"])
+def test_whatever_an_image_copies_reaches_the_builder(image: str) -> None:
+    reaching = [line[1:] for line in (REPOSITORY / ".dockerignore").read_text().splitlines() if line.startswith("!")]
+    copied = [
+        source
+        for line in (REPOSITORY / f"packaging/container/{image}.Dockerfile").read_text().splitlines()
+        if line.startswith("COPY ") and "--from" not in line
+        for source in line.split()[1:-1]
+    ]
+    assert copied
+    assert [
+        one for one in copied if not any(one == allowed or one.startswith(f"{allowed}/") for allowed in reaching)
+    ] == []
+
+
 def test_of_this_checkout_only_the_sources_reach_the_builder(podman: Podman, tmp_path: Path) -> None:
     for secret in (".env", "admin-token", ".git/config", ".venv/token", "schema/eagle_eye/__pycache__/x.pyc"):
         (tmp_path / secret).parent.mkdir(parents=True, exist_ok=True)
