@@ -61,6 +61,8 @@ def agree_in_body(said: dict[str, Any]) -> None:
         said.pop("types", None)  # alerts are of fewer types, and what is changed may be one that takes alerts
     if said.get("format") in ("csv", "jsonl"):
         said.update(format="csv", text=TICKETS)
+    if said.get("state") != "accepted":
+        said.pop("claim", None)  # only who accepts an action claims it
     if "exits" in said:
         said["exits"] = [{"rank": rank["rank"], "exit_code": -9} for rank in said.get("ranks", [])]
     if "held_up_by" in said:
