@@ -78,7 +78,7 @@ def test_the_agents_image_holds_the_agents_libraries_and_no_others(podman: Podma
     assert installed(podman, "agent").keys() == {"eagle-eye", "msgspec", "nvidia-ml-py", "psutil", "xxhash"}
     folder = "/opt/eagle-eye/lib/python3*/site-packages/eagle_eye"
     rooms = podman.inside(tag("agent"), "sh", "-c", f"ls {folder}").split()
-    assert rooms == ["agent", "checkpoint", "checks", "cli", "schema"]
+    assert rooms == ["agent", "checkpoint", "checks", "cli", "client", "schema"]
 
 
 def test_the_servers_image_needs_no_torch(podman: Podman) -> None:
