@@ -21,7 +21,7 @@ APT = DEBIAN_FRONTEND=noninteractive RUNLEVEL=1 apt-get --quiet -o DPkg::Lock::T
 VERSION = $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
 SOURCES := schema agent server detectors orchestrators client cli demo simulator learning checks checkpoint planning traces
 
-.PHONY: help venv demo test test-full test-again test-gpu test-kubernetes test-newcomer test-grafana-schema check check-page check-dashboards format images picture dashboards docs dist clean
+.PHONY: help venv demo test test-full test-again test-gpu test-kubernetes test-newcomer test-grafana-schema check check-page check-dashboards format images picture pictures dashboards docs dist clean
 
 help:  ## what there is
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -114,6 +114,9 @@ docs: venv .venv-docs/.ready  ## the documentation as a site: build/site/index.h
 
 picture: venv  ## draws the packages and their imports into docs/assets; needs Graphviz
 	$(BIN)/python packaging/site/package_graph.py
+
+pictures: venv  ## takes the README's pictures of the page, in Chromium
+	$(BIN)/python -m tests.page.pictures
 
 dashboards: venv  ## writes the Grafana dashboards anew from their source
 	$(BIN)/python -m dashboards.grafana.source

@@ -16,7 +16,7 @@ from tests.page.site import replayed
 
 ASSETS = Path(__file__).parents[2] / "docs/assets"
 FAULT = "thermal_throttle"
-WIDTH, HEIGHT, SCALE = 1180, 760, 1.5
+WIDTH, HEIGHT, SCALE = 1180, 720, 1
 SETTLED = "document.readyState === 'complete' && !document.querySelector('[aria-busy=\"true\"]')"
 
 
