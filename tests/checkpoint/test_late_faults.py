@@ -69,7 +69,7 @@ class Job:
         numbers = itertools.count()
         settings = PolicySettings(mode="act")
         (action,) = respond(
-            judgement, Book((), ()), settings, 10, "", lambda prefix: f"{prefix}{next(numbers)}"
+            judgement, Book((), ()), settings, 10, "", lambda prefix: f"{prefix}{next(numbers)}", str
         ).actions
         return resume_from(msgspec.convert(request_data(action, "https://server"), ActionRequest))
 

@@ -106,6 +106,15 @@ def test_a_no_is_one_at_once(ledger: Ledger, status: int) -> None:
     assert len(server.asked) == 1
 
 
+@pytest.mark.parametrize(("status", "state"), [(404, "unknown"), (409, "queued")])
+def test_only_what_the_server_does_not_know_may_be_asked_for_anew(ledger: Ledger, status: int, state: str) -> None:
+    ledger.record_action("evt-1", wanted(), "queued", NOW_S)
+    ledger.owe("act-1", "/reports", Report("accepted", ""), NOW_S)
+    claim(ledger, Server(RejectedError("HTTP no", status)), wanted())
+    assert ledger.state_of("act-1") == state
+    assert [one.action_id for one in ledger.owed()] == ([] if state == "unknown" else ["act-1"])
+
+
 @pytest.mark.parametrize("problem", [AWAY, RejectedError("busy", 503), RejectedError("token", 401)], ids=str)
 def test_who_leads_next_is_asked_again(ledger: Ledger, problem: Exception) -> None:
     server = Server(problem, problem, None)

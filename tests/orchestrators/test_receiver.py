@@ -133,6 +133,27 @@ def test_a_repeated_delivery_and_a_repeated_action_are_done_once(endpoint: Endpo
     assert endpoint.reports == [("act-1", "accepted", "")]
 
 
+def test_an_action_that_the_server_did_not_know_is_taken_when_it_asks_for_it_anew(endpoint: Endpoint) -> None:
+    endpoint.send(event_body(action(time.time(), epoch=3)))
+    endpoint.queued()
+    assert endpoint.ledger.let_go("act-1")
+    anew = action(time.time(), epoch=4)
+    assert endpoint.send(event_body(anew)).json()["outcome"] == "queued"
+    assert endpoint.queued() == [anew]
+    assert (endpoint.ledger.state_of("act-1"), endpoint.ledger.asked_as("act-1")) == ("queued", anew)
+
+
+@pytest.mark.parametrize("event_id", ["evt-1", "evt-2"], ids=["same delivery", "another delivery"])
+def test_asked_again_by_a_later_leader_it_says_again_what_became_of_the_action(
+    endpoint: Endpoint, event_id: str
+) -> None:
+    endpoint.send(event_body(action(time.time(), epoch=3)))
+    endpoint.ledger.owe("act-1", "/reports", Report("done", "excluded n2"), time.time())
+    endpoint.reports.clear()
+    assert endpoint.send(event_body(action(time.time(), epoch=4)), event_id).json()["outcome"] == "known"
+    assert endpoint.reports == [("act-1", "done", "excluded n2")]
+
+
 def test_idempotency_survives_a_restart_and_queued_actions_come_back(endpoint: Endpoint) -> None:
     body = event_body(action(time.time()))
     endpoint.send(body)

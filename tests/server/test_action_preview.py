@@ -94,12 +94,12 @@ def expired(**changes: Any) -> Action:
 
 def renewed(old: Action, **changes: Any) -> Action:
     seen = situations.situation(**{"settings": APPROVE, "actions": [old], **changes})
-    return asked_again(old, HUNG, weigh(HUNG, seen), "act_2", situations.NOW_S, 600.0)
+    return asked_again(old, HUNG, weigh(HUNG, seen), situations.NOW_S, 600.0)
 
 
 def test_what_expired_is_asked_for_again_and_awaits_approval() -> None:
     new = renewed(expired())
-    assert (new.id, new.state, new.exclude) == ("act_2", "awaiting", ["n1"])
+    assert (new.id, new.state, new.exclude) == ("", "awaiting", ["n1"])
     assert (new.created_s, new.expires_s) == (situations.NOW_S, situations.NOW_S + 600.0)
 
 
@@ -126,7 +126,7 @@ def test_what_policy_would_not_ask_for_by_now_is_not_asked_for_again() -> None:
 
 def test_an_attempt_that_is_not_judged_any_more_is_not_acted_on() -> None:
     with pytest.raises(IllegalTransition, match="not judged any more"):
-        asked_again(expired(), HUNG, None, "act_2", situations.NOW_S, 600.0)
+        asked_again(expired(), HUNG, None, situations.NOW_S, 600.0)
     with pytest.raises(IllegalTransition, match="not judged any more"):
         renewed(expired(attempt=0))
 

@@ -17,7 +17,8 @@ from eagle_eye.schema.action import ActionClaim, ActionRequest
 
 LEASES = 2.0  # how long nobody may answer: meanwhile another server leads, if there is one
 AGAIN_S = 0.5
-_NO = (404, 409)  # the server does not know the action, or does not let it begin
+_UNKNOWN = 404  # to the server, whose records were lost: it asks for the action anew
+_NO = (_UNKNOWN, 409)  # not known, or not to begin
 
 log = logging.getLogger(__name__)
 
@@ -58,6 +59,9 @@ class Claims:
                 self._client.call("POST", path, body, timeout_s)
             except RejectedError as error:
                 if error.status in _NO:
+                    if error.status == _UNKNOWN:
+                        self._ledger.let_go(action.action_id)
+                        log.warning("action %s is not begun: %s", action.action_id, error)
                     self._count("refused")
                     return str(error)
                 problem = str(error)

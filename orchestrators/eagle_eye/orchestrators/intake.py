@@ -89,8 +89,8 @@ class WebhookIntake:
         """
         event = cloudevent.parse_event(body)
         with self._order:
-            if self.ledger.seen(webhook_id):
-                return "known"
+            if self.ledger.seen(webhook_id) and not self._is_asked_anew(event):
+                return self._known(event)
             if self.work.full() and event.type in (ACTION_REQUESTED, NODE_READMITTED):
                 raise queue.Full
             self._check_epoch(event)
@@ -128,9 +128,9 @@ class WebhookIntake:
 
     def _request(self, webhook_id: str, action: ActionRequest) -> str:
         now_s = self.clock()
-        if self.ledger.state_of(action.action_id) is not None:
+        if self.ledger.state_of(action.action_id) not in (None, "unknown"):
             self.ledger.record_delivery(webhook_id, now_s)
-            return "known"
+            return self._repeated(action)
         try:
             job = self.job_state(action.job)
             if job is None and not action.job:
@@ -156,6 +156,22 @@ class WebhookIntake:
             return "refused"
         self.work.put_nowait(action)
         return "queued"
+
+    def _is_asked_anew(self, event: cloudevent.CloudEvent) -> bool:
+        """Whether it asks for an action that the server did not know when it was claimed: its records were lost."""
+        if event.type != ACTION_REQUESTED:
+            return False
+        return self.ledger.state_of(cloudevent.parse_reference(event).action_id) == "unknown"
+
+    def _known(self, event: cloudevent.CloudEvent) -> str:
+        return self._repeated(cloudevent.parse_action(event)) if event.type == ACTION_REQUESTED else "known"
+
+    def _repeated(self, action: ActionRequest) -> str:
+        """Say again what became of a known action, where a later leader asks for it: its records may lack that."""
+        before, last = self.ledger.asked_as(action.action_id), self.ledger.last_report(action.action_id)
+        if before is not None and last is not None and action.epoch > before.epoch:
+            self.report(action, last.state, last.detail)
+        return "known"
 
     def _readmit(self, webhook_id: str, event: cloudevent.CloudEvent) -> str:
         nodes = cloudevent.parse_nodes(event)

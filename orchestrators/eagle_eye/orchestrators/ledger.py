@@ -20,8 +20,8 @@ import msgspec
 from eagle_eye.orchestrators.cloudevent import unix_seconds
 from eagle_eye.schema.action import ActionRequest, Report
 
-# Begun, excluded, restarting: in progress, and how far.
-ActionState = Literal["queued", "begun", "excluded", "restarting", "finished", "refused", "withdrawn"]
+# Begun, excluded, restarting: in progress, and how far. Unknown: to the server, which may ask for it anew.
+ActionState = Literal["queued", "begun", "excluded", "restarting", "finished", "refused", "withdrawn", "unknown"]
 _IN_PROGRESS: tuple[ActionState, ...] = ("begun", "excluded", "restarting")
 
 # Long after a sender has given up redelivering: Standard Webhooks senders retry for some days.
@@ -102,7 +102,10 @@ class Ledger:
         with self._transaction() as execute:
             self._remember(execute, webhook_id, now_s)
             changed = execute.execute(
-                "INSERT OR IGNORE INTO action (action_id, state, received_s, body) VALUES (?, ?, ?, ?)",
+                "INSERT INTO action (action_id, state, received_s, body) VALUES (?, ?, ?, ?)"
+                " ON CONFLICT (action_id) DO UPDATE"
+                " SET state = excluded.state, received_s = excluded.received_s, body = excluded.body"
+                " WHERE action.state = 'unknown'",
                 (action.action_id, state, now_s, msgspec.json.encode(action)),
             ).rowcount
         return changed == 1
@@ -139,7 +142,7 @@ class Ledger:
         """Return those of the nodes that an action, detected after ``time_s`` and not withdrawn, excludes."""
         with self._lock:
             rows = self._connection.execute(
-                "SELECT body FROM action WHERE state NOT IN ('refused', 'withdrawn')"
+                "SELECT body FROM action WHERE state NOT IN ('refused', 'withdrawn', 'unknown')"
             ).fetchall()
         later = [msgspec.json.decode(row[0], type=ActionRequest) for row in rows]
         later = [action for action in later if unix_seconds(action.detected, "detected") > time_s]
@@ -168,6 +171,12 @@ class Ledger:
         """Refuse a queued action; False where it was withdrawn meanwhile."""
         return self._move(action_id, "refused", "queued")
 
+    def let_go(self, action_id: str) -> bool:
+        """Note that the server does not know a queued action: no report is owed, and asked for anew it is taken."""
+        with self._transaction() as execute:
+            execute.execute("DELETE FROM report WHERE action_id = ? AND fate = 'owed'", (action_id,))
+            return self._move(action_id, "unknown", "queued")
+
     def actions(self, state: ActionState) -> list[ActionRequest]:
         """Return the actions in this state, in order of arrival."""
         with self._lock:
@@ -181,6 +190,20 @@ class Ledger:
         with self._lock:
             row = self._connection.execute("SELECT state FROM action WHERE action_id = ?", (action_id,)).fetchone()
         return None if row is None else str(row[0])
+
+    def asked_as(self, action_id: str) -> ActionRequest | None:
+        """Return the action as it was recorded, None for an unknown one."""
+        with self._lock:
+            row = self._connection.execute("SELECT body FROM action WHERE action_id = ?", (action_id,)).fetchone()
+        return None if row is None else msgspec.json.decode(row[0], type=ActionRequest)
+
+    def last_report(self, action_id: str) -> Report | None:
+        """Return the newest report on the action, None if there is none."""
+        with self._lock:
+            row = self._connection.execute(
+                "SELECT body FROM report WHERE action_id = ? ORDER BY sequence DESC LIMIT 1", (action_id,)
+            ).fetchone()
+        return None if row is None else msgspec.json.decode(row[0], type=Report)
 
     def owe(self, action_id: str, path: str, report: Report, until_s: float) -> None:
         """Store a report to be sent, if necessary by a later process, until confirmed or ``until_s``."""
@@ -221,7 +244,8 @@ class Ledger:
         old_s = now_s - MEMORY_S
         execute.execute("DELETE FROM delivery WHERE received_s < ?", (old_s,))
         execute.execute(
-            "DELETE FROM action WHERE received_s < ? AND state IN ('finished', 'refused', 'withdrawn')", (old_s,)
+            "DELETE FROM action WHERE received_s < ? AND state IN ('finished', 'refused', 'withdrawn', 'unknown')",
+            (old_s,),
         )
         execute.execute("DELETE FROM report WHERE until_s < ? AND fate <> 'owed'", (old_s,))
 

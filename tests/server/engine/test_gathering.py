@@ -33,6 +33,9 @@ class Office:
         self.evidence: dict[str, EvidenceRequest] = {}
         self._ids = itertools.count(1)
 
+    def _new_id(self, prefix: str) -> str:
+        return f"{prefix}{next(self._ids)}"
+
     def take(self, judgements: list[Judgement]) -> list[Response]:
         responses = []
         for judgement in judgements:
@@ -40,7 +43,7 @@ class Office:
             heard_s = {node: self.heard_s.get(node, judgement.now_s) for node in self.able}
             gathering = Gathering(heard_s, list(self.evidence.values()), self.wait_s, nodes_max=self.nodes_max)
             book = Book(known, list(self.actions.values()), gathering=gathering)
-            response = respond(judgement, book, self.settings, 10, "", lambda p: f"{p}{next(self._ids)}")
+            response = respond(judgement, book, self.settings, 10, "", self._new_id, lambda _: self._new_id("act"))
             self.incidents.update({i.id: i for i in response.incidents})
             self.actions.update({a.id: a for a in response.actions})
             self.evidence.update({e.id: e for e in response.evidence})

@@ -13,7 +13,7 @@ from sqlalchemy import Connection, Table, select
 from eagle_eye.server.model.errors import CopyFailed
 from eagle_eye.server.store import migration
 from eagle_eye.server.store.records_database import RecordsDatabase
-from eagle_eye.server.store.schema import LEASE, TOKEN_CHANGES, metadata
+from eagle_eye.server.store.schema import ACTION_IDS, LEASE, TOKEN_CHANGES, metadata
 
 ROWS_AT_ONCE = 1_000
 
@@ -34,7 +34,7 @@ def copy(
     Raises CopyFailed if the target holds other records, before anything is written; StoreUnavailable.
     """
     # Of the count of changed tokens only its changing matters, and who leads is each database's own.
-    tables = [table for table in metadata.sorted_tables if table not in (TOKEN_CHANGES, LEASE)]
+    tables = [table for table in metadata.sorted_tables if table not in (TOKEN_CHANGES, LEASE, ACTION_IDS)]
     reads, writes = source.connections(1, writing=True), target.connections(1, writing=True)
     copied = []
     try:
@@ -42,6 +42,11 @@ def copy(
         migration.migrate(target, writes)
         with reads.connect() as reading:
             there = {table.name: _already(table, source, target, reading, writes) for table in tables}
+            with writes.begin() as connection:
+                target.begin_writing(connection.connection.driver_connection)
+                connection.execute(
+                    ACTION_IDS.update().values(salt=reading.execute(select(ACTION_IDS.c.salt)).scalar_one())
+                )
             for table in tables:
                 _copy_table(table, source, target, reading, writes, there[table.name].last_id)
                 now = _already(table, source, target, reading, writes, whole=True)

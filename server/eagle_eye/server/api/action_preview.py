@@ -76,10 +76,8 @@ def preview(
     }
 
 
-def asked_again(
-    old: Action, incident: Incident, weighing: Weighing | None, id_: str, now_s: float, lasts_s: float
-) -> Action:
-    """Return a new action that asks a person for the same as ``old``, which expired.
+def asked_again(old: Action, incident: Incident, weighing: Weighing | None, now_s: float, lasts_s: float) -> Action:
+    """Return an action, without an id, that asks a person for the same as ``old``, which expired.
 
     Raises IllegalTransition unless policy would ask for the same now, were it not for the try that expired.
     """
@@ -104,7 +102,7 @@ def asked_again(
         )
     return replace(
         old,
-        id=id_,
+        id="",
         state="awaiting",
         confidence=incident.confidence,
         summary="; ".join((incident.summary, *decision.notes)),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Callable
 from typing import Annotated, Protocol
 
@@ -32,6 +31,7 @@ from eagle_eye.server.config import ServerConfig
 from eagle_eye.server.delivery import events as outbound
 from eagle_eye.server.delivery.claims import claimed
 from eagle_eye.server.engine import ledger
+from eagle_eye.server.engine.action_ids import Request
 from eagle_eye.server.engine.modes import mode_of
 from eagle_eye.server.ingest.fleet import Fleet
 from eagle_eye.server.model.clock import Clock
@@ -205,16 +205,17 @@ def renew(parts: Parts, principal: Operator, action: str) -> Response:
     incident = found(parts, INCIDENTS, old.incident_id)
     weighing = parts.outlook.explain(incident)
     lasts_s = parts.outlook.policy().expires_s
-    new = asked_again(old, incident, weighing, f"act_{secrets.token_hex(8)}", parts.clock.now_s(), lasts_s)
+    renewed = asked_again(old, incident, weighing, parts.clock.now_s(), lasts_s)
 
     def change(store: Store) -> Change:
         later = [one for one in store.actions_of(incident.id) if one.created_s > old.created_s and not one.preliminary]
         if later:
             raise IllegalTransition(f"action {later[-1].id} was asked for since; it is {later[-1].state}")
+        new = replace(renewed, id=store.action_id(Request(old.job, old.attempt, old.kind, old.exclude)))
         return Change(actions=(new,), audit=(audited(parts, principal, "renew", new.id, f"after {old.id}"),))
 
-    parts.store.update(change)
-    return _shown(parts, found(parts, ACTIONS, new.id))
+    (new,) = parts.store.update(change).actions
+    return _shown(parts, new)
 
 
 def _changed(

@@ -12,6 +12,7 @@ import msgspec
 
 from eagle_eye.server.engine import escalation, flapping
 from eagle_eye.server.engine import incidents as folding
+from eagle_eye.server.engine.action_ids import Request
 from eagle_eye.server.engine.gathering import Gathering, reason_to_wait, wanted
 from eagle_eye.server.engine.hold_rules import OBSERVED, maintenance_hold
 from eagle_eye.server.engine.judgement import Judgement
@@ -73,10 +74,12 @@ def respond(
     fleet_size: int,
     blind: str,
     new_id: Callable[[str], str],
+    action_id: Callable[[Request], str],
 ) -> Response:
     """Return the response to a judgement of one job.
 
-    ``new_id`` makes an identifier from a prefix. ``blind`` says why the server cannot judge at all, "" if it can.
+    ``new_id`` makes an identifier from a prefix, ``action_id`` that of an action. ``blind`` says why the server cannot
+    judge at all, "" if it can.
     """
     now_s = judgement.now_s
     recurrent = recurrences(judgement, book.history, fleet_size)
@@ -96,7 +99,7 @@ def respond(
         current = {action.id: action for action in (*book.actions, *ended.values(), *asked)}
         by_now = dataclasses.replace(opened, actions=list(current.values()))
         situation = situation_of(judgement, by_now, settings, fleet_size, blind)
-        latest, action, gathered = _follow(incident, judgement, situation, book.gathering, new_id)
+        latest, action, gathered = _follow(incident, judgement, situation, book.gathering, new_id, action_id)
         evidence += gathered
         if latest != known.get(incident.id):
             changed[incident.id] = latest
@@ -157,6 +160,7 @@ def _follow(
     situation: Situation,
     gathering: Gathering,
     new_id: Callable[[str], str],
+    action_id: Callable[[Request], str],
 ) -> _Followed:
     """Return the incident after policy, with the actions requested or withdrawn because of it."""
     now_s = judgement.now_s
@@ -174,7 +178,7 @@ def _follow(
         return _Followed(incident)
     if own is not None and own.state not in FRUITLESS_STATES:
         return _Followed(incident)  # recorded in observe mode
-    return _weighed(incident, judgement, situation, gathering, new_id)
+    return _weighed(incident, judgement, situation, gathering, new_id, action_id)
 
 
 def _why_void(incident: Incident, judgement: Judgement, own: Action | None) -> str:
@@ -195,6 +199,7 @@ def _weighed(
     situation: Situation,
     gathering: Gathering,
     new_id: Callable[[str], str],
+    action_id: Callable[[Request], str],
 ) -> _Followed:
     """Return the incident with the policy rules' results, and the request if no rule holds."""
     now_s = situation.now_s
@@ -210,14 +215,14 @@ def _weighed(
     if decision.kind in ("notify", "none") or decision.hold:
         return _Followed(kept)
     if decision.first is not None:
-        action = _asked(incident, weighing, situation, new_id("act"))
+        action = _asked(incident, weighing, situation, action_id)
         why = next(word.reason for word in weighing.words if word.rule == "checkpoint_first")
         return _Followed(msgspec.structs.replace(kept, hold=why, hold_rule="checkpoint_first"), action)
     evidence = wanted(incident, decision, judgement, gathering, new_id)
     wait = reason_to_wait(incident, evidence, gathering, now_s) if decision.mode == "act" else ""
     if wait:
         return _Followed(msgspec.structs.replace(kept, hold=wait, hold_rule="evidence_first"), evidence=evidence)
-    action = _asked(incident, weighing, situation, new_id("act"))
+    action = _asked(incident, weighing, situation, action_id)
     if action.state == "would_act":
         latest = msgspec.structs.replace(kept, hold=OBSERVED, hold_rule="mode", updated_s=now_s)
     else:
@@ -259,20 +264,21 @@ def _acted_on(incident: Incident, own: Action | None, situation: Situation) -> I
     return escalation.escalated(incident, look, now_s)
 
 
-def _asked(incident: Incident, weighing: Weighing, situation: Situation, action_id: str) -> Action:
+def _asked(incident: Incident, weighing: Weighing, situation: Situation, action_id: Callable[[Request], str]) -> Action:
     """Return the decision as an action, or the action to request first."""
     decision, now_s = weighing.decision, situation.now_s
     first = decision.first is not None
     lasts_s = situation.settings.expires_s
     if first:
         lasts_s = min(lasts_s, situation.settings.for_job(incident.job).checkpoint_wait_s)
+    kind, exclude = decision.first or decision.kind, () if first else decision.exclude
     return Action(
-        id=action_id,
+        id=action_id(Request(incident.job, incident.attempt, kind, exclude)),
         incident_id=incident.id,
-        kind=decision.first or decision.kind,
+        kind=kind,
         job=incident.job,
         attempt=incident.attempt,
-        exclude=[] if first else list(decision.exclude),
+        exclude=list(exclude),
         restart=decision.restart and not first,
         fault=incident.fault,
         confidence=incident.confidence,

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from eagle_eye.detectors.signs.learned_model import LearnedModel
 from eagle_eye.schema.frame import Frame
 from eagle_eye.schema.metrics import PROMETHEUS_PREFIX
+from eagle_eye.server.engine.action_ids import Request
 from eagle_eye.server.engine.engine import RUNNING_STATES, Engine
 from eagle_eye.server.engine.gathering import Gathering
 from eagle_eye.server.engine.idle_faults import NO_JOB
@@ -354,6 +355,12 @@ class DetectionLoop:
     def _announced(self, judgement: Judgement) -> Announcement:
         """Return the consequences of a judgement, given the records as last read."""
         book = self._book(judgement)
+        given: list[str] = []
+
+        def action_id(request: Request) -> str:
+            given.append(self._store.action_id(request, given))
+            return given[-1]
+
         response = respond(
             judgement,
             book,
@@ -361,6 +368,7 @@ class DetectionLoop:
             fleet_size=self._fleet_size,
             blind=judgement.blindness,
             new_id=lambda prefix: f"{prefix}_{secrets.token_hex(8)}",
+            action_id=action_id,
         )
         return announcement(response, book, self._policy, self._public_url, judgement.now_s)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache, partial
 from typing import Any, TypeVar
@@ -14,6 +14,7 @@ from sqlalchemy import and_, bindparam, case, delete, exists, func, literal_colu
 from sqlalchemy.sql import ColumnElement, Delete, Select
 
 from eagle_eye.schema.action import HEARTBEAT, PING
+from eagle_eye.server.engine.action_ids import Request, new_action_id
 from eagle_eye.server.model.errors import StoreUnavailable
 from eagle_eye.server.model.records import (
     Action,
@@ -26,7 +27,7 @@ from eagle_eye.server.store import migration
 from eagle_eye.server.store.cursors import cursor_of, position_of
 from eagle_eye.server.store.json_expressions import JsonMember, JsonNumber, JsonText
 from eagle_eye.server.store.records_database import RecordsDatabase
-from eagle_eye.server.store.schema import AUDIT, CHANGES, TABLES, TOKEN_CHANGES
+from eagle_eye.server.store.schema import ACTION_IDS, AUDIT, CHANGES, TABLES, TOKEN_CHANGES
 from eagle_eye.server.store.sql_write import REPORTED, RecordsWriter
 from eagle_eye.server.store.statements import Statement, Statements
 from eagle_eye.server.store.store import (
@@ -119,6 +120,7 @@ _BACKLOG: Select[Any] = (
 _TOKEN: Select[Any] = select(_TOKENS.record).where(_TOKENS.sha256 == bindparam("sha256"))
 _ANY_TOKEN: Select[Any] = select(_TOKENS.rowid).limit(1)
 _TOKENS_VERSION: Select[Any] = select(TOKEN_CHANGES.c.total)
+_SALT: Select[Any] = select(ACTION_IDS.c.salt)
 _CHANGED: Select[Any] = (
     select(CHANGES.c.sequence, CHANGES.c.kind, CHANGES.c.key)
     .where(CHANGES.c.sequence > bindparam("after"))
@@ -176,6 +178,7 @@ class SqlStore:
         self._write_lock = threading.RLock()
         self._listeners: list[Callable[[], None]] = []
         self._listener_lock = threading.Lock()
+        self._salt = ""  # of the ids of actions, once it was read
         try:
             migration.migrate(database, self._writes)
         except BaseException:
@@ -222,6 +225,13 @@ class SqlStore:
             statement = self._statements.of(("missing", kind.name, len(part)), partial(_known, kind, part))
             there.update(key for (key,) in self._run(statement, part))
         return [key for key in keys if self._database.storable(key) not in there]
+
+    def action_id(self, request: Request, given: Container[str] = ()) -> str:
+        """Return the id of an action to ask for now, not one of those ``given`` out and not written yet."""
+        if not self._salt:
+            ((self._salt,),) = self._rows(_SALT)
+        free = partial(self.missing, ACTIONS)
+        return new_action_id(self._salt, request, lambda ids: [one for one in free(ids) if one not in given])
 
     def page(
         self,

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
 import msgspec
 
+from eagle_eye.server.engine.action_ids import Request
 from eagle_eye.server.model.account_records import Attempt, AttemptMembers, DriverError, Gpu, GpuChecks, Ticket
 from eagle_eye.server.model.records import (
     Action,
@@ -211,6 +212,13 @@ class Store(Protocol):
 
     def missing(self, kind: Kind[RecordT], keys: Sequence[str]) -> list[str]:
         """Return those of the keys that no record has."""
+        ...
+
+    def action_id(self, request: Request, given: Container[str] = ()) -> str:
+        """Return the id of an action to ask for now (``action_ids``), not one of those ``given`` out and not written.
+
+        Raises StoreUnavailable. To be called where it is committed, within ``update``.
+        """
         ...
 
     def page(

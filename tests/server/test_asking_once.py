@@ -1,0 +1,106 @@
+"""An action that was asked for is not asked for again under another name, whatever is lost on the way."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from sqlalchemy import text
+
+from eagle_eye.schema.action import ACTION_REQUESTED, Report
+from eagle_eye.server.admin import records_copy
+from eagle_eye.server.engine import ledger
+from eagle_eye.server.engine.action_ids import Request
+from eagle_eye.server.engine.settings import PolicySettings
+from eagle_eye.server.model.errors import StoreUnavailable
+from eagle_eye.server.model.records import ActionState
+from eagle_eye.server.store.factory import open_file, open_records
+from eagle_eye.server.store.settings import RecordsSettings
+from eagle_eye.server.store.sql_store import SqlStore
+from eagle_eye.server.store.sqlite import SqliteFile
+from eagle_eye.server.store.store import ACTIONS, EVENTS, Change
+from tests.server.builders import action
+from tests.server.cutting_relay import Cut, cutting_relay
+from tests.server.postgresql_server import PASSWORD, Opens, PostgresqlServer
+from tests.server.test_store_races import Watched
+
+POLICY = PolicySettings(mode="act", verdict_gone_s=10, retry_s=5.0, tries_max=2)
+REQUEST = Request("job", 0, "exclude_node", ("n1",))
+ENDED: tuple[ActionState, ...] = ("done", "failed", "refused", "rejected", "expired", "withdrawn", "would_act")
+
+
+def lose_what_was_decided(store: SqlStore) -> None:
+    """Have the records as they were before anything was decided: the commit was lost with the database's host."""
+    with store._writes.begin() as connection:  # no other way leads there: records are never deleted
+        for table in ("deliveries", "events", "actions", "incidents", "changes"):
+            connection.execute(text(f"DELETE FROM {table}"))
+
+
+def test_who_judges_the_same_after_the_commit_was_lost_asks_for_the_same_action(store: SqlStore, opens: Opens) -> None:
+    before = Watched(store, POLICY)
+    before.judge()
+    (lost,) = store.all(ACTIONS)
+    lose_what_was_decided(store)
+    with closing(opens()) as found:
+        after = Watched(found, POLICY)
+        after.judge()
+        (asked,) = found.all(ACTIONS)
+    assert (asked.id, asked.exclude) == (lost.id, lost.exclude) == (lost.id, ["j-n1"])
+
+
+@pytest.mark.parametrize("state", ENDED)
+def test_asked_again_after_it_ended_it_is_another_action(store: SqlStore, state: ActionState) -> None:
+    first = store.action_id(REQUEST)
+    store.commit(Change(actions=(action(first, state=state),)))
+    assert store.action_id(REQUEST) != first
+    assert store.action_id(REQUEST) == store.action_id(REQUEST)
+
+
+def test_two_of_the_same_that_are_asked_for_at_once_are_two_actions(store: SqlStore) -> None:
+    first = store.action_id(REQUEST)
+    assert store.action_id(REQUEST, [first]) != first
+
+
+def test_what_failed_is_tried_again_as_another_action(store: SqlStore) -> None:
+    site = Watched(store, POLICY)
+    site.judge()
+    (first,) = store.all(ACTIONS)
+    failed = ledger.report_action(first, Report("failed", "no reason"), "subscriber", site.clock.now_s())
+    store.commit(Change(actions=(failed,)))
+    site.judge()
+    assert [(one.id == first.id, one.state) for one in store.all(ACTIONS)] == [(True, "failed"), (False, "requested")]
+
+
+def test_copied_records_make_the_ids_that_they_made_before(tmp_path: Path) -> None:
+    with closing(open_file(tmp_path / "from.db")) as source:
+        expected = source.action_id(REQUEST)
+    records_copy.copy(SqliteFile(tmp_path / "from.db"), SqliteFile(tmp_path / "to.db"))
+    with closing(open_file(tmp_path / "to.db")) as target:
+        assert target.action_id(REQUEST) == expected
+
+
+@pytest.fixture
+def password_file(tmp_path: Path) -> str:
+    path = tmp_path / "password"
+    path.write_text(PASSWORD, encoding="utf-8")
+    return str(path)
+
+
+@pytest.mark.parametrize("lost", ["the commit", "its answer"])
+def test_a_leader_that_does_not_learn_whether_it_has_committed_asks_for_one_action(
+    postgresql: PostgresqlServer, password_file: str, lost: Cut
+) -> None:
+    with cutting_relay(postgresql.port) as relay:
+        url = postgresql.new_database_over_tcp("&sslmode=disable", relay.port)
+        with closing(open_records(RecordsSettings(url, password_file), Path("/-"))) as store:
+            site = Watched(store, POLICY)
+            first = store.action_id(Request("j", 0, "exclude_node", ("j-n1",)))
+            relay.loses = lost
+            with pytest.raises(StoreUnavailable):
+                site.judge()
+            assert relay.loses == ""
+            site.judge()
+            assert [one.id for one in store.all(ACTIONS)] == [first]
+            requested = [one for one in store.all(EVENTS) if one.type == ACTION_REQUESTED]
+            assert [one.subject for one in requested] == [first]
