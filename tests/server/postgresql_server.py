@@ -116,6 +116,28 @@ def free_port() -> int:
 
 
 @contextmanager
+def replica_of(primary: PostgresqlServer) -> Iterator[PostgresqlServer]:
+    """Run a streaming replica of the server while the block runs."""
+    folder = Path(tempfile.mkdtemp(prefix="eagle-eye-postgresql-replica-"))
+    replica = PostgresqlServer(primary.bin, folder, free_port())
+    try:
+        owned_by_ordinary_user(folder)
+        folder.chmod(0o755)
+        run_as_ordinary_user(
+            *(str(primary.bin / "pg_basebackup"), "-D", str(folder / "data"), "--write-recovery-conf", "--no-sync"),
+            *("--checkpoint=fast", "-h", str(primary.folder), "-p", str(primary.port), "-U", USER),
+        )
+        with (folder / "data/postgresql.auto.conf").open("a", encoding="utf-8") as settings:
+            settings.write(f"unix_socket_directories = '{folder}'\nport = {replica.port}\n")
+        replica.control("start", "--wait")
+        yield replica
+    finally:
+        if (folder / "data/postmaster.pid").exists():
+            replica.control("stop", "--mode=immediate")
+        shutil.rmtree(folder)
+
+
+@contextmanager
 def as_replica(server: PostgresqlServer) -> Iterator[None]:
     """Have the server stay in recovery while the block runs, as a replica does that is never promoted."""
     signal = server.folder / "data/standby.signal"

@@ -12,9 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from eagle_eye.schema.action import EPOCH_MAX
+from eagle_eye.server.engine.modes import ModeRule
+from eagle_eye.server.engine.settings import PolicySettings
 from eagle_eye.server.model.errors import NotLeading, StoreUnavailable
+from eagle_eye.server.monitor.readiness import replication_note
 from eagle_eye.server.store.leadership import Leadership
-from eagle_eye.server.store.lease import RISE_MAX, Lease, LeaseTerm, LeaseWatch, risen
+from eagle_eye.server.store.lease import LEAP, RISE_MAX, Lease, LeaseTerm, LeaseWatch, risen
 
 LEASE_S = 5.0
 FREE, HELD = Lease(0, 0, "", 0), Lease(3, 7, "http://a", 42)
@@ -94,6 +97,7 @@ class FakeKeeper:
 
     lease: Lease = FREE
     away: bool = False
+    failed_over: bool = False
     calls: list[str] = field(default_factory=list)
 
     def read(self) -> Lease:
@@ -107,12 +111,15 @@ class FakeKeeper:
         self.lease = Lease(seen.epoch + 1, 0, holder, 0)
         return self.lease.epoch
 
-    def renew(self, epoch: int, holder: str) -> bool:
+    def renew(self, epoch: int, holder: str) -> int | None:
         self._note("renew")
         if (self.lease.epoch, self.lease.holder) != (epoch, holder):
-            return False
-        self.lease = self.lease._replace(renewals=self.lease.renewals + 1)
-        return True
+            return None
+        if self.failed_over:
+            self.failed_over, self.lease = False, self.lease._replace(epoch=epoch + 1 + LEAP, renewals=0)
+        else:
+            self.lease = self.lease._replace(renewals=self.lease.renewals + 1)
+        return self.lease.epoch
 
     def rise(self, epoch: int, holder: str, to: int) -> bool:
         self._note("rise")
@@ -125,6 +132,9 @@ class FakeKeeper:
         self._note("release")
         if (self.lease.epoch, self.lease.holder) == (epoch, holder):
             self.lease = self.lease._replace(holder="")
+
+    def replicas_behind(self) -> int:
+        return 2
 
     def close(self) -> None:
         self.calls.append("close")
@@ -294,6 +304,38 @@ def test_a_leader_that_was_taken_over_raises_nothing() -> None:
     assert (keeper.lease, leader.rises) == (Lease(2, 5, "http://b", 0), 0)
 
 
+def test_a_leader_whose_database_failed_over_leads_on_under_the_epoch_that_has_risen() -> None:
+    keeper = FakeKeeper()
+    leader, host = server(keeper)
+    leader.step()
+    keeper.failed_over, host.time_s = True, 1.0
+    leader.step()
+    assert (leader.epoch_to_decide(), leader.epoch, leader.rises) == (2 + LEAP, 2 + LEAP, 1)
+    assert leader.left_s() == LEASE_S / 2
+    leader.step()
+    assert (leader.epoch_to_decide(), keeper.lease) == (2 + LEAP, Lease(2 + LEAP, 1, "http://a", 0))
+
+
+@pytest.mark.parametrize(
+    ("policy", "async_ok", "noted"),
+    [
+        (PolicySettings(mode="act"), False, True),
+        (PolicySettings(modes=[ModeRule(mode="act", jobs=["j"])]), False, True),
+        (PolicySettings(mode="act"), True, False),
+        (PolicySettings(mode="approve"), False, False),
+    ],
+    ids=["acts", "acts for a job", "it is meant", "does not act"],
+)
+def test_replicas_that_lag_behind_are_noted_where_it_is_acted(
+    policy: PolicySettings, async_ok: bool, noted: bool
+) -> None:
+    leader, _ = server(FakeKeeper())
+    leader.step()
+    leader.step()
+    note = replication_note(leader, policy, async_ok=async_ok)
+    assert note.startswith("2 of the database's replicas may lack the last commits") is noted
+
+
 def test_a_standby_raises_nothing() -> None:
     keeper = FakeKeeper(HELD)
     standby, _ = server(keeper, "http://b")
@@ -321,7 +363,7 @@ def test_a_standby_waits_for_a_whole_lease_after_the_epoch_rose() -> None:
 EVENTS = st.sampled_from(
     [(what, who) for what in ("step", "step", "step", "rise", "rise", "hand over", "stand by") for who in (0, 1)]
     + [("pass", leases) for leases in (0.1, 0.4, 1.0, 1.0)]
-    + [("away", 0), ("back", 0), ("back", 0)]
+    + [("away", 0), ("back", 0), ("back", 0), ("fail over", 0)]
 )
 
 
@@ -345,6 +387,8 @@ def test_whatever_is_seen_raised_and_lost_one_server_at_most_decides_and_under_t
                 made[value].hand_over()
             case "stand by":
                 made[value].stand_by()
+            case "fail over":
+                keeper.failed_over = True
             case "pass":
                 for host in hosts:
                     host.time_s += value * LEASE_S

@@ -87,7 +87,7 @@ from eagle_eye.server.monitor.heartbeat import Heartbeat
 from eagle_eye.server.monitor.incident_metrics import IncidentCollector, IncidentListCollector, JobCollector
 from eagle_eye.server.monitor.known_nodes import KnownNodes
 from eagle_eye.server.monitor.lease_metrics import LeaseCollector
-from eagle_eye.server.monitor.readiness import Doctor
+from eagle_eye.server.monitor.readiness import Doctor, replication_note
 from eagle_eye.server.monitor.recent_past import recent_past
 from eagle_eye.server.monitor.watcher import Outlook, Watcher
 from eagle_eye.server.reload import Reload
@@ -274,7 +274,10 @@ def _build(
     archive = Archive(store, clock, config.accounts.hindsight_s)
     certificates = Certificates(config.tls, clock) if config.tls.certificate_file else None
     without = plain_text(config)
-    notes = {"tls": (lambda: without) if certificates is None else certificates.ending}
+    notes = {
+        "tls": (lambda: without) if certificates is None else certificates.ending,
+        "replication": lambda: replication_note(leadership, outlook.policy(), async_ok=config.records.async_ok),
+    }
     services = Services(
         config=config,
         clock=clock,

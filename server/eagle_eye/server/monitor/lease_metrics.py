@@ -29,5 +29,5 @@ class LeaseCollector(Collector):
             metric_name("takeovers"), "Times that this server began to lead since it started.", value=of.takeovers
         )
         yield CounterMetricFamily(
-            metric_name("epoch_rises"), "Times that it raised its epoch above one seen by a subscriber.", value=of.rises
+            metric_name("epoch_rises"), "Times that it raised its epoch while it led.", value=of.rises
         )

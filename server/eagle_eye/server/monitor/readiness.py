@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
+from eagle_eye.server.engine.settings import PolicySettings
 from eagle_eye.server.history.history import History
 from eagle_eye.server.ingest.fleet import Fleet
 from eagle_eye.server.model.clock import Clock
@@ -37,6 +38,18 @@ class Readiness(NamedTuple):
     checks: Mapping[str, str]
     blind: Mapping[str, str]
     notes: Mapping[str, str]
+
+
+def replication_note(leadership: Leadership | None, policy: PolicySettings, *, async_ok: bool) -> str:
+    """Return what a leader that acts has to say of replicas which lag behind the database, "" for nothing."""
+    behind = leadership.replicas_behind if leadership is not None and leadership.leads else 0
+    acts = policy.mode == "act" or any(rule.mode == "act" for rule in policy.modes)
+    if async_ok or not behind or not acts:
+        return ""
+    return (
+        f"{behind} of the database's replicas may lack the last commits when it fails over, and with them what was"
+        " decided: set synchronous_standby_names, or records.async_ok = true"
+    )
 
 
 class Doctor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -13,6 +14,7 @@ from eagle_eye.server.store.lease import RISE_MAX, Lease, LeaseTerm, LeaseWatch,
 
 STEPS = 5  # renewals in the time of a lease, and looks of a standby
 STEP_S_MAX = 1.0
+REPLICAS_S = 10.0  # how often a leader looks at the database's replicas
 
 _log = logging.getLogger(__name__)
 
@@ -28,8 +30,11 @@ class LeaseKeeper(Protocol):
         """Take the lease if it is still as it was seen; return the new epoch. The leader before writes no more."""
         ...
 
-    def renew(self, epoch: int, holder: str) -> bool:
-        """Count a renewal; return False if the lease is another's by now."""
+    def renew(self, epoch: int, holder: str) -> int | None:
+        """Count a renewal; return the epoch to lead under from now on, None if the lease is another's by now.
+
+        It has risen where the database failed over: what the one before gave out last may be lost.
+        """
         ...
 
     def rise(self, epoch: int, holder: str, to: int) -> bool:
@@ -38,6 +43,10 @@ class LeaseKeeper(Protocol):
 
     def release(self, epoch: int, holder: str) -> None:
         """Give the lease back, if it is still this server's."""
+        ...
+
+    def replicas_behind(self) -> int:
+        """Return how many replicas of the database may lack its last commits."""
         ...
 
     def close(self) -> None:
@@ -59,7 +68,9 @@ class Leadership:
         self.leader_url = ""  # "" where nobody leads, as it was read last
         self.epoch = 0  # as it was read last
         self.takeovers = 0  # times that this server began to lead
-        self.rises = 0  # times that it raised its epoch above one that a subscriber had seen
+        self.rises = 0  # times that it raised its epoch while it led
+        self.replicas_behind = 0  # of the database, that may lack its last commits; as a leader read it last
+        self._replicas_s = -math.inf
         self._keeper = keeper
         self._lease_s = lease_s
         self._now_s = now_s
@@ -223,8 +234,20 @@ class Leadership:
         assert term is not None  # noqa: S101 - a leader has a term
         if self._alive_s is not None and sent_s - self._alive_s >= self._lease_s:
             raise StoreUnavailable("this server's event loop stands still: its lease is not renewed")
-        if self._keeper.renew(term.epoch, self.url):
+        epoch = self._keeper.renew(term.epoch, self.url)
+        if epoch == term.epoch:
             term.renewed(sent_s)
+            if sent_s - self._replicas_s >= REPLICAS_S:
+                self._replicas_s, self.replicas_behind = sent_s, self._keeper.replicas_behind()
+            return
+        if epoch is not None:
+            said = {"before": term.epoch, "epoch": epoch}
+            term.raised(epoch, sent_s)
+            self._note(self.url, epoch)
+            self.rises += 1
+            _log.warning(
+                "the epoch is raised: the database failed over, and may have lost its last commits", extra=said
+            )
             return
         with self._lock:
             self._state, self._term = "over", None

@@ -11,7 +11,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 DECIDES_RATIO = 0.5  # of a lease, for which the leader decides after it sent a renewal
-RISE_MAX = 1_000_000  # a subscriber that says more has seen no epoch of these servers
+RISE_MAX = 1_000_000_000  # a subscriber that says more has seen no epoch of these servers
+LEAP = 1_000_000  # of the epoch, for each failover of the database: more than its rises that may be lost with one
 
 
 class Lease(NamedTuple):

@@ -113,6 +113,11 @@ class PostgresqlDatabase:
         self.where = f"{known.get('host', 'localhost')}/{known.get('dbname', '')}"
         self.failures: tuple[type[Exception], ...] = (exc.DBAPIError, exc.TimeoutError, psycopg.Error)
         self.not_permitted: type[Exception] = psycopg.errors.InsufficientPrivilege
+        self.not_offered: tuple[type[Exception], ...] = (
+            psycopg.errors.InsufficientPrivilege,
+            psycopg.errors.UndefinedFunction,
+            psycopg.errors.FeatureNotSupported,
+        )
         self.damage: str | None = None
         self._pools: list[sqlalchemy.Engine] = []
         self._alone = alone

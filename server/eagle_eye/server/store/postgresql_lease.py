@@ -6,10 +6,22 @@ import logging
 from typing import Any
 
 from eagle_eye.server.model.errors import StoreUnavailable
-from eagle_eye.server.store.lease import Lease
+from eagle_eye.server.store.lease import LEAP, Lease
 from eagle_eye.server.store.postgresql import HOLDERS, PostgresqlDatabase
 
 TERMINATE_MS = 1_000  # how long to wait for the end of the earlier leader's session
+# The database's timeline: 1 at first, and greater after each failover and each restore to a point in time.
+_TIMELINE = "('x' || left(pg_walfile_name(pg_current_wal_lsn()), 8))::bit(32)::bigint"
+_KNOWN_TIMELINE = "GREATEST(timeline, 1)"  # as it was written last
+# The next epoch. Those that came after the one in the row, and were lost with a failover, are lower.
+_NEXT_EPOCH = f"epoch + 1 + {LEAP} * GREATEST(0, {{timeline}} - {_KNOWN_TIMELINE})"
+
+# Physical ones; to others the states of a replica are hidden, and a copy that is being made counts for as long.
+_REPLICAS_BEHIND = """
+    SELECT count(*) FROM pg_stat_replication LEFT JOIN pg_replication_slots ON active_pid = pid
+    WHERE coalesce(slot_type, 'physical') = 'physical' AND coalesce(state, 'streaming') IN ('streaming', 'catchup')
+    AND (current_setting('synchronous_standby_names') = '' OR current_setting('synchronous_commit') IN ('off', 'local'))
+"""
 
 _log = logging.getLogger(__name__)
 
@@ -20,6 +32,7 @@ class PostgresqlLease:
     def __init__(self, database: PostgresqlDatabase) -> None:
         self._database = database
         self._connection: Any = None
+        self._timeline = _TIMELINE
 
     def read(self) -> Lease:
         """Return the lease as it is."""
@@ -34,7 +47,7 @@ class PostgresqlLease:
         if seen.holder and seen.backend_pid:
             self._end_session_of(seen)
         taken = self._rows(
-            "UPDATE lease SET epoch = epoch + 1, renewals = 0, holder = %s, backend_pid = 0"
+            "UPDATE lease SET epoch = {next_epoch}, timeline = {timeline}, renewals = 0, holder = %s, backend_pid = 0"
             " WHERE epoch = %s AND renewals = %s AND holder = %s RETURNING epoch",
             holder,
             seen.epoch,
@@ -43,15 +56,23 @@ class PostgresqlLease:
         )
         return int(taken[0][0]) if taken else None
 
-    def renew(self, epoch: int, holder: str) -> bool:
-        """Count a renewal; return False if the lease is another's by now."""
-        return bool(
-            self._rows(
-                "UPDATE lease SET renewals = renewals + 1 WHERE epoch = %s AND holder = %s RETURNING renewals",
-                epoch,
-                holder,
-            )
+    def renew(self, epoch: int, holder: str) -> int | None:
+        """Count a renewal; return the epoch to lead under from now on, None if the lease is another's by now.
+
+        It rises where the database failed over. Two statements: one that may write the key would wait for transactions.
+        """
+        renewed = self._rows(
+            "UPDATE lease SET renewals = renewals + 1"
+            " WHERE epoch = %s AND holder = %s AND GREATEST(timeline, 1) = {timeline} RETURNING epoch",
+            epoch,
+            holder,
+        ) or self._rows(
+            "UPDATE lease SET epoch = {next_epoch}, timeline = {timeline}, renewals = 0"
+            " WHERE epoch = %s AND holder = %s RETURNING epoch",
+            epoch,
+            holder,
         )
+        return int(renewed[0][0]) if renewed else None
 
     def rise(self, epoch: int, holder: str, to: int) -> bool:
         """Raise the epoch, if the lease is still this server's; return whether it was.
@@ -74,6 +95,10 @@ class PostgresqlLease:
             epoch,
             holder,
         )
+
+    def replicas_behind(self) -> int:
+        """Return how many replicas of the database may lack its last commits."""
+        return int(self._rows(_REPLICAS_BEHIND)[0][0])
 
     def close(self) -> None:
         """Release the connection."""
@@ -101,8 +126,22 @@ class PostgresqlLease:
             raise self._unavailable(error) from error
 
     def _rows(self, statement: str, *values: Any) -> list[Any]:
+        """Run the statement; ``{timeline}`` in it is the database's, or the known one where that is not to be had."""
+        statement = statement.replace("{next_epoch}", _NEXT_EPOCH)
         try:
-            return self._asked(statement, *values)
+            try:
+                return self._asked(statement.replace("{timeline}", self._timeline), *values)
+            except self._database.not_offered as error:
+                if "{timeline}" not in statement or self._timeline == _KNOWN_TIMELINE:
+                    raise
+                found = self._asked(statement.replace("{timeline}", _KNOWN_TIMELINE), *values)
+                self._timeline = _KNOWN_TIMELINE
+                _log.warning(
+                    "the database does not say its timeline: the epoch does not rise by itself when it fails over"
+                    " (docs/how-to/two-servers.md)",
+                    extra={"error": " ".join(str(error).split())},
+                )
+                return found
         except self._database.failures as error:
             raise self._unavailable(error) from error
 

@@ -75,6 +75,7 @@ LEASE = Table(
     Column("renewals", BigInteger, nullable=False),
     Column("holder", _TEXT, nullable=False),
     Column("backend_pid", Integer, nullable=False),
+    Column("timeline", BigInteger, nullable=False, server_default="0"),
 )
 
 

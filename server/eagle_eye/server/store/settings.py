@@ -22,6 +22,8 @@ class RecordsSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     password_file: str = ""  # "": what libpq finds by itself (PGPASSFILE, ~/.pgpass), or none
     # A standby leads once the leader gave no sign of life for so long; not for SQLite.
     lease_s: Positive = 5.0
+    # Replicas that may lack the last commits are meant, though what is decided may be lost with a failover.
+    async_ok: bool = False
     server_url: str = ""  # where the other servers of the database reach this one; "": public_url
 
 
