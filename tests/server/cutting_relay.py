@@ -1,4 +1,4 @@
-"""A relay before a PostgreSQL server that cuts a connection when its client commits, before the commit or after."""
+"""A relay before a server that can be closed, or cut PostgreSQL's connections where a client commits."""
 
 from __future__ import annotations
 
@@ -17,14 +17,15 @@ class CuttingRelay:
 
     def __init__(self, port: int) -> None:
         """``port`` is the server's, on 127.0.0.1."""
+        self.to_port = port
         self.loses: Cut = ""
-        self._server = ("127.0.0.1", port)
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._listener.getsockname()[1]
         self._open: list[socket.socket] = [self._listener]
         threading.Thread(target=self._accept, daemon=True).start()
 
     def close(self) -> None:
+        """Break off, and take no connection any more."""
         for one in self._open:
             with contextlib.suppress(OSError):
                 one.shutdown(socket.SHUT_RDWR)
@@ -34,7 +35,7 @@ class CuttingRelay:
         with contextlib.suppress(OSError):
             while True:
                 client, _ = self._listener.accept()
-                server = socket.create_connection(self._server)
+                server = socket.create_connection(("127.0.0.1", self.to_port))
                 self._open += [client, server]
                 lost = threading.Event()  # from then on the server's answers go nowhere
                 threading.Thread(target=self._ask, args=(client, server, lost), daemon=True).start()
@@ -63,7 +64,7 @@ class CuttingRelay:
 
 
 @contextmanager
-def cutting_relay(port: int) -> Iterator[CuttingRelay]:
+def cutting_relay(port: int = 0) -> Iterator[CuttingRelay]:
     """Relay while the block runs."""
     relay = CuttingRelay(port)
     try:

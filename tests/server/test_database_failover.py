@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -60,9 +60,17 @@ def failed_over() -> Iterator[FailedOver]:
             lost.close()
 
 
+def step_until(server: Server, claim: Callable[[], bool]) -> None:
+    def held() -> bool:
+        server.leadership.step()
+        return claim()
+
+    wait_until(held)
+
+
 def test_the_leader_whose_successor_is_lost_leads_on_above_the_successors_epoch(failed_over: FailedOver) -> None:
     kept = failed_over.kept
-    wait_until(lambda: kept.leadership.step() or not kept.leadership.lease_problem)
+    step_until(kept, lambda: not kept.leadership.lease_problem)
     assert kept.leadership.epoch_to_decide() == 2 + LEAP > LOST_EPOCH
     kept.store.probe()
 
@@ -71,7 +79,7 @@ def test_who_takes_over_leads_above_the_lost_epoch_and_asks_for_what_was_lost_un
     failed_over: FailedOver,
 ) -> None:
     lost = failed_over.lost
-    wait_until(lambda: lost.leadership.step() or not lost.leadership.leads)  # the row is another's by now
+    step_until(lost, lambda: not lost.leadership.leads)  # the row is another's by now
     lost.leadership.stand_by()
     lost.take_over()
     assert lost.leadership.epoch_to_decide() > LOST_EPOCH

@@ -40,7 +40,7 @@ def test_every_metric_of_the_server_is_in_the_document_and_the_document_names_no
     beside = {"eagle_eye_tls_reload_success", "eagle_eye_tls_certificate_expires_timestamp_seconds"}
     beside |= {"eagle_eye_job_source_age_seconds", "eagle_eye_job_source_jobs", "eagle_eye_ingest_age_seconds"}
     beside |= {f"eagle_eye_{name}" for name in ("leads", "epoch", "takeovers_total", "lease_left_seconds")}
-    beside.add("eagle_eye_epoch_rises_total")
+    beside |= {f"eagle_eye_{name}" for name in ("epoch_rises_total", "step_downs_total", "nodes_in_vain")}
     # With TLS, with a scheduler, once somebody was heard, and with records in PostgreSQL.
     assert documented == shown | beside
 

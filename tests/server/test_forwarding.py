@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 from eagle_eye.server.security.auth import CERTIFICATE_NAMES
 from eagle_eye.server.security.settings import TlsSettings
 from eagle_eye.server.web.forwarding import FORWARDED, Forwarding, LeaderUnreached
+from eagle_eye.server.web.unreached_nodes import UnreachedNodes
 
 LEADER = "http://leader:8470"
 Answering = Callable[[httpx.Request], httpx.Response]
@@ -55,7 +57,12 @@ def ask(
     async def run() -> None:
         transport = httpx.MockTransport(answering)
         tls = TlsSettings(client_ca_file="ca.pem", client_certificates="all") if needed else TlsSettings()
-        forwarding = Forwarding(lambda: leader, tls, httpx.AsyncClient(transport=transport, timeout=5.0))
+        forwarding = Forwarding(
+            lambda: leader,
+            tls,
+            UnreachedNodes(1.0, time.monotonic),
+            httpx.AsyncClient(transport=transport, timeout=5.0),
+        )
         await asyncio.wait_for(forwarding.answer(asked, client.receive, client.send), 5.0)
         await forwarding.close()
 

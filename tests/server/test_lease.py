@@ -17,9 +17,24 @@ from eagle_eye.server.engine.settings import PolicySettings
 from eagle_eye.server.model.errors import NotLeading, StoreUnavailable
 from eagle_eye.server.monitor.readiness import replication_note
 from eagle_eye.server.store.leadership import Leadership
-from eagle_eye.server.store.lease import LEAP, RISE_MAX, Lease, LeaseTerm, LeaseWatch, risen
+from eagle_eye.server.store.lease import (
+    HEARD_LEASES,
+    LEAP,
+    RISE_MAX,
+    TERM_LEASES_MIN,
+    YIELD_LEASES,
+    Lease,
+    LeaseTerm,
+    LeaseWatch,
+    Renewed,
+    Wish,
+    gives_way,
+    risen,
+)
+from eagle_eye.server.web.unreached_nodes import UnreachedNodes
 
 LEASE_S = 5.0
+NO_WISH = Wish(0, 0, "")
 FREE, HELD = Lease(0, 0, "", 0), Lease(3, 7, "http://a", 42)
 
 DELAYS = st.floats(0.0, 2 * LEASE_S)
@@ -98,6 +113,7 @@ class FakeKeeper:
     lease: Lease = FREE
     away: bool = False
     failed_over: bool = False
+    wished: Wish = NO_WISH
     calls: list[str] = field(default_factory=list)
 
     def read(self) -> Lease:
@@ -111,7 +127,7 @@ class FakeKeeper:
         self.lease = Lease(seen.epoch + 1, 0, holder, 0)
         return self.lease.epoch
 
-    def renew(self, epoch: int, holder: str) -> int | None:
+    def renew(self, epoch: int, holder: str) -> Renewed | None:
         self._note("renew")
         if (self.lease.epoch, self.lease.holder) != (epoch, holder):
             return None
@@ -119,7 +135,11 @@ class FakeKeeper:
             self.failed_over, self.lease = False, self.lease._replace(epoch=epoch + 1 + LEAP, renewals=0)
         else:
             self.lease = self.lease._replace(renewals=self.lease.renewals + 1)
-        return self.lease.epoch
+        return Renewed(self.lease.epoch, self.wished)
+
+    def wish(self, seen: Lease, holder: str, nodes: int) -> None:
+        self._note("wish")
+        self.wished = Wish(self.wished.number + 1, nodes, holder)
 
     def rise(self, epoch: int, holder: str, to: int) -> bool:
         self._note("rise")
@@ -358,6 +378,116 @@ def test_a_standby_waits_for_a_whole_lease_after_the_epoch_rose() -> None:
     host.time_s = 2 * LEASE_S
     standby.step()
     assert standby.epoch_to_decide() == 9
+
+
+LONG_S = TERM_LEASES_MIN * LEASE_S
+
+
+@pytest.mark.parametrize(
+    ("wished", "heard", "led_s", "expected"),
+    [
+        (1, 0, LONG_S, True),
+        (9, 4, LONG_S, True),
+        (8, 4, LONG_S, False),  # not clearly more
+        (4, 9, LONG_S, False),
+        (0, 0, LONG_S, False),
+        (9, 0, LONG_S - 0.1, False),  # not yet
+    ],
+)
+def test_a_leader_gives_way_to_a_standby_that_clearly_more_nodes_reach_and_not_soon_after_it_began(
+    wished: int, heard: int, led_s: float, expected: bool
+) -> None:
+    assert gives_way(wished, heard, led_s, LEASE_S) is expected
+
+
+@given(nodes=st.integers(0, 20_000), others=st.integers(0, 20_000), led_s=st.floats(0.0, 1e6))
+def test_of_two_servers_that_count_the_same_nodes_one_at_most_gives_way(nodes: int, others: int, led_s: float) -> None:
+    assert not (gives_way(nodes, others, led_s, LEASE_S) and gives_way(others, nodes, led_s, LEASE_S))
+
+
+@dataclass
+class Divided:
+    """A leader and a standby, of which each hears some of the nodes; the standby does not reach the leader."""
+
+    heard: int
+    in_vain: int
+    keeper: FakeKeeper = field(default_factory=FakeKeeper)
+
+    def __post_init__(self) -> None:
+        (self.leader, self._leaders), (self.standby, self._standbys) = (
+            server(self.keeper),
+            server(self.keeper, "http://b"),
+        )
+        self.leader.step()
+        self.leader.count_nodes(lambda: self.heard)
+        self.standby.count_nodes(lambda: self.in_vain)
+
+    def run(self, leases: float) -> None:
+        """Let time pass, with five steps of each server in a lease."""
+        for _ in range(round(5 * leases)):
+            for host in (self._leaders, self._standbys):
+                host.time_s += LEASE_S / 5
+            self.leader.step()
+            self.standby.step()
+
+
+def test_a_leader_that_few_nodes_reach_steps_down_and_the_standby_leads_at_once() -> None:
+    site = Divided(heard=1, in_vain=7)
+    site.run(TERM_LEASES_MIN - 1)
+    assert (site.leader.leads, site.standby.state()) == (
+        True,
+        "http://a leads (epoch 1); it is asked to step down, for 7 of the nodes that ask here do not reach it",
+    )
+    site.run(2)
+    assert (site.leader.leads, site.leader.step_downs, site.standby.epoch_to_decide()) == (False, 1, 2)
+    assert site.standby.followed == "http://a: 7 of the nodes that asked http://b did not reach it"
+
+
+def test_a_leader_that_most_nodes_reach_leads_on() -> None:
+    site = Divided(heard=7, in_vain=7)
+    site.run(2 * TERM_LEASES_MIN)
+    assert (site.leader.leads, site.leader.step_downs) == (True, 0)
+
+
+def test_a_wish_from_before_the_term_and_one_that_is_not_repeated_do_not_count() -> None:
+    site = Divided(heard=0, in_vain=0)
+    site.keeper.wished = Wish(5, 7, "http://c")
+    site.run(2 * TERM_LEASES_MIN)
+    assert site.leader.leads
+
+
+def test_who_stepped_down_leaves_a_free_lease_to_others_for_a_while() -> None:
+    site = Divided(heard=1, in_vain=7)
+    site.standby.step()
+    site.run(TERM_LEASES_MIN + 1)
+    site.standby.hand_over()
+    site.standby.step()
+    site.leader.stand_by()
+    site.leader.step()
+    assert not site.leader.leads
+    site.run(YIELD_LEASES)
+    assert site.leader.epoch_to_decide() == 3
+
+
+def test_what_a_server_heard_as_a_leader_is_no_wish_of_the_standby_that_it_becomes() -> None:
+    site = Divided(heard=1, in_vain=7)
+    site.run(TERM_LEASES_MIN + 1)
+    site.heard = 50
+    site.leader.stand_by()
+    site.leader.step()
+    assert site.leader.nodes_in_vain() == 0
+
+
+def test_a_node_that_asked_in_vain_counts_once_and_for_as_long_as_one_that_was_heard() -> None:
+    host = Host()
+    nodes = UnreachedNodes(HEARD_LEASES * LEASE_S, host.now_s)
+    for node in ("n1", "n2", "n1"):
+        nodes.note(node)
+    assert nodes.count() == 2
+    host.time_s = 10.0
+    nodes.note("n2")
+    host.time_s = HEARD_LEASES * LEASE_S + 1.0
+    assert nodes.count() == 1
 
 
 EVENTS = st.sampled_from(

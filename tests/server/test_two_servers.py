@@ -141,7 +141,13 @@ def test_each_server_says_for_itself_who_leads(both: tuple[OwnProcess, OwnProces
     for server, leads_itself in ((leader, True), (standby, False)):
         said = server.client.get("/api/v1/leader").json()
         assert datetime.fromisoformat(said.pop("seen_since")).timestamp() <= time.time()
-        assert said == {"leads": leads_itself, "leader": f"http://{leader.listen}", "epoch": 1, "problem": ""}
+        assert said == {
+            "leads": leads_itself,
+            "leader": f"http://{leader.listen}",
+            "epoch": 1,
+            "problem": "",
+            "nodes_in_vain": 0,
+        }
 
 
 def test_what_a_standby_reads_from_the_records_says_so(site: Site) -> None:

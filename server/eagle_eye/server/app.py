@@ -82,6 +82,7 @@ from eagle_eye.server.jobs.configured import sources_of
 from eagle_eye.server.jobs.keeper import JobSources
 from eagle_eye.server.jobs.source_metrics import JobSourceCollector
 from eagle_eye.server.model.clock import Clock, SystemClock
+from eagle_eye.server.model.records import AuditEntry
 from eagle_eye.server.monitor.detection_metrics import BlindCollector, DropsCollector, LatestCollector
 from eagle_eye.server.monitor.heartbeat import Heartbeat
 from eagle_eye.server.monitor.incident_metrics import IncidentCollector, IncidentListCollector, JobCollector
@@ -105,12 +106,14 @@ from eagle_eye.server.site_files.topology import Places, read_places, read_topol
 from eagle_eye.server.store.changes import Signal
 from eagle_eye.server.store.factory import open_records
 from eagle_eye.server.store.leadership import Leadership
+from eagle_eye.server.store.lease import HEARD_LEASES
 from eagle_eye.server.store.sql_store import SqlStore
-from eagle_eye.server.store.store import Store
+from eagle_eye.server.store.store import Change, Store
 from eagle_eye.server.telemetry.counters import Telemetry
 from eagle_eye.server.telemetry.host_metrics import ServerHostCollector
 from eagle_eye.server.web.dispatcher import Dispatcher
 from eagle_eye.server.web.forwarding import Forwarding
+from eagle_eye.server.web.unreached_nodes import UnreachedNodes
 
 WatcherFactory = Callable[[ServerConfig, Store, Clock], Watcher]
 
@@ -246,13 +249,18 @@ def _build(
     folder = Path(config.data_dir)
     forwarding = None
     if leadership is not None and not leadership.leads:
-        forwarding = Forwarding(lambda: leadership.leader_url, config.tls)
+        unreached = UnreachedNodes(HEARD_LEASES * config.records.lease_s, clock.monotonic_s)
+        forwarding = Forwarding(lambda: leadership.leader_url, config.tls, unreached)
     store = open_records(config.records, folder, leadership)
     settings = fed_from(config.history, config.remote_store)
     kept = EmbeddedHistory(folder, settings, config.ingest.pending_bytes_max, clock, config.detection.window_s)
     counters = Telemetry()
     places = read_places(Path(config.topology_file)) if config.topology_file else Places()
     fleet = Fleet(config.ingest.nodes_max, Vouchers(places.rack_of_node.keys() | places.switch_of_node.keys()))
+    if leadership is not None:
+        heard_s = HEARD_LEASES * config.records.lease_s
+        heard = (lambda: fleet.counts(clock.now_s(), heard_s)[1]) if forwarding is None else forwarding.unreached.count
+        leadership.count_nodes(heard)
     signal = Signal()
     store.listen(signal.notify)
     watching = watcher(config, store, clock)
@@ -408,8 +416,16 @@ def _life(parts: _Parts, reload: Reload) -> AbstractAsyncContextManager[None]:
 
 async def _judge(parts: _Parts) -> None:
     """Judge, once subscribers know who leads; a server alone has no epoch to tell them."""
-    if parts.services.leadership is not None:
+    leadership = parts.services.leadership
+    if leadership is not None:
         await parts.leader_ping.sent()
+        if leadership.followed:
+            now_s = parts.services.clock.now_s()
+            entry = AuditEntry(
+                time_s=now_s, who="server", verb="step down", subject="leader", detail=leadership.followed
+            )
+            await asyncio.to_thread(parts.store.commit, Change(audit=(entry,)))
+            leadership.followed = ""
     await parts.services.watcher.run()
 
 

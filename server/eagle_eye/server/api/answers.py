@@ -142,7 +142,7 @@ KeptNode = made("KeptNode", node=str, reason=str, detail=str)
 ForgottenNodes = made("ForgottenNodes", forgotten=list[str], kept=many(KeptNode))
 NodeCheck = shown(records.NodeCheck, without=("run",))
 Readiness = made("Readiness", ready=bool, checks=dict[str, str], blind=dict[str, str], notes=dict[str, str])
-Leader = made("Leader", leads=bool, leader=str, epoch=int, seen_since=Time | None, problem=str)
+Leader = made("Leader", leads=bool, leader=str, epoch=int, seen_since=Time | None, problem=str, nodes_in_vain=int)
 FleetLoss = made(
     "FleetLoss",
     kind=Literal["stopped", "slow", "unexplained"],

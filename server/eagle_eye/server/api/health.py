@@ -65,11 +65,12 @@ def get_leader(parts: Parts, _: Reader) -> Response:
 
     ``seen_since`` is when this server first knew of this leader with this epoch, null where the records are this
     server's alone; ``problem`` says why it cannot tell who leads, or why the leader must not decide at present.
+    ``nodes_in_vain`` are the nodes that ask this server and do not reach the leader, while it stands by.
     """
     leadership = parts.leadership
     if leadership is None:
         alone = {"leads": True, "leader": parts.config.public_url, "epoch": 0, "seen_since": None, "problem": ""}
-        return answer(alone)
+        return answer({**alone, "nodes_in_vain": 0})
     leads = leadership.leads and not parts.stands_by
     return answer(
         {
@@ -78,6 +79,7 @@ def get_leader(parts: Parts, _: Reader) -> Response:
             "epoch": leadership.epoch,
             "seen_since": rfc3339(parts.clock.now_s() - leadership.seen_for_s()),
             "problem": leadership.problem() if leads else leadership.lease_problem,
+            "nodes_in_vain": leadership.nodes_in_vain(),
         }
     )
 

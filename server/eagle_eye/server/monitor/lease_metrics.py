@@ -29,5 +29,13 @@ class LeaseCollector(Collector):
             metric_name("takeovers"), "Times that this server began to lead since it started.", value=of.takeovers
         )
         yield CounterMetricFamily(
+            metric_name("step_downs"), "Times that it gave way to a standby that more nodes reach.", value=of.step_downs
+        )
+        yield GaugeMetricFamily(
+            metric_name("nodes_in_vain"),
+            "Nodes that ask this standby and do not reach the leader.",
+            value=of.nodes_in_vain(),
+        )
+        yield CounterMetricFamily(
             metric_name("epoch_rises"), "Times that it raised its epoch while it led.", value=of.rises
         )

@@ -91,7 +91,7 @@ class Doctor:
         leadership = self._leadership
         if leadership is not None and not leadership.leads:
             self._telemetry.ready.set(0)
-            return Readiness(False, {"leader": f"this server stands by; {leadership.leader()}"}, {}, self._noted())
+            return Readiness(False, {"leader": f"this server stands by; {leadership.state()}"}, {}, self._noted())
         checks = {"storage": self._check_storage(), "detection": self._check_loop(), "agents": self._check_agents()}
         if leadership is not None:
             checks["leader"] = leadership.problem() or "ok"

@@ -10,7 +10,17 @@ from collections.abc import Callable
 from typing import Literal, Protocol
 
 from eagle_eye.server.model.errors import NotLeading, StoreUnavailable
-from eagle_eye.server.store.lease import RISE_MAX, Lease, LeaseTerm, LeaseWatch, risen
+from eagle_eye.server.store.lease import (
+    RISE_MAX,
+    YIELD_LEASES,
+    Lease,
+    LeaseTerm,
+    LeaseWatch,
+    Renewed,
+    Wish,
+    gives_way,
+    risen,
+)
 
 STEPS = 5  # renewals in the time of a lease, and looks of a standby
 STEP_S_MAX = 1.0
@@ -30,10 +40,10 @@ class LeaseKeeper(Protocol):
         """Take the lease if it is still as it was seen; return the new epoch. The leader before writes no more."""
         ...
 
-    def renew(self, epoch: int, holder: str) -> int | None:
-        """Count a renewal; return the epoch to lead under from now on, None if the lease is another's by now.
+    def renew(self, epoch: int, holder: str) -> Renewed | None:
+        """Count a renewal; return None if the lease is another's by now.
 
-        It has risen where the database failed over: what the one before gave out last may be lost.
+        The epoch has risen where the database failed over: what the one before gave out last may be lost.
         """
         ...
 
@@ -43,6 +53,10 @@ class LeaseKeeper(Protocol):
 
     def release(self, epoch: int, holder: str) -> None:
         """Give the lease back, if it is still this server's."""
+        ...
+
+    def wish(self, seen: Lease, holder: str, nodes: int) -> None:
+        """Wish that the leader step down for ``holder``, which so many nodes ask in vain, if the lease is as seen."""
         ...
 
     def replicas_behind(self) -> int:
@@ -71,6 +85,13 @@ class Leadership:
         self.rises = 0  # times that it raised its epoch while it led
         self.replicas_behind = 0  # of the database, that may lack its last commits; as a leader read it last
         self._replicas_s = -math.inf
+        self.step_downs = 0  # times that it gave way to a standby that clearly more nodes reach
+        self.followed = ""  # who gave way to this server, which leads now; "" for nobody
+        self._heard: Callable[[], int] = lambda: 0
+        self._led_s = -math.inf  # when the term began
+        self._yields_until_s = -math.inf
+        self._wish = -1  # the last one that a leader has seen; -1: none in this term
+        self._wished: tuple[str, int, float] = "", 0, -math.inf  # of whom, because of how many nodes, when
         self._keeper = keeper
         self._lease_s = lease_s
         self._now_s = now_s
@@ -165,6 +186,23 @@ class Leadership:
         """Return for how long this server has known ``leader_url`` and ``epoch`` as they are."""
         return self._now_s() - self._seen_s
 
+    def count_nodes(self, heard: Callable[[], int]) -> None:
+        """Have ``heard`` called for the nodes heard in the last HEARD_LEASES; a standby's are those that ask in vain.
+
+        From any thread.
+        """
+        self._heard = heard
+
+    def nodes_in_vain(self) -> int:
+        """Return how many nodes ask this standby and reach the leader neither by it nor otherwise; 0 for a leader."""
+        return self._heard() if self._state == "standby" else 0
+
+    def state(self) -> str:
+        """Return who leads, and whether it is asked to step down, in words."""
+        nodes = self.nodes_in_vain()
+        said = f"; it is asked to step down, for {nodes} of the nodes that ask here do not reach it" if nodes else ""
+        return f"{self.leader()}{said}"
+
     def leader(self) -> str:
         """Return who leads, in words."""
         if self._problem:
@@ -186,6 +224,7 @@ class Leadership:
             if self._state == "over":
                 self._state, self._term, self._watch = "standby", None, LeaseWatch(self._lease_s)
                 self._alive_s = None
+                self._heard = lambda: 0  # what it heard as a leader is no standby's
 
     def hand_over(self) -> None:
         """Decide no more, and have the lease given back at once. For signal handlers, too: it does not wait."""
@@ -234,16 +273,18 @@ class Leadership:
         assert term is not None  # noqa: S101 - a leader has a term
         if self._alive_s is not None and sent_s - self._alive_s >= self._lease_s:
             raise StoreUnavailable("this server's event loop stands still: its lease is not renewed")
-        epoch = self._keeper.renew(term.epoch, self.url)
-        if epoch == term.epoch:
+        renewed = self._keeper.renew(term.epoch, self.url)
+        if renewed is not None and renewed.epoch == term.epoch:
             term.renewed(sent_s)
+            if self._gives_way(renewed.wish, sent_s):
+                return
             if sent_s - self._replicas_s >= REPLICAS_S:
                 self._replicas_s, self.replicas_behind = sent_s, self._keeper.replicas_behind()
             return
-        if epoch is not None:
-            said = {"before": term.epoch, "epoch": epoch}
-            term.raised(epoch, sent_s)
-            self._note(self.url, epoch)
+        if renewed is not None:
+            said = {"before": term.epoch, "epoch": renewed.epoch}
+            term.raised(renewed.epoch, sent_s)
+            self._note(self.url, renewed.epoch)
             self.rises += 1
             _log.warning(
                 "the epoch is raised: the database failed over, and may have lost its last commits", extra=said
@@ -253,11 +294,36 @@ class Leadership:
             self._state, self._term = "over", None
         _log.error("another server has taken over: this one decides nothing more", extra={"epoch": term.epoch})
 
+    def _gives_way(self, wish: Wish, now_s: float) -> bool:
+        """Step down for a standby that clearly more nodes reach; return whether this server did."""
+        before, self._wish = self._wish, wish.number
+        if before in (-1, wish.number):
+            return False
+        heard = self._heard()
+        if not gives_way(wish.nodes, heard, now_s - self._led_s, self._lease_s):
+            return False
+        with self._lock:
+            term, self._term, self._state = self._term, None, "over"
+        self.step_downs += 1
+        self._yields_until_s = now_s + YIELD_LEASES * self._lease_s
+        _log.error(
+            "this server steps down: clearly more nodes reach a standby, which does not reach this server",
+            extra={"heard": heard, "standby": wish.holder, "nodes_of_standby": wish.nodes},
+        )
+        if term is not None:
+            self._keeper.release(term.epoch, self.url)
+        return True
+
     def _look(self) -> None:
         asked_s = self._now_s()
         lease = self._keeper.read()
         self._note(lease.holder, lease.epoch)
+        if not lease.holder and asked_s < self._yields_until_s:
+            return
         if not self._watch.take_over(lease, asked_s, self._now_s()):
+            if nodes := self.nodes_in_vain():
+                self._keeper.wish(lease, self.url, nodes)
+                self._wished = lease.holder, nodes, asked_s
             return
         sent_s = self._now_s()
         epoch = self._keeper.take(lease, self.url)
@@ -268,6 +334,12 @@ class Leadership:
                 self._note(self.url, epoch)
                 self.takeovers += 1
                 self._term, self._alive_s = LeaseTerm(epoch, self._lease_s, sent_s), None
+                self._led_s, self._wish = sent_s, -1
+                before, nodes, wished_s = self._wished
+                given = not lease.holder and sent_s - wished_s < YIELD_LEASES * self._lease_s
+                self.followed = (
+                    f"{before}: {nodes} of the nodes that asked {self.url} did not reach it" if given else ""
+                )
                 self._state = "leading"
         if self._term is None:  # asked to stop meanwhile
             self._keeper.release(epoch, self.url)

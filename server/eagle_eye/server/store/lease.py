@@ -13,6 +13,10 @@ from typing import NamedTuple
 DECIDES_RATIO = 0.5  # of a lease, for which the leader decides after it sent a renewal
 RISE_MAX = 1_000_000_000  # a subscriber that says more has seen no epoch of these servers
 LEAP = 1_000_000  # of the epoch, for each failover of the database: more than its rises that may be lost with one
+HEARD_LEASES = 3.0  # for how long a node that was heard counts as heard
+CLEARLY = 2.0  # how many times as many nodes a standby must hear for the leader to give way
+TERM_LEASES_MIN = 12.0  # for which a leader leads at least before it gives way: two must not take turns
+YIELD_LEASES = 3.0  # for which who gave way leaves a free lease to others
 
 
 class Lease(NamedTuple):
@@ -26,6 +30,32 @@ class Lease(NamedTuple):
     renewals: int
     holder: str
     backend_pid: int
+
+
+class Wish(NamedTuple):
+    """A standby's wish that the leader step down; ``number`` rises with each one.
+
+    ``nodes`` have asked it in vain: it does not reach the leader either. ``holder`` is its URL.
+    """
+
+    number: int
+    nodes: int
+    holder: str
+
+
+class Renewed(NamedTuple):
+    """A renewal: the epoch to lead under from now on, and the newest wish."""
+
+    epoch: int
+    wish: Wish
+
+
+def gives_way(wished: int, heard: int, led_s: float, lease_s: float) -> bool:
+    """Return whether a leader that hears so many nodes gives way to a standby that so many ask in vain.
+
+    Both count the nodes of the last HEARD_LEASES, so what is cut off for a moment counts at both.
+    """
+    return led_s >= TERM_LEASES_MIN * lease_s and wished > CLEARLY * heard
 
 
 def risen(epoch: int, seen: int) -> int | None:

@@ -6,7 +6,7 @@ import logging
 from typing import Any
 
 from eagle_eye.server.model.errors import StoreUnavailable
-from eagle_eye.server.store.lease import LEAP, Lease
+from eagle_eye.server.store.lease import LEAP, Lease, Renewed, Wish
 from eagle_eye.server.store.postgresql import HOLDERS, PostgresqlDatabase
 
 TERMINATE_MS = 1_000  # how long to wait for the end of the earlier leader's session
@@ -47,7 +47,8 @@ class PostgresqlLease:
         if seen.holder and seen.backend_pid:
             self._end_session_of(seen)
         taken = self._rows(
-            "UPDATE lease SET epoch = {next_epoch}, timeline = {timeline}, renewals = 0, holder = %s, backend_pid = 0"
+            "UPDATE lease SET epoch = {next_epoch}, timeline = {timeline}, renewals = 0, holder = %s, backend_pid = 0,"
+            " wish_nodes = 0, wish_holder = ''"
             " WHERE epoch = %s AND renewals = %s AND holder = %s RETURNING epoch",
             holder,
             seen.epoch,
@@ -56,23 +57,25 @@ class PostgresqlLease:
         )
         return int(taken[0][0]) if taken else None
 
-    def renew(self, epoch: int, holder: str) -> int | None:
-        """Count a renewal; return the epoch to lead under from now on, None if the lease is another's by now.
+    def renew(self, epoch: int, holder: str) -> Renewed | None:
+        """Count a renewal; return None if the lease is another's by now.
 
-        It rises where the database failed over. Two statements: one that may write the key would wait for transactions.
+        The epoch rises where the database failed over. Two statements: one that may write the key waits for others'
+        transactions.
         """
         renewed = self._rows(
             "UPDATE lease SET renewals = renewals + 1"
-            " WHERE epoch = %s AND holder = %s AND GREATEST(timeline, 1) = {timeline} RETURNING epoch",
+            " WHERE epoch = %s AND holder = %s AND GREATEST(timeline, 1) = {timeline}"
+            " RETURNING epoch, wish_number, wish_nodes, wish_holder",
             epoch,
             holder,
         ) or self._rows(
             "UPDATE lease SET epoch = {next_epoch}, timeline = {timeline}, renewals = 0"
-            " WHERE epoch = %s AND holder = %s RETURNING epoch",
+            " WHERE epoch = %s AND holder = %s RETURNING epoch, wish_number, wish_nodes, wish_holder",
             epoch,
             holder,
         )
-        return int(renewed[0][0]) if renewed else None
+        return Renewed(renewed[0][0], Wish(*renewed[0][1:])) if renewed else None
 
     def rise(self, epoch: int, holder: str, to: int) -> bool:
         """Raise the epoch, if the lease is still this server's; return whether it was.
@@ -94,6 +97,17 @@ class PostgresqlLease:
             "UPDATE lease SET holder = '', backend_pid = 0 WHERE epoch = %s AND holder = %s RETURNING epoch",
             epoch,
             holder,
+        )
+
+    def wish(self, seen: Lease, holder: str, nodes: int) -> None:
+        """Wish that the leader step down for ``holder``, which so many nodes ask in vain, if the lease is as seen."""
+        self._rows(
+            "UPDATE lease SET wish_number = wish_number + 1, wish_nodes = %s, wish_holder = %s"
+            " WHERE epoch = %s AND holder = %s RETURNING epoch",
+            nodes,
+            holder,
+            seen.epoch,
+            seen.holder,
         )
 
     def replicas_behind(self) -> int:

@@ -76,6 +76,9 @@ LEASE = Table(
     Column("holder", _TEXT, nullable=False),
     Column("backend_pid", Integer, nullable=False),
     Column("timeline", BigInteger, nullable=False, server_default="0"),
+    Column("wish_number", BigInteger, nullable=False, server_default="0"),
+    Column("wish_nodes", Integer, nullable=False, server_default="0"),
+    Column("wish_holder", _TEXT, nullable=False, server_default=""),
 )
 
 

@@ -15,12 +15,13 @@ from eagle_eye.server.ingest.frames_endpoint import PATH, Ingest
 from eagle_eye.server.ingest.remote_write.endpoint import PATH as WRITE_PATH
 from eagle_eye.server.ingest.remote_write.endpoint import RemoteWrite
 from eagle_eye.server.model.clock import Clock
-from eagle_eye.server.model.errors import Refusal
-from eagle_eye.server.security.auth import Tokens
+from eagle_eye.server.model.errors import Refusal, StoreUnavailable
+from eagle_eye.server.security.auth import Credentials, Tokens
 from eagle_eye.server.security.limits import Limits
 from eagle_eye.server.security.principals import Principals
 from eagle_eye.server.security.tls import Certificates
 from eagle_eye.server.store.changes import Signal
+from eagle_eye.server.store.leadership import Leadership
 from eagle_eye.server.store.store import Store
 from eagle_eye.server.telemetry.counters import Telemetry
 from eagle_eye.server.transport import methods
@@ -28,8 +29,8 @@ from eagle_eye.server.transport.connection_metrics import ConnectionCollector
 from eagle_eye.server.transport.connections import Connections
 from eagle_eye.server.transport.http_protocol import CONNECTION, CountedConnection, is_bad
 from eagle_eye.server.transport.path_names import routed
-from eagle_eye.server.transport.raw_http import ASGIMessage, Receive, Send, Taker, answer
-from eagle_eye.server.web.forwarding import Forwarding, LeaderUnreached
+from eagle_eye.server.transport.raw_http import ASGIMessage, Receive, Send, Taker, answer, headers_of
+from eagle_eye.server.web.forwarding import FORWARDED, Forwarding, LeaderUnreached
 from eagle_eye.server.web.frame_protocol import Heads
 from eagle_eye.server.web.frame_protocol import Taker as FrameTaker
 from eagle_eye.server.web.page_files import content_security_policy, read_page
@@ -59,6 +60,7 @@ class Needs(Protocol):
     certificates: Certificates | None
     clock: Clock
     config: ServerConfig
+    leadership: Leadership | None
     limits: Limits
     signal: Signal
     stopping: threading.Event
@@ -148,6 +150,8 @@ class Dispatcher(Generic[ServicesT]):
         try:
             await forwarding.answer(scope, receive, send)
         except LeaderUnreached as error:
+            if scope["path"] == PATH and forwarding.leader:
+                self._note_unreached(forwarding, scope)
             if scope["method"] in ("GET", "HEAD"):
                 await self._call_api(scope, receive, _with(send, STANDBY_HEADER, str(error)))
                 return
@@ -156,6 +160,21 @@ class Dispatcher(Generic[ServicesT]):
             if forwarding.leader:
                 headers[LEADER_HEADER] = forwarding.leader
             await self._refuse(Refusal(503, "standby", why, headers), send)
+
+    def _note_unreached(self, forwarding: Forwarding, scope: ASGIMessage) -> None:
+        """Note which node's agent has asked in vain, if its token says so; another server's request is no agent's."""
+        headers, leadership = headers_of(scope), self.services.leadership
+        if FORWARDED.decode() in headers:
+            return
+        if leadership is None or leadership.lease_problem:
+            return  # without the database no token can be looked up, and nothing be wished
+        try:
+            credentials = Credentials.of(scope["method"], headers, scope.get("state", {}))
+            node = self.taker.principals.authenticate(credentials).principal.node
+        except (Refusal, StoreUnavailable):
+            return
+        if node is not None:
+            forwarding.unreached.note(node)
 
     def _methods(self, scope: ASGIMessage) -> list[str]:
         """Return the methods that the request's path allows, except HEAD and OPTIONS; empty for an unknown path."""

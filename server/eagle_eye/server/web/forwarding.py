@@ -13,6 +13,7 @@ from eagle_eye.schema.problem import LEADER_HEADER
 from eagle_eye.server.security.auth import CERTIFICATE_NAMES
 from eagle_eye.server.security.settings import TlsSettings
 from eagle_eye.server.transport.raw_http import ASGIMessage, Receive, Send
+from eagle_eye.server.web.unreached_nodes import UnreachedNodes
 
 # Of a request that a standby sent on: the leader that it was meant for leads no more, and it goes no further.
 FORWARDED = b"eagle-eye-forwarded"
@@ -35,8 +36,15 @@ class LeaderUnreached(Exception):
 class Forwarding:
     """Answers with what the leader answers. ``leader()`` is its URL, "" where there is none."""
 
-    def __init__(self, leader: Callable[[], str], tls: TlsSettings, client: httpx.AsyncClient | None = None) -> None:
+    def __init__(
+        self,
+        leader: Callable[[], str],
+        tls: TlsSettings,
+        unreached: UnreachedNodes,
+        client: httpx.AsyncClient | None = None,
+    ) -> None:
         """``tls`` says whether every client must show the servers a certificate of its own."""
+        self.unreached = unreached
         self._leader = leader
         self._certificates_needed = bool(tls.client_ca_file) and tls.client_certificates == "all"
         self._client = client or _client()

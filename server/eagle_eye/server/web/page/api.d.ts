@@ -702,6 +702,7 @@ export interface Leader {
   epoch: number;
   seen_since: string | null;
   problem: string;
+  nodes_in_vain: number;
 }
 
 export interface Leading {

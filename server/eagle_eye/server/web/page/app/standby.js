@@ -24,5 +24,6 @@ const UNREACHED = "Shown is what the records hold, without what agents send now;
 function who(leader, reached) {
   if (leader.problem) return `who leads is not known: ${leader.problem}`;
   const said = reached ? `${leader.leader} leads` : source.why;
-  return [said, ` (epoch ${leader.epoch}, seen since `, h(Time, { at: leader.seen_since }), ")"];
+  const asked = leader.nodes_in_vain ? `, and is asked to step down, for ${leader.nodes_in_vain} of the nodes that ask this server do not reach it` : "";
+  return [said, ` (epoch ${leader.epoch}, seen since `, h(Time, { at: leader.seen_since }), `)${asked}`];
 }
