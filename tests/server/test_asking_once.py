@@ -11,7 +11,7 @@ from sqlalchemy import text
 from eagle_eye.schema.action import ACTION_REQUESTED, Report
 from eagle_eye.server.admin import records_copy
 from eagle_eye.server.engine import ledger
-from eagle_eye.server.engine.action_ids import Request
+from eagle_eye.server.engine.action_ids import WantedAction
 from eagle_eye.server.engine.settings import PolicySettings
 from eagle_eye.server.model.errors import StoreUnavailable
 from eagle_eye.server.model.records import ActionState
@@ -26,7 +26,7 @@ from tests.server.postgresql_server import PASSWORD, Opens, PostgresqlServer
 from tests.server.test_store_races import Watched
 
 POLICY = PolicySettings(mode="act", verdict_gone_s=10, retry_s=5.0, tries_max=2)
-REQUEST = Request("job", 0, "exclude_node", ("n1",))
+REQUEST = WantedAction("job", 0, "exclude_node", ("n1",))
 ENDED: tuple[ActionState, ...] = ("done", "failed", "refused", "rejected", "expired", "withdrawn", "would_act")
 
 
@@ -95,7 +95,7 @@ def test_a_leader_that_does_not_learn_whether_it_has_committed_asks_for_one_acti
         url = postgresql.new_database_over_tcp("&sslmode=disable", relay.port)
         with closing(open_records(RecordsSettings(url, password_file), Path("/-"))) as store:
             site = Watched(store, POLICY)
-            first = store.action_id(Request("j", 0, "exclude_node", ("j-n1",)))
+            first = store.action_id(WantedAction("j", 0, "exclude_node", ("j-n1",)))
             relay.loses = lost
             with pytest.raises(StoreUnavailable):
                 site.judge()

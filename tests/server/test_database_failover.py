@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from eagle_eye.server.engine.action_ids import Request
+from eagle_eye.server.engine.action_ids import WantedAction
 from eagle_eye.server.store.factory import leadership_of, open_records
 from eagle_eye.server.store.lease import LEAP
 from eagle_eye.server.store.postgresql import PostgresqlDatabase
@@ -21,7 +21,7 @@ from tests.server.postgresql_server import USER, PostgresqlServer, as_replica, p
 from tests.server.test_leading_on_postgresql import Server
 
 LOST_EPOCH = 2
-REQUEST = Request("job", 0, "exclude_node", ("n1",))
+REQUEST = WantedAction("job", 0, "exclude_node", ("n1",))
 
 
 @dataclass

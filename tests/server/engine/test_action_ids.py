@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from eagle_eye.server.engine.action_ids import AT_ONCE, Request, action_id, new_action_id
+from eagle_eye.server.engine.action_ids import AT_ONCE, WantedAction, action_id, new_action_id
 
-REQUEST = Request("job", 3, "exclude_node", ("n1", "n2"))
+REQUEST = WantedAction("job", 3, "exclude_node", ("n1", "n2"))
 
 
 def test_the_same_request_has_the_same_id_in_whatever_order_its_nodes_are_named() -> None:

@@ -14,7 +14,7 @@ DIGITS = 16
 AT_ONCE = 32  # ids that are looked up together
 
 
-class Request(NamedTuple):
+class WantedAction(NamedTuple):
     """What an action asks for: those of the same attempt, kind and nodes are told apart by their number alone."""
 
     job: str
@@ -23,14 +23,14 @@ class Request(NamedTuple):
     nodes: Sequence[str]
 
 
-def action_id(salt: str, request: Request, number: int) -> str:
+def action_id(salt: str, request: WantedAction, number: int) -> str:
     """Return the id of the request that comes after so many of the same. ``salt`` is the records' own."""
     job, attempt, kind, nodes = request
     said = json.dumps([salt, job, attempt, kind, sorted(nodes), number])
     return f"act_{hashlib.sha256(said.encode()).hexdigest()[:DIGITS]}"
 
 
-def new_action_id(salt: str, request: Request, missing: Callable[[Sequence[str]], Sequence[str]]) -> str:
+def new_action_id(salt: str, request: WantedAction, missing: Callable[[Sequence[str]], Sequence[str]]) -> str:
     """Return the id of a request that is to be made now; ``missing`` returns those of the ids that no record has.
 
     Each earlier one of the same, whatever became of it, has a number. A record that was lost had the same number.

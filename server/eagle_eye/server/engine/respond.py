@@ -12,7 +12,7 @@ import msgspec
 
 from eagle_eye.server.engine import escalation, flapping
 from eagle_eye.server.engine import incidents as folding
-from eagle_eye.server.engine.action_ids import Request
+from eagle_eye.server.engine.action_ids import WantedAction
 from eagle_eye.server.engine.gathering import Gathering, reason_to_wait, wanted
 from eagle_eye.server.engine.hold_rules import OBSERVED, maintenance_hold
 from eagle_eye.server.engine.judgement import Judgement
@@ -74,7 +74,7 @@ def respond(
     fleet_size: int,
     blind: str,
     new_id: Callable[[str], str],
-    action_id: Callable[[Request], str],
+    action_id: Callable[[WantedAction], str],
 ) -> Response:
     """Return the response to a judgement of one job.
 
@@ -160,7 +160,7 @@ def _follow(
     situation: Situation,
     gathering: Gathering,
     new_id: Callable[[str], str],
-    action_id: Callable[[Request], str],
+    action_id: Callable[[WantedAction], str],
 ) -> _Followed:
     """Return the incident after policy, with the actions requested or withdrawn because of it."""
     now_s = judgement.now_s
@@ -199,7 +199,7 @@ def _weighed(
     situation: Situation,
     gathering: Gathering,
     new_id: Callable[[str], str],
-    action_id: Callable[[Request], str],
+    action_id: Callable[[WantedAction], str],
 ) -> _Followed:
     """Return the incident with the policy rules' results, and the request if no rule holds."""
     now_s = situation.now_s
@@ -264,7 +264,9 @@ def _acted_on(incident: Incident, own: Action | None, situation: Situation) -> I
     return escalation.escalated(incident, look, now_s)
 
 
-def _asked(incident: Incident, weighing: Weighing, situation: Situation, action_id: Callable[[Request], str]) -> Action:
+def _asked(
+    incident: Incident, weighing: Weighing, situation: Situation, action_id: Callable[[WantedAction], str]
+) -> Action:
     """Return the decision as an action, or the action to request first."""
     decision, now_s = weighing.decision, situation.now_s
     first = decision.first is not None
@@ -273,7 +275,7 @@ def _asked(incident: Incident, weighing: Weighing, situation: Situation, action_
         lasts_s = min(lasts_s, situation.settings.for_job(incident.job).checkpoint_wait_s)
     kind, exclude = decision.first or decision.kind, () if first else decision.exclude
     return Action(
-        id=action_id(Request(incident.job, incident.attempt, kind, exclude)),
+        id=action_id(WantedAction(incident.job, incident.attempt, kind, exclude)),
         incident_id=incident.id,
         kind=kind,
         job=incident.job,

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from eagle_eye.detectors.signs.learned_model import LearnedModel
 from eagle_eye.schema.frame import Frame
 from eagle_eye.schema.metrics import PROMETHEUS_PREFIX
-from eagle_eye.server.engine.action_ids import Request
+from eagle_eye.server.engine.action_ids import WantedAction
 from eagle_eye.server.engine.engine import RUNNING_STATES, Engine
 from eagle_eye.server.engine.gathering import Gathering
 from eagle_eye.server.engine.idle_faults import NO_JOB
@@ -357,7 +357,7 @@ class DetectionLoop:
         book = self._book(judgement)
         given: list[str] = []
 
-        def action_id(request: Request) -> str:
+        def action_id(request: WantedAction) -> str:
             given.append(self._store.action_id(request, given))
             return given[-1]
 

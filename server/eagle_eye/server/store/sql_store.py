@@ -14,7 +14,7 @@ from sqlalchemy import and_, bindparam, case, delete, exists, func, literal_colu
 from sqlalchemy.sql import ColumnElement, Delete, Select
 
 from eagle_eye.schema.action import HEARTBEAT, PING
-from eagle_eye.server.engine.action_ids import Request, new_action_id
+from eagle_eye.server.engine.action_ids import WantedAction, new_action_id
 from eagle_eye.server.model.errors import StoreUnavailable
 from eagle_eye.server.model.records import (
     Action,
@@ -226,7 +226,7 @@ class SqlStore:
             there.update(key for (key,) in self._run(statement, part))
         return [key for key in keys if self._database.storable(key) not in there]
 
-    def action_id(self, request: Request, given: Container[str] = ()) -> str:
+    def action_id(self, request: WantedAction, given: Container[str] = ()) -> str:
         """Return the id of an action to ask for now, not one of those ``given`` out and not written yet."""
         if not self._salt:
             ((self._salt,),) = self._rows(_SALT)

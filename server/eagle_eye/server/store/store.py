@@ -8,7 +8,7 @@ from typing import Generic, NamedTuple, Protocol, TypeVar
 
 import msgspec
 
-from eagle_eye.server.engine.action_ids import Request
+from eagle_eye.server.engine.action_ids import WantedAction
 from eagle_eye.server.model.account_records import Attempt, AttemptMembers, DriverError, Gpu, GpuChecks, Ticket
 from eagle_eye.server.model.records import (
     Action,
@@ -214,7 +214,7 @@ class Store(Protocol):
         """Return those of the keys that no record has."""
         ...
 
-    def action_id(self, request: Request, given: Container[str] = ()) -> str:
+    def action_id(self, request: WantedAction, given: Container[str] = ()) -> str:
         """Return the id of an action to ask for now (``action_ids``), not one of those ``given`` out and not written.
 
         Raises StoreUnavailable. To be called where it is committed, within ``update``.
