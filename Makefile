@@ -38,8 +38,8 @@ $(VENV)/.ready: requirements.lock pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
 	@touch $@
 
-demo: venv  ## the closed loop on a real training job; FAULT=hang|slow|unreachable|crash|nan|no-spare|none, KEEP=1
-	$(BIN)/eagle-eye demo --fault $(FAULT) $(if $(filter 1,$(KEEP)),--keep)
+demo: venv  ## the closed loop on a real training job; FAULT=hang|slow|unreachable|crash|nan|no-spare|none, HA=1, KEEP=1
+	$(BIN)/eagle-eye demo --fault $(FAULT) $(if $(filter 1,$(HA)),--ha) $(if $(filter 1,$(KEEP)),--keep)
 
 test: venv  ## all tests that this machine can run within minutes
 	$(PYTEST) -m "not slow"

@@ -2,15 +2,18 @@
 # What docker-compose.yml has done before and beside the server, in the server's image.
 #
 #     start.sh tokens       makes what opens the server, once: before it serves, so that it never serves without
+#     start.sh records      moves what the server has kept in its file to PostgreSQL, once
+#     start.sh server       serves; with records in PostgreSQL once they are there
 #     start.sh subscribe    has the server tell Alertmanager (and, with a receiver's URL, the demo's receiver)
 #     start.sh fault        replays a simulated fault
 #     start.sh fleet        simulated agents
 #
-# Tokens and secrets lie in volumes: /var/lib/eagle-eye-tokens/read for Prometheus, .../admin for the steps here.
+# Tokens and secrets lie in volumes: /var/lib/eagle-eye-tokens/read for Prometheus, .../admin for the steps here,
+# .../records for PostgreSQL and who has records there.
 set -eu
 umask 077
-tokens=/var/lib/eagle-eye-tokens
-server=http://server:8470
+tokens=${TOKENS:-/var/lib/eagle-eye-tokens}
+server=${SERVER:-http://server:8470}
 
 # A file appears whole or not at all: who is ended in the middle begins anew.
 made() { # made FILE COMMAND...
@@ -45,9 +48,34 @@ case $1 in
 tokens)
     made "$tokens/admin/token" eagle-eye tokens create --scope admin
     made "$tokens/read/token" eagle-eye tokens create --scope read
-    # Prometheus is another user. Only the containers that mount the volume come near the file.
-    chmod 0755 "$tokens/read"
-    chmod 0644 "$tokens/read/token"
+    made "$tokens/records/password" python3 -c 'import secrets; print(secrets.token_urlsafe(32))'
+    # Prometheus and PostgreSQL are other users. Only the containers that mount the volumes come near the files.
+    chmod 0755 "$tokens/read" "$tokens/records"
+    chmod 0644 "$tokens/read/token" "$tokens/records/password"
+    ;;
+records)
+    if [ -z "${EAGLE_EYE_RECORDS_URL:-}" ]; then
+        echo "the profile ha needs its settings: docker compose --env-file packaging/compose/ha.env --profile ha up" >&2
+        exit 2
+    fi
+    # The tokens that were made in the file are among the records.
+    listed=$(eagle-eye tokens list --json)
+    tries=30
+    while [ "$listed" = "[]" ]; do
+        eagle-eye records copy --from "sqlite:$EAGLE_EYE_DATA_DIR" --to "$EAGLE_EYE_RECORDS_URL" \
+            --password-file "$EAGLE_EYE_RECORDS_PASSWORD_FILE" && break
+        tries=$((tries - 1))
+        [ "$tries" -gt 0 ] || exit 1
+        sleep 2 # a server of before the move is being ended
+    done
+    ;;
+server)
+    if [ -n "${EAGLE_EYE_RECORDS_URL:-}" ]; then
+        until listed=$(eagle-eye tokens list --json) && [ "$listed" != "[]" ]; do
+            sleep 2
+        done
+    fi
+    exec eagle-eye server --config /etc/eagle-eye/server.toml
     ;;
 subscribe)
     subscribed alertmanager http://alertmanager:9093 alertmanager_api \
@@ -66,7 +94,7 @@ fleet)
         --nodes 16 --gpus 8 --job-nodes 8 --prefix demo --duration 86400
     ;;
 *)
-    echo "expected tokens, subscribe, fault or fleet, got $1" >&2
+    echo "expected tokens, records, server, subscribe, fault or fleet, got $1" >&2
     exit 2
     ;;
 esac

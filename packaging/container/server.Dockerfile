@@ -36,7 +36,7 @@ COPY --from=build /opt/eagle-eye /opt/eagle-eye
 COPY LICENSE packaging/container/health.py /opt/eagle-eye/
 COPY packaging/container/server.toml /etc/eagle-eye/server.toml
 RUN install -d -o 65532 -g 0 -m 0770 /var/lib/eagle-eye-server \
-    /var/lib/eagle-eye-tokens/read /var/lib/eagle-eye-tokens/admin
+    /var/lib/eagle-eye-tokens/read /var/lib/eagle-eye-tokens/admin /var/lib/eagle-eye-tokens/records
 # The folder is in the environment, not in the file, so that `eagle-eye tokens` in this container finds it, too.
 ENV PATH=/opt/eagle-eye/bin:$PATH \
     PYTHONUNBUFFERED=1 \

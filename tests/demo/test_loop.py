@@ -8,12 +8,10 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from datetime import datetime
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -24,9 +22,9 @@ from eagle_eye.demo.site import DemoSite, LoopbackSite, NamespaceSite
 from eagle_eye.demo.stack import AGENT_INTERVAL_S, Stack
 from eagle_eye.demo.story import CULPRIT, STARTED_WITHIN_S, VERDICT_WITHIN_S, play
 from eagle_eye.demo.timeline import DemoTimeline
+from tests.demo.running import DEMO_WITHIN_S, demo_of
 
 pytestmark = pytest.mark.slow
-DEMO_WITHIN_S = 300
 CHEAP = {"batch": "16"}  # steps that leave the machine to others; a culprit that is not slow is found in them as well
 EXCLUDED_WITHIN_S = 5.0  # of the second failed start
 SERVER_AWAY_S = 4.0  # much longer than any gap that a busy machine alone makes in an agent's rows
@@ -43,21 +41,8 @@ def make_stack(tmp_path: Path) -> Iterator[Callable[[DemoSite], Stack]]:
         yield make
 
 
-def demo_of(fault: str) -> list[dict[str, Any]]:
-    """Return what the demo says of a fault that it comes through."""
-    done = subprocess.run(
-        [sys.executable, "-m", "eagle_eye.cli.main", "demo", "--fault", fault, "--json"],
-        capture_output=True,
-        text=True,
-        timeout=DEMO_WITHIN_S,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return [json.loads(line) for line in done.stdout.splitlines()]
-
-
 def test_the_demo_shows_a_hang_and_ends_well() -> None:
-    reported = demo_of("hang")
+    reported = demo_of("--fault", "hang")
     stages = [line["stage"] for line in reported if "stage" in line]
     wanted = ["start", "training", "fault", "verdict", "webhook", "excluded", "restarted", "training"]
     assert [stage for stage in stages if stage != "evidence"][: len(wanted)] == wanted
@@ -67,7 +52,7 @@ def test_the_demo_shows_a_hang_and_ends_well() -> None:
 
 
 def test_without_a_spare_three_nodes_train_on_from_memory_with_the_same_global_batch() -> None:
-    lines = demo_of("no-spare")
+    lines = demo_of("--fault", "no-spare")
     reported = {line["stage"]: line["text"] for line in lines if "stage" in line}
     assert reported["layout"] == "3 nodes train, 16 samples a step as on 4"
     assert "no spare: 3 nodes by plan" in reported["restarted"]

@@ -55,6 +55,12 @@ KNOWN = (
     Elsewhere(ANY, r"PYTHONPATH=packaging \S*python -m release\.version", "tests/packaging/test_version.py", "version"),
     Elsewhere(ANY, r"\S*python (-m )?tests[./]compatibility", why="records a release: tests/compatibility reads it"),
     Elsewhere(r"docs/how-to/releasing\.md", r"git (add|checkout|commit|tag|push)\b", why="changes the repository"),
+    Elsewhere(
+        r"docs/how-to/postgresql\.md",
+        r'sudo -u postgres|systemctl (start|stop|restart) postgresql|cd /var/lib/postgresql|echo "restore_command',
+        "tests/server/test_point_in_time_restore.py",
+        "pg_basebackup",
+    ),
     Elsewhere(ANY, r"create(user|db)\b", why="PostgreSQL's own; tests/server/postgresql_server.py makes roles by SQL"),
     Elsewhere(ANY, r"eagle-eye records copy", "tests/server/test_records_in_postgresql.py", "copy"),
     Elsewhere(ANY, r"eagle-eye orchestrate slurm", "tests/orchestrators/slurm/test_real.py", "orchestrator"),

@@ -33,9 +33,10 @@ TEMPLATES = Path("/usr/share/prometheus/alertmanager")
 PROGRAMS = ("docker-compose", "prometheus", "promtool", "prometheus-alertmanager", "amtool", "iptables")
 
 
-def described(*profiles: str) -> Any:
+def described(*profiles: str, env_file: Path | None = None) -> Any:
     """Return the file as compose understands it. Raises CalledProcessError when it does not."""
     words = [word for profile in profiles for word in ("--profile", profile)]
+    words += ["--env-file", str(env_file)] if env_file else []
     command = ["docker-compose", "--file", str(FILE), *words, "config"]
     environ = {**os.environ, "GRAFANA_ADMIN_PASSWORD": "x"}
     done = subprocess.run(command, env=environ, capture_output=True, text=True, check=True)

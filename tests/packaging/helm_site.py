@@ -25,7 +25,7 @@ from tests.packaging.container_site import REPOSITORY, version
 CHART = REPOSITORY / "packaging" / "helm" / "eagle-eye"
 RECORDED = Path(__file__).parent / "recorded"
 VALUES = Path(__file__).parent / "helm_values"  # one file for each recording
-SETS = ("least", "everything")
+SETS = ("least", "everything", "two-servers")
 SPACE = RELEASE = "eagle-eye"
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml, ten times as fast, is not everywhere
 KUBERNETES = "1.33.0"  # what is rendered for, where no cluster says what it is
@@ -120,7 +120,9 @@ def of_kind(found: list[dict[str, Any]], kind: str, name: str = "") -> dict[str,
 def pod(found: list[dict[str, Any]], part: str) -> dict[str, Any]:
     """Return the pod's specification of the server, the agent, the orchestrator or the store of checkpoints."""
     kind = {"server": "StatefulSet", "orchestrator": "Deployment"}.get(part, "DaemonSet")
-    spec: dict[str, Any] = of_kind(found, kind, f"-{part}")["spec"]["template"]["spec"]
+    # Several servers' set has another name; there is one set alone.
+    one = of_kind(found, kind, "" if part == "server" else f"-{part}")
+    spec: dict[str, Any] = one["spec"]["template"]["spec"]
     return spec
 
 

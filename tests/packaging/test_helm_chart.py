@@ -157,7 +157,7 @@ def test_the_orchestrator_is_the_one_of_the_plain_manifest() -> None:
 @pytest.mark.parametrize("name", SETS)
 def test_every_container_is_confined(name: str) -> None:
     found = recording(name)
-    for part in PARTS if name == "everything" else PARTS[:2]:
+    for part in {"everything": PARTS, "two-servers": PARTS[:3]}.get(name, PARTS[:2]):
         spec = pod(found, part)
         for container in [*spec.get("initContainers", []), *spec["containers"]]:
             security = container["securityContext"]
@@ -254,7 +254,7 @@ def test_only_who_speaks_with_the_api_server_has_a_token_for_it(name: str) -> No
     assert pod(found, "agent")["automountServiceAccountToken"] is False
     assert pod(found, "server")["automountServiceAccountToken"] is True
     bound = {subject["name"] for one in found if one["kind"].endswith("Binding") for subject in one["subjects"]}
-    assert bound == ({"eagle-eye-server", "eagle-eye-orchestrator"} if name == "everything" else {"eagle-eye-server"})
+    assert bound == {"eagle-eye-server"} | ({"eagle-eye-orchestrator"} if name != "least" else set())
 
 
 def test_the_servers_roles_are_those_of_the_job_source_and_change_nothing() -> None:
@@ -284,21 +284,26 @@ def test_nothing_holds_a_secret() -> None:
 
 
 def test_probes_ask_what_a_restart_can_mend() -> None:
-    for name, scheme in (("least", "HTTP"), ("everything", "HTTPS")):
+    for name, scheme in (("least", "HTTP"), ("everything", "HTTPS"), ("two-servers", "HTTPS")):
         [container] = pod(recording(name), "server")["containers"]
         for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
             assert container[probe]["httpGet"] == {"path": "/healthz", "port": "api", "scheme": scheme}
 
 
-@pytest.mark.parametrize("name", SETS)
-def test_the_server_understands_what_it_is_given(name: str, tmp_path: Path) -> None:
+def given(name: str, folder: Path) -> configuration.ServerConfig:
+    """Return what the server makes of its file and environment in a recording; its files are put into the folder."""
     found = recording(name)
     [container] = pod(found, "server")["containers"]
-    data = of_kind(found, "ConfigMap", "-server")["data"]
-    for file, text in data.items():
-        (tmp_path / file).write_text(text, encoding="utf-8")
-    environ = {one["name"]: one["value"].replace("/etc/eagle-eye/", f"{tmp_path}/") for one in container["env"]}
-    config = configuration.load(tmp_path / "server.toml", {"EAGLE_EYE_DATA_DIR": str(tmp_path), **environ}, {})
+    for file, text in of_kind(found, "ConfigMap", "-server")["data"].items():
+        (folder / file).write_text(text, encoding="utf-8")
+    environ = {one["name"]: one.get("value", "postgresql://db/eagle_eye") for one in container["env"]}
+    of_this_folder = {key: value.replace("/etc/eagle-eye/", f"{folder}/") for key, value in environ.items()}
+    return configuration.load(folder / "server.toml", {"EAGLE_EYE_DATA_DIR": str(folder), **of_this_folder}, {})
+
+
+@pytest.mark.parametrize("name", SETS[:2])
+def test_the_server_understands_what_it_is_given(name: str, tmp_path: Path) -> None:
+    config = given(name, tmp_path)
     source = config.job_sources.kubernetes
     assert (config.policy.mode, source.use) == ("observe", "watch")
     assert list(source.namespaces) == ([] if name == "least" else ["ml", "research"])
@@ -333,7 +338,7 @@ def test_a_changed_configuration_starts_the_server_anew() -> None:
         found = recording(name)
         template = of_kind(found, "StatefulSet")["spec"]["template"]["metadata"]
         sums.append(template["annotations"]["checksum/config"])
-    assert len({*sums, hashlib.sha256(b"").hexdigest()}) == 3
+    assert len({*sums, hashlib.sha256(b"").hexdigest()}) == len(SETS) + 1
 
 
 @needs_helm
@@ -351,6 +356,98 @@ def test_the_values_of_the_page_are_taken_one_after_the_other(tmp_path: Path) ->
     assert "--dry-run" in pod(found, "orchestrator")["containers"][0]["args"]
 
 
+SERVERS = [f"https://eagle-eye-servers-{number}.eagle-eye-servers.eagle-eye.svc:8470" for number in (0, 1)]
+
+
+def test_two_servers_share_the_database_of_a_secret_and_each_names_itself_to_the_other(tmp_path: Path) -> None:
+    records = given("two-servers", tmp_path).records
+    assert records.url == "postgresql://db/eagle_eye"
+    [container] = pod(recording("two-servers"), "server")["containers"]
+    [url] = [one["valueFrom"] for one in container["env"] if one["name"] == "EAGLE_EYE_RECORDS_URL"]
+    assert url == {"secretKeyRef": {"name": "eagle-eye-records", "key": "url"}}
+    names = [one["name"] for one in container["env"]]
+    assert names.index("POD_NAME") < names.index("EAGLE_EYE_RECORDS_SERVER_URL")  # by which it is filled
+    assert [records.server_url.replace("$(POD_NAME)", f"eagle-eye-servers-{number}") for number in (0, 1)] == SERVERS
+    [volume] = [one for one in pod(recording("two-servers"), "server")["volumes"] if one["name"] == "records"]
+    [mount] = [one for one in container["volumeMounts"] if one["name"] == "records"]
+    assert records.password_file == f"{mount['mountPath']}/{volume['secret']['items'][0]['path']}"
+
+
+def test_the_first_token_of_two_servers_is_made_where_their_records_are() -> None:
+    spec = pod(recording("two-servers"), "server")
+    [lock], [server] = spec["initContainers"], spec["containers"]
+    assert lock["env"] == [one for one in server["env"] if one["name"] in {each["name"] for each in lock["env"]}]
+    assert [one["name"] for one in lock["env"]] == ["EAGLE_EYE_RECORDS_URL", "EAGLE_EYE_RECORDS_PASSWORD_FILE"]
+    assert next(one for one in server["volumeMounts"] if one["name"] == "records") in lock["volumeMounts"]
+
+
+def test_each_of_two_servers_has_a_name_and_a_claim_of_its_own() -> None:
+    found = recording("two-servers")
+    spec = of_kind(found, "StatefulSet")["spec"]
+    service = of_kind(found, "Service", spec["serviceName"])
+    assert spec["replicas"] == 2
+    assert service["spec"]["clusterIP"] == "None"
+    assert service["spec"]["publishNotReadyAddresses"] is True
+    assert service["spec"]["selector"] == spec["selector"]["matchLabels"]
+    [claim] = spec["volumeClaimTemplates"]
+    assert claim["metadata"]["name"] == "data"
+    assert "data" not in {volume["name"] for volume in spec["template"]["spec"]["volumes"]}
+    assert not [one for one in found if one["kind"] == "PersistentVolumeClaim" and "server" in one["metadata"]["name"]]
+
+
+def test_two_servers_are_on_two_hosts_and_one_of_them_stays_while_hosts_are_drained() -> None:
+    found = recording("two-servers")
+    labels = of_kind(found, "StatefulSet")["spec"]["selector"]
+    rule = pod(found, "server")["affinity"]["podAntiAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+    assert rule == [{"topologyKey": "kubernetes.io/hostname", "labelSelector": labels}]
+    assert of_kind(found, "PodDisruptionBudget")["spec"] == {"maxUnavailable": 1, "selector": labels}
+
+
+def test_an_update_of_two_servers_waits_until_the_new_one_stands_by_and_gives_the_old_one_time_to_hand_over() -> None:
+    found = recording("two-servers")
+    assert of_kind(found, "StatefulSet")["spec"]["minReadySeconds"] == 10
+    assert pod(found, "server")["terminationGracePeriodSeconds"] == 30
+
+
+def test_agents_and_orchestrator_have_both_servers_by_their_own_names() -> None:
+    found = recording("two-servers")
+    [agent], [orchestrator] = pod(found, "agent")["containers"], pod(found, "orchestrator")["containers"]
+    environ = {one["name"]: one.get("value", "") for one in agent["env"]}
+    assert json.loads(environ["EAGLE_EYE_SERVERS"]) == SERVERS
+    assert "EAGLE_EYE_SERVER" not in environ  # both are an error
+    assert f"--server={','.join(SERVERS)}" in orchestrator["args"]
+
+
+def test_servers_may_pass_on_to_each_other_what_they_are_asked() -> None:
+    found = recording("two-servers")
+    policy = of_kind(found, "NetworkPolicy", "-server")["spec"]
+    servers = {"podSelector": policy["podSelector"]}
+    assert servers in [peer for rule in policy["ingress"] for peer in rule["from"]]
+
+
+def test_prometheus_finds_each_of_two_servers_once() -> None:
+    found = recording("two-servers")
+    wanted = of_kind(found, "ServiceMonitor")["spec"]["selector"]["matchLabels"]
+    services = [one["metadata"] for one in found if one["kind"] == "Service"]
+    assert [one["name"] for one in services if wanted.items() <= one["labels"].items()] == ["eagle-eye-server"]
+
+
+@needs_helm
+def test_a_site_that_says_where_its_servers_run_has_that_instead() -> None:
+    words = ("server.replicas=2,server.records.url=postgresql://db/ee", "server.affinity.nodeAffinity.any=thing")
+    found = documents(rendered("--set=agent.enabled=false", *(f"--set={word}" for word in words)))
+    assert pod(found, "server")["affinity"] == {"nodeAffinity": {"any": "thing"}}
+
+
+@needs_helm
+def test_one_server_may_have_its_records_in_postgresql_too() -> None:
+    found = documents(rendered("--set=agent.enabled=false,server.records.existingSecret=r"))
+    names = [one["name"] for one in pod(found, "server")["containers"][0]["env"]]
+    assert {"EAGLE_EYE_RECORDS_URL", "EAGLE_EYE_RECORDS_PASSWORD_FILE"} <= set(names)
+    assert of_kind(found, "StatefulSet")["metadata"]["name"] == "eagle-eye-server"
+    assert "PodDisruptionBudget" not in {one["kind"] for one in found}
+
+
 REFUSED = {
     "agent.enabled=true": "agent.joinToken.existingSecret is empty",
     "agent.enabled=false,orchestrator.enabled=true": "orchestrator.token.existingSecret is empty",
@@ -361,7 +458,11 @@ REFUSED = {
     "agent.joinToken.existingSecret=j,networkPolicy.enabled=true": "networkPolicy.nodeCidrs is empty",
     "agent.enabled=false,checkpoints.enabled=true": "checkpoints.memory is empty",
     "agent.enabled=false,checkpoints.enabled=true,checkpoints.memory=lots": "memory",
-    "agent.enabled=false,server.replicas=2": "replicas",
+    "agent.enabled=false,server.replicas=0": "replicas",
+    "agent.enabled=false,server.replicas=2": "server.replicas is 2, and server.records names no PostgreSQL database",
+    "agent.enabled=false,server.replicas=2,server.records.existingSecret=r,server.persistence.existingClaim=c":
+        "server.persistence.existingClaim is one claim, and server.replicas is 2",
+    "agent.enabled=false,server.records.url=sqlite:records.db": "url",
     "agent.enabled=false,server.service.port=0": "port",
 }  # fmt: skip
 

@@ -84,7 +84,7 @@ def test_what_is_misspelt_is_refused_at_every_level() -> None:
 
 
 def test_no_default_is_a_secret() -> None:
-    assert [value(name) for name in known() if name.endswith("existingSecret")] == [""] * 6
+    assert [value(name) for name in known() if name.endswith("existingSecret")] == [""] * 7
     for name in ("agent.joinToken", "orchestrator.token", "metrics.serviceMonitor.token"):
         assert NEEDED in rows()[f"{name}.existingSecret"][1]
 

@@ -66,8 +66,8 @@ class PostgresqlServer:
 
 
 @contextmanager
-def serving(bin_: Path) -> Iterator[PostgresqlServer]:
-    """Run a server while the block runs."""
+def serving(bin_: Path, more: str = "") -> Iterator[PostgresqlServer]:
+    """Run a server while the block runs; ``more`` are lines of its configuration."""
     folder = Path(tempfile.mkdtemp(prefix="eagle-eye-postgresql-"))
     server = PostgresqlServer(bin_, folder, free_port())
     try:
@@ -82,7 +82,7 @@ def serving(bin_: Path) -> Iterator[PostgresqlServer]:
         )
         (folder / "data/postgresql.auto.conf").write_text(
             f"unix_socket_directories = '{folder}'\nlisten_addresses = '127.0.0.1'\nport = {server.port}\n"
-            "fsync = off\nmax_connections = 200\n",
+            f"fsync = off\nmax_connections = 200\n{more}",
             encoding="utf-8",
         )
         server.control("start", "--wait")

@@ -181,8 +181,10 @@ def test_what_the_migrations_make_is_what_the_code_expects(
     with pool.connect() as connection:
         differences = compare_metadata(MigrationContext.configure(connection), metadata)
     pool.dispose()
-    # What an index on an expression is on, each engine tells in its own words, or not at all.
-    assert [one for one in differences if "Index('audit_" not in str(one)] == []
+    # What an index on an expression is on, each engine tells in its own words, or not at all; who may use the tables is
+    # the migrations' own, as the version is.
+    known = ("Index('audit_", "Table('oldest_readers'")
+    assert [one for one in differences if not any(name in str(one) for name in known)] == []
 
 
 def test_a_server_serves_records_in_postgresql(tmp_path: Path, url: str) -> None:

@@ -13,10 +13,13 @@ import time
 from pathlib import Path
 
 from eagle_eye.demo.faults import FAULTS, NO_SPARE
-from eagle_eye.demo.site import open_site
+from eagle_eye.demo.postgresql import missing
+from eagle_eye.demo.site import DemoSite, open_site
 from eagle_eye.demo.stack import Stack, StageFailed
 from eagle_eye.demo.story import play
+from eagle_eye.demo.takeover import FAULT, play_takeover
 from eagle_eye.demo.timeline import DemoTimeline
+from eagle_eye.demo.two_servers import TwoServers
 
 HEALTHY_S_MAX = 86_400.0
 
@@ -38,6 +41,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
         " from outside, and shows what follows. Exit code 0 only if all of it truly happened."
     )
     parser.add_argument("--fault", choices=FAULTS, default="hang", help="what happens to node2 (default hang)")
+    parser.add_argument(
+        "--ha",
+        action="store_true",
+        help="two servers on one PostgreSQL, of which the leader is killed while node2 hangs (--fault hang alone)",
+    )
     parser.add_argument("--keep", action="store_true", help="leave everything running until Ctrl-C")
     parser.add_argument("--json", action="store_true", help="one JSON object a line")
     parser.add_argument(
@@ -50,7 +58,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the demo; 0 when everything promised was seen, 1 with the stage that failed."""
+    """Run the demo; 0 when everything promised was seen, 1 with the stage that failed, 2 where it cannot begin."""
+    if args.ha and (problem := _problem(args.fault)):
+        sys.stderr.write(f"eagle-eye demo: --ha: {problem}\n")
+        return 2
     timeline = DemoTimeline(args.json)
     folder = Path(tempfile.mkdtemp(prefix="eagle-eye-demo-"))
     success = False
@@ -59,11 +70,15 @@ def run(args: argparse.Namespace) -> int:
     try:
         with (
             contextlib.closing(open_site()) as site,
-            contextlib.closing(Stack(site, folder, waiting=timeline.waiting, planned=args.fault == NO_SPARE)) as stack,
+            contextlib.closing(_stack(args, site, folder, timeline)) as stack,
         ):
-            timeline.tell("start", f"a server and four nodes: {site.description}; no GPU here, so no GPU metrics")
+            servers = "two servers on one PostgreSQL" if args.ha else "a server"
+            timeline.tell("start", f"{servers} and four nodes: {site.description}; no GPU here, so no GPU metrics")
             stack.start()
-            moral = play(args.fault, stack, timeline, args.healthy_seconds)
+            if isinstance(stack, TwoServers):
+                moral = play_takeover(stack, timeline)
+            else:
+                moral = play(args.fault, stack, timeline, args.healthy_seconds)
             success = True
             timeline.finish(success, moral)
             if args.keep:
@@ -78,6 +93,19 @@ def run(args: argparse.Namespace) -> int:
         if success:
             shutil.rmtree(folder, ignore_errors=True)
     return 0 if success else 1
+
+
+def _problem(fault: str) -> str:
+    """Return why the demo with two servers cannot be, "" where it can."""
+    if fault != FAULT:
+        return f"expected --fault {FAULT}, got {fault!r}"
+    return missing()
+
+
+def _stack(args: argparse.Namespace, site: DemoSite, folder: Path, timeline: DemoTimeline) -> Stack:
+    if args.ha:
+        return TwoServers(site, folder, waiting=timeline.waiting)
+    return Stack(site, folder, waiting=timeline.waiting, planned=args.fault == NO_SPARE)
 
 
 def _keep(stack: Stack, timeline: DemoTimeline) -> None:

@@ -94,6 +94,7 @@ class Stack:
         self.corruption = folder / "corruption"
         self.memory = Path("/dev/shm") / f"eagle-eye-{self.job}"  # noqa: S108 - checkpoints are kept in memory
         self.url = f"http://{site.head_address}:{free_port(site.head_address)}"
+        self.servers: tuple[str, ...] = (self.url,)
         self._job_arguments = job_arguments or {}
         self._waiting = waiting
         self._launch_flags = tuple(launch_flags)
@@ -102,7 +103,8 @@ class Stack:
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         for path in (folder / "logs", folder / "tokens", self.checkpoints, self.corruption):
             path.mkdir(parents=True, exist_ok=True)
-        (folder / "server.toml").write_text(config, encoding="utf-8")
+        self._config = folder / "server.toml"
+        self._config.write_text(config, encoding="utf-8")
         for name, scope in self._scopes().items():
             self._make_token(name, *scope)
         bearer = f"Bearer {self.token_file('admin').read_text(encoding='utf-8')}"
@@ -117,20 +119,25 @@ class Stack:
 
     def start_server(self) -> None:
         """Start the server and wait until it answers."""
-        words = ("server", "--config", str(self.folder / "server.toml"), "--data", str(self.folder / "server"))
-        self._start("server", (), (*words, "--listen", self.url.removeprefix("http://")), {})
-        self.wait("the server answers", lambda: self._answers() or None, STARTED_WITHIN_S)
+        self._start_server("server", self.url)
+
+    def _start_server(self, name: str, url: str) -> None:
+        """Start a server with the data folder of its name, and wait until it answers."""
+        words = ("server", "--config", str(self._config), "--data", str(self.folder / name))
+        self._start(name, (), (*words, "--listen", url.removeprefix("http://")), {})
+        self.wait("the server answers", lambda: _answers(url) or None, STARTED_WITHIN_S)
 
     def start_agent(self, name: str) -> None:
         """Start the node's agent."""
         node = self._node(name)
-        words = ("agent", "--server", self.url, "--node", name, "--interval", str(AGENT_INTERVAL_S))
+        words = ("agent", "--node", name, "--interval", str(AGENT_INTERVAL_S))
         files = ("--token-file", str(self.token_file(name)), "--spool", str(self.folder / "spool" / name))
         # All nodes share this machine's /proc and its loopback ports.
         alone = {"EAGLE_EYE_SHARED_HOST": "true", "EAGLE_EYE_METRICS_LISTEN": ""}
+        servers = {"EAGLE_EYE_SERVERS": json.dumps(self.servers)}
         hook = ("--hook-socket", self._socket("{node}", name))
         prefix, flags, more = self._agent_extras(node)
-        self._start(f"agent-{name}", prefix, (*words, *files, *hook, *flags), {**alone, **more})
+        self._start(f"agent-{name}", prefix, (*words, *files, *hook, *flags), {**alone, **servers, **more})
 
     def _agent_extras(self, node: DemoNode) -> tuple[tuple[str, ...], tuple[str, ...], dict[str, str]]:
         """Return the words that run a command on the node, further flags of its agent and its environment."""
@@ -160,7 +167,7 @@ class Stack:
             *(("--layouts", str(self._plan()), *STANDBYS) if self._planned else ()),
             *("--exec", self.site.exec_template, "--rdzv-host", self.site.head_address),
             *("--checkpoint-dir", str(self.checkpoints), "--state-dir", str(self.folder / "launch")),
-            *("--server", self.url, "--token-file", str(self.token_file("launcher")), "--json"),
+            *("--server", ",".join(self.servers), "--token-file", str(self.token_file("launcher")), "--json"),
             *(word for key, value in ranks.items() for word in ("--env", f"{key}={value}")),
             *self._launch_flags,
         )
@@ -196,7 +203,7 @@ class Stack:
         return self.folder / "tokens" / name
 
     def pid(self, name: str) -> int:
-        """Return the process id of "server", "launcher" or "agent-NODE"."""
+        """Return the process id of a server ("server"), "launcher" or "agent-NODE"."""
         return self._processes[name].pid
 
     def ended(self, name: str) -> int | None:
@@ -235,8 +242,8 @@ class Stack:
                 seen = look()
                 if seen is not None:
                     return seen
-            for name in ("server", "launcher"):
-                if name in self._processes and self.ended(name) is not None:
+            for name in self._processes:
+                if name.startswith(("server", "launcher")) and self.ended(name) is not None:
                     raise StageFailed(f"{what}: {self._how_it_ended(name)}")
             if time.monotonic() > deadline_s:
                 raise StageFailed(f"{what}: not within {deadline_s - began_s:.0f} s")
@@ -244,7 +251,7 @@ class Stack:
 
     def close(self) -> None:
         """End every process, the launcher first so that it can end the job."""
-        for name in sorted(self._processes, key=lambda name: (name != "launcher", name == "server")):
+        for name in sorted(self._processes, key=lambda name: (name != "launcher", name.startswith("server"))):
             process = self._processes[name]
             if process.poll() is None:
                 process.send_signal(signal.SIGCONT)
@@ -262,7 +269,8 @@ class Stack:
 
     def _make_token(self, name: str, scope: str, node: str | None) -> None:
         """Put a new token into its file, as an administrator would on the server's machine."""
-        words = ["tokens", "create", "--scope", scope, "--data", str(self.folder / "server"), "--json"]
+        place = ("--config", str(self._config), "--data", str(self.folder / "server"))
+        words = ["tokens", "create", "--scope", scope, *place, "--json"]
         words += ["--node", node] if node else []
         path = self.token_file(name)
         path.touch(mode=0o600)
@@ -304,9 +312,6 @@ class Stack:
     def _log(self, name: str) -> Path:
         return self.folder / "logs" / f"{name}.log"
 
-    def _answers(self) -> bool:
-        return httpx.get(f"{self.url}/healthz", timeout=1.0).status_code == httpx.codes.OK
-
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _EAGLE_EYE = (sys.executable, "-m", "eagle_eye.cli.main")
@@ -315,6 +320,10 @@ _EAGLE_EYE = (sys.executable, "-m", "eagle_eye.cli.main")
 def end_with_parent() -> None:
     """Make the kernel send SIGTERM when the demo itself is killed, so that no process is left."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def _answers(url: str) -> bool:
+    return httpx.get(f"{url}/healthz", timeout=1.0).status_code == httpx.codes.OK
 
 
 def _reap(process: subprocess.Popen[bytes]) -> None:

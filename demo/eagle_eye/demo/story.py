@@ -49,17 +49,17 @@ def play(fault: str, stack: Stack, timeline: DemoTimeline, healthy_s: float) -> 
     if fault == "none":
         return _play_nothing(stack, timeline, healthy_s)
     for episode, expected in enumerate(EXPECTED[fault]):
-        before = _training(stack, timeline, episode)
+        before = training(stack, timeline, episode)
         attempt = before["attempt"]
         began_s, how = inject(fault, stack, CULPRIT)
         timeline.fault_s = began_s
         timeline.tell("fault", how, began_s, "yellow")
-        _episode(stack, timeline, attempt, expected, began_s, before)
+        follow(stack, timeline, attempt, expected, began_s, before)
     return f"{CULPRIT} was named, the job was restarted without it and its loss goes on"
 
 
 def _play_nothing(stack: Stack, timeline: DemoTimeline, healthy_s: float) -> str:
-    _training(stack, timeline, 0)
+    training(stack, timeline, 0)
     timeline.tell("watch", f"a healthy job is watched for {healthy_s:.0f} s")
     until_s = time.monotonic() + healthy_s
     stack.wait("a healthy job goes on", lambda: time.monotonic() >= until_s or None, healthy_s + STEPPED_WITHIN_S)
@@ -74,7 +74,7 @@ def _play_nothing(stack: Stack, timeline: DemoTimeline, healthy_s: float) -> str
     return f"nothing was wrong for {len(steps)} steps, and Eagle Eye said nothing"
 
 
-def _training(stack: Stack, timeline: DemoTimeline, restarts: int) -> dict[str, Any]:
+def training(stack: Stack, timeline: DemoTimeline, restarts: int) -> dict[str, Any]:
     """Wait until the job, restarted so often, is well under way and between two checkpoints; return its newest step."""
 
     def under_way() -> dict[str, Any] | None:
@@ -89,7 +89,7 @@ def _training(stack: Stack, timeline: DemoTimeline, restarts: int) -> dict[str, 
     return step
 
 
-def _episode(
+def follow(
     stack: Stack,
     timeline: DemoTimeline,
     attempt: int,

@@ -108,7 +108,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add("--standby-import", default="", metavar="A,B,...", help="modules that this process imports besides torch")
     add("--json", action="store_true", help="one JSON object a line on stdout")
     server = parser.add_argument_group("Eagle Eye")
-    server.add_argument("--server", metavar="URL", default="http://127.0.0.1:8470", help="default %(default)s")
+    server.add_argument("--server", metavar="URL[,URL...]", default="http://127.0.0.1:8470",
+        help="one, or several of which one leads; default %(default)s")  # fmt: skip
     server.add_argument("--without-server", action="store_true", help="launch and restart, but ask nobody")
     server.add_argument("--token-file", type=Path, metavar="F", help="holds the bearer token")
     server.add_argument("--listen", default="127.0.0.1:0", metavar="HOST:PORT", help="where webhooks arrive")

@@ -92,7 +92,8 @@ def add_shared(parser: argparse.ArgumentParser) -> None:
     add("--json", action="store_true", help="one JSON object a line on stdout for whatever happens")
     server = parser.add_argument_group("Eagle Eye")
     add = server.add_argument
-    add("--server", default="http://127.0.0.1:8470", metavar="URL", help="the server (http://127.0.0.1:8470)")
+    add("--server", default="http://127.0.0.1:8470", metavar="URL[,URL...]",
+        help="the server, or several of which one leads (http://127.0.0.1:8470)")  # fmt: skip
     add("--token-file", type=Path, metavar="F", help="holds a token of scope operate")
     add("--listen", type=address, default=("127.0.0.1", 8472), metavar="HOST:PORT",
         help="where webhooks, /healthz and /metrics are answered (127.0.0.1:8472)")  # fmt: skip

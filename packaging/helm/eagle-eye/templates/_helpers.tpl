@@ -107,6 +107,59 @@ capabilities:
 {{- include "eagle-eye.scheme" . }}://{{ include "eagle-eye.serverHost" . }}:{{ .Values.server.service.port }}
 {{- end -}}
 
+{{/* One of several servers by its pod's name: (dict "root" $ "pod" "..."). */}}
+{{- define "eagle-eye.podUrl" -}}
+{{- $set := include "eagle-eye.part" (dict "root" .root "part" "servers") -}}
+{{- printf "%s://%s.%s.%s.svc:8470" (include "eagle-eye.scheme" .root) .pod $set .root.Release.Namespace -}}
+{{- end -}}
+
+{{/* All servers as this cluster reaches them, with commas between. */}}
+{{- define "eagle-eye.serverUrls" -}}
+{{- if gt (int .Values.server.replicas) 1 -}}
+{{- $set := include "eagle-eye.part" (dict "root" . "part" "servers") -}}
+{{- range $number := until (int .Values.server.replicas) -}}
+{{- if $number }},{{ end -}}
+{{- include "eagle-eye.podUrl" (dict "root" $ "pod" (printf "%s-%d" $set $number)) -}}
+{{- end -}}
+{{- else -}}
+{{- include "eagle-eye.serverUrl" . -}}
+{{- end -}}
+{{- end -}}
+
+{{/* "yes" where the records' password is in a Secret. */}}
+{{- define "eagle-eye.recordsPassword" -}}
+{{- with .Values.server.records -}}
+{{- if and .existingSecret .passwordKey -}}yes{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "eagle-eye.recordsEnv" -}}
+{{- with .Values.server.records -}}
+{{- if .url }}
+- name: EAGLE_EYE_RECORDS_URL
+  value: {{ .url | quote }}
+{{- else if .existingSecret }}
+- name: EAGLE_EYE_RECORDS_URL
+  valueFrom:
+    secretKeyRef:
+      name: {{ .existingSecret }}
+      key: {{ .urlKey }}
+{{- end -}}
+{{- end -}}
+{{- if eq (include "eagle-eye.recordsPassword" .) "yes" }}
+- name: EAGLE_EYE_RECORDS_PASSWORD_FILE
+  value: /etc/eagle-eye-records/password
+{{- end -}}
+{{- end -}}
+
+{{- define "eagle-eye.recordsMount" -}}
+{{- if eq (include "eagle-eye.recordsPassword" .) "yes" -}}
+- name: records
+  mountPath: /etc/eagle-eye-records
+  readOnly: true
+{{- end -}}
+{{- end -}}
+
 {{- define "eagle-eye.claim" -}}
 apiVersion: v1
 kind: PersistentVolumeClaim
@@ -122,13 +175,17 @@ metadata:
     {{- toYaml . | nindent 4 }}
     {{- end }}
 spec:
-  accessModes: [{{ .persistence.accessMode }}]
-  {{- with .persistence.storageClassName }}
-  storageClassName: {{ . | quote }}
-  {{- end }}
-  resources:
-    requests:
-      storage: {{ .persistence.size }}
+  {{- include "eagle-eye.claimSpec" .persistence | nindent 2 }}
+{{- end -}}
+
+{{- define "eagle-eye.claimSpec" -}}
+accessModes: [{{ .accessMode }}]
+{{- with .storageClassName }}
+storageClassName: {{ . | quote }}
+{{- end }}
+resources:
+  requests:
+    storage: {{ .size }}
 {{- end -}}
 
 {{/* The binding of a cluster role, in some namespaces or, where none is named, in all: (dict "root" "part" "role" "namespaces"). */}}

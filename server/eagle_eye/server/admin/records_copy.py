@@ -38,8 +38,8 @@ def copy(
     reads, writes = source.connections(1, writing=True), target.connections(1, writing=True)
     copied = []
     try:
-        migration.migrate(source, reads)
-        migration.migrate(target, writes)
+        migration.migrate(source, reads, whole=True)
+        migration.migrate(target, writes, whole=True)
         with reads.connect() as reading:
             there = {table.name: _already(table, source, target, reading, writes) for table in tables}
             with writes.begin() as connection:
