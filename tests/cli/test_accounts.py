@@ -71,6 +71,22 @@ def test_the_ledger_shows_claims_and_their_totals(capsys: pytest.CaptureFixture[
     assert "none" in reported(capsys, "ledger", "--standing", "wrong")
 
 
+def test_the_steps_say_whether_the_ledger_is_enough_and_how_to_go_on(capsys: pytest.CaptureFixture[str]) -> None:
+    text = reported(capsys, "ledger", "--steps")
+    (line,) = [line for line in text.splitlines() if line.startswith("hang ")]
+    assert "cannot tell: 1 decision with a known outcome, 10 needed" in line
+    assert "no decision on record, so nobody can tell: gpu_lost," in text
+    assert "[[policy.modes]]" not in text
+    one = reported(capsys, "ledger", "--steps", "--fault", "hang")
+    assert '# hang: from observe to approve\n[[policy.modes]]\nfaults = ["hang"]\nmode = "approve"\n' in one
+    assert json.loads(reported(capsys, "ledger", "--steps", "--json"))["decisions_min"] == 10
+
+
+def test_the_steps_are_of_all_jobs(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["ledger", "--steps", "--job", "llm"]) == 2
+    assert "--steps: expected no --job" in capsys.readouterr().err
+
+
 def test_the_report_has_what_was_lost_to_whom_and_what_is_not_known(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -45,6 +45,7 @@ from eagle_eye.server.api import (
     problems,
     stream,
     subscriptions,
+    trust,
 )
 from eagle_eye.server.api.requests import OpenStreams
 from eagle_eye.server.background import keep_running
@@ -230,7 +231,7 @@ def _endpoints() -> APIRouter:
         router.include_router(module.router)
     for module in (overview, incident_charts, job_charts):
         router.include_router(module.router)
-    for module in (accounts, node_history, audit, history, stream, health):
+    for module in (accounts, trust, node_history, audit, history, stream, health):
         router.include_router(module.router)
     return router
 

@@ -70,7 +70,12 @@ class Afterwards:
 
 def is_judged(action: Action) -> bool:
     """Return whether the action was requested, not carried out, and would have stopped something."""
-    return action.state in JUDGED_STATES and action.kind in JUDGED_KINDS and not action.preliminary
+    return action.state in JUDGED_STATES and would_stop(action)
+
+
+def would_stop(action: Action) -> bool:
+    """Return whether the action is one that stops something, or takes it out, when it is carried out."""
+    return action.kind in JUDGED_KINDS and not action.preliminary
 
 
 def accused(action: Action) -> frozenset[str]:
