@@ -181,6 +181,7 @@ Fleet = made(
     nodes_heard=int,
     nodes_recent=int,
     policy_mode=Mode,
+    grafana_url=str,
     readiness=Readiness,
 )
 NodeMap = made(

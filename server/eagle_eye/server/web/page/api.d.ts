@@ -413,6 +413,7 @@ export interface Fleet {
   nodes_heard: number;
   nodes_recent: number;
   policy_mode: "act" | "approve" | "observe";
+  grafana_url: string;
   readiness: Readiness;
 }
 
