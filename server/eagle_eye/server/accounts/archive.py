@@ -133,6 +133,10 @@ class Archive:
             claims.append(HeldBackAction(action, past.incident, outcome))
         return claims, cut or after.cut
 
+    def incidents(self, since_s: float) -> list[Incident]:
+        """Return the incidents detected since then, the newest READ_MAX at most. Raises StoreUnavailable."""
+        return self._newest(INCIDENTS, {}, lambda incident: incident.detected_s < since_s)[0]
+
     def decisions(self, since_s: float, fault: str | None = None) -> tuple[list[JudgedDecision], bool]:
         """Return what policy wanted since then, carried out or not; and whether a limit left some out."""
         claims, cut = self.claims(since_s, None, fault)

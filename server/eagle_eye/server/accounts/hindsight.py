@@ -7,6 +7,7 @@ the node afterwards shows whether they would have been right. For actions that w
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
@@ -217,10 +218,13 @@ class Precision(NamedTuple):
 
 def precision(outcomes: Iterable[ActionOutcome]) -> Precision:
     """Return the counts over some outcomes."""
-    standings = [outcome.standing for outcome in outcomes]
-    return Precision(
-        standings.count("right"), standings.count("wrong"), standings.count("pending"), standings.count("cannot_tell")
-    )
+    return precision_of(outcome.standing for outcome in outcomes)
+
+
+def precision_of(standings: Iterable[Standing]) -> Precision:
+    """Return the counts of some standings."""
+    counts = Counter(standings)
+    return Precision(counts["right"], counts["wrong"], counts["pending"], counts["cannot_tell"])
 
 
 def wilson(successes: int, trials: int, z: float = Z95) -> tuple[float, float] | None:

@@ -18,7 +18,7 @@ from msgspec.structs import replace
 
 from eagle_eye.detectors.faults import BY_NAME, FAULTS
 from eagle_eye.server.accounts import goodput
-from eagle_eye.server.accounts.hindsight import JUDGED_KINDS, JUDGED_STATES, Precision, Standing, wilson
+from eagle_eye.server.accounts.hindsight import JUDGED_KINDS, JUDGED_STATES, Precision, Standing, precision_of, wilson
 from eagle_eye.server.accounts.settings import AccountSettings
 from eagle_eye.server.accounts.timeline import TimelineSpan
 from eagle_eye.server.engine.job_names import matches
@@ -137,12 +137,11 @@ def evidence(
     decisions: Sequence[JudgedDecision], spans: Mapping[str, Sequence[TimelineSpan]], policy: PolicySettings
 ) -> FaultEvidence:
     """Return what some decisions, one for each incident, say; ``spans`` are the jobs' timelines."""
-    standings = [one.standing for one in decisions]
     held = [one.action for one in decisions if one.action.state in JUDGED_STATES]
     right = {one.action.id for one in decisions if one.standing == "right"}
     wrong = {one.action.id for one in decisions if one.standing == "wrong"}
     return FaultEvidence(
-        Precision(*(standings.count(standing) for standing in ("right", "wrong", "pending", "cannot_tell"))),
+        precision_of(one.standing for one in decisions),
         sum(one.approved for one in decisions if one.standing == "right"),
         _summed(_saved(action, spans.get(action.job, ()), policy) for action in held if action.id in right),
         _summed(_cost(action, spans.get(action.job, ()), policy) for action in held if action.id in wrong),
