@@ -248,8 +248,6 @@ def _print_steps(steps: Mapping[str, Any], lines_of_all: bool) -> None:
     if unheard:
         sys.stdout.write(f"\nno decision on record, so nobody can tell: {printable(unheard)}\n")
     for item in steps["items"]:
-        for rule in item["elsewhere"]:
-            sys.stdout.write(f"{item['fault']}: {rule['mode']} for jobs {printable(rule['jobs'])} ({rule['where']})\n")
         if item["toml"] and (lines_of_all or item["verdict"] == "suffices"):
             where = f", in place of {item['in_place_of']}" if item["in_place_of"] else ""
             sys.stdout.write(f"\n# {item['fault']}: from {item['mode']} to {item['next']}{where}\n{item['toml']}\n")
@@ -265,9 +263,11 @@ def _decisions(item: Mapping[str, Any]) -> int:
 def _step_row(item: Mapping[str, Any]) -> dict[str, Any]:
     unknown = item["pending"] + item["cannot_tell"]
     amounts = {name: _at_stake(item[name]) for name in ("saved", "cost")}
+    of_jobs = [f"{one['mode']} for {', '.join(one['jobs'])}" for one in item["elsewhere"]]
     return {
         **item,
         **total_row(item["fault"], item),
+        "mode": "; ".join([item["mode"], *of_jobs]),
         "right": f"{item['right']} ({item['approved']} by approval)" if item["approved"] else item["right"],
         "unknown": unknown,
         **amounts,
