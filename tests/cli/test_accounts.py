@@ -12,6 +12,8 @@ import pytest
 
 from eagle_eye.cli.main import main
 from eagle_eye.server.accounts.gpu_inventory import compared
+from eagle_eye.server.engine.modes import ModeRule
+from eagle_eye.server.engine.settings import PolicySettings
 from eagle_eye.server.model.account_records import Comparison, Gpu
 from eagle_eye.server.model.records import AuditEntry
 from eagle_eye.server.store.store import Change
@@ -69,6 +71,31 @@ def test_the_ledger_shows_claims_and_their_totals(capsys: pytest.CaptureFixture[
     assert ["all", "1", "0", "0", "0", "1.00", "0.21", "to", "1.00"] in [line.split() for line in text.splitlines()]
     assert [claim["why"] for claim in json.loads(reported(capsys, "ledger", "--json"))["items"]] == ["taken_out"]
     assert "none" in reported(capsys, "ledger", "--standing", "wrong")
+
+
+def test_the_steps_say_whether_the_ledger_is_enough_and_how_to_go_on(capsys: pytest.CaptureFixture[str]) -> None:
+    text = reported(capsys, "ledger", "--steps")
+    (line,) = [line for line in text.splitlines() if line.startswith("hang ")]
+    assert "cannot tell: 1 decision with a known outcome, 10 needed" in line
+    assert "no decision on record, so nobody can tell: gpu_lost," in text
+    assert "[[policy.modes]]" not in text
+    one = reported(capsys, "ledger", "--steps", "--fault", "hang")
+    assert '# hang: from observe to approve\n[[policy.modes]]\nfaults = ["hang"]\nmode = "approve"\n' in one
+    assert json.loads(reported(capsys, "ledger", "--steps", "--json"))["decisions_min"] == 10
+
+
+def test_jobs_with_a_mode_of_their_own_are_named_beside_the_faults(
+    server: Running, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server.watcher.use_policy(PolicySettings(modes=[ModeRule(mode="act", jobs=["canary-*"])]))
+    (line,) = [line for line in reported(capsys, "ledger", "--steps").splitlines() if line.startswith("hang ")]
+    assert "observe; act for canary-*" in line
+    server.watcher.policies.clear()
+
+
+def test_the_steps_are_of_all_jobs(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["ledger", "--steps", "--job", "llm"]) == 2
+    assert "--steps: expected no --job" in capsys.readouterr().err
 
 
 def test_the_report_has_what_was_lost_to_whom_and_what_is_not_known(

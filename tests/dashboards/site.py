@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,7 +20,10 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from eagle_eye.schema.metrics import BY_NAME
+from eagle_eye.server.store.factory import RECORDS_FILE, open_file
+from eagle_eye.server.store.store import Change
 from tests.loopback import free_port
+from tests.server.builders import action, incident
 
 PROGRAM = (sys.executable, "-m", "eagle_eye.cli.main")
 WITHIN_S = 30.0
@@ -73,7 +77,7 @@ class Site(NamedTuple):
 def watched(folder: Path) -> Iterator[Site]:
     """Run server and Prometheus until the trace of a lost GPU is told and scraped."""
     server, prometheus = (f"127.0.0.1:{free_port()}" for _ in range(2))
-    (folder / "server.toml").write_text(SERVER, encoding="utf-8")
+    (folder / "server.toml").write_text(f'topology_file = "{folder}/topology.json"\n{SERVER}', encoding="utf-8")
     (folder / "prometheus.yml").write_text(PROMETHEUS.format(server=server), encoding="utf-8")
     trace = folder / "trace"
     ours = (*PROGRAM, "server", "--config", f"{folder}/server.toml", "--listen", server, "--data", f"{folder}/data")
@@ -83,9 +87,13 @@ def watched(folder: Path) -> Iterator[Site]:
         f"--storage.tsdb.path={folder}/tsdb",
         f"--web.listen-address={prometheus}",
     )
+    fault = ("--fault", "gpu_lost", "--variant", "hangs", "--nodes", "2", "--gpus", "2", "--minutes", "2")
+    _run("simulate", str(trace), *fault, "--seed", "3")
+    nodes = [one["node"] for one in json.loads((trace / "trace.json").read_text(encoding="utf-8"))["nodes"]]
+    places = {"rack_of_node": dict.fromkeys(nodes, "r1"), "switch_of_node": dict.fromkeys(nodes, "leaf1")}
+    (folder / "topology.json").write_text(json.dumps(places), encoding="utf-8")
+    _put_a_past_on_record(folder / "data")
     with _process(folder / "server.log", *ours):
-        fault = ("--fault", "gpu_lost", "--variant", "hangs", "--nodes", "2", "--gpus", "2", "--minutes", "2")
-        _run("simulate", str(trace), *fault, "--seed", "3")
         _until(f"http://{server}/healthz")
         _keep_checkpoints_in_memory(trace / "samples.parquet")
         reported = _run("replay", str(trace), "--server", f"http://{server}", "--speed", "20")
@@ -105,6 +113,18 @@ def watched(folder: Path) -> Iterator[Site]:
             _run("replay", str(trace), "--server", f"http://{server}", "--speed", "40", "--suffix=-again")
             last = site.ask(LAST_REPORTED.format(job=job))
             yield site._replace(at_s=min(time.time(), float(last[0]["value"][1])))
+
+
+def _put_a_past_on_record(folder: Path) -> None:
+    """Have two incidents of yesterday on record: one that is over, one that was a false alarm in mode observe."""
+    then_s = time.time() - 86_400.0
+    times = {"onset_s": then_s - 40.0, "detected_s": then_s, "updated_s": then_s + 300.0, "ended_s": then_s + 300.0}
+    over = incident("inc_over", job="past", state="closed", fault="gpu_lost", **times)
+    false = incident("inc_false", job="past", state="false", **times)
+    asked = action("act_false", "would_act", job="past", incident_id="inc_false", created_s=then_s, updated_s=then_s)
+    folder.mkdir(mode=0o700)
+    with closing(open_file(folder / RECORDS_FILE)) as store:
+        store.commit(Change(incidents=(over, false), actions=(asked,)))
 
 
 def _keep_checkpoints_in_memory(samples: Path) -> None:

@@ -26,6 +26,7 @@ ADDRESSES = (
     "nodes",
     "nodes/gpu000-03",
     "ledger",
+    "trust",
     "subscriptions",
 )
 
@@ -72,8 +73,8 @@ def test_every_view_can_be_reached_without_scrolling_the_navigation(
     page.goto(site.url)
     page.get_by_text("live", exact=True).wait_for()
     links = page.get_by_role("navigation", name="Views").get_by_role("link")
-    assert links.count() == 6
-    for number in range(6):
+    assert links.count() == 7
+    for number in range(7):
         box = links.nth(number).bounding_box()
         assert box is not None
         assert box["x"] >= 0

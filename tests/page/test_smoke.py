@@ -26,6 +26,7 @@ VIEWS = {
     "nodes": "Nodes",
     "nodes/rack%2Fn1": "Node rack/n1",
     "ledger": "Shadow decisions",
+    "trust": "Trust in steps",
     "subscriptions": "Subscriptions",
 }
 

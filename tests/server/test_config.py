@@ -17,6 +17,7 @@ def test_defaults_listen_on_loopback_and_observe() -> None:
     assert config.webhooks.allow_private is False
     assert config.data_dir == "/state/eagle-eye/server"
     assert config.public_url == "http://127.0.0.1:8470"
+    assert config.grafana_url == ""
 
 
 def test_flags_win_over_environment_and_environment_over_file(tmp_path: Path) -> None:
@@ -47,6 +48,11 @@ def test_flags_win_over_environment_and_environment_over_file(tmp_path: Path) ->
         ("listen = 'localhost'", "listen"),
         ("listen = '127.0.0.1:70000'", "listen"),
         ("public_url = 'eagle'", "public_url"),
+        ("grafana_url = 'javascript:alert(1)'", "grafana_url"),
+        ("grafana_url = 'https://'", "grafana_url"),
+        ("grafana_url = 'https://grafana.example.com:70000'", "grafana_url"),
+        ("grafana_url = 'https://ada:secret@grafana.example.com'", "grafana_url"),
+        ("grafana_url = 'https://grafana.example.com/?orgId=2'", "grafana_url"),
     ],
 )
 def test_an_error_names_the_key(tmp_path: Path, text: str, key: str) -> None:

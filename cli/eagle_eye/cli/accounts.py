@@ -15,6 +15,7 @@ from eagle_eye.cli.reports.files import needs_extra, write
 from eagle_eye.cli.tables import Column, print_table, printable
 from eagle_eye.cli.times import add_span, span
 from eagle_eye.schema.configuration import ConfigurationError
+from eagle_eye.schema.labels import state_label
 from eagle_eye.server.api.filter_values import FAULT_NAMES
 from eagle_eye.server.store.store import PAGE_LIMIT_MAX
 
@@ -57,6 +58,19 @@ _TOTALS = (
     Column("cannot tell", "cannot_tell"),
     Column("precision", "precision"),
     Column("95%", "interval"),
+)
+_STEPS = (
+    Column("fault", "fault"),
+    Column("now", "mode"),
+    Column("right", "right"),
+    Column("wrong", "wrong"),
+    Column("unknown", "unknown"),
+    Column("precision", "precision"),
+    Column("95%", "interval", 1),
+    Column("saved GPU-hours", "saved", 2),
+    Column("cost GPU-hours", "cost", 3),
+    Column("next", "next"),
+    Column("enough?", "detail"),
 )
 _TICKETS = (
     Column("ticket", "id"),
@@ -116,13 +130,22 @@ class LedgerCommands:
         add_filter(parser, "job")
         add_filter(parser, "fault", FAULT_NAMES)
         parser.add_argument("--standing", choices=("right", "wrong", "pending", "cannot_tell"), help="only those")
+        parser.add_argument(
+            "--steps", action="store_true", help="is it enough to go from observe to approve, to act? and the lines"
+        )
         add_span(parser, since="90 days ago")
         add_limit(parser)
 
     def run(self, args: argparse.Namespace) -> int:
-        """Ask the server and print its answer. Raises ClientError."""
+        """Ask the server and print its answer. Raises ClientError, ConfigurationError."""
+        if args.steps and (args.job or args.standing):
+            raise ConfigurationError("--steps: expected no --job and no --standing; it is of all jobs, fault by fault")
         client = connect(args.server, args.token_file)
         since_s, _ = span(args)
+        if args.steps:
+            steps = client.call("GET", "/api/v1/ledger/steps", {"fault": args.fault, "since": since_s})
+            print_json(steps) if args.json else _print_steps(steps, lines_of_all=args.fault is not None)
+            return 0
         query = {**{name: getattr(args, name) for name in ("job", "fault", "standing")}, "since": since_s}
         reported = client.call("GET", "/api/v1/ledger", {**query, "limit": 1})
         items, more = client.pages("/api/v1/ledger", query, args.limit)
@@ -215,6 +238,47 @@ class AccountsCommands:
                 from eagle_eye.cli.reports import html
             write(args.html, html.accounts_page(found, html.origin()).encode())
         return 0
+
+
+def _print_steps(steps: Mapping[str, Any], lines_of_all: bool) -> None:
+    """Print what is on record of each fault; the lines of all, or of those that have proved themselves."""
+    recorded = [item for item in steps["items"] if _decisions(item)]
+    print_table(_STEPS, [_step_row(item) for item in recorded])
+    unheard = [item["fault"] for item in steps["items"] if not _decisions(item)]
+    if unheard:
+        sys.stdout.write(f"\nno decision on record, so nobody can tell: {printable(unheard)}\n")
+    for item in steps["items"]:
+        if item["toml"] and (lines_of_all or item["verdict"] == "suffices"):
+            where = f", in place of {item['in_place_of']}" if item["in_place_of"] else ""
+            sys.stdout.write(f"\n# {item['fault']}: from {item['mode']} to {item['next']}{where}\n{item['toml']}\n")
+    sys.stdout.write(f"\nsince {steps['since']}; each incident counts once\n")
+    if steps["cut"]:
+        sys.stderr.write("there are more on record than are read; the oldest ones are left out\n")
+
+
+def _decisions(item: Mapping[str, Any]) -> int:
+    return int(item["right"] + item["wrong"] + item["pending"] + item["cannot_tell"])
+
+
+def _step_row(item: Mapping[str, Any]) -> dict[str, Any]:
+    unknown = item["pending"] + item["cannot_tell"]
+    amounts = {name: _at_stake(item[name]) for name in ("saved", "cost")}
+    of_jobs = [f"{one['mode']} for {', '.join(one['jobs'])}" for one in item["elsewhere"]]
+    return {
+        **item,
+        **total_row(item["fault"], item),
+        "mode": "; ".join([item["mode"], *of_jobs]),
+        "right": f"{item['right']} ({item['approved']} by approval)" if item["approved"] else item["right"],
+        "unknown": unknown,
+        **amounts,
+        "detail": f"{state_label(item['verdict'])}: {item['detail']}",
+    }
+
+
+def _at_stake(amount: Mapping[str, Any]) -> str:
+    if amount["gpu_seconds"] is None:
+        return "cannot tell" if amount["cannot_tell"] else ""
+    return f"{hours(amount['gpu_seconds'])}{' or more' if amount['cannot_tell'] else ''}"
 
 
 def _format(args: argparse.Namespace) -> str:

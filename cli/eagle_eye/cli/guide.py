@@ -281,7 +281,11 @@ GUIDES: dict[str, Guide] = {
     ),
     "ledger": Guide(
         "Sets what would have been done beside what happened: is it time to let the server act?",
-        (("eagle-eye ledger --standing wrong", "where it would have been wrong"),),
+        (
+            ("eagle-eye ledger --standing wrong", "where it would have been wrong"),
+            ("eagle-eye ledger --steps", "fault by fault: is it enough for approve, for act?"),
+            ("eagle-eye ledger --steps --fault hang", "and the lines of configuration for one"),
+        ),
         _ANSWERED,
         ("explanation/accounts", "reference/policy"),
     ),

@@ -35,6 +35,8 @@ def build() -> Dashboard:
             Section("Now", _now()),
             Section("Jobs", _jobs()),
             Section("Nodes", _nodes()),
+            Section("Racks and switches", _places()),
+            Section("Budgets", _budgets()),
         ],
         job=True,
     )
@@ -100,8 +102,19 @@ def _jobs() -> Sequence[Panel]:
             "Time since the last step",
             [Query(f"max by (job) ({Q}job_progress_age_seconds{chosen})", "{{job}}")],
             "s",
+            8,
         ),
-        lines("Goodput", [Query(f"max by (job) ({Q}job_goodput_ratio{chosen})", "{{job}}")], "percentunit", ceiling=1),
+        lines(
+            "Goodput", [Query(f"max by (job) ({Q}job_goodput_ratio{chosen})", "{{job}}")], "percentunit", 8, ceiling=1
+        ),
+        lines(
+            "Effective training time",
+            [Query(f"max by (job) ({Q}job_effective_training_ratio{chosen})", "{{job}}")],
+            "percentunit",
+            8,
+            ceiling=1,
+            about="ETTR: share of the present run's known time that was spent on steps that counted, also slow ones.",
+        ),
         lines(
             "GPU-hours lost, by cause",
             [
@@ -150,5 +163,67 @@ def _nodes() -> Sequence[Panel]:
             "{{node}}",
             "celsius",
             steps=[(None, BLUE), (80, YELLOW), (90, RED)],
+        ),
+    ]
+
+
+def _places() -> Sequence[Panel]:
+    trouble = 'standing=~"accused|suspected|excluded|draining|silent"'
+    needs = "Needs topology_file; without it nobody can tell, and nothing is here."
+    found: list[Panel] = []
+    for kind, title in (("rack", "Racks"), ("switch", "Switches")):
+        nodes = f"{Q}{kind}_nodes"
+        found += [
+            bars(
+                f"{title} with nodes in trouble",
+                f"sort_desc(topk(15, sum by ({kind}) ({nodes}{{{trouble}}}) > 0)"
+                f' or on() label_replace(0 * max({nodes}), "{kind}", "none", "", ""))',
+                f"{{{{{kind}}}}}",
+                width=6,
+                about=f"Nodes that are accused, suspected, excluded, draining or silent, the worst 15. {needs}",
+                steps=[(None, YELLOW), (2, RED)],
+            ),
+            lines(
+                f"{title} with nodes in trouble, over time",
+                [
+                    Query(
+                        f"count(sum by ({kind}) ({nodes}{{{trouble}}}) > 0) or 0 * count({nodes})", "one node or more"
+                    ),
+                    Query(
+                        f"count(sum by ({kind}) ({nodes}{{{trouble}}}) > 1) or 0 * count({nodes})",
+                        "several",
+                    ),
+                ],
+                width=6,
+                about=f"Several nodes of one {kind} at the same time speak of what they share. {needs}",
+            ),
+        ]
+    return found
+
+
+def _budgets() -> Sequence[Panel]:
+    used, limit = f"{Q}fleet_budget_used", f"{Q}fleet_budget_limit"
+    about = "Within policy.window_s, a day by default. In mode observe what would have been done counts."
+    return [
+        *(
+            lines(
+                title,
+                [
+                    Query(f'max({limit}{{budget="{budget}"}})', "budget"),
+                    Query(f'max({used}{{budget="{budget}"}})', "used"),
+                ],
+                width=10,
+                about=f"{what}. {about}",
+            )
+            for title, budget, what in (
+                ("Exclusion budget", "exclusions", "Exclusions and drains of the fleet, and how many there may be"),
+                ("Restart budget", "restarts", "Restarts of jobs, and how many there may be"),
+            )
+        ),
+        number(
+            "Exclusions left",
+            f'max({limit}{{budget="exclusions"}}) - max({used}{{budget="exclusions"}})',
+            about=f"None left: policy holds further exclusions back. {about}",
+            steps=[(None, RED), (1, YELLOW), (2, GREEN)],
         ),
     ]

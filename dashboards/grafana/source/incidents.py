@@ -35,7 +35,12 @@ def build() -> Dashboard:
         "incidents",
         "Eagle Eye / Incidents",
         "What is open, what holds it back, what was requested, who was notified.",
-        [Section("Now", _now()), Section("Incidents and actions", _lists()), Section("Over time", _course())],
+        [
+            Section("Now", _now()),
+            Section("Incidents and actions", _lists()),
+            Section("Over time", _course()),
+            Section("How fast, how often right", _response()),
+        ],
         job=True,
     )
 
@@ -136,5 +141,55 @@ def _course() -> Sequence[Panel]:
                 Query(f"increase({Q}incident_events_suppressed_total[1h])", "events kept back in 1 h"),
             ],
             width=8,
+        ),
+    ]
+
+
+def _response() -> Sequence[Panel]:
+    decisions = f"{Q}ledger_decisions"
+    known = f'{decisions}{{standing=~"right|wrong"}}'
+    return [
+        *(
+            lines(
+                title,
+                [
+                    Query(f'max by (fault) ({Q}{name}{{quantile="0.5"}})', "{{fault}} median"),
+                    Query(f'max by (fault) ({Q}{name}{{quantile="0.95"}})', "{{fault}} 95%"),
+                ],
+                "s",
+                about=about,
+            )
+            for title, name, about in (
+                (
+                    "Time to detect",
+                    "time_to_detect_seconds",
+                    "From onset to verdict, of the last seven days' incidents that nobody called false alarms.",
+                ),
+                (
+                    "Time to recover",
+                    "time_to_recover_seconds",
+                    "From onset until it was over: a stopped job made its first new step. Of seven days, likewise.",
+                ),
+            )
+        ),
+        lines(
+            "Precision by the ledger",
+            [
+                Query(
+                    f'sum by (fault) ({decisions}{{standing="right"}}) / (sum by (fault) ({known}) > 0)', "{{fault}}"
+                ),
+                Query(f"max by (fault) ({Q}ledger_precision_low_ratio)", "{{fault}} at least"),
+            ],
+            "percentunit",
+            ceiling=1,
+            about="Right among decisions of 90 days with a known outcome, and the lower end of its 95% interval."
+            " No line: no outcome is known, and nobody can tell. docs/explanation/accounts.md, Trust in steps.",
+        ),
+        bars(
+            "Decisions in hindsight",
+            counted(f"sort_desc(sum by (fault, standing) ({decisions}) > 0)", "fault"),
+            "{{fault}} {{standing}}",
+            width=12,
+            about="Incidents of 90 days for which policy wanted an action, by whether that was right.",
         ),
     ]

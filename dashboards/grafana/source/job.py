@@ -77,10 +77,10 @@ def _now() -> Sequence[Panel]:
             steps=[(None, RED), (0.8, YELLOW), (0.9, GREEN)],
         ),
         number(
-            "Steps that counted",
+            "Effective training time",
             f"max({Q}job_effective_training_ratio{JOB})",
             "percentunit",
-            about="Share of the present run's time that was spent on steps that counted.",
+            about="ETTR: share of the present run's known time that was spent on steps that counted, also slow ones.",
         ),
     ]
 
@@ -107,7 +107,7 @@ def _training() -> Sequence[Panel]:
             "Goodput",
             [
                 Query(f"max({Q}job_goodput_ratio{JOB})", "goodput"),
-                Query(f"max({Q}job_effective_training_ratio{JOB})", "steps that counted"),
+                Query(f"max({Q}job_effective_training_ratio{JOB})", "effective training time"),
             ],
             "percentunit",
             ceiling=1,

@@ -22,6 +22,10 @@ STATE_LABELS: Mapping[str, str] = MappingProxyType(
         # jobs
         "observed": "running",
         "timeout": "timed out",
+        # what is on record of a fault, for the next mode of policy
+        "suffices": "enough",
+        "falls_short": "not yet",
+        "acts": "acts already",
     }
 )
 

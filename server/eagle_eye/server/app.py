@@ -22,6 +22,7 @@ from eagle_eye.server import heap
 from eagle_eye.server.accounts.archive import Archive
 from eagle_eye.server.accounts.bookkeeper import Bookkeeper
 from eagle_eye.server.accounts.exposition import AccountsCollector
+from eagle_eye.server.accounts.response_metrics import ResponseCollector
 from eagle_eye.server.admin.integrity import Integrity
 from eagle_eye.server.api import (
     accounts,
@@ -45,7 +46,9 @@ from eagle_eye.server.api import (
     problems,
     stream,
     subscriptions,
+    trust,
 )
+from eagle_eye.server.api.place_metrics import PlaceCollector
 from eagle_eye.server.api.requests import OpenStreams
 from eagle_eye.server.background import keep_running
 from eagle_eye.server.charts.reading import Turns
@@ -84,6 +87,7 @@ from eagle_eye.server.jobs.source_metrics import JobSourceCollector
 from eagle_eye.server.model.clock import Clock, SystemClock
 from eagle_eye.server.model.records import AuditEntry
 from eagle_eye.server.monitor.detection_metrics import BlindCollector, DropsCollector, LatestCollector
+from eagle_eye.server.monitor.fleet_budget_metrics import FleetBudgetCollector
 from eagle_eye.server.monitor.heartbeat import Heartbeat
 from eagle_eye.server.monitor.incident_metrics import IncidentCollector, IncidentListCollector, JobCollector
 from eagle_eye.server.monitor.known_nodes import KnownNodes
@@ -233,7 +237,7 @@ def _endpoints() -> APIRouter:
         router.include_router(module.router)
     for module in (overview, incident_charts, job_charts):
         router.include_router(module.router)
-    for module in (accounts, node_history, audit, history, stream, health):
+    for module in (accounts, trust, node_history, audit, history, stream, health):
         router.include_router(module.router)
     return router
 
@@ -346,6 +350,9 @@ def _build(
             IncidentListCollector(store, clock),
             DeliveryCollector(store, clock),
             AccountsCollector(archive),
+            ResponseCollector(archive, clock),
+            FleetBudgetCollector(store, outlook.policy, lambda: fleet.vouched_count, clock),
+            PlaceCollector(store, fleet, places, clock, fresh_s),
         ):
             counters.registry.register(of_records)
     if leadership is not None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ipaddress
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import msgspec
 
@@ -37,6 +39,7 @@ class ServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     listen: str = "127.0.0.1:8470"
     data_dir: str = ""
     public_url: str = ""
+    grafana_url: str = ""  # where browsers find the Grafana that has our dashboards; "": the page has no links to it
     series_max: Count = 200_000  # newest values shown on /metrics
     streams_max: Count = 64  # readers of /api/v1/events at a time
     topology_file: str = ""  # JSON with switch_of_node, switch_of_link, rack_of_node; "": not known
@@ -66,6 +69,8 @@ def load(file: Path | None, environ: Mapping[str, str], flags: Mapping[str, Any]
     address(config.listen)
     if config.public_url and not config.public_url.startswith(("http://", "https://")):
         raise ConfigurationError(f"public_url: expected an http:// or https:// URL, got {config.public_url!r}")
+    if config.grafana_url:
+        _check_base(config.grafana_url)
     if config.topology_file:
         read_topology(Path(config.topology_file))
     job_sources.check(config.job_sources)
@@ -77,7 +82,22 @@ def load(file: Path | None, environ: Mapping[str, str], flags: Mapping[str, Any]
     scheme = "https" if config.tls.certificate_file else "http"
     public_url = (config.public_url or f"{scheme}://{config.listen}").rstrip("/")
     policy = with_racks(config.policy, config.topology_file)
-    return msgspec.structs.replace(config, data_dir=data_dir, public_url=public_url, policy=policy)
+    grafana_url = config.grafana_url.rstrip("/")
+    filled = {"data_dir": data_dir, "public_url": public_url, "grafana_url": grafana_url, "policy": policy}
+    return msgspec.structs.replace(config, **filled)
+
+
+def _check_base(url: str) -> None:
+    """Raise ConfigurationError unless paths can be added to the URL: the page makes links of it."""
+    try:
+        parts = urlsplit(url)
+        whole = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port or 1) > 0
+    except ValueError:
+        whole = False
+    if not whole or re.search(r"[?#@\s]", url):
+        raise ConfigurationError(
+            f"grafana_url: expected an http:// or https:// URL without credentials, query and fragment, got {url!r}"
+        )
 
 
 def default_data_dir(environ: Mapping[str, str]) -> Path:

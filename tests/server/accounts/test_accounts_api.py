@@ -11,8 +11,9 @@ import pytest
 
 from eagle_eye.schema.events import Event
 from eagle_eye.server.accounts.gpu_inventory import compared
+from eagle_eye.server.engine.settings import PolicySettings
 from eagle_eye.server.model.account_records import AttemptMembers, Comparison, DriverError, Gpu, Seat
-from eagle_eye.server.model.records import AuditEntry, Node
+from eagle_eye.server.model.records import AuditEntry, Node, RuleWord
 from eagle_eye.server.store.store import GPUS, Change
 from tests.server.accounts.past import attempt, known, three_failures
 from tests.server.builders import NOW, FakeClock, Running, action, body, frame, incident, running
@@ -125,6 +126,7 @@ def test_goodput_counts_only_the_time_that_was_asked_for(server: Running) -> Non
         ("ledger?since=x", "time"),
         ("ledger?cursor=x", "cursor"),
         ("ledger?standing=maybe", "parameter"),
+        ("ledger/steps?since=x", "time"),
     ],
 )
 def test_what_makes_no_sense_is_refused(refusing: Running, path: str, reason: str) -> None:
@@ -327,3 +329,35 @@ def test_memberships_tell_whether_the_job_went_on_without_the_node(server: Runni
     (claim,) = get(server, "ledger")["items"]
     assert (claim["standing"], claim["why"]) == ("right", "left_out")
     assert claim["detail"] == "attempt 1 of job went on without n1"
+
+
+def test_the_steps_set_each_faults_decisions_beside_its_mode(server: Running, clock: FakeClock) -> None:
+    said = [RuleWord("mode", "hold", "approve mode", {"mode": "approve"})]
+    commit(
+        server,
+        nodes=(known(),),
+        incidents=(incident(), incident("inc_2", state="false"), incident("inc_3")),
+        actions=(
+            action("act_1", "would_act"),
+            action("act_2", "done", incident_id="inc_2"),
+            action("act_3", "done", incident_id="inc_3", policy=said),
+            action("act_4", "expired", incident_id="inc_3"),
+            action("act_5", "would_act", incident_id="inc_4", kind="checkpoint_now"),
+        ),
+        attempts=(attempt(0, -100, seen_s=3 * 86_400),),
+    )
+    assert bring(server).status_code == 200
+    server.watcher.use_policy(PolicySettings(mode="approve"))
+    clock.advance(2 * 86_400 + 1)
+    reported = get(server, "ledger/steps")
+    hang = next(item for item in reported["items"] if item["fault"] == "hang")
+    assert [hang[key] for key in ("mode", "next", "where")] == ["approve", "act", "policy.mode"]
+    assert [hang[key] for key in ("right", "wrong", "pending", "cannot_tell", "approved")] == [2, 1, 0, 0, 1]
+    assert hang["precision"] == pytest.approx(2 / 3)
+    assert (hang["verdict"], hang["detail"]) == ("cannot_tell", "3 decisions with a known outcome, 10 needed")
+    assert hang["cost"] == {"gpu_seconds": None, "cannot_tell": 0}
+    assert hang["toml"] == '[[policy.modes]]\nfaults = ["hang"]\nmode = "act"'
+    assert {item["right"] + item["wrong"] for item in reported["items"] if item["fault"] != "hang"} == {0}
+    (only,) = get(server, "ledger/steps", fault="hang")["items"]
+    assert only == hang
+    assert get(server, "ledger/steps", fault="hang", since=str(NOW + 1))["items"][0]["right"] == 0

@@ -14,11 +14,12 @@ import msgspec
 
 from eagle_eye.detectors.faults import BY_NAME
 from eagle_eye.detectors.signs.xids import BY_CODE
-from eagle_eye.server.accounts import hindsight, recurrence_score
+from eagle_eye.server.accounts import hindsight, recurrence_score, trust
 from eagle_eye.server.accounts.gpu_inventory import is_one_gpu, sat_at
 from eagle_eye.server.accounts.hindsight import ActionOutcome, Afterwards
 from eagle_eye.server.accounts.recurrence_score import NodeRecord, Scores
 from eagle_eye.server.accounts.timeline import TimelineSpan, timeline
+from eagle_eye.server.accounts.trust import JudgedDecision
 from eagle_eye.server.model.account_records import Attempt, DriverError, Ticket
 from eagle_eye.server.model.clock import Clock
 from eagle_eye.server.model.records import Action, AuditEntry, Incident
@@ -131,6 +132,24 @@ class Archive:
             outcome = hindsight.look_back(action, past, now_s, self._hindsight_s)
             claims.append(HeldBackAction(action, past.incident, outcome))
         return claims, cut or after.cut
+
+    def incidents(self, since_s: float) -> list[Incident]:
+        """Return the incidents detected since then, the newest READ_MAX at most. Raises StoreUnavailable."""
+        return self._newest(INCIDENTS, {}, lambda incident: incident.detected_s < since_s)[0]
+
+    def decisions(self, since_s: float, fault: str | None = None) -> tuple[list[JudgedDecision], bool]:
+        """Return what policy wanted since then, carried out or not; and whether a limit left some out."""
+        claims, cut = self.claims(since_s, None, fault)
+        found = [JudgedDecision(claim.action, claim.outcome.standing) for claim in claims]
+        now_s = self._clock.now_s()
+        for state in trust.ASKED_STATES:
+            asked, more = self._newest(ACTIONS, {"state": state}, lambda action: action.created_s < since_s)
+            cut = cut or more
+            for action in asked:
+                if hindsight.would_stop(action) and fault in (None, action.fault):
+                    incident = self._store.get(INCIDENTS, action.incident_id)
+                    found.append(trust.asked_decision(action, incident, now_s, self._hindsight_s))
+        return found, cut
 
     def _timelines(
         self, attempts: Mapping[str, Sequence[Attempt]], incidents: Iterable[Incident]

@@ -7,6 +7,7 @@ the node afterwards shows whether they would have been right. For actions that w
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
@@ -70,7 +71,12 @@ class Afterwards:
 
 def is_judged(action: Action) -> bool:
     """Return whether the action was requested, not carried out, and would have stopped something."""
-    return action.state in JUDGED_STATES and action.kind in JUDGED_KINDS and not action.preliminary
+    return action.state in JUDGED_STATES and would_stop(action)
+
+
+def would_stop(action: Action) -> bool:
+    """Return whether the action is one that stops something, or takes it out, when it is carried out."""
+    return action.kind in JUDGED_KINDS and not action.preliminary
 
 
 def accused(action: Action) -> frozenset[str]:
@@ -212,10 +218,13 @@ class Precision(NamedTuple):
 
 def precision(outcomes: Iterable[ActionOutcome]) -> Precision:
     """Return the counts over some outcomes."""
-    standings = [outcome.standing for outcome in outcomes]
-    return Precision(
-        standings.count("right"), standings.count("wrong"), standings.count("pending"), standings.count("cannot_tell")
-    )
+    return precision_of(outcome.standing for outcome in outcomes)
+
+
+def precision_of(standings: Iterable[Standing]) -> Precision:
+    """Return the counts of some standings."""
+    counts = Counter(standings)
+    return Precision(counts["right"], counts["wrong"], counts["pending"], counts["cannot_tell"])
 
 
 def wilson(successes: int, trials: int, z: float = Z95) -> tuple[float, float] | None:

@@ -14,11 +14,12 @@ import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
 from eagle_eye.server.accounts.goodput import By
+from eagle_eye.server.accounts.trust import Sufficiency
 from eagle_eye.server.api.chart_answers import CHARTS, Resolution, dossier
 from eagle_eye.server.api.fleet_overview import Standing
 from eagle_eye.server.api.nvrx_attribution import Recommendation
 from eagle_eye.server.api.shapes import Named, Number, Time, made, many, page, shown
-from eagle_eye.server.engine.modes import Mode
+from eagle_eye.server.engine.modes import AskedKind, Mode
 from eagle_eye.server.engine.standing import Phase
 from eagle_eye.server.model import account_records as past
 from eagle_eye.server.model import records
@@ -180,6 +181,7 @@ Fleet = made(
     nodes_heard=int,
     nodes_recent=int,
     policy_mode=Mode,
+    grafana_url=str,
     readiness=Readiness,
 )
 NodeMap = made(
@@ -301,6 +303,39 @@ Ledger = made(
     by_fault=GenericAlias(dict, (str, Precision)),
     by_detector=GenericAlias(dict, (str, Precision)),
 )
+Hours = made("GpuHours", gpu_seconds=float | None, cannot_tell=int)
+FaultStep = made(
+    "FaultStep",
+    fault=str,
+    mode=Mode,
+    where=str,
+    kinds=list[AskedKind],
+    elsewhere=many(made("ModeOfJobs", where=str, jobs=list[str], kinds=list[AskedKind], mode=Mode)),
+    right=int,
+    wrong=int,
+    pending=int,
+    cannot_tell=int,
+    approved=int,
+    precision=float | None,
+    interval_95=tuple[float, float] | None,
+    saved=Hours,
+    cost=Hours,
+    next=Mode | None,
+    verdict=Sufficiency,
+    detail=str,
+    toml=str,
+    in_place_of=str,
+)
+FaultSteps = made(
+    "FaultSteps",
+    since=Time,
+    window_seconds=float,
+    decisions_min=int,
+    approve_precision_min=float,
+    act_precision_min=float,
+    cut=bool,
+    items=many(FaultStep),
+)
 Imported = made(
     "ImportedTickets",
     new=int,
@@ -395,6 +430,7 @@ ANSWERS: Mapping[tuple[str, str], type[Struct]] = MappingProxyType(
         ("post", "/api/v1/enrol"): made("Enrolled", id=str, node=str, token=str),
         ("get", "/api/v1/goodput"): Goodput,
         ("get", "/api/v1/ledger"): Ledger,
+        ("get", "/api/v1/ledger/steps"): FaultSteps,
         ("get", "/api/v1/tickets"): page(Ticket),
         ("post", "/api/v1/tickets"): Imported,
         ("get", "/api/v1/audit"): page(AuditEntry),

@@ -72,6 +72,7 @@ def get_fleet(parts: Parts, _: Reader) -> Response:
             "nodes_heard": heard,
             "nodes_recent": parts.fleet.recent(now_s - RECENT_S),
             "policy_mode": parts.outlook.policy().mode,
+            "grafana_url": parts.config.grafana_url,
             "readiness": parts.doctor.check()._asdict(),
         }
     )

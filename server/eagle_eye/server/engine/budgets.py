@@ -44,7 +44,7 @@ def breaker_until_s(actions: list[Action], count: int, window_s: float, rest_s: 
 def exclusions_left(incident: Incident, situation: Situation, mode: Mode) -> int:
     """Return how many more exclusions the budgets of job and fleet allow."""
     mine = terms(incident, situation).exclusions_per_job - _excluded(counted(situation, mode), incident.job)
-    return min(mine, _fleet_limit(situation) - _excluded(counted(situation, mode)))
+    return min(mine, fleet_limit(situation) - _excluded(counted(situation, mode)))
 
 
 def restarts_left(incident: Incident, situation: Situation, mode: Mode) -> int:
@@ -106,7 +106,7 @@ def _job_exclusions(incident: Incident, situation: Situation, plan: PlannedActio
 def _fleet_exclusions(incident: Incident, situation: Situation, plan: PlannedAction) -> Ruling:
     if plan.kind not in NODE_KINDS:
         return NOT_APPLICABLE
-    limit, window_s = _fleet_limit(situation), situation.settings.window_s
+    limit, window_s = fleet_limit(situation), situation.settings.window_s
     count = _excluded(counted(situation, plan_mode(incident, situation, plan)))
     values = {"excluded": count, "limit": limit, "fleet_size": situation.fleet_size, "window_s": window_s}
     if count + len(plan.exclude) <= limit:
@@ -182,7 +182,8 @@ def _excluded(actions: list[Action], job: str | None = None) -> int:
     return sum(len(action.exclude) for action in actions if job is None or action.job == job)
 
 
-def _fleet_limit(situation: Situation) -> int:
+def fleet_limit(situation: Situation) -> int:
+    """Return how many exclusions and drains the fleet may have within the policy's window."""
     settings = situation.settings
     return max(settings.exclusions_fleet_floor, int(settings.exclusions_fleet_ratio * situation.fleet_size))
 

@@ -364,6 +364,38 @@ export interface Explanation {
   asked: Array<Asked>;
 }
 
+export interface FaultStep {
+  fault: string;
+  mode: "act" | "approve" | "observe";
+  where: string;
+  kinds: Array<"checkpoint_now" | "drain_node" | "exclude_node" | "restart_job">;
+  elsewhere: Array<ModeOfJobs>;
+  right: number;
+  wrong: number;
+  pending: number;
+  cannot_tell: number;
+  approved: number;
+  precision: number | null;
+  interval_95: [number, number] | null;
+  saved: GpuHours;
+  cost: GpuHours;
+  next: "act" | "approve" | "observe" | null;
+  verdict: "acts" | "cannot_tell" | "falls_short" | "suffices";
+  detail: string;
+  toml: string;
+  in_place_of: string;
+}
+
+export interface FaultSteps {
+  since: string;
+  window_seconds: number;
+  decisions_min: number;
+  approve_precision_min: number;
+  act_precision_min: number;
+  cut: boolean;
+  items: Array<FaultStep>;
+}
+
 export interface Figure {
   name: string;
   value: number | null;
@@ -381,6 +413,7 @@ export interface Fleet {
   nodes_heard: number;
   nodes_recent: number;
   policy_mode: "act" | "approve" | "observe";
+  grafana_url: string;
   readiness: Readiness;
 }
 
@@ -461,6 +494,11 @@ export interface GpuChecks {
   first: string;
   last: string;
   newest: Array<Comparison>;
+}
+
+export interface GpuHours {
+  gpu_seconds: number | null;
+  cannot_tell: number;
 }
 
 export interface GpuInFull {
@@ -748,6 +786,13 @@ export interface MemoryCheckpoint {
   copies: number;
   copies_wanted: number;
   persisted_step: number | null;
+}
+
+export interface ModeOfJobs {
+  where: string;
+  jobs: Array<string>;
+  kinds: Array<"checkpoint_now" | "drain_node" | "exclude_node" | "restart_job">;
+  mode: "act" | "approve" | "observe";
 }
 
 export interface Node {

@@ -8,7 +8,10 @@ export const STATE_LABELS = {
   "would_act": "would have acted",
   "awaiting": "awaiting approval",
   "observed": "running",
-  "timeout": "timed out"
+  "timeout": "timed out",
+  "suffices": "enough",
+  "falls_short": "not yet",
+  "acts": "acts already"
 };
 
 /** @type {Record<string, string>} */

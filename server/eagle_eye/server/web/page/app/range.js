@@ -3,6 +3,7 @@
 import { h } from "preact";
 import { useEffect, useState } from "preact/hooks";
 import { now } from "./api.js";
+import { GrafanaLink } from "./grafana.js";
 import { link } from "./router.js";
 import { local } from "./times.js";
 
@@ -73,10 +74,11 @@ function show(view, name, range) {
 
 /**
  * What chooses the range: the view's own, one that ends now, or another by zoom and shift. Dragging on a chart does, too.
- * @param {{view: "incidents" | "jobs" | "nodes", name: string, query: URLSearchParams, shown: Range | null, home: string}} props
- *   `shown`: what the charts show now; `home`: what the view's own range is
+ * @param {{view: "incidents" | "jobs" | "nodes", name: string, query: URLSearchParams, shown: Range | null, home: string,
+ *   subject: import("./grafana.js").Subject}} props
+ *   `shown`: what the charts show now; `home`: what the view's own range is; `subject`: of what the charts are
  */
-export function RangePicker({ view, name, query, shown, home }) {
+export function RangePicker({ view, name, query, shown, home, subject }) {
   const since = query.get("since") ?? "";
   const chosen = !since ? "" : !query.get("until") && LENGTHS.some(([one]) => one === since) ? since : OWN;
   const zoom = zoomOf(view, name);
@@ -116,5 +118,6 @@ export function RangePicker({ view, name, query, shown, home }) {
     button("−", "Zoom out", -0.5, 0.5),
     since && h("button", { type: "button", class: "small", onClick: zoom.reset }, "Reset"),
     shown && h("span", { class: "quiet nowrap" }, `${local(new Date(shown.from * 1000))} to ${local(new Date(shown.to * 1000))}`),
+    shown && h(GrafanaLink, { subject, times: LENGTHS.some(([one]) => one === chosen) ? { from: `now-${chosen}`, to: "now" } : { from: Math.floor(shown.from * 1000), to: Math.ceil(shown.to * 1000) } }),
   );
 }

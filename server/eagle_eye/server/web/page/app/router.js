@@ -17,7 +17,7 @@ export function parse(hash) {
   return { view: view || "fleet", name: name || null, query: new URLSearchParams(query) };
 }
 
-/** The address of a view. @param {"fleet" | "jobs" | "incidents" | "nodes" | "ledger" | "subscriptions"} view @param {string} [name] */
+/** The address of a view. @param {"fleet" | "jobs" | "incidents" | "nodes" | "ledger" | "trust" | "subscriptions"} view @param {string} [name] */
 export function link(view, name) {
   if (view === "fleet" && name === undefined) return "#/";
   return name === undefined ? `#/${view}` : `#/${view}/${encodeURIComponent(name)}`;

@@ -17,6 +17,7 @@ const TABS = /** @type {const} */ ([
   ["jobs", "Jobs"],
   ["nodes", "Nodes"],
   ["ledger", "Shadow decisions"],
+  ["trust", "Trust in steps"],
   ["subscriptions", "Subscriptions"],
 ]);
 

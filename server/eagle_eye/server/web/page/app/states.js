@@ -43,6 +43,8 @@ const TONES = {
   // the ledger
   right: "good",
   wrong: "bad",
+  suffices: "good",
+  falls_short: "warn",
 };
 
 /** @type {Record<Tone, string>} */

@@ -6,6 +6,7 @@ import { JobView } from "../views/job.js";
 import { LedgerView } from "../views/ledger.js";
 import { NodeView } from "../views/node.js";
 import { SubscriptionsView } from "../views/subscriptions.js";
+import { TrustView } from "../views/trust.js";
 
 /**
  * @typedef {{name: string | null, query: URLSearchParams}} ViewProps `name`: what follows the second slash, decoded
@@ -19,5 +20,6 @@ export const VIEWS = {
   jobs: { title: (name) => (name ? `Job ${name}` : "Jobs"), view: JobView },
   nodes: { title: (name) => (name ? `Node ${name}` : "Nodes"), view: NodeView },
   ledger: { title: () => "Shadow decisions", view: LedgerView },
+  trust: { title: () => "Trust in steps", view: TrustView },
   subscriptions: { title: () => "Subscriptions", view: SubscriptionsView },
 };

@@ -35,7 +35,7 @@ export function Evidence({ dossier, query }) {
   const range = asked ?? together(Object.values(drawn));
   return [
     h(Observations, { items }),
-    panels.length > 0 && h(RangePicker, { view: "incidents", name: incident.id, query, shown: range, home: "around the incident" }),
+    panels.length > 0 && h(RangePicker, { view: "incidents", name: incident.id, query, shown: range, home: "around the incident", subject: { job: incident.job, node: incident.node } }),
     panels.length
       ? h(
           "div",

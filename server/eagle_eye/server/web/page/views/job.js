@@ -68,7 +68,7 @@ function OneJob({ name, query }) {
       Section,
       { title: "Course", id: "course" },
       (course.error || !drawn) && h(Reading, { resource: course, what: "the course" }),
-      drawn && h(RangePicker, { view: "jobs", name, query, shown: wanted ?? { from: seconds(drawn.start), to: seconds(drawn.end) }, home: "this run" }),
+      drawn && h(RangePicker, { view: "jobs", name, query, shown: wanted ?? { from: seconds(drawn.start), to: seconds(drawn.end) }, home: "this run", subject: { job: name } }),
       drawn && h(Course, { course: drawn, wanted }),
     ),
     h(Section, { title: "Ranks and attempts", id: "timeline", aside: timeline.data && counted(timeline.data.nodes, "node") }, h(Reading, { resource: timeline, what: "the timeline" }), timeline.data && h(Lanes, { timeline: timeline.data })),

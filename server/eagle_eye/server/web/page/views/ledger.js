@@ -57,7 +57,9 @@ export function LedgerView() {
       { class: "prose quiet" },
       "What policy would have done in mode observe, or was not allowed to do, set against what happened in the time afterwards",
       data ? ` (${duration(data.window_seconds)})` : "",
-      ". Let it act where it has been right often enough.",
+      ". Where it has been right often enough, let it act: ",
+      h("a", { href: link("trust") }, "trust in steps"),
+      ".",
     ),
     h(Reading, { resource: ledger, what: "the ledger" }),
     data && [

@@ -43,7 +43,7 @@ export function NodeCharts({ name, query, incidents, interval_s, known }) {
   const accused = new Set(incidents.flatMap((one) => (one.node === name && one.device !== null ? [one.device] : [])));
   const shared = { name, accused, incident, interval_s, ...range };
   return [
-    h(RangePicker, { view: "nodes", name, query, shown: range, home: incident ? "around the incident" : "last hour" }),
+    h(RangePicker, { view: "nodes", name, query, shown: range, home: incident ? "around the incident" : "last hour", subject: { node: name } }),
     h("div", { class: "charts" }, METRICS.map(([metric, statistic, holds]) => h(NodeChart, { key: metric, metric, statistic, holds, ...shared }))),
   ];
 }
