@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
@@ -24,6 +24,9 @@ from eagle_eye.server.backtest.trace_format import (
     read_lines,
 )
 from eagle_eye.server.backtest.trace_rows import TableRows, link_rows, sample_rows
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 __all__ = ["BadTrace", "Trace", "read"]
 
@@ -87,6 +90,20 @@ class Trace:
                 "expect": pd.Series([label.expect for label in found], dtype="str"),
             }
         )
+
+    def plot(self, metric: str, *, device: int | str | None = None, ax: Axes | None = None) -> Axes:
+        """Draw a metric of every node and return the axes; ``device`` (or a link's name) leaves out all others.
+
+        A line for each node and device or link; of more than 128 without a label their median and range. Labelled
+        nodes stand out in their fault's colour, and its time is shaded. The axes span the whole trace: where nothing
+        was observed is a gap, and nodes without any observation are counted in the legend. Crosses at the top: not
+        finite. Counters are drawn from their first value on.
+
+        Raises ValueError where the metric was not observed, ImportError without matplotlib (extra ``reports``).
+        """
+        from eagle_eye.traces.trace_plot import plot
+
+        return plot(self, metric, device, ax)
 
 
 def read(folder: str | Path) -> Trace:
