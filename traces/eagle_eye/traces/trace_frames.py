@@ -56,7 +56,7 @@ class Trace:
         """Rows of links: time, node, link, and the metrics that the file has; empty where there is no file."""
         path = self.folder / LINKS_FILE
         if not path.exists():
-            return pd.DataFrame({"time": _times([]), "node": pd.Categorical([]), "link": pd.Categorical([])})
+            return pd.DataFrame({"time": utc_times([]), "node": pd.Categorical([]), "link": pd.Categorical([])})
         return _table(link_rows(path), "link")
 
     @cached_property
@@ -66,7 +66,7 @@ class Trace:
         devices = [WHOLE_NODE if event.device is None else event.device for event in found]
         return pd.DataFrame(
             {
-                "time": _times([event.time for event in found]),
+                "time": utc_times([event.time for event in found]),
                 "node": pd.Series([event.node for event in found], dtype=object),
                 "device": np.array(devices, np.int16),
                 "kind": pd.Series([event.kind for event in found], dtype="str"),
@@ -83,8 +83,8 @@ class Trace:
         found = read_lines(path, Label)
         return pd.DataFrame(
             {
-                "start": _times([label.start for label in found]),
-                "end": _times([label.end for label in found]),
+                "start": utc_times([label.start for label in found]),
+                "end": utc_times([label.end for label in found]),
                 "nodes": pd.Series([label.nodes for label in found], dtype=object),
                 "fault": pd.Series([label.fault for label in found], dtype="str"),
                 "expect": pd.Series([label.expect for label in found], dtype="str"),
@@ -101,9 +101,10 @@ class Trace:
 
         Raises ValueError where the metric was not observed, ImportError without matplotlib (extra ``reports``).
         """
-        from eagle_eye.traces.trace_plot import plot
+        from eagle_eye.traces.trace_plot import TraceTables, plot
 
-        return plot(self, metric, device, ax)
+        tables = TraceTables(self.folder, self.header, self.samples, self.links, self.faults)
+        return plot(tables, metric, device, ax)
 
 
 def read(folder: str | Path) -> Trace:
@@ -118,11 +119,12 @@ def _table(rows: TableRows, key: str) -> pd.DataFrame:
     names: Any = found.key_of.astype(np.int16)
     if found.names is not None:
         names = pd.Categorical.from_codes(found.key_of, categories=pd.Index(found.names, dtype="str"))
-    frame = pd.DataFrame({"time": _times(found.times_s), "node": nodes, key: names, **found.values})
+    frame = pd.DataFrame({"time": utc_times(found.times_s), "node": nodes, key: names, **found.values})
     frame.attrs["ignored"] = dict(ignored)
     return frame
 
 
-def _times(times_s: Any) -> pd.DatetimeIndex:
+def utc_times(times_s: Any) -> pd.DatetimeIndex:
+    """Return Unix seconds as times in UTC, to the microsecond."""
     microseconds = np.round(np.asarray(times_s, np.float64) * 1e6).astype(np.int64)
     return pd.to_datetime(microseconds, unit="us", utc=True)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import datetime as dt
 from collections.abc import Iterator, Sequence
 from itertools import cycle
-from typing import TYPE_CHECKING, Any, NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -13,6 +14,7 @@ import pandas as pd
 from eagle_eye.schema.labels import metric_label
 from eagle_eye.schema.metrics import BY_NAME, MetricKind, Scope
 from eagle_eye.schema.near_names import did_you_mean
+from eagle_eye.server.backtest.trace_format import Header
 from eagle_eye.server.charts.notation import number
 
 try:
@@ -26,9 +28,6 @@ except ModuleNotFoundError as error:
     needs = f'Trace.plot needs: pip install "eagle-eye[client,reports]" (no module {missing})'
     raise ImportError(needs) from None
 
-if TYPE_CHECKING:
-    from eagle_eye.traces.trace_frames import Trace
-
 PEERS = "#7d8ba1"
 FAULTS = ("#c8324b", "#1f6fb2", "#b3730a", "#6d4bb8", "#2a8a57")  # again from the first where there are more
 LINES_MAX = 128  # of nodes without a label; of more series their median and range are drawn
@@ -37,6 +36,16 @@ GAP_STEPS = 2.5  # a series' usual times between two observations; after more it
 NODES_NAMED_MAX = 3  # in a line of the legend
 DAY_S = 86_400.0
 NOT_FINITE_AT = 0.98  # of the height
+
+
+class TraceTables(NamedTuple):
+    """What is drawn of a trace, as ``Trace`` has it."""
+
+    folder: Path
+    header: Header
+    samples: pd.DataFrame
+    links: pd.DataFrame
+    faults: pd.DataFrame | None
 
 
 class LabelledFault(NamedTuple):
@@ -49,7 +58,7 @@ class LabelledFault(NamedTuple):
     colour: str
 
 
-def plot(trace: Trace, metric: str, device: int | str | None, ax: Axes | None) -> Axes:
+def plot(trace: TraceTables, metric: str, device: int | str | None, ax: Axes | None) -> Axes:
     """Draw as ``Trace.plot`` says."""
     rows = _rows(trace, metric, device)
     faults = tuple(_labelled(trace))
@@ -80,7 +89,7 @@ def plot(trace: Trace, metric: str, device: int | str | None, ax: Axes | None) -
     return ax
 
 
-def _rows(trace: Trace, metric: str, device: int | str | None) -> pd.DataFrame:
+def _rows(trace: TraceTables, metric: str, device: int | str | None) -> pd.DataFrame:
     """Return what was observed of the metric: at (matplotlib's days), node, series (a number), value; in order.
 
     Raises ValueError where nothing was.
@@ -108,7 +117,7 @@ def _rows(trace: Trace, metric: str, device: int | str | None) -> pd.DataFrame:
     return rows
 
 
-def _labelled(trace: Trace) -> Iterator[LabelledFault]:
+def _labelled(trace: TraceTables) -> Iterator[LabelledFault]:
     if trace.faults is None:
         return
     for row, colour in zip(trace.faults.itertuples(index=False), cycle(FAULTS), strict=False):

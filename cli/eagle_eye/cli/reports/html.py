@@ -17,7 +17,8 @@ from eagle_eye.cli.reports.backtest import DrawnVerdict, JudgedTrace
 from eagle_eye.cli.reports.incident import IncidentReport
 from eagle_eye.cli.tables import printable
 from eagle_eye.schema.labels import metric_label
-from eagle_eye.server.backtest.command import JudgedTraces, upper_bound
+from eagle_eye.server.backtest.command import upper_bound
+from eagle_eye.server.backtest.judging import JudgedTraces
 from eagle_eye.server.charts.notation import number
 
 _TEMPLATES = Path(__file__).parent
