@@ -171,13 +171,25 @@ def test_one_device_alone(tmp_path: Path) -> None:
     assert pieces(drawn["thermal throttle: n1"])[0][1] == [401.0] * SECONDS
 
 
+def test_a_node_that_the_header_lacks_is_drawn_too(tmp_path: Path) -> None:
+    drawn = lines(trace(tmp_path, healthy("n1", "n2", "n3"), [LABEL], nodes=("n1", "n2")).plot(WATTS))
+    assert list(drawn) == ["2 other nodes", "thermal throttle: n1"]
+
+
 def test_of_a_large_fleet_median_and_range_are_drawn(tmp_path: Path) -> None:
     fleet = tuple(f"p{at}" for at in range(65))
-    ax = trace(tmp_path, healthy("n1", *fleet), [LABEL], nodes=("n1", *fleet)).plot(WATTS)
+    courses = healthy("n1", *fleet)
+    for node in fleet:
+        for device in (0, 1):
+            courses[(node, device)] = {s: v for s, v in courses[(node, device)].items() if s != 7}
+    ax = trace(tmp_path, courses, [LABEL], nodes=("n1", *fleet)).plot(WATTS)
     assert list(lines(ax)) == ["thermal throttle: n1"]
     (median,) = (one for one in ax.lines if str(one.get_label()).startswith("65 other nodes"))
     assert median.get_label() == "65 other nodes: median, range"
-    assert set(np.asarray(median.get_ydata())) == {400.5}
+    expected = [math.nan if second == 7 else 400.5 for second in range(1, SECONDS + 1)]
+    np.testing.assert_array_equal(np.asarray(median.get_ydata()), expected)
+    seconds = [round(day * 86_400 - START_S) for day in np.asarray(median.get_xdata()).tolist()]
+    assert seconds == list(range(1, SECONDS + 1))
 
 
 def test_it_draws_into_the_axes_that_it_is_given(tmp_path: Path) -> None:

@@ -66,9 +66,9 @@ def plot(trace: TraceTables, metric: str, device: int | str | None, ax: Axes | N
         _, ax = plt.subplots(figsize=(9.0, 3.6), layout="constrained")
     header = trace.header
     accused = {node for fault in faults for node in fault.nodes}
-    others = [node.node for node in header.nodes if node.node not in accused]
     seen = set(rows["node"].unique())
-    there = [node for node in others if node in seen]
+    others = (seen | {node.node for node in header.nodes}) - accused
+    there = others & seen
     lacking = f", {len(others) - len(there)} more not observed" if len(there) < len(others) else ""
     name = f"{len(there)} {'other ' if accused else ''}node{'' if len(there) == 1 else 's'}{lacking}"
     peers = rows[rows["node"].isin(there)]
@@ -154,12 +154,14 @@ def _draw(ax: Axes, rows: pd.DataFrame, interval_s: float, colour: str, width: f
 def _band(ax: Axes, rows: pd.DataFrame, step_s: float, name: str) -> None:
     """Draw the median and the range of many series, in steps; a step in which none was observed is a gap."""
     rows = rows[np.isfinite(rows["value"])]
+    if rows.empty:
+        return
     step = step_s / DAY_S
-    at = np.floor(rows["at"] / step).astype(np.int64)
+    first = rows["at"].min()
+    at = np.rint((rows["at"] - first) / step).astype(np.int64)  # rows that are a step apart lie amid their steps
     found = rows.groupby(at)["value"].agg(["min", "median", "max"])
-    if not found.empty:
-        found = found.reindex(range(found.index[0], found.index[-1] + 1))
-    times = (found.index.to_numpy() + 0.5) * step
+    found = found.reindex(range(int(at.max()) + 1))
+    times = first + found.index.to_numpy() * step
     ax.fill_between(times, found["min"], found["max"], color=PEERS, alpha=0.3, linewidth=0, zorder=2)
     ax.plot(times, found["median"], color=PEERS, linewidth=1.2, zorder=2, label=f"{name}: median, range")
 
