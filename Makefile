@@ -103,8 +103,9 @@ dist: venv  ## what a release is made of: wheel, sdist, .deb, .rpm, bills of mat
 
 docs: venv .venv-docs/.ready  ## the documentation as a site: build/site/index.html
 	rm -rf build/site-pages
-	mkdir -p build/site-pages/reference
+	mkdir -p build/site-pages/reference build/site-pages/how-to
 	$(BIN)/python packaging/site/api_reference.py > build/site-pages/reference/api-reference.md
+	$(BIN)/python packaging/site/notebook_page.py docs/how-to/incident-notebook.ipynb > build/site-pages/how-to/incident-notebook.md
 	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --strict
 
 .venv-docs/.ready: packaging/site/requirements.lock
@@ -115,8 +116,8 @@ docs: venv .venv-docs/.ready  ## the documentation as a site: build/site/index.h
 picture: venv  ## draws the packages and their imports into docs/assets; needs Graphviz
 	$(BIN)/python packaging/site/package_graph.py
 
-pictures: venv  ## takes the README's pictures of the page, in Chromium
-	$(BIN)/python -m tests.page.pictures
+pictures: venv  ## makes the documents' pictures of real runs, in Chromium; PICTURES=page|loop|plot for some alone
+	$(BIN)/python -m tests.page.pictures $(PICTURES)
 
 dashboards: venv  ## writes the Grafana dashboards anew from their source
 	$(BIN)/python -m dashboards.grafana.source

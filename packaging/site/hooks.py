@@ -4,7 +4,8 @@
   ``project/CHANGELOG.md``, ``../packaging/x.yaml`` the file ``source/packaging/x.yaml``. A link to nothing ends the
   build.
 - Anchors are GitHub's. A link that shows a page's file name (``[policy.md](policy.md)``) shows its title.
-- The API reference that ``make docs`` has written (``build/site-pages/``) is one more page.
+- What ``make docs`` has written (``build/site-pages/``: the API reference, the notebook) are more pages; links to the
+  notebook lead to its page.
 - A table or list that Markdown did not recognise, and anything that a browser would load from another host, ends the
   build, too.
 - At the addresses that pages once had (``moved.toml``) lie pages that lead to them.
@@ -27,7 +28,7 @@ from redirects import write as write_redirects
 
 ROOT = Path(__file__).resolve().parents[2]
 GENERATED = ROOT / "build" / "site-pages"
-API_REFERENCE = "reference/api-reference.md"
+WRITTEN = ("reference/api-reference.md", "how-to/incident-notebook.md")
 PROJECT = ("ARCHITECTURE.md", "CHANGELOG.md", "CONTRIBUTING.md", "benchmarks/README.md")
 _FENCE = re.compile(r"^ *(```|~~~)")
 _LINK = re.compile(r"\]\(([^()\s]+)\)")
@@ -51,11 +52,11 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add the API reference, the project's pages, and whatever pages link to outside docs/."""
+    """Add the pages that make docs writes, the project's, and whatever pages link to outside docs/."""
     for path in sorted(GENERATED.rglob("*.md")):
         files.append(File.generated(config, path.relative_to(GENERATED).as_posix(), abs_src_path=str(path)))
-    if files.get_file_from_path(API_REFERENCE) is None:
-        raise PluginError(f"{GENERATED}/{API_REFERENCE} is missing; make docs writes it")
+    if missing := [path for path in WRITTEN if files.get_file_from_path(path) is None]:
+        raise PluginError(f"{GENERATED}/{missing[0]} is missing; make docs writes it")
     seen = {origin(file) for file in files.documentation_pages()} | set(PROJECT)
     waiting = sorted(seen)
     while waiting:
@@ -157,5 +158,5 @@ def _moved(path: str, link: str, here: str) -> str:
         return link
     there = target(path, bare)
     if path.startswith("docs/") and there.startswith("docs/"):
-        return link
+        return link.replace(".ipynb", ".md")
     return posixpath.relpath(place(there), posixpath.dirname(here) or ".") + mark + anchor

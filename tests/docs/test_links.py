@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import posixpath
 import re
 from collections.abc import Iterator
@@ -16,22 +17,28 @@ from markdown_it.token import Token
 from tests.docs.pages import ROOT
 
 PAGES = sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("docs/**/*.md"))
+NOTEBOOKS = sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("docs/**/*.ipynb"))
 PROJECT = ["README.md", "ARCHITECTURE.md", "CHANGELOG.md", "CONTRIBUTING.md", "benchmarks/README.md"]
 LISTED = {page for page in PAGES if re.match(r"docs/decisions/\d", page)}  # by docs/decisions/index.md
-GENERATED = {"reference/api-reference.md"}  # by make docs, of the app's own schema
+# By make docs: of the app's own schema, and of a notebook.
+GENERATED = {"reference/api-reference.md", *(path[5:].replace(".ipynb", ".md") for path in NOTEBOOKS)}
 
 
 @cache
 def tokens(page: str) -> tuple[Token, ...]:
-    return tuple(MarkdownIt("commonmark").enable("table").parse((ROOT / page).read_text(encoding="utf-8")))
+    text = (ROOT / page).read_text(encoding="utf-8")
+    if page in NOTEBOOKS:
+        written = [cell["source"] for cell in json.loads(text)["cells"] if cell["cell_type"] == "markdown"]
+        text = "\n\n".join("".join(lines) for lines in written)
+    return tuple(MarkdownIt("commonmark").enable("table").parse(text))
 
 
 def links(page: str) -> Iterator[str]:
-    """Yield what a page links to."""
+    """Yield what a page links to, and the pictures that it shows."""
     for token in tokens(page):
         for child in token.children or ():
-            if child.type == "link_open":
-                yield str(child.attrs["href"])
+            if child.type in ("link_open", "image"):
+                yield str(child.attrs["href" if child.type == "link_open" else "src"])
 
 
 @cache
@@ -63,7 +70,7 @@ def test_the_navigation_has_every_page_once_and_no_other() -> None:
     assert {path for path in folders if not (ROOT / path.removesuffix(".md") / "README.md").is_file()} == set()
 
 
-@pytest.mark.parametrize("page", PAGES + PROJECT)
+@pytest.mark.parametrize("page", PAGES + PROJECT + NOTEBOOKS)
 def test_links_lead_to_files_and_headings_that_exist(page: str) -> None:
     wrong = []
     for link in links(page):
@@ -78,7 +85,7 @@ def test_links_lead_to_files_and_headings_that_exist(page: str) -> None:
     assert not wrong
 
 
-@pytest.mark.parametrize("page", sorted(set(PAGES) - LISTED))
+@pytest.mark.parametrize("page", sorted({*PAGES, *NOTEBOOKS} - LISTED))
 def test_a_page_begins_with_its_title_and_says_what_it_is_for(page: str) -> None:
     first = [token for token in tokens(page) if token.level == 0][:3]
     assert (first[0].type, first[0].tag) == ("heading_open", "h1")

@@ -154,7 +154,7 @@ def test_the_document_shows_how(folder: Path, monkeypatch: pytest.MonkeyPatch) -
     """docs/reference/traces.md"""
     monkeypatch.chdir(folder.parent)
     folder.rename("OUT")
-    (block,) = (one for one in blocks("docs/reference/traces.md") if one.mark.startswith("run by"))
+    (block,) = (one for one in blocks("docs/reference/traces.md") if one.mark == "run by tests/traces/test_read.py")
     found: dict[str, Any] = {}
     exec(block.text, found)
     assert found["highest"].to_dict() == {"n1": 101.0, "n2": 200.0}

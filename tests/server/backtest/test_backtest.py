@@ -15,7 +15,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from eagle_eye.server.backtest.command import BacktestTotals, blind_line, configure, run, upper_bound
+from eagle_eye.server.backtest.command import blind_line, configure, run, upper_bound
+from eagle_eye.server.backtest.judging import BacktestTotals
 from eagle_eye.server.backtest.run import Backtest, VerdictLine
 from eagle_eye.server.backtest.score import Scorecard, poisson_upper
 from eagle_eye.server.backtest.trace import BadTrace, Label, Trace

@@ -1,26 +1,28 @@
-"""A trace's tables as data frames: ``eagle_eye.traces.read(folder)``; docs/reference/traces.md. Extra ``client``.
+"""Traces as data frames: ``read(folder)``, and the verdicts of ``backtest(folder)``; docs/reference/traces.md.
 
-The names below are imported lazily, so that what is not installed is named when it is needed.
+Extra ``client``. The names below are imported lazily, so that what is not installed is named when it is needed.
 """
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from eagle_eye.server.backtest.trace_format import BadTrace
     from eagle_eye.traces.trace_frames import Trace, read
+    from eagle_eye.traces.verdict_frames import backtest
 
-__all__ = ["BadTrace", "Trace", "read"]
+__all__ = ["BadTrace", "Trace", "backtest", "read"]
 
 
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:
-        from eagle_eye.traces import trace_frames
+        module = importlib.import_module(f"{__name__}.{'verdict_frames' if name == 'backtest' else 'trace_frames'}")
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] == "eagle_eye":
             raise ImportError(f"reading traces is not part of this installation (no module {error.name})") from None
         raise ImportError(f'traces need: pip install "eagle-eye[client]" (no module {error.name})') from None
-    return getattr(trace_frames, name)
+    return getattr(module, name)

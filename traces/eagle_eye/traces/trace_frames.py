@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
@@ -24,6 +24,9 @@ from eagle_eye.server.backtest.trace_format import (
     read_lines,
 )
 from eagle_eye.server.backtest.trace_rows import TableRows, link_rows, sample_rows
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 __all__ = ["BadTrace", "Trace", "read"]
 
@@ -53,7 +56,7 @@ class Trace:
         """Rows of links: time, node, link, and the metrics that the file has; empty where there is no file."""
         path = self.folder / LINKS_FILE
         if not path.exists():
-            return pd.DataFrame({"time": _times([]), "node": pd.Categorical([]), "link": pd.Categorical([])})
+            return pd.DataFrame({"time": utc_times([]), "node": pd.Categorical([]), "link": pd.Categorical([])})
         return _table(link_rows(path), "link")
 
     @cached_property
@@ -63,7 +66,7 @@ class Trace:
         devices = [WHOLE_NODE if event.device is None else event.device for event in found]
         return pd.DataFrame(
             {
-                "time": _times([event.time for event in found]),
+                "time": utc_times([event.time for event in found]),
                 "node": pd.Series([event.node for event in found], dtype=object),
                 "device": np.array(devices, np.int16),
                 "kind": pd.Series([event.kind for event in found], dtype="str"),
@@ -80,13 +83,28 @@ class Trace:
         found = read_lines(path, Label)
         return pd.DataFrame(
             {
-                "start": _times([label.start for label in found]),
-                "end": _times([label.end for label in found]),
+                "start": utc_times([label.start for label in found]),
+                "end": utc_times([label.end for label in found]),
                 "nodes": pd.Series([label.nodes for label in found], dtype=object),
                 "fault": pd.Series([label.fault for label in found], dtype="str"),
                 "expect": pd.Series([label.expect for label in found], dtype="str"),
             }
         )
+
+    def plot(self, metric: str, *, device: int | str | None = None, ax: Axes | None = None) -> Axes:
+        """Draw a metric of every node and return the axes; ``device`` (or a link's name) leaves out all others.
+
+        A line for each node and device or link; of more than 128 without a label their median and range. Labelled
+        nodes stand out in their fault's colour, and its time is shaded. The axes span the whole trace: where nothing
+        was observed is a gap, and nodes without any observation are counted in the legend. Crosses at the top: not
+        finite. Counters are drawn from their first value on.
+
+        Raises ValueError where the metric was not observed, ImportError without matplotlib (extra ``reports``).
+        """
+        from eagle_eye.traces.trace_plot import TraceTables, plot
+
+        tables = TraceTables(self.folder, self.header, self.samples, self.links, self.faults)
+        return plot(tables, metric, device, ax)
 
 
 def read(folder: str | Path) -> Trace:
@@ -101,11 +119,12 @@ def _table(rows: TableRows, key: str) -> pd.DataFrame:
     names: Any = found.key_of.astype(np.int16)
     if found.names is not None:
         names = pd.Categorical.from_codes(found.key_of, categories=pd.Index(found.names, dtype="str"))
-    frame = pd.DataFrame({"time": _times(found.times_s), "node": nodes, key: names, **found.values})
+    frame = pd.DataFrame({"time": utc_times(found.times_s), "node": nodes, key: names, **found.values})
     frame.attrs["ignored"] = dict(ignored)
     return frame
 
 
-def _times(times_s: Any) -> pd.DatetimeIndex:
+def utc_times(times_s: Any) -> pd.DatetimeIndex:
+    """Return Unix seconds as times in UTC, to the microsecond."""
     microseconds = np.round(np.asarray(times_s, np.float64) * 1e6).astype(np.int64)
     return pd.to_datetime(microseconds, unit="us", utc=True)

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 from eagle_eye.cli.reports.incident import Mark
 from eagle_eye.detectors.faults import BY_NAME as FAULTS
 from eagle_eye.schema.metrics import MetricSpec, Scope
-from eagle_eye.server.backtest.command import JudgedTraces
+from eagle_eye.server.backtest.judging import JudgedTraces
 from eagle_eye.server.backtest.run import VerdictLine
 from eagle_eye.server.backtest.trace import Trace
 from eagle_eye.server.backtest.trace_format import LINKS_FILE, SAMPLES_FILE, Label

@@ -16,7 +16,8 @@ from eagle_eye.cli.reports.accounts import CAUSES, HOUR_S, AccountsReport, hours
 from eagle_eye.cli.reports.backtest import DrawnVerdict, JudgedTrace
 from eagle_eye.cli.reports.incident import IncidentReport
 from eagle_eye.cli.show import figure, observation, words
-from eagle_eye.server.backtest.command import JudgedTraces, upper_bound
+from eagle_eye.server.backtest.command import upper_bound
+from eagle_eye.server.backtest.judging import JudgedTraces
 from eagle_eye.server.charts.notation import number
 
 _TEMPLATES = Path(__file__).parent

@@ -4,29 +4,18 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
-from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
 
 import msgspec
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from eagle_eye.detectors.learned.model_anomaly import NO_MODEL
-from eagle_eye.detectors.signs.learned_model import LearnedModel
-from eagle_eye.schema import configuration
-from eagle_eye.server.backtest.run import Backtest, VerdictLine
+from eagle_eye.server.backtest.judging import BacktestTotals, JudgedTraces, judge_traces
+from eagle_eye.server.backtest.run import VerdictLine
 from eagle_eye.server.backtest.score import Scorecard
-from eagle_eye.server.backtest.trace import Trace
-from eagle_eye.server.backtest.trace_clocks import clock_lines
-from eagle_eye.server.config import ServerConfig
-from eagle_eye.server.site_files.learned_model import BadModel, read
-from eagle_eye.server.site_files.node_groups import with_racks
 
 # Below this even no false exclusion bounds the rate only at more than one per node and day.
 BOUND_NODE_DAYS_MIN = 3.0
@@ -42,38 +31,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-v", "--verbose", action="store_true", help="list each detector that could not tell")
 
 
-@dataclass(slots=True)
-class BacktestTotals:
-    """Totals over all traces: when each began, the number of judgements, and how many were blind by detector.
-
-    ``ignored`` counts, by reason, what was left out of the traces; ``clock_offsets`` has, by trace, the nodes whose
-    clocks were ahead of the others' and by how many seconds.
-    """
-
-    starts_s: dict[str, float] = field(default_factory=dict)
-    judgements: int = 0
-    blind: Counter[str] = field(default_factory=Counter)
-    ignored: Counter[str] = field(default_factory=Counter)
-    clock_offsets: dict[str, dict[str, float]] = field(default_factory=dict)
-
-    def remarks(self) -> list[str]:
-        """Return remarks about corrected or ignored parts of the traces."""
-        clocks = [line for folder, found in self.clock_offsets.items() for line in clock_lines(folder, found)]
-        return clocks + [f"left out: {reason} ({count} times)" for reason, count in sorted(self.ignored.items())]
-
-    def ratios(self) -> dict[str, float]:
-        """Return the share of judgements in which each detector was blind; those that never were are absent."""
-        return {name: round(count / self.judgements, 4) for name, count in sorted(self.blind.items())}
-
-
-class JudgedTraces(NamedTuple):
-    """The verdicts on all traces in order, their score against the labels, and the totals."""
-
-    lines: tuple[VerdictLine, ...]
-    card: Scorecard
-    totals: BacktestTotals
-
-
 def run(args: argparse.Namespace) -> int:
     """Run all traces; return 0 even if faults were found. Raises BadTrace, OSError, ConfigurationError."""
     report(args, judge(args))
@@ -82,24 +39,9 @@ def run(args: argparse.Namespace) -> int:
 
 def judge(args: argparse.Namespace) -> JudgedTraces:
     """Run all traces, with progress on a terminal. Raises BadTrace, OSError, ConfigurationError."""
-    config = configuration.load(ServerConfig, args.config, os.environ, {})
-    config = msgspec.structs.replace(config, policy=with_racks(config.policy, config.topology_file))
-    try:
-        model = read(Path(config.detection.model).expanduser())[0] if config.detection.model else NO_MODEL
-    except BadModel as error:
-        raise configuration.ConfigurationError(f"detection.model: {error}") from None
-    card = Scorecard()
-    found: list[VerdictLine] = []
-    watched = BacktestTotals()
     with Progress(console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as bar:
-        task = bar.add_task("traces", total=len(args.traces))
-        for done, folder in enumerate(args.traces):
-
-            def progress(share: float, done: int = done) -> None:
-                bar.update(task, completed=done + share)
-
-            found += _run_one(folder, config, model, card, watched, progress)
-    return JudgedTraces(tuple(found), card, watched)
+        task = bar.add_task("traces", total=1.0)
+        return judge_traces(args.traces, args.config, lambda share: bar.update(task, completed=share))
 
 
 def report(args: argparse.Namespace, judged: JudgedTraces) -> None:
@@ -108,43 +50,15 @@ def report(args: argparse.Namespace, judged: JudgedTraces) -> None:
     if args.verdicts is not None:
         args.verdicts.write_bytes(b"".join(msgspec.json.encode(line) + b"\n" for line in found))
     if args.report is not None:
-        args.report.write_text(json.dumps(_report(card, watched), indent=2) + "\n")
+        args.report.write_text(json.dumps(judged.report(), indent=2) + "\n")
     for remark in watched.remarks():
         sys.stderr.write(f"eagle-eye backtest: {remark}\n")
     if args.json:
         for line in found:
             sys.stdout.write(msgspec.json.encode(line).decode() + "\n")
-        sys.stdout.write(json.dumps({"report": _report(card, watched)}) + "\n")
+        sys.stdout.write(json.dumps({"report": judged.report()}) + "\n")
     else:
         _print(found, card, watched, args.verbose)
-
-
-def _report(card: Scorecard, watched: BacktestTotals) -> dict[str, Any]:
-    return {**card.report(), "blind_ratio": watched.ratios(), "clock_offset_s": watched.clock_offsets}
-
-
-def _run_one(
-    folder: Path,
-    config: ServerConfig,
-    model: LearnedModel | str,
-    card: Scorecard,
-    watched: BacktestTotals,
-    progress: Callable[[float], None],
-) -> list[VerdictLine]:
-    trace = Trace(folder)
-    backtest = Backtest(trace, config.detection, config.policy, model, progress)
-    lines = list(backtest.run())
-    watched.starts_s[str(folder)] = trace.header.start
-    watched.judgements += backtest.judgements
-    watched.blind.update(backtest.blind)
-    watched.ignored.update(trace.ignored)
-    if trace.clock_offsets:
-        watched.clock_offsets[str(folder)] = trace.clock_offsets
-    labels = trace.labels()
-    if labels is not None:
-        header = trace.header
-        card.add(labels, lines, len(header.nodes), header.end - header.start)
-    return lines
 
 
 def _print(found: Sequence[VerdictLine], card: Scorecard, watched: BacktestTotals, verbose: bool) -> None:
