@@ -97,7 +97,7 @@ def test_a_url_that_cannot_be_is_a_wrong_configuration_without_its_secret(url: s
 def test_a_newer_servers_records_are_refused(postgresql: PostgresqlServer, url: str) -> None:
     opened(url).close()
     postgresql.execute("UPDATE alembic_version SET version_num = '9999'", url.partition("@/")[2].partition("?")[0])
-    assert "version 9999, this server knows up to 0002: start the newer server" in refused(url)
+    assert "version 9999, this server knows up to 0003: start the newer server" in refused(url)
 
 
 def test_another_encoding_is_refused(postgresql: PostgresqlServer) -> None:

@@ -20,6 +20,7 @@ from eagle_eye.server.model.records import (
     Node,
     NodeCheck,
     OutboundEvent,
+    Silence,
     Subscription,
     SubscriptionHealth,
     Token,
@@ -71,6 +72,7 @@ DELIVERIES = Kind(
     "id",
     ("subscription_id", "event_id", "type", "state", "group", "sequence", "due_s", "expires_s", "created_s"),
 )
+SILENCES = Kind("silences", Silence, "id", ("state", "until_s"))
 TOKENS = Kind("tokens", Token, "id", ("sha256", "node"))
 EVENTS = Kind("events", OutboundEvent, "id", ("type", "job", "group", "time_s"))
 EVIDENCE = Kind("evidence", EvidenceRequest, "id", ("incident_id", "job", "node", "state"))
@@ -104,6 +106,7 @@ KINDS = (
     TICKETS,
     LAST_CODES,
     FORGOTTEN_NODES,
+    SILENCES,
 )
 
 
@@ -136,6 +139,7 @@ class Change:
     tickets: tuple[Ticket, ...] = ()
     last_codes: tuple[LastCodes, ...] = ()
     forgotten_nodes: tuple[ForgottenNode, ...] = ()
+    silences: tuple[Silence, ...] = ()
 
     @property
     def empty(self) -> bool:
@@ -314,7 +318,7 @@ class Store(Protocol):
         ...
 
     def prune(self, now_s: float, retention_s: float) -> int:
-        """Delete settled events older than ``retention_s``, old heartbeats and changes; return how many events."""
+        """Delete what is older than ``retention_s`` and settled, old heartbeats and changes; return how many events."""
         ...
 
     def probe(self) -> None:
