@@ -55,7 +55,7 @@ IncidentChart = made(
         high=_COLUMN,
         peers_seen=_COUNTS,
     ),
-    silences=many(made("Silence", start=Time, end=Time)),
+    silences=many(made("SilentTime", start=Time, end=Time)),
     said=list[str],
     resolutions=many(Resolution),
 )
