@@ -171,7 +171,8 @@ class Site:
         for written, name in (("inc_…", "INCIDENT"), ("act_…", "ACTION"), ("ee_...", "TOKEN"), ("ee_…", "TOKEN")):
             text = text.replace(written, self.values[name])
         kept = {name: name for name in (*PLACEHOLDERS, "POST", "PUT", "PATCH", "DELETE", "GET", "FAULT")}
-        own = {**kept, **self.values, "ID": self.newest("subscriptions" if "subscription" in line else "deliveries")}
+        kind = next((kind for kind in ("subscriptions", "silences") if kind.rstrip("s") in line), "deliveries")
+        own = {**kept, **self.values, "ID": self.newest(kind)}
         return re.sub(r"(?<=\s)[^\s'\"]*[A-Z][^\s'\"]*", lambda found: filled(found[0], _Lenient(own)), text)
 
     def refusal(self, line: Line) -> str:

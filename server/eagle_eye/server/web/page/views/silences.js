@@ -143,7 +143,7 @@ function silences(items, label, again) {
       { title: "Reason", class: "wide", cell: (one) => one.reason },
       {
         title: again ? "Silences now" : "Ended by",
-        cell: (one) => (again ? one.incidents.map((/** @type {string} */ id) => h("div", { key: id }, h("a", { href: link("incidents", id) }, id))) : one.ended_by || "its time"),
+        cell: (one) => (again ? one.incidents.map((/** @type {string} */ id, /** @type {number} */ at) => [at > 0 && ", ", h("a", { key: id, href: link("incidents", id) }, id)]) : one.ended_by || "its time"),
       },
       ...(again ? [{ title: "End", cell: (/** @type {Silence} */ one) => h(EndSilence, { silence: one, again }) }] : []),
     ],
