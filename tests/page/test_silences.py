@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -24,14 +24,14 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     clock = LaggingClock()
     with running(tmp_path_factory.mktemp("site"), clock) as server:
         now_s = clock.now_s()
-        at = {"onset_s": now_s - 90.0, "detected_s": now_s - 60.0, "updated_s": now_s}
+        at: dict[str, Any] = {"onset_s": now_s - 90.0, "detected_s": now_s - 60.0, "updated_s": now_s}
         others = incident("inc_2", nodes=["n2"], node="n2", **at)
         node = Node(node="n1", state="in_service", reason="", updated_s=now_s)
         server.dispatcher.services.store.commit(Change(incidents=(incident(**at), others), nodes=(node,)))
         yield server
 
 
-def silenced(site: Running, **more: object) -> None:
+def silenced(site: Running, **more: Any) -> None:
     """Have somebody silence what the fields say, for an hour."""
     now_s = site.dispatcher.services.clock.now_s()
     made = silence(created_s=now_s, until_s=now_s + 3_600.0, reason=REASON, **more)

@@ -23,7 +23,7 @@ from eagle_eye.server.engine.standing import Phase
 from eagle_eye.server.model import account_records as past
 from eagle_eye.server.model import records
 
-Silence = shown(records.Silence, incidents=list[str])
+Silence = shown(records.NewsSilence, "Silence", incidents=list[str])
 _OWN_BOOK = ("families", "held_by", "flap_times", "told_times", "untold", "escalated_s")
 
 Evidence = shown(records.EvidenceRequest, "Evidence", bundle=str | None)

@@ -35,7 +35,7 @@ from eagle_eye.server.config import ServerConfig
 from eagle_eye.server.delivery.silencing import ACTIVE_MAX, in_force
 from eagle_eye.server.model.clock import Clock
 from eagle_eye.server.model.errors import Refusal
-from eagle_eye.server.model.records import Silence, SilenceState
+from eagle_eye.server.model.records import NewsSilence, SilenceState
 from eagle_eye.server.model.subscription_filters import fits
 from eagle_eye.server.model.timestamps import rfc3339
 from eagle_eye.server.store.store import SILENCES, Change, Store
@@ -119,7 +119,7 @@ async def silence(parts: Parts, principal: Operator, body: Body) -> Response:
     wanted = decoded(body, NewSilence)
     _check(wanted, parts.config.history.records_retention_s)
     now_s = parts.clock.now_s()
-    record = Silence(
+    record = NewsSilence(
         id=f"sil-{secrets.token_hex(6)}",
         state="active",
         faults=wanted.faults,
@@ -159,12 +159,12 @@ def end(parts: Parts, principal: Operator, silence: str) -> Response:
     return answer(_shown(parts, [found(parts, SILENCES, silence)])[0])
 
 
-def _shown(parts: Needs, records: Sequence[Silence]) -> list[dict[str, Any]]:
+def _shown(parts: Needs, records: Sequence[NewsSilence]) -> list[dict[str, Any]]:
     now_s, open_incidents = parts.clock.now_s(), parts.store.open_incidents()
     return [views.silence(one, open_incidents, now_s) for one in records]
 
 
-def _scope(record: Silence) -> str:
+def _scope(record: NewsSilence) -> str:
     return "; ".join(
         f"{name} {', '.join(patterns)}"
         for name, patterns in (("faults", record.faults), ("jobs", record.jobs), ("nodes", record.nodes))

@@ -20,10 +20,10 @@ from eagle_eye.server.model.records import (
     EvidenceRequest,
     Incident,
     Job,
+    NewsSilence,
     Node,
     NodeCheck,
     OutboundEvent,
-    Silence,
     Subscription,
     SubscriptionHealth,
 )
@@ -169,7 +169,7 @@ def subscription_health(record: SubscriptionHealth) -> dict[str, Any]:
     return view
 
 
-def silence(record: Silence, incidents: Iterable[Incident], now_s: float) -> dict[str, Any]:
+def silence(record: NewsSilence, incidents: Iterable[Incident], now_s: float) -> dict[str, Any]:
     """Return a silence with the ids of those of the open incidents that it silences now."""
     if record.until_s <= now_s:
         return {**plain(record), "state": "ended", "incidents": []}

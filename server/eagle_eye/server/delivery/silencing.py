@@ -7,7 +7,7 @@ from msgspec.structs import replace
 from eagle_eye.schema.action import INCIDENT_OPENED, INCIDENT_RESOLVED
 from eagle_eye.server.delivery import events as outbound
 from eagle_eye.server.delivery.delivery_states import silenced
-from eagle_eye.server.model.records import AuditEntry, Delivery, Incident, OutboundEvent, Silence
+from eagle_eye.server.model.records import AuditEntry, Delivery, Incident, NewsSilence, OutboundEvent
 from eagle_eye.server.model.silences import covering, covering_incident, described
 from eagle_eye.server.model.subscription_filters import INCIDENT_TYPES
 from eagle_eye.server.store.store import DELIVERIES, EVENTS, PAGE_LIMIT_MAX, SILENCES, SUBSCRIPTIONS, Change, Store
@@ -16,12 +16,12 @@ ACTIVE_MAX = 100  # silences at a time, all of which a person must still be able
 WHO = "server"  # in the audit trail
 
 
-def in_force(store: Store, now_s: float) -> list[Silence]:
+def in_force(store: Store, now_s: float) -> list[NewsSilence]:
     """Return the silences whose time is not over, newest first."""
     return [one for one in _active(store) if now_s < one.until_s]
 
 
-def silence_of(store: Store, incident: Incident, now_s: float) -> Silence | None:
+def silence_of(store: Store, incident: Incident, now_s: float) -> NewsSilence | None:
     """Return the silence in force that covers an incident that is not over for good, or None."""
     return None if incident.state in ("closed", "false") else covering_incident(in_force(store, now_s), incident)
 
@@ -95,5 +95,5 @@ def _news(store: Store, incident: Incident, wanting: frozenset[str], now_s: floa
     return outbound.incident_unsilenced(incident, opening, {} if first is None else first.data.get("was", {}), now_s)
 
 
-def _active(store: Store) -> list[Silence]:
+def _active(store: Store) -> list[NewsSilence]:
     return store.page(SILENCES, {"state": "active"}, limit=PAGE_LIMIT_MAX).items

@@ -239,7 +239,7 @@ class SubscriptionHealth(msgspec.Struct, frozen=True, kw_only=True):
     last_error: str = ""
 
 
-class Silence(msgspec.Struct, frozen=True, kw_only=True):
+class NewsSilence(msgspec.Struct, frozen=True, kw_only=True):
     """For a time people get no news of incidents of these ``faults``, ``jobs`` and ``nodes`` (globs; []: any).
 
     Actions, records, metrics and the page go on. ``by`` made it. ``ended_by`` ended it before its time, and ``until_s``

@@ -17,10 +17,10 @@ from eagle_eye.server.model.records import (
     ForgottenNode,
     Incident,
     Job,
+    NewsSilence,
     Node,
     NodeCheck,
     OutboundEvent,
-    Silence,
     Subscription,
     SubscriptionHealth,
     Token,
@@ -72,7 +72,7 @@ DELIVERIES = Kind(
     "id",
     ("subscription_id", "event_id", "type", "state", "group", "sequence", "due_s", "expires_s", "created_s"),
 )
-SILENCES = Kind("silences", Silence, "id", ("state", "until_s"))
+SILENCES = Kind("silences", NewsSilence, "id", ("state", "until_s"))
 TOKENS = Kind("tokens", Token, "id", ("sha256", "node"))
 EVENTS = Kind("events", OutboundEvent, "id", ("type", "job", "group", "time_s"))
 EVIDENCE = Kind("evidence", EvidenceRequest, "id", ("incident_id", "job", "node", "state"))
@@ -139,7 +139,7 @@ class Change:
     tickets: tuple[Ticket, ...] = ()
     last_codes: tuple[LastCodes, ...] = ()
     forgotten_nodes: tuple[ForgottenNode, ...] = ()
-    silences: tuple[Silence, ...] = ()
+    silences: tuple[NewsSilence, ...] = ()
 
     @property
     def empty(self) -> bool:
