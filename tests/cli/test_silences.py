@@ -31,9 +31,9 @@ def shown(capsys: pytest.CaptureFixture[str], *words: str) -> str:
 
 
 def test_a_silence_has_what_its_flags_name(server: Running, capsys: pytest.CaptureFixture[str]) -> None:
-    scope = ["--fault", "hang", "--fault", "gpu_*", "--job", "llm-*", "--node", "n1"]
+    scope = ["--fault", "hang", "--fault", "gpu_lost", "--job", "llm-*", "--node", "n1"]
     made = json.loads(shown(capsys, "silences", "add", *scope, "--for", "90m", "--reason", REASON, "--json"))
-    assert (made["faults"], made["jobs"], made["nodes"]) == (["hang", "gpu_*"], ["llm-*"], ["n1"])
+    assert (made["faults"], made["jobs"], made["nodes"]) == (["hang", "gpu_lost"], ["llm-*"], ["n1"])
     assert (made["until"], made["reason"]) == ("2023-11-14T23:43:20.000Z", REASON)
 
 

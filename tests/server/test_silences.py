@@ -281,9 +281,9 @@ def commit(server: Running, **records: Any) -> None:
 
 def test_a_silence_is_made_with_its_time_its_maker_and_what_it_silences(server: Running) -> None:
     commit(server, incidents=(incident(), incident("inc_2", nodes=["n2"], node="n2")))
-    made = make(server, faults=["ha*"]).json()
+    made = make(server, faults=["hang"]).json()
     assert (made["state"], made["by"], made["reason"]) == ("active", "local", "new fan")
-    assert (made["faults"], made["jobs"], made["nodes"]) == (["ha*"], [], ["n1"])
+    assert (made["faults"], made["jobs"], made["nodes"]) == (["hang"], [], ["n1"])
     assert (made["created"], made["until"]) == ("2023-11-14T22:13:20.000Z", "2023-11-14T22:23:20.000Z")
     assert made["incidents"] == ["inc_1"]
     assert server.client.get(f"/api/v1/silences/{made['id']}").json() == made
@@ -299,7 +299,7 @@ def test_a_silence_is_made_with_its_time_its_maker_and_what_it_silences(server: 
         ({"reason": "x" * 1_001}, "reason", "1 to 1000 characters"),
         ({"nodes": []}, "scope", "nothing is named"),
         ({"nodes": [""]}, "nodes", "1 to 253 characters"),
-        ({"jobs": ["j"] * 101}, "jobs", "100 names"),
+        ({"jobs": ["j"] * 101}, "jobs", "may hold 100"),
         ({"faults": ["hng"]}, "faults", "hang"),
         ({"until": "tomorrow"}, "body", "unknown field"),
     ],

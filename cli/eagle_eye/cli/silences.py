@@ -10,6 +10,7 @@ from eagle_eye.cli.arguments import length
 from eagle_eye.cli.client import connect
 from eagle_eye.cli.operator import ANY, Noun, Verb, print_json
 from eagle_eye.cli.tables import Column, printable
+from eagle_eye.server.api.filter_values import FAULT_NAMES
 from eagle_eye.server.model.records import SilenceState
 
 
@@ -18,12 +19,14 @@ class Silences(Noun):
 
     def _add_verbs(self, verbs: Any, common: argparse.ArgumentParser) -> None:
         add = verbs.add_parser("add", parents=[common], help="send nobody news of a fault, job or node for a time")
-        for name in ("fault", "job", "node"):
+        several: dict[str, Any] = {"action": "append", "default": []}
+        text = "only news of this fault; may be repeated; docs/reference/faults.md has them"
+        add.add_argument("--fault", **several, dest="faults", metavar="FAULT", choices=FAULT_NAMES, help=text)
+        for name in ("job", "node"):
             text = f"only news of this {name}, or a glob; may be repeated"
-            add.add_argument(f"--{name}", action="append", default=[], dest=f"{name}s", metavar=name.upper(), help=text)
-        add.add_argument(
-            "--for", required=True, type=length, dest="seconds", metavar="TIME", help="how long: 90m, 4h, 7d"
-        )
+            add.add_argument(f"--{name}", **several, dest=f"{name}s", metavar=name.upper(), help=text)
+        text = "how long: 90m, 4h, 7d; at most 30d"
+        add.add_argument("--for", required=True, type=length, dest="seconds", metavar="TIME", help=text)
         add.add_argument("--reason", required=True, help="reason to keep with it, for whoever asks why nobody was told")
 
     def run(self, args: argparse.Namespace) -> int:

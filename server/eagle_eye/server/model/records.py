@@ -240,10 +240,10 @@ class SubscriptionHealth(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NewsSilence(msgspec.Struct, frozen=True, kw_only=True):
-    """For a time people get no news of incidents of these ``faults``, ``jobs`` and ``nodes`` (globs; []: any).
+    """For a time people get no news of incidents of these ``faults``, ``jobs`` and ``nodes`` ([]: any).
 
-    Actions, records, metrics and the page go on. ``by`` made it. ``ended_by`` ended it before its time, and ``until_s``
-    is when; "" for nobody.
+    ``jobs`` and ``nodes`` are globs. Actions, records, metrics and the page go on. ``by`` made it; ``ended_by`` ended
+    it before its time, at ``until_s``, "" for nobody.
     """
 
     id: str

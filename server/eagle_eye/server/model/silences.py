@@ -18,7 +18,7 @@ def covering(silences: Iterable[NewsSilence], fault: str, job: str, nodes: Seque
     found = (
         one
         for one in silences
-        if (not one.faults or fits(one.faults, fault))
+        if (not one.faults or fault in one.faults)
         and (not one.jobs or fits(one.jobs, job))
         and (not one.nodes or (bool(nodes) and all(fits(one.nodes, node) for node in nodes)))
     )
