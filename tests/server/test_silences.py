@@ -355,6 +355,7 @@ def test_silences_are_listed_by_state_and_by_what_they_name(server: Running) -> 
 
     assert listed() == ["fault", "job", "node", "over"]
     assert listed(state="active") == ["fault", "job", "node"]
+    assert listed(state="ended") == ["over"]
     assert listed(node="n1", state="active") == ["node"]
     assert listed(job="llm-70b") == ["job"]
 

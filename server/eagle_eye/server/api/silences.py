@@ -27,7 +27,6 @@ from eagle_eye.server.api.requests import (
     body_of,
     decoded,
     found,
-    given,
     missing,
     services,
 )
@@ -98,12 +97,13 @@ def list_silences(
     limit: Limit = 100,
 ) -> Response:
     """Silences, newest first; ``incidents`` are those that one silences now. A page may hold fewer than its limit."""
-    page = parts.store.page(SILENCES, given(state=state), cursor, limit)
+    # On record one is active until what it withheld has been sent: some seconds longer than it silences.
+    page = parts.store.page(SILENCES, {"state": "active"} if state == "active" else {}, cursor, limit)
     now_s = parts.clock.now_s()
     items = [
         one
         for one in page.items
-        if (state != "active" or now_s < one.until_s)
+        if (state is None or (state == "ended") is (one.until_s <= now_s))
         and (job is None or (one.jobs and fits(one.jobs, job)))
         and (node is None or (one.nodes and fits(one.nodes, node)))
     ]
