@@ -28,6 +28,7 @@ FILTERS = [
     ("deliveries", "--state", "faild", "failed"),
     ("deliveries", "--type", "eagle_eye.incident.open", "eagle_eye.incident.opened"),
     ("nodes", "--state", "exclude", "excluded"),
+    ("silences", "--state", "activ", "active"),
     ("ledger", "--fault", "hangs", "hang"),
     ("ledger", "--standing", "rigth", "right"),
     ("goodput", "--by", "nodes", "node"),

@@ -50,6 +50,7 @@ BASE: dict[str, list[str]] = {
     "import": ["--job=j", "--since=-1h", f"--prometheus={NOBODY}"],
     "record": ["--job=j", "--since=-1h"],
     "subscriptions redeliver": ["--since=-1h"],
+    "silences add": ["--node=x", "--for=1h", "--reason=x"],
     "tokens create": ["--scope=read", "--data=data"],
     "tokens list": ["--data=data"],
     "tokens revoke": ["--data=data"],

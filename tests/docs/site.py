@@ -171,7 +171,8 @@ class Site:
         for written, name in (("inc_…", "INCIDENT"), ("act_…", "ACTION"), ("ee_...", "TOKEN"), ("ee_…", "TOKEN")):
             text = text.replace(written, self.values[name])
         kept = {name: name for name in (*PLACEHOLDERS, "POST", "PUT", "PATCH", "DELETE", "GET", "FAULT")}
-        own = {**kept, **self.values, "ID": self.newest("subscriptions" if "subscription" in line else "deliveries")}
+        kind = next((kind for kind in ("subscriptions", "silences") if kind.rstrip("s") in line), "deliveries")
+        own = {**kept, **self.values, "ID": self.newest(kind)}
         return re.sub(r"(?<=\s)[^\s'\"]*[A-Z][^\s'\"]*", lambda found: filled(found[0], _Lenient(own)), text)
 
     def refusal(self, line: Line) -> str:
@@ -324,7 +325,12 @@ def opened(root: Path) -> Iterator[Site]:
                     _start("replay", str(trace), "--speed", "60", *known, f"--suffix={job}") for job in ("-a", "-b")
                 ]
                 assert [replay.wait(WITHIN_S) for replay in replays] == [0, 0]
-                site = Site(root, url, newest=lambda kind: str(client.get(f"/api/v1/{kind}").json()["items"][0]["id"]))
+
+                def newest(kind: str) -> str:
+                    items = client.get(f"/api/v1/{kind}").json()["items"]
+                    return str(items[0]["id"]) if items else "none"
+
+                site = Site(root, url, newest=newest)
                 asked = eventually(lambda: two(client.get("/api/v1/actions").json()["items"]))
                 incident = client.get(f"/api/v1/incidents/{asked[0]['incident_id']}").json()
                 since = datetime.now(timezone.utc) - timedelta(minutes=5)

@@ -34,7 +34,7 @@ from eagle_eye.server.engine.settings import PolicySettings
 from eagle_eye.server.history.history import Recorded, RecordedRow
 from eagle_eye.server.model.batch import Batch, StreamRef
 from eagle_eye.server.model.clock import Clock
-from eagle_eye.server.model.records import Action, Incident, Job, OutboundEvent, Subscription
+from eagle_eye.server.model.records import Action, Incident, Job, NewsSilence, OutboundEvent, Subscription
 from eagle_eye.server.monitor.watcher import IncidentCounts, JobProgress, Latest, StepProgress
 from eagle_eye.server.store.factory import RECORDS_FILE, open_file
 from eagle_eye.server.telemetry import logs
@@ -265,6 +265,22 @@ def event(id_: str = "evt-1", **more: Any) -> OutboundEvent:
         "data": {"fault": "hang"},
     }
     return OutboundEvent(**{**fields, **more})
+
+
+def silence(id_: str = "sil-1", **more: Any) -> NewsSilence:
+    """Return a silence of node n1 for half an hour."""
+    fields: dict[str, Any] = {
+        "id": id_,
+        "state": "active",
+        "faults": [],
+        "jobs": [],
+        "nodes": ["n1"],
+        "reason": "its fan is being replaced",
+        "by": "alice",
+        "created_s": NOW,
+        "until_s": NOW + 1_800,
+    }
+    return NewsSilence(**{**fields, **more})
 
 
 def subscription(id_: str = "sub-1", url: str = "https://example.com/hook", **more: Any) -> Subscription:

@@ -12,7 +12,7 @@ from eagle_eye.server.api.description import CONTENT_TYPES
 from eagle_eye.server.model.account_records import DriverError, Gpu, Ticket
 from eagle_eye.server.model.records import Delivery, EvidenceRequest, Job, Node, NodeCheck
 from eagle_eye.server.store.store import Change
-from tests.server.builders import NOW, Running, action, body, event, frame, incident, running, subscription
+from tests.server.builders import NOW, Running, action, body, event, frame, incident, running, silence, subscription
 from tests.server.described import check_answer
 
 TIMES: dict[str, Any] = {"created_s": NOW, "updated_s": NOW, "expires_s": NOW + 60}
@@ -51,6 +51,7 @@ ERROR = DriverError(
 # Otherwise nearly all paths lead to records that are not there.
 KNOWN = {"incident": "inc_1", "action": "act_1", "node": "n1", "job": "job", "subscription": "sub-1"}
 KNOWN |= {"evidence": "ev_1", "check": "chk_1", "gpu_uuid": "GPU-1", "delivery": "d-1"}
+KNOWN |= {"silence": "sil-1"}
 
 
 def one_of_each(server: Running) -> None:
@@ -68,6 +69,7 @@ def one_of_each(server: Running) -> None:
             gpus=(GPU,),
             driver_errors=(ERROR,),
             tickets=(TICKET,),
+            silences=(silence(),),
         )
     )
 

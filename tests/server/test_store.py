@@ -23,13 +23,14 @@ from eagle_eye.server.store.store import (
     JOBS,
     LAST_CODES,
     NODES,
+    SILENCES,
     TOKENS,
     Backlog,
     Change,
     Store,
     Upcoming,
 )
-from tests.server.builders import NOW, action, event, incident, subscription
+from tests.server.builders import NOW, action, event, incident, silence, subscription
 from tests.server.postgresql_server import Opens
 
 
@@ -347,3 +348,16 @@ def test_another_process_is_seen_at_once(opens: Opens, store: SqlStore) -> None:
     assert store.open_incidents() == [incident()]
     assert [change.key for change in store.changes_since(0, 10)] == ["inc_1"]
     other.close()
+
+
+def test_silences_are_found_by_state_and_announced_to_readers(store: SqlStore) -> None:
+    store.commit(Change(silences=(silence("a"), silence("b", state="ended"))))
+    assert store.page(SILENCES, {"state": "active"}).items == [silence("a")]
+    assert [(one.kind, one.key) for one in store.changes_since(0, 10)] == [("silences", "a"), ("silences", "b")]
+
+
+def test_silences_that_have_ended_are_deleted_with_what_is_as_old(store: SqlStore) -> None:
+    over = {"state": "ended", "until_s": NOW - 100}
+    store.commit(Change(silences=(silence("old", **over), silence("late", until_s=NOW - 100), silence("new"))))
+    store.prune(NOW, 99.0)
+    assert [one.id for one in store.all(SILENCES)] == ["late", "new"]

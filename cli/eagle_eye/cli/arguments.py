@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
 from eagle_eye.schema.near_names import did_you_mean
+from eagle_eye.schema.times import length_s
 
 WRONG_USAGE = 2
 LINE_CHARS_MAX = 3_000  # per message: some list all known names
@@ -91,6 +92,14 @@ def whole(least: int, most: int) -> Callable[[str], int]:
         return found
 
     return read
+
+
+def length(text: str) -> float:
+    """Return the seconds of a length of time, such as 90m, 4h or 7d."""
+    try:
+        return length_s(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"expected a length such as 90m, 4h or 7d, got {shown(text)}") from None
 
 
 def number(least: float, most: float) -> Callable[[str], float]:

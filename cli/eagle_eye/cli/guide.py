@@ -323,6 +323,24 @@ GUIDES: dict[str, Guide] = {
         _ANSWERED,
         ("reference/webhooks", "how-to/webhook-receivers"),
     ),
+    "silences": Guide(
+        "Lists silences, makes and ends them: for a time nobody is sent news of a fault, a job or a node. Actions go"
+        " on.",
+        (
+            ("eagle-eye silences", "the newest 100, those that ended too"),
+            (
+                "eagle-eye silences add --node gpu-17 --for 4h --reason 'its fan is being replaced'",
+                "whatever its fault",
+            ),
+            (
+                "eagle-eye silences add --fault straggler --job 'llm-*' --for 7d --reason 'known, ticket 4711'",
+                "where both hold",
+            ),
+            ("eagle-eye silences end SILENCE", "what still goes on is sent then"),
+        ),
+        _ANSWERED,
+        ("how-to/silences", "reference/webhooks"),
+    ),
     "tokens": Guide(
         "Makes, lists and revokes tokens in the server's files, on the server's host, as its user or as root.",
         (

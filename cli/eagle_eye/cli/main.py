@@ -106,6 +106,7 @@ GROUPS: tuple[tuple[str, tuple[Command, ...]], ...] = (
             Command("policy", "eagle_eye.cli.policy", "why something was done or not; test rules", "server"),
             Command("deliveries", "eagle_eye.cli.operator:DELIVERIES", "list deliveries; redeliver", "server"),
             Command("subscriptions", "eagle_eye.cli.subscriptions:SUBSCRIPTIONS", "who gets events", "server"),
+            Command("silences", "eagle_eye.cli.silences:SILENCES", "send nobody news of something", "server"),
             Command("tickets", "eagle_eye.cli.accounts:TICKETS", "list and import repair tickets", "server"),
         ),
     ),

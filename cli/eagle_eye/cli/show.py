@@ -19,6 +19,7 @@ CHARTS_MAX = 4  # of an incident's metrics, drawn as one line each
 CHART_CHARS = 40
 INCIDENTS_MAX = 5  # of a node or job
 STORY_MAX = 20
+SILENCES_MAX = 1_000  # read to tell which incidents are silenced
 AWAITING_MAX = 1_000  # actions read to tell which incidents wait for a person
 _BARS = "▁▂▃▄▅▆▇█"
 _ASCII_BARS = "_.-=+*%#"
@@ -38,6 +39,7 @@ INCIDENT_COLUMNS = (
     Column("fault", "fault"),
     Column("job", "job", 2),
     Column("nodes", "nodes"),
+    Column("silenced until", "silenced_until", 3),
     Column("summary", "summary", 1, 36),
 )
 _STORY = (Column("time", "time"), Column("what", "kind"), Column("detail", "text"), Column("by", "who", 1))
@@ -75,6 +77,7 @@ def incident(client: Client, name: str) -> None:
         ("usual repair", dossier["repair"]),
         ("held because", record["hold"]),
         ("acknowledged by", record["acknowledged_by"]),
+        ("news silenced", _silenced(dossier.get("silence"))),
     )
     _section("Evidence")
     print_table(_EVIDENCE, [observation(item) for item in record["evidence"]])
@@ -179,15 +182,20 @@ def job(client: Client, name: str) -> None:
 
 
 def labelled(client: Client, items: Sequence[_RECORD]) -> list[_RECORD]:
-    """Return a list's records with their states as people read them. Raises ClientError."""
+    """Return a list's records with states as people read them, and incidents with their silence. Raises ClientError."""
     waiting: set[str] = set()
     if any(item.get("state") == "acting" for item in items):
         actions, _ = client.pages("/api/v1/actions", {"state": AWAITING}, len(items) + AWAITING_MAX)
         waiting = {action["incident_id"] for action in actions if not action["preliminary"]}
+    silenced: dict[str, str] = {}
+    if any("hold_rule" in item for item in items):  # incidents
+        silences, _ = client.pages("/api/v1/silences", {"state": "active"}, SILENCES_MAX)
+        silenced = {name: one["until"] for one in silences for name in one["incidents"]}
     found = []
     for item in items:
         state = shown_state(item["state"], AWAITING if item.get("id") in waiting else "") if "state" in item else ""
-        found.append({**item, "state": state_label(printable(state))} if state else item)
+        shown = {**item, "silenced_until": silenced[item["id"]]} if item.get("id") in silenced else item
+        found.append({**shown, "state": state_label(printable(state))} if state else shown)
     return found
 
 
@@ -316,6 +324,13 @@ def _place(place: _RECORD) -> str:
     found = f"{printable(place['node'])}: {words(place['phase'] or place['state'] or 'unknown')}"
     found += _labelled(", rack ", place["rack"]) + _labelled(", switch ", place["switch"])
     return found + _labelled(", also runs ", place["other_jobs"])
+
+
+def _silenced(silence: _RECORD | None) -> str:
+    if silence is None:
+        return ""
+    until = f"until {printable(silence['until'])} ({printable(silence['id'])})"
+    return f"by {printable(silence['by'])} {until}: {printable(silence['reason'])}; actions go on"
 
 
 def _asked(record: _RECORD) -> str:

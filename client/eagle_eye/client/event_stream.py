@@ -27,10 +27,10 @@ LATER = (
 
 
 class ServerEvent(NamedTuple):
-    """One change: ``kind`` is incident, action, job, node, delivery, subscription or event, ``record`` what it is now.
+    """One change: ``kind`` is incident, action, job, node, delivery, subscription, silence or event.
 
-    ``id`` grows; ``Client.events(after=id)`` goes on behind it. Of the kind "reset" the changes that were missed are no
-    longer kept: read the lists anew.
+    ``record`` is what it is now. ``id`` grows; ``Client.events(after=id)`` goes on behind it. Of the kind "reset" the
+    changes that were missed are no longer kept: read the lists anew.
     """
 
     id: int

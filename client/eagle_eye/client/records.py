@@ -180,6 +180,7 @@ class IncidentInFullDict(TypedDict):
     escalated: bool
     gathered: list[EvidenceDict]
     history: list[AuditEntryDict]
+    silence: SilenceDict | None
 
 
 class JobDict(TypedDict):
@@ -304,3 +305,19 @@ class ResumeFromDict(TypedDict):
     step: int
     where: str
     nodes: list[str]
+
+
+class SilenceDict(TypedDict):
+    """``Silence`` of /openapi.json."""
+
+    id: str
+    state: str
+    faults: list[str]
+    jobs: list[str]
+    nodes: list[str]
+    reason: str
+    by: str
+    created: str
+    until: str
+    ended_by: str
+    incidents: list[str]

@@ -40,12 +40,19 @@ def in_seconds(time_s: float) -> str:
     return ""
 
 
+def length_s(text: str) -> float:
+    """Return the seconds of a length of time, such as 90m, 4h or 7d. Raises ValueError."""
+    found = None if text.startswith("-") else _AGE.fullmatch(text)
+    if found is None:
+        raise ValueError(f"{text!r} is no length of time")
+    return float(found[1]) * _UNIT_S[found[2]]
+
+
 def option_time(text: str, now_s: float) -> float:
     """Return the Unix seconds of a time in one of ``FORMS``. Raises ValueError with what was expected and the value."""
     if text == "now":
         return now_s
-    age = _AGE.fullmatch(text)
-    time_s = now_s - float(age[1]) * _UNIT_S[age[2]] if age else None
+    time_s = now_s - length_s(text.removeprefix("-")) if _AGE.fullmatch(text) else None
     shown = repr(text if len(text) <= 80 else text[:80] + "...")
     if time_s is None:
         try:

@@ -44,6 +44,7 @@ from eagle_eye.server.api import (
     nvrx,
     overview,
     problems,
+    silences,
     stream,
     subscriptions,
     trust,
@@ -235,7 +236,7 @@ def _endpoints() -> APIRouter:
     router = APIRouter()
     for module in (jobs, nodes, node_checks, incidents, evidence, actions, deliveries, subscriptions, enrolment):
         router.include_router(module.router)
-    for module in (overview, incident_charts, job_charts):
+    for module in (overview, incident_charts, job_charts, silences):
         router.include_router(module.router)
     for module in (accounts, trust, node_history, audit, history, stream, health):
         router.include_router(module.router)

@@ -24,6 +24,7 @@ from eagle_eye.server.engine.standing import Phase
 from eagle_eye.server.model import account_records as past
 from eagle_eye.server.model import records
 
+Silence = shown(records.NewsSilence, "Silence", incidents=list[str])
 _OWN_BOOK = ("families", "held_by", "flap_times", "told_times", "untold", "escalated_s")
 
 Evidence = shown(records.EvidenceRequest, "Evidence", bundle=str | None)
@@ -36,6 +37,7 @@ IncidentInFull = shown(
     escalated=bool,
     gathered=many(Evidence),
     history=many(AuditEntry),
+    silence=Silence | None,
 )
 ReportOfAction = made("ReportOfAction", state=str, detail=str, who=str, time=Time, claim=str, epoch=int)
 Action = shown(records.Action, without=("policy",), report_to=str, reports=many(ReportOfAction))
@@ -232,7 +234,7 @@ GpuInFull = shown(
     checks=GpuChecks | None,
 )
 Ticket = shown(past.Ticket)
-Dossier = dossier(Incident, Action, Evidence, Delivery, Gpu, Phase)
+Dossier = dossier(Incident, Action, Evidence, Delivery, Gpu, Phase, Silence)
 NodeHistory = made(
     "NodeHistory",
     node=str,
@@ -426,6 +428,10 @@ ANSWERS: Mapping[tuple[str, str], type[Struct]] = MappingProxyType(
         ("post", "/api/v1/subscriptions/{subscription}/ping"): made("Pinged", event_id=str),
         ("post", "/api/v1/subscriptions/{subscription}/rotate"): SubscriptionWithSecret,
         ("post", "/api/v1/subscriptions/{subscription}/redeliver"): made("Redelivered", redelivered=int, more=bool),
+        ("get", "/api/v1/silences"): page(Silence),
+        ("get", "/api/v1/silences/{silence}"): Silence,
+        ("post", "/api/v1/silences"): Silence,
+        ("post", "/api/v1/silences/{silence}/end"): Silence,
         ("post", "/api/v1/frames"): Accepted,
         ("post", "/api/v1/enrol"): made("Enrolled", id=str, node=str, token=str),
         ("get", "/api/v1/goodput"): Goodput,

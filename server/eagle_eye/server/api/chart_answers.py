@@ -55,7 +55,7 @@ IncidentChart = made(
         high=_COLUMN,
         peers_seen=_COUNTS,
     ),
-    silences=many(made("Silence", start=Time, end=Time)),
+    silences=many(made("SilentTime", start=Time, end=Time)),
     said=list[str],
     resolutions=many(Resolution),
 )
@@ -164,6 +164,7 @@ def dossier(
     delivery: type[Struct],
     gpu: type[Struct],
     phase: object,
+    silence: type[Struct],
 ) -> type[Struct]:
     """Return the type of an incident's dossier."""
     where = made(
@@ -187,6 +188,7 @@ def dossier(
         meaning=str,
         repair=str,
         mode=Mode,
+        silence=silence | None,
         where=many(where),
         where_left_out=int,
         commands=many(Command),

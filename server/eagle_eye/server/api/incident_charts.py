@@ -132,6 +132,7 @@ def dossier(parts: Parts, _: Reader, incident: str) -> Response:
             "meaning": "" if fault is None else fault.meaning,
             "repair": "" if fault is None else fault.repair,
             "mode": mode,
+            "silence": views.silence_of(store, record, parts.clock.now_s()),
             "where": [_where(parts, record, name, nodes.get(name)) for name in list(blamed)[:WHERE_MAX]],
             "where_left_out": max(0, len(blamed) - WHERE_MAX),
             "commands": [command._asdict() for command in commands(record, actions, nodes, job, mode)],

@@ -98,6 +98,7 @@ def get_incident(parts: Parts, _: Reader, incident: str) -> Response:
             **views.incident(record),
             "gathered": [views.evidence(item) for item in gathered],
             "history": [views.audit(entry) for entry in history],
+            "silence": views.silence_of(parts.store, record, parts.clock.now_s()),
         }
     )
 

@@ -26,6 +26,7 @@ from eagle_eye.server.store.store import (
     INCIDENTS,
     JOBS,
     NODES,
+    SILENCES,
     SUBSCRIPTIONS,
     Changed,
     Store,
@@ -61,7 +62,7 @@ async def events(
     _: Reader,
     last_event_id: Annotated[str | None, Header(max_length=20)] = None,
 ) -> Response:
-    """Changes of incidents, actions, jobs, nodes, deliveries and subscriptions, and the events that went out.
+    """Changes of incidents, actions, jobs, nodes, deliveries, subscriptions and silences, and events that went out.
 
     ``event`` is the kind, ``data`` the record as the API shows it. With Last-Event-ID the stream goes on after it;
     ``event: reset`` says that it is too old and that everything should be read anew. Without it, it starts now,
@@ -132,7 +133,7 @@ def _messages(parts: Needs, changes: list[Changed]) -> list[bytes]:
 
 def _shown(parts: Needs, change: Changed) -> tuple[str, dict[str, Any]] | None:
     """Return the kind's singular and the record, or None when it is no longer kept."""
-    store, url = parts.store, parts.config.public_url
+    store, url, now_s = parts.store, parts.config.public_url, parts.clock.now_s()
     offsets = parts.fleet.offsets() if change.kind == NODES.name else {}
     record: Any
     match change.kind:
@@ -147,13 +148,16 @@ def _shown(parts: Needs, change: Changed) -> tuple[str, dict[str, Any]] | None:
             return None if record is None else ("job", views.job(record, parts.outlook))
         case NODES.name:
             record = store.get(NODES, change.key)
-            return None if record is None else ("node", views.node(record, parts.fleet, offsets, parts.clock.now_s()))
+            return None if record is None else ("node", views.node(record, parts.fleet, offsets, now_s))
         case DELIVERIES.name:
             record = store.get(DELIVERIES, change.key)
             return None if record is None else ("delivery", views.delivery(record))
         case SUBSCRIPTIONS.name:
             record = store.get(SUBSCRIPTIONS, change.key)
             return None if record is None else ("subscription", views.subscription(record))
+        case SILENCES.name:
+            record = store.get(SILENCES, change.key)
+            return None if record is None else ("silence", views.silence(record, store.open_incidents(), now_s))
         case EVENTS.name:
             record = store.get(EVENTS, change.key)
             return None if record is None else ("event", views.event(record, url))

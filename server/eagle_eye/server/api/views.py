@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import msgspec
 from msgspec.structs import replace
 
 from eagle_eye.server.delivery import events as outbound
+from eagle_eye.server.delivery import silencing
 from eagle_eye.server.engine.checkpoints import AttemptCheckpoints
 from eagle_eye.server.engine.standing import phase
 from eagle_eye.server.ingest.fleet import Fleet
@@ -18,14 +20,17 @@ from eagle_eye.server.model.records import (
     EvidenceRequest,
     Incident,
     Job,
+    NewsSilence,
     Node,
     NodeCheck,
     OutboundEvent,
     Subscription,
     SubscriptionHealth,
 )
+from eagle_eye.server.model.silences import covering_incident
 from eagle_eye.server.model.timestamps import rfc3339
 from eagle_eye.server.monitor.watcher import Outlook
+from eagle_eye.server.store.store import Store
 
 
 def plain(record: msgspec.Struct) -> dict[str, Any]:
@@ -162,6 +167,22 @@ def subscription_health(record: SubscriptionHealth) -> dict[str, Any]:
     view = plain(record)
     del view["subscription_id"]
     return view
+
+
+def silence(record: NewsSilence, incidents: Iterable[Incident], now_s: float) -> dict[str, Any]:
+    """Return a silence with the ids of those of the open incidents that it silences now."""
+    if record.until_s <= now_s:
+        return {**plain(record), "state": "ended", "incidents": []}
+    return {
+        **plain(record),
+        "incidents": [one.id for one in incidents if covering_incident((record,), one) is not None],
+    }
+
+
+def silence_of(store: Store, record: Incident, now_s: float) -> dict[str, Any] | None:
+    """Return the silence in force that covers the incident; None for none, and once the incident is over for good."""
+    found = silencing.silence_of(store, record, now_s)
+    return None if found is None else silence(found, (record,), now_s)
 
 
 def audit(record: AuditEntry) -> dict[str, Any]:

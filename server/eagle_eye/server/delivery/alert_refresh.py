@@ -16,10 +16,12 @@ from eagle_eye.server.delivery.notifiers.alerts import Alert
 from eagle_eye.server.delivery.notifiers.receipts import Notifier, Outcome, Receipt
 from eagle_eye.server.delivery.notifiers.targets import Targets
 from eagle_eye.server.delivery.settings import WebhookSettings
+from eagle_eye.server.delivery.silencing import in_force, told
 from eagle_eye.server.model.clock import Clock
 from eagle_eye.server.model.records import Subscription
+from eagle_eye.server.model.silences import covering_incident
 from eagle_eye.server.model.subscription_filters import wants
-from eagle_eye.server.store.store import Store
+from eagle_eye.server.store.store import EVENTS, Store
 from eagle_eye.server.telemetry.counters import Telemetry
 
 REQUEST_ALERTS_MAX = 100  # per request
@@ -73,8 +75,12 @@ class AlertRefresh:
         return due_s is not None and due_s <= self._clock.monotonic_s()
 
     def firing(self, subscription: Subscription, but: Collection[str]) -> dict[str, list[Alert]]:
-        """Return the alerts to refresh for the subscription, by incident, without the incidents ``but``."""
+        """Return the alerts to refresh for the subscription, by incident, without the incidents ``but``.
+
+        Of a silenced incident that is the alert as it was last told, if it was: to let it end would be news, too.
+        """
         now_s = self._clock.now_s()
+        silences = in_force(self._store, now_s)
         found = {}
         for incident in self._store.open_incidents():
             if incident.ended_s is not None or incident.id in but:
@@ -83,7 +89,13 @@ class AlertRefresh:
             if wants(subscription, event) or (
                 wants(subscription, event, reported=True) and self._store.reported(subscription.id, incident.id)
             ):
-                found[incident.id] = self._form.alerts(event)
+                if covering_incident(silences, incident) is not None:
+                    last = told(self._store, subscription.id, incident.id)
+                    known = None if last is None else self._store.get(EVENTS, last.event_id)
+                    if known is None:
+                        continue
+                    event = known
+                found[incident.id] = self._form.alerts(event)[:1]
         return found
 
     async def tell(self, subscription: Subscription, firing: Mapping[str, Sequence[Alert]]) -> Receipt:

@@ -68,6 +68,11 @@ def failed(delivery: Delivery, reason: str, error: str, now_s: float) -> Deliver
     return replace(delivery, state="failed", reason=reason, last_error=error, updated_s=now_s)
 
 
+def silenced(delivery: Delivery, why: str, now_s: float) -> Delivery:
+    """Return the delivery as withheld by a silence; ``why`` says which."""
+    return replace(delivery, state="silenced", last_error=why, updated_s=now_s)
+
+
 def expired(delivery: Delivery, error: str, now_s: float) -> Delivery:
     """Return the delivery as void; ``error`` says why."""
     return replace(delivery, state="expired", reason="expired", last_error=error, updated_s=now_s)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -29,6 +30,19 @@ def incident_updated(incident: Incident, before: Incident, now_s: float) -> Outb
     event = _incident_event(schema.INCIDENT_UPDATED, f"{incident.id}-updated-{stamp}", incident, now_s)
     former = incident_data(before)
     return msgspec.structs.replace(event, data={**event.data, "was": {name: former[name] for name in _WAS}})
+
+
+def incident_unsilenced(incident: Incident, opening: bool, was: Mapping[str, Any], now_s: float) -> OutboundEvent:
+    """Return the event that announces an incident as it is when a silence is over.
+
+    ``opening``: its beginning was withheld; else ``was`` has those of its fields that were announced and have changed.
+    """
+    type_ = schema.INCIDENT_OPENED if opening else schema.INCIDENT_UPDATED
+    event = _incident_event(type_, f"{incident.id}-unsilenced-{round(now_s * 1000)}", incident, now_s)
+    if opening:
+        return event
+    now = {name: event.data[name] for name in _WAS}
+    return msgspec.structs.replace(event, data={**event.data, "was": {**now, **was}})
 
 
 def incident_resolved(incident: Incident, now_s: float) -> OutboundEvent:

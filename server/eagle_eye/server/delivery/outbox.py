@@ -11,6 +11,7 @@ from typing import TypeVar
 from msgspec.structs import replace
 
 from eagle_eye.schema.action import ACTION_REQUESTED, INCIDENT_OPENED, INCIDENT_UPDATED
+from eagle_eye.server.delivery import silencing
 from eagle_eye.server.delivery.alert_refresh import AlertRefresh
 from eagle_eye.server.delivery.delivery_outcomes import DeliveryOutcomes
 from eagle_eye.server.delivery.delivery_states import after, expired, failed, hopeless
@@ -110,7 +111,7 @@ class Outbox:
             self._serving[subscription_id].set()
 
     def housekeeping(self) -> list[Subscription]:
-        """Void stale deliveries, bound each backlog, and delete expired secrets and old records.
+        """Void stale deliveries, bound each backlog, end silences, and delete expired secrets and old records.
 
         Return the active subscriptions.
         """
@@ -127,6 +128,7 @@ class Outbox:
         for subscription in active:
             if self._retired(subscription, now_s) is not subscription:
                 self._retire(subscription.id, now_s)
+        silencing.end_silences(self._store, now_s)
         self._store.prune(now_s, self._retention_s)
         return active
 
@@ -251,9 +253,8 @@ class Outbox:
         async with self._targets.turn(subscription.url, due.urgent):
             # Checked only now: the event may have become stale while waiting.
             now_s = self._clock.now_s()
-            event, void = await asyncio.to_thread(self._event, subscription, delivery.event_id, now_s)
-            if event is None or void:
-                await asyncio.to_thread(self._settle, [expired(delivery, void, now_s)])
+            event = await asyncio.to_thread(self._event, subscription, delivery, now_s)
+            if event is None:
                 return
             self._store.ensure_leading()
             timeout_s = self._settings.timeout_s
@@ -300,10 +301,18 @@ class Outbox:
             )
             self._store.commit(Change(audit=(entry,)))
 
-    def _event(self, subscription: Subscription, event_id: str, now_s: float) -> tuple[OutboundEvent | None, str]:
-        """Return the event, and why it must no longer be delivered ("" if it may)."""
-        event = self._store.get(EVENTS, event_id)
-        return event, self._void(subscription, event, now_s)
+    def _event(self, subscription: Subscription, delivery: Delivery, now_s: float) -> OutboundEvent | None:
+        """Return the event; None once the delivery is settled, because it must not be made any more or is silenced."""
+        event = self._store.get(EVENTS, delivery.event_id)
+        void = self._void(subscription, event, now_s)
+        if event is None or void:
+            self._settle([expired(delivery, void, now_s)])
+            return None
+        withheld = silencing.withhold(self._store, delivery, event, now_s)
+        if withheld is not None:
+            self._outcomes.count([withheld])
+            return None
+        return event
 
     def _void(self, subscription: Subscription, event: OutboundEvent | None, now_s: float) -> str:
         """Return why the event must no longer be delivered, "" if it may."""

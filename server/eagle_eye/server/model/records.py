@@ -28,7 +28,9 @@ ActionState = Literal[
     "expired",
     "withdrawn",
 ]
-DeliveryState = Literal["pending", "delivered", "failed", "expired"]
+DeliveryState = Literal["pending", "delivered", "failed", "expired", "silenced"]
+# ended: its time is over, and what it withheld and still goes on has been sent.
+SilenceState = Literal["active", "ended"]
 # A CloudEvent; the body Alertmanager posts to webhooks; alerts for Alertmanager itself.
 WebhookFormat = Literal["cloudevents", "alertmanager", "alertmanager_api"]
 NodeState = Literal["in_service", "excluded", "draining"]
@@ -235,6 +237,25 @@ class SubscriptionHealth(msgspec.Struct, frozen=True, kw_only=True):
     failing_since_s: float | None = None
     last_status: int | None = None
     last_error: str = ""
+
+
+class NewsSilence(msgspec.Struct, frozen=True, kw_only=True):
+    """For a time people get no news of incidents of these ``faults``, ``jobs`` and ``nodes`` ([]: any).
+
+    ``jobs`` and ``nodes`` are globs. Actions, records, metrics and the page go on. ``by`` made it; ``ended_by`` ended
+    it before its time, at ``until_s``, "" for nobody.
+    """
+
+    id: str
+    state: SilenceState
+    faults: list[str]
+    jobs: list[str]
+    nodes: list[str]
+    reason: str
+    by: str
+    created_s: float
+    until_s: float
+    ended_by: str = ""
 
 
 class Token(msgspec.Struct, frozen=True, kw_only=True):

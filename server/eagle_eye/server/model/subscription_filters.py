@@ -71,7 +71,7 @@ def wants(subscription: Subscription, event: OutboundEvent, reported: bool = Fal
             return False
     elif event.type in _ON_REQUEST:
         return False
-    if event.job and subscription.jobs and not _fits(subscription.jobs, event.job):
+    if event.job and subscription.jobs and not fits(subscription.jobs, event.job):
         return False
     return reported or _matches(subscription, event)
 
@@ -88,16 +88,17 @@ def _matches(subscription: Subscription, event: OutboundEvent) -> bool:
         return True
     labels = labels_of(event)
     fault = labels.get("fault")
-    if fault and subscription.faults and not _fits(subscription.faults, fault[0]):
+    if fault and subscription.faults and not fits(subscription.faults, fault[0]):
         return False
     for text in subscription.matchers:
         matcher = parse_matcher(text)
         values = labels.get(matcher.label)
-        if values and any(_fits((matcher.pattern,), value) for value in values) is matcher.negated:
+        if values and any(fits((matcher.pattern,), value) for value in values) is matcher.negated:
             return False
     return True
 
 
-def _fits(patterns: Sequence[str], value: str) -> bool:
+def fits(patterns: Sequence[str], value: str) -> bool:
+    """Return whether the value is one of the globs' or names'."""
     # A name may contain glob characters, such as the brackets of an array job.
     return any(value == pattern or fnmatchcase(value, pattern) for pattern in patterns)

@@ -39,6 +39,7 @@ from eagle_eye.server.store.store import (
     OPEN_INCIDENT_STATES,
     OVER_JOB_STATES,
     PAGE_LIMIT_MAX,
+    SILENCES,
     TOKENS,
     Backlog,
     Change,
@@ -63,6 +64,7 @@ ESCAPE = "!"  # before a sign of a pattern that stands for itself
 _DELIVERIES = TABLES[DELIVERIES.name].c
 _EVENTS = TABLES[EVENTS.name].c
 _JOBS = TABLES[JOBS.name].c
+_SILENCES = TABLES[SILENCES.name].c
 _TOKENS = TABLES[TOKENS.name].c
 # Literally in the statement: an index of some states is not used for a state that is a parameter.
 _PENDING: ColumnElement[str] = literal_column("'pending'")
@@ -158,6 +160,9 @@ _OVER = delete(TABLES[JOBS.name]).where(
         )
         .limit(_LIMIT)
     )
+)
+_OLD_SILENCES = delete(TABLES[SILENCES.name]).where(
+    _SILENCES.state == literal_column("'ended'"), _SILENCES.until_s < bindparam("before_s")
 )
 _OLD_CHANGES = delete(CHANGES).where(
     CHANGES.c.sequence <= select(func.max(CHANGES.c.sequence)).scalar_subquery() - bindparam("kept")
@@ -376,7 +381,7 @@ class SqlStore:
             return int(cursor.rowcount)
 
     def prune(self, now_s: float, retention_s: float) -> int:
-        """Delete settled events older than ``retention_s``, old heartbeats and changes; return how many events."""
+        """Delete what is older than ``retention_s`` and settled, old heartbeats and changes; return how many events."""
         old_s = now_s - retention_s
         with self._writing() as cursor:
             execute = self._statements.executing(cursor)
@@ -386,6 +391,7 @@ class SqlStore:
                 execute(_EVENTS_DELIVERIES, event_id=event_id)
                 execute(_EVENT, event_id=event_id)
             execute(_OVER, before_s=old_s, at_most=PRUNE_BATCH)
+            execute(_OLD_SILENCES, before_s=old_s)
             execute(_OLD_CHANGES, kept=CHANGES_KEPT)
         return len(doomed)
 

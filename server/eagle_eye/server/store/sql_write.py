@@ -32,6 +32,7 @@ from eagle_eye.server.store.store import (
     MEMBERSHIPS,
     NODE_CHECKS,
     NODES,
+    SILENCES,
     SUBSCRIPTION_HEALTH,
     SUBSCRIPTIONS,
     TICKETS,
@@ -67,6 +68,7 @@ class RecordsWriter:
     def write(self, change: Change) -> None:
         """Write the change's records, and each event with its deliveries."""
         self._put(SUBSCRIPTIONS, change.subscriptions)
+        self._put(SILENCES, change.silences)
         self._put(TOKENS, change.tokens, announce=False)
         self._put(NODES, change.nodes)
         self._put(JOBS, change.jobs)

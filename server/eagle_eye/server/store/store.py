@@ -18,6 +18,7 @@ from eagle_eye.server.model.records import (
     ForgottenNode,
     Incident,
     Job,
+    NewsSilence,
     Node,
     NodeCheck,
     OutboundEvent,
@@ -72,6 +73,7 @@ DELIVERIES = Kind(
     "id",
     ("subscription_id", "event_id", "type", "state", "group", "sequence", "due_s", "expires_s", "created_s"),
 )
+SILENCES = Kind("silences", NewsSilence, "id", ("state", "until_s"))
 TOKENS = Kind("tokens", Token, "id", ("sha256", "node"))
 EVENTS = Kind("events", OutboundEvent, "id", ("type", "job", "group", "time_s"))
 EVIDENCE = Kind("evidence", EvidenceRequest, "id", ("incident_id", "job", "node", "state"))
@@ -105,6 +107,7 @@ KINDS = (
     TICKETS,
     LAST_CODES,
     FORGOTTEN_NODES,
+    SILENCES,
 )
 
 
@@ -137,6 +140,7 @@ class Change:
     tickets: tuple[Ticket, ...] = ()
     last_codes: tuple[LastCodes, ...] = ()
     forgotten_nodes: tuple[ForgottenNode, ...] = ()
+    silences: tuple[NewsSilence, ...] = ()
 
     @property
     def empty(self) -> bool:
@@ -322,7 +326,7 @@ class Store(Protocol):
         ...
 
     def prune(self, now_s: float, retention_s: float) -> int:
-        """Delete settled events older than ``retention_s``, old heartbeats and changes; return how many events."""
+        """Delete what is older than ``retention_s`` and settled, old heartbeats and changes; return how many events."""
         ...
 
     def probe(self) -> None:

@@ -233,7 +233,7 @@ export interface Delivery {
   event_id: string;
   subscription_id: string;
   type: string;
-  state: "delivered" | "expired" | "failed" | "pending";
+  state: "delivered" | "expired" | "failed" | "pending" | "silenced";
   attempts: number;
   due: string;
   group: string;
@@ -251,7 +251,7 @@ export interface DeliveryInFull {
   event_id: string;
   subscription_id: string;
   type: string;
-  state: "delivered" | "expired" | "failed" | "pending";
+  state: "delivered" | "expired" | "failed" | "pending" | "silenced";
   attempts: number;
   due: string;
   group: string;
@@ -276,6 +276,7 @@ export interface Dossier {
   meaning: string;
   repair: string;
   mode: "act" | "approve" | "observe";
+  silence: Silence | null;
   where: Array<Whereabouts>;
   where_left_out: number;
   commands: Array<Command>;
@@ -600,7 +601,7 @@ export interface IncidentChart {
   accused_series: number;
   peers: ChartPeers;
   columns: ChartColumns;
-  silences: Array<Silence>;
+  silences: Array<SilentTime>;
   said: Array<string>;
   resolutions: Array<Resolution>;
 }
@@ -644,6 +645,7 @@ export interface IncidentInFull {
   escalated: boolean;
   gathered: Array<Evidence>;
   history: Array<AuditEntry>;
+  silence: Silence | null;
 }
 
 export interface IncidentMark {
@@ -1021,6 +1023,25 @@ export interface Series {
 }
 
 export interface Silence {
+  id: string;
+  state: "active" | "ended";
+  faults: Array<string>;
+  jobs: Array<string>;
+  nodes: Array<string>;
+  reason: string;
+  by: string;
+  created: string;
+  until: string;
+  ended_by: string;
+  incidents: Array<string>;
+}
+
+export interface SilencePage {
+  items: Array<Silence>;
+  next: string | null;
+}
+
+export interface SilentTime {
   start: string;
   end: string;
 }

@@ -12,7 +12,7 @@ import { follow } from "./stream.js";
  * @typedef {import("../api").Fleet} Fleet
  * @typedef {import("../api").Leader} Leader
  * @typedef {import("./stream.js").Message} Message
- * @typedef {"incident" | "action" | "delivery" | "subscription" | "job" | "node" | "event"} Kind
+ * @typedef {"incident" | "action" | "delivery" | "subscription" | "job" | "node" | "silence" | "event"} Kind
  * @typedef {"connecting" | "live" | "lost" | "sign_in"} LinkState
  */
 

@@ -40,6 +40,7 @@ const TONES = {
   // deliveries
   pending: "note",
   delivered: "good",
+  silenced: "note",
   // the ledger
   right: "good",
   wrong: "bad",

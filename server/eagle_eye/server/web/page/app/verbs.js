@@ -44,11 +44,12 @@ export function Notices() {
 
 /**
  * A button for a verb of the API.
- * @param {{label: string, method?: "POST" | "DELETE" | "PATCH", target: string, body?: unknown, done?: string,
+ * @param {{label: string, method?: "POST" | "DELETE" | "PATCH", target: string, body?: unknown | ((why: string) => unknown), done?: string,
  *   question?: string, details?: () => import("preact").ComponentChildren, reason?: string,
  *   tone?: "primary" | "danger" | "", disabled?: boolean, onDone?: (answer: any) => void}} props
  *   `question`: what is asked in a dialog before, `details` what is shown below it; `reason`: the label of a line of text
- *   that is sent as ?reason=; `done`: the sentence said afterwards; `onDone` gets the answer's JSON
+ *   that is sent as ?reason=; a `body` that is a function takes the line instead, which must then be filled in; `done`: the
+ *   sentence said afterwards; `onDone` gets the answer's JSON
  */
 export function Verb(props) {
   const { label, method = "POST", target, body, done, question, details, reason, tone = "", disabled = false, onDone } = props;
@@ -61,7 +62,10 @@ export function Verb(props) {
     setBusy(true);
     const join = target.includes("?") ? "&" : "?";
     try {
-      const answer = await send(method, why ? `${target}${join}reason=${encodeURIComponent(why)}` : target, body);
+      const answer =
+        typeof body === "function"
+          ? await send(method, target, body(why))
+          : await send(method, why ? `${target}${join}reason=${encodeURIComponent(why)}` : target, body);
       notify(done ?? `${label}: done.`);
       onDone?.(answer);
     } catch (error) {
@@ -85,7 +89,7 @@ export function Verb(props) {
       },
       label,
     ),
-    asking && h(Question, { label, question, details, reason, tone, away, answer: carryOut, cancel: () => setAsking(false) }),
+    asking && h(Question, { label, question, details, reason, needed: typeof body === "function", tone, away, answer: carryOut, cancel: () => setAsking(false) }),
   ];
 }
 
@@ -98,9 +102,9 @@ function useAway() {
 
 /**
  * @param {{label: string, question: string | undefined, details: (() => import("preact").ComponentChildren) | undefined,
- *   reason: string | undefined, tone: string, away: string, answer: (why: string) => void, cancel: () => void}} props
+ *   reason: string | undefined, needed: boolean, tone: string, away: string, answer: (why: string) => void, cancel: () => void}} props
  */
-function Question({ label, question, details, reason, tone, away, answer, cancel }) {
+function Question({ label, question, details, reason, needed, tone, away, answer, cancel }) {
   const dialog = useRef(/** @type {HTMLDialogElement | null} */ (null));
   const [why, setWhy] = useState("");
   useEffect(() => dialog.current?.showModal(), []);
@@ -118,6 +122,7 @@ function Question({ label, question, details, reason, tone, away, answer, cancel
         h("input", {
           type: "text",
           maxLength: 1000,
+          required: needed,
           value: why,
           onInput: (/** @type {Event} */ event) => setWhy(/** @type {HTMLInputElement} */ (event.target).value),
         }),
@@ -126,7 +131,7 @@ function Question({ label, question, details, reason, tone, away, answer, cancel
       "div",
       { class: "buttons" },
       h("button", { type: "button", onClick: () => dialog.current?.close() }, "Cancel"),
-      h("button", { type: "button", class: tone || "primary", disabled: away !== "", onClick: () => answer(why.trim()) }, label),
+      h("button", { type: "button", class: tone || "primary", disabled: away !== "" || (needed && why.trim() === ""), onClick: () => answer(why.trim()) }, label),
     ),
   );
 }

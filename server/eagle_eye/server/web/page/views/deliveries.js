@@ -15,7 +15,7 @@ import { Verb } from "../app/verbs.js";
  * @typedef {import("../api").Subscription} Subscription
  */
 
-const STATES = /** @type {const} */ (["", "pending", "delivered", "failed", "expired"]);
+const STATES = /** @type {const} */ (["", "pending", "delivered", "failed", "expired", "silenced"]);
 
 /** @param {{subscriptions: Subscription[]}} props */
 export function Deliveries({ subscriptions }) {

@@ -10,6 +10,7 @@ import { shownState } from "../app/states.js";
 import { Ago } from "../app/times.js";
 import { Verb } from "../app/verbs.js";
 import { ActionVerbs } from "./approval.js";
+import { SilencedMark, SilencesLink, useSilenced } from "./silences.js";
 
 /**
  * @typedef {import("../api").Incident} Incident
@@ -42,19 +43,20 @@ const grave = (one) => (RANK[one.state] ?? 9) - (one.escalated ? 0.5 : 0);
 export function Incidents() {
   useLive("incident", "action", "link");
   const open = openIncidents();
-  const all = h("a", { href: link("incidents") }, "All incidents");
+  const silenced = useSilenced();
+  const all = [h(SilencesLink, {}), h("a", { href: link("incidents") }, "All incidents")];
   return h(
     Section,
     { title: "Incidents", id: "incidents", aside: all },
     open.length === 0
       ? h(Empty, null, connection.loaded ? "No open incident." : "Reading the incidents…")
-      : h("ol", { class: "incidents panel" }, open.slice(0, SHOWN).map((one) => h(Row, { key: one.id, incident: one }))),
+      : h("ol", { class: "incidents panel" }, open.slice(0, SHOWN).map((one) => h(Row, { key: one.id, incident: one, silence: silenced.get(one.id) }))),
     open.length > SHOWN && h("p", { class: "quiet" }, `and ${open.length - SHOWN} more of less weight.`),
   );
 }
 
-/** @param {{incident: Incident}} props */
-function Row({ incident }) {
+/** @param {{incident: Incident, silence: import("../api").Silence | undefined}} props */
+function Row({ incident, silence }) {
   const actions = [...records.action.values()].filter((one) => one.incident_id === incident.id && !one.preliminary);
   const tone = incident.state === "suspected" ? "warn" : "bad";
   const lasting = (Date.parse(incident.detected) - Date.parse(incident.onset)) / 1000;
@@ -78,7 +80,7 @@ function Row({ incident }) {
     h(
       "div",
       { class: "state" },
-      h("p", null, h(Badge, { state: shownState(incident, actions) }), " ", h(Ago, { at: incident.onset, bare: true })),
+      h("p", null, h(Badge, { state: shownState(incident, actions) }), " ", h(SilencedMark, { silence }), " ", h(Ago, { at: incident.onset, bare: true })),
       h("p", { class: "quiet" }, `found after ${duration(Math.max(lasting, 0))}, ${percent(incident.confidence)} sure`),
     ),
     h("div", { class: "done" }, response(incident, actions.at(-1))),

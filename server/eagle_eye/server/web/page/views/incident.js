@@ -15,6 +15,7 @@ import { ActionVerbs, asked } from "./approval.js";
 import { Evidence } from "./incident_evidence.js";
 import { Actions, Bundles, Commands, Deliveries, Rules, Story, Where } from "./incident_parts.js";
 import { IncidentList } from "./incident_list.js";
+import { EndSilence, SilenceSaid, SilenceVerb, SilencedMark, scopesOf } from "./silences.js";
 
 /**
  * @typedef {import("../api").Dossier} Dossier
@@ -35,7 +36,8 @@ function OneIncident({ id, query }) {
     (kind === "incident" && record.id === id) ||
     (kind === "action" && record.incident_id === id) ||
     (kind === "delivery" && record.group === id) ||
-    (kind === "node" && places.current.has(record.node));
+    (kind === "node" && places.current.has(record.node)) ||
+    kind === "silence";
   /** @type {import("../app/resource.js").Resource<Dossier>} */
   const resource = useResource(path`api/v1/incidents/${id}/dossier`, { every_ms: 15_000, concerns: mine });
   const dossier = resource.data;
@@ -85,6 +87,7 @@ function Head({ dossier }) {
       h(Badge, { state: shownState(incident, dossier.actions) }),
       incident.escalated && h(Badge, { state: "escalated", tone: "bad", words: "escalated" }),
       incident.flapping && h(Badge, { state: "flapping", tone: "warn", words: "comes and goes" }),
+      h(SilencedMark, { silence: dossier.silence ?? undefined }),
       h("span", { class: "quiet" }, `${percent(incident.confidence)} sure`),
     ),
     h(
@@ -123,6 +126,7 @@ function Outcome({ dossier }) {
       incident.escalation && h("p", { class: "bad-ink strong" }, incident.escalation),
       incident.merged_into && h("p", null, "It is part of ", h("a", { href: link("incidents", incident.merged_into) }, incident.merged_into), "."),
       incident.split_from && h("p", null, "At first it was taken for ", h("a", { href: link("incidents", incident.split_from) }, incident.split_from), "."),
+      dossier.silence && h(SilenceSaid, { silence: dossier.silence }),
       incident.acknowledged_by && h("p", { class: "quiet" }, `${incident.acknowledged_by} is looking at it.`),
     ),
     h(
@@ -131,6 +135,7 @@ function Outcome({ dossier }) {
       last && h(ActionVerbs, { action: last, mode: dossier.mode, open: OPEN.includes(incident.state) }),
       !incident.acknowledged_by && !over &&
         h(Verb, { label: "Acknowledge", target: target("acknowledge"), done: "Acknowledged.", onDone: (answer) => put("incident", answer) }),
+      dossier.silence ? h(EndSilence, { silence: dossier.silence }) : !over && h(SilenceVerb, { scopes: scopesOf(incident) }),
       !over &&
         h(Verb, {
           label: "Resolve",

@@ -13,6 +13,7 @@ import { shownState, wordsOf } from "../app/states.js";
 import { Table } from "../app/table.js";
 import { Time } from "../app/times.js";
 import { Turn } from "./job_list.js";
+import { SilencedMark, useSilenced } from "./silences.js";
 
 /** @typedef {import("../api").Incident} Incident */
 
@@ -60,14 +61,15 @@ function asking(values) {
 }
 
 /** @param {{items: Incident[], label: string, most?: number}} props */
-export const IncidentTable = ({ items, label, most = 100 }) =>
-  h(Table, {
+export function IncidentTable({ items, label, most = 100 }) {
+  const silenced = useSilenced();
+  return h(Table, {
     label,
     items,
     most,
     keyOf: (one) => one.id,
     columns: [
-      { title: "State", cell: (one) => h(Badge, { state: shownState(one) }), compare: (a, b) => byName(a.state, b.state) },
+      { title: "State", cell: (one) => [h(Badge, { state: shownState(one) }), " ", h(SilencedMark, { silence: silenced.get(one.id) })], compare: (a, b) => byName(a.state, b.state) },
       { title: "Fault", cell: (one) => h("a", { href: link("incidents", one.id), class: "strong" }, words(one.fault)), compare: (a, b) => byName(a.fault, b.fault) },
       { title: "Node", cell: (one) => (one.node ? h(NodeLink, { name: one.node }) : few(one.nodes)), compare: (a, b) => byName(a.node ?? "", b.node ?? "") },
       { title: "Job", cell: (one) => [h(JobLink, { name: one.job }), one.job && h("span", { class: "quiet" }, ` attempt ${one.attempt}`)], compare: (a, b) => byName(a.job, b.job) },
@@ -76,3 +78,4 @@ export const IncidentTable = ({ items, label, most = 100 }) =>
       { title: "What was seen", class: "wide", cell: (one) => one.summary },
     ],
   });
+}

@@ -146,7 +146,9 @@ export function Deliveries({ dossier }) {
         " ",
         h(Badge, { state: one.state }),
         ` ${one.type.replace("eagle_eye.", "")} to ${one.subscription_id}`,
-        one.state !== "delivered" && one.last_error ? h("p", { class: "bad-ink" }, `${one.attempts} tries: ${one.last_error}`) : null,
+        one.state !== "delivered" && one.last_error
+          ? h("p", { class: one.state === "silenced" ? "quiet" : "bad-ink" }, one.attempts ? `${one.attempts} tries: ${one.last_error}` : one.last_error)
+          : null,
         one.state === "failed" &&
           h(Verb, { label: "Deliver again", target: path`api/v1/deliveries/${one.id}/redeliver`, done: "It is delivered again.", onDone: (answer) => put("delivery", answer) }),
       ),

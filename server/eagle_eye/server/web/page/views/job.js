@@ -18,6 +18,7 @@ import { IncidentTable } from "./incident_list.js";
 import { JobList } from "./job_list.js";
 import { Goodput } from "./job_goodput.js";
 import { Lanes } from "./job_lanes.js";
+import { SilenceVerb, Silenced, SilencedMark, useSilenced, useSilences } from "./silences.js";
 
 /**
  * @typedef {import("../api").Job} Job
@@ -46,6 +47,8 @@ function OneJob({ name, query }) {
   /** @type {import("../app/resource.js").Resource<JobTimeline>} */
   const timeline = useResource(`${path`api/v1/jobs/${name}/timeline`}?${range}`, { every_ms: 20_000, concerns });
   const drawn = useKept(course.data);
+  const silences = useSilences({ job: name });
+  const silenced = useSilenced();
   const incidents = [...records.incident.values()].filter((one) => one.job === name).reverse();
   const actions = [...records.action.values()].filter((one) => one.job === name).reverse();
   if (isMissing(job) && !live.fleet?.jobs.some((one) => one.job === name)) return h(Missing, { view: "jobs", one: "job", name });
@@ -54,12 +57,15 @@ function OneJob({ name, query }) {
     { class: "view-job" },
     h("div", { class: "incident-head" }, h("h1", null, `Job ${name}`), job.data && h(Badge, { state: job.data.state })),
     h(Reading, { resource: job, what: "the job" }),
+    h("div", { class: "buttons node-verbs" }, h(SilenceVerb, { scopes: [[`job ${name}`, { jobs: [name] }]] })),
+    silences.data?.items.map((one) => h(Silenced, { key: one.id, silence: one })),
     job.data && h(JobFacts, { job: job.data, timeline: timeline.data, goodput: present(course.data?.series.goodput_ratio.value) }),
     incidents.filter((one) => OPEN.includes(one.state)).map((one) =>
       h(
         "a",
         { key: one.id, class: `panel open-incident ${one.state === "suspected" ? "warn" : "bad"}`, href: link("incidents", one.id) },
         h(Badge, { state: shownState(one) }),
+        h(SilencedMark, { silence: silenced.get(one.id) }),
         h("span", { class: "strong" }, incidentTitle(one)),
         h("span", null, one.summary),
       ),

@@ -15,6 +15,7 @@ import { title as incidentTitle } from "./incident.js";
 import { NodeCharts } from "./node_charts.js";
 import { NodeList } from "./node_list.js";
 import { NodeVerbs } from "./node_verbs.js";
+import { SilenceVerb, Silenced, SilencedMark, useSilenced, useSilences } from "./silences.js";
 
 /**
  * @typedef {import("../api").Node} NodeRecord
@@ -41,6 +42,8 @@ function OneNode({ name, query }) {
   const history = useResource(path`api/v1/nodes/${name}/history`, { every_ms: 60_000, concerns: concerned });
   /** @type {import("../app/resource.js").Resource<import("../api").NodeCheckPage>} */
   const checks = useResource(path`api/v1/nodes/${name}/checks?limit=20`, { every_ms: 10_000, concerns: mine });
+  const silences = useSilences({ node: name });
+  const silenced = useSilenced();
   const open = [...records.incident.values()].filter((one) => OPEN.includes(one.state) && one.nodes.includes(name));
   const record = node.data;
   const again = () => {
@@ -64,13 +67,15 @@ function OneNode({ name, query }) {
     record && [
       record.reason && h("p", { class: "incident-summary" }, record.reason),
       h(Standing, { record }),
-      h("div", { class: "buttons node-verbs" }, h(NodeVerbs, { node: name, state: record.state, again, all: true })),
+      h("div", { class: "buttons node-verbs" }, h(NodeVerbs, { node: name, state: record.state, again, all: true }), h(SilenceVerb, { scopes: [[`node ${name}`, { nodes: [name] }]] })),
+      silences.data?.items.map((one) => h(Silenced, { key: one.id, silence: one })),
     ],
     open.map((one) =>
       h(
         "a",
         { key: one.id, class: `panel open-incident ${one.state === "suspected" ? "warn" : "bad"}`, href: link("incidents", one.id) },
         h(Badge, { state: shownState(one) }),
+        h(SilencedMark, { silence: silenced.get(one.id) }),
         h("span", { class: "strong" }, incidentTitle(one)),
         h("span", null, one.summary),
       ),

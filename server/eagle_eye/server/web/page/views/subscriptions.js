@@ -10,6 +10,7 @@ import { useResource } from "../app/resource.js";
 import { Ago, Time } from "../app/times.js";
 import { Verb } from "../app/verbs.js";
 import { Deliveries } from "./deliveries.js";
+import { SilenceList } from "./silences.js";
 
 /** @typedef {import("../api").Subscription} Subscription */
 
@@ -45,6 +46,7 @@ export function SubscriptionsView() {
           h("summary", null, `${count(others.length)} paused or ended`),
           h("ul", { class: "subscriptions panel" }, others.map((one) => h(Row, { key: one.id, subscription: one, changed: list.again }))),
         ),
+      h(SilenceList, {}),
       h(Deliveries, { subscriptions: all }),
     ],
   ];
