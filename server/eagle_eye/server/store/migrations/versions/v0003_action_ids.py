@@ -9,6 +9,7 @@ from sqlalchemy import Column, Text
 
 revision = "0003"
 down_revision = "0002"
+keeps_older_servers = True
 
 
 def upgrade() -> None:

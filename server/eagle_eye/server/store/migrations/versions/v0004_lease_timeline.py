@@ -7,6 +7,7 @@ from sqlalchemy import BigInteger, Column
 
 revision = "0004"
 down_revision = "0003"
+keeps_older_servers = True
 
 
 def upgrade() -> None:

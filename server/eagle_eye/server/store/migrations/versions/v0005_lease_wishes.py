@@ -7,6 +7,7 @@ from sqlalchemy import BigInteger, Column, Integer, Text
 
 revision = "0005"
 down_revision = "0004"
+keeps_older_servers = True
 
 
 def upgrade() -> None:

@@ -7,6 +7,7 @@ from sqlalchemy import BigInteger, Column, Double, Integer, Text
 
 revision = "0006"
 down_revision = "0005"
+keeps_older_servers = True
 
 
 def upgrade() -> None:
