@@ -214,5 +214,25 @@ def test_the_tokens_that_were_made_in_the_file_are_moved_to_postgresql_once(tmp_
             store.close()
 
 
+STUB = """#!/bin/sh
+echo "$@" >> "$TOKENS/asked"
+case $1 in
+tokens) if [ $(grep -c tokens "$TOKENS/asked") = 1 ]; then echo "[]"; else echo '[{"id": "t"}]'; fi ;;
+esac
+"""
+
+
+@pytest.mark.parametrize(("url", "before"), [("", []), ("postgresql://db/ee", ["tokens list --json"] * 2)])
+def test_a_server_begins_at_once_or_once_its_tokens_are_in_postgresql(
+    tmp_path: Path, url: str, before: list[str]
+) -> None:
+    (tmp_path / "eagle-eye").write_text(STUB, encoding="utf-8")
+    (tmp_path / "eagle-eye").chmod(0o755)
+    done = run_step("server", tmp_path, EAGLE_EYE_RECORDS_URL=url, PATH=f"{tmp_path}:{os.environ['PATH']}")
+    assert done.returncode == 0, done.stderr
+    asked = (tmp_path / "asked").read_text(encoding="utf-8").splitlines()
+    assert asked == [*before, "server --config /etc/eagle-eye/server.toml"]
+
+
 def test_the_steps_script_is_plain_sh() -> None:
     subprocess.run(["sh", "-n", str(REPOSITORY / "packaging/compose/start.sh")], check=True)
