@@ -43,6 +43,7 @@ from eagle_eye.server.api import (
     nvrx,
     overview,
     problems,
+    sign_in,
     stream,
     subscriptions,
 )
@@ -98,6 +99,8 @@ from eagle_eye.server.requests.missing_gpus import MissingGpus
 from eagle_eye.server.requests.node_checks import NodeChecks
 from eagle_eye.server.security.auth import Tokens
 from eagle_eye.server.security.limits import Limits
+from eagle_eye.server.security.people import People
+from eagle_eye.server.security.proxy import Proxy
 from eagle_eye.server.security.tls import Certificates
 from eagle_eye.server.security.tls_metrics import CertificateCollector
 from eagle_eye.server.site_files.learned_model import ModelFile, keep_current
@@ -126,6 +129,7 @@ class Services:
     fleet: Fleet
     known_nodes: KnownNodes
     tokens: Tokens
+    people: People
     limits: Limits
     certificates: Certificates | None  # None: plain HTTP
     telemetry: Telemetry
@@ -230,7 +234,7 @@ def _endpoints() -> APIRouter:
         router.include_router(module.router)
     for module in (overview, incident_charts, job_charts):
         router.include_router(module.router)
-    for module in (accounts, node_history, audit, history, stream, health):
+    for module in (accounts, node_history, audit, history, stream, health, sign_in):
         router.include_router(module.router)
     return router
 
@@ -275,6 +279,9 @@ def _build(
     certificates = Certificates(config.tls, clock) if config.tls.certificate_file else None
     without = plain_text(config)
     notes = {"tls": (lambda: without) if certificates is None else certificates.ending}
+    # What comes from loopback comes from everybody where a proxy on this machine passes it on.
+    is_open = is_loopback(config.listen) and not config.sign_in.on
+    tokens = Tokens(store, clock, is_open, certified=bool(config.tls.client_ca_file))
     services = Services(
         config=config,
         clock=clock,
@@ -282,7 +289,8 @@ def _build(
         history=kept,
         fleet=fleet,
         known_nodes=KnownNodes(store, fleet, clock, fresh_s, counters.failures.labels("node").inc),
-        tokens=Tokens(store, clock, is_loopback(config.listen), certified=bool(config.tls.client_ca_file)),
+        tokens=tokens,
+        people=_people(config, tokens, counters),
         limits=Limits(config.limits, clock, lambda by: counters.rate_limited.labels(by).inc()),
         certificates=certificates,
         telemetry=counters,
@@ -401,6 +409,16 @@ def _life(parts: _Parts, reload: Reload) -> AbstractAsyncContextManager[None]:
             parts.store.close()
 
     return life()
+
+
+def _people(config: ServerConfig, tokens: Tokens, counters: Telemetry) -> People:
+    settings = config.sign_in
+
+    def refused(reason: str) -> None:
+        counters.sign_in_refused.labels(reason).inc()
+
+    proxy = Proxy(settings.proxy, refused) if settings.proxy.user_header else None
+    return People(settings, tokens, proxy)
 
 
 async def _judge(parts: _Parts) -> None:

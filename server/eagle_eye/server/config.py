@@ -23,7 +23,8 @@ from eagle_eye.server.jobs import settings as job_sources
 from eagle_eye.server.jobs.settings import JobSourceSettings
 from eagle_eye.server.model.bounds import Count
 from eagle_eye.server.monitor.settings import EvidenceSettings
-from eagle_eye.server.security.settings import LimitSettings, TlsSettings
+from eagle_eye.server.security import settings as security
+from eagle_eye.server.security.settings import LimitSettings, SignInSettings, TlsSettings
 from eagle_eye.server.site_files.node_groups import with_racks
 from eagle_eye.server.site_files.topology import read_topology
 from eagle_eye.server.store import settings as records
@@ -54,6 +55,7 @@ class ServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     accounts: AccountSettings = AccountSettings()
     log: LogSettings = LogSettings()
     tls: TlsSettings = TlsSettings()
+    sign_in: SignInSettings = SignInSettings()
     job_sources: JobSourceSettings = JobSourceSettings()
 
 
@@ -72,6 +74,7 @@ def load(file: Path | None, environ: Mapping[str, str], flags: Mapping[str, Any]
     data_dir = str(Path(config.data_dir).expanduser() if config.data_dir else default_data_dir(environ))
     if not config.tls.certificate_file and (config.tls.key_file or config.tls.client_ca_file):
         raise ConfigurationError("tls.certificate_file: expected a file, since other keys of [tls] are set; got none")
+    security.check(config.sign_in, config.tls)
     records.check(config.records)
     remote_store.check(config.remote_store)
     scheme = "https" if config.tls.certificate_file else "http"

@@ -20,8 +20,9 @@ from eagle_eye.server.api.filter_values import FAULT_NAMES
 from eagle_eye.server.model.clock import Clock
 from eagle_eye.server.model.errors import Refusal
 from eagle_eye.server.model.records import AuditEntry, Scope
-from eagle_eye.server.security.auth import Credentials, Principal, Tokens
+from eagle_eye.server.security.auth import Principal, Tokens
 from eagle_eye.server.security.limits import Limits
+from eagle_eye.server.security.people import People
 from eagle_eye.server.store.store import PAGE_LIMIT_MAX, Kind, Page, Store
 from eagle_eye.server.transport import raw_http
 from eagle_eye.server.transport.path_names import register
@@ -45,6 +46,7 @@ class Identifies(Protocol):
     """Components for authentication and rate limits."""
 
     limits: Limits
+    people: People
     tokens: Tokens
 
 
@@ -67,7 +69,7 @@ def services(request: Request) -> Any:
 
 def somebody(request: Request, parts: Annotated[Identifies, Depends(services)]) -> Principal:
     """Return the principal, whatever its scope; the endpoint decides what it may do."""
-    principal = parts.tokens.authenticate(Credentials.of(request.method, request.headers, request.scope["state"]))
+    principal = parts.people.authenticate(request.method, request.scope["headers"], request.scope["state"])
     parts.limits.check_token(principal)
     return principal
 

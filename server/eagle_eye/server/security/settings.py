@@ -1,12 +1,18 @@
-"""Settings for rate limits and TLS."""
+"""Settings for rate limits, TLS and signing in."""
 
 from __future__ import annotations
 
+import ipaddress
+import re
 from typing import Literal
 
 import msgspec
 
+from eagle_eye.schema.configuration import ConfigurationError
 from eagle_eye.server.model.bounds import Count, Positive
+
+_HEADER = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]*")
+_RESERVED_HEADERS = frozenset({"authorization", "cookie", "host", "origin"})
 
 
 class LimitSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -35,3 +41,62 @@ class TlsSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     key_file: str = ""  # "": the key is in certificate_file
     client_ca_file: str = ""  # CA of client certificates; "": none are requested
     client_certificates: Literal["agents", "all"] = "agents"  # who must have one; an agent's names its node
+
+
+class ProxySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A reverse proxy that has signed people in and names them in headers. ``user_header`` "": none.
+
+    Of ``addresses``, ``secret_header`` and ``certificate_names`` at least one is set; whatever is set must hold.
+    """
+
+    user_header: str = ""  # X-Forwarded-User, Remote-User, X-Auth-Request-Preferred-Username
+    groups_header: str = ""  # "": the proxy names no groups
+    groups_separator: str = ","
+    addresses: tuple[str, ...] = ()  # the proxy's own addresses or networks
+    secret_header: str = ""  # a header that the proxy sets to what secret_file holds
+    secret_file: str = ""
+    certificate_names: tuple[str, ...] = ()  # of the proxy's client certificate (tls.client_ca_file)
+
+
+class SignInSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """People who sign in with the site's accounts, and which of their groups may do what; "*" is everybody."""
+
+    read_groups: tuple[str, ...] = ()
+    operate_groups: tuple[str, ...] = ()
+    admin_groups: tuple[str, ...] = ()
+    proxy: ProxySettings = ProxySettings()
+
+    @property
+    def on(self) -> bool:
+        """Whether anybody can sign in."""
+        return bool(self.proxy.user_header)
+
+
+def check(settings: SignInSettings, tls: TlsSettings) -> None:
+    """Raise ConfigurationError, naming the first inconsistent key, unless the settings are consistent."""
+    proxy = settings.proxy
+    if settings.on and not (settings.read_groups or settings.operate_groups or settings.admin_groups):
+        raise ConfigurationError(
+            "sign_in.read_groups: expected groups, since people can sign in; got none, so nobody could see anything;"
+            ' ["*"] lets everybody look'
+        )
+    if proxy.user_header and not (proxy.addresses or proxy.secret_header or proxy.certificate_names):
+        raise ConfigurationError(
+            f"sign_in.proxy.addresses: expected the proxy's addresses, secret_header or certificate_names, since"
+            f" {proxy.user_header} would else be believed of everybody; got none"
+        )
+    for key in ("user_header", "groups_header", "secret_header"):
+        name: str = getattr(proxy, key)
+        if name and (not _HEADER.fullmatch(name) or name.lower() in _RESERVED_HEADERS):
+            raise ConfigurationError(f"sign_in.proxy.{key}: expected a header such as X-Forwarded-User, got {name!r}")
+    for text in proxy.addresses:
+        try:
+            ipaddress.ip_network(text)
+        except ValueError as error:
+            raise ConfigurationError(f"sign_in.proxy.addresses: expected addresses or networks: {error}") from None
+    if bool(proxy.secret_header) != bool(proxy.secret_file):
+        raise ConfigurationError("sign_in.proxy.secret_file: expected a file if and only if secret_header is set")
+    if proxy.certificate_names and not tls.client_ca_file:
+        raise ConfigurationError("tls.client_ca_file: expected a file, since sign_in.proxy.certificate_names is set")
+    if not proxy.groups_separator:
+        raise ConfigurationError("sign_in.proxy.groups_separator: expected what stands between two groups, got ''")

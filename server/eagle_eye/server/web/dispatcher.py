@@ -18,6 +18,7 @@ from eagle_eye.server.model.clock import Clock
 from eagle_eye.server.model.errors import Refusal
 from eagle_eye.server.security.auth import Tokens
 from eagle_eye.server.security.limits import Limits
+from eagle_eye.server.security.people import People
 from eagle_eye.server.security.principals import Principals
 from eagle_eye.server.security.tls import Certificates
 from eagle_eye.server.store.changes import Signal
@@ -60,6 +61,7 @@ class Needs(Protocol):
     clock: Clock
     config: ServerConfig
     limits: Limits
+    people: People
     signal: Signal
     stopping: threading.Event
     store: Store
@@ -145,8 +147,9 @@ class Dispatcher(Generic[ServicesT]):
 
     async def _forward(self, forwarding: Forwarding, scope: ASGIMessage, receive: Receive, send: Send) -> None:
         """Answer with the leader's answer; without one, what is only read is answered from the records."""
+        believed = self.services.people.forwardable(scope["headers"], scope.get("state", {}))
         try:
-            await forwarding.answer(scope, receive, send)
+            await forwarding.answer({**scope, "headers": believed}, receive, send)
         except LeaderUnreached as error:
             if scope["method"] in ("GET", "HEAD"):
                 await self._call_api(scope, receive, _with(send, STANDBY_HEADER, str(error)))

@@ -721,6 +721,13 @@ export interface Ledger {
   by_detector: Record<string, Precision>;
 }
 
+export interface Me {
+  who: string;
+  person: string;
+  scope: "admin" | "agent" | "join" | "operate" | "read" | "remote_write";
+  groups: Array<string>;
+}
+
 export interface MemberRank {
   rank: number;
   node: string;

@@ -2,6 +2,7 @@
 
 import { h } from "preact";
 import { useEffect, useRef, useState } from "preact/hooks";
+import { Account } from "./account.js";
 import { setToken, token } from "./api.js";
 import { Health } from "./health.js";
 import { link as connection, run, useLive } from "./live.js";
@@ -51,6 +52,7 @@ export function Shell() {
         ),
       ),
       h(Health, {}),
+      h(Account, {}),
       h(ThemeButton, {}),
     ),
     h(Standby, {}),
@@ -77,7 +79,7 @@ const NoSuchPage = ({ view }) => [
 /** Asks for a token; it stays in this tab alone, until the tab is closed. */
 function SignInForm() {
   const [text, setText] = useState("");
-  const refused = token() !== null;
+  const refused = token() !== null && !connection.detail;
   return h(
     "form",
     {
@@ -90,6 +92,7 @@ function SignInForm() {
     },
     h("h1", null, "Sign in"),
     h("p", null, "This server wants a token with scope read; with scope operate you can also act here."),
+    connection.detail && h("p", { class: "trouble", role: "alert" }, connection.detail),
     refused && h("p", { class: "trouble", role: "alert" }, "The token is not accepted: it may be mistyped, revoked or expired."),
     h(
       "label",
