@@ -1,10 +1,10 @@
-"""Who is signed in is said, and those who may only look are shown no buttons."""
+"""People sign in and out; who is signed in is said, and those who may only look are shown no buttons."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -12,11 +12,13 @@ from eagle_eye.server.store.store import Change
 from tests.page.conftest import Complaints
 from tests.page.site import LaggingClock
 from tests.server.builders import Running, incident, running
+from tests.server.openid_provider import providing
+from tests.server.test_openid_sign_in import provider_keys
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
 
-PROXY = {
+PROXY: dict[str, Any] = {
     "sign_in__proxy__user_header": "X-Forwarded-User",
     "sign_in__proxy__groups_header": "X-Forwarded-Groups",
     "sign_in__proxy__addresses": ("127.0.0.1",),
@@ -44,9 +46,8 @@ def test_who_may_only_look_sees_so_and_no_button_of_a_verb(new_page: Callable[..
     page = opened(new_page, server, "staff")
     page.get_by_text("ada").wait_for()
     page.get_by_role("heading", level=1).wait_for()
-    account = page.locator(".account")
-    assert account.inner_text().split() == ["ada", "may", "look"]
-    assert "sign_in.operate_groups" in (account.get_attribute("title") or "")
+    page.locator(".account").get_by_role("button", name="may only look").click()
+    page.get_by_role("status").get_by_text("ada is in no group that may act here (sign_in.operate_groups).").wait_for()
     assert page.get_by_role("button", name="Acknowledge").count() == 0
 
 
@@ -64,3 +65,26 @@ def test_who_is_in_no_group_is_told_which_setting_says_so(
     complaints.allowed.append("403")
     page = opened(new_page, server, "guests", "")
     page.get_by_text("ada is signed in and in no group that may look here (sign_in.read_groups)").wait_for()
+
+
+def test_a_person_signs_in_at_the_provider_comes_back_to_where_they_were_and_signs_out(
+    tmp_path: Path, page: Page, complaints: Complaints
+) -> None:
+    complaints.allowed.append("401")
+    clock = LaggingClock()
+    with (
+        providing(clock.now_s) as provider,
+        running(tmp_path / "data", clock, **provider_keys(tmp_path, provider)) as server,
+    ):
+        provider.asks = True
+        server.dispatcher.services.store.commit(Change(incidents=(incident(),)))
+        page.goto(f"{server.url}/#/incidents/inc_1")
+        page.get_by_role("link", name="Sign in with your site's account").click()
+        page.get_by_role("link", name="I am ada").click()
+        page.locator(".account").get_by_text("ada").wait_for()
+        assert page.url == f"{server.url}/#/incidents/inc_1"
+        (session,) = [one for one in page.context.cookies() if "session" in one.get("name", "")]
+        assert (session.get("httpOnly"), session.get("secure"), session.get("sameSite")) == (True, True, "Strict")
+        page.get_by_role("button", name="Sign out").click()
+        page.get_by_role("link", name="Sign in with your site's account").wait_for()
+        assert [one for one in page.context.cookies() if "session" in one.get("name", "")] == []

@@ -22,7 +22,7 @@ from tests.server.builders import NOW, Running, body, frame, incident, running, 
 USER, GROUPS = "X-Forwarded-User", "X-Forwarded-Groups"
 SECRET = "a-secret-of-some-length"
 CHANGE = {"Eagle-Eye-Request": "1"}
-GROUPS_OF = {
+GROUPS_OF: dict[str, Any] = {
     "sign_in__read_groups": ("staff",),
     "sign_in__operate_groups": ("gpu-ops",),
     "sign_in__admin_groups": ("eagle",),

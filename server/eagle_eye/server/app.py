@@ -12,7 +12,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fastapi import APIRouter, FastAPI
 from prometheus_client import ProcessCollector
@@ -115,6 +115,9 @@ from eagle_eye.server.telemetry.host_metrics import ServerHostCollector
 from eagle_eye.server.web.dispatcher import Dispatcher
 from eagle_eye.server.web.forwarding import Forwarding
 
+if TYPE_CHECKING:
+    from eagle_eye.server.security.provider import Provider  # its cryptography takes time and memory
+
 WatcherFactory = Callable[[ServerConfig, Store, Clock], Watcher]
 
 
@@ -130,6 +133,7 @@ class Services:
     known_nodes: KnownNodes
     tokens: Tokens
     people: People
+    provider: Provider | None  # None: nobody signs in here
     limits: Limits
     certificates: Certificates | None  # None: plain HTTP
     telemetry: Telemetry
@@ -282,6 +286,7 @@ def _build(
     # What comes from loopback comes from everybody where a proxy on this machine passes it on.
     is_open = is_loopback(config.listen) and not config.sign_in.on
     tokens = Tokens(store, clock, is_open, certified=bool(config.tls.client_ca_file))
+    people, provider = _sign_in(config, clock, tokens, counters)
     services = Services(
         config=config,
         clock=clock,
@@ -290,7 +295,8 @@ def _build(
         fleet=fleet,
         known_nodes=KnownNodes(store, fleet, clock, fresh_s, counters.failures.labels("node").inc),
         tokens=tokens,
-        people=_people(config, tokens, counters),
+        people=people,
+        provider=provider,
         limits=Limits(config.limits, clock, lambda by: counters.rate_limited.labels(by).inc()),
         certificates=certificates,
         telemetry=counters,
@@ -402,6 +408,8 @@ def _life(parts: _Parts, reload: Reload) -> AbstractAsyncContextManager[None]:
             await asyncio.gather(*tasks, return_exceptions=True)
             services.signal.detach()
             await parts.webhook.close()
+            if services.provider is not None:
+                await services.provider.close()
             if parts.forwarding is not None:
                 await parts.forwarding.close()
             await asyncio.to_thread(services.remote_store.close)
@@ -411,14 +419,18 @@ def _life(parts: _Parts, reload: Reload) -> AbstractAsyncContextManager[None]:
     return life()
 
 
-def _people(config: ServerConfig, tokens: Tokens, counters: Telemetry) -> People:
-    settings = config.sign_in
+def _sign_in(config: ServerConfig, clock: Clock, tokens: Tokens, counters: Telemetry) -> tuple[People, Provider | None]:
+    settings, provider = config.sign_in, None
 
     def refused(reason: str) -> None:
         counters.sign_in_refused.labels(reason).inc()
 
+    if settings.provider.issuer:
+        from eagle_eye.server.security.provider import Provider
+
+        provider = Provider(settings.provider, config.public_url + sign_in.CALLBACK, clock, refused)
     proxy = Proxy(settings.proxy, refused) if settings.proxy.user_header else None
-    return People(settings, tokens, proxy)
+    return People(settings, tokens, proxy, None if provider is None else provider.session), provider
 
 
 async def _judge(parts: _Parts) -> None:

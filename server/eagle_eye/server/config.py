@@ -74,11 +74,11 @@ def load(file: Path | None, environ: Mapping[str, str], flags: Mapping[str, Any]
     data_dir = str(Path(config.data_dir).expanduser() if config.data_dir else default_data_dir(environ))
     if not config.tls.certificate_file and (config.tls.key_file or config.tls.client_ca_file):
         raise ConfigurationError("tls.certificate_file: expected a file, since other keys of [tls] are set; got none")
-    security.check(config.sign_in, config.tls)
     records.check(config.records)
     remote_store.check(config.remote_store)
     scheme = "https" if config.tls.certificate_file else "http"
     public_url = (config.public_url or f"{scheme}://{config.listen}").rstrip("/")
+    security.check(config.sign_in, config.tls, public_url)
     policy = with_racks(config.policy, config.topology_file)
     return msgspec.structs.replace(config, data_dir=data_dir, public_url=public_url, policy=policy)
 

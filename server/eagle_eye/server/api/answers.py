@@ -343,7 +343,9 @@ ANSWERS: Mapping[tuple[str, str], type[Struct]] = MappingProxyType(
         ("get", "/leadz"): made("Leading", leads=bool, leader=str, epoch=int),
         ("get", "/readyz"): Readiness,
         ("get", "/api/v1/leader"): Leader,
-        ("get", "/api/v1/me"): made("Me", who=str, person=str, scope=records.Scope, groups=list[str]),
+        ("get", "/api/v1/me"): made(
+            "Me", who=str, person=str, scope=records.Scope, groups=list[str], session_ends=Time | None
+        ),
         ("get", "/api/v1/fleet"): Fleet,
         ("get", "/api/v1/fleet/nodes"): NodeMap,
         ("get", "/api/v1/jobs"): page(Job),

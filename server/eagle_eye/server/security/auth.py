@@ -55,7 +55,8 @@ class Credentials(NamedTuple):
 class Principal(NamedTuple):
     """An authenticated sender: a token's id, "local" or "user:NAME"; ``node`` is what an agent's token is bound to.
 
-    ``person`` is the name of somebody who signed in, with the site's ``groups``; "" for all others.
+    ``person`` is the name of somebody who signed in, with the site's ``groups``; "" for all others. ``session_ends_s``:
+    None unless they did so here.
     """
 
     who: str
@@ -64,6 +65,7 @@ class Principal(NamedTuple):
     certificate_names: frozenset[str] = frozenset()
     person: str = ""
     groups: frozenset[str] = frozenset()
+    session_ends_s: float | None = None
 
 
 class Writer(NamedTuple):

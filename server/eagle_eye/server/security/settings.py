@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 import re
 from typing import Literal
+from urllib.parse import urlsplit
 
 import msgspec
 
@@ -58,6 +59,20 @@ class ProxySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     certificate_names: tuple[str, ...] = ()  # of the proxy's client certificate (tls.client_ca_file)
 
 
+class ProviderSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """The site's OpenID Connect provider. ``issuer`` "": none."""
+
+    issuer: str = ""  # what stands before /.well-known/openid-configuration
+    client_id: str = ""
+    client_secret_file: str = ""  # also signs sessions: a new secret ends them all
+    scopes: tuple[str, ...] = ("openid", "profile", "email")
+    user_claim: str = "preferred_username"
+    groups_claim: str = "groups"
+    session_s: Positive = 8 * 3_600.0  # how long somebody stays signed in
+    ca_file: str = ""  # CA certificates that are trusted besides the system's
+    timeout_s: Positive = 10.0  # for one answer of the provider
+
+
 class SignInSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """People who sign in with the site's accounts, and which of their groups may do what; "*" is everybody."""
 
@@ -65,14 +80,15 @@ class SignInSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     operate_groups: tuple[str, ...] = ()
     admin_groups: tuple[str, ...] = ()
     proxy: ProxySettings = ProxySettings()
+    provider: ProviderSettings = ProviderSettings()
 
     @property
     def on(self) -> bool:
         """Whether anybody can sign in."""
-        return bool(self.proxy.user_header)
+        return bool(self.proxy.user_header or self.provider.issuer)
 
 
-def check(settings: SignInSettings, tls: TlsSettings) -> None:
+def check(settings: SignInSettings, tls: TlsSettings, public_url: str) -> None:
     """Raise ConfigurationError, naming the first inconsistent key, unless the settings are consistent."""
     proxy = settings.proxy
     if settings.on and not (settings.read_groups or settings.operate_groups or settings.admin_groups):
@@ -80,6 +96,7 @@ def check(settings: SignInSettings, tls: TlsSettings) -> None:
             "sign_in.read_groups: expected groups, since people can sign in; got none, so nobody could see anything;"
             ' ["*"] lets everybody look'
         )
+    _check_provider(settings.provider, public_url)
     if proxy.user_header and not (proxy.addresses or proxy.secret_header or proxy.certificate_names):
         raise ConfigurationError(
             f"sign_in.proxy.addresses: expected the proxy's addresses, secret_header or certificate_names, since"
@@ -100,3 +117,26 @@ def check(settings: SignInSettings, tls: TlsSettings) -> None:
         raise ConfigurationError("tls.client_ca_file: expected a file, since sign_in.proxy.certificate_names is set")
     if not proxy.groups_separator:
         raise ConfigurationError("sign_in.proxy.groups_separator: expected what stands between two groups, got ''")
+
+
+def is_private(url: str) -> bool:
+    """Return whether nobody on the way reads what is sent to the URL: https, or this machine."""
+    parts = urlsplit(url)
+    return bool(parts.hostname) and (parts.scheme == "https" or (parts.scheme == "http" and _is_here(parts.hostname)))
+
+
+def _is_here(host: str | None) -> bool:
+    return host in ("localhost", "127.0.0.1", "::1")
+
+
+def _check_provider(provider: ProviderSettings, public_url: str) -> None:
+    if not provider.issuer:
+        return
+    for key, url in (("sign_in.provider.issuer", provider.issuer), ("public_url", public_url)):
+        if not is_private(url):
+            raise ConfigurationError(f"{key}: expected https://, since people sign in with it; got {url!r}")
+    for key in ("client_id", "client_secret_file", "user_claim"):
+        if not getattr(provider, key):
+            raise ConfigurationError(f"sign_in.provider.{key}: expected a value, since issuer is set; got none")
+    if "openid" not in provider.scopes:
+        raise ConfigurationError("sign_in.provider.scopes: expected openid among them")

@@ -9,6 +9,7 @@ from typing import Generic, Protocol, TypeVar
 from fastapi import FastAPI
 
 from eagle_eye.schema.problem import CONTENT_TYPE, LEADER_HEADER, STANDBY_HEADER
+from eagle_eye.server.api import sign_in
 from eagle_eye.server.api.description import OPEN
 from eagle_eye.server.config import ServerConfig
 from eagle_eye.server.ingest.frames_endpoint import PATH, Ingest
@@ -51,7 +52,7 @@ _FOR_PROGRAMS = "/api/"  # where nobody strays by a mistyped address
 MISSING = "/missing.html"  # the page's file for addresses that lead nowhere
 RETRY_LEADER_S = 1  # a leader is found within seconds
 # Paths whose answers do not prove authentication.
-_OPEN = OPEN | {"/openapi.json"}
+_OPEN = OPEN | {"/openapi.json"} | sign_in.OPEN
 
 
 class Needs(Protocol):

@@ -726,6 +726,7 @@ export interface Me {
   person: string;
   scope: "admin" | "agent" | "join" | "operate" | "read" | "remote_write";
   groups: Array<string>;
+  session_ends: string | null;
 }
 
 export interface MemberRank {

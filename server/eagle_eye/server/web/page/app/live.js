@@ -44,6 +44,7 @@ export const link = {
   fleetRead: 0, // milliseconds by this machine's clock
   fleetSeen: true, // whether the server that answered hears agents: one that has the records alone does not
   /** @type {Me | null} whom the server takes us for */ me: null,
+  hasProvider: false, // whether people sign in here with the site's accounts; known once somebody has to
   /** @type {Leader | null} who leads while this server stands by, null while it leads itself */ leader: null,
 };
 
@@ -152,6 +153,15 @@ async function load(signal) {
   stir("delivery", "subscription");
 }
 
+/** Whether people sign in here with the site's accounts. @param {AbortSignal} signal */
+async function hasProvider(signal) {
+  try {
+    return (await get("api/v1/sign-in", signal)).provider === true;
+  } catch {
+    return false; // the form for tokens is there all the same
+  }
+}
+
 /** Follows the server until it wants a token: comes back after every break, later each time. */
 export async function run() {
   running.abort();
@@ -176,6 +186,8 @@ export async function run() {
     } catch (error) {
       if (mine.signal.aborted) return;
       if (error instanceof SignIn || (error instanceof Problem && error.reason === NO_GROUP)) {
+        link.me = null;
+        link.hasProvider = await hasProvider(mine.signal);
         say("sign_in", TOKEN_WANTED.has(error.reason) ? "" : error.message);
         return;
       }

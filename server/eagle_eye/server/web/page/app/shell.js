@@ -2,7 +2,7 @@
 
 import { h } from "preact";
 import { useEffect, useRef, useState } from "preact/hooks";
-import { Account } from "./account.js";
+import { Account, leave } from "./account.js";
 import { setToken, token } from "./api.js";
 import { Health } from "./health.js";
 import { link as connection, run, useLive } from "./live.js";
@@ -91,7 +91,11 @@ function SignInForm() {
       },
     },
     h("h1", null, "Sign in"),
-    h("p", null, "This server wants a token with scope read; with scope operate you can also act here."),
+    connection.hasProvider && [
+      h("a", { class: "button", href: "api/v1/sign-in/start", onClick: leave }, "Sign in with your site's account"),
+      h("p", { class: "quiet" }, "Or with a token:"),
+    ],
+    !connection.hasProvider && h("p", null, "This server wants a token with scope read; with scope operate you can also act here."),
     connection.detail && h("p", { class: "trouble", role: "alert" }, connection.detail),
     refused && h("p", { class: "trouble", role: "alert" }, "The token is not accepted: it may be mistyped, revoked or expired."),
     h(
@@ -108,6 +112,6 @@ function SignInForm() {
         onInput: (/** @type {Event} */ event) => setText(/** @type {HTMLInputElement} */ (event.target).value),
       }),
     ),
-    h("button", { type: "submit", class: "primary" }, "Sign in"),
+    h("button", { type: "submit", class: connection.hasProvider ? "" : "primary" }, "Sign in"),
   );
 }
