@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from eagle_eye.server.model.records import Job, Node
 from eagle_eye.server.store.store import Change
 from tests.page.conftest import Complaints
 from tests.page.site import LaggingClock
-from tests.server.builders import Running, incident, running
+from tests.server.builders import NOW, Running, incident, running
 from tests.server.openid_provider import providing
 from tests.server.test_openid_sign_in import provider_keys
 
@@ -64,7 +65,8 @@ def test_who_is_in_no_group_is_told_which_setting_says_so(
 ) -> None:
     complaints.allowed.append("403")
     page = opened(new_page, server, "guests", "")
-    page.get_by_text("ada is signed in and in no group that may look here (sign_in.read_groups)").wait_for()
+    why = "ada is signed in and in no group that may look here (sign_in.read_groups)"
+    page.locator(".sign-in").get_by_text(why).wait_for()
 
 
 def test_a_person_signs_in_at_the_provider_comes_back_to_where_they_were_and_signs_out(
@@ -88,3 +90,20 @@ def test_a_person_signs_in_at_the_provider_comes_back_to_where_they_were_and_sig
         page.get_by_role("button", name="Sign out").click()
         page.get_by_role("link", name="Sign in with your site's account").wait_for()
         assert [one for one in page.context.cookies() if "session" in one.get("name", "")] == []
+
+
+def test_people_who_see_their_own_jobs_alone_have_a_page_of_these(
+    tmp_path: Path, new_page: Callable[..., Page]
+) -> None:
+    with running(tmp_path / "data", LaggingClock(), sign_in__jobs_visible="owners", **PROXY) as server:
+        mine = Job(job="job", attempt=0, state="running", ranks=[], restart_owner="", updated_s=NOW, owner="ada")
+        node = Node(node="n1", state="in_service", reason="", updated_s=NOW)
+        theirs = incident("inc_2", job="secret-run", summary="secret")
+        server.dispatcher.services.store.commit(Change(jobs=(mine,), nodes=(node,), incidents=(incident(), theirs)))
+        page = opened(new_page, server, "staff")
+        for view in ("", "incidents", "jobs", "jobs/job", "nodes", "nodes/n1", "incidents/inc_1"):
+            page.goto(f"{server.url}/#/{view}")
+            page.get_by_role("heading", level=1).first.wait_for()
+            page.wait_for_timeout(700)  # what it reads beside the lists
+            assert "secret" not in page.locator("body").inner_text(), view
+        assert page.get_by_role("link", name="Subscriptions").count() == 0

@@ -48,6 +48,7 @@ from eagle_eye.server.api import (
     subscriptions,
 )
 from eagle_eye.server.api.requests import OpenStreams
+from eagle_eye.server.api.visibility import JobOwners
 from eagle_eye.server.background import keep_running
 from eagle_eye.server.charts.reading import Turns
 from eagle_eye.server.config import ServerConfig, is_loopback, plain_text
@@ -133,6 +134,7 @@ class Services:
     known_nodes: KnownNodes
     tokens: Tokens
     people: People
+    job_owners: JobOwners
     provider: Provider | None  # None: nobody signs in here
     limits: Limits
     certificates: Certificates | None  # None: plain HTTP
@@ -296,6 +298,7 @@ def _build(
         known_nodes=KnownNodes(store, fleet, clock, fresh_s, counters.failures.labels("node").inc),
         tokens=tokens,
         people=people,
+        job_owners=JobOwners(store, fleet),
         provider=provider,
         limits=Limits(config.limits, clock, lambda by: counters.rate_limited.labels(by).inc()),
         certificates=certificates,

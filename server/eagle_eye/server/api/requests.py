@@ -17,6 +17,7 @@ from eagle_eye.schema.near_names import did_you_mean
 from eagle_eye.schema.times import unix_seconds
 from eagle_eye.server.api.constraints import TIME, Constraint
 from eagle_eye.server.api.filter_values import FAULT_NAMES
+from eagle_eye.server.api.visibility import SIGHT, JobOwners, Sight, admitted
 from eagle_eye.server.model.clock import Clock
 from eagle_eye.server.model.errors import Refusal
 from eagle_eye.server.model.records import AuditEntry, Scope
@@ -46,7 +47,9 @@ class Identifies(Protocol):
     """Components for authentication and rate limits."""
 
     limits: Limits
+    job_owners: JobOwners
     people: People
+    store: Store
     tokens: Tokens
 
 
@@ -80,6 +83,12 @@ def needs(scope: Scope) -> Callable[..., Principal]:
     def check(request: Request, parts: Annotated[Identifies, Depends(services)]) -> Principal:
         principal = somebody(request, parts)
         parts.tokens.authorise(principal, scope)
+        if principal.owners_only:
+            sight = request.scope["state"][SIGHT] = Sight(principal, parts.job_owners)
+            asked = {**request.query_params, **request.path_params}
+            unseen = admitted(principal, request.scope["route"].path, asked, sight, parts.store)
+            if unseen is not None:
+                raise missing(unseen.name, asked.get(unseen.key, asked.get(unseen.name.removesuffix("s"), "")))
         return principal
 
     return check

@@ -49,7 +49,8 @@ Parts = Annotated[Needs, Depends(services)]
 def get_me(principal: Somebody) -> Response:
     """Who the server takes you for, and the scope that you have; ``person`` is "" for tokens.
 
-    ``session_ends`` is null unless you signed in here.
+    ``session_ends`` is null unless you signed in here. ``owners_only``: you see the jobs alone that you or one of your
+    groups own.
     """
     ends_s = principal.session_ends_s
     return answer(
@@ -58,6 +59,7 @@ def get_me(principal: Somebody) -> Response:
             "person": principal.person,
             "scope": principal.scope,
             "groups": sorted(principal.groups),
+            "owners_only": principal.owners_only,
             "session_ends": None if ends_s is None else rfc3339(ends_s),
         }
     )

@@ -56,7 +56,7 @@ class Principal(NamedTuple):
     """An authenticated sender: a token's id, "local" or "user:NAME"; ``node`` is what an agent's token is bound to.
 
     ``person`` is the name of somebody who signed in, with the site's ``groups``; "" for all others. ``session_ends_s``:
-    None unless they did so here.
+    None unless they did so here. ``owners_only``: they see the jobs alone that they or their groups own.
     """
 
     who: str
@@ -66,6 +66,7 @@ class Principal(NamedTuple):
     person: str = ""
     groups: frozenset[str] = frozenset()
     session_ends_s: float | None = None
+    owners_only: bool = False
 
 
 class Writer(NamedTuple):

@@ -59,8 +59,14 @@ class People:
         )
         for scope, groups in granted:
             if EVERYBODY in groups or not person.groups.isdisjoint(groups):
-                who = USER + person.name
-                return Principal(who, scope, person=person.name, groups=person.groups, session_ends_s=session_ends_s)
+                return Principal(
+                    USER + person.name,
+                    scope,
+                    person=person.name,
+                    groups=person.groups,
+                    session_ends_s=session_ends_s,
+                    owners_only=scope == "read" and settings.jobs_visible == "owners",
+                )
         detail = f"{person.name} is signed in and in no group that may look here (sign_in.read_groups)"
         raise Refusal(403, "no_group", detail)
 

@@ -79,6 +79,8 @@ class SignInSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     read_groups: tuple[str, ...] = ()
     operate_groups: tuple[str, ...] = ()
     admin_groups: tuple[str, ...] = ()
+    # What people see who may only look: all jobs, or those whose owner is called like them or one of their groups.
+    jobs_visible: Literal["all", "owners"] = "all"
     proxy: ProxySettings = ProxySettings()
     provider: ProviderSettings = ProviderSettings()
 

@@ -11,6 +11,7 @@ from fastapi import FastAPI
 from eagle_eye.schema.problem import CONTENT_TYPE, LEADER_HEADER, STANDBY_HEADER
 from eagle_eye.server.api import sign_in
 from eagle_eye.server.api.description import OPEN
+from eagle_eye.server.api.visibility import looked_through
 from eagle_eye.server.config import ServerConfig
 from eagle_eye.server.ingest.frames_endpoint import PATH, Ingest
 from eagle_eye.server.ingest.remote_write.endpoint import PATH as WRITE_PATH
@@ -183,7 +184,7 @@ class Dispatcher(Generic[ServicesT]):
             answered = message["type"] == "http.response.body" and not message.get("more_body", False)
 
         try:
-            await self.api(scope, receive, self._secured(noted))
+            await self.api(scope, receive, self._secured(looked_through(noted, scope.setdefault("state", {}))))
         except Exception:
             if not answered:
                 raise

@@ -727,6 +727,7 @@ export interface Me {
   scope: "admin" | "agent" | "join" | "operate" | "read" | "remote_write";
   groups: Array<string>;
   session_ends: string | null;
+  owners_only: boolean;
 }
 
 export interface MemberRank {

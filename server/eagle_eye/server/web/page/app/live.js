@@ -104,6 +104,9 @@ export function onRecord(take) {
   return () => void takers.delete(take);
 }
 
+/** Whether who looks is known, and shown the jobs of everybody. */
+export const seesAllJobs = () => link.me !== null && !link.me.owners_only;
+
 /** Puts a verb's answer in place before its event comes. @param {keyof typeof records} kind @param {any} record */
 export function put(kind, record) {
   const known = records[kind];
@@ -144,6 +147,7 @@ async function load(signal) {
   records.action = keyed(actions.reverse());
   link.loaded = true;
   stir("incident", "action", "job", "node");
+  if (me.owners_only) return; // these are of all jobs
   const [deliveries, subscriptions] = await Promise.all([
     getAll("api/v1/deliveries", NEWEST, signal),
     getAll("api/v1/subscriptions", 1000, signal),

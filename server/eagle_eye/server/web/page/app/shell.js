@@ -21,6 +21,8 @@ const TABS = /** @type {const} */ ([
   ["subscriptions", "Subscriptions"],
 ]);
 
+const OF_ALL_JOBS = new Set(["ledger", "subscriptions"]); // not for people who see their own jobs alone
+
 export function Shell() {
   useLive("link");
   const route = useRoute();
@@ -47,7 +49,7 @@ export function Shell() {
       h(
         "nav",
         { "aria-label": "Views" },
-        TABS.map(([view, words]) =>
+        TABS.filter(([view]) => !(connection.me?.owners_only && OF_ALL_JOBS.has(view))).map(([view, words]) =>
           h("a", { href: link(view), "aria-current": view === route.view ? "page" : undefined }, words),
         ),
       ),
