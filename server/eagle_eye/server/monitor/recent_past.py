@@ -24,17 +24,20 @@ def recent_past(
     since_s: float,
     frames_max: int,
 ) -> Iterator[tuple[Frame, float] | Batch]:
-    """Yield rows and (corrected frame, received_s) received since ``since_s``, in order; records each in the fleet.
+    """Yield rows and (corrected frame, received_s) received since ``since_s``, in order.
 
-    Leaves out what nodes sent before they were forgotten. ``templates`` has those of the rows afterwards.
+    The fleet knows each of them and, at the end, the nodes' clocks. Leaves out what nodes sent before they were
+    forgotten. ``templates`` has those of the rows afterwards.
     """
     rows: list[Row] = []
+    clocks: dict[str, tuple[float, float | None]] = {}
     for one in history.replay(since_s, frames_max):
         known = templates.recall(template_of_row(one.raw)) if isinstance(one, RecordedRow) else None
         row = _row(known, one) if known is not None and isinstance(one, RecordedRow) else None
         if row is not None:
             if row.received_s > forgotten_s.get(row.resolved.node, 0.0):
                 fleet.heard_row(row.resolved, row.time_s, row.received_s)
+                clocks[row.resolved.node] = one.offset_s, row.resolved.hollow.base_s
                 rows.append(row)
             if len(rows) >= ROWS_AT_ONCE:
                 yield from batches_of(rows)
@@ -45,7 +48,10 @@ def recent_past(
             yield from batches_of(rows)  # keeps the node's earlier rows before it
             rows = []
             fleet.heard(frame, one.received_s, vouched=not is_ours(frame))
+            clocks[frame.node] = one.offset_s, frame.base_s
             yield judged(corrected(frame, one.offset_s, one.received_s)), one.received_s
+    for node, (offset_s, base_s) in clocks.items():
+        fleet.know_clock(node, offset_s, base_s)
     yield from batches_of(rows)
 
 
