@@ -129,6 +129,12 @@ def test_sign_out_deletes_the_cookie(site: Site) -> None:
     assert answer.headers["set-cookie"].startswith(f"{SESSION}=; Max-Age=0; Path=/; Secure; HttpOnly")
 
 
+def test_a_foreign_page_signs_nobody_out(site: Site) -> None:
+    answer = site.server.client.post("/api/v1/sign-out", headers={"Cookie": cookie(site.sign_in())})
+    assert answer.json()["reason"] == "foreign_page"
+    assert "set-cookie" not in answer.headers
+
+
 def test_a_session_counts_at_each_server_that_has_the_clients_secret(site: Site, tmp_path: Path) -> None:
     kept = {"Cookie": cookie(site.sign_in())}
     keys = provider_keys(tmp_path, site.provider)

@@ -29,7 +29,7 @@ LOOK: dict[str, Any] = {
     "sign_in__read_groups": ("*",),
     "sign_in__operate_groups": ("gpu-ops",),
 }
-ASKED = {
+ASKED: dict[str, dict[str, Any]] = {
     "/api/v1/query_range": {"metric": "gpu_power_watts", "start": NOW - 60, "end": NOW + 60},
     "/api/v1/jobs/{job}/recording": {"start": NOW - 60, "end": NOW + 60},
 }

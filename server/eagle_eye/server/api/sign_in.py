@@ -15,7 +15,7 @@ from eagle_eye.server.model.clock import Clock
 from eagle_eye.server.model.errors import Refusal
 from eagle_eye.server.model.records import AuditEntry
 from eagle_eye.server.model.timestamps import rfc3339
-from eagle_eye.server.security.people import People
+from eagle_eye.server.security.people import People, refuse_foreign
 from eagle_eye.server.security.proxy import Person
 from eagle_eye.server.store.store import Change, Store
 from eagle_eye.server.telemetry.counters import Telemetry
@@ -106,8 +106,9 @@ async def callback(request: Request, parts: Parts) -> Response:
 
 
 @router.post("/sign-out", include_in_schema=False)
-def sign_out(parts: Parts) -> Response:
+def sign_out(request: Request, parts: Parts) -> Response:
     """Delete the session's cookie."""
+    refuse_foreign(request.method, request.headers)
     return Response(None, 204, {"Set-Cookie": _provider(parts).session.gone()})
 
 

@@ -44,9 +44,7 @@ class People:
             person, ends_s = Person(session.name, frozenset(session.groups)), session.ends_s
         if person is None:
             return self._tokens.authenticate(credentials)
-        if method not in SAFE_METHODS and REQUEST_HEADER.lower() not in named:
-            why = f"a person's change needs the header {REQUEST_HEADER}: 1, which no foreign page can send"
-            raise Refusal(403, "foreign_page", why)
+        refuse_foreign(method, named)
         return self.principal(person, ends_s)
 
     def principal(self, person: Person, session_ends_s: float | None = None) -> Principal:
@@ -78,3 +76,10 @@ class People:
         if self._session is None:
             return None
         return self._session.read("; ".join(value.decode("latin-1") for name, value in headers if name == b"cookie"))
+
+
+def refuse_foreign(method: str, headers: Mapping[str, str]) -> None:
+    """Raise Refusal 403 for a change that a page of another origin may have had a person's browser send."""
+    if method not in SAFE_METHODS and REQUEST_HEADER.lower() not in headers:
+        why = f"a person's change needs the header {REQUEST_HEADER}: 1, which no foreign page can send"
+        raise Refusal(403, "foreign_page", why)
