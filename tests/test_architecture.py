@@ -128,7 +128,7 @@ def test_every_key_is_in_the_docs(shape: type[msgspec.Struct]) -> None:
     sections = {
         "detection", "policy", "webhooks", "ingest", "remote_write", "remote_store",
         "records", "history", "evidence", "idle_checks", "limits", "accounts", "log",
-        "tls", "job_sources", "slurm", "kubernetes",
+        "tls", "job_sources", "slurm", "kubernetes", "sign_in", "proxy", "provider",
     }  # fmt: skip
     assert [key for key in shape.__struct_fields__ if key not in sections and f"| `{key}` |" not in text] == []
 

@@ -12,7 +12,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fastapi import APIRouter, FastAPI
 from prometheus_client import ProcessCollector
@@ -44,6 +44,7 @@ from eagle_eye.server.api import (
     nvrx,
     overview,
     problems,
+    sign_in,
     silences,
     stream,
     subscriptions,
@@ -51,6 +52,7 @@ from eagle_eye.server.api import (
 )
 from eagle_eye.server.api.place_metrics import PlaceCollector
 from eagle_eye.server.api.requests import OpenStreams
+from eagle_eye.server.api.visibility import JobOwners
 from eagle_eye.server.background import keep_running
 from eagle_eye.server.charts.reading import Turns
 from eagle_eye.server.config import ServerConfig, is_loopback, plain_text
@@ -104,6 +106,8 @@ from eagle_eye.server.requests.missing_gpus import MissingGpus
 from eagle_eye.server.requests.node_checks import NodeChecks
 from eagle_eye.server.security.auth import Tokens
 from eagle_eye.server.security.limits import Limits
+from eagle_eye.server.security.people import People
+from eagle_eye.server.security.proxy import Proxy
 from eagle_eye.server.security.tls import Certificates
 from eagle_eye.server.security.tls_metrics import CertificateCollector
 from eagle_eye.server.site_files.learned_model import ModelFile, keep_current
@@ -120,6 +124,9 @@ from eagle_eye.server.web.dispatcher import Dispatcher
 from eagle_eye.server.web.forwarding import Forwarding
 from eagle_eye.server.web.unreached_nodes import UnreachedNodes
 
+if TYPE_CHECKING:
+    from eagle_eye.server.security.provider import Provider  # its cryptography takes time and memory
+
 WatcherFactory = Callable[[ServerConfig, Store, Clock], Watcher]
 
 
@@ -134,6 +141,9 @@ class Services:
     fleet: Fleet
     known_nodes: KnownNodes
     tokens: Tokens
+    people: People
+    job_owners: JobOwners
+    provider: Provider | None  # None: nobody signs in here
     limits: Limits
     certificates: Certificates | None  # None: plain HTTP
     telemetry: Telemetry
@@ -238,7 +248,7 @@ def _endpoints() -> APIRouter:
         router.include_router(module.router)
     for module in (overview, incident_charts, job_charts, silences):
         router.include_router(module.router)
-    for module in (accounts, trust, node_history, audit, history, stream, health):
+    for module in (accounts, trust, node_history, audit, history, stream, health, sign_in):
         router.include_router(module.router)
     return router
 
@@ -291,6 +301,10 @@ def _build(
         "tls": (lambda: without) if certificates is None else certificates.ending,
         "replication": lambda: replication_note(leadership, outlook.policy(), async_ok=config.records.async_ok),
     }
+    # What comes from loopback comes from everybody where a proxy on this machine passes it on.
+    is_open = is_loopback(config.listen) and not config.sign_in.on
+    tokens = Tokens(store, clock, is_open, certified=bool(config.tls.client_ca_file))
+    people, provider = _sign_in(config, clock, tokens, counters)
     services = Services(
         config=config,
         clock=clock,
@@ -298,7 +312,10 @@ def _build(
         history=kept,
         fleet=fleet,
         known_nodes=KnownNodes(store, fleet, clock, fresh_s, counters.failures.labels("node").inc),
-        tokens=Tokens(store, clock, is_loopback(config.listen), certified=bool(config.tls.client_ca_file)),
+        tokens=tokens,
+        people=people,
+        job_owners=JobOwners(store, fleet),
+        provider=provider,
         limits=Limits(config.limits, clock, lambda by: counters.rate_limited.labels(by).inc()),
         certificates=certificates,
         telemetry=counters,
@@ -413,6 +430,8 @@ def _life(parts: _Parts, reload: Reload) -> AbstractAsyncContextManager[None]:
             await asyncio.gather(*tasks, return_exceptions=True)
             services.signal.detach()
             await parts.webhook.close()
+            if services.provider is not None:
+                await services.provider.close()
             if parts.forwarding is not None:
                 await parts.forwarding.close()
             await asyncio.to_thread(services.remote_store.close)
@@ -420,6 +439,20 @@ def _life(parts: _Parts, reload: Reload) -> AbstractAsyncContextManager[None]:
             parts.store.close()
 
     return life()
+
+
+def _sign_in(config: ServerConfig, clock: Clock, tokens: Tokens, counters: Telemetry) -> tuple[People, Provider | None]:
+    settings, provider = config.sign_in, None
+
+    def refused(reason: str) -> None:
+        counters.sign_in_refused.labels(reason).inc()
+
+    if settings.provider.issuer:
+        from eagle_eye.server.security.provider import Provider
+
+        provider = Provider(settings.provider, config.public_url + sign_in.CALLBACK, clock, refused)
+    proxy = Proxy(settings.proxy, refused) if settings.proxy.user_header else None
+    return People(settings, tokens, proxy, None if provider is None else provider.session), provider
 
 
 async def _judge(parts: _Parts) -> None:

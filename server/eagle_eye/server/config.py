@@ -25,7 +25,8 @@ from eagle_eye.server.jobs import settings as job_sources
 from eagle_eye.server.jobs.settings import JobSourceSettings
 from eagle_eye.server.model.bounds import Count
 from eagle_eye.server.monitor.settings import EvidenceSettings
-from eagle_eye.server.security.settings import LimitSettings, TlsSettings
+from eagle_eye.server.security import settings as security
+from eagle_eye.server.security.settings import LimitSettings, SignInSettings, TlsSettings
 from eagle_eye.server.site_files.node_groups import with_racks
 from eagle_eye.server.site_files.topology import read_topology
 from eagle_eye.server.store import settings as records
@@ -57,6 +58,7 @@ class ServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     accounts: AccountSettings = AccountSettings()
     log: LogSettings = LogSettings()
     tls: TlsSettings = TlsSettings()
+    sign_in: SignInSettings = SignInSettings()
     job_sources: JobSourceSettings = JobSourceSettings()
 
 
@@ -81,6 +83,7 @@ def load(file: Path | None, environ: Mapping[str, str], flags: Mapping[str, Any]
     remote_store.check(config.remote_store)
     scheme = "https" if config.tls.certificate_file else "http"
     public_url = (config.public_url or f"{scheme}://{config.listen}").rstrip("/")
+    security.check(config.sign_in, config.tls, public_url)
     policy = with_racks(config.policy, config.topology_file)
     grafana_url = config.grafana_url.rstrip("/")
     filled = {"data_dir": data_dir, "public_url": public_url, "grafana_url": grafana_url, "policy": policy}

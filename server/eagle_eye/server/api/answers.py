@@ -380,6 +380,9 @@ ANSWERS: Mapping[tuple[str, str], type[Struct]] = MappingProxyType(
         ("get", "/leadz"): made("Leading", leads=bool, leader=str, epoch=int),
         ("get", "/readyz"): Readiness,
         ("get", "/api/v1/leader"): Leader,
+        ("get", "/api/v1/me"): made(
+            "Me", who=str, person=str, scope=records.Scope, groups=list[str], session_ends=Time | None, owners_only=bool
+        ),
         ("get", "/api/v1/fleet"): Fleet,
         ("get", "/api/v1/fleet/nodes"): NodeMap,
         ("get", "/api/v1/jobs"): page(Job),

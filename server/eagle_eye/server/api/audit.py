@@ -30,7 +30,8 @@ def list_entries(
     _: Admin,
     subject: Annotated[str | None, Query(max_length=NAME_CHARS_MAX, description="What was changed: an id.")] = None,
     who: Annotated[
-        str | None, Query(max_length=NAME_CHARS_MAX, description="A token's id, local, server or configuration.")
+        str | None,
+        Query(max_length=NAME_CHARS_MAX, description="A token's id, user:NAME, local, server or configuration."),
     ] = None,
     verb: Annotated[str | None, Query(max_length=NAME_CHARS_MAX, description="What was done.")] = None,
     since: Since = None,

@@ -17,11 +17,13 @@ from eagle_eye.schema.near_names import did_you_mean
 from eagle_eye.schema.times import unix_seconds
 from eagle_eye.server.api.constraints import TIME, Constraint
 from eagle_eye.server.api.filter_values import FAULT_NAMES
+from eagle_eye.server.api.visibility import SIGHT, JobOwners, Sight, admitted
 from eagle_eye.server.model.clock import Clock
 from eagle_eye.server.model.errors import Refusal
 from eagle_eye.server.model.records import AuditEntry, Scope
-from eagle_eye.server.security.auth import Credentials, Principal, Tokens
+from eagle_eye.server.security.auth import Principal, Tokens
 from eagle_eye.server.security.limits import Limits
+from eagle_eye.server.security.people import People
 from eagle_eye.server.store.store import PAGE_LIMIT_MAX, Kind, Page, Store
 from eagle_eye.server.transport import raw_http
 from eagle_eye.server.transport.path_names import register
@@ -45,6 +47,9 @@ class Identifies(Protocol):
     """Components for authentication and rate limits."""
 
     limits: Limits
+    job_owners: JobOwners
+    people: People
+    store: Store
     tokens: Tokens
 
 
@@ -67,7 +72,7 @@ def services(request: Request) -> Any:
 
 def somebody(request: Request, parts: Annotated[Identifies, Depends(services)]) -> Principal:
     """Return the principal, whatever its scope; the endpoint decides what it may do."""
-    principal = parts.tokens.authenticate(Credentials.of(request.method, request.headers, request.scope["state"]))
+    principal = parts.people.authenticate(request.method, request.scope["headers"], request.scope["state"])
     parts.limits.check_token(principal)
     return principal
 
@@ -78,6 +83,12 @@ def needs(scope: Scope) -> Callable[..., Principal]:
     def check(request: Request, parts: Annotated[Identifies, Depends(services)]) -> Principal:
         principal = somebody(request, parts)
         parts.tokens.authorise(principal, scope)
+        if principal.owners_only:
+            sight = request.scope["state"][SIGHT] = Sight(principal, parts.job_owners)
+            asked = {**request.query_params, **request.path_params}
+            unseen = admitted(principal, request.scope["route"].path, asked, sight, parts.store)
+            if unseen is not None:
+                raise missing(unseen.name, asked.get(unseen.key, asked.get(unseen.name.removesuffix("s"), "")))
         return principal
 
     return check

@@ -1,4 +1,5 @@
-"""Authentication, authorisation, TLS and rate limits.
+"""Authentication, sign-in, authorisation, TLS and rate limits.
 
-In: credentials and certificates. Out: a principal, or a refusal. Holds no secret longer than it takes to hash it.
+In: credentials, certificates and what the sign-in provider says. Out: a principal, or a refusal. Of secrets it holds
+those that it signs and compares with; tokens only as hashes.
 """

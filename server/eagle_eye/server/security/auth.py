@@ -21,6 +21,7 @@ TOKEN_PREFIX = "ee_"  # noqa: S105 - lets secret scanners find a leaked token
 TOKEN_CHARS_MAX = 256
 LOCAL = "local"
 CERTIFICATE_NAMES = "certificate_names"  # in an ASGI scope's state
+PEER = "peer"  # likewise: the address at the other end of the connection, whatever headers say
 
 JOIN_LIFETIME_S_MAX = 30 * 86_400.0  # a join token is on every host of a fleet, so it must be short-lived
 
@@ -32,7 +33,7 @@ _CHALLENGE: Mapping[str, str] = MappingProxyType({"WWW-Authenticate": "Bearer"})
 _LOCAL_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
 _WILDCARDS = frozenset("*?[")
 _NO_STATE: Mapping[str, Any] = MappingProxyType({})
-_SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
+SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 
 
 class Credentials(NamedTuple):
@@ -52,12 +53,20 @@ class Credentials(NamedTuple):
 
 
 class Principal(NamedTuple):
-    """An authenticated sender: a token's id or "local"; ``node`` is the node that an agent's token is bound to."""
+    """An authenticated sender: a token's id, "local" or "user:NAME"; ``node`` is what an agent's token is bound to.
+
+    ``person`` is the name of somebody who signed in, with the site's ``groups``; "" for all others. ``session_ends_s``:
+    None unless they did so here. ``owners_only``: they see the jobs alone that they or their groups own.
+    """
 
     who: str
     scope: Scope
     node: str | None = None
     certificate_names: frozenset[str] = frozenset()
+    person: str = ""
+    groups: frozenset[str] = frozenset()
+    session_ends_s: float | None = None
+    owners_only: bool = False
 
 
 class Writer(NamedTuple):
@@ -121,7 +130,8 @@ class Tokens:
     def authorise(self, principal: Principal, needed: Scope) -> None:
         """Raise Refusal 403 unless the principal's scope includes ``needed``."""
         if _RANK[principal.scope] < _RANK[needed]:
-            raise Refusal(403, "scope", f"the token has scope {principal.scope}; this needs {needed}")
+            who = principal.person or "the token"
+            raise Refusal(403, "scope", f"{who} has scope {principal.scope}; this needs {needed}")
 
     def authorise_frames(self, principal: Principal, node: str) -> None:
         """Raise Refusal 403 unless the principal may send the node's frames: its own agent or an administrator."""
@@ -232,5 +242,5 @@ def _check_browser(credentials: Credentials) -> None:
             f"host {credentials.host[:80]!r} is not this machine; without tokens only localhost is served:"
             " make one with eagle-eye tokens create",
         )
-    if credentials.method not in _SAFE_METHODS and origin not in _LOCAL_NAMES:
+    if credentials.method not in SAFE_METHODS and origin not in _LOCAL_NAMES:
         raise Refusal(403, "origin", "a web page of another origin may change nothing here")

@@ -18,7 +18,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from eagle_eye.schema.configuration import ConfigurationError
 from eagle_eye.server.model.clock import Clock
 from eagle_eye.server.model.timestamps import rfc3339
-from eagle_eye.server.security.auth import CERTIFICATE_NAMES
+from eagle_eye.server.security.auth import CERTIFICATE_NAMES, PEER
 from eagle_eye.server.security.certificate_dates import Validity, first_to_end
 from eagle_eye.server.security.settings import TlsSettings
 
@@ -111,12 +111,13 @@ class Certificates:
 
 
 class PeerProtocol(H11Protocol):
-    """Passes the names in the client's certificate to the application in ``scope["state"]``."""
+    """Passes the client's address and the names in its certificate to the application in ``scope["state"]``."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Begin a connection whose handshake is complete."""
         super().connection_made(transport)
-        self.app_state = {**self.app_state, CERTIFICATE_NAMES: names(transport.get_extra_info("peercert"))}
+        certified, peer = names(transport.get_extra_info("peercert")), transport.get_extra_info("peername")
+        self.app_state = {**self.app_state, CERTIFICATE_NAMES: certified, PEER: peer[0] if peer else ""}
 
 
 def read(settings: TlsSettings) -> ssl.SSLContext:

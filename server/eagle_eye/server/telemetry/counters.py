@@ -130,6 +130,12 @@ class Telemetry:
         self.rate_limited = Counter(
             metric_name("rate_limited"), "Requests refused because they came too often.", ["by"], registry=registry
         )
+        self.sign_in_refused = Counter(
+            metric_name("sign_in_refused"),
+            "Sign-ins, and headers that name a person, that were not believed, by reason.",
+            ["reason"],
+            registry=registry,
+        )
         self.connections_refused = Counter(
             metric_name("connections_refused"),
             "Connections that were not let in, by limit.",

@@ -9,7 +9,9 @@ from typing import Generic, Protocol, TypeVar
 from fastapi import FastAPI
 
 from eagle_eye.schema.problem import CONTENT_TYPE, LEADER_HEADER, STANDBY_HEADER
+from eagle_eye.server.api import sign_in
 from eagle_eye.server.api.description import OPEN
+from eagle_eye.server.api.visibility import looked_through
 from eagle_eye.server.config import ServerConfig
 from eagle_eye.server.ingest.frames_endpoint import PATH, Ingest
 from eagle_eye.server.ingest.remote_write.endpoint import PATH as WRITE_PATH
@@ -18,6 +20,7 @@ from eagle_eye.server.model.clock import Clock
 from eagle_eye.server.model.errors import Refusal, StoreUnavailable
 from eagle_eye.server.security.auth import Credentials, Tokens
 from eagle_eye.server.security.limits import Limits
+from eagle_eye.server.security.people import People
 from eagle_eye.server.security.principals import Principals
 from eagle_eye.server.security.tls import Certificates
 from eagle_eye.server.store.changes import Signal
@@ -51,7 +54,7 @@ _FOR_PROGRAMS = "/api/"  # where nobody strays by a mistyped address
 MISSING = "/missing.html"  # the page's file for addresses that lead nowhere
 RETRY_LEADER_S = 1  # a leader is found within seconds
 # Paths whose answers do not prove authentication.
-_OPEN = OPEN | {"/openapi.json"}
+_OPEN = OPEN | {"/openapi.json"} | sign_in.OPEN
 
 
 class Needs(Protocol):
@@ -62,6 +65,7 @@ class Needs(Protocol):
     config: ServerConfig
     leadership: Leadership | None
     limits: Limits
+    people: People
     signal: Signal
     stopping: threading.Event
     store: Store
@@ -147,8 +151,9 @@ class Dispatcher(Generic[ServicesT]):
 
     async def _forward(self, forwarding: Forwarding, scope: ASGIMessage, receive: Receive, send: Send) -> None:
         """Answer with the leader's answer; without one, what is only read is answered from the records."""
+        believed = self.services.people.forwardable(scope["headers"], scope.get("state", {}))
         try:
-            await forwarding.answer(scope, receive, send)
+            await forwarding.answer({**scope, "headers": believed}, receive, send)
         except LeaderUnreached as error:
             if scope["path"] == PATH and forwarding.leader:
                 self._note_unreached(forwarding, scope)
@@ -198,7 +203,7 @@ class Dispatcher(Generic[ServicesT]):
             answered = message["type"] == "http.response.body" and not message.get("more_body", False)
 
         try:
-            await self.api(scope, receive, self._secured(noted))
+            await self.api(scope, receive, self._secured(looked_through(noted, scope.setdefault("state", {}))))
         except Exception:
             if not answered:
                 raise

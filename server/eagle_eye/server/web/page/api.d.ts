@@ -762,6 +762,15 @@ export interface Ledger {
   by_detector: Record<string, Precision>;
 }
 
+export interface Me {
+  who: string;
+  person: string;
+  scope: "admin" | "agent" | "join" | "operate" | "read" | "remote_write";
+  groups: Array<string>;
+  session_ends: string | null;
+  owners_only: boolean;
+}
+
 export interface MemberRank {
   rank: number;
   node: string;

@@ -3,8 +3,14 @@
 const TOKEN = "token";
 export const LEADER = "api/v1/leader"; // each server answers it for itself
 
-/** The server wants a token, or another one than it was sent. */
-export class SignIn extends Error {}
+/** The server does not know who asks; `reason` is its word for why, the message what it said. */
+export class SignIn extends Error {
+  /** @param {string} message @param {string} [reason] */
+  constructor(message, reason = "") {
+    super(message);
+    this.reason = reason;
+  }
+}
 
 /** The server's refusal (RFC 9457): `message` says what is wrong and what to do, `reason` is one stable word. */
 export class Problem extends Error {
@@ -61,6 +67,7 @@ export async function ask(target, more = {}) {
   const headers = { ...more.headers };
   if (mine) headers["Authorization"] = `Bearer ${mine}`;
   if (more.body !== undefined) headers["Content-Type"] = "application/json";
+  if (more.method) headers["Eagle-Eye-Request"] = "1"; // no page of another origin can send it
   /** @type {Response} */
   let answer;
   try {
@@ -77,7 +84,10 @@ export async function ask(target, more = {}) {
   }
   noteClock(answer);
   if (!more.method && !target.endsWith(LEADER)) noteSource(answer);
-  if (answer.status === 401) throw new SignIn("the server wants a token");
+  if (answer.status === 401) {
+    const said = await problem(answer);
+    throw new SignIn(said.message, said.reason);
+  }
   if (answer.ok || more.accept?.includes(answer.status)) return answer;
   throw await problem(answer);
 }

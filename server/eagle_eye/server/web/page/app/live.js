@@ -1,7 +1,7 @@
 // The one store of live data: lists read once and then kept up by the server's events, and how the connection is.
 
 import { useEffect, useReducer } from "preact/hooks";
-import { LEADER, SignIn, get, getAll, source } from "./api.js";
+import { LEADER, Problem, SignIn, get, getAll, source } from "./api.js";
 import { follow } from "./stream.js";
 
 /**
@@ -11,6 +11,7 @@ import { follow } from "./stream.js";
  * @typedef {import("../api").Subscription} Subscription
  * @typedef {import("../api").Fleet} Fleet
  * @typedef {import("../api").Leader} Leader
+ * @typedef {import("../api").Me} Me
  * @typedef {import("./stream.js").Message} Message
  * @typedef {"incident" | "action" | "delivery" | "subscription" | "job" | "node" | "silence" | "event"} Kind
  * @typedef {"connecting" | "live" | "lost" | "sign_in"} LinkState
@@ -20,6 +21,8 @@ const RETRY_MS = [500, 1000, 2000, 5000, 10_000]; // the last one again and agai
 const FLEET_MS = 5000; // how often the jobs' progress is asked for: no event tells of a step
 const INCIDENTS_OPEN_MAX = 1000;
 const NEWEST = 200; // of what is over
+const NO_GROUP = "no_group"; // the server knows the person and lets them see nothing
+const TOKEN_WANTED = new Set(["no_token", "token"]); // what the form says by itself
 const KEPT_MAX = 2000; // of a kind: a page that is open for weeks must not grow for weeks
 
 /** What is known, by id. Replace nothing in here by hand. */
@@ -40,6 +43,8 @@ export const link = {
   /** @type {Fleet | null} the jobs at a glance and whether the server can judge, as of `fleetRead` */ fleet: null,
   fleetRead: 0, // milliseconds by this machine's clock
   fleetSeen: true, // whether the server that answered hears agents: one that has the records alone does not
+  /** @type {Me | null} whom the server takes us for */ me: null,
+  hasProvider: false, // whether people sign in here with the site's accounts; known once somebody has to
   /** @type {Leader | null} who leads while this server stands by, null while it leads itself */ leader: null,
 };
 
@@ -99,6 +104,9 @@ export function onRecord(take) {
   return () => void takers.delete(take);
 }
 
+/** Whether who looks is known, and shown the jobs of everybody. */
+export const seesAllJobs = () => link.me !== null && !link.me.owners_only;
+
 /** Puts a verb's answer in place before its event comes. @param {keyof typeof records} kind @param {any} record */
 export function put(kind, record) {
   const known = records[kind];
@@ -128,15 +136,18 @@ function take(message) {
 async function load(signal) {
   const keyed = (/** @type {any[]} */ items) => new Map(items.map((item) => [item.id, item]));
   // What is wrong comes first: a browser asks six things at a time.
-  const [open, incidents, actions] = await Promise.all([
+  const [me, open, incidents, actions] = await Promise.all([
+    get("api/v1/me", signal),
     getAll("api/v1/incidents?state=live", INCIDENTS_OPEN_MAX, signal),
     getAll("api/v1/incidents", NEWEST, signal),
     getAll("api/v1/actions", NEWEST, signal),
   ]);
+  link.me = me;
   records.incident = keyed([...incidents, ...open].reverse());
   records.action = keyed(actions.reverse());
   link.loaded = true;
   stir("incident", "action", "job", "node");
+  if (me.owners_only) return; // these are of all jobs
   const [deliveries, subscriptions] = await Promise.all([
     getAll("api/v1/deliveries", NEWEST, signal),
     getAll("api/v1/subscriptions", 1000, signal),
@@ -144,6 +155,15 @@ async function load(signal) {
   records.delivery = keyed(deliveries.reverse());
   records.subscription = keyed(subscriptions.reverse());
   stir("delivery", "subscription");
+}
+
+/** Whether people sign in here with the site's accounts. @param {AbortSignal} signal */
+async function hasProvider(signal) {
+  try {
+    return (await get("api/v1/sign-in", signal)).provider === true;
+  } catch {
+    return false; // the form for tokens is there all the same
+  }
 }
 
 /** Follows the server until it wants a token: comes back after every break, later each time. */
@@ -169,8 +189,10 @@ export async function run() {
       say("lost", "the server ended the connection");
     } catch (error) {
       if (mine.signal.aborted) return;
-      if (error instanceof SignIn) {
-        say("sign_in");
+      if (error instanceof SignIn || (error instanceof Problem && error.reason === NO_GROUP)) {
+        link.me = null;
+        link.hasProvider = await hasProvider(mine.signal);
+        say("sign_in", TOKEN_WANTED.has(error.reason) ? "" : error.message);
         return;
       }
       say(link.loaded ? "lost" : "connecting", error instanceof Error ? error.message : String(error));

@@ -2,6 +2,7 @@
 
 import { h } from "preact";
 import { useEffect, useRef, useState } from "preact/hooks";
+import { Account, leave } from "./account.js";
 import { setToken, token } from "./api.js";
 import { Health } from "./health.js";
 import { link as connection, run, useLive } from "./live.js";
@@ -20,6 +21,8 @@ const TABS = /** @type {const} */ ([
   ["trust", "Trust in steps"],
   ["subscriptions", "Subscriptions"],
 ]);
+
+const OF_ALL_JOBS = new Set(["ledger", "subscriptions"]); // not for people who see their own jobs alone
 
 export function Shell() {
   useLive("link");
@@ -47,11 +50,12 @@ export function Shell() {
       h(
         "nav",
         { "aria-label": "Views" },
-        TABS.map(([view, words]) =>
+        TABS.filter(([view]) => !(connection.me?.owners_only && OF_ALL_JOBS.has(view))).map(([view, words]) =>
           h("a", { href: link(view), "aria-current": view === route.view ? "page" : undefined }, words),
         ),
       ),
       h(Health, {}),
+      h(Account, {}),
       h(ThemeButton, {}),
     ),
     h(Standby, {}),
@@ -78,7 +82,7 @@ const NoSuchPage = ({ view }) => [
 /** Asks for a token; it stays in this tab alone, until the tab is closed. */
 function SignInForm() {
   const [text, setText] = useState("");
-  const refused = token() !== null;
+  const refused = token() !== null && !connection.detail;
   return h(
     "form",
     {
@@ -90,7 +94,12 @@ function SignInForm() {
       },
     },
     h("h1", null, "Sign in"),
-    h("p", null, "This server wants a token with scope read; with scope operate you can also act here."),
+    connection.hasProvider && [
+      h("a", { class: "button", href: "api/v1/sign-in/start", onClick: leave }, "Sign in with your site's account"),
+      h("p", { class: "quiet" }, "Or with a token:"),
+    ],
+    !connection.hasProvider && h("p", null, "This server wants a token with scope read; with scope operate you can also act here."),
+    connection.detail && h("p", { class: "trouble", role: "alert" }, connection.detail),
     refused && h("p", { class: "trouble", role: "alert" }, "The token is not accepted: it may be mistyped, revoked or expired."),
     h(
       "label",
@@ -106,6 +115,6 @@ function SignInForm() {
         onInput: (/** @type {Event} */ event) => setText(/** @type {HTMLInputElement} */ (event.target).value),
       }),
     ),
-    h("button", { type: "submit", class: "primary" }, "Sign in"),
+    h("button", { type: "submit", class: connection.hasProvider ? "" : "primary" }, "Sign in"),
   );
 }

@@ -42,8 +42,11 @@ export function Notices() {
   );
 }
 
+/** Whether who looks may also act; those who may not are shown no buttons, and told why at the top of the page. */
+export const mayAct = () => link.me === null || link.me.scope !== "read";
+
 /**
- * A button for a verb of the API.
+ * A button for a verb of the API; nothing for somebody who may only look.
  * @param {{label: string, method?: "POST" | "DELETE" | "PATCH", target: string, body?: unknown | ((why: string) => unknown), done?: string,
  *   question?: string, details?: () => import("preact").ComponentChildren, reason?: string,
  *   tone?: "primary" | "danger" | "", disabled?: boolean, onDone?: (answer: any) => void}} props
@@ -76,6 +79,7 @@ export function Verb(props) {
     }
   };
 
+  if (!mayAct()) return null;
   return [
     h(
       "button",

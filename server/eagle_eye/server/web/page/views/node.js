@@ -4,7 +4,7 @@ import { h } from "preact";
 import { useState } from "preact/hooks";
 import { get, path } from "../app/api.js";
 import { byName, count, counted, duration, figure, measured, words } from "../app/format.js";
-import { records, useLive } from "../app/live.js";
+import { link as connection, records, seesAllJobs, useLive } from "../app/live.js";
 import { Badge, Empty, Facts, JobLink, Missing, NodeLink, Reading, Section, isMissing } from "../app/parts.js";
 import { useResource } from "../app/resource.js";
 import { link } from "../app/router.js";
@@ -32,16 +32,16 @@ export const NodeView = ({ name, query }) => (name === null ? h(NodeList, { quer
 
 /** @param {{name: string, query: URLSearchParams}} props */
 function OneNode({ name, query }) {
-  useLive("incident");
+  useLive("incident", "link");
   const mine = (/** @type {string} */ kind, /** @type {any} */ record) => kind === "node" && record.node === name;
   const concerned = (/** @type {string} */ kind, /** @type {any} */ record) =>
     mine(kind, record) || (kind === "incident" && record.nodes.includes(name)) || (kind === "action" && record.exclude.includes(name));
   /** @type {import("../app/resource.js").Resource<NodeRecord>} */
   const node = useResource(path`api/v1/nodes/${name}`, { every_ms: 10_000, concerns: mine });
   /** @type {import("../app/resource.js").Resource<NodeHistory>} */
-  const history = useResource(path`api/v1/nodes/${name}/history`, { every_ms: 60_000, concerns: concerned });
+  const history = useResource(seesAllJobs() ? path`api/v1/nodes/${name}/history` : null, { every_ms: 60_000, concerns: concerned });
   /** @type {import("../app/resource.js").Resource<import("../api").NodeCheckPage>} */
-  const checks = useResource(path`api/v1/nodes/${name}/checks?limit=20`, { every_ms: 10_000, concerns: mine });
+  const checks = useResource(seesAllJobs() ? path`api/v1/nodes/${name}/checks?limit=20` : null, { every_ms: 10_000, concerns: mine });
   const silences = useSilences({ node: name });
   const silenced = useSilenced();
   const open = [...records.incident.values()].filter((one) => OPEN.includes(one.state) && one.nodes.includes(name));
@@ -80,15 +80,17 @@ function OneNode({ name, query }) {
         h("span", null, one.summary),
       ),
     ),
-    h(
+    connection.me?.owners_only &&
+      h(Empty, null, "Metrics, checks and history of a node tell of everybody's jobs: operators see them (sign_in.jobs_visible). Those of your jobs are on the jobs' pages."),
+    seesAllJobs() && h(
       Section,
       { title: "Metrics", id: "metrics" },
       (record || node.error) && h(NodeCharts, { name, query, incidents: open, interval_s: record?.agent?.interval_seconds ?? 1, known: record?.known_since ?? null }),
     ),
-    h(Section, { title: "GPUs", id: "gpus" }, history.data ? h(Gpus, { history: history.data }) : h(Reading, { resource: history, what: "the history" })),
-    h(Section, { title: "Checks", id: "checks" }, checks.data ? h(Checks, { checks: checks.data.items, gpus: history.data?.gpus ?? [] }) : h(Reading, { resource: checks, what: "the checks" })),
+    seesAllJobs() && h(Section, { title: "GPUs", id: "gpus" }, history.data ? h(Gpus, { history: history.data }) : h(Reading, { resource: history, what: "the history" })),
+    seesAllJobs() && h(Section, { title: "Checks", id: "checks" }, checks.data ? h(Checks, { checks: checks.data.items, gpus: history.data?.gpus ?? [] }) : h(Reading, { resource: checks, what: "the checks" })),
     record && h(Section, { title: "How often it fails", id: "memory" }, h(Memory, { record })),
-    h(Section, { title: "History", id: "history" }, h(Reading, { resource: history, what: "the history" }), history.data && h(Chapters, { key: name, name, history: history.data })),
+    seesAllJobs() && h(Section, { title: "History", id: "history" }, h(Reading, { resource: history, what: "the history" }), history.data && h(Chapters, { key: name, name, history: history.data })),
   );
 }
 

@@ -1,0 +1,155 @@
+"""Who asks (/api/v1/me), and signing in and out in a browser (/api/v1/sign-in, /api/v1/sign-out)."""
+
+from __future__ import annotations
+
+import asyncio
+import html
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Protocol
+
+from fastapi import APIRouter, Depends, Request, Response
+
+from eagle_eye.server.api.requests import Somebody, answer, services
+from eagle_eye.server.config import ServerConfig
+from eagle_eye.server.model.clock import Clock
+from eagle_eye.server.model.errors import Refusal
+from eagle_eye.server.model.records import AuditEntry
+from eagle_eye.server.model.timestamps import rfc3339
+from eagle_eye.server.security.people import People, refuse_foreign
+from eagle_eye.server.security.proxy import Person
+from eagle_eye.server.store.store import Change, Store
+from eagle_eye.server.telemetry.counters import Telemetry
+
+if TYPE_CHECKING:
+    from eagle_eye.server.security.provider import Provider
+
+CALLBACK = "/api/v1/sign-in/callback"
+# Paths whose answers do not prove that anybody is known here.
+OPEN = frozenset({"/api/v1/sign-in", "/api/v1/sign-in/start", "/api/v1/sign-out"})
+_UP = "../../.."  # from the callback to the page, wherever a proxy puts both
+
+router = APIRouter(prefix="/api/v1", tags=["sign-in"])
+
+
+class Needs(Protocol):
+    """The server's components that this module uses."""
+
+    clock: Clock
+    config: ServerConfig
+    people: People
+    provider: Provider | None
+    store: Store
+    telemetry: Telemetry
+
+
+Parts = Annotated[Needs, Depends(services)]
+
+
+@router.get("/me")
+def get_me(principal: Somebody) -> Response:
+    """Who the server takes you for, and the scope that you have; ``person`` is "" for tokens.
+
+    ``session_ends`` is null unless you signed in here. ``owners_only``: you see the jobs alone that you or one of your
+    groups own.
+    """
+    ends_s = principal.session_ends_s
+    return answer(
+        {
+            "who": principal.who,
+            "person": principal.person,
+            "scope": principal.scope,
+            "groups": sorted(principal.groups),
+            "owners_only": principal.owners_only,
+            "session_ends": None if ends_s is None else rfc3339(ends_s),
+        }
+    )
+
+
+@router.get("/sign-in", include_in_schema=False)
+def ways(parts: Parts) -> Response:
+    """Tell the page whether people can sign in here."""
+    return answer({"provider": parts.provider is not None})
+
+
+@router.get("/sign-in/start", include_in_schema=False)
+async def start(request: Request, parts: Parts) -> Response:
+    """Send the browser to the provider."""
+    try:
+        url, cookie = await _provider(parts).begin()
+    except Refusal as refusal:
+        return _refused(request, parts, refusal, {})
+    return _redirect(url, cookie)
+
+
+@router.get("/sign-in/callback", include_in_schema=False)
+async def callback(request: Request, parts: Parts) -> Response:
+    """Begin the session of whom the provider sent back."""
+    provider = _provider(parts)
+    used = {"Set-Cookie": provider.begun.gone()}  # each sign-in that was begun ends once
+    try:
+        session = await provider.finish(request.query_params, request.headers.get("cookie", ""))
+        principal = parts.people.principal(Person(session.name, frozenset(session.groups)))
+        cookie = provider.session.header(session)
+    except Refusal as refusal:
+        return _refused(request, parts, refusal, used)
+    entry = AuditEntry(
+        time_s=parts.clock.now_s(),
+        who=principal.who,
+        verb="sign in",
+        subject=principal.who,
+        detail=f"scope {principal.scope} until {rfc3339(session.ends_s)}",
+    )
+    await asyncio.to_thread(parts.store.commit, Change(audit=(entry,)))
+    response = _redirect(f"{parts.config.public_url}/", cookie)
+    response.headers.append("Set-Cookie", used["Set-Cookie"])
+    return response
+
+
+@router.post("/sign-out", include_in_schema=False)
+def sign_out(request: Request, parts: Parts) -> Response:
+    """Delete the session's cookie."""
+    refuse_foreign(request.method, request.headers)
+    return Response(None, 204, {"Set-Cookie": _provider(parts).session.gone()})
+
+
+def _provider(parts: Needs) -> Provider:
+    if parts.provider is None:
+        raise Refusal(404, "not_found", "people sign in elsewhere here: sign_in.provider.issuer is not set")
+    return parts.provider
+
+
+def _redirect(url: str, cookie: str) -> Response:
+    return Response(None, 303, {"Location": url, "Set-Cookie": cookie, "Cache-Control": "no-store"})
+
+
+def _refused(request: Request, parts: Needs, refusal: Refusal, headers: Mapping[str, str]) -> Response:
+    """Return the refusal as a page for a person, if a browser asks; raise it for programs."""
+    if "text/html" not in request.headers.get("accept", ""):
+        raise Refusal(refusal.status, refusal.reason, refusal.detail, {**refusal.headers, **headers})
+    parts.telemetry.refused.labels(refusal.reason).inc()
+    document = _PAGE.format(up=_UP, detail=html.escape(refusal.detail[:1].upper() + refusal.detail[1:]))
+    shown = {**headers, "Cache-Control": "no-store"}
+    return Response(document, refusal.status, shown, media_type="text/html")
+
+
+_PAGE = """<!doctype html>
+<html lang="en">
+  <head>
+    <meta charset="utf-8">
+    <meta name="viewport" content="width=device-width, initial-scale=1">
+    <meta name="color-scheme" content="light dark">
+    <title>Not signed in · Eagle Eye</title>
+    <link rel="icon" href="{up}/icon.svg" type="image/svg+xml">
+    <link rel="stylesheet" href="{up}/style/tokens.css">
+    <link rel="stylesheet" href="{up}/style/base.css">
+    <link rel="stylesheet" href="{up}/style/shell.css">
+  </head>
+  <body>
+    <main>
+      <h1>Not signed in</h1>
+      <p>{detail}.</p>
+      <p><a href="{up}/">Back to Eagle Eye</a></p>
+    </main>
+  </body>
+</html>
+"""

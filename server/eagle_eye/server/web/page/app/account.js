@@ -1,0 +1,48 @@
+// Who is signed in, whether they may act, and the way out; and how the page is found again after the provider's.
+
+import { h } from "preact";
+import { send } from "./api.js";
+import { link, run, useLive } from "./live.js";
+import { notify } from "./verbs.js";
+
+const MAY = /** @type {const} */ ({ read: "may only look", operate: "may act", admin: "administrator" });
+const PLACE = "place"; // where somebody was who left to sign in
+
+/** Notes where the page is: its place is no part of what the provider sends back. */
+export const leave = () => sessionStorage.setItem(PLACE, location.hash);
+
+/** Goes to where somebody was who left to sign in. */
+export function comeBack() {
+  const place = sessionStorage.getItem(PLACE);
+  sessionStorage.removeItem(PLACE);
+  if (place && !location.hash) history.replaceState(null, "", place);
+}
+
+async function signOut() {
+  try {
+    await send("POST", "api/v1/sign-out");
+    void run();
+  } catch (error) {
+    notify(`Sign out: ${error instanceof Error ? error.message : String(error)}`, "bad");
+  }
+}
+
+/** The person's name and what they may do; nothing on a server that asks nobody who they are. */
+export function Account() {
+  useLive("link", "incident");
+  const me = link.me;
+  if (!me || me.who === "local") return null;
+  const may = MAY[/** @type {keyof typeof MAY} */ (me.scope)] ?? me.scope;
+  const why = me.person
+    ? `${me.person} is in no group that may act here (sign_in.operate_groups).`
+    : "The token has scope read; to act here, use one with scope operate.";
+  return h(
+    "span",
+    { class: "account" },
+    h("span", { class: "person" }, me.person || "token"),
+    me.scope === "read"
+      ? h("button", { type: "button", class: "small plain", title: why, onClick: () => notify(why) }, may)
+      : h("span", { class: "quiet" }, may),
+    me.session_ends && h("button", { type: "button", class: "small plain", onClick: () => void signOut() }, "Sign out"),
+  );
+}

@@ -1,0 +1,212 @@
+"""Where the site wants it, people who may only look see the jobs alone that they or their groups own."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from msgspec.structs import replace
+
+from eagle_eye.schema.frame import Rank
+from eagle_eye.server.api.visibility import SHOWN
+from eagle_eye.server.model.records import Job, Node
+from eagle_eye.server.monitor.watcher import JobProgress
+from eagle_eye.server.security.auth import mint
+from eagle_eye.server.store.store import Change
+from tests.server import test_openapi as each
+from tests.server.builders import NOW, Running, action, body, event, frame, incident, running
+
+MINE, THEIRS = "ada-run", "secret-run"
+LOOK: dict[str, Any] = {
+    "sign_in__proxy__user_header": "X-User",
+    "sign_in__proxy__groups_header": "X-Groups",
+    "sign_in__proxy__addresses": ("127.0.0.1",),
+    "sign_in__read_groups": ("*",),
+    "sign_in__operate_groups": ("gpu-ops",),
+}
+ASKED: dict[str, dict[str, Any]] = {
+    "/api/v1/query_range": {"metric": "gpu_power_watts", "start": NOW - 60, "end": NOW + 60},
+    "/api/v1/jobs/{job}/recording": {"start": NOW - 60, "end": NOW + 60},
+}
+ENDLESS = "/api/v1/events"
+
+
+def job(name: str, owner: str) -> Job:
+    return Job(job=name, attempt=0, state="running", ranks=[], restart_owner="", updated_s=NOW, owner=owner)
+
+
+def course(name: str, owner: str) -> JobProgress:
+    return JobProgress(
+        job=name,
+        attempt=0,
+        state="running",
+        declared=True,
+        started_s=NOW - 60,
+        first_step=1.0,
+        step=4.0,
+        progressed_s=NOW,
+        step_s=1.0,
+        nodes=("n1",),
+        gpus=8,
+        heard=1,
+        metrics=frozenset({"gpu_power_watts"}),
+        owner=owner,
+    )
+
+
+def of_both(server: Running) -> None:
+    """Keep one of each record for both jobs; what is mine speaks of theirs, as records of one node may."""
+    each.one_of_each(server)
+    said = f"n1 hangs; {THEIRS} runs there, too"
+    changes = []
+    for name, owner, word in ((MINE, "ada", "mine"), (THEIRS, "bob-secret", "secret")):
+        found = incident(f"inc_{word}", job=name, summary=said, hold=said)
+        changes.append(
+            Change(
+                incidents=(found,),
+                actions=(action(f"act_{word}", job=name, incident_id=found.id, summary=said),),
+                events=(event(f"evt-{word}", job=name, subject=found.id, group=found.id, data={"summary": said}),),
+                jobs=(job(name, owner),),
+                evidence=(replace(each.EVIDENCE, id=f"ev_{word}", job=name, incident_id=found.id),),
+                deliveries=(replace(each.DELIVERY, id=f"d-{word}", event_id=f"evt-{word}"),),
+            )
+        )
+    for change in changes:
+        server.dispatcher.services.store.commit(change)
+    node = Node(node="n1", state="draining", reason=f"the fault of {THEIRS}", updated_s=NOW)
+    server.dispatcher.services.store.commit(Change(nodes=(node,)))
+    text, agent = mint("agent", "n1", NOW, None)
+    server.dispatcher.services.store.commit(Change(tokens=(agent,)))
+    sent = body(frame(job=THEIRS, ranks=[Rank(THEIRS, 0, 1, 0), Rank(MINE, 0, 1, 0)]))
+    assert server.send(sent, authorization=f"Bearer {text}").status_code == 200
+    server.watcher.course = [course(MINE, "ada"), course(THEIRS, "bob-secret")]
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    with running(tmp_path_factory.mktemp("data"), sign_in__jobs_visible="owners", **LOOK) as found:
+        of_both(found)
+        yield found
+
+
+def ask(server: Running, path: str, groups: str = "staff", **more: Any) -> httpx.Response:
+    return server.client.get(path, headers={"X-User": "ada", "X-Groups": groups}, params=more)
+
+
+def ids(server: Running, path: str, key: str = "id", groups: str = "staff") -> set[str]:
+    return {item[key] for item in ask(server, path, groups).json()["items"]}
+
+
+def paths(server: Running) -> list[str]:
+    found = [path for path, methods in server.client.get("/openapi.json").json()["paths"].items() if "get" in methods]
+    assert len(found) > 30
+    return [path for path in found if path != ENDLESS]
+
+
+def known(word: str, name: str) -> dict[str, str]:
+    ends = {"incident": f"inc_{word}", "action": f"act_{word}", "evidence": f"ev_{word}", "delivery": f"d-{word}"}
+    return {**each.KNOWN, **ends, "job": name}
+
+
+def test_no_endpoint_tells_of_anothers_job(server: Running) -> None:
+    """Each is asked for what is mine, for what is another's, and with the other's job as a filter."""
+    for path in paths(server):
+        for record in (known("mine", MINE), known("secret", THEIRS)):
+            for filters in ({}, {"job": MINE}, {"job": THEIRS}):
+                answer = ask(server, path.format(**record), **ASKED.get(path, {}), **filters)
+                echoed = {*record.values(), *filters.values()}
+                text = answer.text
+                if answer.status_code == 404:  # it repeats what was asked for, and says no more
+                    text = re.sub("|".join(map(re.escape, sorted(echoed, key=len, reverse=True))), "", text)
+                assert "secret" not in text, (path, record["job"], filters, answer.text[:2_000])
+
+
+def test_what_is_mine_is_shown_by_every_endpoint_that_shows_jobs(server: Running) -> None:
+    for path in SHOWN.keys() - {ENDLESS, "/api/v1/incidents/{incident}/picture"}:
+        answer = ask(server, path.format(**known("mine", MINE)), **ASKED.get(path, {}), job=MINE)
+        assert answer.status_code == 200, (path, answer.text)
+
+
+def test_another_ones_record_is_refused_like_one_that_is_not_there(server: Running) -> None:
+    for path, shown in SHOWN.items():
+        if shown.record:
+            refusals = []
+            for name in (known("secret", THEIRS)[shown.record], "nothing-at-all"):
+                answer = ask(server, path.format(**{shown.record: name}))
+                refusals.append((answer.status_code, answer.text.replace(name, "")))
+            assert refusals[0] == refusals[1]
+            assert refusals[0][0] == 404
+
+
+def test_an_endpoint_that_nobody_thought_of_is_refused_and_says_who_sees_it(server: Running) -> None:
+    answer = ask(server, "/api/v1/ledger")
+    assert (answer.status_code, answer.json()["reason"]) == (403, "owners_only")
+    assert "sign_in.jobs_visible" in answer.json()["detail"]
+
+
+def test_what_is_of_all_jobs_is_shown_of_one_of_mine(server: Running) -> None:
+    assert ask(server, "/api/v1/goodput").json()["reason"] == "owners_only"
+    assert ask(server, "/api/v1/goodput", job=MINE).status_code == 200
+    assert ask(server, "/api/v1/goodput", job=THEIRS).status_code == 404
+
+
+def test_lists_have_what_is_mine_alone(server: Running) -> None:
+    assert ids(server, "/api/v1/jobs", "job") == {MINE}
+    assert ids(server, "/api/v1/incidents") == {"inc_mine"}
+    assert ids(server, "/api/v1/actions") == {"act_mine"}
+
+
+def test_a_groups_jobs_are_those_of_its_people(server: Running) -> None:
+    assert ids(server, "/api/v1/jobs", "job", "staff,bob-secret") == {MINE, THEIRS}
+
+
+def test_operators_see_all_jobs(server: Running) -> None:
+    assert ids(server, "/api/v1/jobs", "job", "gpu-ops") >= {MINE, THEIRS, "job"}
+    assert ask(server, "/api/v1/ledger", "gpu-ops").status_code == 200
+
+
+def test_a_nodes_facts_are_shown_without_the_name_of_anothers_job(server: Running) -> None:
+    node = ask(server, "/api/v1/nodes/n1").json()
+    assert node["agent"]["job"] is None
+    assert [one["job"] for one in ask(server, "/api/v1/fleet").json()["jobs"]] == [MINE]
+    assert node["reason"] == "the fault of another job"
+    assert node["state"] == "draining"
+
+
+def test_events_tell_of_my_jobs_alone(server: Running) -> None:
+    headers = {"X-User": "ada", "X-Groups": "staff", "Last-Event-ID": "0"}
+    store, heard = server.dispatcher.services.store, ""
+    with server.client.stream("GET", ENDLESS, headers=headers) as answer:
+        for chunk in answer.iter_text():
+            heard += chunk
+            if f'"job":"{MINE}"' in heard and f"id: {store.change_range()[1]}\n" in heard:
+                break
+    assert "secret" not in heard
+    kinds = set(re.findall(r"event: (\w+)", heard))
+    assert kinds == {"incident", "action", "job", "node"}
+
+
+def test_a_job_is_seen_once_its_owner_is_known_and_no_longer_when_it_has_another(tmp_path: Path) -> None:
+    with running(tmp_path, sign_in__jobs_visible="owners", **LOOK) as server:
+        store = server.dispatcher.services.store
+        for owner, seen in (("", set()), ("ada", {MINE}), ("bob", set())):
+            store.commit(Change(jobs=(job(MINE, owner),)))
+            assert ids(server, "/api/v1/jobs", "job") == seen
+
+
+def test_a_job_that_is_called_like_a_word_of_the_api_changes_no_answer(tmp_path: Path) -> None:
+    with running(tmp_path, sign_in__jobs_visible="owners", **LOOK) as server:
+        server.dispatcher.services.store.commit(Change(jobs=(job(MINE, "ada"), job("running", "bob"))))
+        (shown,) = ask(server, "/api/v1/jobs").json()["items"]
+        assert shown["state"] == "running"
+
+
+def test_unless_the_site_wants_it_everybody_sees_all_jobs(tmp_path: Path) -> None:
+    with running(tmp_path, **LOOK) as server:
+        server.dispatcher.services.store.commit(Change(jobs=(job(THEIRS, "bob"),)))
+        assert THEIRS in json.dumps(ask(server, "/api/v1/jobs").json())
