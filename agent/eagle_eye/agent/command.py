@@ -149,7 +149,7 @@ def _run_printing(configuration: AgentConfiguration, *, once: bool) -> int:
 def _run_sending(configuration: AgentConfiguration, *, once: bool) -> int:
     drops, clock, wake = Drops(), SystemClock(), Wake()
     folder = spool_folder(configuration, os.environ)
-    spool = Spool(folder, configuration.node, drops, configuration.spool_bytes_max)
+    spool = Spool(folder, configuration.node, drops, configuration.spool_bytes_max, keep_s=configuration.spool_keep_s)
     servers = Servers(server_urls(configuration), clock.monotonic_s)
     destination = Destination(
         servers=servers,

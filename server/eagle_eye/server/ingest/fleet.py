@@ -224,9 +224,12 @@ class Fleet:
         """
         return self.is_time_late(frame.node, frame.time_s + moved_s, sent_s)
 
-    def is_time_late(self, node: str, time_s: float, sent_s: float) -> bool:
-        """Return whether a frame of the node with this time is late; see ``is_late``."""
-        if sent_s - time_s <= LATE_S:
+    def is_time_late(self, node: str, time_s: float, sent_s: float, resent: bool = False) -> bool:
+        """Return whether a frame of the node with this time is late; see ``is_late``.
+
+        ``resent``: another server had it before, so that every newer frame of the node makes it late.
+        """
+        if sent_s - time_s <= LATE_S and not resent:
             return False
         newest_s = self._newest_time_s(node)
         return newest_s is not None and time_s < newest_s
