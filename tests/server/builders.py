@@ -32,6 +32,7 @@ from eagle_eye.server.engine.policy import Weighing
 from eagle_eye.server.engine.scheduler_contact import SchedulerReports
 from eagle_eye.server.engine.settings import PolicySettings
 from eagle_eye.server.history.history import Recorded, RecordedRow
+from eagle_eye.server.ingest.resends import Resends
 from eagle_eye.server.model.batch import Batch, StreamRef
 from eagle_eye.server.model.clock import Clock
 from eagle_eye.server.model.records import Action, Incident, Job, OutboundEvent, Subscription
@@ -99,6 +100,9 @@ class FakeWatcher:
 
     def count_fleet(self, count: Callable[[], int]) -> None:
         self.fleet_size = count
+
+    def follow(self, resends: Resends, past: Any) -> None:
+        self.resends, self.past = resends, past
 
     def recover(self, past: Iterable[tuple[Frame, float] | Batch]) -> None:
         for one in past:

@@ -57,9 +57,9 @@ class AgentConfiguration(msgspec.Struct, frozen=True, kw_only=True):
     ``server`` None and ``servers`` empty: this host's. ``node`` empty: the host's name. ``job`` empty: the training
     processes' own. ``token_file``, ``ca_file`` and ``certificate_file`` empty: none; with a ``join_token_file`` the
     token is obtained once and kept in ``token_file``, or beside the spool. ``spool_dir`` and ``hook_socket`` empty: the
-    default place. ``spool_keep_s``: how long frames that the server acknowledged are kept for one
-    that lacks them, 0: not. ``backoff_s_max`` is the longest wait between attempts to reach the server, ``connect_s`` and
-    ``answer_s`` are timeouts. ``metrics_listen`` and ``dcgm_exporter`` empty: off. ``shared_host``: several agents run
+    default place. ``spool_keep_s`` is how long acknowledged frames are kept for a server that lacks them, 0: not.
+    ``backoff_s_max`` is the longest wait between attempts to reach the server, ``connect_s`` and ``answer_s`` are
+    timeouts. ``metrics_listen`` and ``dcgm_exporter`` empty: off. ``shared_host``: several agents run
     here, each for processes that name its node. ``node_check_command`` empty: active checks are disabled.
     ``nvrx_health_socket`` empty: NVRx's health checks are not served; ``nvrx_health_gpus``: how many GPUs a healthy
     host has, -1: unknown. The other lists add to the training processes' own environments.

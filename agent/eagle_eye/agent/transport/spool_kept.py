@@ -34,7 +34,7 @@ DEFLATE_LEVEL = 1  # frames of one node repeat themselves: a fifth of the bytes
 
 
 class KeptPiece:
-    """Frames of one stream in order, that the server with ``journal`` acknowledged; ``journals``: all that have them."""
+    """Frames of one stream in order, acknowledged by the server with ``journal``; ``journals``: all that have them."""
 
     def __init__(self, stream: str, journal: str, acknowledged_s: float) -> None:
         self.stream = stream
@@ -153,7 +153,6 @@ class Kept:
         """Return the newest piece that a server with this journal lacks, the one begun first; None if there is none."""
         if self._again_of is not None and self._again_of[1] == journal:
             return self._again_of[0]
-        self._again_of = None
         lacking = [piece for piece in self._pieces if journal not in piece.journals]
         return max(lacking, key=lambda piece: piece.last_s, default=None)
 
@@ -166,6 +165,8 @@ class Kept:
         if piece not in self._pieces:  # it was dropped meanwhile
             return
         frames = [*written, *piece.held]
+        if self._open.get(piece.stream) is piece:
+            self._close(piece.stream)  # what comes later is of another one
         self._drops.count("kept_damaged", piece.frames - len(frames))
         piece.frames = len(frames)
         self._again, self._again_of = deque(frames), (piece, journal)
@@ -183,9 +184,7 @@ class Kept:
             chosen.append((kept.sequence, kept.frame))
         if chosen:
             return SpoolBatch(self._again_of[0].stream, chosen)
-        piece, journal = self._again_of
-        piece.journals.add(journal)
-        self._again_of = None
+        self._whole()
         return None
 
     def resent(self, stream: str, sequence: int, journal: str) -> None:
@@ -194,6 +193,15 @@ class Kept:
             return  # another server answered than was meant: what that one lacks is sent anew
         while self._again and self._again[0].sequence <= sequence:
             self._again.popleft()
+        if not self._again:
+            self._whole()
+
+    def _whole(self) -> None:
+        """Note that a server has all of the piece that was sent again."""
+        if self._again_of is not None:
+            piece, journal = self._again_of
+            piece.journals.add(journal)
+            self._again_of = None
 
     def _piece(self, stream: str, journal: str, now_s: float) -> KeptPiece:
         piece = self._open.get(stream)

@@ -300,6 +300,11 @@ class Fleet:
             if heard is not None:
                 yield node, heard
 
+    def unheard(self, since_s: float) -> list[str]:
+        """Return the nodes that were not heard at ``since_s`` or later, in this run or an earlier one."""
+        found = {node: self.presence(node) for node in self._known}
+        return [node for node, last in found.items() if last is None or last.received_s < since_s]
+
     def names(self) -> frozenset[str]:
         """Return the names of all nodes ever heard of."""
         return frozenset(self._known.copy())

@@ -25,14 +25,12 @@ class _Progress(NamedTuple):
 class Resends:
     """The nodes that send again, on the event loop; ``monotonic_s`` is its clock.
 
-    ``awaited`` are nodes that may begin to: known from the records, and not heard by this server before. ``nodes()``
-    counts those known. Of a large fleet ``frames_max`` bounds how far back detection is shown frames, otherwise
-    ``window_s``; ``begun_s`` is when this server began to take frames, Unix seconds.
+    ``nodes()`` counts the nodes known. Detection is shown frames of the last ``window_s``, of a large fleet at most
+    ``frames_max``; ``begun_s`` is when this server began to take frames, Unix seconds.
     """
 
     def __init__(
         self,
-        awaited: Collection[str],
         begun_s: float,
         window_s: float,
         frames_max: int,
@@ -45,9 +43,13 @@ class Resends:
         self._nodes = nodes
         self._monotonic_s = monotonic_s
         self._began_s = monotonic_s()
-        self._awaited = set(awaited)
+        self._awaited: set[str] = set()
         self._nodes_of: dict[str, _Progress] = {}
         self._news = False
+
+    def expect(self, nodes: Collection[str]) -> None:
+        """Wait a little for what these may send again: they are known, and this server has not heard them of late."""
+        self._awaited.update(nodes)
 
     def every_s(self) -> float:
         """Return how often each agent is to send such a request."""

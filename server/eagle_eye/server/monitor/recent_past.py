@@ -1,4 +1,4 @@
-"""Replays the recent past at start: reads back what was received within detection's window. Touches: history, fleet."""
+"""Replays the recent past at start: reads back what is within detection's window. Touches: history, fleet."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ ROWS_AT_ONCE = 2_048  # passed to the engine together: a large fleet's past has 
 
 def recent_past(
     history: History,
-    fleet: Fleet,
+    fleet: Fleet | None,
     templates: Templates,
     forgotten_s: Mapping[str, float],
     since_s: float,
     frames_max: int,
 ) -> Iterator[tuple[Frame, float] | Batch]:
-    """Yield rows and (corrected frame, received_s) received since ``since_s``, in order; records each in the fleet.
+    """Yield rows and (corrected frame, received_s) from ``since_s`` on, in order; records each in the fleet, if given.
 
     Leaves out what nodes sent before they were forgotten. ``templates`` has those of the rows afterwards.
     """
@@ -34,7 +34,8 @@ def recent_past(
         row = _row(known, one) if known is not None and isinstance(one, RecordedRow) else None
         if row is not None:
             if row.received_s > forgotten_s.get(row.resolved.node, 0.0):
-                fleet.heard_row(row.resolved, row.time_s, row.received_s)
+                if fleet is not None:
+                    fleet.heard_row(row.resolved, row.time_s, row.received_s)
                 rows.append(row)
             if len(rows) >= ROWS_AT_ONCE:
                 yield from batches_of(rows)
@@ -44,7 +45,8 @@ def recent_past(
         if frame is not None and one.received_s > forgotten_s.get(frame.node, 0.0):
             yield from batches_of(rows)  # keeps the node's earlier rows before it
             rows = []
-            fleet.heard(frame, one.received_s, vouched=not is_ours(frame))
+            if fleet is not None:
+                fleet.heard(frame, one.received_s, vouched=not is_ours(frame))
             yield judged(corrected(frame, one.offset_s, one.received_s)), one.received_s
     yield from batches_of(rows)
 
