@@ -158,6 +158,11 @@ def frames_of(batch: Batch) -> list[tuple[Frame, float]]:
     ]
 
 
+def acknowledged(answer: httpx.Response) -> dict[str, Any]:
+    """Return what the answer to frames says of them."""
+    return {key: said for key, said in answer.json().items() if key != "journal"}
+
+
 def replayed(history: Any, since_s: float = 0.0, most: int = 100) -> list[Recorded]:
     """Return what a restart reads back, rows as frames."""
 

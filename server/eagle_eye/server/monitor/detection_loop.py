@@ -150,7 +150,13 @@ class DetectionLoop:
             yield
 
     def _refilling(self) -> Iterator[None]:
-        """Replace the engine by one that has seen the whole recent past; what comes meanwhile is shown to that one."""
+        """Once the recent past is whole, replace the engine by one that has seen it; yields between parts.
+
+        What comes meanwhile is shown to that one.
+        """
+        if self._resends is None or not self._resends.ready():
+            return
+        self._resends.taken_in()
         began_s = self._clock.monotonic_s()
         engine = self._engine.unfilled()
         self._intake.hold()
@@ -159,7 +165,7 @@ class DetectionLoop:
             self._engine = self._intake.engine = engine
         finally:
             self._intake.release()
-        log.info("windows are whole", extra={"seconds": round(self._clock.monotonic_s() - began_s, 2)})
+        log.info("the windows reach back as far as agents have sent again", extra={"seconds": round(self._clock.monotonic_s() - began_s, 2)})
 
     async def run(self) -> None:
         """Evaluate all jobs every tick until cancelled."""
@@ -167,12 +173,10 @@ class DetectionLoop:
             began_s = slice_s = self._clock.monotonic_s()
             busy_s = 0.0
             try:
-                if self._resends is not None and self._resends.ready():
-                    self._resends.taken_in()
-                    for _ in self._refilling():
-                        if self._clock.monotonic_s() - slice_s >= SLICE_S:
-                            await asyncio.sleep(0)
-                            slice_s = self._clock.monotonic_s()
+                for _ in self._refilling():
+                    if self._clock.monotonic_s() - slice_s >= SLICE_S:
+                        await asyncio.sleep(0)
+                        slice_s = self._clock.monotonic_s()
                 for judging in self._looking(self._clock.now_s()):
                     # Agents wait for their answers meanwhile.
                     took_s = self._clock.monotonic_s() - slice_s
@@ -201,6 +205,8 @@ class DetectionLoop:
 
     def tick(self, now_s: float) -> None:
         """Evaluate all jobs once and write the results."""
+        for _ in self._refilling():
+            pass
         for _ in self._looking(now_s):
             pass
 
