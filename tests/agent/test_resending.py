@@ -104,7 +104,8 @@ def test_a_fleet_begins_at_random_and_keeps_the_servers_pace(agent: Agent, serve
     server.journal, server.every_s = "b2", 50.0
     live(agent, 1)
     agent.uplink._jitter = lambda: 0.5
-    began_s, at_s = agent.clock.passed_s, []
+    began_s = agent.clock.passed_s
+    at_s: list[float] = []
     while (wait_s := agent.uplink.resend_once()) is not None:
         if len(told(server)) > len(at_s):
             at_s.append(agent.clock.passed_s - began_s)

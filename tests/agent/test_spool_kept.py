@@ -55,7 +55,7 @@ def content(stream: str, sequence: int) -> bytes:
 
 def taken(spool: Spool, count: int, journal: str, clock: FakeClock) -> list[tuple[str, int]]:
     """Have a server take so many frames, one a second; return which."""
-    found = []
+    found: list[tuple[str, int]] = []
     for _ in range(count):
         spool.append(content)
         clock.advance(1.0)

@@ -186,7 +186,8 @@ def _run_sending(configuration: AgentConfiguration, *, once: bool) -> int:
 
         def delivery() -> FrameDelivery:
             waiting = (spool.waiting(), spool.waiting_bytes(), spool.in_memory)
-            return FrameDelivery(*waiting, uplink.delivered, uplink.is_well, servers.changes)
+            sent = (uplink.delivered, uplink.is_well, servers.changes)
+            return FrameDelivery(*waiting, *sent, spool.kept()[0], uplink.again.delivered)
 
         exposition = Exposition(configuration.node, agent_version(), drops, delivery, assembly.nvml.devices_by_uuid)
         uplink.start()
