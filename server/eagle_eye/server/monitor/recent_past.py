@@ -13,7 +13,8 @@ from eagle_eye.server.ingest.templates import KnownTemplate, Templates
 from eagle_eye.server.model.batch import Batch, Row, batches_of
 from eagle_eye.server.model.node_clocks import corrected
 
-ROWS_AT_ONCE = 2_048  # passed to the engine together: a large fleet's past has hundreds of thousands
+ROWS_AT_ONCE = 2_048  # passed to the engine together: a large fleet's past has hundreds of thousands...
+ROWS_FIRST = 64  # ...and fewer at first: while nodes are new, each row is routed alone
 
 
 def recent_past(
@@ -29,6 +30,7 @@ def recent_past(
     Leaves out what nodes sent before they were forgotten. ``templates`` has those of the rows afterwards.
     """
     rows: list[Row] = []
+    most = ROWS_FIRST
     for one in history.replay(since_s, frames_max):
         known = templates.recall(template_of_row(one.raw)) if isinstance(one, RecordedRow) else None
         row = _row(known, one) if known is not None and isinstance(one, RecordedRow) else None
@@ -37,9 +39,9 @@ def recent_past(
                 if fleet is not None:
                     fleet.heard_row(row.resolved, row.time_s, row.received_s)
                 rows.append(row)
-            if len(rows) >= ROWS_AT_ONCE:
+            if len(rows) >= most:
                 yield from batches_of(rows)
-                rows = []
+                rows, most = [], min(2 * most, ROWS_AT_ONCE)
             continue
         frame = one.frame if isinstance(one, Recorded) else _frame(known, one)
         if frame is not None and one.received_s > forgotten_s.get(frame.node, 0.0):
