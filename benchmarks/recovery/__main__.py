@@ -165,7 +165,7 @@ def _under_fire(
     ):
         stack.start()
         hand = Hand(stack)
-        yard = Yard(stack, hand, args.repair_after)
+        yard = Yard(stack, args.repair_after)
         fire = Fire(stack, hand, yard, lambda text: progress.update(task, now=text), args.every)
         if not fire.trains():
             raise StageFailed(f"the job does not train; logs in {stack.folder / 'logs'}")

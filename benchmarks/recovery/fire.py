@@ -185,23 +185,20 @@ class Fire:
         return self._followed(item, harms, attempt, 1, began_s)  # its node is named, or the outcome says so
 
     def _alarmed(self, item: Item, node: str, attempt: int, began_s: float) -> Outcome:
+        """Send void exclusions: no server has asked for them, and ``stale_alarm``'s would be void if one had."""
         action = f"hand-{item.number}-{attempt}"
         self._say(f"{item.shape}: an exclusion of {node} by hand")
         if item.shape == "stale_alarm":
-            self._hand.exclude(f"{action}-old", node, attempt - 1)
-            self._hand.exclude(f"{action}-late", node, attempt, expired=True)
-            self.until(lambda: None, QUIET_S)
-            made = {self._hand.outcome(f"{action}-{word}") for word in ("old", "late")}
-            outcome = self._outcome(item, [], "undisturbed" if self._attempt() == attempt else "disturbed", began_s)
-            outcome.alarm = "carried_out" if "carried_out" in made else "/".join(sorted(made))
-            return outcome
-        at_s = time.time()
-        self._hand.exclude(action, node, attempt)
-        self._yard.took_by_hand(node)
-        outcome = self._followed(item, [Harm("false_alarm", "", at_s)], attempt, 1, began_s)
-        outcome.harms = []
-        self.until(lambda: self._hand.outcome(action) in ("carried_out", "refused") or None, QUIET_S)
-        outcome.alarm = self._hand.outcome(action)
+            sent = [f"{action}-old", f"{action}-late"]
+            self._hand.exclude(sent[0], node, attempt - 1)
+            self._hand.exclude(sent[1], node, attempt, expired=True)
+        else:
+            sent = [action]
+            self._hand.exclude(action, node, attempt)
+        self.until(lambda: None, QUIET_S)
+        made = {self._hand.outcome(one) for one in sent}
+        outcome = self._outcome(item, [], "undisturbed" if self._attempt() == attempt else "disturbed", began_s)
+        outcome.alarm = "carried_out" if "carried_out" in made else "/".join(sorted(made))
         return outcome
 
     def _outcome(self, item: Item, harms: list[Harm], result: Result, began_s: float, note: str = "") -> Outcome:

@@ -14,7 +14,7 @@ import msgspec
 from standardwebhooks import Webhook
 
 from benchmarks.recovery.site import FireStack
-from eagle_eye.schema.action import ACTION_REQUESTED, NODE_READMITTED, ActionRequest
+from eagle_eye.schema.action import ACTION_REQUESTED, ActionRequest
 
 EXPIRES_S = 120.0
 
@@ -38,10 +38,6 @@ class Hand:
             evidence=[], ranks=[], report_to=f"{self._stack.url}/api/v1/actions/{action_id}/reports",
         )  # fmt: skip
         self._send(ACTION_REQUESTED, msgspec.to_builtins(action), action_id)
-
-    def readmit(self, node: str, event_id: str) -> None:
-        """The node may be used again. Raises httpx.HTTPError."""
-        self._send(NODE_READMITTED, {"node": node}, event_id)
 
     def outcome(self, action_id: str) -> str:
         """Return what the launcher made of an action, by its own ledger: refused, carried_out, or "" so far."""

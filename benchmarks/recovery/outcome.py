@@ -134,10 +134,9 @@ def scopes_of(reported: Sequence[dict[str, Any]], from_attempt: int, until_attem
 def stale_done(outcomes: Sequence[Outcome]) -> list[str]:
     """Return the actions carried out although they were void.
 
-    Expired, sent by hand as such, or of an attempt that an action before had ended.
+    Sent by hand, expired, or of an attempt that an action before had ended.
     """
-    void = [one for one in outcomes if one.shape == "stale_alarm"]
-    found = [f"by hand in item {one.number}" for one in void if one.alarm == "carried_out"]
+    found = [f"by hand in item {one.number}" for one in outcomes if one.alarm == "carried_out"]
     seen: set[int] = set()
     for one in outcomes:
         for asked in one.asked:

@@ -8,7 +8,6 @@ import time
 
 import httpx
 
-from benchmarks.recovery.hand import Hand
 from benchmarks.recovery.harm import repair
 from benchmarks.recovery.site import FireStack
 
@@ -19,21 +18,15 @@ AGAIN_S = 5.0  # after a return that was refused
 class Yard:
     """Repairs what is excluded ``repair_s`` after it was seen to be; ``tick`` does what is due."""
 
-    def __init__(self, stack: FireStack, hand: Hand, repair_s: float) -> None:
+    def __init__(self, stack: FireStack, repair_s: float) -> None:
         self._stack = stack
-        self._hand = hand
         self._repair_s = repair_s
         self._looked_s = 0.0
         self._due_s: dict[str, float] = {}  # by node, Unix seconds
-        self._by_hand: dict[str, float] = {}
         self._mended_s: dict[str, float] = {}
         self.returned = 0
         self.forced = 0  # suspects of silent corruption, whom policy lets return by hand alone
         self.refused: collections.Counter[str] = collections.Counter()
-
-    def took_by_hand(self, node: str) -> None:
-        """The node was excluded by hand, of which the server knows nothing; it comes back the same way."""
-        self._by_hand[node] = time.time() + self._repair_s
 
     def has_repaired(self, node: str) -> None:
         """Somebody else has repaired the node: where it is out, it comes back with the next look."""
@@ -43,7 +36,7 @@ class Yard:
     @property
     def holds(self) -> int:
         """Return how many nodes are out."""
-        return len(self._due_s) + len(self._by_hand)
+        return len(self._due_s)
 
     def has_mended(self, node: str, since_s: float) -> bool:
         """Whether the node was repaired after the moment (Unix seconds)."""
@@ -60,9 +53,6 @@ class Yard:
             self._due_s = {node: self._due_s.get(node, now_s + self._repair_s) for node in out}
             for node in [node for node, due_s in self._due_s.items() if due_s <= now_s]:
                 self._bring_back(node, now_s)
-            for node in [node for node, due_s in self._by_hand.items() if due_s <= now_s]:
-                self._hand.readmit(node, f"back-{node}-{now_s}")
-                del self._by_hand[node]
 
     def _bring_back(self, node: str, now_s: float) -> None:
         repair(self._stack, node)

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.recovery import harm as harming
-from benchmarks.recovery.hand import Hand
 from benchmarks.recovery.harm import Harm
 from benchmarks.recovery.site import FireStack, can_simulate_gpus
 from benchmarks.recovery.yard import Yard
@@ -39,7 +38,7 @@ class PlannedStack(FireStack):
         gpus = not can_simulate_gpus()
         super().__init__(site, folder, gpus=gpus, arguments=arguments, flags=flags, planned=True)
         self.script = PACED
-        self.yard = Yard(self, Hand(self), repair_s)
+        self.yard = Yard(self, repair_s)
 
     def members(self) -> Sequence[str]:
         """Return the nodes of the newest attempt."""

@@ -24,6 +24,7 @@ from eagle_eye.cli.reports import numbers
 from eagle_eye.cli.reports.incident import IncidentReport, Mark, gather
 from eagle_eye.cli.reports.redaction import redacted
 from eagle_eye.client import Client
+from eagle_eye.schema.labels import throttled_by
 from tests.server.builders import NOW, FakeClock, Running
 from tests.server.slow_node import ONSET_S, slow_node_server
 
@@ -83,6 +84,12 @@ def test_what_a_node_calls_itself_is_text(report: IncidentReport) -> None:
     text = page(report._replace(dossier={**report.dossier, "incident": record}, charts=charts))
     assert "<script" not in text
     assert "alert(1)" in text
+
+
+def test_throttle_bits_are_named(report: IncidentReport) -> None:
+    observed = {**report.record["evidence"][0], "value": 0x48, "unit": "bitmask"}
+    record = {**report.record, "evidence": [observed]}
+    assert f">{throttled_by(0x48)}</td>" in page(report._replace(dossier={**report.dossier, "incident": record}))
 
 
 def test_a_picture_is_an_svg_with_the_accused_peers_threshold_and_moments(report: IncidentReport) -> None:

@@ -118,7 +118,7 @@ def test_evidence_is_shown_where_only_the_base_is_installed() -> None:
         "import sys\n"
         "for name in ('numpy', 'fastapi', 'sqlalchemy'): sys.modules[name] = None\n"
         "from eagle_eye.cli import nodes, show\n"
-        "print(show._figure(240.5, 'watts'))"
+        "print(show.figure(240.5, 'watts'))"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout == "240.5 W\n"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -245,3 +246,35 @@ def test_after_a_restart_an_event_of_the_future_is_still_of_its_frames_time(tmp_
         assert shown(server)[0].events[0].time_s == NOW
     with running(tmp_path) as server:
         assert server.watcher.recovered[0][0].events[0].time_s == NOW
+
+
+@pytest.mark.parametrize("base_s", [None, 60.0])
+def test_what_waited_for_the_server_to_start_keeps_its_times(tmp_path: Path, base_s: float | None) -> None:
+    base: dict[str, Any] = {} if base_s is None else {"clock_base_s": base_s}
+    clock = FakeClock()
+    with running(tmp_path, clock) as server:
+        server.send(body(frame(1, **base)))
+    clock.advance(30)
+    with running(tmp_path, clock) as server:
+        server.send(body(frame(2, time_s=NOW + 20, **base), sent_s=NOW + 21))
+        assert [seen.time_s for seen in shown(server)] == [NOW + 20]
+
+
+def test_a_node_that_started_meanwhile_is_dated_by_its_new_clock(tmp_path: Path) -> None:
+    clock = FakeClock()
+    with running(tmp_path, clock) as server:
+        server.send(body(frame(1, clock_base_s=60.0)))
+    clock.advance(30)
+    with running(tmp_path, clock) as server:
+        server.send(body(frame(2, time_s=NOW - 3600, clock_base_s=-3600.0), sent_s=NOW - 3600))
+        assert [seen.time_s for seen in shown(server)] == [NOW + 30]
+
+
+def test_an_offset_outlives_the_server(tmp_path: Path) -> None:
+    clock = FakeClock()
+    with running(tmp_path, clock) as server:
+        server.send(body(frame(1, time_s=NOW - 60, clock_base_s=60.0), sent_s=NOW - 60))
+    clock.advance(30)
+    with running(tmp_path, clock) as server:
+        server.send(body(frame(2, time_s=NOW - 40, clock_base_s=60.0), sent_s=NOW - 39))
+        assert [seen.time_s for seen in shown(server)] == [NOW + 20]

@@ -60,7 +60,7 @@ def incident(client: Client, name: str) -> None:
     device = "" if record["device"] is None else f", device {record['device']}"
     asked = [one["state"] for one in dossier["actions"] if not one["preliminary"]]
     state = shown_state(record["state"], asked[-1] if asked else "")
-    _title(f"{_words(record['fault'])} on {where}{device}", state, f"{record['confidence']:.0%} sure")
+    _title(f"{words(record['fault'])} on {where}{device}", state, f"{record['confidence']:.0%} sure")
     _say(record["summary"])
     _say(dossier["meaning"])
     _facts(
@@ -71,13 +71,13 @@ def incident(client: Client, name: str) -> None:
         ("began", record["onset"]),
         ("found", record["detected"]),
         ("over", record["ended"]),
-        ("kinds of evidence", [_words(kind) for kind in record["kinds"]]),
+        ("kinds of evidence", [words(kind) for kind in record["kinds"]]),
         ("usual repair", dossier["repair"]),
         ("held because", record["hold"]),
         ("acknowledged by", record["acknowledged_by"]),
     )
     _section("Evidence")
-    print_table(_EVIDENCE, [_observation(item) for item in record["evidence"]])
+    print_table(_EVIDENCE, [observation(item) for item in record["evidence"]])
     _charts(client, path, dossier["panels"])
     _section("Actions")
     _say("" if dossier["actions"] else "none")
@@ -100,16 +100,16 @@ def action(client: Client, name: str) -> None:
     _facts(
         ("action", record["id"]),
         ("incident", record["incident_id"]),
-        ("fault", f"{_words(record['fault'])}{_labelled(' on ', record['node'])}"),
+        ("fault", f"{words(record['fault'])}{_labelled(' on ', record['node'])}"),
         ("job", f"{printable(record['job'])}, attempt {record['attempt']}, {len(record['ranks'])} ranks"),
-        ("restart scope", _words(record["restart_scope"] or "")),
+        ("restart scope", words(record["restart_scope"] or "")),
         ("created", record["created"]),
         ("expires", record["expires"] if record["state"] in ("awaiting", "requested") else ""),
         ("usual repair", record["repair"]),
         ("withdrawn because", record["reason"]),
     )
     _section("Evidence")
-    print_table(_EVIDENCE, [_observation(item) for item in record["evidence"]])
+    print_table(_EVIDENCE, [observation(item) for item in record["evidence"]])
     _section("Reports")
     _reports(record)
     decide = _DECISIONS.get(record["state"], ())
@@ -136,8 +136,8 @@ def node(client: Client, name: str) -> None:
         ("agent", agent.get("version")),
         ("watched until", record["watched_until"]),
         ("incidents, 30 days", memory.get("incidents_30_days")),
-        *((f"no {_words(source)}", why) for source, why in sorted(agent.get("troubles", {}).items())),
-        *((f"dropped, {_words(what)}", count) for what, count in sorted(agent.get("dropped", {}).items())),
+        *((f"no {words(source)}", why) for source, why in sorted(agent.get("troubles", {}).items())),
+        *((f"dropped, {words(what)}", count) for what, count in sorted(agent.get("dropped", {}).items())),
     )
     if memory:
         _say(recurrence_words(memory))
@@ -234,7 +234,7 @@ def _charts(client: Client, path: str, panels: Iterable[_RECORD]) -> None:
         if not known:
             continue
         low, high = min(known), max(known)
-        spread = f"{_figure(low, chart['unit'])} to {_figure(high, chart['unit'])}"
+        spread = f"{figure(low, chart['unit'])} to {figure(high, chart['unit'])}"
         sys.stdout.write(f"\n{metric_label(printable(panel['metric']))}, {spread}\n")
         width = max(map(len, lines))
         for label, line in lines.items():
@@ -304,24 +304,26 @@ def _facts(*facts: tuple[str, Any]) -> None:
     sys.stdout.write("\n" + "".join(f"  {printable(name):<{width}}  {value}\n" for name, value in known))
 
 
-def _observation(item: _RECORD) -> dict[str, Any]:
+def observation(item: _RECORD) -> dict[str, Any]:
+    """Return the texts of an item of evidence: value, peers' median, threshold, metric, and where it was observed."""
     device = "" if item["device"] is None else f" device {item['device']}"
     on = f"{item['node']}{device}" if item["node"] else "the job"
-    numbers = {name: _figure(item[name], item["unit"]) for name in ("value", "peers_median", "threshold")}
+    numbers = {name: figure(item[name], item["unit"]) for name in ("value", "peers_median", "threshold")}
     return {**numbers, "metric": metric_label(printable(item["metric"])), "on": on}
 
 
 def _place(place: _RECORD) -> str:
-    found = f"{printable(place['node'])}: {_words(place['phase'] or place['state'] or 'unknown')}"
+    found = f"{printable(place['node'])}: {words(place['phase'] or place['state'] or 'unknown')}"
     found += _labelled(", rack ", place["rack"]) + _labelled(", switch ", place["switch"])
     return found + _labelled(", also runs ", place["other_jobs"])
 
 
 def _asked(record: _RECORD) -> str:
-    return f"{_words(record['kind'])} {printable(record['exclude'])}".rstrip()
+    return f"{words(record['kind'])} {printable(record['exclude'])}".rstrip()
 
 
-def _figure(value: Any, unit: str) -> str:
+def figure(value: Any, unit: str) -> str:
+    """Return a value with its unit; a bitmask as the causes of throttling that it holds."""
     if not isinstance(value, int | float):
         return printable(value)
     return throttled_by(int(value)) if unit == "bitmask" else number(value, unit)
@@ -335,5 +337,6 @@ def _labelled(label: str, value: Any) -> str:
     return f"{label}{printable(value)}" if value else ""
 
 
-def _words(name: str) -> str:
+def words(name: str) -> str:
+    """Return one of the API's identifiers as words."""
     return printable(name).replace("_", " ")

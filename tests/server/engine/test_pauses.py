@@ -38,6 +38,18 @@ def test_a_gap_of_many_steps_is_a_pause_and_an_ordinary_step_is_none() -> None:
     assert log.pace_s == 2.0
 
 
+def test_steps_that_nobody_saw_one_by_one_are_no_pause() -> None:
+    log = steady()
+    log.note_steps(40.0, 18.0, interval_s=1.0)
+    assert log.pauses == ()
+
+
+def test_a_pause_among_several_steps_is_as_long_as_what_they_leave() -> None:
+    log = steady()
+    log.note_steps(40.0, 5.0, interval_s=1.0)
+    assert log.pauses == (Pause("", 32.0),)
+
+
 def test_before_the_pace_is_known_nothing_is_a_pause() -> None:
     log = steady(STEPS_FOR_PACE - 1)
     log.note_steps(100.0, 1.0, interval_s=1.0)

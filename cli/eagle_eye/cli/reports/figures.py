@@ -14,7 +14,8 @@ from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
-from eagle_eye.cli.reports.incident import Mark, unix_s
+from eagle_eye.cli.reports.incident import Mark
+from eagle_eye.schema.times import unix_seconds
 from eagle_eye.server.charts.notation import number
 
 ACCUSED, PEERS, THRESHOLD = "#c8324b", "#7d8ba1", "#b3730a"  # legible on white and on dark
@@ -82,14 +83,14 @@ def _draw(axes: Axes, chart: Mapping[str, Any]) -> None:
     axes.xaxis.set_major_formatter(ConciseDateFormatter(locator, tz=dt.timezone.utc))  # type: ignore[no-untyped-call]
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: number(value, unit)))
     axes.spines[["top", "right"]].set_visible(False)
-    axes.set_xlim(_moment(unix_s(chart["start"])), _moment(unix_s(chart["end"])))  # type: ignore[arg-type]
+    axes.set_xlim(_moment(unix_seconds(chart["start"])), _moment(unix_seconds(chart["end"])))  # type: ignore[arg-type]
     axes.legend(loc="upper left", bbox_to_anchor=(0, -0.14), ncols=3, frameon=False, borderaxespad=0)
 
 
 def _mark(axes: Axes, chart: Mapping[str, Any], marks: Sequence[Mark]) -> None:
     """Draw the moments within the chart as lines, named above it; names that would overlap take another row."""
-    start_s = unix_s(chart["start"])
-    length_s = max(unix_s(chart["end"]) - start_s, 1e-9)
+    start_s = unix_seconds(chart["start"])
+    length_s = max(unix_seconds(chart["end"]) - start_s, 1e-9)
     ends: list[float] = []  # of the last name in each row, in shares of the width
     for mark in sorted(marks):
         share = (mark.time_s - start_s) / length_s

@@ -15,8 +15,7 @@ from eagle_eye.cli.reports import figures
 from eagle_eye.cli.reports.accounts import CAUSES, HOUR_S, AccountsReport, hours, job_row, share, total_row
 from eagle_eye.cli.reports.backtest import DrawnVerdict, JudgedTrace
 from eagle_eye.cli.reports.incident import IncidentReport
-from eagle_eye.cli.tables import printable
-from eagle_eye.schema.labels import metric_label
+from eagle_eye.cli.show import figure, observation, words
 from eagle_eye.server.backtest.command import JudgedTraces, upper_bound
 from eagle_eye.server.charts.notation import number
 
@@ -46,14 +45,14 @@ def incident_page(report: IncidentReport, origin: ReportOrigin) -> str:
         origin,
         record=record,
         dossier=report.dossier,
-        fault=_words(record["fault"]).capitalize(),
+        fault=words(record["fault"]).capitalize(),
         where=_where(record),
         facts=[(name, value) for name, value in _facts(report) if value],
         took=report.took,
-        evidence=[_observation(item) for item in record["evidence"]],
+        evidence=[observation(item) for item in record["evidence"]],
         charts=[(chart, markupsafe.Markup(figures.svg(chart, report.marks))) for chart in report.charts],  # noqa: S704
         unknown=report.unknown,
-        actions=[{**one, "asked": f"{_words(one['kind'])} {', '.join(one['exclude'])}"} for one in _actions(report)],
+        actions=[{**one, "asked": f"{words(one['kind'])} {', '.join(one['exclude'])}"} for one in _actions(report)],
     )
 
 
@@ -73,7 +72,7 @@ def accounts_page(report: AccountsReport, origin: ReportOrigin) -> str:
             ("hours of jobs", hours(total["wall"]["seconds"])),
             ("GPU-hours", hours(total["wall"]["gpu_seconds"])),
             ("training, of the time", share(total["ettr_ratio"])),
-            *((_words(part), f"{hours(of['gpu_seconds'])} GPU-hours") for part, of in total["lost"].items()),
+            *((words(part), f"{hours(of['gpu_seconds'])} GPU-hours") for part, of in total["lost"].items()),
         ],
         causes=[_cause(report.causes[by]["items"], by) for by in CAUSES],
         jobs=[job_row(item) for item in report.jobs["items"]],
@@ -88,14 +87,14 @@ def backtest_page(traces: Iterable[JudgedTrace], judged: JudgedTraces, origin: R
     score, totals = judged.card.report(), judged.totals
     scores = [*score["faults"].items(), ("all", score["overall"])] if score["node_days"] else []
     unknown = [
-        f"{_words(name)} could not tell in {ratio:.0%} of {totals.judgements:,} judgements"
+        f"{words(name)} could not tell in {ratio:.0%} of {totals.judgements:,} judgements"
         for name, ratio in totals.ratios().items()
     ]
     return _render(
         "backtest.html",
         origin,
         traces=[(one, [_drawn(verdict) for verdict in one.verdicts]) for one in traces],
-        scores=[{"fault": _words(fault), **{k: _figure(v, "1") for k, v in of.items()}} for fault, of in scores],
+        scores=[{"fault": words(fault), **{k: figure(v, "1") for k, v in of.items()}} for fault, of in scores],
         false_exclusions=score["false_exclusions"],
         node_days=f"{score['node_days']:.3f}",
         bound=upper_bound(score["node_days"], score["false_exclusions_per_1000_node_days_upper_95"]),
@@ -107,9 +106,9 @@ def _drawn(verdict: DrawnVerdict) -> dict[str, Any]:
     line = verdict.line
     return {
         "since": number(verdict.since_s, "seconds"),
-        "fault": _words(line.fault),
+        "fault": words(line.fault),
         "who": ", ".join(line.nodes) or "no single node",
-        "action": _words(line.action),
+        "action": words(line.action),
         "summary": line.summary,
         "confidence": f"{line.confidence:.0%}",
         "charts": [(one, markupsafe.Markup(figures.svg(one, verdict.marks))) for one in verdict.charts],  # noqa: S704
@@ -121,14 +120,14 @@ def _render(template: str, origin: ReportOrigin, **values: Any) -> str:
     environment = jinja2.Environment(
         loader=loader, autoescape=True, undefined=jinja2.StrictUndefined, keep_trailing_newline=True
     )
-    environment.filters |= {"words": _words, "moment": _time}
+    environment.filters |= {"words": words, "moment": _time}
     return environment.get_template(template).render(**origin._asdict(), **values)
 
 
 def _cause(items: Sequence[Mapping[str, Any]], by: str) -> tuple[str, markupsafe.Markup, list[dict[str, str]], str]:
     rows = [
         {
-            "name": _words(item[by]) if by == "fault" and item[by] else item[by] or f"no single {by}",
+            "name": words(item[by]) if by == "fault" and item[by] else item[by] or f"no single {by}",
             "gpu_hours": hours(item["gpu_seconds"]),
             "hours": hours(item["seconds"]),
             "parts": ", ".join(f"{part} {hours(amount['gpu_seconds'])}" for part, amount in item["lost"].items()),
@@ -153,7 +152,7 @@ def _facts(report: IncidentReport) -> Iterator[tuple[str, str]]:
     yield "job", f"{record['job']}, attempt {record['attempt']}"
     yield "owner", dossier["owner"]
     for place in dossier["where"]:
-        yield "node", ", ".join(filter(None, (place["node"], _words(place["phase"] or place["state"] or "unknown"))))
+        yield "node", ", ".join(filter(None, (place["node"], words(place["phase"] or place["state"] or "unknown"))))
         yield "rack, switch", ", ".join(filter(None, (place["rack"], place["switch"])))
         for gpu in place["gpus"]:
             said = (gpu.get("model"), f"serial {gpu['serial']}" if gpu.get("serial") else "", gpu.get("uuid"))
@@ -162,25 +161,9 @@ def _facts(report: IncidentReport) -> Iterator[tuple[str, str]]:
     yield "began", _time(record["onset"])
     yield "found", _time(record["detected"])
     yield "over", _time(record["ended"]) if record["ended"] else "not yet"
-    yield "kinds of evidence", ", ".join(map(_words, record["kinds"]))
-    yield "found by", ", ".join(map(_words, record["detectors"]))
+    yield "kinds of evidence", ", ".join(map(words, record["kinds"]))
+    yield "found by", ", ".join(map(words, record["detectors"]))
     yield "usual repair", dossier["repair"]
-
-
-def _observation(item: Mapping[str, Any]) -> dict[str, str]:
-    device = "" if item["device"] is None else f" device {item['device']}"
-    figures_ = {name: _figure(item[name], item["unit"]) for name in ("value", "peers_median", "threshold")}
-    return {
-        "metric": metric_label(item["metric"]),
-        "on": f"{item['node']}{device}" if item["node"] else "the job",
-        **figures_,
-    }
-
-
-def _figure(value: Any, unit: str) -> str:
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        return hex(int(value)) if unit == "bitmask" else number(value, unit)
-    return printable(value)
 
 
 def _actions(report: IncidentReport) -> list[Mapping[str, Any]]:
@@ -194,7 +177,3 @@ def _time(moment: str) -> str:
 
 def _where(record: Mapping[str, Any]) -> str:
     return ", ".join(record["nodes"]) or "no single node"
-
-
-def _words(name: str) -> str:
-    return printable(name).replace("_", " ")

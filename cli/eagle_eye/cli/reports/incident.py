@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import datetime as dt
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
 from eagle_eye.client import Client, ClientError
+from eagle_eye.schema.times import unix_seconds
 from eagle_eye.server.charts.notation import number
 
 CHARTS_MAX = 6
@@ -41,10 +41,10 @@ class IncidentReport(NamedTuple):
     def marks(self) -> tuple[Mark, ...]:
         """Onset, verdict, actions, the end and the first step after it, in this order."""
         record = self.record
-        found = [Mark(unix_s(record["onset"]), "onset"), Mark(unix_s(record["detected"]), "verdict")]
-        found += [Mark(unix_s(one["created"]), one["kind"].replace("_", " ")) for one in self.dossier["actions"]]
+        found = [Mark(unix_seconds(record["onset"]), "onset"), Mark(unix_seconds(record["detected"]), "verdict")]
+        found += [Mark(unix_seconds(one["created"]), one["kind"].replace("_", " ")) for one in self.dossier["actions"]]
         if record["ended"]:
-            found.append(Mark(unix_s(record["ended"]), "end"))
+            found.append(Mark(unix_seconds(record["ended"]), "end"))
         if self.trains_again_s is not None:
             found.append(Mark(self.trains_again_s, "trains again"))
         return tuple(found)
@@ -100,7 +100,7 @@ def gather(client: Client, incident: str, progress: Callable[[str], None] = lamb
 def _trains_again_s(client: Client, dossier: Mapping[str, Any]) -> float | None:
     """Return when the job's first step after the first executed action began to count; None: not known."""
     acted = [
-        unix_s(report["time"])
+        unix_seconds(report["time"])
         for action in dossier["actions"]
         for report in action["reports"]
         if report["state"] in EXECUTED and report.get("time")
@@ -118,9 +118,4 @@ def _trains_again_s(client: Client, dossier: Mapping[str, Any]) -> float | None:
 
 def _parts(course: Mapping[str, Any]) -> Iterator[tuple[float, str]]:
     for part in course["parts"]:
-        yield unix_s(part["start"]), part["part"]
-
-
-def unix_s(moment: str) -> float:
-    """Return the Unix seconds of one of the API's times."""
-    return dt.datetime.fromisoformat(moment.replace("Z", "+00:00")).timestamp()
+        yield unix_seconds(part["start"]), part["part"]

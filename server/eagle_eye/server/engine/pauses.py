@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from eagle_eye.detectors.types import Pause, Verdict
 
 PAUSES_KEPT, PACES_KEPT = 64, 32
-PAUSE_STEPS = 3.0  # a gap between steps of more than this many typical ones is a pause
+PAUSE_STEPS = 3.0  # a gap of more than this many times what its steps usually take holds a pause
 STEPS_FOR_PACE = 5  # steps before the pace is known well enough to recognise a pause
 STANDSTILLS = frozenset({"hang", "network_hang"})
 
@@ -41,11 +41,14 @@ class PauseLog:
         self._accused = self._accused or any(v.fault in STANDSTILLS and v.nodes for v in verdicts)
 
     def note_steps(self, gap_s: float, steps: float, interval_s: float) -> None:
-        """Record that ``steps`` steps finished after ``gap_s``; a gap far beyond the pace is kept as a pause."""
+        """Record that ``steps`` steps finished after ``gap_s``; a gap far beyond the pace is kept as a pause.
+
+        Steps of which no row arrived are none: after an outage of the server the newest rows arrive first.
+        """
         self._steps_seen += 1
         pace_s = self.pace_s or math.inf
-        if self._steps_seen > STEPS_FOR_PACE and gap_s > max(PAUSE_STEPS * pace_s, 2 * interval_s):
-            self._pauses.append(Pause("", gap_s, self._accused))
+        if self._steps_seen > STEPS_FOR_PACE and gap_s > max(PAUSE_STEPS * pace_s * steps, 2 * interval_s):
+            self._pauses.append(Pause("", gap_s - (steps - 1) * pace_s, self._accused))
         self._paces.append(gap_s / steps)
         self._accused = False
 

@@ -71,6 +71,7 @@ class Fleet:
 
     def __init__(self, nodes_max: int, vouchers: Vouchers | None = None) -> None:
         self._clocks: dict[str, NodeClock] = {}
+        self._clocks_before: dict[str, tuple[float, float | None]] = {}  # offset and base in an earlier run
         self.clock_notes = ClockNotes()
         self.vouchers = vouchers or Vouchers()
         self.room = NodeQuota(nodes_max, self.vouchers)
@@ -94,6 +95,13 @@ class Fleet:
         if unvouched_by is not None and not self.vouchers.vouch_for(node):
             self.room.unvouched.add(node, unvouched_by)
 
+    def know_clock(self, node: str, offset_s: float, base_s: float | None) -> None:
+        """Start from a node's offset in an earlier run, unless its base has changed since.
+
+        Its first request alone would not tell an offset from how long it waited for this server to start.
+        """
+        self._clocks_before[node] = offset_s, base_s
+
     @property
     def known_count(self) -> int:
         """Number of nodes ever heard of."""
@@ -116,7 +124,7 @@ class Fleet:
         """Remove the nodes, as if they had never been heard of."""
         for node in nodes:
             self.room.leave(node)
-            for kept in (self._clocks, self._heard, self._rows, self._heard_before):
+            for kept in (self._clocks, self._clocks_before, self._heard, self._rows, self._heard_before):
                 kept.pop(node, None)
         self.vouchers.forget(nodes)
         for callback in self._listeners:
@@ -145,8 +153,11 @@ class Fleet:
         """
         clock = self._clocks.get(node)
         if clock is None:
-            clock = self._clocks[node] = NodeClock.of(received_s - sent_s, received_s, base_s)
-            return clock.applied_s
+            before = self._clocks_before.pop(node, None)
+            if before is None or not is_same_base(base_s, before[1]):
+                clock = self._clocks[node] = NodeClock.of(received_s - sent_s, received_s, base_s)
+                return clock.applied_s
+            clock = self._clocks[node] = NodeClock.of(before[0], received_s, base_s)
         before_s = clock.applied_s
         live = time_s is None or sent_s - time_s <= LATE_S
         base_changed = not is_same_base(base_s, clock.base_s)

@@ -55,7 +55,7 @@ class NodeClock:
 
     @classmethod
     def of(cls, sample_s: float, received_s: float, base_s: float | None) -> NodeClock:
-        """Return the estimate from a node's first request."""
+        """Return the estimate from a node's first request, or from an offset that is known."""
         clock = cls(base_s, received_s, sample_s)
         clock._note()
         return clock

@@ -165,7 +165,10 @@ class DetectionLoop:
             self._engine = self._intake.engine = engine
         finally:
             self._intake.release()
-        log.info("the windows reach back as far as agents have sent again", extra={"seconds": round(self._clock.monotonic_s() - began_s, 2)})
+        log.info(
+            "the windows reach back as far as agents have sent again",
+            extra={"seconds": round(self._clock.monotonic_s() - began_s, 2)},
+        )
 
     async def run(self) -> None:
         """Evaluate all jobs every tick until cancelled."""

@@ -25,12 +25,14 @@ def recent_past(
     since_s: float,
     frames_max: int,
 ) -> Iterator[tuple[Frame, float] | Batch]:
-    """Yield rows and (corrected frame, received_s) from ``since_s`` on, in order; records each in the fleet, if given.
+    """Yield rows and (corrected frame, received_s) from ``since_s`` on, in the order of their times.
 
-    Leaves out what nodes sent before they were forgotten. ``templates`` has those of the rows afterwards.
+    The fleet, where one is given, knows each of them and, at the end, the nodes' clocks. Leaves out what nodes sent before they were
+    forgotten. ``templates`` has those of the rows afterwards.
     """
     rows: list[Row] = []
     most = ROWS_FIRST
+    clocks: dict[str, tuple[float, float | None]] = {}
     for one in history.replay(since_s, frames_max):
         known = templates.recall(template_of_row(one.raw)) if isinstance(one, RecordedRow) else None
         row = _row(known, one) if known is not None and isinstance(one, RecordedRow) else None
@@ -38,6 +40,7 @@ def recent_past(
             if row.received_s > forgotten_s.get(row.resolved.node, 0.0):
                 if fleet is not None:
                     fleet.heard_row(row.resolved, row.time_s, row.received_s)
+                    clocks[row.resolved.node] = one.offset_s, row.resolved.hollow.base_s
                 rows.append(row)
             if len(rows) >= most:
                 yield from batches_of(rows)
@@ -49,7 +52,10 @@ def recent_past(
             rows = []
             if fleet is not None:
                 fleet.heard(frame, one.received_s, vouched=not is_ours(frame))
+                clocks[frame.node] = one.offset_s, frame.base_s
             yield judged(corrected(frame, one.offset_s, one.received_s)), one.received_s
+    for node, (offset_s, base_s) in clocks.items() if fleet is not None else ():
+        fleet.know_clock(node, offset_s, base_s)
     yield from batches_of(rows)
 
 
