@@ -71,7 +71,7 @@ def main() -> int:
     return 0 if kept and cheap and results["live_ack_max_s"] < LIVE_LIMIT_S else 1
 
 
-def realistic(stream: str, sequence: int, node: str = NODE, first_rank: int = 0, time_s: float | None = None) -> bytes:
+def realistic(stream: str, sequence: int) -> bytes:
     """Return a frame with every metric of the catalogue."""
     devices = {gpu: dict.fromkeys(names(Scope.DEVICE), 1.0 + gpu) for gpu in range(GPUS)}
     links = {f"mlx5_{port}/1": dict.fromkeys(names(Scope.LINK), 1.0) for port in range(PORTS)}
@@ -82,20 +82,18 @@ def realistic(stream: str, sequence: int, node: str = NODE, first_rank: int = 0,
     ]
     template = RowTemplate(
         version=VERSION,
-        node=node,
+        node=NODE,
         boot_id="0f2a4c1e-5a36-4b8f-9f5b-0a9f6f1a2b3c",
         stream=stream,
         interval_s=1.0,
         agent_version="0.1.0",
         job="llm-pretrain-70b",
-        ranks=[
-            Rank("llm-pretrain-70b", first_rank + gpu, 1024, gpu, 0, 100_000 + gpu, "stage-3") for gpu in range(GPUS)
-        ],
+        ranks=[Rank("llm-pretrain-70b", gpu, 1024, gpu, 0, 100_000 + gpu, "stage-3") for gpu in range(GPUS)],
         blocks=[block for block, _ in tables],
         collectors=dict.fromkeys(("host", "nvml", "fabric", "kernel_log", "training"), "ok"),
     )
     numbers = b"".join([part for _, part in tables])
-    return _writer.write(template, sequence, time.time() if time_s is None else time_s, numbers, Tail())
+    return _writer.write(template, sequence, time.time(), numbers, Tail())
 
 
 def steady(url: str, folder: Path, seconds: int) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from eagle_eye.agent.transport import spool_kept
 from eagle_eye.agent.transport.spool import STREAM_FRAMES_MAX, Spool
 from eagle_eye.agent.transport.spool_file import SpooledFrame, parse, record
 from eagle_eye.agent.transport.spool_file import opening as opening_of
-from eagle_eye.agent.transport.spool_kept import KEEP_S, PIECE_FRAMES_MAX, WRITE_FRAMES, Kept, KeptPiece, unpacked
+from eagle_eye.agent.transport.spool_kept import KEEP_S, PIECE_FRAMES_MAX, WRITE_FRAMES, KeptFrames, KeptPiece, unpacked
 from tests.agent.fakes import REPOSITORY, FakeClock, until
 
 A, B, C = "a1", "b2", "c3"
@@ -128,12 +128,23 @@ def test_what_is_refused_or_has_no_journal_is_not_kept(spool: Spool, clock: Fake
 
 
 def test_after_fifteen_minutes_it_is_gone_from_disk_too(spool: Spool, clock: FakeClock, tmp_path: Path) -> None:
-    taken(spool, 40, A, clock)
+    taken(spool, PIECE_FRAMES_MAX, A, clock)
     written(spool)
     assert list(tmp_path.glob("*.kept")) != []
     clock.advance(KEEP_S + 1.0)
-    assert spool.lacking_count(B) == 0
+    taken(spool, 1, A, clock)
+    assert spool.kept()[0] == 1
     until(lambda: list(tmp_path.glob("*.kept")) == [])
+
+
+def test_what_the_server_lacks_is_kept_until_its_turn_has_come_but_not_for_ever(spool: Spool, clock: FakeClock) -> None:
+    taken(spool, 40, A, clock)
+    assert spool.lacking_count(B) == 40
+    clock.advance(KEEP_S + 60.0)
+    taken(spool, 1, B, clock)
+    assert spool.lacking_count(B) == 40
+    clock.advance(KEEP_S)
+    assert spool.lacking_count(B) == 0
 
 
 def test_nothing_is_kept_where_that_is_configured(tmp_path: Path, drops: Drops, clock: FakeClock) -> None:
@@ -285,7 +296,7 @@ def test_in_any_order_of_events_each_journal_gets_all_it_lacks_once_and_each_pie
     acts: list[tuple[str, str, int, str]],
 ) -> None:
     clock, disk = FakeClock(), Disk()
-    kept = Kept(KEEP_S, 1 << 30, Drops(), clock.monotonic_s, disk.write, disk.remove)
+    kept = KeptFrames(KEEP_S, 1 << 30, Drops(), clock.monotonic_s, disk.write, disk.remove)
     sequences = {"s": 0, "t": 0}
     took: dict[tuple[str, int], tuple[float, str]] = {}
     have: dict[str, list[tuple[str, int]]] = {A: [], B: []}

@@ -22,7 +22,7 @@ from pathlib import Path
 from eagle_eye.agent.loop.drops import Drops
 from eagle_eye.agent.transport.spool_disk import Disk, SpoolTaken
 from eagle_eye.agent.transport.spool_file import RECORD_BYTES, SpooledFrame
-from eagle_eye.agent.transport.spool_kept import KEEP_S, Kept, KeptPiece
+from eagle_eye.agent.transport.spool_kept import KEEP_S, KeptFrames, KeptPiece
 from eagle_eye.agent.transport.spool_stream import SpoolBatch, SpoolStream
 
 BYTES_MAX = 512 << 20
@@ -91,7 +91,9 @@ class Spool:
         self._lock = threading.Lock()
         self._answered = threading.Condition(self._lock)
         self._disk = Disk(folder, node, drops, self._lock, monotonic_s, now_s, self._adopt, self._lose)
-        self._kept = Kept(keep_s, bytes_max // KEPT_SHARE, drops, monotonic_s, self._disk.keep, self._disk.drop_piece)
+        self._kept = KeptFrames(
+            keep_s, bytes_max // KEPT_SHARE, drops, monotonic_s, self._disk.keep, self._disk.drop_piece
+        )
         with self._lock:
             self._disk.start(OPEN_WAIT_S)
 
@@ -214,6 +216,7 @@ class Spool:
     def lacking_count(self, journal: str) -> int:
         """Return how many kept frames the server with this journal lacks."""
         with self._lock:
+            self._kept.ask_for(journal)
             self._kept.bound(self._monotonic_s())
             return self._kept.left(journal)
 

@@ -24,6 +24,7 @@ from eagle_eye.agent.transport.spool_stream import SpoolBatch
 from eagle_eye.schema.frame import FRAME_BYTES_MAX
 
 KEEP_S = 900.0  # as much of the past as detection looks at
+SENDING_RATIO = 2.0  # what the server lacks is kept for so many times as long: a large fleet takes turns to send it
 PIECE_FRAMES_MAX = 64  # one request
 PIECE_BYTES_MAX = 1 << 20
 OPEN_MAX = 4  # pieces of different streams that grow at a time
@@ -55,8 +56,10 @@ class KeptPiece:
         self.file_bytes = file_bytes
 
 
-class Kept:
+class KeptFrames:
     """All pieces, in the order of their acknowledgement: at most ``keep_s`` old and ``bytes_max`` large.
+
+    What is being sent again is kept for SENDING_RATIO times as long.
 
     ``write(piece)`` is called when what a piece holds is to be written, ``remove(piece)`` when its file is not needed
     any more. What is dropped before its time is counted as ``kept_full``, what cannot be read back as ``kept_damaged``.
@@ -79,6 +82,7 @@ class Kept:
         self._remove = remove
         self._pieces: deque[KeptPiece] = deque()
         self._open: dict[str, KeptPiece] = {}  # by stream
+        self._asking = ""  # the journal of the server that is asked about: it takes live frames
         self._again: deque[SpooledFrame] = deque()  # what is to be sent again next...
         self._again_of: tuple[KeptPiece, str] | None = None  # ...of this piece, to a server with this journal
 
@@ -121,7 +125,9 @@ class Kept:
 
     def bound(self, now_s: float) -> None:
         """Drop what is too old, and the oldest of what is too much."""
-        while self._pieces and now_s - self._pieces[0].acknowledged_s > self._keep_s:
+        while self._pieces and now_s - self._pieces[0].acknowledged_s > self._keep_s * (
+            SENDING_RATIO if self._asking and self._asking not in self._pieces[0].journals else 1.0
+        ):
             self._forget(self._pieces[0])
         while self._pieces and (
             self.bytes > self._bytes_max or sum(piece.held_bytes for piece in self._pieces) > HELD_BYTES_MAX
@@ -141,6 +147,10 @@ class Kept:
         for piece in self._pieces:
             if piece.held:
                 self._write(piece)
+
+    def ask_for(self, journal: str) -> None:
+        """Note the journal of the server that takes live frames: what it lacks is kept for longer."""
+        self._asking = journal
 
     def left(self, journal: str) -> int:
         """Return how many frames a server with this journal lacks."""

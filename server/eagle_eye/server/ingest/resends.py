@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from typing import NamedTuple
 
-# How much time a request of a minute of frames is given: a fleet's agents take turns, so that this costs a server a
-# third of a core at most (docs/how-to/two-servers.md).
-REQUEST_S = 4e-3
+# How much time a request of a minute of frames is given: a fleet's agents take turns, so that this costs a server half
+# a core at most (benchmarks/ingest/resends.py).
+REQUEST_S = 10e-3
 EVERY_S_MIN = 1.0  # below it, agents pace themselves
 EVERY_S_MAX = 300.0
 PATIENCE_S = 10.0  # how long to wait for a request that is due

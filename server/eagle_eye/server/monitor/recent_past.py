@@ -27,8 +27,8 @@ def recent_past(
 ) -> Iterator[tuple[Frame, float] | Batch]:
     """Yield rows and (corrected frame, received_s) from ``since_s`` on, in the order of their times.
 
-    The fleet, where one is given, knows each of them and, at the end, the nodes' clocks. Leaves out what nodes sent before they were
-    forgotten. ``templates`` has those of the rows afterwards.
+    The fleet, where one is given, knows each of them and, at the end, the nodes' clocks. Leaves out what nodes sent
+    before they were forgotten. ``templates`` has those of the rows afterwards.
     """
     rows: list[Row] = []
     most = ROWS_FIRST
@@ -54,8 +54,9 @@ def recent_past(
                 fleet.heard(frame, one.received_s, vouched=not is_ours(frame))
                 clocks[frame.node] = one.offset_s, frame.base_s
             yield judged(corrected(frame, one.offset_s, one.received_s)), one.received_s
-    for node, (offset_s, base_s) in clocks.items() if fleet is not None else ():
-        fleet.know_clock(node, offset_s, base_s)
+    if fleet is not None:
+        for node, (offset_s, base_s) in clocks.items():
+            fleet.know_clock(node, offset_s, base_s)
     yield from batches_of(rows)
 
 
