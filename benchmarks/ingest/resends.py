@@ -3,10 +3,10 @@
     python -m benchmarks.ingest.resends --nodes 20 --out benchmarks/results/resends.json
 
 A real server with an empty folder on this machine. Each node sends one frame, then 15 minutes of earlier ones in
-requests of 64 with the header of kept frames, one after the other as fast as they are acknowledged. Frames are those of
+requests of 64 with the header of kept frames, all nodes in turn, as fast as they are acknowledged. Frames are those of
 a host with eight GPUs and ten ports on which every metric of the catalogue is observed. CPU is the server's, of all its
-threads; what it takes of itself meanwhile is in it. Then it fills its windows from what was sent. Exit code 1: it did
-not, or something was refused.
+threads; what it takes of itself meanwhile is in it. After the nodes' last requests it fills its windows from what was
+sent: that with these requests is ``fill_cpu_s``. Exit code 1: it did not, or something was refused.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import time
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import psutil
 
@@ -99,14 +99,16 @@ def measured(url: str, server: psutil.Process, log: Path, count: int) -> dict[st
     for node in nodes:
         written = RequestWriter(time.monotonic).write(node.frames(range(KEPT + 1, KEPT + 2), first_s), time.time())
         connection.post(written.body, "", written.content_type)
-    before_s, sent_bytes, refused, requests = _cpu_s(server), 0, 0, 0
-    for node in nodes:
-        for body, encoding, kind, left in _requests(node, first_s):
-            more = {KEPT_HEADER: str(left), **({"Content-Encoding": encoding} if encoding else {})}
-            refused += connection.post(body, "", kind, more).status != 200
-            sent_bytes += len(body)
+    before_s = sent_s = _cpu_s(server)
+    sent_bytes = refused = requests = 0
+    for together in zip(*[_requests(node, first_s) for node in nodes], strict=True):
+        if together[0].left == 0:
+            sent_s = _cpu_s(server)
+        for one in together:
+            more = {KEPT_HEADER: str(one.left), **({"Content-Encoding": one.encoding} if one.encoding else {})}
+            refused += connection.post(one.body, "", one.kind, more).status != 200
+            sent_bytes += len(one.body)
             requests += 1
-    sent_s = _cpu_s(server)
     end_s = time.monotonic() + WITHIN_S
     while FILLED not in log.read_text() and time.monotonic() < end_s:
         time.sleep(0.1)
@@ -116,20 +118,29 @@ def measured(url: str, server: psutil.Process, log: Path, count: int) -> dict[st
         "requests": requests,
         "refused": refused,
         "bytes_per_request": sent_bytes / requests,
-        "cpu_ms_per_request": 1e3 * (sent_s - before_s) / requests,
+        "cpu_ms_per_request": 1e3 * (sent_s - before_s) / (requests - count),
         "frames": count * (KEPT + 1),
         "fill_cpu_s": _cpu_s(server) - sent_s if filled else None,
     }
 
 
-def _requests(node: Node, first_s: float) -> Iterator[tuple[bytes, str, str, int]]:
-    """Yield what an agent sends again: bodies, their encoding and type, and how many frames follow."""
+class Again(NamedTuple):
+    """A request; ``left`` frames follow it."""
+
+    body: bytes
+    encoding: str
+    kind: str
+    left: int
+
+
+def _requests(node: Node, first_s: float) -> Iterator[Again]:
+    """Yield what an agent sends again."""
     writer = RequestWriter(time.monotonic)
     for first in range(KEPT - REQUEST + 1, 1 - REQUEST, -REQUEST):
         one = range(max(first, 1), first + REQUEST)
         written = writer.write(node.frames(one, first_s), time.time())
         writer.answered(200, "")
-        yield written.body, written.encoding, written.content_type, one[0] - 1
+        yield Again(written.body, written.encoding, written.content_type, one[0] - 1)
 
 
 def _cpu_s(process: psutil.Process) -> float:

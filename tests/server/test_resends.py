@@ -143,6 +143,16 @@ def test_windows_are_ready_when_the_last_of_the_nodes_is() -> None:
     assert fleet.resends.ready()
 
 
+def test_a_node_that_comes_later_has_the_windows_read_once_more_but_not_at_once() -> None:
+    fleet = Fleet()
+    fleet.resends.note("n1", 0, NOW - 60)
+    fleet.resends.taken_in()
+    fleet.resends.note("n2", 0, NOW - 60)
+    assert not fleet.resends.ready()
+    fleet.clock.advance(module.REFILL_EVERY_S)
+    assert fleet.resends.ready()
+
+
 def test_nodes_that_may_send_again_are_awaited_for_a_little() -> None:
     fleet = Fleet()
     fleet.resends.expect(["n1", "n2"])

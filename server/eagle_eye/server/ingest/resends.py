@@ -6,6 +6,7 @@ another one, and says with each such request how many frames follow.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection
 from typing import NamedTuple
 
@@ -14,6 +15,7 @@ from typing import NamedTuple
 REQUEST_S = 10e-3
 EVERY_S_MIN = 1.0  # below it, agents pace themselves
 EVERY_S_MAX = 300.0
+REFILL_EVERY_S = 30.0  # windows are read anew so often at most: nodes may come one after the other
 PATIENCE_S = 10.0  # how long to wait for a request that is due
 
 
@@ -46,6 +48,7 @@ class Resends:
         self._awaited: set[str] = set()
         self._nodes_of: dict[str, _Progress] = {}
         self._news = False
+        self._taken_in_s = -math.inf
 
     def expect(self, nodes: Collection[str]) -> None:
         """Wait a little for what these may send again: they are known, and this server has not heard them of late."""
@@ -75,11 +78,13 @@ class Resends:
 
     def ready(self) -> bool:
         """Return whether windows read from the journal would reach further back than those in memory, for all nodes."""
-        return self._news and self._monotonic_s() - self._began_s <= self._reach_s() and not self.incomplete()
+        now_s = self._monotonic_s()
+        due = self._news and now_s - self._taken_in_s >= REFILL_EVERY_S
+        return due and now_s - self._began_s <= self._reach_s() and not self.incomplete()
 
     def taken_in(self) -> None:
         """Note that the windows have been read from the journal."""
-        self._news = False
+        self._news, self._taken_in_s = False, self._monotonic_s()
 
     def problem(self) -> str:
         """Return whose recent past is not whole, "" if it is that of all."""
