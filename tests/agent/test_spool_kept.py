@@ -68,7 +68,7 @@ def taken(spool: Spool, count: int, journal: str, clock: FakeClock) -> list[tupl
 
 def resent(spool: Spool, journal: str, requests_max: int = 1000) -> list[tuple[str, list[int]]]:
     """Send again to a server with this journal until it has all; return what it got, request by request."""
-    found = []
+    found: list[tuple[str, list[int]]] = []
     while len(found) < requests_max and (batch := spool.lacking(journal, STREAM_FRAMES_MAX, 1 << 20)) is not None:
         assert all(raw == content(batch.stream, sequence) for sequence, raw in batch.frames)
         spool.resent(batch.stream, batch.frames[-1][0], journal)
