@@ -1,8 +1,10 @@
 """What the agent costs its host, beside node_exporter and netdata, on one machine in one run.
 
     python -m benchmarks.agent_overhead --seconds 3600 --out benchmarks/results/agent-overhead.json
+    python -m benchmarks.agent_overhead --seconds 1200 --beside ../eagle-eye-before
 
-The agent runs at 1 Hz with eight simulated GPUs and every host source, and sends to a server that takes everything.
+The agent runs at 1 Hz with eight simulated GPUs and every host source, and sends to a server that takes everything, and
+names its journal: what it acknowledged is kept. ``--beside`` names a working tree whose agent runs in the same run.
 node_exporter is scraped once a second; netdata collects once a second, its cloud and health checks off. CPU is the
 processor time of the process and its children over the run. Memory is the resident set of the process and those of its
 children that last: the largest seen, each minute's median, and the slope of those over the run's second half, at most
@@ -25,15 +27,18 @@ import sys
 import tempfile
 import threading
 import time
+import zlib
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, NamedTuple
+from unittest import mock
 
 import msgspec
 import psutil
 
-from eagle_eye.schema.frame import decode_request
+from eagle_eye.schema.rows import decode_rows_request, is_row, row_head
 
 WARM_UP_S = 20.0
 LOOK_EVERY_S = 1.0
@@ -44,6 +49,7 @@ RSS_BYTES_MAX = 45_000_000
 JUDGED_S = 3600.0  # shorter runs do not show growth
 GROWTH_BYTES_PER_HOUR_MAX = 64 << 10  # 1.5 MiB a day; a page now and then is the measure's own noise
 AGENT = "eagle-eye agent"
+BESIDE = "eagle-eye agent of the other tree"
 NETDATA = """
 [global]
     run as user = root
@@ -86,11 +92,15 @@ class Server:
 
             def do_POST(self) -> None:
                 body = self.rfile.read(int(self.headers["Content-Length"]))
-                _, frames = decode_request(body)
-                outer.frames += len(frames)
                 outer.bytes += len(body)
-                newest = msgspec.msgpack.decode(frames[-1])["sequence"]
-                answer = json.dumps({"accepted": len(frames), "duplicates": 0, "watermark": newest}).encode()
+                if self.headers.get("Content-Encoding") == "deflate":
+                    body = zlib.decompress(body)
+                frames = decode_rows_request(body).rows
+                outer.frames += len(frames)
+                last = frames[-1]
+                newest = row_head(last).sequence if is_row(last) else msgspec.msgpack.decode(last)["sequence"]
+                said = {"accepted": len(frames), "duplicates": 0, "watermark": newest, "journal": "overhead"}
+                answer = json.dumps(said).encode()
                 self.send_response(200)
                 self.send_header("Content-Type", "application/json")
                 self.send_header("Content-Length", str(len(answer)))
@@ -109,6 +119,7 @@ def main() -> int:
     """Run the guests beside each other, print a table, write the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=300.0)
+    parser.add_argument("--beside", type=Path, metavar="FOLDER", help="another working tree, whose agent runs, too")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # through the guests' ends: none outlives us
@@ -118,6 +129,8 @@ def main() -> int:
         Guest("node_exporter", "prometheus-node-exporter", _node_exporter, lambda: _get(19100, "/metrics")),
         Guest("netdata", "netdata", _netdata, lambda: None),
     ]
+    if args.beside is not None:
+        guests.append(Guest(BESIDE, "", partial(_agent_of, args.beside.resolve()), lambda: None))
     missing = [guest.needs for guest in guests if guest.needs and shutil.which(guest.needs) is None]
     if missing:
         print(f"not measured, for it is not installed: {', '.join(missing)} (Debian: apt-get install)", file=sys.stderr)
@@ -248,6 +261,12 @@ def _agent(home: Path, server_port: int) -> subprocess.Popen[bytes]:
     command += ["--server", f"http://127.0.0.1:{server_port}", "--spool", str(home / "spool")]
     command += ["--hook-socket", str(home / "hook.sock"), "--node", "overhead"]
     return _popen(command, home)
+
+
+def _agent_of(tree: Path, home: Path, server_port: int) -> subprocess.Popen[bytes]:
+    parts = os.pathsep.join(str(part.parent) for part in sorted(tree.glob("*/eagle_eye")))
+    with mock.patch.dict(os.environ, {"PYTHONPATH": parts, "EAGLE_EYE_METRICS_LISTEN": "127.0.0.1:8472"}):
+        return _agent(home, server_port)
 
 
 def _node_exporter(home: Path, _: int) -> subprocess.Popen[bytes]:

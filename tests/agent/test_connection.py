@@ -55,7 +55,9 @@ def connection(opened: list[Opened]) -> Callable[..., FrameConnection]:
 def test_a_request_is_one_piece_and_says_what_it_is(
     connection: Callable[..., FrameConnection], opened: list[Opened]
 ) -> None:
-    connection(OK + b"content-length: 2\r\n\r\n{}").post(b"frames", "secret", "application/x-frames", "deflate")
+    connection(OK + b"content-length: 2\r\n\r\n{}").post(
+        b"frames", "secret", "application/x-frames", {"Content-Encoding": "deflate"}
+    )
     assert opened[0].server.recv(1 << 16) == (
         b"POST /eye/api/v1/frames HTTP/1.1\r\nHost: [::1]:8470\r\n"
         b"Accept: application/json\r\nAuthorization: Bearer secret\r\nContent-Type: application/x-frames\r\n"

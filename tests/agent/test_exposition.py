@@ -36,7 +36,9 @@ class Page:
     def __init__(self, clock: FakeClock) -> None:
         self.clock = clock
         self.drops = Drops()
-        self.delivery: FrameDelivery | None = FrameDelivery(17, 4_096, True, 25, server_ok=False, server_changes=2)
+        self.delivery: FrameDelivery | None = FrameDelivery(
+            17, 4_096, True, 25, server_ok=False, server_changes=2, kept=900, resent=64
+        )
         self.uuids: dict[str, int] = {}
         self.exposition = Exposition(
             "n17", "1.2.3", self.drops, lambda: self.delivery, self.uuids, clock.monotonic_s, started_s=999_000.0
@@ -142,6 +144,8 @@ def test_the_agent_tells_of_its_way_to_the_server(page: Page) -> None:
     assert page.series("agent_spool_frames") == {(): 17.0}
     assert page.series("agent_spool_bytes") == {(): 4096.0}
     assert page.series("agent_spool_in_memory") == {(): 1.0}
+    assert page.series("agent_spool_kept_frames") == {(): 900.0}
+    assert page.series("agent_frames_resent_total") == {(): 64.0}
     assert page.series("agent_frames_sent_total") == {(): 25.0}
     assert page.series("agent_server_ok") == {(): 0.0}
     assert page.series("agent_server_changes_total") == {(): 2.0}

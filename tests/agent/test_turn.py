@@ -13,7 +13,7 @@ from eagle_eye.agent.loop.clock import SystemClock
 from eagle_eye.agent.loop.drops import Drops
 from eagle_eye.agent.transport.servers import Servers
 from eagle_eye.agent.transport.spool import Spool
-from eagle_eye.agent.transport.uplink import SPREAD_S_MAX, Destination, Uplink, spread_of
+from eagle_eye.agent.transport.uplink import SPREAD_S_MAX, Destination, Uplink, seconds_of
 from eagle_eye.schema.frame import Frame, encode_frame
 from tests.agent.fakes import until
 from tests.agent.test_uplink import Server
@@ -34,7 +34,7 @@ def server() -> Iterator[Server]:
 
 @pytest.mark.parametrize(("said", "seconds"), [(0.5, 0.5), (-1, 0.0), (1e9, SPREAD_S_MAX), ("1", 0.0), (None, 0.0)])
 def test_only_a_sensible_number_counts(said: object, seconds: float) -> None:
-    assert spread_of({"spread_seconds": said}) == seconds
+    assert seconds_of({"spread_seconds": said}, "spread_seconds", SPREAD_S_MAX) == seconds
 
 
 def test_a_regular_frame_waits_for_the_nodes_turn_and_an_urgent_one_does_not(server: Server, tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from eagle_eye.schema.frame import Block, encode_frame, encode_request, values_o
 from eagle_eye.schema.metrics import Scope
 from eagle_eye.server.ingest import unknown_fields as unknown_things
 from tests.agent.fakes import FakeClock as AgentClock
-from tests.server.builders import NOW, Running, frame, running
+from tests.server.builders import NOW, Running, acknowledged, frame, running
 
 
 @pytest.fixture
@@ -45,7 +45,7 @@ UNKNOWN = ["event party", "key frame.horoscope", "metric gpu_mood"]
 
 
 def test_what_is_known_arrives_and_the_rest_is_named(server: Running) -> None:
-    answer = server.send(encode_request([newer()], NOW)).json()
+    answer = acknowledged(server.send(encode_request([newer()], NOW)))
     assert answer == {"accepted": 1, "duplicates": 0, "watermark": 1, "unknown": UNKNOWN}
     ((seen, _, _),) = server.watcher.frames
     assert [(item.metrics, list(values_of(item))) for item in seen.blocks] == [(["gpu_power_watts"], [2.0])]

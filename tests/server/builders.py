@@ -32,6 +32,7 @@ from eagle_eye.server.engine.policy import Weighing
 from eagle_eye.server.engine.scheduler_contact import SchedulerReports
 from eagle_eye.server.engine.settings import PolicySettings
 from eagle_eye.server.history.history import Recorded, RecordedRow
+from eagle_eye.server.ingest.resends import Resends
 from eagle_eye.server.model.batch import Batch, StreamRef
 from eagle_eye.server.model.clock import Clock
 from eagle_eye.server.model.records import Action, Incident, Job, NewsSilence, OutboundEvent, Subscription
@@ -100,6 +101,9 @@ class FakeWatcher:
     def count_fleet(self, count: Callable[[], int]) -> None:
         self.fleet_size = count
 
+    def follow(self, resends: Resends, past: Any) -> None:
+        self.resends, self.past = resends, past
+
     def recover(self, past: Iterable[tuple[Frame, float] | Batch]) -> None:
         for one in past:
             self.recovered.extend(frames_of(one) if isinstance(one, Batch) else [one])
@@ -152,6 +156,11 @@ def frames_of(batch: Batch) -> list[tuple[Frame, float]]:
         (resolved.frame(1, time_s, numbers.tobytes()), at_s)
         for resolved, time_s, at_s, numbers in zip(batch.resolved, times_s, received_s, batch.numbers, strict=True)
     ]
+
+
+def acknowledged(answer: httpx.Response) -> dict[str, Any]:
+    """Return what the answer to frames says of them."""
+    return {key: said for key, said in answer.json().items() if key != "journal"}
 
 
 def replayed(history: Any, since_s: float = 0.0, most: int = 100) -> list[Recorded]:

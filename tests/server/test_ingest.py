@@ -18,7 +18,7 @@ from eagle_eye.schema.metrics import Scope
 from eagle_eye.server.history.embedded_history import HISTORY_FILE, EmbeddedHistory
 from eagle_eye.server.history.journal import Journal
 from eagle_eye.server.history.settings import HistorySettings
-from tests.server.builders import NOW, FakeClock, Running, body, frame, replayed, running
+from tests.server.builders import NOW, FakeClock, Running, acknowledged, body, frame, replayed, running
 from tests.server.test_journal import fill_the_disk
 
 
@@ -38,7 +38,7 @@ def refusing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
 def test_frames_are_acknowledged_observed_and_durable(server: Running, tmp_path: Path) -> None:
     answer = server.send(body(frame(1), frame(2)))
     assert answer.status_code == 200
-    assert answer.json() == {"accepted": 2, "duplicates": 0, "watermark": 2}
+    assert acknowledged(answer) == {"accepted": 2, "duplicates": 0, "watermark": 2}
     assert [(seen.sequence, received_s, offset_s) for seen, received_s, offset_s in server.watcher.frames] == [
         (1, NOW, 0.0),
         (2, NOW, 0.0),
@@ -49,7 +49,7 @@ def test_frames_are_acknowledged_observed_and_durable(server: Running, tmp_path:
 
 def test_a_repeated_request_is_answered_alike_and_observed_once(server: Running) -> None:
     server.send(body(frame(1)))
-    assert server.send(body(frame(1))).json() == {"accepted": 0, "duplicates": 1, "watermark": 1}
+    assert acknowledged(server.send(body(frame(1)))) == {"accepted": 0, "duplicates": 1, "watermark": 1}
     assert len(server.watcher.frames) == 1
     assert server.metric("ingest_duplicates_total") == 1
 

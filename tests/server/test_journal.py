@@ -83,7 +83,7 @@ def test_the_watermark_is_each_streams_own_and_never_falls(tmp_path: Path) -> No
         assert journal.submit(batch(2, node="n2")).result(WITHIN_S).watermarks[-1] == 2
 
 
-def test_replay_is_in_order_of_receipt_from_a_moment_on_and_of_too_many_the_newest(tmp_path: Path) -> None:
+def test_replay_is_in_order_of_time_from_a_moment_on_and_of_too_many_the_newest(tmp_path: Path) -> None:
     with opened(tmp_path) as journal:
         for sequence, node in ((1, "n1"), (1, "n2"), (2, "n1"), (2, "n2")):
             journal.submit(batch(sequence, node=node, received_s=NOW + sequence, offset_s=4.0)).result(WITHIN_S)
@@ -113,14 +113,26 @@ def test_a_query_reads_the_nodes_and_times_asked_for(tmp_path: Path) -> None:
         assert journal.count([], NOW, NOW + 100, 7) > 7
 
 
-def test_replay_leaves_out_what_came_after_newer_frames_of_its_node(tmp_path: Path) -> None:
+def test_what_came_late_is_replayed_in_its_turn(tmp_path: Path) -> None:
     with opened(tmp_path) as journal:
-        journal.submit(batch(1, 100, received_s=NOW + 100)).result(WITHIN_S)  # in order, however old
-        journal.submit(batch(50, received_s=NOW + 100)).result(WITHIN_S)
-        journal.submit(batch(50, node="n2", received_s=NOW + 100)).result(WITHIN_S)
-        journal.submit(batch(95, received_s=NOW + 100)).result(WITHIN_S)  # overtaken by little
+        journal.submit(batch(100, 101, received_s=NOW + 101)).result(WITHIN_S)
+        journal.submit(batch(50, 51, received_s=NOW + 102)).result(WITHIN_S)
+        journal.submit(batch(50, node="n2", received_s=NOW + 103)).result(WITHIN_S)
         told = [(recorded.frame.node, recorded.frame.sequence) for recorded in replayed(journal, 0.0, 100)]
-        assert told == [("n1", 1), ("n1", 100), ("n2", 50), ("n1", 95)]
+        assert told == [("n1", 50), ("n2", 50), ("n1", 51), ("n1", 100), ("n1", 101)]
+        assert [recorded.frame.sequence for recorded in replayed(journal, NOW + 51, 100)] == [51, 100, 101]
+
+
+def test_of_too_many_the_newest_are_replayed_whenever_they_came(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("eagle_eye.server.history.journal_reader.CHUNKS_AT_ONCE", 1)
+    with opened(tmp_path) as journal:
+        journal.submit(batch(90, 91, 92, received_s=NOW + 99)).result(WITHIN_S)
+        journal.submit(batch(1, 2, 99, node="n2", received_s=NOW + 100)).result(WITHIN_S)  # one late, one not
+        journal.submit(batch(93, received_s=NOW + 100)).result(WITHIN_S)
+        found = [recorded.frame.sequence for recorded in replayed(journal, 0.0, 4)]
+        assert found == [91, 92, 93, 99]
 
 
 def test_a_query_reads_a_nodes_streams_in_the_order_of_their_times(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from eagle_eye.server.engine.settings import DetectionSettings
 from eagle_eye.server.history.history import Appended
 from eagle_eye.server.ingest.frame_rules import LATE_AT_ONCE_MAX
 from eagle_eye.server.model.batch import Batch
-from tests.server.builders import NOW, Running, body, frame, running
+from tests.server.builders import NOW, Running, acknowledged, body, frame, running
 
 BEFORE = NOW - 1800
 GONE = Event(BEFORE, "gpu_lost", 0, {"uuid": "GPU-1"})
@@ -41,7 +41,7 @@ def told(server: Running) -> list[tuple[str, int]]:
 
 def test_a_late_frame_is_durable_and_acknowledged_but_not_shown_to_the_detection_loop(server: Running) -> None:
     server.send(body(frame(1)))
-    assert server.send(body(old(1), old(2))).json() == {"accepted": 2, "duplicates": 0, "watermark": 2}
+    assert acknowledged(server.send(body(old(1), old(2)))) == {"accepted": 2, "duplicates": 0, "watermark": 2}
     assert told(server) == [("stream-n1", 1)]
     assert server.metric("ingest_late_frames_total") == 2
     kept = server.dispatcher.services.history.query(["n1"], BEFORE - 1, NOW + 1)

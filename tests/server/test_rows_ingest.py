@@ -30,7 +30,7 @@ from eagle_eye.schema.rows import (
 from eagle_eye.server.model.errors import StoreUnavailable
 from eagle_eye.server.security.auth import mint
 from eagle_eye.server.store.store import Change
-from tests.server.builders import NOW, Running, frame, running
+from tests.server.builders import NOW, Running, acknowledged, frame, running
 
 WAYS = ("plain", "long")
 
@@ -71,7 +71,7 @@ def test_rows_are_acknowledged_observed_and_durable(server: Running, way: str) -
     answer = post(server, request(frame(1), frame(2)), way)
     assert (answer.status_code, answer.headers["content-type"]) == (200, "application/json")
     assert "date" in answer.headers
-    assert answer.json() == {"accepted": 2, "duplicates": 0, "watermark": 2}
+    assert acknowledged(answer) == {"accepted": 2, "duplicates": 0, "watermark": 2}
     power = [seen.blocks[0] for seen, _, _ in server.watcher.frames]
     assert power == [block(Scope.DEVICE, {0: {"gpu_power_watts": 100.0 + n}}) for n in (1, 2)]
     assert server.metric("ingest_frames_total") == 2
@@ -93,7 +93,7 @@ def test_a_template_is_said_once_and_known_after_a_restart(tmp_path: Path, way: 
 
 def test_a_repeated_row_is_answered_alike_and_observed_once(server: Running) -> None:
     post(server, request(frame(1)))
-    assert post(server, request(frame(1))).json() == {"accepted": 0, "duplicates": 1, "watermark": 1}
+    assert acknowledged(post(server, request(frame(1)))) == {"accepted": 0, "duplicates": 1, "watermark": 1}
     assert len(server.watcher.frames) == 1
     assert server.metric("ingest_duplicates_total") == 1
 
@@ -140,7 +140,7 @@ def test_rows_of_a_clock_that_is_set_are_placed_by_the_clock_that_it_is(server: 
 
 def test_rows_of_the_future_are_taken_placed_at_their_receipt_and_counted(server: Running) -> None:
     rows = [frame(1, time_s=NOW + 999), frame(2, time_s=NOW + 1_000)]
-    assert post(server, request(*rows)).json() == {"accepted": 2, "duplicates": 0, "watermark": 2}
+    assert acknowledged(post(server, request(*rows))) == {"accepted": 2, "duplicates": 0, "watermark": 2}
     assert placed(server) == [-1.0, 0.0]
     assert server.metric("ingest_moved_times_total", of="frame") == 2
 
@@ -163,7 +163,7 @@ def test_a_durable_row_of_a_new_node_is_acknowledged_when_the_node_cannot_be_rec
         raise StoreUnavailable("no records")
 
     monkeypatch.setattr(server.dispatcher.services.store, "update", fail)
-    assert post(server, request(frame(1))).json() == {"accepted": 1, "duplicates": 0, "watermark": 1}
+    assert acknowledged(post(server, request(frame(1)))) == {"accepted": 1, "duplicates": 0, "watermark": 1}
     assert server.metric("internal_errors_total", place="node") == 1
 
 
@@ -180,7 +180,7 @@ def test_a_durable_row_is_acknowledged_when_requests_to_agents_cannot_be_looked_
     monkeypatch.setattr(server.dispatcher.services.evidence_requests, "has_requests", fail)
     server.client.timeout = 3.0
     answer = post(server, request(frame(2), templates=not known))
-    assert answer.json() == {"accepted": 1, "duplicates": 0, "watermark": 2}
+    assert acknowledged(answer) == {"accepted": 1, "duplicates": 0, "watermark": 2}
     assert server.metric("internal_errors_total", place="requests") == 1
 
 

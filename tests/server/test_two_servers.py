@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 import threading
 import time
@@ -23,7 +24,8 @@ from eagle_eye.agent.transport.spool import Spool
 from eagle_eye.agent.transport.uplink import Destination, Uplink
 from eagle_eye.orchestrators.protocol import JobState
 from eagle_eye.schema.action import ACTION_REQUESTED, PING
-from eagle_eye.schema.frame import encode_frame
+from eagle_eye.schema.frame import Rank, block, encode_frame
+from eagle_eye.schema.metrics import Scope
 from eagle_eye.server.store.factory import open_records
 from eagle_eye.server.store.settings import RecordsSettings
 from eagle_eye.server.store.store import INCIDENTS, Change
@@ -37,6 +39,7 @@ from tests.server.shipped_receiver import shipped
 pytestmark = pytest.mark.slow  # pairs of servers, and what they wait for each other
 
 JOB = JobState(0, frozenset({"n1", "n2"}), running=True)
+MINUTES_S = 120
 LEASE_S = 2.0
 LONG_LEASE_S = 60.0
 
@@ -49,14 +52,14 @@ class Site:
     folder: Path
 
     @contextmanager
-    def server(self, name: str, lease_s: float) -> Iterator[OwnProcess]:
+    def server(self, name: str, lease_s: float, listen: str = "127.0.0.1:0") -> Iterator[OwnProcess]:
         file = self.folder / f"{name}.toml"
         file.write_text(
             f'[records]\nurl = "{self.url}"\nlease_s = {lease_s}\n'
             "[webhooks]\nallow_private = true\nheartbeat_s = 0.0\n",
             encoding="utf-8",
         )
-        with serving(self.folder / name, "--config", str(file)) as process:
+        with serving(self.folder / name, "--config", str(file), "--listen", listen) as process:
             yield process
 
     def commit(self, change: Change) -> None:
@@ -78,6 +81,27 @@ def pair(site: Site, lease_s: float) -> Iterator[tuple[OwnProcess, OwnProcess]]:
         leader = stack.enter_context(site.server("a", lease_s))
         wait_until(lambda: leads(leader))
         yield leader, stack.enter_context(site.server("b", lease_s))
+
+
+class KeepingAgent:
+    """The spool and the uplink of one node's agent; its frames say a training step each."""
+
+    def __init__(self, folder: Path, node: str, rank: int, servers: list[str]) -> None:
+        self.node, self.rank, self.step = node, rank, 0
+        self.spool = Spool(folder, node, Drops())
+        self.uplink = Uplink(Destination(Servers(servers), backoff_s_max=0.5), self.spool, Drops(), SystemClock())
+        self.uplink.start()
+
+    def frame(self, time_s: float) -> None:
+        values = {0: {"train_step": float(self.step)}}
+        self.step += 1
+        more: dict[str, Any] = {"ranks": [Rank("job", self.rank, 3, 0)], "blocks": [block(Scope.DEVICE, values)]}
+        self.spool.append(lambda stream, number: encode_frame(frame(number, self.node, time_s, stream=stream, **more)))
+        self.uplink.notify()
+
+    def close(self) -> None:
+        self.uplink.stop(0.0)
+        self.spool.close()
 
 
 @pytest.fixture
@@ -182,6 +206,59 @@ def test_an_agent_with_both_servers_finds_the_leader_before_and_after_it_is_kill
     uplink.stop(1.0)
     spool.close()
     assert leads(standby)
+
+
+def test_after_the_leaders_host_is_lost_the_next_leader_has_the_last_minutes_of_every_node_once(
+    both: tuple[OwnProcess, OwnProcess], tmp_path: Path
+) -> None:
+    leader, standby = both
+    nodes = [f"n{number}" for number in range(3)]
+    servers = [f"http://{leader.listen}", f"http://{standby.listen}"]
+    agents = [KeepingAgent(tmp_path / f"spool-{node}", node, place, servers) for place, node in enumerate(nodes)]
+    first_s = float(int(time.time()) - MINUTES_S)
+    with ExitStack() as stack:
+        for agent in agents:
+            stack.callback(agent.close)
+        for second in range(MINUTES_S - 1):
+            for agent in agents:
+                agent.frame(first_s + second)
+        eventually(lambda: all(agent.uplink.delivered == MINUTES_S - 1 for agent in agents))
+        leader.process.kill()
+        leader.process.wait()
+        shutil.rmtree(tmp_path / "a")
+        eventually(lambda: leads(standby))
+        for agent in agents:
+            agent.frame(first_s + MINUTES_S - 1)
+        eventually(lambda: all(agent.spool.lacking_count(agent.uplink._journal) == 0 for agent in agents))
+        eventually(lambda: metric(standby, "ingest_frames_total") == len(nodes) * MINUTES_S)
+    assert metric(standby, "ingest_duplicates_total") == 0.0
+    found = standby.client.get(
+        "/api/v1/query_range",
+        params={"metric": "train_step", "start": first_s - 1, "end": first_s + MINUTES_S, "job": "job"},
+    ).json()
+    of_node = {one["node"]: [value for _, value in one["points"]] for one in found["series"]}
+    assert of_node == {node: [float(second) for second in range(MINUTES_S)] for node in nodes}
+    # Of the job it has seen the last step itself, which says nothing of its pace.
+    wait_until(lambda: "the windows reach back" in standby.said())
+    assert "windows" not in standby.client.get("/readyz").json()["notes"]
+    progress = standby.client.get("/api/v1/jobs/job").json()["progress"]
+    assert (progress["step"], progress["step_seconds"]) == (MINUTES_S - 1.0, 1.0)
+
+
+def test_a_leader_that_is_started_again_with_its_folder_is_sent_nothing_again(site: Site, tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        with site.server("a", LEASE_S) as server:
+            listen = server.listen
+            agent = KeepingAgent(tmp_path / "spool", "n1", 0, [f"http://{listen}"])
+            stack.callback(agent.close)
+            for second in range(100):
+                agent.frame(time.time() - 200.0 + second)
+            eventually(lambda: agent.uplink.delivered == 100)
+        with site.server("a", LEASE_S, listen) as server:
+            agent.frame(time.time())
+            eventually(lambda: agent.uplink.delivered == 101)
+            assert agent.spool.lacking_count(agent.uplink._journal) == 0
+            assert metric(server, "ingest_resent_frames_total") == 0.0
 
 
 def test_a_standby_whose_leader_is_not_reached_reads_from_the_records_and_refuses_the_rest(

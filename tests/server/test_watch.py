@@ -249,6 +249,88 @@ def test_after_a_restart_no_value_of_before_is_shown_as_one_of_now(site: Site) -
     assert list(again.latest()) == []
 
 
+class Again:
+    """What agents send again, as a test says."""
+
+    def __init__(self) -> None:
+        self.missing: set[str] = set()
+        self.is_ready = False
+
+    def incomplete(self) -> set[str]:
+        return self.missing
+
+    def ready(self) -> bool:
+        return self.is_ready
+
+    def taken_in(self) -> None:
+        self.is_ready = False
+
+
+def lines(site: Site) -> int:
+    engine = site.watch._engine
+    (track,) = engine.tracks()
+    return len(engine.window(track, site.clock.now_s(), START_S).times_s)
+
+
+def taken_over(site: Site) -> Again:
+    """Have a new leader judge that has seen nothing."""
+    again, past = Again(), tuple(site.sent)
+    site.watch = site.new_watch()
+    site.watch.recover(())
+    site.watch.follow(again, lambda: (*past, *site.sent[len(past) :]))  # type: ignore[arg-type]
+    return again
+
+
+def test_once_all_was_sent_again_the_windows_are_as_after_a_restart(site: Site) -> None:
+    site.run(60)
+    again = taken_over(site)
+    site.run(5)
+    assert lines(site) == 5
+    again.is_ready = True
+    site.run(1)
+    assert lines(site) == 66
+    progress = site.watch.progress("j")
+    assert progress is not None
+    assert (progress.step, progress.step_s) == (site.fleet.step, 1.0)
+
+
+def test_what_comes_while_the_windows_are_filled_anew_is_in_them_once(site: Site) -> None:
+    site.run(30)
+    again = taken_over(site)
+    site.run(2)
+    again.is_ready = True
+    parts = site.watch._refilling()
+    next(parts)
+    site.clock.advance(1.0)
+    site.fleet.now_s, site.fleet.step = site.clock.now_s(), site.fleet.step + 1.0
+    for node in site.fleet.nodes:
+        site.watch.observe(site.fleet.frame(node), site.clock.now_s(), 0.0)
+    for _ in parts:
+        pass
+    site.watch.tick(site.clock.now_s())
+    assert lines(site) == 33
+
+
+def test_an_incident_is_not_over_while_it_cannot_be_told_and_no_other_is_made_up(site: Site) -> None:
+    site.hang()
+    again = taken_over(site)
+    again.missing = {"n0"}
+    site.fleet.stopped, site.fleet.silent_s = False, {}
+    site.run(60)
+    assert [(one.fault, one.state) for one in site.store.all(INCIDENTS)] == [("hang", "acting")]
+    assert "the last minutes of 1 nodes are not whole yet" in site.watch.blind().values()
+    again.missing = set()
+    site.run(2)
+    assert [(one.fault, one.state) for one in site.store.all(INCIDENTS)] == [("hang", "recovered")]
+
+
+def test_a_fault_is_found_while_the_past_is_not_whole(site: Site) -> None:
+    site.run(30)
+    taken_over(site).missing = set(site.fleet.nodes)
+    site.hang()
+    assert [(one.fault, one.node) for one in site.store.all(INCIDENTS)] == [("hang", "n1")]
+
+
 def test_what_gpus_are_called_is_known_after_a_restart(site: Site) -> None:
     site.run(5)
     seats = [("GPU-old", "H100", 1.0), ("GPU-new", "GB200", 2.0)]

@@ -149,7 +149,7 @@ def _run_printing(configuration: AgentConfiguration, *, once: bool) -> int:
 def _run_sending(configuration: AgentConfiguration, *, once: bool) -> int:
     drops, clock, wake = Drops(), SystemClock(), Wake()
     folder = spool_folder(configuration, os.environ)
-    spool = Spool(folder, configuration.node, drops, configuration.spool_bytes_max)
+    spool = Spool(folder, configuration.node, drops, configuration.spool_bytes_max, keep_s=configuration.spool_keep_s)
     servers = Servers(server_urls(configuration), clock.monotonic_s)
     destination = Destination(
         servers=servers,
@@ -186,7 +186,8 @@ def _run_sending(configuration: AgentConfiguration, *, once: bool) -> int:
 
         def delivery() -> FrameDelivery:
             waiting = (spool.waiting(), spool.waiting_bytes(), spool.in_memory)
-            return FrameDelivery(*waiting, uplink.delivered, uplink.is_well, servers.changes)
+            sent = (uplink.delivered, uplink.is_well, servers.changes)
+            return FrameDelivery(*waiting, *sent, spool.kept()[0], uplink.again.delivered)
 
         exposition = Exposition(configuration.node, agent_version(), drops, delivery, assembly.nvml.devices_by_uuid)
         uplink.start()

@@ -22,6 +22,7 @@ from eagle_eye.agent.training_logs.reading import Framework
 from eagle_eye.agent.transport.server_connection import Trust
 from eagle_eye.agent.transport.servers import place
 from eagle_eye.agent.transport.spool import BYTES_MAX
+from eagle_eye.agent.transport.spool_kept import KEEP_S
 from eagle_eye.schema.configuration import ConfigurationError, load
 from eagle_eye.schema.names import NAME_CHARS_MAX
 
@@ -32,6 +33,7 @@ DEFAULT_SERVER = "http://127.0.0.1:8470"
 SERVERS_MAX = 8
 SPOOL_BYTES_MIN = 1 << 20
 SPOOL_BYTES_MAX = 1 << 40
+SPOOL_KEEP_S_MAX = 3600.0
 TIMEOUT_S_MIN = 0.01
 SOCKET_PATH_BYTES_MAX = 107  # the kernel's limit
 PLACES_MAX = 16  # of each kind: all are scanned repeatedly
@@ -55,8 +57,9 @@ class AgentConfiguration(msgspec.Struct, frozen=True, kw_only=True):
     ``server`` None and ``servers`` empty: this host's. ``node`` empty: the host's name. ``job`` empty: the training
     processes' own. ``token_file``, ``ca_file`` and ``certificate_file`` empty: none; with a ``join_token_file`` the
     token is obtained once and kept in ``token_file``, or beside the spool. ``spool_dir`` and ``hook_socket`` empty: the
-    default place. ``backoff_s_max`` is the longest wait between attempts to reach the server, ``connect_s`` and
-    ``answer_s`` are timeouts. ``metrics_listen`` and ``dcgm_exporter`` empty: off. ``shared_host``: several agents run
+    default place. ``spool_keep_s`` is how long acknowledged frames are kept for a server that lacks them, 0: not.
+    ``backoff_s_max`` is the longest wait between attempts to reach the server, ``connect_s`` and ``answer_s`` are
+    timeouts. ``metrics_listen`` and ``dcgm_exporter`` empty: off. ``shared_host``: several agents run
     here, each for processes that name its node. ``node_check_command`` empty: active checks are disabled.
     ``nvrx_health_socket`` empty: NVRx's health checks are not served; ``nvrx_health_gpus``: how many GPUs a healthy
     host has, -1: unknown. The other lists add to the training processes' own environments.
@@ -75,6 +78,7 @@ class AgentConfiguration(msgspec.Struct, frozen=True, kw_only=True):
     interval_s: float = 1.0
     spool_dir: str = ""
     spool_bytes_max: int = BYTES_MAX
+    spool_keep_s: float = KEEP_S
     hook_socket: str = ""
     backoff_s_max: float = 5.0
     connect_s: float = 2.0
@@ -213,6 +217,7 @@ def _check_numbers(configuration: AgentConfiguration) -> None:
         ("connect_s", TIMEOUT_S_MIN, INTERVAL_S_MAX),
         ("answer_s", TIMEOUT_S_MIN, INTERVAL_S_MAX),
         ("spool_bytes_max", SPOOL_BYTES_MIN, SPOOL_BYTES_MAX),
+        ("spool_keep_s", 0.0, SPOOL_KEEP_S_MAX),
         ("nccl_ras_every_s", nccl_ras.EVERY_S, INTERVAL_S_MAX),
         ("nvrx_health_gpus", -1, GPUS_MAX),
     ):

@@ -26,6 +26,8 @@ from eagle_eye.schema.names import RULE, bad_name, is_name, with_names
 
 WIRE_VERSION = 1
 CONTENT_TYPE = "application/x-eagle-eye-frames"
+# Of a request whose frames another server has acknowledged before: how many more of them follow.
+KEPT_HEADER = "Eagle-Eye-Kept"
 
 # Limits, each far above what a real host needs; they bound the cost of a hostile one.
 TEXT_CHARS_MAX = 16_384

@@ -7,7 +7,7 @@ import functools
 import os
 import random
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from importlib.metadata import version
@@ -65,7 +65,7 @@ from eagle_eye.server.delivery.notifiers.targets import Targets
 from eagle_eye.server.delivery.notifiers.webhook import Webhook
 from eagle_eye.server.delivery.outbox import Outbox
 from eagle_eye.server.history.embedded_history import EmbeddedHistory
-from eagle_eye.server.history.history import History
+from eagle_eye.server.history.history import LATE_S, History
 from eagle_eye.server.history.history_metrics import HistoryCollector
 from eagle_eye.server.history.remote_store.remote_store import RemoteStore
 from eagle_eye.server.history.remote_store.settings import fed_from
@@ -79,6 +79,7 @@ from eagle_eye.server.ingest.remote_write.intake import RemoteWriteIntake
 from eagle_eye.server.ingest.remote_write.keeper import Keeper, known_interval_s
 from eagle_eye.server.ingest.remote_write.last_codes import CodeMemory
 from eagle_eye.server.ingest.remote_write.membership import NodeJobs
+from eagle_eye.server.ingest.resends import Resends
 from eagle_eye.server.ingest.rows_ingest import RowsIngest
 from eagle_eye.server.ingest.rows_request import RowsReader
 from eagle_eye.server.ingest.templates import Templates
@@ -87,6 +88,7 @@ from eagle_eye.server.ingest.vouching import Vouchers
 from eagle_eye.server.jobs.configured import sources_of
 from eagle_eye.server.jobs.keeper import JobSources
 from eagle_eye.server.jobs.source_metrics import JobSourceCollector
+from eagle_eye.server.model.batch import Batch
 from eagle_eye.server.model.clock import Clock, SystemClock
 from eagle_eye.server.model.records import AuditEntry
 from eagle_eye.server.monitor.detection_metrics import BlindCollector, DropsCollector, LatestCollector
@@ -145,6 +147,7 @@ class Services:
     job_owners: JobOwners
     provider: Provider | None  # None: nobody signs in here
     limits: Limits
+    resends: Resends
     certificates: Certificates | None  # None: plain HTTP
     telemetry: Telemetry
     watcher: Watcher
@@ -215,9 +218,15 @@ def create_app(
     templates = Templates(services.history.template)
     if parts.forwarding is None:
         forgotten_s = services.known_nodes.recover(services.history)
-        since_s, frames_max = clock.now_s() - config.detection.window_s, config.history.replay_frames_max
-        past = recent_past(services.history, services.fleet, templates, forgotten_s, since_s, frames_max)
-        services.watcher.recover(past)
+
+        def past(fleet: Fleet | None = None) -> Iterator[tuple[Frame, float] | Batch]:
+            since_s, frames_max = clock.now_s() - config.detection.window_s, config.history.replay_frames_max
+            return recent_past(services.history, fleet, templates, forgotten_s, since_s, frames_max)
+
+        services.watcher.recover(past(services.fleet))
+        services.watcher.follow(services.resends, past)
+        if leadership is not None:  # another server may have led until now
+            services.resends.expect(services.fleet.unheard(clock.now_s() - LATE_S))
     reload = Reload(services, reread or (lambda: config))
     api = FastAPI(
         title="Eagle Eye",
@@ -297,8 +306,16 @@ def _build(
     archive = Archive(store, clock, config.accounts.hindsight_s)
     certificates = Certificates(config.tls, clock) if config.tls.certificate_file else None
     without = plain_text(config)
+    resends = Resends(
+        clock.now_s(),
+        config.detection.window_s,
+        config.history.replay_frames_max,
+        lambda: fleet.known_count,
+        clock.monotonic_s,
+    )
     notes = {
         "tls": (lambda: without) if certificates is None else certificates.ending,
+        "windows": resends.problem,
         "replication": lambda: replication_note(leadership, outlook.policy(), async_ok=config.records.async_ok),
     }
     # What comes from loopback comes from everybody where a proxy on this machine passes it on.
@@ -317,6 +334,7 @@ def _build(
         job_owners=JobOwners(store, fleet),
         provider=provider,
         limits=Limits(config.limits, clock, lambda by: counters.rate_limited.labels(by).inc()),
+        resends=resends,
         certificates=certificates,
         telemetry=counters,
         watcher=watching,
@@ -484,7 +502,8 @@ def _frames(services: Services, templates: Templates) -> Ingest:
 
     parts = (services.history, services.fleet, services.tokens, services.telemetry, services.clock)
     observe, observe_rows, introduce = _observe(services), services.watcher.observe_rows, services.known_nodes.introduce
-    rows = RowsIngest(config, *parts, observe, observe_rows, introduce, asked_of, has_requests, reader, unknown)
+    again = (services.history.id, services.resends, services.watcher.observe)
+    rows = RowsIngest(config, *parts, observe, observe_rows, introduce, asked_of, has_requests, reader, unknown, *again)
     tokens, telemetry = services.tokens, services.telemetry
     return Ingest(config, tokens, telemetry, services.clock, limits.check_frames, rows, reader)
 

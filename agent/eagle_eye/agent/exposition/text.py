@@ -31,7 +31,8 @@ class FrameDelivery(NamedTuple):
     """State of frame delivery: waiting in the spool, acknowledged since the start, whether the server accepts them.
 
     ``in_memory``: new frames are only in memory, because the spool's disk fails. None: unknown, as ``server_ok`` before
-    the first attempt. ``server_changes``: how often another server than before took them.
+    the first attempt. ``server_changes``: how often another server than before took them. ``kept``: acknowledged
+    frames that are kept, ``resent``: those of them that another server was sent.
     """
 
     frames_waiting: int
@@ -40,6 +41,8 @@ class FrameDelivery(NamedTuple):
     frames_sent: int
     server_ok: bool | None
     server_changes: int
+    kept: int = 0
+    resent: int = 0
 
 
 class OwnMetric(NamedTuple):
@@ -62,6 +65,10 @@ OWN = {
         OwnMetric("agent_frames_sent_total", "counter", "Frames that the server has acknowledged."),
         OwnMetric("agent_spool_frames", "gauge", "Frames that wait for the server."),
         OwnMetric("agent_spool_bytes", "gauge", "Bytes of frames that wait for the server."),
+        OwnMetric(
+            "agent_spool_kept_frames", "gauge", "Acknowledged frames that are kept for a server that lacks them."
+        ),
+        OwnMetric("agent_frames_resent_total", "counter", "Kept frames that another server was sent."),
         OwnMetric("agent_spool_in_memory", "gauge", "1 while new frames wait in memory alone: the disk fails."),
         OwnMetric("agent_server_ok", "gauge", "1 while the server takes frames, 0 while it does not."),
         OwnMetric("agent_server_changes_total", "counter", "How often another server than before took frames."),
@@ -148,6 +155,8 @@ class Exposition:
             if delivery.server_ok is not None:
                 yield own("agent_server_ok", [(node, delivery.server_ok)])
             yield own("agent_server_changes_total", [(node, delivery.server_changes)])
+            yield own("agent_spool_kept_frames", [(node, delivery.kept)])
+            yield own("agent_frames_resent_total", [(node, delivery.resent)])
 
 
 def rows(node: str, tick: TickFrame, devices_by_uuid: Mapping[str, int]) -> Iterator[str]:

@@ -12,6 +12,7 @@ import json
 import re
 from collections.abc import Callable, Mapping
 from io import BufferedReader
+from types import MappingProxyType
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
@@ -58,15 +59,17 @@ class FrameConnection:
         self._http: http.client.HTTPConnection | None = None
         self._reader: BufferedReader | None = None
 
-    def post(self, body: bytes, token: str, content_type: str, encoding: str = "") -> ServerAnswer:
-        """Return the server's answer; ``token`` or ``encoding`` empty: none. Raises OSError, BadAnswer.
+    def post(
+        self, body: bytes, token: str, content_type: str, more: Mapping[str, str] = MappingProxyType({})
+    ) -> ServerAnswer:
+        """Return the server's answer; ``token`` empty: none; ``more`` are further headers. Raises OSError, BadAnswer.
 
         After an error the connection is closed; the next request opens another.
         """
-        coded = f"Content-Encoding: {encoding}\r\n" if encoding else ""
+        others = "".join([f"{name}: {value}\r\n" for name, value in more.items()])
         authorization = f"Authorization: Bearer {token}\r\n" if token else ""
         kind = f"Content-Type: {content_type}\r\n"
-        head = f"{self._head}{authorization}{kind}{coded}Content-Length: {len(body)}\r\n\r\n".encode("ascii")
+        head = f"{self._head}{authorization}{kind}{others}Content-Length: {len(body)}\r\n\r\n".encode("ascii")
         request = head + body
         while True:
             reused = self._http is not None

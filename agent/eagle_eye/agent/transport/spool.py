@@ -2,9 +2,9 @@
 
 A frame outlives this process (SIGKILL) once ``append`` has returned: the server has it, or the disk. It outlives the
 machine (a power cut) a second later, when the file has been synced. Frames that the server takes at once are not
-written: as long as it answers, the disk is idle. Nothing here waits long for the disk: only ``spool_disk.py`` touches
-it, in a thread of its own. While the disk is full, read-only, broken or hung, frames wait in memory and are written
-when it works again.
+written before that; what it acknowledged is kept for some minutes, for a server that lacks it (``spool_kept.py``).
+Nothing here waits long for the disk: only ``spool_disk.py`` touches it, in a thread of its own. While the disk is full,
+read-only, broken or hung, frames wait in memory and are written when it works again.
 """
 
 from __future__ import annotations
@@ -14,13 +14,15 @@ import threading
 import time
 import uuid
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import datetime, timezone
+from functools import partial
 from pathlib import Path
 
 from eagle_eye.agent.loop.drops import Drops
 from eagle_eye.agent.transport.spool_disk import Disk, SpoolTaken
 from eagle_eye.agent.transport.spool_file import RECORD_BYTES, SpooledFrame
+from eagle_eye.agent.transport.spool_kept import KEEP_S, KeptFrames, KeptPiece
 from eagle_eye.agent.transport.spool_stream import SpoolBatch, SpoolStream
 
 BYTES_MAX = 512 << 20
@@ -28,6 +30,7 @@ MEMORY_BYTES_MAX = 32 << 20  # frames waiting for a failed disk: an hour of a no
 STREAM_FRAMES_MAX = 64  # about a minute: few enough to send before live frames, enough to limit the number of files
 STREAM_BYTES_MAX = 1 << 20  # fits easily into one request
 STREAM_SHARE = 8  # no stream takes more than this fraction of the spool: streams are dropped whole
+KEPT_SHARE = 8  # what is kept of acknowledged frames takes no more than this fraction, and gives way to those that wait
 STREAMS_MAX = 4_096  # files: an agent that is restarted repeatedly creates many small ones
 # How long a new frame waits for the server if it took the previous one within this time; then it goes to disk.
 ANSWER_WAIT_S = 0.05
@@ -59,8 +62,11 @@ class Spool:
         bytes_max: int = BYTES_MAX,
         monotonic_s: Callable[[], float] = time.monotonic,
         now_s: Callable[[], float] = time.time,
+        keep_s: float = KEEP_S,
     ) -> None:
         """Open or create the spool. Raises SpoolTaken; on any other disk error frames stay in memory.
+
+        What a server acknowledged is kept for ``keep_s``; 0: not.
 
         Frames that wait there under another node's name are dropped, counted as ``spool_other_node``: a server
         takes them only from that node, and would never acknowledge them.
@@ -84,7 +90,10 @@ class Spool:
         self._said_s = monotonic_s() - SAY_EVERY_S
         self._lock = threading.Lock()
         self._answered = threading.Condition(self._lock)
-        self._disk = Disk(folder, node, drops, self._lock, monotonic_s, self._adopt, self._lose)
+        self._disk = Disk(folder, node, drops, self._lock, monotonic_s, now_s, self._adopt, self._lose)
+        self._kept = KeptFrames(
+            keep_s, bytes_max // KEPT_SHARE, drops, monotonic_s, self._disk.keep, self._disk.drop_piece
+        )
         with self._lock:
             self._disk.start(OPEN_WAIT_S)
 
@@ -160,13 +169,22 @@ class Spool:
         """Whether there are frames that ``newest`` does not return."""
         return bool(self._backlog)
 
-    def acknowledge(self, stream: str, sequence: int) -> None:
-        """Drop a stream's frames up to and including ``sequence``: the server has them, or they are unwanted."""
+    def acknowledge(
+        self, stream: str, sequence: int, journal: str | None = None, sent: Sequence[tuple[int, bytes]] = ()
+    ) -> None:
+        """Let a stream's frames up to and including ``sequence`` go: the server has them, or they are unwanted.
+
+        Those that are durable in the server's ``journal`` are kept for a while; ``sent`` are the ones that it was sent.
+        """
         with self._lock:
             known = self._streams.get(stream)
             if known is None:  # dropped meanwhile
                 return
-            known.forget(sequence)
+            gone = known.forget(sequence)
+            if journal:
+                if not gone and not known.loaded:  # unloaded between sending and answer
+                    gone = [SpooledFrame(number, known.last_s, raw) for number, raw in sent if number <= sequence]
+                self._kept.add(stream, journal, gone)
             if known is self._live and known.acknowledged == known.last:
                 self._prompt = self._monotonic_s() - self._appended_s < ANSWER_WAIT_S
                 self._answered.notify_all()
@@ -174,6 +192,38 @@ class Spool:
                     self._disk.forget_file(known)
             if known is not self._live and known.acknowledged >= known.last:
                 self._remove(known)
+
+    def lacking(self, journal: str, frames_max: int, bytes_max: int) -> SpoolBatch | None:
+        """Return acknowledged frames that the server with this journal lacks, the newest minute of them first.
+
+        None when there are none, or the disk does not return them now.
+        """
+        with self._lock:
+            while (piece := self._kept.next_for(journal)) is not None:
+                if not self._kept.is_loaded(piece):
+                    loaded = partial(self._kept.load, piece, journal)
+                    if not self._disk.load_piece(piece, loaded, LOAD_WAIT_S):
+                        return None
+                elif (batch := self._kept.batch(frames_max, bytes_max)) is not None:
+                    return batch
+            return None
+
+    def resent(self, stream: str, sequence: int, journal: str) -> None:
+        """Note that a server has the frames that ``lacking`` returned up to a sequence, or that they are unwanted."""
+        with self._lock:
+            self._kept.resent(stream, sequence, journal)
+
+    def lacking_count(self, journal: str) -> int:
+        """Return how many kept frames the server with this journal lacks."""
+        with self._lock:
+            self._kept.ask_for(journal)
+            self._kept.bound(self._monotonic_s())
+            return self._kept.left(journal)
+
+    def kept(self) -> tuple[int, int]:
+        """Return how many acknowledged frames are kept, and their size in bytes."""
+        with self._lock:
+            return self._kept.frames, self._kept.bytes
 
     def waiting(self) -> int:
         """Return how many frames wait."""
@@ -189,6 +239,7 @@ class Spool:
         """Write what is not on disk yet and release the folder; waiting frames are sent after the next start."""
         with self._lock:
             self._say_dropped()
+            self._kept.write_all()
             if not self._live.frames:
                 self._remove(self._live)
         self._disk.close(CLOSE_WAIT_S)
@@ -217,8 +268,9 @@ class Spool:
         self._bytes -= stream.bytes
         self._disk.remove(stream)
 
-    def _adopt(self, found: list[SpoolStream]) -> None:
-        """Take over an earlier agent's streams, oldest first; the last has its frames in memory."""
+    def _adopt(self, found: list[SpoolStream], kept: list[KeptPiece]) -> None:
+        """Take over an earlier agent's streams, oldest first, the last with its frames in memory, and what it kept."""
+        self._kept.adopt(kept)
         for stream in found:
             self._take(stream)
         if found and self._live.last == 0:
@@ -234,6 +286,8 @@ class Spool:
 
     def _make_room(self, size: int) -> bool:
         """Drop the oldest streams until there is room for ``size`` more bytes; return whether there is."""
+        while self._bytes + self._kept.bytes + size > self._bytes_max and self._kept.drop_oldest():
+            pass
         while self._bytes + size > self._bytes_max or len(self._streams) > STREAMS_MAX:
             oldest = self._backlog[0] if self._backlog else self._recent
             if oldest is None:

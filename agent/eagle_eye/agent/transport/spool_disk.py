@@ -17,11 +17,13 @@ from pathlib import Path
 
 from eagle_eye.agent.loop.drops import Drops
 from eagle_eye.agent.transport.spool_file import Contents, NoSpoolFile, SpooledFrame, SpoolFile, read
+from eagle_eye.agent.transport.spool_kept import KeptPiece, packed, unpacked
 from eagle_eye.agent.transport.spool_stream import SpoolStream, left_behind
 
 SYNC_S = 1.0  # the most a power cut may lose
 RETRY_S = 10.0  # how long a failed disk is left alone
 SUFFIX = ".frames"
+KEPT_SUFFIX = ".kept"  # of a piece's file, whose name ends with the journal that has it
 ASIDE = "no-spool-file"  # new name of a file with our suffix that is not ours: only the newest is kept
 EARLIER = "spool.sqlite"  # where agents kept frames before there was one file per stream
 
@@ -38,7 +40,8 @@ class Disk:
     """Writes, syncs, reads and removes the streams' files.
 
     Every method but ``close`` is called with ``lock`` held. So are ``adopt``, with what an earlier agent left, oldest
-    first and the last with its frames in memory, and ``lost``, with a stream that cannot be read back.
+    first: streams, the last with its frames in memory, and acknowledged pieces; and ``lost``, with a stream that cannot
+    be read back.
     """
 
     def __init__(
@@ -48,7 +51,8 @@ class Disk:
         drops: Drops,
         lock: threading.Lock,
         monotonic_s: Callable[[], float],
-        adopt: Callable[[list[SpoolStream]], None],
+        now_s: Callable[[], float],
+        adopt: Callable[[list[SpoolStream], list[KeptPiece]], None],
         lost: Callable[[SpoolStream], None],
     ) -> None:
         self._folder = folder
@@ -56,6 +60,7 @@ class Disk:
         self._drops = drops
         self._lock = lock
         self._monotonic_s = monotonic_s
+        self._now_s = now_s
         self._adopt = adopt
         self._lost = lost
         self._work = threading.Condition(lock)
@@ -64,6 +69,8 @@ class Disk:
         self._unsynced: dict[SpoolStream, None] = {}
         self._removed: list[SpoolFile] = []
         self._wanted: SpoolStream | None = None
+        self._unkept: dict[KeptPiece, None] = {}  # with frames to write
+        self._wanted_piece: tuple[KeptPiece, Callable[[Sequence[SpooledFrame]], None]] | None = None
         self._held: int | None = None
         self._next_number = 1
         self._starting = True
@@ -105,6 +112,28 @@ class Disk:
         self._wanted = stream
         self._work.notify()
         return self._done.wait_for(lambda: self._wanted is not stream, timeout_s)
+
+    def keep(self, piece: KeptPiece) -> None:
+        """Schedule what a piece holds for writing."""
+        self._unkept[piece] = None
+        self._work.notify()
+
+    def drop_piece(self, piece: KeptPiece) -> None:
+        """Forget a piece and its file."""
+        self._unkept.pop(piece, None)
+        file, piece.file = piece.file, None
+        if file is not None:
+            self._removed.append(file)
+            self._work.notify()
+
+    def load_piece(self, piece: KeptPiece, loaded: Callable[[Sequence[SpooledFrame]], None], timeout_s: float) -> bool:
+        """Return whether within the timeout ``loaded`` was called with the piece's frames that are on disk."""
+        wanted = self._wanted_piece = (piece, loaded)
+        self._work.notify()
+        if self._done.wait_for(lambda: self._wanted_piece is not wanted, timeout_s):
+            return True
+        self._wanted_piece = None
+        return False
 
     def unload(self, stream: SpoolStream) -> None:
         """Release a stream's frames from memory and close its file, once they are safe on disk."""
@@ -176,7 +205,8 @@ class Disk:
             return self._next_reading()
         if self._held is None:
             return None if self._closing else self._open
-        return self._next_writing() or self._next_removal() or self._next_reading() or self._next_sync(now_s)
+        urgent = self._next_writing() or self._next_removal() or self._next_reading() or self._next_sync(now_s)
+        return urgent or self._next_keeping()
 
     def _next_writing(self) -> Work | None:
         for stream in tuple(self._unwritten):
@@ -196,9 +226,22 @@ class Disk:
 
     def _next_reading(self) -> Work | None:
         stream = self._wanted
-        if stream is None or stream.file is None:
-            return None
-        return partial(self._load, stream, stream.file)
+        if stream is not None and stream.file is not None:
+            return partial(self._load, stream, stream.file)
+        if self._wanted_piece is not None:
+            return partial(self._load_piece, *self._wanted_piece)
+        return None
+
+    def _next_keeping(self) -> Work | None:
+        for piece in tuple(self._unkept):
+            if piece.held:
+                if piece.file is None:
+                    path = self._folder / f"{self._next_number:010d}-{piece.journal}{KEPT_SUFFIX}"
+                    piece.file = SpoolFile(path, self._node, piece.stream)
+                    self._next_number += 1
+                return partial(self._write_piece, piece, piece.file, tuple(piece.held))
+            del self._unkept[piece]
+        return None
 
     def _next_sync(self, now_s: float) -> Work | None:
         for stream in tuple(self._unsynced):
@@ -221,16 +264,16 @@ class Disk:
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         held = _hold(self._folder / "lock")
         try:
-            found = self._scan()
+            found, kept = self._scan(), self._scan_kept()
         except OSError:
             os.close(held)
             raise
-        return partial(self._opened, held, found)
+        return partial(self._opened, held, found, kept)
 
-    def _opened(self, held: int, found: list[SpoolStream]) -> None:
+    def _opened(self, held: int, found: list[SpoolStream], kept: list[KeptPiece]) -> None:
         self._held = held
         self._well()
-        self._adopt(found)
+        self._adopt(found, kept)
 
     def _write(
         self, stream: SpoolStream, file: SpoolFile, frames: Sequence[SpooledFrame], anew: bool
@@ -290,6 +333,34 @@ class Disk:
         stream.load(contents.frames)
         self._drops.count("spool_damaged", expected - stream.waiting)
 
+    def _write_piece(self, piece: KeptPiece, file: SpoolFile, frames: Sequence[SpooledFrame]) -> Callable[[], None]:
+        size = file.write(packed(frames, self._now_s()), anew=False)
+        file.close()
+        return partial(self._wrote_piece, piece, frames, size)
+
+    def _wrote_piece(self, piece: KeptPiece, frames: Sequence[SpooledFrame], size: int) -> None:
+        self._well()
+        piece.wrote(frames, size)
+        if not piece.held:
+            self._unkept.pop(piece, None)
+
+    def _load_piece(self, piece: KeptPiece, loaded: Callable[[Sequence[SpooledFrame]], None]) -> Callable[[], None]:
+        frames: list[SpooledFrame] = []
+        file = piece.file
+        if file is not None and piece.file_bytes:
+            try:
+                frames = unpacked(read(file.path))
+            except (OSError, NoSpoolFile) as error:
+                _log.warning("what is kept in %s cannot be read back: %s", file.path, error)
+        return partial(self._loaded_piece, (piece, loaded), frames)
+
+    def _loaded_piece(
+        self, wanted: tuple[KeptPiece, Callable[[Sequence[SpooledFrame]], None]], frames: Sequence[SpooledFrame]
+    ) -> None:
+        if self._wanted_piece is not None and self._wanted_piece[0] is wanted[0]:
+            self._wanted_piece = None
+            wanted[1](frames)
+
     def _remove(self, file: SpoolFile) -> Callable[[], None]:
         file.close()
         with contextlib.suppress(OSError):  # if it stays, its frames are sent again after the next start
@@ -331,6 +402,31 @@ class Disk:
             newest = left_behind(contents.stream, self._node, contents.frames, SpoolFile(path, self._node, ""))
             found[newest.name] = newest
         return list(found.values())
+
+    def _scan_kept(self) -> list[KeptPiece]:
+        """Return the pieces that are kept in the folder, in the order of their acknowledgement."""
+        found: list[KeptPiece] = []
+        for path in sorted(self._folder.glob(f"*{KEPT_SUFFIX}")):
+            number, _, journal = path.stem.partition("-")
+            if not number.isdecimal() or not journal:
+                continue
+            self._next_number = max(self._next_number, int(number) + 1)
+            try:
+                contents = read(path)
+            except NoSpoolFile:
+                contents = None
+            frames = [] if contents is None else unpacked(contents)
+            if contents is None or contents.damaged_bytes:  # a torn end is what a killed agent leaves
+                self._drops.count("kept_damaged")
+            if contents is None or not frames or contents.node != self._node:
+                path.unlink()
+                continue
+            age_s = max(self._now_s() - contents.frames[-1].time_s, 0.0)
+            piece = KeptPiece(contents.stream, journal, self._monotonic_s() - age_s)
+            piece.file = SpoolFile(path, self._node, contents.stream)
+            piece.frames, piece.file_bytes, piece.last_s = len(frames), path.stat().st_size, frames[-1].time_s
+            found.append(piece)
+        return found
 
     def _read_left(self, path: Path, found: dict[str, SpoolStream]) -> Contents | None:
         """Return the frames in a file that are still to be sent; None if there are none, and the file is removed."""

@@ -77,18 +77,22 @@ def parse(content: bytes) -> Contents:
         names = msgspec.msgpack.decode(first.frame, type=_Opening)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise NoSpoolFile(f"its first record names no node and stream: {error}") from None
+    frames, rest = records(content, at)
+    torn = rest > 0 and _record(content, len(content) - rest)[1] > len(content)
+    return Contents(names.node, names.stream, tuple(frames), rest if torn else 0, 0 if torn else rest)
+
+
+def records(content: bytes, at: int) -> tuple[list[SpooledFrame], int]:
+    """Return the frames of the records from a place on, in ascending order, and how many bytes are none of these."""
     frames: list[SpooledFrame] = []
-    torn = damaged = 0
     last = 0
     while at < len(content):
         kept, end = _record(content, at)
         if kept is None or kept.sequence <= last:
-            rest = len(content) - at
-            torn, damaged = (rest, 0) if kept is None and end > len(content) else (0, rest)
             break
         frames.append(kept)
         last, at = kept.sequence, end
-    return Contents(names.node, names.stream, tuple(frames), torn, damaged)
+    return frames, len(content) - at
 
 
 def _record(content: bytes, at: int) -> tuple[SpooledFrame | None, int]:
@@ -114,8 +118,8 @@ class SpoolFile:
         self._size = 0  # of its complete records
         self._descriptor: int | None = None
 
-    def write(self, frames: Sequence[SpooledFrame], *, anew: bool) -> None:
-        """Append frames; ``anew``: replace all others. They survive this process, but not yet a power cut.
+    def write(self, frames: Sequence[SpooledFrame], *, anew: bool) -> int:
+        """Append frames; ``anew``: replace all others; return the file's size. They do not yet survive a power cut.
 
         A failed write leaves the earlier content intact.
         """
@@ -133,6 +137,7 @@ class SpoolFile:
                 os.ftruncate(descriptor, self._size)
             raise
         self._size += len(content)
+        return self._size
 
     def sync(self) -> None:
         """Make the data and the file's name survive a power cut."""

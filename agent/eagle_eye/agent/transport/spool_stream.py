@@ -51,15 +51,17 @@ class SpoolStream:
         self.waiting += 1
         self.bytes += RECORD_BYTES + len(kept.frame)
 
-    def forget(self, sequence: int) -> None:
-        """Drop waiting frames up to and including a sequence."""
+    def forget(self, sequence: int) -> list[SpooledFrame]:
+        """Drop waiting frames up to and including a sequence; return those that were in memory."""
         self.acknowledged = max(self.acknowledged, min(sequence, self.last))
+        gone: list[SpooledFrame] = []
         if not self.loaded:  # a stream's sequences have no gaps
             self.waiting = min(self.waiting, self.last - self.acknowledged)
-            return
+            return gone
         while self.frames and self.frames[0].sequence <= sequence:
-            self.frames.popleft()
+            gone.append(self.frames.popleft())
         self.waiting = len(self.frames)
+        return gone
 
     def batch(self, frames_max: int, bytes_max: int) -> SpoolBatch | None:
         """Return the first frames that wait in memory, at least one; None when there is none."""

@@ -1,15 +1,16 @@
-"""Sends spooled frames to the server and drops acknowledged ones: live frames at once, old ones in between.
+"""Sends spooled frames to the server until it acknowledges them: live frames at once, old ones in between.
 
-Touches: two HTTP connections, two threads. The protocol: ``docs/reference/wire.md``.
+Touches: up to three HTTP connections, two threads. The protocol: ``docs/reference/wire.md``.
 """
 
 from __future__ import annotations
 
 import logging
 import random
+import re
 import threading
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -24,7 +25,7 @@ from eagle_eye.agent.transport.server_connection import SYSTEMS, Trust, connect,
 from eagle_eye.agent.transport.servers import Servers
 from eagle_eye.agent.transport.spool import STREAM_FRAMES_MAX, Spool, SpoolBatch
 from eagle_eye.schema.backoff import Backoff
-from eagle_eye.schema.frame import WIRE_VERSION, version_of
+from eagle_eye.schema.frame import KEPT_HEADER, WIRE_VERSION, version_of
 
 PATH = "/api/v1/frames"
 BYTES_PER_REQUEST = 4 << 20
@@ -42,6 +43,10 @@ BACKLOG_BACKOFF_S_MIN = 1.0
 BACKLOG_BACKOFF_S_MAX = 300.0
 BACKLOG_EVERY_S = 1.0  # one stream per request and second: an hour of frames in a minute, about half a MB/s
 BACKLOG_REST = 3.0  # multiples of the last request's duration: the slower the server, the longer the pause
+
+# What a server lacks of earlier acknowledged frames can wait, too. It says at what pace it wants them.
+RESEND_EVERY_S_MAX = 300.0
+_JOURNAL = re.compile(r"[0-9A-Za-z_]{1,64}", re.ASCII)
 
 _log = logging.getLogger("eagle_eye.agent")
 
@@ -81,7 +86,7 @@ class Lane:
     def __init__(
         self,
         take: Callable[[int, int], SpoolBatch | None],
-        acknowledge: Callable[[str, int], None],
+        acknowledge: Callable[[str, int, str | None, Sequence[tuple[int, bytes]]], None],
         destination: Destination,
         token: NodeToken,
         pace: Pace,
@@ -92,7 +97,13 @@ class Lane:
         base: ClockBase | None = None,
         *,
         chooses: bool = False,
+        left: Callable[[], int] | None = None,
     ) -> None:
+        """``acknowledge(stream, sequence, journal, sent)``: ``journal`` is the server's, None for what is unwanted.
+
+        ``left`` counts the frames to send, those of the request among them; None: the server is not told.
+        """
+        self._left = left
         self._take = take
         self._acknowledge = acknowledge
         self._destination = destination
@@ -125,8 +136,11 @@ class Lane:
             self._face(self._servers.current)
         begin_s = self._clock.monotonic_s()
         written = self._writer.write([frame for _, frame in batch.frames], self._clock.now_s())
+        more = {} if self._left is None else {KEPT_HEADER: str(max(self._left() - len(batch.frames), 0))}
+        if written.encoding:
+            more["Content-Encoding"] = written.encoding
         try:
-            answer = self._connection.post(written.body, self._token.text(), written.content_type, written.encoding)
+            answer = self._connection.post(written.body, self._token.text(), written.content_type, more)
         except (OSError, BadAnswer) as error:
             said = self._refused(f"cannot be reached: {type(error).__name__}: {error}")
             if not said:
@@ -177,7 +191,7 @@ class Lane:
             self._frames_max = STREAM_FRAMES_MAX
             acknowledged = min(answer.watermark, last)  # a server cannot have frames that were not sent
             self.delivered += sum(1 for sequence, _ in batch.frames if sequence <= acknowledged)
-            self._acknowledge(batch.stream, acknowledged)
+            self._acknowledge(batch.stream, acknowledged, journal_of(answer.fields), batch.frames)
             self._note_unknown(answer.fields.get("unknown"))
             self._answered(answer.fields)
             return 0.0
@@ -194,7 +208,7 @@ class Lane:
             else:
                 self._drops.count(f"rejected_{answer.reason or answer.status}")
                 self._say_dropped(first, said)
-                self._acknowledge(batch.stream, first)
+                self._acknowledge(batch.stream, first, None, ())
             return 0.0
         if answer.status in _AWAY or answer.reason == "standby":
             said = self._refused(answered, answer.leader)
@@ -239,8 +253,10 @@ class Lane:
 class Uplink:
     """Delivers at least once; never gives up, and backs off from a server in trouble.
 
-    Two lanes: the live one sends the newest frames as soon as they arrive; the backlog is sent oldest first, at a
-    bounded pace and only while the live lane is healthy, so that an hour of old frames delays no new one.
+    The live lane sends the newest frames as soon as they arrive; the backlog is sent oldest first, at a bounded pace
+    and only while the live lane is healthy, so that an hour of old frames delays no new one. After the backlog goes
+    ``again`` what another server acknowledged in the last minutes and this one's journal lacks, newest first, as often
+    as this server asks for it.
     """
 
     def __init__(
@@ -267,12 +283,27 @@ class Uplink:
         backlog = Pace(BACKLOG_BACKOFF_S_MIN, BACKLOG_BACKOFF_S_MAX, BACKLOG_EVERY_S, BACKLOG_REST)
 
         def heard(fields: Mapping[str, object]) -> None:
-            self._spread_s = spread_of(fields)
+            self._spread_s = seconds_of(fields, "spread_seconds", SPREAD_S_MAX)
+            self._resend_every_s = seconds_of(fields, "resend_seconds", RESEND_EVERY_S_MAX)
+            self._journal = journal_of(fields)
             answered(fields)
+
+        def lacking(frames_max: int, bytes_max: int) -> SpoolBatch | None:
+            self._asked = self._journal
+            return spool.lacking(self._asked, frames_max, bytes_max) if self._asked else None
+
+        def resent(stream: str, sequence: int, journal: str | None, _sent: Sequence[tuple[int, bytes]]) -> None:
+            spool.resent(stream, sequence, self._asked if journal is None else journal)
 
         common = (spool.acknowledge, destination, token)
         self.live = Lane(spool.newest, *common, live, drops, clock, jitter, heard, base, chooses=True)
         self.backlog = Lane(spool.backlog, *common, backlog, drops, clock, jitter, base=base)
+        again = (lacking, resent, destination, token, backlog, drops, clock, jitter)
+        self.again = Lane(*again, base=base, left=lambda: spool.lacking_count(self._asked))
+        self._jitter = jitter
+        self._journal = self._asked = ""  # the journal of the server that takes live frames; of the last request
+        self._resend_every_s = 0.0
+        self._resend_at_s: float | None = None  # when the next request goes; None: there is nothing to send again
         self._news = threading.Event()
         spool.listen(self._news.set)
         self._hurry = threading.Event()  # set while something urgent waits
@@ -319,15 +350,16 @@ class Uplink:
         for thread in self._threads:
             if thread.is_alive():
                 thread.join(timeout=max(0.0, self._stop_s - self._clock.monotonic_s()) + 0.1)
-        for lane, thread in zip((self.live, self.backlog), self._threads, strict=True):
+        for lanes, thread in zip(((self.live,), (self.backlog, self.again)), self._threads, strict=True):
             if not thread.is_alive():  # otherwise it waits for an answer: the process's exit closes the connection
-                lane.close()
+                for lane in lanes:
+                    lane.close()
 
     def _run_live(self) -> None:
         while True:
             self._news.clear()
             wait_s = self._send(self.live)
-            if self.live.is_well and self._spool.has_backlog():
+            if self.live.is_well and (self._spool.has_backlog() or self._has_lacking()):
                 self._behind.set()
             if self._stop_s is not None and (
                 wait_s is None or self._clock.monotonic_s() + (wait_s or 0.0) >= self._stop_s
@@ -345,11 +377,38 @@ class Uplink:
             if not self._clock.wait(self._behind, IDLE_S) or self._stopping.is_set():
                 continue
             wait_s = self._send(self.backlog) if self.live.is_well else None
+            if wait_s is None and self.live.is_well:
+                wait_s = self.resend_once()
             if wait_s is None:
                 self._behind.clear()  # until the live lane sees that there is more, and is healthy
                 self.backlog.close()
+                self.again.close()
             elif wait_s > 0.0:
                 self._clock.wait(self._stopping, wait_s)
+
+    def _has_lacking(self) -> bool:
+        return bool(self._journal) and self._spool.lacking_count(self._journal) > 0
+
+    def resend_once(self) -> float | None:
+        """Send again one batch that the server lacks, when its turn comes; return when to call next, None: all is sent.
+
+        A whole fleet begins at the same moment: the first request goes at random within the time between two.
+        """
+        if not self._has_lacking():
+            self._resend_at_s = None
+            return None
+        now_s = self._clock.monotonic_s()
+        if self._resend_at_s is None:
+            self._resend_at_s = now_s + self._resend_every_s * self._jitter()
+        if now_s < self._resend_at_s:
+            return min(self._resend_at_s - now_s, BACKLOG_EVERY_S)  # the backlog comes first, whenever there is one
+        wait_s = self._send(self.again)
+        if wait_s is None:  # the disk does not return it now
+            return self.again.backoff_s()
+        if wait_s > 0.0:
+            wait_s = max(wait_s, self._resend_every_s * (0.5 + self._jitter()))
+        self._resend_at_s = now_s + wait_s
+        return 0.0
 
     def _send(self, lane: Lane) -> float | None:
         try:
@@ -359,7 +418,13 @@ class Uplink:
             return lane.backoff_s()
 
 
-def spread_of(fields: Mapping[str, object]) -> float:
-    """Return over how many seconds the server wants agents to spread their requests; 0.0 if unspecified."""
-    asked = fields.get("spread_seconds")
-    return min(max(float(asked), 0.0), SPREAD_S_MAX) if isinstance(asked, (int, float)) else 0.0
+def seconds_of(fields: Mapping[str, object], key: str, most_s: float) -> float:
+    """Return a time that the server asks for in its answer; 0.0 if unspecified."""
+    asked = fields.get(key)
+    return min(max(float(asked), 0.0), most_s) if isinstance(asked, (int, float)) else 0.0
+
+
+def journal_of(fields: Mapping[str, object]) -> str:
+    """Return the name of the journal in which the server has what it acknowledges; "" if it names none."""
+    journal = fields.get("journal")
+    return journal if isinstance(journal, str) and _JOURNAL.fullmatch(journal) else ""

@@ -367,7 +367,9 @@ class Accepted(Struct, forbid_unknown_fields=True):
     accepted: int
     duplicates: int
     watermark: int
+    journal: str
     spread_seconds: float | UnsetType = UNSET
+    resend_seconds: float | UnsetType = UNSET
     requests: list[Named] | UnsetType = UNSET
     unknown: list[str] | UnsetType = UNSET
 

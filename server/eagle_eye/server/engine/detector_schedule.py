@@ -60,6 +60,11 @@ class DetectorSchedule:
         self._kept: dict[str, _Kept] = {}
         self._jobs = 0  # number of jobs ever seen
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The detectors' names."""
+        return tuple(asked.name for asked in self._detectors)
+
     def ask(self, window: Window) -> tuple[list[Verdict], dict[str, str]]:
         """Return all verdicts, and the reason of each detector that was blind."""
         verdicts: list[Verdict] = []

@@ -46,6 +46,7 @@ class Engine:
     ) -> None:
         self.settings = settings
         self._watching_since_s = watching_since_s
+        self._model = model
         self._asking = DetectorSchedule(build_detectors(settings, model))
         self._nodes = NodeTracks()
         self.gpu_models = GpuModels()  # of all nodes that reported theirs
@@ -67,9 +68,21 @@ class Engine:
         """Restart the observation period: silence before ``now_s`` was the server's own downtime."""
         self._watching_since_s = now_s
 
+    @property
+    def detectors(self) -> tuple[str, ...]:
+        """The names of all detectors."""
+        return self._asking.names
+
     def use_model(self, model: LearnedModel | str) -> None:
         """Judge with another learned model from now on; a text says why there is none."""
+        self._model = model
         self._asking = DetectorSchedule(build_detectors(self.settings, model))
+
+    def unfilled(self) -> Engine:
+        """Return another engine that judges alike and has observed no frame and no job yet."""
+        other = Engine(self.settings, self._watching_since_s, self._model)
+        other._topology, other._words = self._topology, dict(self._words)
+        return other
 
     def observe(self, frame: Frame, received_s: float) -> None:
         """Take in a frame, its times on the server's clock."""

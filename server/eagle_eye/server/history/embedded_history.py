@@ -56,6 +56,7 @@ class EmbeddedHistory:
         self, folder: Path, settings: HistorySettings, pending_bytes_max: int, clock: Clock, window_s: float
     ) -> None:
         self.journal = Journal(folder / HISTORY_FILE, settings, pending_bytes_max, clock, window_s)
+        self.id = self.journal.id
         self._reader = self.journal.reader
         self.submit = self.journal.submit
         self._removal = FolderRemoval(clock)
@@ -74,7 +75,7 @@ class EmbeddedHistory:
         return self._reader.template(id_)
 
     def replay(self, since_s: float, frames_max: int) -> Iterator[Recorded | RecordedRow]:
-        """Yield the frames received since ``since_s`` except late ones, the newest ``frames_max``; see History."""
+        """Yield the frames from ``since_s`` on in the order of their times, the newest ``frames_max``; see History."""
         return self._reader.replay(since_s, frames_max)
 
     def query(self, nodes: Sequence[str], start_s: float, end_s: float) -> Iterator[Recorded]:

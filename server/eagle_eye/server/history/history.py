@@ -101,7 +101,12 @@ class StreamInfo(NamedTuple):
 
 
 class History(Protocol):
-    """A durable, append-only record of all frames. Every method may be called from any thread."""
+    """A durable, append-only record of all frames. Every method may be called from any thread.
+
+    ``id`` names it: a record that begins anew has another one.
+    """
+
+    id: str
 
     def submit(self, batch: Batch) -> Future[Appended]:
         """Return a future that is done once all of the batch is durable, within about 100 ms.
@@ -116,10 +121,10 @@ class History(Protocol):
         ...
 
     def replay(self, since_s: float, frames_max: int) -> Iterator[Recorded | RecordedRow]:
-        """Yield the frames received since ``since_s`` in order of receipt, at most the newest ``frames_max``.
+        """Yield the frames from ``since_s`` on in order of their corrected times, at most the newest ``frames_max``.
 
-        Rows of numbers alone stay encoded: a large fleet has hundreds of thousands. Late frames are left out, as
-        detection only moves forward.
+        So late ones come in their turn: detection only moves forward. Rows of numbers alone stay encoded: a large fleet
+        has hundreds of thousands.
         """
         ...
 

@@ -76,6 +76,8 @@ class Journal:
         self._retaining: Iterator[None] | None = None
         self._next_step_s = 0.0  # of retention, by the process's monotonic clock
         self._retained_at_s = clock.monotonic_s()
+        self.id: str
+        (self.id,) = self._writer.execute("SELECT id FROM journal").fetchone()
         self._open()
         self._thread = threading.Thread(target=self._run, name="journal", daemon=True)
         self._thread.start()

@@ -117,10 +117,15 @@ class FoundEntries(NamedTuple):
             yield id_, Line._make((*line, at))
 
 
+NO_ENTRIES = FoundEntries(np.empty(0, np.int64), np.empty(0, DIRECTORY), np.empty(0, np.int64))
+
+
 def found_in(
-    directories: Sequence[tuple[int, bytes]], stream_ids: Sequence[int], start_s: float, end_s: float
+    directories: Sequence[tuple[int, bytes]], stream_ids: Sequence[int] | None, start_s: float, end_s: float
 ) -> FoundEntries:
-    """Return the entries of these streams whose corrected time is in the range; ``directories`` are (chunk id, bytes).
+    """Return the entries of these streams (None: of all) whose corrected time is in the range.
+
+    ``directories`` are (chunk id, bytes).
 
     A fleet's chunks have hundreds of thousands of entries, of which a chart needs a few.
     """
@@ -129,8 +134,9 @@ def found_in(
     chunk_ids = np.repeat(np.array([id_ for id_, _ in directories], np.int64), counts)
     begins = np.concatenate([[0], np.cumsum(directory["size"], dtype=np.int64)])
     at = begins[:-1] - np.repeat(begins[np.cumsum(counts) - counts], counts)
-    wanted = np.isin(directory["stream_id"], np.array(stream_ids, np.int32))
-    wanted &= (directory["time_s"] >= start_s) & (directory["time_s"] <= end_s)
+    wanted = (directory["time_s"] >= start_s) & (directory["time_s"] <= end_s)
+    if stream_ids is not None:
+        wanted &= np.isin(directory["stream_id"], np.array(stream_ids, np.int32))
     return FoundEntries(chunk_ids[wanted], directory[wanted], at[wanted])
 
 

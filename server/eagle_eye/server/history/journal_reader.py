@@ -11,16 +11,19 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
+import numpy as np
+
 from eagle_eye.schema.frame import BadFrame, Frame, decode_frame
 from eagle_eye.schema.rows import RowTemplate, decode_template, is_row, read_row, row_head, template_of_row
-from eagle_eye.server.history.history import LATE_S, Recorded, RecordedRow
-from eagle_eye.server.history.journal_chunks import FoundEntries, Line, found_in, lines
+from eagle_eye.server.history.history import Recorded, RecordedRow
+from eagle_eye.server.history.journal_chunks import NO_ENTRIES, FoundEntries, Line, found_in
 from eagle_eye.server.history.journal_schema import UNSEALED
 from eagle_eye.server.model.clock import Clock
 from eagle_eye.server.model.errors import HistoryUnavailable
 from eagle_eye.server.store import database
 
 CHUNKS_AT_ONCE = 256  # directories read under one lock, likewise
+REPLAYED_AT_ONCE = 2_048  # in the order of time they lie in many chunks, each of which is opened
 FRAMES_AT_ONCE = 200  # read under one lock; a longer read would keep the write-ahead log from being reset
 TEMPLATES_MAX = 4_096  # cached for later frames
 PIN_S_MAX = 3_600.0  # a reader that takes longer no longer keeps chunks from being deleted
@@ -53,28 +56,30 @@ class JournalReader:
         self._templates: dict[bytes, RowTemplate] = {}
 
     def replay(self, since_s: float, frames_max: int) -> Iterator[Recorded | RecordedRow]:
-        """Yield the frames received since ``since_s`` except late ones, the newest ``frames_max``; see History."""
-        known = sorted(
-            self.read("SELECT id, frames FROM chunks INDEXED BY chunks_of_shard WHERE received_s >= ?", (since_s,))
-        )
-        node_of = dict(self.read("SELECT id, node_id FROM streams", ()))
-        surplus = sum(frames for _, frames in known) - frames_max
-        newest: dict[int, float] = {}
-        for id_, frames in known:
-            left_out, surplus = max(surplus, 0), surplus - frames
-            if surplus >= 0:
-                continue
-            lines = [line for line in self._lines(id_) if line.received_s >= since_s]
-            # The first chunk may be cut at its beginning.
-            for line, raw in self._raws((id_, line) for line in lines[left_out:]):
-                node = node_of.get(line.stream_id, -1 - line.stream_id)
-                newest_s = newest.get(node, line.time_s)
-                if line.time_s < newest_s and line.received_s - line.time_s > LATE_S:
-                    continue
+        """Yield the frames from ``since_s`` on in the order of their times, the newest ``frames_max``; see History."""
+        found = self._newest(since_s, frames_max)
+        for first in range(0, len(found.chunk_ids), REPLAYED_AT_ONCE):
+            part = FoundEntries(*(column[first : first + REPLAYED_AT_ONCE] for column in found))
+            for line, raw in self._raws(part.lines()):
                 recorded = self._recorded(line, raw, rows=True)
                 if recorded is not None:
-                    newest[node] = line.time_s
                     yield recorded
+
+    def _newest(self, since_s: float, frames_max: int) -> FoundEntries:
+        """Return the newest entries from a time on, by their times."""
+        statement = "SELECT id, last_s FROM chunks INDEXED BY chunks_of_shard WHERE received_s >= ? AND last_s >= ?"
+        known = sorted(self.read(statement, (since_s, since_s)), key=lambda chunk: (chunk[1], chunk[0]), reverse=True)
+        parts = [NO_ENTRIES]
+        for first in range(0, len(known), CHUNKS_AT_ONCE):
+            # Chunks with frames that came late reach back far: what follows may be newer than what they begin with.
+            last_s = known[first][1]
+            if sum(int(np.count_nonzero(part.directory["time_s"] >= last_s)) for part in parts) >= frames_max:
+                break
+            ids = [id_ for id_, _ in known[first : first + CHUNKS_AT_ONCE]]
+            parts.extend(self._found(ids, None, since_s, np.inf))
+        columns = [np.concatenate(column) for column in zip(*parts, strict=True)]
+        order = np.lexsort((columns[2], columns[0], columns[1]["time_s"]))[-frames_max:]
+        return FoundEntries(*(column[order] for column in columns))
 
     @contextmanager
     def pinned(self) -> Iterator[None]:
@@ -113,7 +118,7 @@ class JournalReader:
             mine = [chunk for chunk in chunks if chunk.shard == shard]
             wanted = sorted(
                 (names[line.stream_id], line.time_s, line.stream_id, line.sequence, chunk_id, line)
-                for found in self._found(mine, list(names), start_s, end_s)
+                for found in self._found([chunk.id for chunk in mine], list(names), start_s, end_s)
                 for chunk_id, line in found.lines()
             )
             for begin in range(0, len(wanted), FRAMES_AT_ONCE):
@@ -129,7 +134,8 @@ class JournalReader:
             " WHERE ? OR n.node IN (SELECT value FROM json_each(?))",
             (not nodes, json.dumps(list(nodes))),
         )
-        return sum(len(found.chunk_ids) for found in self._found(chunks, [id_ for (id_,) in ids], start_s, end_s))
+        chunk_ids, stream_ids = [chunk.id for chunk in chunks], [id_ for (id_,) in ids]
+        return sum(len(found.chunk_ids) for found in self._found(chunk_ids, stream_ids, start_s, end_s))
 
     def read(self, statement: str, values: Sequence[object]) -> list[tuple[Any, ...]]:
         """Return all rows. Raises HistoryUnavailable."""
@@ -172,21 +178,19 @@ class JournalReader:
             self._connection.close()
 
     def _found(
-        self, chunks: Sequence[Chunk], stream_ids: Sequence[int], start_s: float, end_s: float
+        self, chunk_ids: Sequence[int], stream_ids: Sequence[int] | None, start_s: float, end_s: float
     ) -> Iterator[FoundEntries]:
-        """Yield the directory entries of the streams' frames in the range; chunks deleted meanwhile have none."""
-        for begin in range(0, len(chunks), CHUNKS_AT_ONCE):
-            ids = [chunk.id for chunk in chunks[begin : begin + CHUNKS_AT_ONCE]]
+        """Yield the directory entries of the streams' frames (None: of all) in the range.
+
+        Chunks deleted meanwhile have none.
+        """
+        for begin in range(0, len(chunk_ids), CHUNKS_AT_ONCE):
+            ids = chunk_ids[begin : begin + CHUNKS_AT_ONCE]
             statement = "SELECT id, directory FROM chunks WHERE id IN (SELECT value FROM json_each(?))"
             rows = self.read(statement, (json.dumps(ids),))
             with self._telling_damage():
                 found = found_in(rows, stream_ids, start_s, end_s)
             yield found
-
-    def _lines(self, chunk_id: int) -> list[Line]:
-        rows = self.read("SELECT directory FROM chunks WHERE id = ?", (chunk_id,))
-        with self._telling_damage():
-            return list(lines(rows[0][0])) if rows else []
 
     @contextmanager
     def _telling_damage(self) -> Iterator[None]:

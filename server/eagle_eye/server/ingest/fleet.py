@@ -235,9 +235,12 @@ class Fleet:
         """
         return self.is_time_late(frame.node, frame.time_s + moved_s, sent_s)
 
-    def is_time_late(self, node: str, time_s: float, sent_s: float) -> bool:
-        """Return whether a frame of the node with this time is late; see ``is_late``."""
-        if sent_s - time_s <= LATE_S:
+    def is_time_late(self, node: str, time_s: float, sent_s: float, resent: bool = False) -> bool:
+        """Return whether a frame of the node with this time is late; see ``is_late``.
+
+        ``resent``: another server had it before, so that every newer frame of the node makes it late.
+        """
+        if sent_s - time_s <= LATE_S and not resent:
             return False
         newest_s = self._newest_time_s(node)
         return newest_s is not None and time_s < newest_s
@@ -307,6 +310,11 @@ class Fleet:
             heard = self.last(node)
             if heard is not None:
                 yield node, heard
+
+    def unheard(self, since_s: float) -> list[str]:
+        """Return the nodes that were not heard at ``since_s`` or later, in this run or an earlier one."""
+        found = {node: self.presence(node) for node in self._known}
+        return [node for node, last in found.items() if last is None or last.received_s < since_s]
 
     def names(self) -> frozenset[str]:
         """Return the names of all nodes ever heard of."""

@@ -13,8 +13,11 @@ from eagle_eye.server.model.errors import Refusal
 from eagle_eye.server.security.auth import Credentials, Principal
 
 KEYS_EVERY = 64  # one whole frame in this many per stream, starting with the first, is checked for unknown keys
+KEPT_DIGITS_MAX = 8  # of the number of frames that follow
 RETRY_BUSY_S = 1
 RETRY_UNAVAILABLE_S = 5
+# Likewise those that another server acknowledged before: agents are told at what pace to send them.
+RESENT_AT_ONCE_MAX = 32
 LATE_AT_ONCE_MAX = 4  # concurrent requests with late frames only: after an outage a whole fleet has an hour to resend
 
 # Events that stay true: what happened to a device, a process or the node, not which phase it was in.

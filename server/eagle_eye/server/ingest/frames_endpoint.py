@@ -12,10 +12,10 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping
 
-from eagle_eye.schema.frame import CONTENT_TYPE
+from eagle_eye.schema.frame import CONTENT_TYPE, KEPT_HEADER
 from eagle_eye.schema.problem import CONTENT_TYPE as PROBLEM_TYPE
 from eagle_eye.schema.rows import CONTENT_TYPE as ROWS_CONTENT_TYPE
-from eagle_eye.server.ingest.frame_rules import RETRY_UNAVAILABLE_S, Authenticator
+from eagle_eye.server.ingest.frame_rules import KEPT_DIGITS_MAX, RETRY_UNAVAILABLE_S, Authenticator
 from eagle_eye.server.ingest.rows_ingest import RowsIngest
 from eagle_eye.server.ingest.rows_request import Request, RowsReader, read_whole
 from eagle_eye.server.ingest.settings import IngestSettings
@@ -89,7 +89,7 @@ class Ingest:
             if not answered.done():  # else the waiting request was cancelled
                 answered.set_result((status, document, extra))
 
-        self.rows.take_request(principal, request, size, received_s, started_s, reply)
+        self.rows.take_request(principal, request, size, received_s, started_s, reply, _kept(headers))
         return await answered
 
     async def _read(self, content_type: str, encoding: str, body: bytes) -> tuple[Request, int]:
@@ -101,6 +101,12 @@ class Ingest:
         if len(body) <= DECODE_INLINE_BYTES_MAX:
             return read_whole(body), len(body)
         return await asyncio.to_thread(read_whole, body), len(body)
+
+
+def _kept(headers: Mapping[str, str]) -> int | None:
+    """Return how many frames follow those of the request, all acknowledged by another server; None: they are new."""
+    said = headers.get(KEPT_HEADER.lower(), "")
+    return int(said) if said.isascii() and said.isdecimal() and len(said) <= KEPT_DIGITS_MAX else None
 
 
 def _content(headers: Mapping[str, str]) -> tuple[str, str]:

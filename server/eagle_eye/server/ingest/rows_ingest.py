@@ -9,7 +9,8 @@ times that the detection loop gets. The history keeps frames as received, with t
 
 Late frames (history.LATE_S) are those that an agent buffered while the server was away and sends after newer ones. They
 are stored like all others, but update neither the fleet nor the detection loop's view of a node. The loop gets only the
-events that stay true, ``frame_rules.LASTING``.
+events that stay true, ``frame_rules.LASTING``. So are those that another server has acknowledged before (``Resends``),
+which the detection loop reads from the journal once they are whole, and the accounts have counted.
 """
 
 from __future__ import annotations
@@ -29,11 +30,13 @@ from eagle_eye.server.history.history import Appended, History
 from eagle_eye.server.ingest.fleet import Fleet
 from eagle_eye.server.ingest.frame_rules import (
     LATE_AT_ONCE_MAX,
+    RESENT_AT_ONCE_MAX,
     RETRY_BUSY_S,
     RETRY_UNAVAILABLE_S,
     Authenticator,
     belated,
 )
+from eagle_eye.server.ingest.resends import EVERY_S_MIN, Resends
 from eagle_eye.server.ingest.rows_request import Request, RowsReader
 from eagle_eye.server.ingest.settings import IngestSettings
 from eagle_eye.server.ingest.single_row_requests import ID, Asker, Usual, read
@@ -76,12 +79,14 @@ class _Taken(msgspec.Struct, frozen=True, gc=False):
     size: int
     started_s: float
     reply: Reply
+    kept: int | None  # how many follow of those that another server has acknowledged; None: these are new
 
 
 class RowsIngest:
     """Takes agents' requests.
 
-    ``observe_rows`` gets durable plain rows; ``observe(frame, received_s, offset_s)`` gets frames with anything else.
+    ``observe_rows`` gets durable plain rows; ``observe(frame, received_s, offset_s)`` gets frames with anything else,
+    ``observe_again`` those that another server has taken before. ``journal`` is the history's name, for the answers.
     ``asked_of(node)`` returns the requests that the answer passes to the node's agent. ``found(nodes)`` is awaited for
     new nodes before their rows are acknowledged, or after that if more than NEW_NODES_AWAITED nodes are new at once.
     """
@@ -101,6 +106,9 @@ class RowsIngest:
         has_requests: Callable[[], bool],
         reader: RowsReader,
         unknown: UnknownThings,
+        journal: str,
+        resends: Resends,
+        observe_again: Callable[[Frame, float, float], None],
     ) -> None:
         self._settings = settings
         self._history = history
@@ -115,12 +123,15 @@ class RowsIngest:
         self._has_requests = has_requests
         self._reader = reader
         self._unknown = unknown
+        self._journal = b',"journal":"%b"' % journal.encode()
+        self._resends = resends
+        self._observe_again = observe_again
         self._gathered: list[_Taken] = []
         self._usual: list[Usual] = []
         self._rows = self._bytes = 0  # of what has gathered
         self._last_rows = 0  # of the previous group
         self._writing = 0
-        self._late_now = 0
+        self._late_now = {False: 0, True: 0}  # requests of old frames alone, and of those that were resent
         self._begun_s = float("-inf")
         self._due: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -131,9 +142,18 @@ class RowsIngest:
         self.take_request(principal, self._reader.read(body), len(body), received_s, started_s, reply)
 
     def take_request(
-        self, principal: Principal, request: Request, size: int, now_s: float, started_s: float, reply: Reply
+        self,
+        principal: Principal,
+        request: Request,
+        size: int,
+        now_s: float,
+        started_s: float,
+        reply: Reply,
+        kept: int | None = None,
     ) -> None:
         """Take a request of ``size`` bytes received at ``now_s``; call ``reply`` once it is durable or has failed.
+
+        ``kept``: how many frames follow of those that another server acknowledged before; None: the request's are new.
 
         On the event loop. Raises Refusal at once for what cannot be taken; ``reply`` is not called then.
         """
@@ -147,18 +167,21 @@ class RowsIngest:
         times_s = [entry.time_s for entry in entries]
         offset_s = self._fleet.offset_s(node, sent_s, now_s, max(times_s), request.clock_base_s)
         moved_s = self._fleet.moved_s(node, times_s, now_s) or [0.0] * len(times_s)
+        resent = kept is not None
         late = tuple(
-            [self._fleet.is_time_late(node, at_s + by_s, sent_s) for at_s, by_s in zip(times_s, moved_s, strict=True)]
+            [
+                self._fleet.is_time_late(node, at_s + by_s, sent_s, resent)
+                for at_s, by_s in zip(times_s, moved_s, strict=True)
+            ]
         )
         if False not in late:
-            if self._late_now >= LATE_AT_ONCE_MAX:
-                detail = (
-                    f"{LATE_AT_ONCE_MAX} requests of old frames are being kept, the most at a time; send this one later"
-                )
+            most = RESENT_AT_ONCE_MAX if resent else LATE_AT_ONCE_MAX
+            if self._late_now[resent] >= most:
+                detail = f"{most} requests of old frames are being kept, the most at a time; send this one later"
                 raise Refusal(503, "busy", detail, {"Retry-After": str(RETRY_BUSY_S)})
-            self._late_now += 1
+            self._late_now[resent] += 1
         unknown = self._unknown.note(node, request.agent_version, request.unknown) if request.unknown else ()
-        self._gathered.append(_Taken(request, unknown, now_s, offset_s, moved_s, late, size, started_s, reply))
+        self._gathered.append(_Taken(request, unknown, now_s, offset_s, moved_s, late, size, started_s, reply, kept))
         self._gather(len(entries), size)
 
     def take_if_usual(self, principal: Principal, body: bytes, started_s: float, asker: Asker) -> bool:
@@ -267,7 +290,7 @@ class RowsIngest:
             interval_s = one.known.interval_s
             end = ends.get(interval_s)
             if end is None:
-                end = ends[interval_s] = self._spread(interval_s)
+                end = ends[interval_s] = self._ending(interval_s)
             one.asker.accept(
                 b'{"accepted":%d,"duplicates":%d,"watermark":%d%b%b}' % (new, not new, watermark, asked, end)
             )
@@ -294,6 +317,10 @@ class RowsIngest:
         for one in taken:
             for template in one.request.fresh:
                 template.durable = template.admitted = True
+            if one.kept is not None:
+                times_s = [entry.time_s for entry in one.request.entries]
+                self._resends.note(one.request.node, one.kept, min(times_s) + one.offset_s)
+                self._telemetry.resent.inc(len(times_s))
             for at in compress(count(), islice(new, len(one.late))):
                 if one.late[at]:
                     self._show_late(one, at)
@@ -324,7 +351,8 @@ class RowsIngest:
         lasting = belated(frame, newest) if frame is not None and newest is not None else None
         if newest is not None and lasting is not None:
             offset_s = one.offset_s + one.moved_s[at]
-            self._observe(self._fleet.dated(lasting, offset_s, one.received_s), newest.received_s, offset_s)
+            observe = self._observe if one.kept is None else self._observe_again
+            observe(self._fleet.dated(lasting, offset_s, one.received_s), newest.received_s, offset_s)
 
     async def _introduce(self, nodes: list[str], answers: Sequence[tuple[_Taken, int, int]]) -> None:
         try:
@@ -338,7 +366,7 @@ class RowsIngest:
         for (one, new, watermark), asked in zip(answers, requests, strict=True):
             self._settle(one)
             said = b'{"accepted":%d,"duplicates":%d,"watermark":%d' % (new, len(one.late) - new, watermark)
-            said += asked + self._spread(one.request.interval_s)
+            said += asked + self._ending(one.request.interval_s)
             if one.unknown:
                 said += b',"unknown":' + msgspec.json.encode(one.unknown)
             one.reply(200, said + b"}", NO_HEADERS)
@@ -360,12 +388,14 @@ class RowsIngest:
             self._telemetry.failures.labels("requests").inc()
         return [b""] * len(nodes)
 
-    def _spread(self, interval_s: float) -> bytes:
-        """Return the part of an answer that tells agents over how long to spread their requests."""
+    def _ending(self, interval_s: float) -> bytes:
+        """Return the part of an answer that names the journal, and tells agents of a crowd how to take turns."""
         crowd_s = self._fleet.known_count * CROWD_S
         if crowd_s < CROWD_S_MIN:
-            return b""
-        return b',"spread_seconds":%.2f' % min(crowd_s, SPREAD_RATIO * interval_s)
+            return self._journal
+        spread = b'%b,"spread_seconds":%.2f' % (self._journal, min(crowd_s, SPREAD_RATIO * interval_s))
+        every_s = self._resends.every_s()
+        return spread if every_s < EVERY_S_MIN else b'%b,"resend_seconds":%.2f' % (spread, every_s)
 
     def _count(self, accepted: int, total: int, size: int, started_s: Sequence[float]) -> None:
         now_s = self._clock.monotonic_s()
@@ -386,7 +416,7 @@ class RowsIngest:
 
     def _settle(self, one: _Taken) -> None:
         if False not in one.late:
-            self._late_now -= 1
+            self._late_now[one.kept is not None] -= 1
 
 
 def _batch(taken: Sequence[_Taken]) -> Batch:

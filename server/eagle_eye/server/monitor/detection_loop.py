@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import functools
 import logging
 import secrets
@@ -22,6 +23,7 @@ from eagle_eye.server.engine.repeated_ends import tells_of_an_exception
 from eagle_eye.server.engine.respond import Book, respond, situation_of
 from eagle_eye.server.engine.scheduler_contact import SchedulerReports
 from eagle_eye.server.engine.settings import PolicySettings
+from eagle_eye.server.ingest.resends import Resends
 from eagle_eye.server.model.batch import Batch
 from eagle_eye.server.model.clock import Clock
 from eagle_eye.server.model.errors import StoreUnavailable
@@ -78,7 +80,9 @@ class DetectionLoop:
         self._judged: dict[str, Judgement] = {}
         self._idle: Judgement | None = None  # of the nodes without a job
         self._ask_schedulers: Callable[[], None] = lambda: None
-        self._count_fleet: Callable[[], int] = lambda: engine.node_count
+        self._count_fleet: Callable[[], int] = lambda: self._engine.node_count
+        self._resends: Resends | None = None
+        self._past: Callable[[], Iterable[tuple[Frame, float] | Batch]] = tuple
         self._fleet_size = 0  # in this pass
         self._history: list[Incident] = []
         self._history_read_s = -HISTORY_FRESH_S
@@ -98,7 +102,7 @@ class DetectionLoop:
 
     def observe_job(self, job: Job) -> None:
         """Take a job's state as its scheduler or launcher reported it."""
-        self._intake.observe_in_turn(functools.partial(self._engine.observe_job, job))
+        self._intake.observe_in_turn(lambda: self._engine.observe_job(job))
 
     def observe_scheduler(self, word: SchedulerReports) -> None:
         """Take which jobs a scheduler reported, and when."""
@@ -122,16 +126,50 @@ class DetectionLoop:
 
     def recover(self, past: Iterable[tuple[Frame, float] | Batch]) -> None:
         """Rebuild the windows from the jobs on record and the recent past's rows and (frame, received_s)."""
+        for _ in self._filling(self._engine, past):
+            pass
+        self._engine.resume_watching(self._clock.now_s())
+
+    def follow(self, resends: Resends, past: Callable[[], Iterable[tuple[Frame, float] | Batch]]) -> None:
+        """Rebuild the windows from ``past()`` once agents have sent again what another server had of them.
+
+        Until then the detectors cannot tell of these agents' jobs whether what they do not see is there.
+        """
+        self._resends, self._past = resends, past
+
+    def _filling(self, engine: Engine, past: Iterable[tuple[Frame, float] | Batch]) -> Iterator[None]:
+        """Show an engine the jobs on record and the past; yields between parts."""
         for gpu in sorted(self._store.all(GPUS), key=lambda gpu: gpu.seen_s):  # agents report them once an hour
-            self._engine.gpu_models.note(gpu.node, gpu.device, gpu.model)
+            engine.gpu_models.note(gpu.node, gpu.device, gpu.model)
         for job in self._store.all(JOBS):
-            self._engine.observe_job(job)
+            engine.observe_job(job)
         for one in past:
             if isinstance(one, Batch):
-                self._engine.observe_rows([one])
+                engine.observe_rows([one])
             else:
-                self._engine.observe(*one)
-        self._engine.resume_watching(self._clock.now_s())
+                engine.observe(*one)
+            yield
+
+    def _refilling(self) -> Iterator[None]:
+        """Once the recent past is whole, replace the engine by one that has seen it; yields between parts.
+
+        What comes meanwhile is shown to that one.
+        """
+        if self._resends is None or not self._resends.ready():
+            return
+        self._resends.taken_in()
+        began_s = self._clock.monotonic_s()
+        engine = self._engine.unfilled()
+        self._intake.hold()
+        try:
+            yield from self._filling(engine, self._past())
+            self._engine = self._intake.engine = engine
+        finally:
+            self._intake.release()
+        log.info(
+            "the windows reach back as far as agents have sent again",
+            extra={"seconds": round(self._clock.monotonic_s() - began_s, 2)},
+        )
 
     async def run(self) -> None:
         """Evaluate all jobs every tick until cancelled."""
@@ -139,6 +177,10 @@ class DetectionLoop:
             began_s = slice_s = self._clock.monotonic_s()
             busy_s = 0.0
             try:
+                for _ in self._refilling():
+                    if self._clock.monotonic_s() - slice_s >= SLICE_S:
+                        await asyncio.sleep(0)
+                        slice_s = self._clock.monotonic_s()
                 for judging in self._looking(self._clock.now_s()):
                     # Agents wait for their answers meanwhile.
                     took_s = self._clock.monotonic_s() - slice_s
@@ -167,6 +209,8 @@ class DetectionLoop:
 
     def tick(self, now_s: float) -> None:
         """Evaluate all jobs once and write the results."""
+        for _ in self._refilling():
+            pass
         for _ in self._looking(now_s):
             pass
 
@@ -188,6 +232,7 @@ class DetectionLoop:
                 yield True
         finally:
             self._intake.release()
+        judgements = self._unsure(judgements)
         self._judged = {judgement.job: judgement for judgement in judgements}
         if any(judgement.awaiting for judgement in judgements):
             self._ask_schedulers()
@@ -205,6 +250,27 @@ class DetectionLoop:
             self._write(changed[first : first + CHANGED_AT_ONCE], now_s)
         self._ticked_s = self._clock.monotonic_s()
         self._ticked_wall_s = self._clock.now_s()
+
+    def _unsure(self, judgements: list[Judgement]) -> list[Judgement]:
+        """Return the judgements; of jobs whose recent past is not whole, all detectors cannot tell what they miss."""
+        missing = set() if self._resends is None else self._resends.incomplete()
+        if not missing:
+            return judgements
+        count = {track.job: len(missing.intersection(track.nodes)) for track in self._engine.tracks()}
+        return [
+            dataclasses.replace(
+                judgement,
+                blind={
+                    **dict.fromkeys(
+                        self._engine.detectors, f"the last minutes of {count[judgement.job]} nodes are not whole yet"
+                    ),
+                    **judgement.blind,
+                },
+            )
+            if count.get(judgement.job)
+            else judgement
+            for judgement in judgements
+        ]
 
     def ticked_s(self) -> float | None:
         """Return when the last tick ended, on the monotonic clock; None before the first."""

@@ -25,7 +25,7 @@ class Intake:
 
     def __init__(self, engine: Engine) -> None:
         self.gatherers: dict[str, float] = {}
-        self._engine = engine
+        self.engine = engine
         self._waiting: list[Batch | Callable[[], None]] = []
         self._rows = 0
         self._held = False
@@ -65,11 +65,11 @@ class Intake:
                     together.append(one)
                     waiting.popleft()
                     continue
-                yield from self._engine.observing_rows(together)
+                yield from self.engine.observing_rows(together)
                 together = []
                 waiting.popleft()
                 one()
-            yield from self._engine.observing_rows(together)
+            yield from self.engine.observing_rows(together)
         finally:
             self._waiting[:0] = waiting
             self._rows += sum(len(one.resolved) for one in waiting if isinstance(one, Batch))
@@ -84,7 +84,7 @@ class Intake:
 
     def _show(self, frame: Frame, received_s: float) -> None:
         self._note(frame.node, frame.collectors.get(GATHERS) == "ok", received_s)
-        self._engine.observe(frame, received_s)
+        self.engine.observe(frame, received_s)
 
     def _note_rows(self, resolved: Sequence[ResolvedTemplate], received_s: Times) -> None:
         gather = [one.template.collectors.get(GATHERS) == "ok" for one in resolved]

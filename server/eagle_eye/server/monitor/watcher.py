@@ -15,6 +15,7 @@ from eagle_eye.server.engine.checkpoints import NOTHING_REPORTED, AttemptCheckpo
 from eagle_eye.server.engine.policy import Weighing
 from eagle_eye.server.engine.scheduler_contact import SchedulerReports
 from eagle_eye.server.engine.settings import PolicySettings
+from eagle_eye.server.ingest.resends import Resends
 from eagle_eye.server.model.batch import Batch
 from eagle_eye.server.model.records import Incident, Job
 from eagle_eye.server.telemetry.latencies import Latencies
@@ -109,6 +110,10 @@ class Watcher(Protocol):
 
     def recover(self, past: Iterable[tuple[Frame, float] | Batch]) -> None:
         """Rebuild what was known before a restart from the recent past's rows and (corrected frame, received_s)."""
+        ...
+
+    def follow(self, resends: Resends, past: Callable[[], Iterable[tuple[Frame, float] | Batch]]) -> None:
+        """Rebuild the windows from ``past()`` once agents have sent again what another server had of them."""
         ...
 
     def use_model(self, model: LearnedModel | str) -> None:

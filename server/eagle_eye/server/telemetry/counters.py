@@ -32,6 +32,11 @@ class Telemetry:
         registry = self.registry = CollectorRegistry(auto_describe=False)
         self.frames = Counter(metric_name("ingest_frames"), "Frames made durable.", registry=registry)
         self.duplicates = Counter(metric_name("ingest_duplicates"), "Frames that were here already.", registry=registry)
+        self.resent = Counter(
+            metric_name("ingest_resent_frames"),
+            "Frames that agents sent again, since another server had acknowledged them.",
+            registry=registry,
+        )
         self.late = Counter(
             metric_name("ingest_late_frames"), "Frames kept that came after newer ones.", registry=registry
         )
