@@ -17,7 +17,8 @@ from eagle_eye.server.security.proxy import Proxy
 from eagle_eye.server.security.settings import ProxySettings
 from eagle_eye.server.store.store import Change
 from eagle_eye.server.web.forwarding import Forwarding
-from tests.server.builders import NOW, Running, body, frame, incident, running, settings
+from eagle_eye.server.web.unreached_nodes import UnreachedNodes
+from tests.server.builders import NOW, FakeClock, Running, body, frame, incident, running, settings
 
 USER, GROUPS = "X-Forwarded-User", "X-Forwarded-Groups"
 SECRET = "a-secret-of-some-length"
@@ -224,7 +225,8 @@ def test_a_standby_sends_the_leader_no_name_that_its_own_proxy_did_not_send(tmp_
             await send({"type": "http.response.body", "body": b""})
 
     with site(tmp_path, addresses=("10.0.0.0/8",)) as server:
-        server.dispatcher.forwarding = Leader(lambda: "http://leader", server.dispatcher.services.config.tls)
+        unreached = UnreachedNodes(1.0, FakeClock().monotonic_s)
+        server.dispatcher.forwarding = Leader(lambda: "http://leader", server.dispatcher.services.config.tls, unreached)
         server.client.get("/api/v1/me", headers=as_of("ada", "eagle"))
         server.client.get("/api/v1/me")
         server.dispatcher.forwarding = None
