@@ -1,0 +1,261 @@
+"""Takeovers under load: an event takes the leader away, a process crashes meanwhile; what comes of it is looked at."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import msgspec
+
+from benchmarks.failover import said
+from benchmarks.failover.agents import GPUS, JOB_NODES, ROW, Agents
+from benchmarks.failover.figures import TAKES_NO_TURN, Outcome
+from benchmarks.failover.plan import Item
+from benchmarks.failover.said import Said
+from benchmarks.failover.servers import ADMIN, Member, Pair
+from benchmarks.failover.subscriber import SubscribedSite
+from benchmarks.soak.site import Process, until
+from eagle_eye.server.store.lease import TERM_LEASES_MIN
+from tests.server.postgresql_server import PostgresqlServer
+
+PATIENCE_S = 90.0
+READY_S = 30.0
+LOOK_EVERY_S, ASK_EVERY_S = 0.05, 0.25
+SETTLED = ("done", "failed", "refused", "withdrawn", "expired")
+
+
+class Run:
+    """Servers, agents and a subscriber below ``folder``, from ``start`` to ``close``; ``now`` is told what happens."""
+
+    def __init__(self, postgresql: PostgresqlServer, folder: Path, lease_s: float, now: Callable[[str], None]) -> None:
+        self.lost = False  # an action: the job's attempt is not what its nodes take it for
+        self._postgresql = postgresql
+        self._folder = folder
+        self._lease_s = lease_s
+        self._now = now
+        self._pair = Pair(postgresql, folder, lease_s)
+        self._nodes = [node for nodes in JOB_NODES.values() for node in nodes]
+        self._lines = folder / "said.jsonl"
+        self._said: list[Said] = []
+        self._faults: set[tuple[str, int]] = set()
+        self._attempts = dict.fromkeys(JOB_NODES, 0)
+        self._counted_s = [0.0]  # until when rows were counted, the last two times
+        self._log = logging.FileHandler(folder / "agents.log")
+        self._tasks: list[asyncio.Task[None]] = []
+        self._subscriber: Process | None = None
+        self._agents: Agents | None = None
+
+    async def start(self) -> None:
+        """All run, and the subscriber is subscribed. Raises RuntimeError."""
+        self._now("starting")
+        logging.getLogger("eagle_eye").addHandler(self._log)
+        await self._pair.start(self._nodes)
+        urls = [member.url for member in self._pair.members]
+        self._agents = Agents(self._folder, urls)
+        (self._folder / "site.json").write_bytes(msgspec.json.encode(SubscribedSite(JOB_NODES, GPUS)))
+        (self._folder / "token").write_text(ADMIN, encoding="utf-8")
+        self._lines.touch()
+        command = [sys.executable, "-m", "benchmarks.failover.subscriber", "--servers", ",".join(urls)]
+        self._subscriber = Process([*command, "--folder", str(self._folder)], self._folder / "subscriber.log")
+        self._subscriber.start()
+        self._tasks = [asyncio.create_task(work) for work in (self._agents.run(), self._follow(self._agents))]
+        end_s = time.monotonic() + READY_S
+        while not await self._is_known():
+            if time.monotonic() > end_s:
+                raise RuntimeError(f"subscriber and nodes are not known after {READY_S:g} s; see {self._folder}")
+            await asyncio.sleep(ASK_EVERY_S)
+        self._counted_s = [_between_rows()]
+
+    async def play(self, item: Item) -> Outcome:
+        """Return what came of an event. Raises RuntimeError where the servers do not come back."""
+        agents = self._agents
+        assert agents is not None
+        for task in self._tasks:
+            if task.done():
+                task.result()  # it is to run until the end: this raises why it does not
+        leader = await self._ready(item)
+        job = f"job-{item.job}"
+        attempt, before, heard = self._attempts[job], self._counts(), len(self._said)
+        found = Outcome(number=item.number, kind=item.kind, fault_after_s=round(item.fault_after_s, 2))
+        self._now(f"{item.number} {item.kind}")
+        event_s = time.time()
+        going = self._take_away(leader, item.kind)
+        await asyncio.sleep(max(event_s + item.fault_after_s - time.time(), 0.0))
+        self._faults.add((job, attempt))
+        agents.crash(job, item.place)
+        if item.kind not in TAKES_NO_TURN and await until(lambda: self._led_s(leader, event_s) is not None, PATIENCE_S):
+            found.led_s = self._led_s(leader, event_s)
+        await asyncio.sleep(item.back_after_s)
+        await self._bring_back(leader, item.kind, going)
+        ours = (job, attempt)
+
+        def acted() -> Said | None:
+            return next((one for one in said.restarts(self._said) if (one.job, one.attempt) == ours), None)
+
+        await until(lambda: acted() is not None, PATIENCE_S)
+        taken = (one for one in self._said[heard:] if (one.job, one.attempt) == ours and one.outcome == "queued")
+        found.taken_s = next((round(one.time_s - event_s, 2) for one in taken), None)
+        if (restart := acted()) is not None:
+            found.acted_s, found.found_as = round(restart.time_s - event_s, 2), restart.fault
+        self.lost = restart is None
+        self._now(f"{item.number} {item.kind}: rows")
+        await self._count_rows(agents, found, event_s)
+        found.unsettled = await self._unsettled()
+        for name, count in self._counts().items():
+            setattr(found, name, count - before[name])
+        found.dropped = agents.dropped()
+        found.load_average = round(os.getloadavg()[0], 2)
+        return found
+
+    async def close(self) -> None:
+        """Nothing runs any more."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._subscriber is not None:
+            await asyncio.to_thread(self._subscriber.stop, signal.SIGTERM)
+        if self._agents is not None:
+            await asyncio.to_thread(self._agents.close)
+        await self._pair.close()
+        logging.getLogger("eagle_eye").removeHandler(self._log)
+        self._log.close()
+
+    async def _ready(self, item: Item) -> Member:
+        """Return who leads once both servers answer, and have for as long as the kind of event asks for."""
+        for member in self._pair.members:
+            await self._pair.answers(member)
+        await until(self._pair.agree, READY_S)
+        await asyncio.sleep(item.pause_s)
+        leader = await self._pair.wait_for_leader()
+        if item.kind == "cut_from_agents":
+            # A leader gives way after a term of so long at least.
+            self._now(f"{item.number} {item.kind}: the term is young")
+            await until(lambda: self._pair.led_for_s() > TERM_LEASES_MIN * self._lease_s, 2.0 * PATIENCE_S)
+        return leader
+
+    def _take_away(self, leader: Member, kind: str) -> asyncio.Future[Any] | None:
+        """Begin the event; return what of it is under way."""
+        if kind == "cut_from_database":
+            leader.database.cut()
+        elif kind == "cut_from_agents":
+            leader.asked.cut()
+        elif kind == "database_restarted":
+            words = ("restart", "--wait", "--mode=fast")
+            return asyncio.ensure_future(asyncio.to_thread(self._postgresql.control, *words))
+        elif kind == "handed_over":
+            return asyncio.ensure_future(asyncio.to_thread(leader.process.stop, signal.SIGTERM))
+        else:
+            leader.signal(signal.SIGKILL if kind == "killed" else signal.SIGSTOP)
+        return None
+
+    async def _bring_back(self, leader: Member, kind: str, going: asyncio.Future[Any] | None) -> None:
+        """The server that led before is there again."""
+        if going is not None:
+            await going
+        if kind == "stopped":
+            leader.signal(signal.SIGCONT)
+        elif kind in ("killed", "handed_over"):
+            await asyncio.to_thread(leader.process.kill)
+            leader.process.start()
+        for relay in (leader.database, leader.asked):
+            relay.mend()
+
+    def _led_s(self, before: Member, event_s: float) -> float | None:
+        """Return how long after the event another server was seen to lead; None while none was."""
+        terms = (term for term in self._pair.terms if term.server != before.name and term.since_s > event_s)
+        return next((round(term.since_s - event_s, 2) for term in terms), None)
+
+    async def _count_rows(self, agents: Agents, found: Outcome, event_s: float) -> None:
+        """Wait until whoever leads has all rows that agents made during this event, the one before, and between.
+
+        What it lacks in the end is missing.
+        """
+        end_s = time.monotonic() + PATIENCE_S
+        since_s, until_s = self._counted_s[0], _between_rows()
+        self._counted_s = [*self._counted_s[-1:], until_s]
+        await until(lambda: agents.waiting() <= 0, PATIENCE_S)
+        while True:
+            made, there = agents.rows(since_s, until_s), await self._rows(since_s, until_s)
+            missing = sum(max(count - there.get(node, 0), 0) for node, count in made.items())
+            found.rows, found.rows_missing = sum(made.values()), missing
+            if not missing:
+                found.whole_s = round(time.time() - event_s, 2)
+            if not missing or time.monotonic() > end_s:
+                return
+            await asyncio.sleep(ASK_EVERY_S)
+
+    async def _rows(self, since_s: float, until_s: float) -> dict[str, int]:
+        """Return how many rows the leader has of each node; none where it does not answer."""
+        query = {"metric": ROW, "start": str(since_s), "end": str(until_s)}
+        answer = await self._get(self._pair.leader(), "/api/v1/query_range", query)
+        series = [] if answer is None else answer["series"]
+        return {one["node"]: len(one["points"]) for one in series if one["device"] == 0}
+
+    async def _unsettled(self) -> int:
+        """Return how many actions are under way still, by the leader's records, after some patience."""
+        end_s, left = time.monotonic() + READY_S, 1
+        while left and time.monotonic() < end_s:
+            answer = await self._get(self._pair.leader(), "/api/v1/actions", {"limit": "500"})
+            if answer is not None:
+                left = sum(one["state"] not in SETTLED for one in answer["items"])
+            if left:
+                await asyncio.sleep(ASK_EVERY_S)
+        return left
+
+    async def _is_known(self) -> bool:
+        """Return whether the leader knows the subscription, the jobs' ranks and the nodes."""
+        leader = self._pair.leader()
+        subscriptions = await self._get(leader, "/api/v1/subscriptions", {})
+        nodes = await self._get(leader, "/api/v1/nodes", {"limit": "500"})
+        jobs = await self._get(leader, "/api/v1/jobs", {"limit": "500"})
+        return (
+            bool(subscriptions and subscriptions["items"])
+            and nodes is not None
+            and len(nodes["items"]) == len(self._nodes)
+            and jobs is not None
+            and len(jobs["items"]) == len(JOB_NODES)
+        )
+
+    async def _get(self, server: Member | None, path: str, query: dict[str, str]) -> Any:
+        """Return what a server itself answers; None where it does not."""
+        if server is None:
+            return None
+        try:
+            answer = await self._pair.client.get(server.direct + path, params=query)
+        except httpx.TransportError:
+            return None
+        return answer.json() if answer.is_success else None
+
+    def _counts(self) -> dict[str, int]:
+        return {
+            "twice": said.twice(self._said),
+            "for_nothing": said.for_nothing(self._said, self._faults),
+            "of_a_former_leader": said.of_a_former_leader(self._said, self._pair.terms),
+            "refused_for_their_epoch": said.refused(self._said),
+        }
+
+    async def _follow(self, agents: Agents) -> None:
+        """Read what the subscriber writes down, and have jobs go on that it restarted."""
+        unread = b""
+        with self._lines.open("rb") as file:
+            while True:
+                *lines, unread = (unread + file.read()).split(b"\n")
+                for one in (msgspec.json.decode(line, type=Said) for line in lines):
+                    self._said.append(one)
+                    if one.what == "restart" and one.attempt == self._attempts[one.job]:
+                        self._attempts[one.job] += 1
+                        agents.begin(one.job, self._attempts[one.job])
+                await asyncio.sleep(LOOK_EVERY_S)
+
+
+def _between_rows() -> float:
+    """Return a time just now at which no row is: rows are at whole seconds."""
+    return int(time.time()) - 0.5
