@@ -95,7 +95,7 @@ def missed(found: dict[str, Any], lease_s: float) -> list[str]:
         times["hand_over_max_s"] = found["hand_over"]["max_s"]
     if lease_s <= 5.0:
         wrong += [
-            f"{name} is {'for ever' if took is None else took}, asked {ASKED[name]:g}"
+            f"{name} is {'for ever' if took is None else f'{took:g}'}, asked {ASKED[name]:g}"
             for name, took in times.items()
             if took is None or took > ASKED[name]
         ]

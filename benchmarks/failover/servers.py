@@ -188,9 +188,11 @@ class Pair:
         async with httpx.AsyncClient(timeout=LOOK_S, trust_env=False) as client:
             while True:
                 leads, epoch = False, 0
-                with contextlib.suppress(httpx.TransportError):
+                # Between standing by and leading the answer may come from neither.
+                with contextlib.suppress(httpx.TransportError, ValueError, KeyError):
                     answer = await client.get(f"{member.direct}/leadz")
-                    leads, epoch = answer.status_code == 200, answer.json()["epoch"]
+                    epoch = answer.json()["epoch"]
+                    leads = answer.status_code == 200
                 if leads and epoch > max((term.epoch for term in self.terms), default=0):
                     self.terms.append(Term(epoch, time.time(), member.name))
                 member.leads, member.epoch = leads, epoch

@@ -141,3 +141,24 @@ def test_an_endless_answer_ends_when_its_client_leaves() -> None:
         await asyncio.Event().wait()
 
     ask(scope(method="GET"), Client(leaves=True), lambda _: httpx.Response(200, content=events()))
+
+
+def test_a_request_that_a_silent_leader_does_not_answer_ends_when_the_server_stops_standing_by() -> None:
+    async def run() -> None:
+        asked = asyncio.Event()
+
+        async def silent(_: httpx.Request) -> httpx.Response:
+            asked.set()
+            await asyncio.Event().wait()
+            return httpx.Response(200)
+
+        client = httpx.AsyncClient(transport=httpx.MockTransport(silent))
+        forwarding = Forwarding(lambda: LEADER, TlsSettings(), UnreachedNodes(1.0, time.monotonic), client)
+        answer = asyncio.create_task(forwarding.answer(scope(), Client(b"").receive, Client().send))
+        await asked.wait()
+        forwarding.stop()
+        with pytest.raises(LeaderUnreached, match="stands by no more"):
+            await asyncio.wait_for(answer, 5.0)
+        await forwarding.close()
+
+    asyncio.run(run())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import ssl
 from collections.abc import AsyncIterator, Callable
+from typing import Any
 
 import certifi
 import httpx
@@ -48,7 +49,7 @@ class Forwarding:
         self._leader = leader
         self._certificates_needed = bool(tls.client_ca_file) and tls.client_certificates == "all"
         self._client = client or _client()
-        self._open: set[asyncio.Task[None]] = set()
+        self._open: set[asyncio.Task[Any]] = set()
         self._loop: asyncio.AbstractEventLoop | None = None
 
     @property
@@ -61,7 +62,16 @@ class Forwarding:
         self._loop = asyncio.get_running_loop()
         request = self._request(scope, receive)
         leader = self._leader()
-        response = await self._asked(request)
+        asking = asyncio.create_task(self._asked(request))
+        self._open.add(asking)
+        try:
+            await asyncio.wait({asking})
+        finally:
+            self._open.discard(asking)
+            asking.cancel()
+        if asking.cancelled():
+            raise LeaderUnreached("this server stands by no more")
+        response = asking.result()
         passing = asyncio.create_task(_pass_on(response, leader, send))
         gone = asyncio.create_task(_end_of(receive))
         self._open.add(passing)
@@ -76,7 +86,7 @@ class Forwarding:
             await response.aclose()
 
     def stop(self) -> None:
-        """End the answers that are under way; may be called from any thread or a signal handler."""
+        """End the requests that are under way, answered or not; may be called from any thread or a signal handler."""
         if self._loop is not None:
             self._loop.call_soon_threadsafe(lambda: [task.cancel() for task in self._open])
 
