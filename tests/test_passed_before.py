@@ -40,6 +40,8 @@ def run(folder: Path, *words: str, **environ: str) -> str:
     """Return the last line of what pytest says."""
     places = (
         "-p",
+        "xdist",
+        "-p",
         "tests.passed_before",
         "-c",
         os.devnull,
@@ -51,7 +53,7 @@ def run(folder: Path, *words: str, **environ: str) -> str:
     done = subprocess.run(
         [sys.executable, "-m", "pytest", *places, *words, str(folder)],
         cwd=ROOT,
-        env={**os.environ, **environ},
+        env={**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", **environ},  # others take seconds to import
         capture_output=True,
         text=True,
         check=False,

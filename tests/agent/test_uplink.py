@@ -47,6 +47,7 @@ class Server:
 
         class Handler(BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
+            disable_nagle_algorithm = True  # else each answer waits 40 ms for an acknowledgement
 
             def do_POST(self) -> None:
                 outer.connections.add(self.client_address)

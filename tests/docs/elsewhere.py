@@ -24,12 +24,17 @@ class Elsewhere(NamedTuple):
 ANY = ".*"
 KNOWN = (
     Elsewhere(
-        r"docs/how-to/checkpoint\.md",
+        r"docs/how-to/checkpoint(-recipes)?\.md",
         r"eagle-eye checkpoint (status|verify)",
         "tests/checkpoint/test_store.py",
         "verify",
     ),
     Elsewhere(r"docs/how-to/planning\.md", r"eagle-eye plan profile", "tests/planning/test_measuring.py", "profile"),
+    Elsewhere(
+        r"docs/how-to/remote-store\.md",
+        r"curl\b",
+        why="only a server with a store has these metrics; tests/server/remote_store/test_sending.py reads them",
+    ),
     Elsewhere(ANY, r"make demo", "tests/demo/test_loop.py", "demo"),
     Elsewhere(ANY, r"make images", "tests/packaging/container_site.py", "images"),
     Elsewhere(ANY, r"make\b", why="CI itself, or what a release is made with; the target must exist"),

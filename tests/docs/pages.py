@@ -56,7 +56,8 @@ class Span(NamedTuple):
 
 
 @cache
-def _tokens(page: str) -> tuple[Token, ...]:
+def tokens(page: str) -> tuple[Token, ...]:
+    """Return the page as CommonMark reads it."""
     text = (ROOT / page).read_text(encoding="utf-8")
     return tuple(MarkdownIt("commonmark").enable("table").parse(text))
 
@@ -67,7 +68,7 @@ def blocks(page: str) -> tuple[Block, ...]:
     found: list[Block] = []
     mark = heading = before = ""
     opened = ""
-    for token in _tokens(page):
+    for token in tokens(page):
         if token.type == "inline":
             heading, before = (token.content, "") if opened == "heading_open" else (heading, token.content)
         opened = token.type
@@ -91,7 +92,7 @@ def spans(page: str) -> tuple[Span, ...]:
 
 def _spans(page: str) -> Iterator[Span]:
     line = 0
-    for token in _tokens(page):
+    for token in tokens(page):
         line = token.map[0] + 1 if token.map else line
         for child in token.children or ():
             if child.type == "code_inline":

@@ -52,6 +52,7 @@ def serving(answer: Callable[[str, str, Any], Answer]) -> Iterator[str]:
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
+        disable_nagle_algorithm = True  # else each answer waits 40 ms for an acknowledgement
 
         def _serve(self) -> None:
             text = self.rfile.read(int(self.headers.get("content-length") or 0))

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -57,6 +58,7 @@ def killed_at(folder: Path, number: int) -> None:
         compact(history, step)
 
 
+@pytest.mark.slow  # a process for each of a hundred steps
 def test_a_process_that_is_killed_between_any_two_steps_loses_and_doubles_nothing(tmp_path: Path) -> None:
     root = Path(__file__).parents[3]
     done = subprocess.run(

@@ -5,7 +5,9 @@ export interface Accepted {
   accepted: number;
   duplicates: number;
   watermark: number;
+  journal: string;
   spread_seconds?: number;
+  resend_seconds?: number;
   requests?: Array<Record<string, any>>;
   unknown?: Array<string>;
 }
