@@ -64,6 +64,8 @@ NEEDS = (
     ("simulator", {"server"}),
     ("traces", set[str]()),
     ("traces.trace_frames", {"client"}),
+    ("traces.trace_plot", {"client"}),
+    ("traces.verdict_frames", {"client", "server"}),
 )
 # What asks a server or a host's own files, and needs nothing beside the base to do so.
 LIGHT = {
