@@ -23,6 +23,7 @@ from benchmarks.checkpoint import capture, peers, restore, simulation
 from benchmarks.checkpoint.machine import described
 from benchmarks.checkpoint.peers import PEERS_VARIABLE
 from benchmarks.checkpoint.show import show
+from benchmarks.result_file import write_result
 
 PARTS = ("capture", "restore", "peers", "simulation")
 GIB = 1 << 30
@@ -50,7 +51,7 @@ def main() -> int:
             "took_s": round(time.time() - began_s, 1),
         }
         if args.out:
-            _keep(args.out, result)
+            write_result(args.out, result)
     if args.json:
         sys.stdout.buffer.write(msgspec.json.encode(result) + b"\n")
     else:
@@ -99,13 +100,6 @@ _PARTS: dict[str, Callable[[argparse.Namespace, dict[str, Any]], dict[str, Any]]
     "peers": _peers,
     "simulation": _simulation,
 }
-
-
-def _keep(file: Path, result: dict[str, Any]) -> None:
-    file.parent.mkdir(parents=True, exist_ok=True)
-    new = file.with_suffix(".new")
-    new.write_bytes(msgspec.json.format(msgspec.json.encode(result), indent=1) + b"\n")
-    new.replace(file)
 
 
 def _arguments() -> argparse.Namespace:

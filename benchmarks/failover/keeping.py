@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from benchmarks.failover.figures import Outcome, figures
+from benchmarks.result_file import write_result
 
 
 class Kept(msgspec.Struct, kw_only=True):
@@ -41,7 +42,4 @@ def keep(file: Path | None, kept: Kept) -> None:
     """The figures are those of all outcomes, and on disk where there is a file."""
     kept.figures = figures(kept.outcomes)
     if file is not None:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        new = file.with_suffix(".new")
-        new.write_bytes(msgspec.json.format(msgspec.json.encode(kept), indent=1) + b"\n")
-        new.replace(file)
+        write_result(file, kept)

@@ -37,19 +37,16 @@ class Hand:
             expires=expires.isoformat(), incident_id=f"inc-{action_id}", repair="none", summary="sent by hand",
             evidence=[], ranks=[], report_to=f"{self._stack.url}/api/v1/actions/{action_id}/reports",
         )  # fmt: skip
-        self._send(ACTION_REQUESTED, msgspec.to_builtins(action), action_id)
+        url = next(line["webhook_url"] for line in reversed(self._stack.reported()) if line["event"] == "listening")
+        send(url, _secret(self._state), ACTION_REQUESTED, msgspec.to_builtins(action), action_id)
 
     def outcome(self, action_id: str) -> str:
-        """Return what the launcher made of an action, by its own ledger: refused, carried_out, or "" so far."""
+        """Return what the launcher made of an action: carried_out, refused, unknown (to the server), or "" so far."""
         file = self._state / "ledger.sqlite"
         with closing(sqlite3.connect(f"file:{file}?mode=ro", uri=True)) as ledger:
             row = ledger.execute("SELECT state FROM action WHERE action_id = ?", (action_id,)).fetchone()
         state = row[0] if row else ""
         return "carried_out" if state in ("begun", "excluded", "restarting", "finished") else str(state)
-
-    def _send(self, kind: str, data: Any, event_id: str) -> None:
-        url = next(line["webhook_url"] for line in reversed(self._stack.reported()) if line["event"] == "listening")
-        send(url, _secret(self._state), kind, data, event_id)
 
 
 def send(url: str, secret: str, kind: str, data: Any, event_id: str, timeout_s: float = 10.0) -> None:

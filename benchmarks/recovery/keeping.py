@@ -14,6 +14,7 @@ import msgspec
 from benchmarks.recovery.figures import Session, figures
 from benchmarks.recovery.outcome import Outcome
 from benchmarks.recovery.plan import Item, faults_in
+from benchmarks.result_file import write_result
 
 
 class Kept(msgspec.Struct, kw_only=True):
@@ -59,10 +60,7 @@ def keep(file: Path | None, kept: Kept) -> None:
     """The figures are those of all outcomes, and on disk where there is a file."""
     kept.figures = figures(kept.outcomes, kept.sessions)
     if file is not None:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        new = file.with_suffix(".new")
-        new.write_bytes(msgspec.json.format(msgspec.json.encode(kept), indent=1) + b"\n")
-        new.replace(file)
+        write_result(file, kept)
 
 
 def _processor() -> str:

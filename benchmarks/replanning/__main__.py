@@ -33,6 +33,7 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from benchmarks.replanning import compare, lost_node, storm, throughput
 from benchmarks.replanning.show import show
+from benchmarks.result_file import write_result
 from eagle_eye.demo.stack import StageFailed
 
 MISSES: Mapping[str, Callable[[dict[str, Any]], list[str]]] = {
@@ -166,9 +167,7 @@ def _kept(file: Path | None) -> dict[str, Any]:
 
 def _keep(file: Path | None, parts: Mapping[str, Any]) -> None:
     if file is not None:
-        new = file.with_suffix(".new")
-        new.write_bytes(msgspec.json.format(msgspec.json.encode(parts), indent=1) + b"\n")
-        new.replace(file)
+        write_result(file, parts)
 
 
 def _arguments() -> argparse.Namespace:

@@ -272,8 +272,9 @@ def _build(
 ) -> _Parts:
     folder = Path(config.data_dir)
     forwarding = None
+    heard_s = HEARD_LEASES * config.records.lease_s
     if leadership is not None and not leadership.leads:
-        unreached = UnreachedNodes(HEARD_LEASES * config.records.lease_s, clock.monotonic_s)
+        unreached = UnreachedNodes(heard_s, clock.monotonic_s)
         forwarding = Forwarding(lambda: leadership.leader_url, config.tls, unreached)
     store = open_records(config.records, folder, leadership)
     settings = fed_from(config.history, config.remote_store)
@@ -282,7 +283,6 @@ def _build(
     places = read_places(Path(config.topology_file)) if config.topology_file else Places()
     fleet = Fleet(config.ingest.nodes_max, Vouchers(places.rack_of_node.keys() | places.switch_of_node.keys()))
     if leadership is not None:
-        heard_s = HEARD_LEASES * config.records.lease_s
         heard = (lambda: fleet.counts(clock.now_s(), heard_s)[1]) if forwarding is None else forwarding.unreached.count
         leadership.count_nodes(heard)
     signal = Signal()

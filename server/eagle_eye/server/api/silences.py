@@ -170,12 +170,12 @@ def _shown(parts: Needs, records: Sequence[NewsSilence]) -> list[dict[str, Any]]
     return [views.silence(one, open_incidents, now_s) for one in records]
 
 
+def _patterns(one: NewSilence | NewsSilence) -> dict[str, list[str]]:
+    return {name: getattr(one, name) for name in _SCOPES}
+
+
 def _scope(record: NewsSilence) -> str:
-    return "; ".join(
-        f"{name} {', '.join(patterns)}"
-        for name, patterns in (("faults", record.faults), ("jobs", record.jobs), ("nodes", record.nodes))
-        if patterns
-    )
+    return "; ".join(f"{name} {', '.join(patterns)}" for name, patterns in _patterns(record).items() if patterns)
 
 
 def _check(wanted: NewSilence, kept_s: float) -> None:
@@ -190,10 +190,10 @@ def _check(wanted: NewSilence, kept_s: float) -> None:
         raise Refusal(400, "seconds", f"seconds is {wanted.seconds!r}; {expected}")
     if not 0 < len(wanted.reason.strip()) <= REASON_CHARS_MAX:
         raise Refusal(400, "reason", f"reason: expected 1 to {REASON_CHARS_MAX} characters, for whoever asks later")
-    for name, patterns in (("faults", wanted.faults), ("jobs", wanted.jobs), ("nodes", wanted.nodes)):
+    for name, patterns in _patterns(wanted).items():
         if len(patterns) > PATTERNS_MAX or any(not 0 < len(one) <= NAME_CHARS_MAX for one in patterns):
             raise Refusal(400, name, f"{name} may hold {PATTERNS_MAX} of 1 to {NAME_CHARS_MAX} characters")
-    if not (wanted.faults or wanted.jobs or wanted.nodes):
+    if not any(_patterns(wanted).values()):
         raise Refusal(400, "scope", "nothing is named; give faults, jobs or nodes, or nodes ['*'] for every node")
     for fault in wanted.faults:
         if fault not in FAULT_NAMES:
