@@ -64,13 +64,13 @@ NEEDS = (
     ("simulator", {"server"}),
     ("traces", set[str]()),
     ("traces.trace_frames", {"client"}),
-    ("traces.trace_plot", {"client"}),
+    ("traces.trace_plot", {"client", "reports"}),
     ("traces.verdict_frames", {"client", "server"}),
 )
 # What asks a server or a host's own files, and needs nothing beside the base to do so.
 LIGHT = {
     *("nodes", "jobs", "incidents", "actions", "audit", "goodput", "ledger", "tickets", "policy", "deliveries"),
-    *("subscriptions", "check", "checkpoint", "plan", "accounts"),
+    *("subscriptions", "check", "checkpoint", "plan", "accounts", "silences"),
 }
 NOWHERE = "http://127.0.0.1:9"
 # These find out what they lack when they run.
