@@ -11,9 +11,11 @@ KUBERNETES ?= $(HOME)/.cache/eagle-eye/kubernetes
 # For test-gpu: a Python whose torch sees the GPU, if neither ours nor one on the PATH does.
 TORCH_PYTHON ?=
 # Tests run in so many processes, each file of them in one. To run a file alone: .venv/bin/python -m pytest tests/x.py
+# Those of make test wait more than they compute; those that make test-full adds are jobs and servers, and fill two cores.
+QUICK_TEST_WORKERS ?= 4
 TEST_WORKERS ?= 2
 TEST_OPTIONS ?=
-PYTEST = $(BIN)/python -m pytest --numprocesses $(TEST_WORKERS) --dist loadfile --no-loadscope-reorder \
+PYTEST = $(BIN)/python -m pytest --dist loadfile --no-loadscope-reorder \
   --durations 60 --durations-min 2 $(TEST_OPTIONS)
 # Asks nothing, starts no service, waits for another that holds the lock, and tries a mirror again.
 APT = DEBIAN_FRONTEND=noninteractive RUNLEVEL=1 apt-get --quiet -o DPkg::Lock::Timeout=300 -o Acquire::Retries=3 \
@@ -42,13 +44,13 @@ demo: venv  ## the closed loop on a real training job; FAULT=hang|slow|unreachab
 	$(BIN)/eagle-eye demo --fault $(FAULT) $(if $(filter 1,$(HA)),--ha) $(if $(filter 1,$(KEEP)),--keep)
 
 test: venv  ## all tests that this machine can run within minutes
-	$(PYTEST) -m "not slow"
+	$(PYTEST) --numprocesses $(QUICK_TEST_WORKERS) -m "not slow"
 
 test-full: venv  ## installs the components that tests ask for (Debian, as root), then runs all tests
 	$(APT) update
 	$(APT) install --yes --no-install-recommends $$(cat tests/debian-packages.txt)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -r tests/full.lock
-	EAGLE_EYE_TEST_ATTACK=1 EAGLE_EYE_TEST_CONTAINERS=1 EAGLE_EYE_TEST_DASHBOARDS=1 EAGLE_EYE_TEST_DOCS=1 EAGLE_EYE_TEST_PACKAGES=1 EAGLE_EYE_TEST_SLURM=1 $(PYTEST)
+	EAGLE_EYE_TEST_ATTACK=1 EAGLE_EYE_TEST_CONTAINERS=1 EAGLE_EYE_TEST_DASHBOARDS=1 EAGLE_EYE_TEST_DOCS=1 EAGLE_EYE_TEST_PACKAGES=1 EAGLE_EYE_TEST_SLURM=1 $(PYTEST) --numprocesses $(TEST_WORKERS)
 
 test-again: venv  ## the tests that failed last, one after the other
 	EAGLE_EYE_TEST_ATTACK=1 EAGLE_EYE_TEST_CONTAINERS=1 EAGLE_EYE_TEST_DASHBOARDS=1 EAGLE_EYE_TEST_DOCS=1 EAGLE_EYE_TEST_PACKAGES=1 EAGLE_EYE_TEST_SLURM=1 $(BIN)/python -m pytest --last-failed --last-failed-no-failures none $(TEST_OPTIONS)

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow  # each test runs pytest
+
 ROOT = Path(__file__).parents[1]
 TESTS = """
 import os

@@ -313,7 +313,9 @@ def test_threads_that_never_come_back_are_counted_and_bounded(monkeypatch: pytes
     slow = Slow()
     gatherer = EvidenceGatherer("n1", "0", {EVIDENCE: [slow]})
     gatherer.gather(EVIDENCE, [], 0.05)
+    until(lambda: gatherer.hanging() == 1)  # the other two end, if late
     gatherer.gather(EVIDENCE, [], 0.05)
+    until(lambda: gatherer.hanging() == 2)
     with pytest.raises(CannotGather, match="2 threads of earlier gatherings hang"):
         gatherer.gather(EVIDENCE, [], 0.05)
     slow.go.set()

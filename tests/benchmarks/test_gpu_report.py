@@ -50,6 +50,7 @@ def run(folder: Path, text: str) -> tuple[int, dict[str, Any] | None]:
     return code, json.loads(kept.read_text()) if kept.exists() else None
 
 
+@pytest.mark.slow
 def test_a_run_is_kept_with_its_machine_its_figures_and_what_was_skipped(tmp_path: Path) -> None:
     code, kept = run(tmp_path, TESTS)
     assert code == 0
@@ -61,11 +62,13 @@ def test_a_run_is_kept_with_its_machine_its_figures_and_what_was_skipped(tmp_pat
     assert (skipped["state"], skipped["reason"]) == ("skipped", "no Python with torch for CUDA")
 
 
+@pytest.mark.slow
 def test_pytests_own_output_is_kept_beside_it(tmp_path: Path) -> None:
     run(tmp_path, TESTS)
     assert "1 passed, 1 skipped" in (tmp_path / "out" / "nvidia-h100-80gb-hbm3-x8.txt").read_text()
 
 
+@pytest.mark.slow
 def test_a_failure_is_kept_too_and_is_the_exit_code(tmp_path: Path) -> None:
     code, kept = run(tmp_path, FAILING)
     assert code == 1
@@ -74,6 +77,7 @@ def test_a_failure_is_kept_too_and_is_the_exit_code(tmp_path: Path) -> None:
     assert "one is not two" in kept["outcomes"][0]["reason"]
 
 
+@pytest.mark.slow
 def test_where_nothing_ran_nothing_is_kept_and_the_reason_is_said(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -82,6 +86,7 @@ def test_where_nothing_ran_nothing_is_kept_and_the_reason_is_said(
     assert "nothing is kept: no NVIDIA GPU" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_tests_that_cannot_be_collected_are_no_result(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--tests", str(tmp_path / "none"), "--out", str(tmp_path / "out")], lambda: MACHINE, "") == 2
     assert "pytest ended with 4" in capsys.readouterr().err

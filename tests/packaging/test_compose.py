@@ -193,6 +193,7 @@ def test_the_profile_without_its_settings_says_what_is_missing(tmp_path: Path) -
     assert line.endswith("--env-file packaging/compose/ha.env --profile ha up")
 
 
+@pytest.mark.slow
 def test_the_tokens_that_were_made_in_the_file_are_moved_to_postgresql_once(tmp_path: Path) -> None:
     if (bin_ := programs()) is None:
         pytest.skip("PostgreSQL is not installed: apt-get install postgresql-15")

@@ -26,6 +26,7 @@ def lines(folder: Path, *without: str, **scenario: object) -> tuple[list[Verdict
     return said, label.nodes if label else (), label.start if label else run.start
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("without", [("nccl_",), ("nccl_", "gpu_")])
 def test_a_node_that_is_slow_with_nothing_else_wrong_leaves_within_two_minutes(
     tmp_path: Path, without: tuple[str, ...]

@@ -89,6 +89,7 @@ def killed_at(root: Path, number: int) -> None:
         remake(history, step)
 
 
+@pytest.mark.slow
 def test_a_process_that_is_killed_at_any_step_leaves_each_frame_once(tmp_path: Path) -> None:
     with opened(tmp_path / "whole") as history:
         filled(history)
