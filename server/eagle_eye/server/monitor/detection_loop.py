@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from eagle_eye.detectors.signs.learned_model import LearnedModel
 from eagle_eye.schema.frame import Frame
 from eagle_eye.schema.metrics import PROMETHEUS_PREFIX
-from eagle_eye.server.engine.action_ids import WantedAction
+from eagle_eye.server.engine.derived_ids import Derived
 from eagle_eye.server.engine.engine import RUNNING_STATES, Engine
 from eagle_eye.server.engine.gathering import Gathering
 from eagle_eye.server.engine.idle_faults import NO_JOB
@@ -423,8 +423,8 @@ class DetectionLoop:
         book = self._book(judgement)
         given: list[str] = []
 
-        def action_id(request: WantedAction) -> str:
-            given.append(self._store.action_id(request, given))
+        def new_id(what: Derived) -> str:
+            given.append(self._store.new_id(what, given))
             return given[-1]
 
         response = respond(
@@ -433,8 +433,9 @@ class DetectionLoop:
             self._policy,
             fleet_size=self._fleet_size,
             blind=judgement.blindness,
-            new_id=lambda prefix: f"{prefix}_{secrets.token_hex(8)}",
-            action_id=action_id,
+            evidence_id=lambda: f"ev_{secrets.token_hex(8)}",
+            incident_id=new_id,
+            action_id=new_id,
         )
         return announcement(response, book, self._policy, self._public_url, judgement.now_s)
 
