@@ -120,6 +120,9 @@ class FakeWatcher:
     def ticked_s(self) -> float | None:
         return None if self.stuck else self.clock.monotonic_s()
 
+    def judged_s(self) -> float | None:
+        return self.ticked_s()
+
     def latest(self) -> list[Latest]:
         return [
             Latest("gpu_power_watts", "job", "n1", 0, 400.0),
