@@ -15,6 +15,7 @@ from eagle_eye.server.transport.http_protocol import GuardedProtocol
 
 ROUND = 1_024  # connections accepted or refused before yielding to the event loop: a whole fleet may connect at once
 HANDSHAKE_S, GOODBYE_S = 10.0, 5.0  # maximum durations of the TLS handshake and shutdown
+ENDED_EVERY_S = 0.02  # how often to look whether requests under way have ended
 REST_S = 1.0  # pause after the system ran out of resources for a connection
 
 _log = logging.getLogger(__name__)
@@ -43,6 +44,14 @@ class Acceptor:
         """Start accepting."""
         self._rest = None
         self._loop.add_reader(self._listening.fileno(), self._look)
+
+    async def end(self) -> None:
+        """Stop accepting, for good; open connections stay open, one that is just being accepted is closed."""
+        self.close()
+        entering = list(self._entering)
+        for task in entering:
+            task.cancel()
+        await asyncio.gather(*entering, return_exceptions=True)
 
     def close(self) -> None:
         """Stop accepting; open connections stay open."""
@@ -82,6 +91,9 @@ class Acceptor:
         except OSError:  # the handshake failed or timed out: ssl.SSLError and TimeoutError are OSErrors
             connected.counted.bad()
             connected.close()
+        except asyncio.CancelledError:  # the server ends
+            connected.close()
+            raise
 
 
 class _Connected(socket.socket):
@@ -121,11 +133,34 @@ class AcceptingServer(uvicorn.Server):
             self._acceptor.open()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:  # noqa: ARG002 - uvicorn's signature
-        """Stop accepting, and end open connections."""
+        """Stop accepting, let requests under way be answered for a while, and end all connections."""
         if self._acceptor is not None:
-            self._acceptor.close()
+            await self._acceptor.end()
         self._listening.close()
+        for connection in list(self.server_state.connections):
+            connection.shutdown()
+        await self._let_end(self.config.timeout_graceful_shutdown or 0)
         await super().shutdown(sockets=[])
+
+    async def _let_end(self, within_s: float) -> None:
+        """Wait until no request is under way; break off what is then."""
+        state, loop = self.server_state, asyncio.get_running_loop()
+        end_s = loop.time() + within_s
+        while (state.connections or state.tasks) and loop.time() < end_s and not self.force_exit:  # noqa: ASYNC110
+            await asyncio.sleep(ENDED_EVERY_S)
+        if not state.connections and not state.tasks:
+            return
+        _log.warning(
+            "requests that were still under way are broken off: their clients ask again",
+            extra={"requests": len(state.tasks), "connections": len(state.connections), "waited_s": within_s},
+        )
+        tasks = list(state.tasks)
+        for task in tasks:
+            task.cancel()
+        for connection in list(state.connections):
+            if connection.transport is not None:
+                connection.transport.abort()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     def _begun(self, counted: Connection) -> asyncio.Protocol:
         kind = self.config.http_protocol_class
