@@ -24,8 +24,8 @@ from eagle_eye.server.model.records import Subscription
 from eagle_eye.server.monitor.detection_loop import DetectionLoop
 from eagle_eye.server.monitor.row_batching import Intake
 from eagle_eye.server.store.factory import open_file
-from eagle_eye.server.store.sql_store import SqlStore
 from eagle_eye.server.store.store import ACTIONS, DELIVERIES, INCIDENTS, Change
+from tests.server.builders import Reached
 from tests.server.engine.frames import SETTINGS, START_S, Fleet
 from tests.server.engine.test_rows import row_of
 
@@ -458,19 +458,6 @@ def test_records_that_cannot_be_used_are_said_once_and_once_that_they_can(
     assert [record.levelname for record in said] == ["ERROR", "WARNING"]
     assert "records.db is damaged" in said[0].getMessage()
     assert not any(record.exc_info for record in said)
-
-
-class Reached:
-    """The records, which cannot be used while they are ``away``."""
-
-    def __init__(self, store: SqlStore) -> None:
-        self.away = False
-        self._store = store
-
-    def __getattr__(self, name: str) -> Any:
-        if self.away:
-            raise StoreUnavailable("the database is away")
-        return getattr(self._store, name)
 
 
 @pytest.fixture

@@ -248,6 +248,7 @@ class DetectionLoop:
 
     def _decide(self, judgements: Sequence[Judgement], now_s: float) -> None:
         """Write what follows from the judgements. Raises StoreUnavailable: the next pass decides from what it sees."""
+        self._store.ensure_leading()  # without the lease nothing waits here for a database that may not answer
         self._read_history(now_s)
         self._records.refresh(self._since_s(now_s))
         judgements = self._recorded(judgements, now_s)

@@ -1,7 +1,7 @@
 """Caches the principals of frame senders between requests: a fleet's agents authenticate ten thousand times a second.
 
 The cache is cleared as soon as any token changes: at once when this server changed it, within ``LOOK_EVERY_S`` when
-``eagle-eye tokens`` did.
+``eagle-eye tokens`` did. While the records are away it stays as it is: frames are taken on.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import threading
 import msgspec
 
 from eagle_eye.server.model.clock import Clock
+from eagle_eye.server.model.errors import StoreUnavailable
 from eagle_eye.server.security.auth import Credentials, Principal, Tokens
 from eagle_eye.server.store.store import TOKENS, Store
 
@@ -64,7 +65,15 @@ class Principals:
     def _look(self, now_s: float) -> None:
         self._changed.clear()
         self._looked_s = now_s
-        version = self._store.tokens_version()
+        try:
+            self._store.ensure_leading()  # without the lease nobody waits here for a database that may not answer
+            version = self._store.tokens_version()
+        except StoreUnavailable:
+            if not self._tokens.remembers():
+                self._known.clear()
+            return
+        self._tokens.answered()
         if version != self._version:
             self._version = version
             self._known.clear()
+            self._tokens.forget()
