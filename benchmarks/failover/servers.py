@@ -30,7 +30,7 @@ from eagle_eye.server.store.store import Change
 from tests.server.postgresql_server import USER, PostgresqlServer, replica_of, serving
 
 ADMIN = "ee_admin"
-LOOK_EVERY_S = 0.05
+LOOK_EVERY_S = 0.1
 LOOK_S = 0.5
 READY_S = 60.0
 
