@@ -29,7 +29,7 @@ from benchmarks.failover.plan import AWAY_S, KINDS, Item, draw
 from benchmarks.failover.run import Run
 from benchmarks.failover.servers import Database, database
 from benchmarks.failover.show import show
-from tests.server.postgresql_server import programs
+from eagle_eye.demo.postgresql import programs
 
 _COLUMNS = (*Progress.get_default_columns(), TimeElapsedColumn(), TextColumn("{task.fields[now]}"))
 

@@ -17,7 +17,7 @@ from benchmarks.failover.keeping import keep, opened
 from benchmarks.failover.plan import AWAY, KINDS, SAME_LEADER, draw
 from benchmarks.failover.relay import Relay, Streams, Trap
 from benchmarks.failover.said import Said, Term
-from tests.server.postgresql_server import programs
+from eagle_eye.demo.postgresql import programs
 
 TAKEOVERS = 50
 SETTINGS = {"lease_s": 5.0, "away_s": 60.0, "seed": 1, "kinds": list(KINDS)}

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from eagle_eye.demo.postgresql import programs
 from tests.page.conftest import Complaints
 from tests.server.own_process import OwnProcess
-from tests.server.postgresql_server import programs, serving
+from tests.server.postgresql_server import serving
 from tests.server.test_two_servers import LEASE_S, LONG_LEASE_S, Site, pair
 
 if TYPE_CHECKING:

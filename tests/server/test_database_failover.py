@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from eagle_eye.demo.postgresql import programs
 from eagle_eye.server.engine.derived_ids import WantedAction
 from eagle_eye.server.store.factory import leadership_of, open_records
 from eagle_eye.server.store.lease import LEAP
@@ -17,7 +18,7 @@ from eagle_eye.server.store.settings import RecordsSettings
 from eagle_eye.server.store.store import ACTIONS, Change
 from tests.server.builders import action
 from tests.server.own_process import wait_until
-from tests.server.postgresql_server import USER, PostgresqlServer, as_replica, programs, replica_of, serving
+from tests.server.postgresql_server import USER, PostgresqlServer, as_replica, replica_of, serving
 from tests.server.test_leading_on_postgresql import Server
 
 LOST_EPOCH = 2
