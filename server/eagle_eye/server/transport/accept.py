@@ -15,6 +15,8 @@ from eagle_eye.server.transport.http_protocol import GuardedProtocol
 
 ROUND = 1_024  # connections accepted or refused before yielding to the event loop: a whole fleet may connect at once
 HANDSHAKE_S, GOODBYE_S = 10.0, 5.0  # maximum durations of the TLS handshake and shutdown
+ENTERED_S = 0.1  # for connections that are just being accepted
+LAST_WORDS_S = 1.0  # for rows to be acknowledged, and answers to be read, once no other request is under way
 ENDED_EVERY_S = 0.02  # how often to look whether requests under way have ended
 REST_S = 1.0  # pause after the system ran out of resources for a connection
 
@@ -46,12 +48,17 @@ class Acceptor:
         self._loop.add_reader(self._listening.fileno(), self._look)
 
     async def end(self) -> None:
-        """Stop accepting, for good; open connections stay open, one that is just being accepted is closed."""
+        """Stop accepting, for good; open connections stay open, a handshake that is under way is broken off.
+
+        Who has no handshake to make is let in first: ended half-way, nobody would learn of its end.
+        """
         self.close()
         entering = list(self._entering)
-        for task in entering:
-            task.cancel()
-        await asyncio.gather(*entering, return_exceptions=True)
+        if entering:
+            _, shaking_hands = await asyncio.wait(entering, timeout=ENTERED_S)
+            for task in shaking_hands:
+                task.cancel()
+            await asyncio.gather(*entering, return_exceptions=True)
 
     def close(self) -> None:
         """Stop accepting; open connections stay open."""
@@ -143,18 +150,20 @@ class AcceptingServer(uvicorn.Server):
         await super().shutdown(sockets=[])
 
     async def _let_end(self, within_s: float) -> None:
-        """Wait until no request is under way; break off what is then."""
+        """Wait until no request is under way; break off what is then, and close what has had its answer."""
         state, loop = self.server_state, asyncio.get_running_loop()
-        end_s = loop.time() + within_s
-        while (state.connections or state.tasks) and loop.time() < end_s and not self.force_exit:  # noqa: ASYNC110
+        end_s, answered_s = loop.time() + within_s, loop.time()
+        while (state.connections or state.tasks) and not self.force_exit:
+            now_s = loop.time()
+            if state.tasks:
+                answered_s = now_s
+            if now_s >= end_s or now_s - answered_s >= LAST_WORDS_S:
+                break
             await asyncio.sleep(ENDED_EVERY_S)
-        if not state.connections and not state.tasks:
-            return
-        _log.warning(
-            "requests that were still under way are broken off: their clients ask again",
-            extra={"requests": len(state.tasks), "connections": len(state.connections), "waited_s": within_s},
-        )
         tasks = list(state.tasks)
+        if tasks:
+            said = {"requests": len(tasks), "waited_s": within_s}
+            _log.warning("requests that were still under way are broken off: their clients ask again", extra=said)
         for task in tasks:
             task.cancel()
         for connection in list(state.connections):
