@@ -20,6 +20,7 @@ from tests.packaging.container_site import BASE, REPOSITORY, Podman, version
 
 FILE = REPOSITORY / "docker-compose.yml"
 HA = REPOSITORY / "packaging/compose/ha.env"
+DEBIAN = "localhost/eagle-eye-test-debian:1"
 WITHIN_S = 120.0
 # Debian's programs under the names of the pinned images, with the same users, folders and entry points.
 STAND_INS = {
@@ -138,23 +139,24 @@ class Composed:
         )
         self._built(image, folder)
 
-    def debian_stand_in(
-        self, folder: Path, name: str, packages: str, *lines: str, files: tuple[Path, ...] = ()
-    ) -> None:
-        """Make the image of a service out of a Debian with these packages; ``lines`` end its Dockerfile."""
-        image = described("ha", env_file=HA)["services"][name]["image"]
-        folder.mkdir()
-        words = ["debootstrap", "--variant=minbase", f"--include={packages}", "trixie", str(folder / "root")]
+    def debian_base(self, folder: Path, *packages: str) -> None:
+        """Make the image DEBIAN: a Debian with these packages."""
+        words = ["debootstrap", "--variant=minbase", f"--include={','.join(packages)}", "trixie", str(folder)]
         done = subprocess.run(words, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stdout[-2000:]
-        # Of the network, of packages and of proc nothing belongs into an image.
-        for gone in ("var/cache/apt/archives", "var/lib/apt/lists"):
-            shutil.rmtree(folder / "root" / gone)
-        for file in files:
-            shutil.copy(file, folder / file.name)
-        (folder / "Dockerfile").write_text("\n".join(("FROM scratch", "COPY root /", *lines, "")))
+        left = "--exclude=./var/cache/apt/archives/*"
+        subprocess.run(["tar", "--create", f"--file={folder}.tar", left, f"--directory={folder}", "."], check=True)
+        self.podman.run("import", f"{folder}.tar", DEBIAN)
+        Path(f"{folder}.tar").unlink()
+        shutil.rmtree(folder)
+
+    def debian_stand_in(self, folder: Path, name: str, file: Path, *lines: str) -> None:
+        """Make the image of a service out of DEBIAN, the file and these lines of a Dockerfile."""
+        image = described("ha", env_file=HA)["services"][name]["image"]
+        folder.mkdir()
+        shutil.copy(file, folder / file.name)
+        (folder / "Dockerfile").write_text("\n".join((f"FROM {DEBIAN}", f"COPY {file.name} /", *lines, "")))
         self._built(image, folder)
-        shutil.rmtree(folder / "root")
 
     def _built(self, image: str, folder: Path) -> None:
         flags = ("--pull=never", "--layers=false", "--isolation=chroot", "--quiet")

@@ -361,27 +361,22 @@ def pair(podman: Podman, tmp_path: Path) -> Iterator[Composed]:
     """The profile ha with its settings: two servers, PostgreSQL and VictoriaMetrics out of Debian's packages."""
     if gone := missing():
         pytest.skip(f"{gone} is not installed: apt-get install $(cat tests/debian-packages.txt)")
+    program = shutil.which("victoria-metrics")
+    if program is None:
+        pytest.skip("victoria-metrics is not installed: apt-get install victoria-metrics")
     with composed(podman, "eagleeyeha", "--env-file", str(HA), "--profile", "ha") as pair:
+        pair.debian_base(tmp_path / "debian", "postgresql", "wget")
         pair.debian_stand_in(
             tmp_path / "postgresql",
             "postgresql",
-            "postgresql",
-            "RUN usermod --uid 999 postgres && install -d -o 999 -m 0700 /var/lib/postgresql/data",
-            "COPY postgresql_entry.sh /",
+            Path(__file__).with_name("postgresql_entry.sh"),
+            # The pinned image has this user and these folders, too.
+            "RUN usermod --uid 999 postgres && install -d -o 999 -m 0700 /var/lib/postgresql/data"
+            " && install -d -o 999 -m 3777 /run/postgresql",
             'ENTRYPOINT ["sh", "/postgresql_entry.sh"]',
-            files=(Path(__file__).with_name("postgresql_entry.sh"),),
         )
-        program = shutil.which("victoria-metrics")
-        if program is None:
-            pytest.skip("victoria-metrics is not installed: apt-get install victoria-metrics")
-        pair.debian_stand_in(
-            tmp_path / "victoria-metrics",
-            "victoria-metrics",
-            "wget",
-            "COPY victoria-metrics /",
-            'ENTRYPOINT ["/victoria-metrics"]',
-            files=(Path(program),),
-        )
+        entry = 'ENTRYPOINT ["/victoria-metrics"]'
+        pair.debian_stand_in(tmp_path / "victoria-metrics", "victoria-metrics", Path(program), entry)
         pair.up("server", "server-b", "victoria-metrics")
         yield pair
 
