@@ -370,9 +370,8 @@ def pair(podman: Podman, tmp_path: Path) -> Iterator[Composed]:
             tmp_path / "postgresql",
             "postgresql",
             Path(__file__).with_name("postgresql_entry.sh"),
-            # The pinned image has this user and these folders, too.
-            "RUN usermod --uid 999 postgres && install -d -o 999 -m 0700 /var/lib/postgresql/data"
-            " && install -d -o 999 -m 3777 /run/postgresql",
+            # The pinned image has this user and this folder, too.
+            "RUN usermod --uid 999 postgres && install -d -o 999 -m 0700 /var/lib/postgresql/data",
             'ENTRYPOINT ["sh", "/postgresql_entry.sh"]',
         )
         entry = 'ENTRYPOINT ["/victoria-metrics"]'
@@ -400,7 +399,7 @@ def test_of_two_servers_on_postgresql_one_leads_and_the_other_takes_over_when_it
     for url in by_name.values():
         assert pair.get(f"{url}/api/v1/nodes", token)["items"] == []
     stored = pair.podman.run(
-        *("exec", pair.container("postgresql"), "psql", "--host=/run/postgresql", "--username=eagle_eye"),
+        *("exec", pair.container("postgresql"), "psql", "--host=/tmp", "--username=eagle_eye"),
         *("--tuples-only", "--command=SELECT count(*) FROM tokens", "eagle_eye"),
     ).stdout
     assert int(stored) >= 2
