@@ -1,7 +1,6 @@
 # What the image of PostgreSQL does with the settings that docker-compose.yml gives it, for Debian's programs. The socket
-# is in /tmp: podman's own tmpfs on /run, of a container that cannot write where it lives, hides who may write below it.
+# is in /tmp: on podman /run/postgresql cannot be written to, whatever mode the file gives it.
 set -eu
-ls -ld /run /run/postgresql /tmp
 bin=$(dirname "$(find /usr/lib/postgresql -name initdb)")
 data=/var/lib/postgresql/data
 if [ ! -s "$data/ready" ]; then
