@@ -31,10 +31,11 @@ class CachedPrincipal(msgspec.Struct, frozen=True, gc=False):
 class Principals:
     """Authenticates as ``Tokens`` does. On the event loop."""
 
-    def __init__(self, tokens: Tokens, store: Store, clock: Clock) -> None:
+    def __init__(self, tokens: Tokens, store: Store, clock: Clock, *, stands_by: bool = False) -> None:
         self._tokens = tokens
         self._store = store
         self._clock = clock
+        self._stands_by = stands_by
         self._known: dict[Credentials, CachedPrincipal] = {}
         self._version = -1
         self._looked_s = -math.inf
@@ -66,7 +67,9 @@ class Principals:
         self._changed.clear()
         self._looked_s = now_s
         try:
-            self._store.ensure_leading()  # without the lease nobody waits here for a database that may not answer
+            if not self._stands_by:
+                # Without the lease nobody waits here for a database that may not answer.
+                self._store.ensure_leading()
             version = self._store.tokens_version()
         except StoreUnavailable:
             if not self._tokens.remembers():
