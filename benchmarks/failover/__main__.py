@@ -25,10 +25,11 @@ from rich.progress import Progress, TextColumn, TimeElapsedColumn
 
 from benchmarks.failover.figures import missed
 from benchmarks.failover.keeping import Kept, keep, opened
-from benchmarks.failover.plan import KINDS, Item, draw
+from benchmarks.failover.plan import AWAY_S, KINDS, Item, draw
 from benchmarks.failover.run import Run
+from benchmarks.failover.servers import Database, database
 from benchmarks.failover.show import show
-from tests.server.postgresql_server import PostgresqlServer, programs, serving
+from eagle_eye.demo.postgresql import programs
 
 _COLUMNS = (*Progress.get_default_columns(), TimeElapsedColumn(), TextColumn("{task.fields[now]}"))
 
@@ -38,7 +39,7 @@ def main() -> int:
     args = _arguments()
     until_s = time.monotonic() + 60.0 * args.minutes
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    settings = {"lease_s": args.lease, "seed": args.seed, "kinds": args.kinds}
+    settings = {"lease_s": args.lease, "away_s": args.away, "seed": args.seed, "kinds": args.kinds}
     try:
         kept = opened(args.out, settings)
     except ValueError as error:
@@ -47,11 +48,14 @@ def main() -> int:
     if (bin_ := programs()) is None:
         sys.stderr.write("benchmarks.failover: PostgreSQL is not installed: apt-get install postgresql-15\n")
         return 2
-    items = draw(args.takeovers, args.seed, args.lease, args.kinds)
+    items = draw(args.takeovers, args.seed, args.lease, args.kinds, args.away)
     console, failure = Console(stderr=True), 0
-    with Progress(*_COLUMNS, console=console, disable=not sys.stderr.isatty()) as progress, serving(bin_) as postgresql:
+    with (
+        Progress(*_COLUMNS, console=console, disable=not sys.stderr.isatty()) as progress,
+        database(bin_) as served,
+    ):
         try:
-            asyncio.run(_measure(args, kept, items, postgresql, until_s, progress))
+            asyncio.run(_measure(args, kept, items, served, until_s, progress))
         except KeyboardInterrupt:
             console.print("interrupted" + ("; the same command goes on from here" if args.out else ""))
             failure = 130
@@ -71,14 +75,14 @@ async def _measure(
     args: argparse.Namespace,
     kept: Kept,
     items: list[Item],
-    postgresql: PostgresqlServer,
+    served: Database,
     until_s: float,
     progress: Progress,
 ) -> None:
     task = progress.add_task("takeovers", total=len(items), completed=len(kept.outcomes), now="")
     while len(kept.outcomes) < len(items) and time.monotonic() < until_s:
         folder = Path(tempfile.mkdtemp(prefix="failover-", dir=args.folder))
-        run = Run(postgresql, folder, args.lease, lambda text: progress.update(task, now=text))
+        run = Run(served, folder, args.lease, args.away, lambda text: progress.update(task, now=text))
         try:
             await run.start()
             while not run.lost and len(kept.outcomes) < len(items) and time.monotonic() < until_s:
@@ -101,6 +105,8 @@ def _arguments() -> argparse.Namespace:
     )
     parser.add_argument("--takeovers", type=int, default=18, help="in all, those in --out included (18)")
     parser.add_argument("--lease", type=float, default=5.0, metavar="S", help="records.lease_s, 1 or more (5)")
+    parser.add_argument("--away", type=float, default=AWAY_S, metavar="S",
+                        help=f"how long database or both servers are away, where they are ({AWAY_S:g})")  # fmt: skip
     parser.add_argument("--seed", type=int, default=1, help="of the plan (1)")
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS), metavar="KIND",
                         help=f"of events, of these alone: {', '.join(KINDS)} (all)")  # fmt: skip

@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from benchmarks.failover.plan import SAME_LEADER
 from benchmarks.recovery.figures import percentile
 
 ASKED = {"acted_p95_s": 20.0, "hand_over_max_s": 3.0}
@@ -17,14 +18,17 @@ NONE = (
     "actions_carried_out_twice",
     "actions_of_a_former_leader_carried_out",
     "actions_for_nothing",
+    "incidents_opened_twice",
+    "actions_asked_for_twice",
     "acknowledged_rows_missing",
     "takeovers_that_did_not_come",
 )
-TAKES_NO_TURN = ("database_restarted",)  # the leader may go on leading
 
 
 class Outcome(msgspec.Struct, kw_only=True):
-    """What came of one event. Seconds are from the event on; None: not within the patience of the run.
+    """What came of one event. Seconds are from the event on, where all were away from their return on (``plan.AWAY``).
+
+    None: not within the patience of the run.
 
     ``led_s`` until another server led, ``taken_s`` until the subscriber had the webhook about the fault, ``acted_s``
     until the restart was carried out, ``whole_s`` until the leader had all rows of the nodes.
@@ -43,6 +47,8 @@ class Outcome(msgspec.Struct, kw_only=True):
     unsettled: int = 0
     twice: int = 0
     for_nothing: int = 0
+    opened_twice: int = 0  # incidents of the fault in whoever leads's records, but one
+    asked_twice: int = 0  # likewise actions
     of_a_former_leader: int = 0
     refused_for_their_epoch: int = 0
     dropped: dict[str, int] = {}  # by agents, since they began
@@ -58,9 +64,11 @@ def figures(outcomes: Sequence[Outcome]) -> dict[str, Any]:
         "actions_carried_out_twice": sum(one.twice for one in outcomes),
         "actions_of_a_former_leader_carried_out": sum(one.of_a_former_leader for one in outcomes),
         "actions_for_nothing": sum(one.for_nothing for one in outcomes),
+        "incidents_opened_twice": sum(one.opened_twice for one in outcomes),
+        "actions_asked_for_twice": sum(one.asked_twice for one in outcomes),
         "acknowledged_rows": sum(one.rows for one in outcomes),
         "acknowledged_rows_missing": sum(one.rows_missing for one in outcomes),
-        "takeovers_that_did_not_come": sum(one.led_s is None and one.kind not in TAKES_NO_TURN for one in outcomes),
+        "takeovers_that_did_not_come": sum(one.led_s is None and one.kind not in SAME_LEADER for one in outcomes),
         "webhooks_refused_for_their_epoch": sum(one.refused_for_their_epoch for one in outcomes),
         "found_as": dict(collections.Counter(one.found_as for one in outcomes if one.found_as)),
         "load_average": percentile([one.load_average for one in outcomes], 0.5),
@@ -71,7 +79,7 @@ def figures(outcomes: Sequence[Outcome]) -> dict[str, Any]:
 
 
 def _of_kind(outcomes: Sequence[Outcome]) -> dict[str, Any]:
-    led = (one.led_s for one in outcomes if one.kind not in TAKES_NO_TURN)
+    led = (one.led_s for one in outcomes if one.kind not in SAME_LEADER)
     return {
         "takeovers": len(outcomes),
         "another_leads": quantiles(led),

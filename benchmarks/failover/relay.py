@@ -1,4 +1,7 @@
-"""A TCP relay on a free port of loopback that can be cut as a network is: nothing arrives, and nobody is told."""
+"""A TCP relay on a free port of loopback that can be cut as a network is: nothing arrives, and nobody is told.
+
+It can also hold one message, at the moment at which it is sent.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import asyncio
 import contextlib
 import socket
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
 
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 CHUNK_BYTES = 1 << 16
@@ -13,10 +17,37 @@ BACKLOG = 128
 FILLERS = 3  # connections that fill a backlog of none, so that Linux drops what comes after them
 
 
+@dataclass
+class Trap:
+    """Holds what a client sends with ``last`` in it, after something with ``first`` on the same connection; once.
+
+    ``sprung`` is called before the relay does anything else.
+    """
+
+    first: bytes
+    last: bytes
+    sprung: Callable[[], None]
+    let_go: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def __post_init__(self) -> None:
+        self.has_sprung = False
+        self._began: set[int] = set()  # connections
+
+    def springs(self, connection: int, content: bytes) -> bool:
+        """Return whether this is what the trap is set for."""
+        if self.has_sprung:
+            return False
+        if self.first in content:
+            self._began.add(connection)
+        self.has_sprung = connection in self._began and self.last in content
+        return self.has_sprung
+
+
 class Relay:
     """Passes connections on to what ``reach`` connects to. Linux only."""
 
     def __init__(self, reach: Callable[[], Awaitable[Streams]]) -> None:
+        self.trap: Trap | None = None
         self._reach = reach
         self._listener = socket.create_server(("127.0.0.1", 0), backlog=BACKLOG)
         self._listener.setblocking(False)
@@ -81,7 +112,8 @@ class Relay:
             self._writers.update(writer for _, writer in ends)
             (reader, writer), (there_reader, there_writer) = ends
             passing = [
-                asyncio.ensure_future(self._pass(*way)) for way in ((reader, there_writer), (there_reader, writer))
+                asyncio.ensure_future(self._pass(reader, there_writer, asks=True)),
+                asyncio.ensure_future(self._pass(there_reader, writer, asks=False)),
             ]
             try:
                 await asyncio.wait(passing, return_when=asyncio.FIRST_COMPLETED)
@@ -96,9 +128,13 @@ class Relay:
                 writer.transport.abort()
                 self._writers.discard(writer)
 
-    async def _pass(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _pass(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, asks: bool) -> None:
         with contextlib.suppress(OSError):
             while content := await reader.read(CHUNK_BYTES):
                 await self._open.wait()
+                trap = self.trap
+                if asks and trap is not None and trap.springs(id(writer), content):
+                    trap.sprung()
+                    await trap.let_go.wait()
                 writer.write(content)
                 await writer.drain()

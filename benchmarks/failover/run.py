@@ -17,14 +17,16 @@ import msgspec
 
 from benchmarks.failover import said
 from benchmarks.failover.agents import GPUS, JOB_NODES, ROW, Agents
-from benchmarks.failover.figures import TAKES_NO_TURN, Outcome
-from benchmarks.failover.plan import Item
+from benchmarks.failover.figures import Outcome
+from benchmarks.failover.outages import Outage
+from benchmarks.failover.plan import AWAY, BY_FAULT, SAME_LEADER, Item
+from benchmarks.failover.relay import Relay
 from benchmarks.failover.said import Said
-from benchmarks.failover.servers import ADMIN, Member, Pair
+from benchmarks.failover.servers import ADMIN, Database, Member, Pair
 from benchmarks.failover.subscriber import SubscribedSite
+from benchmarks.ingest.processes import free_port
 from benchmarks.soak.site import Process, until
 from eagle_eye.server.store.lease import TERM_LEASES_MIN
-from tests.server.postgresql_server import PostgresqlServer
 
 PATIENCE_S = 90.0
 READY_S = 30.0
@@ -35,13 +37,16 @@ SETTLED = ("done", "failed", "refused", "withdrawn", "expired")
 class Run:
     """Servers, agents and a subscriber below ``folder``, from ``start`` to ``close``; ``now`` is told what happens."""
 
-    def __init__(self, postgresql: PostgresqlServer, folder: Path, lease_s: float, now: Callable[[str], None]) -> None:
+    def __init__(
+        self, database: Database, folder: Path, lease_s: float, away_s: float, now: Callable[[str], None]
+    ) -> None:
         self.lost = False  # an action: the job's attempt is not what its nodes take it for
-        self._postgresql = postgresql
+        self._database = database
         self._folder = folder
         self._lease_s = lease_s
+        self._away_s = away_s
         self._now = now
-        self._pair = Pair(postgresql, folder, lease_s)
+        self._pair = Pair(database, folder, lease_s)
         self._nodes = [node for nodes in JOB_NODES.values() for node in nodes]
         self._lines = folder / "said.jsonl"
         self._said: list[Said] = []
@@ -51,6 +56,7 @@ class Run:
         self._log = logging.FileHandler(folder / "agents.log")
         self._tasks: list[asyncio.Task[None]] = []
         self._subscriber: Process | None = None
+        self._deliveries: Relay | None = None  # the way to the subscriber
         self._agents: Agents | None = None
 
     async def start(self) -> None:
@@ -64,7 +70,10 @@ class Run:
         (self._folder / "token").write_text(ADMIN, encoding="utf-8")
         self._lines.touch()
         command = [sys.executable, "-m", "benchmarks.failover.subscriber", "--servers", ",".join(urls)]
-        self._subscriber = Process([*command, "--folder", str(self._folder)], self._folder / "subscriber.log")
+        port = free_port()
+        self._deliveries = Relay(lambda: asyncio.open_connection("127.0.0.1", port))
+        command += ["--folder", str(self._folder), "--port", str(port), "--asked-at", str(self._deliveries.port)]
+        self._subscriber = Process(command, self._folder / "subscriber.log")
         self._subscriber.start()
         self._tasks = [asyncio.create_task(work) for work in (self._agents.run(), self._follow(self._agents))]
         end_s = time.monotonic() + READY_S
@@ -76,26 +85,26 @@ class Run:
 
     async def play(self, item: Item) -> Outcome:
         """Return what came of an event. Raises RuntimeError where the servers do not come back."""
-        agents = self._agents
+        agents, deliveries = self._agents, self._deliveries
         assert agents is not None
+        assert deliveries is not None
         for task in self._tasks:
             if task.done():
                 task.result()  # it is to run until the end: this raises why it does not
         leader = await self._ready(item)
+        outage = Outage(item.kind, self._pair, leader, self._database, deliveries)
+        await outage.prepare()
         job = f"job-{item.job}"
         attempt, before, heard = self._attempts[job], self._counts(), len(self._said)
         found = Outcome(number=item.number, kind=item.kind, fault_after_s=round(item.fault_after_s, 2))
         self._now(f"{item.number} {item.kind}")
-        event_s = time.time()
-        going = self._take_away(leader, item.kind)
-        await asyncio.sleep(max(event_s + item.fault_after_s - time.time(), 0.0))
-        self._faults.add((job, attempt))
-        agents.crash(job, item.place)
-        if item.kind not in TAKES_NO_TURN and await until(lambda: self._led_s(leader, event_s) is not None, PATIENCE_S):
-            found.led_s = self._led_s(leader, event_s)
-        await asyncio.sleep(item.back_after_s)
-        await self._bring_back(leader, item.kind, going)
         ours = (job, attempt)
+
+        def crash() -> None:
+            self._faults.add(ours)
+            agents.crash(job, item.place)
+
+        event_s = await self._through(outage, item, leader, crash, found)
 
         def acted() -> Said | None:
             return next((one for one in said.restarts(self._said) if (one.job, one.attempt) == ours), None)
@@ -109,6 +118,8 @@ class Run:
         self._now(f"{item.number} {item.kind}: rows")
         await self._count_rows(agents, found, event_s)
         found.unsettled = await self._unsettled()
+        found.opened_twice = await self._more_than_one("/api/v1/incidents", job, attempt)
+        found.asked_twice = await self._more_than_one("/api/v1/actions", job, attempt)
         for name, count in self._counts().items():
             setattr(found, name, count - before[name])
         found.dropped = agents.dropped()
@@ -125,6 +136,8 @@ class Run:
         if self._agents is not None:
             await asyncio.to_thread(self._agents.close)
         await self._pair.close()
+        if self._deliveries is not None:
+            await self._deliveries.close()
         logging.getLogger("eagle_eye").removeHandler(self._log)
         self._log.close()
 
@@ -141,36 +154,33 @@ class Run:
             await until(lambda: self._pair.led_for_s() > TERM_LEASES_MIN * self._lease_s, 2.0 * PATIENCE_S)
         return leader
 
-    def _take_away(self, leader: Member, kind: str) -> asyncio.Future[Any] | None:
-        """Begin the event; return what of it is under way."""
-        if kind == "cut_from_database":
-            leader.database.cut()
-        elif kind == "cut_from_agents":
-            leader.asked.cut()
-        elif kind == "database_restarted":
-            words = ("restart", "--wait", "--mode=fast")
-            return asyncio.ensure_future(asyncio.to_thread(self._postgresql.control, *words))
-        elif kind == "handed_over":
-            return asyncio.ensure_future(asyncio.to_thread(leader.process.stop, signal.SIGTERM))
+    async def _through(
+        self, outage: Outage, item: Item, leader: Member, crash: Callable[[], None], found: Outcome
+    ) -> float:
+        """Let it happen, with the fault, until what was away is back; return from when on is counted."""
+        if not await outage.begin(crash, PATIENCE_S):
+            raise RuntimeError(f"{item.kind}: it did not come to it within {PATIENCE_S:g} s; see {self._folder}")
+        if item.kind not in BY_FAULT:
+            await asyncio.sleep(max(outage.began_s + item.fault_after_s - time.time(), 0.0))
+            crash()
+        if item.kind in AWAY:
+            await asyncio.sleep(max(outage.began_s + self._away_s - time.time(), 0.0))
+            await outage.end()
+            event_s = outage.ended_s
         else:
-            leader.signal(signal.SIGKILL if kind == "killed" else signal.SIGSTOP)
-        return None
+            event_s = outage.began_s
+        before = None if item.kind in AWAY else leader
+        if item.kind not in SAME_LEADER and await until(lambda: self._led_s(before, event_s) is not None, PATIENCE_S):
+            found.led_s = self._led_s(before, event_s)
+        if item.kind not in AWAY:
+            await asyncio.sleep(item.back_after_s)
+            await outage.end()
+        return event_s
 
-    async def _bring_back(self, leader: Member, kind: str, going: asyncio.Future[Any] | None) -> None:
-        """The server that led before is there again."""
-        if going is not None:
-            await going
-        if kind == "stopped":
-            leader.signal(signal.SIGCONT)
-        elif kind in ("killed", "handed_over"):
-            await asyncio.to_thread(leader.process.kill)
-            leader.process.start()
-        for relay in (leader.database, leader.asked):
-            relay.mend()
-
-    def _led_s(self, before: Member, event_s: float) -> float | None:
-        """Return how long after the event another server was seen to lead; None while none was."""
-        terms = (term for term in self._pair.terms if term.server != before.name and term.since_s > event_s)
+    def _led_s(self, before: Member | None, event_s: float) -> float | None:
+        """Return how long after the event another server than ``before`` was seen to lead; None while none was."""
+        name = "" if before is None else before.name
+        terms = (term for term in self._pair.terms if term.server != name and term.since_s > event_s)
         return next((round(term.since_s - event_s, 2) for term in terms), None)
 
     async def _count_rows(self, agents: Agents, found: Outcome, event_s: float) -> None:
@@ -209,6 +219,12 @@ class Run:
             if left:
                 await asyncio.sleep(ASK_EVERY_S)
         return left
+
+    async def _more_than_one(self, path: str, job: str, attempt: int) -> int:
+        """Return how many there are of the job's attempt, beside the first, in the records of whoever leads."""
+        answer = await self._get(self._pair.leader(), path, {"limit": "500", "job": job})
+        attempts = [] if answer is None else [one["attempt"] for one in answer["items"]]
+        return max(attempts.count(attempt) - 1, 0)
 
     async def _is_known(self) -> bool:
         """Return whether the leader knows the subscription, the jobs' ranks and the nodes."""

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,10 +27,10 @@ from eagle_eye.server.security.auth import sha256
 from eagle_eye.server.store.factory import open_records
 from eagle_eye.server.store.settings import RecordsSettings
 from eagle_eye.server.store.store import Change
-from tests.server.postgresql_server import USER, PostgresqlServer
+from tests.server.postgresql_server import USER, PostgresqlServer, replica_of, serving
 
 ADMIN = "ee_admin"
-LOOK_EVERY_S = 0.05
+LOOK_EVERY_S = 0.1
 LOOK_S = 0.5
 READY_S = 60.0
 
@@ -87,14 +89,61 @@ class Member:
             os.kill(self.process.pid, number)
 
 
+class Database:
+    """The PostgreSQL that servers reach: ``primary``, and after it failed over what was its replica."""
+
+    def __init__(self, primary: PostgresqlServer) -> None:
+        self.primary = primary
+        self._names = itertools.count()
+        self._replica: PostgresqlServer | None = None
+        self._running, self._before = ExitStack(), ExitStack()  # the replica, which may lead by now; the one before it
+
+    def new(self) -> str:
+        """Make an empty database, and return its name."""
+        name = f"failover_{next(self._names)}"
+        self.primary.execute(f"CREATE DATABASE {name}")
+        return name
+
+    @property
+    def socket(self) -> str:
+        """Where the primary listens."""
+        return f"{self.primary.folder}/.s.PGSQL.{self.primary.port}"
+
+    def prepare_replica(self) -> None:
+        """A streaming replica is there."""
+        self._before, self._running = self._running, ExitStack()
+        self._replica = self._running.enter_context(replica_of(self.primary))
+
+    def fail_over(self) -> None:
+        """The primary has crashed, and its replica is the primary."""
+        if self._replica is None:
+            raise RuntimeError("prepare_replica() was not called")
+        self.primary.control("stop", "--mode=immediate")
+        self._replica.control("promote", "--wait")
+        self.primary, self._replica = self._replica, None
+        self._before.close()
+
+    def close(self) -> None:
+        """No replica runs any more."""
+        self._before.close()
+        self._running.close()
+
+
+@contextmanager
+def database(bin_: Path) -> Iterator[Database]:
+    """Run a PostgreSQL while the block runs."""
+    with serving(bin_) as primary, contextlib.closing(Database(primary)) as found:
+        yield found
+
+
 class Pair:
     """The servers below ``folder``; ``terms`` are who was seen to lead, and since when."""
 
-    def __init__(self, postgresql: PostgresqlServer, folder: Path, lease_s: float) -> None:
-        self._postgresql = postgresql
+    def __init__(self, database: Database, folder: Path, lease_s: float) -> None:
+        self._database = database
         self._folder = folder
         self._lease_s = lease_s
-        self._records_url = postgresql.new_database()
+        self._records = database.new()
         self.members: list[Member] = []
         self.terms: list[Term] = []
         self._looking: list[asyncio.Task[None]] = []
@@ -160,21 +209,21 @@ class Pair:
             Token(id=node, sha256=sha256(f"ee_{node}"), scope="agent", node=node, created_s=now_s) for node in nodes
         ]
         admin = Token(id="admin", sha256=sha256(ADMIN), scope="admin", node=None, created_s=now_s)
-        with contextlib.closing(open_records(RecordsSettings(self._records_url), self._folder)) as store:
+        url = self._database.primary.url(self._records)
+        with contextlib.closing(open_records(RecordsSettings(url), self._folder)) as store:
             store.commit(Change(tokens=(*of_nodes, admin)))
 
     def _member(self, name: str) -> Member:
-        port, socket = free_port(), f"{self._postgresql.folder}/.s.PGSQL.{self._postgresql.port}"
+        port = free_port()
         asked = Relay(lambda: asyncio.open_connection("127.0.0.1", port))
-        database = Relay(lambda: asyncio.open_unix_connection(socket))
-        records = self._records_url.partition("@/")[2].partition("?")[0]
+        database = Relay(lambda: asyncio.open_unix_connection(self._database.socket))
         config = self._folder / f"{name}.toml"
         config.write_text(
             CONFIG.format(
                 port=port,
                 data=self._folder / name,
                 url=f"http://127.0.0.1:{asked.port}",
-                records_url=f"postgresql+psycopg://{USER}@127.0.0.1:{database.port}/{records}?connect_timeout=5",
+                records_url=f"postgresql+psycopg://{USER}@127.0.0.1:{database.port}/{self._records}?connect_timeout=5",
                 lease_s=self._lease_s,
             ),
             encoding="utf-8",

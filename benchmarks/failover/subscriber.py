@@ -1,9 +1,9 @@
 """A subscriber made of the shipped orchestrators' parts, which writes down what it gets and what it carries out.
 
-    python -m benchmarks.failover.subscriber --servers http://A,http://B --folder FOLDER
+    python -m benchmarks.failover.subscriber --servers http://A,http://B --folder FOLDER --port P --asked-at Q
 
 The folder has ``site.json`` (jobs and their nodes) and ``token``; lines go to ``said.jsonl`` in it, each on disk before
-anything else happens.
+anything else happens. It listens on port P, and is asked on port Q, from where a relay leads to it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from eagle_eye.orchestrators.errors import LowerEpochError
 from eagle_eye.orchestrators.intake import WebhookIntake
 from eagle_eye.orchestrators.ledger import Ledger
 from eagle_eye.orchestrators.protocol import Exclusion, JobState, Restart
-from eagle_eye.orchestrators.receiver import Receiver, listen_on, url_of
+from eagle_eye.orchestrators.receiver import Receiver, listen_on
 from eagle_eye.orchestrators.reports import Reporter
 from eagle_eye.orchestrators.server_client import ServerClient
 from eagle_eye.orchestrators.subscriber import Subscriber
@@ -147,6 +147,8 @@ def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--servers", required=True)
     parser.add_argument("--folder", type=Path, required=True)
+    parser.add_argument("--port", type=int, required=True)
+    parser.add_argument("--asked-at", type=int, required=True)
     args = parser.parse_args()
     folder: Path = args.folder
     signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM, signal.SIGINT))
@@ -155,11 +157,11 @@ def main() -> int:
     with contextlib.ExitStack() as parts:
         client = ServerClient(args.servers, (folder / "token").read_text(encoding="utf-8"))
         parts.callback(client.close)
-        listening = parts.enter_context(contextlib.closing(listen_on("127.0.0.1", 0)))
+        listening = parts.enter_context(contextlib.closing(listen_on("127.0.0.1", args.port)))
         ledger = parts.enter_context(contextlib.closing(Ledger(folder / "ledger.sqlite")))
         reporter = Reporter(client, ledger)
         jobs = Jobs(site, lines)
-        wanted = WantedSubscription(url_of(listening), tuple(site.jobs), lasting=True)
+        wanted = WantedSubscription(f"http://127.0.0.1:{args.asked_at}/", tuple(site.jobs), lasting=True)
         jobs.subscription = subscription = SubscriptionKeeper(client, wanted, folder / "subscription.json")
         intake = Intake(ledger, jobs.state, reporter, subscription.secrets, lines=lines)
         subscriber = Subscriber(jobs, ledger, intake.work, reporter, claim=Claims(client, ledger), parallel=PARALLEL)

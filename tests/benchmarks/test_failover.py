@@ -14,12 +14,13 @@ import pytest
 from benchmarks.failover import said
 from benchmarks.failover.figures import NONE, Outcome, figures, missed
 from benchmarks.failover.keeping import keep, opened
-from benchmarks.failover.plan import KINDS, draw
-from benchmarks.failover.relay import Relay, Streams
+from benchmarks.failover.plan import AWAY, KINDS, SAME_LEADER, draw
+from benchmarks.failover.relay import Relay, Streams, Trap
 from benchmarks.failover.said import Said, Term
-from tests.server.postgresql_server import programs
+from eagle_eye.demo.postgresql import programs
 
-SETTINGS = {"lease_s": 5.0, "seed": 1, "kinds": list(KINDS)}
+TAKEOVERS = 50
+SETTINGS = {"lease_s": 5.0, "away_s": 60.0, "seed": 1, "kinds": list(KINDS)}
 
 
 def delivery(action: str = "act", **more: Any) -> Said:
@@ -37,14 +38,37 @@ def outcome(**more: Any) -> Outcome:
 
 
 def test_of_a_round_each_kind_comes_once_and_a_longer_plan_begins_as_the_shorter_one() -> None:
-    items = draw(12, 1, 5.0)
-    assert sorted(one.kind for one in items[:6]) == sorted(one.kind for one in items[6:]) == sorted(KINDS)
-    assert draw(100, 1, 5.0)[:12] == items
-    assert draw(12, 2, 5.0) != items
+    many = len(KINDS)
+    items = draw(2 * many, 1, 5.0)
+    assert sorted(one.kind for one in items[:many]) == sorted(one.kind for one in items[many:]) == sorted(KINDS)
+    assert draw(100, 1, 5.0)[: 2 * many] == items
+    assert draw(2 * many, 2, 5.0) != items
 
 
-def test_the_fault_is_within_a_lease_of_the_event() -> None:
-    assert all(0.0 <= one.fault_after_s <= 2.0 for one in draw(60, 1, 2.0))
+def test_the_fault_is_within_a_lease_of_the_event_or_while_all_are_away() -> None:
+    items = draw(120, 1, 2.0, away_s=60.0)
+    assert all(0.0 <= one.fault_after_s <= 2.0 for one in items if one.kind not in AWAY)
+    assert max(one.fault_after_s for one in items if one.kind in AWAY) > 30.0
+    assert max(one.fault_after_s for one in items) <= 60.0
+
+
+def test_a_leader_that_is_to_give_way_to_agents_has_led_for_as_long_as_the_plan_can_make_it() -> None:
+    kinds = [one.kind for one in draw(10 * len(KINDS), 3, 1.0)]
+    for place, kind in enumerate(kinds):
+        if kind == "cut_from_agents":
+            assert sorted(kinds[place - len(SAME_LEADER) : place]) == sorted(SAME_LEADER)
+
+
+def test_a_trap_springs_once_on_the_connection_that_began_as_it_says() -> None:
+    sprung: list[int] = []
+    trap = Trap(b"INSERT", b"COMMIT", lambda: sprung.append(1))
+    assert not trap.springs(1, b"COMMIT")
+    assert not trap.springs(1, b"INSERT INTO actions")
+    assert not trap.springs(2, b"COMMIT")
+    assert trap.springs(1, b"COMMIT")
+    trap.sprung()
+    assert not trap.springs(1, b"INSERT and COMMIT")
+    assert sprung == [1]
 
 
 def test_a_second_restart_of_an_attempt_is_one_too_many_whichever_action_asked() -> None:
@@ -106,6 +130,36 @@ def test_a_file_is_gone_on_with_by_the_same_settings_alone(tmp_path: Path) -> No
         opened(file, SETTINGS)
 
 
+def test_what_a_trap_has_sprung_on_waits_and_the_rest_passes() -> None:
+    async def scenario() -> None:
+        got: asyncio.Queue[bytes] = asyncio.Queue()
+
+        async def keep(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            while content := await reader.read(100):
+                got.put_nowait(content)
+            writer.close()
+
+        server = await asyncio.start_server(keep, "127.0.0.1")
+        port = server.sockets[0].getsockname()[1]
+        relay = Relay(lambda: asyncio.open_connection("127.0.0.1", port))
+        sprung = asyncio.Event()
+        relay.trap = trap = Trap(b"held", b"held", sprung.set)
+        first, second = [await asyncio.open_connection("127.0.0.1", relay.port) for _ in range(2)]
+        first[1].write(b"held")
+        await asyncio.wait_for(sprung.wait(), 5.0)
+        second[1].write(b"other")
+        assert await asyncio.wait_for(got.get(), 5.0) == b"other"
+        assert got.empty()
+        trap.let_go.set()
+        assert await asyncio.wait_for(got.get(), 5.0) == b"held"
+        for _, writer in (first, second):
+            writer.transport.abort()
+        await relay.close()
+        server.close()
+
+    asyncio.run(scenario())
+
+
 def test_a_relay_that_is_cut_takes_no_connection_and_passes_nothing_until_it_is_mended() -> None:
     async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while content := await reader.read(100):
@@ -140,15 +194,16 @@ def test_a_relay_that_is_cut_takes_no_connection_and_passes_nothing_until_it_is_
     asyncio.run(scenario())
 
 
-@pytest.mark.slow  # two servers, an event of each kind
+@pytest.mark.slow  # two servers that take over from each other for minutes
 @pytest.mark.skipif(programs() is None, reason="PostgreSQL is not installed (apt-get install postgresql-15)")
-def test_in_a_round_of_takeovers_nothing_is_lost_done_twice_or_done_for_a_former_leader(tmp_path: Path) -> None:
-    words = ["--takeovers", str(len(KINDS)), "--lease", "1", "--json", "--folder", str(tmp_path)]
+def test_in_fifty_takeovers_nothing_is_lost_done_twice_or_done_for_a_former_leader(tmp_path: Path) -> None:
+    words = ["--takeovers", str(TAKEOVERS), "--lease", "1", "--away", "5", "--json", "--folder", str(tmp_path)]
     done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.failover", *words], capture_output=True, timeout=900, check=False
+        [sys.executable, "-m", "benchmarks.failover", *words], capture_output=True, timeout=3_000, check=False
     )
     *lines, last = done.stdout.splitlines()
     found = msgspec.json.decode(last)["figures"]
     assert {name: found[name] for name in NONE} == dict.fromkeys(NONE, 0), (lines, done.stderr)
-    assert found["takeovers"] == len(KINDS)
+    assert found["takeovers"] == TAKEOVERS
+    assert found["by_kind"].keys() == set(KINDS)
     assert found["acknowledged_rows"] > 0

@@ -68,9 +68,7 @@ class Job:
         )
         numbers = itertools.count()
         settings = PolicySettings(mode="act")
-        (action,) = respond(
-            judgement, Book((), ()), settings, 10, "", lambda prefix: f"{prefix}{next(numbers)}", str
-        ).actions
+        (action,) = respond(judgement, Book((), ()), settings, 10, "", lambda: f"ev{next(numbers)}", str, str).actions
         return resume_from(msgspec.convert(request_data(action, "https://server"), ActionRequest))
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from eagle_eye.demo.postgresql import programs
 from eagle_eye.orchestrators.protocol import JobState
 from eagle_eye.server.store.factory import open_records
 from eagle_eye.server.store.migration import NEWEST
@@ -20,7 +21,6 @@ from eagle_eye.server.store.settings import RecordsSettings
 from eagle_eye.server.store.store import Change
 from tests.server.builders import SECRET, action
 from tests.server.own_process import OwnProcess, serving, wait_until
-from tests.server.postgresql_server import programs
 from tests.server.postgresql_server import serving as serving_postgresql
 from tests.server.shipped_receiver import Shipped, shipped
 

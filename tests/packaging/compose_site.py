@@ -15,9 +15,12 @@ from typing import Any
 
 import httpx
 
+from tests.loopback import free_port
 from tests.packaging.container_site import BASE, REPOSITORY, Podman, version
 
 FILE = REPOSITORY / "docker-compose.yml"
+HA = REPOSITORY / "packaging/compose/ha.env"
+DEBIAN = "localhost/eagle-eye-test-debian:1"
 WITHIN_S = 120.0
 # Debian's programs under the names of the pinned images, with the same users, folders and entry points.
 STAND_INS = {
@@ -56,27 +59,32 @@ def missing() -> str:
 class Composed:
     """The services under a project of this test's own, on ports of loopback."""
 
-    def __init__(self, podman: Podman, folder: Path, ports: tuple[int, int, int]) -> None:
-        self.podman = podman
-        self.server, self.prometheus, self.alertmanager = (f"http://127.0.0.1:{port}" for port in ports)
+    def __init__(self, podman: Podman, project: str, *profile: str) -> None:
+        """``profile`` are the words that choose services."""
+        self.podman, self.project = podman, project
+        self._profile = profile
+        ports = [free_port() for _ in range(5)]
+        self.server, self.prometheus, self.alertmanager, self.server_b, self.victoria_metrics = (
+            f"http://127.0.0.1:{port}" for port in ports
+        )
         self._environ = {
             **podman.environ,
-            "DOCKER_HOST": f"unix://{podman.folder}/podman.sock",
+            "DOCKER_HOST": f"unix://{podman.folder}/{project}.sock",
             "GRAFANA_ADMIN_PASSWORD": "only for this test",
             "EAGLE_EYE_PORT": str(ports[0]),
             "PROMETHEUS_PORT": str(ports[1]),
             "ALERTMANAGER_PORT": str(ports[2]),
+            "EAGLE_EYE_PORT_B": str(ports[3]),
+            "VICTORIA_METRICS_PORT": str(ports[4]),
             "SPEED": "20",
         }
-        for name, (image, programs, data, entry) in STAND_INS.items():
-            self._stand_in(folder / name, described()["services"][name]["image"], image, programs, data, entry)
         self.podman.run(
             "tag", f"localhost/eagle-eye-server:{version()}", f"docker.io/library/eagle-eye-server:{version()}"
         )
 
     def compose(self, *words: str) -> str:
         """Return what docker-compose says; it has to succeed."""
-        command = ["docker-compose", "--project-name", "eagleeyetest", "--file", str(FILE), "--profile", "demo", *words]
+        command = ["docker-compose", "--project-name", self.project, "--file", str(FILE), *self._profile, *words]
         done = subprocess.run(command, env=self._environ, capture_output=True, text=True, timeout=WITHIN_S, check=False)
         assert done.returncode == 0, done.stdout + done.stderr + self._last_words()
         return done.stdout
@@ -95,12 +103,16 @@ class Composed:
     def token(self, scope: str) -> str:
         """Return a new token, made as docs/get-started/compose.md says."""
         return self.podman.run(
-            *("exec", "eagleeyetest_server_1", "eagle-eye", "tokens", "create", "--scope", scope)
+            *("exec", self.container("server"), "eagle-eye", "tokens", "create", "--scope", scope)
         ).stdout.strip()
 
     def logs(self, service: str) -> str:
         """Return what a service has printed."""
-        return self.podman.run("logs", f"eagleeyetest_{service}_1").stdout
+        return self.podman.run("logs", self.container(service)).stdout
+
+    def container(self, service: str) -> str:
+        """Return the name of a service's container."""
+        return f"{self.project}_{service}_1"
 
     def get(self, url: str, token: str = "") -> Any:
         """Return an answer's JSON."""
@@ -109,9 +121,10 @@ class Composed:
         answer.raise_for_status()
         return answer.json()
 
-    def _stand_in(
-        self, folder: Path, image: str, expected: str, programs: tuple[str, ...], data: str, entry: str
-    ) -> None:
+    def stand_in(self, folder: Path, name: str) -> None:
+        """Make the image of a service out of this machine's programs."""
+        expected, programs, data, entry = STAND_INS[name]
+        image = described()["services"][name]["image"]
         assert image.startswith(f"{expected}:")
         folder.mkdir()
         for program in programs:
@@ -124,14 +137,37 @@ class Composed:
             f"FROM {BASE}\nCOPY {' '.join(programs)} /bin/\n{templates}"
             f'RUN install -d -o 65534 {data}\nUSER 65534\nENTRYPOINT ["{entry}"]\n'
         )
+        self._built(image, folder)
+
+    def debian_base(self, folder: Path, *packages: str) -> None:
+        """Make the image DEBIAN: a Debian with these packages."""
+        words = ["debootstrap", "--variant=minbase", f"--include={','.join(packages)}", "trixie", str(folder)]
+        done = subprocess.run(words, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout[-2000:]
+        left = "--exclude=./var/cache/apt/archives/*"
+        subprocess.run(["tar", "--create", f"--file={folder}.tar", left, f"--directory={folder}", "."], check=True)
+        self.podman.run("import", f"{folder}.tar", DEBIAN)
+        Path(f"{folder}.tar").unlink()
+        shutil.rmtree(folder)
+
+    def debian_stand_in(self, folder: Path, name: str, file: Path, *lines: str) -> None:
+        """Make the image of a service out of DEBIAN, the file and these lines of a Dockerfile."""
+        image = described("ha", env_file=HA)["services"][name]["image"]
+        folder.mkdir()
+        shutil.copy(file, folder / file.name)
+        (folder / "Dockerfile").write_text("\n".join((f"FROM {DEBIAN}", f"COPY {file.name} /", *lines, "")))
+        self._built(image, folder)
+
+    def _built(self, image: str, folder: Path) -> None:
         flags = ("--pull=never", "--layers=false", "--isolation=chroot", "--quiet")
-        self.podman.run("build", *flags, "--tag", f"docker.io/{image}", str(folder))
+        known = image if image.count("/") else f"library/{image}"
+        self.podman.run("build", *flags, "--tag", f"docker.io/{known}", str(folder))
 
 
 @contextmanager
-def composed(podman: Podman, folder: Path, ports: tuple[int, int, int]) -> Iterator[Composed]:
+def composed(podman: Podman, project: str, *profile: str) -> Iterator[Composed]:
     """Give the services' project; everything of it is gone afterwards."""
-    socket = podman.folder / "podman.sock"
+    socket = podman.folder / f"{project}.sock"
     socket.unlink(missing_ok=True)
     command = ["podman", "system", "service", "--time=0", f"unix://{socket}"]
     over = threading.Event()
@@ -140,7 +176,7 @@ def composed(podman: Podman, folder: Path, ports: tuple[int, int, int]) -> Itera
         try:
             wait(socket.exists)
             checking.start()
-            site = Composed(podman, folder, ports)
+            site = Composed(podman, project, *profile)
             try:
                 yield site
             finally:

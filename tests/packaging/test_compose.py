@@ -12,12 +12,13 @@ from typing import Any
 
 import pytest
 
+from eagle_eye.demo.postgresql import programs
 from eagle_eye.server import config as configuration
 from eagle_eye.server.store.factory import open_records
 from eagle_eye.server.store.settings import RecordsSettings
 from eagle_eye.server.store.store import TOKENS
 from tests.packaging.container_site import REPOSITORY, version
-from tests.server.postgresql_server import programs, serving
+from tests.server.postgresql_server import serving
 
 yaml = pytest.importorskip("yaml", reason="PyYAML is not installed: pip install -r tests/full.lock")
 

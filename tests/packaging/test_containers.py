@@ -22,7 +22,7 @@ from eagle_eye.agent.training_hook.message import encode
 from tests.agent.fakes import message, until
 from tests.loopback import free_port
 from tests.orchestrators.kubernetes.rights import MANIFEST
-from tests.packaging.compose_site import Composed, composed, missing, wait
+from tests.packaging.compose_site import HA, STAND_INS, Composed, composed, missing, wait
 from tests.packaging.container_site import NEEDED, READY_S, REPOSITORY, Podman, Site, answers, build, get, version
 from tests.packaging.helm_site import of_kind, pod, podman_flags, recording
 
@@ -295,10 +295,13 @@ def test_the_charts_orchestrator_runs_confined_as_its_pod_is(
 
 @pytest.fixture(scope="module")
 def composition(podman: Podman, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Composed]:
-    """docker-compose.yml without Grafana and VictoriaMetrics, whose images cannot be had here."""
+    """docker-compose.yml without Grafana, whose image cannot be had here."""
     if gone := missing():
         pytest.skip(f"{gone} is not installed: apt-get install $(cat tests/debian-packages.txt)")
-    with composed(podman, tmp_path_factory.mktemp("compose"), (free_port(), free_port(), free_port())) as composition:
+    folder = tmp_path_factory.mktemp("compose")
+    with composed(podman, "eagleeyetest", "--profile", "demo") as composition:
+        for name in STAND_INS:
+            composition.stand_in(folder / name, name)
         composition.up("server", "subscribe", "prometheus", "alertmanager")
         yield composition
 
@@ -351,3 +354,58 @@ def test_services_cannot_write_where_they_live(composition: Composed) -> None:
     assert composition.podman.run(
         "exec", "eagleeyetest_prometheus_1", "ls", "/run/eagle-eye-tokens"
     ).stdout.split() == ["token"]
+
+
+@pytest.fixture
+def pair(podman: Podman, tmp_path: Path) -> Iterator[Composed]:
+    """The profile ha with its settings: two servers, PostgreSQL and VictoriaMetrics out of Debian's packages."""
+    if gone := missing():
+        pytest.skip(f"{gone} is not installed: apt-get install $(cat tests/debian-packages.txt)")
+    program = shutil.which("victoria-metrics")
+    if program is None:
+        pytest.skip("victoria-metrics is not installed: apt-get install victoria-metrics")
+    with composed(podman, "eagleeyeha", "--env-file", str(HA), "--profile", "ha") as pair:
+        pair.debian_base(tmp_path / "debian", "postgresql", "wget")
+        pair.debian_stand_in(
+            tmp_path / "postgresql",
+            "postgresql",
+            Path(__file__).with_name("postgresql_entry.sh"),
+            # The pinned image has this user and this folder, too.
+            "RUN usermod --uid 999 postgres && install -d -o 999 -m 0700 /var/lib/postgresql/data",
+            'ENTRYPOINT ["sh", "/postgresql_entry.sh"]',
+        )
+        entry = 'ENTRYPOINT ["/victoria-metrics"]'
+        pair.debian_stand_in(tmp_path / "victoria-metrics", "victoria-metrics", Path(program), entry)
+        pair.up("server", "server-b", "victoria-metrics")
+        yield pair
+
+
+def leading(url: str) -> dict[str, Any]:
+    """Return who leads, as a server says it; nothing where it does not answer or nobody leads."""
+    try:
+        said: dict[str, Any] = httpx.get(f"{url}/leadz", timeout=5.0, trust_env=False).json()
+    except (httpx.HTTPError, ValueError):
+        return {}
+    return said if said["leader"] else {}
+
+
+def test_of_two_servers_on_postgresql_one_leads_and_the_other_takes_over_when_it_is_killed(pair: Composed) -> None:
+    by_name = {"server": pair.server, "server-b": pair.server_b}
+    wait(lambda: all(leading(url) for url in by_name.values()))
+    (before,) = [name for name, url in by_name.items() if leading(url)["leads"]]
+    (after,) = by_name.keys() - {before}
+    assert leading(by_name[after])["leader"] == f"http://{before}:8470"
+    token = pair.token("read")
+    for url in by_name.values():
+        assert pair.get(f"{url}/api/v1/nodes", token)["items"] == []
+    stored = pair.podman.run(
+        *("exec", pair.container("postgresql"), "psql", "--host=/tmp", "--username=eagle_eye"),
+        *("--tuples-only", "--command=SELECT count(*) FROM tokens", "eagle_eye"),
+    ).stdout
+    assert int(stored) >= 2
+    assert httpx.get(f"{pair.victoria_metrics}/health", timeout=5.0, trust_env=False).text == "OK"
+    epoch = leading(by_name[after])["epoch"]
+    pair.podman.run("kill", pair.container(before))
+    wait(lambda: leading(by_name[after]).get("leads"))
+    assert leading(by_name[after])["epoch"] > epoch
+    assert pair.get(f"{by_name[after]}/api/v1/nodes", token)["items"] == []

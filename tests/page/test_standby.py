@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from eagle_eye.demo.postgresql import programs
 from tests.page.conftest import Complaints
 from tests.server.own_process import OwnProcess
-from tests.server.postgresql_server import programs, serving
-from tests.server.test_two_servers import LONG_LEASE_S, Site, pair
+from tests.server.postgresql_server import serving
+from tests.server.test_two_servers import LEASE_S, LONG_LEASE_S, Site, pair
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
@@ -61,3 +62,27 @@ def test_a_standbys_page_says_that_it_shows_the_records_while_the_leader_does_no
     assert page.get_by_text("all reporting").count() == 0
     assert axe(page) == []
     page.goto("about:blank")
+
+
+def test_a_leaders_page_says_why_nothing_is_decided_while_the_database_is_away(
+    tmp_path: Path, page: Page, complaints: Complaints, axe: Callable[[Page], list[str]]
+) -> None:
+    bin_ = programs()
+    if bin_ is None:
+        pytest.skip("PostgreSQL is not installed (apt-get install postgresql-15)")
+    complaints.allowed += ["503"]
+    with serving(bin_) as postgresql, pair(Site(postgresql.new_database(), tmp_path), LEASE_S) as (leader, _):
+        page.goto(f"http://{leader.listen}")
+        page.get_by_text("live", exact=True).wait_for()
+        banner = page.get_by_role("complementary", name="Standby")
+        assert banner.count() == 0
+        postgresql.control("stop", "--wait", "--mode=fast")
+        banner.wait_for(timeout=30_000)
+        said = banner.inner_text()
+        assert said.startswith("Nothing is decided at present: the lease could not be renewed")
+        assert "PostgreSQL must run and be reachable at records.url" in said
+        assert said.endswith("what they show is decided once this is over.")
+        assert axe(page) == []
+        postgresql.control("start", "--wait")
+        banner.get_by_text("Nothing is decided").wait_for(state="detached", timeout=30_000)
+        page.goto("about:blank")

@@ -35,9 +35,11 @@ from eagle_eye.server.history.history import Recorded, RecordedRow
 from eagle_eye.server.ingest.resends import Resends
 from eagle_eye.server.model.batch import Batch, StreamRef
 from eagle_eye.server.model.clock import Clock
+from eagle_eye.server.model.errors import StoreUnavailable
 from eagle_eye.server.model.records import Action, Incident, Job, NewsSilence, OutboundEvent, Subscription
 from eagle_eye.server.monitor.watcher import IncidentCounts, JobProgress, Latest, StepProgress
 from eagle_eye.server.store.factory import RECORDS_FILE, open_file
+from eagle_eye.server.store.sql_store import SqlStore
 from eagle_eye.server.telemetry import logs
 from eagle_eye.server.telemetry.latencies import Latencies
 from eagle_eye.server.transport.accept import AcceptingServer
@@ -62,6 +64,19 @@ class FakeClock:
 
     def advance(self, seconds: float) -> None:
         self.time_s += seconds
+
+
+class Reached:
+    """The records, which cannot be used while they are ``away``."""
+
+    def __init__(self, store: SqlStore) -> None:
+        self.away = False
+        self._store = store
+
+    def __getattr__(self, name: str) -> Any:
+        if self.away:
+            raise StoreUnavailable("the database is away")
+        return getattr(self._store, name)
 
 
 @dataclass
@@ -119,6 +134,9 @@ class FakeWatcher:
 
     def ticked_s(self) -> float | None:
         return None if self.stuck else self.clock.monotonic_s()
+
+    def judged_s(self) -> float | None:
+        return self.ticked_s()
 
     def latest(self) -> list[Latest]:
         return [

@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from eagle_eye.demo.postgresql import programs
 from eagle_eye.server.store.factory import open_file, open_records
 from eagle_eye.server.store.settings import RecordsSettings
 from eagle_eye.server.store.sql_store import SqlStore
-from tests.server.postgresql_server import Opens, PostgresqlServer, programs, serving
+from tests.server.postgresql_server import Opens, PostgresqlServer, serving
 
 ENGINES = ("sqlite", "postgresql")
 

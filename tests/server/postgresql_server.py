@@ -23,12 +23,6 @@ USER = "eagle_eye"
 PASSWORD = "right: one"
 
 
-def programs() -> Path | None:
-    """Return the folder of Debian's newest server programs, None where they are not installed."""
-    found = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"))
-    return found[-1].parent if found else None
-
-
 @dataclass
 class PostgresqlServer:
     """A running server, with a socket in its folder and a port on 127.0.0.1 that asks for a password."""

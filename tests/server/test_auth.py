@@ -3,17 +3,19 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
-from eagle_eye.server.model.errors import Refusal
+from eagle_eye.server.model.errors import Refusal, StoreUnavailable
 from eagle_eye.server.model.records import Scope
-from eagle_eye.server.security.auth import Credentials, Tokens, mint
+from eagle_eye.server.security.auth import REMEMBERED_S, Credentials, Tokens, mint
+from eagle_eye.server.security.principals import Principals
 from eagle_eye.server.store.factory import open_file
 from eagle_eye.server.store.sql_store import SqlStore
 from eagle_eye.server.store.store import TOKENS, Change, Store
-from tests.server.builders import NOW, FakeClock, body, frame, incident, running
+from tests.server.builders import NOW, FakeClock, Reached, body, frame, incident, running
 
 SCOPES: tuple[Scope, ...] = ("agent", "read", "operate", "admin")
 
@@ -179,3 +181,71 @@ def test_only_the_documented_endpoints_are_open(tmp_path: Path) -> None:
                 if answer.status_code != 401:
                     open_paths.add(path)
         assert open_paths == {"/healthz", "/leadz", "/readyz"}
+
+
+def away(store: SqlStore) -> tuple[Reached, Any]:
+    """The records, which can be away, and the same for those who want a store."""
+    records = Reached(store)
+    return records, records
+
+
+def test_while_the_records_are_away_tokens_that_were_read_are_believed_for_a_time_and_no_others(
+    store: SqlStore,
+) -> None:
+    records, as_store = away(store)
+    clock = FakeClock()
+    tokens = Tokens(as_store, clock, loopback=True)
+    (known, id_), (unknown, _) = token(store, "read"), token(store, "read")
+    tokens.authenticate(asking(known))
+    records.away = True
+    clock.advance(REMEMBERED_S - 1.0)
+    assert tokens.authenticate(asking(known)).who == id_
+    with pytest.raises(StoreUnavailable):
+        tokens.authenticate(asking(unknown))
+    clock.advance(1.0)
+    with pytest.raises(StoreUnavailable):
+        tokens.authenticate(asking(known))
+
+
+def test_while_the_records_are_away_an_open_server_stays_open_and_one_with_tokens_closed(store: SqlStore) -> None:
+    records, as_store = away(store)
+    opened = Tokens(as_store, FakeClock(), loopback=True)
+    opened.authenticate(asking())
+    token(store, "read")
+    closed = Tokens(as_store, FakeClock(), loopback=True)
+    assert refused(closed, asking()) == (401, "no_token")
+    records.away = True
+    assert opened.authenticate(asking()).who == "local"
+    assert refused(closed, asking()) == (401, "no_token")
+
+
+def test_a_token_that_was_revoked_before_the_records_went_away_is_not_believed(store: SqlStore) -> None:
+    records, as_store = away(store)
+    clock = FakeClock()
+    tokens = Tokens(as_store, clock, loopback=True)
+    principals = Principals(tokens, as_store, clock)
+    text, record = mint("agent", "n1", NOW, None)
+    store.commit(Change(tokens=(record,)))
+    assert principals.authenticate(asking(text)).principal.node == "n1"
+    other, _ = token(store, "agent", "n2")
+    store.commit(Change(tokens=(replace(record, revoked=True),)))
+    principals.authenticate(asking(other))  # this looks whether tokens have changed
+    records.away = True
+    with pytest.raises(StoreUnavailable):
+        tokens.authenticate(asking(text))
+
+
+def test_frames_of_known_agents_are_taken_while_the_records_are_away(store: SqlStore) -> None:
+    records, as_store = away(store)
+    clock = FakeClock()
+    principals = Principals(Tokens(as_store, clock, loopback=True), as_store, clock)
+    text, _ = token(store, "agent", "n1")
+    principals.authenticate(asking(text))
+    clock.advance(10 * REMEMBERED_S)
+    principals.authenticate(asking(text))  # looks whether tokens have changed, and reads none
+    records.away = True
+    clock.advance(REMEMBERED_S - 1.0)
+    assert principals.authenticate(asking(text)).principal.node == "n1"
+    clock.advance(1.0)
+    with pytest.raises(StoreUnavailable):
+        principals.authenticate(asking(text))

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from eagle_eye.server.engine.action_ids import WantedAction
+from eagle_eye.demo.postgresql import programs
+from eagle_eye.server.engine.derived_ids import WantedAction
 from eagle_eye.server.store.factory import leadership_of, open_records
 from eagle_eye.server.store.lease import LEAP
 from eagle_eye.server.store.postgresql import PostgresqlDatabase
@@ -17,7 +18,7 @@ from eagle_eye.server.store.settings import RecordsSettings
 from eagle_eye.server.store.store import ACTIONS, Change
 from tests.server.builders import action
 from tests.server.own_process import wait_until
-from tests.server.postgresql_server import USER, PostgresqlServer, as_replica, programs, replica_of, serving
+from tests.server.postgresql_server import USER, PostgresqlServer, as_replica, replica_of, serving
 from tests.server.test_leading_on_postgresql import Server
 
 LOST_EPOCH = 2
@@ -51,7 +52,7 @@ def failed_over() -> Iterator[FailedOver]:
             wait_until(lambda: replica.execute("SELECT 1 FROM pg_stat_wal_receiver") == [])
             lost.take_over()
             assert lost.leadership.epoch_to_decide() == LOST_EPOCH
-            action_id = lost.store.action_id(REQUEST)
+            action_id = lost.store.new_id(REQUEST)
             lost.store.commit(Change(actions=(action(action_id),)))
             primary.control("stop", "--mode=immediate")
             replica.control("promote", "--wait")
@@ -84,7 +85,7 @@ def test_who_takes_over_leads_above_the_lost_epoch_and_asks_for_what_was_lost_un
     lost.take_over()
     assert lost.leadership.epoch_to_decide() > LOST_EPOCH
     assert lost.store.all(ACTIONS) == []
-    assert lost.store.action_id(REQUEST) == failed_over.action_id
+    assert lost.store.new_id(REQUEST) == failed_over.action_id
 
 
 def test_replicas_count_as_behind_until_commits_wait_for_them(postgresql: PostgresqlServer) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
+from eagle_eye.demo.postgresql import programs
 from eagle_eye.orchestrators.protocol import JobState
 from eagle_eye.schema.action import ACTION_REQUESTED
 from eagle_eye.server.store.factory import open_records
@@ -23,7 +24,6 @@ from tests.server.own_process import WITHIN_S, OwnProcess, serving, wait_until
 from tests.server.postgresql_server import (
     PostgresqlServer,
     owned_by_ordinary_user,
-    programs,
     run_as_ordinary_user,
 )
 from tests.server.postgresql_server import serving as serving_postgresql

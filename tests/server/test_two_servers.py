@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import signal
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -42,6 +43,9 @@ JOB = JobState(0, frozenset({"n1", "n2"}), running=True)
 MINUTES_S = 120
 LEASE_S = 2.0
 LONG_LEASE_S = 60.0
+HALF_A_REQUEST = (
+    b"POST /api/v1/subscriptions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: 100\r\n\r\n{"
+)
 
 
 @dataclass
@@ -340,6 +344,26 @@ def test_a_leader_that_was_stopped_and_wakes_after_the_other_leads_stands_by(
     store = open_records(RecordsSettings(site.url), Path("/-"))
     assert store.all(INCIDENTS) == []
     store.close()
+
+
+def test_a_woken_leader_says_in_one_line_what_it_breaks_off_and_stands_by(both: tuple[OwnProcess, OwnProcess]) -> None:
+    before, after = both
+    host, _, port = before.listen.partition(":")
+    before.process.send_signal(signal.SIGSTOP)
+    with ExitStack() as stack:
+        try:
+            eventually(lambda: leads(after))
+            for _ in range(20):
+                client = stack.enter_context(socket.create_connection((host, int(port))))
+                client.sendall(HALF_A_REQUEST)
+        finally:
+            before.process.send_signal(signal.SIGCONT)
+        wait_until(lambda: "part=standby" in before.said())
+    said = before.said()
+    assert "Traceback" not in said
+    assert "graceful shutdown exceeded" not in said
+    assert said.count("another server has taken over") == 1
+    assert said.count("broken off: their clients ask again") <= 1
 
 
 def subscribe(server: OwnProcess, url: str) -> None:

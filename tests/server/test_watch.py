@@ -25,6 +25,7 @@ from eagle_eye.server.monitor.detection_loop import DetectionLoop
 from eagle_eye.server.monitor.row_batching import Intake
 from eagle_eye.server.store.factory import open_file
 from eagle_eye.server.store.store import ACTIONS, DELIVERIES, INCIDENTS, Change
+from tests.server.builders import Reached
 from tests.server.engine.frames import SETTINGS, START_S, Fleet
 from tests.server.engine.test_rows import row_of
 
@@ -457,3 +458,46 @@ def test_records_that_cannot_be_used_are_said_once_and_once_that_they_can(
     assert [record.levelname for record in said] == ["ERROR", "WARNING"]
     assert "records.db is damaged" in said[0].getMessage()
     assert not any(record.exc_info for record in said)
+
+
+@pytest.fixture
+def records(site: Site, monkeypatch: pytest.MonkeyPatch) -> Reached:
+    """What the site's loop has for records."""
+    found = Reached(site.store)
+    monkeypatch.setattr(site, "store", found)
+    site.watch = site.new_watch()
+    return found
+
+
+def run_without(site: Site, records: Reached, seconds: int) -> None:
+    records.away = True
+    for _ in range(seconds):
+        with pytest.raises(StoreUnavailable):
+            site.run(1)
+    records.away = False
+
+
+def test_what_happens_while_the_records_are_away_is_judged_and_decided_once_they_are_back(
+    site: Site, records: Reached
+) -> None:
+    site.run(30)
+    site.fleet.stopped, site.fleet.silent_s = True, {"n1": 9.0}
+    run_without(site, records, 90)
+    assert site.watch.judged_s() == site.clock.monotonic_s()
+    site.run(1)
+    (incident,), (action,) = site.store.all(INCIDENTS), site.store.all(ACTIONS)
+    assert (incident.fault, incident.node, action.exclude) == ("hang", "n1", ["n1"])
+    assert incident.detected_s - incident.onset_s >= 80.0
+    site.run(12)
+    assert len(site.store.all(ACTIONS)) == 1
+
+
+def test_an_incident_is_not_over_because_nothing_could_be_recorded_for_a_time(site: Site, records: Reached) -> None:
+    site.watch.use_policy(PolicySettings(mode="observe", verdict_gone_s=10))
+    site.hang()
+    run_without(site, records, 60)
+    site.fleet.stopped, site.fleet.silent_s = False, {}
+    site.run(1)
+    assert [one.state for one in site.store.all(INCIDENTS)] == ["confirmed"]
+    site.run(12)
+    assert [one.state for one in site.store.all(INCIDENTS)] == ["recovered"]

@@ -333,7 +333,7 @@ def asked(fault: str, checkpoints: AttemptCheckpoints, onset_s: float = 95.0, **
     members: dict[str, Any] = {"members": 3, "heard": 3, "stepping": True, "ranks": tuple(RANKS)}
     judgement = Judgement("j", 0, 100.0, (verdict,), checkpoints=checkpoints, **members)
     numbers = itertools.count()
-    actions = respond(judgement, Book((), ()), ACT, 10, "", lambda prefix: f"{prefix}{next(numbers)}", str).actions
+    actions = respond(judgement, Book((), ()), ACT, 10, "", lambda: f"ev{next(numbers)}", str, str).actions
     return actions[0] if actions else None
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -33,8 +34,11 @@ class Office:
         self.evidence: dict[str, EvidenceRequest] = {}
         self._ids = itertools.count(1)
 
-    def _new_id(self, prefix: str) -> str:
-        return f"{prefix}{next(self._ids)}"
+    def _new_ids(self) -> tuple[Callable[[], str], Callable[[object], str], Callable[[object], str]]:
+        def of(prefix: str) -> Callable[..., str]:
+            return lambda *_: f"{prefix}{next(self._ids)}"
+
+        return of("ev"), of("inc"), of("act")
 
     def take(self, judgements: list[Judgement]) -> list[Response]:
         responses = []
@@ -43,7 +47,7 @@ class Office:
             heard_s = {node: self.heard_s.get(node, judgement.now_s) for node in self.able}
             gathering = Gathering(heard_s, list(self.evidence.values()), self.wait_s, nodes_max=self.nodes_max)
             book = Book(known, list(self.actions.values()), gathering=gathering)
-            response = respond(judgement, book, self.settings, 10, "", self._new_id, lambda _: self._new_id("act"))
+            response = respond(judgement, book, self.settings, 10, "", *self._new_ids())
             self.incidents.update({i.id: i for i in response.incidents})
             self.actions.update({a.id: a for a in response.actions})
             self.evidence.update({e.id: e for e in response.evidence})

@@ -23,7 +23,7 @@ def reported(*rounds: list[Verdict]) -> dict[str, Incident]:
     known: dict[str, Incident] = {}
     for second, verdicts in enumerate(rounds):
         judgement = Judgement("j", 0, 100.0 + second, tuple(verdicts))
-        for incident in fold(known.values(), judgement, {}, POLICY, lambda: f"i{next(number)}"):
+        for incident in fold(known.values(), judgement, {}, POLICY, lambda _: f"i{next(number)}"):
             known[incident.id] = incident
     return known
 

@@ -40,7 +40,7 @@ class Case:
         self.now_s += after_s
         judgement = Judgement("j", 0, self.now_s, verdicts, members=4, heard=4, stepping=True)
         judgement = replace(judgement, advanced_s=self.now_s)
-        changed = fold(self.incidents.values(), judgement, {}, self.policy, lambda: f"i{next(self._ids)}")
+        changed = fold(self.incidents.values(), judgement, {}, self.policy, lambda _: f"i{next(self._ids)}")
         others = [i for i in self.incidents.values() if i.id not in {c.id for c in changed}]
         due = [i for i in others if is_due(i, self.policy, self.now_s)]
         for incident in (*changed, *due):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -27,15 +28,18 @@ class Office:
         self.actions: dict[str, Action] = {}
         self._ids = itertools.count(1)
 
-    def _new_id(self, prefix: str) -> str:
-        return f"{prefix}{next(self._ids)}"
+    def _new_ids(self) -> tuple[Callable[[], str], Callable[[object], str], Callable[[object], str]]:
+        def of(prefix: str) -> Callable[..., str]:
+            return lambda *_: f"{prefix}{next(self._ids)}"
+
+        return of("ev"), of("inc"), of("act")
 
     def take(self, judgements: list[Judgement], blind: str = "") -> list[Response]:
         responses = []
         for judgement in judgements:
             known = [i for i in self.incidents.values() if i.state in ("suspected", "confirmed", "acting", "recovered")]
             book = Book(known, list(self.actions.values()), earlier=list(self.incidents.values()))
-            response = respond(judgement, book, self.settings, 10, blind, self._new_id, lambda _: self._new_id("act"))
+            response = respond(judgement, book, self.settings, 10, blind, *self._new_ids())
             self.incidents.update({i.id: i for i in response.incidents})
             self.actions.update({a.id: a for a in response.actions})
             responses.append(response)

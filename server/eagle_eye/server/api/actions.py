@@ -31,7 +31,7 @@ from eagle_eye.server.config import ServerConfig
 from eagle_eye.server.delivery import events as outbound
 from eagle_eye.server.delivery.claims import claimed
 from eagle_eye.server.engine import ledger
-from eagle_eye.server.engine.action_ids import WantedAction
+from eagle_eye.server.engine.derived_ids import WantedAction
 from eagle_eye.server.engine.modes import mode_of
 from eagle_eye.server.ingest.fleet import Fleet
 from eagle_eye.server.model.clock import Clock
@@ -211,7 +211,7 @@ def renew(parts: Parts, principal: Operator, action: str) -> Response:
         later = [one for one in store.actions_of(incident.id) if one.created_s > old.created_s and not one.preliminary]
         if later:
             raise IllegalTransition(f"action {later[-1].id} was asked for since; it is {later[-1].state}")
-        new = replace(renewed, id=store.action_id(WantedAction(old.job, old.attempt, old.kind, old.exclude)))
+        new = replace(renewed, id=store.new_id(WantedAction(old.job, old.attempt, old.kind, old.exclude)))
         return Change(actions=(new,), audit=(audited(parts, principal, "renew", new.id, f"after {old.id}"),))
 
     (new,) = parts.store.update(change).actions

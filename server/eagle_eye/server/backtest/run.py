@@ -103,7 +103,7 @@ class Backtest:
         recurrent = recurrences(judgement, past, len(self.trace.header.nodes))
         judgement = dataclasses.replace(judgement, verdicts=(*judgement.verdicts, *recurrent))
         judgement = with_repeated_ends(judgement, past, self.policy.repeat_window_s)
-        changed = folding.fold(self._incidents.values(), judgement, {}, self.policy, self._next_id)
+        changed = folding.fold(self._incidents.values(), judgement, {}, self.policy, lambda _: self._next_id())
         for incident in changed:
             known = self._incidents.get(incident.id)
             if incident.state not in folding.OPEN_STATES:

@@ -34,7 +34,7 @@ class Gathering:
 
 
 def wanted(
-    incident: Incident, decision: Decision, judgement: Judgement, gathering: Gathering, new_id: Callable[[str], str]
+    incident: Incident, decision: Decision, judgement: Judgement, gathering: Gathering, new_id: Callable[[], str]
 ) -> tuple[EvidenceRequest, ...]:
     """Return the requests made by the incident's first decision to act; none if they were made before.
 
@@ -46,7 +46,7 @@ def wanted(
     nodes = [node for node in leaving if node in gathering.gatherers]
     return tuple(
         EvidenceRequest(
-            id=new_id("ev"),
+            id=new_id(),
             incident_id=incident.id,
             node=node,
             job=incident.job,

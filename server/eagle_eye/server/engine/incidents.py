@@ -17,6 +17,7 @@ from eagle_eye.detectors.types import Evidence, Verdict
 from eagle_eye.schema.action import EvidenceItem
 from eagle_eye.server.engine import flapping, related_incidents
 from eagle_eye.server.engine.choice_rules import floors_for, is_supported
+from eagle_eye.server.engine.derived_ids import OpenedIncident
 from eagle_eye.server.engine.fusion import SHARED_SLOWNESS, Finding, Fused, fuse, is_of_a_replica, is_own_cause
 from eagle_eye.server.engine.judgement import Judgement
 from eagle_eye.server.engine.settings import PolicySettings
@@ -36,7 +37,7 @@ def fold(
     judgement: Judgement,
     acting: Mapping[tuple[str, int], float],
     policy: PolicySettings,
-    new_id: Callable[[], str],
+    new_id: Callable[[OpenedIncident], str],
 ) -> list[Incident]:
     """Return the incidents of the judgement's job that are new or have changed.
 
@@ -78,7 +79,8 @@ def fold(
             new = _reopened(back, finding, judgement, policy)
         else:
             origin = origin or related_incidents.rack_of(verdict, family, shared)
-            new = _opened(finding, judgement, family, new_id(), origin.id if origin is not None else "")
+            name = new_id(OpenedIncident(judgement.job, judgement.attempt, family))
+            new = _opened(finding, judgement, family, name, origin.id if origin is not None else "")
         book[new.id] = _staged(new, judgement, policy)
     if not being_restarted:
         _merge(book, fused, judgement)

@@ -12,7 +12,7 @@ import msgspec
 
 from eagle_eye.server.engine import escalation, flapping
 from eagle_eye.server.engine import incidents as folding
-from eagle_eye.server.engine.action_ids import WantedAction
+from eagle_eye.server.engine.derived_ids import OpenedIncident, WantedAction
 from eagle_eye.server.engine.gathering import Gathering, reason_to_wait, wanted
 from eagle_eye.server.engine.hold_rules import OBSERVED, maintenance_hold
 from eagle_eye.server.engine.judgement import Judgement
@@ -73,12 +73,13 @@ def respond(
     settings: PolicySettings,
     fleet_size: int,
     blind: str,
-    new_id: Callable[[str], str],
+    evidence_id: Callable[[], str],
+    incident_id: Callable[[OpenedIncident], str],
     action_id: Callable[[WantedAction], str],
 ) -> Response:
     """Return the response to a judgement of one job.
 
-    ``new_id`` makes an identifier from a prefix, ``action_id`` that of an action. ``blind`` says why the server cannot
+    ``evidence_id``, ``incident_id`` and ``action_id`` make the ids of new records. ``blind`` says why the server cannot
     judge at all, "" if it can.
     """
     now_s = judgement.now_s
@@ -90,7 +91,7 @@ def respond(
     actions.update(ended)
     acting = _restarted_until_s(actions.values(), judgement)
     known = {i.id: i for i in book.incidents if i.job == judgement.job}
-    changed = {i.id: i for i in folding.fold(known.values(), judgement, acting, settings, lambda: new_id("inc"))}
+    changed = {i.id: i for i in folding.fold(known.values(), judgement, acting, settings, incident_id)}
     asked: list[Action] = []
     evidence: list[EvidenceRequest] = []
     incidents = {**known, **changed}
@@ -99,7 +100,7 @@ def respond(
         current = {action.id: action for action in (*book.actions, *ended.values(), *asked)}
         by_now = dataclasses.replace(opened, actions=list(current.values()))
         situation = situation_of(judgement, by_now, settings, fleet_size, blind)
-        latest, action, gathered = _follow(incident, judgement, situation, book.gathering, new_id, action_id)
+        latest, action, gathered = _follow(incident, judgement, situation, book.gathering, evidence_id, action_id)
         evidence += gathered
         if latest != known.get(incident.id):
             changed[incident.id] = latest
@@ -159,7 +160,7 @@ def _follow(
     judgement: Judgement,
     situation: Situation,
     gathering: Gathering,
-    new_id: Callable[[str], str],
+    evidence_id: Callable[[], str],
     action_id: Callable[[WantedAction], str],
 ) -> _Followed:
     """Return the incident after policy, with the actions requested or withdrawn because of it."""
@@ -178,7 +179,7 @@ def _follow(
         return _Followed(incident)
     if own is not None and own.state not in FRUITLESS_STATES:
         return _Followed(incident)  # recorded in observe mode
-    return _weighed(incident, judgement, situation, gathering, new_id, action_id)
+    return _weighed(incident, judgement, situation, gathering, evidence_id, action_id)
 
 
 def _why_void(incident: Incident, judgement: Judgement, own: Action | None) -> str:
@@ -198,7 +199,7 @@ def _weighed(
     judgement: Judgement,
     situation: Situation,
     gathering: Gathering,
-    new_id: Callable[[str], str],
+    evidence_id: Callable[[], str],
     action_id: Callable[[WantedAction], str],
 ) -> _Followed:
     """Return the incident with the policy rules' results, and the request if no rule holds."""
@@ -218,7 +219,7 @@ def _weighed(
         action = _asked(incident, weighing, situation, action_id)
         why = next(word.reason for word in weighing.words if word.rule == "checkpoint_first")
         return _Followed(msgspec.structs.replace(kept, hold=why, hold_rule="checkpoint_first"), action)
-    evidence = wanted(incident, decision, judgement, gathering, new_id)
+    evidence = wanted(incident, decision, judgement, gathering, evidence_id)
     wait = reason_to_wait(incident, evidence, gathering, now_s) if decision.mode == "act" else ""
     if wait:
         return _Followed(msgspec.structs.replace(kept, hold=wait, hold_rule="evidence_first"), evidence=evidence)

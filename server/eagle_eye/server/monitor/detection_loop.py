@@ -6,13 +6,14 @@ import asyncio
 import dataclasses
 import functools
 import logging
+import math
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from eagle_eye.detectors.signs.learned_model import LearnedModel
 from eagle_eye.schema.frame import Frame
 from eagle_eye.schema.metrics import PROMETHEUS_PREFIX
-from eagle_eye.server.engine.action_ids import WantedAction
+from eagle_eye.server.engine.derived_ids import Derived
 from eagle_eye.server.engine.engine import RUNNING_STATES, Engine
 from eagle_eye.server.engine.gathering import Gathering
 from eagle_eye.server.engine.idle_faults import NO_JOB
@@ -92,9 +93,11 @@ class DetectionLoop:
         self._kept_back = 0
         self._escalations = 0
         self.tick_seconds = Latencies(PROMETHEUS_PREFIX + "detection_seconds", "Duration of a look at jobs.", TICKS_S)
-        self._ticked_s: float | None = None
+        self._judged_s: float | None = None  # when all jobs were judged last, on the monotonic clock
+        self._judged_wall_s = clock.now_s()
+        self._ticked_s: float | None = None  # when what follows from that was on record
         self._unusable_s: float | None = None  # since when the records cannot be used
-        self._ticked_wall_s = clock.now_s()
+        self._recording_since_s = -math.inf  # since when what is judged is on record, without a break (Unix time)
 
     def observe(self, frame: Frame, received_s: float, offset_s: float) -> None:  # noqa: ARG002 - applied already
         """Take a durable frame."""
@@ -201,11 +204,15 @@ class DetectionLoop:
         """Log once that the records cannot be used, and once that they can again."""
         if error is not None and self._unusable_s is None:
             self._unusable_s = self._clock.monotonic_s()
-            log.error("nothing is judged while the records cannot be used; each tick tries again: %s", error)
+            log.error(
+                "detectors go on in memory, and nothing is decided while the records cannot be used; each tick tries"
+                " again: %s",
+                error,
+            )
         elif error is None and self._unusable_s is not None:
             lasted_s = self._clock.monotonic_s() - self._unusable_s
             self._unusable_s = None
-            log.warning("it is judged again: the records could not be used for %.1f s", lasted_s)
+            log.warning("it is decided again: the records could not be used for %.1f s", lasted_s)
 
     def tick(self, now_s: float) -> None:
         """Evaluate all jobs once and write the results."""
@@ -221,7 +228,6 @@ class DetectionLoop:
         backlog takes longer at once, and agents wait for it.
         """
         self._notice_gap(now_s)
-        self._read_history(now_s)
         judgements: list[Judgement] = []
         self._intake.hold()
         try:
@@ -234,10 +240,18 @@ class DetectionLoop:
             self._intake.release()
         judgements = self._unsure(judgements)
         self._judged = {judgement.job: judgement for judgement in judgements}
+        self._judged_s, self._judged_wall_s = self._clock.monotonic_s(), self._clock.now_s()
         if any(judgement.awaiting for judgement in judgements):
             self._ask_schedulers()
         self._fleet_size = self._count_fleet()
+        self._decide(judgements, now_s)
+
+    def _decide(self, judgements: Sequence[Judgement], now_s: float) -> None:
+        """Write what follows from the judgements. Raises StoreUnavailable: the next pass decides from what it sees."""
+        self._store.ensure_leading()  # without the lease nothing waits here for a database that may not answer
+        self._read_history(now_s)
         self._records.refresh(self._since_s(now_s))
+        judgements = self._recorded(judgements, now_s)
         self._idle = self._records.idle(now_s)
         self._recurrence_jobs = {job for node in self._often_accused for job in self._engine.jobs_on(node)}
         changed = [
@@ -249,7 +263,24 @@ class DetectionLoop:
         for first in range(0, len(changed), CHANGED_AT_ONCE):
             self._write(changed[first : first + CHANGED_AT_ONCE], now_s)
         self._ticked_s = self._clock.monotonic_s()
-        self._ticked_wall_s = self._clock.now_s()
+
+    def _recorded(self, judgements: Sequence[Judgement], now_s: float) -> list[Judgement]:
+        """Return the judgements, as of an observer who saw nothing while nothing could be recorded.
+
+        What was seen meanwhile is in no record: an incident would seem to be over that was seen all the time.
+        """
+        if self._ticked_s is not None and self._clock.monotonic_s() - self._ticked_s > self._gap_s():
+            self._recording_since_s = now_s
+        since_s = self._recording_since_s
+        return [
+            judgement
+            if judgement.watching_since_s >= since_s
+            else dataclasses.replace(judgement, watching_since_s=since_s)
+            for judgement in judgements
+        ]
+
+    def _gap_s(self) -> float:
+        return max(GAP_TICKS * self._engine.settings.tick_s, GAP_FLOOR_S)
 
     def _unsure(self, judgements: list[Judgement]) -> list[Judgement]:
         """Return the judgements; of jobs whose recent past is not whole, all detectors cannot tell what they miss."""
@@ -275,6 +306,10 @@ class DetectionLoop:
     def ticked_s(self) -> float | None:
         """Return when the last tick ended, on the monotonic clock; None before the first."""
         return self._ticked_s
+
+    def judged_s(self) -> float | None:
+        """Return when all jobs were judged last, on the monotonic clock; None before the first time."""
+        return self._judged_s
 
     def latest(self) -> Iterator[Latest]:
         """Yield the newest value of each series of each job, while its node is heard.
@@ -379,14 +414,14 @@ class DetectionLoop:
 
     def _notice_gap(self, now_s: float) -> None:
         """Do not count silence against nodes for a time when this loop did not run, or when the clock was set."""
-        if self._ticked_s is None:
+        if self._judged_s is None:
             return
-        passed_s = self._clock.monotonic_s() - self._ticked_s
-        stepped_s = (self._clock.now_s() - self._ticked_wall_s) - passed_s
+        passed_s = self._clock.monotonic_s() - self._judged_s
+        stepped_s = (self._clock.now_s() - self._judged_wall_s) - passed_s
         if stepped_s > CLOCK_STEP_S:  # after a step back earlier rows stay the newest: nothing stalls
             for track in self._engine.tracks():
-                track.set_clock_forward(stepped_s, self._ticked_wall_s)
-        if passed_s > max(GAP_TICKS * self._engine.settings.tick_s, GAP_FLOOR_S) or abs(stepped_s) > CLOCK_STEP_S:
+                track.set_clock_forward(stepped_s, self._judged_wall_s)
+        if passed_s > self._gap_s() or abs(stepped_s) > CLOCK_STEP_S:
             said = {"unwatched_s": round(passed_s, 1), "clock_step_s": round(stepped_s, 1)}
             log.warning("nothing was watched for a time, or the clock was set", extra=said)
             self._engine.resume_watching(now_s)
@@ -423,8 +458,8 @@ class DetectionLoop:
         book = self._book(judgement)
         given: list[str] = []
 
-        def action_id(request: WantedAction) -> str:
-            given.append(self._store.action_id(request, given))
+        def new_id(what: Derived) -> str:
+            given.append(self._store.new_id(what, given))
             return given[-1]
 
         response = respond(
@@ -433,8 +468,9 @@ class DetectionLoop:
             self._policy,
             fleet_size=self._fleet_size,
             blind=judgement.blindness,
-            new_id=lambda prefix: f"{prefix}_{secrets.token_hex(8)}",
-            action_id=action_id,
+            evidence_id=lambda: f"ev_{secrets.token_hex(8)}",
+            incident_id=new_id,
+            action_id=new_id,
         )
         return announcement(response, book, self._policy, self._public_url, judgement.now_s)
 

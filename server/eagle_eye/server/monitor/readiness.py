@@ -121,8 +121,14 @@ class Doctor:
         ticked_s = self._watcher.ticked_s()
         if ticked_s is None:
             return "the detection loop has not judged yet"
-        age_s = self._clock.monotonic_s() - ticked_s
-        return "ok" if age_s <= self._loop_s else f"the detection loop has not judged for {age_s:.0f} s"
+        now_s = self._clock.monotonic_s()
+        age_s = now_s - ticked_s
+        if age_s <= self._loop_s:
+            return "ok"
+        judged_s = self._watcher.judged_s()
+        if judged_s is not None and now_s - judged_s <= self._loop_s:
+            return f"detectors go on in memory, and nothing was decided for {age_s:.0f} s"
+        return f"the detection loop has not judged for {age_s:.0f} s"
 
     def _check_agents(self) -> str:
         newest_s = self._fleet.newest_s()

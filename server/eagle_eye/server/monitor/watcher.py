@@ -80,8 +80,8 @@ class IncidentCounts(NamedTuple):
 class Watcher(Protocol):
     """The detection loop: fed with frames and schedulers' reports, it evaluates jobs and writes to the store.
 
-    Every method but ``ticked_s`` is called on the event loop only (``recover`` before anything else runs), so that it
-    needs no locks; each must return at once.
+    Every method but ``ticked_s`` and ``judged_s`` is called on the event loop only (``recover`` before anything else
+    runs), so that it needs no locks; each must return at once.
     """
 
     def observe(self, frame: Frame, received_s: float, offset_s: float) -> None:
@@ -135,6 +135,10 @@ class Watcher(Protocol):
 
     def ticked_s(self) -> float | None:
         """Return when the last tick ended, by the clock's ``monotonic_s``; None before the first."""
+        ...
+
+    def judged_s(self) -> float | None:
+        """Return when all jobs were judged last, what follows from it on record or not; None before the first time."""
         ...
 
     def latest(self) -> Iterable[Latest]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Sequence
 
 from msgspec.structs import replace
@@ -15,24 +14,29 @@ from eagle_eye.server.engine.respond import Book, Response
 from eagle_eye.server.engine.settings import PolicySettings
 from eagle_eye.server.model.records import Incident
 from eagle_eye.server.monitor.judgement_changes import announcement
-from eagle_eye.server.store.store import Change
+from eagle_eye.server.store.store import Change, Store
 
 
 def claimed(
-    known: Sequence[Incident], verdict: Verdict, policy: PolicySettings, public_url: str, now_s: float
+    store: Store, known: Sequence[Incident], verdict: Verdict, policy: PolicySettings, public_url: str, now_s: float
 ) -> Change:
     """Return the change that opens an incident for the claim, or adds it to one of ``known``, with its events."""
-    return _folded(known, (verdict,), policy, public_url, now_s)
+    return _folded(store, known, (verdict,), policy, public_url, now_s)
 
 
-def over(incident: Incident, policy: PolicySettings, public_url: str, now_s: float) -> Change:
+def over(store: Store, incident: Incident, policy: PolicySettings, public_url: str, now_s: float) -> Change:
     """Return the change that ends an incident known to be over, with its events."""
-    return _folded([replace(incident, seen_s=0.0)], (), policy, public_url, now_s)
+    return _folded(store, [replace(incident, seen_s=0.0)], (), policy, public_url, now_s)
 
 
 def _folded(
-    known: Sequence[Incident], verdicts: tuple[Verdict, ...], policy: PolicySettings, public_url: str, now_s: float
+    store: Store,
+    known: Sequence[Incident],
+    verdicts: tuple[Verdict, ...],
+    policy: PolicySettings,
+    public_url: str,
+    now_s: float,
 ) -> Change:
     judgement = Judgement(job=NO_JOB, attempt=0, now_s=now_s, verdicts=verdicts)
-    folded = fold(known, judgement, {}, policy, lambda: f"inc_{secrets.token_hex(8)}")
+    folded = fold(known, judgement, {}, policy, store.new_id)
     return announcement(Response(tuple(folded), ()), Book(known, ()), policy, public_url, now_s).change

@@ -99,13 +99,13 @@ class MissingGpus:
         }
         if claim.marks <= accepted:
             return Change()
-        return claimed((), claim.verdict, self._policy(), self._public_url, now_s)
+        return claimed(store, (), claim.verdict, self._policy(), self._public_url, now_s)
 
     def _ended(self, store: Store, id_: str, now_s: float) -> Change:
         incident = store.get(INCIDENTS, id_)
         if incident is None or incident.state not in OPEN_STATES:
             return Change()
-        return over(incident, self._policy(), self._public_url, now_s)
+        return over(store, incident, self._policy(), self._public_url, now_s)
 
 
 def _is_ours(incident: Incident) -> bool:

@@ -236,7 +236,7 @@ class NodeChecks:
             return of_gpus
         known = [one for one in store.open_incidents() if one.job == idle_faults.NO_JOB and one.node == check.node]
         policy = self._policy()
-        reported = claimed(known, verdict, policy, self._public_url, now_s)
+        reported = claimed(store, known, verdict, policy, self._public_url, now_s)
         node = store.get(NODES, check.node)
         suspect = Change()
         if node is not None and node.state != "in_service":

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 from eagle_eye.schema.names import RULE, is_name
 from eagle_eye.server.model.clock import Clock
-from eagle_eye.server.model.errors import Refusal
+from eagle_eye.server.model.errors import Refusal, StoreUnavailable
 from eagle_eye.server.model.records import Scope, Token
 from eagle_eye.server.store.store import TOKENS, Store
 
@@ -32,6 +32,10 @@ _RANK: Mapping[str, int] = MappingProxyType(
 _CHALLENGE: Mapping[str, str] = MappingProxyType({"WWW-Authenticate": "Bearer"})
 _LOCAL_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
 _WILDCARDS = frozenset("*?[")
+# For how long tokens are believed as they were read last, while the records cannot be read: who could revoke one cannot
+# write it down. As long as agents keep what was acknowledged.
+REMEMBERED_S = 900.0
+KNOWN_MAX = 65_536  # tokens remembered
 _NO_STATE: Mapping[str, Any] = MappingProxyType({})
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 
@@ -93,7 +97,8 @@ class Tokens:
     """Authenticates with the store's tokens; a revoked one is refused from the next request on.
 
     Until the first token is created, everything is allowed if only this machine can reach the server. ``certified``: an
-    agent also needs a certificate that names its node.
+    agent also needs a certificate that names its node. While the records cannot be read, tokens that were read before
+    are believed for REMEMBERED_S.
     """
 
     def __init__(self, store: Store, clock: Clock, loopback: bool, *, certified: bool = False) -> None:
@@ -101,19 +106,35 @@ class Tokens:
         self._clock = clock
         self._loopback = loopback
         self._certified = certified
+        self._known: dict[str, Token] = {}  # by hash, as they were read last
+        self._is_open: bool | None = None  # whether there is no token yet, as it was read last
+        self._answered_s = clock.monotonic_s()  # when the records were read last
+
+    def answered(self) -> None:
+        """Note that the records were just read."""
+        self._answered_s = self._clock.monotonic_s()
+
+    def forget(self) -> None:
+        """Tokens have changed: what was read of them counts no more, whatever becomes of the records."""
+        self._known.clear()
+        self._is_open = None
+
+    def remembers(self) -> bool:
+        """Return whether what was read of tokens still counts, while the records cannot be read."""
+        return self._clock.monotonic_s() - self._answered_s < REMEMBERED_S
 
     def authenticate(self, credentials: Credentials) -> Principal:
         """Return the principal. Raises Refusal 401, or 403 for a web page that misuses a browser on this machine."""
         kind, _, text = credentials.authorization.partition(" ")
         if not text:
-            if self._loopback and not self._store.any_token():
+            if self._loopback and self._asks_for_none():
                 _check_browser(credentials)
                 return Principal(LOCAL, "admin")
             raise Refusal(401, "no_token", "a token is needed: Authorization: Bearer ee_...", _CHALLENGE)
         if kind.lower() != "bearer" or len(text) > TOKEN_CHARS_MAX:
             raise Refusal(401, "token", "Authorization must be: Bearer ee_...", _CHALLENGE)
         digest = sha256(text.strip())
-        token = self._store.token_by_sha256(digest)
+        token = self._token(digest)
         # The same answer for unknown, revoked and expired, so as not to reveal which tokens exist.
         if (
             token is None
@@ -126,6 +147,34 @@ class Tokens:
         if token.scope == "agent":
             self._check_certificate(principal, token.node or "")
         return principal
+
+    def _token(self, digest: str) -> Token | None:
+        """Return the token with this hash; as it was read last, while the records are away. Raises StoreUnavailable."""
+        try:
+            token = self._store.token_by_sha256(digest)
+        except StoreUnavailable:
+            if self.remembers() and (kept := self._known.get(digest)) is not None:
+                return kept
+            raise
+        self.answered()
+        if token is not None:
+            if len(self._known) >= KNOWN_MAX:
+                self._known.clear()
+            self._known[digest] = token
+        else:
+            self._known.pop(digest, None)
+        return token
+
+    def _asks_for_none(self) -> bool:
+        """Return whether there is no token yet; as it was read last, while the records are away."""
+        try:
+            self._is_open = not self._store.any_token()
+        except StoreUnavailable:
+            if self._is_open is None or not self.remembers():
+                raise
+            return self._is_open
+        self.answered()
+        return self._is_open
 
     def authorise(self, principal: Principal, needed: Scope) -> None:
         """Raise Refusal 403 unless the principal's scope includes ``needed``."""

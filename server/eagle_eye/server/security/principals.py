@@ -1,7 +1,7 @@
 """Caches the principals of frame senders between requests: a fleet's agents authenticate ten thousand times a second.
 
 The cache is cleared as soon as any token changes: at once when this server changed it, within ``LOOK_EVERY_S`` when
-``eagle-eye tokens`` did.
+``eagle-eye tokens`` did. While the records are away it stays as it is: frames are taken on.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import threading
 import msgspec
 
 from eagle_eye.server.model.clock import Clock
+from eagle_eye.server.model.errors import StoreUnavailable
 from eagle_eye.server.security.auth import Credentials, Principal, Tokens
 from eagle_eye.server.store.store import TOKENS, Store
 
@@ -30,10 +31,11 @@ class CachedPrincipal(msgspec.Struct, frozen=True, gc=False):
 class Principals:
     """Authenticates as ``Tokens`` does. On the event loop."""
 
-    def __init__(self, tokens: Tokens, store: Store, clock: Clock) -> None:
+    def __init__(self, tokens: Tokens, store: Store, clock: Clock, *, stands_by: bool = False) -> None:
         self._tokens = tokens
         self._store = store
         self._clock = clock
+        self._stands_by = stands_by
         self._known: dict[Credentials, CachedPrincipal] = {}
         self._version = -1
         self._looked_s = -math.inf
@@ -64,7 +66,17 @@ class Principals:
     def _look(self, now_s: float) -> None:
         self._changed.clear()
         self._looked_s = now_s
-        version = self._store.tokens_version()
+        try:
+            if not self._stands_by:
+                # Without the lease nobody waits here for a database that may not answer.
+                self._store.ensure_leading()
+            version = self._store.tokens_version()
+        except StoreUnavailable:
+            if not self._tokens.remembers():
+                self._known.clear()
+            return
+        self._tokens.answered()
         if version != self._version:
             self._version = version
             self._known.clear()
+            self._tokens.forget()

@@ -13,7 +13,7 @@ from typing import NamedTuple
 DECIDES_RATIO = 0.5  # of a lease, for which the leader decides after it sent a renewal
 RISE_MAX = 1_000_000_000  # a subscriber that says more has seen no epoch of these servers
 LEAP = 1_000_000  # of the epoch, for each failover of the database: more than its rises that may be lost with one
-HEARD_LEASES = 3.0  # for how long a node that was heard counts as heard
+HEARD_LEASES = 2.0  # for how long a node that was heard counts as heard
 CLEARLY = 2.0  # how many times as many nodes a standby must hear for the leader to give way
 TERM_LEASES_MIN = 12.0  # for which a leader leads at least before it gives way: two must not take turns
 YIELD_LEASES = 3.0  # for which who gave way leaves a free lease to others

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from eagle_eye.server.store.settings import RecordsSettings, libpq_url
 LOCK_S = 5  # how long to wait for another process that writes, as with SQLite
 OLDEST = 14  # version of PostgreSQL
 IDLE_S = 30  # how long a transaction may be open without a statement: a process that was stopped releases its lock
+SLOW_S = 0.5  # an attempt to connect that fails after so long is followed by a rest of its length
 WITHIN_RATIO = 0.8  # of a lease: what bounds how long a leader's transaction, or its waiting, may take
 # libpq's parameters, where the URL does not set them: no call waits for a database that is cut off.
 DEFAULTS = {
@@ -123,6 +125,7 @@ class PostgresqlDatabase:
         self._alone = alone
         self._leadership = leadership
         self._writer_pid = 0
+        self._tried_in_vain: tuple[float, Exception] | None = None  # until when nobody tries to connect again, and why
 
     def connections(self, most: int, *, writing: bool = False) -> sqlalchemy.Engine:
         """Return a pool of at most so many connections, opened when they are needed; for reading unless ``writing``."""
@@ -233,8 +236,20 @@ class PostgresqlDatabase:
                 options["password"] = self._password_file.read_text(encoding="utf-8").rstrip("\r\n")
             except (OSError, ValueError) as error:
                 raise StoreUnavailable(f"records.password_file {self._password_file} cannot be read: {error}") from None
-        # No prepared statements: a pooler may hand each transaction another session.
-        return self._psycopg.connect(self._url, prepare_threshold=None, **options)
+        began_s = time.monotonic()
+        if self._tried_in_vain is not None and began_s < self._tried_in_vain[0]:
+            raise self._tried_in_vain[1]
+        try:
+            # No prepared statements: a pooler may hand each transaction another session.
+            connection = self._psycopg.connect(self._url, prepare_threshold=None, **options)
+        except self._psycopg.OperationalError as error:
+            # A host that does not answer is not waited for by each who asks, one after the other.
+            now_s = time.monotonic()
+            if now_s - began_s >= SLOW_S:
+                self._tried_in_vain = now_s + (now_s - began_s), error
+            raise
+        self._tried_in_vain = None
+        return connection
 
     def _connect_to_write(self) -> Any:
         """Return a connection that locks out what must not write beside it. Raises StoreUnavailable, NotLeading."""

@@ -14,7 +14,7 @@ from sqlalchemy import and_, bindparam, case, delete, exists, func, literal_colu
 from sqlalchemy.sql import ColumnElement, Delete, Select
 
 from eagle_eye.schema.action import HEARTBEAT, PING
-from eagle_eye.server.engine.action_ids import WantedAction, new_action_id
+from eagle_eye.server.engine.derived_ids import Derived, WantedAction, new_id
 from eagle_eye.server.model.errors import StoreUnavailable
 from eagle_eye.server.model.records import (
     Action,
@@ -231,12 +231,13 @@ class SqlStore:
             there.update(key for (key,) in self._run(statement, part))
         return [key for key in keys if self._database.storable(key) not in there]
 
-    def action_id(self, request: WantedAction, given: Container[str] = ()) -> str:
-        """Return the id of an action to ask for now, not one of those ``given`` out and not written yet."""
+    def new_id(self, what: Derived, given: Container[str] = ()) -> str:
+        """Return the id of what is to be made now, not one of those ``given`` out and not written yet."""
         if not self._salt:
             ((self._salt,),) = self._rows(_SALT)
-        free = partial(self.missing, ACTIONS)
-        return new_action_id(self._salt, request, lambda ids: [one for one in free(ids) if one not in given])
+        kind: Kind[Any] = ACTIONS if isinstance(what, WantedAction) else INCIDENTS
+        free = partial(self.missing, kind)
+        return new_id(self._salt, what, lambda ids: [one for one in free(ids) if one not in given])
 
     def page(
         self,

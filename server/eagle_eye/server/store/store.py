@@ -8,7 +8,7 @@ from typing import Generic, NamedTuple, Protocol, TypeVar
 
 import msgspec
 
-from eagle_eye.server.engine.action_ids import WantedAction
+from eagle_eye.server.engine.derived_ids import Derived
 from eagle_eye.server.model.account_records import Attempt, AttemptMembers, DriverError, Gpu, GpuChecks, Ticket
 from eagle_eye.server.model.records import (
     Action,
@@ -218,8 +218,8 @@ class Store(Protocol):
         """Return those of the keys that no record has."""
         ...
 
-    def action_id(self, request: WantedAction, given: Container[str] = ()) -> str:
-        """Return the id of an action to ask for now (``action_ids``), not one of those ``given`` out and not written.
+    def new_id(self, what: Derived, given: Container[str] = ()) -> str:
+        """Return the id of what is to be made now (``derived_ids``), not one of those ``given`` out and not written.
 
         Raises StoreUnavailable. To be called where it is committed, within ``update``.
         """

@@ -15,6 +15,9 @@ from eagle_eye.server.transport.http_protocol import GuardedProtocol
 
 ROUND = 1_024  # connections accepted or refused before yielding to the event loop: a whole fleet may connect at once
 HANDSHAKE_S, GOODBYE_S = 10.0, 5.0  # maximum durations of the TLS handshake and shutdown
+ENTERED_S = 0.1  # for connections that are just being accepted
+LAST_WORDS_S = 1.0  # for rows to be acknowledged, and answers to be read, once no other request is under way
+ENDED_EVERY_S = 0.02  # how often to look whether requests under way have ended
 REST_S = 1.0  # pause after the system ran out of resources for a connection
 
 _log = logging.getLogger(__name__)
@@ -43,6 +46,19 @@ class Acceptor:
         """Start accepting."""
         self._rest = None
         self._loop.add_reader(self._listening.fileno(), self._look)
+
+    async def end(self) -> None:
+        """Stop accepting, for good; open connections stay open, a handshake that is under way is broken off.
+
+        Who has no handshake to make is let in first: ended half-way, nobody would learn of its end.
+        """
+        self.close()
+        entering = list(self._entering)
+        if entering:
+            _, shaking_hands = await asyncio.wait(entering, timeout=ENTERED_S)
+            for task in shaking_hands:
+                task.cancel()
+            await asyncio.gather(*entering, return_exceptions=True)
 
     def close(self) -> None:
         """Stop accepting; open connections stay open."""
@@ -82,6 +98,9 @@ class Acceptor:
         except OSError:  # the handshake failed or timed out: ssl.SSLError and TimeoutError are OSErrors
             connected.counted.bad()
             connected.close()
+        except asyncio.CancelledError:  # the server ends
+            connected.close()
+            raise
 
 
 class _Connected(socket.socket):
@@ -121,11 +140,36 @@ class AcceptingServer(uvicorn.Server):
             self._acceptor.open()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:  # noqa: ARG002 - uvicorn's signature
-        """Stop accepting, and end open connections."""
+        """Stop accepting, let requests under way be answered for a while, and end all connections."""
         if self._acceptor is not None:
-            self._acceptor.close()
+            await self._acceptor.end()
         self._listening.close()
+        for connection in list(self.server_state.connections):
+            connection.shutdown()
+        await self._let_end(self.config.timeout_graceful_shutdown or 0)
         await super().shutdown(sockets=[])
+
+    async def _let_end(self, within_s: float) -> None:
+        """Wait until no request is under way; break off what is then, and close what has had its answer."""
+        state, loop = self.server_state, asyncio.get_running_loop()
+        end_s, answered_s = loop.time() + within_s, loop.time()
+        while (state.connections or state.tasks) and not self.force_exit:
+            now_s = loop.time()
+            if state.tasks:
+                answered_s = now_s
+            if now_s >= end_s or now_s - answered_s >= LAST_WORDS_S:
+                break
+            await asyncio.sleep(ENDED_EVERY_S)
+        tasks = list(state.tasks)
+        if tasks:
+            said = {"requests": len(tasks), "waited_s": within_s}
+            _log.warning("requests that were still under way are broken off: their clients ask again", extra=said)
+        for task in tasks:
+            task.cancel()
+        for connection in list(state.connections):
+            if connection.transport is not None:
+                connection.transport.abort()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     def _begun(self, counted: Connection) -> asyncio.Protocol:
         kind = self.config.http_protocol_class

@@ -28,7 +28,10 @@ def is_bad(status: int) -> bool:
 
 
 class Seldom(logging.Filter):
-    """Lets each warning text through once in ``SAID_EVERY_S``; errors always."""
+    """Lets each warning text through once in ``SAID_EVERY_S``; errors always.
+
+    Not those of a request that the server itself broke off as it ended, which it says in a line of its own.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -36,6 +39,8 @@ class Seldom(logging.Filter):
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Return whether the record is logged."""
+        if record.exc_info and isinstance(record.exc_info[1], asyncio.CancelledError):
+            return False
         if record.levelno > logging.WARNING:
             return True
         now_s = time.monotonic()

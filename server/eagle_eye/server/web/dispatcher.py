@@ -99,7 +99,7 @@ class Dispatcher(Generic[ServicesT]):
         config = services.config.ingest
         self.taker = FrameTaker(
             ingest.rows,
-            Principals(services.tokens, services.store, services.clock),
+            Principals(services.tokens, services.store, services.clock, stands_by=forwarding is not None),
             services.limits.check_frames,
             services.telemetry,
             services.clock,

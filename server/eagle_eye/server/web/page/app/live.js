@@ -45,7 +45,7 @@ export const link = {
   fleetSeen: true, // whether the server that answered hears agents: one that has the records alone does not
   /** @type {Me | null} whom the server takes us for */ me: null,
   hasProvider: false, // whether people sign in here with the site's accounts; known once somebody has to
-  /** @type {Leader | null} who leads while this server stands by, null while it leads itself */ leader: null,
+  /** @type {Leader | null} who leads while this server stands by, or cannot read its records; else null */ leader: null,
 };
 
 /** @type {Set<(kinds: ReadonlySet<string>) => void>} */
@@ -229,8 +229,10 @@ export async function watchFleet() {
 
 /** Reads the fleet at a glance now. */
 async function readFleet() {
+  let refused = true;
   try {
     link.fleet = await get("api/v1/fleet");
+    refused = false;
     link.fleetRead = Date.now();
     link.fleetSeen = source.from !== "records";
   } catch {
@@ -238,7 +240,7 @@ async function readFleet() {
   }
   try {
     /** @type {Leader | null} */
-    const found = source.from ? await get(LEADER) : null;
+    const found = source.from || refused ? await get(LEADER) : null;
     const before = link.leader;
     // The server reckons the moment anew each time; what is read out must not change by a fraction of a second.
     const same = found && before && found.leader === before.leader && found.epoch === before.epoch;

@@ -1,4 +1,5 @@
-// What a person must know on the page of a server that stands by: who leads, and where what is shown comes from.
+// What a person must know on the page of a server that stands by: who leads, and where what is shown comes from; and of
+// one that leads and must not decide at present: why.
 
 import { h } from "preact";
 import { source } from "./api.js";
@@ -8,7 +9,14 @@ import { Time } from "./times.js";
 export function Standby() {
   useLive("fleet", "link");
   const { leader, state } = link;
-  if (!leader || leader.leads || state === "sign_in") return null;
+  if (!leader || state === "sign_in" || (leader.leads && !leader.problem)) return null;
+  if (leader.leads) {
+    return h(
+      "aside",
+      { class: "standby alone", "aria-label": "Standby" },
+      h("p", { role: "status" }, h("b", null, "Nothing is decided at present: "), leader.problem, ". ", UNDECIDED),
+    );
+  }
   const reached = source.from === "leader";
   return h(
     "aside",
@@ -19,6 +27,8 @@ export function Standby() {
 
 const REACHED = "What is shown comes from the leader, and what you do here is done there.";
 const UNREACHED = "Shown is what the records hold, without what agents send now; nothing can be changed here until a server leads.";
+
+const UNDECIDED = "Agents are heard all the while, and what they show is decided once this is over.";
 
 /** @param {import("../api").Leader} leader @param {boolean} reached */
 function who(leader, reached) {
