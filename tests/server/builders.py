@@ -36,7 +36,7 @@ from eagle_eye.server.ingest.resends import Resends
 from eagle_eye.server.model.batch import Batch, StreamRef
 from eagle_eye.server.model.clock import Clock
 from eagle_eye.server.model.records import Action, Incident, Job, NewsSilence, OutboundEvent, Subscription
-from eagle_eye.server.monitor.watcher import IncidentCounts, JobProgress, Latest, StepProgress
+from eagle_eye.server.monitor.watcher import IncidentCounts, JobProgress, JobShare, Latest, StepProgress
 from eagle_eye.server.store.factory import RECORDS_FILE, open_file
 from eagle_eye.server.telemetry import logs
 from eagle_eye.server.telemetry.latencies import Latencies
@@ -91,6 +91,15 @@ class FakeWatcher:
 
     def observe_job(self, job: Job) -> None:
         self.jobs.append(job)
+
+    def judge_share(self, share: JobShare) -> None:
+        self.share = share
+
+    def take_over(self, job: str) -> None:
+        self.taken_over = job
+
+    def give_up(self, job: str) -> None:
+        self.given_up = job
 
     def observe_scheduler(self, word: SchedulerReports) -> None:
         self.words.append(word)

@@ -32,7 +32,7 @@ from eagle_eye.server.monitor import incident_closing as closing
 from eagle_eye.server.monitor.judgement_changes import Announcement, announcement, together
 from eagle_eye.server.monitor.row_batching import Intake
 from eagle_eye.server.monitor.settings import EvidenceSettings
-from eagle_eye.server.monitor.watcher import IncidentCounts, JobProgress, Latest, StepProgress
+from eagle_eye.server.monitor.watcher import WHOLE, IncidentCounts, JobProgress, JobShare, Latest, StepProgress
 from eagle_eye.server.store.open_records import OpenRecords
 from eagle_eye.server.store.store import GPUS, INCIDENTS, JOBS, Change, Store
 from eagle_eye.server.telemetry.latencies import Latencies
@@ -81,6 +81,7 @@ class DetectionLoop:
         self._idle: Judgement | None = None  # of the nodes without a job
         self._ask_schedulers: Callable[[], None] = lambda: None
         self._count_fleet: Callable[[], int] = lambda: self._engine.node_count
+        self._share: JobShare = WHOLE
         self._resends: Resends | None = None
         self._past: Callable[[], Iterable[tuple[Frame, float] | Batch]] = tuple
         self._fleet_size = 0  # in this pass
@@ -102,7 +103,21 @@ class DetectionLoop:
 
     def observe_job(self, job: Job) -> None:
         """Take a job's state as its scheduler or launcher reported it."""
-        self._intake.observe_in_turn(lambda: self._engine.observe_job(job))
+        if self._share.mine(job.job):
+            self._intake.observe_in_turn(lambda: self._engine.observe_job(job))
+
+    def judge_share(self, share: JobShare) -> None:
+        """Judge only the jobs of this share from now on."""
+        self._share = share
+
+    def take_over(self, job: str) -> None:
+        """Judge a job from now on that another cell judged; what is on record of it is observed separately."""
+        now_s = self._clock.now_s()
+        self._intake.observe_in_turn(lambda: self._engine.take_over(job, now_s))
+
+    def give_up(self, job: str) -> None:
+        """Drop what is known of a job that another cell judges from now on."""
+        self._intake.observe_in_turn(lambda: self._engine.give_up(job))
 
     def observe_scheduler(self, word: SchedulerReports) -> None:
         """Take which jobs a scheduler reported, and when."""
@@ -142,7 +157,8 @@ class DetectionLoop:
         for gpu in sorted(self._store.all(GPUS), key=lambda gpu: gpu.seen_s):  # agents report them once an hour
             engine.gpu_models.note(gpu.node, gpu.device, gpu.model)
         for job in self._store.all(JOBS):
-            engine.observe_job(job)
+            if self._share.mine(job.job):
+                engine.observe_job(job)
         for one in past:
             if isinstance(one, Batch):
                 engine.observe_rows([one])
@@ -227,7 +243,7 @@ class DetectionLoop:
         try:
             for _ in self._intake.taking_in():
                 yield False
-            for judgement in self._engine.judging(now_s, self._records.concern):
+            for judgement in self._engine.judging(now_s, self._records.concern, self._share.mine):
                 judgements.append(judgement)
                 yield True
         finally:
@@ -240,9 +256,10 @@ class DetectionLoop:
         self._records.refresh(self._since_s(now_s))
         self._idle = self._records.idle(now_s)
         self._recurrence_jobs = {job for node in self._often_accused for job in self._engine.jobs_on(node)}
+        idle = (self._idle,) if self._share.mine(NO_JOB) else ()  # one server judges these, whichever hears the node
         changed = [
             judgement
-            for judgement in (*judgements, self._idle)
+            for judgement in (*judgements, *idle)
             if (judgement.verdicts or judgement.job in self._recurrence_jobs or self._records.concern(judgement.job))
             and not self._announced(judgement).change.empty
         ]
@@ -365,7 +382,10 @@ class DetectionLoop:
         """Close incidents that are over. Not before the first tick: no job has been evaluated until then."""
         if self._ticked_s is None:
             return
-        work = functools.partial(closing.closed, policy=self._policy, judged={*self._judged, NO_JOB}, now_s=now_s)
+        judged = {*self._judged, NO_JOB}
+        work = functools.partial(
+            closing.closed, policy=self._policy, judged=judged, now_s=now_s, concerns=self._share.mine
+        )
         if not work(self._store).empty:
             self._store.update(work)
 
@@ -399,12 +419,14 @@ class DetectionLoop:
         """Write the consequences of judgements in one transaction."""
         reported: list[Announcement] = []
 
-        def work(_: Store) -> Change:
+        def work(store: Store) -> Change:
             # Computed again inside the transaction, to include what people or subscribers changed meanwhile, and
             # for each judgement the actions requested for those before it.
             reported.clear()
             self._records.refresh(self._since_s(now_s))
             for judgement in judgements:
+                if not self._share.still_mine(store, judgement.job):
+                    continue  # another cell's since this pass began
                 announced = self._announced(judgement)
                 self._records.note(announced.change)
                 reported.append(announced)

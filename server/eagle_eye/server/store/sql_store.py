@@ -204,7 +204,7 @@ class SqlStore:
         if not change.empty:
             with self._writing() as cursor:
                 RecordsWriter(self._database, self._statements, cursor).write(change)
-            self._tell()
+            self.tell()
 
     def update(self, work: Callable[[Store], Change]) -> Change:
         """Commit what ``work`` returns, with no other commit between its reads and the write; return it."""
@@ -214,7 +214,7 @@ class SqlStore:
                 if not change.empty:
                     RecordsWriter(self._database, self._statements, cursor).write(change)
             if not change.empty:
-                self._tell()
+                self.tell()
         return change
 
     def get(self, kind: Kind[RecordT], key: str) -> RecordT | None:
@@ -417,7 +417,8 @@ class SqlStore:
             for pool in (self._token_reads, self._reads, self._writes):
                 pool.dispose()
 
-    def _tell(self) -> None:
+    def tell(self) -> None:
+        """Call who listens, as after a commit: another server may have committed."""
         with self._listener_lock:
             listeners = tuple(self._listeners)
         for callback in listeners:

@@ -123,7 +123,8 @@ class Forwarding:
 
 async def _pass_on(response: httpx.Response, leader: str, send: Send) -> None:
     headers = [(name.lower(), value) for name, value in response.headers.raw if name.lower() not in _OF_A_CONNECTION]
-    headers.append((_LEADER, leader.encode("latin-1", "replace")))
+    other = response.headers.get(LEADER_HEADER)  # of another cell, which judges the node's job
+    headers.append((_LEADER, (other or leader).encode("latin-1", "replace")))
     await send({"type": "http.response.start", "status": response.status_code, "headers": headers})
     async for chunk in response.aiter_raw():
         await send({"type": "http.response.body", "body": chunk, "more_body": True})
