@@ -44,7 +44,7 @@ class Site:
         file = self.folder / f"{name}.toml"
         file.write_text(
             f'[records]\nurl = "{self.url}"\nlease_s = {LEASE_S}\ncell = "{cell}"\n'
-            "[policy]\nmode = \"act\"\n[webhooks]\nallow_private = true\nheartbeat_s = 0.0\n[detection]\ntick_s = 0.2\n",
+            '[policy]\nmode = "act"\n[webhooks]\nallow_private = true\nheartbeat_s = 0.0\n[detection]\ntick_s = 0.2\n',
             encoding="utf-8",
         )
         with serving(self.folder / name, "--config", str(file), "--listen", "127.0.0.1:0") as process:
@@ -169,7 +169,7 @@ def test_a_fault_that_the_other_cell_finds_is_delivered_under_the_default_cells_
             return judged(default) == {"one"} and judged(other) == {"two"}
 
         wait_until(spread)
-        fleet["n3"].say("two", Event(time.time(), 0, "xid", {"code": 79}))
+        fleet["n3"].say("two", Event(time.time(), "xid", 0, {"code": 79}))
 
         def told() -> bool:
             fleet["n4"].say("two")
