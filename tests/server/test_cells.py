@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,8 +19,9 @@ from eagle_eye.agent.loop.drops import Drops
 from eagle_eye.agent.transport.servers import Servers
 from eagle_eye.agent.transport.spool import Spool
 from eagle_eye.agent.transport.uplink import Destination, Uplink
-from eagle_eye.schema.action import PING
-from eagle_eye.schema.frame import Event, Rank, block, encode_frame
+from eagle_eye.cli.main import main
+from eagle_eye.schema.events import Event
+from eagle_eye.schema.frame import Rank, block, encode_frame
 from eagle_eye.schema.metrics import Scope
 from tests.server.builders import frame
 from tests.server.own_process import OwnProcess, serving, wait_until
@@ -92,32 +93,8 @@ def leads(server: OwnProcess) -> bool:
         return False
 
 
-@pytest.fixture
-def site(postgresql: PostgresqlServer, tmp_path: Path) -> Site:
-    return Site(postgresql.new_database(), tmp_path)
-
-
-@pytest.fixture
-def cells(site: Site) -> Iterator[tuple[OwnProcess, OwnProcess]]:
-    """The leaders of the default cell and of another one."""
-    with ExitStack() as stack:
-        servers = [stack.enter_context(site.server(name, name)) for name in ("default", "b")]
-        wait_until(lambda: all(map(leads, servers)))
-        wait_until(lambda: all("cells" in one.client.get("/readyz").json()["checks"] for one in servers))
-        yield servers[0], servers[1]
-
-
-@contextmanager
-def agents(folder: Path, names: str, servers: list[str]) -> Iterator[dict[str, Agent]]:
-    with ExitStack() as stack:
-        made = {name: Agent(folder, name, Servers(servers)) for name in names.split()}
-        for one in made.values():
-            stack.callback(one.close)
-        yield made
-
-
-def cell_of(site: Site, job: str) -> str:
-    with psycopg.connect(site.url.replace("+psycopg", "")) as connection:
+def cell_of(url: str, job: str) -> str:
+    with psycopg.connect(url.replace("+psycopg", "")) as connection:
         found = connection.execute("SELECT cell FROM job_cells WHERE job = %s", (job,)).fetchone()
     return "" if found is None else str(found[0])
 
@@ -134,48 +111,161 @@ def judged(server: OwnProcess) -> set[str]:
     return {line.partition('job="')[2].partition('"')[0] for line in lines if line.startswith("eagle_eye_job_nodes{")}
 
 
-def test_jobs_are_spread_and_their_nodes_find_the_cell_that_judges_them(
-    site: Site, cells: tuple[OwnProcess, OwnProcess], tmp_path: Path
-) -> None:
-    urls = [f"http://{one.listen}" for one in cells]
-    with agents(tmp_path, "n1 n2 n3 n4", urls) as fleet:
-        jobs = {"n1": "one", "n2": "one", "n3": "two", "n4": "two"}
+@dataclass
+class Spread:
+    """Two cells, each with a leader, and four nodes with two jobs: "one" is the default cell's, "two" is b's."""
 
-        def spread() -> bool:
-            for name, job in jobs.items():
-                fleet[name].say(job)
+    site: Site
+    default: OwnProcess
+    other: OwnProcess
+    agents: dict[str, Agent]
+
+    @property
+    def urls(self) -> list[str]:
+        return [f"http://{one.listen}" for one in (self.default, self.other)]
+
+    def until(self, claim: Callable[[], bool]) -> None:
+        """Have all agents speak until it holds."""
+
+        def held() -> bool:
+            for name, agent in self.agents.items():
+                agent.say("one" if name in ("n1", "n2") else "two")
             time.sleep(0.1)
-            return judged(cells[0]) == {"one"} and judged(cells[1]) == {"two"}
+            return claim()
 
-        wait_until(spread)
-        assert (cell_of(site, "one"), cell_of(site, "two")) == ("default", "b")
-        assert [fleet[name].uplink.live._server for name in sorted(fleet)] == [urls[0], urls[0], urls[1], urls[1]]
-        assert all(one.spool.has_backlog() is False for one in fleet.values())
+        wait_until(held)
 
 
-def test_a_fault_that_the_other_cell_finds_is_delivered_under_the_default_cells_epoch(
-    cells: tuple[OwnProcess, OwnProcess], tmp_path: Path
-) -> None:
-    default, other = cells
-    urls = [f"http://{one.listen}" for one in cells]
-    with receiver() as target, agents(tmp_path, "n1 n2 n3 n4", urls) as fleet:
-        default.client.post("/api/v1/subscriptions", json={"url": target.url})
-        jobs = {"n1": "one", "n2": "one", "n3": "two", "n4": "two"}
+@pytest.fixture(scope="module")
+def spread(postgresql: PostgresqlServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Spread]:
+    site = Site(postgresql.new_database(), tmp_path_factory.mktemp("cells"))
+    with ExitStack() as stack:
+        default, other = (stack.enter_context(site.server(name, name)) for name in ("default", "b"))
+        wait_until(lambda: leads(default) and leads(other))
+        wait_until(lambda: all("cells" in one.client.get("/readyz").json()["checks"] for one in (default, other)))
+        servers = [f"http://{one.listen}" for one in (default, other)]
+        agents = {name: Agent(site.folder / "agents", name, Servers(servers)) for name in ("n1", "n2", "n3", "n4")}
+        for one in agents.values():
+            stack.callback(one.close)
+        made = Spread(site, default, other, agents)
+        made.until(lambda: judged(default) == {"one"} and judged(other) == {"two"})
+        yield made
 
-        def spread() -> bool:
-            for name, job in jobs.items():
-                fleet[name].say(job)
-            time.sleep(0.1)
-            return judged(default) == {"one"} and judged(other) == {"two"}
 
-        wait_until(spread)
-        fleet["n3"].say("two", Event(time.time(), "xid", 0, {"code": 79}))
+def test_jobs_are_spread_over_the_cells(spread: Spread) -> None:
+    assert (cell_of(spread.site.url, "one"), cell_of(spread.site.url, "two")) == ("default", "b")
 
-        def told() -> bool:
-            fleet["n4"].say("two")
-            time.sleep(0.1)
-            return any(data.get("job") == "two" for _, data in events(target))
 
-        wait_until(told)
-        epochs = {data["epoch"] for kind, data in events(target) if kind != PING}
-        assert epochs == {default.client.get("/api/v1/leader").json()["epoch"]}
+def test_agents_go_to_the_cell_that_judges_their_job(spread: Spread) -> None:
+    default, other = spread.urls
+    found = [spread.agents[name].uplink.live._server for name in ("n1", "n2", "n3", "n4")]
+    assert found == [default, default, other, other]
+
+
+@pytest.mark.parametrize("asked", ["default", "other"])
+def test_every_server_shows_the_nodes_and_jobs_of_all_cells(spread: Spread, asked: str) -> None:
+    server: OwnProcess = getattr(spread, asked)
+
+    def whole() -> bool:
+        nodes = server.client.get("/api/v1/nodes").json()["items"]
+        return all(one["agent"] for one in nodes) and len(nodes) == 4
+
+    spread.until(whole)
+    nodes = {one["node"]: one for one in server.client.get("/api/v1/nodes").json()["items"]}
+    assert {name: one["cell"] for name, one in nodes.items()} == {
+        "n1": "default",
+        "n2": "default",
+        "n3": "b",
+        "n4": "b",
+    }
+    assert {name: one["agent"]["job"] for name, one in nodes.items()} == {
+        "n1": "one",
+        "n2": "one",
+        "n3": "two",
+        "n4": "two",
+    }
+    fleet = server.client.get("/api/v1/fleet").json()
+    assert {(one["job"], one["cell"], one["nodes"]) for one in fleet["jobs"]} == {
+        ("one", "default", 2),
+        ("two", "b", 2),
+    }
+    assert fleet["nodes_heard"] == 4
+    mapped = server.client.get("/api/v1/fleet/nodes").json()
+    in_service = mapped["standings"].index("in_service")
+    assert dict(zip(mapped["nodes"], mapped["standing"], strict=True)) == dict.fromkeys(
+        ("n1", "n2", "n3", "n4"), in_service
+    )
+    assert {node: mapped["jobs"][job] for node, job in zip(mapped["nodes"], mapped["job"], strict=True)} == {
+        "n1": "one",
+        "n2": "one",
+        "n3": "two",
+        "n4": "two",
+    }
+    jobs = {one["job"]: one["cell"] for one in server.client.get("/api/v1/jobs").json()["items"]}
+    assert jobs == {"one": "default", "two": "b"}
+
+
+@pytest.mark.parametrize("asked", ["default", "other"])
+def test_lists_can_be_filtered_by_cell(spread: Spread, asked: str) -> None:
+    server: OwnProcess = getattr(spread, asked)
+    for path, key, found in (
+        ("/api/v1/nodes", "node", {"n3", "n4"}),
+        ("/api/v1/jobs", "job", {"two"}),
+    ):
+        items = server.client.get(path, params={"cell": "b"}).json()["items"]
+        assert {one[key] for one in items} == found
+    assert {one["job"] for one in server.client.get("/api/v1/fleet", params={"cell": "b"}).json()["jobs"]} == {"two"}
+
+
+@pytest.mark.parametrize("asked", ["default", "other"])
+def test_one_job_and_one_node_are_answered_by_their_cell(spread: Spread, asked: str) -> None:
+    server: OwnProcess = getattr(spread, asked)
+    spread.until(lambda: True)
+    for job in ("one", "two"):
+        assert server.client.get(f"/api/v1/jobs/{job}").json()["progress"]["step"] is not None
+    for node in spread.agents:
+        assert server.client.get(f"/api/v1/nodes/{node}").json()["agent"] is not None
+    query = {"metric": "train_step", "job": "two", "start": str(time.time() - 60), "end": str(time.time())}
+    series = server.client.get("/api/v1/query_range", params=query).json()["series"]
+    assert {one["node"] for one in series} == {"n3", "n4"}
+
+
+def test_a_fault_that_the_other_cell_finds_is_delivered_by_the_default_cell(spread: Spread) -> None:
+    with receiver() as target:
+        made = spread.other.client.post("/api/v1/subscriptions", json={"url": target.url}).json()
+        spread.agents["n3"].say("two", Event(time.time(), "xid", 0, {"code": 79}))
+        spread.until(lambda: any(data.get("job") == "two" for _, data in events(target)))
+        leader = spread.default.client.get("/api/v1/leader").json()
+        assert {data["epoch"] for _, data in events(target)} == {leader["epoch"]}
+        spread.default.client.delete(f"/api/v1/subscriptions/{made['id']}")
+    found = spread.default.client.get("/api/v1/incidents", params={"cell": "b"}).json()["items"]
+    assert {(one["job"], one["cell"]) for one in found} == {("two", "b")}
+    assert spread.other.client.get("/api/v1/incidents", params={"cell": "default"}).json()["items"] == []
+
+
+def test_a_job_of_which_something_is_open_stays(spread: Spread) -> None:
+    answer = spread.other.client.post("/api/v1/cells/default/jobs/two")
+    assert answer.status_code == 409
+    assert answer.json()["reason"] == "busy"
+
+
+def test_a_job_that_is_moved_is_judged_by_its_new_cell_and_its_agents_go_there(spread: Spread) -> None:
+    assert main(["cells", "move", "one", "b", "--server", spread.urls[0]]) == 0
+    spread.until(lambda: judged(spread.default) == set() and judged(spread.other) == {"one", "two"})
+    spread.until(lambda: {one.uplink.live._server for one in spread.agents.values()} == {spread.urls[1]})
+    assert [one["verb"] for one in spread.default.client.get("/api/v1/audit?subject=one").json()["items"]] == [
+        "move",
+        "assign",
+    ]
+
+
+def test_a_cell_without_a_leader_is_named_by_the_others(spread: Spread) -> None:
+    spread.other.process.kill()
+    spread.other.process.wait()
+    wait_until(
+        lambda: "cell b has no leader: its 2 jobs" in spread.default.client.get("/readyz").json()["checks"]["cells"]
+    )
+    answer = spread.default.client.get("/api/v1/fleet")
+    assert answer.headers["eagle-eye-standby"] == "no answer of cell b"
+    cells = {one["cell"]: one["leads"] for one in spread.default.client.get("/api/v1/cells").json()["items"]}
+    assert cells == {"default": True, "b": False}

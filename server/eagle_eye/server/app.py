@@ -28,6 +28,7 @@ from eagle_eye.server.api import (
     accounts,
     actions,
     audit,
+    cells,
     deliveries,
     description,
     enrolment,
@@ -126,6 +127,7 @@ from eagle_eye.server.telemetry.counters import Telemetry
 from eagle_eye.server.telemetry.host_metrics import ServerHostCollector
 from eagle_eye.server.web.dispatcher import Dispatcher
 from eagle_eye.server.web.forwarding import Forwarding
+from eagle_eye.server.web.joint_answers import JointAnswers
 from eagle_eye.server.web.unreached_nodes import UnreachedNodes
 
 if TYPE_CHECKING:
@@ -186,6 +188,7 @@ class _Parts(NamedTuple):
     leader_ping: LeaderPing
     heartbeat: Heartbeat
     forwarding: Forwarding | None  # None unless this server stands by
+    joint: JointAnswers | None  # None where the records are this server's alone, or it stands by
 
 
 def build_watcher(config: ServerConfig, store: Store, clock: Clock) -> Watcher:
@@ -251,7 +254,7 @@ def create_app(
     parts.history.journal.templates.listen(templates.take_used, templates.forget)
     services.fleet.when_forgotten(templates.expel)
     takers = _frames(services, templates), _remote_write(services)
-    return Dispatcher(api, *takers, services, reload.ask, parts.forwarding)
+    return Dispatcher(api, *takers, services, reload.ask, parts.forwarding, parts.joint)
 
 
 @functools.cache
@@ -260,7 +263,7 @@ def _endpoints() -> APIRouter:
     router = APIRouter()
     for module in (jobs, nodes, node_checks, incidents, evidence, actions, deliveries, subscriptions, enrolment):
         router.include_router(module.router)
-    for module in (overview, incident_charts, job_charts, silences):
+    for module in (overview, incident_charts, job_charts, silences, cells):
         router.include_router(module.router)
     for module in (accounts, trust, node_history, audit, history, stream, health, sign_in):
         router.include_router(module.router)
@@ -430,7 +433,8 @@ def _build(
         counters.registry.register(CertificateCollector(certificates))
     heartbeat = Heartbeat(store, services.doctor, clock, config.webhooks.heartbeat_s, config.public_url)
     ping = LeaderPing(store, signal, clock, counters, config.records.lease_s)
-    return _Parts(services, store, kept, webhook, outbox, ping, heartbeat, forwarding)
+    joint = JointAnswers(cells, store, config.tls) if cells is not None and forwarding is None else None
+    return _Parts(services, store, kept, webhook, outbox, ping, heartbeat, forwarding, joint)
 
 
 def _life(parts: _Parts, reload: Reload) -> AbstractAsyncContextManager[None]:
@@ -481,8 +485,9 @@ def _life(parts: _Parts, reload: Reload) -> AbstractAsyncContextManager[None]:
             await parts.webhook.close()
             if services.provider is not None:
                 await services.provider.close()
-            if parts.forwarding is not None:
-                await parts.forwarding.close()
+            for to_others in (parts.forwarding, parts.joint):
+                if to_others is not None:
+                    await to_others.close()
             await asyncio.to_thread(services.remote_store.close)
             await asyncio.to_thread(parts.history.close)
             parts.store.close()

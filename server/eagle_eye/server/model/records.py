@@ -339,8 +339,9 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
 class CellStatus(msgspec.Struct, frozen=True, kw_only=True):
     """A cell as the server that leads it last said: where it is, how many nodes it hears and jobs it judges.
 
-    ``nodes`` are those that somebody vouches for. ``problem`` says why it cannot judge, "" if it can. Written every few
-    seconds while there are several cells: one that is silent for longer has no leader.
+    ``nodes`` are those that somebody vouches for. ``drained``: it is given no new jobs. ``problem`` says why it cannot
+    judge, "" if it can. Written every few seconds while there are several cells: one that is silent for longer has no
+    leader.
     """
 
     cell: str
@@ -350,6 +351,7 @@ class CellStatus(msgspec.Struct, frozen=True, kw_only=True):
     jobs: int
     problem: str
     updated_s: float
+    drained: bool = False
 
 
 class JobCell(msgspec.Struct, frozen=True, kw_only=True):

@@ -22,6 +22,7 @@ from eagle_eye.server.ingest.fleet import Fleet
 from eagle_eye.server.model.clock import Clock
 from eagle_eye.server.model.errors import StoreUnavailable
 from eagle_eye.server.model.records import AuditEntry, CellStatus, Job, JobCell
+from eagle_eye.server.monitor.cell_moves import balanced
 from eagle_eye.server.monitor.watcher import Watcher
 from eagle_eye.server.store.leadership import Leadership
 from eagle_eye.server.store.settings import DEFAULT_CELL
@@ -146,6 +147,10 @@ class Cells:
         """Return whether agents should be heard here: not where all jobs are other cells'."""
         return not self.several or self.jobs_of(self.own) > 0
 
+    def hears(self, node: str) -> bool:
+        """Return whether the node reports to this cell."""
+        return self._fleet.last(node) is not None
+
     def url_of(self, cell: str) -> str:
         """Return the URL of the cell's leader, "" where it has none."""
         found = self.living().get(cell)
@@ -225,6 +230,10 @@ class Cells:
                 await asyncio.to_thread(self._give, wanted, gone, grown)
         if now_s - self._told_s >= STATUS_S:
             await asyncio.to_thread(self._say)
+            if self.is_default:
+                await asyncio.to_thread(
+                    self._store.update, lambda store: balanced(store, self.living(), self._clock.now_s())
+                )
 
     def _news(self) -> _News | None:
         """Return what was written since the last time; None for nothing."""
@@ -350,7 +359,7 @@ class Cells:
         def work(store: Store) -> Change:
             now_s = self._clock.now_s()
             known = {one.job: one for one in store.all(JOB_CELLS)}
-            load = dict.fromkeys({*self.living(), self.own}, 0)
+            load = dict.fromkeys(self._taking_jobs(), 0)
             for one in known.values():
                 if one.over_s is None and one.cell in load:
                     load[one.cell] += one.nodes
@@ -377,9 +386,19 @@ class Cells:
 
         self._store.update(work)
 
+    def _taking_jobs(self) -> set[str]:
+        """Return the cells that new jobs are given to: those that live, and are not drained unless all are."""
+        living = {self.own: self._cells.get(self.own), **self.living()}
+        return {name for name, one in living.items() if one is None or not one.drained} or {*living}
+
     def _say(self) -> None:
         """Write how this cell is. Raises StoreUnavailable."""
         self._told_s = self._clock.monotonic_s()
+
+        def said(store: Store) -> Change:
+            before = store.get(CELLS, self.own)
+            return Change(cells=(replace(status, drained=before is not None and before.drained),))
+
         status = CellStatus(
             cell=self.own,
             url=self._leadership.url,
@@ -389,8 +408,7 @@ class Cells:
             problem=self._problem()[:500],
             updated_s=self._clock.now_s(),
         )
-        self._store.commit(Change(cells=(status,)))
-        self._cells[self.own] = status
+        (self._cells[self.own],) = self._store.update(said).cells
         if self.several:
             self._store.retire(JOB_CELLS, "over_s", self._clock.now_s() - KEPT_S, RETIRED_MAX)
 

@@ -244,6 +244,8 @@ class Store(Protocol):
     ) -> Page[RecordT]:
         """Return the newest records that match, at most ``limit``, and a cursor to the next page.
 
+        Whatever has a job has the filter ``cell``, beside those of its kind.
+
         ``search`` is a case-insensitive part of the key; ``since_s`` is the minimum of their kind's ``time``. Raises
         BadCursor for a cursor that no page gave.
         """
