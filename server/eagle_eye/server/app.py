@@ -102,7 +102,7 @@ from eagle_eye.server.monitor.known_nodes import KnownNodes
 from eagle_eye.server.monitor.lease_metrics import LeaseCollector
 from eagle_eye.server.monitor.readiness import Doctor, replication_note
 from eagle_eye.server.monitor.recent_past import recent_past
-from eagle_eye.server.monitor.watcher import WHOLE, JobShare, Outlook, Watcher
+from eagle_eye.server.monitor.watcher import ALL_JOBS, JobShare, Outlook, Watcher
 from eagle_eye.server.reload import Reload
 from eagle_eye.server.requests.bundles import EVIDENCE_FOLDER, Bundles
 from eagle_eye.server.requests.evidence import EvidenceRequests
@@ -297,7 +297,7 @@ def _build(
     store.listen(signal.notify)
     watching = watcher(config, store, clock)
     cells = Cells(config.records.cell, store, leadership, clock, fleet, watching) if leadership is not None else None
-    share: JobShare = cells or WHOLE
+    share: JobShare = cells or ALL_JOBS
     fleet_size = _fleet_size(fleet, cells)
     watching.judge_share(share)
     watching.count_fleet(fleet_size)

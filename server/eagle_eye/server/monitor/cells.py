@@ -29,7 +29,9 @@ from eagle_eye.server.store.settings import DEFAULT_CELL
 from eagle_eye.server.store.sql_store import SqlStore
 from eagle_eye.server.store.store import CELLS, JOB_CELLS, JOBS, NODES, OVER_JOB_STATES, Change, Store
 
-LOOK_S = 0.25  # how often what other cells wrote is looked for: what they ask for is delivered by one
+LOOK_S = 0.5  # how often what other cells wrote is looked for
+DELIVERING_LOOK_S = 0.25  # by the cell that delivers what all ask for
+ASKED_S = 2.0  # how often it is looked for what is asked of agents, which is in no trail of changes
 ALONE_LOOK_S = 2.0  # how often it is looked for another cell, while there is none
 PASS_S = 1.0  # how often jobs that are new are given to a cell, and nodes sent to theirs
 STATUS_S = 10.0  # how often each cell says how it is
@@ -86,7 +88,7 @@ class Cells:
         self._said_s: dict[str, float] = {}  # when each other cell last said something, by the monotonic clock
         self._declared: dict[str, _Declared] = {}
         self._named_s: dict[str, float] = {}  # when an agent here last named the job
-        self._passed_s = self._told_s = -math.inf
+        self._passed_s = self._told_s = self._waked_s = -math.inf
         self._began_s = clock.monotonic_s()
 
     def begin(self, problem: Callable[[], str]) -> None:
@@ -204,7 +206,8 @@ class Cells:
                 if well:
                     _log.warning("the other cells are not followed while the records cannot be used: %s", error)
                 well = False
-            await asyncio.sleep(LOOK_S if self.several else ALONE_LOOK_S)
+            look_s = DELIVERING_LOOK_S if self.is_default else LOOK_S
+            await asyncio.sleep(look_s if self.several else ALONE_LOOK_S)
 
     async def _follow(self) -> None:
         if self.several:
@@ -220,11 +223,12 @@ class Cells:
         news = await asyncio.to_thread(self._news)
         if news is not None:
             self._take(news)
-            self._store.tell()
         now_s = self._clock.monotonic_s()
+        if news is not None or now_s - self._waked_s >= ASKED_S:
+            self._waked_s = now_s
+            self._store.tell()
         if now_s - self._passed_s >= PASS_S:
             self._passed_s = now_s
-            self._store.tell()  # what is asked of agents is in no trail of changes
             wanted, gone, grown = self._direct()
             if wanted or gone or grown:
                 await asyncio.to_thread(self._give, wanted, gone, grown)

@@ -32,7 +32,7 @@ from eagle_eye.server.monitor import incident_closing as closing
 from eagle_eye.server.monitor.judgement_changes import Announcement, announcement, together
 from eagle_eye.server.monitor.row_batching import Intake
 from eagle_eye.server.monitor.settings import EvidenceSettings
-from eagle_eye.server.monitor.watcher import WHOLE, IncidentCounts, JobProgress, JobShare, Latest, StepProgress
+from eagle_eye.server.monitor.watcher import ALL_JOBS, IncidentCounts, JobProgress, JobShare, Latest, StepProgress
 from eagle_eye.server.store.open_records import OpenRecords
 from eagle_eye.server.store.store import GPUS, INCIDENTS, JOBS, Change, Store
 from eagle_eye.server.telemetry.latencies import Latencies
@@ -81,7 +81,7 @@ class DetectionLoop:
         self._idle: Judgement | None = None  # of the nodes without a job
         self._ask_schedulers: Callable[[], None] = lambda: None
         self._count_fleet: Callable[[], int] = lambda: self._engine.node_count
-        self._share: JobShare = WHOLE
+        self._share: JobShare = ALL_JOBS
         self._resends: Resends | None = None
         self._past: Callable[[], Iterable[tuple[Frame, float] | Batch]] = tuple
         self._fleet_size = 0  # in this pass

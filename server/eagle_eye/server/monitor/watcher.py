@@ -90,7 +90,7 @@ class JobShare(Protocol):
         ...
 
 
-class Whole:
+class AllJobs:
     """All jobs: there are no cells."""
 
     def mine(self, job: str) -> bool:  # noqa: ARG002
@@ -102,7 +102,7 @@ class Whole:
         return True
 
 
-WHOLE = Whole()
+ALL_JOBS = AllJobs()
 
 
 class Watcher(Protocol):

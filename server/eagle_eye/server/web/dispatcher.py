@@ -180,7 +180,7 @@ class Dispatcher(Generic[ServicesT]):
         if scope["method"] != "GET" or not what.whole:
             await self._call_api(scope, receive, send)
             return
-        kept = Kept(send)
+        kept = WithheldAnswer(send)
         await self._call_api(scope, receive, kept)
         if kept.answer is not None:
             believed = self.services.people.forwardable(scope["headers"], scope.get("state", {}))
@@ -284,7 +284,7 @@ class Dispatcher(Generic[ServicesT]):
         return secured
 
 
-class Kept:
+class WithheldAnswer:
     """A ``send`` that keeps a whole answer of 200 back, and passes on every other."""
 
     def __init__(self, send: Send) -> None:
