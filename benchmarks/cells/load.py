@@ -44,6 +44,8 @@ class Loading:
             if not said:
                 raise RuntimeError(f"a load test failed with {process.returncode}")
             found.append(json.loads(said))
+            if not found[-1]["samples_acknowledged"]:
+                raise RuntimeError(f"nothing was acknowledged: {found[-1]}")
         return found
 
 

@@ -166,6 +166,11 @@ class Engine:
         """Take in the switch of each node and port, replacing earlier topology."""
         self._topology = topology
 
+    def switches_of(self, nodes: Iterable[str]) -> dict[str, str]:
+        """Return the switches of those of the nodes of which it is known."""
+        known = {} if self._topology is None else self._topology.switch_of_node
+        return {node: switch for node in nodes if (switch := known.get(node))}
+
     def tick(self, now_s: float) -> list[Judgement]:
         """Judge every job."""
         return list(self.judging(now_s))

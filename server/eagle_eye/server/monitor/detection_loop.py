@@ -466,6 +466,8 @@ class DetectionLoop:
         actions = records.actions(mine, self._since_s(judgement.now_s))
         named = [*(verdict.node for verdict in judgement.verdicts), *(incident.node for incident in mine)]
         accused = {node for node in named if node is not None}
+        elsewhere = records.incidents_elsewhere(judgement.job) if accused else []
+        named_elsewhere = (node for one in elsewhere for node in (one.node, *one.nodes) if node is not None)
         drained = {node for a in actions if a.kind == "drain_node" and a.job == judgement.job for node in a.exclude}
         return Book(
             incidents=[*mine, *dismissed],
@@ -475,6 +477,8 @@ class DetectionLoop:
             gathering=self._gathering(mine),
             standing={one.node: one for one in records.nodes(sorted(accused | drained)) if one.state != "in_service"},
             neighbours={node: self._neighbours(node, judgement.job) for node in accused | drained},
+            elsewhere=elsewhere,
+            switch_of=self._engine.switches_of({*accused, *named_elsewhere}),
         )
 
     def _neighbours(self, node: str, job: str) -> list[str]:
