@@ -1,10 +1,13 @@
 """What a sample costs where 1, 2 or 4 cells share one load and one PostgreSQL.
 
-    python -m benchmarks.cells --cells 1,2,4 --nodes 1200 --seconds 120 --out benchmarks/results/cells.json
+    python -m benchmarks.cells --cells 1,2,4 --nodes 2400 --seconds 75 --out benchmarks/results/cells.json
+    python -m benchmarks.cells --writers 1,4,10 --seconds 10 --out benchmarks/results/cells-commits.json
 
 The servers of all cells run on core 0, the load generators (one for each cell) and PostgreSQL on core 1; the machine
 should do nothing else. The nodes' jobs are given to the cells in equal parts before the load begins. ``--python`` takes
 another version's interpreter, to compare: with ``--cells 1`` it need not know cells. Exit code 1: a frame was lost.
+
+``--writers`` measures something else: how many decisions processes write into one database, which flushes each to disk.
 """
 
 from __future__ import annotations
@@ -14,12 +17,14 @@ import os
 import sys
 import tempfile
 import time
+import urllib.request
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
 
+from benchmarks.cells import commits
 from benchmarks.cells.load import Fleet, loading
 from benchmarks.ingest.processes import GENERATOR_CORE, Course, Look, free_port, look, program
 from benchmarks.result_file import write_result
@@ -49,9 +54,10 @@ def main() -> int:
         prog="python -m benchmarks.cells", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--cells", default="1,2,4", metavar="N,N,...", help="one run each (1,2,4)")
-    parser.add_argument("--nodes", type=int, default=1_200, help="in all cells together (1200)")
+    parser.add_argument("--writers", metavar="N,N,...", help="only how fast so many processes write decisions")
+    parser.add_argument("--nodes", type=int, default=2_400, help="in all cells together (2400)")
     parser.add_argument("--gpus", type=int, default=8, help="of each node (8)")
-    parser.add_argument("--seconds", type=float, default=120.0, help="of each run, the first quarter warms up (120)")
+    parser.add_argument("--seconds", type=float, default=75.0, help="of each run, whose first quarter warms up (75)")
     parser.add_argument("--python", default=sys.executable, help="interpreter of the servers (this one)")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
@@ -59,6 +65,11 @@ def main() -> int:
     if bin_ is None:
         sys.stderr.write("benchmarks.cells: PostgreSQL is not installed: apt-get install postgresql-15\n")
         return 2
+    if args.writers:
+        with serving(bin_, "fsync = on\n") as durable:
+            return _keep(
+                [commits.measure(durable, int(one), args.seconds) for one in args.writers.split(",")], args.out
+            )
     os.sched_setaffinity(0, {GENERATOR_CORE})  # PostgreSQL, too, which is started from here
     runs: list[dict[str, Any]] = []
     with serving(bin_) as postgresql, tempfile.TemporaryDirectory(prefix="cells-") as folder:
@@ -66,11 +77,16 @@ def main() -> int:
             plan = Plan(count, args.nodes, args.gpus, args.seconds, args.python)
             runs.append(measure(postgresql, Path(folder) / str(count), plan))
             sys.stderr.write(f"{runs[-1]}\n")
-    found = {"runs": runs, **compared(runs)}
-    if args.out:
-        write_result(args.out, found)
-    sys.stdout.buffer.write(msgspec.json.format(msgspec.json.encode(found), indent=1) + b"\n")
+    _keep({"runs": runs, **compared(runs)}, args.out)
     return 0 if all(run["frames_lost"] == 0 for run in runs) else 1
+
+
+def _keep(found: Any, file: Path | None) -> int:
+    """Write and print the figures; return 0."""
+    if file is not None:
+        write_result(file, found)
+    sys.stdout.buffer.write(msgspec.json.format(msgspec.json.encode(found), indent=1) + b"\n")
+    return 0
 
 
 def measure(postgresql: PostgresqlServer, folder: Path, plan: Plan) -> dict[str, Any]:
@@ -93,6 +109,7 @@ def measure(postgresql: PostgresqlServer, folder: Path, plan: Plan) -> dict[str,
             ended_s = time.time()
             database_end, commits_end = look(_postmaster(postgresql)), _commits(postgresql, url)
             sent = load.results()
+            received = sum(metric(address, "ingest_bytes_total") for address in addresses.values())
         looks = {name: course.stop() for name, course in courses.items()}
     took_s = ended_s - began_s
     busy = sum(cpu_s(found, began_s, ended_s) for found in looks.values()) / took_s
@@ -108,6 +125,7 @@ def measure(postgresql: PostgresqlServer, folder: Path, plan: Plan) -> dict[str,
         "postgresql_core_busy_ratio": (database_end.cpu_s - database.cpu_s) / took_s,
         "postgresql_commits_per_second": (commits_end - commits) / took_s,
         "rss_bytes_max": {name: max(one.rss_bytes for one in found) for name, found in looks.items()},
+        "bytes_per_sample": received / max(sum(one["samples_acknowledged"] for one in sent), 1),
         "acknowledged_seconds_p99": max(one["acknowledged_seconds_settled"]["p99"] or 0.0 for one in sent),
         "frames_lost": sum(one["frames_lost"] for one in sent),
     }
@@ -145,6 +163,13 @@ def cpu_s(looks: list[Look], begin_s: float, end_s: float) -> float:
         raise RuntimeError(f"{end_s - begin_s:.0f} s are too short to be measured")
     first, last = within[0], within[-1]
     return (last.cpu_s - first.cpu_s) * (end_s - begin_s) / (last.time_s - first.time_s)
+
+
+def metric(address: str, name: str) -> float:
+    """Return a metric of a server, 0.0 where it has none."""
+    with urllib.request.urlopen(f"http://{address}/metrics", timeout=30.0) as answer:
+        lines = answer.read().decode().splitlines()
+    return float(next((line.split()[-1] for line in lines if line.startswith(f"eagle_eye_{name} ")), 0.0))
 
 
 def _server(url: str, folder: Path, name: str, address: str, plan: Plan) -> Any:
