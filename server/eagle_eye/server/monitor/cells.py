@@ -33,7 +33,7 @@ LOOK_S = 0.5  # how often what other cells wrote is looked for
 DELIVERING_LOOK_S = 0.25  # by the cell that delivers what all ask for
 ASKED_S = 2.0  # how often it is looked for what is asked of agents, which is in no trail of changes
 ALONE_LOOK_S = 2.0  # how often it is looked for another cell, while there is none
-PASS_S = 1.0  # how often jobs that are new are given to a cell, and nodes sent to theirs
+PASS_S = 2.0  # how often jobs that are new are given to a cell, and nodes sent to theirs
 STATUS_S = 10.0  # how often each cell says how it is
 SILENT_S = 35.0  # a cell that said nothing for so long has no leader
 NAMED_S = 120.0  # how long an agent's report of its job is used
@@ -294,38 +294,48 @@ class Cells:
     def _direct(self) -> tuple[dict[str, list[str]], list[str], dict[str, int]]:
         """Send nodes to their cells; return the jobs to give to one with their nodes, those gone, and those grown."""
         now_s = self._clock.monotonic_s()
-        named: dict[str, list[str]] = {}
-        jobs_of: dict[str, set[str]] = {}
+        mine = {job: one for job, one in self._cell_of.items() if one.cell == self.own and one.over_s is None}
+        named: dict[str, list[str]] = {job: [] for job in mine}
+        others: dict[str, set[str]] = {}  # the jobs of the nodes that have another than this cell's
         for voice in self._fleet.voices(self._clock.now_s() - NAMED_S):
             ranks = voice.ranks
-            for job in {voice.job, ranks[0].job, ranks[-1].job} if ranks else {voice.job}:
-                if job is not None:
-                    named.setdefault(job, []).append(voice.node)
-                    jobs_of.setdefault(voice.node, set()).add(job)
-        for job, one in self._declared.items():
-            if one.state in HELD_STATES:
-                for node in one.nodes:
-                    jobs_of.setdefault(node, set()).add(job)
-        self._named_s.update(dict.fromkeys(named, now_s))
-        self._send_away(jobs_of)
-        for job in named:
-            if not self.mine(job) and job in self._cell_of:
+            job = ranks[0].job if ranks else voice.job
+            if job is None:
+                continue
+            if job in mine and (not ranks or ranks[-1].job == job):  # nearly all, where most jobs are this cell's
+                named[job].append(voice.node)
+                continue
+            for one in {job, ranks[-1].job} if ranks else {job}:
+                named.setdefault(one, []).append(voice.node)
+                others.setdefault(voice.node, set()).add(one)
+        self._named_s.update((job, now_s) for job, nodes in named.items() if nodes)
+        self._send_away(mine, named, others)
+        for job in named.keys() - mine.keys():
+            if job in self._cell_of and not self.mine(job):
                 self._watcher.give_up(job)
-        wanted = {job: nodes for job, nodes in named.items() if self._is_new(job)}
+        wanted = {job: nodes for job, nodes in named.items() if nodes and self._is_new(job)}
         if self.is_default:
             held = (job for job, one in self._declared.items() if one.state in HELD_STATES and one.nodes)
             wanted.update({job: sorted(self._declared[job].nodes) for job in held if self._is_new(job)})
-        mine = [one for one in self._cell_of.values() if one.cell == self.own and one.over_s is None]
-        gone = [one.job for one in mine if self._is_gone(one.job, now_s)]
-        sizes = {one.job: max(len(named.get(one.job, ())), len(self._nodes_on_record(one.job))) for one in mine}
-        grown = {one.job: sizes[one.job] for one in mine if sizes[one.job] > GREW_RATIO * one.nodes}
-        return wanted, gone, {job: size for job, size in grown.items() if job not in gone}
+        gone = [job for job in mine if self._is_gone(job, now_s)]
+        sizes = {job: max(len(named[job]), len(self._nodes_on_record(job))) for job in mine.keys() - set(gone)}
+        return wanted, gone, {job: size for job, size in sizes.items() if size > GREW_RATIO * mine[job].nodes}
 
-    def _send_away(self, jobs_of: Mapping[str, Iterable[str]]) -> None:
+    def _send_away(
+        self, mine: Mapping[str, JobCell], named: Mapping[str, list[str]], others: dict[str, set[str]]
+    ) -> None:
+        """Send on the nodes that have jobs of other cells, and none of this one."""
+        for job, one in self._declared.items():
+            if one.state in HELD_STATES and job not in mine and job in self._cell_of:
+                for node in one.nodes:
+                    others.setdefault(node, set()).add(job)
+        stays: set[str] = set()
+        if others:
+            stays.update(*(named[job] for job in mine), *(self._nodes_on_record(job) for job in mine))
         self.elsewhere.clear()
-        for node, jobs in jobs_of.items():
+        for node, jobs in others.items():
             cells = [self._cell_of[job].cell for job in jobs if job in self._cell_of]
-            if cells and self.own not in cells:
+            if cells and node not in stays:
                 self.elsewhere[node] = self.url_of(max(sorted(set(cells)), key=cells.count))
         self._fleet.leave(self.elsewhere)
 
