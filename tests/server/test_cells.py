@@ -25,7 +25,7 @@ from eagle_eye.schema.frame import Rank, block, encode_frame
 from eagle_eye.schema.metrics import Scope
 from tests.server.builders import frame
 from tests.server.own_process import OwnProcess, serving, wait_until
-from tests.server.postgresql_server import PostgresqlServer
+from tests.server.postgresql_server import PostgresqlServer, free_port
 from tests.server.receiver import Receiver, receiver
 
 pytestmark = pytest.mark.slow  # servers in processes of their own
@@ -41,14 +41,14 @@ class Site:
     folder: Path
 
     @contextmanager
-    def server(self, name: str, cell: str) -> Iterator[OwnProcess]:
+    def server(self, name: str, cell: str, listen: str = "127.0.0.1:0") -> Iterator[OwnProcess]:
         file = self.folder / f"{name}.toml"
         file.write_text(
             f'[records]\nurl = "{self.url}"\nlease_s = {LEASE_S}\ncell = "{cell}"\n'
             '[policy]\nmode = "act"\n[webhooks]\nallow_private = true\nheartbeat_s = 0.0\n[detection]\ntick_s = 0.2\n',
             encoding="utf-8",
         )
-        with serving(self.folder / name, "--config", str(file), "--listen", "127.0.0.1:0") as process:
+        with serving(self.folder / name, "--config", str(file), "--listen", listen) as process:
             yield process
 
 
@@ -119,6 +119,7 @@ class Spread:
     default: OwnProcess
     other: OwnProcess
     agents: dict[str, Agent]
+    next: str  # where b's next server is to listen; agents know it
 
     @property
     def urls(self) -> list[str]:
@@ -143,11 +144,12 @@ def spread(postgresql: PostgresqlServer, tmp_path_factory: pytest.TempPathFactor
         default, other = (stack.enter_context(site.server(name, name)) for name in ("default", "b"))
         wait_until(lambda: leads(default) and leads(other))
         wait_until(lambda: all("cells" in one.client.get("/readyz").json()["checks"] for one in (default, other)))
-        servers = [f"http://{one.listen}" for one in (default, other)]
+        after = f"127.0.0.1:{free_port()}"
+        servers = [f"http://{one}" for one in (default.listen, other.listen, after)]
         agents = {name: Agent(site.folder / "agents", name, Servers(servers)) for name in ("n1", "n2", "n3", "n4")}
         for one in agents.values():
             stack.callback(one.close)
-        made = Spread(site, default, other, agents)
+        made = Spread(site, default, other, agents, after)
         made.until(lambda: judged(default) == {"one"} and judged(other) == {"two"})
         yield made
 
@@ -269,3 +271,12 @@ def test_a_cell_without_a_leader_is_named_by_the_others(spread: Spread) -> None:
     assert answer.headers["eagle-eye-standby"] == "no answer of cell b"
     cells = {one["cell"]: one["leads"] for one in spread.default.client.get("/api/v1/cells").json()["items"]}
     assert cells == {"default": True, "b": False}
+
+
+def test_the_next_leader_of_a_cell_judges_its_jobs_and_their_agents_find_it(spread: Spread) -> None:
+    assert spread.other.process.poll() is not None  # the test before killed it
+    with spread.site.server("b2", "b", spread.next) as following:
+        spread.until(lambda: leads(following) and judged(following) == {"one", "two"})
+        spread.until(lambda: {one.uplink.live._server for one in spread.agents.values()} == {f"http://{spread.next}"})
+        wait_until(lambda: spread.default.client.get("/readyz").json()["checks"]["cells"] == "ok")
+        spread.until(lambda: spread.default.client.get("/api/v1/fleet").json()["nodes_heard"] == 4)
