@@ -268,7 +268,7 @@ def test_a_cell_without_a_leader_is_named_by_the_others(spread: Spread) -> None:
         lambda: "cell b has no leader: its 2 jobs" in spread.default.client.get("/readyz").json()["checks"]["cells"]
     )
     answer = spread.default.client.get("/api/v1/fleet")
-    assert answer.headers["eagle-eye-standby"] == "no answer of cell b"
+    assert answer.headers["eagle-eye-without-cells"] == "b"
     cells = {one["cell"]: one["leads"] for one in spread.default.client.get("/api/v1/cells").json()["items"]}
     assert cells == {"default": True, "b": False}
 

@@ -8,7 +8,7 @@ from typing import Generic, Protocol, TypeVar
 
 from fastapi import FastAPI
 
-from eagle_eye.schema.problem import CONTENT_TYPE, LEADER_HEADER, STANDBY_HEADER
+from eagle_eye.schema.problem import CONTENT_TYPE, LEADER_HEADER, STANDBY_HEADER, WITHOUT_CELLS_HEADER
 from eagle_eye.server.api import sign_in
 from eagle_eye.server.api.description import OPEN
 from eagle_eye.server.api.visibility import looked_through
@@ -175,7 +175,7 @@ class Dispatcher(Generic[ServicesT]):
                     why = f"cell {cell} hears the node: {error}; try again"
                     await self._refuse(Refusal(503, "standby", why, {"Retry-After": str(RETRY_LEADER_S)}), send)
                     return
-                await self._call_api(scope, receive, _with(send, STANDBY_HEADER, f"cell {cell}: {error}"))
+                await self._call_api(scope, receive, _with(send, WITHOUT_CELLS_HEADER, cell))
             return
         if scope["method"] != "GET" or not what.whole:
             await self._call_api(scope, receive, send)

@@ -2,7 +2,7 @@
 
 Who asks about one job, incident, action or node is answered by the cell that judges the job or hears the node. A list
 is this server's, in which what other cells see of its jobs and nodes is put in; ``cell`` says whose each one is. A cell
-that does not answer is named in the answer's head (STANDBY_HEADER), and what it alone knows is missing.
+that does not answer is named in the answer's head (WITHOUT_CELLS_HEADER), and what it alone knows is missing.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from urllib.parse import parse_qs, unquote
 import httpx
 import msgspec
 
-from eagle_eye.schema.problem import STANDBY_HEADER
+from eagle_eye.schema.problem import STANDBY_HEADER, WITHOUT_CELLS_HEADER
 from eagle_eye.server.monitor.cells import Cells
 from eagle_eye.server.security.settings import TlsSettings
 from eagle_eye.server.store.store import ACTIONS, EVIDENCE, INCIDENTS, Store
@@ -118,7 +118,7 @@ class JointAnswers:
         for name in ("items", "jobs"):
             if wanted and what.one == "" and isinstance(answer.get(name), list):
                 answer[name] = [one for one in answer[name] if one.get("cell") == wanted[0]]
-        heads = {STANDBY_HEADER: f"no answer of cell {', '.join(silent)}"} if silent else {}
+        heads = {WITHOUT_CELLS_HEADER: ", ".join(silent)} if silent else {}
         return msgspec.json.encode(answer), heads
 
     def _mark(self, answer: Answer, name: str = "items") -> None:
