@@ -30,6 +30,7 @@ PLACEHOLDERS = {
     **dict.fromkeys(("URL", "SERVER"), "http://127.0.0.1:8470"),
     "TIME": "2026-01-31T12:00:00Z",
     "GLOB": "gpu-*",
+    "CELL": "west",
     "SCOPE": "read",
     "STATE": "open",
     "FAULT": "hang",

@@ -37,7 +37,7 @@ from eagle_eye.server.model.batch import Batch, StreamRef
 from eagle_eye.server.model.clock import Clock
 from eagle_eye.server.model.errors import StoreUnavailable
 from eagle_eye.server.model.records import Action, Incident, Job, NewsSilence, OutboundEvent, Subscription
-from eagle_eye.server.monitor.watcher import IncidentCounts, JobProgress, Latest, StepProgress
+from eagle_eye.server.monitor.watcher import IncidentCounts, JobProgress, JobShare, Latest, StepProgress
 from eagle_eye.server.store.factory import RECORDS_FILE, open_file
 from eagle_eye.server.store.sql_store import SqlStore
 from eagle_eye.server.telemetry import logs
@@ -106,6 +106,15 @@ class FakeWatcher:
 
     def observe_job(self, job: Job) -> None:
         self.jobs.append(job)
+
+    def judge_share(self, share: JobShare) -> None:
+        self.share = share
+
+    def take_over(self, job: str) -> None:
+        self.taken_over = job
+
+    def give_up(self, job: str) -> None:
+        self.given_up = job
 
     def observe_scheduler(self, word: SchedulerReports) -> None:
         self.words.append(word)

@@ -25,7 +25,12 @@ JOBS = CHANGED_AT_ONCE + 2
 class AllHung(Engine):
     """Judges that a node of each job holds it up."""
 
-    def judging(self, now_s: float, _concerned: Callable[[str], bool] = lambda _: False) -> Iterator[Judgement]:
+    def judging(
+        self,
+        now_s: float,
+        _concerned: Callable[[str], bool] = lambda _: False,
+        _mine: Callable[[str], bool] = lambda _: True,
+    ) -> Iterator[Judgement]:
         for job in range(JOBS):
             yield hung(f"job{job}", now_s)
 

@@ -51,7 +51,7 @@ ERROR = DriverError(
 # Otherwise nearly all paths lead to records that are not there.
 KNOWN = {"incident": "inc_1", "action": "act_1", "node": "n1", "job": "job", "subscription": "sub-1"}
 KNOWN |= {"evidence": "ev_1", "check": "chk_1", "gpu_uuid": "GPU-1", "delivery": "d-1"}
-KNOWN |= {"silence": "sil-1"}
+KNOWN |= {"silence": "sil-1", "cell": "default"}
 
 
 def one_of_each(server: Running) -> None:

@@ -217,7 +217,14 @@ def test_the_commands_find_the_records_by_the_servers_configuration(
     assert main(["backup", str(tmp_path / "backup"), "--records-only", "--config", str(file)]) == 2
     assert "pg_dump" in capsys.readouterr().err
     config = msgspec.to_builtins(configuration.load(file, {}, {}))
-    assert config["records"] == {"url": url, "password_file": "", "lease_s": 5.0, "async_ok": False, "server_url": ""}
+    assert config["records"] == {
+        "url": url,
+        "password_file": "",
+        "lease_s": 5.0,
+        "async_ok": False,
+        "server_url": "",
+        "cell": "default",
+    }
     assert isinstance(configuration.load(file, {}, {}), ServerConfig)
 
 

@@ -374,7 +374,7 @@ def test_the_longer_a_look_took_the_later_is_the_next(
         return iter(())
 
     monkeypatch.setattr(asyncio, "sleep", sleep)
-    monkeypatch.setattr(Engine, "judging", lambda _, now_s, _concerned: judging(now_s))
+    monkeypatch.setattr(Engine, "judging", lambda _, now_s, _concerned, _mine: judging(now_s))
     with pytest.raises(asyncio.CancelledError):
         asyncio.run(site.watch.run())
     assert rests_s == [pytest.approx(rest_s)]

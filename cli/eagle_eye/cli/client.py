@@ -24,6 +24,10 @@ class CommandClient(Client):
         """Tell it on standard error, so that it is in no list and no JSON."""
         sys.stderr.write(f"{self.standby_words(printable(why))}\n")
 
+    def say_cells(self, silent: str) -> None:
+        """Tell it on standard error, so that it is in no list and no JSON."""
+        sys.stderr.write(f"{self.cells_words(printable(silent))}\n")
+
 
 def connect(server: str | None, token_file: Path | None) -> Client:
     """Return the client for a command's flags; defaults are in EAGLE_EYE_SERVER and EAGLE_EYE_TOKEN_FILE."""

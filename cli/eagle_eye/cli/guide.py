@@ -341,6 +341,16 @@ GUIDES: dict[str, Guide] = {
         _ANSWERED,
         ("how-to/silences", "reference/webhooks"),
     ),
+    "cells": Guide(
+        "Lists the cells of a site, whose servers judge different jobs and share the records, and moves jobs.",
+        (
+            ("eagle-eye cells", "their leaders, and how much each has"),
+            ("eagle-eye cells move JOB CELL", "the job's agents go there by themselves"),
+            ("eagle-eye cells drain CELL", "before it is taken away; fill takes that back"),
+        ),
+        _ANSWERED,
+        ("how-to/cells", "explanation/scale"),
+    ),
     "tokens": Guide(
         "Makes, lists and revokes tokens in the server's files, on the server's host, as its user or as root.",
         (

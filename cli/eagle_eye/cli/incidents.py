@@ -61,7 +61,7 @@ INCIDENTS = IncidentCommands(
     "incidents",
     "incident",
     show.INCIDENT_COLUMNS,
-    filters={"state": get_args(ListedIncidentState), "job": ANY, "node": ANY, "fault": FAULT_NAMES},
+    filters={"state": get_args(ListedIncidentState), "job": ANY, "node": ANY, "fault": FAULT_NAMES, "cell": ANY},
     verbs=(
         Verb("acknowledge", "note that a person has seen it"),
         Verb("resolve", "close it"),

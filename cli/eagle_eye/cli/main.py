@@ -117,6 +117,7 @@ GROUPS: tuple[tuple[str, tuple[Command, ...]], ...] = (
             Command("tokens", "eagle_eye.server.admin.tokens_command", "make, list and revoke tokens", "server"),
             Command("backup", "eagle_eye.server.admin.backup_command", "copy the server's files live", "server"),
             Command("records", "eagle_eye.server.admin.records_command", "move the records to PostgreSQL", "server"),
+            Command("cells", "eagle_eye.cli.cells", "which server judges which jobs; move them", "server"),
             Command("record", "eagle_eye.cli.record", "write a trace from a server's history", "server"),
             Command("import", "eagle_eye.cli.import_trace", "write a trace from an existing Prometheus", "server"),
             Command("train", "eagle_eye.learning.command", "learn what healthy nodes look like", "server,ml"),

@@ -11,7 +11,7 @@ from urllib.parse import quote
 from eagle_eye.cli import show
 from eagle_eye.cli.client import CannotGoOn, connect
 from eagle_eye.cli.node_history import add_history, show_history
-from eagle_eye.cli.operator import LIST_MAX, Noun, Verb, add_limit, print_json, print_list
+from eagle_eye.cli.operator import ANY, LIST_MAX, Noun, Verb, add_limit, print_json, print_list
 from eagle_eye.cli.tables import Column, print_table, printable
 from eagle_eye.cli.times import moment
 from eagle_eye.client import Client
@@ -205,6 +205,7 @@ NODES = NodeCommands(
         Column("node", "node"),
         Column("state", "phase"),
         Column("job", "agent.job", 1),
+        Column("cell", "cell", 2),
         Column("heard", "agent.heard"),
         Column("agent", "agent.version", 4),
         Column("introduced by", "introduced_by", 5),
@@ -212,7 +213,7 @@ NODES = NodeCommands(
         Column("recurrence score", "memory.recurrence_score", 3),
         Column("reason", "reason"),
     ),
-    filters={"state": get_args(NodeState)},
+    filters={"state": get_args(NodeState), "cell": ANY},
     verbs=(
         Verb("exclude", "count it as out of service until it is readmitted", query=_REASON),
         Verb("drain", "count it as leaving once its job ends or restarts", query=_REASON),

@@ -164,6 +164,7 @@ JOBS = Noun(
         Column("job", "job"),
         Column("attempt", "attempt"),
         Column("state", "state"),
+        Column("cell", "cell", 2),
         Column("owner", "owner", 2),
         Column("step", "progress.step"),
         Column("progressed", "progress.progressed"),
@@ -172,7 +173,7 @@ JOBS = Noun(
         Column("restarted by", "restart_owner", 4),
         Column("conflict", "conflict"),
     ),
-    filters={"state": get_args(ListedJobState), "node": ANY},
+    filters={"state": get_args(ListedJobState), "node": ANY, "cell": ANY},
     page=show.job,
 )
 ACTIONS = Noun(
@@ -184,6 +185,7 @@ ACTIONS = Noun(
         Column("kind", "kind"),
         Column("state", "state"),
         Column("job", "job"),
+        Column("cell", "cell", 3),
         Column("exclude", "exclude"),
         Column("fault", "fault", 3),
         Column("expires", "expires", 4),
@@ -194,6 +196,7 @@ ACTIONS = Noun(
         "node": ANY,
         "kind": get_args(ActionKind),
         "incident": ANY,
+        "cell": ANY,
     },
     verbs=(
         Verb("approve", "have it carried out"),

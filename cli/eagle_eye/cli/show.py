@@ -38,6 +38,7 @@ INCIDENT_COLUMNS = (
     Column("state", "state"),
     Column("fault", "fault"),
     Column("job", "job", 2),
+    Column("cell", "cell", 3),
     Column("nodes", "nodes"),
     Column("silenced until", "silenced_until", 3),
     Column("summary", "summary", 1, 36),

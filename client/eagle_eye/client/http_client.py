@@ -20,7 +20,7 @@ import msgspec
 from eagle_eye.client.errors import ClientError, LimitReached, Refused, Unreachable, UnreadableAnswer
 from eagle_eye.schema.configuration import ConfigurationError
 from eagle_eye.schema.environment_names import slip
-from eagle_eye.schema.problem import STANDBY_HEADER
+from eagle_eye.schema.problem import STANDBY_HEADER, WITHOUT_CELLS_HEADER
 
 DEFAULT_SERVER = "http://127.0.0.1:8470"
 TIMEOUT_S = 30.0
@@ -70,6 +70,7 @@ class HttpClient:
         self.token = "" if file is None else self._token_in(Path(file))  # "": none is sent
         self._timeout_s = timeout_s
         self._standby_said = False
+        self._cells_said = ""  # which cells were silent, as it was told last
         # Proxies from the environment are ignored: they would see the token and could not reach loopback.
         self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), _NoRedirects)
 
@@ -168,6 +169,7 @@ class HttpClient:
             raise Unreachable(f"{self.server} cannot be reached: {why}; is {self.URL} right?") from None
         with answer:
             self._note_standby(answer.headers.get(STANDBY_HEADER))
+            self._note_cells(answer.headers.get(WITHOUT_CELLS_HEADER))
             try:
                 yield answer
             except (TimeoutError, ConnectionError, ssl.SSLError, http.client.HTTPException) as error:
@@ -178,6 +180,19 @@ class HttpClient:
             return
         self._standby_said = True
         self.say_standby(why)
+
+    def _note_cells(self, silent: str | None) -> None:
+        if silent is not None and silent != self._cells_said:
+            self._cells_said = silent
+            self.say_cells(silent)
+
+    def say_cells(self, silent: str) -> None:
+        """Tell people, once, which cells gave no answer."""
+        _log.warning("%s", self.cells_words(silent))
+
+    def cells_words(self, silent: str) -> str:
+        """Return what is to be told of cells that gave no answer."""
+        return f"no answer of cell {silent}: what it alone knows is missing"
 
     def say_standby(self, why: str) -> None:
         """Tell people, once, that a standby answers from the records."""

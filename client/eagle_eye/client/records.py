@@ -40,6 +40,7 @@ class ActionDict(TypedDict):
     restart_scope: str | None
     reason: str
     report_to: str
+    cell: NotRequired[str]
 
 
 class AgentDict(TypedDict):
@@ -137,6 +138,7 @@ class IncidentDict(TypedDict):
     escalation: str
     accused: list[str]
     escalated: bool
+    cell: NotRequired[str]
 
 
 class IncidentInFullDict(TypedDict):
@@ -181,6 +183,7 @@ class IncidentInFullDict(TypedDict):
     gathered: list[EvidenceDict]
     history: list[AuditEntryDict]
     silence: SilenceDict | None
+    cell: NotRequired[str]
 
 
 class JobDict(TypedDict):
@@ -207,6 +210,7 @@ class JobDict(TypedDict):
     exits: list[ReportedExitDict]
     nodes_total: int
     progress: ProgressDict | None
+    cell: NotRequired[str]
 
 
 class MemberRankDict(TypedDict):
@@ -261,6 +265,7 @@ class NodeDict(TypedDict):
     agent: AgentDict | None
     vouched: bool
     memory: MemoryDict | None
+    cell: NotRequired[str | None]
 
 
 class ProgressDict(TypedDict):

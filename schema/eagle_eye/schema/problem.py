@@ -9,6 +9,8 @@ CONTENT_TYPE = "application/problem+json"
 LEADER_HEADER = "Eagle-Eye-Leader"  # of a standby's answers: the URL of the server that leads
 # Of what a standby reads from the records, since it has no answer of the leader: why not.
 STANDBY_HEADER = "Eagle-Eye-Standby"
+# Of an answer for several cells: those that gave none, so that what they alone know is missing.
+WITHOUT_CELLS_HEADER = "Eagle-Eye-Without-Cells"
 
 
 def problem(status: int, reason: str, detail: str, **extra: Any) -> dict[str, Any]:

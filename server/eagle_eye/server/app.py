@@ -7,7 +7,7 @@ import functools
 import os
 import random
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from importlib.metadata import version
@@ -28,6 +28,7 @@ from eagle_eye.server.api import (
     accounts,
     actions,
     audit,
+    cells,
     deliveries,
     description,
     enrolment,
@@ -64,6 +65,7 @@ from eagle_eye.server.delivery.notifiers.guard import Guard, Resolve, system_res
 from eagle_eye.server.delivery.notifiers.targets import Targets
 from eagle_eye.server.delivery.notifiers.webhook import Webhook
 from eagle_eye.server.delivery.outbox import Outbox
+from eagle_eye.server.engine.idle_faults import NO_JOB
 from eagle_eye.server.history.embedded_history import EmbeddedHistory
 from eagle_eye.server.history.history import LATE_S, History
 from eagle_eye.server.history.history_metrics import HistoryCollector
@@ -91,6 +93,7 @@ from eagle_eye.server.jobs.source_metrics import JobSourceCollector
 from eagle_eye.server.model.batch import Batch
 from eagle_eye.server.model.clock import Clock, SystemClock
 from eagle_eye.server.model.records import AuditEntry
+from eagle_eye.server.monitor.cells import Cells
 from eagle_eye.server.monitor.detection_metrics import BlindCollector, DropsCollector, LatestCollector
 from eagle_eye.server.monitor.fleet_budget_metrics import FleetBudgetCollector
 from eagle_eye.server.monitor.heartbeat import Heartbeat
@@ -99,7 +102,7 @@ from eagle_eye.server.monitor.known_nodes import KnownNodes
 from eagle_eye.server.monitor.lease_metrics import LeaseCollector
 from eagle_eye.server.monitor.readiness import Doctor, replication_note
 from eagle_eye.server.monitor.recent_past import recent_past
-from eagle_eye.server.monitor.watcher import Outlook, Watcher
+from eagle_eye.server.monitor.watcher import ALL_JOBS, JobShare, Outlook, Watcher
 from eagle_eye.server.reload import Reload
 from eagle_eye.server.requests.bundles import EVIDENCE_FOLDER, Bundles
 from eagle_eye.server.requests.evidence import EvidenceRequests
@@ -124,6 +127,7 @@ from eagle_eye.server.telemetry.counters import Telemetry
 from eagle_eye.server.telemetry.host_metrics import ServerHostCollector
 from eagle_eye.server.web.dispatcher import Dispatcher
 from eagle_eye.server.web.forwarding import Forwarding
+from eagle_eye.server.web.joint_answers import JointAnswers
 from eagle_eye.server.web.unreached_nodes import UnreachedNodes
 
 if TYPE_CHECKING:
@@ -164,6 +168,7 @@ class Services:
     archive: Archive
     job_sources: JobSources
     leadership: Leadership | None  # None: the records are this server's alone
+    cells: Cells | None  # likewise
     stands_by: bool  # even once it has the lease: then it ends, and the leader's services begin
     places: Places = field(default_factory=Places)  # as the site's file had them at the start
     turns: Turns = field(default_factory=Turns)  # of those who have charts drawn
@@ -183,6 +188,7 @@ class _Parts(NamedTuple):
     leader_ping: LeaderPing
     heartbeat: Heartbeat
     forwarding: Forwarding | None  # None unless this server stands by
+    joint: JointAnswers | None  # None where the records are this server's alone, or it stands by
 
 
 def build_watcher(config: ServerConfig, store: Store, clock: Clock) -> Watcher:
@@ -217,6 +223,8 @@ def create_app(
     services = parts.services
     templates = Templates(services.history.template)
     if parts.forwarding is None:
+        if services.cells is not None:
+            services.cells.begin(services.doctor.own_problem)
         forgotten_s = services.known_nodes.recover(services.history)
 
         def past(fleet: Fleet | None = None) -> Iterator[tuple[Frame, float] | Batch]:
@@ -246,7 +254,7 @@ def create_app(
     parts.history.journal.templates.listen(templates.take_used, templates.forget)
     services.fleet.when_forgotten(templates.expel)
     takers = _frames(services, templates), _remote_write(services)
-    return Dispatcher(api, *takers, services, reload.ask, parts.forwarding)
+    return Dispatcher(api, *takers, services, reload.ask, parts.forwarding, parts.joint)
 
 
 @functools.cache
@@ -255,7 +263,7 @@ def _endpoints() -> APIRouter:
     router = APIRouter()
     for module in (jobs, nodes, node_checks, incidents, evidence, actions, deliveries, subscriptions, enrolment):
         router.include_router(module.router)
-    for module in (overview, incident_charts, job_charts, silences):
+    for module in (overview, incident_charts, job_charts, silences, cells):
         router.include_router(module.router)
     for module in (accounts, trust, node_history, audit, history, stream, health, sign_in):
         router.include_router(module.router)
@@ -288,7 +296,11 @@ def _build(
     signal = Signal()
     store.listen(signal.notify)
     watching = watcher(config, store, clock)
-    watching.count_fleet(lambda: fleet.vouched_count)
+    cells = Cells(config.records.cell, store, leadership, clock, fleet, watching) if leadership is not None else None
+    share: JobShare = cells or ALL_JOBS
+    fleet_size = _fleet_size(fleet, cells)
+    watching.judge_share(share)
+    watching.count_fleet(fleet_size)
     outlook = Outlook(watching)
     guard = Guard(config.webhooks.allow_private, resolve)
     epoch = (lambda: 0) if leadership is None else (lambda: leadership.epoch)
@@ -302,7 +314,8 @@ def _build(
     outbox = Outbox(*sending, jitter, rise_above)
     tick_s, fresh_s = config.detection.tick_s, config.ingest.fresh_s
     asked = sources_of(config.job_sources, clock, os.environ)
-    sources = JobSources(asked, config.job_sources.patience_s, store, clock, fleet, watching, counters)
+    patience_s = config.job_sources.patience_s
+    sources = JobSources(asked, patience_s, store, clock, fleet, watching, counters, mine=share.mine)
     archive = Archive(store, clock, config.accounts.hindsight_s)
     certificates = Certificates(config.tls, clock) if config.tls.certificate_file else None
     without = plain_text(config)
@@ -340,7 +353,21 @@ def _build(
         watcher=watching,
         outlook=outlook,
         doctor=Doctor(
-            store, kept, watching, outlook, fleet, counters, clock, tick_s, fresh_s, sources.problem, notes, leadership
+            *(
+                store,
+                kept,
+                watching,
+                outlook,
+                fleet,
+                counters,
+                clock,
+                tick_s,
+                fresh_s,
+                sources.problem,
+                notes,
+                leadership,
+            ),
+            *(() if cells is None else (cells.problem, cells.agents_due)),
         ),
         guard=guard,
         signal=signal,
@@ -352,11 +379,18 @@ def _build(
         idle_checks=IdleChecks(store, clock, fleet, config.idle_checks, outlook.policy, watching.courses),
         missing_gpus=MissingGpus(store, clock, fleet, outlook.policy, config.public_url),
         bookkeeper=Bookkeeper(
-            store, watching, fleet, clock, config.accounts, lambda why: counters.accounts_dropped.labels(why).inc()
+            store,
+            watching,
+            fleet,
+            clock,
+            config.accounts,
+            lambda why: counters.accounts_dropped.labels(why).inc(),
+            share.mine,
         ),
         archive=archive,
         job_sources=sources,
         leadership=leadership,
+        cells=cells,
         stands_by=forwarding is not None,
         places=places,
     )
@@ -380,14 +414,14 @@ def _build(
         LatestCollector(lambda: outlook.latest(config.series_max)),
     ):
         counters.registry.register(collector)
-    if forwarding is None:  # of one site each alert is raised by one server
+    if forwarding is None and share.mine(NO_JOB):  # of one site each alert is raised by one server
         for of_records in (
             IncidentCollector(store.open_incidents, outlook.incident_counts),
             IncidentListCollector(store, clock),
             DeliveryCollector(store, clock),
             AccountsCollector(archive),
             ResponseCollector(archive, clock),
-            FleetBudgetCollector(store, outlook.policy, lambda: fleet.vouched_count, clock),
+            FleetBudgetCollector(store, outlook.policy, fleet_size, clock),
             PlaceCollector(store, fleet, places, clock, fresh_s),
         ):
             counters.registry.register(of_records)
@@ -399,7 +433,8 @@ def _build(
         counters.registry.register(CertificateCollector(certificates))
     heartbeat = Heartbeat(store, services.doctor, clock, config.webhooks.heartbeat_s, config.public_url)
     ping = LeaderPing(store, signal, clock, counters, config.records.lease_s)
-    return _Parts(services, store, kept, webhook, outbox, ping, heartbeat, forwarding)
+    joint = JointAnswers(cells, store, config.tls) if cells is not None and forwarding is None else None
+    return _Parts(services, store, kept, webhook, outbox, ping, heartbeat, forwarding, joint)
 
 
 def _life(parts: _Parts, reload: Reload) -> AbstractAsyncContextManager[None]:
@@ -418,8 +453,8 @@ def _life(parts: _Parts, reload: Reload) -> AbstractAsyncContextManager[None]:
             asyncio.create_task(keep_running(name, work, failed), name=name)
             for name, work in (
                 ("detection", lambda: _judge(parts)),
-                ("outbox", parts.outbox.run),
-                ("heartbeat", parts.heartbeat.run),
+                *(() if services.cells is None else (("cells", services.cells.run),)),
+                *_of_the_site(parts),
                 ("model", lambda: _follow_model(services)),
                 ("evidence", services.evidence_requests.run),
                 ("node checks", services.node_checks.run),
@@ -450,13 +485,26 @@ def _life(parts: _Parts, reload: Reload) -> AbstractAsyncContextManager[None]:
             await parts.webhook.close()
             if services.provider is not None:
                 await services.provider.close()
-            if parts.forwarding is not None:
-                await parts.forwarding.close()
+            for to_others in (parts.forwarding, parts.joint):
+                if to_others is not None:
+                    await to_others.close()
             await asyncio.to_thread(services.remote_store.close)
             await asyncio.to_thread(parts.history.close)
             parts.store.close()
 
     return life()
+
+
+def _fleet_size(fleet: Fleet, cells: Cells | None) -> Callable[[], int]:
+    """Return what counts the vouched nodes that were heard, by all cells."""
+    return (lambda: fleet.vouched_count) if cells is None else (lambda: fleet.vouched_count + cells.nodes_of_others())
+
+
+def _of_the_site(parts: _Parts) -> tuple[tuple[str, Callable[[], Awaitable[None]]], ...]:
+    """Return what only one server of a site does: that of the default cell, where there are several."""
+    if parts.services.cells is not None and not parts.services.cells.is_default:
+        return ()
+    return ("outbox", parts.outbox.run), ("heartbeat", parts.heartbeat.run)
 
 
 def _sign_in(config: ServerConfig, clock: Clock, tokens: Tokens, counters: Telemetry) -> tuple[People, Provider | None]:
@@ -476,8 +524,10 @@ def _sign_in(config: ServerConfig, clock: Clock, tokens: Tokens, counters: Telem
 async def _judge(parts: _Parts) -> None:
     """Judge, once subscribers know who leads; a server alone has no epoch to tell them."""
     leadership = parts.services.leadership
+    cells = parts.services.cells
     if leadership is not None:
-        await parts.leader_ping.sent()
+        if cells is None or cells.is_default:  # the events of all cells are delivered by that one, under its epoch
+            await parts.leader_ping.sent()
         if leadership.followed:
             now_s = parts.services.clock.now_s()
             entry = AuditEntry(
@@ -503,7 +553,19 @@ def _frames(services: Services, templates: Templates) -> Ingest:
     parts = (services.history, services.fleet, services.tokens, services.telemetry, services.clock)
     observe, observe_rows, introduce = _observe(services), services.watcher.observe_rows, services.known_nodes.introduce
     again = (services.history.id, services.resends, services.watcher.observe)
-    rows = RowsIngest(config, *parts, observe, observe_rows, introduce, asked_of, has_requests, reader, unknown, *again)
+    rows = RowsIngest(
+        config,
+        *parts,
+        observe,
+        observe_rows,
+        introduce,
+        asked_of,
+        has_requests,
+        reader,
+        unknown,
+        *again,
+        None if services.cells is None else services.cells.elsewhere,
+    )
     tokens, telemetry = services.tokens, services.telemetry
     return Ingest(config, tokens, telemetry, services.clock, limits.check_frames, rows, reader)
 

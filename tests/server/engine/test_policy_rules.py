@@ -69,6 +69,58 @@ def test_a_rule_holds_under_its_name_with_value_and_remedy(
     assert words in decision.hold
 
 
+BESIDE = incident(id="inc_2", job="k", node="n9", nodes=["n9"], fault="network_hang")
+AT_ONE = {"n1": "leaf1", "n9": "leaf1"}
+
+
+def test_trouble_of_two_jobs_at_one_switch_is_reported_and_excludes_nobody() -> None:
+    decision = decide(
+        incident(fault="nic_degraded", slowdown_ratio=0.3), situation(elsewhere=[BESIDE], switch_of=AT_ONE)
+    )
+    assert decision.rule == "shared_switch"
+    assert "n9 (k) at the same switch leaf1" in decision.hold
+
+
+@pytest.mark.parametrize(
+    ("what", "beside", "switch_of"),
+    [
+        (incident(fault="nic_degraded", slowdown_ratio=0.3), BESIDE, {"n1": "leaf1", "n9": "leaf2"}),
+        (incident(fault="nic_degraded", slowdown_ratio=0.3), BESIDE, {}),
+        (
+            incident(fault="nic_degraded", slowdown_ratio=0.3),
+            msgspec.structs.replace(BESIDE, onset_s=BESIDE.onset_s - 121.0),
+            AT_ONE,
+        ),
+        (
+            incident(fault="nic_degraded", slowdown_ratio=0.3),
+            msgspec.structs.replace(BESIDE, state="recovered"),
+            AT_ONE,
+        ),
+        (incident(fault="nic_degraded", slowdown_ratio=0.3), msgspec.structs.replace(BESIDE, fault="gpu_lost"), AT_ONE),
+        (
+            incident(fault="nic_degraded", slowdown_ratio=0.3),
+            msgspec.structs.replace(BESIDE, node="n1", nodes=["n1"]),
+            AT_ONE,
+        ),
+        (LOST, BESIDE, AT_ONE),
+    ],
+    ids=[
+        "another_switch",
+        "no_topology",
+        "long_before",
+        "over",
+        "no_trouble_of_a_switch",
+        "the_same_node",
+        "a_lost_gpu",
+    ],
+)
+def test_a_node_is_excluded_where_nothing_speaks_for_its_switch(
+    what: Incident, beside: Incident, switch_of: dict[str, str]
+) -> None:
+    decision = decide(what, situation(elsewhere=[beside], switch_of=switch_of))
+    assert (decision.kind, decision.hold) == ("exclude_node", "")
+
+
 @pytest.mark.parametrize(
     ("rule", "what", "changes"),
     [

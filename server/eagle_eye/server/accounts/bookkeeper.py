@@ -52,7 +52,7 @@ _ValueT = TypeVar("_ValueT", GpuReport, ErrorCount)
 
 
 class Bookkeeper:
-    """Sole writer of attempts, memberships, GPUs and driver errors, so that it may read and then write.
+    """Sole writer of the attempts and memberships of the jobs that are ``mine``, of GPUs and driver errors.
 
     ``dropped`` counts by reason what a limit left out.
     """
@@ -65,7 +65,9 @@ class Bookkeeper:
         clock: Clock,
         settings: AccountSettings,
         dropped: Callable[[str], None],
+        mine: Callable[[str], bool] = lambda _: True,
     ) -> None:
+        self._mine = mine
         self._store = store
         self._watcher = watcher
         self._fleet = fleet
@@ -162,9 +164,10 @@ class Bookkeeper:
             attempt = self._known[job]
             # Right after the start, agents may not have reported yet.
             over = forsaken(attempt, now_s) if now_s - (self._opened_s or now_s) > UNWATCHED_S * 5 else None
-            if over is not None:
+            gone = not self._mine(job)  # to another cell, which goes on with its accounts
+            if over is not None and not gone:
                 ended.append(over)
-            if over is not None or attempt.ended_s is not None:
+            if gone or over is not None or attempt.ended_s is not None:
                 del self._known[job]
                 self._members.pop(attempt.id, None)
                 self._written_s.pop(attempt.id, None)

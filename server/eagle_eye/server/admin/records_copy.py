@@ -13,7 +13,8 @@ from sqlalchemy import Connection, Table, select
 from eagle_eye.server.model.errors import CopyFailed
 from eagle_eye.server.store import migration
 from eagle_eye.server.store.records_database import RecordsDatabase
-from eagle_eye.server.store.schema import ACTION_IDS, LEASE, TOKEN_CHANGES, metadata
+from eagle_eye.server.store.schema import ACTION_IDS, CELL_LEASES, LEASE, TABLES, TOKEN_CHANGES, metadata
+from eagle_eye.server.store.store import CELLS
 
 ROWS_AT_ONCE = 1_000
 
@@ -34,7 +35,8 @@ def copy(
     Raises CopyFailed if the target holds other records, before anything is written; StoreUnavailable.
     """
     # Of the count of changed tokens only its changing matters, and who leads is each database's own.
-    tables = [table for table in metadata.sorted_tables if table not in (TOKEN_CHANGES, LEASE, ACTION_IDS)]
+    own = (TOKEN_CHANGES, LEASE, CELL_LEASES, TABLES[CELLS.name], ACTION_IDS)
+    tables = [table for table in metadata.sorted_tables if table not in own]
     reads, writes = source.connections(1, writing=True), target.connections(1, writing=True)
     copied = []
     try:

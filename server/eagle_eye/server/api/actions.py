@@ -13,6 +13,7 @@ from eagle_eye.server.api import views
 from eagle_eye.server.api.action_preview import asked_again, preview
 from eagle_eye.server.api.requests import (
     Body,
+    Cell,
     Cursor,
     Limit,
     Operator,
@@ -76,11 +77,12 @@ def list_actions(
     state: ActionState | None = None,
     kind: ActionKind | None = None,
     incident: Annotated[str | None, Query(description="An incident's id.")] = None,
+    cell: Cell = None,
     cursor: Cursor = None,
     limit: Limit = 100,
 ) -> Response:
     """Actions, newest first; ``node`` finds those that exclude it."""
-    filters = given(job=job, node=node, state=state, kind=kind, incident_id=incident)
+    filters = given(job=job, node=node, state=state, kind=kind, incident_id=incident, cell=cell)
     page = parts.store.page(ACTIONS, filters, cursor, limit)
     return listing(page, lambda record: views.action(record, parts.config.public_url))
 

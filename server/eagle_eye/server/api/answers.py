@@ -29,7 +29,9 @@ _OWN_BOOK = ("families", "held_by", "flap_times", "told_times", "untold", "escal
 
 Evidence = shown(records.EvidenceRequest, "Evidence", bundle=str | None)
 AuditEntry = shown(records.AuditEntry)
-Incident = shown(records.Incident, without=_OWN_BOOK, escalated=bool)
+# Only where a site has several.
+CellName = str | UnsetType
+Incident = shown(records.Incident, without=_OWN_BOOK, escalated=bool, cell=CellName)
 IncidentInFull = shown(
     records.Incident,
     "IncidentInFull",
@@ -38,9 +40,10 @@ IncidentInFull = shown(
     gathered=many(Evidence),
     history=many(AuditEntry),
     silence=Silence | None,
+    cell=CellName,
 )
 ReportOfAction = made("ReportOfAction", state=str, detail=str, who=str, time=Time, claim=str, epoch=int)
-Action = shown(records.Action, without=("policy",), report_to=str, reports=many(ReportOfAction))
+Action = shown(records.Action, without=("policy",), report_to=str, reports=many(ReportOfAction), cell=CellName)
 ActionPreview = made(
     "ActionPreview",
     action_id=str,
@@ -112,7 +115,7 @@ Progress = made(
     step_seconds=float | None,
     memory_checkpoint=MemoryCheckpoint | None,
 )
-Job = shown(records.Job, nodes_total=int, progress=Progress | None)
+Job = shown(records.Job, nodes_total=int, progress=Progress | None, cell=CellName)
 Signal = made("RecurrenceSignal", signal=str, value=float | None, usual=float | None, adds=float)
 Memory = made(
     "Memory",
@@ -140,12 +143,26 @@ Agent = made(
 )
 _NODE: Named = {"phase": Phase, "relapsed": many(Time), "agent": Agent | None, "vouched": bool}
 ReturningNode = shown(records.Node, "ReturningNode", **_NODE)
-Node = shown(records.Node, **_NODE, memory=Memory | None)
+# Null: no cell hears the node.
+Node = shown(records.Node, **_NODE, memory=Memory | None, cell=str | None | UnsetType)
 KeptNode = made("KeptNode", node=str, reason=str, detail=str)
 ForgottenNodes = made("ForgottenNodes", forgotten=list[str], kept=many(KeptNode))
 NodeCheck = shown(records.NodeCheck, without=("run",))
 Readiness = made("Readiness", ready=bool, checks=dict[str, str], blind=dict[str, str], notes=dict[str, str])
 Leader = made("Leader", leads=bool, leader=str, epoch=int, seen_since=Time | None, problem=str, nodes_in_vain=int)
+Cell = made(
+    "Cell",
+    cell=str,
+    url=str,
+    epoch=int,
+    leads=bool,
+    nodes=int,
+    jobs=int,
+    drained=bool,
+    problem=str,
+    updated=Time,
+)
+CellMoves = made("CellMoves", cell=str, moved=list[str], stays=list[str])
 FleetLoss = made(
     "FleetLoss",
     kind=Literal["stopped", "slow", "unexplained"],
@@ -157,6 +174,7 @@ FleetLoss = made(
 )
 FleetJob = made(
     "FleetJob",
+    cell=CellName,
     job=str,
     attempt=int,
     state=str,
@@ -382,6 +400,10 @@ ANSWERS: Mapping[tuple[str, str], type[Struct]] = MappingProxyType(
         ("get", "/leadz"): made("Leading", leads=bool, leader=str, epoch=int),
         ("get", "/readyz"): Readiness,
         ("get", "/api/v1/leader"): Leader,
+        ("get", "/api/v1/cells"): made("Cells", items=many(Cell)),
+        ("post", "/api/v1/cells/{cell}/jobs/{job}"): made("CellOfJob", job=str, cell=str),
+        ("post", "/api/v1/cells/{cell}/drain"): CellMoves,
+        ("post", "/api/v1/cells/{cell}/fill"): CellMoves,
         ("get", "/api/v1/me"): made(
             "Me", who=str, person=str, scope=records.Scope, groups=list[str], session_ends=Time | None, owners_only=bool
         ),

@@ -13,6 +13,7 @@ from eagle_eye.server.api.filter_values import ListedIncidentState
 from eagle_eye.server.api.fleet_overview import LIVE_STATES
 from eagle_eye.server.api.policy_view import policy_view
 from eagle_eye.server.api.requests import (
+    Cell,
     Cursor,
     FaultName,
     Limit,
@@ -66,6 +67,7 @@ def list_incidents(
     node: str | None = None,
     state: ListedIncidentState | None = None,
     fault: FaultName = None,
+    cell: Cell = None,
     since: Since = None,
     cursor: Cursor = None,
     limit: Limit = 100,
@@ -75,7 +77,7 @@ def list_incidents(
     State ``open`` finds those suspected or confirmed, ``live`` also those that are acted on: their trouble goes on.
     """
     since_s = None if since is None else moment_s("since", since)
-    filters: dict[str, str | Sequence[str]] = {**given(job=job, node=node, state=state, fault=fault)}
+    filters: dict[str, str | Sequence[str]] = {**given(job=job, node=node, state=state, fault=fault, cell=cell)}
     if state == OPEN:
         filters["state"] = UNTREATED_STATES
     elif state == LIVE:

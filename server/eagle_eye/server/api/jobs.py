@@ -16,6 +16,7 @@ from eagle_eye.server.api.constraints import NAME, NAME_OR_NONE, Constraint
 from eagle_eye.server.api.filter_values import ListedJobState
 from eagle_eye.server.api.requests import (
     Body,
+    Cell,
     Cursor,
     Limit,
     Operator,
@@ -34,7 +35,9 @@ from eagle_eye.server.jobs.reconcile import declared_job
 from eagle_eye.server.model.clock import Clock
 from eagle_eye.server.model.errors import Refusal
 from eagle_eye.server.model.records import Job
+from eagle_eye.server.monitor.cells import Cells
 from eagle_eye.server.monitor.watcher import Outlook, Watcher
+from eagle_eye.server.store.settings import DEFAULT_CELL
 from eagle_eye.server.store.store import JOBS, OVER_JOB_STATES, PAGE_LIMIT_MAX, Change, Store
 
 STATES = ("running", "completing", "cancelled", "preempted", "timeout", "maintenance", "failed", "finished")
@@ -71,6 +74,7 @@ router = APIRouter(prefix="/api/v1/jobs", tags=["jobs"])
 class Needs(Protocol):
     """The server's components that this module uses."""
 
+    cells: Cells | None
     clock: Clock
     fleet: Fleet
     outlook: Outlook
@@ -88,18 +92,21 @@ def list_jobs(
     state: ListedJobState | None = None,
     node: str | None = None,
     search: Search = "",
+    cell: Cell = None,
     members: Annotated[bool, Query(description="Without, ``ranks`` and ``nodes`` are left empty.")] = True,
     cursor: Cursor = None,
     limit: Limit = 100,
 ) -> Response:
     """Jobs, newest first. Those that only agents speak of have state "observed" and stand on the first page."""
-    page = parts.store.page(JOBS, given(state=state, node=node), cursor, limit, search)
+    page = parts.store.page(JOBS, given(state=state, node=node, cell=cell), cursor, limit, search)
     records = page.items
     if cursor is None and state in (None, OBSERVED):
         observed = [
             job
             for job in _observed(parts)
-            if (node is None or any(r.node == node for r in job.ranks)) and search.lower() in job.job.lower()
+            if cell in (None, DEFAULT_CELL if parts.cells is None else parts.cells.cell_of(job.job))
+            and (node is None or any(r.node == node for r in job.ranks))
+            and search.lower() in job.job.lower()
         ]
         records = observed[:PAGE_LIMIT_MAX] + records
     items = [views.job(record, parts.outlook, members=members) for record in records]

@@ -14,6 +14,7 @@ from eagle_eye.server.api.node_checks import new_check
 from eagle_eye.server.api.node_history import memory, scores_of
 from eagle_eye.server.api.requests import (
     Body,
+    Cell,
     Cursor,
     Limit,
     Operator,
@@ -36,10 +37,12 @@ from eagle_eye.server.ingest.fleet import Fleet
 from eagle_eye.server.model.clock import Clock
 from eagle_eye.server.model.errors import Refusal
 from eagle_eye.server.model.records import Node, NodeState
+from eagle_eye.server.monitor.cells import Cells
 from eagle_eye.server.monitor.known_nodes import Forgetting, KnownNodes
 from eagle_eye.server.monitor.watcher import Outlook
 from eagle_eye.server.requests.node_checks import offer_of, under_way
 from eagle_eye.server.security.auth import Principal
+from eagle_eye.server.store.settings import DEFAULT_CELL
 from eagle_eye.server.store.store import ACTIONS, NODES, PAGE_LIMIT_MAX, Change, Store
 
 router = APIRouter(prefix="/api/v1/nodes", tags=["nodes"])
@@ -51,6 +54,7 @@ class Needs(Protocol):
     """The server's components that this module uses."""
 
     archive: Archive
+    cells: Cells | None
     clock: Clock
     fleet: Fleet
     known_nodes: KnownNodes
@@ -63,9 +67,16 @@ Parts = Annotated[Needs, Depends(services)]
 
 @router.get("")
 def list_nodes(
-    parts: Parts, _: Reader, state: NodeState | None = None, cursor: Cursor = None, limit: Limit = 100
+    parts: Parts,
+    _: Reader,
+    state: NodeState | None = None,
+    cell: Cell = None,
+    cursor: Cursor = None,
+    limit: Limit = 100,
 ) -> Response:
-    """Nodes, the newest to be heard of first."""
+    """Nodes, the newest to be heard of first; with ``cell`` a page may hold fewer than ``limit``."""
+    if cell not in (None, DEFAULT_CELL if parts.cells is None else parts.cells.own) and not _several(parts):
+        return answer({"items": [], "next": None})
     offsets, now_s = parts.fleet.offsets(), parts.clock.now_s()
     page = parts.store.page(NODES, given(state=state), cursor, limit)
     scores = scores_of(parts)
@@ -140,6 +151,11 @@ def readmit(
     return answer(
         views.node(record, parts.fleet, parts.fleet.offsets(), parts.clock.now_s()), 202 if record.check_id else 200
     )
+
+
+def _several(parts: Needs) -> bool:
+    """Return whether there are several cells, whose answers are joined, and then filtered."""
+    return parts.cells is not None and parts.cells.several
 
 
 def _checked_first(parts: Needs, principal: Principal, store: Store, node: Node, reason: str) -> Change:

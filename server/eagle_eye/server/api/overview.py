@@ -12,13 +12,14 @@ from fastapi import APIRouter, Depends, Query, Response
 from eagle_eye.server.accounts.archive import Archive
 from eagle_eye.server.api import fleet_overview as overview
 from eagle_eye.server.api.node_history import scores_of
-from eagle_eye.server.api.requests import Reader, answer, services
+from eagle_eye.server.api.requests import Cell, Reader, answer, services
 from eagle_eye.server.config import ServerConfig
 from eagle_eye.server.engine.standing import phase
 from eagle_eye.server.ingest.fleet import Fleet, Presence
 from eagle_eye.server.model.clock import Clock
 from eagle_eye.server.model.records import Incident, Node
 from eagle_eye.server.model.timestamps import rfc3339
+from eagle_eye.server.monitor.cells import Cells
 from eagle_eye.server.monitor.readiness import Doctor
 from eagle_eye.server.monitor.watcher import JobProgress, Outlook
 from eagle_eye.server.site_files.topology import Places
@@ -35,6 +36,7 @@ class Needs(Protocol):
     """The server's components that this module uses."""
 
     archive: Archive
+    cells: Cells | None
     clock: Clock
     config: ServerConfig
     doctor: Doctor
@@ -48,12 +50,13 @@ Parts = Annotated[Needs, Depends(services)]
 
 
 @router.get("")
-def get_fleet(parts: Parts, _: Reader) -> Response:
+def get_fleet(parts: Parts, _: Reader, cell: Cell = None) -> Response:
     """The running jobs, the longest without a step first, each with what is seen of it and what it loses right now.
 
     ``nodes`` were ever heard of, ``nodes_recent`` of them within six hours, ``nodes_heard`` just now. ``readiness`` is
-    what /readyz says, which answers 503 where this does not.
+    what /readyz says, which answers 503 where this does not. With ``cell`` the jobs are those that it judges.
     """
+    shown = cell is None or parts.cells is None or parts.cells.several or cell == parts.cells.own
     now_s = parts.clock.now_s()
     incidents: dict[str, list[Incident]] = defaultdict(list)
     for incident in parts.store.open_incidents():
@@ -66,7 +69,7 @@ def get_fleet(parts: Parts, _: Reader) -> Response:
     return answer(
         {
             "time": rfc3339(now_s),
-            "jobs": [_job(course, incidents[course.job], now_s) for course in running[:JOBS_SHOWN_MAX]],
+            "jobs": [_job(course, incidents[course.job], now_s) for course in running[:JOBS_SHOWN_MAX] if shown],
             "jobs_left_out": max(len(running) - JOBS_SHOWN_MAX, 0),
             "nodes": known,
             "nodes_heard": heard,

@@ -129,6 +129,7 @@ Moment = Annotated[str, Query(max_length=64, description="RFC 3339, or Unix seco
 Since = Annotated[
     str | None, Query(max_length=64, description="RFC 3339, or Unix seconds.", json_schema_extra={**TIME})
 ]
+Cell = Annotated[str | None, Query(max_length=32, description="Only what this cell judges.")]
 Cursor = Annotated[str | None, Query(max_length=200, description="The next of the page before.")]
 
 

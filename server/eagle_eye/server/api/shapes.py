@@ -7,7 +7,7 @@ from types import GenericAlias
 from typing import Annotated, Any, get_args, get_type_hints
 
 import msgspec
-from msgspec import Meta, Struct
+from msgspec import UNSET, Meta, Struct, UnsetType
 
 Time = Annotated[datetime, Meta(tz=True)]
 Number = float | str  # JSON has no infinity: it is "+Inf" or "-Inf"
@@ -28,8 +28,9 @@ def shown(record: type[Struct], name: str = "", without: tuple[str, ...] = (), *
 
 
 def made(name: str, /, **fields: Any) -> type[Struct]:
-    """Return the type of an object with exactly these fields, all required."""
-    return msgspec.defstruct(name, list(fields.items()), forbid_unknown_fields=True)
+    """Return the type of an object with exactly these fields, all required but those that may be UNSET."""
+    given = [(field, hint, UNSET) if UnsetType in get_args(hint) else (field, hint) for field, hint in fields.items()]
+    return msgspec.defstruct(name, given, forbid_unknown_fields=True, kw_only=True)
 
 
 def many(item: Any) -> Any:

@@ -60,6 +60,7 @@ class Engine:
         self._table = RouteTable()  # of rows; all of this epoch
         self._memory = Memory()
         self._looked_for_left_s = watching_since_s
+        self._taken_s: dict[str, float] = {}  # when jobs came that another server watched before
         self._epoch = 0  # grows whenever a job begins, ends, or gets members or its first rank
         self.stale_rows_total = 0  # rows of an attempt that is over
         self.non_member_rows_total = 0  # rows of a later attempt from nodes that are not members of a declared job
@@ -82,6 +83,7 @@ class Engine:
         """Return another engine that judges alike and has observed no frame and no job yet."""
         other = Engine(self.settings, self._watching_since_s, self._model)
         other._topology, other._words = self._topology, dict(self._words)
+        other._taken_s = dict(self._taken_s)
         return other
 
     def observe(self, frame: Frame, received_s: float) -> None:
@@ -145,6 +147,17 @@ class Engine:
             for rank in job.ranks:
                 self._jobs_of_node.setdefault(rank.node, set()).add(job.job)
 
+    def take_over(self, job: str, now_s: float) -> None:
+        """Watch a job from now on that another server watched: silence before this means nothing."""
+        self._taken_s[job] = now_s
+
+    def give_up(self, job: str) -> None:
+        """Drop the job, which another server watches from now on."""
+        if job in self._jobs:
+            self._drop(job)
+        else:
+            self._forget({job})
+
     def observe_scheduler(self, word: SchedulerReports) -> None:
         """Take in when a scheduler was heard and about which jobs."""
         self._words[word.source] = word
@@ -153,12 +166,22 @@ class Engine:
         """Take in the switch of each node and port, replacing earlier topology."""
         self._topology = topology
 
+    def switches_of(self, nodes: Iterable[str]) -> dict[str, str]:
+        """Return the switches of those of the nodes of which it is known."""
+        known = {} if self._topology is None else self._topology.switch_of_node
+        return {node: switch for node in nodes if (switch := known.get(node))}
+
     def tick(self, now_s: float) -> list[Judgement]:
         """Judge every job."""
         return list(self.judging(now_s))
 
-    def judging(self, now_s: float, concerned: Callable[[str], bool] = lambda _: False) -> Iterator[Judgement]:
-        """Judge every job, one after the other; nothing may be observed before the last.
+    def judging(
+        self,
+        now_s: float,
+        concerned: Callable[[str], bool] = lambda _: False,
+        mine: Callable[[str], bool] = lambda _: True,
+    ) -> Iterator[Judgement]:
+        """Judge every job that is ``mine``, one after the other; nothing may be observed before the last.
 
         Jobs that are over are kept while they are ``concerned`` by something on record.
         """
@@ -173,7 +196,8 @@ class Engine:
             self.gpu_models.keep(self._nodes)
         self._memory.bound(self._jobs.values())
         for track in list(self._jobs.values()):
-            yield self._judge(track, now_s)
+            if mine(track.job):
+                yield self._judge(track, now_s)
 
     def _let_rest(self, now_s: float) -> None:
         """Stop sending rows of nodes to jobs that have ended."""
@@ -233,7 +257,8 @@ class Engine:
         limit_s = max(self.settings.silent_floor_s, self.settings.silent_intervals * track.interval_s)
         judged = state in RUNNING_STATES or (crashed and now_s - since_s(declared) <= FAILED_S)
         if judged and track.nodes:
-            window = self.window(track, now_s, self._watching_since_s)
+            since = max(self._watching_since_s, self._taken_s.get(track.job, self._watching_since_s))
+            window = self.window(track, now_s, since)
             verdicts, blind = self._asking.ask(window)
             track.course.note_verdicts(verdicts)
             track.unreached = unreached_by(verdicts) or track.unreached
@@ -418,6 +443,7 @@ class Engine:
         """Forget what schedulers and launchers reported about jobs."""
         for job in jobs:
             self._declared.pop(job, None)
+            self._taken_s.pop(job, None)
             self._assigned.pop(job, None)
         if jobs:
             left = ((node, names.difference(jobs)) for node, names in self._jobs_of_node.items())

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from eagle_eye.detectors.faults import BY_NAME, Repair
 from eagle_eye.schema.action import ActionKind, RestartScope
-from eagle_eye.server.engine import budgets, choice_rules, deferred_drains, failed_together, hold_rules
+from eagle_eye.server.engine import budgets, choice_rules, deferred_drains, failed_together, hold_rules, shared_switch
 from eagle_eye.server.engine.modes import Mode, mode_of
 from eagle_eye.server.engine.ruling import NOT_APPLICABLE, PlannedAction, PolicyRule, Ruling
 from eagle_eye.server.engine.situation import Situation
@@ -23,6 +23,7 @@ RULES: tuple[PolicyRule, ...] = (
     deferred_drains.RULE,
     choice_rules.BYSTANDERS,
     *hold_rules.BEFORE_BUDGETS,
+    shared_switch.RULE,
     *budgets.RULES,
     *hold_rules.AFTER_BUDGETS,
     hold_rules.MODE,

@@ -33,8 +33,8 @@ class Book:
     """The records: incidents that are open or were marked false, the policy window's actions (oldest first).
 
     ``history`` are all jobs' incidents of the past weeks, ``earlier`` the job's own in any state, if its ranks have
-    ended with an exception; ``gathering`` is the state of evidence requests. ``standing`` and ``neighbours`` are as in
-    ``Situation``.
+    ended with an exception; ``gathering`` is the state of evidence requests. ``standing``, ``neighbours``,
+    ``elsewhere`` and ``switch_of`` are as in ``Situation``.
     """
 
     incidents: Sequence[Incident]
@@ -44,6 +44,8 @@ class Book:
     gathering: Gathering = field(default_factory=Gathering)
     standing: Mapping[str, Node] = field(default_factory=dict)
     neighbours: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    elsewhere: Sequence[Incident] = ()
+    switch_of: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,6 +154,8 @@ def situation_of(judgement: Judgement, book: Book, settings: PolicySettings, fle
         gpu_models=judgement.gpu_models,
         checkpoints=judgement.checkpoints,
         pace_left_ratio=judgement.pace_left_ratio,
+        elsewhere=book.elsewhere,
+        switch_of=book.switch_of,
     )
 
 

@@ -33,7 +33,8 @@ class Situation:
     known). ``incidents`` are the job's open ones. ``gpu_models`` are the NVML names of the job's GPUs by node; nodes
     without a known name are missing. ``checkpoints`` is the state of the job's checkpoints in memory.
     ``pace_left_ratio`` is the remaining share of its pace without one of its nodes, if no spare replaces it (None: one
-    does, or not reported).
+    does, or not reported). ``elsewhere`` are other jobs' open incidents, ``switch_of`` the switches of the nodes that
+    they and this job's accuse, as far as they are known.
     """
 
     settings: PolicySettings
@@ -54,6 +55,8 @@ class Situation:
     gpu_models: Mapping[str, Sequence[str]] = field(default_factory=dict)
     checkpoints: AttemptCheckpoints = NOTHING_REPORTED
     pace_left_ratio: float | None = None
+    elsewhere: Sequence[Incident] = ()
+    switch_of: Mapping[str, str] = field(default_factory=dict)
 
 
 def counted(situation: Situation, mode: Mode) -> list[Action]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -129,6 +129,12 @@ class Fleet:
         self.vouchers.forget(nodes)
         for callback in self._listeners:
             callback(nodes)
+
+    def leave(self, nodes: Iterable[str]) -> None:
+        """Note that the nodes report to another cell: what they said here last is no news any more."""
+        for node in nodes:
+            self._heard.pop(node, None)
+            self._rows.pop(node, None)
 
     def when_forgotten(self, callback: Callable[[Collection[str]], None]) -> None:
         """Register ``callback`` to be called with the nodes that are forgotten."""

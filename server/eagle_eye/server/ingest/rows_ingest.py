@@ -26,6 +26,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from eagle_eye.schema.frame import Frame
+from eagle_eye.schema.problem import LEADER_HEADER
 from eagle_eye.server.history.history import Appended, History
 from eagle_eye.server.ingest.fleet import Fleet
 from eagle_eye.server.ingest.frame_rules import (
@@ -53,6 +54,7 @@ GROUP_OF_MANY = 32  # rows; smaller groups are written at once
 GROUP_ROWS_MAX = 8_192
 
 NEW_NODES_AWAITED = 64
+RETRY_ELSEWHERE_S = 1  # a cell's next leader is found within seconds
 
 # Agents tick at the same multiples of their interval; large fleets are asked to spread their requests.
 CROWD_S = 60e-6  # approximate cost of one agent's request
@@ -89,6 +91,7 @@ class RowsIngest:
     ``observe_again`` those that another server has taken before. ``journal`` is the history's name, for the answers.
     ``asked_of(node)`` returns the requests that the answer passes to the node's agent. ``found(nodes)`` is awaited for
     new nodes before their rows are acknowledged, or after that if more than NEW_NODES_AWAITED nodes are new at once.
+    ``elsewhere`` are nodes to send to another cell, with the URL of its leader, "" for none; each is told once.
     """
 
     def __init__(
@@ -109,6 +112,7 @@ class RowsIngest:
         journal: str,
         resends: Resends,
         observe_again: Callable[[Frame, float, float], None],
+        elsewhere: dict[str, str] | None = None,
     ) -> None:
         self._settings = settings
         self._history = history
@@ -126,6 +130,7 @@ class RowsIngest:
         self._journal = b',"journal":"%b"' % journal.encode()
         self._resends = resends
         self._observe_again = observe_again
+        self._elsewhere = {} if elsewhere is None else elsewhere
         self._gathered: list[_Taken] = []
         self._usual: list[Usual] = []
         self._rows = self._bytes = 0  # of what has gathered
@@ -159,6 +164,8 @@ class RowsIngest:
         """
         node, entries, sent_s = request.node, request.entries, request.sent_s
         self._auth.authorise_frames(principal, node)
+        if node in self._elsewhere:
+            raise self._directed(node)
         alone = request.known[0]
         if alone is None or not alone.admitted:
             self._settings.check_name(node)
@@ -194,10 +201,19 @@ class RowsIngest:
         if known is None:
             return False
         self._auth.authorise_frames(principal, known.node)
+        if known.node in self._elsewhere:
+            raise self._directed(known.node)
         self._check_room(len(body))
         self._usual.append(Usual(known, principal, body, started_s, asker))
         self._gather(1, len(body))
         return True
+
+    def _directed(self, node: str) -> Refusal:
+        """Return what sends the node's agent to the cell that judges its job, as a standby's answer does."""
+        url = self._elsewhere.pop(node)
+        where = f"at {url}" if url else "which has no leader at present"
+        headers = {"Retry-After": str(RETRY_ELSEWHERE_S), **({LEADER_HEADER: url} if url else {})}
+        return Refusal(503, "standby", f"the job of {node} is judged by another cell, {where}: send there", headers)
 
     def _check_room(self, size: int) -> None:
         if self._bytes + size > self._settings.pending_bytes_max:

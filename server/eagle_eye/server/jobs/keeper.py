@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 from eagle_eye.schema.backoff import Backoff
 from eagle_eye.schema.names import is_name
+from eagle_eye.server.engine.idle_faults import NO_JOB
 from eagle_eye.server.engine.scheduler_contact import SchedulerReports
 from eagle_eye.server.ingest.fleet import Fleet
 from eagle_eye.server.ingest.remote_write.keeper import SENDER, SENDER_UNPACED
@@ -59,8 +60,10 @@ class JobSources:
         watcher: Watcher,
         telemetry: Telemetry,
         jitter: Callable[[], float] = random.random,
+        mine: Callable[[str], bool] = lambda _: True,
     ) -> None:
-        """Take the sources, each with the restart owner of its jobs."""
+        """Take the sources, each with the restart owner of its jobs; of these, those that are ``mine`` are written."""
+        self._mine = mine
         self._patience_s = patience_s
         self._store = store
         self._clock = clock
@@ -181,9 +184,10 @@ class JobSources:
         jobs = _jobs_concerned(store, {*seen, *(job.name for job in snapshot.jobs)})
         known = Knowledge(jobs, seen, names, scraped, reserved)
         reported = reconcile(source, snapshot.jobs, known, health.restart_owner, now_s)
+        reported = replace(reported, jobs=tuple([job for job in reported.jobs if self._mine(job.job)]))
         found.append(reported)
         nodes: tuple[Node, ...] = ()
-        if snapshot.nodes is not None:
+        if snapshot.nodes is not None and self._mine(NO_JOB):
             nodes = standing(source, snapshot.nodes, {node.node: node for node in store.all(NODES)}, names, now_s)
         entries = [_reported_of_job(source, job, now_s) for job in reported.jobs if _is_news(job, jobs.get(job.job))]
         entries += [_reported_of_node(source, node, now_s) for node in nodes]

@@ -336,6 +336,39 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
     introduced_by: str = ""
 
 
+class CellStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """A cell as the server that leads it last said: where it is, how many nodes it hears and jobs it judges.
+
+    ``nodes`` are those that somebody vouches for. ``drained``: it is given no new jobs. ``problem`` says why it cannot
+    judge, "" if it can. Written every few seconds while there are several cells: one that is silent for longer has no
+    leader.
+    """
+
+    cell: str
+    url: str
+    epoch: int
+    nodes: int
+    jobs: int
+    problem: str
+    updated_s: float
+    drained: bool = False
+
+
+class JobCell(msgspec.Struct, frozen=True, kw_only=True):
+    """The cell that judges a job. A job without such a record is the default cell's.
+
+    ``nodes`` is how many the job had when it was last said, ``by`` who gave it to the cell ("server", or a person) at
+    ``since_s``. ``over_s`` is when the job ended, None while it goes on.
+    """
+
+    job: str
+    cell: str
+    nodes: int
+    since_s: float
+    by: str
+    over_s: float | None = None
+
+
 class ForgottenNode(msgspec.Struct, frozen=True, kw_only=True):
     """A node that was forgotten at this time: earlier history does not make it known again."""
 

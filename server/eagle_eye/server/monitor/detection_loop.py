@@ -33,7 +33,7 @@ from eagle_eye.server.monitor import incident_closing as closing
 from eagle_eye.server.monitor.judgement_changes import Announcement, announcement, together
 from eagle_eye.server.monitor.row_batching import Intake
 from eagle_eye.server.monitor.settings import EvidenceSettings
-from eagle_eye.server.monitor.watcher import IncidentCounts, JobProgress, Latest, StepProgress
+from eagle_eye.server.monitor.watcher import ALL_JOBS, IncidentCounts, JobProgress, JobShare, Latest, StepProgress
 from eagle_eye.server.store.open_records import OpenRecords
 from eagle_eye.server.store.store import GPUS, INCIDENTS, JOBS, Change, Store
 from eagle_eye.server.telemetry.latencies import Latencies
@@ -82,6 +82,7 @@ class DetectionLoop:
         self._idle: Judgement | None = None  # of the nodes without a job
         self._ask_schedulers: Callable[[], None] = lambda: None
         self._count_fleet: Callable[[], int] = lambda: self._engine.node_count
+        self._share: JobShare = ALL_JOBS
         self._resends: Resends | None = None
         self._past: Callable[[], Iterable[tuple[Frame, float] | Batch]] = tuple
         self._fleet_size = 0  # in this pass
@@ -105,7 +106,21 @@ class DetectionLoop:
 
     def observe_job(self, job: Job) -> None:
         """Take a job's state as its scheduler or launcher reported it."""
-        self._intake.observe_in_turn(lambda: self._engine.observe_job(job))
+        if self._share.mine(job.job):
+            self._intake.observe_in_turn(lambda: self._engine.observe_job(job))
+
+    def judge_share(self, share: JobShare) -> None:
+        """Judge only the jobs of this share from now on."""
+        self._share = share
+
+    def take_over(self, job: str) -> None:
+        """Judge a job from now on that another cell judged; what is on record of it is observed separately."""
+        now_s = self._clock.now_s()
+        self._intake.observe_in_turn(lambda: self._engine.take_over(job, now_s))
+
+    def give_up(self, job: str) -> None:
+        """Drop what is known of a job that another cell judges from now on."""
+        self._intake.observe_in_turn(lambda: self._engine.give_up(job))
 
     def observe_scheduler(self, word: SchedulerReports) -> None:
         """Take which jobs a scheduler reported, and when."""
@@ -145,7 +160,8 @@ class DetectionLoop:
         for gpu in sorted(self._store.all(GPUS), key=lambda gpu: gpu.seen_s):  # agents report them once an hour
             engine.gpu_models.note(gpu.node, gpu.device, gpu.model)
         for job in self._store.all(JOBS):
-            engine.observe_job(job)
+            if self._share.mine(job.job):
+                engine.observe_job(job)
         for one in past:
             if isinstance(one, Batch):
                 engine.observe_rows([one])
@@ -233,7 +249,7 @@ class DetectionLoop:
         try:
             for _ in self._intake.taking_in():
                 yield False
-            for judgement in self._engine.judging(now_s, self._records.concern):
+            for judgement in self._engine.judging(now_s, self._records.concern, self._share.mine):
                 judgements.append(judgement)
                 yield True
         finally:
@@ -254,9 +270,10 @@ class DetectionLoop:
         judgements = self._recorded(judgements, now_s)
         self._idle = self._records.idle(now_s)
         self._recurrence_jobs = {job for node in self._often_accused for job in self._engine.jobs_on(node)}
+        idle = (self._idle,) if self._share.mine(NO_JOB) else ()  # one server judges these, whichever hears the node
         changed = [
             judgement
-            for judgement in (*judgements, self._idle)
+            for judgement in (*judgements, *idle)
             if (judgement.verdicts or judgement.job in self._recurrence_jobs or self._records.concern(judgement.job))
             and not self._announced(judgement).change.empty
         ]
@@ -400,7 +417,10 @@ class DetectionLoop:
         """Close incidents that are over. Not before the first tick: no job has been evaluated until then."""
         if self._ticked_s is None:
             return
-        work = functools.partial(closing.closed, policy=self._policy, judged={*self._judged, NO_JOB}, now_s=now_s)
+        judged = {*self._judged, NO_JOB}
+        work = functools.partial(
+            closing.closed, policy=self._policy, judged=judged, now_s=now_s, concerns=self._share.mine
+        )
         if not work(self._store).empty:
             self._store.update(work)
 
@@ -434,12 +454,14 @@ class DetectionLoop:
         """Write the consequences of judgements in one transaction."""
         reported: list[Announcement] = []
 
-        def work(_: Store) -> Change:
+        def work(store: Store) -> Change:
             # Computed again inside the transaction, to include what people or subscribers changed meanwhile, and
             # for each judgement the actions requested for those before it.
             reported.clear()
             self._records.refresh(self._since_s(now_s))
             for judgement in judgements:
+                if not self._share.still_mine(store, judgement.job):
+                    continue  # another cell's since this pass began
                 announced = self._announced(judgement)
                 self._records.note(announced.change)
                 reported.append(announced)
@@ -480,6 +502,8 @@ class DetectionLoop:
         actions = records.actions(mine, self._since_s(judgement.now_s))
         named = [*(verdict.node for verdict in judgement.verdicts), *(incident.node for incident in mine)]
         accused = {node for node in named if node is not None}
+        elsewhere = records.incidents_elsewhere(judgement.job) if accused else []
+        named_elsewhere = (node for one in elsewhere for node in (one.node, *one.nodes) if node is not None)
         drained = {node for a in actions if a.kind == "drain_node" and a.job == judgement.job for node in a.exclude}
         return Book(
             incidents=[*mine, *dismissed],
@@ -489,6 +513,8 @@ class DetectionLoop:
             gathering=self._gathering(mine),
             standing={one.node: one for one in records.nodes(sorted(accused | drained)) if one.state != "in_service"},
             neighbours={node: self._neighbours(node, judgement.job) for node in accused | drained},
+            elsewhere=elsewhere,
+            switch_of=self._engine.switches_of({*accused, *named_elsewhere}),
         )
 
     def _neighbours(self, node: str, job: str) -> list[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 
 from msgspec.structs import replace
 
@@ -16,13 +16,22 @@ from eagle_eye.server.store.store import Change, Store
 BATCH = 500  # incidents closed in one transaction
 
 
-def closed(store: Store, policy: PolicySettings, judged: Collection[str], now_s: float) -> Change:
+def closed(
+    store: Store,
+    policy: PolicySettings,
+    judged: Collection[str],
+    now_s: float,
+    concerns: Callable[[str], bool] = lambda _: True,
+) -> Change:
     """Return the change that closes them, the oldest first, at most ``BATCH``; ``judged`` are the jobs still evaluated.
+
+    Incidents of jobs that this server does not judge (``concerns``) are another's.
 
     An incident whose job has not been heard of for as long as the engine remembers jobs is not known to have recovered:
     it is closed anyway, and announced, since nothing else will ever end it.
     """
-    found = list(_over(store.open_incidents(), policy, judged, now_s))[:BATCH]
+    mine = [one for one in store.open_incidents() if concerns(one.job)]
+    found = list(_over(mine, policy, judged, now_s))[:BATCH]
     after = {incident.id: _ended(incident, now_s) for incident, _ in found}
     return Change(
         incidents=tuple(after.values()),

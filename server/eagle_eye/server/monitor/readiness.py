@@ -28,6 +28,8 @@ class Readiness(NamedTuple):
     Where schedulers are queried for jobs, ``job_sources`` is another check: without them a fault cannot be
     distinguished from a job's end.
 
+    Where several cells share the records, ``cells`` is another check: what is wrong with the others.
+
     Where servers share a database, ``leader`` is another check, and the only one of a server that stands by.
 
     ``blind`` names detectors that could evaluate nothing, with the reason; a site may lack what one of them needs, so
@@ -53,7 +55,11 @@ def replication_note(leadership: Leadership | None, policy: PolicySettings, *, a
 
 
 class Doctor:
-    """Checks the server's own health. ``check`` may be called from any thread. Notes that are "" are not shown."""
+    """Checks the server's own health. ``check`` may be called from any thread. Notes that are "" are not shown.
+
+    ``cells()`` says what is wrong with the other cells, None where there is none; ``agents_due()`` whether this server
+    should hear any agent at all.
+    """
 
     def __init__(
         self,
@@ -69,6 +75,8 @@ class Doctor:
         job_sources: Callable[[], str | None] = lambda: None,
         notes: Mapping[str, Callable[[], str]] = MappingProxyType({}),
         leadership: Leadership | None = None,
+        cells: Callable[[], str | None] = lambda: None,
+        agents_due: Callable[[], bool] = lambda: True,
     ) -> None:
         self._store = store
         self._history = history
@@ -82,6 +90,8 @@ class Doctor:
         self._job_sources = job_sources
         self._notes = notes
         self._leadership = leadership
+        self._cells = cells
+        self._agents_due = agents_due
         self._storage = "ok"
         self._probed_s: float | None = None
         self._lock = threading.Lock()
@@ -98,9 +108,17 @@ class Doctor:
         schedulers = self._job_sources()
         if schedulers is not None:
             checks["job_sources"] = schedulers
+        cells = self._cells()
+        if cells is not None:
+            checks["cells"] = cells
         ready = all(said == "ok" for said in checks.values())
         self._telemetry.ready.set(ready)
         return Readiness(ready, checks, self._outlook.blind(), self._noted())
+
+    def own_problem(self) -> str:
+        """Return why this server cannot judge, whatever is wrong with other cells; "" if it can."""
+        checks = self.check().checks.items()
+        return "; ".join(f"{name}: {said}" for name, said in checks if said != "ok" and name != "cells")
 
     def _noted(self) -> dict[str, str]:
         return {name: said for name, note in self._notes.items() if (said := note())}
@@ -131,6 +149,8 @@ class Doctor:
         return f"the detection loop has not judged for {age_s:.0f} s"
 
     def _check_agents(self) -> str:
+        if not self._agents_due():
+            return "ok"
         newest_s = self._fleet.newest_s()
         if newest_s is None:
             return "no agent has sent anything yet"

@@ -18,6 +18,7 @@ from eagle_eye.server.engine.settings import PolicySettings
 from eagle_eye.server.ingest.resends import Resends
 from eagle_eye.server.model.batch import Batch
 from eagle_eye.server.model.records import Incident, Job
+from eagle_eye.server.store.store import Store
 from eagle_eye.server.telemetry.latencies import Latencies
 
 ResultT = TypeVar("ResultT")
@@ -77,6 +78,33 @@ class IncidentCounts(NamedTuple):
     escalations: int
 
 
+class JobShare(Protocol):
+    """Which jobs a server judges, of those of the site."""
+
+    def mine(self, job: str) -> bool:
+        """Return whether the job is judged here, as far as is known; at once. "" are the nodes without a job."""
+        ...
+
+    def still_mine(self, store: Store, job: str) -> bool:
+        """Return whether the job is judged here by the records, within the transaction that writes its judgement."""
+        ...
+
+
+class AllJobs:
+    """All jobs: there are no cells."""
+
+    def mine(self, job: str) -> bool:  # noqa: ARG002
+        """Return True."""
+        return True
+
+    def still_mine(self, store: Store, job: str) -> bool:  # noqa: ARG002
+        """Return True."""
+        return True
+
+
+ALL_JOBS = AllJobs()
+
+
 class Watcher(Protocol):
     """The detection loop: fed with frames and schedulers' reports, it evaluates jobs and writes to the store.
 
@@ -94,6 +122,18 @@ class Watcher(Protocol):
 
     def observe_job(self, job: Job) -> None:
         """Take a job's state as its scheduler or launcher reported it."""
+        ...
+
+    def judge_share(self, share: JobShare) -> None:
+        """Judge only the jobs of this share from now on."""
+        ...
+
+    def take_over(self, job: str) -> None:
+        """Judge a job from now on that another cell judged."""
+        ...
+
+    def give_up(self, job: str) -> None:
+        """Drop what is known of a job that another cell judges from now on."""
         ...
 
     def observe_scheduler(self, word: SchedulerReports) -> None:

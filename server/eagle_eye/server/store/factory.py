@@ -33,6 +33,7 @@ def leadership_of(settings: RecordsSettings, public_url: str, now_s: Callable[[]
 
     SqlStore(PostgresqlDatabase(settings, alone=False)).close()  # makes the tables
     keeper = PostgresqlLease(PostgresqlDatabase(settings, alone=False))
+    keeper.found_cell()
     return Leadership(keeper, settings.server_url.rstrip("/") or public_url, settings.lease_s, now_s)
 
 

@@ -86,6 +86,10 @@ class OpenRecords:
         """Return the job's open incidents, oldest first."""
         return list(self._by_job.get(job, {}).values())
 
+    def incidents_elsewhere(self, job: str) -> list[Incident]:
+        """Return the open incidents of other jobs, whichever cell judges these, oldest first."""
+        return [incident for incident in self._incidents.values() if incident.job != job]
+
     def idle(self, now_s: float) -> Judgement:
         """Return the judgement on nodes without a job."""
         incidents = self.incidents_of(idle_faults.NO_JOB)

@@ -17,7 +17,7 @@ from sqlalchemy.pool import QueuePool
 from eagle_eye.server.model.errors import NotLeading, StoreUnavailable
 from eagle_eye.server.store.json_expressions import JsonMember, JsonNumber, JsonText, parts
 from eagle_eye.server.store.leadership import Leadership
-from eagle_eye.server.store.settings import RecordsSettings, libpq_url
+from eagle_eye.server.store.settings import DEFAULT_CELL, RecordsSettings, libpq_url
 
 LOCK_S = 5  # how long to wait for another process that writes, as with SQLite
 OLDEST = 14  # version of PostgreSQL
@@ -51,7 +51,7 @@ _BEGIN = (
     " pg_advisory_xact_lock(hashtextextended(current_schema() || '.eagle_eye.records', 0))"
 )
 # Until the transaction's end the epoch cannot rise: what is committed was decided by the one that leads.
-_EPOCH = "SELECT epoch FROM lease FOR KEY SHARE"
+_EPOCH = "SELECT epoch FROM {lease} WHERE {mine} FOR KEY SHARE"
 # Held by the session with which a server writes, for as long as it is connected; alone by what copies records.
 _SERVER_LOCK = "hashtextextended(current_schema() || '.eagle_eye.server', 0)"
 HOLDERS = f"""
@@ -61,7 +61,10 @@ HOLDERS = f"""
     AND (classid::bigint << 32 | objid::bigint) = {_SERVER_LOCK}
     AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
 """  # noqa: S608 - constants
-_NAMED = "UPDATE lease SET backend_pid = pg_backend_pid() WHERE epoch = %s AND holder = %s RETURNING backend_pid"
+_NAMED = (
+    "UPDATE {lease} SET backend_pid = pg_backend_pid()"
+    " WHERE {mine} AND epoch = %s AND holder = %s RETURNING backend_pid"
+)
 _LAST_ID = sqlalchemy.text("SELECT pg_sequence_last_value(pg_get_serial_sequence(:table_name, :column_name)::regclass)")
 _SET_LAST_ID = sqlalchemy.text("SELECT setval(pg_get_serial_sequence(:table_name, :column_name), :last_id)")
 _NUL = re.compile(r"(?<!\\)((?:\\\\)*)\\u0000")  # in JSON; an escaped backslash before u0000 is none
@@ -100,6 +103,8 @@ class PostgresqlDatabase:
             ) from None
         self._psycopg = psycopg
         self._url = libpq_url(settings)
+        self.cell = settings.cell
+        self._epoch, self._named_by = self.of_lease(_EPOCH), self.of_lease(_NAMED)
         self._password_file = Path(settings.password_file) if settings.password_file else None
         try:
             known: dict[str, Any] = psycopg.conninfo.conninfo_to_dict(self._url)
@@ -170,7 +175,7 @@ class PostgresqlDatabase:
             return
         term = self._leadership.term_to_decide()
         driver.execute(self._begin)
-        (found,) = driver.execute(_EPOCH).fetchone()
+        (found,) = driver.execute(self._epoch).fetchone()
         if found != term.epoch:
             self._leadership.settle()  # the epoch may have risen meanwhile
         if found != term.epoch:
@@ -216,6 +221,13 @@ class PostgresqlDatabase:
             f"{self.where} is read-only or in recovery (a replica): records.url must name the primary, or all hosts"
             " with target_session_attrs=read-write"
         )
+
+    def of_lease(self, statement: str) -> str:
+        """Return the statement with ``{lease}`` and ``{mine}``: the table of the cell's lease, and its row there."""
+        if self.cell == DEFAULT_CELL:
+            return statement.replace("{lease}", "lease").replace("{mine}", "true")
+        # No parameter: names of cells are letters, digits and hyphens (settings.py).
+        return statement.replace("{lease}", "cell_leases").replace("{mine}", f"cell = '{self.cell}'")
 
     def connect_for_lease(self) -> Any:
         """Return a connection on which no statement waits for as long as a lease. Raises StoreUnavailable."""
@@ -285,7 +297,7 @@ class PostgresqlDatabase:
     def _named(self, connection: Any, leadership: Leadership) -> bool:
         """Have the lease name the connection's session, for who takes over to end; return False if it is another's."""
         epoch = leadership.epoch_to_decide()
-        return connection.execute(_NAMED, (epoch, leadership.url)).fetchone() is not None
+        return connection.execute(self._named_by, (epoch, leadership.url)).fetchone() is not None
 
 
 def _line(error: BaseException) -> str:

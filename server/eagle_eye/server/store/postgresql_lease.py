@@ -8,7 +8,9 @@ from typing import Any
 from eagle_eye.server.model.errors import StoreUnavailable
 from eagle_eye.server.store.lease import LEAP, Lease, Renewed, Wish
 from eagle_eye.server.store.postgresql import HOLDERS, PostgresqlDatabase
+from eagle_eye.server.store.settings import DEFAULT_CELL
 
+CELLS_SINCE = "0007"  # version of the tables from which on servers know cells
 TERMINATE_MS = 1_000  # how long to wait for the end of the earlier leader's session
 # The database's timeline: 1 at first, and greater after each failover and each restore to a point in time.
 _TIMELINE = "('x' || left(pg_walfile_name(pg_current_wal_lsn()), 8))::bit(32)::bigint"
@@ -27,16 +29,30 @@ _log = logging.getLogger(__name__)
 
 
 class PostgresqlLease:
-    """The lease of the servers on a database. Used by one thread at a time."""
+    """The lease of the servers of a cell on a database. Used by one thread at a time."""
 
     def __init__(self, database: PostgresqlDatabase) -> None:
         self._database = database
         self._connection: Any = None
         self._timeline = _TIMELINE
 
+    def found_cell(self) -> None:
+        """Make the lease of a cell that is new; servers that know no cells are to start no more.
+
+        Raises StoreUnavailable.
+        """
+        if self._database.cell == DEFAULT_CELL:
+            return
+        self._rows(
+            "INSERT INTO cell_leases (cell, epoch, renewals, holder, backend_pid) VALUES (%s, 0, 0, '', 0)"
+            " ON CONFLICT DO NOTHING RETURNING epoch",
+            self._database.cell,
+        )
+        self._rows("UPDATE oldest_readers SET oldest = %s WHERE oldest < %s RETURNING oldest", CELLS_SINCE, CELLS_SINCE)
+
     def read(self) -> Lease:
         """Return the lease as it is."""
-        return Lease(*self._rows("SELECT epoch, renewals, holder, backend_pid FROM lease")[0])
+        return Lease(*self._rows("SELECT epoch, renewals, holder, backend_pid FROM {lease} WHERE {mine}")[0])
 
     def take(self, seen: Lease, holder: str) -> int | None:
         """Take the lease if it is still as it was seen; return the new epoch.
@@ -47,9 +63,9 @@ class PostgresqlLease:
         if seen.holder and seen.backend_pid:
             self._end_session_of(seen)
         taken = self._rows(
-            "UPDATE lease SET epoch = {next_epoch}, timeline = {timeline}, renewals = 0, holder = %s, backend_pid = 0,"
-            " wish_nodes = 0, wish_holder = ''"
-            " WHERE epoch = %s AND renewals = %s AND holder = %s RETURNING epoch",
+            "UPDATE {lease} SET epoch = {next_epoch}, timeline = {timeline}, renewals = 0, holder = %s,"
+            " backend_pid = 0, wish_nodes = 0, wish_holder = ''"
+            " WHERE {mine} AND epoch = %s AND renewals = %s AND holder = %s RETURNING epoch",
             holder,
             seen.epoch,
             seen.renewals,
@@ -64,14 +80,14 @@ class PostgresqlLease:
         transactions.
         """
         renewed = self._rows(
-            "UPDATE lease SET renewals = renewals + 1"
-            " WHERE epoch = %s AND holder = %s AND GREATEST(timeline, 1) = {timeline}"
+            "UPDATE {lease} SET renewals = renewals + 1"
+            " WHERE {mine} AND epoch = %s AND holder = %s AND GREATEST(timeline, 1) = {timeline}"
             " RETURNING epoch, wish_number, wish_nodes, wish_holder",
             epoch,
             holder,
         ) or self._rows(
-            "UPDATE lease SET epoch = {next_epoch}, timeline = {timeline}, renewals = 0"
-            " WHERE epoch = %s AND holder = %s RETURNING epoch, wish_number, wish_nodes, wish_holder",
+            "UPDATE {lease} SET epoch = {next_epoch}, timeline = {timeline}, renewals = 0"
+            " WHERE {mine} AND epoch = %s AND holder = %s RETURNING epoch, wish_number, wish_nodes, wish_holder",
             epoch,
             holder,
         )
@@ -84,7 +100,8 @@ class PostgresqlLease:
         """
         return bool(
             self._rows(
-                "UPDATE lease SET epoch = %s, renewals = 0 WHERE epoch = %s AND holder = %s RETURNING epoch",
+                "UPDATE {lease} SET epoch = %s, renewals = 0"
+                " WHERE {mine} AND epoch = %s AND holder = %s RETURNING epoch",
                 to,
                 epoch,
                 holder,
@@ -94,7 +111,8 @@ class PostgresqlLease:
     def release(self, epoch: int, holder: str) -> None:
         """Give the lease back, if it is still this server's."""
         self._rows(
-            "UPDATE lease SET holder = '', backend_pid = 0 WHERE epoch = %s AND holder = %s RETURNING epoch",
+            "UPDATE {lease} SET holder = '', backend_pid = 0"
+            " WHERE {mine} AND epoch = %s AND holder = %s RETURNING epoch",
             epoch,
             holder,
         )
@@ -102,8 +120,8 @@ class PostgresqlLease:
     def wish(self, seen: Lease, holder: str, nodes: int) -> None:
         """Wish that the leader step down for ``holder``, which so many nodes ask in vain, if the lease is as seen."""
         self._rows(
-            "UPDATE lease SET wish_number = wish_number + 1, wish_nodes = %s, wish_holder = %s"
-            " WHERE epoch = %s AND holder = %s RETURNING epoch",
+            "UPDATE {lease} SET wish_number = wish_number + 1, wish_nodes = %s, wish_holder = %s"
+            " WHERE {mine} AND epoch = %s AND holder = %s RETURNING epoch",
             nodes,
             holder,
             seen.epoch,
@@ -124,7 +142,8 @@ class PostgresqlLease:
         # Only while the lease is as it was seen, and only a session that writes as a server: a number is used again.
         try:
             self._asked(
-                f"SELECT pg_terminate_backend(%s, {TERMINATE_MS}) FROM lease WHERE epoch = %s AND renewals = %s"  # noqa: S608
+                f"SELECT pg_terminate_backend(%s, {TERMINATE_MS}) FROM {{lease}}"  # noqa: S608
+                " WHERE {mine} AND epoch = %s AND renewals = %s"
                 f" AND %s IN (SELECT pid FROM ({HOLDERS}) AS holders)",
                 seen.backend_pid,
                 seen.epoch,
@@ -162,7 +181,7 @@ class PostgresqlLease:
     def _asked(self, statement: str, *values: Any) -> list[Any]:
         if self._connection is None:
             self._connection = self._database.connect_for_lease()
-        return list(self._connection.execute(statement, values).fetchall())
+        return list(self._connection.execute(self._database.of_lease(statement), values).fetchall())
 
     def _unavailable(self, error: Exception) -> StoreUnavailable:
         self.close()

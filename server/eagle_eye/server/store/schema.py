@@ -19,7 +19,7 @@ metadata = MetaData()
 _ROW_ID = BigInteger().with_variant(Integer, "sqlite")
 _TEXT = Text().with_variant(Text(collation="C"), "postgresql")
 _FLAGS = ("active", "moved")
-_NULLABLE = (("deliveries", "expires_s"), ("tokens", "node"))
+_NULLABLE = (("deliveries", "expires_s"), ("tokens", "node"), ("job_cells", "over_s"))
 
 
 def _type(name: str) -> TypeEngine[Any]:
@@ -46,6 +46,19 @@ def _table(kind: Kind[Any]) -> Table:
     )
 
 
+def _lease_columns() -> tuple[Column[Any], ...]:
+    """Return the columns of a lease beside its epoch."""
+    return (
+        Column("renewals", BigInteger, nullable=False),
+        Column("holder", _TEXT, nullable=False),
+        Column("backend_pid", Integer, nullable=False),
+        Column("timeline", BigInteger, nullable=False, server_default="0"),
+        Column("wish_number", BigInteger, nullable=False, server_default="0"),
+        Column("wish_nodes", Integer, nullable=False, server_default="0"),
+        Column("wish_holder", _TEXT, nullable=False, server_default=""),
+    )
+
+
 TABLES = {kind.name: _table(kind) for kind in KINDS}
 AUDIT = Table(
     "audit",
@@ -68,17 +81,14 @@ TOKEN_CHANGES = Table("token_changes", metadata, Column("total", _ROW_ID, nullab
 ACTION_IDS = Table("action_ids", metadata, Column("salt", _TEXT, primary_key=True))
 # One row: who leads, of several servers on one database (lease.py). The epoch is the key, so that transactions which
 # hold FOR KEY SHARE keep it from rising, and no renewal waits for them.
-LEASE = Table(
-    "lease",
+LEASE = Table("lease", metadata, Column("epoch", BigInteger, primary_key=True, autoincrement=False), *_lease_columns())
+# A row for each cell but the default one, which has the table above: that is how servers know it that know no cells.
+CELL_LEASES = Table(
+    "cell_leases",
     metadata,
+    Column("cell", _TEXT, primary_key=True, unique=True),
     Column("epoch", BigInteger, primary_key=True, autoincrement=False),
-    Column("renewals", BigInteger, nullable=False),
-    Column("holder", _TEXT, nullable=False),
-    Column("backend_pid", Integer, nullable=False),
-    Column("timeline", BigInteger, nullable=False, server_default="0"),
-    Column("wish_number", BigInteger, nullable=False, server_default="0"),
-    Column("wish_nodes", Integer, nullable=False, server_default="0"),
-    Column("wish_holder", _TEXT, nullable=False, server_default=""),
+    *_lease_columns(),
 )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import msgspec
 
 from eagle_eye.schema.configuration import ConfigurationError
@@ -9,6 +11,8 @@ from eagle_eye.server.model.bounds import Positive
 
 SCHEMES = ("postgresql+psycopg://", "postgresql://", "postgres://")
 LEASE_S_MIN, LEASE_S_MAX = 1.0, 60.0
+DEFAULT_CELL = "default"  # of each site: judges what belongs to no other
+_CELL = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,30}[a-z0-9])?")
 EXAMPLE = "postgresql+psycopg://eagle_eye@db.example.com/eagle_eye?sslmode=verify-full"
 
 
@@ -25,6 +29,9 @@ class RecordsSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     # Replicas that may lack the last commits are meant, though what is decided may be lost with a failover.
     async_ok: bool = False
     server_url: str = ""  # where the other servers of the database reach this one; "": public_url
+    cell: str = (
+        DEFAULT_CELL  # whose jobs this server judges while it leads; servers of one cell stand by for each other
+    )
 
 
 def check(settings: RecordsSettings) -> None:
@@ -34,7 +41,16 @@ def check(settings: RecordsSettings) -> None:
             "records.url: expected a PostgreSQL URL, since records.password_file is set; got none"
             " (records in SQLite have no password)"
         )
+    if not _CELL.fullmatch(settings.cell):
+        raise ConfigurationError(
+            f"records.cell: expected up to 32 lower-case letters, digits and hyphens, got {settings.cell!r}"
+        )
     if not settings.url:
+        if settings.cell != DEFAULT_CELL:
+            raise ConfigurationError(
+                f"records.url: expected a PostgreSQL URL, since records.cell is {settings.cell!r}; got none"
+                " (records in SQLite belong to one server)"
+            )
         return
     if not LEASE_S_MIN <= settings.lease_s <= LEASE_S_MAX:
         raise ConfigurationError(

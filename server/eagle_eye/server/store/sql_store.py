@@ -28,6 +28,7 @@ from eagle_eye.server.store.cursors import cursor_of, position_of
 from eagle_eye.server.store.json_expressions import JsonMember, JsonNumber, JsonText
 from eagle_eye.server.store.records_database import RecordsDatabase
 from eagle_eye.server.store.schema import ACTION_IDS, AUDIT, CHANGES, TABLES, TOKEN_CHANGES
+from eagle_eye.server.store.settings import DEFAULT_CELL
 from eagle_eye.server.store.sql_write import REPORTED, RecordsWriter
 from eagle_eye.server.store.statements import Statement, Statements
 from eagle_eye.server.store.store import (
@@ -35,6 +36,7 @@ from eagle_eye.server.store.store import (
     DELIVERIES,
     EVENTS,
     INCIDENTS,
+    JOB_CELLS,
     JOBS,
     OPEN_INCIDENT_STATES,
     OVER_JOB_STATES,
@@ -63,6 +65,7 @@ ESCAPE = "!"  # before a sign of a pattern that stands for itself
 
 _DELIVERIES = TABLES[DELIVERIES.name].c
 _EVENTS = TABLES[EVENTS.name].c
+_JOB_CELLS = TABLES[JOB_CELLS.name].c
 _JOBS = TABLES[JOBS.name].c
 _SILENCES = TABLES[SILENCES.name].c
 _TOKENS = TABLES[TOKENS.name].c
@@ -204,7 +207,7 @@ class SqlStore:
         if not change.empty:
             with self._writing() as cursor:
                 RecordsWriter(self._database, self._statements, cursor).write(change)
-            self._tell()
+            self.tell()
 
     def update(self, work: Callable[[Store], Change]) -> Change:
         """Commit what ``work`` returns, with no other commit between its reads and the write; return it."""
@@ -214,7 +217,7 @@ class SqlStore:
                 if not change.empty:
                     RecordsWriter(self._database, self._statements, cursor).write(change)
             if not change.empty:
-                self._tell()
+                self.tell()
         return change
 
     def get(self, kind: Kind[RecordT], key: str) -> RecordT | None:
@@ -418,7 +421,8 @@ class SqlStore:
             for pool in (self._token_reads, self._reads, self._writes):
                 pool.dispose()
 
-    def _tell(self) -> None:
+    def tell(self) -> None:
+        """Call who listens, as after a commit: another server may have committed."""
         with self._listener_lock:
             listeners = tuple(self._listeners)
         for callback in listeners:
@@ -437,7 +441,9 @@ class SqlStore:
         for name, value in filters.items():
             mine = self._named(name, (value,) if isinstance(value, str) else value)
             paths = [path for known, path in kind.lists if known == name]
-            if paths:
+            if name == "cell" and "job" in (*kind.columns, kind.key):
+                yield f"cell {value == DEFAULT_CELL}", partial(_of_cell, columns.job, value)
+            elif paths:
                 yield name, partial(_in_lists, columns.record, paths, f"{name}_0")
             elif name in kind.columns:
                 yield f"{name} {len(mine)}", partial(_among, columns[name], mine)
@@ -509,6 +515,14 @@ class SqlStore:
 def _among(column: ColumnElement[Any], names: Iterable[str]) -> ColumnElement[bool]:
     """Return whether the column is one of the values of these names."""
     return column.in_([bindparam(name) for name in names])
+
+
+def _of_cell(job: ColumnElement[str], cell: str | Sequence[str]) -> ColumnElement[bool]:
+    """Return whether the job is the cell's; one that no record gives to a cell is the default cell's."""
+    known: Select[Any] = select(_JOB_CELLS.job)
+    if cell == DEFAULT_CELL:
+        return job.not_in(known.where(_JOB_CELLS.cell != bindparam("cell_0")))
+    return job.in_(known.where(_JOB_CELLS.cell == bindparam("cell_0")))
 
 
 def _same_text(record: ColumnElement[str], name: str) -> ColumnElement[bool]:

@@ -19,6 +19,7 @@ from eagle_eye.server.store.statements import Statements
 from eagle_eye.server.store.store import (
     ACTIONS,
     ATTEMPTS,
+    CELLS,
     DELIVERIES,
     DRIVER_ERRORS,
     EVENTS,
@@ -27,6 +28,7 @@ from eagle_eye.server.store.store import (
     GPU_CHECKS,
     GPUS,
     INCIDENTS,
+    JOB_CELLS,
     JOBS,
     LAST_CODES,
     MEMBERSHIPS,
@@ -72,6 +74,8 @@ class RecordsWriter:
         self._put(TOKENS, change.tokens, announce=False)
         self._put(NODES, change.nodes)
         self._put(JOBS, change.jobs)
+        self._put(JOB_CELLS, change.job_cells)
+        self._put(CELLS, change.cells)
         self._put(INCIDENTS, change.incidents)
         self._put(ACTIONS, change.actions)
         self._put(DELIVERIES, change.deliveries)

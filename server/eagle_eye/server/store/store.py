@@ -13,11 +13,13 @@ from eagle_eye.server.model.account_records import Attempt, AttemptMembers, Driv
 from eagle_eye.server.model.records import (
     Action,
     AuditEntry,
+    CellStatus,
     Delivery,
     EvidenceRequest,
     ForgottenNode,
     Incident,
     Job,
+    JobCell,
     NewsSilence,
     Node,
     NodeCheck,
@@ -86,6 +88,8 @@ DRIVER_ERRORS = Kind("driver_errors", DriverError, "id", ("node", "uuid", "last_
 TICKETS = Kind("tickets", Ticket, "id", ("node", "opened_s"))
 LAST_CODES = Kind("last_codes", LastCodes, "node", ())
 FORGOTTEN_NODES = Kind("forgotten_nodes", ForgottenNode, "node", ("forgotten_s",))
+CELLS = Kind("cells", CellStatus, "cell", ())
+JOB_CELLS = Kind("job_cells", JobCell, "job", ("cell", "over_s"))
 
 KINDS = (
     INCIDENTS,
@@ -108,6 +112,8 @@ KINDS = (
     LAST_CODES,
     FORGOTTEN_NODES,
     SILENCES,
+    CELLS,
+    JOB_CELLS,
 )
 
 
@@ -141,6 +147,8 @@ class Change:
     last_codes: tuple[LastCodes, ...] = ()
     forgotten_nodes: tuple[ForgottenNode, ...] = ()
     silences: tuple[NewsSilence, ...] = ()
+    cells: tuple[CellStatus, ...] = ()
+    job_cells: tuple[JobCell, ...] = ()
 
     @property
     def empty(self) -> bool:
@@ -235,6 +243,8 @@ class Store(Protocol):
         since_s: float | None = None,
     ) -> Page[RecordT]:
         """Return the newest records that match, at most ``limit``, and a cursor to the next page.
+
+        Whatever has a job has the filter ``cell``, beside those of its kind.
 
         ``search`` is a case-insensitive part of the key; ``since_s`` is the minimum of their kind's ``time``. Raises
         BadCursor for a cursor that no page gave.

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Generic, Protocol, TypeVar
 
 from fastapi import FastAPI
 
-from eagle_eye.schema.problem import CONTENT_TYPE, LEADER_HEADER, STANDBY_HEADER
+from eagle_eye.schema.problem import CONTENT_TYPE, LEADER_HEADER, STANDBY_HEADER, WITHOUT_CELLS_HEADER
 from eagle_eye.server.api import sign_in
 from eagle_eye.server.api.description import OPEN
 from eagle_eye.server.api.visibility import looked_through
@@ -36,6 +36,7 @@ from eagle_eye.server.transport.raw_http import ASGIMessage, Receive, Send, Take
 from eagle_eye.server.web.forwarding import FORWARDED, Forwarding, LeaderUnreached
 from eagle_eye.server.web.frame_protocol import Heads
 from eagle_eye.server.web.frame_protocol import Taker as FrameTaker
+from eagle_eye.server.web.joint_answers import Asked, JointAnswers
 from eagle_eye.server.web.page_files import content_security_policy, read_page
 
 _SECURITY = (
@@ -87,9 +88,14 @@ class Dispatcher(Generic[ServicesT]):
         services: ServicesT,
         reload: Callable[[], None],
         forwarding: Forwarding | None = None,
+        joint: JointAnswers | None = None,
     ) -> None:
-        """With ``forwarding`` this server stands by: what only the leader can do is sent there."""
+        """With ``forwarding`` this server stands by: what only the leader can do is sent there.
+
+        With ``joint`` there may be other cells, which have their part in answers.
+        """
         self.forwarding = forwarding
+        self.joint = joint
         self.api = api
         self.services = services
         self.reload = reload
@@ -147,7 +153,39 @@ class Dispatcher(Generic[ServicesT]):
         elif path in self._files:
             await self._refuse(methods.refusal(scope["method"], ["GET"]), send)
         else:
+            await self._call_cells(scope, receive, send)
+
+    async def _call_cells(self, scope: ASGIMessage, receive: Receive, send: Send) -> None:
+        """Answer by the API, or together with other cells."""
+        what = None if self.joint is None else self.joint.concerned(scope)
+        if self.joint is None or what is None:
             await self._call_api(scope, receive, send)
+        else:
+            await self._join(self.joint, what, scope, receive, send)
+
+    async def _join(self, joint: JointAnswers, what: Asked, scope: ASGIMessage, receive: Receive, send: Send) -> None:
+        """Answer with the answer of the cell that it is up to, or for all cells."""
+        cell = await joint.other_cell(what, scope)
+        if cell:
+            believed = self.services.people.forwardable(scope["headers"], scope.get("state", {}))
+            try:
+                await joint.forward(cell, {**scope, "headers": believed}, receive, send)
+            except LeaderUnreached as error:
+                if scope["method"] not in ("GET", "HEAD"):
+                    why = f"cell {cell} hears the node: {error}; try again"
+                    await self._refuse(Refusal(503, "standby", why, {"Retry-After": str(RETRY_LEADER_S)}), send)
+                    return
+                await self._call_api(scope, receive, _with(send, WITHOUT_CELLS_HEADER, cell))
+            return
+        if scope["method"] != "GET" or not what.whole:
+            await self._call_api(scope, receive, send)
+            return
+        kept = WithheldAnswer(send)
+        await self._call_api(scope, receive, kept)
+        if kept.answer is not None:
+            believed = self.services.people.forwardable(scope["headers"], scope.get("state", {}))
+            body, heads = await joint.joined(what, {**scope, "headers": believed}, kept.answer)
+            await kept.send_instead(body, heads)
 
     async def _forward(self, forwarding: Forwarding, scope: ASGIMessage, receive: Receive, send: Send) -> None:
         """Answer with the leader's answer; without one, what is only read is answered from the records."""
@@ -244,6 +282,35 @@ class Dispatcher(Generic[ServicesT]):
             await send(message)
 
         return secured
+
+
+class WithheldAnswer:
+    """A ``send`` that keeps a whole answer of 200 back, and passes on every other."""
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self._start: ASGIMessage = {}
+        self._chunks: list[bytes] = []
+        self.answer: bytes | None = None
+
+    async def __call__(self, message: ASGIMessage) -> None:
+        """Take a part of the answer."""
+        if message["type"] == "http.response.start":
+            self._start = message
+        if self._start.get("status") != 200:
+            await self._send(message)
+        elif message["type"] == "http.response.body":
+            self._chunks.append(message.get("body", b""))
+            if not message.get("more_body", False):
+                self.answer = b"".join(self._chunks)
+
+    async def send_instead(self, body: bytes, heads: Mapping[str, str]) -> None:
+        """Send the answer with another body, and with these headers as well."""
+        kept = [(name, value) for name, value in self._start["headers"] if name.lower() != b"content-length"]
+        more = [(name.lower().encode(), value.encode("latin-1", "replace")) for name, value in heads.items()]
+        length = (b"content-length", str(len(body)).encode())
+        await self._send({**self._start, "headers": [*kept, *more, length]})
+        await self._send({"type": "http.response.body", "body": body})
 
 
 def _watched(scope: ASGIMessage, send: Send, *, unjudged: bool, telemetry: bool) -> Send:

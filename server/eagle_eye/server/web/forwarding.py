@@ -18,6 +18,8 @@ from eagle_eye.server.web.unreached_nodes import UnreachedNodes
 
 # Of a request that a standby sent on: the leader that it was meant for leads no more, and it goes no further.
 FORWARDED = b"eagle-eye-forwarded"
+# Of a request that a cell's leader sent on to another cell's, which answers for its own cell alone.
+OF_ONE_CELL = b"eagle-eye-of-one-cell"
 _LEADER = LEADER_HEADER.lower().encode()
 CONNECT_S = 2.0
 ANSWER_S = 60.0
@@ -42,13 +44,13 @@ class Forwarding:
         leader: Callable[[], str],
         tls: TlsSettings,
         unreached: UnreachedNodes,
-        client: httpx.AsyncClient | None = None,
+        to: httpx.AsyncClient | None = None,
     ) -> None:
         """``tls`` says whether every client must show the servers a certificate of its own."""
         self.unreached = unreached
         self._leader = leader
         self._certificates_needed = bool(tls.client_ca_file) and tls.client_certificates == "all"
-        self._client = client or _client()
+        self._client = to or client()
         self._open: set[asyncio.Task[Any]] = set()
         self._loop: asyncio.AbstractEventLoop | None = None
 
@@ -59,10 +61,18 @@ class Forwarding:
 
     async def answer(self, scope: ASGIMessage, receive: Receive, send: Send) -> None:
         """Send the request on and answer it, with the leader's name. Raises LeaderUnreached."""
+        await self.answer_of(self._leader(), scope, receive, send)
+
+    async def answer_of(
+        self, leader: str, scope: ASGIMessage, receive: Receive, send: Send, mark: bytes = FORWARDED
+    ) -> None:
+        """Send the request on to a server, "" for none, and answer it, with its name. Raises LeaderUnreached.
+
+        What has the ``mark`` already goes no further.
+        """
         self._loop = asyncio.get_running_loop()
-        request = self._request(scope, receive)
-        leader = self._leader()
-        asking = asyncio.create_task(self._asked(request))
+        request = self._request(leader, scope, receive, mark)
+        asking = asyncio.create_task(self._asked(leader, request))
         self._open.add(asking)
         try:
             await asyncio.wait({asking})
@@ -94,36 +104,36 @@ class Forwarding:
         """Release the connections."""
         await self._client.aclose()
 
-    def _request(self, scope: ASGIMessage, receive: Receive) -> httpx.Request:
-        leader = self._leader()
+    def _request(self, leader: str, scope: ASGIMessage, receive: Receive, mark: bytes) -> httpx.Request:
         named = {name for name, _ in scope["headers"]}
         if not leader:
             raise LeaderUnreached("nobody leads at present")
-        if FORWARDED in named:
+        if mark in named:
             raise LeaderUnreached("another server took this one for the leader")
         if self._certificates_needed or scope.get("state", {}).get(CERTIFICATE_NAMES):
             raise LeaderUnreached("a client's certificate counts on its own connection only")
         query = b"?" + scope["query_string"] if scope["query_string"] else b""
-        headers = [one for one in scope["headers"] if one[0] not in _OF_A_CONNECTION]
+        headers = [one for one in scope["headers"] if one[0] not in _OF_A_CONNECTION and one[0] != FORWARDED]
         has_body = b"content-length" in named or b"transfer-encoding" in named
         return httpx.Request(
             scope["method"],
             httpx.URL(leader).copy_with(raw_path=scope["raw_path"] + query),
-            headers=[*headers, (FORWARDED, b"1")],
+            headers=[*headers, (mark, b"1")],
             content=_body(receive) if has_body else None,
         )
 
-    async def _asked(self, request: httpx.Request) -> httpx.Response:
+    async def _asked(self, leader: str, request: httpx.Request) -> httpx.Response:
         try:
             return await self._client.send(request, stream=True)
         except (httpx.HTTPError, OSError) as error:
             # Only the type of error: its text may contain an address.
-            raise LeaderUnreached(f"{self._leader()} leads and cannot be reached ({type(error).__name__})") from error
+            raise LeaderUnreached(f"{leader} leads and cannot be reached ({type(error).__name__})") from error
 
 
 async def _pass_on(response: httpx.Response, leader: str, send: Send) -> None:
     headers = [(name.lower(), value) for name, value in response.headers.raw if name.lower() not in _OF_A_CONNECTION]
-    headers.append((_LEADER, leader.encode("latin-1", "replace")))
+    other = response.headers.get(LEADER_HEADER)  # of another cell, which judges the node's job
+    headers.append((_LEADER, (other or leader).encode("latin-1", "replace")))
     await send({"type": "http.response.start", "status": response.status_code, "headers": headers})
     async for chunk in response.aiter_raw():
         await send({"type": "http.response.body", "body": chunk, "more_body": True})
@@ -145,13 +155,14 @@ async def _end_of(receive: Receive) -> None:
         pass
 
 
-def _client() -> httpx.AsyncClient:
+def client(answer_s: float = ANSWER_S) -> httpx.AsyncClient:
+    """Return a client for other servers of ours."""
     context = ssl.create_default_context()
     context.load_verify_locations(certifi.where())
     return httpx.AsyncClient(
         verify=context,
         trust_env=False,
         follow_redirects=False,
-        timeout=httpx.Timeout(ANSWER_S, connect=CONNECT_S),
+        timeout=httpx.Timeout(answer_s, connect=CONNECT_S),
         limits=httpx.Limits(max_connections=None, max_keepalive_connections=256),
     )

@@ -49,6 +49,7 @@ export interface Action {
   restart_scope: "job" | "process_group" | "rank" | null;
   reason: string;
   report_to: string;
+  cell?: string;
 }
 
 export interface ActionMark {
@@ -158,6 +159,33 @@ export interface Carrier {
   url: string;
   failing_since: string | null;
   last_error: string;
+}
+
+export interface Cell {
+  cell: string;
+  url: string;
+  epoch: number;
+  leads: boolean;
+  nodes: number;
+  jobs: number;
+  drained: boolean;
+  problem: string;
+  updated: string;
+}
+
+export interface CellMoves {
+  cell: string;
+  moved: Array<string>;
+  stays: Array<string>;
+}
+
+export interface CellOfJob {
+  job: string;
+  cell: string;
+}
+
+export interface Cells {
+  items: Array<Cell>;
 }
 
 export interface ChartColumns {
@@ -421,6 +449,7 @@ export interface Fleet {
 }
 
 export interface FleetJob {
+  cell?: string;
   job: string;
   attempt: number;
   state: string;
@@ -580,6 +609,7 @@ export interface Incident {
   escalation: string;
   accused: Array<string>;
   escalated: boolean;
+  cell?: string;
 }
 
 export interface IncidentChart {
@@ -648,6 +678,7 @@ export interface IncidentInFull {
   gathered: Array<Evidence>;
   history: Array<AuditEntry>;
   silence: Silence | null;
+  cell?: string;
 }
 
 export interface IncidentMark {
@@ -690,6 +721,7 @@ export interface Job {
   exits: Array<ReportedExit>;
   nodes_total: number;
   progress: Progress | null;
+  cell?: string;
 }
 
 export interface JobCourse {
@@ -824,6 +856,7 @@ export interface Node {
   agent: Agent | null;
   vouched: boolean;
   memory: Memory | null;
+  cell?: string | null;
 }
 
 export interface NodeCheck {

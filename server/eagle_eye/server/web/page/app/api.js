@@ -31,9 +31,10 @@ export let clockOffsetMs = 0;
 /**
  * Where the last answer to a GET came from: "" this server itself; "leader": it stands by and passed on the leader's;
  * "records": it stands by and read the records, for `why` it had no answer of the leader.
- * @type {{from: "" | "leader" | "records", why: string}}
+ * `without`: the cells that gave no answer, "" for none.
+ * @type {{from: "" | "leader" | "records", why: string, without: string}}
  */
-export let source = { from: "", why: "" };
+export let source = { from: "", why: "", without: "" };
 
 /** The time by the server's clock, in milliseconds since 1970. */
 export const now = () => Date.now() + clockOffsetMs;
@@ -157,6 +158,7 @@ function noteClock(answer) {
 /** @param {Response} answer */
 function noteSource(answer) {
   const why = answer.headers.get("Eagle-Eye-Standby");
-  if (why !== null) source = { from: "records", why };
-  else source = { from: answer.headers.has("Eagle-Eye-Leader") ? "leader" : "", why: "" };
+  const without = answer.headers.get("Eagle-Eye-Without-Cells") ?? "";
+  if (why !== null) source = { from: "records", why, without };
+  else source = { from: answer.headers.has("Eagle-Eye-Leader") ? "leader" : "", why: "", without };
 }

@@ -2,6 +2,7 @@
 
 import { h } from "preact";
 import { Problem } from "./api.js";
+import { byName } from "./format.js";
 import { link } from "./router.js";
 import { SIGNS, toneOf, wordsOf } from "./states.js";
 import { Ago } from "./times.js";
@@ -21,6 +22,24 @@ export const NodeLink = ({ name }) => h("a", { href: link("nodes", name), class:
 
 /** @param {{name: string}} props */
 export const JobLink = ({ name }) => (name ? h("a", { href: link("jobs", name), class: "name", title: name }, name) : h("span", { class: "quiet" }, "none"));
+
+/**
+ * The column of whose each item is; none where the site has one cell.
+ * @template {{cell?: string | null}} T
+ * @param {T[]} items
+ * @returns {import("./table.js").Column<T>[]}
+ */
+export const cellColumn = (items) =>
+  items.some((item) => item.cell)
+    ? [{ title: "Cell", hint: "Which of the site's leaders judges it", compare: (a, b) => byName(a.cell ?? "", b.cell ?? ""), cell: (item) => item.cell ?? "–" }]
+    : [];
+
+/**
+ * The filter of it; none where the site has one cell.
+ * @param {{cell?: string | null}[]} items
+ * @param {Record<string, string>} values
+ */
+export const cellFilter = (items, values) => (values["cell"] || items.some((item) => item.cell) ? [{ name: "cell", label: "Cell" }] : []);
 
 /** Whose job it is; "" where nobody said. @param {{name: string}} props */
 export const Owner = ({ name }) => (name ? h("span", { class: "owner", title: name }, name) : h("span", { class: "quiet" }, "unknown"));

@@ -9,14 +9,15 @@ import { Time } from "./times.js";
 export function Standby() {
   useLive("fleet", "link");
   const { leader, state } = link;
-  if (!leader || state === "sign_in" || (leader.leads && !leader.problem)) return null;
-  if (leader.leads) {
+  if (!leader || state === "sign_in") return null;
+  if (leader.leads && leader.problem) {
     return h(
       "aside",
       { class: "standby alone", "aria-label": "Standby" },
       h("p", { role: "status" }, h("b", null, "Nothing is decided at present: "), leader.problem, ". ", UNDECIDED),
     );
   }
+  if (leader.leads) return source.without ? h(Without, { cells: source.without }) : null;
   const reached = source.from === "leader";
   return h(
     "aside",
@@ -24,6 +25,10 @@ export function Standby() {
     h("p", { role: "status" }, h("b", null, "This server stands by: "), who(leader, reached), ". ", reached ? REACHED : UNREACHED),
   );
 }
+
+/** @param {{cells: string}} props */
+const Without = ({ cells }) =>
+  h("aside", { class: "standby alone", "aria-label": "Cells" }, h("p", { role: "status" }, h("b", null, `No answer of cell ${cells}: `), "what it alone knows is missing here."));
 
 const REACHED = "What is shown comes from the leader, and what you do here is done there.";
 const UNREACHED = "Shown is what the records hold, without what agents send now; nothing can be changed here until a server leads.";

@@ -4,7 +4,7 @@ import { h } from "preact";
 import { now } from "../app/api.js";
 import { byName, count, counted, duration, gpuHours, words } from "../app/format.js";
 import { link, useLive } from "../app/live.js";
-import { Badge, Empty, JobLink, Owner, Section } from "../app/parts.js";
+import { Badge, cellColumn, Empty, JobLink, Owner, Section } from "../app/parts.js";
 import { link as address } from "../app/router.js";
 import { table } from "../app/table.js";
 import { Ago, Time, useNow } from "../app/times.js";
@@ -25,7 +25,7 @@ export function Jobs() {
     { title: "Running jobs", id: "jobs", aside: h(Fresh, { read: link.fleetRead }) },
     total === 0
       ? h(Empty, null, link.fleetSeen ? "No job runs, or no agent speaks of one." : "Not known without the leader: only it hears agents.")
-      : table({ columns: COLUMNS, items: fleet.jobs, keyOf: (job) => job.job, label: "Running jobs", rowClass, most: shown(fleet.jobs) }),
+      : table({ columns: [...COLUMNS, ...cellColumn(fleet.jobs)], items: fleet.jobs, keyOf: (job) => job.job, label: "Running jobs", rowClass, most: shown(fleet.jobs) }),
     fleet.jobs_left_out > 0 && h("p", { class: "quiet" }, `${counted(fleet.jobs_left_out, "job")} more are left out.`),
   );
 }

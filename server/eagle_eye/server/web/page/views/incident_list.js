@@ -6,7 +6,7 @@ import { now } from "../app/api.js";
 import { Filters } from "../app/filters.js";
 import { byName, few, percent, words } from "../app/format.js";
 import { records } from "../app/live.js";
-import { Badge, Empty, JobLink, NodeLink, Reading } from "../app/parts.js";
+import { Badge, cellColumn, cellFilter, Empty, JobLink, NodeLink, Reading } from "../app/parts.js";
 import { useResource } from "../app/resource.js";
 import { link } from "../app/router.js";
 import { shownState, wordsOf } from "../app/states.js";
@@ -40,6 +40,7 @@ export function IncidentList({ query }) {
         { name: "fault", label: "Fault", known: faults },
         { name: "job", label: "Job" },
         { name: "node", label: "Node" },
+        ...cellFilter(page?.items ?? [], values),
         { name: "since", label: "Found in", choices: [["", "any time"], ...AGES.map(([value, said]) => /** @type {[string, string]} */ ([value, said]))] },
       ],
     }),
@@ -52,7 +53,7 @@ export function IncidentList({ query }) {
 /** What the server is asked for; an age counts from now, anything else is a moment as the API takes it. @param {Record<string, string>} values */
 function asking(values) {
   const asked = new URLSearchParams({ limit: "100" });
-  for (const name of ["state", "job", "node", "cursor"]) if (values[name]) asked.set(name, values[name]);
+  for (const name of ["state", "job", "node", "cell", "cursor"]) if (values[name]) asked.set(name, values[name]);
   if (values["fault"]) asked.set("fault", values["fault"].trim().replaceAll(" ", "_"));
   const age = AGES.find(([value]) => value === values["since"]);
   if (age) asked.set("since", String(Math.floor(now() / 1000) - age[2]));
@@ -73,6 +74,7 @@ export function IncidentTable({ items, label, most = 100 }) {
       { title: "Fault", cell: (one) => h("a", { href: link("incidents", one.id), class: "strong" }, words(one.fault)), compare: (a, b) => byName(a.fault, b.fault) },
       { title: "Node", cell: (one) => (one.node ? h(NodeLink, { name: one.node }) : few(one.nodes)), compare: (a, b) => byName(a.node ?? "", b.node ?? "") },
       { title: "Job", cell: (one) => [h(JobLink, { name: one.job }), one.job && h("span", { class: "quiet" }, ` attempt ${one.attempt}`)], compare: (a, b) => byName(a.job, b.job) },
+      ...cellColumn(items),
       { title: "Found", cell: (one) => h("span", { class: "nowrap" }, h(Time, { at: one.detected })), compare: (a, b) => Date.parse(a.detected) - Date.parse(b.detected) },
       { title: "Sure", right: true, cell: (one) => percent(one.confidence), compare: (a, b) => a.confidence - b.confidence },
       { title: "What was seen", class: "wide", cell: (one) => one.summary },

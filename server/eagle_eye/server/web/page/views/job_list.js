@@ -3,7 +3,7 @@
 import { h } from "preact";
 import { Filters } from "../app/filters.js";
 import { count, duration, figure } from "../app/format.js";
-import { Badge, Empty, JobLink, Owner, Reading } from "../app/parts.js";
+import { Badge, cellColumn, cellFilter, Empty, JobLink, Owner, Reading } from "../app/parts.js";
 import { useResource } from "../app/resource.js";
 import { filtered } from "../app/router.js";
 import { wordsOf } from "../app/states.js";
@@ -22,7 +22,7 @@ const progress = (job) => /** @type {import("../api").Progress | null} */ (job.p
 export function JobList({ query }) {
   const values = Object.fromEntries(query);
   const asked = new URLSearchParams({ members: "false", limit: String(SHOWN) });
-  for (const name of ["search", "state", "node", "cursor"]) if (values[name]) asked.set(name, values[name]);
+  for (const name of ["search", "state", "node", "cell", "cursor"]) if (values[name]) asked.set(name, values[name]);
   /** @type {import("../app/resource.js").Resource<import("../api").JobPage>} */
   const resource = useResource(`api/v1/jobs?${asked}`, { every_ms: 10_000, settle_ms: 1000, concerns: (kind) => kind === "job" });
   const page = resource.data;
@@ -36,10 +36,11 @@ export function JobList({ query }) {
         { name: "search", label: "Name" },
         { name: "state", label: "State", choices: [["", "any"], ...STATES.map((one) => /** @type {[string, string]} */ ([one, one === "observed" ? "running, by its agents alone" : wordsOf(one)]))] },
         { name: "node", label: "On node" },
+        ...cellFilter(page?.items ?? [], values),
       ],
     }),
     h(Reading, { resource, what: "the jobs" }),
-    page && (page.items.length ? table({ label: "Jobs", items: page.items, keyOf: (job) => job.job, columns: COLUMNS, most: 2 * SHOWN }) : h(Empty, null, query.size ? "No job is like that." : "No jobs yet.")),
+    page && (page.items.length ? table({ label: "Jobs", items: page.items, keyOf: (job) => job.job, columns: [...COLUMNS, ...cellColumn(page.items)], most: 2 * SHOWN }) : h(Empty, null, query.size ? "No job is like that." : "No jobs yet.")),
     page && h(Turn, { view: "jobs", kept, cursor, next: page.next }),
   ];
 }

@@ -1,0 +1,431 @@
+"""This server's part in the site's cells: whose job is whose, where nodes belong, how the other cells are.
+
+Each job is judged by one cell; one that no record gives to a cell is the default cell's. The records say who: a
+judgement is written in a transaction that reads there whether the job is still this cell's, and of a site's
+transactions one runs at a time. So a job that is moved is judged by two at no moment. What is held here in memory is
+only how each server knows it between transactions, from the trail of changes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections.abc import Callable, Iterable, Mapping
+from typing import NamedTuple
+
+from msgspec.structs import replace
+
+from eagle_eye.server.engine.cell_choice import choose
+from eagle_eye.server.engine.ended import HELD_STATES
+from eagle_eye.server.ingest.fleet import Fleet
+from eagle_eye.server.model.clock import Clock
+from eagle_eye.server.model.errors import StoreUnavailable
+from eagle_eye.server.model.records import AuditEntry, CellStatus, Job, JobCell
+from eagle_eye.server.monitor.cell_moves import balanced
+from eagle_eye.server.monitor.watcher import Watcher
+from eagle_eye.server.store.leadership import Leadership
+from eagle_eye.server.store.settings import DEFAULT_CELL
+from eagle_eye.server.store.sql_store import SqlStore
+from eagle_eye.server.store.store import CELLS, JOB_CELLS, JOBS, NODES, OVER_JOB_STATES, Change, Store
+
+LOOK_S = 0.5  # how often what other cells wrote is looked for
+DELIVERING_LOOK_S = 0.25  # by the cell that delivers what all ask for
+ASKED_S = 2.0  # how often it is looked for what is asked of agents, which is in no trail of changes
+ALONE_LOOK_S = 2.0  # how often it is looked for another cell, while there is none
+PASS_S = 2.0  # how often jobs that are new are given to a cell, and nodes sent to theirs
+STATUS_S = 10.0  # how often each cell says how it is
+SILENT_S = 35.0  # a cell that said nothing for so long has no leader
+NAMED_S = 120.0  # how long an agent's report of its job is used
+GONE_S = 600.0  # a job that only agents speak of is over once none did for so long
+KEPT_S = 3 * 86_400.0  # how long it is remembered whose a job was that is over
+CHANGES_MAX = 2_000  # beyond this many at once, everything is reread
+GREW_RATIO = 1.1  # of a job's nodes: beyond it the new number is written
+RETIRED_MAX = 1_000
+
+_log = logging.getLogger(__name__)
+
+
+class _Declared(NamedTuple):
+    """A job on record: its state, and its nodes."""
+
+    state: str
+    nodes: frozenset[str]
+
+
+class _News(NamedTuple):
+    """What other servers wrote: records by key, None for one that is gone."""
+
+    jobs: dict[str, Job | None]
+    job_cells: dict[str, JobCell | None]
+    cells: dict[str, CellStatus | None]
+    nodes: list[str]
+
+
+class Cells:
+    """The cells as this one knows them. Changed on the event loop; ``mine`` and the counts from any thread.
+
+    When other servers have written something, who listens to the store is told.
+    """
+
+    def __init__(
+        self, own: str, store: SqlStore, leadership: Leadership, clock: Clock, fleet: Fleet, watcher: Watcher
+    ) -> None:
+        self.own = own
+        self.several = False
+        # Nodes that report here and belong to another cell, with the URL of its leader, "" while it has none. Each is
+        # told once in PASS_S and taken else, so that none is refused by two cells for long.
+        self.elsewhere: dict[str, str] = {}
+        self._leadership = leadership
+        self._store = store
+        self._clock = clock
+        self._fleet = fleet
+        self._watcher = watcher
+        self._problem: Callable[[], str] = lambda: ""
+        self._sequence = -1
+        self._cell_of: dict[str, JobCell] = {}
+        self._cells: dict[str, CellStatus] = {}
+        self._said_s: dict[str, float] = {}  # when each other cell last said something, by the monotonic clock
+        self._declared: dict[str, _Declared] = {}
+        self._named_s: dict[str, float] = {}  # when an agent here last named the job
+        self._passed_s = self._told_s = self._waked_s = -math.inf
+        self._began_s = clock.monotonic_s()
+
+    def begin(self, problem: Callable[[], str]) -> None:
+        """Read everything, before anything is judged; ``problem()`` says why this server cannot judge, "" if it can.
+
+        Raises StoreUnavailable.
+        """
+        self._problem = problem
+        self.read()
+
+    # JobShare
+
+    def mine(self, job: str) -> bool:
+        """Return whether this cell judges the job, as far as is known."""
+        return self.cell_of(job) == self.own
+
+    def still_mine(self, store: Store, job: str) -> bool:
+        """Return whether this cell judges the job by the records; to be asked within the transaction that judges."""
+        found = store.get(JOB_CELLS, job)
+        return (DEFAULT_CELL if found is None else found.cell) == self.own
+
+    def cell_of(self, job: str) -> str:
+        """Return the cell that judges the job."""
+        found = self._cell_of.get(job)
+        return DEFAULT_CELL if found is None else found.cell
+
+    # The other cells
+
+    @property
+    def is_default(self) -> bool:
+        """Whether this cell also does what is the whole site's: it delivers, and judges nodes without a job."""
+        return self.own == DEFAULT_CELL
+
+    def living(self) -> dict[str, CellStatus]:
+        """Return the cells with a leader, as each last said it is; of this one what it said itself."""
+        since_s = self._clock.monotonic_s() - SILENT_S
+        return {
+            name: one for name, one in self._cells.items() if name == self.own or self._said_s.get(name, 0.0) >= since_s
+        }
+
+    def all(self) -> dict[str, CellStatus]:
+        """Return all cells as they last said they are."""
+        return dict(self._cells)
+
+    def silent_s(self, cell: str) -> float:
+        """Return for how long the cell has said nothing; 0.0 of this one."""
+        return 0.0 if cell == self.own else self._clock.monotonic_s() - self._said_s.get(cell, -math.inf)
+
+    def nodes_of_others(self) -> int:
+        """Return how many vouched nodes the other cells hear."""
+        return sum(one.nodes for name, one in self.living().items() if name != self.own)
+
+    def jobs_of(self, cell: str) -> int:
+        """Return how many jobs are the cell's that are not over, of those that were given to one."""
+        return sum(one.cell == cell and one.over_s is None for one in tuple(self._cell_of.values()))
+
+    def agents_due(self) -> bool:
+        """Return whether agents should be heard here: not where all jobs are other cells'."""
+        return not self.several or self.jobs_of(self.own) > 0
+
+    def hears(self, node: str) -> bool:
+        """Return whether the node reports to this cell."""
+        return self._fleet.last(node) is not None
+
+    def url_of(self, cell: str) -> str:
+        """Return the URL of the cell's leader, "" where it has none."""
+        found = self.living().get(cell)
+        return "" if found is None else found.url
+
+    def problem(self) -> str | None:
+        """Return what is wrong with other cells, "ok" if nothing, None where there is only one. From any thread."""
+        if not self.several:
+            return None
+        said = []
+        for name, one in sorted(self._cells.items()):
+            if name == self.own:
+                continue
+            if self.silent_s(name) > SILENT_S:
+                jobs = self.jobs_of(name)
+                if jobs:
+                    said.append(f"cell {name} has no leader: its {jobs} jobs are not judged")
+            elif one.problem:
+                said.append(f"cell {name}: {one.problem}")
+        return "; ".join(said) or "ok"
+
+    # Reading what others wrote
+
+    def read(self) -> None:
+        """Read everything anew. Raises StoreUnavailable."""
+        # Before the records: what changes meanwhile is read a second time.
+        sequence = self._store.change_range()[1]
+        cells = {one.cell: one for one in self._store.all(CELLS)}
+        job_cells = {one.job: one for one in self._store.all(JOB_CELLS)}
+        declared = {job.job: _declared(job) for job in self._store.all(JOBS)}
+        now_s, wall_s = self._clock.monotonic_s(), self._clock.now_s()
+        for name, one in cells.items():
+            if name not in self._said_s:  # only here two servers' clocks count
+                self._said_s[name] = now_s - max(0.0, wall_s - one.updated_s)
+            elif one != self._cells.get(name):
+                self._said_s[name] = now_s
+        self._sequence, self._cells, self._cell_of, self._declared = sequence, cells, job_cells, declared
+        self.several = any(name != self.own for name in cells)
+
+    async def run(self) -> None:
+        """Follow the other cells until cancelled."""
+        well, told = True, False
+        while True:
+            try:
+                if not told:
+                    await asyncio.to_thread(self._say)
+                    told = True
+                await self._follow()
+                well = True
+            except StoreUnavailable as error:
+                if well:
+                    _log.warning("the other cells are not followed while the records cannot be used: %s", error)
+                well = False
+            look_s = DELIVERING_LOOK_S if self.is_default else LOOK_S
+            await asyncio.sleep(look_s if self.several else ALONE_LOOK_S)
+
+    async def _follow(self) -> None:
+        if self.several:
+            await self.look()
+        elif await asyncio.to_thread(lambda: any(one.cell != self.own for one in self._store.all(CELLS))):
+            await asyncio.to_thread(self.read)
+            await asyncio.to_thread(self._say)
+            said = {"cells": sorted(self._cells)}
+            _log.warning("there is another cell: jobs are spread over them", extra=said)
+
+    async def look(self) -> None:
+        """Take in what others wrote; give new jobs to cells, send nodes to theirs, and say how this one is."""
+        news = await asyncio.to_thread(self._news)
+        if news is not None:
+            self._take(news)
+        now_s = self._clock.monotonic_s()
+        if news is not None or now_s - self._waked_s >= ASKED_S:
+            self._waked_s = now_s
+            self._store.tell()
+        if now_s - self._passed_s >= PASS_S:
+            self._passed_s = now_s
+            wanted, gone, grown = self._direct()
+            if wanted or gone or grown:
+                await asyncio.to_thread(self._give, wanted, gone, grown)
+        if now_s - self._told_s >= STATUS_S:
+            await asyncio.to_thread(self._say)
+            if self.is_default:
+                await asyncio.to_thread(
+                    self._store.update, lambda store: balanced(store, self.living(), self._clock.now_s())
+                )
+
+    def _news(self) -> _News | None:
+        """Return what was written since the last time; None for nothing."""
+        oldest, newest = self._store.change_range()
+        if newest == self._sequence:
+            return None
+        changes = self._store.changes_since(self._sequence, CHANGES_MAX + 1)
+        if oldest > self._sequence + 1 or newest < self._sequence or len(changes) > CHANGES_MAX:
+            before = dict(self._cell_of)
+            self.read()
+            keys = {*before, *self._cell_of, *self._declared}
+            return _News({job: self._store.get(JOBS, job) for job in keys}, dict(self._cell_of), {}, [])
+        self._sequence = changes[-1].sequence if changes else newest
+        keys_of: dict[str, dict[str, None]] = {}
+        for change in changes:
+            keys_of.setdefault(change.kind, {})[change.key] = None
+        moved = keys_of.get(JOB_CELLS.name, {})
+        return _News(
+            {job: self._store.get(JOBS, job) for job in {**keys_of.get(JOBS.name, {}), **moved}},
+            {job: self._store.get(JOB_CELLS, job) for job in moved},
+            {cell: self._store.get(CELLS, cell) for cell in keys_of.get(CELLS.name, {})},
+            [node for node in keys_of.get(NODES.name, {}) if not self._fleet.is_known(node)],
+        )
+
+    def _take(self, news: _News) -> None:
+        for node in news.nodes:
+            self._fleet.know(node)
+        for cell, status in news.cells.items():
+            if status is not None:
+                self._cells[cell], self._said_s[cell] = status, self._clock.monotonic_s()
+        came = [job for job, entry in news.job_cells.items() if self._take_entry(job, entry)]
+        for job, record in news.jobs.items():
+            if record is None:
+                self._declared.pop(job, None)
+            else:
+                self._declared[job] = _declared(record)
+                self._watcher.observe_job(record)
+        for job in came:
+            self._watcher.take_over(job)
+
+    def _take_entry(self, job: str, entry: JobCell | None) -> bool:
+        """Note whose the job is now; return whether it came to this cell."""
+        was = self.mine(job)
+        if entry is None:
+            self._cell_of.pop(job, None)
+        else:
+            self._cell_of[job] = entry
+        if was and not self.mine(job):
+            self._watcher.give_up(job)
+        return self.mine(job) and not was
+
+    # Giving jobs to cells, and sending nodes to theirs
+
+    def _direct(self) -> tuple[dict[str, list[str]], list[str], dict[str, int]]:
+        """Send nodes to their cells; return the jobs to give to one with their nodes, those gone, and those grown."""
+        now_s = self._clock.monotonic_s()
+        mine = {job: one for job, one in self._cell_of.items() if one.cell == self.own and one.over_s is None}
+        named: dict[str, list[str]] = {job: [] for job in mine}
+        others: dict[str, set[str]] = {}  # the jobs of the nodes that have another than this cell's
+        for voice in self._fleet.voices(self._clock.now_s() - NAMED_S):
+            ranks = voice.ranks
+            job = ranks[0].job if ranks else voice.job
+            if job is None:
+                continue
+            if job in mine and (not ranks or ranks[-1].job == job):  # nearly all, where most jobs are this cell's
+                named[job].append(voice.node)
+                continue
+            for one in {job, ranks[-1].job} if ranks else {job}:
+                named.setdefault(one, []).append(voice.node)
+                others.setdefault(voice.node, set()).add(one)
+        self._named_s.update((job, now_s) for job, nodes in named.items() if nodes)
+        self._send_away(mine, named, others)
+        for job in named.keys() - mine.keys():
+            if job in self._cell_of and not self.mine(job):
+                self._watcher.give_up(job)
+        wanted = {job: nodes for job, nodes in named.items() if nodes and self._is_new(job)}
+        if self.is_default:
+            held = (job for job, one in self._declared.items() if one.state in HELD_STATES and one.nodes)
+            wanted.update({job: sorted(self._declared[job].nodes) for job in held if self._is_new(job)})
+        gone = [job for job in mine if self._is_gone(job, now_s)]
+        sizes = {job: max(len(named[job]), len(self._nodes_on_record(job))) for job in mine.keys() - set(gone)}
+        return wanted, gone, {job: size for job, size in sizes.items() if size > GREW_RATIO * mine[job].nodes}
+
+    def _send_away(
+        self, mine: Mapping[str, JobCell], named: Mapping[str, list[str]], others: dict[str, set[str]]
+    ) -> None:
+        """Send on the nodes that have jobs of other cells, and none of this one."""
+        for job, one in self._declared.items():
+            if one.state in HELD_STATES and job not in mine and job in self._cell_of:
+                for node in one.nodes:
+                    others.setdefault(node, set()).add(job)
+        stays: set[str] = set()
+        if others:
+            stays.update(*(named[job] for job in mine), *(self._nodes_on_record(job) for job in mine))
+        self.elsewhere.clear()
+        for node, jobs in others.items():
+            cells = [self._cell_of[job].cell for job in jobs if job in self._cell_of]
+            if cells and node not in stays:
+                self.elsewhere[node] = self.url_of(max(sorted(set(cells)), key=cells.count))
+        self._fleet.leave(self.elsewhere)
+
+    def _is_new(self, job: str) -> bool:
+        found = self._cell_of.get(job)
+        return found is None or (found.over_s is not None and not self._is_over(job))
+
+    def _is_over(self, job: str) -> bool:
+        found = self._declared.get(job)
+        return found is not None and found.state in OVER_JOB_STATES
+
+    def _is_gone(self, job: str, now_s: float) -> bool:
+        """Return whether a job of this cell is over, or nothing speaks of it any more."""
+        if job in self._declared:
+            return self._is_over(job)
+        return now_s - max(self._named_s.get(job, -math.inf), self._began_s) > GONE_S
+
+    def _nodes_on_record(self, job: str) -> frozenset[str]:
+        found = self._declared.get(job)
+        return frozenset() if found is None else found.nodes
+
+    def _near(self, nodes: Iterable[str]) -> list[str]:
+        """Return the cells of the jobs on record that run on these nodes, one for each node."""
+        wanted = set(nodes)
+        return [
+            self._cell_of[job].cell
+            for job, one in tuple(self._declared.items())
+            if job in self._cell_of and one.state in HELD_STATES
+            for _ in one.nodes & wanted
+        ]
+
+    def _give(self, wanted: Mapping[str, list[str]], gone: list[str], grown: Mapping[str, int]) -> None:
+        """Write which cells judge jobs that are new, and which of this cell's are over or have grown."""
+
+        def work(store: Store) -> Change:
+            now_s = self._clock.now_s()
+            known = {one.job: one for one in store.all(JOB_CELLS)}
+            load = dict.fromkeys(self._taking_jobs(), 0)
+            for one in known.values():
+                if one.over_s is None and one.cell in load:
+                    load[one.cell] += one.nodes
+            made: dict[str, JobCell] = {}
+            for job, nodes in sorted(wanted.items()):
+                before = known.get(job)
+                if before is not None and before.over_s is None:
+                    continue  # another server was first
+                near = self._near(nodes)
+                cell = before.cell if before is not None and before.cell in load else choose(load, self.own, near)
+                made[job] = JobCell(job=job, cell=cell, nodes=len(nodes), since_s=now_s, by="server")
+                load[cell] += len(nodes)
+            entries = tuple(
+                AuditEntry(time_s=now_s, who="server", verb="assign", subject=one.job, detail=f"cell {one.cell}")
+                for one in made.values()
+            )
+            for job in gone:
+                if job in known and known[job].cell == self.own:
+                    made[job] = replace(known[job], over_s=now_s)
+            for job, size in grown.items():
+                if job in known and known[job].cell == self.own:
+                    made[job] = replace(known[job], nodes=size)
+            return Change(job_cells=tuple(made.values()), audit=entries)
+
+        self._store.update(work)
+
+    def _taking_jobs(self) -> set[str]:
+        """Return the cells that new jobs are given to: those that live, and are not drained unless all are."""
+        living = {self.own: self._cells.get(self.own), **self.living()}
+        return {name for name, one in living.items() if one is None or not one.drained} or {*living}
+
+    def _say(self) -> None:
+        """Write how this cell is. Raises StoreUnavailable."""
+        self._told_s = self._clock.monotonic_s()
+
+        def said(store: Store) -> Change:
+            before = store.get(CELLS, self.own)
+            return Change(cells=(replace(status, drained=before is not None and before.drained),))
+
+        status = CellStatus(
+            cell=self.own,
+            url=self._leadership.url,
+            epoch=self._leadership.epoch,
+            nodes=self._fleet.vouched_count,
+            jobs=self.jobs_of(self.own),
+            problem=self._problem()[:500],
+            updated_s=self._clock.now_s(),
+        )
+        (self._cells[self.own],) = self._store.update(said).cells
+        if self.several:
+            self._store.retire(JOB_CELLS, "over_s", self._clock.now_s() - KEPT_S, RETIRED_MAX)
+
+
+def _declared(job: Job) -> _Declared:
+    return _Declared(job.state, frozenset([*job.nodes, *(rank.node for rank in job.ranks)]))

@@ -1,0 +1,219 @@
+"""One answer for all cells, from whichever server is asked: records are common, what is live is one cell's.
+
+Who asks about one job, incident, action or node is answered by the cell that judges the job or hears the node. A list
+is this server's, in which what other cells see of its jobs and nodes is put in; ``cell`` says whose each one is. A cell
+that does not answer is named in the answer's head (WITHOUT_CELLS_HEADER), and what it alone knows is missing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+from urllib.parse import parse_qs, unquote
+
+import httpx
+import msgspec
+
+from eagle_eye.schema.problem import STANDBY_HEADER, WITHOUT_CELLS_HEADER
+from eagle_eye.server.monitor.cells import Cells
+from eagle_eye.server.security.settings import TlsSettings
+from eagle_eye.server.store.store import ACTIONS, EVIDENCE, INCIDENTS, Store
+from eagle_eye.server.transport.raw_http import ASGIMessage, Receive, Send
+from eagle_eye.server.web.forwarding import OF_ONE_CELL, Forwarding, client
+from eagle_eye.server.web.unreached_nodes import UnreachedNodes
+
+API = "/api/v1/"
+ANSWER_S = 5.0  # how long another cell may take
+BY_JOB, BY_NODE = "jobs", "nodes"
+_KINDS = ("incidents", "actions", "evidence")
+_UNHEARD = frozenset({"silent", "unheard"})  # standings of a node that another cell may hear
+
+Answer = dict[str, Any]
+
+
+class Asked(NamedTuple):
+    """What is asked for: the collection, the one in it ("" for the list), and the query."""
+
+    collection: str
+    one: str
+    query: Mapping[str, Sequence[str]]
+    whole: bool = True  # the list or the record itself, not a part of it
+
+
+def asked(scope: ASGIMessage) -> Asked | None:
+    """Return what a request asks for, None for what has nothing to do with cells."""
+    path: bytes = scope.get("raw_path") or scope["path"].encode()
+    parts = path.decode("ascii", "replace").split("/")
+    if not scope["path"].startswith(API) or len(parts) < 4:
+        return None
+    query = parse_qs(scope["query_string"].decode("ascii", "replace"))
+    one = unquote(parts[4]) if len(parts) > 4 else ""
+    if parts[3] == "query_range":
+        for name, of in (("job", BY_JOB), ("node", BY_NODE)):
+            if name in query:
+                return Asked(of, query[name][0], query, whole=False)
+        return None
+    if parts[3] == "fleet":
+        return Asked("fleet", one, query, whole=one in ("", "nodes"))
+    if parts[3] not in (BY_JOB, BY_NODE, *_KINDS) or (parts[3], one) == (BY_NODE, "forget"):
+        return None
+    return Asked(parts[3], one, query, whole=len(parts) <= 5 and parts[3] != "evidence")
+
+
+class JointAnswers:
+    """Knows which cell answers, and joins what several say."""
+
+    def __init__(self, cells: Cells, store: Store, tls: TlsSettings) -> None:
+        self._cells = cells
+        self._store = store
+        self._forwarding = Forwarding(lambda: "", tls, UnreachedNodes(0.0, lambda: 0.0))
+        self._client = client(ANSWER_S)
+
+    async def close(self) -> None:
+        """Release the connections."""
+        await self._client.aclose()
+        await self._forwarding.close()
+
+    def concerned(self, scope: ASGIMessage) -> Asked | None:
+        """Return what is asked for where other cells have a part in the answer, else None."""
+        if not self._cells.several or any(name == OF_ONE_CELL for name, _ in scope["headers"]):
+            return None
+        what = asked(scope)
+        reads = scope["method"] in ("GET", "HEAD")
+        return what if what is not None and (reads or (what.collection == BY_NODE and what.one)) else None
+
+    async def forward(self, cell: str, scope: ASGIMessage, receive: Receive, send: Send) -> None:
+        """Answer with the answer of the cell's leader. Raises LeaderUnreached."""
+        await self._forwarding.answer_of(self._cells.url_of(cell), scope, receive, send, OF_ONE_CELL)
+
+    async def other_cell(self, what: Asked, scope: ASGIMessage) -> str:
+        """Return the cell that answers for one job, node or record; "" for this one."""
+        if not what.one or what.collection == "fleet":
+            return ""
+        if what.collection == BY_NODE:
+            return await self._cell_of_node(what.one, scope)
+        job = what.one
+        if what.collection != BY_JOB:
+            job = await asyncio.to_thread(self._job_of, what)
+            if not job:
+                return ""
+        cell = self._cells.cell_of(job)
+        return "" if cell == self._cells.own else cell
+
+    async def joined(self, what: Asked, scope: ASGIMessage, mine: bytes) -> tuple[bytes, dict[str, str]]:
+        """Return this server's answer with what the other cells say, and the heads that it gets for that."""
+        answer: Answer = msgspec.json.decode(mine)
+        if what.collection in ("incidents", "actions"):
+            self._mark(answer)
+            return msgspec.json.encode(answer), {}
+        theirs, silent = await self._of_others(scope)
+        if what.collection == "fleet":
+            (_join_map if what.one else _join_fleet)(answer, theirs)
+            if not what.one:
+                self._mark(answer, "jobs")
+        else:
+            _join_items(answer, theirs, "node" if what.collection == BY_NODE else "job", self._cells)
+        wanted = what.query.get("cell")
+        for name in ("items", "jobs"):
+            if wanted and what.one == "" and isinstance(answer.get(name), list):
+                answer[name] = [one for one in answer[name] if one.get("cell") == wanted[0]]
+        heads = {WITHOUT_CELLS_HEADER: ", ".join(silent)} if silent else {}
+        return msgspec.json.encode(answer), heads
+
+    def _mark(self, answer: Answer, name: str = "items") -> None:
+        """Say of each item which cell judges its job."""
+        items = answer.get(name, [answer])
+        for item in items:
+            if isinstance(item, dict) and "job" in item:
+                item["cell"] = self._cells.cell_of(item["job"])
+
+    def _job_of(self, what: Asked) -> str:
+        """Return the job of an incident, an action or a request for evidence, "" for none."""
+        if what.collection == "incidents":
+            incident = self._store.get(INCIDENTS, what.one)
+            return "" if incident is None else incident.job
+        if what.collection == "actions":
+            action = self._store.get(ACTIONS, what.one)
+            return "" if action is None else action.job
+        evidence = self._store.get(EVIDENCE, what.one)
+        return "" if evidence is None else evidence.job
+
+    async def _cell_of_node(self, node: str, scope: ASGIMessage) -> str:
+        if self._cells.hears(node):
+            return ""
+        path = f"{API}nodes/{httpx.URL('/').copy_with(path='/' + node).raw_path.decode()[1:].replace('/', '%2F')}"
+        theirs, _ = await self._of_others({**scope, "raw_path": path.encode(), "query_string": b"", "method": "GET"})
+        return next((cell for cell, said in theirs.items() if said.get("agent")), "")
+
+    async def _of_others(self, scope: ASGIMessage) -> tuple[dict[str, Answer], list[str]]:
+        """Return what the leaders of the other cells answer to the request, and the cells without an answer."""
+        others = {name: one.url for name, one in self._cells.living().items() if name != self._cells.own}
+        said = await asyncio.gather(*(self._ask(url, scope) for url in others.values()))
+        found = {name: answer for name, answer in zip(others, said, strict=True) if answer is not None}
+        return found, sorted(self._cells.all().keys() - found.keys() - {self._cells.own})
+
+    async def _ask(self, url: str, scope: ASGIMessage) -> Answer | None:
+        query = b"?" + scope["query_string"] if scope["query_string"] else b""
+        # Of the headers only who asks: the answer is not passed on as it is.
+        headers = [one for one in scope["headers"] if one[0] in (b"authorization", b"cookie") or one[0][:2] == b"x-"]
+        target = httpx.URL(url).copy_with(raw_path=scope["raw_path"] + query)
+        try:
+            answer = await self._client.get(target, headers=[*headers, (OF_ONE_CELL, b"1")])
+        except (httpx.HTTPError, OSError):
+            return None
+        if answer.status_code != 200 or STANDBY_HEADER in answer.headers:
+            return None
+        decoded: Answer = answer.json()
+        return decoded
+
+
+def _join_items(answer: Answer, theirs: Mapping[str, Answer], key: str, cells: Cells) -> None:
+    """Put into the items what other cells see of them; jobs that only their agents speak of are added."""
+    live = "agent" if key == "node" else "progress"
+    items = {item[key]: item for item in answer["items"]} if "items" in answer else {answer[key]: answer}
+    for item in items.values():
+        item["cell"] = cells.own if item[live] else None
+    for cell, said in theirs.items():
+        for item in said.get("items", ()):
+            mine = items.get(item[key])
+            if mine is None and item.get("state") == "observed":
+                items[item[key]] = {**item, "cell": cell}
+            elif mine is not None and item[live] and not mine[live]:
+                mine.update({**item, "cell": cell})
+    if key == "job":
+        for item in items.values():
+            item["cell"] = cells.cell_of(item["job"])
+    if "items" in answer:
+        answer["items"] = list(items.values())
+
+
+def _join_fleet(answer: Answer, theirs: Mapping[str, Answer]) -> None:
+    """Add the jobs and nodes of other cells to the overview."""
+    jobs = {job["job"]: job for said in theirs.values() for job in said["jobs"]}
+    jobs.update({job["job"]: job for job in answer["jobs"]})
+    answer["jobs"] = sorted(jobs.values(), key=lambda job: job["progressed"] or job["started"])
+    for name in ("jobs_left_out", "nodes_heard", "nodes_recent"):
+        answer[name] += sum(said[name] for said in theirs.values())
+    answer["nodes"] = max([answer["nodes"], *(said["nodes"] for said in theirs.values())])
+    answer["nodes_recent"] = min(answer["nodes_recent"], answer["nodes"])
+
+
+def _join_map(answer: Answer, theirs: Mapping[str, Answer]) -> None:
+    """Put into the map how nodes stand that other cells hear, and their jobs."""
+    at = {node: index for index, node in enumerate(answer["nodes"])}
+    job_at = {job: index for index, job in enumerate(answer["jobs"])}
+    unheard = {index for index, name in enumerate(answer["standings"]) if name in _UNHEARD}
+    for said in theirs.values():
+        for index, node in enumerate(said["nodes"]):
+            place = at.get(node)
+            if place is None or said["standing"][index] in unheard:
+                continue
+            if answer["standing"][place] in unheard:
+                answer["standing"][place] = said["standing"][index]
+                if answer["heard"] is not None and said["heard"] is not None:
+                    answer["heard"][place] = said["heard"][index]
+            job = said["job"][index]
+            if job >= 0:
+                answer["job"][place] = job_at.setdefault(said["jobs"][job], len(job_at))
+    answer["jobs"] = list(job_at)

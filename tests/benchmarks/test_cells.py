@@ -1,0 +1,59 @@
+"""The benchmark of cells: its own parts, and a tiny run of two cells against one."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks.cells.__main__ import compared, cpu_s
+from benchmarks.cells.load import JOB_NODES, Fleet
+from benchmarks.ingest.processes import Look
+from tests.server.postgresql_server import programs
+
+
+def test_a_cells_jobs_have_all_its_nodes_and_the_generators_names() -> None:
+    jobs = Fleet("west", 2 * JOB_NODES + 3, 8).jobs()
+    assert jobs == {"west-job-000": JOB_NODES, "west-job-001": JOB_NODES, "west-job-002": 3}
+
+
+def test_cpu_time_is_that_between_the_two_moments() -> None:
+    looks = [Look(float(at), 2.0 * at, 0) for at in range(10)]
+    assert cpu_s(looks, 2.0, 6.0) == 8.0
+
+
+def test_what_is_too_short_is_not_measured() -> None:
+    with pytest.raises(RuntimeError, match="too short"):
+        cpu_s([Look(0.0, 0.0, 0)], 0.0, 1.0)
+
+
+def test_several_cells_are_compared_with_one() -> None:
+    runs = [{"cells": cells, "cpu_seconds_per_million_samples": cost} for cells, cost in ((1, 0.2), (2, 0.3))]
+    assert compared(runs)["cpu_per_sample_times_one_cell"] == {"2": pytest.approx(1.5)}
+    assert compared(runs[1:]) == {}
+
+
+@pytest.mark.slow  # servers and generators in processes of their own
+@pytest.mark.skipif(programs() is None, reason="PostgreSQL is not installed (apt-get install postgresql-15)")
+def test_two_cells_take_what_one_takes_and_lose_nothing(tmp_path: Path) -> None:
+    out = tmp_path / "cells.json"
+    command = [sys.executable, "-m", "benchmarks.cells", "--cells", "1,2", "--nodes", "16", "--seconds", "12"]
+    done = subprocess.run([*command, "--out", str(out)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    runs = json.loads(out.read_text())["runs"]
+    assert [(run["cells"], run["frames_lost"]) for run in runs] == [(1, 0), (2, 0)]
+    assert runs[0]["samples_per_second"] == pytest.approx(runs[1]["samples_per_second"], rel=0.2)
+    assert all(run["cpu_seconds_per_million_samples"] > 0.0 for run in runs)
+
+
+@pytest.mark.slow  # processes that write
+@pytest.mark.skipif(programs() is None, reason="PostgreSQL is not installed (apt-get install postgresql-15)")
+def test_what_several_processes_decide_is_counted(tmp_path: Path) -> None:
+    out = tmp_path / "commits.json"
+    command = [sys.executable, "-m", "benchmarks.cells", "--writers", "1,2", "--seconds", "1"]
+    done = subprocess.run([*command, "--out", str(out)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert all(one["decisions_per_second"] > 0.0 for one in json.loads(out.read_text()))
