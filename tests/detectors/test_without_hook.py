@@ -22,11 +22,11 @@ ROWS = 400
 TRAFFIC = ("_rx_bytes_per_second", "_tx_bytes_per_second")
 
 
-def job(nodes: int = 8, rows: int = ROWS) -> Story:
-    story = Story(nodes=nodes, gpus=2, rows=rows).complete()
+def job(nodes: int = 8, rows: int = ROWS, gpus: int = 2) -> Story:
+    story = Story(nodes=nodes, gpus=gpus, rows=rows).complete()
     for name in [name for name in story.device if name.startswith(("train_", "nccl_"))]:
         del story.device[name]
-    story.device["gpu_memory_used_bytes"] = np.full((rows, 2 * nodes), 7e10)
+    story.device["gpu_memory_used_bytes"] = np.full((rows, gpus * nodes), 7e10)
     return story
 
 
@@ -223,6 +223,51 @@ class TestHang:
         assert verdict.node == "n2"
         assert verdict.kinds == {"standstill", "gpu_activity"}
         assert verdict.confidence < 0.9
+
+    def unseen(self, rows: int, device: int = 2) -> Story:
+        """A GPU of n2 runs nothing while all others wait; of its process nothing is seen."""
+        story = job(gpus=4).waiting(rows)
+        story.device["gpu_utilization_ratio"][-rows:, 8 + device] = 0.0
+        return story
+
+    def test_a_rank_that_only_trains_on_a_host_that_does_no_more_is_the_culprit_after_three_floors(self) -> None:
+        (verdict,) = said("hang", self.unseen(190))
+        assert (verdict.node, verdict.confidence >= 0.9) == ("n2", True)
+        (verdict,) = said("hang", self.unseen(170))
+        assert (verdict.node, verdict.confidence >= 0.9) == ("n2", False)
+
+    @pytest.mark.parametrize("device", [0, 3])
+    def test_the_first_and_the_last_of_a_node_may_work_for_the_others(self, device: int) -> None:
+        (verdict,) = said("hang", self.unseen(300, device))
+        assert (verdict.node, verdict.confidence >= 0.9) == ("n2", False)
+
+    def test_a_host_whose_processors_are_busier_than_its_peers_may_compile(self) -> None:
+        story = self.unseen(300)
+        story.node["node_cpu_utilization_ratio"][-300:] *= 0.6  # the others' loaders rest
+        story.node["node_cpu_utilization_ratio"][-300:, 2] += 0.05
+        (verdict,) = said("hang", story)
+        assert (verdict.node, verdict.confidence >= 0.9) == ("n2", False)
+
+    def test_processors_that_rest_as_all_others_do_hide_no_work(self) -> None:
+        story = self.unseen(300)
+        story.node["node_cpu_utilization_ratio"][:, 2] *= 3.0
+        story.node["node_cpu_utilization_ratio"][-300:] *= 0.6
+        (verdict,) = said("hang", story)
+        assert (verdict.node, verdict.confidence >= 0.9) == ("n2", True)
+
+    def test_where_nobody_sees_the_hosts_processors_it_is_only_reported(self) -> None:
+        story = self.unseen(300)
+        del story.node["node_cpu_utilization_ratio"]
+        (verdict,) = said("hang", story)
+        assert (verdict.node, verdict.confidence >= 0.9) == ("n2", False)
+
+    def test_a_node_that_stands_by_hides_no_culprit(self) -> None:
+        story = self.unseen(190)
+        for metric in ("gpu_utilization_ratio", "gpu_tensor_active_ratio", "gpu_memory_used_bytes"):
+            story.device[metric][:, -4:] = 0.0  # n7 has never worked
+        story.device["gpu_power_watts"][:, -4:] = 70.0
+        (verdict,) = said("hang", story)
+        assert (verdict.node, verdict.confidence >= 0.9) == ("n2", True)
 
     def test_with_a_process_that_does_nothing_it_is_the_culprit_at_the_floor(self) -> None:
         story = self.culprit(70)
