@@ -325,6 +325,20 @@ class TestHang:
         story.node["node_disk_write_bytes_per_second"][-130:, 2] = 2e9
         assert said("hang", story) == []
 
+    def evaluating(self, tensor: float) -> Story:
+        """All GPUs run a kernel; a single one uses its tensor cores a little."""
+        story = job(gpus=4).waiting(300)
+        story.device["gpu_tensor_active_ratio"][:-300] = 0.09
+        story.device["gpu_tensor_active_ratio"][-300:, 8] = tensor
+        return story
+
+    def test_a_single_gpu_that_evaluates_while_all_others_wait_is_no_hang(self) -> None:
+        assert said("hang", self.evaluating(0.06)) == []
+
+    def test_a_reading_that_is_stuck_since_before_the_standstill_is_no_evaluation(self) -> None:
+        (verdict,) = said("hang", self.evaluating(0.09))
+        assert (verdict.node, verdict.asks) == (None, None)
+
     def test_all_gpus_in_a_collective_are_a_hang_of_unknown_culprit_after_the_floor(self) -> None:
         (verdict,) = said("hang", job().waiting(70))
         assert (verdict.node, verdict.asks) == (None, None)

@@ -23,7 +23,7 @@ from eagle_eye.detectors.signs.progress import (
     progress,
     warms_up,
 )
-from eagle_eye.detectors.signs.rank_activity import at_rest, uses_cpu, works
+from eagle_eye.detectors.signs.rank_activity import at_rest, computing_devices, uses_cpu, works
 from eagle_eye.detectors.signs.under_load import lines_within, spare_devices
 from eagle_eye.detectors.signs.unstarted import missing_nodes, missing_ranks
 from eagle_eye.detectors.signs.waited_for import STOPPED, outlasts_floor, quorums, stopped_ranks, waited_for
@@ -204,7 +204,7 @@ class Hang:
             return []
         kind, elsewhere, share = "collective_sequence", lag > 0, waiting_ratio(window)
         if share is None and (spins := self._spinning(window, state)) is not None:
-            kind, elsewhere = "gpu_activity", spins == 0
+            kind, elsewhere = "gpu_activity", (spins == 0) | computing_devices(window, state.advanced_s)
             share = float(np.nanmean(spins)) if np.isfinite(spins).any() else None
         inside = share is not None and share >= WAITING_RATIO
         patience_s = state.ripe_s
