@@ -75,7 +75,8 @@ class TestWithoutPeers:
 class TestByTheJob:
     def test_a_job_that_is_slower_since_a_host_became_busy_is_held_up_by_it(self) -> None:
         verdict = one(DETECTOR.detect(slowed().window()))
-        assert (verdict.node, verdict.kinds) == ("n1", {"host_cpu", "job_activity"})
+        assert verdict.node == "n1"
+        assert verdict.kinds == {"host_cpu", "job_activity"}
         assert verdict.slowdown_ratio == pytest.approx(1 / 3, abs=0.05)
         assert "slower since the same moment" in verdict.summary
 

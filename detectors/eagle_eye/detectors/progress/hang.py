@@ -57,7 +57,9 @@ class Hang:
     process works, it gets the start deadline. Without the hook, or where ranks do not count collectives, GPU activity
     substitutes: a GPU that runs a kernel but does no work waits in a collective, and the one node with a GPU that runs
     none while all others wait is the culprit. It is reported at the floor and acted on as above if its process is seen
-    to be idle; if process activity is not observed it gets the start deadline, since compilation looks the same. A
+    to be idle. If process activity is not observed it gets the start deadline, since compilation looks the same; three
+    floors if it is neither its node's first GPU nor its last, so that its rank has nothing to do but train, and its
+    host is seen to do no more than the others. Nodes that stand by hide no culprit and are none. A
     start without a first step is a hang after its deadline where steps would have been seen (``signs/unstarted.py``); a
     single node whose ranks never reported while the others' did is named, and the first verdict asks for a restart. If
     a process has ended, ProcessExit reports instead. A rank that says nothing and that its peers wait for is named also
