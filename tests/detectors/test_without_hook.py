@@ -255,6 +255,14 @@ class TestHang:
         (verdict,) = said("hang", story)
         assert (verdict.node, verdict.confidence >= 0.9) == ("n2", True)
 
+    def test_a_process_that_is_seen_to_do_a_little_may_wait_for_a_download(self) -> None:
+        story = self.unseen(300)
+        rates = np.full(story.device["gpu_power_watts"].shape, 1.2)
+        rates[-300:, 10] = 0.3
+        story.device["rank_cpu_seconds_total"] = np.cumsum(rates, axis=0)
+        (verdict,) = said("hang", story)
+        assert (verdict.node, verdict.confidence >= 0.9) == ("n2", False)
+
     def test_where_nobody_sees_the_hosts_processors_it_is_only_reported(self) -> None:
         story = self.unseen(300)
         del story.node["node_cpu_utilization_ratio"]

@@ -23,7 +23,7 @@ from eagle_eye.detectors.signs.progress import (
     progress,
     warms_up,
 )
-from eagle_eye.detectors.signs.rank_activity import at_rest, computing_devices, uses_cpu, works
+from eagle_eye.detectors.signs.rank_activity import at_rest, computing_devices, processes_seen, uses_cpu, works
 from eagle_eye.detectors.signs.under_load import lines_within, spare_devices
 from eagle_eye.detectors.signs.unstarted import missing_nodes, missing_ranks
 from eagle_eye.detectors.signs.waited_for import STOPPED, outlasts_floor, quorums, stopped_ranks, waited_for
@@ -347,8 +347,9 @@ class Hang:
             return state.overstayed
         if not state.ripe or kinds & RANKS_SAY:
             return state.ripe
-        # An idle GPU is one kind of evidence, and also what compilation looks like; process activity was not observed.
-        rests = self._only_trains(window, state, culprit) and no_busier(window, culprit, state.advanced_s)
+        # An idle GPU is one kind of evidence, and also what compilation looks like; its process was not seen at rest.
+        unseen = not processes_seen(window, culprit)
+        rests = unseen and self._only_trains(window, state, culprit) and no_busier(window, culprit, state.advanced_s)
         patience_s = UNSEEN_RANK_FLOORS * self.patience.floor_s if rests else self._at_work_s(state)
         return state.standstill_s >= max(patience_s, state.ripe_s)
 

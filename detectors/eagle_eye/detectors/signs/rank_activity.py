@@ -52,6 +52,12 @@ def at_rest(window: Window, node: int, since_s: float) -> bool:
     return not held and bool((cpus <= REST_CPUS).all())
 
 
+def processes_seen(window: Window, node: int) -> bool:
+    """Whether what the processes of the node (its index) do is reported."""
+    cpus = window.device.get(CPU)
+    return cpus is not None and bool(np.isfinite(cpus[:, window.node_of == node]).any())
+
+
 def uses_cpu(window: Window, columns: NDArray[np.bool_], since_s: float) -> bool:
     """Whether one of these ranks' processes (S,) has used a CPU since ``since_s``."""
     with np.errstate(invalid="ignore"):
