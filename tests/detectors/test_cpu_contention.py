@@ -8,6 +8,8 @@ import pytest
 from eagle_eye.detectors.slowness.cpu_contention import CpuContention
 from eagle_eye.detectors.types import Blind
 from tests.detectors.slow_stories import (
+    LONG_ROWS,
+    ROWS,
     SICK_ROWS,
     first_said,
     held_up,
@@ -18,6 +20,7 @@ from tests.detectors.slow_stories import (
     longer_steps,
     one,
     out_of_phase,
+    slower,
     without,
 )
 from tests.detectors.windows import NOW_S, Story
@@ -45,6 +48,49 @@ def computes_longer(story: Story, node: str = "n1", rows: int = SICK_ROWS, ratio
         held_up(story, column, rows, 1 / ratio)
     story.device["nccl_collective_seconds"][-rows:, columns] = 0.08
     return story
+
+
+def slowed(host_rows: int = LONG_ROWS, job_rows: int = LONG_ROWS, *, hook: bool = False) -> Story:
+    """A host is busy and the job moves less in a second, on all nodes alike: GPUs that wait are idle."""
+    story = job(rows=3 * LONG_ROWS)
+    return slower(busy(story if hook else hookless(story), rows=host_rows), job_rows, 0.75)
+
+
+class TestWithoutPeers:
+    def test_of_two_nodes_the_one_that_is_busier_than_it_was_is_named(self) -> None:
+        verdict = one(DETECTOR.detect(gpus_less(busy(hookless(job(nodes=2)))).window()))
+        assert verdict.node == "n1"
+
+    def test_of_two_nodes_one_that_was_as_busy_all_along_is_not(self) -> None:
+        story = gpus_less(busy(hookless(job(nodes=2)), rows=ROWS))
+        assert DETECTOR.detect(story.window()) == []
+
+    def test_of_two_nodes_one_that_strays_as_far_now_and_then_is_not(self) -> None:
+        story = gpus_less(busy(hookless(job(nodes=2)), share=0.6))
+        for metric in ("node_cpu_utilization_ratio", "node_cpu_pressure_ratio"):
+            story.node[metric][:-SICK_ROWS:2, 1] = 0.55
+        assert DETECTOR.detect(story.window()) == []
+
+
+class TestByTheJob:
+    def test_a_job_that_is_slower_since_a_host_became_busy_is_held_up_by_it(self) -> None:
+        verdict = one(DETECTOR.detect(slowed().window()))
+        assert verdict.node == "n1"
+        assert verdict.kinds == {"host_cpu", "job_activity"}
+        assert verdict.slowdown_ratio == pytest.approx(1 / 3, abs=0.05)
+        assert "slower since the same moment" in verdict.summary
+
+    def test_a_job_that_became_slower_before_is_not(self) -> None:
+        assert DETECTOR.detect(slowed(job_rows=2 * LONG_ROWS).window()) == []
+
+    def test_a_job_that_became_slower_later_is_not(self) -> None:
+        assert DETECTOR.detect(slowed(host_rows=2 * LONG_ROWS).window()) == []
+
+    def test_a_job_that_is_as_fast_as_before_is_not(self) -> None:
+        assert DETECTOR.detect(slowed(job_rows=1).window()) == []
+
+    def test_steps_that_are_reported_say_it_themselves(self) -> None:
+        assert DETECTOR.detect(slowed(hook=True).window()) == []
 
 
 class TestFires:

@@ -22,11 +22,11 @@ ROWS = 400
 TRAFFIC = ("_rx_bytes_per_second", "_tx_bytes_per_second")
 
 
-def job(nodes: int = 8, rows: int = ROWS) -> Story:
-    story = Story(nodes=nodes, gpus=2, rows=rows).complete()
+def job(nodes: int = 8, rows: int = ROWS, gpus: int = 2) -> Story:
+    story = Story(nodes=nodes, gpus=gpus, rows=rows).complete()
     for name in [name for name in story.device if name.startswith(("train_", "nccl_"))]:
         del story.device[name]
-    story.device["gpu_memory_used_bytes"] = np.full((rows, 2 * nodes), 7e10)
+    story.device["gpu_memory_used_bytes"] = np.full((rows, gpus * nodes), 7e10)
     return story
 
 
@@ -224,6 +224,59 @@ class TestHang:
         assert verdict.kinds == {"standstill", "gpu_activity"}
         assert verdict.confidence < 0.9
 
+    def unseen(self, rows: int, device: int = 2) -> Story:
+        """A GPU of n2 runs nothing while all others wait; of its process nothing is seen."""
+        story = job(gpus=4).waiting(rows)
+        story.device["gpu_utilization_ratio"][-rows:, 8 + device] = 0.0
+        return story
+
+    def test_a_rank_that_only_trains_on_a_host_that_does_no_more_is_the_culprit_after_three_floors(self) -> None:
+        (verdict,) = said("hang", self.unseen(190))
+        assert (verdict.node, verdict.confidence >= 0.9) == ("n2", True)
+        (verdict,) = said("hang", self.unseen(170))
+        assert (verdict.node, verdict.confidence >= 0.9) == ("n2", False)
+
+    @pytest.mark.parametrize("device", [0, 3])
+    def test_the_first_and_the_last_of_a_node_may_work_for_the_others(self, device: int) -> None:
+        (verdict,) = said("hang", self.unseen(300, device))
+        assert (verdict.node, verdict.confidence >= 0.9) == ("n2", False)
+
+    def test_a_host_whose_processors_are_busier_than_its_peers_may_compile(self) -> None:
+        story = self.unseen(300)
+        story.node["node_cpu_utilization_ratio"][-300:] *= 0.6  # the others' loaders rest
+        story.node["node_cpu_utilization_ratio"][-300:, 2] += 0.05
+        (verdict,) = said("hang", story)
+        assert (verdict.node, verdict.confidence >= 0.9) == ("n2", False)
+
+    def test_processors_that_rest_as_all_others_do_hide_no_work(self) -> None:
+        story = self.unseen(300)
+        story.node["node_cpu_utilization_ratio"][:, 2] *= 3.0
+        story.node["node_cpu_utilization_ratio"][-300:] *= 0.6
+        (verdict,) = said("hang", story)
+        assert (verdict.node, verdict.confidence >= 0.9) == ("n2", True)
+
+    def test_a_process_that_is_seen_to_do_a_little_may_wait_for_a_download(self) -> None:
+        story = self.unseen(300)
+        rates = np.full(story.device["gpu_power_watts"].shape, 1.2)
+        rates[-300:, 10] = 0.3
+        story.device["rank_cpu_seconds_total"] = np.cumsum(rates, axis=0)
+        (verdict,) = said("hang", story)
+        assert (verdict.node, verdict.confidence >= 0.9) == ("n2", False)
+
+    def test_where_nobody_sees_the_hosts_processors_it_is_only_reported(self) -> None:
+        story = self.unseen(300)
+        del story.node["node_cpu_utilization_ratio"]
+        (verdict,) = said("hang", story)
+        assert (verdict.node, verdict.confidence >= 0.9) == ("n2", False)
+
+    def test_a_node_that_stands_by_hides_no_culprit(self) -> None:
+        story = self.unseen(190)
+        for metric in ("gpu_utilization_ratio", "gpu_tensor_active_ratio", "gpu_memory_used_bytes"):
+            story.device[metric][:, -4:] = 0.0  # n7 has never worked
+        story.device["gpu_power_watts"][:, -4:] = 70.0
+        (verdict,) = said("hang", story)
+        assert (verdict.node, verdict.confidence >= 0.9) == ("n2", True)
+
     def test_with_a_process_that_does_nothing_it_is_the_culprit_at_the_floor(self) -> None:
         story = self.culprit(70)
         story.device["rank_cpu_seconds_total"] = 1.2 * np.cumsum(np.ones((ROWS, 16)), axis=0)
@@ -279,6 +332,20 @@ class TestHang:
         story = self.culprit(130)
         story.node["node_disk_write_bytes_per_second"][-130:, 2] = 2e9
         assert said("hang", story) == []
+
+    def evaluating(self, tensor: float) -> Story:
+        """All GPUs run a kernel; a single one uses its tensor cores a little."""
+        story = job(gpus=4).waiting(300)
+        story.device["gpu_tensor_active_ratio"][:-300] = 0.09
+        story.device["gpu_tensor_active_ratio"][-300:, 8] = tensor
+        return story
+
+    def test_a_single_gpu_that_evaluates_while_all_others_wait_is_no_hang(self) -> None:
+        assert said("hang", self.evaluating(0.06)) == []
+
+    def test_a_reading_that_is_stuck_since_before_the_standstill_is_no_evaluation(self) -> None:
+        (verdict,) = said("hang", self.evaluating(0.09))
+        assert (verdict.node, verdict.asks) == (None, None)
 
     def test_all_gpus_in_a_collective_are_a_hang_of_unknown_culprit_after_the_floor(self) -> None:
         (verdict,) = said("hang", job().waiting(70))

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from eagle_eye.detectors.signs.at_work import pausing_at_work
 from eagle_eye.detectors.signs.collective_counts import WAITING_RATIO, behind, waiting_ratio
 from eagle_eye.detectors.signs.exits import left_early, unplanned_exits
-from eagle_eye.detectors.signs.gpu_activity import activity_outliers, waiting
-from eagle_eye.detectors.signs.host_activity import most_busy_with_io
+from eagle_eye.detectors.signs.gpu_activity import activity_outliers, odd_devices, waiting
+from eagle_eye.detectors.signs.host_activity import most_busy_with_io, no_busier
 from eagle_eye.detectors.signs.peers import latest
 from eagle_eye.detectors.signs.progress import (
     PAUSE_FLOORS,
@@ -23,8 +23,8 @@ from eagle_eye.detectors.signs.progress import (
     progress,
     warms_up,
 )
-from eagle_eye.detectors.signs.rank_activity import at_rest, uses_cpu, works
-from eagle_eye.detectors.signs.under_load import lines_within
+from eagle_eye.detectors.signs.rank_activity import at_rest, computing_devices, processes_seen, uses_cpu, works
+from eagle_eye.detectors.signs.under_load import lines_within, spare_devices
 from eagle_eye.detectors.signs.unstarted import missing_nodes, missing_ranks
 from eagle_eye.detectors.signs.waited_for import STOPPED, outlasts_floor, quorums, stopped_ranks, waited_for
 from eagle_eye.detectors.signs.without_hook import unused_devices, work
@@ -36,6 +36,8 @@ CONFIDENCE_EARLY, CONFIDENCE_RIPE = 0.85, 0.97
 CONFIDENCE_UNKNOWN = 0.8
 RANKS_SAY = frozenset({"rank_silence", "collective_sequence", "rank_missing"})  # reported by ranks, not seen on GPUs
 UNSEEN_IO_FLOORS = 5.0  # where some ranks do not wait and host activity is not reported
+UNSEEN_RANK_FLOORS = 3.0  # where ranks are seen by their GPU and host alone: a retried request takes less
+DEVICES_MIN = 3  # of a node, to tell ranks that only train from the first and the last
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +57,9 @@ class Hang:
     process works, it gets the start deadline. Without the hook, or where ranks do not count collectives, GPU activity
     substitutes: a GPU that runs a kernel but does no work waits in a collective, and the one node with a GPU that runs
     none while all others wait is the culprit. It is reported at the floor and acted on as above if its process is seen
-    to be idle; if process activity is not observed it gets the start deadline, since compilation looks the same. A
+    to be idle. If process activity is not observed it gets the start deadline, since compilation looks the same; three
+    floors if it is neither its node's first GPU nor its last, so that its rank has nothing to do but train, and its
+    host is seen to do no more than the others. Nodes that stand by hide no culprit and are none. A
     start without a first step is a hang after its deadline where steps would have been seen (``signs/unstarted.py``); a
     single node whose ranks never reported while the others' did is named, and the first verdict asks for a restart. If
     a process has ended, ProcessExit reports instead. A rank that says nothing and that its peers wait for is named also
@@ -79,8 +83,8 @@ class Hang:
             return stopped
         if not state.accusable or unplanned_exits(window):
             return []
-        if not state.reported and unused_devices(window):
-            return []  # a process has ended: ProcessGone reports it
+        if not state.reported and _process_ended(window):
+            return []  # ProcessGone reports it
         silent = self._silent_nodes(window)
         early = state.reported and not (silent or state.ripe or self._unheard(window))
         if early and not np.fmax.reduce(behind(window), initial=0.0) > 0:
@@ -202,7 +206,7 @@ class Hang:
             return []
         kind, elsewhere, share = "collective_sequence", lag > 0, waiting_ratio(window)
         if share is None and (spins := self._spinning(window, state)) is not None:
-            kind, elsewhere = "gpu_activity", spins == 0
+            kind, elsewhere = "gpu_activity", (spins == 0) | computing_devices(window, state.advanced_s)
             share = float(np.nanmean(spins)) if np.isfinite(spins).any() else None
         inside = share is not None and share >= WAITING_RATIO
         patience_s = state.ripe_s
@@ -341,8 +345,23 @@ class Hang:
             return False  # a rank that is briefly last after a shared stall holds nothing up
         if "rank_process" in kinds:
             return state.overstayed
-        # An idle GPU is one kind of evidence, and also what compilation looks like; process activity was not observed.
-        return state.ripe and (bool(kinds & RANKS_SAY) or state.standstill_s >= self._at_work_s(state))
+        if not state.ripe or kinds & RANKS_SAY:
+            return state.ripe
+        # An idle GPU is one kind of evidence, and also what compilation looks like; its process was not seen at rest.
+        unseen = not processes_seen(window, culprit)
+        rests = unseen and self._only_trains(window, state, culprit) and no_busier(window, culprit, state.advanced_s)
+        patience_s = UNSEEN_RANK_FLOORS * self.patience.floor_s if rests else self._at_work_s(state)
+        return state.standstill_s >= max(patience_s, state.ripe_s)
+
+    def _only_trains(self, window: Window, state: Progress, culprit: int) -> bool:
+        """Whether none of the node's odd GPUs is its first or last.
+
+        Ranks that save, evaluate, compile or report for the others are a node's or the job's first, or the job's last.
+        """
+        mine = window.node_of == culprit
+        devices = sorted(window.series[column].device for column in np.flatnonzero(mine))
+        odd = {window.series[c].device for c in np.flatnonzero(mine & odd_devices(window, state.advanced_s))}
+        return len(devices) >= DEVICES_MIN and bool(odd) and not odd & {devices[0], devices[-1]}
 
     def _seen_at_rest(self, window: Window, state: Progress, columns: NDArray[np.bool_]) -> bool:
         nodes = np.unique(window.node_of[columns])
@@ -351,6 +370,12 @@ class Hang:
     def _at_work_s(self, state: Progress) -> float:
         """Return how long one node may work for the others before that counts as a hang: the start deadline."""
         return max(PAUSE_FLOORS * state.ripe_s, self.patience.start_deadline_s)
+
+
+def _process_ended(window: Window) -> bool:
+    """Whether no process holds the memory of a GPU that has worked, while most GPUs' memory is held."""
+    spare = spare_devices(window)
+    return any(spare is None or not spare[column] for column in unused_devices(window))
 
 
 def _counts(state: Progress, lag: Floats) -> bool:

@@ -27,6 +27,7 @@ MEDIAN_ERROR = 1.2533  # standard error of a median over that of a mean, normal 
 DRIFT_SHARE = 0.5  # of the change of pace within the earlier time by itself, from one half to the other: batches differ
 LASTING_SHARE = 0.5  # of a change, that each half of the time since must show
 ASKED_OFTEN = 1.25  # times the error of a cost: it is tested every few seconds, on blocks that are not independent
+NEAR_S, NEAR_ROWS_MIN = 120.0, 3  # on each side of a moment, to say that a change began there
 SPREAD_FLOOR = 0.003  # of blocks: the counters' resolution
 FEW_BLOCKS = 2.0  # the error of n blocks counts 1 + 2/n times: their spread is poorly known
 BLOCK_S = 15.0  # of activity counters, at least a row and a few steps: their spread shows how significant a change is
@@ -88,6 +89,21 @@ def lasting_change(window: Window, since_s: float) -> PaceChange | None:
     whole = whole._replace(error=ASKED_OFTEN * whole.error)
     least = min(half.growth for half in halves)
     return whole if least >= LASTING_SHARE * whole.growth else whole._replace(growth=min(whole.growth, least))
+
+
+def began_then(window: Window, since_s: float, growth: float) -> bool:
+    """Whether the job became slower at that moment: by half of ``growth`` between the minutes before and after it.
+
+    A pace that wanders gets there over minutes. By the median over the counters; False if none shows both sides.
+    """
+    found = []
+    for values, times_s in _moved(window):
+        level = means(values.T)
+        before = level[(times_s > since_s - NEAR_S) & (times_s <= since_s)]
+        after = level[(times_s > since_s + window.interval_s) & (times_s <= since_s + window.interval_s + NEAR_S)]
+        if min(np.isfinite(before).sum(), np.isfinite(after).sum()) >= NEAR_ROWS_MIN and middle(after) > 0:
+            found.append(middle(before) / middle(after) - 1)
+    return bool(found) and middle(np.array(found)) >= LASTING_SHARE * growth
 
 
 def changed_of_late(window: Window) -> tuple[PaceChange, float] | None:

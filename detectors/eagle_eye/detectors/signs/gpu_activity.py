@@ -7,11 +7,12 @@ stuck has nothing to run and idles; one that is stuck in a kernel of its own dra
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
 from eagle_eye.detectors.signs.medians import median_over_rows
 from eagle_eye.detectors.signs.once import once
 from eagle_eye.detectors.signs.peers import standing
-from eagle_eye.detectors.signs.under_load import lines_within
+from eagle_eye.detectors.signs.under_load import lines_within, spare_devices
 from eagle_eye.detectors.types import Floats, Window
 
 # Metric, the spread of healthy waiting GPUs in its unit, and the distance that means a different activity.
@@ -46,21 +47,33 @@ def activity_outliers(window: Window, since_s: float) -> set[int]:
 
     The row that contains ``since_s`` still mixes work and waiting and does not count.
     """
+    nodes = {int(n) for n in np.unique(window.node_of[odd_devices(window, since_s)])}
+    return nodes if 3 * len(nodes) <= len(window.nodes) else set()
+
+
+@once
+def odd_devices(window: Window, since_s: float) -> NDArray[np.bool_]:
+    """Return which GPUs behave differently from the job's others since ``since_s`` (S,); none with too few rows.
+
+    GPUs that have not worked before either, as on spare nodes, are neither odd nor others.
+    """
+    odd = np.zeros(len(window.series), dtype=np.bool_)
     rows = int((window.times_s > since_s + window.interval_s / 2).sum())
     if rows < ROWS_MIN:
-        return set()
-    odd = np.zeros(len(window.series), dtype=np.bool_)
+        return odd
+    spare = spare_devices(window)
     for metric, spread, least in SIGNS:
         values = window.device.get(metric)
         if values is None:
             continue
         level: Floats = median_over_rows(values[-min(rows, _rows_max(window)) :])
+        if spare is not None:
+            level = np.where(spare, np.nan, level)
         # While all ranks wait, pipeline stages do not matter: all are peers.
         found = standing(level, np.zeros(len(level), dtype=np.intp), floor=spread)
         with np.errstate(invalid="ignore"):
             odd |= (np.abs(found.distance) > SIGMAS_MIN) & (np.abs(level - found.median) > least)
-    nodes = {int(n) for n in np.unique(window.node_of[odd])}
-    return nodes if 3 * len(nodes) <= len(window.nodes) else set()
+    return odd
 
 
 def _rows_max(window: Window) -> int:

@@ -1,12 +1,14 @@
-"""Shows whether a node that holds others up is busy reading or writing."""
+"""Shows whether a node that holds others up is busy reading, writing or computing on its host."""
 
 from __future__ import annotations
 
 import numpy as np
 from numpy.typing import NDArray
 
+from eagle_eye.detectors.signs.medians import median_of
 from eagle_eye.detectors.signs.once import once
 from eagle_eye.detectors.signs.peers import level
+from eagle_eye.detectors.signs.under_load import means
 from eagle_eye.detectors.types import Integers, Window
 
 # Metric and the increase that counts as busy.
@@ -22,6 +24,9 @@ GROWTH_RATIO = 2.0  # and at least this many times the earlier level
 ROWS_BEFORE = 30
 ROWS_NOW = 5
 NODES_SAMPLED = 32
+CPU = "node_cpu_utilization_ratio"
+CPU_READINGS_MIN = 4  # of a host, before and since
+CPU_MORE_RATIO = 0.02  # of the host's processors: compilers start a process for each of dozens
 
 
 def busy_with_io(window: Window, node: int, before_s: float) -> bool | None:
@@ -32,6 +37,26 @@ def busy_with_io(window: Window, node: int, before_s: float) -> bool | None:
     """
     busy, known = _busy(window, np.array([node]), before_s)
     return True if busy[0] else False if known[0] else None
+
+
+def no_busier(window: Window, node: int, before_s: float) -> bool:
+    """Whether the node (its index) is seen to do no more since ``before_s`` than the others, which all wait.
+
+    It reads and writes no more than before, and its processors are as busy as they would be had their load changed as
+    that of the others' did. False if either was not observed.
+    """
+    values = window.node.get(CPU)
+    if values is None or busy_with_io(window, node, before_s) is not False:
+        return False
+    before = int(np.searchsorted(window.node_times_s, before_s, side="left"))
+    sides = values[:before][-ROWS_BEFORE:], values[window.node_times_s > before_s + window.interval_s]
+    if any(np.isfinite(side[:, node]).sum() < CPU_READINGS_MIN for side in sides):
+        return False
+    then, now = (means(side) for side in sides)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        others = np.delete(now / then, node)
+    others = others[np.isfinite(others)]
+    return bool(len(others) > 0 and now[node] - then[node] * median_of(others) <= CPU_MORE_RATIO)
 
 
 def _busy(window: Window, nodes: Integers, before_s: float) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:

@@ -13,6 +13,7 @@ from eagle_eye.detectors.signs.gpu_activity import waiting
 from eagle_eye.detectors.signs.host_activity import busy_with_io
 from eagle_eye.detectors.signs.medians import median_of, median_over_rows
 from eagle_eye.detectors.signs.once import once
+from eagle_eye.detectors.signs.peers import latest
 from eagle_eye.detectors.signs.under_load import lines_within
 from eagle_eye.detectors.signs.without_hook import COMPUTING_TENSOR_RATIO
 from eagle_eye.detectors.types import Floats, Window
@@ -51,19 +52,36 @@ def at_rest(window: Window, node: int, since_s: float) -> bool:
     return not held and bool((cpus <= REST_CPUS).all())
 
 
+def processes_seen(window: Window, node: int) -> bool:
+    """Whether what the processes of the node (its index) do is reported."""
+    cpus = window.device.get(CPU)
+    return cpus is not None and bool(np.isfinite(cpus[:, window.node_of == node]).any())
+
+
 def uses_cpu(window: Window, columns: NDArray[np.bool_], since_s: float) -> bool:
     """Whether one of these ranks' processes (S,) has used a CPU since ``since_s``."""
     with np.errstate(invalid="ignore"):
         return bool((_rate(window, CPU, since_s)[columns] >= WORK_CPUS).any())
 
 
-def _computes(window: Window, node: int, since_s: float) -> bool:
-    """Whether a GPU of the node does what waiting kernels do not: then it evaluates."""
+@once
+def computing_devices(window: Window, since_s: float) -> NDArray[np.bool_]:
+    """Return which GPUs do what waiting kernels do not (S,): they evaluate. None of them where it is not observed.
+
+    A source that repeats its last reading from before ``since_s`` says nothing.
+    """
     tensor = _recent(window, "gpu_tensor_active_ratio", since_s)
-    if tensor is None:
-        return False
+    if tensor is None or len(tensor) == 0:
+        return np.zeros(len(window.series), dtype=np.bool_)
+    first = int(np.searchsorted(window.times_s, since_s, side="right"))
+    before = latest(window.device["gpu_tensor_active_ratio"][:first], ROWS_NOW)
+    anew = (np.isfinite(tensor) & (tensor != before)).any(axis=0)
     with np.errstate(invalid="ignore"):
-        return bool((median_over_rows(tensor[:, window.node_of == node]) >= COMPUTING_TENSOR_RATIO).any())
+        return np.asarray(anew & (median_over_rows(tensor) >= COMPUTING_TENSOR_RATIO))
+
+
+def _computes(window: Window, node: int, since_s: float) -> bool:
+    return bool(computing_devices(window, since_s)[window.node_of == node].any())
 
 
 def _busy(window: Window, node: int, since_s: float) -> bool:

@@ -118,12 +118,12 @@ def comparable(window: Window) -> Integers:
 
     GPUs that never work are a group of their own.
     """
-    groups, spare = _by_limit(window), _spare(window)
+    groups, spare = _by_limit(window), spare_devices(window)
     return groups if spare is None else np.where(spare, groups + int(groups.max()) + 1, groups)
 
 
 @once
-def _spare(window: Window) -> NDArray[np.bool_] | None:
+def spare_devices(window: Window) -> NDArray[np.bool_] | None:
     """Return the series that no sampled row shows working while others do, as on spare nodes: (S,); None: none."""
     for metric, floor, _ in LOAD_SIGNS:
         values = window.device.get(metric)
@@ -158,7 +158,7 @@ def _by_limit(window: Window) -> Integers:
 
 def peers_of(window: Window, index: int, groups: Integers) -> Integers:
     """Return (a sample of) the series comparable with one: on other nodes if there are any, as indexes."""
-    members, spare = np.flatnonzero(groups == groups[index]), _spare(window)
+    members, spare = np.flatnonzero(groups == groups[index]), spare_devices(window)
     if spare is not None and not spare[index]:
         members = members[~spare[members]]
     elsewhere = members[window.node_of[members] != window.node_of[index]]

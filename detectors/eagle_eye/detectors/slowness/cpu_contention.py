@@ -8,9 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from eagle_eye.detectors.signs.activity_pace import GROWTH_DISTANCE, began_then, lasting_change
 from eagle_eye.detectors.signs.medians import median_over_rows
 from eagle_eye.detectors.signs.peers import PEERS_MIN, SIGMA_PER_MAD
-from eagle_eye.detectors.signs.progress import typical_step_s
+from eagle_eye.detectors.signs.progress import hooked, typical_step_s
 from eagle_eye.detectors.signs.shared_cause import TOGETHER_ROWS, TOGETHER_S, Struck, partition
 from eagle_eye.detectors.signs.slow_share import Slowness, pace_change, slowness_by_pace
 from eagle_eye.detectors.signs.topology import named
@@ -38,6 +39,7 @@ DISTANCE_MIN = 6.0  # robust standard deviations of the peers
 LASTS_S, CHRONIC_LASTS_S = 10.0, 60.0
 LOW_SHARE = 0.7  # of the rows since the onset that must show the sign
 PAST_SHARE = 0.5  # of the excess that the node's own past must not have shown
+PAIR, PAST_ROWS_MIN = 2, 8  # nodes of a job in which a host's own past, in so many rows, says how far it strays
 NODES_SAMPLED = 128
 SATURATED_RATIO = 0.99  # a saturated value cannot rise further and is the same in every reading
 # Effects on the GPUs of a slow host: metric, share of the peers' level below which the GPU does less.
@@ -54,6 +56,8 @@ WAIT_SHARE = 0.03  # of a step: longer waits for data, or shorter waits in colle
 ARRIVAL_RATIO = 0.7  # of the peers' time in collectives
 STEPS_MIN, STEPS_MAX = 2, 32
 SUSPECTS_MAX = 16
+IN_GENERAL = "all its GPUs are held up ({})"
+HELD_UP = {"job_activity": "the job has been slower since the same moment"}
 CONFIDENCE_SURE, CONFIDENCE_CLEAR, CONFIDENCE_LIKELY = 0.95, 0.92, 0.75
 
 Flags = NDArray[np.bool_]
@@ -81,7 +85,9 @@ class CpuContention:
     The host's CPU utilisation, pressure (PSI), steal or memory pressure must be well above its peers' and its own past;
     that alone is no fault (a checkpoint writer, rank 0's logging). The second kind of evidence is the effect on
     training, on most of the node's GPUs at once and from the same time: less tensor activity, power or utilisation than
-    the peers', longer compute times, longer waits for data, or the shortest waits in collectives. If the host has
+    the peers', longer compute times, longer waits for data, or the shortest waits in collectives. Where ranks report
+    nothing and waiting leaves GPUs idle, as the late ones are, it is the job itself, slower since the same moment. In a
+    job of two nodes the host's own past stands in for the peers' spread. If the host has
     always been busy, two of these are needed. If several nodes became busy together, something runs on all of them:
     reported, and no node is accused. Blind if no host metric is reported, or neither GPUs nor ranks are. Cannot see:
     late kernel launches without a busy host (garbage collection): Straggler does.
@@ -132,7 +138,7 @@ class CpuContention:
             onset_s=busy.onset_s,
             summary=(
                 f"the host of {who} is busy ({host.metric} {host.value:.2f}, its peers' {host.peers_median:.2f})"
-                f" and all its GPUs are held up ({effects[0].kind.replace('_', ' ')}); {cost}"
+                f" and {HELD_UP.get(effects[0].kind, IN_GENERAL).format(effects[0].kind.replace('_', ' '))}; {cost}"
             ),
             evidence=(*busy.evidence, *(effect.evidence for effect in effects)),
             kinds=frozenset({"host_cpu", *(effect.kind for effect in effects)}),
@@ -164,13 +170,13 @@ def _screen(window: Window) -> list[int]:
     worst: dict[int, float] = {}
     for metric, least in HOST_SIGNS:
         values = window.node.get(metric)
-        if values is None or len(values) < ROWS_MIN or values.shape[1] <= PEERS_MIN:
+        if values is None or len(values) < ROWS_MIN:
             continue
         held = np.fmin.reduce(values[-ROWS_MIN:], axis=0)
-        unknown = int(np.isnan(held).sum())
-        half = (len(held) - unknown) // 2
-        if len(held) - unknown <= PEERS_MIN:
+        known = len(held) - int(np.isnan(held).sum())
+        if known < PAIR:
             continue
+        half = 0 if known == PAIR else known // 2
         line = float(np.partition(held, half)[half]) + least
         for node in np.flatnonzero(held > line).tolist():
             worst[node] = max(worst.get(node, 0.0), float(held[node] - line) / least)
@@ -192,7 +198,7 @@ def _sign(window: Window, node: int, metric: str, least: float) -> tuple[float, 
         return None
     others = np.array([i for i in range(len(window.nodes)) if i != node])
     others = others[:: math.ceil(len(others) / NODES_SAMPLED)]
-    own, peers = values[:, node], carried(_row_medians(values[:, others]))
+    own, peers = values[:, node], carried(_row_medians(values[:, others], min(PEERS_MIN, len(others))))
     lines = lines_within(window.node_times_s, LASTS_S)
     level, usual = middle(own[-lines:]), middle(peers[-lines:])
     levels = np.array([middle(column[-lines:]) for column in values[:, others].T])
@@ -209,9 +215,15 @@ def _sign(window: Window, node: int, metric: str, least: float) -> tuple[float, 
     lasted_s = float(window.node_times_s[known[-1]]) - onset_s
     if len(known) - first < ROWS_MIN or lasted_s < (CHRONIC_LASTS_S if chronic else LASTS_S):
         return None
-    past = middle(own[known[:first]])
+    before = own[known[:first]]
+    past = middle(before)
     if float(high[first:].mean()) < LOW_SHARE or (not chronic and level - past < PAST_SHARE * excess):
         return None
+    if len(others) < PEERS_MIN:
+        # One other host says little of how far hosts lie apart: the host's own past does.
+        sigma = SIGMA_PER_MAD * middle(np.abs(before - past))
+        if len(before) < PAST_ROWS_MIN or level - past < DISTANCE_MIN * sigma:
+            return None
     line = usual + max(least, DISTANCE_MIN * sigma)
     return onset_s, chronic, Evidence(metric, window.nodes[node], None, level, usual, line, "ratio")
 
@@ -249,11 +261,11 @@ def _read_twice(block: Floats, line: Floats) -> Flags:
         return np.asarray((highest > lowest) | (lowest >= SATURATED_RATIO))
 
 
-def _row_medians(values: Floats) -> Floats:
+def _row_medians(values: Floats, least: int) -> Floats:
     ordered = np.sort(values, axis=1)
     count = np.isfinite(values).sum(axis=1)
     at = np.clip(count // 2, 0, max(values.shape[1] - 1, 0))
-    return np.where(count >= PEERS_MIN, ordered[np.arange(len(ordered)), at], np.nan)
+    return np.where(count >= least, ordered[np.arange(len(ordered)), at], np.nan)
 
 
 def _effects(window: Window, busy: _Busy, rows: Rows) -> list[_Effect]:
@@ -263,6 +275,8 @@ def _effects(window: Window, busy: _Busy, rows: Rows) -> list[_Effect]:
         return []
     lines = lines_within(window.times_s, LASTS_S)
     found = [_gpus_do_less(window, columns, rows[-lines:]), *_steps_tell(window, columns, busy)]
+    if not any(found):
+        found = [_job_slowed(window, busy)]
     return [effect for effect in found if effect is not None]
 
 
@@ -278,6 +292,18 @@ def _gpus_do_less(window: Window, columns: Integers, rows: Rows) -> _Effect | No
             node = window.series[int(columns[0])].node
             return _Effect("gpu_activity", 0.0, Evidence(metric, node, None, own, peers, share * peers))
     return None
+
+
+def _job_slowed(window: Window, busy: _Busy) -> _Effect | None:
+    """Return that a job whose ranks report nothing became slower as the host became busy, and stayed so."""
+    if busy.chronic or hooked(window):
+        return None
+    change = lasting_change(window, busy.onset_s)
+    if change is None or not change.clear or not began_then(window, busy.onset_s, change.growth):
+        return None
+    line = 1 + GROWTH_DISTANCE * change.error
+    evidence = Evidence("job_activity_slowdown", None, None, 1 + change.growth, 1.0, line, "ratio")
+    return _Effect("job_activity", 0.0, evidence)
 
 
 def _steps_tell(window: Window, columns: Integers, busy: _Busy) -> list[_Effect | None]:
