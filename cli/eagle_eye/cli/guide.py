@@ -354,6 +354,12 @@ GUIDES: dict[str, Guide] = {
         "0 done; 1 the server's files cannot be read or written; 2 wrong usage or configuration.",
         ("explanation/security", "get-started/install-hosts"),
     ),
+    "sessions": Guide(
+        "Ends the sessions of a person who signed in with the site's account, in every browser. Needs scope admin.",
+        (("eagle-eye sessions end ada", "ada's next request is refused until she signs in again"),),
+        _ANSWERED,
+        ("how-to/sign-in",),
+    ),
     "records": Guide(
         "Copies all records to another database while no server uses either, and compares the two row by row. Broken"
         " off, the same command goes on where it stopped.",

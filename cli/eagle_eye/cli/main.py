@@ -115,6 +115,7 @@ GROUPS: tuple[tuple[str, tuple[Command, ...]], ...] = (
         (
             Command("doctor", "eagle_eye.agent.health.doctor", "what works on this host, what doesn't", "agent"),
             Command("tokens", "eagle_eye.server.admin.tokens_command", "make, list and revoke tokens", "server"),
+            Command("sessions", "eagle_eye.cli.sessions", "sign a person out everywhere", "server"),
             Command("backup", "eagle_eye.server.admin.backup_command", "copy the server's files live", "server"),
             Command("records", "eagle_eye.server.admin.records_command", "move the records to PostgreSQL", "server"),
             Command("record", "eagle_eye.cli.record", "write a trace from a server's history", "server"),

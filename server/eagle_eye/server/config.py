@@ -83,7 +83,7 @@ def load(file: Path | None, environ: Mapping[str, str], flags: Mapping[str, Any]
     remote_store.check(config.remote_store)
     scheme = "https" if config.tls.certificate_file else "http"
     public_url = (config.public_url or f"{scheme}://{config.listen}").rstrip("/")
-    security.check(config.sign_in, config.tls, public_url)
+    security.check(config.sign_in, config.tls, public_url, config.history.records_retention_s)
     policy = with_racks(config.policy, config.topology_file)
     grafana_url = config.grafana_url.rstrip("/")
     filled = {"data_dir": data_dir, "public_url": public_url, "grafana_url": grafana_url, "policy": policy}

@@ -21,6 +21,7 @@ from eagle_eye.server.store.store import (
     ATTEMPTS,
     DELIVERIES,
     DRIVER_ERRORS,
+    ENDED_SESSIONS,
     EVENTS,
     EVIDENCE,
     FORGOTTEN_NODES,
@@ -70,6 +71,7 @@ class RecordsWriter:
         self._put(SUBSCRIPTIONS, change.subscriptions)
         self._put(SILENCES, change.silences)
         self._put(TOKENS, change.tokens, announce=False)
+        self._put(ENDED_SESSIONS, change.ended_sessions, announce=False)
         self._put(NODES, change.nodes)
         self._put(JOBS, change.jobs)
         self._put(INCIDENTS, change.incidents)

@@ -14,6 +14,7 @@ from eagle_eye.server.model.records import (
     Action,
     AuditEntry,
     Delivery,
+    EndedSessions,
     EvidenceRequest,
     ForgottenNode,
     Incident,
@@ -74,6 +75,7 @@ DELIVERIES = Kind(
     ("subscription_id", "event_id", "type", "state", "group", "sequence", "due_s", "expires_s", "created_s"),
 )
 SILENCES = Kind("silences", NewsSilence, "id", ("state", "until_s"))
+ENDED_SESSIONS = Kind("ended_sessions", EndedSessions, "person", ("ended_s",))
 TOKENS = Kind("tokens", Token, "id", ("sha256", "node"))
 EVENTS = Kind("events", OutboundEvent, "id", ("type", "job", "group", "time_s"))
 EVIDENCE = Kind("evidence", EvidenceRequest, "id", ("incident_id", "job", "node", "state"))
@@ -108,6 +110,7 @@ KINDS = (
     LAST_CODES,
     FORGOTTEN_NODES,
     SILENCES,
+    ENDED_SESSIONS,
 )
 
 
@@ -141,6 +144,7 @@ class Change:
     last_codes: tuple[LastCodes, ...] = ()
     forgotten_nodes: tuple[ForgottenNode, ...] = ()
     silences: tuple[NewsSilence, ...] = ()
+    ended_sessions: tuple[EndedSessions, ...] = ()
 
     @property
     def empty(self) -> bool:

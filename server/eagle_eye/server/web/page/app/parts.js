@@ -22,6 +22,9 @@ export const NodeLink = ({ name }) => h("a", { href: link("nodes", name), class:
 /** @param {{name: string}} props */
 export const JobLink = ({ name }) => (name ? h("a", { href: link("jobs", name), class: "name", title: name }, name) : h("span", { class: "quiet" }, "none"));
 
+/** A reason that may name an incident, which is then a link: "hang: inc_1". @param {{text: string}} props */
+export const Reason = ({ text }) => text.split(/\b(inc_\w+)/).map((part, at) => (at % 2 ? h("a", { key: at, href: link("incidents", part) }, part) : part));
+
 /** Whose job it is; "" where nobody said. @param {{name: string}} props */
 export const Owner = ({ name }) => (name ? h("span", { class: "owner", title: name }, name) : h("span", { class: "quiet" }, "unknown"));
 
