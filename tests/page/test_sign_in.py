@@ -87,7 +87,7 @@ def test_a_person_signs_in_at_the_provider_comes_back_to_where_they_were_and_sig
         assert page.url == f"{server.url}/#/incidents/inc_1"
         (session,) = [one for one in page.context.cookies() if "session" in one.get("name", "")]
         assert (session.get("httpOnly"), session.get("secure"), session.get("sameSite")) == (True, True, "Strict")
-        page.get_by_role("button", name="Sign out").click()
+        page.get_by_role("button", name="Sign out", exact=True).click()
         page.get_by_role("link", name="Sign in with your site's account").wait_for()
         assert [one for one in page.context.cookies() if "session" in one.get("name", "")] == []
 
