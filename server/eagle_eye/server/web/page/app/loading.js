@@ -2,7 +2,7 @@
 // breaks, as all do when a laptop changes its network. Not a module itself.
 "use strict";
 const LOADING_TRIES = "loading tries"; // since the page last began
-const LOADING_WAITS_MS = [500, 1000, 2000, 4000];
+const LOADING_WAITS_MS = [250, 500, 1000];
 
 addEventListener(
   "error",
