@@ -346,6 +346,8 @@ def _asked(record: _RECORD) -> str:
 
 def figure(value: Any, unit: str) -> str:
     """Return a value with its unit; a bitmask as the causes of throttling that it holds."""
+    if unit == "bitmask" and isinstance(value, str) and value.startswith("0x"):
+        value = int(value, 16)
     if not isinstance(value, int | float):
         return printable(value)
     return throttled_by(int(value)) if unit == "bitmask" else number(value, unit)

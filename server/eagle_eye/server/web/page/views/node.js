@@ -3,7 +3,7 @@
 import { h } from "preact";
 import { useState } from "preact/hooks";
 import { get, path } from "../app/api.js";
-import { byName, capital, count, counted, duration, figure, measured, words } from "../app/format.js";
+import { byName, count, counted, duration, figure, measured, words } from "../app/format.js";
 import { link as connection, records, seesAllJobs, useLive } from "../app/live.js";
 import { Badge, Empty, Facts, JobLink, Missing, NodeLink, Reading, Reason, Section, isMissing } from "../app/parts.js";
 import { useResource } from "../app/resource.js";
@@ -67,7 +67,8 @@ function OneNode({ name, query }) {
     ),
     h(Reading, { resource: node, what: "the node" }),
     record && [
-      record.reason && h("p", { class: "incident-summary" }, h(Reason, { text: record.reason }), because && [". ", capital(because["summary"])]),
+      record.reason && h("p", { class: "incident-summary" }, h(Reason, { text: record.reason })),
+      because && h("p", null, because["summary"]),
       h(Standing, { record }),
       h("div", { class: "buttons node-verbs" }, h(NodeVerbs, { node: name, state: record.state, again, all: true }), h(SilenceVerb, { scopes: [[`node ${name}`, { nodes: [name] }]] })),
       silences.data?.items.map((one) => h(Silenced, { key: one.id, silence: one })),

@@ -75,7 +75,7 @@ const decisions = (item) => known(item) + item.pending + item.cannot_tell;
 /** @param {FaultStep[]} items */
 function summary(items) {
   const ready = items.filter((item) => item.verdict === "suffices");
-  if (ready.length === 0) return "For no fault is what is on record enough for another step yet.";
+  if (ready.length === 0) return "No fault has enough on record for its next step yet.";
   return `Enough for the next step: ${ready.map((item) => `${words(item.fault)} (${item.next})`).join(", ")}.`;
 }
 
