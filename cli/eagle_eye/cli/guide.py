@@ -24,8 +24,8 @@ class Guide(NamedTuple):
 GUIDES: dict[str, Guide] = {
     "server": Guide(
         "Takes the agents' frames, finds faults and notifies subscribers, until it is stopped. SIGHUP makes it reread"
-        " its configuration. Of two servers on one PostgreSQL one leads; the other stands by, forwards requests to it and"
-        " takes over.",
+        " its configuration. Of two servers on one PostgreSQL one leads; the other stands by, forwards requests to it"
+        " and takes over.",
         (
             ("eagle-eye server --data DIR", "for this machine alone, on port 8470"),
             ("eagle-eye server --config /etc/eagle-eye/server.toml", "as the system's service"),
