@@ -63,7 +63,7 @@ export function Reading({ resource, what }) {
       "p",
       { class: "trouble", role: "alert" },
       `${what} cannot be read: ${error.message}.`,
-      data && read ? [" Shown is what was known ", h(Ago, { at: new Date(read).toISOString() }), "."] : null,
+      data && read ? [" This is what was known ", h(Ago, { at: new Date(read).toISOString() }), "."] : null,
       " ",
       h("button", { type: "button", class: "small", onClick: again }, "Try again"),
     );

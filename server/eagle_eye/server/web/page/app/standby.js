@@ -18,7 +18,7 @@ export function Standby() {
 }
 
 const REACHED = "What is shown comes from the leader, and what you do here is done there.";
-const UNREACHED = "Shown is what the records hold, without what agents send now; nothing can be changed here until a server leads.";
+const UNREACHED = "This is what the records hold, without what agents send now; nothing can be changed here until a server leads.";
 
 /** @param {import("../api").Leader} leader @param {boolean} reached */
 function who(leader, reached) {

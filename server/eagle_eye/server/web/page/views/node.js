@@ -119,7 +119,7 @@ function Standing({ record }) {
         ["Agent", agent ? `${agent.version}, every ${duration(agent.interval_seconds)}` : null],
         ["Clock", agent && agent.clock_offset_seconds !== null && Math.abs(agent.clock_offset_seconds) > 0.5 ? h("span", { class: "warn-ink" }, `${duration(Math.abs(agent.clock_offset_seconds))} ${agent.clock_offset_seconds > 0 ? "behind" : "ahead"}`) : null],
         ["Cannot see", troubles.length ? troubles.map(([name, said]) => h("div", { key: name, class: said.startsWith("failed") ? "warn-ink" : "" }, `${words(name)}: ${said}`)) : null],
-        ["Lost on the way", dropped.length ? dropped.map(([why, many]) => h("div", { key: why }, `${words(why)}: ${count(many)}`)) : null],
+        ["Dropped", dropped.length ? dropped.map(([why, many]) => h("div", { key: why }, `${words(why)}: ${count(many)}`)) : null],
       ],
     }),
   );
@@ -155,7 +155,7 @@ function Compared({ checks }) {
 
 /** @param {{checks: NodeCheck[], gpus: NodeHistory["gpus"]}} props */
 function Checks({ checks, gpus }) {
-  if (!checks.length) return h(Empty, null, "It was never put to work to see whether it is sick.");
+  if (!checks.length) return h(Empty, null, "It has never been checked.");
   return h(
     "ul",
     { class: "panel lines checks" },
@@ -207,7 +207,7 @@ function Figures({ values, gpus }) {
 /** @param {{record: NodeRecord}} props */
 function Memory({ record }) {
   const { memory } = record;
-  if (!memory) return h(Empty, null, "The records that it is worked out of cannot be read.");
+  if (!memory) return h(Empty, null, "The records it is computed from cannot be read.");
   return [
     h(
       "div",

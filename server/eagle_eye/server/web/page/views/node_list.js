@@ -44,7 +44,7 @@ export function NodeList({ query }) {
     h(Reading, { resource, what: "the nodes" }),
     h("p", { class: "quiet", role: "status" }, items.length === rows.length ? counted(rows.length, "node") : `${counted(items.length, "node")} of ${rows.length.toLocaleString("en-US")}`),
     items.length === 0
-      ? h(Empty, null, rows.length ? "No node is like that." : "No agent has sent anything yet.")
+      ? h(Empty, null, rows.length ? "No node matches." : "No agent has sent anything yet.")
       : table({
           columns: columnsOf(map),
           items,
@@ -100,7 +100,7 @@ function columnsOf(map) {
     {
       title: "Recurrence score",
       right: true,
-      hint: "How often it was the culprit, against the fleet: 0 never, 1 always",
+      hint: "How often it was the culprit, compared with the fleet: 0 never, 1 always",
       compare: (a, b) => (a.recurrence ?? -1) - (b.recurrence ?? -1) || b.place - a.place,
       cell: (row) => figure(row.recurrence),
     },

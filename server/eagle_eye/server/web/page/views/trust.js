@@ -48,7 +48,7 @@ export function TrustView() {
         Section,
         { title: "With decisions on record", id: "recorded" },
         recorded.length === 0
-          ? h(Empty, null, "None yet. In mode observe each action that policy would have asked for is kept, and set against what happened later.")
+          ? h(Empty, null, "None yet. In mode observe each action that policy would have asked for is kept, and compared with what happened later.")
           : h(Steps, { items: recorded, label: "Faults with decisions" }),
         data.cut && h("p", { class: "quiet" }, "There is more on record than is read; the oldest is left out."),
       ),
