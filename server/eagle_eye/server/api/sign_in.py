@@ -83,7 +83,7 @@ def end_sessions(parts: Parts, principal: Somebody, body: Body) -> Response:
 
     The person can sign in again; to keep somebody out, take them out of the groups at the provider first.
     """
-    _provider(parts)
+    provider = _provider(parts)
     person = decoded(body, EndedPerson).person
     if person is None:
         person = principal.person
@@ -94,7 +94,10 @@ def end_sessions(parts: Parts, principal: Somebody, body: Body) -> Response:
     ended = EndedSessions(person=person, ended_s=parts.clock.now_s(), by=principal.who)
     entry = audited(parts, principal, "end sessions", USER + person)
     parts.store.commit(Change(ended_sessions=(ended,), audit=(entry,)))
-    return answer(views.plain(ended))
+    response = answer(views.plain(ended))
+    if person == principal.person:
+        response.headers["Set-Cookie"] = provider.session.gone()
+    return response
 
 
 @router.get("/sign-in", include_in_schema=False)
