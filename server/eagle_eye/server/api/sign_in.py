@@ -83,6 +83,8 @@ def end_sessions(parts: Parts, principal: Somebody, body: Body) -> Response:
 
     The person can sign in again; to keep somebody out, take them out of the groups at the provider first.
     """
+    if not principal.person:
+        parts.tokens.authorise(principal, "admin")
     provider = _provider(parts)
     person = decoded(body, EndedPerson).person
     if person is None:
