@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -153,3 +154,15 @@ def test_the_agent_imports_nothing_heavy() -> None:
     program = "import sys, eagle_eye.agent.command, eagle_eye.agent.loop.loop; print(*sys.modules)"
     out = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
     assert not {"torch", "numpy", "pandas", "fastapi", "pyarrow", "httpx", "pydantic"} & set(out.split())
+
+
+def test_a_token_that_every_user_can_read_is_said_once_at_the_start(tmp_path: Path, server: Server) -> None:
+    with tempfile.TemporaryDirectory() as name:  # unlike tmp_path, entered by every user
+        Path(name).chmod(0o755)
+        token = Path(name) / "token"
+        token.write_text("t")
+        for mode, times in ((0o644, 1), (0o600, 0)):
+            token.chmod(mode)
+            process = agent(tmp_path, "--server", server.url, "--token-file", str(token), "--once")
+            _, err = process.communicate(timeout=60)
+            assert err.count("every user of this machine can read") == times

@@ -26,6 +26,8 @@ OWN: dict[tuple[str, str], set[Scope]] = {
     ("post", "/api/v1/enrol"): {"join", "admin"},
     ("put", "/api/v1/evidence/{evidence}"): {"agent", "admin"},
     ("put", "/api/v1/node-checks/{check}"): {"agent", "admin"},
+    ("get", "/api/v1/me"): {"agent", "remote_write", "join", "read", "operate", "admin"},
+    ("post", "/api/v1/sessions/end"): {"admin"},  # people end their own, too
 }
 # A launcher that can only read says where its logs are.
 READING = {("post", "/api/v1/nvrx/logs"), ("post", "/api/v1/nvrx/{job}/logs")}

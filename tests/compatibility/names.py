@@ -45,7 +45,7 @@ def names() -> dict[str, dict[str, Any]]:
 
 def own_metrics() -> list[str]:
     """Return the server's figures on ``/metrics``; tests/server/test_docs.py holds that the document has just these."""
-    text = (DOCS / "metrics.md").read_text(encoding="utf-8").partition("## Taking in")[2]
+    text = (DOCS / "metrics.md").read_text(encoding="utf-8").partition("## Ingest")[2]
     return sorted(set(re.findall(r"`(eagle_eye_\w+)`", text)))
 
 

@@ -104,7 +104,7 @@ def test_of_10000_incidents_those_of_a_fault_a_job_and_a_time_are_shown_page_by_
     page.get_by_role("row").nth(1).get_by_text("team/run-3").wait_for()
     assert {one.split()[0] for one in cells(page, "Incidents", 4)} == {"team/run-3"}
     page.get_by_label("State").select_option("live")
-    page.get_by_text("No incident is like that.").wait_for()
+    page.get_by_text("No incident matches.").wait_for()
     page.get_by_role("link", name="Clear").click()
     page.get_by_role("link", name="straggler").first.wait_for()
 

@@ -105,6 +105,7 @@ def opened(page: Page, server: Running, name: str) -> None:
     page.evaluate("name => { location.hash = `#/nodes/${encodeURIComponent(name)}`; }", name)
     page.get_by_role("heading", level=1, name=f"Node {name}").wait_for()
     page.locator(".view-node #history li").first.wait_for()
+    page.locator(".view-node #metrics figcaption").first.wait_for()
     until(page, "document.querySelectorAll('.view-node [aria-busy]').length === 0")
 
 

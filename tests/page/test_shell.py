@@ -103,3 +103,23 @@ def test_who_chose_a_theme_has_it_next_time_before_anything_is_painted(tmp_path:
         page.get_by_role("button", name="Theme: dark").wait_for()
         assert page.evaluate("getComputedStyle(document.body).backgroundColor") == dark
         page.goto("about:blank")
+
+
+def test_a_page_of_which_a_part_did_not_come_loads_itself_again(
+    tmp_path: Path, page: Page, complaints: Complaints
+) -> None:
+    complaints.allowed += ["ERR_"]
+    page.route("**/views/trust.js", lambda route: route.abort("connectionreset"), times=2)
+    with running(tmp_path, LaggingClock()) as server:
+        page.goto(server.url)
+        page.get_by_role("heading", name="No node reports yet").wait_for()
+        page.goto("about:blank")
+
+
+def test_a_page_that_cannot_be_loaded_says_so(tmp_path: Path, page: Page, complaints: Complaints) -> None:
+    complaints.allowed += ["ERR_"]
+    page.route("**/app/states.js", lambda route: route.abort("connectionreset"))
+    with running(tmp_path, LaggingClock()) as server:
+        page.goto(server.url)
+        page.get_by_role("alert").get_by_text("The page cannot be loaded").wait_for()
+        page.goto("about:blank")

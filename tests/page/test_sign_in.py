@@ -87,9 +87,32 @@ def test_a_person_signs_in_at_the_provider_comes_back_to_where_they_were_and_sig
         assert page.url == f"{server.url}/#/incidents/inc_1"
         (session,) = [one for one in page.context.cookies() if "session" in one.get("name", "")]
         assert (session.get("httpOnly"), session.get("secure"), session.get("sameSite")) == (True, True, "Strict")
-        page.get_by_role("button", name="Sign out").click()
+        page.get_by_role("button", name="Sign out", exact=True).click()
         page.get_by_role("link", name="Sign in with your site's account").wait_for()
         assert [one for one in page.context.cookies() if "session" in one.get("name", "")] == []
+
+
+def test_who_signs_out_everywhere_is_signed_out_in_another_browser_and_told_why(
+    tmp_path: Path, new_page: Callable[..., Page], complaints: Complaints
+) -> None:
+    complaints.allowed += ["401", "ERR_"]
+    clock = LaggingClock()
+    with (
+        providing(clock.now_s) as provider,
+        running(tmp_path / "data", clock, **provider_keys(tmp_path, provider)) as server,
+    ):
+        pages = [new_page(), new_page()]
+        for page in pages:
+            page.goto(server.url)
+            page.get_by_role("link", name="Sign in with your site's account").click()
+            page.locator(".account").get_by_text("ada").wait_for()
+        pages[0].get_by_role("button", name="Sign out everywhere").click()
+        pages[0].get_by_role("link", name="Sign in with your site's account").wait_for()
+        pages[1].reload()
+        pages[1].get_by_text("you ended the sessions of ada at").wait_for()
+        pages[1].get_by_role("link", name="Sign in with your site's account").wait_for()
+        for page in pages:
+            page.goto("about:blank")
 
 
 def test_people_who_see_their_own_jobs_alone_have_a_page_of_these(

@@ -54,7 +54,7 @@ def test_a_standbys_page_says_that_it_shows_the_records_while_the_leader_does_no
     page.goto(f"http://{standby.listen}")
     page.get_by_text("What is shown comes from the leader").wait_for()
     leader.process.kill()
-    shown = page.get_by_text("Shown is what the records hold")
+    shown = page.get_by_text("This is what the records hold")
     shown.wait_for(timeout=20_000)
     assert f"http://{leader.listen} leads and cannot be reached" in shown.inner_text()
     page.get_by_text("live", exact=True).wait_for()

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -56,12 +57,14 @@ def serving(data: Path, *options: str, log: Path | None = None, python: str = sy
         process = subprocess.Popen([python, *COMMAND, str(data), *options], stderr=stderr)
     try:
         wait_until(lambda: b"serving http" in log.read_bytes() or process.poll() is not None)
-        found = re.search(r"serving http://([\d.:]+)", log.read_text())
-        assert found is not None, log.read_text()
-        options_of: dict[str, Any] = {"base_url": f"http://{found[1]}", "timeout": WITHIN_S, "trust_env": False}
+        # A server that has a public URL names that one.
+        told = [one for flag, one in pairwise(options) if flag == "--listen" and not one.endswith(":0")]
+        found = told or re.findall(r"serving http://([\d.:]+)", log.read_text())
+        assert found, log.read_text()
+        options_of: dict[str, Any] = {"base_url": f"http://{found[0]}", "timeout": WITHIN_S, "trust_env": False}
         with httpx.Client(**options_of) as client:
             client.get("/healthz").raise_for_status()
-            yield OwnProcess(process, client, found[1], log)
+            yield OwnProcess(process, client, found[0], log)
     finally:
         process.kill()
         process.wait()

@@ -1,11 +1,15 @@
 from __future__ import annotations
 
+import re
+import tempfile
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 
 from eagle_eye.schema.configuration import ConfigurationError
-from eagle_eye.server.config import address, is_loopback, load
+from eagle_eye.server.config import ServerConfig, address, exposed_secrets, is_loopback, load
 from eagle_eye.server.history.remote_store.settings import RemoteStoreSettings, fed_from
 from eagle_eye.server.history.settings import HistorySettings
 
@@ -95,3 +99,36 @@ def test_segments_come_more_often_where_a_remote_store_is_written_to() -> None:
     assert fed_from(history, RemoteStoreSettings()) == history
     assert fed_from(history, store).segment_s == 300.0
     assert fed_from(HistorySettings(segment_s=60.0), store).segment_s == 60.0
+
+
+def named(settings: Any, file: str) -> Any:
+    """The settings with ``file`` for each key that names a file of a secret."""
+    values: dict[str, Any] = {}
+    for key in settings.__struct_fields__:
+        value = getattr(settings, key)
+        if isinstance(value, msgspec.Struct):
+            values[key] = named(value, file)
+        elif re.search(r"(token|secret|password|key)_file$", key):
+            values[key] = file
+    return msgspec.structs.replace(settings, **values)
+
+
+def test_each_file_of_a_secret_that_every_user_can_read_is_named_but_not_a_service_accounts() -> None:
+    with tempfile.TemporaryDirectory() as name:  # unlike tmp_path, entered by every user
+        Path(name).chmod(0o755)
+        file = Path(name) / "secret"
+        file.write_text("s")
+        config = named(ServerConfig(), str(file))
+        file.chmod(0o644)
+        keys = {line.partition(":")[0] for line in exposed_secrets(config)}
+        file.chmod(0o640)
+        assert exposed_secrets(config) == []
+    text = msgspec.toml.encode(config).decode()
+    found = {
+        f"{section}.{line.partition(' = ')[0]}"
+        for section, lines in re.findall(r"^\[([\w.]+)\]\n((?:[^\[\n].*\n)*)", text, re.MULTILINE)
+        for line in lines.splitlines()
+        if f'"{file}"' in line
+    }
+    assert keys == found - {"job_sources.kubernetes.token_file"}
+    assert len(keys) >= 7

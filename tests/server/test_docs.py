@@ -33,7 +33,7 @@ def test_every_endpoint_is_in_the_document_and_the_document_names_no_other(serve
 
 
 def test_every_metric_of_the_server_is_in_the_document_and_the_document_names_no_other(server: Running) -> None:
-    text = (DOCS / "metrics.md").read_text(encoding="utf-8").partition("## Taking in")[2]
+    text = (DOCS / "metrics.md").read_text(encoding="utf-8").partition("## Ingest")[2]
     documented = set(re.findall(r"`(eagle_eye_\w+)`", text))
     shown = set(re.findall(r"^# TYPE (eagle_eye_\w+)", server.client.get("/metrics").text, re.MULTILINE))
     shown -= {PROMETHEUS_PREFIX + name + end for name in catalogue.BY_NAME for end in ("", "_total")}

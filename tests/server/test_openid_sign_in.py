@@ -12,9 +12,10 @@ import httpx
 import pytest
 
 from eagle_eye.schema.configuration import ConfigurationError
+from eagle_eye.server.api.stream import KEEPALIVE_S
 from eagle_eye.server.security.auth import mint
 from eagle_eye.server.security.sessions import COOKIE_BYTES_MAX, Cookie, Session
-from eagle_eye.server.store.store import Change
+from eagle_eye.server.store.store import ENDED_SESSIONS, Change
 from tests.server.builders import NOW, FakeClock, Running, incident, running, settings
 from tests.server.openid_provider import CLIENT_ID, CLIENT_SECRET, NEXT_KEY, OTHER_KEY, OpenIdProvider, providing
 
@@ -133,6 +134,78 @@ def test_a_foreign_page_signs_nobody_out(site: Site) -> None:
     answer = site.server.client.post("/api/v1/sign-out", headers={"Cookie": cookie(site.sign_in())})
     assert answer.json()["reason"] == "foreign_page"
     assert "set-cookie" not in answer.headers
+
+
+def whoami(server: Running, kept: str) -> httpx.Response:
+    return server.client.get("/api/v1/me", headers={"Cookie": kept})
+
+
+def end(server: Running, headers: dict[str, str], **body: str) -> httpx.Response:
+    return server.client.post("/api/v1/sessions/end", headers=headers, json=body)
+
+
+def test_who_signs_out_everywhere_is_signed_out_in_every_browser_and_told_so(site: Site) -> None:
+    first, second = cookie(site.sign_in()), cookie(site.sign_in())
+    assert end(site.server, {"Cookie": first} | CHANGE).json()["person"] == "ada"
+    for kept in (first, second):
+        answer = whoami(site.server, kept)
+        assert (answer.status_code, answer.json()["reason"]) == (401, "session")
+        assert "you ended the sessions of ada at 2023-11-14T22:13:20.000Z; sign in again" in answer.json()["detail"]
+
+
+def test_who_was_signed_out_everywhere_can_sign_in_again(site: Site) -> None:
+    assert end(site.server, {"Cookie": cookie(site.sign_in())} | CHANGE).status_code == 200
+    site.clock.advance(1)
+    assert whoami(site.server, cookie(site.sign_in())).json()["person"] == "ada"
+
+
+def test_an_administrator_ends_anothers_sessions_and_nobody_else_does(site: Site) -> None:
+    kept = cookie(site.sign_in())
+    site.provider.claims["preferred_username"] = "bob"
+    theirs = cookie(site.sign_in())
+    assert end(site.server, {"Cookie": theirs} | CHANGE, person="ada").json()["reason"] == "scope"
+    assert whoami(site.server, kept).status_code == 200
+    text, record = mint("admin", None, NOW, None)
+    site.server.dispatcher.services.store.commit(Change(tokens=(record,)))
+    assert end(site.server, {"Authorization": f"Bearer {text}"}, person="ada").status_code == 200
+    assert f"{record.id} ended the sessions of ada" in whoami(site.server, kept).json()["detail"]
+    assert whoami(site.server, theirs).json()["person"] == "bob"
+    (entry,) = site.server.dispatcher.services.store.audit(verb="end sessions").items
+    assert (entry.who, entry.subject) == (record.id, "user:ada")
+
+
+def test_a_token_says_whose_sessions_it_ends(site: Site) -> None:
+    text, record = mint("admin", None, NOW, None)
+    site.server.dispatcher.services.store.commit(Change(tokens=(record,)))
+    answer = end(site.server, {"Authorization": f"Bearer {text}"})
+    assert (answer.status_code, answer.json()["reason"]) == (400, "person")
+
+
+def test_a_foreign_page_ends_nobodys_sessions(site: Site) -> None:
+    kept = cookie(site.sign_in())
+    assert end(site.server, {"Cookie": kept}).json()["reason"] == "foreign_page"
+    assert whoami(site.server, kept).status_code == 200
+
+
+def test_ended_sessions_are_remembered_for_as_long_as_one_may_last(site: Site) -> None:
+    kept, store = cookie(site.sign_in()), site.server.dispatcher.services.store
+    end(site.server, {"Cookie": kept} | CHANGE)
+    session_s = 8 * 3600.0
+    store.prune(site.clock.now_s() + session_s - 1, session_s)
+    assert whoami(site.server, kept).json()["reason"] == "session"
+    store.prune(site.clock.now_s() + session_s + 1, session_s)
+    assert store.count(ENDED_SESSIONS) == 0
+
+
+def test_a_stream_of_events_ends_with_its_readers_session(site: Site) -> None:
+    kept, store = cookie(site.sign_in()), site.server.dispatcher.services.store
+    with site.server.client.stream("GET", "/api/v1/events", headers={"Cookie": kept}) as answer:
+        lines = answer.iter_lines()
+        assert next(lines) == ": hello"
+        end(site.server, {"Cookie": kept} | CHANGE)
+        site.clock.advance(KEEPALIVE_S)
+        store.commit(Change(incidents=(incident("after"),)))
+        assert not any("after" in line for line in lines)  # the stream is over
 
 
 def test_a_session_counts_at_each_server_that_has_the_clients_secret(site: Site, tmp_path: Path) -> None:
@@ -292,6 +365,7 @@ def test_more_groups_than_a_cookie_holds_are_refused_with_the_remedy() -> None:
         ({"public": "http://eye.example"}, "public_url"),
         ({"client_id": ""}, r"sign_in\.provider\.client_id"),
         ({"scopes": ("profile",)}, r"sign_in\.provider\.scopes"),
+        ({"session_s": 91 * 86_400.0}, r"sign_in\.provider\.session_s"),
     ],
 )
 def test_a_provider_that_people_could_not_trust_is_refused(tmp_path: Path, keys: dict[str, Any], named: str) -> None:

@@ -30,8 +30,10 @@ from eagle_eye.schema.metrics import Scope
 from eagle_eye.server.store.factory import open_records
 from eagle_eye.server.store.settings import RecordsSettings
 from eagle_eye.server.store.store import INCIDENTS, Change
+from tests.loopback import free_port
 from tests.server.builders import SECRET, action, frame
 from tests.server.gate import gate
+from tests.server.openid_provider import CLIENT_ID, CLIENT_SECRET, providing
 from tests.server.own_process import WITHIN_S, OwnProcess, serving, wait_until
 from tests.server.postgresql_server import PostgresqlServer
 from tests.server.receiver import receiver
@@ -56,11 +58,12 @@ class Site:
     folder: Path
 
     @contextmanager
-    def server(self, name: str, lease_s: float, listen: str = "127.0.0.1:0") -> Iterator[OwnProcess]:
+    def server(self, name: str, lease_s: float, listen: str = "127.0.0.1:0", more: str = "") -> Iterator[OwnProcess]:
         file = self.folder / f"{name}.toml"
         file.write_text(
-            f'[records]\nurl = "{self.url}"\nlease_s = {lease_s}\n'
-            "[webhooks]\nallow_private = true\nheartbeat_s = 0.0\n",
+            f'{more}[records]\nurl = "{self.url}"\nlease_s = {lease_s}\n'
+            + (f'server_url = "http://{listen}"\n' if more else "")
+            + "[webhooks]\nallow_private = true\nheartbeat_s = 0.0\n",
             encoding="utf-8",
         )
         with serving(self.folder / name, "--config", str(file), "--listen", listen) as process:
@@ -185,6 +188,66 @@ def test_what_a_standby_reads_from_the_records_says_so(site: Site) -> None:
         leader.process.wait()
         why = standby.client.get("/api/v1/incidents").headers["eagle-eye-standby"]
         assert why.startswith(f"http://{leader.listen} leads and cannot be reached")
+
+
+@contextmanager
+def signing_in(site: Site, lease_s: float) -> Iterator[tuple[OwnProcess, OwnProcess, str]]:
+    """Run a pair at whose standby people sign in, and return a session's cookie that was begun there."""
+    (site.folder / "secret").write_text(CLIENT_SECRET)
+    with providing(time.time) as provider, ExitStack() as stack:
+        addresses = [f"127.0.0.1:{free_port()}" for _ in range(2)]
+        more = (
+            f'public_url = "http://{addresses[1]}"\n[sign_in]\nread_groups = ["*"]\n[sign_in.provider]\n'
+            f'issuer = "{provider.url}"\nclient_id = "{CLIENT_ID}"\nclient_secret_file = "{site.folder / "secret"}"\n'
+        )
+        leader = stack.enter_context(site.server("a", lease_s, addresses[0], more))
+        wait_until(lambda: leads(leader))
+        standby = stack.enter_context(site.server("b", lease_s, addresses[1], more))
+        begun = standby.client.get("/api/v1/sign-in/start")
+        back = httpx.get(begun.headers["location"], trust_env=False).headers["location"]
+        assert back.startswith(f"http://{addresses[1]}/api/v1/sign-in/callback?")
+        signed_in = standby.client.get(back, headers={"Cookie": begun.headers["set-cookie"].partition(";")[0]})
+        assert signed_in.status_code == 303, signed_in.text
+        yield leader, standby, signed_in.headers["set-cookie"].partition(";")[0]
+
+
+def me(server: OwnProcess, session: str) -> httpx.Response:
+    return server.client.get("/api/v1/me", headers={"Cookie": session})
+
+
+def test_a_session_that_was_begun_at_the_standby_counts_at_both_and_after_a_takeover(site: Site) -> None:
+    with signing_in(site, LEASE_S) as (leader, standby, session):
+        for server in (leader, standby):
+            assert me(server, session).json()["person"] == "ada"
+        leader.process.kill()
+        leader.process.wait()
+        eventually(lambda: leads(standby))
+        assert me(standby, session).json()["person"] == "ada"
+
+
+def test_sessions_that_were_ended_are_over_at_both_also_while_nobody_leads(site: Site) -> None:
+    with signing_in(site, LONG_LEASE_S) as (leader, standby, session):
+        asked = {"Cookie": session, "Eagle-Eye-Request": "1"}
+        assert standby.client.post("/api/v1/sessions/end", headers=asked).status_code == 200
+        assert me(leader, session).json()["reason"] == "session"
+        leader.process.kill()
+        leader.process.wait()
+        answer = me(standby, session)
+        assert (answer.status_code, answer.json()["reason"]) == (401, "session")
+        assert "sign in again" in answer.json()["detail"]
+
+
+def test_while_nobody_leads_a_session_counts_and_signing_in_says_why_it_cannot_be(site: Site) -> None:
+    with signing_in(site, LONG_LEASE_S) as (leader, standby, session):
+        begun = standby.client.get("/api/v1/sign-in/start")
+        leader.process.kill()
+        leader.process.wait()
+        assert me(standby, session).json()["person"] == "ada"
+        back = httpx.get(begun.headers["location"], trust_env=False).headers["location"]
+        kept = {"Cookie": begun.headers["set-cookie"].partition(";")[0], "Accept": "text/html"}
+        answer = standby.client.get(back, headers=kept)
+        assert answer.status_code == 503
+        assert "leads" in answer.text
 
 
 def test_an_agent_with_both_servers_finds_the_leader_before_and_after_it_is_killed(

@@ -19,7 +19,7 @@ from eagle_eye.server.monitor.watcher import JobProgress
 from eagle_eye.server.security.auth import mint
 from eagle_eye.server.store.store import Change
 from tests.server import test_openapi as each
-from tests.server.builders import NOW, Running, action, body, event, frame, incident, running
+from tests.server.builders import NOW, Running, action, body, event, frame, incident, running, silence
 
 MINE, THEIRS = "ada-run", "secret-run"
 LOOK: dict[str, Any] = {
@@ -144,7 +144,7 @@ def test_another_ones_record_is_refused_like_one_that_is_not_there(server: Runni
 
 
 def test_an_endpoint_that_nobody_thought_of_is_refused_and_says_who_sees_it(server: Running) -> None:
-    answer = ask(server, "/api/v1/ledger")
+    answer = ask(server, "/api/v1/ledger/steps")
     assert (answer.status_code, answer.json()["reason"]) == (403, "owners_only")
     assert "sign_in.jobs_visible" in answer.json()["detail"]
 
@@ -167,7 +167,41 @@ def test_a_groups_jobs_are_those_of_its_people(server: Running) -> None:
 
 def test_operators_see_all_jobs(server: Running) -> None:
     assert ids(server, "/api/v1/jobs", "job", "gpu-ops") >= {MINE, THEIRS, "job"}
-    assert ask(server, "/api/v1/ledger", "gpu-ops").status_code == 200
+    assert ask(server, "/api/v1/ledger/steps", "gpu-ops").status_code == 200
+
+
+def test_the_ledger_counts_what_is_mine_alone(tmp_path: Path) -> None:
+    with running(tmp_path, sign_in__jobs_visible="owners", **LOOK) as server:
+        of_both(server)
+        store = server.dispatcher.services.store
+        for name, job_of in (("act_mine", MINE), ("act_secret", THEIRS)):
+            store.commit(Change(actions=(action(name, job=job_of, state="would_act", incident_id="", exclude=["n1"]),)))
+        ledger = ask(server, "/api/v1/ledger", since="0").json()
+        assert [one["action_id"] for one in ledger["items"]] == ["act_mine"]
+        counted = ("right", "wrong", "pending", "cannot_tell")
+        for total in (ledger["total"], *ledger["by_fault"].values()):
+            assert sum(total[name] for name in counted) == 1
+
+
+def test_a_nodes_history_has_my_incidents_and_the_nodes_own_checks(server: Running) -> None:
+    history = ask(server, "/api/v1/nodes/n1/history").json()
+    assert {item["id"] for item in history["items"] if item["kind"] == "incident"} == {"inc_mine"}
+    assert {item["id"] for item in history["items"] if item["kind"] == "action"} <= {"act_mine"}
+    assert any(item["kind"] == "check" for item in history["items"])
+
+
+def test_silences_of_other_jobs_are_not_there_and_others_name_mine_alone(tmp_path: Path) -> None:
+    with running(tmp_path, sign_in__jobs_visible="owners", **LOOK) as server:
+        of_both(server)
+        for name, jobs in (("a", ["secret-*"]), ("b", ["*-run"]), ("c", [])):
+            one = silence(name, jobs=jobs, nodes=[] if jobs else ["n*"])
+            server.dispatcher.services.store.commit(Change(silences=(one,)))
+        shown = {one["id"]: one for one in ask(server, "/api/v1/silences").json()["items"]}
+        assert shown.keys() >= {"b", "c"}
+        assert "a" not in shown
+        assert shown["b"]["jobs"] == [MINE]
+        assert ask(server, "/api/v1/silences/a").status_code == 404
+        assert all("inc_secret" not in one["incidents"] for one in shown.values())
 
 
 def test_a_nodes_facts_are_shown_without_the_name_of_anothers_job(server: Running) -> None:

@@ -16,7 +16,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from eagle_eye.agent.assembly import Assembly, check_runners, found_processes
-from eagle_eye.agent.config import AgentConfiguration, read, server_urls, spool_folder, token_path, trust
+from eagle_eye.agent.config import (
+    AgentConfiguration,
+    exposed_secrets,
+    read,
+    server_urls,
+    spool_folder,
+    token_path,
+    trust,
+)
 from eagle_eye.agent.evidence.bundle import BundleStuck
 from eagle_eye.agent.evidence.flight_dumps import FlightDumps
 from eagle_eye.agent.evidence.gather import (
@@ -151,6 +159,8 @@ def _run_sending(configuration: AgentConfiguration, *, once: bool) -> int:
     folder = spool_folder(configuration, os.environ)
     spool = Spool(folder, configuration.node, drops, configuration.spool_bytes_max, keep_s=configuration.spool_keep_s)
     servers = Servers(server_urls(configuration), clock.monotonic_s)
+    for line in exposed_secrets(configuration, os.environ):
+        _log.warning(line)
     destination = Destination(
         servers=servers,
         token_file=token_path(configuration, os.environ),

@@ -25,6 +25,7 @@ from eagle_eye.agent.transport.spool import BYTES_MAX
 from eagle_eye.agent.transport.spool_kept import KEEP_S
 from eagle_eye.schema.configuration import ConfigurationError, load
 from eagle_eye.schema.names import NAME_CHARS_MAX
+from eagle_eye.schema.private_file import open_to_others
 
 SYSTEM_SPOOL = Path("/var/lib/eagle-eye-agent")
 INTERVAL_S_MIN = 0.1
@@ -129,6 +130,17 @@ def token_path(configuration: AgentConfiguration, environ: Mapping[str, str]) ->
     if configuration.token_file:
         return Path(configuration.token_file)
     return spool_folder(configuration, environ) / "token" if configuration.join_token_file else None
+
+
+def exposed_secrets(configuration: AgentConfiguration, environ: Mapping[str, str]) -> list[str]:
+    """Return one line for each file of a secret that every user of this machine can read."""
+    key = configuration.key_file or configuration.certificate_file  # whose file then has the key, too
+    files = {
+        "token_file": token_path(configuration, environ),
+        "join_token_file": Path(configuration.join_token_file) if configuration.join_token_file else None,
+        "key_file" if configuration.key_file else "certificate_file": Path(key) if key else None,
+    }
+    return [line for key, file in files.items() if file and (line := open_to_others(key, file))]
 
 
 def trust(configuration: AgentConfiguration) -> Trust:

@@ -23,16 +23,19 @@ class Guide(NamedTuple):
 
 GUIDES: dict[str, Guide] = {
     "server": Guide(
-        "Takes the agents' frames, finds faults and tells subscribers, until it is stopped. SIGHUP has it read its"
-        " configuration anew. Of two servers on one PostgreSQL one leads; the other stands by, passes requests on to it"
+        "Takes the agents' frames, finds faults and notifies subscribers, until it is stopped. SIGHUP makes it reread"
+        " its configuration. Of two servers on one PostgreSQL one leads; the other stands by, forwards requests to it"
         " and takes over.",
         (
             ("eagle-eye server --data DIR", "for this machine alone, on port 8470"),
             ("eagle-eye server --config /etc/eagle-eye/server.toml", "as the system's service"),
             ("eagle-eye server --print-config", "every key with the value in force, secrets masked"),
-            ("eagle-eye server --config FILE --check-job-sources", "what Slurm or Kubernetes says, without a server"),
+            (
+                "eagle-eye server --config FILE --check-job-sources",
+                "what Slurm or Kubernetes answers; starts no server",
+            ),
         ),
-        "0 stopped by SIGTERM or SIGINT; 1 its address or its files are not to be had, or a scheduler gives no answer;"
+        "0 stopped by SIGTERM or SIGINT; 1 its address or files cannot be used, or a scheduler does not answer;"
         " 2 wrong configuration.",
         ("reference/configuration", "how-to/operations", "how-to/two-servers", "explanation/security"),
     ),
@@ -53,15 +56,15 @@ GUIDES: dict[str, Guide] = {
             ("eagle-eye doctor --config /etc/eagle-eye/agent.toml", "after installing an agent"),
             ("eagle-eye doctor --json", "for programs"),
         ),
-        "0 all works that this host can have; 1 there is something to do; 2 wrong configuration.",
+        "0 everything that this host can have works; 1 something needs doing; 2 wrong configuration.",
         ("reference/agent",),
     ),
     "completion": Guide(
-        "Prints a script with which your shell completes commands, options and files. Print it anew after an upgrade.",
+        "Prints a script with which your shell completes commands, options and files. Print it again after an upgrade.",
         (
-            ("eagle-eye completion bash", "belongs into ~/.local/share/bash-completion/completions/eagle-eye"),
-            ("eagle-eye completion zsh", "belongs into _eagle-eye in a folder of fpath, before compinit"),
-            ("eagle-eye completion fish", "belongs into ~/.config/fish/completions/eagle-eye.fish"),
+            ("eagle-eye completion bash", "goes into ~/.local/share/bash-completion/completions/eagle-eye"),
+            ("eagle-eye completion zsh", "goes into _eagle-eye in a folder of fpath, before compinit"),
+            ("eagle-eye completion fish", "goes into ~/.config/fish/completions/eagle-eye.fish"),
         ),
         "0 done; 2 wrong usage.",
         ("get-started/quick-start",),
@@ -79,7 +82,7 @@ GUIDES: dict[str, Guide] = {
         ("how-to/launch",),
     ),
     "orchestrate": Guide(
-        "Carries out what Eagle Eye asks for, with the site's own tools, and reports what came of it.",
+        "Carries out what Eagle Eye asks for, with the site's own tools, and reports the outcome.",
         (
             (
                 "eagle-eye orchestrate slurm --dry-run --token-file TOKEN_FILE",
@@ -178,12 +181,13 @@ GUIDES: dict[str, Guide] = {
         ("how-to/check", "explanation/probation"),
     ),
     "checkpoint": Guide(
-        "Says where the copies of a job's checkpoints would lie in its nodes' memory, and which losses they outlive.",
+        "Says where the copies of a job's checkpoints would be kept in its nodes' memory, and which losses they"
+        " survive.",
         (
             ("eagle-eye checkpoint plan --nodes 16 --replicas 2", "how likely is it that a copy is left?"),
             (
                 "eagle-eye checkpoint plan --nodes 'gpu[01-16]' --topology /etc/eagle-eye/topology.json",
-                "no two copies behind one switch or in one rack, where that can be",
+                "no two copies behind one switch or in one rack, where possible",
             ),
             ("eagle-eye checkpoint plan --nodes 16 --shard-bytes 24GiB --keep 2", "and the memory that it takes"),
         ),
@@ -219,6 +223,7 @@ GUIDES: dict[str, Guide] = {
         "Lists nodes and what is known of them; takes them out of service, puts them to work, takes them back.",
         (
             ("eagle-eye nodes", "the newest 100"),
+            ("eagle-eye nodes show gpu-17", "its state, why it is out, and what to type next"),
             ("eagle-eye nodes exclude gpu-17 --reason 'riser card'", "out of service"),
             ("eagle-eye nodes check gpu-17", "is it sick? waits for the answer"),
             ("eagle-eye nodes readmit gpu-17", "back, after a check"),
@@ -246,7 +251,7 @@ GUIDES: dict[str, Guide] = {
         ("how-to/reports", "explanation/accounts"),
     ),
     "incidents": Guide(
-        "Lists incidents with their evidence; takes what a person has to say about them.",
+        "Lists incidents with their evidence; records what a person says about them.",
         (
             ("eagle-eye incidents --state open", "what is suspected or confirmed now"),
             ("eagle-eye incidents show INCIDENT", "the evidence, and what was done"),
@@ -257,12 +262,12 @@ GUIDES: dict[str, Guide] = {
         ("explanation/incidents", "how-to/runbooks", "how-to/reports"),
     ),
     "actions": Guide(
-        "Lists what was asked of orchestrators; approves or rejects it, or reports on it by hand.",
+        "Lists the actions asked of orchestrators; approves, rejects or reports on them by hand.",
         (
             ("eagle-eye actions", "the newest 100"),
             ("eagle-eye actions approve ACTION", "in mode approve"),
             ("eagle-eye actions renew ACTION", "ask again for what has expired"),
-            ("eagle-eye actions report ACTION done --detail 'requeued by hand'", "what came of it"),
+            ("eagle-eye actions report ACTION done --detail 'requeued by hand'", "the outcome"),
         ),
         _ANSWERED,
         ("reference/policy", "how-to/orchestrators"),
@@ -274,13 +279,13 @@ GUIDES: dict[str, Guide] = {
         ("how-to/operations", "explanation/security"),
     ),
     "goodput": Guide(
-        "Says where the jobs' time went: training, or lost to what fault on which node.",
+        "Says where the jobs' time went: training, or lost to which fault on which node.",
         (("eagle-eye goodput --by fault", "the last seven days"),),
         _ANSWERED,
         ("explanation/accounts",),
     ),
     "ledger": Guide(
-        "Sets what would have been done beside what happened: is it time to let the server act?",
+        "Compares what policy would have done with what happened: is it time to let the server act?",
         (
             ("eagle-eye ledger --standing wrong", "where it would have been wrong"),
             ("eagle-eye ledger --steps", "fault by fault: is it enough for approve, for act?"),
@@ -324,8 +329,7 @@ GUIDES: dict[str, Guide] = {
         ("reference/webhooks", "how-to/webhook-receivers"),
     ),
     "silences": Guide(
-        "Lists silences, makes and ends them: for a time nobody is sent news of a fault, a job or a node. Actions go"
-        " on.",
+        "Lists, makes and ends silences: for a time nobody gets news of a fault, a job or a node. Actions go on.",
         (
             ("eagle-eye silences", "the newest 100, those that ended too"),
             (
@@ -363,6 +367,12 @@ GUIDES: dict[str, Guide] = {
         ),
         "0 done; 1 the server's files cannot be read or written; 2 wrong usage or configuration.",
         ("explanation/security", "get-started/install-hosts"),
+    ),
+    "sessions": Guide(
+        "Ends the sessions of a person who signed in with the site's account, in every browser. Needs scope admin.",
+        (("eagle-eye sessions end ada", "ada's next request is refused until she signs in again"),),
+        _ANSWERED,
+        ("how-to/sign-in",),
     ),
     "records": Guide(
         "Copies all records to another database while no server uses either, and compares the two row by row. Broken"
@@ -429,4 +439,5 @@ def _epilog(guide: Guide) -> Iterator[str]:
         yield f"      {why}"
     yield ""
     yield from textwrap.wrap(f"exit codes: {guide.exits}", _WIDTH, subsequent_indent="  ")
-    yield textwrap.fill("read on: " + " ".join(f"docs/{page}.md" for page in guide.pages), _WIDTH)
+    pages = "read on: " + " ".join(f"docs/{page}.md" for page in guide.pages)
+    yield textwrap.fill(pages, _WIDTH, break_on_hyphens=False)  # what is copied must stay whole

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import sys
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
@@ -88,6 +89,10 @@ def incident(client: Client, name: str) -> None:
     for one in dossier["actions"]:
         sys.stdout.write(f"{_asked(one)}: {state_label(printable(one['state']))} ({one['id']})\n")
         _reports(one)
+    if dossier.get("aftermath"):  # of a server that says it
+        _section("Was it right?")
+        for sentence in dossier["aftermath"]:
+            _say(sentence)
     _commands(dossier["commands"])
     _section("What happened")
     print_table(_STORY, dossier["story"][-STORY_MAX:])
@@ -154,7 +159,9 @@ def node(client: Client, name: str) -> None:
     else:
         verbs = [("put it to work and see whether it is sick", "check"), ("return it to service", "readmit")]
     verbs.append(("all that happened to it", "history"))
-    _commands([{"why": why, "command": typed("nodes", verb, record["node"])} for why, verb in verbs])
+    because = re.search(r"\binc_\w+", record["reason"])
+    why_out = [{"why": "why, and was it right?", "command": typed("incidents", "show", because[0])}] if because else []
+    _commands([*why_out, *({"why": why, "command": typed("nodes", verb, record["node"])} for why, verb in verbs)])
 
 
 def job(client: Client, name: str) -> None:
@@ -340,6 +347,8 @@ def _asked(record: _RECORD) -> str:
 
 def figure(value: Any, unit: str) -> str:
     """Return a value with its unit; a bitmask as the causes of throttling that it holds."""
+    if unit == "bitmask" and isinstance(value, str) and value.startswith("0x"):
+        value = int(value, 16)
     if not isinstance(value, int | float):
         return printable(value)
     return throttled_by(int(value)) if unit == "bitmask" else number(value, unit)

@@ -15,10 +15,10 @@ PREFIX = "eagle_eye_"
 GAP = "A gap is time in which nothing was observed, which is never zero."
 # Of panels that count, derive or list something else than their metrics mean.
 OWN: Mapping[str, str] = MappingProxyType({
-    "Actions in this time": "Actions of the time shown, by kind, whatever became of them.",
-    "Actions of the last hour, by what became of them": "In mode observe they would have been asked for: would_act.",
+    "Actions in this range": "Actions of the time shown, by kind, whatever became of them.",
+    "Actions of the last hour, by outcome": "In mode observe they would have been asked for: would_act.",
     "CPU": "Cores that the server uses.",
-    "Come and go": "Open incidents that recover and return: people hear less of them.",
+    "Flapping": "Open incidents that recover and return: people hear less of them.",
     "Confirmed or acting": "Open incidents that are certain enough to act on.",
     "GPUs": "GPUs of the running attempt.",
     "GPUs seen": "GPUs of this node that report a temperature. Fewer than it has: one is lost, or was never seen.",
@@ -27,15 +27,15 @@ OWN: Mapping[str, str] = MappingProxyType({
     "Incidents of this node": "Open incidents that accuse it, and for a quarter of an hour those that have recovered.",
     "Memory": "Memory that the server holds.",
     "Nodes": "Nodes known, and those heard of just now.",
-    "Nothing arrives since": "For how long no delivery has reached a subscription: its receiver is down, or refuses.",
-    "Oldest of them": "How long ago the oldest critical one began.",
+    "Failing for": "For how long no delivery has reached a subscription: its receiver is down, or refuses.",
+    "Oldest open": "How long ago the oldest critical one began.",
     "Oldest undelivered": "How long the oldest event waits for a subscription.",
     "Open files": "Files and connections that the server has open.",
     "Open incidents by fault": "Open incidents, and for a quarter of an hour those that have recovered.",
-    "Room on the disk": "Free share of the file system that holds the server's data.",
+    "Free disk space": "Free share of the file system that holds the server's data.",
     "Steps per second": "How fast the furthest rank's step number grows.",
-    "Wait for approval": "Actions that nobody has approved or rejected yet; they expire.",
-    "Waits for a subscription": "How long the oldest event of each subscription waits.",
+    "Awaiting approval": "Actions that nobody has approved or rejected yet; they expire.",
+    "Oldest waiting delivery": "How long the oldest event of each subscription waits.",
 })  # fmt: skip
 _DOCUMENTED = Path(__file__).parents[3] / "docs/reference/metrics.md"
 _METRIC = re.compile(rf"\b{PREFIX}\w+")

@@ -52,7 +52,7 @@ def _now() -> Sequence[Panel]:
             words={"0": ("blind", RED), "1": ("yes", GREEN)},
         ),
         number(
-            "Nodes heard",
+            "Nodes reporting",
             f"max({Q}nodes_fresh) / ({MOST_HEARD} > 0)",
             "percentunit",
             about="Of the most that were heard at a time within six hours: nodes that left for good are no loss.",
@@ -61,7 +61,7 @@ def _now() -> Sequence[Panel]:
         number("Jobs running", f"max({Q}jobs_running)"),
         number("Open incidents", counted(OPEN), steps=[(None, GREEN), (1, YELLOW)]),
         number(
-            "People have to look",
+            "Escalated",
             f"max({Q}incidents_escalated)",
             about="Incidents whose action failed, expired or is not reported on.",
             steps=[(None, GREEN), (1, RED)],
@@ -147,7 +147,7 @@ def _nodes() -> Sequence[Panel]:
     return [
         lines(
             "Nodes",
-            [Query(MOST_HEARD, "most in six hours"), Query(f"max({Q}nodes_fresh)", "heard just now")],
+            [Query(MOST_HEARD, "most in six hours"), Query(f"max({Q}nodes_fresh)", "reporting now")],
             width=8,
         ),
         bars(

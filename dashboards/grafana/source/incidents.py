@@ -39,7 +39,7 @@ def build() -> Dashboard:
             Section("Now", _now()),
             Section("Incidents and actions", _lists()),
             Section("Over time", _course()),
-            Section("How fast, how often right", _response()),
+            Section("Speed and precision", _response()),
         ],
         job=True,
     )
@@ -50,21 +50,21 @@ def _now() -> Sequence[Panel]:
     return [
         number("Confirmed or acting", counted(f"count({ONSET}{{{open_}}})"), steps=[(None, GREEN), (1, YELLOW)]),
         number(
-            "Critical, seen by nobody",
+            "Critical, not acknowledged",
             counted(f'count({ONSET}{{{open_}, severity="critical", acknowledged="false"}})'),
             about="Acknowledge an incident on Eagle Eye's page, or with `eagle-eye incidents acknowledge`.",
             steps=[(None, GREEN), (1, RED)],
         ),
         number(
-            "Oldest of them",
+            "Oldest open",
             counted(f'time() - min({ONSET}{{{open_}, severity="critical", acknowledged="false"}})'),
             "s",
             steps=[(None, GREEN), (600, YELLOW), (1800, RED)],
         ),
-        number("People have to look", f"max({Q}incidents_escalated)", steps=[(None, GREEN), (1, RED)]),
-        number("Come and go", f"max({Q}incidents_flapping)", steps=[(None, GREEN), (1, YELLOW)]),
+        number("Escalated", f"max({Q}incidents_escalated)", steps=[(None, GREEN), (1, RED)]),
+        number("Flapping", f"max({Q}incidents_flapping)", steps=[(None, GREEN), (1, YELLOW)]),
         number(
-            "Wait for approval",
+            "Awaiting approval",
             counted(f'count({ASKED}{{job=~"$job", state="awaiting"}})'),
             steps=[(None, GREEN), (1, RED)],
         ),
@@ -82,7 +82,7 @@ def _lists() -> Sequence[Panel]:
                 "node": Column("Node", link="/d/eagle-eye-node?var-node=${__value.text:percentencode}"),
                 "fault": Column("Fault"),
                 "state": Column("State"),
-                "acknowledged": Column("Somebody looks"),
+                "acknowledged": Column("Acknowledged"),
                 "onset": Column("Onset", MOMENT, width_px=MOMENT_PX),
                 "incident": Column(
                     "Incident", link="${page}/#/incidents/${__value.text:percentencode}", width_px=ID_PX
@@ -124,16 +124,16 @@ def _course() -> Sequence[Panel]:
             about="docs/reference/policy.md says what each rule means.",
         ),
         lines(
-            "Actions of the last hour, by what became of them",
+            "Actions of the last hour, by outcome",
             [Query(counted(f"count by (kind, state) ({ASKED}{JOB})", "kind"), "{{kind}} {{state}}")],
             stacked=True,
         ),
         bars(
-            "Actions in this time",
+            "Actions in this range",
             counted(f"count by (kind) (count by (action, kind) (last_over_time({ASKED}{JOB}[$__range])))", "kind"),
             "{{kind}}",
         ),
-        lines("Deliveries that ended", [Query(rate("webhook_deliveries_total", "state"), "{{state}}")], "cps", 8),
+        lines("Finished deliveries", [Query(rate("webhook_deliveries_total", "state"), "{{state}}")], "cps", 8),
         lines(
             "Escalations, events kept back",
             [

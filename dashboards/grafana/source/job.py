@@ -203,7 +203,7 @@ def _checkpoints() -> Sequence[Panel]:
             about="Of all ranks. A step is skipped while the one before is still on its way to other nodes.",
         ),
         lines(
-            "Time that captures take",
+            "Time spent on captures",
             [Query(f"{blocked} / max({Q}job_gpus{JOB})", "of ranks' time")],
             "percentunit",
             8,

@@ -221,7 +221,7 @@ def _network() -> Sequence[Panel]:
             "Bps",
             8,
         ),
-        lines("TCP segments sent again", [whole("node_tcp_retransmits_per_second", "segments")], "pps", 8),
+        lines("TCP retransmits", [whole("node_tcp_retransmits_per_second", "segments")], "pps", 8),
         lines(
             "Congestion notifications in 5 minutes",
             [Query(grown("node_congestion_notifications_total", "node"), "notifications")],

@@ -29,10 +29,10 @@ def build() -> Dashboard:
         "Does the server take in, judge, tell and keep.",
         [
             Section("Now", _now()),
-            Section("Taking in", _taking_in()),
-            Section("Judging", _judging()),
-            Section("Telling", _telling()),
-            Section("Keeping", _keeping()),
+            Section("Ingest", _taking_in()),
+            Section("Detection", _judging()),
+            Section("Delivery", _telling()),
+            Section("Storage", _keeping()),
             Section("The process and its connections", _process()),
         ],
         span="now-3h",
@@ -48,12 +48,12 @@ def _now() -> Sequence[Panel]:
             words={"0": ("blind", RED), "1": ("yes", GREEN)},
         ),
         number(
-            "Last word of any node",
+            "Last report from any node",
             f"max({Q}ingest_age_seconds)",
             "s",
             steps=[(None, GREEN), (30, YELLOW), (60, RED)],
         ),
-        number("Look at all jobs, p99", quantile(0.99, "detection_seconds"), "s", steps=[(None, GREEN), (1, YELLOW)]),
+        number("Detection pass, p99", quantile(0.99, "detection_seconds"), "s", steps=[(None, GREEN), (1, YELLOW)]),
         number(
             "Oldest undelivered",
             counted(f"max({Q}webhook_oldest_pending_seconds)"),
@@ -61,7 +61,7 @@ def _now() -> Sequence[Panel]:
             steps=[(None, GREEN), (300, RED)],
         ),
         number(
-            "Room on the disk",
+            "Free disk space",
             f"min({Q}data_dir_free_bytes) / min({Q}data_dir_size_bytes)",
             "percentunit",
             steps=[(None, RED), (0.05, YELLOW), (0.15, GREEN)],
@@ -79,8 +79,8 @@ def _taking_in() -> Sequence[Panel]:
         lines(
             "Frames",
             [
-                Query(f"sum(rate({Q}ingest_frames_total[$__rate_interval]))", "made durable"),
-                Query(f"sum(rate({Q}ingest_duplicates_total[$__rate_interval]))", "here already"),
+                Query(f"sum(rate({Q}ingest_frames_total[$__rate_interval]))", "stored"),
+                Query(f"sum(rate({Q}ingest_duplicates_total[$__rate_interval]))", "duplicates"),
                 Query(f"sum(rate({Q}ingest_late_frames_total[$__rate_interval]))", "late"),
             ],
             "cps",
@@ -88,7 +88,7 @@ def _taking_in() -> Sequence[Panel]:
         ),
         lines("Bytes", [Query(f"sum(rate({Q}ingest_bytes_total[$__rate_interval]))", "accepted")], "Bps", 8),
         lines(
-            "First byte to durable answer",
+            "Ingest latency",
             [Query(quantile(0.5, "ingest_seconds"), "p50"), Query(quantile(0.99, "ingest_seconds"), "p99")],
             "s",
             8,
@@ -108,7 +108,7 @@ def _taking_in() -> Sequence[Panel]:
             [
                 Query(f"max({Q}nodes_known)", "ever heard of"),
                 Query(MOST_HEARD, "most in six hours"),
-                Query(f"max({Q}nodes_fresh)", "heard just now"),
+                Query(f"max({Q}nodes_fresh)", "reporting now"),
             ],
             width=8,
         ),
@@ -118,7 +118,7 @@ def _taking_in() -> Sequence[Panel]:
 def _judging() -> Sequence[Panel]:
     return [
         lines(
-            "Duration of a look at all jobs",
+            "Duration of a detection pass",
             [Query(quantile(0.5, "detection_seconds"), "p50"), Query(quantile(0.99, "detection_seconds"), "p99")],
             "s",
             8,
@@ -158,7 +158,7 @@ def _telling() -> Sequence[Panel]:
     return [
         lines("Attempts to deliver", [Query(rate("webhook_attempts_total", "outcome"), "{{outcome}}")], "cps", 8),
         lines(
-            "Waits for a subscription",
+            "Oldest waiting delivery",
             [
                 Query(
                     counted(f"max by (subscription) ({Q}webhook_oldest_pending_seconds)", "subscription"),
@@ -169,14 +169,14 @@ def _telling() -> Sequence[Panel]:
             8,
         ),
         lines(
-            "Nothing arrives since",
+            "Failing for",
             [Query(counted(f"max by (subscription) ({Q}webhook_failing_seconds)", "subscription"), "{{subscription}}")],
             "s",
             8,
         ),
-        lines("Deliveries given up", [Query(rate("webhook_failures_total", "reason"), "{{reason}}")], "cps", 8),
+        lines("Failed deliveries", [Query(rate("webhook_failures_total", "reason"), "{{reason}}")], "cps", 8),
         lines(
-            "Duration of an attempt; 0: there was none",
+            "Duration of an attempt (0: none)",
             [
                 Query(counted(quantile(0.5, "webhook_seconds")), "p50"),
                 Query(counted(quantile(0.99, "webhook_seconds")), "p99"),
@@ -196,7 +196,7 @@ def _keeping() -> Sequence[Panel]:
             "bytes",
             8,
         ),
-        lines("Frames that wait for the disk", [Query(f"max({Q}history_waiting_bytes)", "waiting")], "bytes", 8),
+        lines("Frames waiting for the disk", [Query(f"max({Q}history_waiting_bytes)", "waiting")], "bytes", 8),
         lines(
             "History",
             [
@@ -218,7 +218,7 @@ def _process() -> Sequence[Panel]:
         lines("Open files", [Query(f"process_open_fds {own}", "files")], "none", 8),
         lines("Connections", [Query(f"sum by (client) ({Q}connections)", "{{client}}")], width=8),
         lines(
-            "Turned away",
+            "Refused connections",
             [
                 Query(rate("connections_refused_total", "reason"), "connection: {{reason}}"),
                 Query(rate("http_refused_total", "reason"), "request: {{reason}}"),

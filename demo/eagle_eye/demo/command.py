@@ -110,7 +110,9 @@ def _stack(args: argparse.Namespace, site: DemoSite, folder: Path, timeline: Dem
 
 def _keep(stack: Stack, timeline: DemoTimeline) -> None:
     """Leave everything running until Ctrl-C."""
-    timeline.tell("kept", f"the page is at {stack.url}/ (token: {stack.token_file('admin')}); Ctrl-C ends it")
+    token_file = stack.token_file("admin")
+    timeline.tell("kept", f"the page is at {stack.url}/ (token: {token_file}); Ctrl-C ends it")
+    timeline.tell("kept", f"for commands: export EAGLE_EYE_SERVER={stack.url} EAGLE_EYE_TOKEN_FILE={token_file}")
     with contextlib.suppress(KeyboardInterrupt):
         while True:
             time.sleep(1.0)

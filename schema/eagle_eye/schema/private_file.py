@@ -1,8 +1,9 @@
-"""Creates new files for tokens or secrets, readable only by their owner. Touches: the file."""
+"""Files of tokens and secrets: new ones are readable only by their owner, others are looked at. Touches: the file."""
 
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -31,3 +32,18 @@ def private_file(path: Path, option: str) -> Iterator[TextIO]:
     except BaseException:
         path.unlink(missing_ok=True)
         raise
+
+
+def open_to_others(key: str, file: Path) -> str:
+    """Return what is wrong if every user of this machine can read the file that ``key`` names; "" otherwise.
+
+    A folder on its way that others may not enter protects it. "" too where it cannot be looked at.
+    """
+    try:
+        place = file.expanduser().resolve()
+        entered = all(each.stat().st_mode & stat.S_IXOTH for each in place.parents)
+        if not entered or not place.stat().st_mode & stat.S_IROTH:
+            return ""
+    except OSError:
+        return ""
+    return f"{key}: every user of this machine can read {file}; chmod o-r {place}, and renew what it holds if in doubt"

@@ -334,7 +334,7 @@ def _build(
     # What comes from loopback comes from everybody where a proxy on this machine passes it on.
     is_open = is_loopback(config.listen) and not config.sign_in.on
     tokens = Tokens(store, clock, is_open, certified=bool(config.tls.client_ca_file))
-    people, provider = _sign_in(config, clock, tokens, counters)
+    people, provider = _sign_in(config, clock, store, tokens, counters)
     services = Services(
         config=config,
         clock=clock,
@@ -507,7 +507,9 @@ def _of_the_site(parts: _Parts) -> tuple[tuple[str, Callable[[], Awaitable[None]
     return ("outbox", parts.outbox.run), ("heartbeat", parts.heartbeat.run)
 
 
-def _sign_in(config: ServerConfig, clock: Clock, tokens: Tokens, counters: Telemetry) -> tuple[People, Provider | None]:
+def _sign_in(
+    config: ServerConfig, clock: Clock, store: Store, tokens: Tokens, counters: Telemetry
+) -> tuple[People, Provider | None]:
     settings, provider = config.sign_in, None
 
     def refused(reason: str) -> None:
@@ -518,7 +520,7 @@ def _sign_in(config: ServerConfig, clock: Clock, tokens: Tokens, counters: Telem
 
         provider = Provider(settings.provider, config.public_url + sign_in.CALLBACK, clock, refused)
     proxy = Proxy(settings.proxy, refused) if settings.proxy.user_header else None
-    return People(settings, tokens, proxy, None if provider is None else provider.session), provider
+    return People(settings, store, tokens, proxy, None if provider is None else provider.session), provider
 
 
 async def _judge(parts: _Parts) -> None:

@@ -82,6 +82,8 @@ def run(args: argparse.Namespace) -> int:
     logs.configure(config.log)
     for line in of_earlier_versions(config.history):
         logging.getLogger(__name__).warning("a setting is of earlier versions", extra={"why": line})
+    for line in configuration.exposed_secrets(config):
+        logging.getLogger(__name__).warning("a secret is open to all users", extra={"why": line})
     try:
         with held(Path(config.data_dir), config.listen) as hold:
             ready(hold, args.accept_empty, databases(config))

@@ -13,6 +13,7 @@ import msgspec
 
 from eagle_eye.schema import configuration
 from eagle_eye.schema.configuration import ConfigurationError
+from eagle_eye.schema.private_file import open_to_others
 from eagle_eye.server.accounts.settings import AccountSettings
 from eagle_eye.server.delivery.settings import WebhookSettings
 from eagle_eye.server.engine.idle_checks import IdleCheckSettings
@@ -83,7 +84,7 @@ def load(file: Path | None, environ: Mapping[str, str], flags: Mapping[str, Any]
     remote_store.check(config.remote_store)
     scheme = "https" if config.tls.certificate_file else "http"
     public_url = (config.public_url or f"{scheme}://{config.listen}").rstrip("/")
-    security.check(config.sign_in, config.tls, public_url)
+    security.check(config.sign_in, config.tls, public_url, config.history.records_retention_s)
     policy = with_racks(config.policy, config.topology_file)
     grafana_url = config.grafana_url.rstrip("/")
     filled = {"data_dir": data_dir, "public_url": public_url, "grafana_url": grafana_url, "policy": policy}
@@ -135,3 +136,22 @@ def plain_text(config: ServerConfig) -> str:
         f"{config.listen} can be reached from other machines and has no TLS: who is on the way reads tokens and can use"
         " them; set tls.certificate_file, or public_url to the https:// address of the proxy that adds it"
     )
+
+
+def exposed_secrets(config: ServerConfig) -> list[str]:
+    """Return one line for each configured file of a secret that every user of this machine can read.
+
+    Kubernetes sets the mode of a service account's token, so that one is left out.
+    """
+    tls, store, sign_in = config.tls, config.remote_store, config.sign_in
+    key_of_key = "tls.key_file" if tls.key_file else "tls.certificate_file"
+    files = {
+        key_of_key: tls.key_file or tls.certificate_file,
+        "records.password_file": config.records.password_file,
+        "remote_store.bearer_token_file": store.bearer_token_file,
+        "remote_store.basic_auth_password_file": store.basic_auth_password_file,
+        "sign_in.proxy.secret_file": sign_in.proxy.secret_file,
+        "sign_in.provider.client_secret_file": sign_in.provider.client_secret_file,
+        "job_sources.slurm.token_file": config.job_sources.slurm.token_file,
+    }
+    return [line for key, file in files.items() if file and (line := open_to_others(key, Path(file)))]

@@ -24,6 +24,7 @@ from eagle_eye.server.api.requests import (
     Limit,
     Operator,
     Reader,
+    Seen,
     Since,
     answer,
     audited,
@@ -101,7 +102,7 @@ def get_goodput(
 @router.get("/ledger")
 def get_ledger(
     parts: Parts,
-    _: Reader,
+    sight: Seen,
     job: str | None = None,
     fault: FaultName = None,
     standing: Literal["right", "wrong", "pending", "cannot_tell"] | None = None,
@@ -112,6 +113,7 @@ def get_ledger(
     """What would have been done and was not, set against what happened afterwards; totals are of all of it."""
     since_s = _time(since, parts.clock.now_s() - LEDGER_S)
     claims, cut = parts.archive.claims(since_s, job, fault)
+    claims = [claim for claim in claims if sight is None or sight.sees(claim.action.job)]
     shown = [claim for claim in claims if standing in (None, claim.outcome.standing)]
     start = 0
     if cursor is not None:

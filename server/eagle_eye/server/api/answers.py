@@ -407,6 +407,7 @@ ANSWERS: Mapping[tuple[str, str], type[Struct]] = MappingProxyType(
         ("get", "/api/v1/me"): made(
             "Me", who=str, person=str, scope=records.Scope, groups=list[str], session_ends=Time | None, owners_only=bool
         ),
+        ("post", "/api/v1/sessions/end"): shown(records.EndedSessions),
         ("get", "/api/v1/fleet"): Fleet,
         ("get", "/api/v1/fleet/nodes"): NodeMap,
         ("get", "/api/v1/jobs"): page(Job),

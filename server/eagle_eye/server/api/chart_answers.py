@@ -185,6 +185,7 @@ def dossier(
         "Dossier",
         incident=incident,
         owner=str,
+        aftermath=list[str],
         meaning=str,
         repair=str,
         mode=Mode,

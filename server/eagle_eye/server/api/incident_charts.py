@@ -16,6 +16,7 @@ from eagle_eye.server.api.node_history import gpu
 from eagle_eye.server.api.requests import Reader, Since, answer, found, services
 from eagle_eye.server.charts import band as bands
 from eagle_eye.server.charts import sentence
+from eagle_eye.server.charts.aftermath import aftermath
 from eagle_eye.server.charts.commands import commands
 from eagle_eye.server.charts.drawing import Drawing, Panel, drawing_of, panels
 from eagle_eye.server.charts.members import members_of, ranks_seen
@@ -30,7 +31,7 @@ from eagle_eye.server.history.history import History, QueryPart
 from eagle_eye.server.ingest.fleet import Fleet
 from eagle_eye.server.model.clock import Clock
 from eagle_eye.server.model.errors import Refusal
-from eagle_eye.server.model.records import Incident, Node
+from eagle_eye.server.model.records import Action, Incident, Node
 from eagle_eye.server.model.timestamps import rfc3339
 from eagle_eye.server.monitor.watcher import Outlook
 from eagle_eye.server.site_files.topology import Places
@@ -40,14 +41,17 @@ from eagle_eye.server.store.store import (
     GPUS,
     INCIDENTS,
     JOBS,
+    NODE_CHECKS,
     NODES,
     OVER_JOB_STATES,
     PAGE_LIMIT_MAX,
+    TICKETS,
     Store,
 )
 
 WHERE_MAX = 16  # nodes of an incident whose location is shown
 AUDIT_MAX = 400
+CHECKS_MAX = 20  # of a node, and of its tickets: the newest
 ACTIONS_REPORTED_MAX = 100
 EMPTY_STEPS = 5  # shown before the first observation
 
@@ -110,7 +114,10 @@ def chart(
 
 @router.get("/{incident}/dossier")
 def dossier(parts: Parts, _: Reader, incident: str) -> Response:
-    """What a person needs in order to act: where the accused are, what to type, what happened, what can be drawn."""
+    """What a person needs in order to act: where the accused are, what to type, what happened, what can be drawn.
+
+    ``aftermath`` is what has come to light since an action was carried out, for and against it, in sentences.
+    """
     record = found(parts, INCIDENTS, incident)
     store = parts.store
     actions = store.actions_of(incident)[-ACTIONS_REPORTED_MAX:]
@@ -129,6 +136,7 @@ def dossier(parts: Parts, _: Reader, incident: str) -> Response:
         {
             "incident": views.incident(record),
             "owner": "" if job is None else job.owner,
+            "aftermath": _aftermath(store, record, actions),
             "meaning": "" if fault is None else fault.meaning,
             "repair": "" if fault is None else fault.repair,
             "mode": mode,
@@ -148,6 +156,13 @@ def dossier(parts: Parts, _: Reader, incident: str) -> Response:
             "panels": [_reported(panel) for panel in panels(record.evidence, "" if fault is None else fault.trouble)],
         }
     )
+
+
+def _aftermath(store: Store, record: Incident, actions: list[Action]) -> list[str]:
+    taken_out = dict.fromkeys(name for action in actions for name in action.exclude)
+    checks = [one for name in taken_out for one in store.page(NODE_CHECKS, {"node": name}, limit=CHECKS_MAX).items]
+    tickets = [one for name in taken_out for one in store.page(TICKETS, {"node": name}, limit=CHECKS_MAX).items]
+    return aftermath(record, actions, checks, tickets)
 
 
 def _panel(record: Incident, metric: str | None, node: str | None, device: int | None) -> Panel:

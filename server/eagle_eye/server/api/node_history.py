@@ -8,6 +8,7 @@ from typing import Annotated, Any, NamedTuple, Protocol
 
 from fastapi import APIRouter, Depends, Response
 
+from eagle_eye.schema.labels import state_label
 from eagle_eye.server.accounts.archive import Archive
 from eagle_eye.server.accounts.gpu_inventory import sat_at
 from eagle_eye.server.accounts.recurrence_score import NodeRecord, RecurrenceScore, Scores
@@ -176,7 +177,8 @@ def _chapters(store: Store, node: str) -> tuple[list[Chapter], list[str]]:
     actions = store.page(ACTIONS, {"node": node}, limit=PAGE_LIMIT_MAX)
     for action in actions.items:
         details = {"fault": action.fault, "job": action.job, "state": action.state}
-        said = f"{action.kind} of job {action.job} because of {action.fault}: {action.state}"
+        whose = f" and restart job {action.job}" if action.restart else f", job {action.job}" if action.job else ""
+        said = f"{_words(action.kind)}{whose} because of {_words(action.fault)}: {state_label(action.state)}"
         chapters.append(Chapter(action.created_s, "action", action.id, said, details))
     trail = store.audit(None, PAGE_LIMIT_MAX, node)
     for entry in trail.items:
@@ -206,6 +208,10 @@ def _chapters(store: Store, node: str) -> tuple[list[Chapter], list[str]]:
         "driver_error": errors.next,
     }
     return chapters, [kind for kind, more in nexts.items() if more is not None]
+
+
+def _words(name: str) -> str:
+    return name.replace("_", " ")
 
 
 def _wrong_numbers(checks: Iterable[GpuChecks]) -> Iterator[Chapter]:

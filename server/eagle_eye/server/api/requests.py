@@ -115,6 +115,15 @@ Body = Annotated[bytes, Depends(read_body)]
 Somebody = Annotated[Principal, Depends(somebody)]
 Reader = Annotated[Principal, Depends(needs("read"))]
 Operator = Annotated[Principal, Depends(needs("operate"))]
+
+
+def seen_by(request: Request, _: Reader) -> Sight | None:
+    """Return what the reader sees; None: all jobs."""
+    found: Sight | None = request.scope["state"].get(SIGHT)
+    return found
+
+
+Seen = Annotated[Sight | None, Depends(seen_by)]
 Admin = Annotated[Principal, Depends(needs("admin"))]
 Limit = Annotated[int, Query(ge=1, le=PAGE_LIMIT_MAX, description="How many items at most.")]
 Reason = Annotated[str, Query(max_length=1_000, description="Kept with the record and in the audit trail.")]

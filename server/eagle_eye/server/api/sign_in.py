@@ -1,4 +1,4 @@
-"""Who asks (/api/v1/me), and signing in and out in a browser (/api/v1/sign-in, /api/v1/sign-out)."""
+"""Who asks (/api/v1/me), and signing in and out: in one browser, or everywhere (/api/v1/sessions/end)."""
 
 from __future__ import annotations
 
@@ -7,15 +7,20 @@ import html
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Protocol
 
+import msgspec
 from fastapi import APIRouter, Depends, Request, Response
 
-from eagle_eye.server.api.requests import Somebody, answer, services
+from eagle_eye.schema.names import RULE, is_name
+from eagle_eye.server.api import views
+from eagle_eye.server.api.constraints import NAME
+from eagle_eye.server.api.requests import Body, Somebody, answer, audited, body_of, decoded, services
 from eagle_eye.server.config import ServerConfig
 from eagle_eye.server.model.clock import Clock
 from eagle_eye.server.model.errors import Refusal
-from eagle_eye.server.model.records import AuditEntry
+from eagle_eye.server.model.records import AuditEntry, EndedSessions
 from eagle_eye.server.model.timestamps import rfc3339
-from eagle_eye.server.security.people import People, refuse_foreign
+from eagle_eye.server.security.auth import Tokens
+from eagle_eye.server.security.people import USER, People, refuse_foreign
 from eagle_eye.server.security.proxy import Person
 from eagle_eye.server.store.store import Change, Store
 from eagle_eye.server.telemetry.counters import Telemetry
@@ -40,6 +45,7 @@ class Needs(Protocol):
     provider: Provider | None
     store: Store
     telemetry: Telemetry
+    tokens: Tokens
 
 
 Parts = Annotated[Needs, Depends(services)]
@@ -63,6 +69,37 @@ def get_me(principal: Somebody) -> Response:
             "session_ends": None if ends_s is None else rfc3339(ends_s),
         }
     )
+
+
+class EndedPerson(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Whose sessions end; None: those of whoever asks."""
+
+    person: str | None = None
+
+
+@router.post("/sessions/end", openapi_extra=body_of(EndedPerson, {"person": NAME}, required=False))
+def end_sessions(parts: Parts, principal: Somebody, body: Body) -> Response:
+    """End all sessions of a person, in every browser: your own, or anybody's with scope admin.
+
+    The person can sign in again; to keep somebody out, take them out of the groups at the provider first.
+    """
+    if not principal.person:
+        parts.tokens.authorise(principal, "admin")
+    provider = _provider(parts)
+    person = decoded(body, EndedPerson).person
+    if person is None:
+        person = principal.person
+    if not is_name(person):
+        raise Refusal(400, "person", f'say whose sessions end, {{"person": "ada"}}: {RULE}; got {person[:80]!a}')
+    if person != principal.person:
+        parts.tokens.authorise(principal, "admin")
+    ended = EndedSessions(person=person, ended_s=parts.clock.now_s(), by=principal.who)
+    entry = audited(parts, principal, "end sessions", USER + person)
+    parts.store.commit(Change(ended_sessions=(ended,), audit=(entry,)))
+    response = answer(views.plain(ended))
+    if person == principal.person:
+        response.headers["Set-Cookie"] = provider.session.gone()
+    return response
 
 
 @router.get("/sign-in", include_in_schema=False)

@@ -21,7 +21,7 @@ from eagle_eye.server.api.requests import (
     Cursor,
     Limit,
     Operator,
-    Reader,
+    Seen,
     answer,
     audited,
     body_of,
@@ -30,6 +30,7 @@ from eagle_eye.server.api.requests import (
     missing,
     services,
 )
+from eagle_eye.server.api.visibility import Sight
 from eagle_eye.server.config import ServerConfig
 from eagle_eye.server.delivery.silencing import ACTIVE_MAX, in_force
 from eagle_eye.server.model.clock import Clock
@@ -89,7 +90,7 @@ Parts = Annotated[Needs, Depends(services)]
 @router.get("")
 def list_silences(
     parts: Parts,
-    _: Reader,
+    sight: Seen,
     state: SilenceState | None = None,
     job: Annotated[str | None, Query(description="Only those that name this job.")] = None,
     node: Annotated[str | None, Query(description="Only those that name this node.")] = None,
@@ -105,15 +106,19 @@ def list_silences(
         for one in page.items
         if (state is None or (state == "ended") is (one.until_s <= now_s))
         and (job is None or (one.jobs and fits(one.jobs, job)))
+        and _is_shown(one, sight)
         and (node is None or (one.nodes and fits(one.nodes, node)))
     ]
-    return answer({"items": _shown(parts, items), "next": page.next})
+    return answer({"items": _shown(parts, items, sight), "next": page.next})
 
 
 @router.get("/{silence}")
-def get_silence(parts: Parts, _: Reader, silence: str) -> Response:
+def get_silence(parts: Parts, sight: Seen, silence: str) -> Response:
     """One silence."""
-    return answer(_shown(parts, [found(parts, SILENCES, silence)])[0])
+    one = found(parts, SILENCES, silence)
+    if not _is_shown(one, sight):
+        raise missing(SILENCES.name, silence)
+    return answer(_shown(parts, [one], sight)[0])
 
 
 @router.post("", status_code=201, openapi_extra=_BODY)
@@ -165,8 +170,16 @@ def end(parts: Parts, principal: Operator, silence: str) -> Response:
     return answer(_shown(parts, [found(parts, SILENCES, silence)])[0])
 
 
-def _shown(parts: Needs, records: Sequence[NewsSilence]) -> list[dict[str, Any]]:
+def _is_shown(one: NewsSilence, sight: Sight | None) -> bool:
+    """Return whether it is of no job in particular, or of one that the reader sees."""
+    return sight is None or not one.jobs or bool(sight.seen_of(one.jobs))
+
+
+def _shown(parts: Needs, records: Sequence[NewsSilence], sight: Sight | None = None) -> list[dict[str, Any]]:
     now_s, open_incidents = parts.clock.now_s(), parts.store.open_incidents()
+    if sight is not None:
+        open_incidents = [one for one in open_incidents if sight.sees(one.job)]
+        records = [msgspec.structs.replace(one, jobs=sight.seen_of(one.jobs)) for one in records]
     return [views.silence(one, open_incidents, now_s) for one in records]
 
 

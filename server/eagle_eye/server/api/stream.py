@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Annotated, Any, Protocol
 
 import msgspec
-from fastapi import APIRouter, Depends, Header, Response
+from fastapi import APIRouter, Depends, Header, Request, Response
 from fastapi.responses import StreamingResponse
 
 from eagle_eye.server.api import views
@@ -18,6 +18,7 @@ from eagle_eye.server.ingest.fleet import Fleet
 from eagle_eye.server.model.clock import Clock
 from eagle_eye.server.model.errors import Refusal, StoreUnavailable
 from eagle_eye.server.monitor.watcher import Outlook
+from eagle_eye.server.security.people import People
 from eagle_eye.server.store.changes import Signal, wait
 from eagle_eye.server.store.store import (
     ACTIONS,
@@ -47,6 +48,7 @@ class Needs(Protocol):
     fleet: Fleet
     open_streams: OpenStreams
     outlook: Outlook
+    people: People
     signal: Signal
     stopping: threading.Event
     store: Store
@@ -58,6 +60,7 @@ Parts = Annotated[Needs, Depends(services)]
 
 @router.get("/events")
 async def events(
+    request: Request,
     parts: Parts,
     _: Reader,
     last_event_id: Annotated[str | None, Header(max_length=20)] = None,
@@ -86,13 +89,16 @@ async def events(
         reset = position + 1 < oldest or position > newest
         position = newest if reset else position
 
+    def identify() -> None:
+        parts.people.authenticate(request.method, request.scope["headers"], request.scope["state"])
+
     async def body() -> AsyncIterator[bytes]:
         woken = parts.signal.waiter()
         parts.open_streams.count += 1
         streams.set(parts.open_streams.count)
         try:
             yield _message("reset", position, {}) if reset else b": hello\nid: %d\n\n" % position
-            async for chunk in _follow(parts, position, woken):
+            async for chunk in _follow(parts, position, woken, identify):
                 yield chunk
         finally:
             parts.signal.forget(woken)
@@ -102,13 +108,20 @@ async def events(
     return StreamingResponse(body(), media_type="text/event-stream", headers={"Cache-Control": "no-store"})
 
 
-async def _follow(parts: Needs, position: int, woken: asyncio.Event) -> AsyncIterator[bytes]:
+async def _follow(
+    parts: Needs, position: int, woken: asyncio.Event, identify: Callable[[], None]
+) -> AsyncIterator[bytes]:
+    """Yield changes until the server stops, or ``identify`` raises Refusal: a token is revoked, a session ended."""
+    asked_s = parts.clock.monotonic_s()
     while not parts.stopping.is_set():
         try:
+            if parts.clock.monotonic_s() - asked_s >= KEEPALIVE_S:
+                await asyncio.to_thread(identify)
+                asked_s = parts.clock.monotonic_s()
             changes = await asyncio.to_thread(parts.store.changes_since, position, BATCH)
             messages = await asyncio.to_thread(_messages, parts, changes)
-        except StoreUnavailable:
-            # The reader reconnects with its Last-Event-ID and misses nothing.
+        except (StoreUnavailable, Refusal):
+            # The reader reconnects with its Last-Event-ID and misses nothing, or is told why it may no longer read.
             return
         for message in messages:
             yield message

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import re
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -18,6 +18,7 @@ import msgspec
 from eagle_eye.server.ingest.fleet import Fleet
 from eagle_eye.server.model.errors import Refusal
 from eagle_eye.server.model.records import Action, EvidenceRequest, Incident, Job
+from eagle_eye.server.model.subscription_filters import fits
 from eagle_eye.server.security.auth import Principal
 from eagle_eye.server.store.store import ACTIONS, EVIDENCE, INCIDENTS, JOBS, Kind, Store
 from eagle_eye.server.transport.raw_http import ASGIMessage, Send
@@ -48,6 +49,14 @@ SHOWN: Mapping[str, Shown] = MappingProxyType(
         "/api/v1/fleet/nodes": _ALL,
         "/api/v1/nodes": _ALL,
         "/api/v1/nodes/{node}": _ALL,
+        "/api/v1/nodes/{node}/history": _ALL,
+        "/api/v1/nodes/{node}/checks": _ALL,
+        "/api/v1/node-checks/{check}": _ALL,
+        "/api/v1/gpus": _ALL,
+        "/api/v1/gpus/{gpu_uuid}": _ALL,
+        "/api/v1/ledger": _ALL,
+        "/api/v1/silences": _ALL,
+        "/api/v1/silences/{silence}": _ALL,
         "/api/v1/events": _ALL,
         "/api/v1/jobs": _ALL,
         "/api/v1/incidents": _ALL,
@@ -107,6 +116,10 @@ class Sight:
     def sees(self, job: str) -> bool:
         """Return whether the job is shown; "" is none."""
         return not job or job in self._seen
+
+    def seen_of(self, patterns: Sequence[str]) -> list[str]:
+        """Return the jobs that are shown and are one of the globs' or names'."""
+        return sorted(job for job in self._seen if fits(patterns, job))
 
     def body(self, content: bytes) -> bytes:
         """Return an answer in JSON without other people's jobs."""

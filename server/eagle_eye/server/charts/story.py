@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from types import MappingProxyType
 from typing import Literal, NamedTuple
 
 from eagle_eye.server.model.records import Action, AuditEntry, Delivery, EvidenceRequest, Incident
@@ -11,6 +12,23 @@ Kind = Literal["fault", "incident", "action", "report", "delivery", "evidence", 
 ENTRIES_MAX = 500
 TEXT_CHARS_MAX = 1_000
 SERVER = "server"
+# What the server noted about an incident, as people say it.
+_NOTED = MappingProxyType(
+    {
+        "open": "opened",
+        "confirm": "confirmed",
+        "hold": "held back by",
+        "evidence": "gathers",
+        "act": "asks for",
+        "wait": "waits",
+        "recover": "recovered: the trouble is gone",
+        "reopen": "reopened",
+        "change": "changed",
+        "merge": "merged",
+        "escalate": "escalated",
+        "close": "closed",
+    }
+)
 
 
 class StoryEntry(NamedTuple):
@@ -65,11 +83,16 @@ def story(
 def _audited(entry: AuditEntry, incident_id: str, kinds: dict[str, str]) -> StoryEntry:
     of_incident = entry.subject == incident_id
     detail = f": {entry.detail}" if entry.detail else ""
+    if entry.verb == "claim":
+        said = f"{kinds.get(entry.subject, 'the action')}: claimed by {entry.detail or entry.who}"
+        return StoryEntry(entry.time_s, "report", said, entry.subject, entry.who)
     if entry.who != SERVER:
         what = "it" if of_incident else kinds.get(entry.subject, "the action")
         return StoryEntry(entry.time_s, "person", f"{entry.verb} {what}{detail}", entry.subject, entry.who)
     if of_incident:
-        return StoryEntry(entry.time_s, "incident", f"{entry.verb}{detail}", entry.subject, SERVER)
+        return StoryEntry(
+            entry.time_s, "incident", f"{_NOTED.get(entry.verb, entry.verb)}{detail}", entry.subject, SERVER
+        )
     said = f"{entry.verb} {kinds.get(entry.subject, '')}".strip()
     return StoryEntry(entry.time_s, "action", f"{said}{detail}", entry.subject, SERVER)
 

@@ -258,6 +258,14 @@ class NewsSilence(msgspec.Struct, frozen=True, kw_only=True):
     ended_by: str = ""
 
 
+class EndedSessions(msgspec.Struct, frozen=True, kw_only=True):
+    """A person's sessions that had begun by ``ended_s`` are over, whatever their cookies say; ``by`` ended them."""
+
+    person: str
+    ended_s: float
+    by: str
+
+
 class Token(msgspec.Struct, frozen=True, kw_only=True):
     """A bearer token, stored only as the SHA-256 of its text; an agent's is bound to ``node``.
 

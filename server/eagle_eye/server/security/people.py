@@ -7,10 +7,12 @@ from typing import Any
 
 from eagle_eye.server.model.errors import Refusal
 from eagle_eye.server.model.records import Scope
+from eagle_eye.server.model.timestamps import rfc3339
 from eagle_eye.server.security.auth import SAFE_METHODS, TOKEN_PREFIX, Credentials, Principal, Tokens
 from eagle_eye.server.security.proxy import Person, Proxy, RawHeaders
 from eagle_eye.server.security.sessions import Cookie, Session
 from eagle_eye.server.security.settings import SignInSettings
+from eagle_eye.server.store.store import ENDED_SESSIONS, Store
 
 USER = "user:"  # before a person's name in the audit trail: no person can be called like a token
 EVERYBODY = "*"
@@ -22,15 +24,24 @@ class People:
     """Who sends a request. A token decides if there is one; nobody else's headers then count."""
 
     def __init__(
-        self, settings: SignInSettings, tokens: Tokens, proxy: Proxy | None, session: Cookie[Session] | None = None
+        self,
+        settings: SignInSettings,
+        store: Store,
+        tokens: Tokens,
+        proxy: Proxy | None,
+        session: Cookie[Session] | None = None,
     ) -> None:
         self.settings = settings
+        self._store = store
         self._session = session
         self._tokens = tokens
         self._proxy = proxy
 
     def authenticate(self, method: str, headers: RawHeaders, state: Mapping[str, Any]) -> Principal:
-        """Return the principal. Raises Refusal 401, or 403 for a person who may do nothing, or a foreign page."""
+        """Return the principal.
+
+        Raises Refusal 401, or 403 for a person who may do nothing, or a foreign page; StoreUnavailable.
+        """
         headers = list(headers)
         named = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in headers}
         credentials = Credentials.of(method, named, state)
@@ -75,7 +86,16 @@ class People:
     def _signed_in(self, headers: RawHeaders) -> Session | None:
         if self._session is None:
             return None
-        return self._session.read("; ".join(value.decode("latin-1") for name, value in headers if name == b"cookie"))
+        cookies = "; ".join(value.decode("latin-1") for name, value in headers if name == b"cookie")
+        session = self._session.read(cookies)
+        if session is None:
+            return None
+        ended = self._store.get(ENDED_SESSIONS, session.name)
+        if ended is not None and session.begun_s <= ended.ended_s:
+            who = "you" if ended.by == USER + session.name else ended.by
+            why = f"{who} ended the sessions of {session.name} at {rfc3339(ended.ended_s)}; sign in again"
+            raise Refusal(401, "session", why)
+        return session
 
 
 def refuse_foreign(method: str, headers: Mapping[str, str]) -> None:

@@ -120,7 +120,8 @@ class Provider:
         endpoints = await self._discovered()
         text = await self._redeem(endpoints, query["code"], begun.verifier)
         person = self._person(await self._claims(text, begun.nonce))
-        return Session(self._clock.now_s() + self._settings.session_s, person.name, tuple(sorted(person.groups)))
+        now_s = self._clock.now_s()
+        return Session(now_s + self._settings.session_s, person.name, tuple(sorted(person.groups)), now_s)
 
     async def close(self) -> None:
         """Release the connections."""

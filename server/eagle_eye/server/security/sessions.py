@@ -1,7 +1,8 @@
 """Signed cookies: who is signed in, and what a sign-in under way must find again. Pure, but for the secret given.
 
-Nothing is kept at the server, so that each server of a site knows a session that another one began. The key comes from
-the provider's client secret, which all of them have: a new secret ends all sessions.
+No session is kept at the server, so that each server of a site knows one that another began. The key comes from the
+provider's client secret, which all of them have: a new secret ends all sessions. Those of one person are ended by a
+record that says until when they had begun (``EndedSessions``).
 """
 
 from __future__ import annotations
@@ -29,10 +30,11 @@ class Ending(msgspec.Struct, frozen=True):
 
 
 class Session(Ending, frozen=True):
-    """Somebody who is signed in."""
+    """Somebody who is signed in; ``begun_s`` is 0 in a cookie of a server that did not say."""
 
     name: str
     groups: tuple[str, ...]
+    begun_s: float = 0.0
 
 
 class Begun(Ending, frozen=True):

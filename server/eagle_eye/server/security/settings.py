@@ -90,7 +90,7 @@ class SignInSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
         return bool(self.proxy.user_header or self.provider.issuer)
 
 
-def check(settings: SignInSettings, tls: TlsSettings, public_url: str) -> None:
+def check(settings: SignInSettings, tls: TlsSettings, public_url: str, records_retention_s: float) -> None:
     """Raise ConfigurationError, naming the first inconsistent key, unless the settings are consistent."""
     proxy = settings.proxy
     if settings.on and not (settings.read_groups or settings.operate_groups or settings.admin_groups):
@@ -98,7 +98,7 @@ def check(settings: SignInSettings, tls: TlsSettings, public_url: str) -> None:
             "sign_in.read_groups: expected groups, since people can sign in; got none, so nobody could see anything;"
             ' ["*"] lets everybody look'
         )
-    _check_provider(settings.provider, public_url)
+    _check_provider(settings.provider, public_url, records_retention_s)
     if proxy.user_header and not (proxy.addresses or proxy.secret_header or proxy.certificate_names):
         raise ConfigurationError(
             f"sign_in.proxy.addresses: expected the proxy's addresses, secret_header or certificate_names, since"
@@ -131,7 +131,7 @@ def _is_here(host: str | None) -> bool:
     return host in ("localhost", "127.0.0.1", "::1")
 
 
-def _check_provider(provider: ProviderSettings, public_url: str) -> None:
+def _check_provider(provider: ProviderSettings, public_url: str, records_retention_s: float) -> None:
     if not provider.issuer:
         return
     for key, url in (("sign_in.provider.issuer", provider.issuer), ("public_url", public_url)):
@@ -142,3 +142,8 @@ def _check_provider(provider: ProviderSettings, public_url: str) -> None:
             raise ConfigurationError(f"sign_in.provider.{key}: expected a value, since issuer is set; got none")
     if "openid" not in provider.scopes:
         raise ConfigurationError("sign_in.provider.scopes: expected openid among them")
+    if provider.session_s > records_retention_s:
+        raise ConfigurationError(
+            f"sign_in.provider.session_s: expected at most history.records_retention_s, {records_retention_s:g}, for as"
+            f" long as it is remembered whose sessions were ended; got {provider.session_s:g}"
+        )

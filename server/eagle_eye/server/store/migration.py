@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from alembic.script import ScriptDirectory
 
 VERSIONS = Path(__file__).with_name("migrations")
-NEWEST = "0007"  # of the versions; most starts have nothing to migrate, and need not ask Alembic
+NEWEST = "0008"  # of the versions; most starts have nothing to migrate, and need not ask Alembic
 VERSION_TABLE = "alembic_version"
 _READERS = sqlalchemy.table("oldest_readers", sqlalchemy.column("version_num"), sqlalchemy.column("oldest"))
 

@@ -34,6 +34,7 @@ from eagle_eye.server.store.statements import Statement, Statements
 from eagle_eye.server.store.store import (
     ACTIONS,
     DELIVERIES,
+    ENDED_SESSIONS,
     EVENTS,
     INCIDENTS,
     JOB_CELLS,
@@ -166,6 +167,9 @@ _OVER = delete(TABLES[JOBS.name]).where(
 )
 _OLD_SILENCES = delete(TABLES[SILENCES.name]).where(
     _SILENCES.state == literal_column("'ended'"), _SILENCES.until_s < bindparam("before_s")
+)
+_OLD_ENDED_SESSIONS = delete(TABLES[ENDED_SESSIONS.name]).where(
+    TABLES[ENDED_SESSIONS.name].c.ended_s < bindparam("before_s")
 )
 _OLD_CHANGES = delete(CHANGES).where(
     CHANGES.c.sequence <= select(func.max(CHANGES.c.sequence)).scalar_subquery() - bindparam("kept")
@@ -396,6 +400,7 @@ class SqlStore:
                 execute(_EVENT, event_id=event_id)
             execute(_OVER, before_s=old_s, at_most=PRUNE_BATCH)
             execute(_OLD_SILENCES, before_s=old_s)
+            execute(_OLD_ENDED_SESSIONS, before_s=old_s)
             execute(_OLD_CHANGES, kept=CHANGES_KEPT)
         return len(doomed)
 

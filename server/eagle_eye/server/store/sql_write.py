@@ -22,6 +22,7 @@ from eagle_eye.server.store.store import (
     CELLS,
     DELIVERIES,
     DRIVER_ERRORS,
+    ENDED_SESSIONS,
     EVENTS,
     EVIDENCE,
     FORGOTTEN_NODES,
@@ -72,6 +73,7 @@ class RecordsWriter:
         self._put(SUBSCRIPTIONS, change.subscriptions)
         self._put(SILENCES, change.silences)
         self._put(TOKENS, change.tokens, announce=False)
+        self._put(ENDED_SESSIONS, change.ended_sessions, announce=False)
         self._put(NODES, change.nodes)
         self._put(JOBS, change.jobs)
         self._put(JOB_CELLS, change.job_cells)

@@ -15,6 +15,7 @@ from eagle_eye.server.model.records import (
     AuditEntry,
     CellStatus,
     Delivery,
+    EndedSessions,
     EvidenceRequest,
     ForgottenNode,
     Incident,
@@ -76,6 +77,7 @@ DELIVERIES = Kind(
     ("subscription_id", "event_id", "type", "state", "group", "sequence", "due_s", "expires_s", "created_s"),
 )
 SILENCES = Kind("silences", NewsSilence, "id", ("state", "until_s"))
+ENDED_SESSIONS = Kind("ended_sessions", EndedSessions, "person", ("ended_s",))
 TOKENS = Kind("tokens", Token, "id", ("sha256", "node"))
 EVENTS = Kind("events", OutboundEvent, "id", ("type", "job", "group", "time_s"))
 EVIDENCE = Kind("evidence", EvidenceRequest, "id", ("incident_id", "job", "node", "state"))
@@ -114,6 +116,7 @@ KINDS = (
     SILENCES,
     CELLS,
     JOB_CELLS,
+    ENDED_SESSIONS,
 )
 
 
@@ -149,6 +152,7 @@ class Change:
     silences: tuple[NewsSilence, ...] = ()
     cells: tuple[CellStatus, ...] = ()
     job_cells: tuple[JobCell, ...] = ()
+    ended_sessions: tuple[EndedSessions, ...] = ()
 
     @property
     def empty(self) -> bool:

@@ -303,6 +303,7 @@ export interface DeliveryPage {
 export interface Dossier {
   incident: Incident;
   owner: string;
+  aftermath: Array<string>;
   meaning: string;
   repair: string;
   mode: "act" | "approve" | "observe";
@@ -329,6 +330,12 @@ export interface DriverError {
   count: number;
   first: string;
   last: string;
+}
+
+export interface EndedSessions {
+  person: string;
+  ended: string;
+  by: string;
 }
 
 export interface Enrolled {

@@ -18,9 +18,10 @@ export function comeBack() {
   if (place && !location.hash) history.replaceState(null, "", place);
 }
 
-async function signOut() {
+/** @param {string} target */
+async function signOut(target) {
   try {
-    await send("POST", "api/v1/sign-out");
+    await send("POST", target);
     void run();
   } catch (error) {
     notify(`Sign out: ${error instanceof Error ? error.message : String(error)}`, "bad");
@@ -43,6 +44,9 @@ export function Account() {
     me.scope === "read"
       ? h("button", { type: "button", class: "small plain", title: why, onClick: () => notify(why) }, may)
       : h("span", { class: "quiet" }, may),
-    me.session_ends && h("button", { type: "button", class: "small plain", onClick: () => void signOut() }, "Sign out"),
+    me.session_ends && [
+      h("button", { type: "button", class: "small plain", onClick: () => void signOut("api/v1/sign-out") }, "Sign out"),
+      h("button", { type: "button", class: "small plain", title: "Ends your sessions in every browser", onClick: () => void signOut("api/v1/sessions/end") }, "Sign out everywhere"),
+    ],
   );
 }

@@ -5,6 +5,7 @@ import { comeBack } from "./account.js";
 import { run, watchFleet } from "./live.js";
 import { Shell } from "./shell.js";
 
+sessionStorage.removeItem("loading tries"); // loading.js counts them
 comeBack();
 const root = document.getElementById("app");
 if (root) render(h(Shell, {}), root);

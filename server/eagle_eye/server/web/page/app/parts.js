@@ -41,6 +41,9 @@ export const cellColumn = (items) =>
  */
 export const cellFilter = (items, values) => (values["cell"] || items.some((item) => item.cell) ? [{ name: "cell", label: "Cell" }] : []);
 
+/** A reason that may name an incident, which is then a link: "hang: inc_1". @param {{text: string}} props */
+export const Reason = ({ text }) => text.split(/\b(inc_\w+)/).map((part, at) => (at % 2 ? h("a", { key: at, href: link("incidents", part) }, part) : part));
+
 /** Whose job it is; "" where nobody said. @param {{name: string}} props */
 export const Owner = ({ name }) => (name ? h("span", { class: "owner", title: name }, name) : h("span", { class: "quiet" }, "unknown"));
 
@@ -79,7 +82,7 @@ export function Reading({ resource, what }) {
       "p",
       { class: "trouble", role: "alert" },
       `${what} cannot be read: ${error.message}.`,
-      data && read ? [" Shown is what was known ", h(Ago, { at: new Date(read).toISOString() }), "."] : null,
+      data && read ? [" This is what was known ", h(Ago, { at: new Date(read).toISOString() }), "."] : null,
       " ",
       h("button", { type: "button", class: "small", onClick: again }, "Try again"),
     );

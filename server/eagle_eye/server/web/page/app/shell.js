@@ -22,7 +22,7 @@ const TABS = /** @type {const} */ ([
   ["subscriptions", "Subscriptions"],
 ]);
 
-const OF_ALL_JOBS = new Set(["ledger", "subscriptions"]); // not for people who see their own jobs alone
+const OF_ALL_JOBS = new Set(["trust", "subscriptions"]); // not for people who see their own jobs alone
 
 export function Shell() {
   useLive("link");

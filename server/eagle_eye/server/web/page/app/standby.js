@@ -31,7 +31,7 @@ const Without = ({ cells }) =>
   h("aside", { class: "standby alone", "aria-label": "Cells" }, h("p", { role: "status" }, h("b", null, `No answer of cell ${cells}: `), "what it alone knows is missing here."));
 
 const REACHED = "What is shown comes from the leader, and what you do here is done there.";
-const UNREACHED = "Shown is what the records hold, without what agents send now; nothing can be changed here until a server leads.";
+const UNREACHED = "This is what the records hold, without what agents send now; nothing can be changed here until a server leads.";
 
 const UNDECIDED = "Agents are heard all the while, and what they show is decided once this is over.";
 

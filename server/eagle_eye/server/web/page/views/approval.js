@@ -82,10 +82,10 @@ function Consequences({ action }) {
         ["Confidence", percent(it.confidence)],
         ["Takes out", it.nodes.length ? `${few(it.nodes)}${it.gpus === null ? ", how many GPUs is not known" : `, ${counted(it.gpus, "GPU")}`}` : "no node"],
         ["Job", restarts(it)],
-        ["Left after it", it.budgets.length ? it.budgets.map((one) => h("div", { key: one.what + one.of, class: one.left ? "" : "warn-ink strong" }, left(one))) : null],
+        ["Left afterwards", it.budgets.length ? it.budgets.map((one) => h("div", { key: one.what + one.of, class: one.left ? "" : "warn-ink strong" }, left(one))) : null],
         ["Data", h(Freshness, { it })],
         ["Carried out by", h(Carriers, { it })],
-        ["Void after", h(Time, { at: action.expires })],
+        ["Expires", h(Time, { at: action.expires })],
       ],
     }),
   ];

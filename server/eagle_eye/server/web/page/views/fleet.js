@@ -1,7 +1,7 @@
 // The fleet: what is wrong, which jobs suffer, what it costs, and where in the fleet it is.
 
 import { h } from "preact";
-import { link, useLive, seesAllJobs } from "../app/live.js";
+import { link, useLive } from "../app/live.js";
 import { count, gpuHours } from "../app/format.js";
 import { Empty } from "../app/parts.js";
 import { FirstSteps } from "./first_steps.js";
@@ -28,7 +28,7 @@ export function FleetView() {
     h(Incidents, {}),
     h(Jobs, {}),
     h(NodeMapSection, {}),
-    seesAllJobs() && h(LedgerGlance, {}),
+    h(LedgerGlance, {}),
   ];
 }
 

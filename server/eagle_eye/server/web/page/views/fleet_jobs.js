@@ -24,7 +24,7 @@ export function Jobs() {
     Section,
     { title: "Running jobs", id: "jobs", aside: h(Fresh, { read: link.fleetRead }) },
     total === 0
-      ? h(Empty, null, link.fleetSeen ? "No job runs, or no agent speaks of one." : "Not known without the leader: only it hears agents.")
+      ? h(Empty, null, link.fleetSeen ? "No job runs, or no agent reports one." : "Not known without the leader: only it hears agents.")
       : table({ columns: [...COLUMNS, ...cellColumn(fleet.jobs)], items: fleet.jobs, keyOf: (job) => job.job, label: "Running jobs", rowClass, most: shown(fleet.jobs) }),
     fleet.jobs_left_out > 0 && h("p", { class: "quiet" }, `${counted(fleet.jobs_left_out, "job")} more are left out.`),
   );

@@ -24,7 +24,7 @@ export function LedgerGlance() {
     h(Reading, { resource: ledger, what: "the ledger" }),
     data &&
       (data.items.length === 0
-        ? h(Empty, null, "Nothing yet. What policy would have done is kept here and set against what happened later.")
+        ? h(Empty, null, "Nothing yet. What policy would have done is kept here and compared with what happened later.")
         : [h("p", { class: "quiet lead" }, precisionWords(data.total)), h(ClaimTable, { claims: data.items, label: "The newest claims" })]),
   );
 }

@@ -48,7 +48,7 @@ function Rows({ map, only, wanted }) {
     }))
     .filter((row) => (only < 0 || row.standing === only) && (wanted === "" || row.node.includes(wanted)))
     .sort((a, b) => a.standing - b.standing || byName(a.node, b.node));
-  if (items.length === 0) return h(Empty, null, "No node is like that.");
+  if (items.length === 0) return h(Empty, null, "No node matches.");
   /** @type {import("../app/table.js").Column<Row>[]} */
   const columns = [
     { title: "Node", compare: (a, b) => byName(a.node, b.node), cell: (row) => h(NodeLink, { name: row.node }) },

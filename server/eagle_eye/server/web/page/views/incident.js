@@ -123,6 +123,10 @@ function Outcome({ dossier }) {
       { class: "outcome-said" },
       h("p", { class: "strong" }, done(dossier, last)),
       h("p", null, worked(incident, last)),
+      dossier.aftermath.length > 0 && [
+        h("p", { class: "quiet strong" }, "Was it right?"),
+        h("ul", { class: "aftermath" }, dossier.aftermath.map((/** @type {string} */ said) => h("li", { key: said }, said))),
+      ],
       incident.escalation && h("p", { class: "bad-ink strong" }, incident.escalation),
       incident.merged_into && h("p", null, "It is part of ", h("a", { href: link("incidents", incident.merged_into) }, incident.merged_into), "."),
       incident.split_from && h("p", null, "At first it was taken for ", h("a", { href: link("incidents", incident.split_from) }, incident.split_from), "."),

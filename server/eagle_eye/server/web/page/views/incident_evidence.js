@@ -73,9 +73,11 @@ function Observations({ items }) {
   });
 }
 
-/** @param {unknown} what @param {string} unit */
-const value = (what, unit) =>
-  typeof what === "number" ? (unit === "bitmask" ? h("span", { class: "wrapped" }, measured(what, unit)) : measured(what, unit)) : typeof what === "string" ? what : figure(null);
+/** A mask may come as text, "0x20". @param {unknown} what @param {string} unit */
+function value(what, unit) {
+  if (unit === "bitmask" && Number.isInteger(Number(what ?? Number.NaN))) return h("span", { class: "wrapped" }, measured(Number(what), unit));
+  return typeof what === "number" ? measured(what, unit) : typeof what === "string" ? what : figure(null);
+}
 
 /** @param {{id: string, incident: Incident, panel: Panel, marks: import("../api").Action[], asked: Range | null, range: Range | null,
  *   onDrawn: (id: string, range: Range) => void}} props `asked`: the range to read, null: the server's; `range`: the one that all charts show */

@@ -45,7 +45,7 @@ export function IncidentList({ query }) {
       ],
     }),
     h(Reading, { resource, what: "the incidents" }),
-    page && (page.items.length ? h(IncidentTable, { items: page.items, label: "Incidents" }) : h(Empty, null, query.size ? "No incident is like that." : "No incidents.")),
+    page && (page.items.length ? h(IncidentTable, { items: page.items, label: "Incidents" }) : h(Empty, null, query.size ? "No incident matches." : "No incidents.")),
     page && h(Turn, { view: "incidents", kept, cursor, next: page.next }),
   ];
 }

@@ -4,7 +4,7 @@ import { h } from "preact";
 import { ask, path } from "../app/api.js";
 import { count, measured, words } from "../app/format.js";
 import { put } from "../app/live.js";
-import { Badge, Copyable, Empty, Facts, JobLink, NodeLink, Reading } from "../app/parts.js";
+import { Badge, Copyable, Empty, Facts, JobLink, NodeLink, Reading, Reason } from "../app/parts.js";
 import { useResource } from "../app/resource.js";
 import { Ago, Time } from "../app/times.js";
 import { Verb, notify } from "../app/verbs.js";
@@ -46,7 +46,7 @@ function Place({ place }) {
     "div",
     { class: "panel place" },
     h("div", { class: "place-head" }, h(NodeLink, { name: place.node }), place.state && h(Badge, { state: place.state }), place.accused && h("span", { class: "quiet" }, "accused")),
-    place.reason && h("p", { class: "quiet" }, place.reason),
+    place.reason && h("p", { class: "quiet" }, h(Reason, { text: place.reason })),
     h(Facts, {
       class: "one",
       facts: [

@@ -102,7 +102,7 @@ function JobFacts({ job, timeline, goodput }) {
     h(Facts, {
       facts: [
         ["Owner", h(Owner, { name: job.owner })],
-        ["Last progress", progress ? [h("strong", null, h(Ago, { at: progress.progressed, none: "no step seen" })), progress.step === null ? "" : ` (step ${figure(progress.step)})`] : "no agent speaks of it"],
+        ["Last progress", progress ? [h("strong", null, h(Ago, { at: progress.progressed, none: "no step seen" })), progress.step === null ? "" : ` (step ${figure(progress.step)})`] : "no agent reports it"],
         ["A step takes", progress?.step_seconds ? duration(progress.step_seconds) : "not known"],
         ["Memory checkpoint", progress?.memory_checkpoint ? checkpoint(progress.memory_checkpoint) : null],
         ["Goodput, last 10 min", goodput === null ? "cannot tell" : percent(goodput)],
@@ -188,7 +188,7 @@ function Course({ course, wanted }) {
       ribbon: { label: "5% to 95%", low: step.low, high: step.high, colour: "--note" },
       low: 0,
       said: [latest("The last step took", step.median, (value) => duration(value)) + part],
-      empty: "No step times: the job has no hook, and no log of it says them.",
+      empty: "No step times: the job has no hook, and its log has none.",
     }),
     h(Chart, {
       ...common,
@@ -197,7 +197,7 @@ function Course({ course, wanted }) {
       times: tokens.time,
       lines: [{ label: "tokens per second", values: tokens.total, colour: "--ink" }],
       low: 0,
-      said: [latest("Last", tokens.total, (value) => `${figure(value)} tokens/s`) + (part && " Reckoned from the nodes that were read.")],
+      said: [latest("Last", tokens.total, (value) => `${figure(value)} tokens/s`) + (part && " Estimated from the nodes that were read.")],
       empty: "No throughput: no rank reports tokens.",
     }),
     h(Chart, {
@@ -254,7 +254,7 @@ function Members({ job }) {
   const nodes = new Map(job.nodes.map((node) => [node, []]));
   for (const rank of job.ranks) nodes.set(rank["node"], [...(nodes.get(rank["node"]) ?? []), rank["rank"]]);
   const roles = new Map(job.ranks.map((rank) => [rank["node"], rank["role"]]));
-  if (!nodes.size) return h(Empty, null, "Nobody has said who takes part.");
+  if (!nodes.size) return h(Empty, null, "It is not known who takes part.");
   return h(
     "details",
     null,

@@ -40,7 +40,7 @@ export function JobList({ query }) {
       ],
     }),
     h(Reading, { resource, what: "the jobs" }),
-    page && (page.items.length ? table({ label: "Jobs", items: page.items, keyOf: (job) => job.job, columns: [...COLUMNS, ...cellColumn(page.items)], most: 2 * SHOWN }) : h(Empty, null, query.size ? "No job is like that." : "No jobs yet.")),
+    page && (page.items.length ? table({ label: "Jobs", items: page.items, keyOf: (job) => job.job, columns: [...COLUMNS, ...cellColumn(page.items)], most: 2 * SHOWN }) : h(Empty, null, query.size ? "No job matches." : "No jobs yet.")),
     page && h(Turn, { view: "jobs", kept, cursor, next: page.next }),
   ];
 }

@@ -31,11 +31,11 @@ const WHY = {
   taken_out: "somebody took the node out",
   ticket: "a repair ticket was opened on it",
   left_out: "the job went on without it",
-  job_stopped: "the job made no more step",
+  job_stopped: "the job made no further step",
   went_on: "the job made steps, in the same attempt",
   ran_on: "the job ran on with it, and nothing happened",
-  waiting: "its time is not over",
-  job_ended: "the job was over before",
+  waiting: "its time is not up yet",
+  job_ended: "the job ended first",
   persisted: "it lasted and no action was taken",
   out_of_sight: "not observed",
 };
@@ -55,7 +55,7 @@ export function LedgerView() {
     h(
       "p",
       { class: "prose quiet" },
-      "What policy would have done in mode observe, or was not allowed to do, set against what happened in the time afterwards",
+      "What policy would have done in mode observe, or was not allowed to do, compared with what happened afterwards",
       data ? ` (${duration(data.window_seconds)})` : "",
       ". Where it has been right often enough, let it act: ",
       h("a", { href: link("trust") }, "trust in steps"),
@@ -74,7 +74,7 @@ export function LedgerView() {
         Section,
         { title: "Claims", id: "claims", aside: h(Filter, { standing, setStanding }) },
         data.items.length === 0
-          ? h(Empty, null, standing ? "None of that standing." : "Nothing yet.")
+          ? h(Empty, null, standing ? "None with that standing." : "Nothing yet.")
           : h(ClaimTable, { claims: data.items, label: "Claims" }),
         (data.next !== null || data.cut) && h("p", { class: "quiet" }, `The newest ${SHOWN} are shown; eagle-eye ledger lists all.`),
       ),

@@ -5,7 +5,7 @@ import { useState } from "preact/hooks";
 import { get, path } from "../app/api.js";
 import { byName, count, counted, duration, figure, measured, words } from "../app/format.js";
 import { link as connection, records, seesAllJobs, useLive } from "../app/live.js";
-import { Badge, Empty, Facts, JobLink, Missing, NodeLink, Reading, Section, isMissing } from "../app/parts.js";
+import { Badge, Empty, Facts, JobLink, Missing, NodeLink, Reading, Reason, Section, isMissing } from "../app/parts.js";
 import { useResource } from "../app/resource.js";
 import { link } from "../app/router.js";
 import { shownState } from "../app/states.js";
@@ -39,13 +39,15 @@ function OneNode({ name, query }) {
   /** @type {import("../app/resource.js").Resource<NodeRecord>} */
   const node = useResource(path`api/v1/nodes/${name}`, { every_ms: 10_000, concerns: mine });
   /** @type {import("../app/resource.js").Resource<NodeHistory>} */
-  const history = useResource(seesAllJobs() ? path`api/v1/nodes/${name}/history` : null, { every_ms: 60_000, concerns: concerned });
+  const history = useResource(path`api/v1/nodes/${name}/history`, { every_ms: 60_000, concerns: concerned });
   /** @type {import("../app/resource.js").Resource<import("../api").NodeCheckPage>} */
-  const checks = useResource(seesAllJobs() ? path`api/v1/nodes/${name}/checks?limit=20` : null, { every_ms: 10_000, concerns: mine });
+  const checks = useResource(path`api/v1/nodes/${name}/checks?limit=20`, { every_ms: 10_000, concerns: mine });
   const silences = useSilences({ node: name });
   const silenced = useSilenced();
   const open = [...records.incident.values()].filter((one) => OPEN.includes(one.state) && one.nodes.includes(name));
   const record = node.data;
+  // What took it out, in words: the reason alone may be no more than an incident's id.
+  const because = history.data?.items.find((item) => item["kind"] === "incident" && record?.reason.includes(item["id"]));
   const again = () => {
     node.again();
     checks.again();
@@ -65,7 +67,8 @@ function OneNode({ name, query }) {
     ),
     h(Reading, { resource: node, what: "the node" }),
     record && [
-      record.reason && h("p", { class: "incident-summary" }, record.reason),
+      record.reason && h("p", { class: "incident-summary" }, h(Reason, { text: record.reason })),
+      because && h("p", null, because["summary"]),
       h(Standing, { record }),
       h("div", { class: "buttons node-verbs" }, h(NodeVerbs, { node: name, state: record.state, again, all: true }), h(SilenceVerb, { scopes: [[`node ${name}`, { nodes: [name] }]] })),
       silences.data?.items.map((one) => h(Silenced, { key: one.id, silence: one })),
@@ -81,16 +84,16 @@ function OneNode({ name, query }) {
       ),
     ),
     connection.me?.owners_only &&
-      h(Empty, null, "Metrics, checks and history of a node tell of everybody's jobs: operators see them (sign_in.jobs_visible). Those of your jobs are on the jobs' pages."),
+      h(Empty, null, "A node's metrics tell of everybody's jobs: operators see them (sign_in.jobs_visible). Those of your jobs are on the jobs' pages."),
     seesAllJobs() && h(
       Section,
       { title: "Metrics", id: "metrics" },
       (record || node.error) && h(NodeCharts, { name, query, incidents: open, interval_s: record?.agent?.interval_seconds ?? 1, known: record?.known_since ?? null }),
     ),
-    seesAllJobs() && h(Section, { title: "GPUs", id: "gpus" }, history.data ? h(Gpus, { history: history.data }) : h(Reading, { resource: history, what: "the history" })),
-    seesAllJobs() && h(Section, { title: "Checks", id: "checks" }, checks.data ? h(Checks, { checks: checks.data.items, gpus: history.data?.gpus ?? [] }) : h(Reading, { resource: checks, what: "the checks" })),
+    h(Section, { title: "GPUs", id: "gpus" }, history.data ? h(Gpus, { history: history.data }) : h(Reading, { resource: history, what: "the history" })),
+    h(Section, { title: "Checks", id: "checks" }, checks.data ? h(Checks, { checks: checks.data.items, gpus: history.data?.gpus ?? [] }) : h(Reading, { resource: checks, what: "the checks" })),
     record && h(Section, { title: "How often it fails", id: "memory" }, h(Memory, { record })),
-    seesAllJobs() && h(Section, { title: "History", id: "history" }, h(Reading, { resource: history, what: "the history" }), history.data && h(Chapters, { key: name, name, history: history.data })),
+    h(Section, { title: "History", id: "history" }, h(Reading, { resource: history, what: "the history" }), history.data && h(Chapters, { key: name, name, history: history.data })),
   );
 }
 
@@ -116,7 +119,7 @@ function Standing({ record }) {
         ["Agent", agent ? `${agent.version}, every ${duration(agent.interval_seconds)}` : null],
         ["Clock", agent && agent.clock_offset_seconds !== null && Math.abs(agent.clock_offset_seconds) > 0.5 ? h("span", { class: "warn-ink" }, `${duration(Math.abs(agent.clock_offset_seconds))} ${agent.clock_offset_seconds > 0 ? "behind" : "ahead"}`) : null],
         ["Cannot see", troubles.length ? troubles.map(([name, said]) => h("div", { key: name, class: said.startsWith("failed") ? "warn-ink" : "" }, `${words(name)}: ${said}`)) : null],
-        ["Lost on the way", dropped.length ? dropped.map(([why, many]) => h("div", { key: why }, `${words(why)}: ${count(many)}`)) : null],
+        ["Dropped", dropped.length ? dropped.map(([why, many]) => h("div", { key: why }, `${words(why)}: ${count(many)}`)) : null],
       ],
     }),
   );
@@ -152,7 +155,7 @@ function Compared({ checks }) {
 
 /** @param {{checks: NodeCheck[], gpus: NodeHistory["gpus"]}} props */
 function Checks({ checks, gpus }) {
-  if (!checks.length) return h(Empty, null, "It was never put to work to see whether it is sick.");
+  if (!checks.length) return h(Empty, null, "It has never been checked.");
   return h(
     "ul",
     { class: "panel lines checks" },
@@ -204,7 +207,7 @@ function Figures({ values, gpus }) {
 /** @param {{record: NodeRecord}} props */
 function Memory({ record }) {
   const { memory } = record;
-  if (!memory) return h(Empty, null, "The records that it is worked out of cannot be read.");
+  if (!memory) return h(Empty, null, "The records it is computed from cannot be read.");
   return [
     h(
       "div",
@@ -272,7 +275,7 @@ function Chapters({ name, history }) {
             { class: "story-text" },
             item["kind"] === "incident" && item["id"] ? h("a", { href: link("incidents", item["id"]) }, words(item["fault"])) : null,
             item["kind"] === "incident" ? [item["job"] ? [" in ", h(JobLink, { name: item["job"] })] : null, ": "] : null,
-            item["summary"],
+            h(Reason, { text: item["summary"] }),
           ),
         ),
       ),

@@ -5,7 +5,7 @@ import { useMemo } from "preact/hooks";
 import { Filters, show } from "../app/filters.js";
 import { byName, counted, figure } from "../app/format.js";
 import { STANDING_WORDS } from "../app/map_drawing.js";
-import { Badge, Empty, JobLink, NodeLink, Reading } from "../app/parts.js";
+import { Badge, Empty, JobLink, NodeLink, Reading, Reason } from "../app/parts.js";
 import { useResource } from "../app/resource.js";
 import { filtered } from "../app/router.js";
 import { table } from "../app/table.js";
@@ -44,7 +44,7 @@ export function NodeList({ query }) {
     h(Reading, { resource, what: "the nodes" }),
     h("p", { class: "quiet", role: "status" }, items.length === rows.length ? counted(rows.length, "node") : `${counted(items.length, "node")} of ${rows.length.toLocaleString("en-US")}`),
     items.length === 0
-      ? h(Empty, null, rows.length ? "No node is like that." : "No agent has sent anything yet.")
+      ? h(Empty, null, rows.length ? "No node matches." : "No agent has sent anything yet.")
       : table({
           columns: columnsOf(map),
           items,
@@ -100,12 +100,12 @@ function columnsOf(map) {
     {
       title: "Recurrence score",
       right: true,
-      hint: "How often it was the culprit, against the fleet: 0 never, 1 always",
+      hint: "How often it was the culprit, compared with the fleet: 0 never, 1 always",
       compare: (a, b) => (a.recurrence ?? -1) - (b.recurrence ?? -1) || b.place - a.place,
       cell: (row) => figure(row.recurrence),
     },
     { title: "Last report", compare: (a, b) => Date.parse(a.heard ?? "") - Date.parse(b.heard ?? "") || Number(b.heard === null) - Number(a.heard === null), cell: (row) => h(Ago, { at: row.heard, none: "not since the start" }) },
-    { title: "Why it is out", class: "wide", cell: (row) => row.reason },
+    { title: "Why it is out", class: "wide", cell: (row) => h(Reason, { text: row.reason }) },
   ];
   if (map.switches.length) columns.splice(3, 0, { title: "Switch", compare: (a, b) => byName(a.leaf, b.leaf) || a.place - b.place, cell: (row) => row.leaf || "–" });
   if (map.racks.length) columns.splice(3, 0, { title: "Rack", compare: (a, b) => byName(a.rack, b.rack) || a.place - b.place, cell: (row) => row.rack || "–" });

@@ -62,7 +62,7 @@ export function NodeVerbs({ node, state, again, all = false }) {
         key: "check",
         label: "Check",
         target: target("check"),
-        question: `Have the agent of ${node} put it to work and say whether it is sick? It waits while somebody trains there.`,
+        question: `Have the agent of ${node} check whether it is sick? It waits while somebody trains there.`,
         done: `${node}: a check is asked for.`,
         onDone: returned,
       }),

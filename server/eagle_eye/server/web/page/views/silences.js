@@ -4,7 +4,7 @@ import { h } from "preact";
 import { useState } from "preact/hooks";
 import { path } from "../app/api.js";
 import { count, counted, few, words } from "../app/format.js";
-import { link as connection, seesAllJobs, useLive } from "../app/live.js";
+import { link as connection, useLive } from "../app/live.js";
 import { Badge, Empty, Reading, Section } from "../app/parts.js";
 import { useResource } from "../app/resource.js";
 import { link } from "../app/router.js";
@@ -27,7 +27,7 @@ const ENDED_SHOWN = 50;
 /** The silences in force; with a filter those that name this node or job. @param {{node?: string, job?: string}} [filter] @returns {Silences} */
 export function useSilences(filter = {}) {
   const query = new URLSearchParams({ state: "active", limit: "1000", ...filter });
-  return useResource(seesAllJobs() ? `api/v1/silences?${query}` : null, { every_ms: 60_000, settle_ms: 1000, concerns: (kind) => kind === "silence" || kind === "incident" });
+  return useResource(`api/v1/silences?${query}`, { every_ms: 60_000, settle_ms: 1000, concerns: (kind) => kind === "silence" || kind === "incident" });
 }
 
 /** Which silence silences each incident now. @returns {Map<string, Silence>} */

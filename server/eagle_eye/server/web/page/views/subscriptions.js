@@ -69,7 +69,7 @@ function Row({ subscription: one, changed }) {
       h("p", { class: "headline" }, h("span", { class: "name" }, one.url)),
       h("p", { class: "quiet" }, `${one.id}; ${words(one.format)}; ${filters(one)}`),
       secret && [
-        h("p", { class: "strong" }, "The new secret, shown this once:"),
+        h("p", { class: "strong" }, "The new secret, shown only once:"),
         h(Copyable, { text: secret, label: "new secret" }),
       ],
     ),
@@ -94,7 +94,7 @@ function Row({ subscription: one, changed }) {
         h(Verb, {
           label: "Rotate secret",
           target: path`api/v1/subscriptions/${one.id}/rotate`,
-          question: "Make a new signing secret? The old one signs too for a time, so that the receiver can be changed meanwhile.",
+          question: "Make a new signing secret? The old one also signs for a time, so that you can change the receiver.",
           done: "The secret is rotated.",
           onDone: (answer) => {
             setSecret(String(answer.secret));

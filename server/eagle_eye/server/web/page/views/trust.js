@@ -48,7 +48,7 @@ export function TrustView() {
         Section,
         { title: "With decisions on record", id: "recorded" },
         recorded.length === 0
-          ? h(Empty, null, "None yet. In mode observe each action that policy would have asked for is kept, and set against what happened later.")
+          ? h(Empty, null, "None yet. In mode observe each action that policy would have asked for is kept, and compared with what happened later.")
           : h(Steps, { items: recorded, label: "Faults with decisions" }),
         data.cut && h("p", { class: "quiet" }, "There is more on record than is read; the oldest is left out."),
       ),
@@ -75,7 +75,7 @@ const decisions = (item) => known(item) + item.pending + item.cannot_tell;
 /** @param {FaultStep[]} items */
 function summary(items) {
   const ready = items.filter((item) => item.verdict === "suffices");
-  if (ready.length === 0) return "For no fault is what is on record enough for another step yet.";
+  if (ready.length === 0) return "No fault has enough on record for its next step yet.";
   return `Enough for the next step: ${ready.map((item) => `${words(item.fault)} (${item.next})`).join(", ")}.`;
 }
 
