@@ -28,11 +28,12 @@ from benchmarks.cells import commits
 from benchmarks.cells.load import Fleet, loading
 from benchmarks.ingest.processes import GENERATOR_CORE, Course, Look, free_port, look, program
 from benchmarks.result_file import write_result
+from eagle_eye.demo.postgresql import programs
 from eagle_eye.server.model.records import JobCell
 from eagle_eye.server.store.factory import open_records
 from eagle_eye.server.store.settings import DEFAULT_CELL, RecordsSettings
 from eagle_eye.server.store.store import Change
-from tests.server.postgresql_server import PostgresqlServer, programs, serving
+from tests.server.postgresql_server import PostgresqlServer, serving
 
 WARM_UP_SHARE = 0.25  # of a run, which is not counted
 TIMES_MAX = 1.1  # CPU per sample of several cells, of one's

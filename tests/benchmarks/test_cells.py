@@ -12,7 +12,7 @@ import pytest
 from benchmarks.cells.__main__ import compared, cpu_s
 from benchmarks.cells.load import JOB_NODES, Fleet
 from benchmarks.ingest.processes import Look
-from tests.server.postgresql_server import programs
+from eagle_eye.demo.postgresql import programs
 
 
 def test_a_cells_jobs_have_all_its_nodes_and_the_generators_names() -> None:
