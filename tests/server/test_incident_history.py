@@ -99,7 +99,7 @@ def test_an_escalation_is_told_once_to_subscribers(site: Site) -> None:
     reported(site, "failed")
     site.run(8)
     escalated = [data for data in events(site, schema.INCIDENT_UPDATED) if data["escalated"]]
-    assert ["try 1 of 1" in data["escalation"] for data in escalated] == [True]
+    assert ["attempt 1 of 1" in data["escalation"] for data in escalated] == [True]
     assert [verb for who, verb in story(site) if who == "server"][-3:] == ["wait", "hold", "escalate"]
     assert site.watch.incident_counts().escalations == 1
 

@@ -26,7 +26,7 @@ def test_an_action_that_failed_for_good_is_given_to_people_once() -> None:
     office.take(fleet.run(1))
     escalated = the(office)
     assert (escalated.state, escalated.escalated_s) == ("confirmed", fleet.now_s)
-    assert "ended as failed, try 1 of 1" in escalated.escalation
+    assert "failed (attempt 1 of 1)" in escalated.escalation
     office.take(fleet.run(5))
     assert the(office).escalated_s == escalated.escalated_s
 
@@ -41,7 +41,7 @@ def test_while_a_try_is_left_nobody_is_called() -> None:
     office.take(fleet.run(3))
     office.report("refused", fleet.now_s)
     office.take(fleet.run(2))
-    assert "try 2 of 2" in the(office).escalation
+    assert "attempt 2 of 2" in the(office).escalation
 
 
 def test_an_action_that_nobody_took_up_is_given_to_people() -> None:
@@ -49,7 +49,7 @@ def test_an_action_that_nobody_took_up_is_given_to_people() -> None:
     fleet = hung(office)
     office.actions[last(office).id] = msgspec.structs.replace(last(office), expires_s=fleet.now_s)
     office.take(fleet.run(2))
-    assert "ended as expired" in the(office).escalation
+    assert "expired: nobody approved it or took it up in time (attempt 1 of 1)" in the(office).escalation
 
 
 def test_what_a_person_rejected_calls_nobody() -> None:

@@ -51,7 +51,7 @@ WINDOW = Maintenance(from_s=NOW_S - 60, until_s=NOW_S + 60, nodes=["n5"], reason
             "alice",
         ),
         ("under_way", LOST, {"actions": [past(attempt=1, state="accepted")]}, "action act for attempt 1 is accepted"),
-        ("tries", LOST, {"actions": [past(attempt=1, incident_id="inc", state="expired")]}, "try 1 of 1"),
+        ("tries", LOST, {"actions": [past(attempt=1, incident_id="inc", state="expired")]}, "attempt 1 of 1"),
         ("tries", LOST, {"actions": [past(attempt=1, incident_id="inc", state="rejected")]}, "act by hand"),
         ("nodes_min", LOST, {"settings": terms(nodes_min=8)}, "leave 7, fewer than 8"),
         ("job_exclusions", LOST, {"settings": terms(exclusions_per_job=0)}, "the limit is 0"),
@@ -194,7 +194,7 @@ def test_a_failed_action_is_tried_again_after_a_while_as_often_as_allowed() -> N
     assert (early.rule, "no quorum" in early.hold) == ("tries", True)
     assert decide(LOST, situation(settings=settings, actions=[failed], now_s=NOW_S + 101)).hold == ""
     twice = [failed, past(id="act2", attempt=1, incident_id="inc", state="failed")]
-    assert "try 2 of 2" in decide(LOST, situation(settings=settings, actions=twice, now_s=NOW_S + 500)).hold
+    assert "attempt 2 of 2" in decide(LOST, situation(settings=settings, actions=twice, now_s=NOW_S + 500)).hold
 
 
 @pytest.mark.parametrize(

@@ -215,7 +215,7 @@ def test_a_failed_action_is_asked_for_again_where_the_site_allows_it() -> None:
     office.report("failed", fleet.now_s)
     office.take(fleet.run(10))
     assert [a.state for a in office.actions.values()] == ["failed", "failed"]
-    assert "try 2 of 2" in next(iter(office.incidents.values())).hold
+    assert "attempt 2 of 2" in next(iter(office.incidents.values())).hold
 
 
 def test_an_action_that_nobody_reports_on_is_given_to_people_until_somebody_does() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from eagle_eye.server.engine.situation import Situation, own_actions
+from eagle_eye.server.engine.situation import Situation, outcome_words, own_actions
 from eagle_eye.server.model.records import Action, Incident
 
 FAILED_STATES = frozenset({"failed", "refused", "expired"})  # without a person having decided so
@@ -16,7 +16,7 @@ def exhausted(incident: Incident, situation: Situation) -> str:
     last = tried[-1] if tried else None
     if last is None or len(tried) < situation.settings.tries_max or own_actions(incident, situation)[-1] != last:
         return ""
-    return f"action {last.id} ended as {last.state}, try {len(tried)} of {situation.settings.tries_max}"
+    return f"{outcome_words(last)} (attempt {len(tried)} of {situation.settings.tries_max})"
 
 
 def unspoken(own: Action, situation: Situation) -> str:

@@ -28,6 +28,7 @@ from eagle_eye.server.engine.situation import (
     Situation,
     by_age,
     is_preliminary_of,
+    outcome_words,
     own_actions,
     terms,
 )
@@ -165,13 +166,15 @@ def _tries(incident: Incident, situation: Situation, _p: PlannedAction) -> Rulin
     if last.state == "would_act":
         return held(f"action {last.id} is what would have been asked for; a new mode counts for new incidents", values)
     if last.state not in FRUITLESS_STATES or last.state == "rejected":
-        return held(f"action {last.id} for this incident ended as {last.state}: act by hand", values)
+        return held(f"{outcome_words(last)}; for this incident act by hand", values)
     said = str(last.reports[-1].get("detail", ""))[:DETAIL_CHARS_MAX] if last.reports else ""
-    reported = f"action {last.id} ended as {last.state}" + (f" ({said})" if said else "")
+    reported = outcome_words(last) + (f", with the words: {said}" if said else "")
     if len(ended) >= most:
-        return held(f"{reported}, try {len(ended)} of {most} (policy.tries_max): act by hand and resolve it", values)
+        return held(
+            f"{reported} (attempt {len(ended)} of {most}, policy.tries_max): act by hand and resolve it", values
+        )
     if situation.now_s - last.updated_s < settings.retry_s:
-        return held(f"{reported}, try {len(ended)} of {most}: the next is {settings.retry_s:.0f} s later", values)
+        return held(f"{reported} (attempt {len(ended)} of {most}): the next is {settings.retry_s:.0f} s later", values)
     return passed(values)
 
 

@@ -21,7 +21,14 @@ from eagle_eye.server.engine.recurrence import recurrences
 from eagle_eye.server.engine.repeated_ends import with_repeated_ends
 from eagle_eye.server.engine.ruling import PlannedAction
 from eagle_eye.server.engine.settings import PolicySettings
-from eagle_eye.server.engine.situation import ASKED_STATES, FRUITLESS_STATES, Situation, by_age, resume_from
+from eagle_eye.server.engine.situation import (
+    ASKED_STATES,
+    FRUITLESS_STATES,
+    Situation,
+    by_age,
+    outcome_words,
+    resume_from,
+)
 from eagle_eye.server.model.records import Action, ActionState, EvidenceRequest, Incident, Node
 
 REPORTS_ARRIVE_S = 15.0  # subscribers report at once what they begin, and again soon if that did not arrive
@@ -255,7 +262,7 @@ def _acted_on(incident: Incident, own: Action | None, situation: Situation) -> I
         rule, why = "action_lost", "its action is not on record: look at the subscriber, then resolve it"
         look = why
     elif own.state in FRUITLESS_STATES:
-        rule, why = "tries", f"action {own.id} ended as {own.state}"
+        rule, why = "tries", outcome_words(own)
         look = escalation.exhausted(incident, situation)
     elif why := escalation.unspoken(own, situation):
         rule, look = "report", why

@@ -59,6 +59,14 @@ class Situation:
     switch_of: Mapping[str, str] = field(default_factory=dict)
 
 
+def outcome_words(action: Action) -> str:
+    """Return how an action ended, for people."""
+    if action.state == "expired":
+        return f"action {action.id} expired: nobody approved it or took it up in time"
+    verb = {"failed": "", "done": "is "}.get(action.state, "was ")
+    return f"action {action.id} {verb}{action.state}"
+
+
 def counted(situation: Situation, mode: Mode) -> list[Action]:
     """Return the actions of the window that count against budgets, oldest first.
 
