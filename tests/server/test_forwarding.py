@@ -102,6 +102,12 @@ def test_status_headers_and_bytes_of_the_answer_are_the_leaders() -> None:
     assert [one.get("more_body", False) for one in bodies][-1] is False
 
 
+def test_an_answer_that_sends_a_node_to_another_cell_names_that_cells_leader() -> None:
+    other = {"eagle-eye-leader": "http://west:8470", "eagle-eye-cell-leader": "http://west:8470"}
+    start, *_ = ask(scope(), Client(b""), lambda _: httpx.Response(503, headers=other))
+    assert [value for name, value in start["headers"] if name == b"eagle-eye-leader"] == [b"http://west:8470"]
+
+
 def test_an_answer_names_the_leader_that_this_server_sent_it_to_and_no_other() -> None:
     other = {"eagle-eye-leader": "http://another:8470"}  # as a server says that leads no more
     start, *_ = ask(scope(), Client(b""), lambda _: httpx.Response(503, headers=other))

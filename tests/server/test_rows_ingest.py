@@ -81,6 +81,21 @@ def test_rows_are_acknowledged_observed_and_durable(server: Running, way: str) -
 
 
 @pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("known", [False, True], ids=["new", "known"])
+def test_a_node_whose_job_another_cell_judges_is_told_where_to_go_and_taken_if_it_comes_again(
+    server: Running, way: str, known: bool
+) -> None:
+    if known:
+        assert post(server, request(frame(1)), way).status_code == 200
+    server.dispatcher.taker.rows._elsewhere["n1"] = "http://west:8470"
+    answer = post(server, request(frame(2), templates=not known), way)
+    assert (answer.status_code, answer.json()["reason"]) == (503, "standby")
+    assert answer.headers["eagle-eye-leader"] == answer.headers["eagle-eye-cell-leader"] == "http://west:8470"
+    assert server.metric("ingest_rejected_total", reason="standby") == 1
+    assert post(server, request(frame(2), templates=not known), way).status_code == 200
+
+
+@pytest.mark.parametrize("way", WAYS)
 def test_a_template_is_said_once_and_known_after_a_restart(tmp_path: Path, way: str) -> None:
     with running(tmp_path) as server:
         refused = post(server, request(frame(1), templates=False), way)

@@ -7,6 +7,8 @@ from typing import Any
 
 CONTENT_TYPE = "application/problem+json"
 LEADER_HEADER = "Eagle-Eye-Leader"  # of a standby's answers: the URL of the server that leads
+# Likewise where the leader of another cell is meant: a standby passes this one on as the leader.
+CELL_LEADER_HEADER = "Eagle-Eye-Cell-Leader"
 # Of what a standby reads from the records, since it has no answer of the leader: why not.
 STANDBY_HEADER = "Eagle-Eye-Standby"
 # Of an answer for several cells: those that gave none, so that what they alone know is missing.

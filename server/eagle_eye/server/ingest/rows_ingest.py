@@ -26,7 +26,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from eagle_eye.schema.frame import Frame
-from eagle_eye.schema.problem import LEADER_HEADER
+from eagle_eye.schema.problem import CELL_LEADER_HEADER, LEADER_HEADER
 from eagle_eye.server.history.history import Appended, History
 from eagle_eye.server.ingest.fleet import Fleet
 from eagle_eye.server.ingest.frame_rules import (
@@ -212,7 +212,10 @@ class RowsIngest:
         """Return what sends the node's agent to the cell that judges its job, as a standby's answer does."""
         url = self._elsewhere.pop(node)
         where = f"at {url}" if url else "which has no leader at present"
-        headers = {"Retry-After": str(RETRY_ELSEWHERE_S), **({LEADER_HEADER: url} if url else {})}
+        headers = {
+            "Retry-After": str(RETRY_ELSEWHERE_S),
+            **({LEADER_HEADER: url, CELL_LEADER_HEADER: url} if url else {}),
+        }
         return Refusal(503, "standby", f"the job of {node} is judged by another cell, {where}: send there", headers)
 
     def _check_room(self, size: int) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import certifi
 import httpx
 
-from eagle_eye.schema.problem import LEADER_HEADER
+from eagle_eye.schema.problem import CELL_LEADER_HEADER, LEADER_HEADER
 from eagle_eye.server.security.auth import CERTIFICATE_NAMES
 from eagle_eye.server.security.settings import TlsSettings
 from eagle_eye.server.transport.raw_http import ASGIMessage, Receive, Send
@@ -132,7 +132,7 @@ class Forwarding:
 
 async def _pass_on(response: httpx.Response, leader: str, send: Send) -> None:
     headers = [(name.lower(), value) for name, value in response.headers.raw if name.lower() not in _OF_A_CONNECTION]
-    other = response.headers.get(LEADER_HEADER)  # of another cell, which judges the node's job
+    other = response.headers.get(CELL_LEADER_HEADER)  # of another cell, which judges the node's job
     headers.append((_LEADER, (other or leader).encode("latin-1", "replace")))
     await send({"type": "http.response.start", "status": response.status_code, "headers": headers})
     async for chunk in response.aiter_raw():
