@@ -77,6 +77,7 @@ class TestByTheJob:
         verdict = one(DETECTOR.detect(slowed().window()))
         assert verdict.node == "n1"
         assert verdict.kinds == {"host_cpu", "job_activity"}
+        assert verdict.confidence < 0.8  # told, not acted on
         assert verdict.slowdown_ratio == pytest.approx(1 / 3, abs=0.05)
         assert "slower since the same moment" in verdict.summary
 

@@ -57,7 +57,8 @@ ARRIVAL_RATIO = 0.7  # of the peers' time in collectives
 STEPS_MIN, STEPS_MAX = 2, 32
 SUSPECTS_MAX = 16
 IN_GENERAL = "all its GPUs are held up ({})"
-HELD_UP = {"job_activity": "the job has been slower since the same moment"}
+JOB_ACTIVITY = "job_activity"
+HELD_UP = {JOB_ACTIVITY: "the job has been slower since the same moment"}
 CONFIDENCE_SURE, CONFIDENCE_CLEAR, CONFIDENCE_LIKELY = 0.95, 0.92, 0.75
 
 Flags = NDArray[np.bool_]
@@ -134,7 +135,7 @@ class CpuContention:
             nodes=(who,),
             node=who,
             device=None,
-            confidence=CONFIDENCE_SURE if len(effects) > 1 and not busy.chronic else CONFIDENCE_CLEAR,
+            confidence=_confidence(busy, effects),
             onset_s=busy.onset_s,
             summary=(
                 f"the host of {who} is busy ({host.metric} {host.value:.2f}, its peers' {host.peers_median:.2f})"
@@ -163,6 +164,13 @@ class CpuContention:
             slowdown_ratio=max((cost.ratio for cost in costs), default=0.0),
             asks="notify",
         )
+
+
+def _confidence(busy: _Busy, effects: list[_Effect]) -> float:
+    """What the job's pace alone says is told and not acted on: the job may itself be what keeps that host busy."""
+    if [effect.kind for effect in effects] == [JOB_ACTIVITY]:
+        return CONFIDENCE_LIKELY
+    return CONFIDENCE_SURE if len(effects) > 1 and not busy.chronic else CONFIDENCE_CLEAR
 
 
 def _screen(window: Window) -> list[int]:
@@ -303,7 +311,7 @@ def _job_slowed(window: Window, busy: _Busy) -> _Effect | None:
         return None
     line = 1 + GROWTH_DISTANCE * change.error
     evidence = Evidence("job_activity_slowdown", None, None, 1 + change.growth, 1.0, line, "ratio")
-    return _Effect("job_activity", 0.0, evidence)
+    return _Effect(JOB_ACTIVITY, 0.0, evidence)
 
 
 def _steps_tell(window: Window, columns: Integers, busy: _Busy) -> list[_Effect | None]:
