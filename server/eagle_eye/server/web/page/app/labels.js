@@ -120,6 +120,7 @@ export const METRIC_LABELS = {
   "rank_silence_seconds": "Rank silent for",
   "ranks_missing": "Ranks missing",
   "relative_compute": "Compute time against its peers",
+  "job_activity_slowdown": "Job slower than before, by its GPUs' activity",
   "slowest_node_share": "Share of steps in which it is the slowest",
   "steps_since_change": "Steps since the change",
   "train_loss_zero_ranks": "Ranks with a loss of zero",
