@@ -35,7 +35,7 @@ def server(tmp_path: Path) -> Iterator[Running]:
         yield found
 
 
-def opened(server: Running, new_page: Callable[..., Page], groups: str, view: str = "incidents/inc_1") -> Page:
+def opened(new_page: Callable[..., Page], server: Running, groups: str, view: str = "incidents/inc_1") -> Page:
     """Open the page as the proxy would show it to ada."""
     headers = {"X-Forwarded-User": "ada", "X-Forwarded-Groups": groups}
     page = new_page(extra_http_headers=headers)
@@ -43,7 +43,7 @@ def opened(server: Running, new_page: Callable[..., Page], groups: str, view: st
     return page
 
 
-def test_who_may_only_look_sees_so_and_no_button_of_a_verb(server: Running, new_page: Callable[..., Page]) -> None:
+def test_who_may_only_look_sees_so_and_no_button_of_a_verb(new_page: Callable[..., Page], server: Running) -> None:
     page = opened(new_page, server, "staff")
     page.get_by_text("ada").wait_for()
     page.get_by_role("heading", level=1).wait_for()
@@ -52,7 +52,7 @@ def test_who_may_only_look_sees_so_and_no_button_of_a_verb(server: Running, new_
     assert page.get_by_role("button", name="Acknowledge").count() == 0
 
 
-def test_who_may_act_acts_in_their_own_name(server: Running, new_page: Callable[..., Page]) -> None:
+def test_who_may_act_acts_in_their_own_name(new_page: Callable[..., Page], server: Running) -> None:
     page = opened(new_page, server, "staff,gpu-ops")
     page.get_by_role("button", name="Acknowledge").click()
     page.get_by_text("Acknowledged.").wait_for()
@@ -61,7 +61,7 @@ def test_who_may_act_acts_in_their_own_name(server: Running, new_page: Callable[
 
 
 def test_who_is_in_no_group_is_told_which_setting_says_so(
-    server: Running, new_page: Callable[..., Page], complaints: Complaints
+    new_page: Callable[..., Page], server: Running, complaints: Complaints
 ) -> None:
     complaints.allowed.append("403")
     page = opened(new_page, server, "guests", "")
