@@ -22,11 +22,12 @@ from eagle_eye.demo.site import DemoSite, LoopbackSite, NamespaceSite
 from eagle_eye.demo.stack import AGENT_INTERVAL_S, Stack
 from eagle_eye.demo.story import CULPRIT, STARTED_WITHIN_S, VERDICT_WITHIN_S, play
 from eagle_eye.demo.timeline import DemoTimeline
-from tests.demo.running import DEMO_WITHIN_S, demo_of
+from tests.demo.running import DEMO_WITHIN_S, demo_of, longest_silence_s
 
 pytestmark = pytest.mark.slow
 CHEAP = {"batch": "16"}  # steps that leave the machine to others; a culprit that is not slow is found in them as well
 EXCLUDED_WITHIN_S = 5.0  # of the second failed start
+SILENT_S = 5.0  # with a margin for a busy machine; what is awaited is drawn anew each tenth of a second
 SERVER_AWAY_S = 4.0  # much longer than any gap that a busy machine alone makes in an agent's rows
 
 
@@ -49,6 +50,10 @@ def test_the_demo_shows_a_hang_and_ends_well() -> None:
     resumed = [line["text"] for line in reported if line.get("text", "").startswith("resumed from memory of node")]
     assert [text for text in resumed if ", 0 steps lost" in text or ", 1 step lost" in text], reported
     assert reported[-1]["success"]
+
+
+def test_on_a_terminal_no_wait_is_silent() -> None:
+    assert longest_silence_s("--fault", "hang") < SILENT_S
 
 
 def test_without_a_spare_three_nodes_train_on_from_memory_with_the_same_global_batch() -> None:
