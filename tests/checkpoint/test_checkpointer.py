@@ -294,7 +294,8 @@ class TestWhereItGoesOn:
         run = site.run("abc", steps=7, waits=True, reach_s=3600.0, kind="gathered", leaves="stay").until_said("ended")
         reaching = Killed(site, run.kill(), "abc", 7)
         site.lose("b")
-        equal(site.restored("abc", resume="memory:5", reach_s=3600.0, kind="gathered"), reaching, 2)
+        # Of the slots three take the newest steps in turn: the fifth may be there still, the fourth is not.
+        equal(site.restored("abc", resume="memory:4", reach_s=3600.0, kind="gathered"), reaching, 2)
         # What was lost with the node is there again, and what came after the step is not.
         until(lambda: site.node("b").steps == {(rank, step) for rank in (0, 1) for step in (1, 2)}, "b has its copies")
 

@@ -109,7 +109,7 @@ def test_who_signs_out_everywhere_is_signed_out_in_another_browser_and_told_why(
         pages[0].get_by_role("button", name="Sign out everywhere").click()
         pages[0].get_by_role("link", name="Sign in with your site's account").wait_for()
         pages[1].reload()
-        pages[1].get_by_text("you ended the sessions of ada at").wait_for()
+        pages[1].get_by_text("you ended the sessions of ada at").first.wait_for()
         pages[1].get_by_role("link", name="Sign in with your site's account").wait_for()
         for page in pages:
             page.goto("about:blank")

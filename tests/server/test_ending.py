@@ -46,7 +46,9 @@ def test_a_request_that_does_not_end_is_broken_off_after_a_while_and_said_in_one
         bound = socket.create_server(("127.0.0.1", 0))
         port = bound.getsockname()[1]
         limits = Limits(LimitSettings(), FakeClock(), lambda _: None)
-        config = uvicorn.Config(endless, http=Protocol, lifespan="off", timeout_graceful_shutdown=GRACE_S)
+        config = uvicorn.Config(
+            endless, http=Protocol, lifespan="off", log_config=None, timeout_graceful_shutdown=GRACE_S
+        )
         server = AcceptingServer(config, bound, Connections(limits, FakeClock(), lambda _: None))
         serving = asyncio.create_task(server._serve())
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
