@@ -26,6 +26,7 @@ def some() -> list[Case]:
     return [*by_kind.values()]
 
 
+@pytest.mark.slow
 def test_wrong_values_end_commands_with_one_line_and_never_with_a_traceback(runner: Runner) -> None:
     chosen = some()
     assert len({case.words[0] for case in chosen}) >= 10

@@ -14,8 +14,9 @@ from tests.docs.elsewhere import elsewhere, slow
 from tests.docs.pages import PAGES, Block, blocks
 from tests.docs.site import Site, default_ports_taken, opened
 
+pytestmark = pytest.mark.slow  # hundreds of commands
+
 ALL = os.environ.get("EAGLE_EYE_TEST_DOCS") == "1"
-READ_FIRST = ("README.md", "docs/get-started/quick-start.md")
 # Exit codes beside 0 that the documents give a meaning: a host without GPUs, a clock that nobody keeps.
 ANSWERS = {
     r"eagle-eye check\b(?!.*--list)": {0, 1, 3},
@@ -41,14 +42,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
         yield site
 
 
-@pytest.mark.parametrize(
-    "page",
-    [
-        pytest.param(page, marks=[] if page in READ_FIRST else [pytest.mark.slow])
-        for page in PAGES
-        if any(not slow(line) for line in typed_here(page))
-    ],
-)
+@pytest.mark.parametrize("page", [page for page in PAGES if any(not slow(line) for line in typed_here(page))])
 def test_commands_do_what_the_page_says(page: str, site: Site) -> None:
     exported: list[str] = []
     wrong = []

@@ -14,6 +14,8 @@ import pytest
 
 from eagle_eye.cli.main import version
 
+pytestmark = pytest.mark.slow  # distributions are built
+
 REPOSITORY = Path(__file__).parents[2]
 ROOMS = (
     *("schema", "agent", "server", "detectors", "orchestrators", "cli", "demo", "simulator", "learning", "checks"),
