@@ -70,7 +70,7 @@ NEEDS = (
 # What asks a server or a host's own files, and needs nothing beside the base to do so.
 LIGHT = {
     *("nodes", "jobs", "incidents", "actions", "audit", "goodput", "ledger", "tickets", "policy", "deliveries"),
-    *("subscriptions", "check", "checkpoint", "plan", "accounts", "silences"),
+    *("subscriptions", "check", "checkpoint", "plan", "accounts", "silences", "cells", "sessions"),
 }
 NOWHERE = "http://127.0.0.1:9"
 # These find out what they lack when they run.
