@@ -690,6 +690,14 @@ class TestStorageStall:
         story.pauses = [Pause("checkpoint", 50.0)]
         quiet(story, "storage_stall")
 
+    def test_a_node_that_stands_by_waits_for_nothing_and_does_not_count(self) -> None:
+        story = self.waiting(self.stalled(slice(0, 2)))
+        busy = [column for column, series in enumerate(story.series) if series.node in ("n0", "n1")]
+        for metric in ("gpu_tensor_active_ratio", "gpu_utilization_ratio"):
+            story.device[metric][:, [c for c in range(len(story.series)) if c not in busy]] = 0.0
+        verdict = only("storage_stall", story.window())
+        assert (verdict.nodes, verdict.node) == ((), None)
+
     def test_a_checkpoint_beyond_its_history_is_a_stall(self) -> None:
         story = self.stalled(rows=80).standstill(80)
         story.phase = ["checkpoint"] * 8

@@ -14,6 +14,7 @@ from eagle_eye.detectors.signs.medians import quantile_over_rows
 from eagle_eye.detectors.signs.progress import Patience, Progress, hooked, progress
 from eagle_eye.detectors.signs.recent_rows import held, lines_for, middle, past
 from eagle_eye.detectors.signs.topology import named
+from eagle_eye.detectors.signs.under_load import standby_nodes
 from eagle_eye.detectors.types import Blind, Evidence, Floats, Verdict, Window
 
 # Metric, minimum value, unit. Healthy training nodes show a few hundredths and no blocked tasks; a fifth of a host's
@@ -51,10 +52,10 @@ class StorageStall:
     it must be ripe, since it may be an unannounced checkpoint; where nothing flows, a first checkpoint gets the site's
     floor. The signs must hold for ``HOLD_S`` and be ``PAST_FACTOR`` times each node's own past. The verdict on a
     standstill carries "standstill": it explains a hang without a culprit, so that nothing restarts a job that is
-    writing. If the job reports no progress, I/O that most hosts have waited on for a minute while hardly any data flows
-    is reported anyway. If only one node is affected, its host is suspect and reported; whether it slows the job enough
-    to be excluded is up to Straggler. Blind without these metrics. Cannot see: storage that is slow from the start;
-    direct or remote I/O that shows in none of the three.
+    writing. Nodes that stand by do not count. If the job reports no progress, I/O that most hosts have waited on for a
+    minute while hardly any data flows is reported anyway. If only one node is affected, its host is suspect and
+    reported; whether it slows the job enough to be excluded is up to Straggler. Blind without these metrics. Cannot
+    see: storage that is slow from the start; direct or remote I/O that shows in none of the three.
     """
 
     patience: Patience
@@ -144,7 +145,7 @@ class StorageStall:
         slowdown: float,
         sure: bool,
     ) -> list[Verdict]:
-        count, total = int(struck.sum()), len(window.nodes)
+        count, total = int(struck.sum()), int((struck | ~standby_nodes(window)).sum())
         hit = tuple(window.nodes[i] for i in np.flatnonzero(struck).tolist())
         many = count > 1 and count >= MANY_RATIO * total
         if not many and count != 1:

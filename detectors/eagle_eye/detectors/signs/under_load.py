@@ -135,6 +135,15 @@ def spare_devices(window: Window) -> NDArray[np.bool_] | None:
     return None
 
 
+def standby_nodes(window: Window) -> NDArray[np.bool_]:
+    """Return the nodes whose GPUs have never worked in view while others' did (N,): what they do says nothing."""
+    spare = spare_devices(window)
+    if spare is None:
+        return np.zeros(len(window.nodes), dtype=np.bool_)
+    every, idle = (np.bincount(nodes, minlength=len(window.nodes)) for nodes in (window.node_of, window.node_of[spare]))
+    return np.asarray((every > 0) & (idle == every))
+
+
 def _by_limit(window: Window) -> Integers:
     limits = window.device.get("gpu_power_limit_watts")
     if limits is None or len(limits) == 0:
