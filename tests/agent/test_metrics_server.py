@@ -169,7 +169,7 @@ def test_a_page_that_cannot_be_made_closes_the_connection_and_the_next_is_served
 
     monkeypatch.setattr(site.server, "_page", fail)
     assert site.says(b"GET /metrics HTTP/1.1\r\n\r\n") == b""
-    assert "a mistake of ours" in caplog.text
+    assert "a bug in the agent" in caplog.text
     monkeypatch.setattr(site.server, "_page", lambda: PAGE)
     assert site.get()[1] == PAGE
 

@@ -178,7 +178,7 @@ def test_tickets_come_from_files(tmp_path: Path, capsys: pytest.CaptureFixture[s
     ("name", "content", "message"),
     [
         ("a.csv", b"id,node,opened\nT-1,n1,soon\n", "HTTP 400: line 2, column opened: expected an RFC 3339 time"),
-        ("a.csv", b"id,node,opened\n\xff\n", "line 2: no UTF-8; save it as UTF-8"),
+        ("a.csv", b"id,node,opened\n\xff\n", "line 2: not UTF-8; save it as UTF-8"),
         ("a.txt", b"", "neither .csv nor .jsonl; say --format csv or --format jsonl"),
         ("missing.csv", None, "cannot be read: No such file or directory"),
         ("big.csv", b"x" * ((3 << 20) + 1), "has more than 3 MiB; import it in parts"),

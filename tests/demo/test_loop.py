@@ -143,7 +143,7 @@ def test_a_script_that_fails_by_itself_is_restarted_once_and_its_owner_is_told(
     stack._launch_flags = ("--verdict-wait", "10", "--backoff", "1", "--restarts-max", "10", "--check", "off")
     stack.start()
     stack.wait("the launcher gives up", lambda: stack.ended("launcher") is not None or None, DEMO_WITHIN_S)
-    assert "it is the script's, and no restart helps" in (stack.folder / "logs" / "launcher.log").read_text()
+    assert "the script is at fault, and a restart does not help" in (stack.folder / "logs" / "launcher.log").read_text()
     asked = [action["kind"] for action in stack.items("actions")]
     print(f"restarts asked for: {asked.count('restart_job')}")
     assert asked == ["restart_job"]

@@ -245,10 +245,10 @@ def test_nothing_is_put_back_under_a_server_or_from_a_backup_that_is_not_whole(
     assert "127.0.0.1:8470" in said
     (tmp_path / "copy" / RECORDS_FILE).write_bytes(b"rotten")
     assert restored_from(tmp_path) == 1
-    assert f"{RECORDS_FILE} is missing or not as SHA256SUMS says" in capsys.readouterr().err
+    assert f"{RECORDS_FILE} is missing or does not match SHA256SUMS" in capsys.readouterr().err
     (tmp_path / "copy" / SUMS_FILE).unlink()
     assert restored_from(tmp_path) == 1
-    assert "no whole backup" in capsys.readouterr().err
+    assert "not a complete backup" in capsys.readouterr().err
     assert (tmp_path / "data" / RECORDS_FILE).read_bytes() == b"later"
 
 

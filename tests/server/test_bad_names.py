@@ -35,7 +35,7 @@ def test_a_frame_keeps_its_numbers_and_loses_its_job(
     assert [reported.partition(" ")[0] for reported in answer.json()["unknown"]] == ["name", "name", "number"]
     assert server.metric("ingest_unknown_total", kind="name") == 2
     assert server.metric("ingest_unknown_total", kind="number") == 1
-    assert "sends a name or number that can be none" in caplog.text
+    assert "sends an invalid name or number" in caplog.text
     (kept, _, _) = server.watcher.frames[0]
     assert (kept.job, kept.ranks, values_of(kept.blocks[0]).tolist()) == (None, [], [101.0])
     assert server.client.get("/api/v1/nodes/n1").json()["agent"]["job"] is None

@@ -78,4 +78,4 @@ def test_while_the_database_is_away_frames_are_taken_and_every_place_says_that_n
             assert leader.client.get("/api/v1/incidents").status_code == 503
             assert leader.said().count("nothing is decided while the records cannot be used") == 1
         eventually(lambda: any(leads(one) and metric(one, "lease_left_seconds") > 0.0 for one in (leader, standby)))
-        eventually(lambda: any("it is decided again" in one.said() for one in (leader, standby)) or leads(standby))
+        eventually(lambda: any("decisions are made again" in one.said() for one in (leader, standby)) or leads(standby))

@@ -436,7 +436,7 @@ def test_a_leader_that_few_nodes_reach_steps_down_and_the_standby_leads_at_once(
     site.run(TERM_LEASES_MIN - 1)
     assert (site.leader.leads, site.standby.state()) == (
         True,
-        "http://a leads (epoch 1); it is asked to step down, for 7 of the nodes that ask here do not reach it",
+        "http://a leads (epoch 1); it is asked to step down: 7 of the nodes that ask here do not reach it",
     )
     site.run(2)
     assert (site.leader.leads, site.leader.step_downs, site.standby.epoch_to_decide()) == (False, 1, 2)

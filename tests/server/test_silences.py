@@ -300,7 +300,7 @@ def test_a_silence_is_made_with_its_time_its_maker_and_what_it_silences(server: 
         ({"reason": "x" * 1_001}, "reason", "1 to 1000 characters"),
         ({"nodes": []}, "scope", "nothing is named"),
         ({"nodes": [""]}, "nodes", "1 to 253 characters"),
-        ({"jobs": ["j"] * 101}, "jobs", "may hold 100"),
+        ({"jobs": ["j"] * 101}, "jobs", "may hold at most 100 entries"),
         ({"faults": ["hng"]}, "faults", "hang"),
         ({"until": "tomorrow"}, "body", "unknown field"),
     ],

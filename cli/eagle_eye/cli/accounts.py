@@ -300,7 +300,7 @@ def _text(file: Path) -> str:
         return content.decode("utf-8")
     except UnicodeDecodeError as error:
         line = content[: error.start].count(b"\n") + 1
-        raise CannotGoOn(f"{file}, line {line}: no UTF-8; save it as UTF-8") from None
+        raise CannotGoOn(f"{file}, line {line}: not UTF-8; save it as UTF-8") from None
 
 
 def _loss_row(cause: Mapping[str, Any], job: str) -> dict[str, Any]:

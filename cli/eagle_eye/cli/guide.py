@@ -375,8 +375,8 @@ GUIDES: dict[str, Guide] = {
         ("how-to/sign-in",),
     ),
     "records": Guide(
-        "Copies all records to another database while no server uses either, and compares the two row by row. Broken"
-        " off, the same command goes on where it stopped.",
+        "Copies all records to another database while no server uses either, and compares the two row by row. If"
+        " it is interrupted, the same command goes on where it stopped.",
         (
             (
                 "eagle-eye records copy --from sqlite:/var/lib/eagle-eye --to postgresql://eagle_eye@db/eagle_eye",

@@ -50,7 +50,7 @@ class Subscriptions(Noun):
         self._verb(verbs, common, "resume", "have one go on that was paused, or ended by its target")
         rotate = self._verb(verbs, common, "rotate", "make a new secret; the old one signs too for a time")
         rotate.add_argument(
-            "--overlap", type=number(0.0, 1e9), metavar="SECONDS", help="for so long; 0 if it is no secret any more"
+            "--overlap", type=number(0.0, 1e9), metavar="SECONDS", help="how long the old one signs; 0 if it has leaked"
         )
         for parser in (add, rotate):
             parser.add_argument("--secret-file", type=Path, metavar="FILE", help="take the secret in it (whsec_...)")

@@ -238,7 +238,7 @@ class KernelLogCollector:
     def _note_drained(self, monotonic_s: float) -> None:
         self._drained_s = monotonic_s
         if self._read_again is not None and self._sequence is not None and self._read_again < self._sequence:
-            _log.warning("%s is not of this log; it is read on from here", self._state_file)
+            _log.warning("%s was written for another kernel log; reading goes on from here", self._state_file)
             self._sequence = self._read_again
 
     def _take(self, text: bytes, at_s: float, monotonic_s: float) -> list[NewMessage]:

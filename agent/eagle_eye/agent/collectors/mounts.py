@@ -163,7 +163,7 @@ class MountsCollector:
             try:
                 watch.process = _start(watch.mount.path)
             except FileNotFoundError:
-                raise Unsupported("no program stat (coreutils) to ask filesystems with") from None
+                raise Unsupported("the program stat (coreutils) is missing: filesystems cannot be asked") from None
             except OSError as error:
                 raise CollectFailed(f"stat cannot be started: {error.strerror or error}") from None
             watch.asked_s, watch.asked_at_s = monotonic_s, now_s

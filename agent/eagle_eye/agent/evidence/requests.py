@@ -157,7 +157,7 @@ class EvidenceResponder:
                 self._serve(taken)
             except Exception:  # noqa: BLE001 - the next request is to find somebody here
                 self._drops.count("evidence_failed")
-                _log.exception("evidence %s failed in a way that is a mistake of ours", taken.request.id)
+                _log.exception("evidence %s failed because of a bug in the agent", taken.request.id)
 
     def _serve(self, taken: _Taken) -> None:
         request = taken.request

@@ -93,7 +93,7 @@ class MetricsServer:
             try:
                 self._serve()
             except Exception:  # noqa: BLE001 - the page must not end with one client's oddity
-                _log.exception("serving %s failed in a way that is a mistake of ours; going on", PATH)
+                _log.exception("serving %s failed because of a bug in the agent; going on", PATH)
                 self._close_all()
         self._close_all()
         listener, self._listener = self._listener, None

@@ -122,7 +122,7 @@ class NvrxHealth:
             self._listener = _listen(self._path)
         except OSError as error:
             self._drops.count("nvrx_health_no_socket")
-            _log.warning("nvrx_health_socket: %s cannot be had: %s", self._path, error.strerror or error)
+            _log.warning("nvrx_health_socket: %s cannot be opened: %s", self._path, error.strerror or error)
             self._close_all()
             return
         self._selector.register(self._listener, selectors.EVENT_READ)
@@ -148,7 +148,7 @@ class NvrxHealth:
             try:
                 health = self._check(lambda: "the agent stops" if self._stopping else "")
             except Exception as error:  # noqa: BLE001 - whoever waits is to be answered
-                _log.exception("the verdict on this host failed in a way that is a mistake of ours")
+                _log.exception("the verdict on this host failed because of a bug in the agent")
                 health = HostHealth("cannot_tell", (type(error).__name__,))
             self._reported.put(health)
             with contextlib.suppress(OSError):
@@ -160,7 +160,7 @@ class NvrxHealth:
                 self._serve()
             except Exception:  # noqa: BLE001 - one client's oddity must not end it for all
                 self._drops.count("nvrx_health_failed")
-                _log.exception("answering NVRx failed in a way that is a mistake of ours; going on")
+                _log.exception("answering NVRx failed because of a bug in the agent; going on")
                 for connection in list(self._connections.values()):
                     self._close(connection)
         self._close_all()

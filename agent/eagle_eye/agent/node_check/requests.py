@@ -150,7 +150,7 @@ class NodeCheckResponder:
                 self._serve(request)
             except Exception:  # noqa: BLE001 - the next request is to find somebody here
                 self._drops.count("node_check_failed")
-                _log.exception("node check %s failed in a way that is a mistake of ours", request.id)
+                _log.exception("node check %s failed because of a bug in the agent", request.id)
 
     def _serve(self, request: _Request) -> None:
         if why := self._unable() or self._in_the_way():

@@ -414,7 +414,7 @@ class Uplink:
         try:
             return lane.send_once()
         except Exception:  # noqa: BLE001 - the threads that speak for the node must not end
-            _log.exception("sending failed in a way that is a mistake of ours; trying again")
+            _log.exception("sending failed because of a bug in the agent; trying again")
             return lane.backoff_s()
 
 

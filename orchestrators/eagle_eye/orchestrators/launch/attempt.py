@@ -138,11 +138,11 @@ def restart_alone(rules: Rules, state: State, reason: str, now: on.Moment) -> St
         return end(state, Phase.FAILED, f"{reason}; {state.restarts} restarts are used up", 1)
     raised = replace(state.raised, step=state.step_max)
     if own := scripts_own(state.raised_before, raised):
-        return end(state, Phase.FAILED, f"{own}; it is the script's, and no restart helps", 1)
+        return end(state, Phase.FAILED, f"{own}; the script is at fault, and a restart does not help", 1)
     state = replace(state, restarts=state.restarts + 1)
     given_up: list[to.Order] = []
     if state.stuck_again and next_nodes(rules, state, state.stuck_again) is not None:
-        why = "it held two starts in a row up"
+        why = "it held up two starts in a row"
         state, given_up = abandon(rules, state, dict.fromkeys(state.stuck_again, why), now)
     text = f"{reason}; restart {state.restarts} of {rules.restarts_max} by the launcher itself"
     # The surviving nodes and processes are not suspect: Eagle Eye would have said so.

@@ -176,7 +176,9 @@ def abandon(rules: Rules, state: State, why: dict[str, str], now: on.Moment) -> 
     """
     nodes = frozenset(why)
     if state.kept and state.phase is Phase.GATHERING and not nodes.isdisjoint(state.members):
-        state, first = renew_all(rules, state, f"{', '.join(sorted(nodes))} may still run what was to end", now)
+        state, first = renew_all(
+            rules, state, f"{', '.join(sorted(nodes))} may still run processes that should have ended", now
+        )
         state, more = abandon(rules, state, why, now)
         return state, first + more
     state = replace(

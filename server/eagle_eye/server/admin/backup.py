@@ -110,7 +110,7 @@ def _wanted(backup: Path, only: Sequence[str], reported: Reported) -> list[Copie
         lines = (backup / SUMS_FILE).read_text(encoding="utf-8").splitlines()
         listed = [(name, digest) for digest, name in (line.split("  ", 1) for line in lines)]
     except (OSError, ValueError) as error:
-        raise BackupFailed(f"{backup} is no whole backup: {SUMS_FILE} cannot be read: {error}") from None
+        raise BackupFailed(f"{backup} is not a complete backup: {SUMS_FILE} cannot be read: {error}") from None
     files = [(name, digest) for name, digest in listed if not only or name in only]
     if not files or any(Path(name).is_absolute() or ".." in Path(name).parts for name, _ in files):
         raise BackupFailed(f"{backup} holds no {' or '.join(only) or 'database'}")
@@ -119,7 +119,7 @@ def _wanted(backup: Path, only: Sequence[str], reported: Reported) -> list[Copie
         path = backup / name
         if not path.is_file() or _sha256(path) != digest:
             raise BackupFailed(
-                f"{path} is missing or not as {SUMS_FILE} says: nothing was restored; use another backup"
+                f"{path} is missing or does not match {SUMS_FILE}: nothing was restored; use another backup"
             )
         wanted.append(Copied(name, path.stat().st_size, digest))
         reported(FILES, done, len(files))

@@ -22,7 +22,7 @@ from eagle_eye.server.model.clock import Clock, SystemClock
 from eagle_eye.server.store.factory import RECORDS_FILE
 
 ELSEWHERE = (
-    "the records are in PostgreSQL (records.url): pg_dump and pg_restore, or the database's own backups, are for them"
+    "the records are in PostgreSQL (records.url): use pg_dump and pg_restore, or the database's own backups, for them"
 )
 
 
@@ -72,7 +72,7 @@ def _asked(args: argparse.Namespace) -> tuple[bool, Path, tuple[str, ...]]:
     restoring = args.words[0] == "restore"
     if len(args.words) != 1 + restoring:
         raise ConfigurationError(
-            f"expected DEST, or restore BACKUP; got {' '.join(args.words)} (a folder that is called so: ./restore)"
+            f"expected DEST, or restore BACKUP; got {' '.join(args.words)} (for a folder of that name: ./restore)"
         )
     if args.records_only and args.history_only:
         raise ConfigurationError("--records-only and --history-only exclude each other")

@@ -150,7 +150,7 @@ class Integrity:
                 await asyncio.to_thread(self.note, msgspec.json.decode(line, type=IntegrityProblem))
             said = (await process.stderr.read(2_000)).decode(errors="replace").strip()
             if await process.wait() != 0:
-                _log.warning("the files could not be read through, and will be tomorrow: %s", said)
+                _log.warning("the check of the files failed and is repeated tomorrow: %s", said)
         finally:
             if process.returncode is None:
                 process.kill()

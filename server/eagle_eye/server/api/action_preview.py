@@ -92,9 +92,7 @@ def asked_again(old: Action, incident: Incident, weighing: Weighing | None, now_
         raise IllegalTransition(f"policy holds it now ({holding.rule}): {holding.reason}")
     decision = weighing.decision
     if decision.mode == "observe":
-        raise IllegalTransition(
-            "policy only observes here by now (policy.mode, policy.modes): nothing can be asked for"
-        )
+        raise IllegalTransition("policy only observes here now (policy.mode, policy.modes): nothing can be asked for")
     wanted = (decision.kind, decision.exclude, decision.restart)
     if wanted != (old.kind, tuple(old.exclude), old.restart):
         raise IllegalTransition(

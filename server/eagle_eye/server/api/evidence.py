@@ -157,7 +157,7 @@ async def upload(request: Request, parts: Parts, principal: Somebody, evidence: 
     parts.tokens.authorise_frames(principal, record.node)
     content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if content_type not in (BUNDLE_TYPE, FAILURE_TYPE):
-        raise Refusal(415, "content_type", f"content type {content_type[:80]!r} is not read; send {BUNDLE_TYPE}")
+        raise Refusal(415, "content_type", f"content type {content_type[:80]!r} is not supported; send {BUNDLE_TYPE}")
     said = decoded(await read_body(request), _Failure) if content_type == FAILURE_TYPE else None
     if record.state not in OPEN_STATES:
         return answer(views.evidence(record))
@@ -239,7 +239,7 @@ def _check(parts: Needs, nodes: list[str]) -> None:
     unknown = [node for node in nodes if parts.store.get(NODES, node) is None]
     if unknown:
         raise Refusal(
-            404, "nodes", f"no agent of node {unknown[0][:80]!r} was ever heard; GET /api/v1/nodes lists them"
+            404, "nodes", f"no agent of node {unknown[0][:80]!r} has ever reported; GET /api/v1/nodes lists them"
         )
 
 

@@ -205,7 +205,9 @@ def _check(wanted: NewSilence, kept_s: float) -> None:
         raise Refusal(400, "reason", f"reason: expected 1 to {REASON_CHARS_MAX} characters, for whoever asks later")
     for name, patterns in _patterns(wanted).items():
         if len(patterns) > PATTERNS_MAX or any(not 0 < len(one) <= NAME_CHARS_MAX for one in patterns):
-            raise Refusal(400, name, f"{name} may hold {PATTERNS_MAX} of 1 to {NAME_CHARS_MAX} characters")
+            raise Refusal(
+                400, name, f"{name} may hold at most {PATTERNS_MAX} entries of 1 to {NAME_CHARS_MAX} characters"
+            )
     if not any(_patterns(wanted).values()):
         raise Refusal(400, "scope", "nothing is named; give faults, jobs or nodes, or nodes ['*'] for every node")
     for fault in wanted.faults:

@@ -90,7 +90,9 @@ def check_filters(subscription: Subscription) -> None:
     _check_patterns("faults", subscription.faults)
     if len(subscription.matchers) > MATCHERS_MAX or any(len(m) > MATCHER_CHARS_MAX for m in subscription.matchers):
         raise Refusal(
-            400, "matchers", f"matchers may hold {MATCHERS_MAX} of {MATCHER_CHARS_MAX} characters; leave it out for all"
+            400,
+            "matchers",
+            f"matchers may hold at most {MATCHERS_MAX} entries of {MATCHER_CHARS_MAX} characters; leave it out for all",
         )
     try:
         for text in subscription.matchers:

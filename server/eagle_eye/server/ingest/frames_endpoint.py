@@ -113,10 +113,10 @@ def _content(headers: Mapping[str, str]) -> tuple[str, str]:
     """Return a request's content type and encoding. Raises Refusal for those that are not read."""
     content_type = headers.get("content-type", "").partition(";")[0].strip().lower()
     if content_type not in (CONTENT_TYPE, ROWS_CONTENT_TYPE):
-        detail = f"content type {content_type[:80]!r} is not read; send {ROWS_CONTENT_TYPE} or {CONTENT_TYPE}"
+        detail = f"content type {content_type[:80]!r} is not supported; send {ROWS_CONTENT_TYPE} or {CONTENT_TYPE}"
         raise Refusal(415, "content_type", detail)
     encoding = headers.get("content-encoding", "identity").strip().lower()
     if encoding != "identity" and not (encoding == "deflate" and content_type == ROWS_CONTENT_TYPE):
-        detail = f"content encoding {encoding[:80]!r} is not read; send none, or deflate with {ROWS_CONTENT_TYPE}"
+        detail = f"content encoding {encoding[:80]!r} is not supported; send none, or deflate with {ROWS_CONTENT_TYPE}"
         raise Refusal(415, "content_encoding", detail)
     return content_type, encoding

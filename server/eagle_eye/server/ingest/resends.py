@@ -92,8 +92,8 @@ class Resends:
         if not missing:
             return ""
         return (
-            f"of {len(missing)} nodes the last minutes are not whole yet ({min(missing)}): what is found stands, and"
-            " nothing is taken to be over"
+            f"the last minutes of {len(missing)} nodes are not complete yet, such as {min(missing)}: until they"
+            " are, faults are still found, but no incident of their jobs is closed"
         )
 
     def _reach_s(self) -> float:

@@ -165,7 +165,7 @@ class RowsReader:
         """Raise Refusal unless one more template may be learned now, so that a returning fleet delays no known node."""
         wait_s = self._learns.take("", LEARNED_PER_S, LEARNED_AT_ONCE, self._clock.monotonic_s())
         if wait_s > 0.0:
-            detail = f"more than {LEARNED_PER_S} agents a second begin to speak; this one is listened to in a moment"
+            detail = f"more than {LEARNED_PER_S} agents a second begin to send; send this again in a moment"
             raise Refusal(503, "busy", detail, {"Retry-After": str(RETRY_LEARN_S)})
 
 

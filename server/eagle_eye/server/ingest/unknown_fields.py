@@ -11,7 +11,7 @@ LOGGED_MAX = 256  # distinct things named in the log: a hostile agent could inve
 ANSWERED_MAX = 32  # named in one answer: an agent reads 64 KiB of it
 
 NONE = ("name ", "number ")  # invalid in every version: not a possible job name or rank
-_NONE = "node %s (agent %r) sends a name or number that can be none; it is left out, what is with it is kept: %s"
+_NONE = "node %s (agent %r) sends an invalid name or number; it is left out and the rest is kept: %s"
 _UNKNOWN = "node %s (agent %r) sends what this server does not know and leaves out, upgrade the server: %s"
 
 _log = logging.getLogger(__name__)

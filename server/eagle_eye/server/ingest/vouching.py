@@ -121,8 +121,8 @@ class NodeQuota:
             raise Refusal(
                 403,
                 "too_many_nodes",
-                f"{self._nodes_max} nodes are known and {node!r} is none of them; have eagle-eye nodes forget those"
-                " that are gone, or raise ingest.nodes_max",
+                f"{self._nodes_max} nodes are known and {node!r} is none of them; remove those that"
+                " are gone (eagle-eye nodes forget), or raise ingest.nodes_max",
             )
 
     def reserve(self, node: str, token: str, token_nodes_max: int) -> bool:
@@ -142,7 +142,7 @@ class NodeQuota:
                 403,
                 "too_many_new_nodes",
                 f"the token has named {named} nodes that nobody vouches for, and {node!r} is none of them; name them to"
-                " the scheduler or in topology_file, have eagle-eye nodes forget those that are gone, or raise"
+                " the scheduler or in topology_file, remove those that are gone (eagle-eye nodes forget), or raise"
                 " remote_write.token_nodes_max (of one token: tokens create --nodes-max)",
             )
         if len(self.unvouched) >= self._nodes_max:

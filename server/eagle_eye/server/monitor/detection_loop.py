@@ -228,7 +228,7 @@ class DetectionLoop:
         elif error is None and self._unusable_s is not None:
             lasted_s = self._clock.monotonic_s() - self._unusable_s
             self._unusable_s = None
-            log.warning("it is decided again: the records could not be used for %.1f s", lasted_s)
+            log.warning("decisions are made again: the records could not be used for %.1f s", lasted_s)
 
     def tick(self, now_s: float) -> None:
         """Evaluate all jobs once and write the results."""

@@ -50,7 +50,7 @@ class Proxy:
             return None
         why = self._why_not(headers, state)
         if why:
-            raise self._refusal("untrusted_proxy", f"{settings.user_header} is believed of the proxy alone: {why}")
+            raise self._refusal("untrusted_proxy", f"{settings.user_header} is accepted only from the proxy: {why}")
         lines = _values(headers, settings.groups_header) if settings.groups_header else []
         if len(users) > 1 or len(lines) > 1:
             twice = settings.user_header if len(users) > 1 else settings.groups_header

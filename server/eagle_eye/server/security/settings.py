@@ -102,7 +102,7 @@ def check(settings: SignInSettings, tls: TlsSettings, public_url: str, records_r
     if proxy.user_header and not (proxy.addresses or proxy.secret_header or proxy.certificate_names):
         raise ConfigurationError(
             f"sign_in.proxy.addresses: expected the proxy's addresses, secret_header or certificate_names, since"
-            f" {proxy.user_header} would else be believed of everybody; got none"
+            f" {proxy.user_header} would otherwise be accepted from anybody; got none"
         )
     for key in ("user_header", "groups_header", "secret_header"):
         name: str = getattr(proxy, key)

@@ -57,8 +57,8 @@ class DurableConnection(sqlite3.Connection):
         for path, known in self.files.items():
             if _identity(path) != known:
                 raise sqlite3.OperationalError(
-                    f"{path} was deleted or replaced while it was open, and nothing more can be kept:"
-                    " start the server anew (a backup is put back while it is stopped)"
+                    f"{path} was deleted or replaced while it was open, and nothing more can be written:"
+                    " restart the server (put a backup back only while it is stopped)"
                 )
 
 

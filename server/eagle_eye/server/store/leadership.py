@@ -200,7 +200,7 @@ class Leadership:
     def state(self) -> str:
         """Return who leads, and whether it is asked to step down, in words."""
         nodes = self.nodes_in_vain()
-        said = f"; it is asked to step down, for {nodes} of the nodes that ask here do not reach it" if nodes else ""
+        said = f"; it is asked to step down: {nodes} of the nodes that ask here do not reach it" if nodes else ""
         return f"{self.leader()}{said}"
 
     def leader(self) -> str:

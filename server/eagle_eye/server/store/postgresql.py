@@ -78,7 +78,7 @@ _REMEDIES: tuple[tuple[str, str], ...] = (
     (r'database ".*" does not exist', "create it: createdb --encoding UTF8 NAME"),
     (r'role ".*" does not exist', "create it: createuser NAME, and let it create tables in the database"),
     (r"permission denied for schema", "let the URL's user create tables there: GRANT CREATE, USAGE ON SCHEMA"),
-    (r"lock timeout", "another process writes the records for long; the next try may succeed"),
+    (r"lock timeout", "another process has kept the records locked for too long; the next try may succeed"),
     (r"certificate|SSL", "sslmode and sslrootcert of records.url must fit the server's certificate"),
 )
 _UNREACHED = "PostgreSQL must run and be reachable at records.url; the next try connects anew"

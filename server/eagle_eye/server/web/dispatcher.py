@@ -172,7 +172,7 @@ class Dispatcher(Generic[ServicesT]):
                 await joint.forward(cell, {**scope, "headers": believed}, receive, send)
             except LeaderUnreached as error:
                 if scope["method"] not in ("GET", "HEAD"):
-                    why = f"cell {cell} hears the node: {error}; try again"
+                    why = f"this request is for cell {cell}: {error}; try again"
                     await self._refuse(Refusal(503, "standby", why, {"Retry-After": str(RETRY_LEADER_S)}), send)
                     return
                 await self._call_api(scope, receive, _with(send, WITHOUT_CELLS_HEADER, cell))

@@ -243,12 +243,12 @@ def _version(headers: dict[str, str]) -> str:
         raise Refusal(
             415,
             "content_type",
-            f"content type {headers.get('content-type', '')[:120]!r} is not read; send {MEDIA_TYPE};proto={V1}"
+            f"content type {headers.get('content-type', '')[:120]!r} is not supported; send {MEDIA_TYPE};proto={V1}"
             f" or {MEDIA_TYPE};proto={V2}",
         )
     encoding = headers.get("content-encoding", "").strip().lower()
     if encoding != "snappy":
-        raise Refusal(415, "content_encoding", f"content encoding {encoding[:80]!r} is not read; send snappy")
+        raise Refusal(415, "content_encoding", f"content encoding {encoding[:80]!r} is not supported; send snappy")
     return message
 
 

@@ -228,7 +228,7 @@ class RemoteWriteIntake:
         known = self._older.pop(one.key, None)
         if known is None:
             if self.series_count >= self._series_max:
-                detail = f"{self._series_max} series are known, the most (remote_write.series_max)"
+                detail = f"{self._series_max} series are known, which is the most (remote_write.series_max)"
                 raise Malformed("series_limit", detail)
             known = self._known(one, asked)
         if known.node is not None or not known.name:  # else: of a node that is refused at present
@@ -287,7 +287,9 @@ class RemoteWriteIntake:
         found = self._nodes.get(name)
         if found is None:
             if len(self._nodes) >= self._nodes_max:
-                raise Malformed("too_many_nodes", f"{self._nodes_max} nodes are known, the most (ingest.nodes_max)")
+                raise Malformed(
+                    "too_many_nodes", f"{self._nodes_max} nodes are known, which is the most (ingest.nodes_max)"
+                )
             found = self._nodes[name] = NodeRows(
                 name, interval_s=self._interval_s(name), watched=dict(self._watched(name))
             )
