@@ -87,14 +87,14 @@ class StubServer:
                 body = json.loads(text) if text else None
                 status, answer = stub.answer(self.command, self.path)
                 content = b"" if answer is None else json.dumps(answer).encode()
+                with stub.arrived:  # before the answer, upon which the client goes on
+                    stub.requests.append((self.command, self.path, body))
+                    stub.tokens.append(self.headers.get("authorization"))
+                    stub.arrived.notify_all()
                 self.send_response(status)
                 self.send_header("content-length", str(len(content)))
                 self.end_headers()
                 self.wfile.write(content)
-                with stub.arrived:
-                    stub.requests.append((self.command, self.path, body))
-                    stub.tokens.append(self.headers.get("authorization"))
-                    stub.arrived.notify_all()
 
             do_GET = do_POST = do_PUT = do_PATCH = do_DELETE = _serve  # noqa: N815 - as the standard library wants it
 

@@ -235,7 +235,9 @@ def test_a_job_that_no_layout_is_left_for_waits_and_goes_on_with_a_readmitted_no
 
 
 def layout_of(rank: dict[str, Any]) -> RankLayout:
-    return msgspec.json.decode(psutil.Process(rank["pid"]).environ()[LAYOUT_VARIABLE], type=RankLayout)
+    process = psutil.Process(rank["pid"])
+    eventually(lambda: LAYOUT_VARIABLE in process.environ())  # a standby shows it once it is a rank
+    return msgspec.json.decode(process.environ()[LAYOUT_VARIABLE], type=RankLayout)
 
 
 @pytest.mark.slow

@@ -14,6 +14,7 @@ from eagle_eye.schema.problem import CONTENT_TYPE
 from eagle_eye.server.api import answers, telemetry_paths
 
 OPEN = frozenset({"/healthz", "/leadz", "/readyz"})  # without authentication
+MAY_BE_ABSENT = frozenset({"/api/v1/sessions/end"})  # 404 where people do not sign in here
 # Of the answers that are not JSON.
 CONTENT_TYPES: Mapping[str, str] = MappingProxyType(
     {
@@ -138,7 +139,7 @@ def _statuses(path: str, method: str, operation: dict[str, Any]) -> list[HTTPSta
     ]
     if operation.get("parameters") or "requestBody" in operation:
         statuses.append(HTTPStatus.BAD_REQUEST)
-    if "{" in path:
+    if "{" in path or path in MAY_BE_ABSENT:
         statuses.append(HTTPStatus.NOT_FOUND)
     if method != "get":
         statuses.append(HTTPStatus.CONFLICT)
