@@ -158,7 +158,7 @@ class Reported(ClockOffsetCollector):
 
     def collect(self, now_s: float) -> Observed:
         if self._offset_s is None:
-            raise CollectFailed("nobody keeps the clock")
+            raise CollectFailed("the clock is not synchronised")
         return Observed(node={"node_clock_offset_seconds": self._offset_s})
 
 

@@ -825,7 +825,7 @@ def test_a_slow_node_and_a_mute_one_and_a_crashed_one_are_told_apart() -> None:
     story.passes(60.0)
     why = {order.node: order.reason for order in story.ordered(to.Abandon)}
     assert why["n1"] == "slow: it answers, and was still importing torch after 60 s"
-    assert why["n3"] == "has not said a word within 60 s of being called"
+    assert why["n3"] == "has not answered within 60 s of being called"
 
 
 def test_a_working_node_that_is_silent_is_given_the_lease_after_which_its_ranks_are_dead() -> None:

@@ -65,7 +65,7 @@ def test_who_is_in_no_group_is_told_which_setting_says_so(
 ) -> None:
     complaints.allowed.append("403")
     page = opened(new_page, server, "guests", "")
-    why = "ada is signed in and in no group that may look here (sign_in.read_groups)"
+    why = "ada is signed in but in none of the groups that have access (sign_in.read_groups)"
     page.locator(".sign-in").get_by_text(why).wait_for()
 
 

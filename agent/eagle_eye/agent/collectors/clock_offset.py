@@ -153,7 +153,10 @@ class ClockOffsetCollector:
         except OSError as error:
             raise CollectFailed(f"adjtimex: {error.strerror or error}{self._chrony_said}") from None
         if not clock.synchronised:
-            raise CollectFailed(f"nobody keeps the clock: the kernel calls it unsynchronised{self._chrony_said}")
+            raise CollectFailed(
+                "the clock is not synchronised, says the kernel; start chronyd, ntpd or systemd-timesyncd"
+                f"{self._chrony_said}"
+            )
         if not clock.disciplined:
             raise CollectFailed(
                 "the clock is kept by a program that does not tell the kernel the offset (phc2sys, or chrony without"

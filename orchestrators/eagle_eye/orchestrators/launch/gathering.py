@@ -197,7 +197,7 @@ def not_ready(state: State, node: str, within_s: float) -> str:
     doing = state.doing.get(node, "")
     if doing:
         return f"slow: it answers, and was still {doing} after {within_s:g} s"
-    return f"has not said a word within {within_s:g} s of being called"
+    return f"has not answered within {within_s:g} s of being called"
 
 
 def end(state: State, phase: Phase, reason: str, exit_code: int) -> Step:

@@ -76,7 +76,7 @@ class People:
                     session_ends_s=session_ends_s,
                     owners_only=scope == "read" and settings.jobs_visible == "owners",
                 )
-        detail = f"{person.name} is signed in and in no group that may look here (sign_in.read_groups)"
+        detail = f"{person.name} is signed in but in none of the groups that have access (sign_in.read_groups)"
         raise Refusal(403, "no_group", detail)
 
     def forwardable(self, headers: RawHeaders, state: Mapping[str, Any]) -> list[tuple[bytes, bytes]]:

@@ -80,7 +80,7 @@ class Forwarding:
             self._open.discard(asking)
             asking.cancel()
         if asking.cancelled():
-            raise LeaderUnreached("this server stands by no more")
+            raise LeaderUnreached("this server no longer stands by")
         response = asking.result()
         passing = asyncio.create_task(_pass_on(response, leader, send))
         gone = asyncio.create_task(_end_of(receive))

@@ -111,7 +111,7 @@ def labels(key: bytes) -> dict[str, str]:
     try:
         texts = [part.decode() for part in parts]
     except UnicodeDecodeError:
-        raise Malformed("labels", "a label is no UTF-8") from None
+        raise Malformed("labels", "a label is not valid UTF-8") from None
     found = dict(zip(texts[::2], texts[1::2], strict=True))
     if 2 * len(found) != len(texts) or "" in found:
         raise Malformed("labels", "a label has no name, or two have the same")
@@ -184,7 +184,7 @@ def _series_v2(
     elif sum(map(len, texts)) > LABEL_BYTES_MAX:  # checked first: all could be the same, longest symbol
         written.oversized += len(samples)
     elif any(_SYMBOLS_KEY in text for text in texts):
-        raise Malformed("labels", "a label is no UTF-8")
+        raise Malformed("labels", "a label is not valid UTF-8")
     else:
         written.series.append(WireSeries(b"\xff" + b"\xff".join(texts), name.decode(), samples))
 
