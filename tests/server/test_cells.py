@@ -27,6 +27,7 @@ from tests.server.builders import frame
 from tests.server.own_process import OwnProcess, serving, wait_until
 from tests.server.postgresql_server import PostgresqlServer, free_port
 from tests.server.receiver import Receiver, receiver
+from tests.server.remote_write.requests import V1_HEADERS, series, snappy, v1
 
 pytestmark = pytest.mark.slow  # servers in processes of their own
 
@@ -230,6 +231,29 @@ def test_one_job_and_one_node_are_answered_by_their_cell(spread: Spread, asked: 
     query = {"metric": "train_step", "job": "two", "start": str(time.time() - 60), "end": str(time.time())}
     series = server.client.get("/api/v1/query_range", params=query).json()["series"]
     assert {one["node"] for one in series} == {"n3", "n4"}
+
+
+def test_what_prometheus_writes_to_one_cell_reaches_the_cell_that_judges_the_job(spread: Spread) -> None:
+    spread.until(lambda: True)
+    hosts = {"n8": "two", "n9": "one"}
+
+    def written(server: OwnProcess) -> int:
+        now_s = time.time()
+        samples = [
+            series("DCGM_FI_DEV_GPU_TEMP", 50.0, now_s, gpu="0", Hostname=node, eagle_eye_job=job)
+            for node, job in hosts.items()
+        ]
+        return server.client.post("/api/v1/write", content=snappy(v1(*samples)), headers=V1_HEADERS).status_code
+
+    def spread_out() -> bool:
+        assert {written(spread.default), written(spread.other)} == {204}
+        heard = {one["node"]: one["cell"] for one in spread.default.client.get("/api/v1/nodes").json()["items"]}
+        return (heard.get("n8"), heard.get("n9")) == ("b", "default")
+
+    spread.until(spread_out)
+    for server, node in ((spread.default, "n8"), (spread.other, "n9")):
+        own = server.client.get("/api/v1/nodes", headers={"Eagle-Eye-Of-One-Cell": "1"}).json()["items"]
+        assert node not in {one["node"] for one in own if one["agent"]}
 
 
 def test_a_fault_that_the_other_cell_finds_is_delivered_by_the_default_cell(spread: Spread) -> None:

@@ -14,6 +14,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import httpx
 from fastapi import APIRouter, FastAPI
 from prometheus_client import ProcessCollector
 
@@ -76,11 +77,14 @@ from eagle_eye.server.ingest.fleet import Fleet
 from eagle_eye.server.ingest.fleet_metrics import FleetCollector
 from eagle_eye.server.ingest.frames_endpoint import Ingest
 from eagle_eye.server.ingest.remote_write import mapping
+from eagle_eye.server.ingest.remote_write.endpoint import PATH as WRITE_PATH
 from eagle_eye.server.ingest.remote_write.endpoint import RemoteWrite
 from eagle_eye.server.ingest.remote_write.intake import RemoteWriteIntake
 from eagle_eye.server.ingest.remote_write.keeper import Keeper, known_interval_s
 from eagle_eye.server.ingest.remote_write.last_codes import CodeMemory
 from eagle_eye.server.ingest.remote_write.membership import NodeJobs
+from eagle_eye.server.ingest.remote_write.other_cells import ANSWER_S as CELL_ANSWER_S
+from eagle_eye.server.ingest.remote_write.other_cells import OtherCells
 from eagle_eye.server.ingest.resends import Resends
 from eagle_eye.server.ingest.rows_ingest import RowsIngest
 from eagle_eye.server.ingest.rows_request import RowsReader
@@ -125,6 +129,7 @@ from eagle_eye.server.store.sql_store import SqlStore
 from eagle_eye.server.store.store import Change, Store
 from eagle_eye.server.telemetry.counters import Telemetry
 from eagle_eye.server.telemetry.host_metrics import ServerHostCollector
+from eagle_eye.server.transport import other_servers
 from eagle_eye.server.web.dispatcher import Dispatcher
 from eagle_eye.server.web.forwarding import Forwarding
 from eagle_eye.server.web.joint_answers import JointAnswers
@@ -189,6 +194,7 @@ class _Parts(NamedTuple):
     heartbeat: Heartbeat
     forwarding: Forwarding | None  # None unless this server stands by
     joint: JointAnswers | None  # None where the records are this server's alone, or it stands by
+    to_cells: httpx.AsyncClient | None  # brings remote writes to other cells; None as above
 
 
 def build_watcher(config: ServerConfig, store: Store, clock: Clock) -> Watcher:
@@ -253,7 +259,7 @@ def create_app(
 
     parts.history.journal.templates.listen(templates.take_used, templates.forget)
     services.fleet.when_forgotten(templates.expel)
-    takers = _frames(services, templates), _remote_write(services)
+    takers = _frames(services, templates), _remote_write(services, parts.to_cells)
     return Dispatcher(api, *takers, services, reload.ask, parts.forwarding, parts.joint)
 
 
@@ -434,7 +440,8 @@ def _build(
     heartbeat = Heartbeat(store, services.doctor, clock, config.webhooks.heartbeat_s, config.public_url)
     ping = LeaderPing(store, signal, clock, counters, config.records.lease_s)
     joint = JointAnswers(cells, store, config.tls) if cells is not None and forwarding is None else None
-    return _Parts(services, store, kept, webhook, outbox, ping, heartbeat, forwarding, joint)
+    to_cells = other_servers.client(CELL_ANSWER_S) if joint is not None else None
+    return _Parts(services, store, kept, webhook, outbox, ping, heartbeat, forwarding, joint, to_cells)
 
 
 def _life(parts: _Parts, reload: Reload) -> AbstractAsyncContextManager[None]:
@@ -488,6 +495,8 @@ def _life(parts: _Parts, reload: Reload) -> AbstractAsyncContextManager[None]:
             for to_others in (parts.forwarding, parts.joint):
                 if to_others is not None:
                     await to_others.close()
+            if parts.to_cells is not None:
+                await parts.to_cells.aclose()
             await asyncio.to_thread(services.remote_store.close)
             await asyncio.to_thread(parts.history.close)
             parts.store.close()
@@ -572,7 +581,7 @@ def _frames(services: Services, templates: Templates) -> Ingest:
     return Ingest(config, tokens, telemetry, services.clock, limits.check_frames, rows, reader)
 
 
-def _remote_write(services: Services) -> RemoteWrite:
+def _remote_write(services: Services, to_cells: httpx.AsyncClient | None) -> RemoteWrite:
     """Return what takes Prometheus' remote write."""
     settings, fleet = services.config.remote_write, services.fleet
     table = mapping.load()
@@ -610,6 +619,9 @@ def _remote_write(services: Services) -> RemoteWrite:
         services.telemetry,
         services.clock,
         services.limits.check_remote_write,
+        None
+        if services.cells is None or to_cells is None
+        else OtherCells(services.cells, membership.job_of, to_cells, WRITE_PATH, services.clock),
     )
 
 

@@ -10,7 +10,14 @@ import pytest
 from eagle_eye.schema import metrics as catalogue
 from eagle_eye.schema.metrics import Scope
 from eagle_eye.server.ingest.remote_write import mapping, wire
-from eagle_eye.server.ingest.remote_write.intake import FORGET_S, RefusedSamples, RemoteWriteIntake, Taken
+from eagle_eye.server.ingest.remote_write.intake import (
+    FORGET_S,
+    CellOf,
+    RefusedSamples,
+    RemoteWriteIntake,
+    Taken,
+    own_cell,
+)
 from eagle_eye.server.ingest.settings import RemoteWriteSettings
 from eagle_eye.server.model.scraped_devices import Watched
 from tests.server.remote_write.requests import STALE, Written, series, v1
@@ -39,11 +46,11 @@ class Site:
         self.events: list[tuple[str, int, float, object]] = []
         self.keeps = True
 
-    def send(self, *written: Written, now_s: float | None = None) -> Taken:
+    def send(self, *written: Written, now_s: float | None = None, cell_of: CellOf = own_cell) -> Taken:
         read = wire.read_v1(v1(*written), TABLE.wanted, 1_000)
         latest_s = max((time_s for one in written for time_s, _ in one.samples), default=T)
         taken = Taken()
-        self.intake.take(read.series, now_s or latest_s + 1, self.refused.get, taken)
+        self.intake.take(read.series, now_s or latest_s + 1, self.refused.get, taken, cell_of=cell_of)
         for moment in taken.moments if self.keeps else ():
             for rows in moment.values.values():
                 for key, row in rows.items():
@@ -459,3 +466,28 @@ def test_the_document_names_every_series_and_metric_of_the_table() -> None:
     assert [name for name in (*TABLE.metrics, *TABLE.events, *metrics) if f"`{name}`" not in text] == []
     (kept,) = re.findall(r'regex: "(.*)", action: keep', text)
     assert [name for name in TABLE.wanted if not re.fullmatch(kept, name.decode())] == []
+
+
+class TestOtherCells:
+    """Series of nodes whose jobs another cell judges."""
+
+    def test_they_are_put_aside_whole_and_become_no_node_here(self) -> None:
+        site = Site()
+        theirs, ours = dcgm("DEV_GPU_TEMP", 50.0, Hostname="n2"), dcgm("DEV_GPU_TEMP", 60.0)
+        taken = site.send(theirs, ours, cell_of=lambda name, _: "west" if name == "n2" else "")
+        assert [one.samples for one in taken.of_cells["west"]] == [[wire.Sample(round(T * 1000), 50.0)]]
+        assert (list(taken.of_cells), taken.left_out, taken.refused) == (["west"], {}, {})
+        assert site.row("gpu_temperature_celsius", "n2", 0) == []
+        assert site.row("gpu_temperature_celsius", "n1", 0) == [(0.0, 60.0)]
+
+    def test_once_their_job_is_this_cells_they_are_taken(self) -> None:
+        site = Site()
+        site.send(dcgm("DEV_GPU_TEMP", 50.0), cell_of=lambda *_: "west")
+        taken = site.send(dcgm("DEV_GPU_TEMP", 51.0, 15.0))
+        assert (taken.of_cells, site.row("gpu_temperature_celsius", key=0)) == ({}, [(15.0, 51.0)])
+
+    def test_once_their_job_is_another_cells_they_are_put_aside(self) -> None:
+        site = Site()
+        site.send(dcgm("DEV_GPU_TEMP", 50.0))
+        taken = site.send(dcgm("DEV_GPU_TEMP", 51.0, 15.0), cell_of=lambda *_: "west")
+        assert (list(taken.of_cells), site.row("gpu_temperature_celsius", key=0)) == (["west"], [(0.0, 50.0)])

@@ -41,6 +41,19 @@ def test_what_a_sender_wrote_is_read(write: Writer, read: Reader, written: list[
 
 @pytest.mark.parametrize(("write", "read"), READERS)
 @few
+@given(st.lists(written_series, max_size=3))
+def test_what_was_read_is_written_as_version_1_and_read_as_it_was(
+    write: Writer, read: Reader, written: list[Written]
+) -> None:
+    found = read(write(*written, series("wanted", STALE, 7.0)), {b"wanted"}, 100)
+    again = wire.read_v1(wire.request_v1(found.series), {b"wanted"}, 100)
+    assert [(labels(one.key), one.samples) for one in again.series] == [
+        (labels(one.key), one.samples) for one in found.series
+    ]
+
+
+@pytest.mark.parametrize(("write", "read"), READERS)
+@few
 @given(st.data())
 def test_a_damaged_message_is_refused_and_nothing_else(write: Writer, read: Reader, data: st.DataObject) -> None:
     whole = bytearray(write(series("wanted", 1.5, 7.0, a="b", instance="n1:9100"), series("other", 2.0, 7.0)))

@@ -115,6 +115,11 @@ class Cells:
         found = self._cell_of.get(job)
         return DEFAULT_CELL if found is None else found.cell
 
+    def other_cell_of(self, job: str) -> str:
+        """Return the other cell that judges the job, "" if this one does or nobody was given it."""
+        found = self._cell_of.get(job)
+        return "" if found is None or found.cell == self.own or found.over_s is not None else found.cell
+
     # The other cells
 
     @property

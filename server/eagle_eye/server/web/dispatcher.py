@@ -31,9 +31,10 @@ from eagle_eye.server.transport import methods
 from eagle_eye.server.transport.connection_metrics import ConnectionCollector
 from eagle_eye.server.transport.connections import Connections
 from eagle_eye.server.transport.http_protocol import CONNECTION, CountedConnection, is_bad
+from eagle_eye.server.transport.other_servers import FORWARDED
 from eagle_eye.server.transport.path_names import routed
 from eagle_eye.server.transport.raw_http import ASGIMessage, Receive, Send, Taker, answer, headers_of
-from eagle_eye.server.web.forwarding import FORWARDED, Forwarding, LeaderUnreached
+from eagle_eye.server.web.forwarding import Forwarding, LeaderUnreached
 from eagle_eye.server.web.frame_protocol import Heads
 from eagle_eye.server.web.frame_protocol import Taker as FrameTaker
 from eagle_eye.server.web.joint_answers import Asked, JointAnswers

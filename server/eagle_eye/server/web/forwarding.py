@@ -3,26 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import ssl
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
-import certifi
 import httpx
 
 from eagle_eye.schema.problem import CELL_LEADER_HEADER, LEADER_HEADER
 from eagle_eye.server.security.auth import CERTIFICATE_NAMES
 from eagle_eye.server.security.settings import TlsSettings
+from eagle_eye.server.transport.other_servers import FORWARDED, client
 from eagle_eye.server.transport.raw_http import ASGIMessage, Receive, Send
 from eagle_eye.server.web.unreached_nodes import UnreachedNodes
 
-# Of a request that a standby sent on: the leader that it was meant for leads no more, and it goes no further.
-FORWARDED = b"eagle-eye-forwarded"
-# Of a request that a cell's leader sent on to another cell's, which answers for its own cell alone.
-OF_ONE_CELL = b"eagle-eye-of-one-cell"
 _LEADER = LEADER_HEADER.lower().encode()
-CONNECT_S = 2.0
-ANSWER_S = 60.0
 # Of one connection alone (RFC 9110, section 7.6.1), or set anew by who answers.
 _OF_A_CONNECTION = frozenset(
     {
@@ -153,16 +146,3 @@ async def _body(receive: Receive) -> AsyncIterator[bytes]:
 async def _end_of(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
-
-
-def client(answer_s: float = ANSWER_S) -> httpx.AsyncClient:
-    """Return a client for other servers of ours."""
-    context = ssl.create_default_context()
-    context.load_verify_locations(certifi.where())
-    return httpx.AsyncClient(
-        verify=context,
-        trust_env=False,
-        follow_redirects=False,
-        timeout=httpx.Timeout(answer_s, connect=CONNECT_S),
-        limits=httpx.Limits(max_connections=None, max_keepalive_connections=256),
-    )

@@ -19,8 +19,9 @@ from eagle_eye.schema.problem import STANDBY_HEADER, WITHOUT_CELLS_HEADER
 from eagle_eye.server.monitor.cells import Cells
 from eagle_eye.server.security.settings import TlsSettings
 from eagle_eye.server.store.store import ACTIONS, EVIDENCE, INCIDENTS, Store
+from eagle_eye.server.transport.other_servers import OF_ONE_CELL, client
 from eagle_eye.server.transport.raw_http import ASGIMessage, Receive, Send
-from eagle_eye.server.web.forwarding import OF_ONE_CELL, Forwarding, client
+from eagle_eye.server.web.forwarding import Forwarding
 from eagle_eye.server.web.unreached_nodes import UnreachedNodes
 
 API = "/api/v1/"

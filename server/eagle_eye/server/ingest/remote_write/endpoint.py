@@ -2,8 +2,9 @@
 
 A plain ASGI endpoint beside that of the agents. Undecodable requests are refused as a whole. In others, samples that
 the sender should not have sent (a node that its token does not cover, labels beyond the limits) are dropped and the
-answer is 400, which no sender retries; the rest is kept. Samples that map to no metric are dropped, counted, and
-reported as written, because Prometheus treats an answer that nothing was written as a failure.
+answer is 400, which no sender retries; the rest is kept. Samples of jobs that other cells judge are sent on to them.
+Samples that map to no metric are dropped, counted, and reported as written, because Prometheus treats an answer that
+nothing was written as a failure.
 """
 
 from __future__ import annotations
@@ -15,9 +16,10 @@ from typing import Protocol
 
 from eagle_eye.server.ingest.fleet import Fleet
 from eagle_eye.server.ingest.remote_write import snappy, wire
-from eagle_eye.server.ingest.remote_write.intake import RefusedSamples, RemoteWriteIntake, Taken
+from eagle_eye.server.ingest.remote_write.intake import RefusedSamples, RemoteWriteIntake, Taken, own_cell
 from eagle_eye.server.ingest.remote_write.keeper import Keeper, is_ours
 from eagle_eye.server.ingest.remote_write.membership import NodeJobs
+from eagle_eye.server.ingest.remote_write.other_cells import OtherCells
 from eagle_eye.server.ingest.remote_write.sender_clocks import SenderClocks
 from eagle_eye.server.ingest.remote_write.wire import Malformed, WriteRequest
 from eagle_eye.server.ingest.settings import IngestSettings, RemoteWriteSettings
@@ -26,6 +28,7 @@ from eagle_eye.server.model.errors import HistoryBusy, HistoryUnavailable, Refus
 from eagle_eye.server.security.auth import Credentials, Principal, Writer
 from eagle_eye.server.telemetry.counters import Telemetry
 from eagle_eye.server.transport import methods
+from eagle_eye.server.transport.other_servers import OF_ONE_CELL
 from eagle_eye.server.transport.raw_http import ASGIMessage, Receive, Send, answer, headers_of, read_body, refuse
 
 PATH = "/api/v1/write"
@@ -58,7 +61,10 @@ class WriterAuthenticator(Protocol):
 
 
 class RemoteWrite:
-    """The endpoint. ``admit(principal)`` raises Refusal 503 where requests come too often."""
+    """The endpoint. ``admit(principal)`` raises Refusal 503 where requests come too often.
+
+    ``other_cells`` None: every job is this server's.
+    """
 
     def __init__(
         self,
@@ -73,8 +79,10 @@ class RemoteWrite:
         telemetry: Telemetry,
         clock: Clock,
         admit: Callable[[Principal], None],
+        other_cells: OtherCells | None = None,
     ) -> None:
         self._admit = admit
+        self._other_cells = other_cells
         self._settings = settings
         self._ingest = ingest
         self._auth = auth
@@ -94,7 +102,7 @@ class RemoteWrite:
         """Answer one request."""
         started_s = self._clock.monotonic_s()
         try:
-            version, written, taken = await self._take(scope, receive)
+            counted, written, taken = await self._take(scope, receive)
         except Refusal as refusal:
             self._telemetry.remote_write_rejected.labels(refusal.reason).inc()
             await refuse(send, refusal)
@@ -111,7 +119,7 @@ class RemoteWrite:
         self._telemetry.remote_write_seconds.observe(self._clock.monotonic_s() - started_s)
         self._count(written, taken)
         refused = sum(taken.refused.values())
-        headers = _written_headers(written, refused) if version == V2 else {}
+        headers = _written_headers(written, refused) if counted else {}
         if refused:
             self._name(taken)
             detail = f"{refused} of {written.samples} samples are not taken; the first: {taken.complaint}"[:2000]
@@ -119,11 +127,13 @@ class RemoteWrite:
         else:
             await answer(send, 204, "", b"", headers)
 
-    async def _take(self, scope: ASGIMessage, receive: Receive) -> tuple[str, WriteRequest, Taken]:
+    async def _take(self, scope: ASGIMessage, receive: Receive) -> tuple[bool, WriteRequest, Taken]:
+        """Return whether the answer says how much was written, what was, and what became of it. Raises Refusal."""
         headers = headers_of(scope)
         if scope["method"] != "POST":
             raise methods.refusal(scope["method"], ["POST"])
-        principal = self._auth.authenticate(Credentials.of(scope["method"], headers, scope.get("state", {})))
+        credentials = Credentials.of(scope["method"], headers, scope.get("state", {}))
+        principal = self._auth.authenticate(credentials)
         writer = self._auth.authorise_remote_write(principal)
         self._admit(principal)
         version = _version(headers)
@@ -132,11 +142,16 @@ class RemoteWrite:
         written = await self._decoded(version, body)
         await self._membership.refresh()
         received_s = self._clock.now_s()
+        sent_on = OF_ONE_CELL.decode() in headers
+        # A client's certificate counts on its own connection only.
+        other_cells = None if sent_on or credentials.certificate_names else self._other_cells
+        cell_of = own_cell if other_cells is None else other_cells.cell_of
         reserved: list[str] = []
         admit, taken = self._admission(principal, writer, received_s, reserved), Taken()
         try:
             for start in range(0, len(written.series), SERIES_AT_ONCE):
-                self._intake.take(written.series[start : start + SERIES_AT_ONCE], received_s, admit, taken)
+                part = written.series[start : start + SERIES_AT_ONCE]
+                self._intake.take(part, received_s, admit, taken, cell_of=cell_of)
                 await asyncio.sleep(0)  # let the event loop serve others
             await self._keeper.keep(taken.moments)
         except HistoryBusy as error:
@@ -145,7 +160,9 @@ class RemoteWrite:
             raise Refusal(503, "storage", str(error), {"Retry-After": str(RETRY_UNAVAILABLE_S)}) from None
         finally:
             self._fleet.room.release(reserved)
-        return version, written, taken
+        if other_cells is not None:
+            await other_cells.bring(taken, credentials.authorization)
+        return version == V2 or sent_on, written, taken
 
     async def _decoded(self, version: str, body: bytes) -> WriteRequest:
         """Decode the body in a thread, when its turn comes."""

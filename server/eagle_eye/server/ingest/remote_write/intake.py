@@ -32,13 +32,14 @@ class Taken:
 
     ``moments`` are those not durable yet. ``left_out`` counts samples that map to nothing, by reason; ``refused`` those
     that the sender should not have sent, with ``complaint`` about the first of them. ``moved`` counts samples with
-    implausible times, by node.
+    implausible times, by node. ``of_cells`` are series of nodes whose jobs other cells judge, by cell.
     """
 
     moments: dict[NodeSample, None] = field(default_factory=dict)
     left_out: Counter[str] = field(default_factory=Counter)
     refused: Counter[str] = field(default_factory=Counter)
     moved: Counter[str] = field(default_factory=Counter)
+    of_cells: dict[str, list[WireSeries]] = field(default_factory=dict)
     complaint: str = ""
 
     def refuse(self, reason: str, samples: int, detail: str) -> None:
@@ -58,7 +59,8 @@ class RefusedSamples(NamedTuple):
 class _Known(NamedTuple):
     """A parsed series: its node, and its parts in metrics, its event, or its target's state.
 
-    ``node`` None: the series is ignored for a ``reason``; with a ``name`` only for now.
+    ``node`` None: the series is ignored for a ``reason``; with a ``name`` only for now. ``in_cell``: it was another
+    cell's when it was parsed, and was not looked at further.
     """
 
     node: NodeRows | None
@@ -70,6 +72,16 @@ class _Known(NamedTuple):
     target: str = ""
     blanks: bool = False
     reason: str = ""
+    in_cell: bool = False
+
+
+# Returns the other cell that judges the job on a node, "" for none. None: the series' labels name no job.
+CellOf = Callable[[str, str | None], str]
+
+
+def own_cell(_node: str, _job: str | None) -> str:
+    """Return that no other cell judges anything."""
+    return ""
 
 
 class RemoteWriteIntake:
@@ -113,8 +125,11 @@ class RemoteWriteIntake:
         admit: Callable[[str], RefusedSamples | None],
         taken: Taken,
         offset_s: float = 0.0,
+        cell_of: CellOf = own_cell,
     ) -> None:
         """Take samples and add to ``taken``; ``admit(node)`` returns why a node's are refused, else None.
+
+        What other cells judge by ``cell_of`` is put aside for them.
 
         ``offset_s`` is added to their times. A time that is implausible even then becomes the current one.
         """
@@ -128,9 +143,12 @@ class RemoteWriteIntake:
 
         for one in series:
             try:
-                known = self._find(one, asked)
+                known = self._find(one, asked, cell_of)
             except Malformed as error:
                 taken.refuse(error.reason, len(one.samples), f"a series of {one.name}: {error}")
+                continue
+            if known.name and (cell := cell_of(known.name, known.job)):
+                taken.of_cells.setdefault(cell, []).append(one)
                 continue
             no = asked(known.name) if known.name and (known.node is not None or not known.target) else None
             if no is not None and no.sender:
@@ -220,22 +238,25 @@ class RemoteWriteIntake:
         taken.moments[moment] = None
         return True
 
-    def _find(self, one: WireSeries, asked: Callable[[str], RefusedSamples | None]) -> _Known:
+    def _find(self, one: WireSeries, asked: Callable[[str], RefusedSamples | None], cell_of: CellOf) -> _Known:
         """Parse and return the series. Raises Malformed, also where there are too many."""
         known = self._series.get(one.key)
-        if known is not None:
+        if known is not None and not known.in_cell:
             return known
-        known = self._older.pop(one.key, None)
+        known = known or self._older.pop(one.key, None)
+        if known is not None and known.in_cell and not cell_of(known.name, known.job):
+            self._series.pop(one.key, None)
+            known = None
         if known is None:
             if self.series_count >= self._series_max:
                 detail = f"{self._series_max} series are known, which is the most (remote_write.series_max)"
                 raise Malformed("series_limit", detail)
-            known = self._known(one, asked)
-        if known.node is not None or not known.name:  # else: of a node that is refused at present
+            known = self._known(one, asked, cell_of)
+        if known.node is not None or not known.name or known.in_cell:  # else: of a node that is refused at present
             self._series[one.key] = known
         return known
 
-    def _known(self, one: WireSeries, asked: Callable[[str], RefusedSamples | None]) -> _Known:
+    def _known(self, one: WireSeries, asked: Callable[[str], RefusedSamples | None], cell_of: CellOf) -> _Known:
         found = labels(one.key)
         name = node_of(found, self._node_labels)
         if name is None:
@@ -246,6 +267,8 @@ class RemoteWriteIntake:
         job = next((found[label] for label in self._job_labels if found.get(label)), None)
         if job is not None and not is_name(job):
             raise Malformed("job", f"the label's value {job[:80]!r} is no name of a job")
+        if cell_of(name, job):
+            return _Known(None, name, job, in_cell=True)
         if one.name == TARGET_UP:
             # Named by scrape labels only: this must not create a node from an unrelated exporter, and while it says
             # nothing about a node no permission is needed.

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import struct
 from collections import Counter
-from collections.abc import Container, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import NamedTuple
@@ -116,6 +116,11 @@ def labels(key: bytes) -> dict[str, str]:
     if 2 * len(found) != len(texts) or "" in found:
         raise Malformed("labels", "a label has no name, or two have the same")
     return found
+
+
+def request_v1(series: Iterable[WireSeries]) -> bytes:
+    """Return a prometheus.WriteRequest of the series, which ``read_v1`` reads as they are."""
+    return b"".join(_part(1, _head_v1(one.key) + b"".join(map(_sample_v1, one.samples))) for one in series)
 
 
 def _count_series(written: WriteRequest, series_max: int) -> None:
@@ -263,6 +268,33 @@ def _add_references(references: list[int], body: bytes, at: int, end: int) -> No
         references.append(number)
         if len(references) > 2 * LABELS_MAX:
             raise Malformed("labels", f"a series has more than {LABELS_MAX} labels")
+
+
+def _head_v1(key: bytes) -> bytes:
+    """Return the labels as version 1 has them."""
+    if key[0] != _SYMBOLS_KEY:
+        return key
+    texts = key[1:].split(b"\xff")
+    return b"".join(
+        _part(1, _part(1, name) + _part(2, value)) for name, value in zip(texts[::2], texts[1::2], strict=True)
+    )
+
+
+def _sample_v1(sample: Sample) -> bytes:
+    value = STALE_NAN if sample.value is None else struct.pack("<d", sample.value)
+    return _part(2, b"\x09" + value + b"\x10" + _varint_of(sample.time_ms & 0xFFFFFFFFFFFFFFFF))
+
+
+def _part(number: int, content: bytes) -> bytes:
+    return bytes([number << 3 | _LEN]) + _varint_of(len(content)) + content
+
+
+def _varint_of(value: int) -> bytes:
+    found = bytearray()
+    while value >= 0x80:
+        found.append(value & 0x7F | 0x80)
+        value >>= 7
+    return bytes((*found, value))
 
 
 def _field(body: bytes, at: int, end: int) -> tuple[int, int, int, int]:
