@@ -60,7 +60,12 @@ class OtherCells:
     """
 
     def __init__(
-        self, cells: CellDirectory, job_of: Callable[[str], str | None], client: httpx.AsyncClient, path: str, clock: Clock
+        self,
+        cells: CellDirectory,
+        job_of: Callable[[str], str | None],
+        client: httpx.AsyncClient,
+        path: str,
+        clock: Clock,
     ) -> None:
         self._cells = cells
         self._job_of = job_of
