@@ -112,9 +112,10 @@ def train(
     keeps: bool = True,
     waits: bool = False,
     leaves: str = "close",
+    begin: str = "",
     stop: str = "",
 ) -> None:
-    """Train from where the checkpoint is up to a step, or until a file ``stop`` is there.
+    """Train from where the checkpoint is up to a step, or until a file ``stop`` is there; begin once ``begin`` is.
 
     ``kind``: by DistributedDataParallel (``ddp``), FSDP2 (``fsdp``), or gradients that are ``gathered``, the same on
     any run. ``waits``: each step for a slot, and until it is whole, and on storage where it goes there. Without
@@ -138,6 +139,7 @@ def train(
         say(failed=type(error).__name__, text=str(error))
         raise
     say(resumed=step, number=state_number(model, optimizer), loader=loader.state_dict(), t_s=time.time())
+    _wait_for(begin)
     while step < steps and not (stop and _all_stop(Path(stop))):
         step += 1
         began_s = time.monotonic()
@@ -209,6 +211,11 @@ def plain(folder: str, said: str, hidden: int = 32) -> None:
     set_model_state_dict(model, state["model"])
     set_optimizer_state_dict(model, optimizer, state["optimizer"])
     Said(said)(number=state_number(model, optimizer))
+
+
+def _wait_for(begin: str) -> None:
+    while begin and not Path(begin).exists():
+        time.sleep(0.001)
 
 
 def _until_on_storage(folder: Path) -> None:

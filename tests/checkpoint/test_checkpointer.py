@@ -291,11 +291,15 @@ class TestWhereItGoesOn:
 
     def test_one_that_reaches_further_back_and_is_whole_in_every_shard(self, site_of: Callable[[str], Site]) -> None:
         site = site_of("reach")
-        run = site.run("abc", steps=7, waits=True, reach_s=3600.0, kind="gathered", leaves="stay").until_said("ended")
-        reaching = Killed(site, run.kill(), "abc", 7)
+        begin, kept = site.folder / "begin", dict[str, Any](reach_s=3600.0, kind="gathered")
+        run = site.run("abc", steps=7, waits=True, leaves="stay", begin=str(begin), **kept).until_said("resumed")
+        # Training does not wait for slots: until all are reserved a node keeps the newest steps alone.
+        until(lambda: all(site.node(name).has_all_slots for name in "abc"), "all slots are reserved")
+        begin.touch()
+        reaching = Killed(site, run.until_said("ended").kill(), "abc", 7)
         site.lose("b")
         # Of the slots three take the newest steps in turn: the fifth may be there still, the fourth is not.
-        equal(site.restored("abc", resume="memory:4", reach_s=3600.0, kind="gathered"), reaching, 2)
+        equal(site.restored("abc", resume="memory:4", **kept), reaching, 2)
         # What was lost with the node is there again, and what came after the step is not.
         until(lambda: site.node("b").steps == {(rank, step) for rank in (0, 1) for step in (1, 2)}, "b has its copies")
 
