@@ -12,6 +12,7 @@ import os
 import shutil
 import signal
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
@@ -24,6 +25,7 @@ import pytest
 import torch
 
 from benchmarks.checkpoint.warm import Forked, Warm
+from eagle_eye.checkpoint import store_client
 from eagle_eye.checkpoint.checkpointer import (
     MemoryCheckpointer,
     NoCheckpoint,
@@ -32,7 +34,8 @@ from eagle_eye.checkpoint.checkpointer import (
     _require_same,
     whole_steps,
 )
-from eagle_eye.checkpoint.messages import Captured, CaptureEvery, CopyInfo
+from eagle_eye.checkpoint.connection import BlockingConnection
+from eagle_eye.checkpoint.messages import Captured, CaptureEvery, CopyInfo, Welcome
 from eagle_eye.checkpoint.state import KeptState, RandomState
 from eagle_eye.checkpoint.store import ask_status
 from tests.checkpoint.stores import Node, until
@@ -442,6 +445,33 @@ class TestCapture:
         line.say(Captured(2, grant.slot, 100, (), 1.0))
         alone.keep(3)
         assert (0, 2) not in alone.node.steps
+
+    def test_a_rank_that_ends_while_it_connects_anew_leaves_no_connection(
+        self, alone: Alone, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        client = alone.begin()._client
+        connected, goes_on = threading.Event(), threading.Event()
+        greeted = client._greeted
+
+        def slowly() -> tuple[BlockingConnection, Welcome]:
+            made = greeted()
+            connected.set()
+            assert goes_on.wait(WITHIN_S)
+            return made
+
+        monkeypatch.setattr(client, "_greeted", slowly)
+        monkeypatch.setattr(store_client, "SAID_WITHIN_S", 0.01)
+        alone.node.stop()
+        alone.node.start()
+        assert connected.wait(WITHIN_S)
+        before = client._connection
+        client.close(ended=False)
+        goes_on.set()
+        assert client._receiver is not None
+        client._receiver.join(WITHIN_S)
+        assert client._connection is not None
+        assert client._connection is not before
+        assert client._connection._socket.fileno() == -1
 
     def test_of_several_captures_the_one_that_is_due_is_made_whatever_its_step(self, alone: Alone) -> None:
         kept = alone.begin()
