@@ -112,13 +112,15 @@ def train(
     keeps: bool = True,
     waits: bool = False,
     leaves: str = "close",
+    begin: str = "",
     stop: str = "",
 ) -> None:
-    """Train from where the checkpoint is up to a step, or until a file ``stop`` is there.
+    """Train from where the checkpoint is up to a step, or until a file ``stop`` is there; begin once ``begin`` is.
 
     ``kind``: by DistributedDataParallel (``ddp``), FSDP2 (``fsdp``), or gradients that are ``gathered``, the same on
-    any run. ``waits``: each step until it is whole, and on storage where it goes there. Without ``keeps``: no
-    checkpoints. It ``leaves`` by ``close``; by ``stay`` it waits to be killed; by ``exit`` it ends as failed jobs do.
+    any run. ``waits``: each step for a slot, and until it is whole, and on storage where it goes there. Without
+    ``keeps``: no checkpoints. It ``leaves`` by ``close``; by ``stay`` it waits to be killed; by ``exit`` it ends as
+    failed jobs do.
     """
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     say = Said(said)
@@ -137,6 +139,7 @@ def train(
         say(failed=type(error).__name__, text=str(error))
         raise
     say(resumed=step, number=state_number(model, optimizer), loader=loader.state_dict(), t_s=time.time())
+    _wait_for(begin)
     while step < steps and not (stop and _all_stop(Path(stop))):
         step += 1
         began_s = time.monotonic()
@@ -148,11 +151,12 @@ def train(
         adams = {int(one["step"]) for one in optimizer.state.values()}
         number = state_number(model, optimizer)
         if kept is not None:
-            kept.capture(step)
             if waits:
-                _until_whole(kept, step)
-                if persist_every and step % persist_every == 0:
-                    _until_on_storage(Path(directory) / f"step_{step}")
+                _capture_whole(kept, step)
+            else:
+                kept.capture(step)
+            if waits and persist_every and step % persist_every == 0:
+                _until_on_storage(Path(directory) / f"step_{step}")
         whole = None if kept is None else kept.whole_step
         counts = {} if kept is None else {name: kept.counts[name] for name in ("captured", "skipped")}
         say(step=step, number=number, loader=loader.state_dict(), adams=sorted(adams), whole=whole, **counts)
@@ -209,6 +213,11 @@ def plain(folder: str, said: str, hidden: int = 32) -> None:
     Said(said)(number=state_number(model, optimizer))
 
 
+def _wait_for(begin: str) -> None:
+    while begin and not Path(begin).exists():
+        time.sleep(0.001)
+
+
 def _until_on_storage(folder: Path) -> None:
     end_s = time.monotonic() + WITHIN_S
     while not folder.exists():
@@ -217,8 +226,13 @@ def _until_on_storage(folder: Path) -> None:
         time.sleep(0.001)
 
 
-def _until_whole(kept: MemoryCheckpointer, step: int) -> None:
+def _capture_whole(kept: MemoryCheckpointer, step: int) -> None:
     end_s = time.monotonic() + WITHIN_S
+    while kept._granted is None:  # a capture without a slot is skipped, and its step never whole
+        if time.monotonic() > end_s:
+            raise TimeoutError(f"step {step} has no slot to be written into within {WITHIN_S:g} s")
+        time.sleep(0.001)
+    kept.capture(step)
     while kept.whole_step != step:
         if time.monotonic() > end_s:
             raise TimeoutError(f"step {step} is not whole within {WITHIN_S:g} s; {kept.whole_step} is")

@@ -12,6 +12,7 @@ import os
 import shutil
 import signal
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
@@ -24,6 +25,7 @@ import pytest
 import torch
 
 from benchmarks.checkpoint.warm import Forked, Warm
+from eagle_eye.checkpoint import store_client
 from eagle_eye.checkpoint.checkpointer import (
     MemoryCheckpointer,
     NoCheckpoint,
@@ -32,7 +34,8 @@ from eagle_eye.checkpoint.checkpointer import (
     _require_same,
     whole_steps,
 )
-from eagle_eye.checkpoint.messages import Captured, CaptureEvery, CopyInfo
+from eagle_eye.checkpoint.connection import BlockingConnection
+from eagle_eye.checkpoint.messages import Captured, CaptureEvery, CopyInfo, Welcome
 from eagle_eye.checkpoint.state import KeptState, RandomState
 from eagle_eye.checkpoint.store import ask_status
 from tests.checkpoint.stores import Node, until
@@ -291,11 +294,15 @@ class TestWhereItGoesOn:
 
     def test_one_that_reaches_further_back_and_is_whole_in_every_shard(self, site_of: Callable[[str], Site]) -> None:
         site = site_of("reach")
-        run = site.run("abc", steps=7, waits=True, reach_s=3600.0, kind="gathered", leaves="stay").until_said("ended")
-        reaching = Killed(site, run.kill(), "abc", 7)
+        begin, kept = site.folder / "begin", dict[str, Any](reach_s=3600.0, kind="gathered")
+        run = site.run("abc", steps=7, waits=True, leaves="stay", begin=str(begin), **kept).until_said("resumed")
+        # Training does not wait for slots: until all are reserved a node keeps the newest steps alone.
+        until(lambda: all(site.node(name).has_all_slots for name in "abc"), "all slots are reserved")
+        begin.touch()
+        reaching = Killed(site, run.until_said("ended").kill(), "abc", 7)
         site.lose("b")
         # Of the slots three take the newest steps in turn: the fifth may be there still, the fourth is not.
-        equal(site.restored("abc", resume="memory:4", reach_s=3600.0, kind="gathered"), reaching, 2)
+        equal(site.restored("abc", resume="memory:4", **kept), reaching, 2)
         # What was lost with the node is there again, and what came after the step is not.
         until(lambda: site.node("b").steps == {(rank, step) for rank in (0, 1) for step in (1, 2)}, "b has its copies")
 
@@ -438,6 +445,33 @@ class TestCapture:
         line.say(Captured(2, grant.slot, 100, (), 1.0))
         alone.keep(3)
         assert (0, 2) not in alone.node.steps
+
+    def test_a_rank_that_ends_while_it_connects_anew_leaves_no_connection(
+        self, alone: Alone, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        client = alone.begin()._client
+        connected, goes_on = threading.Event(), threading.Event()
+        greeted = client._greeted
+
+        def slowly() -> tuple[BlockingConnection, Welcome]:
+            made = greeted()
+            connected.set()
+            assert goes_on.wait(WITHIN_S)
+            return made
+
+        monkeypatch.setattr(client, "_greeted", slowly)
+        monkeypatch.setattr(store_client, "SAID_WITHIN_S", 0.01)
+        alone.node.stop()
+        alone.node.start()
+        assert connected.wait(WITHIN_S)
+        before = client._connection
+        client.close(ended=False)
+        goes_on.set()
+        assert client._receiver is not None
+        client._receiver.join(WITHIN_S)
+        assert client._connection is not None
+        assert client._connection is not before
+        assert client._connection._socket.fileno() == -1
 
     def test_of_several_captures_the_one_that_is_due_is_made_whatever_its_step(self, alone: Alone) -> None:
         kept = alone.begin()

@@ -43,6 +43,7 @@ from eagle_eye.checkpoint.messages import (
     Proceed,
     Proof,
     Put,
+    RanksDone,
     Read,
     RequestRefused,
     Reserve,
@@ -557,6 +558,52 @@ class TestAnotherStore:
             theirs.close()
 
         asyncio.run(ended())
+
+
+class TestConnectionsLost:
+    def test_one_that_is_being_made_while_the_peer_is_closed_is_not_kept(self, two: list[Node]) -> None:
+        close(*opened(two))
+
+        async def closed_meanwhile() -> Peer:
+            peer = Peer("b", two[1].store.address, JOB, KEY)
+            telling = asyncio.ensure_future(peer.tell(RanksDone(0, "a")))
+            await asyncio.sleep(0)
+            peer.close()
+            with pytest.raises(ConnectionError, match="b is not spoken to any more"):
+                await telling
+            return peer
+
+        assert asyncio.run(closed_meanwhile())._words is None
+
+    def test_none_is_made_for_a_job_that_has_ended(self, two: list[Node]) -> None:
+        close(*opened(two))
+        service = two[0].store._jobs[JOB]
+        service.close()
+        with pytest.raises(ConnectionError, match="job has ended here"):
+            service._peer("b")
+
+    def test_one_that_comes_while_the_store_ends_is_not_taken(self, tmp_path: Path) -> None:
+        async def cancelled_once_it_came() -> None:
+            loop, store = asyncio.get_running_loop(), Node(tmp_path / "a").store
+            server, client, (says, hears) = (
+                socket.socket(socket.AF_UNIX),
+                socket.socket(socket.AF_UNIX),
+                socket.socketpair(),
+            )
+            with server, client, says, hears:
+                server.bind(str(tmp_path / "socket"))
+                server.listen()
+                accepting = asyncio.ensure_future(store._accept(server, store._serve_local))
+                await asyncio.sleep(0.01)
+                loop.add_reader(hears, accepting.cancel)
+                client.connect(str(tmp_path / "socket"))
+                says.send(b"?")  # the loop sees both at once
+                with contextlib.suppress(asyncio.CancelledError):
+                    await accepting
+                loop.remove_reader(hears)
+                server.accept()[0].close()
+
+        asyncio.run(cancelled_once_it_came())
 
 
 class TestStartedAnew:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 import psycopg
@@ -42,8 +42,12 @@ class Server:
     def __init__(self, url: str, cell: str, clock: Clock, name: str = "") -> None:
         settings = RecordsSettings(url, lease_s=LEASE_S, cell=cell)
         self.leadership: Leadership = leadership_of(settings, f"http://{name or cell}", clock)
-        self.leadership.step()
-        self.store: SqlStore = open_records(settings, Path("/-"), self.leadership)
+        try:
+            self.leadership.step()
+            self.store: SqlStore = open_records(settings, Path("/-"), self.leadership)
+        except BaseException:
+            self.leadership.close()
+            raise
         at = FakeClock()
         self.cells = Cells(cell, self.store, self.leadership, at, Fleet(100), FakeWatcher(at))
 
@@ -66,10 +70,7 @@ def url(postgresql: PostgresqlServer) -> str:
 def servers(url: str, clock: Clock) -> Iterator[dict[str, Server]]:
     """The leaders of two cells."""
     with ExitStack() as stack:
-        made = {cell: Server(url, cell, clock) for cell in ("default", "b")}
-        for one in made.values():
-            stack.callback(one.close)
-        yield made
+        yield {cell: stack.enter_context(closing(Server(url, cell, clock))) for cell in ("default", "b")}
 
 
 def belongs(job: str, cell: str) -> JobCell:

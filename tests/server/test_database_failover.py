@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -42,10 +43,11 @@ def failed_over() -> Iterator[FailedOver]:
         pytest.skip("PostgreSQL is not installed (apt-get install postgresql-15)")
     with serving(bin_) as primary:
         name = primary.new_database().partition("@/")[2].partition("?")[0]
-        with replica_of(primary) as replica:
+        with replica_of(primary) as replica, ExitStack() as servers:
             places = f"host={primary.folder},{replica.folder}&port={primary.port},{replica.port}"
             url = f"postgresql+psycopg://{USER}@/{name}?{places}&target_session_attrs=read-write"
-            kept, lost = Server("http://a", url), Server("http://b", url)
+            kept = servers.enter_context(closing(Server("http://a", url)))
+            lost = servers.enter_context(closing(Server("http://b", url)))
             wait_until(lambda: replica.execute("SELECT epoch FROM lease", name) == [(1,)])
             replica.execute("ALTER SYSTEM SET primary_conninfo = ''")
             replica.control("reload")
@@ -57,8 +59,6 @@ def failed_over() -> Iterator[FailedOver]:
             primary.control("stop", "--mode=immediate")
             replica.control("promote", "--wait")
             yield FailedOver(url, kept, lost, action_id)
-            kept.close()
-            lost.close()
 
 
 def step_until(server: Server, claim: Callable[[], bool]) -> None:

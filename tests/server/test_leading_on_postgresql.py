@@ -40,8 +40,12 @@ class Server:
     def __post_init__(self) -> None:
         self.settings = RecordsSettings(self.database, lease_s=LEASE_S)
         self.leadership: Leadership = leadership_of(self.settings, self.url, lambda: self.time_s)
-        self.leadership.step()
-        self.store: SqlStore = open_records(self.settings, Path("/-"), self.leadership)
+        try:
+            self.leadership.step()
+            self.store: SqlStore = open_records(self.settings, Path("/-"), self.leadership)
+        except BaseException:
+            self.leadership.close()  # its connection would be found by the garbage collector, in some later test
+            raise
 
     @property
     def name(self) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any
@@ -34,6 +35,7 @@ from eagle_eye.server.store.lease import (
 from eagle_eye.server.web.unreached_nodes import UnreachedNodes
 
 LEASE_S = 5.0
+WITHIN_S = 20.0
 NO_WISH = Wish(0, 0, "")
 FREE, HELD = Lease(0, 0, "", 0), Lease(3, 7, "http://a", 42)
 
@@ -166,6 +168,19 @@ class FakeKeeper:
 
 
 @dataclass
+class SlowKeeper(FakeKeeper):
+    """A lease in a database that answers a look only once it may."""
+
+    asked: threading.Event = field(default_factory=threading.Event)
+    answers: threading.Event = field(default_factory=threading.Event)
+
+    def read(self) -> Lease:
+        self.asked.set()
+        assert self.answers.wait(WITHIN_S)
+        return super().read()
+
+
+@dataclass
 class Host:
     """A clock of its own."""
 
@@ -188,6 +203,21 @@ def test_of_two_servers_the_second_stands_by_and_names_the_leader() -> None:
     assert (first.leads, first.epoch_to_decide()) == (True, 1)
     with pytest.raises(NotLeading, match="stands by and decides nothing; http://a leads"):
         second.epoch_to_decide()
+
+
+def test_a_server_that_ends_while_the_database_is_slow_closes_its_connection_after_the_last_answer() -> None:
+    keeper = SlowKeeper(HELD)
+    keeper.answers.set()
+    standby = Leadership(keeper, "http://b", 0.05)
+    standby.start()
+    keeper.answers.clear()
+    keeper.asked.clear()
+    assert keeper.asked.wait(WITHIN_S)
+    standby.close()
+    assert "close" not in keeper.calls
+    keeper.answers.set()
+    standby._thread.join(WITHIN_S)
+    assert keeper.calls[-1] == "close"
 
 
 def test_how_long_a_leader_has_been_seen_counts_from_when_it_and_its_epoch_were_first_read() -> None:

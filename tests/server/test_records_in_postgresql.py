@@ -166,6 +166,37 @@ def test_the_audit_trail_cannot_be_changed(postgresql: PostgresqlServer, url: st
     store.close()
 
 
+def test_who_reads_while_the_records_are_closed_leaves_no_connection_open(url: str) -> None:
+    store = opened(url)
+    reading = store._reads.raw_connection()
+    driver = reading.driver_connection
+    store.close()
+    reading.close()
+    late = store._reads.raw_connection()
+    late_driver = late.driver_connection
+    late.close()
+    assert driver is not None
+    assert late_driver is not None
+    assert (driver.closed, late_driver.closed) == (True, True)
+
+
+def test_who_reads_while_the_old_primary_is_left_leaves_no_connection_open(
+    postgresql: PostgresqlServer, url: str
+) -> None:
+    name = url.partition("@/")[2].partition("?")[0]
+    store = opened(url)
+    reading = store._reads.raw_connection()
+    driver = reading.driver_connection
+    store._writes.dispose()
+    postgresql.execute(f"ALTER DATABASE {name} SET default_transaction_read_only = on")
+    with pytest.raises(StoreUnavailable, match="read-only or in recovery"):
+        store.probe()
+    reading.close()
+    assert driver is not None
+    assert driver.closed
+    store.close()
+
+
 @pytest.mark.filterwarnings("ignore:.*expression-based index")
 @pytest.mark.parametrize("engine", ["sqlite", "postgresql"])
 def test_what_the_migrations_make_is_what_the_code_expects(

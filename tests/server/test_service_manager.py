@@ -19,6 +19,18 @@ from tests.loopback import free_port
 
 URL = "http://127.0.0.1:8470"
 SERVING = ["READY=1", f"STATUS=serving {URL}"]
+HANGS = """
+import sys, time
+from eagle_eye.cli.main import main
+from eagle_eye.server.service_manager import ServiceManager
+
+def hang(manager):
+    manager._send("STATUS=hangs")
+    time.sleep(600)
+
+ServiceManager.alive = hang
+sys.exit(main())
+"""
 
 
 class Systemd:
@@ -83,20 +95,24 @@ def test_a_server_is_ready_once_it_answers_lives_while_its_loop_does_and_says_th
 
 
 def test_a_server_that_is_aborted_shows_where_it_hung(tmp_path: Path, systemd: Systemd) -> None:
+    # Its event loop stands still, as a hung one's: in one that runs another thread may get the signal, for it blocks
+    # all signals while it starts a thread.
     child = subprocess.Popen(
-        [sys.executable, "-m", "eagle_eye.cli.main", "server", "--listen", "127.0.0.1:0", "--data", str(tmp_path)],
+        [sys.executable, "-c", HANGS, "server", "--listen", "127.0.0.1:0", "--data", str(tmp_path)],
         env={**os.environ, "NOTIFY_SOCKET": systemd.name},
         stderr=subprocess.PIPE,
         text=True,
     )
     try:
-        assert systemd.heard(60)
+        assert systemd.heard(60)[0] == "READY=1"
+        assert systemd.heard(60) == ["STATUS=hangs"]
         child.send_signal(signal.SIGABRT)
         _, said = child.communicate(timeout=60)
     finally:
         child.kill()
     assert child.returncode == -signal.SIGABRT
     assert "Fatal Python error: Aborted" in said
+    assert "in hang\n" in said
     assert "server/command.py" in said
 
 

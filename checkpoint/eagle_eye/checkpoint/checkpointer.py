@@ -351,7 +351,11 @@ class MemoryCheckpointer:
                         continue
                 else:
                     connection = connect(address, self._job, self._key, REMOTE_WITHIN_S)
-                    copy = connection.ask(Find(step.plan, rank, step.step), Found).copy
+                    try:
+                        copy = connection.ask(Find(step.plan, rank, step.step), Found).copy
+                    except BaseException:
+                        connection.close()
+                        raise
                     if copy is not None and copy.attempt == step.attempt:
                         named = (step.plan, rank, step.step)
                         yield RemoteShard(connection, named, step.lengths[rank], f"{what} on {node}")

@@ -466,6 +466,8 @@ class JobService:
         member = self.job.members.get(node)
         if member is None:
             raise ProtocolError(f"{node} is no node of {self.job.name}")
+        if self._closed:
+            raise ConnectionError(f"{self.job.name} has ended here")
         peer = self._peers.get(node)
         if peer is None or peer.address != member.address:
             if peer is not None:

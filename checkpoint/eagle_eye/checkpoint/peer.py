@@ -43,7 +43,7 @@ RESERVE_WITHIN_S = 120.0  # of gigabytes, seconds each
 
 
 class Peer:
-    """Another node's store. Connects on demand, and again after an error."""
+    """Another node's store. Connects on demand, and again after an error, until it is closed."""
 
     def __init__(self, node: str, address: str, job: str, key: bytes) -> None:
         self.node = node
@@ -52,6 +52,7 @@ class Peer:
         self._key = key
         self._shards: StoreConnection | None = None
         self._words: StoreConnection | None = None
+        self._closed = False
         self._moving = asyncio.Lock()
         self._speaking = asyncio.Lock()
 
@@ -115,7 +116,8 @@ class Peer:
             return answered.sums
 
     def close(self) -> None:
-        """End both connections."""
+        """End both connections, and what is under way: a connection that is being made is not used any more."""
+        self._closed = True
         self._close_shards()
         self._close_words()
 
@@ -165,6 +167,9 @@ class Peer:
         except BaseException:
             sock.close()
             raise
+        if self._closed:
+            connection.close()
+            raise ConnectionError(f"{self.node} is not spoken to any more")
         return connection
 
 

@@ -173,10 +173,12 @@ class CheckpointStore:
 
     async def _accept(self, server: socket.socket, serve: Callable[[StoreConnection], Awaitable[None]]) -> None:
         server.setblocking(False)
-        loop = asyncio.get_running_loop()
         while True:
+            await _acceptable(server)
             try:
-                sock, _ = await loop.sock_accept(server)
+                sock, _ = server.accept()
+            except BlockingIOError:
+                continue
             except OSError as error:  # too many files are open, above all: some will be closed
                 _log.warning("a connection is not accepted: %s", error)
                 await asyncio.sleep(ACCEPT_AGAIN_S)
@@ -395,6 +397,16 @@ class CheckpointStore:
                 self._free(service, "has ended")
             elif left_s is not None and now_s - left_s > self._settings.free_after_s:
                 self._free(service, f"has had no ranks for {now_s - left_s:.0f} s")
+
+
+async def _acceptable(server: socket.socket) -> None:
+    """Return once somebody connects. Unlike ``sock_accept`` it has no connection to lose when it is cancelled."""
+    loop, connects = asyncio.get_running_loop(), asyncio.Event()
+    loop.add_reader(server, connects.set)
+    try:
+        await connects.wait()
+    finally:
+        loop.remove_reader(server)
 
 
 def _close(connection: StoreConnection, _: asyncio.Future[None]) -> None:

@@ -230,6 +230,12 @@ class StoreClient:
         return self._connection
 
     def _receive_all(self) -> None:
+        try:
+            self._receive_until_ended()
+        finally:
+            self._asked().close()  # it may have been made anew while ``close`` closed the one before
+
+    def _receive_until_ended(self) -> None:
         while not self._ended.is_set():
             try:
                 while (message := self._asked().receive()) is not None:

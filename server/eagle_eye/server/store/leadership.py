@@ -237,7 +237,8 @@ class Leadership:
         self.hand_over()
         if self._thread.is_alive():
             self._thread.join(self._lease_s)
-        self._keeper.close()
+        if not self._thread.is_alive():
+            self._keeper.close()  # else the thread does: it would connect anew after that
 
     def step(self) -> None:
         """Renew the lease, look at it, or give it back."""
@@ -267,6 +268,7 @@ class Leadership:
             self._woken.wait(min(self._lease_s / STEPS, STEP_S_MAX))
             self._woken.clear()
             self.step()
+        self._keeper.close()
 
     def _renew(self) -> None:
         term, sent_s = self._term, self._now_s()

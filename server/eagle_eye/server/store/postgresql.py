@@ -12,7 +12,7 @@ from typing import Any
 import sqlalchemy
 from sqlalchemy import exc
 from sqlalchemy.ext.compiler import compiles
-from sqlalchemy.pool import QueuePool
+from sqlalchemy.pool import ConnectionPoolEntry, QueuePool
 
 from eagle_eye.server.model.errors import NotLeading, StoreUnavailable
 from eagle_eye.server.store.json_expressions import JsonMember, JsonNumber, JsonText, parts
@@ -86,6 +86,22 @@ _UNREACHED = "PostgreSQL must run and be reachable at records.url; the next try 
 _log = logging.getLogger(__name__)
 
 
+class _Pool(QueuePool):
+    """A pool whose connections are all closed once it is disposed of: also one that a thread still used, afterwards."""
+
+    _disposed = False
+
+    def dispose(self) -> None:
+        """Close the connections that nobody uses now, and each of the others as it comes back."""
+        self._disposed = True
+        super().dispose()
+
+    def _do_return_conn(self, record: ConnectionPoolEntry) -> None:
+        super()._do_return_conn(record)
+        if self._disposed:
+            super().dispose()
+
+
 class PostgresqlDatabase:
     """A database with records. One process writes at a time; a lost connection is made anew at its next use."""
 
@@ -137,7 +153,7 @@ class PostgresqlDatabase:
         pool = sqlalchemy.create_engine(
             "postgresql+psycopg://",
             creator=self._connect_to_write if writing else self._connect,
-            poolclass=QueuePool,
+            poolclass=_Pool,
             pool_size=most,
             max_overflow=0,
             pool_pre_ping=True,  # so that a restart of the database fails nothing

@@ -421,10 +421,10 @@ class SqlStore:
             self._listeners.append(callback)
 
     def close(self) -> None:
-        """Release the connections."""
+        """Release the connections; one that a thread still reads by once it has read."""
         with self._write_lock:
-            for pool in (self._token_reads, self._reads, self._writes):
-                pool.dispose()
+            for engine in (self._token_reads, self._reads, self._writes):
+                engine.pool.dispose()  # the engine's own ``dispose`` makes another pool, which nobody closes
 
     def tell(self) -> None:
         """Call who listens, as after a commit: another server may have committed."""
