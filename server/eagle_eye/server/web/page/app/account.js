@@ -28,7 +28,7 @@ async function signOut(target) {
   }
 }
 
-/** The person's name and what they may do; nothing on a server that asks nobody who they are. */
+/** The person's name; opened, what they may do and the way out. Nothing on a server that asks nobody who they are. */
 export function Account() {
   useLive("link", "incident");
   const me = link.me;
@@ -37,16 +37,20 @@ export function Account() {
   const why = me.person
     ? `${me.person} is in no group that may act here (sign_in.operate_groups).`
     : "The token has scope read; to act here, use one with scope operate.";
+  const name = [h("span", { class: "person" }, me.person || "token"), h("span", { class: "quiet" }, ` ${may}`)];
+  if (me.scope !== "read" && !me.session_ends) return h("span", { class: "account" }, name);
   return h(
-    "span",
-    { class: "account" },
-    h("span", { class: "person" }, me.person || "token"),
-    me.scope === "read"
-      ? h("button", { type: "button", class: "small plain", title: why, onClick: () => notify(why) }, may)
-      : h("span", { class: "quiet" }, may),
-    me.session_ends && [
-      h("button", { type: "button", class: "small plain", onClick: () => void signOut("api/v1/sign-out") }, "Sign out"),
-      h("button", { type: "button", class: "small plain", title: "Ends your sessions in every browser", onClick: () => void signOut("api/v1/sessions/end") }, "Sign out everywhere"),
-    ],
+    "details",
+    { class: "menu account" },
+    h("summary", null, name),
+    h(
+      "div",
+      { class: "menu-box" },
+      me.scope === "read" && h("p", null, why),
+      me.session_ends && [
+        h("button", { type: "button", onClick: () => void signOut("api/v1/sign-out") }, "Sign out"),
+        h("button", { type: "button", title: "Ends your sessions in every browser", onClick: () => void signOut("api/v1/sessions/end") }, "Sign out everywhere"),
+      ],
+    ),
   );
 }

@@ -24,7 +24,7 @@ export function Health() {
     readiness &&
       h(
         "details",
-        { class: "health-details" },
+        { class: "menu" },
         h(
           "summary",
           null,
@@ -38,7 +38,7 @@ export function Health() {
         ),
         h(
           "div",
-          { class: "health-box" },
+          { class: "menu-box" },
           wrong.length > 0 && section(begins ? "Nothing to judge yet" : "Cannot judge", wrong),
           notes.length > 0 && section("Warnings", notes),
           blind.length > 0 && section("Detectors without data", blind),
