@@ -193,6 +193,14 @@ class TestAgreement:
         agreement.copied(copy(5))
         assert agreement.missed(5) == []
 
+    def test_steps_that_made_room_are_kept_no_longer_and_the_newest_always_is(self) -> None:
+        agreement = Agreement(frozenset({0}), keep=2, reach_s=100.0)
+        for step in range(1, 7):
+            agreement.copied(copy(step))
+        assert agreement.whole == {1, 2, 5, 6}
+        agreement.gave_up([1, 2, 6])
+        assert [word.whole for word in agreement.copied(copy(7))] == [(5, 6, 7)]
+
     def test_whoever_says_it_again_hears_what_became_of_a_step(self) -> None:
         agreement = Agreement(frozenset({0, 1}))
         agreement.missed(5)

@@ -22,6 +22,7 @@ import pytest
 from eagle_eye.checkpoint import command, held_job, job_service
 from eagle_eye.checkpoint.checksums import CHUNK_BYTES, Damaged, sums_of
 from eagle_eye.checkpoint.connection import ProtocolError, StoreConnection, connect
+from eagle_eye.checkpoint.memory_plan import DoesNotFit
 from eagle_eye.checkpoint.messages import (
     FRAME_BYTES_MAX,
     VERSION,
@@ -848,6 +849,32 @@ class TestMemory:
             rank.whole(step)
         assert sorted(rank.slots) == [0, 1, 2]
         close(rank)
+
+    @pytest.mark.parametrize("slots", [2, 3, 4])
+    def test_of_steps_that_made_room_before_all_slots_were_there_none_counts_as_kept(
+        self, two: list[Node], monkeypatch: pytest.MonkeyPatch, slots: int
+    ) -> None:
+        room = threading.Event()
+
+        def reserved(path: Path, capacity_bytes: int) -> SlotFile:
+            of_the_same_rank = list(path.parent.glob(f"{path.name.partition('-')[0]}-*.slot"))
+            if len(of_the_same_rank) >= slots and not room.is_set():
+                raise DoesNotFit("no room yet")
+            return reserve(path, capacity_bytes)
+
+        monkeypatch.setattr(held_job, "reserve", reserved)
+        ranks = opened(two, reach_s=100.0)
+        whole(ranks, 1, 2, 3, 4, 5, 6)
+        room.set()
+        until(lambda: all(node.status["reserved_bytes"] == 2 * 5 * 5000 for node in two), "all slots are there")
+        whole(ranks, *range(7, 13))
+        kept = two[0].status["whole_steps"]
+        assert len(kept) == 4
+        assert kept[0] <= 7, "one of the first that could stay"
+        for node in two:
+            until(lambda node=node: node.status["whole_steps"] == kept, f"{node.name} keeps the same")  # type: ignore[misc]
+            assert {(rank, step) for rank in (0, 1) for step in kept} <= node.steps
+        close(*ranks)
 
     def test_another_nodes_copies_begin_with_two_slots_as_well(self, one: Node, reserving: threading.Semaphore) -> None:
         rank = Rank(one)

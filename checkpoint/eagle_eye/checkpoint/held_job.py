@@ -138,6 +138,7 @@ class HeldJob:
         self.members: dict[str, JobNode] = {}
         self.shards: dict[ShardKey, ShardSlots] = {}
         self.needed = Needed(keep=1)
+        self.given_up: set[int] = set()  # kept steps of which a copy has made room for a newer one
         self.agreement: Agreement | None = None
         self.capture_every = 1
         self.directory = ""
@@ -170,6 +171,17 @@ class HeldJob:
         held = {copy.step for copy in shard.slots.copies}
         needed = self.needed.among(held, persists=shard.local, slots_missing=shard.wanted - len(shard.files))
         return needed | (held & shard.sending)
+
+    def grant(self, shard: ShardSlots) -> int | None:
+        """Return the slot to write next, None where there is none; its copy is dropped.
+
+        That may be one of a kept step, where slots are missing.
+        """
+        before = {copy.step for copy in shard.slots.copies}
+        slot = shard.slots.grant(self.needed_of(shard))
+        dropped = before - {copy.step for copy in shard.slots.copies}
+        self.given_up = (self.given_up | dropped) & self.needed.whole
+        return slot
 
     def count(self, what: str, by: int = 1) -> None:
         """Count an event for the status."""
@@ -227,6 +239,7 @@ class HeldJob:
         self.attempt = said.attempt
         resumed, attempts = said.resumed_step, attempts_resumed(said)
         self.needed = Needed(said.keep, set(attempts), spaced=spaced_of(said.reach_s))
+        self.given_up.clear()
         for shard in self.shards.values():
             shard.connection, shard.closed, shard.holders, shard.opening = None, False, (), None
             shard.reported.clear()

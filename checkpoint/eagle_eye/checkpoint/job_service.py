@@ -231,7 +231,7 @@ class JobService:
         needed = self.job.needed_of(shard)
         if len(shard.slots.available(needed)) + shard.wanted - len(shard.files) <= shard.awaited:
             return
-        slot = shard.slots.grant(needed)
+        slot = self.job.grant(shard)
         if slot is None:
             return
         if shard.sums.pop(slot, None) is not None:
@@ -299,7 +299,7 @@ class JobService:
             return None
         failed = [f"{node}: {why}" for node, why in zip(others, outcomes, strict=True) if why is not None]
         if not failed:
-            return Copies(attempt, copy, job.needed.known, again)
+            return Copies(attempt, copy, job.needed.known, again, tuple(sorted(job.given_up)))
         job.count("copies_failed")
         job.trouble(f"step {copy.step} of rank {copy.rank} has no copy on {'; '.join(failed)}")
         return Missed(attempt, copy.rank, copy.step, failed[0], job.needed.known, again)
@@ -490,8 +490,9 @@ class JobService:
                 await self._complete(step)
             case RanksDone(_, node):
                 await self._node_ended(node)
-            case Copies(_, copy, whole, again) if job.agreement is not None:
+            case Copies(_, copy, whole, again, given_up) if job.agreement is not None:
                 await self._announce(job.agreement.heard(copy.rank, whole))
+                job.agreement.gave_up(given_up)
                 await self._announce(job.agreement.copied(copy, again=again))
             case Missed(_, rank, step, _, whole, again) if job.agreement is not None:
                 await self._announce(job.agreement.heard(rank, whole))

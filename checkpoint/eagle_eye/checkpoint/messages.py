@@ -281,13 +281,15 @@ class Copies(msgspec.Struct, frozen=True, tag="copies"):
     """A store tells the coordinator that all copies of a shard of its node are whole.
 
     ``whole`` are the steps that it knows to be whole on all: a coordinator that was started anew hears of them.
-    ``again``: it has said so before, and heard nothing of this step.
+    ``again``: it has said so before, and heard nothing of this step. ``given_up`` are those of the whole steps of which
+    it has dropped a copy for a newer one, because it has fewer slots than it should.
     """
 
     attempt: int
     copy: CopyInfo
     whole: tuple[int, ...] = ()
     again: bool = False
+    given_up: tuple[int, ...] = ()
 
 
 class Missed(msgspec.Struct, frozen=True, tag="missed"):

@@ -235,6 +235,12 @@ class Agreement:
                 words += [word for step in passed_by for word in self.missed(step)]
         return words
 
+    def gave_up(self, steps: Iterable[int]) -> None:
+        """A store that lacks slots has dropped copies of these steps: they are kept no longer. The newest always is."""
+        gone = set(steps) - {self.newest_whole}
+        self.whole -= gone
+        self.captured_s = {step: at_s for step, at_s in self.captured_s.items() if step not in gone}
+
     def copied(self, copy: CopyInfo, *, again: bool = False) -> list[Agreed]:
         """Return what to tell all stores now that all copies of a shard are whole.
 

@@ -463,7 +463,7 @@ async def _take(job: HeldJob, put: Put, connection: StoreConnection) -> None:
         await connection.send(Proceed(yes=False, have=True))
         return
     job.needed.know(put.whole, put.void)
-    slot = shard.slots.grant(job.needed_of(shard))
+    slot = job.grant(shard)
     if slot is None:
         await connection.send(Proceed(yes=False))
         return
