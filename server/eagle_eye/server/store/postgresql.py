@@ -105,6 +105,7 @@ class _Pool(QueuePool):
 class PostgresqlDatabase:
     """A database with records. One process writes at a time; a lost connection is made anew at its next use."""
 
+    local = False
     readers = 4
     mark = "%s"
     triggers = TRIGGERS

@@ -183,11 +183,13 @@ class SqlStore:
     def __init__(self, database: RecordsDatabase) -> None:
         self._database = database
         self._writes = database.connections(1, writing=True)
+        self._writer: sqlalchemy.PoolProxiedConnection | None = None  # kept where it cannot be lost
         self._reads = database.connections(database.readers)
         # Tokens are looked up on the event loop and must not wait for a long page query.
         self._token_reads = database.connections(1)
         self._statements = Statements(self._reads.dialect)
         self._write_lock = threading.RLock()
+        self._within: tuple[int, Any] | None = None  # the thread that is within an update, and the driver's connection
         self._listeners: list[Callable[[], None]] = []
         self._listener_lock = threading.Lock()
         self._salt = ""  # of the ids of actions, once it was read
@@ -217,7 +219,11 @@ class SqlStore:
         """Commit what ``work`` returns, with no other commit between its reads and the write; return it."""
         with self._write_lock:
             with self._writing() as cursor:
-                change = work(self)
+                self._within = threading.get_ident(), cursor.connection
+                try:
+                    change = work(self)
+                finally:
+                    self._within = None
                 if not change.empty:
                     RecordsWriter(self._database, self._statements, cursor).write(change)
             if not change.empty:
@@ -423,6 +429,8 @@ class SqlStore:
     def close(self) -> None:
         """Release the connections; one that a thread still reads by once it has read."""
         with self._write_lock:
+            if self._writer is not None:
+                self._writer.close()
             for engine in (self._token_reads, self._reads, self._writes):
                 engine.pool.dispose()  # the engine's own ``dispose`` makes another pool, which nobody closes
 
@@ -472,7 +480,11 @@ class SqlStore:
         return self._run(self._statements.of(statement, lambda: statement), values, pool)
 
     def _run(self, statement: Statement, values: dict[str, Any], pool: sqlalchemy.Engine | None = None) -> list[Any]:
+        within = self._within
         try:
+            if within is not None and within[0] == threading.get_ident():
+                # By the transaction itself: no other connection is to be had, and asked whether it is still there.
+                return list(within[1].execute(statement.text, statement.values(values)).fetchall())
             connection = (pool or self._reads).raw_connection()
             try:
                 cursor = connection.cursor()
@@ -491,21 +503,24 @@ class SqlStore:
         """Yield a driver's cursor in the one transaction that writes."""
         with self._write_lock:
             try:
-                connection = self._writes.raw_connection()
+                connection, self._writer = self._writer or self._writes.raw_connection(), None
+                driver: Any = connection.driver_connection
                 try:
-                    cursor = connection.cursor()
-                    self._database.begin_writing(connection.driver_connection)
-                    yield cursor
-                    connection.commit()
+                    self._database.begin_writing(driver)
+                    yield driver.cursor()
+                    driver.commit()
                 except BaseException:
                     # A lost connection cannot roll back, which is not to hide the reason.
                     try:
-                        connection.rollback()
+                        driver.rollback()
                     except self._database.failures as error:
                         connection.invalidate(error)
                     raise
                 finally:
-                    connection.close()
+                    if self._database.local and connection.is_valid:
+                        self._writer = connection
+                    else:
+                        connection.close()
             except self._database.failures as error:
                 raise self._database.unavailable("written", error) from error
 

@@ -36,6 +36,7 @@ _NEW_LAST_ID = sqlalchemy.text("INSERT INTO sqlite_sequence (name, seq) VALUES (
 class SqliteFile:
     """A file with records: one process writes at a time, any number read meanwhile; see ``database.py``."""
 
+    local = True
     readers = 1  # what asks first is answered first
     mark = "?"
     failures: tuple[type[Exception], ...] = (DBAPIError, sqlite3.Error)
