@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from eagle_eye.server.engine.modes import Mode, mode_of
@@ -31,7 +32,7 @@ def plan_mode(incident: Incident, situation: Situation, plan: PlannedAction) -> 
     return mode_of(settings.mode, settings.modes, incident.job, incident.fault, plan.kind).mode
 
 
-def breaker_until_s(actions: list[Action], count: int, window_s: float, rest_s: float) -> float | None:
+def breaker_until_s(actions: Sequence[Action], count: int, window_s: float, rest_s: float) -> float | None:
     """Return until when the breaker is open given these actions, oldest first; None if they never tripped it.
 
     It trips at the ``count``-th action within ``window_s``, and again at each further one.
@@ -177,7 +178,7 @@ def _breaker(incident: Incident, situation: Situation, plan: PlannedAction) -> R
     return held(why, values)
 
 
-def _excluded(actions: list[Action], job: str | None = None) -> int:
+def _excluded(actions: Sequence[Action], job: str | None = None) -> int:
     """Return how many nodes the actions exclude; a drain counts as one."""
     return sum(len(action.exclude) for action in actions if job is None or action.job == job)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import itertools
 import json
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -11,7 +10,7 @@ from typing import NamedTuple
 from eagle_eye.schema.action import ActionKind
 
 DIGITS = 16
-AT_ONCE = 32  # ids that are looked up together
+AT_ONCE = 32  # ids that are looked up together at most
 
 
 class WantedAction(NamedTuple):
@@ -49,8 +48,9 @@ def new_id(salt: str, what: Derived, missing: Callable[[Sequence[str]], Sequence
 
     Each earlier one of the same, whatever became of it, has a number. A record that was lost had the same number.
     """
-    for first in itertools.count(0, AT_ONCE):
-        found = missing([derived_id(salt, what, first + number) for number in range(AT_ONCE)])
+    first, together = 0, 1  # nearly always there was none before
+    while True:
+        found = missing([derived_id(salt, what, first + number) for number in range(together)])
         if found:
             return found[0]
-    raise AssertionError  # numbers do not end
+        first, together = first + together, min(2 * together, AT_ONCE)

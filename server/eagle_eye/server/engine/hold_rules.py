@@ -26,7 +26,6 @@ from eagle_eye.server.engine.situation import (
     FRUITLESS_STATES,
     UNDER_WAY_STATES,
     Situation,
-    by_age,
     is_preliminary_of,
     outcome_words,
     own_actions,
@@ -118,7 +117,7 @@ def _standing(_i: Incident, situation: Situation, plan: PlannedAction) -> Ruling
 
 def _under_way(incident: Incident, situation: Situation, plan: PlannedAction) -> Ruling:
     """Hold every action while one that stops the job is under way; a drain or checkpoint only blocks its own kind."""
-    for action in by_age(situation.actions):
+    for action in situation.oldest_first:
         concerns = (action.job, action.attempt) == (incident.job, incident.attempt) and not action.preliminary
         if is_of_a_replica(incident.kinds) and not {*plan.exclude} & {*action.exclude}:
             continue  # the other replica groups go on meanwhile
@@ -185,7 +184,7 @@ def _checkpoint_first(incident: Incident, situation: Situation, plan: PlannedAct
     if not planned or wait_s <= 0 or plan_mode(incident, situation, plan) != "act":
         return NOT_APPLICABLE
     values: dict[str, float | str | None] = {"checkpoint_wait_s": wait_s}
-    made = (a for a in by_age(situation.actions) if is_preliminary_of(a, incident) and a.state != "withdrawn")
+    made = (a for a in situation.oldest_first if is_preliminary_of(a, incident) and a.state != "withdrawn")
     asked = next(made, None)
     if asked is None:
         why = f"a checkpoint is asked for first, and waited for at most {wait_s:.0f} s (policy.checkpoint_wait_s)"

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from eagle_eye.schema.action import MemberRank, ResumeFrom
 from eagle_eye.server.engine.checkpoints import NOTHING_REPORTED, SPOILING_FAULTS, AttemptCheckpoints
@@ -21,7 +22,7 @@ ASKED_STATES = UNDER_WAY_STATES | {"done"}
 FRUITLESS_STATES = frozenset({"failed", "refused", "rejected", "expired"})
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Situation:
     """Policy's input besides the incident.
 
@@ -58,6 +59,27 @@ class Situation:
     elsewhere: Sequence[Incident] = ()
     switch_of: Mapping[str, str] = field(default_factory=dict)
 
+    # Once for each situation: most rules ask, and there may be thousands of actions.
+
+    @cached_property
+    def oldest_first(self) -> Sequence[Action]:
+        """The actions, oldest first."""
+        return by_age(self.actions)
+
+    @cached_property
+    def counted(self) -> Sequence[Action]:
+        """The actions of the window that were asked for, oldest first."""
+        return self._within_window(ASKED_STATES)
+
+    @cached_property
+    def counted_observing(self) -> Sequence[Action]:
+        """Likewise, with those that would have been asked for."""
+        return self._within_window(ASKED_STATES | {"would_act"})
+
+    def _within_window(self, states: Container[str]) -> Sequence[Action]:
+        since_s = self.now_s - self.settings.window_s
+        return [a for a in self.oldest_first if a.created_s >= since_s and a.state in states]
+
 
 def outcome_words(action: Action) -> str:
     """Return how an action ended, for people."""
@@ -67,15 +89,13 @@ def outcome_words(action: Action) -> str:
     return f"action {action.id} {verb}{action.state}"
 
 
-def counted(situation: Situation, mode: Mode) -> list[Action]:
+def counted(situation: Situation, mode: Mode) -> Sequence[Action]:
     """Return the actions of the window that count against budgets, oldest first.
 
     Actions only recorded in observe mode count where the mode is observe, so that the budgets there are what acting
     would have made them; they do not count in other modes.
     """
-    since_s = situation.now_s - situation.settings.window_s
-    states = ASKED_STATES | {"would_act"} if mode == "observe" else ASKED_STATES
-    return by_age(a for a in situation.actions if a.created_s >= since_s and a.state in states)
+    return situation.counted_observing if mode == "observe" else situation.counted
 
 
 def by_age(actions: Iterable[Action]) -> list[Action]:
@@ -85,11 +105,11 @@ def by_age(actions: Iterable[Action]) -> list[Action]:
 
 def own_actions(incident: Incident, situation: Situation) -> list[Action]:
     """Return what was requested for the incident in its attempt, oldest first, without preliminaries."""
-    return by_age(
+    return [
         action
-        for action in situation.actions
+        for action in situation.oldest_first
         if action.incident_id == incident.id and action.attempt == incident.attempt and not action.preliminary
-    )
+    ]
 
 
 def is_preliminary_of(action: Action, incident: Incident) -> bool:

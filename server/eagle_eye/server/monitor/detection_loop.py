@@ -502,7 +502,8 @@ class DetectionLoop:
         actions = records.actions(mine, self._since_s(judgement.now_s))
         named = [*(verdict.node for verdict in judgement.verdicts), *(incident.node for incident in mine)]
         accused = {node for node in named if node is not None}
-        elsewhere = records.incidents_elsewhere(judgement.job) if accused else []
+        # Other jobs' incidents are of interest at the accused's switches alone.
+        elsewhere = records.incidents_elsewhere(judgement.job) if self._engine.switches_of(accused) else []
         named_elsewhere = (node for one in elsewhere for node in (one.node, *one.nodes) if node is not None)
         drained = {node for a in actions if a.kind == "drain_node" and a.job == judgement.job for node in a.exclude}
         return Book(

@@ -188,6 +188,7 @@ class SqlStore:
         self._token_reads = database.connections(1)
         self._statements = Statements(self._reads.dialect)
         self._write_lock = threading.RLock()
+        self._within: tuple[int, Any] | None = None  # the thread that is within an update, and the driver's connection
         self._listeners: list[Callable[[], None]] = []
         self._listener_lock = threading.Lock()
         self._salt = ""  # of the ids of actions, once it was read
@@ -217,7 +218,11 @@ class SqlStore:
         """Commit what ``work`` returns, with no other commit between its reads and the write; return it."""
         with self._write_lock:
             with self._writing() as cursor:
-                change = work(self)
+                self._within = threading.get_ident(), cursor.connection
+                try:
+                    change = work(self)
+                finally:
+                    self._within = None
                 if not change.empty:
                     RecordsWriter(self._database, self._statements, cursor).write(change)
             if not change.empty:
@@ -472,7 +477,11 @@ class SqlStore:
         return self._run(self._statements.of(statement, lambda: statement), values, pool)
 
     def _run(self, statement: Statement, values: dict[str, Any], pool: sqlalchemy.Engine | None = None) -> list[Any]:
+        within = self._within
         try:
+            if within is not None and within[0] == threading.get_ident():
+                # By the transaction itself, which needs no other connection.
+                return list(within[1].execute(statement.text, statement.values(values)).fetchall())
             connection = (pool or self._reads).raw_connection()
             try:
                 cursor = connection.cursor()
@@ -492,15 +501,15 @@ class SqlStore:
         with self._write_lock:
             try:
                 connection = self._writes.raw_connection()
+                driver: Any = connection.driver_connection
                 try:
-                    cursor = connection.cursor()
-                    self._database.begin_writing(connection.driver_connection)
-                    yield cursor
-                    connection.commit()
+                    self._database.begin_writing(driver)
+                    yield driver.cursor()
+                    driver.commit()
                 except BaseException:
                     # A lost connection cannot roll back, which is not to hide the reason.
                     try:
-                        connection.rollback()
+                        driver.rollback()
                     except self._database.failures as error:
                         connection.invalidate(error)
                     raise

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import cache
+from collections import defaultdict
+from collections.abc import Callable, Container, Sequence
+from functools import cache, lru_cache
 from itertools import chain
+from operator import attrgetter
 from typing import Any, TypeVar
 
 import msgspec
-from sqlalchemy import bindparam, insert, literal, select, update
+from sqlalchemy import bindparam, literal, select, update
 from sqlalchemy.sql import Delete, Select
 
 from eagle_eye.server.model.records import Delivery, OutboundEvent, Subscription
 from eagle_eye.server.model.subscription_filters import wants
 from eagle_eye.server.store.records_database import RecordsDatabase
-from eagle_eye.server.store.schema import AUDIT, TABLES
+from eagle_eye.server.store.schema import TABLES
 from eagle_eye.server.store.statements import Statements
 from eagle_eye.server.store.store import (
     ACTIONS,
@@ -45,19 +47,18 @@ from eagle_eye.server.store.store import (
 )
 
 RECORDS_AT_ONCE = 500  # SQLite allows 32,766 values per statement, PostgreSQL 65,535
+STATEMENTS_MAX = 64  # kept of those with so many rows: most write few
 
 RecordT = TypeVar("RecordT", bound=msgspec.Struct)
 
 _SUBSCRIPTIONS, _EVENTS, _DELIVERIES = (TABLES[kind.name].c for kind in (SUBSCRIPTIONS, EVENTS, DELIVERIES))
 _WANTING: Select[Any] = select(_SUBSCRIPTIONS.record).where(_SUBSCRIPTIONS.active == 1).order_by(_SUBSCRIPTIONS.rowid)
-_EVENT_ROW: Select[Any] = select(_EVENTS.rowid).where(_EVENTS.id == bindparam("event_id"))
 _NUMBERED = update(TABLES[EVENTS.name]).where(_EVENTS.id == bindparam("event_id")).values(record=bindparam("numbered"))
 REPORTED: Select[Any] = (
     select(literal(1))
     .where(_DELIVERIES.group == bindparam("in_group"), _DELIVERIES.subscription_id == bindparam("to"))
     .limit(1)
 )
-_AUDIT = insert(AUDIT).values(record=bindparam("record"))
 
 
 class RecordsWriter:
@@ -67,6 +68,7 @@ class RecordsWriter:
         self._database = database
         self._execute = statements.executing(cursor)
         self._cursor = cursor
+        self._changed: list[tuple[str, str]] = []  # kind and key of what is announced
 
     def write(self, change: Change) -> None:
         """Write the change's records, and each event with its deliveries."""
@@ -97,54 +99,69 @@ class RecordsWriter:
                 self._execute(_forgotten(kind), node=self._database.storable(one.node))
         if change.events:
             self._announce(change.events)
-        for entry in change.audit:
-            self._execute(_AUDIT, record=self._encoded(entry))
+        self._insert('changes (kind, "key")', self._changed)
+        self._insert("audit (record)", [(self._encoded(entry),) for entry in change.audit])
 
     def _put(self, kind: Kind[RecordT], records: Sequence[RecordT], announce: bool = True) -> None:
         # Many records per statement: each statement releases the GIL and waits to get it back. The driver is handed
         # the statement and its values as they are: this is what most of the time of a commit goes by.
-        columns, before, one, after = _upsert(kind, self._database.mark)
         for first in range(0, len(records), RECORDS_AT_ONCE):
             # PostgreSQL refuses the same key twice in a statement.
             part = {getattr(record, kind.key): record for record in records[first : first + RECORDS_AT_ONCE]}
-            values = [
-                (*(self._plain(getattr(record, name)) for name in columns), self._encoded(record))
-                for record in part.values()
-            ]
-            statement = f"{before}{', '.join([one] * len(part))}{after}"
-            self._cursor.execute(statement, tuple(chain.from_iterable(values)))
+            rows = [(*self._columns(kind, record), self._encoded(record)) for record in part.values()]
+            self._cursor.execute(_upsert(kind, self._database.mark, len(rows)), (*chain(*rows),))
             if announce:
-                places = ", ".join([f"({self._database.mark}, {self._database.mark})"] * len(part))
-                keys = chain.from_iterable((kind.name, self._plain(key)) for key in part)
-                self._cursor.execute(
-                    f'INSERT INTO changes (kind, "key") VALUES {places}',  # noqa: S608 - marks
-                    tuple(keys),
-                )
+                self._changed += [(kind.name, self._database.storable(key)) for key in part]
+
+    def _insert(self, into: str, rows: Sequence[tuple[str, ...]]) -> None:
+        for first in range(0, len(rows), RECORDS_AT_ONCE):
+            part = rows[first : first + RECORDS_AT_ONCE]
+            self._cursor.execute(_rows_into(into, self._database.mark, len(part[0]), len(part)), (*chain(*part),))
 
     def _announce(self, events: Sequence[OutboundEvent]) -> None:
         self._execute(_WANTING)
         subscriptions = [msgspec.json.decode(record, type=Subscription) for (record,) in self._cursor.fetchall()]
-        for event in events:
-            event_id = self._database.storable(event.id)
-            if self._row_of(event_id) is not None:
-                continue
-            self._put(EVENTS, (event,))
-            numbered = msgspec.structs.replace(event, sequence=self._row_of(event_id))
-            self._execute(_NUMBERED, event_id=event_id, numbered=self._encoded(numbered))
-            wanting = [one for one in subscriptions if wants(one, event) or self._goes_on(one, event)]
-            self._put(DELIVERIES, [_delivery(numbered, subscription) for subscription in wanting])
+        deliveries: list[Delivery] = []
+        told: defaultdict[str, set[str]] = defaultdict(set)  # subscriptions by group
+        for event_id, event in self._numbered(events).items():
+            self._execute(_NUMBERED, event_id=event_id, numbered=self._encoded(event))
+            self._changed.append((EVENTS.name, event_id))
+            for one in subscriptions:
+                if wants(one, event) or self._goes_on(one, event, told[event.group]):
+                    told[event.group].add(one.id)
+                    deliveries.append(_delivery(event, one))
+        self._put(DELIVERIES, deliveries)
 
-    def _row_of(self, event_id: str) -> int | None:
-        self._execute(_EVENT_ROW, event_id=event_id)
-        found = self._cursor.fetchone()
-        return None if found is None else int(found[0])
+    def _numbered(self, events: Sequence[OutboundEvent]) -> dict[str, OutboundEvent]:
+        """Return by id those of the events that are new, with their sequence.
 
-    def _goes_on(self, subscription: Subscription, event: OutboundEvent) -> bool:
-        """Return whether the event continues something that the subscription was sent before."""
+        Their rows are there afterwards, still without the records, which name the sequence.
+        """
+        numbered: dict[str, OutboundEvent] = {}
+        for first in range(0, len(events), RECORDS_AT_ONCE):
+            part: dict[str, OutboundEvent] = {}
+            for event in events[first : first + RECORDS_AT_ONCE]:
+                part.setdefault(self._database.storable(event.id), event)
+            rows = [(*self._columns(EVENTS, event), "") for event in part.values()]
+            self._cursor.execute(_new_events(self._database.mark, len(rows)), (*chain(*rows),))
+            sequences = dict(self._cursor.fetchall())
+            for event_id, event in part.items():
+                if event_id in sequences:
+                    numbered[event_id] = msgspec.structs.replace(event, sequence=int(sequences[event_id]))
+        return numbered
+
+    def _goes_on(self, subscription: Subscription, event: OutboundEvent, told: Container[str]) -> bool:
+        """Return whether the event continues something that the subscription was sent before, or is ``told`` now."""
         if not event.group or not wants(subscription, event, reported=True):
             return False
+        if subscription.id in told:
+            return True
         self._execute(REPORTED, to=subscription.id, in_group=self._database.storable(event.group))
         return self._cursor.fetchone() is not None
+
+    def _columns(self, kind: Kind[Any], record: msgspec.Struct) -> tuple[Any, ...]:
+        """Return what is in the columns before ``record``."""
+        return tuple([self._plain(value) for value in _fields(kind)(record)])
 
     def _plain(self, value: Any) -> Any:
         if isinstance(value, str):
@@ -162,17 +179,40 @@ def _forgotten(kind: Kind[Any]) -> Delete:
 
 
 @cache
-def _upsert(kind: Kind[Any], mark: str) -> tuple[tuple[str, ...], str, str, str]:
-    """Return the columns before ``record``, and the parts of the statement: before, for each row, and after."""
-    columns = (*dict.fromkeys((kind.key, *kind.columns)), "record")
-    names = ", ".join(f'"{name}"' for name in columns)
-    changes = ", ".join(f'"{name}" = excluded."{name}"' for name in columns if name != kind.key)
-    return (
-        columns[:-1],
-        f"INSERT INTO {kind.name} ({names}) VALUES ",  # noqa: S608 - names come from Kind
-        f"({', '.join([mark] * len(columns))})",
-        f' ON CONFLICT ("{kind.key}") DO UPDATE SET {changes}',
-    )
+def _fields(kind: Kind[Any]) -> Callable[[Any], tuple[Any, ...]]:
+    """Return what reads the fields of a record that have columns."""
+    names = _names(kind)
+    return attrgetter(*names) if len(names) > 1 else lambda record: (getattr(record, names[0]),)
+
+
+def _names(kind: Kind[Any]) -> tuple[str, ...]:
+    return (*dict.fromkeys((kind.key, *kind.columns)),)
+
+
+@lru_cache(STATEMENTS_MAX)
+def _rows_into(into: str, mark: str, columns: int, rows: int) -> str:
+    """Return the statement that inserts so many rows."""
+    row = f"({', '.join([mark] * columns)})"
+    return f"INSERT INTO {into} VALUES {', '.join([row] * rows)}"  # noqa: S608 - names of tables and columns
+
+
+@lru_cache(STATEMENTS_MAX)
+def _upsert(kind: Kind[Any], mark: str, rows: int) -> str:
+    """Return the statement that writes so many records."""
+    changes = ", ".join(f'"{name}" = excluded."{name}"' for name in (*_names(kind), "record") if name != kind.key)
+    return f'{_inserted(kind, mark, rows)} ON CONFLICT ("{kind.key}") DO UPDATE SET {changes}'
+
+
+@lru_cache(STATEMENTS_MAX)
+def _new_events(mark: str, rows: int) -> str:
+    """Return the statement that makes so many rows of events, and returns the ids and sequences of those made."""
+    return f'{_inserted(EVENTS, mark, rows)} ON CONFLICT ("id") DO NOTHING RETURNING "id", rowid'
+
+
+def _inserted(kind: Kind[Any], mark: str, rows: int) -> str:
+    names = (*_names(kind), "record")
+    columns = ", ".join(f'"{name}"' for name in names)
+    return _rows_into(f"{kind.name} ({columns})", mark, len(names), rows)
 
 
 def _delivery(event: OutboundEvent, subscription: Subscription) -> Delivery:
