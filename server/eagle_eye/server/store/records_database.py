@@ -31,6 +31,10 @@ class RecordsDatabase(Protocol):
         """Raise StoreUnavailable, with the remedy, where the records cannot be kept in this database."""
         ...
 
+    def is_lost(self, driver: Any) -> bool:
+        """Return whether a driver's connection was lost: another one may answer."""
+        ...
+
     def ensure_leading(self) -> None:
         """Raise NotLeading where another server of the same records leads, or may lead by now."""
         ...

@@ -482,18 +482,30 @@ class SqlStore:
             if within is not None and within[0] == threading.get_ident():
                 # By the transaction itself, which needs no other connection.
                 return list(within[1].execute(statement.text, statement.values(values)).fetchall())
-            connection = (pool or self._reads).raw_connection()
-            try:
-                cursor = connection.cursor()
-                cursor.execute(statement.text, statement.values(values))
-                return list(cursor.fetchall())
-            except self._database.failures as error:
-                connection.invalidate(error)
-                raise
-            finally:
-                connection.close()
+            pool = pool or self._reads
+            if (found := self._asked(pool, statement, values)) is not None:
+                return found
+            pool.dispose()  # the database was restarted since: the others of the pool are lost, too
+            return self._asked(pool, statement, values, again=True) or []
         except self._database.failures as error:
             raise self._database.unavailable("read", error) from error
+
+    def _asked(
+        self, pool: sqlalchemy.Engine, statement: Statement, values: dict[str, Any], *, again: bool = False
+    ) -> list[Any] | None:
+        """Return the rows; None where the connection was lost, unless it is asked ``again``."""
+        connection = pool.raw_connection()
+        driver: Any = connection.driver_connection
+        try:
+            return list(driver.execute(statement.text, statement.values(values)).fetchall())
+        except self._database.failures as error:
+            lost = self._database.is_lost(driver)
+            connection.invalidate(error)
+            if lost and not again:
+                return None
+            raise
+        finally:
+            connection.close()
 
     @contextmanager
     def _writing(self) -> Iterator[Any]:

@@ -70,6 +70,10 @@ class SqliteFile:
                 f"{self.path} has version {version}, this server knows up to {EARLIER_VERSIONS}: start the newer server"
             )
 
+    def is_lost(self, driver: Any) -> bool:  # noqa: ARG002 - as the other engine's
+        """Return False: a file's connection is not lost."""
+        return False
+
     def ensure_leading(self) -> None:
         """Do nothing: a file's folder is locked for one server."""
 
