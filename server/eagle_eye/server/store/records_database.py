@@ -13,7 +13,6 @@ class RecordsDatabase(Protocol):
     """One database on one engine: how it is connected to, who may write, and what its errors mean."""
 
     where: str  # the file or the database, for people
-    local: bool  # no connection is lost while the process lives
     readers: int  # connections that read at a time
     mark: str  # of a parameter, in a statement that is handed to the driver as it is
     failures: tuple[type[Exception], ...]  # what its use raises where it fails; nothing else is a failure of it
@@ -30,6 +29,10 @@ class RecordsDatabase(Protocol):
 
     def check(self, connection: sqlalchemy.Connection) -> None:
         """Raise StoreUnavailable, with the remedy, where the records cannot be kept in this database."""
+        ...
+
+    def is_lost(self, driver: Any) -> bool:
+        """Return whether a driver's connection was lost: another one may answer."""
         ...
 
     def ensure_leading(self) -> None:

@@ -183,7 +183,6 @@ class SqlStore:
     def __init__(self, database: RecordsDatabase) -> None:
         self._database = database
         self._writes = database.connections(1, writing=True)
-        self._writer: sqlalchemy.PoolProxiedConnection | None = None  # kept where it cannot be lost
         self._reads = database.connections(database.readers)
         # Tokens are looked up on the event loop and must not wait for a long page query.
         self._token_reads = database.connections(1)
@@ -429,8 +428,6 @@ class SqlStore:
     def close(self) -> None:
         """Release the connections; one that a thread still reads by once it has read."""
         with self._write_lock:
-            if self._writer is not None:
-                self._writer.close()
             for engine in (self._token_reads, self._reads, self._writes):
                 engine.pool.dispose()  # the engine's own ``dispose`` makes another pool, which nobody closes
 
@@ -483,27 +480,39 @@ class SqlStore:
         within = self._within
         try:
             if within is not None and within[0] == threading.get_ident():
-                # By the transaction itself: no other connection is to be had, and asked whether it is still there.
+                # By the transaction itself, which needs no other connection.
                 return list(within[1].execute(statement.text, statement.values(values)).fetchall())
-            connection = (pool or self._reads).raw_connection()
-            try:
-                cursor = connection.cursor()
-                cursor.execute(statement.text, statement.values(values))
-                return list(cursor.fetchall())
-            except self._database.failures as error:
-                connection.invalidate(error)
-                raise
-            finally:
-                connection.close()
+            pool = pool or self._reads
+            if (found := self._asked(pool, statement, values)) is not None:
+                return found
+            pool.dispose()  # the database was restarted since: the others of the pool are lost, too
+            return self._asked(pool, statement, values, again=True) or []
         except self._database.failures as error:
             raise self._database.unavailable("read", error) from error
+
+    def _asked(
+        self, pool: sqlalchemy.Engine, statement: Statement, values: dict[str, Any], *, again: bool = False
+    ) -> list[Any] | None:
+        """Return the rows; None where the connection was lost, unless it is asked ``again``."""
+        connection = pool.raw_connection()
+        driver: Any = connection.driver_connection
+        try:
+            return list(driver.execute(statement.text, statement.values(values)).fetchall())
+        except self._database.failures as error:
+            lost = self._database.is_lost(driver)
+            connection.invalidate(error)
+            if lost and not again:
+                return None
+            raise
+        finally:
+            connection.close()
 
     @contextmanager
     def _writing(self) -> Iterator[Any]:
         """Yield a driver's cursor in the one transaction that writes."""
         with self._write_lock:
             try:
-                connection, self._writer = self._writer or self._writes.raw_connection(), None
+                connection = self._writes.raw_connection()
                 driver: Any = connection.driver_connection
                 try:
                     self._database.begin_writing(driver)
@@ -517,10 +526,7 @@ class SqlStore:
                         connection.invalidate(error)
                     raise
                 finally:
-                    if self._database.local and connection.is_valid:
-                        self._writer = connection
-                    else:
-                        connection.close()
+                    connection.close()
             except self._database.failures as error:
                 raise self._database.unavailable("written", error) from error
 

@@ -36,7 +36,6 @@ _NEW_LAST_ID = sqlalchemy.text("INSERT INTO sqlite_sequence (name, seq) VALUES (
 class SqliteFile:
     """A file with records: one process writes at a time, any number read meanwhile; see ``database.py``."""
 
-    local = True
     readers = 1  # what asks first is answered first
     mark = "?"
     failures: tuple[type[Exception], ...] = (DBAPIError, sqlite3.Error)
@@ -70,6 +69,10 @@ class SqliteFile:
             raise StoreUnavailable(
                 f"{self.path} has version {version}, this server knows up to {EARLIER_VERSIONS}: start the newer server"
             )
+
+    def is_lost(self, driver: Any) -> bool:  # noqa: ARG002 - as the other engine's
+        """Return False: a file's connection is not lost."""
+        return False
 
     def ensure_leading(self) -> None:
         """Do nothing: a file's folder is locked for one server."""
