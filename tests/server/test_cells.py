@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,10 @@ from eagle_eye.cli.main import main
 from eagle_eye.schema.events import Event
 from eagle_eye.schema.frame import Rank, block, encode_frame
 from eagle_eye.schema.metrics import Scope
-from tests.server.builders import frame
+from eagle_eye.server.store.factory import open_records
+from eagle_eye.server.store.settings import RecordsSettings
+from eagle_eye.server.store.store import Change
+from tests.server.builders import action, frame
 from tests.server.own_process import OwnProcess, serving, wait_until
 from tests.server.postgresql_server import PostgresqlServer, free_port
 from tests.server.receiver import Receiver, receiver
@@ -32,6 +35,7 @@ from tests.server.remote_write.requests import V1_HEADERS, series, snappy, v1
 pytestmark = pytest.mark.slow  # servers in processes of their own
 
 LEASE_S = 1.0
+STANDINGS = ("right", "wrong", "pending", "cannot_tell")
 
 
 @dataclass
@@ -138,9 +142,9 @@ class Spread:
         wait_until(held)
 
 
-@pytest.fixture(scope="module")
-def spread(postgresql: PostgresqlServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Spread]:
-    site = Site(postgresql.new_database(), tmp_path_factory.mktemp("cells"))
+@contextmanager
+def spread_over(site: Site) -> Iterator[Spread]:
+    """Run the two cells, until each judges its job."""
     with ExitStack() as stack:
         default, other = (stack.enter_context(site.server(name, name)) for name in ("default", "b"))
         wait_until(lambda: leads(default) and leads(other))
@@ -152,6 +156,12 @@ def spread(postgresql: PostgresqlServer, tmp_path_factory: pytest.TempPathFactor
             stack.callback(one.close)
         made = Spread(site, default, other, agents, after)
         made.until(lambda: judged(default) == {"one"} and judged(other) == {"two"})
+        yield made
+
+
+@pytest.fixture(scope="module")
+def spread(postgresql: PostgresqlServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Spread]:
+    with spread_over(Site(postgresql.new_database(), tmp_path_factory.mktemp("cells"))) as made:
         yield made
 
 
@@ -218,6 +228,99 @@ def test_lists_can_be_filtered_by_cell(spread: Spread, asked: str) -> None:
         items = server.client.get(path, params={"cell": "b"}).json()["items"]
         assert {one[key] for one in items} == found
     assert {one["job"] for one in server.client.get("/api/v1/fleet", params={"cell": "b"}).json()["jobs"]} == {"two"}
+
+
+@pytest.mark.parametrize("asked", ["default", "other"])
+def test_the_accounts_say_whose_each_job_is_and_can_be_filtered_by_cell(spread: Spread, asked: str) -> None:
+    server: OwnProcess = getattr(spread, asked)
+
+    def jobs(**query: str) -> dict[str, str]:
+        items = server.client.get("/api/v1/goodput", params=query).json()["items"]
+        return {one["job"]: one["cell"] for one in items}
+
+    spread.until(lambda: set(jobs()) == {"one", "two"})
+    assert jobs() == {"one": "default", "two": "b"}
+    assert jobs(cell="b") == {"two": "b"}
+    assert jobs(cell="default") == {"one": "default"}
+    assert jobs(cell="c") == {}
+    assert server.client.get("/api/v1/goodput", params={"cell": "c"}).json()["total"]["wall"]["seconds"] == 0
+
+
+def claim(spread: Spread, id_: str, job: str) -> None:
+    """Write what policy would have done to the job into the records."""
+    now_s = time.time()
+    with closing(open_records(RecordsSettings(spread.site.url), spread.site.folder)) as store:
+        of = {"job": job, "incident_id": f"inc_{id_}", "created_s": now_s, "updated_s": now_s}
+        store.commit(Change(actions=(action(f"act_{id_}", "would_act", **of),)))
+
+
+@pytest.mark.parametrize("asked", ["default", "other"])
+def test_the_ledger_says_whose_each_claim_is_and_counts_those_of_a_cell(spread: Spread, asked: str) -> None:
+    server: OwnProcess = getattr(spread, asked)
+    for job in ("one", "two"):
+        claim(spread, f"{job}_{asked}", job)
+    whole = server.client.get("/api/v1/ledger").json()
+    assert {(one["job"], one["cell"]) for one in whole["items"]} == {("one", "default"), ("two", "b")}
+    of_b = server.client.get("/api/v1/ledger", params={"cell": "b"}).json()
+    assert {one["job"] for one in of_b["items"]} == {"two"}
+    assert 2 * sum(of_b["total"][name] for name in STANDINGS) == sum(whole["total"][name] for name in STANDINGS) > 0
+
+
+@pytest.mark.parametrize("asked", ["default", "other"])
+def test_the_list_of_nodes_on_the_page_has_whose_each_node_is(spread: Spread, asked: str) -> None:
+    server: OwnProcess = getattr(spread, asked)
+    spread.until(lambda: True)
+    mapped = server.client.get("/api/v1/fleet/nodes?details=true").json()
+    cells = [mapped["cells"][at] for at in mapped["cell"]]
+    assert dict(zip(mapped["nodes"], cells, strict=True)) == {"n1": "default", "n2": "default", "n3": "b", "n4": "b"}
+    assert None not in mapped["heard"]
+    assert "cell" not in server.client.get("/api/v1/fleet/nodes").json()
+
+
+def test_events_say_whose_each_record_is(spread: Spread) -> None:
+    claim(spread, "event", "two")
+    with spread.default.client.stream("GET", "/api/v1/events", headers={"Last-Event-ID": "1"}) as stream:
+        lines = stream.iter_lines()
+        next(line for line in lines if line == "event: action")
+        record = json.loads(next(lines).removeprefix("data: "))
+    assert (record["job"], record["cell"]) in {("one", "default"), ("two", "b")}
+
+
+@pytest.mark.parametrize(
+    ("command", "there", "gone"),
+    [
+        (["goodput"], "two", "one"),
+        (["ledger"], "two", "one"),
+        (["jobs"], "two", "one"),
+        (["nodes"], "n3", "n1"),
+    ],
+)
+def test_commands_have_the_column_and_the_filter(
+    spread: Spread, capsys: pytest.CaptureFixture[str], command: list[str], there: str, gone: str
+) -> None:
+    spread.until(lambda: True)
+    if command == ["ledger"]:
+        for job in ("one", "two"):
+            claim(spread, f"{job}_command", job)
+    assert main([*command, "--server", spread.urls[0]]) == 0
+    head = next(line for line in capsys.readouterr().out.splitlines() if " cell " in f"{line} ")
+    assert head.split()[0] in ("job", "created", "node")
+    assert main([*command, "--cell", "b", "--server", spread.urls[0]]) == 0
+    shown = capsys.readouterr().out.split()
+    assert there in shown
+    assert gone not in shown
+
+
+def test_the_report_on_the_accounts_is_of_one_cell_where_one_is_named(
+    spread: Spread, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    spread.until(lambda: len(spread.default.client.get("/api/v1/goodput").json()["items"]) == 2)
+    file = tmp_path / "report.html"
+    command = ["accounts", "report", "--cell", "b", "--server", spread.urls[0]]
+    assert main([*command, "--json"]) == 0
+    assert [(one["job"], one["cell"]) for one in json.loads(capsys.readouterr().out)["jobs"]["items"]] == [("two", "b")]
+    assert main([*command, "--html", str(file)]) == 0
+    assert "<th>cell</th>" in file.read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("asked", ["default", "other"])

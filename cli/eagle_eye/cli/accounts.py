@@ -25,6 +25,7 @@ PARTS = ("down", "startup", "redone", "stopped", "slow", "ending")
 
 _JOBS = (
     Column("job", "job"),
+    Column("cell", "cell", 1),
     Column("attempts", "attempts"),
     Column("hours", "hours"),
     Column("ETTR", "ettr"),
@@ -47,6 +48,7 @@ _LEDGER = (
     Column("fault", "fault"),
     Column("node", "node"),
     Column("job", "job", 2),
+    Column("cell", "cell", 3),
     Column("standing", "standing"),
     Column("why", "detail"),
 )
@@ -89,14 +91,15 @@ class Goodput:
         add_common(parser, None)
         parser.add_argument("--by", choices=("job", "node", "fault"), default="job", help="what the sums are of")
         parser.add_argument("--job", help="only of this job")
+        add_filter(parser, "cell")
         add_span(parser, since="7 days before", until="now")
         add_limit(parser, most=PAGE_LIMIT_MAX)
 
     def run(self, args: argparse.Namespace) -> int:
         """Ask the server and print its answer. Raises ClientError."""
         since_s, until_s = span(args)
-        query = {"by": args.by, "job": args.job, "since": since_s, "until": until_s, "limit": args.limit}
-        reported = connect(args.server, args.token_file).call("GET", "/api/v1/goodput", query)
+        query = {"by": args.by, "job": args.job, "cell": args.cell, "since": since_s, "until": until_s}
+        reported = connect(args.server, args.token_file).call("GET", "/api/v1/goodput", {**query, "limit": args.limit})
         if args.json:
             print_json(reported)
             return 0
@@ -129,6 +132,7 @@ class LedgerCommands:
         add_common(parser, None)
         add_filter(parser, "job")
         add_filter(parser, "fault", FAULT_NAMES)
+        add_filter(parser, "cell")
         parser.add_argument("--standing", choices=("right", "wrong", "pending", "cannot_tell"), help="only those")
         parser.add_argument(
             "--steps", action="store_true", help="is it enough to go from observe to approve, to act? and the lines"
@@ -138,15 +142,15 @@ class LedgerCommands:
 
     def run(self, args: argparse.Namespace) -> int:
         """Ask the server and print its answer. Raises ClientError, ConfigurationError."""
-        if args.steps and (args.job or args.standing):
-            raise ConfigurationError("--steps: expected no --job and no --standing; it is of all jobs, fault by fault")
+        if args.steps and (args.job or args.standing or args.cell):
+            raise ConfigurationError("--steps: expected no --job, --cell or --standing; it is of all jobs")
         client = connect(args.server, args.token_file)
         since_s, _ = span(args)
         if args.steps:
             steps = client.call("GET", "/api/v1/ledger/steps", {"fault": args.fault, "since": since_s})
             print_json(steps) if args.json else _print_steps(steps, lines_of_all=args.fault is not None)
             return 0
-        query = {**{name: getattr(args, name) for name in ("job", "fault", "standing")}, "since": since_s}
+        query = {**{name: getattr(args, name) for name in ("job", "fault", "standing", "cell")}, "since": since_s}
         reported = client.call("GET", "/api/v1/ledger", {**query, "limit": 1})
         items, more = client.pages("/api/v1/ledger", query, args.limit)
         if args.json:
@@ -215,6 +219,7 @@ class AccountsCommands:
         report = verbs.add_parser("report", help="write a report on lost time, for people who were not there")
         add_common(report, None)
         add_span(report, since="7 days before", until="now")
+        add_filter(report, "cell")
         report.add_argument("--html", type=Path, metavar="FILE", help="one file with everything in it, pictures too")
 
     def run(self, args: argparse.Namespace) -> int:
@@ -229,6 +234,7 @@ class AccountsCommands:
                 connect(args.server, args.token_file),
                 since_s,
                 until_s,
+                args.cell,
                 lambda what: status.update(f"asking for {what}"),
             )
         if args.json:

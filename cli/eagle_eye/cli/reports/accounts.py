@@ -38,10 +38,14 @@ class AccountsReport(NamedTuple):
 
 
 def gather(
-    client: Client, since_s: float | None, until_s: float | None, progress: Callable[[str], None] = lambda _: None
+    client: Client,
+    since_s: float | None,
+    until_s: float | None,
+    cell: str | None = None,
+    progress: Callable[[str], None] = lambda _: None,
 ) -> AccountsReport:
-    """Ask the server for all of it; ``progress`` is told what is asked for. Raises ClientError."""
-    query = {"since": since_s, "until": until_s, "limit": PAGE_LIMIT_MAX}
+    """Ask the server for all of it, or of one cell's; ``progress`` is told what is asked for. Raises ClientError."""
+    query = {"since": since_s, "until": until_s, "cell": cell, "limit": PAGE_LIMIT_MAX}
     progress("the jobs' goodput")
     jobs = client.call("GET", "/api/v1/goodput", {**query, "by": "job"})
     causes = {}
@@ -49,7 +53,7 @@ def gather(
         progress(f"the losses by {by}")
         causes[by] = client.call("GET", "/api/v1/goodput", {**query, "by": by})
     progress("the ledger")
-    ledger = client.call("GET", "/api/v1/ledger", {"since": since_s, "limit": 1})
+    ledger = client.call("GET", "/api/v1/ledger", {"since": since_s, "cell": cell, "limit": 1})
     return AccountsReport(jobs, causes, ledger)
 
 
@@ -63,6 +67,7 @@ def job_row(item: Mapping[str, Any]) -> dict[str, Any]:
     unknown_s = sum(amount["seconds"] for amount in item["unknown"])
     return {
         "job": item["job"],
+        "cell": item.get("cell", ""),
         "attempts": item["attempts"],
         "hours": hours(item["wall"]["seconds"]),
         "ettr": share(item["ettr_ratio"]),

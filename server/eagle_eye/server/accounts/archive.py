@@ -91,13 +91,17 @@ class Archive:
                 self._scores = recurrence_score.scores(self._pasts(now_s), now_s)
             return self._scores
 
-    def jobs(self, job: str | None = None) -> JobSpans:
-        """Return the timelines of one job, or of all whose attempts are among the newest. Raises StoreUnavailable."""
-        attempts, cut = self._newest(ATTEMPTS, {} if job is None else {"job": job})
+    def jobs(self, job: str | None = None, cell: str | None = None) -> JobSpans:
+        """Return the timelines of one job, or of all whose attempts are among the newest. Raises StoreUnavailable.
+
+        With ``cell``, of the jobs alone that it judges.
+        """
+        filters = {name: value for name, value in (("job", job), ("cell", cell)) if value is not None}
+        attempts, cut = self._newest(ATTEMPTS, filters)
         by_job: dict[str, list[Attempt]] = defaultdict(list)
         for attempt in attempts:
             by_job[attempt.job].append(attempt)
-        incidents, more = self._newest(INCIDENTS, {} if job is None else {"job": job})
+        incidents, more = self._newest(INCIDENTS, filters)
         return JobSpans(self._timelines(by_job, incidents), cut or more)
 
     def current(self) -> Mapping[str, list[TimelineSpan]]:
@@ -113,14 +117,15 @@ class Archive:
             return self._current[1]
 
     def claims(
-        self, since_s: float, job: str | None = None, fault: str | None = None
+        self, since_s: float, job: str | None = None, fault: str | None = None, cell: str | None = None
     ) -> tuple[list[HeldBackAction], bool]:
         """Return what was requested and not carried out since then, newest first; and whether a limit left some out."""
         asked: list[Action] = []
         cut = False
         for state in hindsight.JUDGED_STATES:
-            filters = {"state": state} if job is None else {"state": state, "job": job}
-            found, more = self._newest(ACTIONS, filters, lambda action: action.created_s < since_s)
+            filters = {"state": state, "job": job, "cell": cell}
+            given = {name: value for name, value in filters.items() if value is not None}
+            found, more = self._newest(ACTIONS, given, lambda action: action.created_s < since_s)
             asked += [a for a in found if hindsight.is_judged(a) and fault in (None, a.fault)]
             cut = cut or more
         asked.sort(key=lambda action: (action.created_s, action.id), reverse=True)

@@ -19,6 +19,7 @@ from eagle_eye.server.accounts.timeline import TimelineSpan
 from eagle_eye.server.api import views
 from eagle_eye.server.api.requests import (
     Body,
+    Cell,
     Cursor,
     FaultName,
     Limit,
@@ -74,6 +75,7 @@ def get_goodput(
     since: Since = None,
     until: Since = None,
     by: Annotated[By, Query(description="What the sums are of.")] = "job",
+    cell: Cell = None,
     limit: Limit = 100,
 ) -> Response:
     """Where the time of jobs went, and because of what; ``total`` is of all of it. Seven days unless since is given."""
@@ -81,7 +83,7 @@ def get_goodput(
     since_s = _time(since, until_s - GOODPUT_S)
     if since_s >= until_s:
         raise Refusal(400, "time", f"since is {rfc3339(since_s)}, which is not before until, {rfc3339(until_s)}")
-    found = parts.archive.jobs(job)
+    found = parts.archive.jobs(job, cell)
     jobs = {name: goodput.clipped(spans, since_s, until_s) for name, spans in found.jobs.items()}
     spans = [span for mine in jobs.values() for span in mine]
     items = _by_job(jobs) if by == "job" else _by_cause(spans, by)
@@ -106,13 +108,14 @@ def get_ledger(
     job: str | None = None,
     fault: FaultName = None,
     standing: Literal["right", "wrong", "pending", "cannot_tell"] | None = None,
+    cell: Cell = None,
     since: Since = None,
     cursor: Cursor = None,
     limit: Limit = 100,
 ) -> Response:
     """What would have been done and was not, set against what happened afterwards; totals are of all of it."""
     since_s = _time(since, parts.clock.now_s() - LEDGER_S)
-    claims, cut = parts.archive.claims(since_s, job, fault)
+    claims, cut = parts.archive.claims(since_s, job, fault, cell)
     claims = [claim for claim in claims if sight is None or sight.sees(claim.action.job)]
     shown = [claim for claim in claims if standing in (None, claim.outcome.standing)]
     start = 0

@@ -220,6 +220,8 @@ NodeMap = made(
     recurrence_score=list[float | None] | None,
     lemon_score=list[float | None] | None,
     reasons=dict[str, str] | None,
+    cells=list[str] | UnsetType,
+    cell=list[int] | UnsetType,
 )
 Event = made(
     "Event",
@@ -299,6 +301,7 @@ Claim = made(
     attempt=int,
     node=str | None,
     exclude=list[str],
+    cell=CellName,
     standing=Literal["right", "wrong", "pending", "cannot_tell"],
     time=Time | None,
     **_CLAIM,

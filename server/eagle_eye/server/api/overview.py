@@ -93,7 +93,7 @@ def get_map(
 
     A node of several jobs is counted with the one that comes first by name. ``heard``, ``recurrence_score`` (null:
     unknown; ``lemon_score`` is its former name) and ``reasons``, of nodes that are not in service, are null unless
-    ``details`` are asked for.
+    ``details`` are asked for. With them, where there are several cells, ``cells[cell[i]]`` hears the node.
     """
     now_s, fresh_s = parts.clock.now_s(), parts.config.ingest.fresh_s
     presences = {one.node: one for one in parts.fleet.presences()}

@@ -17,6 +17,7 @@ from eagle_eye.server.config import ServerConfig
 from eagle_eye.server.ingest.fleet import Fleet
 from eagle_eye.server.model.clock import Clock
 from eagle_eye.server.model.errors import Refusal, StoreUnavailable
+from eagle_eye.server.monitor.cells import Cells
 from eagle_eye.server.monitor.watcher import Outlook
 from eagle_eye.server.security.people import People
 from eagle_eye.server.store.changes import Signal, wait
@@ -43,6 +44,7 @@ router = APIRouter(prefix="/api/v1", tags=["events"])
 class Needs(Protocol):
     """The server's components that this module uses."""
 
+    cells: Cells | None
     clock: Clock
     config: ServerConfig
     fleet: Fleet
@@ -152,13 +154,13 @@ def _shown(parts: Needs, change: Changed) -> tuple[str, dict[str, Any]] | None:
     match change.kind:
         case INCIDENTS.name:
             record = store.get(INCIDENTS, change.key)
-            return None if record is None else ("incident", views.incident(record))
+            return None if record is None else ("incident", _of_cell(parts, views.incident(record)))
         case ACTIONS.name:
             record = store.get(ACTIONS, change.key)
-            return None if record is None else ("action", views.action(record, url))
+            return None if record is None else ("action", _of_cell(parts, views.action(record, url)))
         case JOBS.name:
             record = store.get(JOBS, change.key)
-            return None if record is None else ("job", views.job(record, parts.outlook))
+            return None if record is None else ("job", _of_cell(parts, views.job(record, parts.outlook)))
         case NODES.name:
             record = store.get(NODES, change.key)
             return None if record is None else ("node", views.node(record, parts.fleet, offsets, now_s))
@@ -175,6 +177,12 @@ def _shown(parts: Needs, change: Changed) -> tuple[str, dict[str, Any]] | None:
             record = store.get(EVENTS, change.key)
             return None if record is None else ("event", views.event(record, url))
     return None
+
+
+def _of_cell(parts: Needs, shown: dict[str, Any]) -> dict[str, Any]:
+    """Return the record with the cell that judges its job, where there are several, as in answers."""
+    several = parts.cells is not None and parts.cells.several
+    return {**shown, "cell": parts.cells.cell_of(shown["job"])} if parts.cells is not None and several else shown
 
 
 def _message(kind: str, sequence: int, data: dict[str, Any]) -> bytes:

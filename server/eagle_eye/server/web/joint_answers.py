@@ -28,6 +28,7 @@ API = "/api/v1/"
 ANSWER_S = 5.0  # how long another cell may take
 BY_JOB, BY_NODE = "jobs", "nodes"
 _KINDS = ("incidents", "actions", "evidence")
+_ACCOUNTS = ("goodput", "ledger")
 _UNHEARD = frozenset({"silent", "unheard"})  # standings of a node that another cell may hear
 
 Answer = dict[str, Any]
@@ -57,6 +58,8 @@ def asked(scope: ASGIMessage) -> Asked | None:
         return None
     if parts[3] == "fleet":
         return Asked("fleet", one, query, whole=one in ("", "nodes"))
+    if parts[3] in _ACCOUNTS:
+        return None if one else Asked(parts[3], "", query)
     if parts[3] not in (BY_JOB, BY_NODE, *_KINDS) or (parts[3], one) == (BY_NODE, "forget"):
         return None
     return Asked(parts[3], one, query, whole=len(parts) <= 5 and parts[3] != "evidence")
@@ -105,13 +108,16 @@ class JointAnswers:
     async def joined(self, what: Asked, scope: ASGIMessage, mine: bytes) -> tuple[bytes, dict[str, str]]:
         """Return this server's answer with what the other cells say, and the heads that it gets for that."""
         answer: Answer = msgspec.json.decode(mine)
-        if what.collection in ("incidents", "actions"):
+        if what.collection in ("incidents", "actions", *_ACCOUNTS):
             self._mark(answer)
             return msgspec.json.encode(answer), {}
         theirs, silent = await self._of_others(scope)
         if what.collection == "fleet":
-            (_join_map if what.one else _join_fleet)(answer, theirs)
-            if not what.one:
+            if what.one:
+                _join_map(answer, theirs)
+                _mark_map(answer, {self._cells.own: msgspec.json.decode(mine), **theirs})
+            else:
+                _join_fleet(answer, theirs)
                 self._mark(answer, "jobs")
         else:
             _join_items(answer, theirs, "node" if what.collection == BY_NODE else "job", self._cells)
@@ -212,9 +218,22 @@ def _join_map(answer: Answer, theirs: Mapping[str, Answer]) -> None:
                 continue
             if answer["standing"][place] in unheard:
                 answer["standing"][place] = said["standing"][index]
-                if answer["heard"] is not None and said["heard"] is not None:
-                    answer["heard"][place] = said["heard"][index]
             job = said["job"][index]
             if job >= 0:
                 answer["job"][place] = job_at.setdefault(said["jobs"][job], len(job_at))
     answer["jobs"] = list(job_at)
+
+
+def _mark_map(answer: Answer, said_by: Mapping[str, Answer]) -> None:
+    """Say of each node when it was heard last and by which cell, where the map has such details; -1: by none."""
+    if answer["heard"] is None:
+        return
+    heard: dict[str, tuple[str, str]] = {}
+    for cell, said in said_by.items():
+        for node, time in zip(said["nodes"], said["heard"] or (), strict=False):
+            if time is not None:
+                heard[node] = max(heard.get(node, ("", "")), (time, cell))
+    cells = sorted(said_by)
+    answer["cells"] = cells
+    answer["cell"] = [cells.index(heard[node][1]) if node in heard else -1 for node in answer["nodes"]]
+    answer["heard"] = [heard[node][0] if node in heard else None for node in answer["nodes"]]

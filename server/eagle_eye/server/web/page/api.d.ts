@@ -223,6 +223,7 @@ export interface Claim {
   attempt: number;
   node: string | null;
   exclude: Array<string>;
+  cell?: string;
   standing: "cannot_tell" | "pending" | "right" | "wrong";
   time: string | null;
   fault: string;
@@ -917,6 +918,8 @@ export interface NodeMap {
   recurrence_score: Array<number | null> | null;
   lemon_score: Array<number | null> | null;
   reasons: Record<string, string> | null;
+  cells?: Array<string>;
+  cell?: Array<number>;
 }
 
 export interface NodePage {

@@ -2,6 +2,7 @@
 
 const TOKEN = "token";
 export const LEADER = "api/v1/leader"; // each server answers it for itself
+export const FLEET = "api/v1/fleet"; // what all cells have a part in
 
 /** The server does not know who asks; `reason` is its word for why, the message what it said. */
 export class SignIn extends Error {
@@ -31,7 +32,7 @@ export let clockOffsetMs = 0;
 /**
  * Where the last answer to a GET came from: "" this server itself; "leader": it stands by and passed on the leader's;
  * "records": it stands by and read the records, for `why` it had no answer of the leader.
- * `without`: the cells that gave no answer, "" for none.
+ * `without`: the cells that had no part in the last answer to FLEET, "" for none.
  * @type {{from: "" | "leader" | "records", why: string, without: string}}
  */
 export let source = { from: "", why: "", without: "" };
@@ -84,7 +85,7 @@ export async function ask(target, more = {}) {
     throw new Unreachable("the server does not answer");
   }
   noteClock(answer);
-  if (!more.method && !target.endsWith(LEADER)) noteSource(answer);
+  if (!more.method && !target.endsWith(LEADER)) noteSource(answer, target);
   if (answer.status === 401) {
     const said = await problem(answer);
     throw new SignIn(said.message, said.reason);
@@ -155,10 +156,11 @@ function noteClock(answer) {
   if (Number.isFinite(said)) clockOffsetMs = Math.abs(said - Date.now()) < 1500 ? 0 : said - Date.now();
 }
 
-/** @param {Response} answer */
-function noteSource(answer) {
+/** @param {Response} answer @param {string} target */
+function noteSource(answer, target) {
   const why = answer.headers.get("Eagle-Eye-Standby");
-  const without = answer.headers.get("Eagle-Eye-Without-Cells") ?? "";
+  // Most answers come from the records, which no cell need add to: they tell nothing of cells.
+  const without = target === FLEET ? (answer.headers.get("Eagle-Eye-Without-Cells") ?? "") : source.without;
   if (why !== null) source = { from: "records", why, without };
   else source = { from: answer.headers.has("Eagle-Eye-Leader") ? "leader" : "", why: "", without };
 }

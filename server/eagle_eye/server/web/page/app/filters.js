@@ -12,13 +12,13 @@ import { filtered } from "./router.js";
  * @property {boolean} [live] whether each letter counts at once; otherwise Enter, or leaving the field, does
  */
 
-/** Shows the list with these filters, without a step back for each. @param {"jobs" | "incidents" | "nodes"} view @param {Record<string, string>} filters */
+/** Shows the list with these filters, without a step back for each. @param {"jobs" | "incidents" | "nodes" | "ledger"} view @param {Record<string, string>} filters */
 export function show(view, filters) {
   history.replaceState(null, "", filtered(view, filters));
   dispatchEvent(new HashChangeEvent("hashchange"));
 }
 
-/** @param {{view: "jobs" | "incidents" | "nodes", filters: Filter[], values: Record<string, string>}} props `values`: those of the address */
+/** @param {{view: "jobs" | "incidents" | "nodes" | "ledger", filters: Filter[], values: Record<string, string>}} props `values`: those of the address */
 export function Filters({ view, filters, values }) {
   const set = (/** @type {string} */ name) => (/** @type {Event} */ event) => {
     const value = /** @type {HTMLInputElement | HTMLSelectElement} */ (event.target).value;

@@ -1,7 +1,7 @@
 // The one store of live data: lists read once and then kept up by the server's events, and how the connection is.
 
 import { useEffect, useReducer } from "preact/hooks";
-import { LEADER, Problem, SignIn, get, getAll, source } from "./api.js";
+import { FLEET, LEADER, Problem, SignIn, get, getAll, source } from "./api.js";
 import { follow } from "./stream.js";
 
 /**
@@ -231,7 +231,7 @@ export async function watchFleet() {
 async function readFleet() {
   let refused = true;
   try {
-    link.fleet = await get("api/v1/fleet");
+    link.fleet = await get(FLEET);
     refused = false;
     link.fleetRead = Date.now();
     link.fleetSeen = source.from !== "records";

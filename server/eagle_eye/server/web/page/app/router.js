@@ -25,7 +25,7 @@ export function link(view, name) {
 
 /**
  * The address of a list with these filters; those that are empty are left out.
- * @param {"jobs" | "incidents" | "nodes"} view @param {Record<string, string>} filters
+ * @param {"jobs" | "incidents" | "nodes" | "ledger"} view @param {Record<string, string>} filters
  */
 export function filtered(view, filters) {
   const query = new URLSearchParams(Object.entries(filters).filter(([, value]) => value !== "")).toString();

@@ -1,5 +1,5 @@
-// What a person must know on the page of a server that stands by: who leads, and where what is shown comes from; and of
-// one that leads and must not decide at present: why.
+// What a person must know on the page of a server that stands by: who leads, and where what is shown comes from; of
+// one that leads and must not decide at present: why; and which cells have no part in what is shown.
 
 import { h } from "preact";
 import { source } from "./api.js";
@@ -9,15 +9,15 @@ import { Time } from "./times.js";
 export function Standby() {
   useLive("fleet", "link");
   const { leader, state } = link;
-  if (!leader || state === "sign_in") return null;
-  if (leader.leads && leader.problem) {
+  if (state === "sign_in") return null;
+  if (leader?.leads && leader.problem) {
     return h(
       "aside",
       { class: "standby alone", "aria-label": "Standby" },
       h("p", { role: "status" }, h("b", null, "Nothing is decided at present: "), leader.problem, ". ", UNDECIDED),
     );
   }
-  if (leader.leads) return source.without ? h(Without, { cells: source.without }) : null;
+  if (!leader || leader.leads) return source.without ? h(Without, { cells: source.without }) : null;
   const reached = source.from === "leader";
   return h(
     "aside",

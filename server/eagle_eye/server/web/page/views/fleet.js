@@ -1,6 +1,7 @@
 // The fleet: what is wrong, which jobs suffer, what it costs, and where in the fleet it is.
 
 import { h } from "preact";
+import { source } from "../app/api.js";
 import { link, useLive } from "../app/live.js";
 import { count, gpuHours } from "../app/format.js";
 import { Empty } from "../app/parts.js";
@@ -49,6 +50,7 @@ function observed(fleet) {
   const burning = fleet.jobs.reduce((sum, job) => sum + (job.loss?.gpus ?? 0), 0);
   const burnt = fleet.jobs.reduce((sum, job) => sum + (job.loss?.gpu_hours ?? 0), 0);
   const silent = fleet.nodes_recent - fleet.nodes_heard;
+  const rest = source.without ? `nodes reporting; nobody can tell of those of cell ${source.without}` : "nodes, all reporting";
   return [
     burning > 0
       ? figure(gpuHours(burnt), `GPU-hours lost, ${gpuHours(burning)} more each hour`, "bad-ink")
@@ -56,8 +58,8 @@ function observed(fleet) {
     figure(count(fleet.jobs.length + fleet.jobs_left_out), fleet.jobs.length === 1 ? "running job" : "running jobs"),
     figure(
       count(fleet.nodes_heard),
-      silent > 0 ? `of ${count(fleet.nodes_recent)} nodes reporting` : "nodes, all reporting",
-      silent > 0 ? "warn-ink" : "",
+      silent > 0 ? `of ${count(fleet.nodes_recent)} nodes reporting` : rest,
+      silent > 0 || source.without ? "warn-ink" : "",
     ),
   ];
 }

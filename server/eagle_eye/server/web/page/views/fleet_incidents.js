@@ -73,6 +73,7 @@ function Row({ incident, silence }) {
         h("a", { href: link("incidents", incident.id), class: "fault" }, words(incident.fault)),
         h("span", { class: "quiet" }, " in "),
         h(JobLink, { name: incident.job }),
+        incident.cell && h("span", { class: "quiet" }, `, cell ${incident.cell}`),
       ),
       h("p", { class: "why" }, incident.summary),
       incident.escalated && h("p", { class: "bad-ink strong" }, `Somebody has to look: ${incident.escalation}`),

@@ -2,8 +2,9 @@
 
 import { h } from "preact";
 import { useState } from "preact/hooks";
+import { Filters } from "../app/filters.js";
 import { byName, duration, few, percent, words } from "../app/format.js";
-import { Badge, Empty, JobLink, NodeLink, Reading, Section } from "../app/parts.js";
+import { Badge, cellColumn, cellFilter, Empty, JobLink, NodeLink, Reading, Section } from "../app/parts.js";
 import { useResource } from "../app/resource.js";
 import { link } from "../app/router.js";
 import { table } from "../app/table.js";
@@ -40,16 +41,21 @@ const WHY = {
   out_of_sight: "not observed",
 };
 
-export function LedgerView() {
+/** @param {{query: URLSearchParams}} props */
+export function LedgerView({ query }) {
   const [standing, setStanding] = useState("");
-  const filter = standing ? `&standing=${standing}` : "";
+  const values = Object.fromEntries(query);
+  const asked = new URLSearchParams({ limit: String(SHOWN) });
+  if (standing) asked.set("standing", standing);
+  if (values["cell"]) asked.set("cell", values["cell"]);
   /** @type {import("../app/resource.js").Resource<Ledger>} */
-  const ledger = useResource(`api/v1/ledger?limit=${SHOWN}${filter}`, {
+  const ledger = useResource(`api/v1/ledger?${asked}`, {
     every_ms: 60_000,
     settle_ms: 2000,
     concerns: (kind) => kind === "action",
   });
   const { data } = ledger;
+  const filters = cellFilter(data?.items ?? [], values);
   return [
     h("h1", null, "Shadow decisions"),
     h(
@@ -61,6 +67,7 @@ export function LedgerView() {
       h("a", { href: link("trust") }, "trust in steps"),
       ".",
     ),
+    filters.length > 0 && h(Filters, { view: "ledger", values, filters }),
     h(Reading, { resource: ledger, what: "the ledger" }),
     data && [
       h("p", { class: "verdict" }, precisionWords(data.total)),
@@ -137,7 +144,7 @@ const TOTAL_COLUMNS = [
 
 /** @param {{claims: Claim[], label: string}} props */
 export function ClaimTable({ claims, label }) {
-  return table({ columns: CLAIM_COLUMNS, items: claims, keyOf: (claim) => claim.action_id, label });
+  return table({ columns: [...CLAIM_COLUMNS, ...cellColumn(claims)], items: claims, keyOf: (claim) => claim.action_id, label });
 }
 
 /** @type {import("../app/table.js").Column<Claim>[]} */

@@ -14,7 +14,7 @@ import { TONES } from "./fleet_map_table.js";
 
 /**
  * @typedef {import("../app/map_layout.js").NodeMap} NodeMap
- * @typedef {{node: string, place: number, standing: number, job: string, rack: string, leaf: string, heard: string | null,
+ * @typedef {{node: string, place: number, standing: number, job: string, rack: string, leaf: string, cell: string, heard: string | null,
  *   recurrence: number | null, reason: string}} Row `place`: where it stands by name
  */
 
@@ -39,6 +39,7 @@ export function NodeList({ query }) {
         { name: "search", label: "Name", live: true },
         { name: "standing", label: "Standing", choices: [["", "any"], ...map.standings.map((one) => /** @type {[string, string]} */ ([one, STANDING_WORDS[one]]))] },
         { name: "job", label: "Job", known: map.jobs.slice(0, 200) },
+        ...(map.cells ? [{ name: "cell", label: "Cell", choices: /** @type {[string, string][]} */ ([["", "any"], ...map.cells.map((one) => [one, one])]) }] : []),
       ],
     }),
     h(Reading, { resource, what: "the nodes" }),
@@ -66,6 +67,7 @@ function rowsOf(map) {
     job: map.jobs[map.job[at] ?? -1] ?? "",
     rack: map.racks[map.rack[at] ?? -1] ?? "",
     leaf: map.switches[map.switch[at] ?? -1] ?? "",
+    cell: map.cells?.[map.cell?.[at] ?? -1] ?? "",
     heard: map.heard?.[at] ?? null,
     recurrence: map.recurrence_score?.[at] ?? null,
     reason: map.reasons?.[node] ?? "",
@@ -77,10 +79,10 @@ function rowsOf(map) {
 }
 
 /** @param {NodeMap} map @param {Row[]} rows @param {Record<string, string>} values */
-function chosen(map, rows, { search = "", standing = "", job = "" }) {
+function chosen(map, rows, { search = "", standing = "", job = "", cell = "" }) {
   const part = search.toLowerCase();
   const only = standing ? map.standings.findIndex((one) => one === standing) : -1;
-  return rows.filter((row) => (!standing || row.standing === only) && (!job || row.job === job) && (!part || row.node.toLowerCase().includes(part)));
+  return rows.filter((row) => (!standing || row.standing === only) && (!job || row.job === job) && (!cell || row.cell === cell) && (!part || row.node.toLowerCase().includes(part)));
 }
 
 /** @param {NodeMap} map @returns {import("../app/table.js").Column<Row>[]} */
@@ -107,6 +109,7 @@ function columnsOf(map) {
     { title: "Last report", compare: (a, b) => Date.parse(a.heard ?? "") - Date.parse(b.heard ?? "") || Number(b.heard === null) - Number(a.heard === null), cell: (row) => h(Ago, { at: row.heard, none: "not since the start" }) },
     { title: "Why it is out", class: "wide", cell: (row) => h(Reason, { text: row.reason }) },
   ];
+  if (map.cells) columns.splice(3, 0, { title: "Cell", hint: "Whose leader hears it", compare: (a, b) => byName(a.cell, b.cell) || a.place - b.place, cell: (row) => row.cell || "–" });
   if (map.switches.length) columns.splice(3, 0, { title: "Switch", compare: (a, b) => byName(a.leaf, b.leaf) || a.place - b.place, cell: (row) => row.leaf || "–" });
   if (map.racks.length) columns.splice(3, 0, { title: "Rack", compare: (a, b) => byName(a.rack, b.rack) || a.place - b.place, cell: (row) => row.rack || "–" });
   return columns;
