@@ -1,7 +1,9 @@
 // Who is signed in, whether they may act, and the way out; and how the page is found again after the provider's.
 
 import { h } from "preact";
+import { useRef, useState } from "preact/hooks";
 import { send } from "./api.js";
+import { closing, useClosing } from "./closing.js";
 import { link, run, useLive } from "./live.js";
 import { notify } from "./verbs.js";
 
@@ -31,6 +33,9 @@ async function signOut(target) {
 /** The person's name and what they may do; nothing on a server that asks nobody who they are. */
 export function Account() {
   useLive("link", "incident");
+  const [open, setOpen] = useState(false);
+  const box = useRef(/** @type {HTMLElement | null} */ (null));
+  useClosing(box, open, () => setOpen(false));
   const me = link.me;
   if (!me || me.who === "local") return null;
   const may = MAY[/** @type {keyof typeof MAY} */ (me.scope)] ?? me.scope;
@@ -38,15 +43,19 @@ export function Account() {
     ? `${me.person} is in no group that may act here (sign_in.operate_groups).`
     : "The token has scope read; to act here, use one with scope operate.";
   return h(
-    "span",
-    { class: "account" },
-    h("span", { class: "person" }, me.person || "token"),
-    me.scope === "read"
-      ? h("button", { type: "button", class: "small plain", title: why, onClick: () => notify(why) }, may)
-      : h("span", { class: "quiet" }, may),
-    me.session_ends && [
-      h("button", { type: "button", class: "small plain", onClick: () => void signOut("api/v1/sign-out") }, "Sign out"),
-      h("button", { type: "button", class: "small plain", title: "Ends your sessions in every browser", onClick: () => void signOut("api/v1/sessions/end") }, "Sign out everywhere"),
-    ],
+    "details",
+    { class: "account in-bar", ...closing(box, open, setOpen) },
+    h("summary", null, h("span", { class: "person" }, me.person || "token"), h("span", { class: "quiet may" }, may)),
+    h(
+      "div",
+      { class: "bar-box" },
+      h("p", null, me.person ? `Signed in as ${me.person}: ` : "With a token: ", h("b", null, may), "."),
+      me.scope === "read" && h("p", { class: "quiet" }, why),
+      me.owners_only && h("p", { class: "quiet" }, "You see your own jobs and those of your groups (sign_in.jobs_visible)."),
+      me.session_ends && [
+        h("button", { type: "button", class: "small", onClick: () => void signOut("api/v1/sign-out") }, "Sign out"),
+        h("button", { type: "button", class: "small", title: "Ends your sessions in every browser", onClick: () => void signOut("api/v1/sessions/end") }, "Sign out everywhere"),
+      ],
+    ),
   );
 }
