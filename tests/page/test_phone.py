@@ -72,6 +72,7 @@ def test_every_view_can_be_reached_without_scrolling_the_navigation(
     page = new_page(**PHONE)
     page.goto(site.url)
     page.get_by_text("live", exact=True).wait_for()
+    page.get_by_role("button", name="Views: Fleet").click()
     links = page.get_by_role("navigation", name="Views").get_by_role("link")
     assert links.count() == 7
     for number in range(7):

@@ -45,26 +45,10 @@ def opened(new_page: Callable[..., Page], server: Running, groups: str, view: st
 
 def test_who_may_only_look_sees_so_and_no_button_of_a_verb(new_page: Callable[..., Page], server: Running) -> None:
     page = opened(new_page, server, "staff")
-    page.get_by_text("ada", exact=True).wait_for()
     page.get_by_role("heading", level=1).wait_for()
-    page.locator(".account").get_by_text("may only look").click()
+    page.locator(".account summary").get_by_text("ada").click()
     page.locator(".account").get_by_text("ada is in no group that may act here (sign_in.operate_groups).").wait_for()
     assert page.get_by_role("button", name="Acknowledge").count() == 0
-
-
-@pytest.mark.parametrize(("width", "rows"), [(1920, 1), (1280, 1), (1024, 2), (768, 2)])
-def test_the_header_is_one_row_or_has_the_navigation_in_a_second(
-    width: int, rows: int, new_page: Callable[..., Page], server: Running
-) -> None:
-    page = opened(new_page, server, "staff")
-    page.set_viewport_size({"width": width, "height": 800})
-    page.locator(".account").get_by_text("ada", exact=True).wait_for()
-    found = page.evaluate(
-        "new Set([...document.querySelectorAll('.bar > *, .bar nav a')].map((one) => {"
-        " const box = one.getBoundingClientRect(); return Math.round((box.top + box.bottom) / 2 / 12) })).size"
-    )
-    assert found == rows
-    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
 
 
 def test_who_may_act_acts_in_their_own_name(new_page: Callable[..., Page], server: Running) -> None:
@@ -98,7 +82,7 @@ def test_a_person_signs_in_at_the_provider_comes_back_to_where_they_were_and_sig
         page.goto(f"{server.url}/#/incidents/inc_1")
         page.get_by_role("link", name="Sign in with your site's account").click()
         page.get_by_role("link", name="I am ada").click()
-        page.locator(".account").get_by_text("ada", exact=True).wait_for()
+        page.locator(".account summary").get_by_text("ada").wait_for()
         assert page.url == f"{server.url}/#/incidents/inc_1"
         (session,) = [one for one in page.context.cookies() if "session" in one.get("name", "")]
         assert (session.get("httpOnly"), session.get("secure"), session.get("sameSite")) == (True, True, "Strict")
@@ -121,7 +105,7 @@ def test_who_signs_out_everywhere_is_signed_out_in_another_browser_and_told_why(
         for page in pages:
             page.goto(server.url)
             page.get_by_role("link", name="Sign in with your site's account").click()
-            page.locator(".account").get_by_text("ada", exact=True).wait_for()
+            page.locator(".account summary").get_by_text("ada").wait_for()
         pages[0].locator(".account summary").click()
         pages[0].get_by_role("button", name="Sign out everywhere").click()
         pages[0].get_by_role("link", name="Sign in with your site's account").wait_for()

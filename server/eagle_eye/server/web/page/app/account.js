@@ -1,7 +1,9 @@
 // Who is signed in, whether they may act, and the way out; and how the page is found again after the provider's.
 
 import { h } from "preact";
+import { useRef, useState } from "preact/hooks";
 import { send } from "./api.js";
+import { closing, useClosing } from "./closing.js";
 import { link, run, useLive } from "./live.js";
 import { notify } from "./verbs.js";
 
@@ -28,28 +30,31 @@ async function signOut(target) {
   }
 }
 
-/** The person's name; opened, what they may do and the way out. Nothing on a server that asks nobody who they are. */
+/** The person's name and what they may do; nothing on a server that asks nobody who they are. */
 export function Account() {
   useLive("link", "incident");
+  const [open, setOpen] = useState(false);
+  const box = useRef(/** @type {HTMLElement | null} */ (null));
+  useClosing(box, open, () => setOpen(false));
   const me = link.me;
   if (!me || me.who === "local") return null;
   const may = MAY[/** @type {keyof typeof MAY} */ (me.scope)] ?? me.scope;
   const why = me.person
     ? `${me.person} is in no group that may act here (sign_in.operate_groups).`
     : "The token has scope read; to act here, use one with scope operate.";
-  const name = [h("span", { class: "person" }, me.person || "token"), h("span", { class: "quiet" }, ` ${may}`)];
-  if (me.scope !== "read" && !me.session_ends) return h("span", { class: "account" }, name);
   return h(
     "details",
-    { class: "menu account" },
-    h("summary", null, name),
+    { class: "account in-bar", ...closing(box, open, setOpen) },
+    h("summary", null, h("span", { class: "person" }, me.person || "token"), h("span", { class: "quiet may" }, may)),
     h(
       "div",
-      { class: "menu-box" },
-      me.scope === "read" && h("p", null, why),
+      { class: "bar-box" },
+      h("p", null, me.person ? `Signed in as ${me.person}: ` : "With a token: ", h("b", null, may), "."),
+      me.scope === "read" && h("p", { class: "quiet" }, why),
+      me.owners_only && h("p", { class: "quiet" }, "You see your own jobs and those of your groups (sign_in.jobs_visible)."),
       me.session_ends && [
-        h("button", { type: "button", onClick: () => void signOut("api/v1/sign-out") }, "Sign out"),
-        h("button", { type: "button", title: "Ends your sessions in every browser", onClick: () => void signOut("api/v1/sessions/end") }, "Sign out everywhere"),
+        h("button", { type: "button", class: "small", onClick: () => void signOut("api/v1/sign-out") }, "Sign out"),
+        h("button", { type: "button", class: "small", title: "Ends your sessions in every browser", onClick: () => void signOut("api/v1/sessions/end") }, "Sign out everywhere"),
       ],
     ),
   );

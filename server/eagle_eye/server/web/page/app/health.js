@@ -1,6 +1,8 @@
 // The server's health: whether it can judge, what is blind, and how old what is shown is.
 
 import { h } from "preact";
+import { useRef, useState } from "preact/hooks";
+import { closing, useClosing } from "./closing.js";
 import { link, useLive } from "./live.js";
 import { Badge } from "./parts.js";
 import { counted, words } from "./format.js";
@@ -8,6 +10,9 @@ import { Ago } from "./times.js";
 
 export function Health() {
   useLive("link", "fleet");
+  const [open, setOpen] = useState(false);
+  const box = useRef(/** @type {HTMLElement | null} */ (null));
+  useClosing(box, open, () => setOpen(false));
   const { fleet, state } = link;
   const readiness = state === "live" ? fleet?.readiness : null;
   const wrong = readiness ? Object.entries(readiness.checks).filter(([, said]) => said !== "ok") : [];
@@ -20,11 +25,11 @@ export function Health() {
     { class: "health" },
     h("span", { role: "status" }, connectionBadge(state)),
     // Outside the status: what counts up would be read out each second.
-    state === "lost" && h("span", { class: "stale" }, "shown is ", h(Ago, { at: new Date(link.since).toISOString(), bare: true }), " old"),
+    state === "lost" && h("span", { class: "stale" }, h("span", { class: "said" }, "shown is "), h(Ago, { at: new Date(link.since).toISOString(), bare: true }), " old"),
     readiness &&
       h(
         "details",
-        { class: "menu" },
+        { class: "health-details in-bar", ...closing(box, open, setOpen) },
         h(
           "summary",
           null,
@@ -33,12 +38,12 @@ export function Health() {
             : begins
               ? h(Badge, { state: "begins", tone: "note", words: "waiting for the first agent" })
               : h(Badge, { state: "blind", tone: "bad", words: "cannot judge" }),
-          !begins && blind.length > 0 && h("span", { class: "quiet" }, ` · ${counted(blind.length, "detector")} without data`),
+          !begins && blind.length > 0 && h("span", { class: "quiet blind" }, ` · ${counted(blind.length, "detector")} without data`),
           notes.length > 0 && h("span", { class: "quiet" }, ` · ${counted(notes.length, "warning")}`),
         ),
         h(
           "div",
-          { class: "menu-box" },
+          { class: "health-box bar-box" },
           wrong.length > 0 && section(begins ? "Nothing to judge yet" : "Cannot judge", wrong),
           notes.length > 0 && section("Warnings", notes),
           blind.length > 0 && section("Detectors without data", blind),

@@ -4,6 +4,7 @@ import { h } from "preact";
 import { useEffect, useRef, useState } from "preact/hooks";
 import { Account, leave } from "./account.js";
 import { setToken, token } from "./api.js";
+import { useClosing } from "./closing.js";
 import { Health } from "./health.js";
 import { link as connection, run, useLive } from "./live.js";
 import { link, useRoute } from "./router.js";
@@ -42,18 +43,13 @@ export function Shell() {
   }, [route.view, route.name]);
 
   const signIn = connection.state === "sign_in";
+  const tabs = TABS.filter(([view]) => !(connection.me?.owners_only && OF_ALL_JOBS.has(view)));
   return [
     h(
       "header",
       { class: "bar" },
       h("a", { class: "brand", href: "#/", "aria-label": "Eagle Eye, fleet" }, "Eagle Eye"),
-      h(
-        "nav",
-        { "aria-label": "Views" },
-        TABS.filter(([view]) => !(connection.me?.owners_only && OF_ALL_JOBS.has(view))).map(([view, words]) =>
-          h("a", { href: link(view), "aria-current": view === route.view ? "page" : undefined }, words),
-        ),
-      ),
+      h(Navigation, { tabs, view: route.view, place: location.hash }),
       h(Health, {}),
       h(Account, {}),
       h(ThemeButton, {}),
@@ -70,6 +66,30 @@ export function Shell() {
           : h(NoSuchPage, { view: route.view }),
     ),
   ];
+}
+
+/** The views as links; on a narrow screen behind a button. @param {{tabs: (typeof TABS)[number][], view: string, place: string}} props */
+function Navigation({ tabs, view, place }) {
+  const [open, setOpen] = useState(false);
+  const box = useRef(/** @type {HTMLElement | null} */ (null));
+  useEffect(() => setOpen(false), [place]);
+  useClosing(box, open, () => setOpen(false));
+  const here = tabs.find(([one]) => one === view)?.[1] ?? "Views";
+  return h(
+    "nav",
+    { "aria-label": "Views", ref: box },
+    h(
+      "button",
+      { type: "button", class: "plain views-button", "aria-expanded": open, "aria-controls": "views", "aria-label": `Views: ${here}`, onClick: () => setOpen(!open) },
+      h("span", { "aria-hidden": "true" }, "☰"),
+      h("span", { class: "here" }, here),
+    ),
+    h(
+      "div",
+      { class: `views ${open ? "open" : ""}`, id: "views" },
+      tabs.map(([one, words]) => h("a", { key: one, href: link(one), "aria-current": one === view ? "page" : undefined }, words)),
+    ),
+  );
 }
 
 /** @param {{view: string}} props */

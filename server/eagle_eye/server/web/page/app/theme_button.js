@@ -26,8 +26,8 @@ export function ThemeButton() {
   return h(
     "button",
     { type: "button", class: "small plain theme", onClick: turn, title: "Light, dark, or as the system says", "aria-label": `Theme: ${theme}` },
-    h("span", null, "Theme: "),
-    theme,
+    h("span", { class: "sign", "aria-hidden": "true" }, "◐"),
+    h("span", { class: "said" }, theme),
   );
 }
 
