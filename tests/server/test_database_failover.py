@@ -48,7 +48,9 @@ def failed_over() -> Iterator[FailedOver]:
             url = f"postgresql+psycopg://{USER}@/{name}?{places}&target_session_attrs=read-write"
             kept = servers.enter_context(closing(Server("http://a", url)))
             lost = servers.enter_context(closing(Server("http://b", url)))
-            wait_until(lambda: replica.execute("SELECT epoch FROM lease", name) == [(1,)])
+            ((written,),) = primary.execute("SELECT pg_current_wal_lsn()")
+            wait_until(lambda: replica.execute(f"SELECT pg_last_wal_replay_lsn() >= '{written}'") == [(True,)])
+            assert replica.execute("SELECT epoch FROM lease", name) == [(1,)]
             replica.execute("ALTER SYSTEM SET primary_conninfo = ''")
             replica.control("reload")
             wait_until(lambda: replica.execute("SELECT 1 FROM pg_stat_wal_receiver") == [])
