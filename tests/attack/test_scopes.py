@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
 from eagle_eye.schema.frame import CONTENT_TYPE
-from eagle_eye.server.model.records import Scope, Token
+from eagle_eye.server.api.visibility import SHOWN
+from eagle_eye.server.model.records import Job, Scope, Token
 from eagle_eye.server.security.auth import mint
 from eagle_eye.server.store.store import Change
 from tests.server.builders import NOW, Running, body, frame, running
 from tests.server.test_openapi import KNOWN, one_of_each
+from tests.server.test_visibility import LOOK
 
 DAY_S = 86_400.0
 RANK: dict[Scope, int] = {"agent": 0, "remote_write": 0, "join": 0, "read": 1, "operate": 2, "admin": 3}
@@ -30,6 +33,8 @@ OWN: dict[tuple[str, str], set[Scope]] = {
 }
 # A launcher that can only read says where its logs are.
 READING = {("post", "/api/v1/nvrx/logs"), ("post", "/api/v1/nvrx/{job}/logs")}
+# What people may do about themselves, whatever they see.
+OF_ONESELF = {("get", "/api/v1/me"), ("post", "/api/v1/sessions/end")}
 # Of these the body says for whom is asked, so it is read before the scope is judged.
 BODIES = {
     "/api/v1/frames": (CONTENT_TYPE, body(frame())),
@@ -115,3 +120,39 @@ def test_an_agent_speaks_for_its_own_node_alone(server: Running, tokens: dict[st
     assert server.send(body(frame(2, node="n1")), authorization=authorization).status_code == 200
     refused = server.send(body(frame(1, node="n2")), authorization=authorization)
     assert (refused.status_code, refused.json()["reason"]) == (403, "node")
+
+
+def as_person(server: Running, method: str, path: str, who: str) -> int:
+    """Ask as the site's proxy would for somebody who may only look."""
+    kind, content = BODIES.get(path, ("application/json", b""))
+    headers = {"X-User": who, "X-Groups": "staff", "Eagle-Eye-Request": "1", "content-type": kind}
+    target = f"{path.format(**KNOWN)}?job={KNOWN['job']}"
+    with server.client.stream(method.upper(), target, headers=headers, content=content) as answer:
+        return answer.status_code
+
+
+def test_owners_read_what_is_of_their_jobs_and_others_what_is_of_none(tmp_path: Path) -> None:
+    with running(tmp_path, sign_in__jobs_visible="owners", **LOOK, **LIMITS) as server:
+        one_of_each(server)
+        owned = Job(
+            job=KNOWN["job"], attempt=0, state="running", ranks=[], restart_owner="", updated_s=NOW, owner="ada"
+        )
+        server.dispatcher.services.store.commit(Change(jobs=(owned,)))
+        document: dict[str, Any] = server.client.get("/openapi.json").json()
+        wrong: list[tuple[str, str, str, int]] = []
+        for path, methods in document["paths"].items():
+            for method in methods:
+                shown = SHOWN.get(path) if method == "get" else None
+                for who in ("ada", "bob"):
+                    status = as_person(server, method, path, who)
+                    if path in OPEN or (method, path) in OF_ONESELF:
+                        right = status not in (401, 403)
+                    elif shown is None:
+                        right = status in (401, 403)
+                    elif who == "bob" and (shown.record or shown.needs_job):
+                        right = status == 404
+                    else:
+                        right = status not in (401, 403)
+                    if not right:
+                        wrong.append((method, path, who, status))
+        assert wrong == []

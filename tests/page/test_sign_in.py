@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from eagle_eye.schema.frame import Rank
 from eagle_eye.server.model.records import Job, Node
+from eagle_eye.server.security.auth import mint
 from eagle_eye.server.store.store import Change
 from tests.page.conftest import Complaints
 from tests.page.site import LaggingClock
-from tests.server.builders import NOW, Running, incident, running
+from tests.server.builders import NOW, Running, body, frame, incident, running
 from tests.server.openid_provider import providing
 from tests.server.test_openid_sign_in import provider_keys
 
@@ -131,3 +133,25 @@ def test_people_who_see_their_own_jobs_alone_have_a_page_of_these(
             page.wait_for_timeout(700)  # what it reads beside the lists
             assert "secret" not in page.locator("body").inner_text(), view
         assert page.get_by_role("link", name="Subscriptions").count() == 0
+
+
+def test_a_nodes_metrics_are_shown_to_the_owner_of_the_job_that_runs_on_it(
+    tmp_path: Path, new_page: Callable[..., Page]
+) -> None:
+    clock = LaggingClock()
+    with running(tmp_path / "data", clock, sign_in__jobs_visible="owners", **PROXY) as server:
+        owned = Job(job="job", attempt=0, state="running", ranks=[], restart_owner="", updated_s=NOW, owner="ada")
+        text, agent = mint("agent", "n1", clock.now_s(), None)
+        server.dispatcher.services.store.commit(Change(jobs=(owned,), tokens=(agent,)))
+        sent = body(frame(time_s=clock.now_s(), job="job", ranks=[Rank("job", 0, 1, 0)]), sent_s=clock.now_s())
+        assert server.send(sent, authorization=f"Bearer {text}").status_code == 200
+        page = opened(new_page, server, "staff", "nodes/n1")
+        page.get_by_text("Its metrics are shown for the time in which it works for job.").wait_for()
+        page.get_by_role("heading", name="Metrics", exact=True).wait_for()
+        page.locator("figure.chart").get_by_text("GPU power").first.wait_for()
+        assert page.locator("main .trouble").count() == 0
+        headers = {"X-Forwarded-User": "bob", "X-Forwarded-Groups": "staff"}
+        other = new_page(extra_http_headers=headers)
+        other.goto(f"{server.url}/#/nodes/n1")
+        other.get_by_text("Its metrics are shown while a job of yours runs on it").wait_for()
+        assert other.get_by_role("heading", name="Metrics", exact=True).count() == 0

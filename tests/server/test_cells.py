@@ -31,6 +31,7 @@ from tests.server.own_process import OwnProcess, serving, wait_until
 from tests.server.postgresql_server import PostgresqlServer, free_port
 from tests.server.receiver import Receiver, receiver
 from tests.server.remote_write.requests import V1_HEADERS, series, snappy, v1
+from tests.server.test_docs import OF_LEADING, documented_metrics, shown_metrics
 
 pytestmark = pytest.mark.slow  # servers in processes of their own
 
@@ -275,6 +276,14 @@ def test_the_list_of_nodes_on_the_page_has_whose_each_node_is(spread: Spread, as
     assert dict(zip(mapped["nodes"], cells, strict=True)) == {"n1": "default", "n2": "default", "n3": "b", "n4": "b"}
     assert None not in mapped["heard"]
     assert "cell" not in server.client.get("/api/v1/fleet/nodes").json()
+
+
+@pytest.mark.parametrize("asked", ["default", "other"])
+def test_every_metric_of_a_cells_leader_is_in_the_document(spread: Spread, asked: str) -> None:
+    server: OwnProcess = getattr(spread, asked)
+    shown = shown_metrics(server.client.get("/metrics").text)
+    assert shown >= OF_LEADING
+    assert shown - documented_metrics() == set()
 
 
 def test_events_say_whose_each_record_is(spread: Spread) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import re
 from collections.abc import Iterator
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +14,11 @@ import httpx
 import pytest
 from msgspec.structs import replace
 
-from eagle_eye.schema.frame import Rank
+from eagle_eye.schema.frame import Frame, Rank, decode_frame
+from eagle_eye.schema.recording import messages
 from eagle_eye.server.api.visibility import SHOWN
-from eagle_eye.server.model.records import Job, Node
+from eagle_eye.server.model.account_records import Attempt
+from eagle_eye.server.model.records import EvidenceRequest, Job, Node
 from eagle_eye.server.monitor.watcher import JobProgress
 from eagle_eye.server.security.auth import mint
 from eagle_eye.server.store.store import Change
@@ -28,6 +32,7 @@ LOOK: dict[str, Any] = {
     "sign_in__proxy__addresses": ("127.0.0.1",),
     "sign_in__read_groups": ("*",),
     "sign_in__operate_groups": ("gpu-ops",),
+    "sign_in__admin_groups": ("root",),
 }
 ASKED: dict[str, dict[str, Any]] = {
     "/api/v1/query_range": {"metric": "gpu_power_watts", "start": NOW - 60, "end": NOW + 60},
@@ -85,6 +90,17 @@ def of_both(server: Running) -> None:
     sent = body(frame(job=THEIRS, ranks=[Rank(THEIRS, 0, 1, 0), Rank(MINE, 0, 1, 0)]))
     assert server.send(sent, authorization=f"Bearer {text}").status_code == 200
     server.watcher.course = [course(MINE, "ada"), course(THEIRS, "bob-secret")]
+    for name, word in ((MINE, "mine"), (THEIRS, "secret")):
+        received(server, replace(each.EVIDENCE, id=f"ev_{word}", job=name, incident_id=f"inc_{word}"))
+
+
+def received(server: Running, request: EvidenceRequest) -> None:
+    """Keep a bundle that answers the request."""
+    services = server.dispatcher.services
+    incoming = services.evidence_requests.bundles.begin(request.id)
+    incoming.write(gzip.compress(b"stacks"))
+    incoming.finish()
+    services.store.commit(Change(evidence=(replace(request, state="received"),)))
 
 
 @pytest.fixture(scope="module")
@@ -94,8 +110,19 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
         yield found
 
 
-def ask(server: Running, path: str, groups: str = "staff", **more: Any) -> httpx.Response:
-    return server.client.get(path, headers={"X-User": "ada", "X-Groups": groups}, params=more)
+def ask(server: Running, path: str, groups: str = "staff", who: str = "ada", **more: Any) -> httpx.Response:
+    return server.client.get(path, headers={"X-User": who, "X-Groups": groups}, params=more)
+
+
+# Who asks, in which groups; the last four see all jobs or another's, whatever is ada's.
+OWNER, OTHER, OPERATOR, ADMIN = ("ada", "staff"), ("bob", "staff"), ("eve", "gpu-ops"), ("ann", "root")
+
+
+def by_token(server: Running, path: str, **more: Any) -> httpx.Response:
+    """Ask with a token of scope read, which is nobody's: it sees all jobs."""
+    text, record = mint("read", None, NOW, None)
+    server.dispatcher.services.store.commit(Change(tokens=(record,)))
+    return server.client.get(path, headers={"Authorization": f"Bearer {text}"}, params=more)
 
 
 def ids(server: Running, path: str, key: str = "id", groups: str = "staff") -> set[str]:
@@ -147,6 +174,92 @@ def test_an_endpoint_that_nobody_thought_of_is_refused_and_says_who_sees_it(serv
     answer = ask(server, "/api/v1/ledger/steps")
     assert (answer.status_code, answer.json()["reason"]) == (403, "owners_only")
     assert "sign_in.jobs_visible" in answer.json()["detail"]
+
+
+@pytest.mark.parametrize(
+    ("path", "why"),
+    [
+        ("/metrics", "those of one are at /api/v1/query_range?job=NAME"),
+        ("/api/v1/ledger/steps", "trust in a step is counted over the decisions of all jobs"),
+        ("/api/v1/tickets", "repair tickets are of nodes"),
+        ("/api/v1/subscriptions", "this is of all jobs"),
+        ("/api/v1/query_range?metric=gpu_power_watts&node=n1&start=0&end=1", "name one of yours with ?job=NAME"),
+    ],
+)
+def test_what_is_of_the_whole_site_is_refused_to_owners_who_are_told_why_and_whom_to_ask(
+    path: str, why: str, server: Running
+) -> None:
+    for who, groups in (OWNER, OTHER):
+        answer = server.client.get(path, headers={"X-User": who, "X-Groups": groups})
+        assert (answer.status_code, answer.json()["reason"]) == (403, "owners_only")
+        assert why in answer.json()["detail"]
+        assert "ask somebody in gpu-ops (sign_in.operate_groups)" in answer.json()["detail"]
+    for who, groups in (OPERATOR, ADMIN):
+        assert server.client.get(path, headers={"X-User": who, "X-Groups": groups}).status_code == 200
+    text, record = mint("read", None, NOW, None)
+    server.dispatcher.services.store.commit(Change(tokens=(record,)))
+    assert server.client.get(path, headers={"Authorization": f"Bearer {text}"}).status_code == 200
+
+
+PARTS_OF_A_JOB: dict[str, dict[str, Any]] = {
+    f"/api/v1/jobs/{MINE}/recording": {"start": NOW - 60, "end": NOW + 60},
+    f"/api/v1/jobs/{MINE}/course": {},
+    "/api/v1/evidence/ev_mine/bundle": {},
+    "/api/v1/incidents/inc_mine/dossier": {},
+    "/api/v1/query_range": {"metric": "gpu_power_watts", "job": MINE, "node": "n1", "start": NOW - 60, "end": NOW + 60},
+}
+
+
+@pytest.mark.parametrize("path", PARTS_OF_A_JOB)
+def test_a_jobs_recording_bundles_report_and_its_nodes_metrics_are_its_owners(path: str, server: Running) -> None:
+    asked = PARTS_OF_A_JOB[path]
+    seen = [ask(server, path, groups, who, **asked).status_code for who, groups in (OWNER, OTHER, OPERATOR, ADMIN)]
+    assert seen == [200, 404, 200, 200]
+    assert by_token(server, path, **asked).status_code == 200
+
+
+def test_nvidias_report_of_the_whole_host_is_no_owners(tmp_path: Path) -> None:
+    with running(tmp_path, sign_in__jobs_visible="owners", **LOOK) as server:
+        of_both(server)
+        report = replace(each.EVIDENCE, id="ev_mine", job=MINE, incident_id="inc_mine", kind="bug_report")
+        received(server, report)
+        refused = ask(server, "/api/v1/evidence/ev_mine/bundle")
+        assert (refused.status_code, refused.json()["reason"]) == (403, "owners_only")
+        assert "the processes of the whole host" in refused.json()["detail"]
+        assert ask(server, "/api/v1/evidence/ev_mine/bundle", "gpu-ops").status_code == 200
+
+
+def recorded(answer: httpx.Response) -> list[Frame]:
+    """Return the frames of a recording."""
+    assert answer.status_code == 200
+    _, *frames = messages(BytesIO(answer.content).read)
+    return [decode_frame(one) for one in frames]
+
+
+def test_an_owners_recording_has_a_node_while_it_works_for_the_job_and_names_no_other(tmp_path: Path) -> None:
+    with running(tmp_path, sign_in__jobs_visible="owners", **LOOK) as server:
+        server.dispatcher.services.store.commit(Change(jobs=(job(MINE, "ada"), job(THEIRS, "bob"))))
+        said = [
+            (1, NOW - 40, [Rank(THEIRS, 0, 1, 0)]),  # the node is another's
+            (2, NOW - 20, [Rank(MINE, 0, 1, 0)]),
+            (3, NOW - 15, []),  # its rank has died, within the attempt
+            (4, NOW - 10, [Rank(MINE, 0, 1, 0)]),
+            (5, NOW - 5, []),  # nobody's, after the attempt
+        ]
+        text, agent = mint("agent", "n1", NOW, None)
+        server.dispatcher.services.store.commit(Change(tokens=(agent,)))
+        for number, at_s, ranks in said:
+            one = body(frame(number, time_s=at_s, job=ranks[0].job if ranks else None, ranks=ranks))
+            assert server.send(one, authorization=f"Bearer {text}").status_code == 200
+        lasted: dict[str, Any] = {"started_s": NOW - 21, "seen_s": NOW - 9, "ended_s": NOW - 9}
+        attempt = Attempt(id="a1", run="a1", job=MINE, attempt=0, nodes=1, node="n1", **lasted)
+        server.dispatcher.services.store.commit(Change(attempts=(attempt,)))
+        path = f"/api/v1/jobs/{MINE}/recording"
+        asked: dict[str, Any] = {"start": NOW - 60, "end": NOW + 60}
+        mine = recorded(ask(server, path, **asked))
+        assert [one.sequence for one in mine] == [2, 3, 4]
+        assert {one.job for one in mine} == {MINE, None}
+        assert len(recorded(ask(server, path, "gpu-ops", **asked))) > 3
 
 
 def test_what_is_of_all_jobs_is_shown_of_one_of_mine(server: Running) -> None:

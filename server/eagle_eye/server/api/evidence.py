@@ -21,6 +21,7 @@ from eagle_eye.server.api.requests import (
     OpenStreams,
     Operator,
     Reader,
+    Seen,
     Somebody,
     answer,
     audited,
@@ -33,6 +34,7 @@ from eagle_eye.server.api.requests import (
     read_body,
     services,
 )
+from eagle_eye.server.api.visibility import refused
 from eagle_eye.server.config import ServerConfig
 from eagle_eye.server.engine.gathering import LATE_S
 from eagle_eye.server.ingest.fleet import Fleet
@@ -108,9 +110,15 @@ def get_evidence(parts: Parts, _: Reader, evidence: str) -> Response:
 
 
 @router.get("/evidence/{evidence}/bundle")
-def download(parts: Parts, _: Reader, evidence: str) -> Response:
-    """The bundle, a gzipped tar, as the agent made it."""
+def download(parts: Parts, principal: Reader, sight: Seen, evidence: str) -> Response:
+    """The bundle, a gzipped tar, as the agent made it.
+
+    403 for NVIDIA's report, where people see their own jobs alone: it is of the whole host.
+    """
     record = found(parts, EVIDENCE, evidence)
+    if sight is not None and record.kind == "bug_report":
+        why = "NVIDIA's report has the processes of the whole host"
+        raise refused(principal, why, parts.config.sign_in.operate_groups)
     path = parts.evidence_requests.bundles.path(record.id)
     if record.state != "received" or not path.is_file():
         raise Refusal(

@@ -17,7 +17,7 @@ from eagle_eye.schema.metrics import MetricSpec, Scope
 from eagle_eye.schema.recording import CONTENT_TYPE as RECORDING
 from eagle_eye.schema.times import unix_seconds
 from eagle_eye.server.api import recorded_jobs
-from eagle_eye.server.api.requests import Moment, OpenStreams, Reader, answer, services
+from eagle_eye.server.api.requests import Moment, OpenStreams, Reader, Seen, answer, services
 from eagle_eye.server.config import ServerConfig
 from eagle_eye.server.history.history import History, QueryPart
 from eagle_eye.server.history.remote_store.merging import with_past
@@ -121,8 +121,11 @@ def query_range(
 
 
 @router.get("/jobs/{job:name}/recording")
-async def record(parts: Parts, _: Reader, job: str, start: Moment, end: Moment) -> Response:
-    """Every frame of the job in the range, for ``eagle-eye record``; see the document for the stream's format."""
+async def record(parts: Parts, sight: Seen, job: str, start: Moment, end: Moment) -> Response:
+    """Every frame of the job in the range, for ``eagle-eye record``; see the document for the stream's format.
+
+    For people who see their own jobs alone without what nodes said before they worked for the job, and afterwards.
+    """
     start_s, end_s = moments(start, end)
     open_now = parts.open_recordings
     if open_now.count >= RECORDINGS_MAX:
@@ -134,7 +137,7 @@ async def record(parts: Parts, _: Reader, job: str, start: Moment, end: Moment) 
         open_now.count += 1
         try:
             nodes = await asyncio.to_thread(_nodes, parts, job, None)
-            chunks = recorded_jobs.stream(parts, job, nodes, start_s, end_s)
+            chunks = recorded_jobs.stream(parts, job, nodes, start_s, end_s, only_while_there=sight is not None)
             while not parts.stopping.is_set():
                 chunk = await asyncio.to_thread(next, chunks, None)
                 if chunk is None:

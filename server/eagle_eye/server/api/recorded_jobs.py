@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
 import msgspec
+from msgspec.structs import replace
 
-from eagle_eye.schema.frame import encode_frame
+from eagle_eye.schema.frame import Frame, encode_frame
 from eagle_eye.schema.recording import VERSION, message
 from eagle_eye.server.config import ServerConfig
 from eagle_eye.server.engine.topology import Topology
-from eagle_eye.server.history.history import History, Recorded, UnreadableRange
+from eagle_eye.server.history.history import History, Recorded, UnreadableRange, speaks_of
 from eagle_eye.server.history.recording import Opening, Stated, frames_of
 from eagle_eye.server.history.remote_store.remote_store import RemoteStore
 from eagle_eye.server.ingest.fleet import Fleet
 from eagle_eye.server.model.clock import Clock
 from eagle_eye.server.model.errors import HistoryMoved
 from eagle_eye.server.site_files.topology import read_topology
-from eagle_eye.server.store.store import GPUS, JOBS, Store
+from eagle_eye.server.store.store import ATTEMPTS, GPUS, JOBS, MEMBERSHIPS, PAGE_LIMIT_MAX, Store
 
 AUDIT_PAGES_MAX = 50  # of the newest entries, searched for a job's states
 AUDIT_PAGE = 1_000
@@ -40,14 +41,23 @@ class Needs(Protocol):
     store: Store
 
 
-def stream(parts: Needs, job: str, nodes: Sequence[str], start_s: float, end_s: float) -> Iterator[bytes]:
-    """Yield the recording of a job's frames with corrected times in the range, in chunks; ``nodes`` [] reads all."""
+def stream(
+    parts: Needs, job: str, nodes: Sequence[str], start_s: float, end_s: float, *, only_while_there: bool = False
+) -> Iterator[bytes]:
+    """Yield the recording of a job's frames with corrected times in the range, in chunks; ``nodes`` [] reads all.
+
+    ``only_while_there``: without frames from times in which the node did not work for the job, which may tell of
+    whoever had it then.
+    """
     gaps = parts.history.gaps(nodes, start_s, end_s, levels=False)
     opening = _opening(parts, job, start_s, end_s, gaps)
     observed = parts.fleet.jobs().get(job)
     members = {rank.node for rank in opening.ranks} | {rank.node for rank in (observed[1] if observed else [])}
     chunk = bytearray(message(msgspec.msgpack.encode(opening)))
-    for frame in frames_of(_recorded(parts, job, nodes, start_s, end_s), job, members):
+    frames = frames_of(_recorded(parts, job, nodes, start_s, end_s), job, members)
+    if only_while_there:
+        frames = _while_there(frames, job, _worked(parts, job, start_s, end_s))
+    for frame in frames:
         chunk += message(encode_frame(frame))
         if len(chunk) >= CHUNK_BYTES:
             yield bytes(chunk)
@@ -55,6 +65,28 @@ def stream(parts: Needs, job: str, nodes: Sequence[str], start_s: float, end_s: 
     if parts.history.gaps(nodes, start_s, end_s, levels=False) != gaps:
         raise HistoryMoved("a segment was found damaged meanwhile; asked again, the recording says what it lacks")
     yield bytes(chunk) + message(b"")
+
+
+def _while_there(
+    frames: Iterable[Frame], job: str, worked: Mapping[str, Sequence[tuple[float, float]]]
+) -> Iterator[Frame]:
+    """Yield the frames that name the job, or lie in times in which their node ``worked`` for it; none names another."""
+    for frame in frames:
+        spans = worked.get(frame.node, ())
+        if speaks_of(frame, job) or any(start_s <= frame.time_s <= end_s for start_s, end_s in spans):
+            yield replace(frame, job=job if frame.job == job else None)
+
+
+def _worked(parts: Needs, job: str, start_s: float, end_s: float) -> dict[str, list[tuple[float, float]]]:
+    """Return when each node worked for the job within the range, by its attempts on record."""
+    found: dict[str, list[tuple[float, float]]] = {}
+    for attempt in parts.store.page(ATTEMPTS, {"job": job}, limit=PAGE_LIMIT_MAX).items:
+        until_s = attempt.seen_s if attempt.ended_s is None else attempt.ended_s
+        if attempt.started_s <= end_s and until_s >= start_s:
+            members = parts.store.get(MEMBERSHIPS, attempt.id)
+            for node in members.nodes if members is not None else [attempt.node]:
+                found.setdefault(node, []).append((attempt.started_s, until_s))
+    return found
 
 
 def _recorded(parts: Needs, job: str, nodes: Sequence[str], start_s: float, end_s: float) -> Iterator[Recorded]:

@@ -86,7 +86,8 @@ def needs(scope: Scope) -> Callable[..., Principal]:
         if principal.owners_only:
             sight = request.scope["state"][SIGHT] = Sight(principal, parts.job_owners)
             asked = {**request.query_params, **request.path_params}
-            unseen = admitted(principal, request.scope["route"].path, asked, sight, parts.store)
+            operators = parts.people.settings.operate_groups
+            unseen = admitted(principal, request.scope["route"].path, asked, sight, parts.store, operators)
             if unseen is not None:
                 raise missing(unseen.name, asked.get(unseen.key, asked.get(unseen.name.removesuffix("s"), "")))
         return principal

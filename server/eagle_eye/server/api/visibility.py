@@ -74,6 +74,18 @@ SHOWN: Mapping[str, Shown] = MappingProxyType(
         "/api/v1/actions/{action}": Shown(ACTIONS, "action"),
         "/api/v1/actions/{action}/preview": Shown(ACTIONS, "action"),
         "/api/v1/evidence/{evidence}": Shown(EVIDENCE, "evidence"),
+        "/api/v1/evidence/{evidence}/bundle": Shown(EVIDENCE, "evidence"),
+        "/api/v1/jobs/{job}/recording": Shown(JOBS, "job"),
+    }
+)
+# Why an endpoint is not in SHOWN, for people who ask; of the others: it is of all jobs.
+_OF_ALL = "this is of all jobs"
+WITHHELD: Mapping[str, str] = MappingProxyType(
+    {
+        "/metrics": "this has the series of all jobs; those of one are at /api/v1/query_range?job=NAME",
+        "/api/v1/ledger/steps": "trust in a step is counted over the decisions of all jobs",
+        "/api/v1/tickets": "repair tickets are of nodes, and may say anything of anybody",
+        "/api/v1/audit": "the audit trail is of everybody",
     }
 )
 
@@ -165,22 +177,35 @@ class Sight:
         return text if words is None or " " not in text else words.sub(ANOTHER, text)
 
 
-def admitted(principal: Principal, path: str, asked: Mapping[str, str], sight: Sight, store: Store) -> Kind[Any] | None:
+def admitted(
+    principal: Principal, path: str, asked: Mapping[str, str], sight: Sight, store: Store, operators: Sequence[str]
+) -> Kind[Any] | None:
     """Return None if the endpoint may answer, or the kind of which nothing is called so, as far as the person sees.
 
-    ``path`` is the route's template, ``asked`` the parameters of path and query. Raises Refusal 403.
+    ``path`` is the route's template, ``asked`` the parameters of path and query, ``operators`` the groups that see all.
+    Raises Refusal 403.
     """
-    shown = SHOWN.get(re.sub(r"\{(\w+):\w+\}", r"{\1}", path))
-    if shown is None or (shown.needs_job and not asked.get("job")):
-        why = "name one: ?job=NAME" if shown else "operators see this"
-        detail = f"{principal.person} sees the jobs of {principal.person} and their groups alone (sign_in.jobs_visible)"
-        raise Refusal(403, "owners_only", f"{detail}; {why}")
+    plain = re.sub(r"\{(\w+):\w+\}", r"{\1}", path)
+    shown = SHOWN.get(plain)
+    if shown is None:
+        raise refused(principal, WITHHELD.get(plain, _OF_ALL), operators)
+    if shown.needs_job and not asked.get("job"):
+        raise refused(principal, "this is of all jobs, unless you name one of yours with ?job=NAME", operators)
     if shown.needs_job:
         return None if sight.sees(asked["job"]) else JOBS
     if shown.kind is None:
         return None
     record: Job | Incident | Action | EvidenceRequest | None = store.get(shown.kind, asked[shown.record])
     return None if record is not None and sight.sees(record.job) else shown.kind
+
+
+def refused(principal: Principal, why: str, operators: Sequence[str]) -> Refusal:
+    """Return the refusal of what is not for people who see their own jobs alone: why, and whom to ask."""
+    name = principal.person
+    groups = " or ".join(operators)
+    whom = f"ask somebody in {groups} (sign_in.operate_groups)" if groups else "ask whoever runs this server"
+    detail = f"{name} sees the jobs of {name} and their groups alone (sign_in.jobs_visible), and {why}; {whom}"
+    return Refusal(403, "owners_only", detail)
 
 
 def looked_through(send: Send, state: Mapping[str, Any]) -> Send:

@@ -46,6 +46,7 @@ function OneNode({ name, query }) {
   const silenced = useSilenced();
   const open = [...records.incident.values()].filter((one) => OPEN.includes(one.state) && one.nodes.includes(name));
   const record = node.data;
+  const ours = record?.agent?.job ?? null; // where people see their own jobs alone: the one of theirs that runs on it
   // What took it out, in words: the reason alone may be no more than an incident's id.
   const because = history.data?.items.find((item) => item["kind"] === "incident" && record?.reason.includes(item["id"]));
   const again = () => {
@@ -84,11 +85,12 @@ function OneNode({ name, query }) {
       ),
     ),
     connection.me?.owners_only &&
-      h(Empty, null, "A node's metrics tell of everybody's jobs: operators see them (sign_in.jobs_visible). Those of your jobs are on the jobs' pages."),
-    seesAllJobs() && h(
+      h(Empty, null, ours ? `Its metrics are shown for the time in which it works for ${ours}.` : "Its metrics are shown while a job of yours runs on it (sign_in.jobs_visible); operators see all."),
+    (seesAllJobs() || ours) && h(
       Section,
       { title: "Metrics", id: "metrics" },
-      (record || node.error) && h(NodeCharts, { name, query, incidents: open, interval_s: record?.agent?.interval_seconds ?? 1, known: record?.known_since ?? null }),
+      (record || node.error) &&
+        h(NodeCharts, { name, query, incidents: open, interval_s: record?.agent?.interval_seconds ?? 1, known: record?.known_since ?? null, job: seesAllJobs() ? null : ours }),
     ),
     h(Section, { title: "GPUs", id: "gpus" }, history.data ? h(Gpus, { history: history.data }) : h(Reading, { resource: history, what: "the history" })),
     h(Section, { title: "Checks", id: "checks" }, checks.data ? h(Checks, { checks: checks.data.items, gpus: history.data?.gpus ?? [] }) : h(Reading, { resource: checks, what: "the checks" })),

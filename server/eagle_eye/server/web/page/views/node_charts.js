@@ -34,14 +34,15 @@ export const METRICS = [
   ["node_network_rx_bytes_per_second", "mean", { low: 0 }],
 ];
 
-/** @param {{name: string, query: URLSearchParams, incidents: Incident[], interval_s: number, known: string | null}} props
- *   `incidents`: the open ones that concern the node, the newest last; `known`: since when there is such a node */
-export function NodeCharts({ name, query, incidents, interval_s, known }) {
+/** @param {{name: string, query: URLSearchParams, incidents: Incident[], interval_s: number, known: string | null, job: string | null}} props
+ *   `incidents`: the open ones that concern the node, the newest last; `known`: since when there is such a node; `job`: null,
+ *   or the one for whose time alone the node is shown */
+export function NodeCharts({ name, query, incidents, interval_s, known, job }) {
   const time = useTime(FOLLOW_S);
   const incident = incidents.at(-1);
   const range = rangeOf(query, time) ?? (incident ? around(incident, time) : { from: Math.max(time - HOUR_S, known ? seconds(known) - FOLLOW_S : 0), to: time });
   const accused = new Set(incidents.flatMap((one) => (one.node === name && one.device !== null ? [one.device] : [])));
-  const shared = { name, accused, incident, interval_s, ...range };
+  const shared = { name, job, accused, incident, interval_s, ...range };
   return [
     h(RangePicker, { view: "nodes", name, query, shown: range, home: incident ? "around the incident" : "last hour", subject: { node: name } }),
     h("div", { class: "charts" }, METRICS.map(([metric, statistic, holds]) => h(NodeChart, { key: metric, metric, statistic, holds, ...shared }))),
@@ -55,13 +56,13 @@ function around(incident, time) {
   return { from: onset - room, to: Math.min(time, detected + room) };
 }
 
-/** @param {{name: string, metric: string, statistic: string, holds: {low?: number, high?: number}, accused: Set<number>,
+/** @param {{name: string, job: string | null, metric: string, statistic: string, holds: {low?: number, high?: number}, accused: Set<number>,
  *   incident: Incident | undefined, interval_s: number} & Range} props */
-function NodeChart({ name, metric, statistic, holds, accused, incident, interval_s, from, to }) {
+function NodeChart({ name, job, metric, statistic, holds, accused, incident, interval_s, from, to }) {
   const title = metricLabel(metric);
   const step = STEPS_S.find((one) => one >= Math.max((to - from) / STEPS, SPARSE * interval_s)) ?? 86_400;
   const [start, end] = [Math.floor(from / step) * step, Math.ceil(to / step) * step];
-  const query = new URLSearchParams({ metric, node: name, statistic, step: String(step), start: String(start), end: String(end) });
+  const query = new URLSearchParams({ metric, node: name, statistic, step: String(step), start: String(start), end: String(end), ...(job === null ? {} : { job }) });
   /** @type {import("../app/resource.js").Resource<QueryRange>} */
   const resource = useResource(`api/v1/query_range?${query}`);
   const answer = useKept(useMemo(() => (resource.data ? { data: resource.data, start, end } : null), [resource.data]));
