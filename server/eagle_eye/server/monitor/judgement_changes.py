@@ -58,6 +58,8 @@ def announcement(response: Response, book: Book, policy: PolicySettings, public_
 
 def together(changes: Sequence[Change]) -> Change:
     """Return several changes as one, in their order."""
+    if len(changes) == 1:
+        return changes[0]
     return Change(**{name: tuple(chain.from_iterable(getattr(c, name) for c in changes)) for name in _PARTS})
 
 

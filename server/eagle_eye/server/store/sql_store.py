@@ -223,9 +223,9 @@ class SqlStore:
                     change = work(self)
                 finally:
                     self._within = None
-                if not change.empty:
+                if wanted := not change.empty:
                     RecordsWriter(self._database, self._statements, cursor).write(change)
-            if not change.empty:
+            if wanted:
                 self.tell()
         return change
 

@@ -51,6 +51,33 @@ STATEMENTS_MAX = 64  # kept of those with so many rows: most write few
 
 RecordT = TypeVar("RecordT", bound=msgspec.Struct)
 
+_IN_ORDER: tuple[Kind[Any], ...] = (
+    SUBSCRIPTIONS,
+    SILENCES,
+    TOKENS,
+    ENDED_SESSIONS,
+    NODES,
+    JOBS,
+    JOB_CELLS,
+    CELLS,
+    INCIDENTS,
+    ACTIONS,
+    DELIVERIES,
+    SUBSCRIPTION_HEALTH,
+    EVIDENCE,
+    NODE_CHECKS,
+    ATTEMPTS,
+    MEMBERSHIPS,
+    GPUS,
+    GPU_CHECKS,
+    DRIVER_ERRORS,
+    TICKETS,
+    LAST_CODES,
+    FORGOTTEN_NODES,
+)
+# What readers of the trail of changes hear of.
+_ANNOUNCED = frozenset({SUBSCRIPTIONS, SILENCES, NODES, JOBS, JOB_CELLS, CELLS, INCIDENTS, ACTIONS, DELIVERIES})
+
 _SUBSCRIPTIONS, _EVENTS, _DELIVERIES = (TABLES[kind.name].c for kind in (SUBSCRIPTIONS, EVENTS, DELIVERIES))
 _WANTING: Select[Any] = select(_SUBSCRIPTIONS.record).where(_SUBSCRIPTIONS.active == 1).order_by(_SUBSCRIPTIONS.rowid)
 _NUMBERED = update(TABLES[EVENTS.name]).where(_EVENTS.id == bindparam("event_id")).values(record=bindparam("numbered"))
@@ -72,28 +99,9 @@ class RecordsWriter:
 
     def write(self, change: Change) -> None:
         """Write the change's records, and each event with its deliveries."""
-        self._put(SUBSCRIPTIONS, change.subscriptions)
-        self._put(SILENCES, change.silences)
-        self._put(TOKENS, change.tokens, announce=False)
-        self._put(ENDED_SESSIONS, change.ended_sessions, announce=False)
-        self._put(NODES, change.nodes)
-        self._put(JOBS, change.jobs)
-        self._put(JOB_CELLS, change.job_cells)
-        self._put(CELLS, change.cells)
-        self._put(INCIDENTS, change.incidents)
-        self._put(ACTIONS, change.actions)
-        self._put(DELIVERIES, change.deliveries)
-        self._put(SUBSCRIPTION_HEALTH, change.subscription_health, announce=False)
-        self._put(EVIDENCE, change.evidence, announce=False)
-        self._put(NODE_CHECKS, change.node_checks, announce=False)
-        self._put(ATTEMPTS, change.attempts, announce=False)
-        self._put(MEMBERSHIPS, change.memberships, announce=False)
-        self._put(GPUS, change.gpus, announce=False)
-        self._put(GPU_CHECKS, change.gpu_checks, announce=False)
-        self._put(DRIVER_ERRORS, change.driver_errors, announce=False)
-        self._put(TICKETS, change.tickets, announce=False)
-        self._put(LAST_CODES, change.last_codes, announce=False)
-        self._put(FORGOTTEN_NODES, change.forgotten_nodes, announce=False)
+        for kind in _IN_ORDER:
+            if records := getattr(change, kind.name):
+                self._put(kind, records, announce=kind in _ANNOUNCED)
         for one in change.forgotten_nodes:
             for kind in (NODES, LAST_CODES):
                 self._execute(_forgotten(kind), node=self._database.storable(one.node))
@@ -102,7 +110,7 @@ class RecordsWriter:
         self._insert('changes (kind, "key")', self._changed)
         self._insert("audit (record)", [(self._encoded(entry),) for entry in change.audit])
 
-    def _put(self, kind: Kind[RecordT], records: Sequence[RecordT], announce: bool = True) -> None:
+    def _put(self, kind: Kind[RecordT], records: Sequence[RecordT], announce: bool) -> None:
         # Many records per statement: each statement releases the GIL and waits to get it back. The driver is handed
         # the statement and its values as they are: this is what most of the time of a commit goes by.
         for first in range(0, len(records), RECORDS_AT_ONCE):
@@ -130,7 +138,7 @@ class RecordsWriter:
                 if wants(one, event) or self._goes_on(one, event, told[event.group]):
                     told[event.group].add(one.id)
                     deliveries.append(_delivery(event, one))
-        self._put(DELIVERIES, deliveries)
+        self._put(DELIVERIES, deliveries, announce=True)
 
     def _numbered(self, events: Sequence[OutboundEvent]) -> dict[str, OutboundEvent]:
         """Return by id those of the events that are new, with their sequence.
