@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -30,10 +31,22 @@ def test_what_is_too_short_is_not_measured() -> None:
         cpu_s([Look(0.0, 0.0, 0)], 0.0, 1.0)
 
 
-def test_several_cells_are_compared_with_one() -> None:
-    runs = [{"cells": cells, "cpu_seconds_per_million_samples": cost} for cells, cost in ((1, 0.2), (2, 0.3))]
+def run_of(cells: int, cost: float, late_s: float = 0.1) -> dict[str, Any]:
+    return {"cells": cells, "cpu_seconds_per_million_samples": cost, "acknowledged_seconds_p99": late_s}
+
+
+def test_several_cells_are_compared_with_one_by_the_medians_of_their_runs() -> None:
+    runs = [run_of(1, 0.2), run_of(2, 0.3), run_of(1, 0.2), run_of(2, 0.9), run_of(1, 0.7), run_of(2, 0.3)]
     assert compared(runs)["cpu_per_sample_times_one_cell"] == {"2": pytest.approx(1.5)}
-    assert compared(runs[1:]) == {}
+
+
+def test_nothing_is_compared_without_a_run_of_one_cell() -> None:
+    assert compared([run_of(2, 0.3)]) == {}
+
+
+def test_a_run_that_could_not_keep_up_is_not_compared() -> None:
+    runs = [run_of(1, 0.2), run_of(2, 0.1, late_s=5.0), run_of(2, 0.3)]
+    assert compared(runs)["cpu_per_sample_times_one_cell"] == {"2": pytest.approx(1.5)}
 
 
 @pytest.mark.slow  # servers and generators in processes of their own
