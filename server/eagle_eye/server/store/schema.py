@@ -31,7 +31,6 @@ def _type(name: str) -> TypeEngine[Any]:
 
 
 def _table(kind: Kind[Any]) -> Table:
-    names = dict.fromkeys((kind.key, *kind.columns))
     unique = (kind.key, "sha256")
     return Table(
         kind.name,
@@ -39,7 +38,7 @@ def _table(kind: Kind[Any]) -> Table:
         Column("rowid", _ROW_ID, primary_key=True, autoincrement=True),
         *(
             Column(name, _type(name), nullable=(kind.name, name) in _NULLABLE, unique=name in unique or None)
-            for name in names
+            for name in kind.column_names
         ),
         Column("record", Text, nullable=False),
         sqlite_autoincrement=True,

@@ -20,28 +20,17 @@ from eagle_eye.server.store.schema import TABLES
 from eagle_eye.server.store.statements import Statements
 from eagle_eye.server.store.store import (
     ACTIONS,
-    ATTEMPTS,
     CELLS,
     DELIVERIES,
-    DRIVER_ERRORS,
-    ENDED_SESSIONS,
     EVENTS,
-    EVIDENCE,
-    FORGOTTEN_NODES,
-    GPU_CHECKS,
-    GPUS,
     INCIDENTS,
     JOB_CELLS,
     JOBS,
+    KINDS,
     LAST_CODES,
-    MEMBERSHIPS,
-    NODE_CHECKS,
     NODES,
     SILENCES,
-    SUBSCRIPTION_HEALTH,
     SUBSCRIPTIONS,
-    TICKETS,
-    TOKENS,
     Change,
     Kind,
 )
@@ -51,30 +40,6 @@ STATEMENTS_MAX = 64  # kept of those with so many rows: most write few
 
 RecordT = TypeVar("RecordT", bound=msgspec.Struct)
 
-_IN_ORDER: tuple[Kind[Any], ...] = (
-    SUBSCRIPTIONS,
-    SILENCES,
-    TOKENS,
-    ENDED_SESSIONS,
-    NODES,
-    JOBS,
-    JOB_CELLS,
-    CELLS,
-    INCIDENTS,
-    ACTIONS,
-    DELIVERIES,
-    SUBSCRIPTION_HEALTH,
-    EVIDENCE,
-    NODE_CHECKS,
-    ATTEMPTS,
-    MEMBERSHIPS,
-    GPUS,
-    GPU_CHECKS,
-    DRIVER_ERRORS,
-    TICKETS,
-    LAST_CODES,
-    FORGOTTEN_NODES,
-)
 # What readers of the trail of changes hear of.
 _ANNOUNCED = frozenset({SUBSCRIPTIONS, SILENCES, NODES, JOBS, JOB_CELLS, CELLS, INCIDENTS, ACTIONS, DELIVERIES})
 
@@ -99,8 +64,8 @@ class RecordsWriter:
 
     def write(self, change: Change) -> None:
         """Write the change's records, and each event with its deliveries."""
-        for kind in _IN_ORDER:
-            if records := getattr(change, kind.name):
+        for kind in KINDS:
+            if kind is not EVENTS and (records := getattr(change, kind.name)):
                 self._put(kind, records, announce=kind in _ANNOUNCED)
         for one in change.forgotten_nodes:
             for kind in (NODES, LAST_CODES):
@@ -190,12 +155,8 @@ def _forgotten(kind: Kind[Any]) -> Delete:
 @cache
 def _fields(kind: Kind[Any]) -> Callable[[Any], tuple[Any, ...]]:
     """Return what reads the fields of a record that have columns."""
-    names = _names(kind)
+    names = kind.column_names
     return attrgetter(*names) if len(names) > 1 else lambda record: (getattr(record, names[0]),)
-
-
-def _names(kind: Kind[Any]) -> tuple[str, ...]:
-    return (*dict.fromkeys((kind.key, *kind.columns)),)
 
 
 @lru_cache(STATEMENTS_MAX)
@@ -208,7 +169,7 @@ def _rows_into(into: str, mark: str, columns: int, rows: int) -> str:
 @lru_cache(STATEMENTS_MAX)
 def _upsert(kind: Kind[Any], mark: str, rows: int) -> str:
     """Return the statement that writes so many records."""
-    changes = ", ".join(f'"{name}" = excluded."{name}"' for name in (*_names(kind), "record") if name != kind.key)
+    changes = ", ".join(f'"{name}" = excluded."{name}"' for name in (*kind.column_names, "record") if name != kind.key)
     return f'{_inserted(kind, mark, rows)} ON CONFLICT ("{kind.key}") DO UPDATE SET {changes}'
 
 
@@ -229,7 +190,7 @@ def _sequences(mark: str, ids: int) -> str:
 
 
 def _inserted(kind: Kind[Any], mark: str, rows: int) -> str:
-    names = (*_names(kind), "record")
+    names = (*kind.column_names, "record")
     columns = ", ".join(f'"{name}"' for name in names)
     return _rows_into(f"{kind.name} ({columns})", mark, len(names), rows)
 

@@ -63,6 +63,11 @@ class Kind(Generic[RecordT]):
         """Names of the filters of this kind's lists."""
         return (*self.columns, *dict.fromkeys(name for name, _ in self.lists))
 
+    @property
+    def column_names(self) -> tuple[str, ...]:
+        """Names of the table's columns before ``record``."""
+        return (*dict.fromkeys((self.key, *self.columns)),)
+
 
 INCIDENTS = Kind("incidents", Incident, "id", ("job", "state", "fault"), (("node", "nodes"),), "detected_s")
 ACTIONS = Kind("actions", Action, "id", ("incident_id", "job", "kind", "state", "created_s"), (("node", "exclude"),))
@@ -93,18 +98,21 @@ FORGOTTEN_NODES = Kind("forgotten_nodes", ForgottenNode, "node", ("forgotten_s",
 CELLS = Kind("cells", CellStatus, "cell", ())
 JOB_CELLS = Kind("job_cells", JobCell, "job", ("cell", "over_s"))
 
-KINDS = (
-    INCIDENTS,
-    ACTIONS,
+KINDS = (  # in the order in which a commit writes them; events at the end, with their deliveries
+    SUBSCRIPTIONS,
+    SILENCES,
+    TOKENS,
+    ENDED_SESSIONS,
     NODES,
     JOBS,
-    SUBSCRIPTIONS,
+    JOB_CELLS,
+    CELLS,
+    INCIDENTS,
+    ACTIONS,
     DELIVERIES,
-    TOKENS,
-    EVENTS,
+    SUBSCRIPTION_HEALTH,
     EVIDENCE,
     NODE_CHECKS,
-    SUBSCRIPTION_HEALTH,
     ATTEMPTS,
     MEMBERSHIPS,
     GPUS,
@@ -113,10 +121,7 @@ KINDS = (
     TICKETS,
     LAST_CODES,
     FORGOTTEN_NODES,
-    SILENCES,
-    CELLS,
-    JOB_CELLS,
-    ENDED_SESSIONS,
+    EVENTS,
 )
 
 
