@@ -181,8 +181,9 @@ def _shown(parts: Needs, change: Changed) -> tuple[str, dict[str, Any]] | None:
 
 def _of_cell(parts: Needs, shown: dict[str, Any]) -> dict[str, Any]:
     """Return the record with the cell that judges its job, where there are several, as in answers."""
-    several = parts.cells is not None and parts.cells.several
-    return {**shown, "cell": parts.cells.cell_of(shown["job"])} if parts.cells is not None and several else shown
+    if parts.cells is None or not parts.cells.several:
+        return shown
+    return {**shown, "cell": parts.cells.cell_of(shown["job"])}
 
 
 def _message(kind: str, sequence: int, data: dict[str, Any]) -> bytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import ssl
 
 import certifi
@@ -15,12 +16,18 @@ CONNECT_S = 2.0
 ANSWER_S = 60.0
 
 
-def client(answer_s: float = ANSWER_S) -> httpx.AsyncClient:
-    """Return a client for other servers of ours."""
+@functools.cache
+def _authorities() -> ssl.SSLContext:
+    """Return who is trusted; read once, for all clients."""
     context = ssl.create_default_context()
     context.load_verify_locations(certifi.where())
+    return context
+
+
+def client(answer_s: float = ANSWER_S) -> httpx.AsyncClient:
+    """Return a client for other servers of ours."""
     return httpx.AsyncClient(
-        verify=context,
+        verify=_authorities(),
         trust_env=False,
         follow_redirects=False,
         timeout=httpx.Timeout(answer_s, connect=CONNECT_S),

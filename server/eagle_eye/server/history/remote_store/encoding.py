@@ -14,7 +14,6 @@ from itertools import chain
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 
 CONTENT_TYPE = "application/x-protobuf"
 VERSION = "0.1.0"
@@ -30,7 +29,7 @@ SAMPLE_BYTES = _SAMPLE.itemsize
 def head(labels: Mapping[str, str]) -> bytes:
     """Return the encoded head of a series with one sample; labels with empty values are omitted."""
     content = b"".join(_label(name, value) for name, value in sorted(labels.items()) if value)
-    return b"\x0a" + _varint(len(content) + SAMPLE_BYTES) + content
+    return b"\x0a" + varint(len(content) + SAMPLE_BYTES) + content
 
 
 def samples(times_ms: np.ndarray[Any, np.dtype[np.int64]], values: np.ndarray[Any, Any]) -> list[bytes]:
@@ -52,20 +51,25 @@ def request(heads: Sequence[bytes], of_each: Sequence[bytes]) -> bytes:
 
 def compressed(content: bytes) -> bytes:
     """Return the content as a Snappy block."""
+    # Imported at the first request: it takes half a second and 40 MB, needed only by servers that write remotely.
+    import pyarrow as pa
+
     block: bytes = pa.Codec("snappy").compress(content, asbytes=True)
     return block
 
 
 @functools.lru_cache(maxsize=LABELS_MAX)
 def _label(name: str, value: str) -> bytes:
-    return _field(1, _field(1, name.encode()) + _field(2, value.encode()))
+    return field(1, field(1, name.encode()) + field(2, value.encode()))
 
 
-def _field(number: int, content: bytes) -> bytes:
-    return bytes([number << 3 | 2]) + _varint(len(content)) + content
+def field(number: int, content: bytes) -> bytes:
+    """Return a field with a length, such as a message or a text."""
+    return bytes([number << 3 | 2]) + varint(len(content)) + content
 
 
-def _varint(value: int) -> bytes:
+def varint(value: int) -> bytes:
+    """Return a number from 0 as protobuf has it."""
     found = bytearray()
     while value >= 0x80:
         found.append(value & 0x7F | 0x80)

@@ -1,4 +1,4 @@
-"""Snappy's block format; decompresses within the announced and allowed size. Pure.
+"""Decompresses Snappy's block format within the announced and allowed size. Pure.
 
 Specification: https://github.com/google/snappy/blob/main/format_description.txt; a block begins with its uncompressed
 length, so that decompression bombs are refused in advance.
@@ -41,11 +41,3 @@ def uncompressed(block: bytes, announced: int) -> bytes:
     if len(content) != announced:
         raise BadSnappy(f"the Snappy block announces {announced} bytes and holds {len(content)}")
     return content
-
-
-def compressed(content: bytes) -> bytes:
-    """Return the content as a block."""
-    import pyarrow as pa
-
-    block: bytes = pa.Codec("snappy").compress(content, asbytes=True)
-    return block

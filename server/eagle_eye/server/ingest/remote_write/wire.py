@@ -17,6 +17,8 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import NamedTuple
 
+from eagle_eye.server.history.remote_store import encoding
+
 SAMPLES_MAX = 200_000  # per request; Prometheus sends 2,000
 SYMBOLS_MAX = 500_000  # per request; 2,000 series have some thousands
 LABELS_MAX = 512  # per series of version 2; Kubernetes adds them by the dozen
@@ -120,7 +122,7 @@ def labels(key: bytes) -> dict[str, str]:
 
 def request_v1(series: Iterable[WireSeries]) -> bytes:
     """Return a prometheus.WriteRequest of the series, which ``read_v1`` reads as they are."""
-    return b"".join(_part(1, _head_v1(one.key) + b"".join(map(_sample_v1, one.samples))) for one in series)
+    return b"".join(encoding.field(1, _head_v1(one.key) + b"".join(map(_sample_v1, one.samples))) for one in series)
 
 
 def _count_series(written: WriteRequest, series_max: int) -> None:
@@ -276,25 +278,14 @@ def _head_v1(key: bytes) -> bytes:
         return key
     texts = key[1:].split(b"\xff")
     return b"".join(
-        _part(1, _part(1, name) + _part(2, value)) for name, value in zip(texts[::2], texts[1::2], strict=True)
+        encoding.field(1, encoding.field(1, name) + encoding.field(2, value))
+        for name, value in zip(texts[::2], texts[1::2], strict=True)
     )
 
 
 def _sample_v1(sample: Sample) -> bytes:
     value = STALE_NAN if sample.value is None else struct.pack("<d", sample.value)
-    return _part(2, b"\x09" + value + b"\x10" + _varint_of(sample.time_ms & 0xFFFFFFFFFFFFFFFF))
-
-
-def _part(number: int, content: bytes) -> bytes:
-    return bytes([number << 3 | _LEN]) + _varint_of(len(content)) + content
-
-
-def _varint_of(value: int) -> bytes:
-    found = bytearray()
-    while value >= 0x80:
-        found.append(value & 0x7F | 0x80)
-        value >>= 7
-    return bytes((*found, value))
+    return encoding.field(2, b"\x09" + value + b"\x10" + encoding.varint(sample.time_ms & 0xFFFFFFFFFFFFFFFF))
 
 
 def _field(body: bytes, at: int, end: int) -> tuple[int, int, int, int]:
