@@ -38,6 +38,7 @@ from unittest import mock
 import msgspec
 import psutil
 
+from eagle_eye.agent.transport.uplink import PATH as FRAMES_PATH
 from eagle_eye.schema.rows import decode_rows_request, is_row, row_head
 
 WARM_UP_S = 20.0
@@ -92,6 +93,9 @@ class Server:
 
             def do_POST(self) -> None:
                 body = self.rfile.read(int(self.headers["Content-Length"]))
+                if self.path != FRAMES_PATH:
+                    self.send_error(404)
+                    return
                 outer.bytes += len(body)
                 if self.headers.get("Content-Encoding") == "deflate":
                     body = zlib.decompress(body)

@@ -11,6 +11,7 @@ import pytest
 from eagle_eye.detectors.types import Blind, Detector, Pause, Verdict, Window, WindowEvent
 from eagle_eye.server.engine.detectors import build_detectors
 from eagle_eye.server.engine.settings import DetectionSettings
+from tests.detectors.slow_stories import hookless, slower
 from tests.detectors.windows import NOW_S, Story
 
 DETECTORS: dict[str, Detector] = {d.name: d for d in build_detectors(DetectionSettings())}
@@ -99,6 +100,30 @@ class TestNicDegraded:
         sent[:, 3] = np.nan
         sent[-1::-15, 3] = 0.0
         sent[list(rows), 3] = 300.0
+        assert len(detect("nic_degraded", story.window())) == found
+
+    @pytest.mark.parametrize(("readings", "found"), [(1, 0), (4, 1)], ids=["one reading", "four readings"])
+    def test_a_reading_of_pauses_that_is_repeated_has_not_lasted(self, readings: int, found: int) -> None:
+        story = slower_by_network(job().ports(), rows=65)
+        rates = [name for name in story.link if name.endswith("_per_second")]
+        pauses = story.link["link_pfc_tx_pause_packets_per_second"]
+        pauses[-20:, 7] = np.repeat(300.0 + np.arange(readings), 20 // readings)
+        for name in rates if readings == 1 else []:
+            story.link[name][-20:, 7] = story.link[name][-20, 7]
+        assert len(detect("nic_degraded", story.window())) == found
+
+    @pytest.mark.parametrize(("lasted", "found"), [(5, 1), (40, 0)])
+    def test_pauses_that_others_ports_get_over_must_last_longer_than_theirs(self, lasted: int, found: int) -> None:
+        story = slower_by_network(job().ports(), rows=30)
+        pauses = story.link["link_pfc_tx_pause_packets_per_second"]
+        pauses[10 : 10 + lasted, 0] = pauses[-30:, 7] = 5_000
+        assert len(detect("nic_degraded", story.window())) == found
+
+    @pytest.mark.parametrize(("share", "found"), [(0.75, 0), (1.0, 1)], ids=["a rack is capped", "all as before"])
+    def test_without_the_hook_clocks_that_explain_the_slowness_acquit_a_port(self, share: float, found: int) -> None:
+        story = slower(hookless(job(gpus=4)), rows=65, ratio=0.75)
+        story.node["node_pfc_tx_pause_packets_per_second"][-65:, 3] = 5_000
+        story.device["gpu_sm_clock_hertz"][-65:, :8] *= share
         assert len(detect("nic_degraded", story.window())) == found
 
     def test_a_port_that_always_counted_errors_is_not_what_slows_the_job_now(self) -> None:
@@ -451,6 +476,18 @@ class TestNetworkHang:
         story.device["nccl_completed_sequence"][-70:] = story.device["nccl_sequence"][-1] - 1
         story.link["link_up"][-70:, 4:6] = 0
         assert only("network_hang", story.window()).node == "n2"
+
+    def test_the_first_node_that_enqueues_again_after_a_pause_has_not_left_a_collective_open(self) -> None:
+        """Its row arrives before its peers', with collectives of the next step outstanding."""
+        story = job()
+        for name in ("train_step", "nccl_sequence", "nccl_completed_sequence"):
+            story.device[name] = story.device[name].copy()
+            story.device[name][-70:] = story.device[name][-71]
+        story.device["nccl_sequence"][-1, 2] += 6
+        assert detect("network_hang", story.window()) == []
+        story.device["nccl_sequence"] = story.device["nccl_sequence"].copy()
+        story.device["nccl_sequence"][-10:-1, 2] += 6
+        assert only("network_hang", story.window()).nodes == ("n2",)  # at rest it is evidence
 
     def test_a_silent_process_is_the_likelier_culprit(self) -> None:
         story = job().standstill(70)

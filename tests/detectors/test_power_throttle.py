@@ -154,6 +154,18 @@ class TestStaysQuiet:
         found = DETECTOR.detect(story.window(interval_s=15.0))
         assert [verdict.node for verdict in found] == (["n1"] if named else [])
 
+    @pytest.mark.parametrize(("lasted", "confidence"), [(2, 0.92), (10, 0.8)], ids=["for two readings", "for long"])
+    def test_where_other_roles_clocks_wander_as_long_a_low_clock_is_reported_and_no_more(
+        self, lasted: int, confidence: float
+    ) -> None:
+        story = capped(job(rows=60), rows=10, ratio=0.85)
+        story.role_of = np.arange(len(story.series)) % 2
+        for column, last in ((8, 30), (14, 60)):  # one wandered earlier, one does now
+            story.device["gpu_sm_clock_hertz"][last - lasted : last, column] *= 0.85
+        story.times_s = NOW_S - 15.0 * np.arange(59, -1, -1)
+        found = DETECTOR.detect(hookless(story).window(interval_s=15.0))
+        assert [(verdict.node, verdict.confidence) for verdict in found] == [("n1", confidence)]
+
     def test_a_lower_limit_that_does_not_slow_is_no_fault(self) -> None:
         story = job()
         story.device["gpu_power_limit_watts"][:, 5] = 650

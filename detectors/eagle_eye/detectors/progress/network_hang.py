@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from eagle_eye.detectors.signs.collective_counts import COMPLETED, ENQUEUED, resting_count
 from eagle_eye.detectors.signs.exits import unplanned_exits
 from eagle_eye.detectors.signs.gpu_activity import activity_outliers
 from eagle_eye.detectors.signs.host_activity import most_busy_with_io
@@ -232,22 +233,24 @@ def _settled(window: Window, fallen: list[PortOutage]) -> bool:
 def _lagging(window: Window, state: Progress) -> tuple[set[int], set[int]]:
     """Return the nodes with a rank that has enqueued fewer collectives than its peers, and those that completed fewer.
 
-    Only counts at rest are compared: while a job runs, ranks' rows are of different moments. Ranks of a role that count
-    from different offsets differ by the same number in every row before the standstill.
+    Only completions at rest are compared: when a pause ends, the first node whose row arrives has more outstanding.
+    Ranks of a role that count from different offsets differ by the same number in every row before the standstill.
     """
-    sequence, completed = window.device.get("nccl_sequence"), window.device.get("nccl_completed_sequence")
+    sequence = window.device.get(ENQUEUED)
     if sequence is None:
         return set(), set()
     enqueued = latest(sequence, RECENT_LINES)
     end = int(np.searchsorted(window.times_s, state.advanced_s, side="left"))
     before = sequence[max(end - OFFSET_LINES, 0) : end]
-    pending = enqueued - latest(completed, RECENT_LINES) if completed is not None else np.full(len(enqueued), np.nan)
     late: set[int] = set()
     for members in role_members(window):
         own = enqueued[members] - _offsets(before[:, members])
         late |= _below(own, window.node_of[members])
+    resting = resting_count(window, ENQUEUED)
+    if (np.isfinite(enqueued) & np.isnan(resting)).any():
+        return late, set()
     # Outstanding counts need no offset and no role: when all ranks wait in one collective they are equal.
-    return late, _below(-pending, window.node_of)
+    return late, _below(resting_count(window, COMPLETED) - resting, window.node_of)
 
 
 def _offsets(before: Floats) -> Floats:

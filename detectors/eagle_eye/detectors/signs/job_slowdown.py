@@ -12,8 +12,9 @@ from eagle_eye.detectors.signs.medians import median_over_rows
 from eagle_eye.detectors.signs.peers import SIGMA_PER_MAD
 from eagle_eye.detectors.signs.progress import Patience, hooked, typical_step_s
 from eagle_eye.detectors.signs.recent_rows import middle
+from eagle_eye.detectors.signs.slow_clocks import slow_clocks
 from eagle_eye.detectors.signs.without_hook import work
-from eagle_eye.detectors.types import Evidence, Floats, Window
+from eagle_eye.detectors.types import Blind, Evidence, Floats, Window
 
 STEPS, COLLECTIVES = "train_step_seconds", "nccl_collective_seconds"
 STEPS_MIN = 3  # fewer steps do not show a lasting change
@@ -116,7 +117,7 @@ def slowed_by_network(
     """
     if not math.isfinite(window.last_step):
         pace = None if hooked(window) else _pace(window, since_s)
-        return (pace, pace, "job_activity") if pace is not None else None
+        return (pace, pace, "job_activity") if pace is not None and not _clocks_explain(window, pace) else None
 
     def changed(metric: str) -> QuantityChange | None:
         return changed_lately(window, metric) if since_s is None else changed_since(window, metric, since_s)
@@ -145,6 +146,15 @@ def _pace(window: Window, since_s: float | None) -> QuantityChange | None:
     if found is None or found[0] is None or not found[0].clear:
         return None
     return QuantityChange(1.0, 1 + found[0].growth, found[1], sure=True, metric="")
+
+
+def _clocks_explain(window: Window, pace: QuantityChange) -> bool:
+    """Whether some GPU's clock is below its peers' by so much that the others wait for it."""
+    try:
+        slow_ones = slow_clocks(window)
+    except Blind:
+        return False
+    return any(slow.lasting and slow.deficit > EXPLAINED_RATIO * pace.ratio for slow in slow_ones)
 
 
 def _one_rank_explains(window: Window, longer_s: float) -> bool:

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from eagle_eye.detectors.signs.medians import median_over_rows
 from eagle_eye.detectors.signs.progress import hooked, typical_step_s
+from eagle_eye.detectors.signs.readings import READINGS_MIN, link_read_anew, node_read_anew
 from eagle_eye.detectors.signs.recent_rows import (
     HELD_LINES,
     grown,
@@ -23,11 +24,11 @@ from eagle_eye.detectors.signs.recent_rows import (
     past,
     share_of_rows,
 )
+from eagle_eye.detectors.signs.runs import longer_than_peers
 from eagle_eye.detectors.types import Evidence, Floats, Window
 
 HOLD_S = 15.0  # a sign must hold this long: microbursts and retrains are shorter
 HELD_RATIO = 0.8  # of the rows of that time, and of that many readings
-READINGS_MIN = 3
 # The specified bit error rate of InfiniBand and Ethernet ports, 1e-12, is 0.4 errors/s at 400 Gb/s.
 ERRORS_PER_S = 1.0
 ERRORS_MIN = 10.0
@@ -39,6 +40,7 @@ PEERS_FACTOR = 5.0  # times what the others show
 PAST_FACTOR = 3.0  # times its own past
 ACCUSED_RATIO = 0.05  # of the nodes at most (always at least one): a sign on more of them is the network's
 SUSPECTS_MAX = 64  # columns examined closely in one pass
+OTHERS_SAMPLED = 512  # columns of other nodes that show how long ordinary bursts last
 LOAD_RATIO = 0.7  # of the change in load of all ports: below it a port falls behind
 LOAD_SIGMAS = 8.0
 LOAD_FLOOR_RATIO = 0.03  # spread of load between similar ports
@@ -68,6 +70,10 @@ class _Source(NamedTuple):
     values: Floats
     times_s: Floats
     by_link: bool
+
+    def read_anew(self, window: Window, columns: tuple[int, ...]) -> NDArray[np.bool_]:
+        """Return in which rows the source was read, where others repeat the last values: (T, columns)."""
+        return (link_read_anew if self.by_link else node_read_anew)(window, columns)
 
 
 def error_signs(window: Window) -> list[Sign]:
@@ -198,8 +204,10 @@ def _high(window: Window, source: _Source | None, kind: str, least: float, unit:
     signs = []
     for column in _suspects(window, source, low, threshold):
         own = source.values[:, column]
-        above = np.where(np.isfinite(own), own >= threshold, np.nan)
-        if share_of_rows(_readings(above, lines)) < HELD_RATIO:
+        above = np.where(np.isfinite(own) & source.read_anew(window, (column,))[:, 0], own >= threshold, np.nan)
+        if share_of_rows(_readings(above, lines)) < HELD_RATIO or _usual_elsewhere(
+            window, source, column, above, threshold
+        ):
             continue
         onset = onset_line(above, window.interval_s)
         rate = middle(own[-lines:])
@@ -208,6 +216,19 @@ def _high(window: Window, source: _Source | None, kind: str, least: float, unit:
             continue
         signs.append(_sign(window, source, column, kind, onset, rate, others, threshold, unit, f"{rate:.0f} {text}"))
     return _worst(signs)
+
+
+def _usual_elsewhere(window: Window, source: _Source, column: int, above: Floats, threshold: float) -> bool:
+    """Whether ports of other nodes show such runs, too, and get over them: bursts are ordinary on such a fabric."""
+    owners = np.array([link.node for link in window.links] if source.by_link else window.nodes)
+    others = np.flatnonzero(owners != owners[column])
+    others = others[:: len(others) // OTHERS_SAMPLED + 1]
+    values = source.values[:, others]
+    seen = source.read_anew(window, tuple(others.tolist())) & np.isfinite(values)
+    with np.errstate(invalid="ignore"):
+        beyond = values >= threshold
+    times = int(np.nansum(above[onset_line(above, window.interval_s) :]))
+    return not longer_than_peers(times, beyond, seen)
 
 
 def _sign(

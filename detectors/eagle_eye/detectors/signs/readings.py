@@ -6,6 +6,8 @@ scraped twice as often as it reads reports everything twice.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -29,6 +31,19 @@ RESTLESS = (
     "gpu_nvlink_rx_bytes_per_second",
     "gpu_nvlink_tx_bytes_per_second",
 )
+# The same of a port that carries traffic or sends pauses, and of a node's network.
+RESTLESS_OF_LINK = (
+    "link_rx_bytes_per_second",
+    "link_tx_bytes_per_second",
+    "link_pfc_rx_pause_packets_per_second",
+    "link_pfc_tx_pause_packets_per_second",
+)
+RESTLESS_OF_NODE = (
+    "node_rdma_rx_bytes_per_second",
+    "node_rdma_tx_bytes_per_second",
+    "node_network_rx_bytes_per_second",
+    "node_network_tx_bytes_per_second",
+)
 
 
 def read_anew(window: Window, column: int) -> NDArray[np.bool_]:
@@ -39,10 +54,26 @@ def read_anew(window: Window, column: int) -> NDArray[np.bool_]:
 @once
 def read_anew_each(window: Window, columns: tuple[int, ...]) -> NDArray[np.bool_]:
     """Return ``read_anew`` of many devices at once: (T, columns)."""
-    anew = np.zeros((len(window.times_s), len(columns)), dtype=np.bool_)
+    return _changes(window.device, RESTLESS, len(window.times_s), columns)
+
+
+def link_read_anew(window: Window, columns: tuple[int, ...]) -> NDArray[np.bool_]:
+    """Return in which rows ports show anything new: (T, columns); all if no RESTLESS_OF_LINK is reported."""
+    return _changes(window.link, RESTLESS_OF_LINK, len(window.link_times_s), columns)
+
+
+def node_read_anew(window: Window, columns: tuple[int, ...]) -> NDArray[np.bool_]:
+    """Return in which rows nodes' networks show anything new: (T, columns); all if no RESTLESS_OF_NODE is reported."""
+    return _changes(window.node, RESTLESS_OF_NODE, len(window.node_times_s), columns)
+
+
+def _changes(
+    source: Mapping[str, Floats], metrics: tuple[str, ...], rows: int, columns: tuple[int, ...]
+) -> NDArray[np.bool_]:
+    anew = np.zeros((rows, len(columns)), dtype=np.bool_)
     reported = np.zeros(len(columns), dtype=np.bool_)
-    for metric in RESTLESS:
-        values = window.device.get(metric)
+    for metric in metrics:
+        values = source.get(metric)
         if values is None:
             continue
         own = values[:, columns]

@@ -14,6 +14,7 @@ from eagle_eye.detectors.signs.medians import median_over_rows
 from eagle_eye.detectors.signs.once import once, once_for_members
 from eagle_eye.detectors.signs.peers import PEERS_MIN, SIGMA_PER_MAD, group_members
 from eagle_eye.detectors.signs.readings import READINGS_MIN, read_anew, read_anew_each
+from eagle_eye.detectors.signs.runs import CHANCE_MAX, ended_runs, longer_than_peers
 from eagle_eye.detectors.signs.shared_cause import TOGETHER_ROWS, TOGETHER_S, Struck
 from eagle_eye.detectors.signs.under_load import (
     ROWS_MIN,
@@ -47,7 +48,6 @@ SUSPECTS_MAX = 48  # examined closely in one pass, worst first
 SMOOTHED = 5  # rows per running median for the onset: single rows are noise, and throttling itself flickers
 COARSE_RATIO = 0.2  # of the rows that show anything new: below, values are coarse, not repeated
 LOW_SHARE = 0.6  # of the rows since the onset that must be low
-CHANCE_MAX = 1e-5  # that a healthy GPU shows so many low readings: tested every two seconds per GPU
 READINGS_SAMPLED = 64  # peers whose single readings show how often a healthy one is that low
 ROWS_BEFORE_MIN = 8  # before the onset, to estimate it: later peers may have the same trouble
 
@@ -316,30 +316,50 @@ def _shown(
         return False
     before = rows[: int(np.searchsorted(rows, since[0]))]
     before = before if len(before) >= ROWS_BEFORE_MIN else rows
-    return not _by_chance(window, clock, against, before, least, int(np.count_nonzero(anew[since] & low)))
+    peers = against.peers[:: len(against.peers) // READINGS_SAMPLED + 1]
+    usual = against.clock[: len(before), None]
+    readings = _low_readings(window, clock, peers, before, usual, least)
+    return not _by_chance(*readings, int(np.count_nonzero(anew[since] & low)))
 
 
-def _by_chance(window: Window, clock: Floats, against: _Reference, rows: Rows, least: float, times: int) -> bool:
-    """Whether chance explains that a healthy GPU has that many consecutive readings at ``least`` or below.
+def clocks_wander(window: Window, slow: SlowClock, metric: str = "gpu_sm_clock_hertz") -> bool:
+    """Whether GPUs of other nodes, each against its own median, are or were as low for about as long.
+
+    How long a clock wanders is a matter of the hardware, not of the role, and a role may have few peers: GPUs of all
+    roles count, in the whole window.
+    """
+    clock, least = window.device[metric], 1 - slow.deficit / 2
+    rows = loaded_rows(window, len(window.times_s))
+    others = np.flatnonzero(window.node_of != window.node_of[slow.index])
+    others = others[:: len(others) // READINGS_SAMPLED + 1]
+    usual = np.array([middle(own) for own in clock[np.ix_(rows, others)].T])
+    with np.errstate(invalid="ignore"):
+        low = clock[slow.stretch, slow.index] < least * slow.peers_hz
+    times = int(np.count_nonzero(read_anew(window, slow.index)[slow.stretch] & low))
+    return not longer_than_peers(times, *_low_readings(window, clock, others, rows, usual, least), ongoing=True)
+
+
+def _low_readings(
+    window: Window, clock: Floats, columns: Integers, rows: Rows, usual: Floats, least: float
+) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    """Return which rows hold a reading at ``least`` of the usual clock or below, and which any: (rows, columns)."""
+    with np.errstate(invalid="ignore", divide="ignore"):
+        ratio = clock[np.ix_(rows, columns)] / usual
+        seen = read_anew_each(window, tuple(columns.tolist()))[rows] & np.isfinite(ratio)
+        return seen & (ratio <= least), seen
+
+
+def _by_chance(below: NDArray[np.bool_], seen: NDArray[np.bool_], times: int) -> bool:
+    """Whether chance explains that a healthy GPU has ``times`` consecutive low readings.
 
     Uses how often its peers have such low readings, and how often one is followed by another: clock distributions have
-    tails that can last for minutes, and a source that is read twice a minute has few readings. Peers that are low most
-    of the time are excluded, as are ongoing episodes, which may be another faulty GPU.
+    tails that can last for minutes, and a source that is read twice a minute has few readings.
     """
-    peers = against.peers[:: len(against.peers) // READINGS_SAMPLED + 1]
-    with np.errstate(invalid="ignore", divide="ignore"):
-        ratio = clock[np.ix_(rows, peers)] / against.clock[: len(rows), None]
-    seen = read_anew_each(window, tuple(peers.tolist()))[rows] & np.isfinite(ratio)
-    order = np.argsort(~seen, axis=0, kind="stable")  # each peer's readings first
-    seen = np.take_along_axis(seen, order, axis=0)
-    below = seen & (np.take_along_axis(ratio, order, axis=0) <= least)
-    place = np.arange(len(rows))[:, None]
-    known = np.where(seen & ~below, place + 1, 0).max(axis=0, initial=0)  # without an ongoing episode
-    below &= place < known
-    low = below.sum(axis=0)
+    ended, known = ended_runs(below, seen)
+    low = ended.sum(axis=0)
     counted = low / np.maximum(known, 1) < LOW_SHARE
     share = max(int(low[counted].sum()), 1) / max(int(known[counted].sum()), 1)
-    following = int((below[:-1] & below[1:]).sum(axis=0)[counted].sum())
+    following = int((ended[:-1] & ended[1:]).sum(axis=0)[counted].sum())
     again = max(following / max(int(low[counted].sum()), 1), share)
     return share * again ** (times - 1) > CHANCE_MAX
 

@@ -10,7 +10,7 @@ import numpy as np
 from eagle_eye.detectors.signs.documented import braking_from_c
 from eagle_eye.detectors.signs.peers import SIGMA_PER_MAD
 from eagle_eye.detectors.signs.shared_cause import ALIKE_FACTOR, TOGETHER_S, Struck
-from eagle_eye.detectors.signs.slow_clocks import SlowClock, slow_clocks
+from eagle_eye.detectors.signs.slow_clocks import SlowClock, clocks_wander, slow_clocks
 from eagle_eye.detectors.signs.throttling import (
     BIT_SHARE_MIN,
     BIT_SHARE_MORE,
@@ -61,10 +61,11 @@ class PowerThrottle:
     The clock (``SlowClock``: under load, against comparable GPUs on other nodes, lasting) is the first kind of
     evidence. The second is NVML's power brake or hardware slowdown bit in most rows, a power limit below the peers', or
     power itself clearly below theirs: at a lower clock only a capped or locked GPU draws less, one with more work draws
-    as much. If low power is all, and the clock was as low before and recovered, it is only reported. Hot GPUs are left
-    to ThermalThrottle. If several nodes lost power or got a lower limit together, the power feed or the site did it:
-    one verdict, no node accused. Nodes that have had their own limit all along are peers of each other. Blind without
-    SM clocks and while the job is not under load. Cannot see: a job whose GPUs are all capped alike; caps that cost
+    as much. If low power is all, and its clock was as low before and recovered, or other nodes' clocks are or were as
+    low for as long, it is only reported. Hot GPUs are left to ThermalThrottle. If several nodes lost power or got a
+    lower limit together, the power feed or the site did it: one verdict, no node accused. Nodes that have had their own
+    limit all along are peers of each other. Blind without SM clocks and while the job is not under load. Cannot see: a
+    job whose GPUs are all capped alike; caps that cost
     less than 3% of the clock.
     """
 
@@ -103,7 +104,7 @@ def _capped(window: Window, slow: SlowClock) -> Throttled | None:
         confidence = CONFIDENCE_SURE if down else CONFIDENCE_CLEAR
     elif down is not None and (_far(slow, down) or _fell(window, slow)):
         why = f"it draws {down.own:.0f} W, its peers {down.peers:.0f} W"
-        by_itself = slow.earlier_deficit >= EARLIER_RATIO * slow.deficit
+        by_itself = slow.earlier_deficit >= EARLIER_RATIO * slow.deficit or clocks_wander(window, slow)
         confidence = CONFIDENCE_LIKELY if by_itself else CONFIDENCE_CLEAR
     else:
         return None
