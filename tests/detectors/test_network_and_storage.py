@@ -148,12 +148,42 @@ class TestNicDegraded:
         assert verdict.node == "n2"
         assert verdict.kinds == {"link_state", "bandwidth", "collective_time"}
 
-    def test_a_port_that_falls_behind_in_load_alone_is_only_reported(self) -> None:
-        story = slower_by_network(Story(nodes=8, rows=2 * ROWS).hardware().ports(), rows=70)
-        story.link["link_tx_bytes_per_second"][-70:, 5] *= 0.3
+    @pytest.mark.parametrize(
+        ("rows", "congestion", "sure"), [(70, True, False), (140, True, True), (140, False, False)]
+    )
+    def test_a_port_that_falls_behind_in_load_alone_is_accused_if_it_lasts_and_congestion_would_be_seen(
+        self, rows: int, congestion: bool, sure: bool
+    ) -> None:
+        story = slower_by_network(Story(nodes=8, rows=3 * ROWS).hardware().ports(), rows=rows)
+        story.link["link_tx_bytes_per_second"][-rows:, 5] *= 0.3
+        for name in ("node_congestion_notifications_total", "node_pfc_rx_pause_packets_per_second"):
+            if not congestion:
+                del story.node[name]
         verdict = only("nic_degraded", story.window())
-        assert verdict.node == "n2"
-        assert verdict.confidence < 0.9
+        assert (verdict.node, verdict.confidence >= 0.9) == ("n2", sure)
+
+    def test_errors_that_reach_neighbours_accuse_none_of_them_where_nodes_report_in_turn(self) -> None:
+        """Half of the nodes fill each second row, and a source of theirs is read every other time."""
+        story = slower_by_network(Story(nodes=8, rows=2 * ROWS).hardware().ports(), rows=120)
+        errors = story.link["link_errors_total"]
+        errors[-120:, 5] += 25 * np.arange(1, 121)
+        errors[-120:] += 1.2 * np.arange(1, 121)[:, None]
+        for rows in range(len(errors)):
+            turn = rows - rows % 4 + np.where(np.arange(errors.shape[1]) < 8, 0, 2)
+            for values in story.link.values():
+                values[rows] = values[np.minimum(turn, rows), np.arange(values.shape[1])]
+        story.link_times_s = story.times_s
+        named = set()
+        for last in range(-60, 0):
+            window = story.window(now_s=float(story.times_s[last]))
+            window = replace(
+                window,
+                interval_s=2.0,
+                link={name: values[: len(values) + last + 1] for name, values in window.link.items()},
+                link_times_s=window.times_s[: len(window.times_s) + last + 1],
+            )
+            named |= {verdict.node for verdict in detect("nic_degraded", window)}
+        assert named == {"n2"}
 
     def test_a_port_that_carries_less_in_a_congested_network_is_no_fault(self) -> None:
         story = slower_by_network(Story(nodes=8, rows=2 * ROWS).hardware().ports(), rows=70)

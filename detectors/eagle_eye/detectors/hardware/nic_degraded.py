@@ -23,7 +23,9 @@ DOWN_S = 10.0  # a port that comes back sooner has flapped
 FLAPS_TOLERATED = 2  # within link_state.FLAP_WINDOW_S
 LOUD_ERRORS_PER_S = 10.0  # reported even if nothing is slower: 25 times the specified bit error rate at 400 Gb/s
 LOCAL_KINDS = frozenset({"nic_errors", "pfc", "link_state"})  # signs that only the node's own side causes
-LAGGING_S = 60.0  # for low load alone: only reported, so it can wait
+LAGGING_S = 60.0  # for low load alone: rare and faint, so it can wait
+LAGGING_LASTS_S = 120.0  # before acting on low load: a path that is routed anew may carry less for a while
+CONGESTION = frozenset({"node_congestion_notifications_total", "node_pfc_rx_pause_packets_per_second"})
 LASTS_S = 15.0  # before acting on errors or flaps: retrains take less
 CONFIDENCE_LONE, CONFIDENCE_CONGESTED, CONFIDENCE_EARLY = 0.6, 0.8, 0.8
 CONFIDENCE_TWO, CONFIDENCE_MANY = 0.93, 0.97
@@ -46,8 +48,10 @@ class NicDegraded:
     longer than before the sign began, while no rank's own work is. ``slowdown_ratio`` is the median step since then
     over that before. Signs on many nodes are the network's, signs on one switch's ports are SwitchDown's. While
     congestion notifications flow, errors alone accuse no node, nor do pauses while the notifications go to all nodes of
-    its switch and few others. Blind without any network metric. Cannot see: a port that was slow from the job's first
-    step without errors, pauses or flaps; which end of a cable is to blame when only one end counts errors.
+    its switch and few others. A port that alone carries less since collectives became longer is accused after
+    LAGGING_LASTS_S if congestion would be observed and is not. Blind without any network metric. Cannot see: a port
+    that was slow from the job's first step without errors, pauses or flaps; which end of a cable is to blame when only
+    one end counts errors.
     """
 
     patience: Patience
@@ -69,14 +73,19 @@ class NicDegraded:
         return [verdict for node, own in sorted(by_node.items()) if (verdict := self._judge(window, node, own))]
 
     def _lagging(self, window: Window) -> list[Verdict]:
-        """Return the verdict on a port whose load falls behind and that shows no other sign, if the job is slower."""
+        """Return the verdict on a port whose load falls behind and that shows no other sign, if the job is slower.
+
+        Nothing else explains it if it lasts and congestion would be seen.
+        """
         slow = slowed_by_network(window) if hooked(window) else None  # bursts of steps of unknown length mislead
         if slow is None or congested(window) or paused_by_others(window) or window.now_s - slow[0].since_s < LAGGING_S:
             return []
         signs = load_signs(window, slow[0].since_s)
         if len(signs) != 1:
             return []
-        return [self._verdict(window, signs[0].node, signs, slow, CONFIDENCE_LONE)]
+        lasts = window.now_s - slow[0].since_s >= LAGGING_LASTS_S
+        clear = slow[2] == "collective_time" and lasts and not CONGESTION.isdisjoint(window.node)
+        return [self._verdict(window, signs[0].node, signs, slow, CONFIDENCE_TWO if clear else CONFIDENCE_LONE)]
 
     def _judge(self, window: Window, node: int, signs: list[Sign]) -> Verdict | None:
         since_s = min(sign.onset_s for sign in signs)

@@ -179,7 +179,8 @@ def _struck(window: Window, rows: list[tuple[str, Floats, float, str]], since_s:
     before = int(np.searchsorted(window.node_times_s, since_s, side="left"))
     struck = np.zeros(len(window.nodes), dtype=np.bool_)
     found = []
-    lines = max(min(lines_for(window.interval_s, HOLD_S), len(window.node_times_s) - before), ROWS_MIN)
+    newest = lines_for(window.node_times_s, window.interval_s, HOLD_S)
+    lines = max(min(newest, len(window.node_times_s) - before), ROWS_MIN)
     for metric, values, least, unit in rows:
         usual = past(values, before)
         now = quantile_over_rows(values[-lines:], HELD_QUANTILE)

@@ -5,7 +5,6 @@ Each sign is evaluated per port if ports are observed, else for the node's sum o
 
 from __future__ import annotations
 
-import math
 from typing import NamedTuple
 
 import numpy as np
@@ -16,12 +15,12 @@ from eagle_eye.detectors.signs.progress import hooked, typical_step_s
 from eagle_eye.detectors.signs.readings import READINGS_MIN, link_read_anew, node_read_anew
 from eagle_eye.detectors.signs.recent_rows import (
     HELD_LINES,
-    grown,
     held,
     lines_for,
     middle,
     onset_line,
     past,
+    rates,
     share_of_rows,
 )
 from eagle_eye.detectors.signs.runs import longer_than_peers
@@ -81,16 +80,16 @@ def error_signs(window: Window) -> list[Sign]:
     source = _source(window, "link_errors_total", "node_rdma_errors_total")
     if source is None or len(source.values) <= HELD_LINES:
         return []
-    lines = min(lines_for(window.interval_s, HOLD_S), len(source.values) - 1)
-    rates = grown(source.values, lines) / (lines * window.interval_s)
-    least = max(ERRORS_PER_S, ERRORS_MIN / (lines * window.interval_s))
-    others = middle(rates)
+    lines = min(lines_for(source.times_s, window.interval_s, HOLD_S), len(source.values) - 1)
+    found = rates(source.values, source.times_s, lines)
+    least = max(ERRORS_PER_S, ERRORS_MIN / (source.times_s[-1] - source.times_s[-lines - 1]))
+    others = middle(found)
     signs = []
-    for column in _suspects(window, source, rates, max(least, PEERS_FACTOR * others)):
-        rate = float(rates[column])
-        rising = _rising(source.values[:, column])
-        if share_of_rows(rising[-lines:]) < ERRORS_HELD_RATIO or rate < PAST_FACTOR * _first_rate(
-            window, source, column
+    for column in _suspects(window, source, found, max(least, PEERS_FACTOR * others)):
+        rate = float(found[column])
+        rising = np.where(source.read_anew(window, (column,))[:, 0], _rising(source.values[:, column]), np.nan)
+        if share_of_rows(_readings(rising, lines)) < ERRORS_HELD_RATIO or rate < PAST_FACTOR * _first_rate(
+            source, column
         ):
             continue
         signs.append(
@@ -121,11 +120,10 @@ def load_signs(window: Window, since_s: float) -> list[Sign]:
     if source is None:
         return []
     before = int(np.searchsorted(source.times_s, since_s, side="right"))
-    lines = lines_for(window.interval_s, HOLD_S)
     if before < HELD_LINES or len(source.values) - before < HELD_LINES:
         return []
     cycle_s = LOAD_STEPS * typical_step_s(window) if hooked(window) else LOAD_UNKNOWN_S
-    lines = max(lines, math.ceil(cycle_s / window.interval_s))
+    lines = lines_for(source.times_s, window.interval_s, max(HOLD_S, cycle_s))
     usual = _mean(source.values[max(before - LOAD_LINES_MAX, 0) : before])
     now = _mean(source.values[-min(lines, len(source.values) - before) :])
     used = usual >= LOAD_MIN_BYTES_PER_S
@@ -178,9 +176,8 @@ def _notified(window: Window) -> NDArray[np.bool_]:
     values = window.node.get("node_congestion_notifications_total")
     if values is None or len(values) <= HELD_LINES:
         return np.zeros(len(window.nodes), dtype=np.bool_)
-    lines = min(lines_for(window.interval_s, HOLD_S), len(values) - 1)
-    rates = grown(values, lines) / (lines * window.interval_s)
-    return np.asarray(rates >= CONGESTION_PER_S)
+    lines = lines_for(window.node_times_s, window.interval_s, HOLD_S)
+    return np.asarray(rates(values, window.node_times_s, lines) >= CONGESTION_PER_S)
 
 
 def _source(window: Window, of_link: str, of_node: str) -> _Source | None:
@@ -197,7 +194,7 @@ def _high(window: Window, source: _Source | None, kind: str, least: float, unit:
     low = held(source.values)
     if not (low >= least).any():
         return []
-    lines = lines_for(window.interval_s, HOLD_S)
+    lines = lines_for(source.times_s, window.interval_s, HOLD_S)
     # Over the same time as its own: when all stop at once, some nodes' rows show it sooner than others'.
     others = np.fmax(middle(low), middle(median_over_rows(source.values[-lines:])))
     threshold = max(least, PEERS_FACTOR * others)
@@ -253,7 +250,7 @@ def _readings(values: Floats, lines: int) -> Floats:
     return values[first:]
 
 
-def _first_rate(window: Window, source: _Source, column: int) -> float:
+def _first_rate(source: _Source, column: int) -> float:
     """Return how fast a counter grew in the oldest third of the window, per second; 0 if not known.
 
     A port that has always counted errors is not what has made the job slower now.
@@ -261,8 +258,8 @@ def _first_rate(window: Window, source: _Source, column: int) -> float:
     own = source.values[: len(source.values) // 3, column : column + 1]
     if len(own) <= HELD_LINES:
         return 0.0
-    change = float(grown(own, len(own) - 1)[0])
-    return change / ((len(own) - 1) * window.interval_s) if np.isfinite(change) else 0.0
+    rate = float(rates(own, source.times_s[: len(own)], len(own) - 1)[0])
+    return rate if np.isfinite(rate) else 0.0
 
 
 def _rising(counter: Floats) -> Floats:

@@ -16,9 +16,13 @@ GAP_LINES = 3  # consecutive ordinary rows that end an episode...
 GAP_S = 10.0  # ...and they must cover this much
 
 
-def lines_for(interval_s: float, seconds: float) -> int:
-    """Return how many rows cover ``seconds``, at least HELD_LINES."""
-    return max(HELD_LINES, math.ceil(seconds / interval_s))
+def lines_for(times_s: Floats, interval_s: float, seconds: float) -> int:
+    """Return how many of the newest rows cover ``seconds``, and at least HELD_LINES readings of each node.
+
+    Nodes that report at different moments fill more than one row per interval.
+    """
+    since_s = times_s[-1] - max(seconds, HELD_LINES * interval_s)
+    return max(HELD_LINES, len(times_s) - int(np.searchsorted(times_s, since_s + interval_s / 2, side="right")))
 
 
 def held(values: Floats) -> Floats:
@@ -43,6 +47,12 @@ def grown(values: Floats, lines: int) -> Floats:
     if (change < 0).any():
         change = np.where(change < 0, now, change)
     return change
+
+
+def rates(values: Floats, times_s: Floats, lines: int) -> Floats:
+    """Return how fast each counter grew over the newest ``lines`` rows, per second: (columns,), NaN if not known."""
+    lines = min(lines, len(values) - 1)
+    return grown(values, lines) / (times_s[-1] - times_s[-lines - 1]) if lines > 0 else grown(values, lines)
 
 
 def past(values: Floats, before: int) -> Floats:

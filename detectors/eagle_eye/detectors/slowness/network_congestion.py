@@ -13,7 +13,7 @@ from eagle_eye.detectors.signs.job_slowdown import QuantityChange, overdue, slow
 from eagle_eye.detectors.signs.medians import quantile_over_rows
 from eagle_eye.detectors.signs.port_signs import CONGESTION_PER_S, HOLD_S, LEAF_NODES_MIN, pause_signs
 from eagle_eye.detectors.signs.progress import Patience
-from eagle_eye.detectors.signs.recent_rows import grown, lines_for, middle, past
+from eagle_eye.detectors.signs.recent_rows import lines_for, middle, past, rates
 from eagle_eye.detectors.signs.topology import named, struck_switches
 from eagle_eye.detectors.types import Blind, Evidence, Floats, Verdict, Window
 
@@ -93,8 +93,8 @@ class NetworkCongestion:
 
     def _maybe(self, window: Window) -> bool:
         """Whether any counter is above its floor on two nodes: the cheap check that ends a pass over a healthy job."""
-        rates = _notification_rate(window)
-        if rates is not None and int((rates >= CONGESTION_PER_S).sum()) > 1:
+        notified = _notification_rate(window)
+        if notified is not None and int((notified >= CONGESTION_PER_S).sum()) > 1:
             return True
         return any(
             int((np.fmax.reduce(window.node[metric][-PAST_ROWS_MIN:], axis=0) >= least).sum()) > 1
@@ -105,19 +105,17 @@ class NetworkCongestion:
     def _signs(self, window: Window, since_s: float) -> list[_Sign]:
         """Return each counter that has been high on some nodes since ``since_s``."""
         before = int(np.searchsorted(window.node_times_s, since_s, side="right"))
-        lines = lines_for(window.interval_s, HOLD_S)
-        rates = _notification_rate(window)
+        lines = lines_for(window.node_times_s, window.interval_s, HOLD_S)
+        notified = _notification_rate(window)
         found = []
         for metric, least, unit in GAUGES:
             values = window.node.get(metric)
             if values is not None:
                 now = quantile_over_rows(values[-lines:], HELD_QUANTILE)
                 found.append((metric, now, past(values, before), least, unit))
-        if rates is not None:
-            counter = window.node[NOTIFICATIONS][:before]
-            span = len(counter) - 1
-            usual = grown(counter, span) / (span * window.interval_s)
-            found.append((NOTIFICATIONS, rates, usual, CONGESTION_PER_S, "packets_per_second"))
+        if notified is not None:
+            usual = rates(window.node[NOTIFICATIONS][:before], window.node_times_s[:before], before - 1)
+            found.append((NOTIFICATIONS, notified, usual, CONGESTION_PER_S, "packets_per_second"))
         signs = []
         for metric, now, usual, least, unit in found:
             up = now >= np.fmax(least, PAST_FACTOR * usual)
@@ -162,8 +160,8 @@ def _notification_rate(window: Window) -> Floats | None:
     counter = window.node.get(NOTIFICATIONS)
     if counter is None or len(counter) <= PAST_ROWS_MIN:
         return None
-    lines = min(lines_for(window.interval_s, HOLD_S), len(counter) - 1)
-    return grown(counter, lines) / (lines * window.interval_s)
+    lines = lines_for(window.node_times_s, window.interval_s, HOLD_S)
+    return rates(counter, window.node_times_s, lines)
 
 
 def _worst_switch(window: Window, signs: Sequence[_Sign]) -> tuple[tuple[str, ...], str] | None:
