@@ -38,6 +38,13 @@ def test_a_cause_once_known_is_not_forgotten() -> None:
     assert [(i.fault, i.slowdown_ratio) for i in known.values()] == [("power_throttle", 0.2)]
 
 
+@pytest.mark.parametrize(("confidence", "fault"), [(0.95, "pcie_degraded"), (0.6, "nic_degraded")])
+def test_nor_is_it_taken_for_what_it_causes_unless_it_is_uncertain(confidence: float, fault: str) -> None:
+    link = replace(slow("pcie_degraded", 0.0, "n1"), confidence=confidence)
+    known = reported([link], [slow("nic_degraded", 0.2, "n1")])
+    assert [(i.fault, i.slowdown_ratio) for i in known.values()] == [(fault, 0.2)]
+
+
 def test_a_slow_node_gets_its_cause_when_it_is_known() -> None:
     known = reported([slow("straggler", 0.1, "n1")], [slow("power_throttle", 0.1, "n1")])
     assert [i.fault for i in known.values()] == ["power_throttle"]
@@ -47,6 +54,13 @@ def test_what_it_costs_becomes_part_of_the_story_once_it_is_known() -> None:
     before, after = slow("power_throttle", 0.0, "n1"), slow("power_throttle", 0.1, "n1")
     (incident,) = reported([before], [replace(after, summary="it costs 10%")]).values()
     assert incident.summary == "it costs 10%"
+
+
+def test_what_a_symptom_says_of_the_cost_is_told_beside_the_cause() -> None:
+    link = replace(slow("pcie_degraded", 0.0, "n1"), confidence=0.95, summary="x4; what it costs the job is not known")
+    port = replace(slow("nic_degraded", 0.2, "n1"), summary="PFC pauses; the job's steps are 20% longer for it")
+    (incident,) = reported([link], [port], [port]).values()
+    assert incident.summary == "x4; PFC pauses; the job's steps are 20% longer for it"
 
 
 @pytest.mark.parametrize(("ratio", "incidents"), [(0.05, 1), (0.5, 2)])

@@ -13,12 +13,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import msgspec
 
+from eagle_eye.detectors.faults import BY_NAME, CAUSE_ORDER
+from eagle_eye.detectors.signs.slow_share import without_cost
 from eagle_eye.detectors.types import Evidence, Verdict
 from eagle_eye.schema.action import EvidenceItem
 from eagle_eye.server.engine import flapping, related_incidents
 from eagle_eye.server.engine.choice_rules import floors_for, is_supported
 from eagle_eye.server.engine.derived_ids import OpenedIncident
-from eagle_eye.server.engine.fusion import SHARED_SLOWNESS, Finding, Fused, fuse, is_of_a_replica, is_own_cause
+from eagle_eye.server.engine.fusion import SHARED_SLOWNESS, SURE, Finding, Fused, fuse, is_of_a_replica, is_own_cause
 from eagle_eye.server.engine.judgement import Judgement
 from eagle_eye.server.engine.settings import PolicySettings
 from eagle_eye.server.model.records import Incident, is_of_a_stop
@@ -195,11 +197,12 @@ def _updated(old: Incident, finding: Finding, now_s: float) -> Incident:
         )
     if old.family == SHARED_SLOWNESS and set(verdict.nodes) <= set(old.nodes):
         return msgspec.structs.replace(old, seen_s=now_s)  # which of them show it changes from row to row
-    if verdict.fault == UNKNOWN_CAUSE != old.fault and tuple(old.nodes) == verdict.nodes:
-        # Keep a known cause: counters are quiet at the ends of long steps.
+    if tuple(old.nodes) == verdict.nodes and _knows_the_cause(old, verdict):
+        priced = old.slowdown_ratio <= 0 < verdict.slowdown_ratio
         return msgspec.structs.replace(
             old,
             seen_s=now_s,
+            summary=f"{without_cost(old.summary)}; {verdict.summary}" if priced else old.summary,
             confidence=max(old.confidence, verdict.confidence),
             slowdown_ratio=_cost(old, verdict),
         )
@@ -225,6 +228,14 @@ def _updated(old: Incident, finding: Finding, now_s: float) -> Incident:
         application=verdict.application,
         accused=_accused(old.accused, verdict.node),
     )
+
+
+def _knows_the_cause(old: Incident, verdict: Verdict) -> bool:
+    """Whether the incident names the cause and the verdict a symptom: counters are quiet in parts of long steps."""
+    if verdict.fault == UNKNOWN_CAUSE != old.fault:
+        return True
+    slow = BY_NAME[verdict.fault].trouble == BY_NAME[old.fault].trouble == "slow"
+    return slow and CAUSE_ORDER[old.fault] < CAUSE_ORDER[verdict.fault] and old.confidence >= SURE
 
 
 def _accused(before: Sequence[str], node: str | None) -> list[str]:
