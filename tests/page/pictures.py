@@ -26,8 +26,11 @@ from tests.page.site import replayed
 
 ASSETS = Path(__file__).parents[2] / "docs/assets"
 FAULT = "thermal_throttle"
-WIDTH, HEIGHT, SCALE = 1180, 720, 1
-SETTLED = "document.readyState === 'complete' && !document.querySelector('[aria-busy=\"true\"]')"
+WIDTH, HEIGHT, SCALE = 1280, 780, 1
+SETTLED = (
+    "document.readyState === 'complete' && !document.querySelector('[aria-busy=\"true\"]')"
+    " && ['live', 'judging'].every((word) => document.querySelector('header.bar').innerText.includes(word))"
+)
 
 
 def page(folder: Path) -> list[Path]:
@@ -38,6 +41,7 @@ def page(folder: Path) -> list[Path]:
         addresses = {"page-fleet.png": "/#/", "page-incident.png": f"/#/incidents/{items[0]['id']}"}
         with chromium(Path(temporary) / "profile") as browser:
             _size(browser, WIDTH, HEIGHT, SCALE)
+            browser.call("Emulation.setScrollbarsHidden", hidden=True)
             return [_take(browser, server.url + address, folder / name) for name, address in addresses.items()]
 
 

@@ -70,6 +70,7 @@ def test_every_metric_that_is_shown_has_a_title_of_its_own() -> None:
 def test_what_is_derived_from_a_metric_is_titled_after_it() -> None:
     assert metric_label("train_loss_usual") == "Loss, usual"
     assert metric_label("train_grad_norm_not_finite_ranks") == "Gradient norm, ranks where it is not finite"
+    assert metric_label("gpu_sm_active_ratio_over_before") == "SMs active, relative to before"
     assert metric_label("made_up_usual") == "made up usual"
 
 

@@ -175,7 +175,12 @@ METRIC_LABELS: Mapping[str, str] = MappingProxyType(
     }
 )
 METRIC_ENDINGS: Mapping[str, str] = MappingProxyType(
-    {"_usual": ", usual", "_reports_up": ", reported to rise", "_not_finite_ranks": ", ranks where it is not finite"}
+    {
+        "_usual": ", usual",
+        "_reports_up": ", reported to rise",
+        "_not_finite_ranks": ", ranks where it is not finite",
+        "_over_before": ", relative to before",
+    }
 )
 
 # NVML's clocks-event-reasons (nvml.h), lowest bit first.
