@@ -12,7 +12,7 @@ from urllib.parse import quote
 
 from eagle_eye.cli.tables import Column, print_table, printable
 from eagle_eye.client import Client, ClientError
-from eagle_eye.schema.labels import AWAITING, metric_label, shown_state, state_label, throttled_by
+from eagle_eye.schema.labels import AWAITING, chart_label, metric_label, shown_state, state_label, throttled_by
 from eagle_eye.server.charts.commands import typed
 from eagle_eye.server.charts.notation import number
 
@@ -250,8 +250,8 @@ def _charts(client: Client, path: str, panels: Iterable[_RECORD]) -> None:
         if not known:
             continue
         low, high = min(known), max(known)
-        spread = f"{figure(low, chart['unit'])} to {figure(high, chart['unit'])}"
-        sys.stdout.write(f"\n{metric_label(printable(panel['metric']))}, {spread}\n")
+        spread = " to ".join(dict.fromkeys(figure(value, chart["unit"]) for value in (low, high)))
+        sys.stdout.write(f"\n{chart_label(printable(panel['metric']), panel['form'])}, {spread}\n")
         width = max(map(len, lines))
         for label, line in lines.items():
             if any(value is not None for value in line):

@@ -150,6 +150,12 @@ export const METRIC_ENDINGS = {
   "_over_before": ", relative to before"
 };
 
+/** @type {Record<string, string>} */
+export const CHART_ENDINGS = {
+  "growth": ", increase since the chart begins",
+  "behind": ", behind the furthest rank"
+};
+
 /** @type {[bit: number, reason: string][]} */
 export const THROTTLE_REASONS = [
   [
