@@ -86,6 +86,17 @@ def test_a_rank_reaches_the_server_and_its_end_too(tmp_path: Path, server: Serve
     assert not (tmp_path / "hook.sock").exists()
 
 
+def test_the_agent_greets_once_the_server_has_taken_a_frame(tmp_path: Path, server: Server) -> None:
+    with running(tmp_path, "--server", server.url, "--interval", "0.2") as process:
+        until(lambda: len(server.frames) > 3, 30.0)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(10) == 0
+        assert process.stderr is not None
+        said = process.stderr.read()
+    assert said.count(f"connected to {server.url} as n1: ") == 1
+    assert "collector host: ok" not in said
+
+
 def test_frames_of_an_outage_arrive_after_a_restart(tmp_path: Path, server: Server) -> None:
     with running(tmp_path, "--server", "http://127.0.0.1:1", "--interval", "0.2") as process:
         until(lambda: any((tmp_path / "spool").glob("*.frames")), 30.0)

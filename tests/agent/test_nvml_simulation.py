@@ -23,7 +23,7 @@ except SimulationFailed as error:
 from eagle_eye.agent.collectors.nvml import NvmlCollector
 collector = NvmlCollector()
 seen = collector.collect(1000.0)
-print(len(seen.devices), seen.problem)
+print(len(seen.devices), f"simulated: {seen.simulated}{seen.problem}")
 """
 
 
@@ -39,7 +39,7 @@ def run(program: str, *arguments: str, **environ: str) -> subprocess.CompletedPr
 
 def test_a_process_without_gpus_gets_eight_that_say_what_they_are(tmp_path: Path) -> None:
     done = run(SIMULATE, str(tmp_path / "cache"))
-    assert (done.stdout, done.stderr) == ("8 the GPUs are simulated\n", "")
+    assert (done.stdout, done.stderr) == ("8 simulated: True\n", "")
 
 
 def test_simulated_gpus_go_before_real_ones(tmp_path: Path) -> None:
@@ -50,7 +50,7 @@ def test_simulated_gpus_go_before_real_ones(tmp_path: Path) -> None:
     with_other = "import pynvml; pynvml.nvmlInit()"
     assert "Unknown Error" in run(with_other, LD_LIBRARY_PATH=str(tmp_path)).stderr
     done = run(SIMULATE, str(tmp_path / "cache"), LD_LIBRARY_PATH=str(tmp_path))
-    assert done.stdout == "8 the GPUs are simulated\n"
+    assert done.stdout == "8 simulated: True\n"
 
 
 def test_what_the_gpus_show_moves(tmp_path: Path) -> None:

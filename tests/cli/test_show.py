@@ -86,6 +86,13 @@ def test_a_node_shows_its_state_its_reason_and_the_way_back(
     assert "  eagle-eye nodes readmit n1\n" in out
 
 
+def test_a_node_that_is_back_in_service_leads_to_its_newest_incident(
+    server: Running, capsys: pytest.CaptureFixture[str]
+) -> None:
+    following = shown(capsys, "nodes", "show", "n1").partition("Next\n")[2]
+    assert following.startswith("why it was accused last, and was it right?\n  eagle-eye incidents show inc_1\n")
+
+
 def test_a_job_shows_its_incidents(server: Running, capsys: pytest.CaptureFixture[str]) -> None:
     assert "inc_1" in shown(capsys, "jobs", "show", incident().job).partition("Incidents\n")[2]
 

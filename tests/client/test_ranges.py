@@ -126,7 +126,8 @@ def test_times_are_taken_as_a_person_has_them(client: Client) -> None:
     whole = power(client, start=NOW + 2, end=NOW + 5)
     for begin in (start, start.isoformat(), pd.Timestamp(start), "2023-11-14T22:13:22Z"):
         pd.testing.assert_frame_equal(power(client, start=begin, end=NOW + 5), whole)
-    assert power(client, start="-1h", end="now").empty  # the machine's clock is far from the test's
+    with pytest.warns(DataLacking, match="no node reported"):  # the machine's clock is far from the test's
+        assert power(client, start="-1h", end="now").empty
 
 
 @pytest.mark.parametrize(
@@ -164,8 +165,11 @@ def test_names_that_nobody_knows_are_no_empty_frames(client: Client) -> None:
         power(client, node="n3")
     with pytest.raises(Refused, match="catalogue"):
         client.query_range("gpu_mood", start=NOW, end=NOW + 1)
-    assert client.query_range("gpu_ecc_corrected_total", job="job", start=NOW, end=NOW + 9).empty
-    assert client.query_range("gpu_ecc_corrected_total", job="job", start=NOW, end=NOW + 9, wide=True).shape == (9, 0)
+    query: dict[str, Any] = {"metric": "gpu_ecc_corrected_total", "job": "job", "start": NOW, "end": NOW + 9}
+    with pytest.warns(DataLacking, match="no node reported gpu_ecc_corrected_total"):
+        assert client.query_range(**query).empty
+    with pytest.warns(DataLacking, match="no node reported gpu_ecc_corrected_total"):
+        assert client.query_range(**query, wide=True).shape == (9, 0)
 
 
 @pytest.mark.parametrize("wide", [False, True])
@@ -235,6 +239,18 @@ def test_what_the_server_says_is_lacking_is_a_warning(client: Client, monkeypatc
         found = power(client)
     assert told[0].filename == __file__
     assert [one["problem"] for one in found.attrs["problems"]] == ["a segment is damaged"]
+
+
+def test_an_empty_frame_is_a_warning(client: Client) -> None:
+    with pytest.warns(DataLacking, match="no node reported gpu_power_watts in this range; `eagle-eye") as told:
+        found = client.query_range("gpu_power_watts", start=NOW + 3_600, end=NOW + 7_200, step=60)
+    assert found.empty
+    assert told[0].filename == __file__
+
+
+def test_a_mistyped_metric_is_answered_with_the_nearest(client: Client) -> None:
+    with pytest.raises(Refused, match="'gpu_power_watt' is not in the catalogue; did you mean gpu_power_watts"):
+        client.query_range("gpu_power_watt", start=NOW, end=NOW + 9)
 
 
 @pytest.mark.parametrize(("step_s", "border_s"), [(1.0, 3_600.0), (30.0, 3_600.0), (60.0, 3_600.0), (7_200.0, 7_200.0)])

@@ -280,6 +280,13 @@ def test_what_the_hook_alone_says_must_last_longer() -> None:
     assert verdict.confidence == CONFIDENCE_RIPE
 
 
+def test_evidence_of_the_past_is_named_as_a_ratio_and_not_as_the_metric() -> None:
+    (verdict,) = said(working(lone(job()), 40))
+    shown = {item.metric: item for item in verdict.evidence if item.metric.endswith("_over_before")}
+    assert shown.keys() > {"relative_compute_over_before"}
+    assert all(item.value is not None and float(item.value) > 1 for item in shown.values())
+
+
 def test_a_rank_that_always_was_the_slowest_has_not_changed() -> None:
     story = job()
     story.device["train_compute_seconds"][:, 2] *= 1.15

@@ -10,7 +10,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from eagle_eye.schema.labels import METRIC_ENDINGS, METRIC_LABELS, STATE_LABELS, THROTTLE_REASONS
+from eagle_eye.schema.labels import CHART_ENDINGS, METRIC_ENDINGS, METRIC_LABELS, STATE_LABELS, THROTTLE_REASONS
 from eagle_eye.server.api import answers
 
 _PAGE = Path(__file__).parents[2] / "server/eagle_eye/server/web/page"
@@ -32,7 +32,12 @@ def declarations() -> str:
 
 def labels() -> str:
     """Return the text of the page's labels."""
-    tables = {"STATE_LABELS": STATE_LABELS, "METRIC_LABELS": METRIC_LABELS, "METRIC_ENDINGS": METRIC_ENDINGS}
+    tables = {
+        "STATE_LABELS": STATE_LABELS,
+        "METRIC_LABELS": METRIC_LABELS,
+        "METRIC_ENDINGS": METRIC_ENDINGS,
+        "CHART_ENDINGS": CHART_ENDINGS,
+    }
     constants = [_constant(name, "Record<string, string>", dict(table)) for name, table in tables.items()]
     reasons = [[bit, reason] for bit, reason in THROTTLE_REASONS.items()]
     return _LABELS_HEAD + "".join(

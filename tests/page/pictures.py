@@ -26,8 +26,12 @@ from tests.page.site import replayed
 
 ASSETS = Path(__file__).parents[2] / "docs/assets"
 FAULT = "thermal_throttle"
-WIDTH, HEIGHT, SCALE = 1180, 720, 1
-SETTLED = "document.readyState === 'complete' && !document.querySelector('[aria-busy=\"true\"]')"
+WIDTH, SCALE = 1280, 1
+HEIGHTS = {"page-fleet.png": 725, "page-incident.png": 1142}  # the whole overview; an incident down to its first chart
+SETTLED = (
+    "document.readyState === 'complete' && !document.querySelector('[aria-busy=\"true\"]')"
+    " && ['live', 'judging'].every((word) => document.querySelector('header.bar').innerText.includes(word))"
+)
 
 
 def page(folder: Path) -> list[Path]:
@@ -37,8 +41,12 @@ def page(folder: Path) -> list[Path]:
         assert items, f"no incident of {FAULT}"
         addresses = {"page-fleet.png": "/#/", "page-incident.png": f"/#/incidents/{items[0]['id']}"}
         with chromium(Path(temporary) / "profile") as browser:
-            _size(browser, WIDTH, HEIGHT, SCALE)
-            return [_take(browser, server.url + address, folder / name) for name, address in addresses.items()]
+            browser.call("Emulation.setScrollbarsHidden", hidden=True)
+            found = []
+            for name, address in addresses.items():
+                _size(browser, WIDTH, HEIGHTS[name], SCALE)
+                found.append(_take(browser, server.url + address, folder / name))
+            return found
 
 
 def loop(folder: Path) -> list[Path]:

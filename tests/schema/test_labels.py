@@ -8,7 +8,15 @@ from typing import get_args
 
 import pytest
 
-from eagle_eye.schema.labels import METRIC_LABELS, STATE_LABELS, metric_label, shown_state, state_label, throttled_by
+from eagle_eye.schema.labels import (
+    METRIC_LABELS,
+    STATE_LABELS,
+    chart_label,
+    metric_label,
+    shown_state,
+    state_label,
+    throttled_by,
+)
 from eagle_eye.schema.metrics import METRICS
 from eagle_eye.server.charts.drawing import STAND_INS
 from eagle_eye.server.model.records import (
@@ -70,7 +78,14 @@ def test_every_metric_that_is_shown_has_a_title_of_its_own() -> None:
 def test_what_is_derived_from_a_metric_is_titled_after_it() -> None:
     assert metric_label("train_loss_usual") == "Loss, usual"
     assert metric_label("train_grad_norm_not_finite_ranks") == "Gradient norm, ranks where it is not finite"
+    assert metric_label("gpu_sm_active_ratio_over_before") == "SMs active, relative to before"
     assert metric_label("made_up_usual") == "made up usual"
+
+
+def test_a_chart_of_a_lag_or_an_increase_says_so() -> None:
+    assert chart_label("nccl_sequence", "behind") == "NCCL collectives enqueued, behind the furthest rank"
+    assert chart_label("gpu_pcie_replays_total", "growth") == "PCIe replays, increase since the chart begins"
+    assert chart_label("gpu_power_watts", "value") == "GPU power"
 
 
 @pytest.mark.parametrize(

@@ -39,6 +39,7 @@ from eagle_eye.agent.evidence.requests import EvidenceResponder
 from eagle_eye.agent.evidence.upload import Upload, UploadTarget
 from eagle_eye.agent.exposition.server import MetricsServer
 from eagle_eye.agent.exposition.text import Exposition, FrameDelivery
+from eagle_eye.agent.health.greeting import Greeting
 from eagle_eye.agent.health.host_verdict import EXIT_CODES, judge, lines
 from eagle_eye.agent.heap import share_heap
 from eagle_eye.agent.loop.clock import SystemClock, Wake
@@ -205,7 +206,8 @@ def _run_sending(configuration: AgentConfiguration, *, once: bool) -> int:
             if configuration.nvrx_health_socket and not once:
                 stack.callback(_answer_nvrx(configuration, drops).stop)
             common = (drops, clock, wake, exposition, uplink.notify, base)
-            _run_loop(configuration, assembly, spool, *common, once=once)
+            greet = Greeting(configuration.node, lambda: servers.current if uplink.delivered else "").show
+            _run_loop(configuration, assembly, spool, *common, greet, once=once)
         uplink.stop(FLUSH_ONCE_S if once else FLUSH_S)
         left = spool.waiting()
     finally:
@@ -225,9 +227,15 @@ def _run_loop(
     exposition: Exposition,
     handed_on: Callable[[bool], None] = lambda _urgent: None,
     base: ClockBase | None = None,
+    greet: Callable[[TickFrame], None] | None = None,
     *,
     once: bool,
 ) -> None:
+    def shown(tick: TickFrame) -> None:
+        exposition.show(tick)
+        if greet is not None:
+            greet(tick)
+
     metrics = None
     if configuration.metrics_listen and not once:
         metrics = MetricsServer(configuration.metrics_listen, exposition.page, drops)
@@ -242,7 +250,7 @@ def _run_loop(
         clock,
         wake,
         handed_on,
-        shown=exposition.show,
+        shown=shown,
         service=None if once else ServiceManager(os.environ),
         base=base,
     )

@@ -12,7 +12,7 @@ from urllib.parse import quote
 
 from eagle_eye.cli.tables import Column, print_table, printable
 from eagle_eye.client import Client, ClientError
-from eagle_eye.schema.labels import AWAITING, metric_label, shown_state, state_label, throttled_by
+from eagle_eye.schema.labels import AWAITING, chart_label, metric_label, shown_state, state_label, throttled_by
 from eagle_eye.server.charts.commands import typed
 from eagle_eye.server.charts.notation import number
 
@@ -150,7 +150,7 @@ def node(client: Client, name: str) -> None:
     )
     if memory:
         _say(recurrence_words(memory))
-    _incidents(client, {"node": name})
+    items = _incidents(client, {"node": name})
     if record["state"] == "in_service":
         verbs = [
             ("count it as out of service; its job goes on", "exclude"),
@@ -160,7 +160,12 @@ def node(client: Client, name: str) -> None:
         verbs = [("put it to work and see whether it is sick", "check"), ("return it to service", "readmit")]
     verbs.append(("all that happened to it", "history"))
     because = re.search(r"\binc_\w+", record["reason"])
-    why_out = [{"why": "why, and was it right?", "command": typed("incidents", "show", because[0])}] if because else []
+    why_out = []
+    if because:
+        why_out.append({"why": "why, and was it right?", "command": typed("incidents", "show", because[0])})
+    elif items:
+        what = "why it was accused last, and was it right?"
+        why_out.append({"why": what, "command": typed("incidents", "show", printable(items[0]["id"]))})
     _commands([*why_out, *({"why": why, "command": typed("nodes", verb, record["node"])} for why, verb in verbs)])
 
 
@@ -250,8 +255,8 @@ def _charts(client: Client, path: str, panels: Iterable[_RECORD]) -> None:
         if not known:
             continue
         low, high = min(known), max(known)
-        spread = f"{figure(low, chart['unit'])} to {figure(high, chart['unit'])}"
-        sys.stdout.write(f"\n{metric_label(printable(panel['metric']))}, {spread}\n")
+        spread = " to ".join(dict.fromkeys(figure(value, chart["unit"]) for value in (low, high)))
+        sys.stdout.write(f"\n{chart_label(printable(panel['metric']), panel['form'])}, {spread}\n")
         width = max(map(len, lines))
         for label, line in lines.items():
             if any(value is not None for value in line):
@@ -260,7 +265,8 @@ def _charts(client: Client, path: str, panels: Iterable[_RECORD]) -> None:
             _say(sentence)
 
 
-def _incidents(client: Client, of: Mapping[str, str]) -> None:
+def _incidents(client: Client, of: Mapping[str, str]) -> list[_RECORD]:
+    """Print the newest incidents and return them."""
     _section("Incidents")
     items, more = client.pages("/api/v1/incidents", of, INCIDENTS_MAX)
     print_table([column for column in INCIDENT_COLUMNS if column.path != "job"], items)
@@ -268,6 +274,7 @@ def _incidents(client: Client, of: Mapping[str, str]) -> None:
         sys.stdout.write(
             "older ones: eagle-eye incidents" + "".join(f" --{k} {printable(v)}" for k, v in of.items()) + "\n"
         )
+    return items
 
 
 def _reports(record: _RECORD) -> None:

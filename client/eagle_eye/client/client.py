@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import quote
@@ -10,7 +11,7 @@ from urllib.parse import quote
 import msgspec
 
 from eagle_eye.client import ranges
-from eagle_eye.client.errors import LimitReached, MissingExtra, Unreachable, UnreadableAnswer
+from eagle_eye.client.errors import DataLacking, LimitReached, MissingExtra, Unreachable, UnreadableAnswer
 from eagle_eye.client.event_stream import EventStream, ServerEvent
 from eagle_eye.client.http_client import HttpClient
 from eagle_eye.client.moments import Moment, interval, unix_time
@@ -121,6 +122,9 @@ class Client(HttpClient):
         found: pd.DataFrame = frames.of_range(metric, ranges.parts(self, query, steps), steps, wide=wide)
         if found.empty:
             self._check_known(job, node)
+            if not found.attrs["problems"]:
+                who = "`eagle-eye nodes show NODE` names what a node's agent cannot read"
+                warnings.warn(f"no node reported {metric} in this range; {who}", DataLacking, stacklevel=2)
         return found
 
     def samples(

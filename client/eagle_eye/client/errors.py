@@ -53,4 +53,4 @@ class MissingExtra(ClientError, ImportError):
 
 
 class DataLacking(UserWarning):
-    """Of some times values are lacking, and the server knows why: damage, or a store that does not answer."""
+    """Of some times values are lacking: damage, a store that does not answer, or nothing was observed at all."""

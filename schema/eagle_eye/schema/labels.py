@@ -175,7 +175,16 @@ METRIC_LABELS: Mapping[str, str] = MappingProxyType(
     }
 )
 METRIC_ENDINGS: Mapping[str, str] = MappingProxyType(
-    {"_usual": ", usual", "_reports_up": ", reported to rise", "_not_finite_ranks": ", ranks where it is not finite"}
+    {
+        "_usual": ", usual",
+        "_reports_up": ", reported to rise",
+        "_not_finite_ranks": ", ranks where it is not finite",
+        "_over_before": ", relative to before",
+    }
+)
+# Of a chart that draws something else than a metric's values, by its form.
+CHART_ENDINGS: Mapping[str, str] = MappingProxyType(
+    {"growth": ", increase since the chart begins", "behind": ", behind the furthest rank"}
 )
 
 # NVML's clocks-event-reasons (nvml.h), lowest bit first.
@@ -201,6 +210,11 @@ def metric_label(name: str) -> str:
         if base != name and base in METRIC_LABELS:
             return METRIC_LABELS[base] + words
     return METRIC_LABELS.get(name, name.replace("_", " "))
+
+
+def chart_label(name: str, form: str) -> str:
+    """Return the title of a chart that draws a metric in this form."""
+    return metric_label(name) + CHART_ENDINGS.get(form, "")
 
 
 def throttled_by(bits: int) -> str:

@@ -17,6 +17,7 @@ from eagle_eye.server.charts.drawing import PANELS_MAX, drawing_of, panels
         ("train_step_standstill_seconds", "seconds", "train_step", "value", None),
         ("nccl_sequence_lag", "collectives", "nccl_sequence", "behind", None),
         ("train_loss_usual", "1", "train_loss", "value", None),
+        ("gpu_sm_active_ratio_over_before", "ratio", "gpu_sm_active_ratio", "value", None),
         ("xid", "", "train_step", "value", None),
         ("gpu_throttle_reasons", "bitmask", "gpu_throttle_reasons", "bits", None),
     ],

@@ -8,6 +8,7 @@ import pytest
 from eagle_eye.server.charts import sentence
 from eagle_eye.server.charts.band import Band, Floats
 from eagle_eye.server.charts.drawing import Drawing, drawing_of
+from eagle_eye.server.charts.notation import number
 from eagle_eye.server.charts.peer_selection import Cast
 from eagle_eye.server.charts.windows import Stretch
 
@@ -38,3 +39,8 @@ def test_a_mask_of_all_that_is_trouble_is_not_listed() -> None:
     assert sentence.what(throttled(0).metric, throttled(0)) == (
         "Whether the clock is held down by anything but an idle GPU or clocks set by a user"
     )
+
+
+def test_a_count_of_one_has_a_singular_unit() -> None:
+    said = [number(value, unit) for value, unit in [(1.0, "collectives"), (2.0, "collectives"), (1.0, "celsius")]]
+    assert said == ["1 collective", "2 collectives", "1 °C"]

@@ -94,6 +94,7 @@ class NvmlCollector:
                     left_out.append((device, answer.left_out))
         rows = dict(self._connection.rows)
         self._without_row = {uuid for uuid in self._bus_ids if rows[uuid] not in observed.devices}
+        observed.simulated = library.simulated
         observed.problem = "; ".join(self._problems(library, calls, answers))
         # A GPU has no row although the driver answers: reopening the library may help.
         stale = len(observed.devices) < answered or self._lacks_gpus(library)
@@ -154,8 +155,7 @@ class NvmlCollector:
     def _problems(self, library: Library, calls: Collection[int], answers: Mapping[int, object]) -> list[str]:
         """Return what could not be read."""
         now_s = self._monotonic_s()
-        problems = ["the GPUs are simulated"] if library.simulated else []
-        problems += [failure.describe() for failure in library.unopened if failure.code not in NEVER]
+        problems = [failure.describe() for failure in library.unopened if failure.code not in NEVER]
         opening_s = now_s - library.begun_s
         problems += [f"gpu {place}: opening it: no answer for {opening_s:.0f} s" for place in sorted(library.pending)]
         for device in self._devices:

@@ -22,7 +22,8 @@ class Observed:
     """One collector's observations in one interval; names and units are the catalogue's, absent means not observed.
 
     ``devices`` maps a device index to its metrics, ``links`` a link's name to its metrics, ``node`` holds the node's.
-    ``problem`` says what could not be read although the rest was; empty when all is well.
+    ``problem`` says what could not be read although the rest was; empty when all is well. ``simulated`` says that a
+    stand-in answered, and no device.
     """
 
     devices: dict[int, dict[str, float]] = field(default_factory=dict)
@@ -31,6 +32,7 @@ class Observed:
     events: list[Event] = field(default_factory=list)
     ranks: list[Rank] = field(default_factory=list)
     problem: str = ""
+    simulated: bool = False
 
 
 class Collector(Protocol):

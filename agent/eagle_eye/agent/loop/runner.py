@@ -13,6 +13,8 @@ from eagle_eye.agent.loop.drops import Drops
 from eagle_eye.agent.loop.tick_result import CollectorStanding
 from eagle_eye.schema.events import Event
 
+SIMULATED = "simulated: no device answered, but a stand-in"
+
 _AGES = re.compile(r"for \d+ s\b")
 
 _log = logging.getLogger("eagle_eye.agent")
@@ -21,7 +23,8 @@ _log = logging.getLogger("eagle_eye.agent")
 class CollectorRunner:
     """One collector, its thread and its state.
 
-    ``state`` is as in ``Frame.collectors``: "ok", "unsupported: why" (not run again) or "failed: why" (run again).
+    ``state`` is as in ``Frame.collectors``: "ok", "simulated: what", "unsupported: why" (not run again) or "failed:
+    why" (run again).
     ``duration_s`` is how long the last collection took, ``failures`` counts the intervals for which the collector gave
     no answer, or an incomplete one.
     """
@@ -69,7 +72,8 @@ class CollectorRunner:
         if isinstance(answer, Observed):
             answer.events[:0] = self._late_events
             self._late_events = []
-            self._set(f"failed: {answer.problem}" if answer.problem else "ok")
+            read = SIMULATED if answer.simulated else "ok"
+            self._set(f"failed: {answer.problem}" if answer.problem else read)
             return answer
         if isinstance(answer, Unsupported):
             self._supported = False
@@ -95,8 +99,9 @@ class CollectorRunner:
             self.failures += 1
         said = said or _AGES.sub("", state)  # a text that changes only in its durations is logged once
         if said != self._said:
+            news = self._said or state != "ok"  # a source that is read from the start is in the agent's greeting
             self._said = said
-            level = logging.INFO if state == "ok" or not self._supported else logging.WARNING
+            level = logging.WARNING if state.startswith("failed") else logging.INFO if news else logging.DEBUG
             _log.log(level, "collector %s: %s", self.collector.name, state)
 
     def _run(self) -> None:

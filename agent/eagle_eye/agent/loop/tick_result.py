@@ -26,6 +26,16 @@ class CollectorStanding:
         return self.state == "ok"
 
     @property
+    def failing(self) -> bool:
+        """Whether it could not read, or not everything."""
+        return self.state.startswith("failed")
+
+    @property
+    def simulated(self) -> bool:
+        """Whether a stand-in answers for the device."""
+        return self.state.startswith("simulated")
+
+    @property
     def supported(self) -> bool:
         """Whether this host has what it reads."""
         return not self.state.startswith("unsupported")

@@ -22,11 +22,12 @@ def beside_its_past(window: Window, index: int, onset: int, onset_s: float, slow
     change, series = own_change(window, index, onset), window.series[index]
     if change is None:
         return PastEvidence()
-    was = Evidence("relative_compute", series.node, series.device, change.since, change.before, None, "ratio")
+    was = Evidence("relative_compute_over_before", series.node, series.device, change.ratio, None, None, "ratio")
     words = f", {change.ratio:.2f} times as long as before beside them"
     busier = busy_among_waiting(window, index, onset_s, slowdown) if slowdown > 0 else None
     if busier is None:
         return PastEvidence(frozenset({"own_history"}), words, (was,))
-    shows = Evidence(busier.metric, series.node, series.device, busier.own, busier.peers, None, "ratio")
+    over_before = f"{busier.metric}_over_before"
+    shows = Evidence(over_before, series.node, series.device, busier.own, busier.peers, None, "ratio")
     words += ", and its GPU works while theirs wait"
     return PastEvidence(frozenset({"own_history", "gpu_activity"}), words, (was, shows))

@@ -14,6 +14,7 @@ from fastapi.responses import StreamingResponse
 
 from eagle_eye.schema import metrics as catalogue
 from eagle_eye.schema.metrics import MetricSpec, Scope
+from eagle_eye.schema.near_names import did_you_mean
 from eagle_eye.schema.recording import CONTENT_TYPE as RECORDING
 from eagle_eye.schema.times import unix_seconds
 from eagle_eye.server.api import recorded_jobs
@@ -81,7 +82,8 @@ def query_range(
     """
     spec = catalogue.BY_NAME.get(metric)
     if spec is None:
-        raise Refusal(400, "metric", f"metric {metric[:80]!r} is not in the catalogue")
+        near = did_you_mean(metric, catalogue.BY_NAME)
+        raise Refusal(400, "metric", f"metric {metric[:80]!r} is not in the catalogue{near}")
     if not has(statistic, spec):
         raise Refusal(400, "statistic", f"a {spec.kind.value} such as {metric} has no {statistic}")
     start_s, end_s = _range(start, end, step)

@@ -7,6 +7,7 @@ from types import MappingProxyType
 from typing import Literal, NamedTuple
 
 from eagle_eye.schema.action import EvidenceItem
+from eagle_eye.schema.labels import METRIC_ENDINGS
 from eagle_eye.schema.metrics import BY_NAME, MetricKind, MetricSpec
 
 Form = Literal["value", "growth", "behind", "bits"]
@@ -40,7 +41,6 @@ STAND_INS: Mapping[str, str] = MappingProxyType(
         "link_down": "link_up",
     }
 )
-_ENDINGS = ("_usual", "_reports_up", "_not_finite_ranks")
 _BEHIND = frozenset({"nccl_sequence", "nccl_completed_sequence"})  # a lag of one is invisible among millions
 _UNDRAWABLE = frozenset({"train_parameter_checksum"})  # the difference of two checksums is meaningless
 # Metrics that people look at next, by kind of trouble.
@@ -80,7 +80,7 @@ class Panel(NamedTuple):
 
 def drawing_of(metric: str, threshold: float | None = None, unit: str = "") -> Drawing | None:
     """Return how evidence of this metric is drawn; None if no series of the history shows it."""
-    base = next((metric.removesuffix(end) for end in _ENDINGS if metric.endswith(end)), metric)
+    base = next((metric.removesuffix(end) for end in METRIC_ENDINGS if metric.endswith(end)), metric)
     spec = BY_NAME.get(STAND_INS.get(base, base))
     if spec is None or spec.name in _UNDRAWABLE:
         return None

@@ -19,11 +19,14 @@ _UNITS = {
 }
 _PREFIXES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 _SCALED = frozenset({"bytes", "bytes_per_second", "hertz"})
+_COUNTED = frozenset({"collectives", "errors", "ranks"})  # one of them is singular
 
 
 def number(value: float, unit: str) -> str:
     """Return the value in common notation, with its unit."""
     word = _UNITS.get(unit, unit.replace("_", " "))
+    if unit in _COUNTED and value == 1:
+        word = word.removesuffix("s")
     if math.isinf(value):
         return "not finite"
     for size, prefix in _PREFIXES if unit in _SCALED else ():

@@ -1,6 +1,6 @@
 // Numbers, times and names in words that an on-call engineer reads at once.
 
-import { METRIC_ENDINGS, METRIC_LABELS, THROTTLE_REASONS } from "./labels.js";
+import { CHART_ENDINGS, METRIC_ENDINGS, METRIC_LABELS, THROTTLE_REASONS } from "./labels.js";
 
 const SCALES = /** @type {const} */ ([
   [1e12, "T"],
@@ -78,6 +78,9 @@ export function metricLabel(name) {
   }
   return METRIC_LABELS[name] ?? words(name);
 }
+
+/** The title of a chart that draws a metric in this form. @param {string} name @param {string} form */
+export const chartLabel = (name, form) => metricLabel(name) + (CHART_ENDINGS[form] ?? "");
 
 /** A percentage of a share: 0.934 → "93%". @param {number | null | undefined} share @param {number} [decimals] */
 export const percent = (share, decimals = 0) =>

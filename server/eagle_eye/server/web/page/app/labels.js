@@ -146,7 +146,14 @@ export const METRIC_LABELS = {
 export const METRIC_ENDINGS = {
   "_usual": ", usual",
   "_reports_up": ", reported to rise",
-  "_not_finite_ranks": ", ranks where it is not finite"
+  "_not_finite_ranks": ", ranks where it is not finite",
+  "_over_before": ", relative to before"
+};
+
+/** @type {Record<string, string>} */
+export const CHART_ENDINGS = {
+  "growth": ", increase since the chart begins",
+  "behind": ", behind the furthest rank"
 };
 
 /** @type {[bit: number, reason: string][]} */

@@ -4,7 +4,7 @@ import { h } from "preact";
 import { useCallback, useEffect, useMemo, useState } from "preact/hooks";
 import { path } from "../app/api.js";
 import { Chart, seconds } from "../app/chart.js";
-import { counted, figure, measured, metricLabel, words } from "../app/format.js";
+import { chartLabel, counted, figure, measured, metricLabel, words } from "../app/format.js";
 import { Empty, NodeLink, Reading } from "../app/parts.js";
 import { RangePicker, rangeOf, useTime, zoomOf } from "../app/range.js";
 import { useKept, useResource } from "../app/resource.js";
@@ -100,7 +100,7 @@ function PanelChart({ id, incident, panel, marks: actions, asked, range, onDrawn
     // One without data would only stretch the others.
     if (picture && picture.accused_series + picture.peers.series > 0) onDrawn(id, { from: seconds(picture.start), to: seconds(picture.end) });
   }, [picture]);
-  const name = metricLabel(panel.metric);
+  const name = chartLabel(panel.metric, panel.form);
   if (!picture || !drawn) return h("figure", { class: "chart" }, h("figcaption", null, name), h(Reading, { resource, what: name }));
   return h(Chart, {
     ...drawn,

@@ -120,9 +120,12 @@ function Standing({ record }) {
         ["Known since", record.known_since ? h(Time, { at: record.known_since }) : null],
         ["Agent", agent ? `${agent.version}, every ${duration(agent.interval_seconds)}` : null],
         ["Clock", agent && agent.clock_offset_seconds !== null && Math.abs(agent.clock_offset_seconds) > 0.5 ? h("span", { class: "warn-ink" }, `${duration(Math.abs(agent.clock_offset_seconds))} ${agent.clock_offset_seconds > 0 ? "behind" : "ahead"}`) : null],
-        ["Cannot see", troubles.length ? troubles.map(([name, said]) => h("div", { key: name, class: said.startsWith("failed") ? "warn-ink" : "" }, `${words(name)}: ${said}`)) : null],
         ["Dropped", dropped.length ? dropped.map(([why, many]) => h("div", { key: why }, `${words(why)}: ${count(many)}`)) : null],
       ],
+    }),
+    h(Facts, {
+      class: "one",
+      facts: [["Cannot see", troubles.length ? troubles.map(([name, said]) => h("div", { key: name, class: said.startsWith("failed") ? "warn-ink" : "" }, `${words(name)}: ${said}`)) : null]],
     }),
   );
 }
