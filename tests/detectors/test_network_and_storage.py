@@ -172,7 +172,6 @@ class TestNicDegraded:
             turn = rows - rows % 4 + np.where(np.arange(errors.shape[1]) < 8, 0, 2)
             for values in story.link.values():
                 values[rows] = values[np.minimum(turn, rows), np.arange(values.shape[1])]
-        story.link_times_s = story.times_s
         named = set()
         for last in range(-60, 0):
             window = story.window(now_s=float(story.times_s[last]))
