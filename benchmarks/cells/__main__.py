@@ -4,9 +4,10 @@
     python -m benchmarks.cells --writers 1,4,10 --seconds 10 --out benchmarks/results/cells-commits.json
 
 The servers of all cells run on core 0, the load generators (one for each cell) and PostgreSQL on core 1; the machine
-should do nothing else: a run that could not keep up is left out where runs are compared. The nodes' jobs are given to
-the cells in equal parts before the load begins. ``--python`` takes another version's interpreter, to compare: with
-``--cells 1`` it need not know cells. Exit code 1: a frame was lost.
+should do nothing else: a run that could not keep up is left out where runs are compared. The nodes' jobs, the same ones
+for each number of cells, are given to the cells in equal parts before the load begins. ``--beside FOLDER`` measures one
+cell with the servers of another working tree, too, which need not know cells, in turn with this one's. Exit code 1: a
+frame was lost.
 
 ``--writers`` measures something else: how many decisions processes write into one database, which flushes each to disk.
 """
@@ -27,7 +28,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from benchmarks.cells import commits
-from benchmarks.cells.load import Fleet, loading
+from benchmarks.cells.load import Fleet, job_nodes, loading
 from benchmarks.ingest.processes import GENERATOR_CORE, Course, Look, free_port, look, program
 from benchmarks.result_file import write_result
 from eagle_eye.demo.postgresql import programs
@@ -37,6 +38,7 @@ from eagle_eye.server.store.settings import DEFAULT_CELL, RecordsSettings
 from eagle_eye.server.store.store import Change
 from tests.server.postgresql_server import PostgresqlServer, serving
 
+HERE = Path(__file__).resolve().parents[2]
 WARM_UP_SHARE = 0.25  # of a run, which is not counted
 TIMES_MAX = 1.1  # CPU per sample of several cells, of one's
 LATE_S = 1.0  # a run whose slowest answers (p99) took longer is not compared: what waits is taken together, and cheaper
@@ -48,8 +50,9 @@ class Plan(NamedTuple):
     cells: int
     nodes: int
     gpus: int
+    job_nodes: int
     seconds: float
-    python: str
+    tree: Path
 
 
 def main() -> int:
@@ -62,7 +65,7 @@ def main() -> int:
     parser.add_argument("--nodes", type=int, default=2_400, help="in all cells together (2400)")
     parser.add_argument("--gpus", type=int, default=8, help="of each node (8)")
     parser.add_argument("--seconds", type=float, default=75.0, help="of each run, whose first quarter warms up (75)")
-    parser.add_argument("--python", default=sys.executable, help="interpreter of the servers (this one)")
+    parser.add_argument("--beside", type=Path, metavar="FOLDER", help="another working tree, to compare one cell with")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     bin_ = programs()
@@ -76,11 +79,14 @@ def main() -> int:
             )
     os.sched_setaffinity(0, {GENERATOR_CORE})  # PostgreSQL, too, which is started from here
     runs: list[dict[str, Any]] = []
+    counts = [int(one) for one in args.cells.split(",")]
+    of_jobs = job_nodes(args.nodes, counts)
     with serving(bin_) as postgresql, tempfile.TemporaryDirectory(prefix="cells-") as folder:
-        for count in map(int, args.cells.split(",")):
-            plan = Plan(count, args.nodes, args.gpus, args.seconds, args.python)
-            runs.append(measure(postgresql, Path(folder) / str(len(runs)), plan))
-            sys.stderr.write(f"{runs[-1]}\n")
+        for count in counts:
+            for tree in [HERE, args.beside.resolve()] if args.beside is not None and count == 1 else [HERE]:
+                plan = Plan(count, args.nodes, args.gpus, of_jobs, args.seconds, tree)
+                runs.append(measure(postgresql, Path(folder) / str(len(runs)), plan))
+                sys.stderr.write(f"{runs[-1]}\n")
     _keep({"runs": runs, **compared(runs)}, args.out)
     return 0 if all(run["frames_lost"] == 0 for run in runs) else 1
 
@@ -97,7 +103,7 @@ def measure(postgresql: PostgresqlServer, folder: Path, plan: Plan) -> dict[str,
     """Return the figures of one run."""
     url = postgresql.new_database()
     names = [DEFAULT_CELL, *(f"cell-{number}" for number in range(1, plan.cells))]
-    fleets = [Fleet(name, plan.nodes // plan.cells, plan.gpus) for name in names]
+    fleets = [Fleet(name, plan.nodes // plan.cells, plan.gpus, plan.job_nodes) for name in names]
     if plan.cells > 1:
         give(url, fleets)
     with ExitStack() as stack:
@@ -119,9 +125,11 @@ def measure(postgresql: PostgresqlServer, folder: Path, plan: Plan) -> dict[str,
     busy = sum(cpu_s(found, began_s, ended_s) for found in looks.values()) / took_s
     samples_per_s = sum(one["samples_per_second"] for one in sent)
     return {
+        "tree": "this" if plan.tree == HERE else "beside",
         "cells": plan.cells,
         "nodes": plan.nodes,
         "gpus": plan.gpus,
+        "job_nodes": plan.job_nodes,
         "seconds": took_s,
         "samples_per_second": samples_per_s,
         "core_busy_ratio": busy,
@@ -153,18 +161,23 @@ def give(url: str, fleets: list[Fleet]) -> None:
 def compared(runs: list[dict[str, Any]]) -> dict[str, Any]:
     """Return what a sample costs with each number of cells, of what it costs with one: medians of repeated runs.
 
-    Nothing without a run of one that kept up.
+    Nothing without a run of one that kept up. With runs of another tree also what one costs, of what it costs there.
     """
     costs: dict[int, list[float]] = {}
+    beside: list[float] = []
     for run in runs:
         if run["acknowledged_seconds_p99"] > LATE_S:
             continue
-        costs.setdefault(run["cells"], []).append(run["cpu_seconds_per_million_samples"])
+        of = costs.setdefault(run["cells"], []) if run["tree"] == "this" else beside
+        of.append(run["cpu_seconds_per_million_samples"])
     if 1 not in costs:
         return {}
     base = statistics.median(costs.pop(1))
     times = {str(cells): statistics.median(several) / base for cells, several in costs.items()}
-    return {"cpu_per_sample_times_one_cell": times, "asked_at_most": TIMES_MAX}
+    found: dict[str, Any] = {"cpu_per_sample_times_one_cell": times, "asked_at_most": TIMES_MAX}
+    if beside:
+        found["one_cell_times_beside"] = base / statistics.median(beside)
+    return found
 
 
 def cpu_s(looks: list[Look], begin_s: float, end_s: float) -> float:
@@ -188,7 +201,19 @@ def _server(url: str, folder: Path, name: str, address: str, plan: Plan) -> Any:
     file = folder / f"{name}.toml"
     cell = "" if name == DEFAULT_CELL else f'cell = "{name}"\n'
     file.write_text(f'[records]\nurl = "{url}"\n{cell}', encoding="utf-8")
-    command = [plan.python, "-m", "eagle_eye.cli.main", "server", "--config", str(file), "--listen", address]
+    path = os.pathsep.join(map(str, [plan.tree, *sorted(part.parent for part in plan.tree.glob("*/eagle_eye"))]))
+    command = [
+        "env",
+        f"PYTHONPATH={path}",
+        sys.executable,
+        "-m",
+        "eagle_eye.cli.main",
+        "server",
+        "--config",
+        str(file),
+        "--listen",
+        address,
+    ]
     return program([*command, "--data", str(folder / name)], folder / f"{name}.log", f"http://{address}/leadz")
 
 

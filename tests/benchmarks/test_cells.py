@@ -11,14 +11,23 @@ from typing import Any
 import pytest
 
 from benchmarks.cells.__main__ import compared, cpu_s
-from benchmarks.cells.load import JOB_NODES, Fleet
+from benchmarks.cells.load import Fleet, job_nodes
 from benchmarks.ingest.processes import Look
 from eagle_eye.demo.postgresql import programs
 
 
 def test_a_cells_jobs_have_all_its_nodes_and_the_generators_names() -> None:
-    jobs = Fleet("west", 2 * JOB_NODES + 3, 8).jobs()
-    assert jobs == {"west-job-000": JOB_NODES, "west-job-001": JOB_NODES, "west-job-002": 3}
+    jobs = Fleet("west", 203, 8, 100).jobs()
+    assert jobs == {"west-job-000": 100, "west-job-001": 100, "west-job-002": 3}
+
+
+@pytest.mark.parametrize(("nodes", "cells", "expected"), [(3600, [1, 2, 4], 100), (16, [1, 2], 8), (2400, [1], 120)])
+def test_each_number_of_cells_has_the_same_jobs(nodes: int, cells: list[int], expected: int) -> None:
+    size = job_nodes(nodes, cells)
+    assert size == expected
+    for count in cells:
+        jobs = [job for at in range(count) for job in Fleet(str(at), nodes // count, 8, size).jobs().values()]
+        assert jobs == [size] * (nodes // size)
 
 
 def test_cpu_time_is_that_between_the_two_moments() -> None:
@@ -31,8 +40,9 @@ def test_what_is_too_short_is_not_measured() -> None:
         cpu_s([Look(0.0, 0.0, 0)], 0.0, 1.0)
 
 
-def run_of(cells: int, cost: float, late_s: float = 0.1) -> dict[str, Any]:
-    return {"cells": cells, "cpu_seconds_per_million_samples": cost, "acknowledged_seconds_p99": late_s}
+def run_of(cells: int, cost: float, late_s: float = 0.1, tree: str = "this") -> dict[str, Any]:
+    figures = {"cpu_seconds_per_million_samples": cost, "acknowledged_seconds_p99": late_s}
+    return {"tree": tree, "cells": cells, **figures}
 
 
 def test_several_cells_are_compared_with_one_by_the_medians_of_their_runs() -> None:
@@ -42,6 +52,11 @@ def test_several_cells_are_compared_with_one_by_the_medians_of_their_runs() -> N
 
 def test_nothing_is_compared_without_a_run_of_one_cell() -> None:
     assert compared([run_of(2, 0.3)]) == {}
+
+
+def test_one_cell_is_compared_with_one_of_another_tree_by_the_medians() -> None:
+    runs = [run_of(1, 0.3), run_of(1, 0.2, tree="beside"), run_of(1, 0.3), run_of(1, 0.2, tree="beside")]
+    assert compared(runs)["one_cell_times_beside"] == pytest.approx(1.5)
 
 
 def test_a_run_that_could_not_keep_up_is_not_compared() -> None:

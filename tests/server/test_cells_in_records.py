@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from pathlib import Path
@@ -13,7 +14,7 @@ from eagle_eye.schema.configuration import ConfigurationError
 from eagle_eye.server.engine.settings import PolicySettings
 from eagle_eye.server.ingest.fleet import Fleet
 from eagle_eye.server.model.errors import NotLeading
-from eagle_eye.server.model.records import JobCell
+from eagle_eye.server.model.records import CellStatus, JobCell
 from eagle_eye.server.monitor.cells import Cells
 from eagle_eye.server.store.factory import leadership_of, open_records
 from eagle_eye.server.store.leadership import Leadership
@@ -143,6 +144,65 @@ def test_a_job_that_is_moved_while_it_is_judged_is_judged_by_its_new_cell_alone(
     assert default.cells.mine("one")
     assert default.store.all(INCIDENTS) == []
     assert [one.cell for one in default.store.all(JOB_CELLS)] == ["b"]
+
+
+@pytest.fixture
+def follower(servers: dict[str, Server], monkeypatch: pytest.MonkeyPatch) -> tuple[Cells, list[int]]:
+    """What follows the other cells in cell b, which knows all that was written so far; and its questions since."""
+    follower, store = servers["b"], servers["b"].store
+    servers["default"].store.commit(Change(cells=(status("default"), status("b"))))
+    follower.cells.begin(lambda: "")
+    asyncio.run(follower.cells.look())  # writes how it is itself
+    asyncio.run(follower.cells.look())
+    asked: list[int] = []
+    range_of = store.change_range
+
+    def change_range() -> tuple[int, int]:
+        asked.append(1)
+        return range_of()
+
+    monkeypatch.setattr(store, "change_range", change_range)
+    return follower.cells, asked
+
+
+def status(cell: str) -> CellStatus:
+    return CellStatus(cell=cell, url=f"http://{cell}", epoch=1, nodes=0, jobs=0, problem="", updated_s=NOW)
+
+
+def test_a_cell_asks_nothing_once_it_was_read_that_nothing_changed(
+    servers: dict[str, Server], follower: tuple[Cells, list[int]]
+) -> None:
+    cells, asked = follower
+    cells.note_newest(servers["b"].store.marks().newest, NOW + 0.1)
+    asyncio.run(cells.look())
+    assert asked == []
+
+
+def test_a_cell_asks_for_itself_where_what_was_read_is_older_than_its_own_look(
+    servers: dict[str, Server], follower: tuple[Cells, list[int]]
+) -> None:
+    cells, asked = follower
+    cells.note_newest(servers["b"].store.marks().newest, NOW - 0.1)
+    asyncio.run(cells.look())
+    assert len(asked) == 1
+
+
+def test_a_cell_takes_in_what_another_wrote_as_soon_as_it_was_read_that_something_changed(
+    servers: dict[str, Server], follower: tuple[Cells, list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cells, _ = follower
+    monkeypatch.setattr("eagle_eye.server.monitor.cells.LOOK_S", 600.0)  # it does not look by itself
+
+    async def follow() -> None:
+        came = asyncio.Event()
+        monkeypatch.setattr(FakeWatcher, "take_over", lambda *_: came.set())
+        following = asyncio.create_task(cells.run())
+        servers["default"].store.commit(Change(job_cells=(belongs("one", "b"),)))
+        cells.note_newest(servers["b"].store.marks().newest, NOW + 0.1)
+        await asyncio.wait_for(came.wait(), 30.0)
+        following.cancel()
+
+    asyncio.run(follow())
 
 
 def test_records_in_sqlite_have_no_other_cell() -> None:

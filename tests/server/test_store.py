@@ -287,11 +287,11 @@ def test_deliveries_expire_and_fail_with_their_event(store: SqlStore) -> None:
 
 def test_every_change_of_a_token_is_counted(store: SqlStore) -> None:
     _, token = auth.mint("agent", "n1", NOW, None)
-    assert (store.any_token(), store.tokens_version()) == (False, 0)
+    assert (store.any_token(), store.marks().tokens) == (False, 0)
     store.commit(Change(tokens=(token,)))
-    made = store.tokens_version()
+    made = store.marks().tokens
     store.commit(Change(tokens=(replace(token, revoked=True),)))
-    assert store.tokens_version() > made > 0
+    assert store.marks().tokens > made > 0
     assert store.token_by_sha256(token.sha256) == replace(token, revoked=True)
     assert [one.id for one in store.page(TOKENS, {"node": "n1"}).items] == [token.id]
 
@@ -336,7 +336,7 @@ def test_a_time_without_end_is_later_than_any(store: SqlStore) -> None:
 
 def test_a_probe_writes(store: SqlStore) -> None:
     store.probe()
-    assert store.tokens_version() == 0
+    assert store.marks().tokens == 0
     store.note_damage("half of it is gone")
     with pytest.raises(StoreUnavailable, match="half of it is gone"):
         store.probe()

@@ -83,6 +83,9 @@ class Cells:
         self._watcher = watcher
         self._problem: Callable[[], str] = lambda: ""
         self._sequence = -1
+        self._newest = -1  # of the records' changes, as others have read it, at ``_newest_s``
+        self._newest_s = self._looked_s = -math.inf
+        self._woken = asyncio.Event()
         self._cell_of: dict[str, JobCell] = {}
         self._cells: dict[str, CellStatus] = {}
         self._said_s: dict[str, float] = {}  # when each other cell last said something, by the monotonic clock
@@ -208,11 +211,31 @@ class Cells:
                 await self._follow()
                 well = True
             except StoreUnavailable as error:
+                self._looked_s = self._clock.monotonic_s()
                 if well:
                     _log.warning("the other cells are not followed while the records cannot be used: %s", error)
                 well = False
-            look_s = DELIVERING_LOOK_S if self.is_default else LOOK_S
-            await asyncio.sleep(look_s if self.several else ALONE_LOOK_S)
+            await self._until_due()
+
+    def note_newest(self, sequence: int, asked_s: float) -> None:
+        """Take which change of the records was the newest when somebody asked. On the event loop."""
+        self._newest, self._newest_s = sequence, asked_s
+        if self.several and sequence != self._sequence:
+            self._woken.set()
+
+    async def _until_due(self) -> None:
+        """Return when others may have written something: it was read that they did, or nobody has asked for a while."""
+        if not self.several:
+            await asyncio.sleep(ALONE_LOOK_S)
+            return
+        look_s = DELIVERING_LOOK_S if self.is_default else LOOK_S
+        self._woken.clear()
+        left_s = self._looked_s + look_s - self._clock.monotonic_s()
+        due = asyncio.get_running_loop().call_later(max(left_s, 0.0), self._woken.set)
+        try:
+            await self._woken.wait()
+        finally:
+            due.cancel()
 
     async def _follow(self) -> None:
         if self.several:
@@ -225,7 +248,7 @@ class Cells:
 
     async def look(self) -> None:
         """Take in what others wrote; give new jobs to cells, send nodes to theirs, and say how this one is."""
-        news = await asyncio.to_thread(self._news)
+        news = await self._read_news()
         if news is not None:
             self._take(news)
         now_s = self._clock.monotonic_s()
@@ -243,6 +266,14 @@ class Cells:
                 await asyncio.to_thread(
                     self._store.update, lambda store: balanced(store, self.living(), self._clock.now_s())
                 )
+
+    async def _read_news(self) -> _News | None:
+        """Return what was written since the last time; None for nothing, as others may have read already."""
+        if self._newest_s > self._looked_s and self._newest == self._sequence:
+            self._looked_s = self._newest_s
+            return None
+        self._looked_s = self._clock.monotonic_s()
+        return await asyncio.to_thread(self._news)
 
     def _news(self) -> _News | None:
         """Return what was written since the last time; None for nothing."""

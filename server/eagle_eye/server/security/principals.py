@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import threading
+from collections.abc import Callable
 
 import msgspec
 
@@ -31,8 +32,18 @@ class CachedPrincipal(msgspec.Struct, frozen=True, gc=False):
 class Principals:
     """Authenticates as ``Tokens`` does. On the event loop."""
 
-    def __init__(self, tokens: Tokens, store: Store, clock: Clock, *, stands_by: bool = False) -> None:
+    def __init__(
+        self,
+        tokens: Tokens,
+        store: Store,
+        clock: Clock,
+        *,
+        stands_by: bool = False,
+        looked: Callable[[int, float], None] | None = None,
+    ) -> None:
+        """``looked`` gets the sequence of the records' newest change as it was read, and when it was asked for."""
         self._tokens = tokens
+        self._looked = looked
         self._store = store
         self._clock = clock
         self._stands_by = stands_by
@@ -70,12 +81,14 @@ class Principals:
             if not self._stands_by:
                 # Without the lease nobody waits here for a database that may not answer.
                 self._store.ensure_leading()
-            version = self._store.tokens_version()
+            version, newest = self._store.marks()
         except StoreUnavailable:
             if not self._tokens.remembers():
                 self._known.clear()
             return
         self._tokens.answered()
+        if self._looked is not None:
+            self._looked(newest, now_s)
         if version != self._version:
             self._version = version
             self._known.clear()

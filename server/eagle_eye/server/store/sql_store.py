@@ -50,6 +50,7 @@ from eagle_eye.server.store.store import (
     Due,
     Filters,
     Kind,
+    Marks,
     Page,
     Store,
     Upcoming,
@@ -125,7 +126,6 @@ _BACKLOG: Select[Any] = (
 )
 _TOKEN: Select[Any] = select(_TOKENS.record).where(_TOKENS.sha256 == bindparam("sha256"))
 _ANY_TOKEN: Select[Any] = select(_TOKENS.rowid).limit(1)
-_TOKENS_VERSION: Select[Any] = select(TOKEN_CHANGES.c.total)
 _SALT: Select[Any] = select(ACTION_IDS.c.salt)
 _CHANGED: Select[Any] = (
     select(CHANGES.c.sequence, CHANGES.c.kind, CHANGES.c.key)
@@ -138,6 +138,7 @@ _CHANGE_RANGE: Select[Any] = select(
     select(func.min(CHANGES.c.sequence)).scalar_subquery(),
     select(func.max(CHANGES.c.sequence)).scalar_subquery(),
 )
+_MARKS: Select[Any] = select(TOKEN_CHANGES.c.total, select(func.max(CHANGES.c.sequence)).scalar_subquery())
 # Rewrites a row as it is: an empty transaction would not touch the disk.
 _PROBE = update(TOKEN_CHANGES).values(total=TOKEN_CHANGES.c.total)
 
@@ -333,10 +334,10 @@ class SqlStore:
         """Return whether any token was ever created, including revoked and expired ones."""
         return bool(self._rows(_ANY_TOKEN, self._token_reads))
 
-    def tokens_version(self) -> int:
-        """Return a number that increases with every change of any token, whoever makes it."""
-        ((version,),) = self._rows(_TOKENS_VERSION, self._token_reads)
-        return int(version)
+    def marks(self) -> Marks:
+        """Return how far the records have changed, whoever changed them: one question for all who wait for it."""
+        ((tokens, newest),) = self._rows(_MARKS, self._token_reads)
+        return Marks(int(tokens), newest or 0)
 
     def changes_since(self, sequence: int, limit: int) -> list[Changed]:
         """Return what changed after ``sequence``, oldest first."""

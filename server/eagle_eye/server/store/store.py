@@ -180,6 +180,13 @@ class Changed(NamedTuple):
     key: str
 
 
+class Marks(NamedTuple):
+    """How far the records have changed: each number increases with every change, of any token and of any record."""
+
+    tokens: int
+    newest: int  # the sequence of the newest change, 0 if nothing ever changed
+
+
 class Backlog(NamedTuple):
     """The backlog of one subscription: number of deliveries, and the time of the oldest one's event."""
 
@@ -312,8 +319,8 @@ class Store(Protocol):
         """Return whether any token was ever created, including revoked and expired ones."""
         ...
 
-    def tokens_version(self) -> int:
-        """Return a number that increases with every change of any token, whoever makes it."""
+    def marks(self) -> Marks:
+        """Return how far the records have changed, whoever changed them: one question for all who wait for it."""
         ...
 
     def changes_since(self, sequence: int, limit: int) -> list[Changed]:

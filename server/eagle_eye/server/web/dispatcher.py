@@ -18,6 +18,7 @@ from eagle_eye.server.ingest.remote_write.endpoint import PATH as WRITE_PATH
 from eagle_eye.server.ingest.remote_write.endpoint import RemoteWrite
 from eagle_eye.server.model.clock import Clock
 from eagle_eye.server.model.errors import Refusal, StoreUnavailable
+from eagle_eye.server.monitor.cells import Cells
 from eagle_eye.server.security.auth import Credentials, Tokens
 from eagle_eye.server.security.limits import Limits
 from eagle_eye.server.security.people import People
@@ -62,6 +63,7 @@ _OPEN = OPEN | {"/openapi.json"} | sign_in.OPEN
 class Needs(Protocol):
     """The dispatcher's dependencies."""
 
+    cells: Cells | None
     certificates: Certificates | None
     clock: Clock
     config: ServerConfig
@@ -106,7 +108,13 @@ class Dispatcher(Generic[ServicesT]):
         config = services.config.ingest
         self.taker = FrameTaker(
             ingest.rows,
-            Principals(services.tokens, services.store, services.clock, stands_by=forwarding is not None),
+            Principals(
+                services.tokens,
+                services.store,
+                services.clock,
+                stands_by=forwarding is not None,
+                looked=None if services.cells is None else services.cells.note_newest,
+            ),
             services.limits.check_frames,
             services.telemetry,
             services.clock,

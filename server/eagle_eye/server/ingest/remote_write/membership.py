@@ -64,7 +64,7 @@ class NodeJobs:
 
     def _read_tokens(self) -> tuple[int, frozenset[str] | None]:
         """Return the tokens' version and the nodes with a valid one; None if no token has changed."""
-        version, now_s = self._store.tokens_version(), self._clock.now_s()
+        version, now_s = self._store.marks().tokens, self._clock.now_s()
         if version == self._tokens_version:
             return version, None
         valid = (
