@@ -27,7 +27,7 @@ class Silences(Noun):
             add.add_argument(f"--{name}", **several, dest=f"{name}s", metavar=name.upper(), help=text)
         text = "how long: 90m, 4h, 7d; at most 30d"
         add.add_argument("--for", required=True, type=length, dest="seconds", metavar="TIME", help=text)
-        add.add_argument("--reason", required=True, help="reason to keep with it, for those who ask why they were not told")
+        add.add_argument("--reason", required=True, help="kept with it, for those who ask why they were not told")
 
     def run(self, args: argparse.Namespace) -> int:
         """Ask the server and print its answer. Raises ClientError."""
