@@ -77,7 +77,7 @@ def test_the_steps_say_whether_the_ledger_is_enough_and_how_to_go_on(capsys: pyt
     text = reported(capsys, "ledger", "--steps")
     (line,) = [line for line in text.splitlines() if line.startswith("hang ")]
     assert "cannot tell: 1 decision with a known outcome, 10 needed" in line
-    assert "no decision on record, so nobody can tell: gpu_lost," in text
+    assert "no decision on record, so unknown: gpu_lost," in text
     assert "[[policy.modes]]" not in text
     one = reported(capsys, "ledger", "--steps", "--fault", "hang")
     assert '# hang: from observe to approve\n[[policy.modes]]\nfaults = ["hang"]\nmode = "approve"\n' in one

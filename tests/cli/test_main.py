@@ -84,6 +84,16 @@ def test_usage(capsys: pytest.CaptureFixture[str]) -> None:
     assert "'fly' is unknown" in capsys.readouterr().err
 
 
+def test_help_groups_the_commands_by_task_and_says_what_comes_first(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["--help"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    groups = ["try it out:", "run:", "look:", "act:", "administer:"]
+    assert [line for line in lines if line in groups] == groups
+    assert any(line.startswith("first: eagle-eye demo") for line in lines[: lines.index(groups[0])])
+    listed = [line.split()[0] for line in lines[lines.index(groups[0]) :] if line.startswith("  ")]
+    assert sorted(listed) == sorted(command.name for command in cli.COMMANDS)
+
+
 @pytest.mark.parametrize("command", [command for command in cli.COMMANDS if command.name != "demo"])
 def test_every_command_has_help(command: cli.Command, capsys: pytest.CaptureFixture[str]) -> None:
     try:

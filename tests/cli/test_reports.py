@@ -77,6 +77,16 @@ def test_the_page_loads_nothing_and_runs_nothing(report: IncidentReport) -> None
     assert [one for one in addresses if not (one or "").startswith("#")] == []
 
 
+def test_the_page_follows_the_readers_colours_and_prints_black_on_white(report: IncidentReport) -> None:
+    text = page(report)
+    assert "color-scheme: light dark" in text
+    (dark,) = re.findall(r"@media \(prefers-color-scheme: dark\) \{ :root \{([^}]*)\}", text)
+    (printed,) = re.findall(r"@media print \{.*?:root \{([^}]*)\}", text)
+    names = {part.partition(":")[0].strip() for part in dark.split(";") if part.strip()}
+    assert names <= {part.partition(":")[0].strip() for part in printed.split(";")}  # else night would be printed
+    assert "--paper: #fff" in printed
+
+
 def test_what_a_node_calls_itself_is_text(report: IncidentReport) -> None:
     hostile = "<script>alert(1)</script>$\\frac{x}$"
     record = {**report.record, "summary": hostile, "nodes": [hostile]}

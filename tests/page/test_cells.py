@@ -102,7 +102,7 @@ def test_a_cell_that_does_not_answer_is_named_and_its_jobs_are_not_shown_as_heal
     jobs = page.get_by_role("region", name="Running jobs (table)")
     jobs.get_by_role("link", name="two").wait_for(state="detached")
     assert names(page, "Running jobs") == {"one"}
-    page.get_by_text("nobody can tell of those of cell b").wait_for()
+    page.get_by_text("those of cell b are unknown").wait_for()
     assert page.get_by_text("all reporting").count() == 0
     assert axe(page) == []
     if folder := os.environ.get("PICTURES_TO"):

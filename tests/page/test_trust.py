@@ -75,7 +75,7 @@ def test_few_outcomes_are_called_too_few_and_their_lines_are_folded_away(site: R
 
 def test_faults_without_a_decision_are_there_and_nobody_can_tell(site: Running, page: Page) -> None:
     page.goto(f"{site.url}/#/trust")
-    page.get_by_text("without a decision on record: nobody can tell").click()
+    page.get_by_text("without a decision on record: unknown").click()
     row = page.get_by_role("row").filter(has_text="straggler")
     assert "0 decisions with a known outcome, 10 needed" in row.inner_text()
 

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from eagle_eye.schema.configuration import ConfigurationError
-from eagle_eye.server.config import ServerConfig, address, exposed_secrets, is_loopback, load
+from eagle_eye.server.config import ServerConfig, address, exposed_secrets, is_loopback, load, plain_text
 from eagle_eye.server.history.remote_store.settings import RemoteStoreSettings, fed_from
 from eagle_eye.server.history.settings import HistorySettings
 
@@ -99,6 +99,22 @@ def test_segments_come_more_often_where_a_remote_store_is_written_to() -> None:
     assert fed_from(history, RemoteStoreSettings()) == history
     assert fed_from(history, store).segment_s == 300.0
     assert fed_from(HistorySettings(segment_s=60.0), store).segment_s == 60.0
+
+
+@pytest.mark.parametrize(
+    ("given", "plain"),
+    [
+        ({"listen": "127.0.0.1:8470"}, False),
+        ({"listen": "0.0.0.0:8470"}, True),
+        ({"listen": "0.0.0.0:8470", "public_url": "http://server:8470"}, True),
+        ({"listen": "0.0.0.0:8470", "public_url": "https://server"}, False),
+        ({"listen": "[::]:8470", "tls": {"certificate_file": "a", "key_file": "b"}}, False),
+    ],
+)
+def test_an_address_without_tls_that_others_reach_is_warned_of(given: dict[str, object], plain: bool) -> None:
+    said = plain_text(msgspec.convert(given, ServerConfig))
+    assert bool(said) == plain
+    assert ("set tls.certificate_file" in said) == plain
 
 
 def named(settings: Any, file: str) -> Any:

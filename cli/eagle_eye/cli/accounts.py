@@ -252,7 +252,7 @@ def _print_steps(steps: Mapping[str, Any], lines_of_all: bool) -> None:
     print_table(_STEPS, [_step_row(item) for item in recorded])
     unheard = [item["fault"] for item in steps["items"] if not _decisions(item)]
     if unheard:
-        sys.stdout.write(f"\nno decision on record, so nobody can tell: {printable(unheard)}\n")
+        sys.stdout.write(f"\nno decision on record, so unknown: {printable(unheard)}\n")
     for item in steps["items"]:
         if item["toml"] and (lines_of_all or item["verdict"] == "suffices"):
             where = f", in place of {item['in_place_of']}" if item["in_place_of"] else ""

@@ -47,7 +47,7 @@ GUIDES: dict[str, Guide] = {
             ("eagle-eye agent --print --simulate", "try it without a GPU"),
             ("eagle-eye agent --once --check --gpus 8", "in a prolog: is this host sick?"),
         ),
-        "0 done or stopped; 1 failed; 2 wrong configuration. With --check: 0 healthy, 3 sick, 1 nobody can tell.",
+        "0 done or stopped; 1 failed; 2 wrong configuration. With --check: 0 healthy, 3 sick, 1 cannot tell.",
         ("reference/agent", "reference/hook", "reference/configuration"),
     ),
     "doctor": Guide(
@@ -177,7 +177,7 @@ GUIDES: dict[str, Guide] = {
             ("eagle-eye check --sdc --seconds 600", "look for silent data corruption, for ten minutes"),
             ("eagle-eye check --list", "what there is to check"),
         ),
-        "0 healthy; 3 sick; 1 nobody can tell, stderr and --json say why; 2 wrong usage.",
+        "0 healthy; 3 sick; 1 cannot tell, stderr and --json say why; 2 wrong usage.",
         ("how-to/check", "explanation/probation"),
     ),
     "checkpoint": Guide(
@@ -216,7 +216,7 @@ GUIDES: dict[str, Guide] = {
     "flight-recorder": Guide(
         "Reads PyTorch's flight-recorder dumps of a hung job and names the rank that holds it up.",
         (("eagle-eye flight-recorder /tmp/nccl_traces", "one dump for each rank"),),
-        "0 done, also when nobody can tell; 1 there are no dumps to read; 2 wrong usage.",
+        "0 done, also when the dumps do not tell; 1 there are no dumps to read; 2 wrong usage.",
         ("how-to/flight-recorder",),
     ),
     "nodes": Guide(
@@ -229,7 +229,7 @@ GUIDES: dict[str, Guide] = {
             ("eagle-eye nodes readmit gpu-17", "back, after a check"),
             ("eagle-eye nodes forget --unheard-for 30d", "those that are gone for good"),
         ),
-        _ANSWERED + " nodes check: 0 healthy, 3 sick, 1 nobody can tell.",
+        _ANSWERED + " nodes check: 0 healthy, 3 sick, 1 cannot tell.",
         ("explanation/incidents", "explanation/probation", "explanation/accounts"),
     ),
     "jobs": Guide(

@@ -1,4 +1,4 @@
-"""``eagle-eye silences``: for a time nobody is sent news of a fault, a job or a node."""
+"""``eagle-eye silences``: for a time, no news is sent of a fault, a job or a node."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Silences(Noun):
             add.add_argument(f"--{name}", **several, dest=f"{name}s", metavar=name.upper(), help=text)
         text = "how long: 90m, 4h, 7d; at most 30d"
         add.add_argument("--for", required=True, type=length, dest="seconds", metavar="TIME", help=text)
-        add.add_argument("--reason", required=True, help="reason to keep with it, for whoever asks why nobody was told")
+        add.add_argument("--reason", required=True, help="kept with it, for those who ask why they were not told")
 
     def run(self, args: argparse.Namespace) -> int:
         """Ask the server and print its answer. Raises ClientError."""

@@ -12,6 +12,7 @@ from typing import Any
 from eagle_eye.demo.faults import NO_SPARE, inject
 from eagle_eye.demo.stack import Stack, StageFailed
 from eagle_eye.demo.timeline import DemoTimeline
+from eagle_eye.schema.labels import metric_label
 
 CULPRIT = "node2"
 STEPS_BEFORE = 12  # one checkpoint is written by then, and the job's pace is known
@@ -225,8 +226,11 @@ def _same(what: str, expected: object, seen: object, who: str = "the server") ->
 
 
 def _evidence(item: dict[str, Any]) -> str:
-    where = item["node"] or "the job"
-    text = f"{item['metric']} of {where} = {_number(item['value'])} {item['unit']}".rstrip()
+    unit = {"seconds": "s", "ratio": ""}.get(item["unit"], item["unit"])
+    if item["value"] == 1 and unit == "collectives":
+        unit = "collective"
+    value = f"{_number(item['value'])} {unit}".rstrip()
+    text = f"{item['node'] or 'the job'}: {metric_label(item['metric'])} {value}"
     if item["peers_median"] is not None:
         text += f", peers {_number(item['peers_median'])}"
     return text + (f", threshold {_number(item['threshold'])}" if item["threshold"] is not None else "")

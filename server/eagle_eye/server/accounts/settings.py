@@ -18,6 +18,6 @@ class AccountSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     hindsight_s: Annotated[float, Meta(ge=3_600, le=30 * 86_400)] = 2 * 86_400.0
     # Attempts, tickets, driver errors, and GPUs that are no longer reported.
     retention_s: Annotated[float, Meta(ge=60 * 86_400)] = 400 * 86_400.0
-    step_decisions_min: Annotated[int, Meta(ge=1)] = 10  # whose outcome is known; with fewer nobody can tell
+    step_decisions_min: Annotated[int, Meta(ge=1)] = 10  # whose outcome is known; with fewer no statement is made
     approve_precision_min: Precision = 0.5  # what approve needs: people look at each action
     act_precision_min: Precision = 0.8  # what act needs

@@ -26,7 +26,7 @@ LATE_FLOOR_S = 60.0
 CAUSE_LATE_S = 60.0  # an incident detected this long after an attempt's end can still be its cause
 MEANT_ENDS = frozenset({"finished", "cancelled", "preempted", "timeout"})
 
-NO_STEP = "no step was seen: without steps nobody can tell what the time was spent on"
+NO_STEP = "no step was seen: without steps it is unknown what the time was spent on"
 NOT_WATCHED = "nobody watched: the server was down, or none of the job's nodes was heard"
 STANDSTILL = "no step since then, and no incident says why"
 FIRST_START = "start"  # the fault of a run's first start-up, which has no culprit

@@ -197,7 +197,7 @@ def _cost(incident: Incident, situation: Situation, plan: PlannedAction) -> Ruli
         return lowered(TELL, why, values)
     if slowdown < SLOWDOWN_MIN:
         why = (
-            f"it makes steps {100 * slowdown:.1f}% longer: below {100 * SLOWDOWN_MIN:.0f}% nobody can tell that"
+            f"it makes steps {100 * slowdown:.1f}% longer: below {100 * SLOWDOWN_MIN:.0f}% it cannot be told"
             " from how a job's pace changes by itself"
         )
         return lowered(TELL, why, values)

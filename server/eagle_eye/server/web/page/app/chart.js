@@ -299,6 +299,7 @@ function range(least, most, low, high) {
   let from = Math.min(least ?? Infinity, low ?? Infinity);
   let to = Math.max(most ?? -Infinity, high ?? -Infinity);
   if (!Number.isFinite(from) || !Number.isFinite(to)) return [0, 1];
+  if (from === to && from > 0) return [0, to * 1.08]; // a flat line: enlarged it would look like a course
   const room = (to - from) * 0.08 || Math.abs(to) * 0.08 || 1;
   if (from !== low) from = least !== null && least >= 0 ? Math.max(0, from - room) : from - room;
   if (to !== high) to += room;

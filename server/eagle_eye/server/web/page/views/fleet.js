@@ -50,7 +50,7 @@ function observed(fleet) {
   const burning = fleet.jobs.reduce((sum, job) => sum + (job.loss?.gpus ?? 0), 0);
   const burnt = fleet.jobs.reduce((sum, job) => sum + (job.loss?.gpu_hours ?? 0), 0);
   const silent = fleet.nodes_recent - fleet.nodes_heard;
-  const rest = source.without ? `nodes reporting; nobody can tell of those of cell ${source.without}` : "nodes, all reporting";
+  const rest = source.without ? `nodes reporting; those of cell ${source.without} are unknown` : "nodes, all reporting";
   return [
     burning > 0
       ? figure(gpuHours(burnt), `GPU-hours lost, ${gpuHours(burning)} more each hour`, "bad-ink")

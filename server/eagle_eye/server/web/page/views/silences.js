@@ -1,4 +1,4 @@
-// Silences: for a time nobody is sent news of a fault, a node or a job. What is done about it goes on.
+// Silences: for a time, no news is sent of a fault, a node or a job. What is done about it goes on.
 
 import { h } from "preact";
 import { useState } from "preact/hooks";
@@ -76,7 +76,7 @@ export function SilenceVerb({ scopes, again }) {
     label: "Silence news",
     target: "api/v1/silences",
     body: (/** @type {string} */ why) => ({ ...scope, seconds, reason: why }),
-    reason: "Reason, for whoever asks why nobody was told",
+    reason: "Reason, for those who ask why they were not told",
     question: scopes.length > 1 ? "Send nobody news of it for a time?" : `Send nobody news of ${said} for a time?`,
     details: () => [
       scopes.length > 1 && h(Choice, { label: "News of", value: chosen, choices: scopes.map(([one], at) => /** @type {[number, string]} */ ([at, one])), set: setChosen }),

@@ -56,7 +56,7 @@ export function TrustView() {
         h(
           "details",
           { class: "as-table" },
-          h("summary", null, `${counted(others.length, "fault")} without a decision on record: nobody can tell`),
+          h("summary", null, `${counted(others.length, "fault")} without a decision on record: unknown`),
           h(Steps, { items: others, label: "Faults without decisions" }),
         ),
     ],
@@ -92,7 +92,7 @@ const COLUMNS = [
   { title: "Wrong", right: true, compare: (a, b) => a.wrong - b.wrong, cell: (item) => item.wrong },
   {
     title: "Unknown",
-    hint: "pending, or nobody can tell",
+    hint: "pending, or unknown for good",
     right: true,
     compare: (a, b) => a.pending + a.cannot_tell - b.pending - b.cannot_tell,
     cell: (item) => item.pending + item.cannot_tell,
