@@ -27,12 +27,24 @@ from eagle_eye.schema.rows import (
     template_id,
     template_of,
 )
+from eagle_eye.server.ingest.rows_ingest import group_every_s
 from eagle_eye.server.model.errors import StoreUnavailable
 from eagle_eye.server.security.auth import mint
 from eagle_eye.server.store.store import Change
 from tests.server.builders import NOW, Running, acknowledged, frame, running
 
 WAYS = ("plain", "long")
+
+
+@pytest.mark.parametrize(
+    ("rows", "took_s", "alone_s", "of_several_s"),
+    [(20, 0.08, 0.0, 0.0), (72, 0.08, 0.08, 0.2), (144, 0.08, 0.08, 1 / 6), (1_000, 0.08, 0.08, 0.08)],
+)
+def test_each_of_several_cells_waits_for_more_rows_but_for_no_more_than_a_fifth_of_a_second(
+    rows: int, took_s: float, alone_s: float, of_several_s: float
+) -> None:
+    found = [group_every_s(rows, took_s, several=several) for several in (False, True)]
+    assert found == pytest.approx([alone_s, of_several_s])
 
 
 @pytest.fixture

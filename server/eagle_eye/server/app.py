@@ -563,7 +563,7 @@ def _frames(services: Services, templates: Templates) -> Ingest:
 
     parts = (services.history, services.fleet, services.tokens, services.telemetry, services.clock)
     observe, observe_rows, introduce = _observe(services), services.watcher.observe_rows, services.known_nodes.introduce
-    again = (services.history.id, services.resends, services.watcher.observe)
+    again, cells = (services.history.id, services.resends, services.watcher.observe), services.cells
     rows = RowsIngest(
         config,
         *parts,
@@ -575,7 +575,8 @@ def _frames(services: Services, templates: Templates) -> Ingest:
         reader,
         unknown,
         *again,
-        None if services.cells is None else services.cells.elsewhere,
+        None if cells is None else cells.elsewhere,
+        lambda: cells is not None and cells.several,
     )
     tokens, telemetry = services.tokens, services.telemetry
     return Ingest(config, tokens, telemetry, services.clock, limits.check_frames, rows, reader)

@@ -49,7 +49,8 @@ from eagle_eye.server.security.auth import Principal
 from eagle_eye.server.telemetry.counters import Telemetry
 
 GATHER_S = 0.005  # how long the first request of a group waits for others
-GROUP_EVERY_S = 0.08  # minimum time between large groups: no acknowledgement waits longer for its group to begin
+GROUP_EVERY_S = 0.08  # minimum time between large groups: no acknowledgement waits longer for its group to begin...
+GROUP_EVERY_S_OF_CELLS, GROUP_ROWS = 0.2, 300  # ...but so long for so many rows where several cells share the load
 GROUP_OF_MANY = 32  # rows; smaller groups are written at once
 GROUP_ROWS_MAX = 8_192
 
@@ -84,6 +85,18 @@ class _Taken(msgspec.Struct, frozen=True, gc=False):
     kept: int | None  # how many follow of those that another server has acknowledged; None: these are new
 
 
+def group_every_s(rows: int, took_s: float, *, several: bool) -> float:
+    """Return how long after a group of ``rows``, which came in ``took_s``, the next begins at the earliest.
+
+    Each group costs a commit. 0 after a small one; of ``several`` cells each has a part of the fleet, and waits for
+    GROUP_ROWS, so that a few cells cost hardly more than one.
+    """
+    if rows < GROUP_OF_MANY:
+        return 0.0
+    most_s = GROUP_EVERY_S_OF_CELLS if several else GROUP_EVERY_S
+    return min(max(GROUP_ROWS * took_s / rows, GROUP_EVERY_S), most_s)
+
+
 class RowsIngest:
     """Takes agents' requests.
 
@@ -92,6 +105,7 @@ class RowsIngest:
     ``asked_of(node)`` returns the requests that the answer passes to the node's agent. ``found(nodes)`` is awaited for
     new nodes before their rows are acknowledged, or after that if more than NEW_NODES_AWAITED nodes are new at once.
     ``elsewhere`` are nodes to send to another cell, with the URL of its leader, "" for none; each is told once.
+    ``several`` says whether there are several cells, so that this one has a part of the fleet.
     """
 
     def __init__(
@@ -113,6 +127,7 @@ class RowsIngest:
         resends: Resends,
         observe_again: Callable[[Frame, float, float], None],
         elsewhere: dict[str, str] | None = None,
+        several: Callable[[], bool] = bool,
     ) -> None:
         self._settings = settings
         self._history = history
@@ -131,10 +146,11 @@ class RowsIngest:
         self._resends = resends
         self._observe_again = observe_again
         self._elsewhere = {} if elsewhere is None else elsewhere
+        self._several = several
         self._gathered: list[_Taken] = []
         self._usual: list[Usual] = []
         self._rows = self._bytes = 0  # of what has gathered
-        self._last_rows = 0  # of the previous group
+        self._every_s = 0.0  # from the beginning of the previous group to that of the next
         self._writing = 0
         self._late_now = {False: 0, True: 0}  # requests of old frames alone, and of those that were resent
         self._begun_s = float("-inf")
@@ -236,9 +252,8 @@ class RowsIngest:
             self._begin_soon(GATHER_S)
 
     def _begin_soon(self, gather_s: float) -> None:
-        every_s = GROUP_EVERY_S if self._last_rows >= GROUP_OF_MANY else 0.0
         since_s = max(self._clock.monotonic_s() - self._begun_s, 0.0)  # a clock that goes back delays nobody
-        wait_s = max(gather_s, every_s - since_s)
+        wait_s = max(gather_s, self._every_s - since_s)
         self._due = asyncio.get_running_loop().call_later(wait_s, self._begin)
 
     def _begin(self) -> None:
@@ -246,8 +261,10 @@ class RowsIngest:
         if self._due is not None:
             self._due.cancel()
             self._due = None
-        self._last_rows = self._rows
-        self._begun_s = self._clock.monotonic_s()
+        now_s = self._clock.monotonic_s()
+        took_s = max(now_s - self._begun_s, GATHER_S)
+        self._every_s = group_every_s(self._rows, took_s, several=self._several())
+        self._begun_s = now_s
         usual, self._usual = self._usual, []
         if usual:
             found, odd = read(usual, self._fleet, self._clock.now_s() - self._begun_s)
