@@ -506,6 +506,24 @@ def test_work_that_differs_a_little_does_not_explain_a_rank_that_is_many_times_a
     assert even_work(window, 2, len(window.steps.number) - 8) is even
 
 
+@pytest.mark.parametrize(("noise", "even"), [(0.13, False), (0.03, True)], ids=["packed", "fixed length"])
+def test_reports_of_many_short_steps_show_that_work_is_uneven_by_less(noise: float, even: bool) -> None:
+    """A row each 15 s holds the mean of 34 steps: where single ones differ by 13%, their means differ by 2.2%."""
+    rows, steps = 100, 34
+    story = Story(nodes=8, rows=rows)
+    single = np.exp(noise * np.random.default_rng(7).normal(size=(rows, steps, 8)))
+    story.device = {
+        "train_step": np.repeat(steps * np.arange(1.0, rows + 1)[:, None], 8, axis=1),
+        "train_step_seconds": np.full((rows, 8), 0.44),
+        "train_compute_seconds": 0.35 * single.mean(axis=1),
+    }
+    story.device["train_compute_seconds"][-20:, 2] *= 1.5
+    story.times_s = story.times_s[-1] - 15.0 * np.arange(rows - 1, -1, -1)
+    window = story.window(interval_s=15.0)
+    slow_since = int(np.searchsorted(window.steps.times_s, story.times_s[-20] - 7.5))
+    assert even_work(window, 2, slow_since) is even
+
+
 def test_a_rank_whose_work_is_told_and_explains_too_little_is_not_asked_for_it_again() -> None:
     story = slow(job(noise=0.15), 1.5, 30)
     story.device["train_work_units"] = np.full_like(story.device["train_compute_seconds"], 16.0)
