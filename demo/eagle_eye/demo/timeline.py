@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import sys
+import threading
 import time
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,6 +22,7 @@ class DemoTimeline:
     """
 
     as_json: bool
+    told_s: float = 2.0  # a shorter wait is worth no line
     began_s: float = field(default_factory=time.time)
     fault_s: float | None = None
     measured_s: dict[str, float] = field(default_factory=dict)
@@ -40,11 +43,25 @@ class DemoTimeline:
         )
         self._console.print(text, style=style or None, markup=False, soft_wrap=True)
 
-    def waiting(self, what: str) -> AbstractContextManager[object]:
-        """Show on a terminal, until exited, what is being awaited; nothing elsewhere."""
-        if self.as_json or not self._console.is_terminal:
-            return nullcontext()
-        return self._console.status(f"waiting: {what}")
+    @contextmanager
+    def waiting(self, what: str) -> Iterator[None]:
+        """Say until exited what is being awaited: on a terminal at once, elsewhere in a line if it takes ``told_s``."""
+        if self.as_json:
+            yield
+        elif self._console.is_terminal:
+            with self._console.status(f"waiting: {what}"):
+                yield
+        else:
+            timer = threading.Timer(self.told_s, self._waits, (what,))
+            timer.start()
+            try:
+                yield
+            finally:
+                timer.cancel()
+
+    def _waits(self, what: str) -> None:
+        passed_s = time.time() - self.began_s
+        self._console.print(f"{passed_s:7.1f} s  {'':<14} waiting    {what}", markup=False, soft_wrap=True)
 
     def measure(self, what: str, at_s: float) -> None:
         """Record how long after the fault something happened."""
