@@ -36,6 +36,7 @@ $(VENV)/.ready: requirements.lock pyproject.toml
 	@$(PYTHON) -c 'import ensurepip' 2>/dev/null || \
 	  { echo "$(PYTHON) cannot make environments. On Debian: apt-get install python3-venv" >&2; exit 2; }
 	$(PYTHON) -m venv $(VENV)
+	@echo "Installing the pinned dependencies: some minutes, once."
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements.lock
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
 	@touch $@
