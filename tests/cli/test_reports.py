@@ -130,12 +130,12 @@ def test_values_that_are_not_finite_are_left_out_of_the_line(report: IncidentRep
 
 
 def test_silence_of_the_accused_is_among_what_could_not_be_told(report: IncidentReport) -> None:
-    assert "train_compute_seconds: n1 device 0 was silent once while its peers were observed" in report.unknown
+    assert "Compute time in a step: n1 device 0 was silent once while its peers were observed" in report.unknown
 
 
 def test_a_metric_that_cannot_be_drawn_is_named_with_the_reason(report: IncidentReport) -> None:
     unknown = report._replace(undrawn={"gpu_power_watts": "HTTP 503: busy"}).unknown
-    assert "gpu_power_watts could not be drawn: HTTP 503: busy" in unknown
+    assert "GPU power could not be drawn: HTTP 503: busy" in unknown
 
 
 def test_stages_are_counted_from_the_onset(report: IncidentReport) -> None:

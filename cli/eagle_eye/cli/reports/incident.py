@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 from urllib.parse import quote
 
 from eagle_eye.client import Client, ClientError
+from eagle_eye.schema.labels import metric_label
 from eagle_eye.schema.times import unix_seconds
 from eagle_eye.server.charts.notation import number
 
@@ -61,14 +62,15 @@ class IncidentReport(NamedTuple):
     @property
     def unknown(self) -> tuple[str, ...]:
         """What this report cannot tell, in sentences."""
-        sentences = [f"{metric} could not be drawn: {why}" for metric, why in self.undrawn.items()]
+        sentences = [f"{metric_label(metric)} could not be drawn: {why}" for metric, why in self.undrawn.items()]
         for chart in self.charts:
             seen = any(value is not None for value in chart["columns"]["accused"])
             if not seen:
-                sentences.append(f"{chart['metric']}: nothing was observed of {chart['name']}")
+                sentences.append(f"{metric_label(chart['metric'])}: nothing was observed of {chart['name']}")
             elif chart["silences"]:
                 times = "once" if len(chart["silences"]) == 1 else f"{len(chart['silences'])} times"
-                sentences.append(f"{chart['metric']}: {chart['name']} was silent {times} while its peers were observed")
+                label = metric_label(chart["metric"])
+                sentences.append(f"{label}: {chart['name']} was silent {times} while its peers were observed")
         if not self.dossier["actions"]:
             sentences.append("no action was asked for, so that nobody reported what became of it")
         elif self.trains_again_s is None:
@@ -87,7 +89,7 @@ def gather(client: Client, incident: str, progress: Callable[[str], None] = lamb
     dossier = client.call("GET", f"{path}/dossier")
     charts, undrawn = [], {}
     for panel in dossier["panels"][:CHARTS_MAX]:
-        progress(f"the course of {panel['metric']}")
+        progress(f"the course of {metric_label(panel['metric'])}")
         query = {"metric": panel["evidence"] or panel["metric"], "node": panel["node"], "device": panel["device"]}
         try:
             charts.append(client.call("GET", f"{path}/picture", query))
