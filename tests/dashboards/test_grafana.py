@@ -62,6 +62,18 @@ def test_a_dashboard_has_a_lasting_address_and_no_two_panels_of_one_number(name:
     assert len(numbers) == len(set(numbers))
 
 
+@pytest.mark.parametrize(
+    ("name", "titles"),
+    [
+        ("incidents", {"Time to detect", "Time to recover", "Precision by the ledger"}),
+        ("fleet", {"Exclusion budget", "Racks with nodes in trouble", "Switches with nodes in trouble"}),
+        ("job", {"Effective training time"}),
+    ],
+)
+def test_what_people_ask_first_has_a_panel(name: str, titles: set[str]) -> None:
+    assert titles <= {panel["title"] for panel in panels(read(name))}
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_no_two_panels_lie_on_each_other(name: str) -> None:
     taken: set[tuple[int, int]] = set()
