@@ -7,6 +7,7 @@ import math
 import numpy as np
 
 from eagle_eye.detectors.signs.medians import quantile_over_rows
+from eagle_eye.detectors.signs.under_load import lines_within
 from eagle_eye.detectors.types import Floats
 
 HELD_LINES = 3  # consecutive rows that must show a sign: one or two are noise or a late report
@@ -21,8 +22,7 @@ def lines_for(times_s: Floats, interval_s: float, seconds: float) -> int:
 
     Nodes that report at different moments fill more than one row per interval.
     """
-    since_s = times_s[-1] - max(seconds, HELD_LINES * interval_s)
-    return max(HELD_LINES, len(times_s) - int(np.searchsorted(times_s, since_s + interval_s / 2, side="right")))
+    return max(HELD_LINES, lines_within(times_s, max(seconds, HELD_LINES * interval_s) - interval_s / 2))
 
 
 def held(values: Floats) -> Floats:
