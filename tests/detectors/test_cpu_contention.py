@@ -173,6 +173,27 @@ class TestStaysQuiet:
     def test_a_busy_host_that_holds_nobody_up_is_no_fault(self) -> None:
         assert DETECTOR.detect(busy(job(), rows=60).window()) == []
 
+    @pytest.mark.parametrize(
+        ("metric", "usual_s", "more_s"),
+        [("train_compute_seconds", 0.3, 0.04), ("train_data_wait_seconds", 0.05, 0.04)],
+    )
+    def test_a_busy_host_whose_ranks_stray_as_far_as_others_is_no_fault(
+        self, metric: str, usual_s: float, more_s: float
+    ) -> None:
+        story = busy(job(nodes=12))
+        level_s = usual_s + more_s * np.random.default_rng(7).normal(size=len(story.series))
+        level_s[story.column("n1")] = usual_s + more_s
+        story.device[metric] = np.full((ROWS, len(story.series)), usual_s)
+        story.device[metric][-SICK_ROWS:] = level_s
+        assert DETECTOR.detect(longer_steps(story, ratio=1.1).window()) == []
+
+    def test_a_host_that_is_as_busy_as_others_are_now_and_then_is_told_of_without_action(self) -> None:
+        story = gpus_less(busy(job(nodes=12), rows=30), rows=30)
+        for name in ("node_cpu_utilization_ratio", "node_cpu_pressure_ratio"):
+            story.node[name][10:40, 8] = story.node[name][-30:, 1]
+        verdict = one(DETECTOR.detect(story.window()))
+        assert (verdict.node, verdict.confidence) == ("n1", 0.75)
+
     def test_slow_gpus_without_a_busy_host_are_left_to_others(self) -> None:
         assert DETECTOR.detect(computes_longer(gpus_less(job())).window()) == []
 
@@ -203,6 +224,12 @@ class TestStaysQuiet:
             gpus_less(busy(story, index), f"n{index}")
         verdict = one(DETECTOR.detect(story.window()))
         assert (verdict.node, verdict.nodes, verdict.asks) == (None, ("n3", "n4", "n5"), "notify")
+
+    def test_hosts_that_became_busy_too_without_holding_gpus_up_are_named_as_well(self) -> None:
+        story = busy(gpus_less(busy(job(nodes=12), 3), "n3"), 4)
+        verdict = one(DETECTOR.detect(story.window()))
+        assert verdict.nodes == ("n3",)
+        assert "hosts of n3, n4 became busy together and GPUs of n3 are held up" in verdict.summary
 
     def test_is_blind_without_host_metrics(self) -> None:
         with pytest.raises(Blind, match="host metric"):

@@ -162,6 +162,16 @@ class TestNicDegraded:
         verdict = only("nic_degraded", story.window())
         assert (verdict.node, verdict.confidence >= 0.9) == ("n2", sure)
 
+    def test_a_port_whose_reading_has_more_of_a_pause_in_it_than_others_is_no_fault(self) -> None:
+        """Rows are 15 s apart, and a pause ends in the middle of one for most nodes, later for one."""
+        story = slower_by_network(Story(nodes=8, rows=3 * ROWS).hardware().ports(), rows=140)
+        story.times_s = NOW_S - 15.0 * np.arange(3 * ROWS)[::-1]
+        for values, own in ((story.link, [4, 5]), (story.node, [2])):
+            for name in [name for name in values if name.endswith("_tx_bytes_per_second")]:
+                values[name][-3:-1] *= [[0.2], [0.5]]
+                values[name][-3:, own] *= [[0.05], [0.2], [0.85]]
+        assert detect("nic_degraded", story.window(interval_s=15.0)) == []
+
     def test_errors_that_reach_neighbours_accuse_none_of_them_where_nodes_report_in_turn(self) -> None:
         """Half of the nodes fill each second row, and a source of theirs is read every other time."""
         story = slower_by_network(Story(nodes=8, rows=2 * ROWS).hardware().ports(), rows=120)

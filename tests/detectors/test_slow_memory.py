@@ -46,6 +46,15 @@ def test_hot_memory_that_slows_nobody_is_no_fault() -> None:
     assert DETECTOR.detect(slow_memory(job(), clock=1.0).window()) == []
 
 
+def test_one_reading_beyond_what_is_possible_is_no_heat_where_nodes_report_in_turn() -> None:
+    story = job()
+    story.device["train_compute_seconds"][-60:, 5] *= 1.2
+    for offset in (1, 2, 4, 5):
+        story.device["gpu_memory_temperature_celsius"][-offset, 4:8] = np.nan
+    story.device["gpu_memory_temperature_celsius"][-3, 5] = 330.0
+    assert DETECTOR.detect(story.window(interval_s=15.0, times_s=story.times_s[-1] - 5.0 * np.arange(120)[::-1])) == []
+
+
 def test_memory_as_hot_as_its_peers_is_no_fault() -> None:
     story = slow_memory(job(), clock=1.0)
     story.device["gpu_memory_temperature_celsius"][:] = 97

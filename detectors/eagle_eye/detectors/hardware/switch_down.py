@@ -8,7 +8,7 @@ import numpy as np
 
 from eagle_eye.detectors.signs.link_state import PortOutage, outages, shared, together_s
 from eagle_eye.detectors.signs.progress import Patience
-from eagle_eye.detectors.signs.silence import Silence, job_stopped, silence, silent_together
+from eagle_eye.detectors.signs.silence import Silence, job_stopped, passed_silences_s, silence, silent_together
 from eagle_eye.detectors.signs.topology import SharedTrouble, named
 from eagle_eye.detectors.types import Evidence, Verdict, Window
 
@@ -75,6 +75,8 @@ class SwitchDown:
         groups = [group for group in groups if len(group.nodes) < len(window.nodes)]
         if found.most:
             groups = [group for group in groups if group.switches]
+        usual_s = passed_silences_s(window)  # where agents now and then say nothing for as long, some do so at once
+        groups = [group for group in groups if group.switches or (found.seconds > usual_s)[[*group.nodes]].all()]
         if not groups:
             return []
         _, stopped = job_stopped(window, self.patience)

@@ -5,6 +5,7 @@ Each sign is evaluated per port if ports are observed, else for the node's sum o
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import numpy as np
@@ -42,9 +43,12 @@ SUSPECTS_MAX = 64  # columns examined closely in one pass
 OTHERS_SAMPLED = 512  # columns of other nodes that show how long ordinary bursts last
 LOAD_RATIO = 0.7  # of the change in load of all ports: below it a port falls behind
 LOAD_SIGMAS = 8.0
+LOAD_ERRORS = 3.0  # standard errors of a port's own readings, which may hit or miss the bursts of its traffic
 LOAD_FLOOR_RATIO = 0.03  # spread of load between similar ports
 LOAD_STEPS = 3.0  # traffic comes in bursts within a step, so means cover whole steps
+LOAD_COVERS_S = 120.0  # and as many readings as there are of that time
 LOAD_UNKNOWN_S = 60.0  # if step length is not reported
+LOAD_READINGS = 4.0  # a pause ends between two readings, and for each node at another share of them
 LOAD_LINES_MAX = 64
 LOAD_MIN_BYTES_PER_S = 1e7  # a port that carried less was not in use
 CONGESTION_PER_S = 100.0  # notifications; a receiver sends at most one every 50 µs per flow (DCQCN, SIGCOMM 2015)
@@ -117,15 +121,16 @@ def retransmit_signs(window: Window) -> list[Sign]:
 def load_signs(window: Window, since_s: float) -> list[Sign]:
     """Return the ports that carry clearly less than before ``since_s``, relative to the change of all ports' load."""
     source = _source(window, "link_tx_bytes_per_second", "node_rdma_tx_bytes_per_second")
-    if source is None:
+    if source is None or window.now_s - since_s < LOAD_READINGS * window.interval_s:
         return []
     before = int(np.searchsorted(source.times_s, since_s, side="right"))
     if before < HELD_LINES or len(source.values) - before < HELD_LINES:
         return []
     cycle_s = LOAD_STEPS * typical_step_s(window) if hooked(window) else LOAD_UNKNOWN_S
-    lines = lines_for(source.times_s, window.interval_s, max(HOLD_S, cycle_s))
-    usual = _mean(source.values[max(before - LOAD_LINES_MAX, 0) : before])
-    now = _mean(source.values[-min(lines, len(source.values) - before) :])
+    span_s = max(cycle_s, LOAD_READINGS * window.interval_s, LOAD_COVERS_S)
+    recent = slice(-min(lines_for(source.times_s, window.interval_s, span_s), len(source.values) - before), None)
+    earlier = slice(max(before - LOAD_LINES_MAX, 0), before)
+    usual, now = _mean(source.values[earlier]), _mean(source.values[recent])
     used = usual >= LOAD_MIN_BYTES_PER_S
     ratio = np.divide(now, usual, out=np.full(len(now), np.nan), where=used & np.isfinite(now))
     known = ratio[np.isfinite(ratio)]
@@ -136,6 +141,9 @@ def load_signs(window: Window, since_s: float) -> list[Sign]:
         return []  # no traffic: an evaluation, a checkpoint, a standstill
     sigma = max(1.4826 * middle(np.abs(known - others)), LOAD_FLOOR_RATIO * others)
     low = ratio < min(LOAD_RATIO * others, others - LOAD_SIGMAS * sigma)
+    for column in np.flatnonzero(low).tolist():
+        error = _burst_error(window, source, column, earlier, recent)
+        low[column] = usual[column] * others - now[column] >= LOAD_ERRORS * error * others
     signs = [
         _sign(
             window, source, column, "bandwidth", before, float(now[column]), float(usual[column]) * others,
@@ -145,6 +153,13 @@ def load_signs(window: Window, since_s: float) -> list[Sign]:
         for column in _suspects(window, source, np.where(low, -ratio, -np.inf), -np.inf)
     ]  # fmt: skip
     return _worst(signs)
+
+
+def _burst_error(window: Window, source: _Source, column: int, earlier: slice, recent: slice) -> float:
+    """Return the standard error of a port's mean load in the recent rows, from how its earlier readings vary."""
+    values = np.where(source.read_anew(window, (column,))[:, 0], source.values[:, column], np.nan)
+    before, count = values[earlier], int(np.isfinite(values[recent]).sum())
+    return float(np.std(before[np.isfinite(before)])) / math.sqrt(max(count, 1))
 
 
 def congested(window: Window) -> bool:

@@ -119,14 +119,17 @@ def slow_clocks(window: Window, metric: str = "gpu_sm_clock_hertz", least: float
     references: dict[tuple[int, int], _Reference] = {}
     found = []
     for index in screened:
+        own = clock[:, index]
+        if metric.endswith("_hertz"):
+            own = np.where(own > 0, own, np.nan)  # a GPU at work has a clock: zero is a failed reading
         key = _company(window, groups, index, company)
         if key not in glanced:
             glanced[key] = _reference(window, clock, company[key], newest)
-        if len(newest) < len(rows) and _refuted(window, clock, index, newest, glanced[key]):
+        if len(newest) < len(rows) and _refuted(window, own, newest, glanced[key]):
             continue
         if key not in references:
             references[key] = _reference(window, clock, company[key], rows)
-        slow = _close_look(window, clock, index, rows, references[key])
+        slow = _close_look(window, clock, own, index, rows, references[key])
         if slow is not None and slow.deficit >= least:
             found.append(slow)
     return sorted(found, key=lambda slow: -slow.deficit)
@@ -332,7 +335,7 @@ def clocks_wander(window: Window, slow: SlowClock, metric: str = "gpu_sm_clock_h
     rows = loaded_rows(window, len(window.times_s))
     others = np.flatnonzero(window.node_of != window.node_of[slow.index])
     others = others[:: len(others) // READINGS_SAMPLED + 1]
-    usual = np.array([middle(own) for own in clock[np.ix_(rows, others)].T])
+    usual = median_over_rows(clock[np.ix_(rows, others)])
     with np.errstate(invalid="ignore"):
         low = clock[slow.stretch, slow.index] < least * slow.peers_hz
     times = int(np.count_nonzero(read_anew(window, slow.index)[slow.stretch] & low))
@@ -369,9 +372,9 @@ def _readings(window: Window) -> int:
     return max(ROWS_MIN, math.ceil(LARGE_LASTS_S / window.interval_s))
 
 
-def _refuted(window: Window, clock: Floats, index: int, rows: Rows, against: _Reference) -> bool:
+def _refuted(window: Window, values: Floats, rows: Rows, against: _Reference) -> bool:
     """Whether the newest rows alone show that a close examination would find nothing: most suspects are chance."""
-    own, reference = clock[rows, index], against.clock
+    own, reference = values[rows], against.clock
     known = np.isfinite(own) & np.isfinite(reference) & (reference > 0)
     lines = _readings(window)
     if not np.isfinite(reference).all() or int(known.sum()) < lines:
@@ -390,11 +393,12 @@ def _deficit(ratio: Floats, lines: int, sigma: float) -> float | None:
 def _close_look(
     window: Window,
     clock: Floats,
+    values: Floats,
     index: int,
     rows: Rows,
     against: _Reference,
 ) -> SlowClock | None:
-    own, reference, sigma = clock[rows, index], against.clock, against.sigma
+    own, reference, sigma = values[rows], against.clock, against.sigma
     peers = against.peers[window.node_of[against.peers] != window.node_of[index]]
     peers = peers if len(peers) >= PEERS_MIN else against.peers
     known = np.isfinite(own) & np.isfinite(reference) & (reference > 0)
@@ -417,7 +421,7 @@ def _close_look(
         return None
     return SlowClock(
         index=index,
-        clock_hz=middle(clock[newest, index]),
+        clock_hz=middle(values[newest]),
         peers_hz=middle(reference[known][since:][-lines:]),
         deficit=deficit,
         distance=deficit / sigma,

@@ -12,8 +12,11 @@ from eagle_eye.detectors.signs.activity_pace import GROWTH_DISTANCE, began_then,
 from eagle_eye.detectors.signs.medians import median_over_rows
 from eagle_eye.detectors.signs.peers import PEERS_MIN, SIGMA_PER_MAD
 from eagle_eye.detectors.signs.progress import hooked, typical_step_s
+from eagle_eye.detectors.signs.readings import node_read_anew
+from eagle_eye.detectors.signs.runs import longer_than_peers
 from eagle_eye.detectors.signs.shared_cause import TOGETHER_ROWS, TOGETHER_S, Struck, partition
 from eagle_eye.detectors.signs.slow_share import Slowness, pace_change, slowness_by_pace
+from eagle_eye.detectors.signs.step_noise import wide_spread
 from eagle_eye.detectors.signs.topology import named
 from eagle_eye.detectors.signs.under_load import (
     ROWS_MIN,
@@ -49,7 +52,7 @@ GPU_SIGNS = (
     ("gpu_power_watts", 0.95),
     ("gpu_utilization_ratio", 0.96),
 )
-GPU_SIGMAS = 4.0
+EFFECT_SIGMAS = 4.0  # of the spread between peers
 ALL_SHARE = 0.75  # of the node's GPUs or ranks that must show it: a host problem affects more than one GPU
 COMPUTE_RATIO = 1.05  # of the peers' compute time
 WAIT_SHARE = 0.03  # of a step: longer waits for data, or shorter waits in collectives, than the peers'
@@ -69,7 +72,16 @@ class _Busy:
     node: int
     onset_s: float
     chronic: bool
+    common: bool  # whether other hosts are as busy for as long now and then
     evidence: tuple[Evidence, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Sign:
+    onset_s: float
+    chronic: bool
+    common: bool
+    evidence: Evidence
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -88,10 +100,11 @@ class CpuContention:
     training, on most of the node's GPUs at once and from the same time: less tensor activity, power or utilisation than
     the peers', longer compute times, longer waits for data, or the shortest waits in collectives. Where ranks report
     nothing and waiting leaves GPUs idle, as the late ones are, it is the job itself, slower since the same moment. In a
-    job of two nodes the host's own past stands in for the peers' spread. If the host has
-    always been busy, two of these are needed. If several nodes became busy together, something runs on all of them:
-    reported, and no node is accused. Blind if no host metric is reported, or neither GPUs nor ranks are. Cannot see:
-    late kernel launches without a busy host (garbage collection): Straggler does.
+    job of two nodes the host's own past stands in for the peers' spread. If the host has always been busy, two of these
+    are needed; if others are as busy for as long now and then, one is reported without action. If several nodes became
+    busy together, something runs on all of them: reported, and no node is accused. Blind if no host metric is reported,
+    or neither GPUs nor ranks are. Cannot see: late kernel launches without a busy host (garbage collection): Straggler
+    does.
     """
 
     name: str = "cpu_contention"
@@ -121,7 +134,7 @@ class CpuContention:
             window, accused, [mate for busy, _ in found for mate in _rose_together(window, busy)]
         )
         verdicts = [self._verdict(window, busy, effects) for busy, effects in found if busy.node in alone]
-        verdicts += [self._shared(window, [item for item in found if item[0].node in cohort]) for cohort in cohorts]
+        verdicts += [self._shared(window, cohort, found) for cohort in cohorts]
         return verdicts
 
     def _verdict(self, window: Window, busy: _Busy, effects: list[_Effect]) -> Verdict:
@@ -146,7 +159,9 @@ class CpuContention:
             slowdown_ratio=cost.ratio,
         )
 
-    def _shared(self, window: Window, found: list[tuple[_Busy, list[_Effect]]]) -> Verdict:
+    def _shared(self, window: Window, cohort: tuple[int, ...], found: list[tuple[_Busy, list[_Effect]]]) -> Verdict:
+        found = [item for item in found if item[0].node in cohort]
+        together = tuple(window.nodes[node] for node in cohort)
         nodes = tuple(window.nodes[busy.node] for busy, _ in found)
         costs = [_cost(window, busy, effects) for busy, effects in found]
         return Verdict(
@@ -158,7 +173,10 @@ class CpuContention:
             device=None,
             confidence=CONFIDENCE_LIKELY,
             onset_s=min(busy.onset_s for busy, _ in found),
-            summary=f"the hosts of {named(nodes)} became busy together and hold their GPUs up: something runs on all",
+            summary=(
+                f"the hosts of {named(together)} became busy together and GPUs of {named(nodes)} are held up:"
+                " something runs on all"
+            ),
             evidence=tuple(busy.evidence[0] for busy, _ in found[:4]),
             kinds=frozenset({"host_cpu"}),
             slowdown_ratio=max((cost.ratio for cost in costs), default=0.0),
@@ -167,8 +185,11 @@ class CpuContention:
 
 
 def _confidence(busy: _Busy, effects: list[_Effect]) -> float:
-    """What the job's pace alone says is told and not acted on: the job may itself be what keeps that host busy."""
-    if [effect.kind for effect in effects] == [JOB_ACTIVITY]:
+    """What the job's pace alone says is told and not acted on: the job may itself be what keeps that host busy.
+
+    So is one effect of a host that is no busier than others are at times.
+    """
+    if [effect.kind for effect in effects] == [JOB_ACTIVITY] or (busy.common and len(effects) == 1):
         return CONFIDENCE_LIKELY
     return CONFIDENCE_SURE if len(effects) > 1 and not busy.chronic else CONFIDENCE_CLEAR
 
@@ -196,23 +217,30 @@ def _busy(window: Window, node: int) -> _Busy | None:
     found = [sign for metric, least in HOST_SIGNS if (sign := _sign(window, node, metric, least)) is not None]
     if not found:
         return None
-    onset_s = min(onset for onset, _, _ in found)
-    return _Busy(node, onset_s, all(chronic for _, chronic, _ in found), tuple(evidence for _, _, evidence in found))
+    return _Busy(
+        node,
+        min(sign.onset_s for sign in found),
+        all(sign.chronic for sign in found),
+        all(sign.common for sign in found),
+        tuple(sign.evidence for sign in found),
+    )
 
 
-def _sign(window: Window, node: int, metric: str, least: float) -> tuple[float, bool, Evidence] | None:
+def _sign(window: Window, node: int, metric: str, least: float) -> _Sign | None:
     values = window.node.get(metric)
     if values is None:
         return None
-    others = np.array([i for i in range(len(window.nodes)) if i != node])
+    others = np.delete(np.arange(len(window.nodes)), node)
     others = others[:: math.ceil(len(others) / NODES_SAMPLED)]
     own, peers = values[:, node], carried(_row_medians(values[:, others], min(PEERS_MIN, len(others))))
     lines = lines_within(window.node_times_s, LASTS_S)
     level, usual = middle(own[-lines:]), middle(peers[-lines:])
-    levels = np.array([middle(column[-lines:]) for column in values[:, others].T])
-    sigma = SIGMA_PER_MAD * middle(np.abs(levels - middle(levels)))
     excess = level - usual
-    if not (excess >= least and excess >= DISTANCE_MIN * sigma):
+    if not excess >= least:
+        return None
+    levels = median_over_rows(values[-lines:, others])
+    sigma = SIGMA_PER_MAD * middle(np.abs(levels - middle(levels)))
+    if not excess >= DISTANCE_MIN * sigma:
         return None
     known = np.flatnonzero(np.isfinite(own) & np.isfinite(peers))
     high = (own - peers)[known] > excess / 2
@@ -233,7 +261,12 @@ def _sign(window: Window, node: int, metric: str, least: float) -> tuple[float, 
         if len(before) < PAST_ROWS_MIN or level - past < DISTANCE_MIN * sigma:
             return None
     line = usual + max(least, DISTANCE_MIN * sigma)
-    return onset_s, chronic, Evidence(metric, window.nodes[node], None, level, usual, line, "ratio")
+    times = int(np.count_nonzero(high[first:] & node_read_anew(window, (node,))[known[first:], 0]))
+    with np.errstate(invalid="ignore"):
+        beyond = values[:, others] - peers[:, None] > excess / 2
+    seen = node_read_anew(window, tuple(others.tolist())) & np.isfinite(values[:, others])
+    common = not longer_than_peers(times, beyond, seen)
+    return _Sign(onset_s, chronic, common, Evidence(metric, window.nodes[node], None, level, usual, line, "ratio"))
 
 
 def _rose_together(window: Window, busy: _Busy) -> list[Struck]:
@@ -294,7 +327,7 @@ def _gpus_do_less(window: Window, columns: Integers, rows: Rows) -> _Effect | No
     for metric, share in GPU_SIGNS:
         pairs = [compare(window, metric, c, peers_of(window, c, window.role_of), rows) for c in columns.tolist()]
         known = [pair for pair in pairs if pair is not None and pair.peers > 0]
-        less = [p for p in known if p.ratio <= share and p.peers - p.own >= GPU_SIGMAS * p.sigma]
+        less = [p for p in known if p.ratio <= share and p.peers - p.own >= EFFECT_SIGMAS * p.sigma]
         if known and len(less) >= max(ALL_SHARE * len(known), 1):
             own, peers = middle(np.array([p.own for p in known])), middle(np.array([p.peers for p in known]))
             node = window.series[int(columns[0])].node
@@ -323,14 +356,14 @@ def _steps_tell(window: Window, columns: Integers, busy: _Busy) -> list[_Effect 
     node = window.series[int(columns[0])].node
     columns = columns[columns < steps.relative_compute.shape[1]]  # other ranks joined after these steps
     found: list[_Effect | None] = []
-    relative = np.array([middle(steps.relative_compute[lines, c]) for c in columns.tolist()])
-    known = relative[np.isfinite(relative)]
-    if len(known) and (known >= COMPUTE_RATIO).mean() >= ALL_SHARE:
-        own = float(np.median(known))
-        longer = (1 - 1 / own) * middle(steps.values["train_compute_seconds"][lines][:, columns].ravel()) / step_s
-        found.append(
-            _effect("compute_time", longer / max(1 - longer, 0.1), "relative_compute", node, own, 1.0, COMPUTE_RATIO)
-        )
+    relative = median_over_rows(steps.relative_compute[lines])
+    own, others = relative[columns], relative[window.node_of[: len(relative)] != busy.node]
+    own, others = own[np.isfinite(own)], others[np.isfinite(others)]
+    line = max(COMPUTE_RATIO, 1 + EFFECT_SIGMAS * _spread(others))
+    if len(own) and (own >= line).mean() >= ALL_SHARE:
+        level = middle(own)
+        longer = (1 - 1 / level) * middle(steps.values["train_compute_seconds"][lines][:, columns].ravel()) / step_s
+        found.append(_effect("compute_time", longer / max(1 - longer, 0.1), "relative_compute", node, level, 1.0, line))
     for metric, kind, sign in (
         ("train_data_wait_seconds", "data_wait", 1.0),
         ("nccl_collective_seconds", "collective_arrival", -1.0),
@@ -338,15 +371,15 @@ def _steps_tell(window: Window, columns: Integers, busy: _Busy) -> list[_Effect 
         values = steps.values.get(metric)
         if values is None:
             continue
-        own_s, peers_s = _levels(window, values, lines, columns)
-        known = sign * (own_s - peers_s)
-        late = known >= WAIT_SHARE * step_s
+        own_s, peers_s, spread_s = _levels(window, values, lines, columns)
+        known, least_s = sign * (own_s - peers_s), np.maximum(WAIT_SHARE * step_s, EFFECT_SIGMAS * spread_s)
+        late = known >= least_s
         if sign < 0:
             late &= own_s <= ARRIVAL_RATIO * peers_s
         if len(late) and late.mean() >= ALL_SHARE:
-            more, own, peers = middle(known), middle(own_s), middle(peers_s)
-            line = peers + sign * WAIT_SHARE * step_s
-            found.append(_effect(kind, more / max(step_s - more, step_s / 10), metric, node, own, peers, line))
+            more, own_level, peers = middle(known), middle(own_s), middle(peers_s)
+            line = peers + sign * middle(least_s)
+            found.append(_effect(kind, more / max(step_s - more, step_s / 10), metric, node, own_level, peers, line))
     return found
 
 
@@ -355,18 +388,24 @@ def _effect(kind: str, ratio: float, metric: str, node: str, own: float, peers: 
     return _Effect(kind, ratio, Evidence(metric, node, None, own, peers, line, unit))
 
 
-def _levels(window: Window, values: Floats, lines: Integers, columns: Integers) -> tuple[Floats, Floats]:
-    """Return the ranks' own levels and their peers', where both were observed."""
-    pairs = []
+def _levels(window: Window, values: Floats, lines: Integers, columns: Integers) -> tuple[Floats, Floats, Floats]:
+    """Return the ranks' own levels, their peers', and how far peers' levels lie apart, where both were observed."""
+    found = []
     for column in columns.tolist():
         peers = peers_of(window, column, window.role_of)
-        peers = peers[peers < values.shape[1]]
-        own = middle(values[lines, column])
-        others = middle(values[np.ix_(lines, peers)].ravel()) if len(peers) >= PEERS_MIN else math.nan
-        if math.isfinite(own) and math.isfinite(others):
-            pairs.append((own, others))
-    own_s, peers_s = (np.array([pair[i] for pair in pairs]) for i in (0, 1))
-    return own_s, peers_s
+        levels = median_over_rows(values[np.ix_(lines, peers[peers < values.shape[1]])])
+        levels, own = levels[np.isfinite(levels)], middle(values[lines, column])
+        if len(levels) >= PEERS_MIN and math.isfinite(own):
+            found.append((own, middle(levels), _spread(levels)))
+    own_s, peers_s, spread_s = np.array(found).reshape(-1, 3).T
+    return own_s, peers_s, spread_s
+
+
+def _spread(levels: Floats) -> float:
+    """Return the standard deviation that healthy ranks' levels imply; 0 if there are none."""
+    if not len(levels):
+        return 0.0
+    return max(SIGMA_PER_MAD * middle(np.abs(levels - middle(levels))), wide_spread(levels))
 
 
 def _cost(window: Window, busy: _Busy, effects: list[_Effect]) -> Slowness:

@@ -9,6 +9,7 @@ import numpy as np
 
 from eagle_eye.detectors.signs.documented import braking_from_c
 from eagle_eye.detectors.signs.peers import SIGMA_PER_MAD
+from eagle_eye.detectors.signs.readings import lasting, readings
 from eagle_eye.detectors.signs.shared_cause import ALIKE_FACTOR, TOGETHER_S, Struck
 from eagle_eye.detectors.signs.slow_clocks import SlowClock, clocks_wander, slow_clocks
 from eagle_eye.detectors.signs.throttling import (
@@ -208,6 +209,8 @@ def _lowered_limits(window: Window) -> Verdict | None:
     kept = lines_within(window.times_s, LIMIT_KEPT_S)
     now: Floats = np.fmin.reduce(limits[-kept:], axis=0)
     then: Floats = np.fmax.reduce(limits[:LIMIT_ROWS], axis=0)
+    for column in np.flatnonzero(now < LIMIT_RATIO * then).tolist():
+        then[column] = np.fmax.reduce(lasting(readings(window, "gpu_power_limit_watts", column)))
     lowered = now < LIMIT_RATIO * then  # NaN is not
     if not lowered.any():
         return None

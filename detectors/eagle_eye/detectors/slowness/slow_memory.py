@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from eagle_eye.detectors.signs.documented import memory_limits_c
+from eagle_eye.detectors.signs.readings import READINGS_MIN, readings
 from eagle_eye.detectors.signs.shared_cause import Struck, partition
 from eagle_eye.detectors.signs.slow_clocks import CLEAR_DEFICIT, SlowClock, slow_clocks
 from eagle_eye.detectors.signs.slow_share import Slowness, compute_excess, slowness_by_clock
@@ -17,6 +18,7 @@ from eagle_eye.detectors.signs.under_load import (
     compare,
     lines_within,
     loaded_rows,
+    middle,
     peers_of,
     require_training,
 )
@@ -117,15 +119,21 @@ class SlowMemory:
         if len(suspects) == 0:
             return []
         require_training(window)
-        rows = loaded_rows(window, lines_within(window.times_s, HOT_LASTS_S))
+        rows = loaded_rows(window, lines_within(window.times_s, max(HOT_LASTS_S, READINGS_MIN * window.interval_s)))
         if len(rows) < ROWS_MIN:
             raise Blind("the job is not under load: temperatures say nothing about its pace")
         found: dict[int, Verdict] = {}
         for index in suspects[np.argsort(-held[suspects], kind="stable")][:SUSPECTS_MAX].tolist():
             node = int(window.node_of[index])
+            read = readings(window, "gpu_memory_temperature_celsius", index)[rows]
+            if np.count_nonzero(np.isfinite(read)) < READINGS_MIN:
+                continue
             peers = peers_of(window, index, window.role_of)
             heat = compare(window, "gpu_memory_temperature_celsius", index, peers, rows)
-            if node in known or node in found or heat is None or not _too_hot(heat, float(limits_c[index])):
+            if node in known or node in found or heat is None:
+                continue
+            heat = heat._replace(own=middle(read))
+            if not _too_hot(heat, float(limits_c[index])):
                 continue
             since_s = float(window.times_s[rows[0]]) - window.interval_s
             excess = compute_excess(window, [index], since_s)
