@@ -172,6 +172,18 @@ class TestNicDegraded:
                 values[name][-3:, own] *= [[0.05], [0.2], [0.85]]
         assert detect("nic_degraded", story.window(interval_s=15.0)) == []
 
+    @pytest.mark.parametrize(("read_every", "lost"), [(11, 0), (1, 118)], ids=["read seldom", "rows lost"])
+    def test_a_port_of_which_a_few_readings_missed_the_bursts_is_no_fault(self, read_every: int, lost: int) -> None:
+        story = slower_by_network(Story(nodes=8, rows=3 * ROWS).hardware().ports(), rows=140)
+        load = story.link["link_tx_bytes_per_second"]
+        load *= np.where(np.arange(len(load)) % 4 == 0, 3.4, 0.2)[:, None]
+        load[-140:, 5] *= 0.2 / np.where(np.arange(140) % 4 == 0, 3.4, 0.2)
+        rows = np.arange(len(load))
+        for values in story.link.values():
+            values[:, 4:6] = values[rows - rows % read_every, 4:6]
+            values[-lost - 1 : -1, 4:6] = np.nan
+        quiet(story, "nic_degraded")
+
     def test_errors_that_reach_neighbours_accuse_none_of_them_where_nodes_report_in_turn(self) -> None:
         """Half of the nodes fill each second row, and a source of theirs is read every other time."""
         story = slower_by_network(Story(nodes=8, rows=2 * ROWS).hardware().ports(), rows=120)
@@ -606,6 +618,14 @@ class TestSwitchDown:
         story.heard_s[4:8] = NOW_S - np.array([10.5, 9.6, 9.7, 9.8])
         assert only("switch_down", story.window()).nodes == ("n4", "n5", "n6", "n7")
         quiet(story, "node_silent")
+
+    def test_without_a_topology_nodes_whose_agents_often_say_nothing_for_as_long_may_do_so_at_once(self) -> None:
+        story = job(nodes=16).standstill(20).waiting(19)
+        story.heard_s[[1, 6, 9]] = NOW_S - 20
+        for node in (3, 12):
+            for name in story.device:
+                story.device[name][20:36, node] = np.nan
+        quiet(story, "switch_down")
 
     def test_without_a_topology_many_at_one_moment_are_no_coincidence(self) -> None:
         story = job(nodes=16).standstill(20).waiting(19)

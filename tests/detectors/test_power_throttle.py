@@ -228,6 +228,12 @@ class TestRacks:
             story.device["gpu_power_limit_watts"][-SICK_ROWS + place, story.column(node)[0]] = 0
         assert DETECTOR.detect(story.window()) == []
 
+    def test_limits_of_which_a_single_reading_was_higher_were_not_lowered(self) -> None:
+        story = job(nodes=12)
+        for node in ("n3", "n4", "n5"):
+            story.device["gpu_power_limit_watts"][1, story.column(node)[0]] = 3500
+        assert DETECTOR.detect(story.window()) == []
+
     @pytest.mark.parametrize("delay", [0, 10, 40])
     def test_nodes_that_lost_power_together_are_one_finding(self, delay: int) -> None:
         story = job(nodes=12, rows=200)

@@ -62,6 +62,12 @@ def test_memory_as_hot_as_its_peers_is_no_fault() -> None:
     assert DETECTOR.detect(story.window()) == []
 
 
+def test_a_clock_of_nothing_is_a_reading_that_failed() -> None:
+    story = job()
+    story.device["gpu_memory_clock_hertz"][-SICK_ROWS:, 5] = 0
+    assert DETECTOR.detect(story.window()) == []
+
+
 def test_many_nodes_with_another_memory_clock_are_another_model() -> None:
     story = job(nodes=9)
     columns = [c for node in ("n6", "n7", "n8") for c in story.column(node)]
