@@ -148,20 +148,20 @@ def _by_limit(window: Window) -> Integers:
     limits = window.device.get("gpu_power_limit_watts")
     if limits is None or len(limits) == 0:
         return window.role_of
-    newest = np.fmax.reduce(limits[-3:], axis=0)
-    highest = np.fmax.reduce(newest, initial=0.0)
-    if not np.fmin.reduce(newest, initial=np.inf) < (1 - LIMITS_ALIKE_RATIO) * highest:
+    lately = limits[-lines_within(window.times_s, (ROWS_MIN - 0.5) * window.interval_s) :]
+    most = np.fmax.reduce(lately, axis=None, initial=0.0)
+    if not np.fmin.reduce(lately, axis=None, initial=np.inf) < (1 - LIMITS_ALIKE_RATIO) * most:
         return window.role_of
+    newest = median_over_rows(lately)  # one reading may have failed
+    highest = np.fmax.reduce(newest, initial=0.0)
     step = np.nan_to_num(np.round(newest / (LIMITS_ALIKE_RATIO * highest)), nan=-1.0).astype(np.int64)
     groups: Integers = window.role_of.astype(np.int64) * 1_000 + step + 1
-    names, counts = np.unique(groups, return_counts=True)
-    for role in np.unique(window.role_of).tolist():
-        mine = names // 1_000 == role
-        usual = int(names[mine][np.argmax(counts[mine])])
-        for group in names[mine].tolist():
-            members = groups == group
-            if group != usual and len(np.unique(window.node_of[members])) < LIMIT_NODES_MIN:
-                groups[members] = usual
+    # Whoever lowered a limit asked for no role: nodes of all roles say how many have it.
+    few = [limit for limit in np.unique(step) if len(np.unique(window.node_of[step == limit])) < LIMIT_NODES_MIN]
+    for role in np.unique(window.role_of[np.isin(step, few)]).tolist():
+        members = window.role_of == role
+        names, counts = np.unique(groups[members], return_counts=True)
+        groups[members & np.isin(step, few)] = names[np.argmax(counts)]
     return groups
 
 
