@@ -501,21 +501,40 @@ def test_work_that_differs_a_little_does_not_explain_a_rank_that_is_many_times_a
 ) -> None:
     story = slow(job(noise=noise), times, 8)
     if told:
-        story.device["train_work_units"] = np.full_like(story.device["train_compute_seconds"], 16.0)
+        work = np.exp(0.3 * np.random.default_rng(8).normal(size=story.device["train_compute_seconds"].shape))
+        story.device["train_work_units"] = 16.0 * work
+        story.device["train_compute_seconds"] *= work
     window = story.window()
     assert even_work(window, 2, len(window.steps.number) - 8) is even
 
 
-@pytest.mark.parametrize(("noise", "even"), [(0.13, False), (0.03, True)], ids=["packed", "fixed length"])
-def test_reports_of_many_short_steps_show_that_work_is_uneven_by_less(noise: float, even: bool) -> None:
+def test_reported_work_that_is_the_same_everywhere_explains_no_differences() -> None:
+    """An expert that many tokens go to has more work than the tokens of its rank say."""
+    story = slow(job(noise=0.1), 2.0, 8)
+    story.device["train_work_units"] = np.full_like(story.device["train_compute_seconds"], 16.0)
+    window = story.window()
+    assert not even_work(window, 2, len(window.steps.number) - 8)
+
+
+@pytest.mark.parametrize(
+    ("steps", "noise", "kept", "even"),
+    [(34, 0.13, 0.0, False), (34, 0.02, 0.0, True), (8, 0.06, 0.0, False), (8, 0.025, 0.85, True)],
+    ids=["packed", "fixed length", "experts", "machines with a memory"],
+)
+def test_reports_of_several_short_steps_show_that_work_is_uneven_by_less(
+    steps: int, noise: float, kept: float, even: bool
+) -> None:
     """A row each 15 s holds the mean of 34 steps: where single ones differ by 13%, their means differ by 2.2%."""
-    rows, steps = 100, 34
+    rows = 100
     story = Story(nodes=8, rows=rows)
-    single = np.exp(noise * np.random.default_rng(7).normal(size=(rows, steps, 8)))
+    drawn = np.random.default_rng(7).normal(size=(rows * steps, 8))
+    for step in range(1, len(drawn)):
+        drawn[step] = kept * drawn[step - 1] + np.sqrt(1 - kept**2) * drawn[step]
+    single = np.exp(noise * drawn).reshape(rows, steps, 8)
     story.device = {
         "train_step": np.repeat(steps * np.arange(1.0, rows + 1)[:, None], 8, axis=1),
-        "train_step_seconds": np.full((rows, 8), 0.44),
-        "train_compute_seconds": 0.35 * single.mean(axis=1),
+        "train_step_seconds": np.full((rows, 8), 15.0 / steps),
+        "train_compute_seconds": 12.0 / steps * single.mean(axis=1),
     }
     story.device["train_compute_seconds"][-20:, 2] *= 1.5
     story.times_s = story.times_s[-1] - 15.0 * np.arange(rows - 1, -1, -1)

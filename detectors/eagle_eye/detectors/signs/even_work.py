@@ -2,8 +2,8 @@
 
 Work counts as equal in two cases. Ranks' times, corrected for reported work, differ little from step to step: then the
 work is equal (fixed-length data: 1%; packed sequences and experts differ by 5 to 30%), or differs by far too little to
-explain a rank that is many times as slow, particularly if the code reports how much it is; the remaining differences
-are mostly the machines' own. Or ranks with the same data, whose times correlated with this one's alone, are not slower.
+explain a rank that is many times as slow, particularly if the code reports how much it is, and that it differs; the
+remaining differences are mostly the machines' own. Or ranks with the same data, whose times correlated with this one's alone, are not slower.
 Work counts as unequal if the ranks of other pipeline stages that work on the same data have become as slow at the same
 time.
 """
@@ -19,6 +19,7 @@ from eagle_eye.detectors.signs.once import once, once_for_members
 from eagle_eye.detectors.signs.own_history import STEPS_LOOKED_AT, growths
 from eagle_eye.detectors.signs.peers import SIGMA_PER_MAD, role_members
 from eagle_eye.detectors.signs.progress import typical_step_s
+from eagle_eye.detectors.signs.step_noise import MEMORY_MIN, memory
 from eagle_eye.detectors.signs.under_load import peers_of
 from eagle_eye.detectors.types import Floats, Integers, Window
 
@@ -26,8 +27,9 @@ NOISE_RATIO = 0.03  # of single steps: the most by which ranks of equal work dif
 # Share of a rank's excess below which step-to-step differences do not explain it, if work is not reported...
 NOISE_SHARE = 0.04
 NOISE_SHARE_TOLD = 0.15  # ...and if it is
-# Reports of many short steps hold their mean, in which such differences shrink. Machines' own hardly do: times of one
-# worker have a lag-1 correlation of 0.52 to 0.88 (Alibaba), and so many steps with 0.85 vary like an independent one.
+# Reports of several short steps hold their mean, in which such differences shrink. Machines' own hardly do: times of one
+# worker have a lag-1 correlation of 0.52 to 0.88 (Alibaba), which reports still show; so many steps with 0.85 vary like
+# an independent one.
 STEPS_ALIKE = 12
 TAILS = 2.0  # times that by the mean deviation: a few odd steps do not make work uneven
 MEAN_DEVIATION = 1.2533  # of a normal distribution, its standard deviation over its mean deviation
@@ -49,10 +51,11 @@ def even_work(window: Window, index: int, onset: int) -> bool:
     times = max(median_of(now), 1.0) if len(now) else 1.0
     if _tokens_growth(window, index, onset, peers) >= max(WORK_SHARE * math.log(times), TOKENS_NOTED):
         return False
-    told = work_is_told(window, index, onset)
+    told = work_is_told(window, index, onset) and _units_differ(window, first, peers)
     noise = max(NOISE_RATIO, (NOISE_SHARE_TOLD if told else NOISE_SHARE) * (times - 1))
     if not told:
-        noise /= math.sqrt(max(window.interval_s / typical_step_s(window) / STEPS_ALIKE, 1.0))
+        alike = STEPS_ALIKE if memory(window, int(window.role_of[index])) >= MEMORY_MIN else 1
+        noise /= math.sqrt(max(window.interval_s / typical_step_s(window) / alike, 1.0))
     if all(_steady(part, noise) for part in (earlier[:, peers], earlier[:, [index]], later[:, peers])):
         return True
     return _same_data_not_slower(earlier, later, index)
@@ -102,6 +105,15 @@ def work_is_told(window: Window, index: int, onset: int) -> bool:
         return False
     known = np.isfinite(np.fmax.reduce(units[onset:], axis=0, initial=np.nan))
     return bool(known[index]) and float(np.mean(known[peers_of(window, index, window.role_of)])) > 0.5
+
+
+def _units_differ(window: Window, first: int, peers: Integers) -> bool:
+    """Whether reported work differs between ranks since step line ``first``: equal numbers explain no difference."""
+    units = window.steps.values["train_work_units"][first:][:, peers]
+    with np.errstate(invalid="ignore", divide="ignore"):
+        off = np.abs(units / median_over_rows(units.T)[:, None] - 1)
+    off = off[np.isfinite(off)]
+    return len(off) > 0 and MEAN_DEVIATION * float(np.mean(off)) >= NOISE_RATIO
 
 
 def _steady(relative: Floats, noise: float = NOISE_RATIO) -> bool:
