@@ -70,6 +70,26 @@ def test_what_lasts_becomes_sure() -> None:
     assert verdict.slowdown_ratio == pytest.approx(0.6 / 5.0, rel=0.2)
 
 
+def slow_at_once(nodes: int, steps: int = 12) -> list[Verdict]:
+    """So many nodes of sixteen become slow at one moment."""
+    story = job(nodes=16)
+    for node in range(2, 2 + nodes):
+        slow(story, 1.2 + 0.01 * node, steps, node)
+    return said(story)
+
+
+def test_two_nodes_that_become_slow_at_once_are_both_named() -> None:
+    found = slow_at_once(2)
+    assert {verdict.node for verdict in found} == {"n2", "n3"}
+    assert all(verdict.confidence == CONFIDENCE_RIPE for verdict in found)
+
+
+def test_three_nodes_that_become_slow_at_once_share_what_slows_them() -> None:
+    (verdict,) = slow_at_once(3)
+    assert (verdict.node, verdict.nodes, verdict.asks) == (None, ("n2", "n3", "n4"), "notify")
+    assert "became slow together" in verdict.summary
+
+
 def test_slowness_that_makes_no_step_longer_costs_nothing() -> None:
     story = slow(job(), 1.3, 20)
     story.device["train_step_seconds"][:] = STEP_S
@@ -505,6 +525,20 @@ def test_work_that_differs_a_little_does_not_explain_a_rank_that_is_many_times_a
         story.device["train_work_units"] = 16.0 * work
         story.device["train_compute_seconds"] *= work
     window = story.window()
+    assert even_work(window, 2, len(window.steps.number) - 8) is even
+
+
+@pytest.mark.parametrize(("kept", "even"), [(0.0, True), (0.9, False)])
+def test_ranks_that_wander_alike_by_chance_need_not_have_the_same_data(kept: float, even: bool) -> None:
+    """Two of 160 ranks share their data, or all wander for themselves and some alike; forty steps tell which."""
+    story = job(nodes=160, rows=260)
+    drawn = np.random.default_rng(5).normal(size=(52, 160))
+    for step in range(1, len(drawn)):
+        drawn[step] = kept * drawn[step - 1] + np.sqrt(1 - kept**2) * drawn[step]
+    if not kept:
+        drawn[:, 3] = drawn[:, 2]
+    story.device["train_compute_seconds"] = 3.0 * np.exp(0.05 * np.repeat(drawn, 5, axis=0))
+    window = slow(story, 1.5, 8).window()
     assert even_work(window, 2, len(window.steps.number) - 8) is even
 
 

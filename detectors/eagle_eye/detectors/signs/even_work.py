@@ -3,9 +3,9 @@
 Work counts as equal in two cases. Ranks' times, corrected for reported work, differ little from step to step: then the
 work is equal (fixed-length data: 1%; packed sequences and experts differ by 5 to 30%), or differs by far too little to
 explain a rank that is many times as slow, particularly if the code reports how much it is, and that it differs; the
-remaining differences are mostly the machines' own. Or ranks with the same data, whose times correlated with this one's alone, are not slower.
-Work counts as unequal if the ranks of other pipeline stages that work on the same data have become as slow at the same
-time.
+remaining differences are mostly the machines' own. Or ranks with the same data, whose times correlated with this one's
+alone, are not slower. Work counts as unequal if the ranks of other pipeline stages that work on the same data have
+become as slow at the same time.
 """
 
 from __future__ import annotations
@@ -27,17 +27,21 @@ NOISE_RATIO = 0.03  # of single steps: the most by which ranks of equal work dif
 # Share of a rank's excess below which step-to-step differences do not explain it, if work is not reported...
 NOISE_SHARE = 0.04
 NOISE_SHARE_TOLD = 0.15  # ...and if it is
-# Reports of several short steps hold their mean, in which such differences shrink. Machines' own hardly do: times of one
-# worker have a lag-1 correlation of 0.52 to 0.88 (Alibaba), which reports still show; so many steps with 0.85 vary like
-# an independent one.
+# Reports of several short steps hold their mean, in which such differences shrink. Machines' own hardly do: times of
+# one worker have a lag-1 correlation of 0.52 to 0.88 (Alibaba), which reports still show; so many steps with 0.85 vary
+# like an independent one.
 STEPS_ALIKE = 12
 TAILS = 2.0  # times that by the mean deviation: a few odd steps do not make work uneven
 MEAN_DEVIATION = 1.2533  # of a normal distribution, its standard deviation over its mean deviation
 WORK_SHARE = 0.5  # of the growth, that growth of the work must reach to explain it
 TOKENS_NOTED = 0.01  # growth of tokens below which nothing has grown
-ALIKE = 0.8  # correlation of two ranks' times from step to step, which chance does not reach...
-ALIKE_STEPS_MIN = 16  # ...over this many steps
+ALIKE = 0.8  # correlation of two ranks' times from step to step, which chance reaches in none of RANKS_SAMPLED...
+ALIKE_STEPS_MIN = 24  # ...over so many independent steps: once in 10,000 times by Fisher's transformation
 RANKS_SAMPLED = 512
+# So many nodes that become slow at one moment did not fail each by itself: a rack lacks power, or an aisle is hot.
+TOGETHER_NODES_MIN = 3
+TOGETHER_TIMES = 3.0
+TOGETHER_SIGMAS = 4.0
 
 
 @once
@@ -58,7 +62,7 @@ def even_work(window: Window, index: int, onset: int) -> bool:
         noise /= math.sqrt(max(window.interval_s / typical_step_s(window) / alike, 1.0))
     if all(_steady(part, noise) for part in (earlier[:, peers], earlier[:, [index]], later[:, peers])):
         return True
-    return _same_data_not_slower(earlier, later, index)
+    return _same_data_not_slower(window, earlier, later, index)
 
 
 @once
@@ -75,6 +79,47 @@ def slow_with_its_data(window: Window, index: int, onset: int) -> tuple[str, ...
     excess = median_over_rows(relative[known][:, [index, *mates]]) - 1
     slow = mates[excess[1:] >= WORK_SHARE * excess[0]]
     return tuple(sorted({window.series[int(mate)].node for mate in slow})) if 2 * len(slow) > len(mates) else ()
+
+
+@once
+def slow_with_others(window: Window, index: int, onset: int) -> tuple[str, ...]:
+    """Return the nodes, its own included, with a rank that has become about as slow as one did at step line ``onset``.
+
+    () if they are fewer than TOGETHER_NODES_MIN, or no more than TOGETHER_TIMES those that became so by chance in as
+    many steps before. Each is compared with its own past, and with how far ranks stray.
+    """
+    relative = window.steps.relative_compute
+    later = relative[onset:][-STEPS_LOOKED_AT:]
+    earlier = relative[max(onset - STEPS_LOOKED_AT, 0) : onset]
+    before, past = earlier[-len(later) :], earlier[: -len(later)]
+    own = float(_growth(later, earlier)[index])
+    nodes = _grown_by(window, index, later, earlier, own)
+    if len(nodes) < TOGETHER_NODES_MIN or len(nodes) <= TOGETHER_TIMES * len(
+        _grown_by(window, index, before, past, own)
+    ):
+        return ()
+    return tuple(sorted(window.nodes[node] for node in nodes))
+
+
+def _grown_by(window: Window, index: int, later: Floats, earlier: Floats, about: float) -> Integers:
+    """Return the nodes with a rank that has grown by about as much, and by more than ranks of other nodes stray."""
+    growth = _growth(later, earlier)
+    node_of = window.node_of[: len(growth)]
+    elsewhere = growth[np.isfinite(growth) & (node_of != window.node_of[index])]
+    if not len(elsewhere) or not about > 0:
+        return np.zeros(0, dtype=np.intp)
+    spread = SIGMA_PER_MAD * median_of(np.abs(elsewhere - median_of(elsewhere)))
+    with np.errstate(invalid="ignore"):
+        alike = (growth >= max(WORK_SHARE * about, TOGETHER_SIGMAS * spread)) & (growth <= about / WORK_SHARE)
+    return np.unique(node_of[alike])
+
+
+def _growth(later: Floats, earlier: Floats) -> Floats:
+    """Return by how much more each rank computes than before, relative to its peers: (S,), NaN if not known."""
+    if not len(later) or not len(earlier):
+        return np.full(later.shape[1], np.nan)
+    growth: Floats = median_over_rows(later) - median_over_rows(earlier)
+    return growth
 
 
 def _stage_mates(window: Window, index: int) -> Integers:
@@ -137,11 +182,12 @@ def _tokens_growth(window: Window, index: int, onset: int, peers: Integers) -> f
     return float(own[0]) - median_of(others) if len(own) and len(others) else 0.0
 
 
-def _same_data_not_slower(earlier: Floats, later: Floats, index: int) -> bool:
+def _same_data_not_slower(window: Window, earlier: Floats, later: Floats, index: int) -> bool:
     """Whether ranks whose times correlated with a rank's, and so have the same data, have not slowed with it."""
     own = earlier[:, index]
     known = np.isfinite(own)
-    if int(known.sum()) < ALIKE_STEPS_MIN:
+    kept = memory(window, int(window.role_of[index]))  # two series that wander correlate by chance (Bartlett 1946)
+    if int(known.sum()) < ALIKE_STEPS_MIN * (1 + kept**2) / (1 - kept**2):
         return False
     stride = earlier.shape[1] // RANKS_SAMPLED + 1
     near = np.arange(max(index - RANKS_SAMPLED // 2, 0), min(index + RANKS_SAMPLED // 2, earlier.shape[1]))

@@ -120,7 +120,8 @@ def _of_node(window: Window, detector: str, throttle: Throttle, found: list[Thro
     first = max(found, key=lambda gpu: (gpu.confidence, gpu.slow.deficit))
     slow, series = first.slow, window.series[first.slow.index]
     onset_s, _, cost = _cost(window, found, slow.chronic)
-    where = f"{series}" if len(found) == 1 else f"{len(found)} GPUs of {series.node}"
+    others = len(found) - 1
+    where = f"{series}, like {others} other GPU{'s' * (others > 1)} of its node," if others else f"{series}"
     return Verdict(
         detector=detector,
         fault=throttle.fault,

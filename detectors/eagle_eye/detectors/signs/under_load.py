@@ -144,15 +144,23 @@ def standby_nodes(window: Window) -> NDArray[np.bool_]:
     return np.asarray((every > 0) & (idle == every))
 
 
-def _by_limit(window: Window) -> Integers:
+@once
+def power_limits(window: Window) -> Floats | None:
+    """Return each series' power limit in watts, (S,), NaN if not observed; None if none is, or all are alike."""
     limits = window.device.get("gpu_power_limit_watts")
     if limits is None or len(limits) == 0:
-        return window.role_of
+        return None
     lately = limits[-lines_within(window.times_s, (ROWS_MIN - 0.5) * window.interval_s) :]
     most = np.fmax.reduce(lately, axis=None, initial=0.0)
     if not np.fmin.reduce(lately, axis=None, initial=np.inf) < (1 - LIMITS_ALIKE_RATIO) * most:
+        return None
+    return median_over_rows(lately)  # one reading may have failed
+
+
+def _by_limit(window: Window) -> Integers:
+    newest = power_limits(window)
+    if newest is None:
         return window.role_of
-    newest = median_over_rows(lately)  # one reading may have failed
     highest = np.fmax.reduce(newest, initial=0.0)
     step = np.nan_to_num(np.round(newest / (LIMITS_ALIKE_RATIO * highest)), nan=-1.0).astype(np.int64)
     groups: Integers = window.role_of.astype(np.int64) * 1_000 + step + 1

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from eagle_eye.detectors.signs.beside_its_past import beside_its_past
-from eagle_eye.detectors.signs.even_work import even_work, slow_with_its_data, work_is_told
+from eagle_eye.detectors.signs.even_work import even_work, slow_with_its_data, slow_with_others, work_is_told
 from eagle_eye.detectors.signs.medians import (
     TRIM_RATIO,
     median_over_rows,
@@ -32,7 +32,8 @@ from eagle_eye.detectors.signs.step_noise import (
     step_peers,
     unheard_of,
 )
-from eagle_eye.detectors.signs.under_load import LIMITS_ALIKE_RATIO, nodes_among
+from eagle_eye.detectors.signs.topology import named
+from eagle_eye.detectors.signs.under_load import LIMITS_ALIKE_RATIO, nodes_among, power_limits
 from eagle_eye.detectors.types import Blind, Evidence, Floats, Integers, Verdict, Window
 
 DAY_S = 86_400.0
@@ -104,7 +105,8 @@ class Straggler:
     (``signs/own_history``) and its GPU's activity while its peers wait (``signs/busy_among_waiting``). Where work may
     be uneven (``signs/even_work``), or nodes share a lower power limit, none of them makes it certain. If the ranks of
     other pipeline stages that have the same data are equally slow, the data slice is the reason: one
-    ``workload_imbalance`` with all their nodes.
+    ``workload_imbalance`` with all their nodes. Three nodes that became about as slow at one moment share a cause: one
+    verdict that accuses none of them.
 
     A verdict that may be acted on needs ``STEPS_MIN`` steps and ``floor_s``. Reported earlier: two steps beyond all
     that any rank showed, a mild slowdown of a few steps, or one that chance produces ten times as often, once the job's
@@ -143,9 +145,9 @@ class Straggler:
                     uneven.append(verdict)
                 elif verdict is not None and (known is None or verdict.confidence > known.confidence):
                     worst[node] = verdict
-        # One verdict per data slice: the same nodes' ranks are found again for every number of steps.
-        slices = {verdict.nodes: verdict for verdict in sorted(uneven, key=lambda verdict: verdict.slowdown_ratio)}
-        return [*worst.values(), *slices.values()]
+        # One verdict per data slice or rack: the same nodes' ranks are found again for every number of steps.
+        shared = {verdict.nodes: verdict for verdict in sorted(uneven, key=lambda verdict: verdict.slowdown_ratio)}
+        return [*worst.values(), *shared.values()]
 
     def _suspects(self, window: Window) -> list[_Suspect]:
         """Return the ranks whose mean over some steps is high enough to examine closely, fewest steps first."""
@@ -279,9 +281,9 @@ class Straggler:
             cost = Slowness(waited, measured=False)
         elif cost.ratio > 0:
             kinds.add("step_time")
-        together = slow_with_its_data(window, index, onset)
-        if together:
-            return self._longer_data(window, series.node, together, onset_s, centre, cost, evidence)
+        shared = self._shared(window, index, onset, onset_s, centre, cost, evidence)
+        if shared is not None:
+            return shared
         limited = _limited_with_others(window, index, peers)
         even, seen = even_work(window, index, onset) and not limited, cost.ratio if "step_time" in kinds else 0.0
         before = beside_its_past(window, index, onset, onset_s, seen if even else 0.0)
@@ -320,36 +322,42 @@ class Straggler:
             asks="none" if cost.ratio <= 0 else None if even else "notify",
         )
 
-    def _longer_data(
+    def _shared(
         self,
         window: Window,
-        node: str,
-        others: tuple[str, ...],
+        index: int,
+        onset: int,
         onset_s: float,
         centre: float,
         cost: Slowness,
         evidence: list[Evidence],
-    ) -> Verdict:
-        """Return the verdict, accusing no node, on ranks of several stages that share data and are slow together."""
-        nodes = tuple(sorted({node, *others}))
+    ) -> Verdict | None:
+        """Return the verdict, accusing no node, on a rank that is slow with its data, or with other nodes at once."""
+        mates = slow_with_its_data(window, index, onset)
+        nodes = tuple(sorted({window.series[index].node, *mates})) if mates else slow_with_others(window, index, onset)
+        if not nodes:
+            return None
+        why = (
+            f"the ranks of one slice of the data compute {centre:.2f} times as long as their peers in"
+            f" {len(nodes)} pipeline stages at once ({nodes[0]} and its like): it has more work, no node is slow"
+            if mates
+            else f"{named(nodes)} became slow together, up to {centre:.2f} times as long as their peers: what they"
+            " share (power, cooling, work), not the nodes"
+        )
         return Verdict(
             detector=self.name,
-            fault="workload_imbalance",
+            fault="workload_imbalance" if mates else "straggler",
             job=window.job,
             nodes=nodes,
             node=None,
             device=None,
             confidence=CONFIDENCE_TOLD,
             onset_s=onset_s,
-            summary=(
-                f"the ranks of one slice of the data compute {centre:.2f} times as long as their peers in"
-                f" {len(nodes)} pipeline stages at once ({nodes[0]} and its like): it has more work, no node is slow;"
-                f" {_in_words(cost)}"
-            ),
+            summary=f"{why}; {_in_words(cost)}",
             evidence=tuple(evidence),
             kinds=frozenset({"compute_time"}),
             slowdown_ratio=float(cost.ratio),
-            asks="none" if cost.ratio <= 0 else None,
+            asks="none" if cost.ratio <= 0 else None if mates else "notify",
         )
 
     def _late(self, window: Window, onset: int, index: int, peers: Integers, excess_s: float) -> Evidence | None:
@@ -369,10 +377,9 @@ def _in_words(cost: Slowness) -> str:
 
 def _limited_with_others(window: Window, index: int, peers: Integers) -> bool:
     """Whether a rank's GPU has a lower power limit than most of its peers', and so do GPUs of other nodes."""
-    limits = window.device.get("gpu_power_limit_watts")
-    if limits is None:
+    newest = power_limits(window)
+    if newest is None:
         return False
-    newest = np.fmax.reduce(limits[-STEPS_MIN:], axis=0)
     lowest = newest <= (1 + LIMITS_ALIKE_RATIO) * newest[index]
     return bool(np.mean(lowest[peers]) < 0.5 and nodes_among(window, np.flatnonzero(lowest)) > 1)
 
