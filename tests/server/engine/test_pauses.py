@@ -8,10 +8,10 @@ from eagle_eye.server.engine.job_track import JobTrack
 from eagle_eye.server.engine.pauses import PAUSES_KEPT, STEPS_FOR_PACE, PauseLog
 
 
-def steady(steps: int = 10) -> PauseLog:
+def steady(steps: int = 10, pace_s: float = 2.0) -> PauseLog:
     log = PauseLog()
     for _ in range(steps):
-        log.note_steps(2.0, 1.0, interval_s=1.0)
+        log.note_steps(pace_s, 1.0, interval_s=1.0)
     return log
 
 
@@ -48,6 +48,13 @@ def test_a_pause_among_several_steps_is_as_long_as_what_they_leave() -> None:
     log = steady()
     log.note_steps(40.0, 5.0, interval_s=1.0)
     assert log.pauses == (Pause("", 32.0),)
+
+
+def test_where_steps_are_long_a_pause_shorter_than_two_of_them_is_one_too() -> None:
+    log = steady(pace_s=28.0)
+    log.note_steps(38.0, 1.0, interval_s=15.0)
+    log.note_steps(66.0, 1.0, interval_s=15.0)
+    assert log.pauses == (Pause("", 66.0),)
 
 
 def test_before_the_pace_is_known_nothing_is_a_pause() -> None:

@@ -176,7 +176,8 @@ def _stepping(window: Window, patience: Patience) -> Progress:
         ripe_s=max(due_s, patience.floor_s),
         phase=phase,
         accused_due_s=due_s if phase else min(due_s, max(least_s, PAUSE_MARGIN_RATIO * accused_s)),
-        known_pause_s=max((pause.seconds for pause in window.pauses), default=0.0),
+        # What is no standstill yet says nothing of how long the job's standstills are.
+        known_pause_s=max((pause.seconds for pause in window.pauses if pause.seconds > least_s), default=0.0),
     )
 
 

@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from eagle_eye.detectors.types import Pause, Verdict
 
 PAUSES_KEPT, PACES_KEPT = 64, 32
-PAUSE_STEPS = 3.0  # a gap of more than this many times what its steps usually take holds a pause
+PAUSE_STEPS = 3.0  # a gap of more than this many times what its steps usually take holds a pause...
+LONG_STEP_STEPS, LONG_STEP_S = 1.5, 10.0  # ...or, where steps are long, so many times and so much longer
 STEPS_FOR_PACE = 5  # steps before the pace is known well enough to recognise a pause
 STANDSTILLS = frozenset({"hang", "network_hang"})
 
@@ -47,7 +48,9 @@ class PauseLog:
         """
         self._steps_seen += 1
         pace_s = self.pace_s or math.inf
-        if self._steps_seen > STEPS_FOR_PACE and gap_s > max(PAUSE_STEPS * pace_s * steps, 2 * interval_s):
+        usual_s = pace_s * steps
+        longer_s = min(PAUSE_STEPS * usual_s, max(LONG_STEP_STEPS * usual_s, usual_s + LONG_STEP_S))
+        if self._steps_seen > STEPS_FOR_PACE and gap_s > max(longer_s, 2 * interval_s):
             self._pauses.append(Pause("", gap_s - (steps - 1) * pace_s, self._accused))
         self._paces.append(gap_s / steps)
         self._accused = False
