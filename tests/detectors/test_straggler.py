@@ -528,6 +528,14 @@ def test_work_that_differs_a_little_does_not_explain_a_rank_that_is_many_times_a
     assert even_work(window, 2, len(window.steps.number) - 8) is even
 
 
+@pytest.mark.parametrize(("times", "even"), [(1.3, False), (2.0, True)])
+def test_peers_whose_levels_lie_apart_all_along_may_have_unequal_work(times: float, even: bool) -> None:
+    story = job(nodes=16)
+    story.device["train_compute_seconds"] *= 1 + 0.08 * np.random.default_rng(4).normal(size=16)
+    window = slow(story, times, 20).window()
+    assert even_work(window, 2, len(window.steps.number) - 20) is even
+
+
 @pytest.mark.parametrize(("kept", "even"), [(0.0, True), (0.9, False)])
 def test_ranks_that_wander_alike_by_chance_need_not_have_the_same_data(kept: float, even: bool) -> None:
     """Two of 160 ranks share their data, or all wander for themselves and some alike; forty steps tell which."""

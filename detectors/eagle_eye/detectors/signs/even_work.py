@@ -5,7 +5,7 @@ work is equal (fixed-length data: 1%; packed sequences and experts differ by 5 t
 explain a rank that is many times as slow, particularly if the code reports how much it is, and that it differs; the
 remaining differences are mostly the machines' own. Or ranks with the same data, whose times correlated with this one's
 alone, are not slower. Work counts as unequal if the ranks of other pipeline stages that work on the same data have
-become as slow at the same time.
+become as slow at the same time, or if peers' times lie apart all along.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from eagle_eye.detectors.signs.once import once, once_for_members
 from eagle_eye.detectors.signs.own_history import STEPS_LOOKED_AT, growths
 from eagle_eye.detectors.signs.peers import SIGMA_PER_MAD, role_members
 from eagle_eye.detectors.signs.progress import typical_step_s
-from eagle_eye.detectors.signs.step_noise import MEMORY_MIN, memory
+from eagle_eye.detectors.signs.step_noise import MEMORY_MIN, memory, wide_spread
 from eagle_eye.detectors.signs.under_load import peers_of
 from eagle_eye.detectors.types import Floats, Integers, Window
 
@@ -27,6 +27,7 @@ NOISE_RATIO = 0.03  # of single steps: the most by which ranks of equal work dif
 # Share of a rank's excess below which step-to-step differences do not explain it, if work is not reported...
 NOISE_SHARE = 0.04
 NOISE_SHARE_TOLD = 0.15  # ...and if it is
+LEVELS_SHARE = 0.125  # the same of the differences that last, as between experts of which some are asked for more
 # Reports of several short steps hold their mean, in which such differences shrink. Machines' own hardly do: times of
 # one worker have a lag-1 correlation of 0.52 to 0.88 (Alibaba), which reports still show; so many steps with 0.85 vary
 # like an independent one.
@@ -60,6 +61,8 @@ def even_work(window: Window, index: int, onset: int) -> bool:
     if not told:
         alike = STEPS_ALIKE if memory(window, int(window.role_of[index])) >= MEMORY_MIN else 1
         noise /= math.sqrt(max(window.interval_s / typical_step_s(window) / alike, 1.0))
+    if _apart(later[:, peers]) > max(NOISE_RATIO, LEVELS_SHARE * (times - 1)):
+        return False
     if all(_steady(part, noise) for part in (earlier[:, peers], earlier[:, [index]], later[:, peers])):
         return True
     return _same_data_not_slower(window, earlier, later, index)
@@ -169,6 +172,15 @@ def _steady(relative: Floats, noise: float = NOISE_RATIO) -> bool:
         off = np.abs(relative / median_over_rows(relative) - 1)
     off = off[np.isfinite(off)]
     return SIGMA_PER_MAD * median_of(off) <= noise and MEAN_DEVIATION * float(np.mean(off)) <= TAILS * noise
+
+
+def _apart(relative: Floats) -> float:
+    """Return the standard deviation of ranks' levels; 0 if fewer than two are known."""
+    levels = median_over_rows(relative)
+    levels = levels[np.isfinite(levels)]
+    return (
+        max(SIGMA_PER_MAD * median_of(np.abs(levels - median_of(levels))), wide_spread(levels)) if len(levels) else 0.0
+    )
 
 
 def _tokens_growth(window: Window, index: int, onset: int, peers: Integers) -> float:
