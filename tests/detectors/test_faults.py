@@ -94,6 +94,18 @@ class TestNodeSilent:
         story.device["gpu_power_watts"][-14:, 1] = power_watts
         assert len(detect("node_silent", story.window())) == found
 
+    @pytest.mark.parametrize(("utilization", "found"), [(0.0, 0), (0.99, 1)])
+    def test_where_no_collectives_are_counted_a_gpu_that_idles_while_all_others_wait_holds_the_job_up(
+        self, utilization: float, found: int
+    ) -> None:
+        story = Story(nodes=8).hardware().standstill(14).waiting(14)
+        story.heard_s[2] = NOW_S - 14
+        for name in ("nccl_sequence", "nccl_completed_sequence"):
+            del story.device[name]
+        story.device["gpu_utilization_ratio"][-14:, 1] = utilization
+        story.device["gpu_power_watts"][-14:, 1] = 72.0 if utilization == 0 else 230.0
+        assert len(detect("node_silent", story.window())) == found
+
     def gappy(self, nodes: tuple[int, ...], silent_s: int) -> Window:
         """Nodes that gave nothing for 10 s, half a minute ago; then n2 falls silent with the job."""
         story = Story().standstill(silent_s)

@@ -179,13 +179,15 @@ class NodeSilent:
 
 
 def _held_up_elsewhere(window: Window, found: Silence, state: Progress | None) -> bool:
-    """Whether a reporting node has a rank that the others wait for.
+    """Whether a reporting node has a rank that the others wait for; where no collectives are counted, by its GPU.
 
     Excludes a node whose GPU spins as the others' do: a pipeline stage that waits for the silent node lags as well.
     """
-    late = behind(window) > 0
+    lag = behind(window)
+    late = lag > 0
     spins = None if state is None else waiting(window, state.advanced_s)
     if state is not None and spins is not None:
-        late &= (spins != 1.0) | np.isin(window.node_of, [*activity_outliers(window, state.advanced_s)])
+        odd = np.isin(window.node_of, [*activity_outliers(window, state.advanced_s)])
+        late = late & ((spins != 1.0) | odd) if np.isfinite(lag).any() else odd & (spins == 0.0)
     lagging = window.node_of[late]
     return bool(len(lagging)) and not set(lagging.tolist()) <= set(found.nodes.tolist())
