@@ -14,8 +14,9 @@ import multiprocessing
 import pickle
 import sys
 import tempfile
-from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -136,15 +137,13 @@ def _panels(plan: Plan, work: Path, jobs: int) -> dict[str, Path]:
     with _progress() as progress, _pool(jobs, {}) as pool:
         cases = plan.tuning()
         task = progress.add_task("tuning traces", total=len(cases))
-        try:
+        futures = [pool.submit(judge.matrices, case, missing) for case in cases]
+        with _cancelled(futures):
             # In the order of the cases, whoever finishes first: what is learnt must not depend on it.
-            for found in pool.map(judge.matrices, cases, [missing] * len(cases)):
-                for profile, matrix in found.items():
+            for future in futures:
+                for profile, matrix in future.result().items():
                     traces[profile].append(matrix)
                 progress.advance(task)
-        except KeyboardInterrupt:
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
         task = progress.add_task("fitting", total=len(missing))
         for profile in missing:
             partial = paths[profile].with_suffix(".partial")
@@ -165,17 +164,25 @@ def _judge_all(plan: Plan, work: Path, panels: dict[str, Path], found: list[Outc
     with _progress() as progress, _pool(jobs, panels) as pool, (work / "outcomes.jsonl").open("ab") as file:
         task = progress.add_task("traces", total=len(todo))
         futures = {pool.submit(judge.outcomes, case, profiles): case for case, profiles in todo}
-        try:
+        with _cancelled(futures):
             for future in as_completed(futures):
                 for outcome in future.result():
                     file.write(msgspec.json.encode(outcome) + b"\n")
                     found.append(outcome)
                 file.flush()
                 progress.advance(task)
-        except KeyboardInterrupt:
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
     return found
+
+
+@contextmanager
+def _cancelled(futures: Iterable[Future[Any]]) -> Iterator[None]:
+    """Cancel what has not begun if the block is interrupted: else the pool, as it is left, waits for all of it."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        for future in futures:
+            future.cancel()
+        raise
 
 
 def _read(path: Path) -> list[Outcome]:
