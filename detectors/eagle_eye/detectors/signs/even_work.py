@@ -19,7 +19,7 @@ from eagle_eye.detectors.signs.once import once, once_for_members
 from eagle_eye.detectors.signs.own_history import STEPS_LOOKED_AT, growths
 from eagle_eye.detectors.signs.peers import SIGMA_PER_MAD, role_members
 from eagle_eye.detectors.signs.progress import typical_step_s
-from eagle_eye.detectors.signs.step_noise import MEMORY_MIN, memory, wide_spread
+from eagle_eye.detectors.signs.step_noise import MEMORY_MIN, memory, spread_of
 from eagle_eye.detectors.signs.under_load import peers_of
 from eagle_eye.detectors.types import Floats, Integers, Window
 
@@ -61,7 +61,7 @@ def even_work(window: Window, index: int, onset: int) -> bool:
     if not told:
         alike = STEPS_ALIKE if memory(window, int(window.role_of[index])) >= MEMORY_MIN else 1
         noise /= math.sqrt(max(window.interval_s / typical_step_s(window) / alike, 1.0))
-    if _apart(later[:, peers]) > max(NOISE_RATIO, LEVELS_SHARE * (times - 1)):
+    if spread_of(median_over_rows(later[:, peers])) > max(NOISE_RATIO, LEVELS_SHARE * (times - 1)):
         return False
     if all(_steady(part, noise) for part in (earlier[:, peers], earlier[:, [index]], later[:, peers])):
         return True
@@ -172,15 +172,6 @@ def _steady(relative: Floats, noise: float = NOISE_RATIO) -> bool:
         off = np.abs(relative / median_over_rows(relative) - 1)
     off = off[np.isfinite(off)]
     return SIGMA_PER_MAD * median_of(off) <= noise and MEAN_DEVIATION * float(np.mean(off)) <= TAILS * noise
-
-
-def _apart(relative: Floats) -> float:
-    """Return the standard deviation of ranks' levels; 0 if fewer than two are known."""
-    levels = median_over_rows(relative)
-    levels = levels[np.isfinite(levels)]
-    return (
-        max(SIGMA_PER_MAD * median_of(np.abs(levels - median_of(levels))), wide_spread(levels)) if len(levels) else 0.0
-    )
 
 
 def _tokens_growth(window: Window, index: int, onset: int, peers: Integers) -> float:

@@ -87,7 +87,7 @@ class StepNoise:
             centres = np.delete(self._centres, places[at]) if places[at] >= 0 else self._centres
             between[at] = SIGMA_PER_MAD * median_of(np.abs(centres - median_of(centres)))
             own_node = self._node_of[places[at]] if places[at] >= 0 else -1
-            between[at] = max(between[at], wide_spread(self._centres[self._node_of != own_node]))
+            between[at] = max(between[at], _wide_spread(self._centres[self._node_of != own_node]))
         error = TRIM_EFFICIENCY * np.maximum(noise, NOISE_FLOOR_RATIO) / np.sqrt(np.maximum(steps, 1))
         few = 1 + FEW_PEERS / np.maximum(others, 1)  # a spread estimated from few values is poorly known
         return noise, few * np.maximum(np.maximum(error, between), NOISE_FLOOR_RATIO)
@@ -106,7 +106,13 @@ class StepNoise:
         return median, (self._total - float(self._spread[first:end].sum())) / count
 
 
-def wide_spread(values: Floats) -> float:
+def spread_of(levels: Floats) -> float:
+    """Return the standard deviation that mostly healthy ranks' levels imply, NaN ignored; 0 if there are none."""
+    known = levels[np.isfinite(levels)]
+    return max(SIGMA_PER_MAD * median_of(np.abs(known - median_of(known))), _wide_spread(known)) if len(known) else 0.0
+
+
+def _wide_spread(values: Floats) -> float:
     """Return the standard deviation implied by the larger deviations, 0 if there are none."""
     if not len(values):
         return 0.0

@@ -16,7 +16,7 @@ from eagle_eye.detectors.signs.readings import node_read_anew
 from eagle_eye.detectors.signs.runs import longer_than_peers
 from eagle_eye.detectors.signs.shared_cause import TOGETHER_ROWS, TOGETHER_S, Struck, partition
 from eagle_eye.detectors.signs.slow_share import Slowness, pace_change, slowness_by_pace
-from eagle_eye.detectors.signs.step_noise import wide_spread
+from eagle_eye.detectors.signs.step_noise import spread_of
 from eagle_eye.detectors.signs.topology import named
 from eagle_eye.detectors.signs.under_load import (
     ROWS_MIN,
@@ -359,7 +359,7 @@ def _steps_tell(window: Window, columns: Integers, busy: _Busy) -> list[_Effect 
     relative = median_over_rows(steps.relative_compute[lines])
     own, others = relative[columns], relative[window.node_of[: len(relative)] != busy.node]
     own, others = own[np.isfinite(own)], others[np.isfinite(others)]
-    line = max(COMPUTE_RATIO, 1 + EFFECT_SIGMAS * _spread(others))
+    line = max(COMPUTE_RATIO, 1 + EFFECT_SIGMAS * spread_of(others))
     if len(own) and (own >= line).mean() >= ALL_SHARE:
         level = middle(own)
         longer = (1 - 1 / level) * middle(steps.values["train_compute_seconds"][lines][:, columns].ravel()) / step_s
@@ -396,16 +396,9 @@ def _levels(window: Window, values: Floats, lines: Integers, columns: Integers) 
         levels = median_over_rows(values[np.ix_(lines, peers[peers < values.shape[1]])])
         levels, own = levels[np.isfinite(levels)], middle(values[lines, column])
         if len(levels) >= PEERS_MIN and math.isfinite(own):
-            found.append((own, middle(levels), _spread(levels)))
+            found.append((own, middle(levels), spread_of(levels)))
     own_s, peers_s, spread_s = np.array(found).reshape(-1, 3).T
     return own_s, peers_s, spread_s
-
-
-def _spread(levels: Floats) -> float:
-    """Return the standard deviation that healthy ranks' levels imply; 0 if there are none."""
-    if not len(levels):
-        return 0.0
-    return max(SIGMA_PER_MAD * middle(np.abs(levels - middle(levels))), wide_spread(levels))
 
 
 def _cost(window: Window, busy: _Busy, effects: list[_Effect]) -> Slowness:
