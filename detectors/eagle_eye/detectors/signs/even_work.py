@@ -28,10 +28,10 @@ NOISE_RATIO = 0.03  # of single steps: the most by which ranks of equal work dif
 NOISE_SHARE = 0.04
 NOISE_SHARE_TOLD = 0.15  # ...and if it is
 LEVELS_SHARE = 0.125  # the same of the differences that last, as between experts of which some are asked for more
-# Reports of several short steps hold their mean, in which such differences shrink. Machines' own hardly do: times of
-# one worker have a lag-1 correlation of 0.52 to 0.88 (Alibaba), which reports still show; so many steps with 0.85 vary
-# like an independent one.
-STEPS_ALIKE = 12
+# Reports of several short steps hold their mean, in which such differences shrink. Machines' own shrink less: times of
+# one worker have a lag-1 correlation of 0.52 to 0.88 (Alibaba). Where reports still show that they last, so many steps
+# vary like an independent one (0.85); where they do not, so many (0.38), since work that differs by 5% must be seen.
+STEPS_ALIKE, STEPS_ALIKE_UNSEEN = 12, 2.25
 TAILS = 2.0  # times that by the mean deviation: a few odd steps do not make work uneven
 MEAN_DEVIATION = 1.2533  # of a normal distribution, its standard deviation over its mean deviation
 WORK_SHARE = 0.5  # of the growth, that growth of the work must reach to explain it
@@ -59,7 +59,8 @@ def even_work(window: Window, index: int, onset: int) -> bool:
     told = work_is_told(window, index, onset) and _units_differ(window, first, peers)
     noise = max(NOISE_RATIO, (NOISE_SHARE_TOLD if told else NOISE_SHARE) * (times - 1))
     if not told:
-        alike = STEPS_ALIKE if memory(window, int(window.role_of[index])) >= MEMORY_MIN else 1
+        lasting = memory(window, int(window.role_of[index])) >= MEMORY_MIN
+        alike = STEPS_ALIKE if lasting else STEPS_ALIKE_UNSEEN
         noise /= math.sqrt(max(window.interval_s / typical_step_s(window) / alike, 1.0))
     if spread_of(median_over_rows(later[:, peers])) > max(NOISE_RATIO, LEVELS_SHARE * (times - 1)):
         return False
