@@ -75,13 +75,13 @@ class SwitchDown:
         groups = [group for group in groups if len(group.nodes) < len(window.nodes)]
         if found.most:
             groups = [group for group in groups if group.switches]
-        usual_s = passed_silences_s(window)  # where agents now and then say nothing for as long, some do so at once
-        groups = [group for group in groups if group.switches or (found.seconds > usual_s)[[*group.nodes]].all()]
         if not groups:
             return []
         _, stopped = job_stopped(window, self.patience)
         if stopped is None:
             return []
+        unusual = found.seconds > passed_silences_s(window)  # agents that often say nothing for as long do so at once
+        groups = [group for group in groups if group.switches or unusual[[*group.nodes]].all()]
         return [self._silent_verdict(window, group, found, stopped) for group in groups]
 
     def _silent_verdict(self, window: Window, group: SharedTrouble, found: Silence, stopped: Evidence) -> Verdict:
