@@ -31,7 +31,7 @@ from eagle_eye.server.ingest.rows_ingest import group_every_s
 from eagle_eye.server.model.errors import StoreUnavailable
 from eagle_eye.server.security.auth import mint
 from eagle_eye.server.store.store import Change
-from tests.server.builders import NOW, Running, acknowledged, frame, running
+from tests.server.builders import NOW, FakeClock, Running, acknowledged, frame, running
 
 WAYS = ("plain", "long")
 
@@ -48,8 +48,13 @@ def test_each_of_several_cells_waits_for_more_rows_but_for_no_more_than_a_fifth_
 
 
 @pytest.fixture
-def server(tmp_path: Path) -> Iterator[Running]:
-    with running(tmp_path, ingest__nodes=["n*"], ingest__body_bytes_max=100_000) as started:
+def clock() -> FakeClock:
+    return FakeClock()
+
+
+@pytest.fixture
+def server(tmp_path: Path, clock: FakeClock) -> Iterator[Running]:
+    with running(tmp_path, clock, ingest__nodes=["n*"], ingest__body_bytes_max=100_000) as started:
         yield started
 
 
@@ -387,3 +392,47 @@ def _template(one: Frame) -> bytes:
 
 def _row(one: Frame) -> bytes:
     return encode_row(one, template_of(one), template_id(_template(one)))
+
+
+class TestIdentity:
+    """Two machines under one name and token: a cloned image."""
+
+    @pytest.mark.parametrize("way", WAYS)
+    def test_the_second_machine_is_refused_and_not_observed(self, server: Running, way: str) -> None:
+        gone = Event(NOW, "xid", 0, {"code": 79})
+        twin: dict[str, Any] = {"boot_id": "b2", "stream": "s2"}
+        assert post(server, request(frame(1)), way).status_code == 200
+        for one in (frame(1, **twin), frame(2, **twin, events=[gone])):
+            answer = post(server, request(one), way)
+            assert (answer.status_code, answer.json()["reason"]) == (403, "identity")
+        assert post(server, request(frame(2)), way).status_code == 200
+        assert [(seen.boot_id, seen.events) for seen, _, _ in server.watcher.frames] == [(frame(1).boot_id, [])] * 2
+
+    @pytest.mark.parametrize("way", WAYS)
+    def test_plain_rows_of_the_second_machine_are_refused(self, server: Running, clock: FakeClock, way: str) -> None:
+        twin: dict[str, Any] = {"boot_id": "b2", "stream": "s2"}
+        post(server, request(frame(1, **twin)), way)
+        clock.advance(60.0)
+        post(server, request(frame(1, time_s=NOW + 60), sent_s=NOW + 60), way)
+        rows = request(frame(2, time_s=NOW + 60, **twin), templates=False, sent_s=NOW + 60)
+        answer = post(server, rows, way)
+        assert (answer.status_code, answer.json()["reason"]) == (403, "identity")
+
+    def test_both_speaking_is_named(self, server: Running, clock: FakeClock) -> None:
+        twin: dict[str, Any] = {"boot_id": "b2", "stream": "s2"}
+        post(server, request(frame(1)))
+        clock.advance(0.5)
+        post(server, request(frame(1, **twin)))
+        assert server.metric("nodes_disputed") == 0
+        clock.advance(0.5)
+        post(server, request(frame(2, time_s=NOW + 1), sent_s=NOW + 1))
+        said = f"two machines report as n1: boot id is {frame(1).boot_id} and b2 by turns"
+        assert said in server.client.get("/readyz").json()["notes"]["identity"]
+
+    def test_a_booted_machine_is_taken_and_its_old_frames_too(self, server: Running, clock: FakeClock) -> None:
+        post(server, request(frame(1)))
+        clock.advance(60.0)
+        booted: dict[str, Any] = {"boot_id": "b2", "stream": "s2", "time_s": NOW + 60}
+        assert post(server, request(frame(1, **booted), sent_s=NOW + 60)).status_code == 200
+        assert post(server, request(frame(2, time_s=NOW + 1), sent_s=NOW + 61)).status_code == 200
+        assert server.metric("nodes_disputed") == 0

@@ -83,6 +83,7 @@ def _import(args: argparse.Namespace, start_s: float, end_s: float) -> Imported:
     from eagle_eye.server.history.remote_store.credentials import Access, client
     from eagle_eye.server.history.remote_store.promql import PromQl
     from eagle_eye.server.ingest.settings import RemoteWriteSettings
+    from eagle_eye.server.model.identity import Clusters, Naming
     from eagle_eye.server.trace_import.catalogued import ImportRequest
     from eagle_eye.server.trace_import.importing import import_trace
 
@@ -91,7 +92,7 @@ def _import(args: argparse.Namespace, start_s: float, end_s: float) -> Imported:
         job=args.job,
         nodes=tuple(args.nodes),
         matchers=args.selector.strip().removeprefix("{").removesuffix("}"),
-        node_labels=tuple(dict.fromkeys((*args.node_label, *known.node_labels))),
+        naming=Naming(tuple(dict.fromkeys((*args.node_label, *known.node_labels))), known.cluster_labels, Clusters()),
         job_labels=tuple(dict.fromkeys((*args.job_label, *known.job_labels))),
     )
     access = Access(

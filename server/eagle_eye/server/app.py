@@ -96,6 +96,7 @@ from eagle_eye.server.jobs.keeper import JobSources
 from eagle_eye.server.jobs.source_metrics import JobSourceCollector
 from eagle_eye.server.model.batch import Batch
 from eagle_eye.server.model.clock import Clock, SystemClock
+from eagle_eye.server.model.identity import Clusters, Naming
 from eagle_eye.server.model.records import AuditEntry
 from eagle_eye.server.monitor.cells import Cells
 from eagle_eye.server.monitor.detection_metrics import BlindCollector, DropsCollector, LatestCollector
@@ -104,7 +105,7 @@ from eagle_eye.server.monitor.heartbeat import Heartbeat
 from eagle_eye.server.monitor.incident_metrics import IncidentCollector, IncidentListCollector, JobCollector
 from eagle_eye.server.monitor.known_nodes import KnownNodes
 from eagle_eye.server.monitor.lease_metrics import LeaseCollector
-from eagle_eye.server.monitor.readiness import Doctor, replication_note
+from eagle_eye.server.monitor.readiness import Doctor, identity_note, replication_note
 from eagle_eye.server.monitor.recent_past import recent_past
 from eagle_eye.server.monitor.watcher import ALL_JOBS, JobShare, Outlook, Watcher
 from eagle_eye.server.reload import Reload
@@ -295,7 +296,8 @@ def _build(
     kept = EmbeddedHistory(folder, settings, config.ingest.pending_bytes_max, clock, config.detection.window_s)
     counters = Telemetry()
     places = read_places(Path(config.topology_file)) if config.topology_file else Places()
-    fleet = Fleet(config.ingest.nodes_max, Vouchers(places.rack_of_node.keys() | places.switch_of_node.keys()))
+    vouchers = Vouchers(places.rack_of_node.keys() | places.switch_of_node.keys())
+    fleet = Fleet(config.ingest.nodes_max, vouchers, Clusters(config.identity.cluster))
     if leadership is not None:
         heard = (lambda: fleet.counts(clock.now_s(), heard_s)[1]) if forwarding is None else forwarding.unreached.count
         leadership.count_nodes(heard)
@@ -335,6 +337,7 @@ def _build(
     notes = {
         "tls": (lambda: without) if certificates is None else certificates.ending,
         "windows": resends.problem,
+        "identity": lambda: identity_note(fleet, clock.now_s()),
         "replication": lambda: replication_note(leadership, outlook.policy(), async_ok=config.records.async_ok),
     }
     # What comes from loopback comes from everybody where a proxy on this machine passes it on.
@@ -591,7 +594,8 @@ def _remote_write(services: Services, to_cells: httpx.AsyncClient | None) -> Rem
     fleet.when_forgotten(codes.forget)
     intake = RemoteWriteIntake(
         table,
-        settings.node_labels,
+        Naming(settings.node_labels, settings.cluster_labels, fleet.clusters, fleet.matching),
+        fleet.claims,
         settings.job_labels,
         settings.series_max,
         2 * services.config.ingest.nodes_max,

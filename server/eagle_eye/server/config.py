@@ -21,7 +21,7 @@ from eagle_eye.server.engine.settings import DetectionSettings, PolicySettings
 from eagle_eye.server.history.remote_store import settings as remote_store
 from eagle_eye.server.history.remote_store.settings import RemoteStoreSettings
 from eagle_eye.server.history.settings import HistorySettings
-from eagle_eye.server.ingest.settings import IngestSettings, RemoteWriteSettings
+from eagle_eye.server.ingest.settings import IdentitySettings, IngestSettings, RemoteWriteSettings
 from eagle_eye.server.jobs import settings as job_sources
 from eagle_eye.server.jobs.settings import JobSourceSettings
 from eagle_eye.server.model.bounds import Count
@@ -48,6 +48,7 @@ class ServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     detection: DetectionSettings = DetectionSettings()
     policy: PolicySettings = PolicySettings()
     webhooks: WebhookSettings = WebhookSettings()
+    identity: IdentitySettings = IdentitySettings()
     ingest: IngestSettings = IngestSettings()
     remote_write: RemoteWriteSettings = RemoteWriteSettings()
     records: RecordsSettings = RecordsSettings()

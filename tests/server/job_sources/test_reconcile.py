@@ -20,7 +20,7 @@ from eagle_eye.server.jobs.reconcile import (
     reconcile,
 )
 from eagle_eye.server.jobs.source import ScheduledJob
-from eagle_eye.server.model.node_names import NodeNames
+from eagle_eye.server.model.identity import NodeNames
 from eagle_eye.server.model.records import Job
 
 NOW = 10_000.0

@@ -8,7 +8,7 @@ import pytest
 
 from eagle_eye.server.jobs.source import ScheduledNode
 from eagle_eye.server.jobs.standing import standing
-from eagle_eye.server.model.node_names import NodeNames
+from eagle_eye.server.model.identity import NodeNames
 from eagle_eye.server.model.records import Node
 
 NAMES = NodeNames(["n1"])

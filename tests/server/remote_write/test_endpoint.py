@@ -7,7 +7,7 @@ import httpx
 import pytest
 
 from eagle_eye.schema.action import MemberRank
-from eagle_eye.schema.frame import Frame, block, values_of
+from eagle_eye.schema.frame import CONTENT_TYPE, Frame, block, values_of
 from eagle_eye.schema.metrics import Scope
 from eagle_eye.server.engine.engine import Engine
 from eagle_eye.server.engine.settings import DetectionSettings
@@ -385,3 +385,36 @@ def test_of_a_prometheus_that_is_ahead_the_rows_are_of_now_and_the_troubles_say_
     assert server.metric("ingest_moved_times_total", of="sample") == 4
     troubles = server.client.get("/api/v1/nodes/n1").json()["agent"]["troubles"]
     assert troubles["clock"] == "4 times that it sent cannot be and were moved to when they came"
+
+
+def test_the_agents_word_beats_series_of_its_machine(server: Running, clock: FakeClock) -> None:
+    server.client.post("/api/v1/frames", content=body(frame(node="n1")), headers={"content-type": CONTENT_TYPE})
+    clock.advance(1.0)
+    for uuid in ("GPU-0", "GPU-1", "GPU-0"):
+        clock.advance(15.0)
+        written = temperature(50.0, clock.time_s, "", instance="N1.hpc.example.org:9400", UUID=uuid)
+        assert write(server, written).status_code == 204
+    assert [one["node"] for one in server.client.get("/api/v1/nodes").json()["items"]] == ["n1"]
+    assert server.metric("remote_write_left_out_total", reason="has_agent") == 3
+    assert server.metric("nodes_disputed") == 0
+
+
+def test_a_disputed_name_is_named_on_readyz_page_and_metric(server: Running, clock: FakeClock) -> None:
+    for uuid in ("GPU-0", "GPU-1", "GPU-0"):
+        clock.advance(5.0)
+        write(server, temperature(50.0, clock.time_s, UUID=uuid))
+    said = "two machines report as n1: GPU 0 is GPU-0 and GPU-1 by turns"
+    assert said in server.client.get("/readyz").json()["notes"]["identity"]
+    assert server.client.get("/api/v1/nodes/n1").json()["agent"]["troubles"]["identity"] == said
+    assert server.metric("nodes_disputed") == 1
+    assert server.metric("remote_write_left_out_total", reason="identity") == 2
+
+
+def test_clusters_keep_their_names_over_a_restart(tmp_path: Path, clock: FakeClock) -> None:
+    with running(tmp_path, clock) as server:
+        write(server, temperature(50.0, clock.time_s, cluster="a"), temperature(50.0, clock.time_s, cluster="b"))
+        assert "clusters a, b" in server.client.get("/readyz").json()["notes"]["identity"]
+    clock.advance(15.0)
+    with running(tmp_path, clock) as server:
+        write(server, temperature(50.0, clock.time_s, cluster="b"), temperature(50.0, clock.time_s, cluster="a"))
+        assert {one["node"] for one in server.client.get("/api/v1/nodes").json()["items"]} == {"n1", "n1@b"}

@@ -4,6 +4,7 @@ import math
 import re
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,6 +20,7 @@ from eagle_eye.server.ingest.remote_write.intake import (
     own_cell,
 )
 from eagle_eye.server.ingest.settings import RemoteWriteSettings
+from eagle_eye.server.model.identity import SETTLED_S, Claims, Clusters, Naming
 from eagle_eye.server.model.scraped_devices import Watched
 from tests.server.remote_write.requests import STALE, Written, series, v1
 
@@ -36,10 +38,12 @@ class Site:
     def __init__(
         self, series_max: int = 1_000, interval_s: float | None = 15.0, watched: dict[int, Watched] | None = None
     ) -> None:
-        labels = (SETTINGS.node_labels, SETTINGS.job_labels)
-        remembered = watched or {}
+        remembered, self.claims = watched or {}, Claims()
+        naming = Naming(SETTINGS.node_labels, SETTINGS.cluster_labels, Clusters())
         self.intake = RemoteWriteIntake(
-            TABLE, *labels, series_max, NODES_MAX, lambda _node: interval_s, lambda _node: remembered
+            *(TABLE, naming, self.claims, SETTINGS.job_labels, series_max, NODES_MAX),
+            lambda _node: interval_s,
+            lambda _node: remembered,
         )
         self.refused: dict[str, RefusedSamples] = {}
         self.values: dict[tuple[str, int | str, str, float], float] = {}
@@ -491,3 +495,81 @@ class TestOtherCells:
         site.send(dcgm("DEV_GPU_TEMP", 50.0))
         taken = site.send(dcgm("DEV_GPU_TEMP", 51.0, 15.0), cell_of=lambda *_: "west")
         assert (list(taken.of_cells), site.row("gpu_temperature_celsius", key=0)) == (["west"], [(0.0, 50.0)])
+
+
+class TestIdentity:
+    """Series of two machines under one name, and of one machine under two."""
+
+    def test_all_exporters_of_a_machine_are_one_node(self) -> None:
+        site = Site()
+        site.send(dcgm("DEV_GPU_TEMP", 50.0), node("procs_blocked", 2.0, instance="N1.hpc.example.org:9100"))
+        assert {name for name, *_ in site.values} == {"n1"}
+
+    def test_localhost_names_no_node(self) -> None:
+        site = Site()
+        for host in ("10.0.0.1", "10.0.0.2"):
+            site.send(dcgm("DEV_GPU_TEMP", 50.0, Hostname="localhost", instance=f"{host}:9400", UUID=host))
+        assert {name for name, *_ in site.values} == {"10.0.0.1", "10.0.0.2"}
+
+    def test_two_clusters_are_two_nodes_and_two_jobs(self) -> None:
+        site = Site()
+        theirs: dict[str, Any] = {"cluster": "b", "UUID": "GPU-b", "eagle_eye_job": "train"}
+        site.send(dcgm("DEV_GPU_TEMP", 50.0, cluster="a", eagle_eye_job="train"), dcgm("DEV_GPU_TEMP", 60.0, **theirs))
+        taken = site.send(dcgm("DEV_GPU_TEMP", 61.0, 15.0, **theirs))
+        assert {(key[0], value) for key, value in site.values.items()} == {("n1", 50.0), ("n1@b", 60.0), ("n1@b", 61.0)}
+        assert [moment.job for moment in taken.moments] == ["train@b"]
+
+    def test_replicas_of_a_prometheus_are_one_machine(self) -> None:
+        site = Site()
+        for at in range(0, 90, 15):
+            for replica in ("r1", "r2"):
+                taken = site.send(dcgm("DEV_GPU_TEMP", 50.0, at, prometheus_replica=replica))
+                assert taken.left_out["identity"] == 0
+        assert len(site.row("gpu_temperature_celsius", key=0)) == 6
+
+    def test_another_gpu_at_once_is_not_taken(self) -> None:
+        site = Site()
+        for at in range(0, 90, 15):
+            site.send(xid(0.0, at))
+        taken = site.send(xid(79.0, 92.0, UUID="GPU-other"))
+        assert (site.events, taken.left_out) == ([], {"identity": 1})
+
+    def test_a_disputed_node_says_goodbye_and_no_more(self) -> None:
+        site = Site()
+        site.send(dcgm("DEV_GPU_TEMP", 50.0), node("procs_blocked", 1.0))
+        site.send(dcgm("DEV_GPU_TEMP", 90.0, 2.0, UUID="GPU-other"))
+        taken = site.send(dcgm("DEV_GPU_TEMP", 51.0, 15.0), node("procs_blocked", 2.0, 15.0), xid(79.0, 15.0))
+        assert (site.events, taken.left_out) == ([("agent_stop", -1, 15.0, None)], {"identity": 3})
+        assert site.row("node_blocked_tasks") == [(0.0, 1.0)]
+
+    def test_a_node_is_heard_again_once_the_other_machine_left(self) -> None:
+        site = Site()
+        for at, uuid in ((0.0, "GPU-0"), (2.0, "GPU-other"), (15.0, "GPU-0"), (30.0 + SETTLED_S, "GPU-0")):
+            site.send(dcgm("DEV_GPU_TEMP", 50.0, at, UUID=uuid))
+        assert [at for at, _ in site.row("gpu_temperature_celsius", key=0)] == [0.0, 30.0 + SETTLED_S]
+
+    def test_a_replaced_gpus_old_code_is_no_news(self) -> None:
+        site = Site()
+        for at in range(0, 120, 15):
+            site.send(xid(0.0, at))
+        site.send(xid(79.0, 600.0, UUID="GPU-spare"))
+        assert site.events == []
+        site.send(xid(48.0, 660.0, UUID="GPU-spare"))
+        assert site.events == [("xid", 0, 660.0, 48)]
+
+    def test_a_restarted_server_knows_which_gpu_it_watched(self) -> None:
+        site = Site(watched={0: Watched(T - 900, T - 900, 0.0, "GPU-old")})
+        site.send(xid(79.0, 0.0))
+        assert site.events == []
+
+    def test_a_node_heard_under_its_agents_name_says_goodbye_once(self) -> None:
+        site = Site()
+        site.send(dcgm("DEV_GPU_TEMP", 50.0))
+        site.refused["n1"] = RefusedSamples("has_agent", "", sender=False, departs=True)
+        for at in (15.0, 30.0):
+            assert site.send(dcgm("DEV_GPU_TEMP", 50.0, at)).left_out == {"has_agent": 1}
+        assert site.events == [("agent_stop", -1, 16.0, None)]
+
+
+def xid(code: float, at: float, **labels: str) -> Written:
+    return dcgm("DEV_XID_ERRORS", code, at, **labels)

@@ -15,6 +15,7 @@ import pytest
 from eagle_eye.cli.main import main
 from eagle_eye.server.backtest.trace_format import TraceEvent, read_header, read_lines
 from eagle_eye.server.ingest.remote_write import mapping
+from eagle_eye.server.model.identity import POD_LABELS, Clusters, Naming
 from eagle_eye.server.trace_import.catalogued import ImportRequest, census, nodes_of, nothing_found, questions
 from tests.server.remote_store.real_stores import PROMETHEUS, VICTORIA_METRICS, listening, show
 from tests.server.remote_write.requests import V1_HEADERS, Written, snappy, v1
@@ -91,8 +92,9 @@ def network_rates(trace: Path) -> set[int]:
 
 
 def wanted(**more: Any) -> ImportRequest:
+    naming = Naming(NODE_LABELS, ("cluster",), Clusters())
     settings: dict[str, Any] = {"job": "train", "nodes": (), "matchers": "", "job_labels": ("eagle_eye_job",)}
-    return ImportRequest(**{**settings, "node_labels": NODE_LABELS, **more})
+    return ImportRequest(**{**settings, "naming": naming, **more})
 
 
 GPU = {"Hostname": "n1", "instance": "dcgm:9400", "eagle_eye_job": "train"}
@@ -103,7 +105,11 @@ HOST = {"instance": "n1:9100"}
 def test_one_label_of_the_job_brings_all_of_a_nodes_series() -> None:
     found = nodes_of([GPU, OTHERS, HOST], [{"node": "n3", "job": "eagle-eye", "exported_job": "train"}], wanted())
     assert (found.names, found.own) == ({"n1", "n3"}, {"n3"})
-    assert found.by_label == {"Hostname": {"n1": {"n1"}}, "instance": {"n1": {"n1:9100"}}}
+    by_instance = (("Hostname", ""), ("node", ""), ("cluster", ""))
+    assert found.by_label == {
+        ("Hostname", (("cluster", ""),)): {"n1": {"n1"}},
+        ("instance", by_instance): {"n1": {"n1:9100"}},
+    }
 
 
 def test_no_question_asks_for_what_another_does() -> None:
@@ -111,8 +117,8 @@ def test_no_question_asks_for_what_another_does() -> None:
     asked = questions(nodes_of([GPU, HOST], [], wanted()), ["n1"], table, wanted(matchers='cluster="a"'))
     by_hostname, by_instance = asked
     assert by_hostname.endswith(',Hostname=~"n1",cluster="a"}')
-    assert by_hostname.startswith('{__name__=~"')
-    assert by_instance.startswith('{Hostname="",node="",__name__=~"')
+    assert by_hostname.startswith('{cluster="",__name__=~"')
+    assert by_instance.startswith('{Hostname="",node="",cluster="",__name__=~"')
     assert by_instance.endswith(',instance=~"n1:9100",cluster="a"}')
 
 
@@ -124,7 +130,8 @@ def test_names_are_taken_literally() -> None:
 
 def test_the_census_groups_by_what_names_nodes_and_jobs() -> None:
     of_exporters, of_ours = census(mapping.load(), wanted(), 300.0)
-    assert of_exporters.startswith("group by (Hostname,node,instance,eagle_eye_job) (last_over_time({__name__=~")
+    grouped = ",".join((*NODE_LABELS, *POD_LABELS, "cluster", "eagle_eye_job"))
+    assert of_exporters.startswith(f"group by ({grouped}) (last_over_time({{__name__=~")
     assert of_ours.startswith("group by (node,job,exported_job) (last_over_time({__name__=~")
     assert of_ours.endswith("[300000ms]))")
 

@@ -125,6 +125,7 @@ def node(record: Node, fleet: Fleet, offsets: dict[str, float], now_s: float) ->
     view["relapsed"] = [rfc3339(time_s) for time_s in record.relapsed]
     view["vouched"] = fleet.vouchers.vouch_for(record.node)
     heard, clock = fleet.last(record.node), fleet.clock_notes.said(record.node, now_s)
+    dispute = fleet.claims.dispute(record.node, now_s)
     view["agent"] = (
         None
         if heard is None
@@ -135,7 +136,11 @@ def node(record: Node, fleet: Fleet, offsets: dict[str, float], now_s: float) ->
             "boot_id": heard.boot_id,
             "interval_seconds": heard.interval_s,
             "clock_offset_seconds": offsets.get(record.node),
-            "troubles": {**heard.troubles, **({} if clock is None else {"clock": clock})},
+            "troubles": {
+                **heard.troubles,
+                **({} if clock is None else {"clock": clock}),
+                **({} if dispute is None else {"identity": str(dispute)}),
+            },
             "dropped": heard.dropped,
         }
     )

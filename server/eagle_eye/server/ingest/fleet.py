@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -11,15 +12,20 @@ from msgspec.structs import replace
 
 from eagle_eye.schema.action import MemberRank
 from eagle_eye.schema.frame import Frame, Rank
+from eagle_eye.schema.names import UNKNOWN
 from eagle_eye.server.history.history import LATE_S
 from eagle_eye.server.ingest.clock_notes import ClockNotes
 from eagle_eye.server.ingest.vouching import NodeQuota, Vouchers
 from eagle_eye.server.model.batch import ResolvedTemplate
+from eagle_eye.server.model.identity import Claims, Clusters, NodeNames
 from eagle_eye.server.model.node_clocks import SEEN_S, STEP_S, NodeClock, corrected, is_same_base
 
 FRESH_INTERVALS = 2.5  # a node that scrapes slowly counts as fresh for this many of its intervals,
 FRESH_INTERVAL_S_MAX = 120.0  # an interval above this counts as this
 _TROUBLES_MAX = 32  # collectors and drop reasons kept per agent
+BOOT_ID = "boot id"
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,9 +73,15 @@ class Fleet:
     """All nodes ever heard of. Written on the event loop, read from any thread.
 
     Holds at most ``nodes_max`` vouched nodes and as many unvouched ones; unvouched nodes cannot displace vouched ones.
+    ``clusters`` are those that series name, ``claims`` tells which machine holds a name that several have.
     """
 
-    def __init__(self, nodes_max: int, vouchers: Vouchers | None = None) -> None:
+    def __init__(self, nodes_max: int, vouchers: Vouchers | None = None, clusters: Clusters | None = None) -> None:
+        self.clusters = clusters or Clusters()
+        self.claims = Claims()
+        self._names = NodeNames()
+        self._names_of_agents = NodeNames()
+        self._disputed: frozenset[str] = frozenset()
         self._clocks: dict[str, NodeClock] = {}
         self._clocks_before: dict[str, tuple[float, float | None]] = {}  # offset and base in an earlier run
         self.clock_notes = ClockNotes()
@@ -84,12 +96,17 @@ class Fleet:
         self._newest_s: float | None = None
         self._newest_interval_s = 0.0
 
-    def know(self, node: str, heard_s: float | None = None, unvouched_by: str | None = None) -> None:
+    def know(
+        self, node: str, heard_s: float | None = None, unvouched_by: str | None = None, *, has_agent: bool = False
+    ) -> None:
         """Add a node from the records of an earlier run, in which it was last heard at ``heard_s``.
 
         ``unvouched_by`` is the remote-write token that named the node; None if it became known another way.
+        ``has_agent``: its own agent was heard.
         """
-        self._known.add(node)
+        self._add(node)
+        if has_agent:
+            self._names_of_agents.add(node)
         if heard_s is not None:
             self._heard_before[node] = max(heard_s, self._heard_before.get(node, heard_s))
         if unvouched_by is not None and not self.vouchers.vouch_for(node):
@@ -122,8 +139,11 @@ class Fleet:
 
     def forget(self, nodes: Collection[str]) -> None:
         """Remove the nodes, as if they had never been heard of."""
+        self.claims.forget(nodes)
         for node in nodes:
             self.room.leave(node)
+            self._names.discard(node)
+            self._names_of_agents.discard(node)
             for kept in (self._clocks, self._clocks_before, self._heard, self._rows, self._heard_before):
                 kept.pop(node, None)
         self.vouchers.forget(nodes)
@@ -140,9 +160,37 @@ class Fleet:
         """Register ``callback`` to be called with the nodes that are forgotten."""
         self._listeners.append(callback)
 
+    def _add(self, node: str) -> bool:
+        """Add a node to the known; return whether it is new."""
+        if node in self._known:
+            return False
+        self._known.add(node)
+        self._names.add(node)
+        return True
+
     def _vouch(self, node: str) -> None:
         self.vouchers.note_spoken(node)
         self.room.unvouched.discard(node)
+
+    def matching(self, name: str) -> Sequence[str]:
+        """Return the nodes that a name may mean: those with an agent, or else all that were ever heard of."""
+        return self._names_of_agents.matching(name) or self._names.matching(name)
+
+    def holds_name(self, node: str, boot_id: str, received_s: float, interval_s: float) -> bool:
+        """Take what a machine of this boot id has just sent as the node; return whether the name is its own."""
+        return boot_id == UNKNOWN or self.claims.heard(node, BOOT_ID, boot_id, received_s, interval_s)
+
+    def agent_of(self, node: str) -> Heard | None:
+        """Return what the agent last reported of the machine that has this name, maybe among others; None for none."""
+        name = self._names_of_agents.ours(node)
+        return None if name is None else self.last(name)
+
+    def name_disputes(self, now_s: float) -> None:
+        """Log which nodes' names two machines have, each once."""
+        found = {dispute.node: str(dispute) for dispute in self.claims.disputes(now_s)}
+        for node in found.keys() - self._disputed:
+            _log.warning("%s: what they say accuses nobody; give one of them a name of its own", found[node])
+        self._disputed = frozenset(found)
 
     def offset_s(
         self,
@@ -256,10 +304,10 @@ class Fleet:
 
         ``vouched``: the sender is the node's own agent or an administrator.
         """
-        new = frame.node not in self._known
-        self._known.add(frame.node)
+        new = self._add(frame.node)
         if vouched:
             self._vouch(frame.node)
+            self._names_of_agents.add(frame.node)
         self._rows.pop(frame.node, None)
         # Not the maximum: after the clock was set back, that would hide a silence until the clock caught up.
         self._newest_s = received_s
@@ -271,9 +319,9 @@ class Fleet:
     def heard_row(self, resolved: ResolvedTemplate, time_s: float, received_s: float) -> bool:
         """Record a durable row without a tail that is not late; return whether its node is new."""
         node = resolved.node
-        new = node not in self._known
-        self._known.add(node)
+        new = self._add(node)
         self._vouch(node)
+        self._names_of_agents.add(node)
         self._newest_s = received_s
         self._newest_interval_s = resolved.template.interval_s
         self._rows[node] = (resolved, time_s, received_s)

@@ -29,6 +29,11 @@ class FleetCollector(Collector):
             value=self._fleet.vouched_count,
         )
         yield GaugeMetricFamily(metric_name("nodes_fresh"), "Nodes heard of just now.", value=fresh)
+        yield GaugeMetricFamily(
+            metric_name("nodes_disputed"),
+            "Node names under which two machines report at once; they accuse nobody.",
+            value=sum(1 for _ in self._fleet.claims.disputes(self._now_s())),
+        )
         newest_s = self._fleet.newest_s()
         if newest_s is not None:
             yield GaugeMetricFamily(

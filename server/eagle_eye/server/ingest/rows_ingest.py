@@ -27,8 +27,8 @@ import msgspec
 
 from eagle_eye.schema.frame import Frame
 from eagle_eye.schema.problem import CELL_LEADER_HEADER, LEADER_HEADER
-from eagle_eye.server.history.history import Appended, History
-from eagle_eye.server.ingest.fleet import Fleet
+from eagle_eye.server.history.history import LATE_S, Appended, History
+from eagle_eye.server.ingest.fleet import BOOT_ID, Fleet
 from eagle_eye.server.ingest.frame_rules import (
     LATE_AT_ONCE_MAX,
     RESENT_AT_ONCE_MAX,
@@ -188,6 +188,7 @@ class RowsIngest:
             self._fleet.check_room(node)
         self._check_room(size)
         times_s = [entry.time_s for entry in entries]
+        self._check_machine(request, now_s, live=kept is None and sent_s - max(times_s) <= LATE_S)
         offset_s = self._fleet.offset_s(node, sent_s, now_s, max(times_s), request.clock_base_s)
         moved_s = self._fleet.moved_s(node, times_s, now_s) or [0.0] * len(times_s)
         resent = kept is not None
@@ -223,6 +224,25 @@ class RowsIngest:
         self._usual.append(Usual(known, principal, body, started_s, asker))
         self._gather(1, len(body))
         return True
+
+    def _check_machine(self, request: Request, now_s: float, *, live: bool) -> None:
+        """Raise Refusal 403 where another machine than the sender holds the node's name.
+
+        What was sent late may be of an earlier boot of either.
+        """
+        node, boot_id, fleet = request.node, request.boot_id, self._fleet
+        if live:
+            holds = fleet.holds_name(node, boot_id, now_s, request.interval_s)
+        else:
+            holds = not fleet.claims.is_rival(node, BOOT_ID, boot_id)
+        if not holds:
+            fleet.name_disputes(now_s)
+            raise Refusal(
+                403,
+                "identity",
+                f"another machine reports as {node!r} and was there first; this one (boot id {boot_id}) needs a name"
+                " and a token of its own. If it took the other's place, it is taken as soon as that one is silent",
+            )
 
     def _directed(self, node: str) -> Refusal:
         """Return what sends the node's agent to the cell that judges its job, as a standby's answer does."""

@@ -50,14 +50,15 @@ class Entry(NamedTuple):
 class Request(msgspec.Struct, frozen=True, gc=False):
     """A decoded body. ``known`` has each entry's template, None for an entry whose frame is in ``frames``.
 
-    ``clock_base_s`` is the clock base that the last entry reports. ``fresh`` are the templates among them that may not
-    be durable yet; ``unknown`` counts ignored fields by name.
+    ``boot_id`` and ``clock_base_s`` are those that the last entry reports. ``fresh`` are the templates among them that
+    may not be durable yet; ``unknown`` counts ignored fields by name.
     """
 
     node: str
     ref: StreamRef
     interval_s: float
     agent_version: str
+    boot_id: str
     sent_s: float
     clock_base_s: float | None
     entries: tuple[Entry, ...]
@@ -204,6 +205,7 @@ def _request(sent_s: float, read: Sequence[_One], what: str) -> Request:
         StreamRef(first.node, first.stream) if read[0].known is None else read[0].known.resolved.ref,
         first.interval_s,
         read[-1].says.agent_version,
+        read[-1].says.boot_id,
         sent_s,
         read[-1].base_s,
         tuple([one.entry for one in read]),

@@ -30,11 +30,26 @@ class IngestSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
             raise Refusal(403, "node", f"node {node!r} is in no pattern of ingest.nodes; add it there")
 
 
-class RemoteWriteSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What Prometheus may send, and which labels name a node and its job: the first that a series has."""
+class IdentitySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Who this site is: ``cluster`` is the label's value of its own nodes, "" for the first one that is seen."""
 
-    # The port is stripped from "instance".
-    node_labels: tuple[str, ...] = ("eagle_eye_node", "Hostname", "hostname", "node", "instance")
+    cluster: str = ""
+
+
+class RemoteWriteSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What Prometheus may send, and which labels name a node, its cluster and its job: the first that a series has."""
+
+    # See model/identity.py: "localhost" and an exporter's pod are passed over, the port is stripped from "instance".
+    node_labels: tuple[str, ...] = (
+        "eagle_eye_node",
+        "k8s_node_name",
+        "node",
+        "host_name",
+        "Hostname",
+        "hostname",
+        "instance",
+    )
+    cluster_labels: tuple[str, ...] = ("cluster", "k8s_cluster_name")
     job_labels: tuple[str, ...] = ("eagle_eye_job",)
     body_bytes_max: Annotated[int, Meta(ge=1024, le=64 << 20)] = 8 << 20
     decompressed_bytes_max: Annotated[int, Meta(ge=1024, le=256 << 20)] = 16 << 20

@@ -110,15 +110,20 @@ def _columns(
         & (sent_s - time_s <= LATE_S)
         & (sent_s < TIME_S_MAX)
     )
+    received_s = [one.started_s + wall_s for one in requests]
+    usual &= [
+        ok and fleet.holds_name(one.known.node, one.known.boot_id, at_s, one.known.interval_s)
+        for ok, one, at_s in zip(usual.tolist(), requests, received_s, strict=True)
+    ]
     if not usual.all():
         odd += [requests[at] for at in np.flatnonzero(~usual).tolist()]
         chosen = np.flatnonzero(usual)
         if not len(chosen):
             return None
         requests = [requests[at] for at in chosen.tolist()]
+        received_s = [received_s[at] for at in chosen.tolist()]
         matrix, sent_s, time_s, heads = matrix[chosen], sent_s[chosen], time_s[chosen], heads[chosen]
     knowns = [one.known for one in requests]
-    received_s = [one.started_s + wall_s for one in requests]
     nodes, bases_s = [known.node for known in knowns], [known.clock_base_s for known in knowns]
     offset_s = np.array(fleet.offsets_s(nodes, sent_s.tolist(), received_s, bases_s))
     batch = Batch(

@@ -28,6 +28,7 @@ class KnownTemplate:
     __slots__ = (
         "admitted",
         "alone_bytes",
+        "boot_id",
         "clock_base_s",
         "durable",
         "id",
@@ -45,6 +46,7 @@ class KnownTemplate:
         self.durable = durable
         self.used = self.admitted = False
         self.node = resolved.node
+        self.boot_id = resolved.hollow.boot_id
         self.interval_s = resolved.template.interval_s
         self.clock_base_s = resolved.hollow.base_s
         self.alone_bytes = -1 if resolved.layout is None else ALONE_BYTES + resolved.size

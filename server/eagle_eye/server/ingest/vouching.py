@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable
 from collections.abc import Set as AbstractSet
 
 from eagle_eye.server.model.errors import Refusal
-from eagle_eye.server.model.node_names import NodeNames
+from eagle_eye.server.model.identity import NodeNames
 
 
 class Vouchers:

@@ -21,7 +21,7 @@ from eagle_eye.server.jobs.source import JobSource, Snapshot, SourceFailed
 from eagle_eye.server.jobs.standing import standing
 from eagle_eye.server.model.clock import Clock
 from eagle_eye.server.model.errors import StoreUnavailable
-from eagle_eye.server.model.node_names import NodeNames
+from eagle_eye.server.model.identity import NodeNames
 from eagle_eye.server.model.records import AuditEntry, Job, Node
 from eagle_eye.server.monitor.watcher import Watcher
 from eagle_eye.server.store.store import JOBS, NODES, PAGE_LIMIT_MAX, Change, Store

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from eagle_eye.schema.action import JobUpdate
 from eagle_eye.server.jobs.source import HELD_STATES, OVER_STATES, ScheduledJob
-from eagle_eye.server.model.node_names import NodeNames
+from eagle_eye.server.model.identity import NodeNames
 from eagle_eye.server.model.records import Job
 
 # A job without agents' reports is assumed only after this: agents need a minute to identify ranks.

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from eagle_eye.server.engine import ledger
 from eagle_eye.server.engine.standing import is_ours
 from eagle_eye.server.jobs.source import ScheduledNode
-from eagle_eye.server.model.node_names import NodeNames
+from eagle_eye.server.model.identity import NodeNames
 from eagle_eye.server.model.records import Node
 
 OUR_REASONS = ("eagle-eye", "eagle_eye", "eagle eye")  # prefixes of the drain reasons that our subscribers use

@@ -328,7 +328,8 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
     records. ``fault`` is what took the node out, "" if a person did; once the node is back it is what the node is
     watched for until ``watched_until_s``. ``check_id`` is the check that its return waits for, "" for none.
     ``relapsed`` are the latest times at which it went out again while it was watched. ``introduced_by`` is the
-    remote-write token that named it while it was not vouched for, "" for none.
+    remote-write token that named it while it was not vouched for, "" for none. ``cluster`` is the one that series named
+    for this site's own nodes when it became known, "" for none.
     """
 
     node: str
@@ -342,6 +343,7 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
     watched_until_s: float | None = None
     relapsed: list[float] = []
     introduced_by: str = ""
+    cluster: str = ""
 
 
 class CellStatus(msgspec.Struct, frozen=True, kw_only=True):

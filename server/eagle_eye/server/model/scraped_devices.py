@@ -9,11 +9,13 @@ class Watched(msgspec.Struct, frozen=True):
     """A device with samples since ``since_s``; ``code`` is the value of its last-error gauge.
 
     ``time_s`` is when that value was first seen; both None: no such gauge was seen. Unix seconds of the samples.
+    ``uuid`` is the GPU's, "" if its series do not say: what was seen of one GPU says nothing about another.
     """
 
     since_s: float
     time_s: float | None = None
     code: float | None = None
+    uuid: str = ""
 
 
 class LastCodes(msgspec.Struct, frozen=True, kw_only=True):

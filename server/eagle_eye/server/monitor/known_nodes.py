@@ -15,6 +15,7 @@ from eagle_eye.server.ingest.fleet import Fleet
 from eagle_eye.server.ingest.remote_write.keeper import STREAM_PREFIX
 from eagle_eye.server.model.clock import Clock
 from eagle_eye.server.model.errors import StoreUnavailable
+from eagle_eye.server.model.identity import CLUSTER_MARK
 from eagle_eye.server.model.records import AuditEntry, ForgottenNode, Incident, Node
 from eagle_eye.server.store.store import FORGOTTEN_NODES, NODES, PAGE_LIMIT_MAX, Change, Store
 
@@ -76,11 +77,14 @@ class KnownNodes:
                 heard_s[known.node] = max(known.heard_s, heard_s.get(known.node, 0.0))
                 if not known.stream.startswith(STREAM_PREFIX):
                     by_agent.add(known.node)
-        introduced_by = {node.node: node.introduced_by for node in self._store.all(NODES)}
+        recorded = list(self._store.all(NODES))
+        introduced_by = {node.node: node.introduced_by for node in recorded}
+        if not self._fleet.clusters.home:
+            self._fleet.clusters.home = next((node.cluster for node in recorded if node.cluster), "")
         for node in sorted(heard_s.keys() | introduced_by.keys()):
             by = introduced_by.get(node, "")
             unvouched = bool(by) or (node in heard_s and node not in by_agent)
-            self._fleet.know(node, heard_s.get(node), by if unvouched else None)
+            self._fleet.know(node, heard_s.get(node), by if unvouched else None, has_agent=node in by_agent)
         self.write_down(sorted(heard_s))
         return forgotten_s
 
@@ -106,6 +110,7 @@ class KnownNodes:
                         updated_s=now_s,
                         known_since_s=now_s,
                         introduced_by=self._fleet.room.unvouched.token_of(name),
+                        cluster=self._fleet.clusters.home if CLUSTER_MARK not in name else "",
                     )
                     for name in store.missing(NODES, names)
                 )

@@ -12,6 +12,7 @@ from eagle_eye.server.history.history import History
 from eagle_eye.server.ingest.fleet import Fleet
 from eagle_eye.server.model.clock import Clock
 from eagle_eye.server.model.errors import StoreUnavailable
+from eagle_eye.server.model.identity import CLUSTER_MARK
 from eagle_eye.server.monitor.watcher import Outlook, Watcher
 from eagle_eye.server.store.leadership import Leadership
 from eagle_eye.server.store.store import Store
@@ -20,6 +21,8 @@ from eagle_eye.server.telemetry.counters import Telemetry
 PROBE_S = 2.0  # an answer is cached for this long, so that frequent requests do not wear out the disk
 LOOP_TICKS = 10.0  # ticks of silence after which the detection loop counts as stuck
 LOOP_FLOOR_S = 10.0
+DISPUTES_SHOWN = 4
+CLUSTERS_SHOWN = 6
 
 
 class Readiness(NamedTuple):
@@ -40,6 +43,26 @@ class Readiness(NamedTuple):
     checks: Mapping[str, str]
     blind: Mapping[str, str]
     notes: Mapping[str, str]
+
+
+def identity_note(fleet: Fleet, now_s: float) -> str:
+    """Return which nodes' names two machines have, and of which clusters nodes are named with theirs; "" for none."""
+    disputes = [str(dispute) for dispute in fleet.claims.disputes(now_s)]
+    said = []
+    if disputes:
+        more = f", and so do {len(disputes) - DISPUTES_SHOWN} more names" if len(disputes) > DISPUTES_SHOWN else ""
+        said.append(
+            f"{'; '.join(disputes[:DISPUTES_SHOWN])}{more}: what they say accuses nobody; give each a name of its own,"
+            " or label series with their cluster"
+        )
+    clusters = fleet.clusters
+    if clusters.others and not clusters.configured:
+        said.append(
+            f"series name the clusters {', '.join([clusters.home, *clusters.others][:CLUSTERS_SHOWN])}: nodes of"
+            f" {clusters.home} are named as they are, those of another as NODE{CLUSTER_MARK}CLUSTER; set"
+            " [identity] cluster to the one whose jobs this server acts on"
+        )
+    return "; ".join(said)
 
 
 def replication_note(leadership: Leadership | None, policy: PolicySettings, *, async_ok: bool) -> str:

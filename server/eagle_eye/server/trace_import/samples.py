@@ -17,6 +17,7 @@ from eagle_eye.server.ingest.remote_write.intake import RemoteWriteIntake, Taken
 from eagle_eye.server.ingest.remote_write.mapping import Table
 from eagle_eye.server.ingest.remote_write.rows import INTERVAL_UNKNOWN_S, NodeSample
 from eagle_eye.server.ingest.remote_write.wire import Sample, WireSeries
+from eagle_eye.server.model.identity import Claims
 from eagle_eye.server.trace_import.catalogued import ImportRequest
 
 SENDER = "import"
@@ -29,7 +30,9 @@ class Importer:
     def __init__(self, table: Table, wanted: ImportRequest) -> None:
         # Timestamps are processed one by one and are complete, so nothing has to wait.
         self._intake = RemoteWriteIntake(
-            table, wanted.node_labels, wanted.job_labels, SERIES_MAX, SERIES_MAX, lambda _node: None, lambda _node: {}
+            *(table, wanted.naming.knowing(), Claims(), wanted.job_labels, SERIES_MAX, SERIES_MAX),
+            lambda _node: None,
+            lambda _node: {},
         )
         self._job = wanted.job
         self._only_job = wanted.by_label

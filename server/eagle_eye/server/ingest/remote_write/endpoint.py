@@ -210,9 +210,10 @@ class RemoteWrite:
             if not writer.may_speak_for(node):
                 named = ", ".join(writer.patterns)[:200]
                 return RefusedSamples("node", f"the token speaks for {named}; {node!r} is none of them", True)
-            heard = self._fleet.last(node)
+            own = self._fleet.last(node)
+            heard = own if own is not None and not is_ours(own) else self._fleet.agent_of(node)
             if heard is not None and not is_ours(heard) and now_s - heard.received_s <= AGENT_FRESH_S:
-                return RefusedSamples("has_agent", "the node's own agent tells of it", False)
+                return RefusedSamples("has_agent", "the node's own agent tells of it", False, departs=heard is not own)
             try:
                 self._ingest.check_name(node)
                 if writer.vouches_for(node):
@@ -242,6 +243,8 @@ class RemoteWrite:
         count.remote_write_series.set(self._intake.series_count)
         for node, moved in taken.moved.items():
             self._fleet.clock_notes.note_moved(node, "sample", moved, self._clock.now_s())
+        if taken.left_out["identity"]:
+            self._fleet.name_disputes(self._clock.now_s())
         if taken.moments:
             newest_s = max(moment.time_s for moment in taken.moments)
             count.remote_write_lag.set(self._clock.now_s() - newest_s)

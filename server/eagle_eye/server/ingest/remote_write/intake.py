@@ -14,9 +14,18 @@ from typing import NamedTuple
 
 from eagle_eye.schema.names import is_name
 from eagle_eye.server.ingest.remote_write.cells import Member
-from eagle_eye.server.ingest.remote_write.mapping import TARGET_UP, EventRule, MappedRow, Rule, Table, row_of
-from eagle_eye.server.ingest.remote_write.rows import NodeRows, NodeSample
+from eagle_eye.server.ingest.remote_write.mapping import (
+    TARGET_UP,
+    EventRule,
+    Exporter,
+    MappedRow,
+    Rule,
+    Table,
+    row_of,
+)
+from eagle_eye.server.ingest.remote_write.rows import INTERVAL_UNKNOWN_S, NodeRows, NodeSample
 from eagle_eye.server.ingest.remote_write.wire import Malformed, Sample, WireSeries, labels
+from eagle_eye.server.model.identity import Claims, Naming, NoName
 from eagle_eye.server.model.node_clocks import AGE_S_MAX, AHEAD_S_MAX
 from eagle_eye.server.model.scraped_devices import Watched
 
@@ -49,11 +58,15 @@ class Taken:
 
 
 class RefusedSamples(NamedTuple):
-    """The reason why a node's samples are refused; ``sender``: the sender must change something."""
+    """The reason why a node's samples are refused; ``sender``: the sender must change something.
+
+    ``departs``: the machine is heard under another name, so that this one falls silent.
+    """
 
     reason: str
     detail: str
     sender: bool
+    departs: bool = False
 
 
 class _Known(NamedTuple):
@@ -68,6 +81,7 @@ class _Known(NamedTuple):
     job: str | None = None
     parts: tuple[tuple[MappedRow, Member], ...] = ()
     model: str = ""  # the GPU's NVML name
+    gpu: tuple[int, str] | None = None  # its index and UUID
     event: tuple[EventRule, int, str] | None = None
     target: str = ""
     blanks: bool = False
@@ -87,6 +101,8 @@ def own_cell(_node: str, _job: str | None) -> str:
 class RemoteWriteIntake:
     """All series and nodes with recent samples.
 
+    ``naming`` names the nodes, ``claims`` holds what only one machine of a name can have. While two machines report
+    under one name, nothing that either says is taken: the node says goodbye, and is not heard until one has left.
     ``interval_s`` returns a node's interval known from before the server's start, None if unknown; ``watched`` returns
     the remembered state of its devices.
     """
@@ -94,7 +110,8 @@ class RemoteWriteIntake:
     def __init__(
         self,
         table: Table,
-        node_labels: Sequence[str],
+        naming: Naming,
+        claims: Claims,
         job_labels: Sequence[str],
         series_max: int,
         nodes_max: int,
@@ -102,7 +119,8 @@ class RemoteWriteIntake:
         watched: Callable[[str], Mapping[int, Watched]],
     ) -> None:
         self._table = table
-        self._node_labels = node_labels
+        self._naming = naming
+        self._claims = claims
         self._job_labels = job_labels
         self._series_max = series_max
         self._nodes_max = nodes_max
@@ -157,6 +175,8 @@ class RemoteWriteIntake:
                 taken.left_out[no.reason if no is not None else known.reason] += len(one.samples)
                 if known.node is not None:
                     known.node.touched_s = now_s
+                    if no is not None and no.departs and not known.node.departed:
+                        taken.moments[known.node.say_goodbye(now_s, known.job)] = None
             else:
                 self._take_series(one, known, known.node, now_s, taken, offset_s)
 
@@ -166,18 +186,17 @@ class RemoteWriteIntake:
         node.touched_s = now_s
         if known.job is not None:
             node.note_job(known.job, now_s)
-        oldest_s, newest_s = now_s - AGE_S_MAX, now_s + AHEAD_S_MAX
         for sample in one.samples:
-            time_s = sample.time_ms / 1000.0 + offset_s
-            if offset_s or not oldest_s <= time_s <= newest_s:
-                if sample.time_ms <= 0:
-                    taken.refuse("time", 1, f"a sample of {one.name} is of 1970 or before ({sample.time_ms} ms)")
-                    continue
+            time_s = _plausible_s(sample, offset_s, now_s)
+            if time_s is None:
+                taken.refuse("time", 1, f"a sample of {one.name} is of 1970 or before ({sample.time_ms} ms)")
+                continue
+            if time_s != sample.time_ms / 1000.0:
                 taken.moved[node.name] += 1
-                time_s = time_s if oldest_s <= time_s <= newest_s else now_s
             if known.target:
-                if sample.value is not None:
-                    node.note_target(known.target, sample.value != 0.0)
+                node.note_target(known.target, sample.value)
+            elif not self._is_of_one_machine(known, node, time_s, taken):
+                taken.left_out["identity"] += 1
             elif known.event is not None:
                 self._take_code(known, node, sample, time_s, taken)
             else:
@@ -186,6 +205,21 @@ class RemoteWriteIntake:
         if node.lost:
             taken.left_out["row_lost"] += node.lost
             node.lost = 0
+
+    def _is_of_one_machine(self, known: _Known, node: NodeRows, time_s: float, taken: Taken) -> bool:
+        """Return whether a sample is of the machine that has the node's name, as far as its GPU's UUID tells."""
+        if known.gpu is not None:
+            index, uuid = known.gpu
+            interval_s = node.interval_s or INTERVAL_UNKNOWN_S
+            if not self._claims.heard(node.name, f"GPU {index}", uuid, time_s, interval_s):
+                return False
+            node.uuids[index] = uuid
+        if self._claims.is_disputed(node.name, time_s):
+            if not node.departed:
+                taken.moments[node.say_goodbye(time_s, known.job)] = None
+            return False
+        node.departed = False
+        return True
 
     def _take_value(self, known: _Known, node: NodeRows, sample: Sample, time_s: float, taken: Taken) -> set[str]:
         """Take a sample into each of its metrics; return the reasons for those that it could not be used for."""
@@ -258,15 +292,14 @@ class RemoteWriteIntake:
 
     def _known(self, one: WireSeries, asked: Callable[[str], RefusedSamples | None], cell_of: CellOf) -> _Known:
         found = labels(one.key)
-        name = node_of(found, self._node_labels)
-        if name is None:
-            raise Malformed(
-                "node",
-                f"no label names the node; expected one of {', '.join(self._node_labels)} (docs/how-to/prometheus.md)",
-            )
-        job = next((found[label] for label in self._job_labels if found.get(label)), None)
-        if job is not None and not is_name(job):
-            raise Malformed("job", f"the label's value {job[:80]!r} is no name of a job")
+        try:
+            name = self._naming.node(found).name
+            job = next((found[label] for label in self._job_labels if found.get(label)), None)
+            if job is not None and not is_name(job):
+                raise Malformed("job", f"the label's value {job[:80]!r} is no name of a job")
+            job = None if job is None else self._naming.in_cluster(job, found)
+        except NoName as error:
+            raise Malformed("node", f"{error} (docs/how-to/prometheus.md)") from None
         if cell_of(name, job):
             return _Known(None, name, job, in_cell=True)
         if one.name == TARGET_UP:
@@ -283,11 +316,12 @@ class RemoteWriteIntake:
         row = row_of(exporter, found)
         if row is None or any(found.get(label) for label in exporter.without):
             return _Known(None, "", reason="part_of_a_gpu" if row is not None else "no_row")
-        return _Known(self._node(name), name, job, event=(event, int(row.key), found.get(event.text, "")))
+        told = (event, int(row.key), found.get(event.text, ""))
+        return _Known(self._node(name), name, job, event=told, gpu=_gpu(exporter, row, found))
 
     def _measuring(self, series: str, name: str, job: str | None, found: dict[str, str]) -> _Known:
         parts: list[tuple[MappedRow, Member]] = []
-        reason, blanks, model = "unmapped", False, ""
+        reason, blanks, model, gpu = "unmapped", False, "", None
         for use in self._table.metrics[series]:
             if not use.fits(found):
                 continue
@@ -302,9 +336,10 @@ class RemoteWriteIntake:
             member.width = _width(use.rule, found)
             parts.append((row, member))
             blanks, model = use.exporter.blanks, found.get(use.exporter.model, "")
+            gpu = _gpu(use.exporter, row, found)
         if not parts:
             return _Known(None, "", reason=reason)
-        return _Known(self._node(name), name, job, tuple(parts), blanks=blanks, model=model)
+        return _Known(self._node(name), name, job, tuple(parts), blanks=blanks, model=model, gpu=gpu)
 
     def _node(self, name: str) -> NodeRows:
         found = self._nodes.get(name)
@@ -316,6 +351,7 @@ class RemoteWriteIntake:
             found = self._nodes[name] = NodeRows(
                 name, interval_s=self._interval_s(name), watched=dict(self._watched(name))
             )
+            self._naming.add(name)
         return found
 
     def _turn(self, now_s: float) -> None:
@@ -326,26 +362,21 @@ class RemoteWriteIntake:
         self._older, self._series = self._series, {}
         for name in [name for name, node in self._nodes.items() if node.touched_s < before_s]:
             del self._nodes[name]
+            self._naming.discard(name)
 
 
-def node_of(found: Mapping[str, str], node_labels: Sequence[str]) -> str | None:
-    """Return the node named by the first of ``node_labels`` present; None if none is. Raises Malformed: bad name."""
-    for label in node_labels:
-        value = found.get(label)
-        if value:
-            name = _host(value) if label == "instance" else value
-            if not is_name(name):
-                raise Malformed("node", f"label {label} has {name[:80]!r}, which is no name of a node")
-            return name
-    return None
+def _plausible_s(sample: Sample, offset_s: float, now_s: float) -> float | None:
+    """Return a sample's time plus the offset, or the current one where it cannot be; None where it has none."""
+    time_s = sample.time_ms / 1000.0 + offset_s
+    plausible = now_s - AGE_S_MAX <= time_s <= now_s + AHEAD_S_MAX
+    if sample.time_ms <= 0 and (offset_s or not plausible):
+        return None
+    return time_s if plausible else now_s
 
 
-def _host(instance: str) -> str:
-    """Return the host of "host:port", "[v6]:port" or a bare host."""
-    if instance.startswith("["):
-        return instance[1:].partition("]")[0]
-    host, colon, port = instance.rpartition(":")
-    return host if colon and port.isdigit() and ":" not in host else instance
+def _gpu(exporter: Exporter, row: MappedRow, found: Mapping[str, str]) -> tuple[int, str] | None:
+    uuid = found.get(exporter.uuid, "")
+    return (int(row.key), uuid) if uuid else None
 
 
 def _is_blank(value: float) -> bool:

@@ -25,12 +25,13 @@ Combine = Literal["sum", "max", "first", "ratio", "widest"]
 class Exporter(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The rows that an exporter describes: GPUs where ``device`` names a label, ports with ``link``, else the node.
 
-    ``model`` is the label with the GPU's NVML name.
+    ``model`` is the label with the GPU's NVML name, ``uuid`` the one with its UUID.
     """
 
     device: str = ""
     device_pattern: str = ""
     model: str = ""
+    uuid: str = ""
     without: tuple[str, ...] = ()
     blanks: bool = False
     link: bool = False

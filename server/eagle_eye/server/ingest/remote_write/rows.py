@@ -7,6 +7,8 @@ from collections import Counter, deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+import msgspec
+
 from eagle_eye.schema import metrics as catalogue
 from eagle_eye.schema.events import Event
 from eagle_eye.schema.frame import Block, block
@@ -70,6 +72,8 @@ class NodeRows:
     interval_s: float | None = None
     watched: dict[int, Watched] = field(default_factory=dict)
     targets: dict[str, bool] = field(default_factory=dict)  # scraped by Prometheus there, and whether each answers
+    uuids: dict[int, str] = field(default_factory=dict)  # of the GPUs whose series say it
+    departed: bool = False  # it has said goodbye
     _cells: dict[tuple[Scope, int | str, str], Cell] = field(default_factory=dict)
     _links: Counter[str] = field(default_factory=Counter)  # how many links have a cell of each metric
     _moments: dict[tuple[float, str | None], NodeSample] = field(default_factory=dict)
@@ -104,8 +108,11 @@ class NodeRows:
         Like agents, it reports the row's GPU ``model`` every hour, if known.
         """
         found = self._open(row.scope, time_s, job)
-        if row.scope is Scope.DEVICE and row.key not in self.watched:
-            self._watch(found, int(row.key), Watched(time_s))
+        if row.scope is Scope.DEVICE:
+            device = int(row.key)
+            watched = self._watched(device, time_s)
+            if self.watched.get(device) is not watched:
+                self._watch(found, device, watched)
         found.values.setdefault(row.scope, {}).setdefault(row.key, {})[metric] = value
         if model and time_s - self._models_s.get(int(row.key), -math.inf) >= MODEL_EVERY_S:
             self._models_s[int(row.key)] = time_s
@@ -120,7 +127,7 @@ class NodeRows:
 
         Adds an event for the code if it is new.
         """
-        before = self.watched.get(device, Watched(time_s))
+        before = self._watched(device, time_s)
         if time_s <= self._codes_s.get(device, -math.inf if before.time_s is None else before.time_s):
             return None
         self._codes_s[device] = time_s
@@ -132,7 +139,7 @@ class NodeRows:
             watched_s = time_s - before.since_s
             news = watched_s >= max(XID_WATCHED_S, XID_WATCHED_INTERVALS * (self.interval_s or INTERVAL_UNKNOWN_S))
         found = self._open(Scope.DEVICE, time_s, job)
-        self._watch(found, device, Watched(before.since_s, time_s, code))
+        self._watch(found, device, Watched(before.since_s, time_s, code, before.uuid))
         if code != 0.0 and news:
             attributes: dict[str, object] = {"code": int(code)}
             if text:
@@ -141,10 +148,21 @@ class NodeRows:
         found.version += 1
         return found
 
-    def note_target(self, target: str, up: bool) -> None:
-        """Record whether Prometheus could scrape an exporter of the node; this says nothing about the node."""
-        if target in self.targets or len(self.targets) < TARGETS_MAX:
-            self.targets[target] = up
+    def say_goodbye(self, time_s: float, job: str | None) -> NodeSample:
+        """Return the sample to store for a node that is no longer heard under this name; its silence is no fault."""
+        self.departed = True
+        found = self._open(Scope.NODE, time_s, job)
+        found.events.append(Event(time_s, "agent_stop", -1, {"reason": "not heard under this name"}))
+        found.version += 1
+        return found
+
+    def note_target(self, target: str, up: float | None) -> None:
+        """Record whether Prometheus could scrape an exporter of the node; this says nothing about the node.
+
+        ``up`` None: the series has ended.
+        """
+        if up is not None and (target in self.targets or len(self.targets) < TARGETS_MAX):
+            self.targets[target] = up != 0.0
 
     def note_job(self, job: str, now_s: float) -> None:
         """Record a job label on one of the node's series."""
@@ -153,6 +171,13 @@ class NodeRows:
     def labelled_job(self, now_s: float) -> str | None:
         """Return the job that recent labels name for the node."""
         return self._job[1] if self._job is not None and now_s - self._job[0] <= JOB_FRESH_S else None
+
+    def _watched(self, device: int, time_s: float) -> Watched:
+        """Return what is known of a device: nothing of a GPU that has replaced another."""
+        before, uuid = self.watched.get(device), self.uuids.get(device, "")
+        if before is None or (uuid and before.uuid and before.uuid != uuid):
+            return Watched(time_s, uuid=uuid)
+        return before if not uuid or before.uuid else msgspec.structs.replace(before, uuid=uuid)
 
     def _watch(self, moment: NodeSample, device: int, now: Watched) -> None:
         self.watched[device] = moment.watched[device] = now
