@@ -65,6 +65,15 @@ def test_who_finds_the_join_token_cannot_speak_for_a_node_that_has_enrolled(serv
     assert sent.status_code == 200
 
 
+@pytest.mark.parametrize("node", ["N1", "n1.hpc.example.org"])
+def test_another_spelling_of_a_reporting_nodes_name_is_refused(tmp_path: Path, node: str) -> None:
+    with running(tmp_path) as server:
+        text = join(server, replaces=True)
+        _, made = enrol(server, text)
+        server.send(body(frame(node="n1")), authorization=f"Bearer {made['token']}")
+        assert refused(server, text, node) == (409, "enrolled")
+
+
 def test_a_node_installed_anew_enrols_with_a_token_that_replaces_and_its_old_one_ends(server: Running) -> None:
     _, first = enrol(server, join(server))
     status, second = enrol(server, join(server, replaces=True))

@@ -436,3 +436,12 @@ class TestIdentity:
         assert post(server, request(frame(1, **booted), sent_s=NOW + 60)).status_code == 200
         assert post(server, request(frame(2, time_s=NOW + 1), sent_s=NOW + 61)).status_code == 200
         assert server.metric("nodes_disputed") == 0
+
+    def test_a_restarted_server_knows_who_was_there_first(self, tmp_path: Path, clock: FakeClock) -> None:
+        with running(tmp_path / "data", clock) as server:
+            assert post(server, request(frame(1))).status_code == 200
+        clock.advance(120.0)
+        with running(tmp_path / "data", clock) as server:
+            twin = frame(1, time_s=NOW + 120, boot_id="b2", stream="s2")
+            assert post(server, request(twin, sent_s=NOW + 120)).status_code == 403
+            assert post(server, request(frame(2, time_s=NOW + 120), sent_s=NOW + 120)).status_code == 200

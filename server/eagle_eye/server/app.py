@@ -239,6 +239,7 @@ def create_app(
             return recent_past(services.history, fleet, templates, forgotten_s, since_s, frames_max)
 
         services.watcher.recover(past(services.fleet))
+        services.fleet.keep_names(clock.now_s())
         services.watcher.follow(services.resends, past)
         if leadership is not None:  # another server may have led until now
             services.resends.expect(services.fleet.unheard(clock.now_s() - LATE_S))

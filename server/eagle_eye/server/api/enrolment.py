@@ -46,7 +46,7 @@ async def enrol(parts: Parts, principal: Somebody, body: Body) -> Response:
     """Make the node's token; the answer holds its text, this once. Asks for a token of scope join, or admin.
 
     A node that has a token already is refused (409 ``enrolled``), so that whoever finds the join token cannot speak
-    for it, unless the join token was made to replace.
+    for it, unless the join token was made to replace; so is another spelling of the name of a node with an agent.
     """
     node = decoded(body, Enrolment).node
     if not is_name(node):
@@ -54,6 +54,13 @@ async def enrol(parts: Parts, principal: Somebody, body: Body) -> Response:
     join = parts.tokens.authorise_enrolment(principal, node)
     parts.config.ingest.check_name(node)
     parts.fleet.check_room(node)
+    if (other := parts.fleet.other_spelling(node)) is not None:
+        raise Refusal(
+            409,
+            "enrolled",
+            f"an agent reports this machine as {other!r}, which names the same node as {node!r}; enrol it with --node"
+            f" {other}, or have the server forget that name (eagle-eye nodes forget {other})",
+        )
     now_s = parts.clock.now_s()
     text, token = mint("agent", node, now_s, None)
 

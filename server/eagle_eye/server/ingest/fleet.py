@@ -176,9 +176,18 @@ class Fleet:
         """Return the nodes that a name may mean: those with an agent, or else all that were ever heard of."""
         return self._names_of_agents.matching(name) or self._names.matching(name)
 
+    def other_spelling(self, node: str) -> str | None:
+        """Return the name under which an agent reports the machine that has this name; None if it is this, or none."""
+        return next((name for name in self._names_of_agents.matching(node) if name != node), None)
+
     def holds_name(self, node: str, boot_id: str, received_s: float, interval_s: float) -> bool:
         """Take what a machine of this boot id has just sent as the node; return whether the name is its own."""
         return boot_id == UNKNOWN or self.claims.heard(node, BOOT_ID, boot_id, received_s, interval_s)
+
+    def keep_names(self, now_s: float) -> None:
+        """Have the machines that were heard in an earlier run hold their names: nobody could be heard meanwhile."""
+        for node, heard in self._all():
+            self.holds_name(node, heard.boot_id, now_s, heard.interval_s)
 
     def agent_of(self, node: str) -> Heard | None:
         """Return what the agent last reported of the machine that has this name, maybe among others; None for none."""
@@ -189,7 +198,7 @@ class Fleet:
         """Log which nodes' names two machines have, each once."""
         found = {dispute.node: str(dispute) for dispute in self.claims.disputes(now_s)}
         for node in found.keys() - self._disputed:
-            _log.warning("%s: what they say accuses nobody; give one of them a name of its own", found[node])
+            _log.warning("%s: what is disputed accuses nobody; give one of them a name of its own", found[node])
         self._disputed = frozenset(found)
 
     def offset_s(

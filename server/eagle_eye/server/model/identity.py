@@ -25,7 +25,8 @@ _EVERY_HOST = frozenset({"localhost", "localhost4", "localhost6", "localhost.loc
 CLUSTER_MARK = "@"
 CLUSTERS_MAX = 64  # other clusters that are remembered by name
 SETTLED_S = 600.0  # a name is disputed until only one machine has spoken under it for this long
-MISSED = 3.0  # intervals without a word of the holder, after which another machine may have its name
+MISSED = 3.0  # intervals without a word of the holder, after which another machine may have its name...
+MISSED_S_MIN = 15.0  # ...and at least this: agents that failed try again within 5 s, and no machine boots faster
 
 
 class NoName(Exception):
@@ -253,7 +254,7 @@ class Claims:
             return True
         if time_s < claim.since_s:
             return False  # late, of the one that had the name before
-        patience_s = SETTLED_S if self._compare(node, claim) else MISSED * interval_s
+        patience_s = SETTLED_S if self._compare(node, claim) else max(MISSED * interval_s, MISSED_S_MIN)
         if time_s - claim.heard_s > patience_s:
             claims[what] = _Claim(value, time_s, time_s)
             return True

@@ -52,8 +52,8 @@ def identity_note(fleet: Fleet, now_s: float) -> str:
     if disputes:
         more = f", and so do {len(disputes) - DISPUTES_SHOWN} more names" if len(disputes) > DISPUTES_SHOWN else ""
         said.append(
-            f"{'; '.join(disputes[:DISPUTES_SHOWN])}{more}: what they say accuses nobody; give each a name of its own,"
-            " or label series with their cluster"
+            f"{'; '.join(disputes[:DISPUTES_SHOWN])}{more}: what is disputed accuses nobody; give each machine its own"
+            " name, or label series with their cluster"
         )
     clusters = fleet.clusters
     if clusters.others and not clusters.configured:
