@@ -383,10 +383,18 @@ class TestGpuHangWithoutHook:
     def test_a_device_that_stopped_answering_when_the_others_began_to_wait_hangs(self) -> None:
         verdict = only(HANGS.detect(self.gone(waiting(20), 20).window()))
         assert (verdict.fault, verdict.node, verdict.device) == ("gpu_hang", "n1", 1)
-        assert verdict.kinds == {"device_silence", "gpu_activity"}
+        assert verdict.kinds == {"device_silence", "standstill"}
 
-    def test_it_waits_ten_seconds(self) -> None:
-        assert HANGS.detect(self.gone(waiting(6), 6).window()) == []
+    def test_for_ten_seconds_it_cannot_tell(self) -> None:
+        with pytest.raises(Blind, match="n1/gpu1 does not answer"):
+            HANGS.detect(self.gone(waiting(6), 6).window())
+
+    def test_a_pause_no_longer_than_the_jobs_own_proves_nothing(self) -> None:
+        story = waiting(20)
+        story.device["gpu_power_watts"][10:30] = 230.0
+        story.device["gpu_tensor_active_ratio"][10:30] = 0.0
+        with pytest.raises(Blind, match="n1/gpu1 does not answer"):
+            HANGS.detect(self.gone(story, 20).window())
 
     @pytest.mark.parametrize("rows", [0, 40])
     def test_while_the_others_work_or_waited_long_before_it_cannot_tell(self, rows: int) -> None:
