@@ -203,10 +203,17 @@ class TestOutOfMemory:
         assert verdict.confidence >= 0.9
 
     def test_a_rank_that_says_nothing_since_the_kill_tells_at_once(self) -> None:
-        story = Story().complete().standstill(3).happened("oom_kill", "n1", 3, process="my_binary")
+        verdict = only(KILLS.detect(self.silent_since_the_kill(4)))
+        assert verdict.kinds == {"oom_kill", "rank_gone"}
+
+    def test_two_rows_without_a_rank_are_no_proof(self) -> None:
+        assert KILLS.detect(self.silent_since_the_kill(2)) == []
+
+    def silent_since_the_kill(self, rows: int) -> Window:
+        story = Story().complete().standstill(rows).happened("oom_kill", "n1", rows, process="my_binary")
         for name in ("train_step", "nccl_sequence", "nccl_completed_sequence"):
-            story.device[name][-3:, 1] = np.nan
-        assert only(KILLS.detect(story.window())).kinds == {"oom_kill", "rank_gone"}
+            story.device[name][-rows:, 1] = np.nan
+        return story.window()
 
     def test_where_exits_are_reported_they_tell(self) -> None:
         story = Story().complete().standstill(20).happened("oom_kill", "n1", 20, process="python3").exit("n1", 137, 20)

@@ -1,7 +1,8 @@
-"""Finds devices whose hardware values are gone while those of other devices go on."""
+"""Finds devices whose values are gone while those of other devices go on."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -28,7 +29,7 @@ METRICS_MAX = 8  # examined: a device without values in any of them reports noth
 
 
 class Vanished(NamedTuple):
-    """A device row without hardware values: its column, since when, and whether its whole node has none."""
+    """A device row without values: its column, since when, and whether its whole node has none."""
 
     column: int
     since_s: float
@@ -36,13 +37,19 @@ class Vanished(NamedTuple):
 
 
 def vanished(window: Window) -> list[Vanished]:
-    """Return the devices whose values are gone, in column order; [] also if most of the job's are.
+    """Return the devices whose hardware values have vanished, as ``without_values``."""
+    names = [name for name in sorted(window.device) if name.startswith(HARDWARE_PREFIX)]
+    return without_values(window, names[:METRICS_MAX])
+
+
+def without_values(window: Window, names: Sequence[str]) -> list[Vanished]:
+    """Return the devices without values of these metrics, in column order; [] also if most of the job's have none.
 
     A device has vanished when it has missed MISSED samples of its own interval while others went on: its neighbours,
     which are read with it, or, if its whole node has none, other nodes' devices, which are read at other moments. What
-    a node reports besides its GPUs may come from another source and shows only that the node is there.
+    a node reports besides may come from another source and shows only that the node is there.
     """
-    metrics = [window.device[name] for name in sorted(window.device) if name.startswith(HARDWARE_PREFIX)][:METRICS_MAX]
+    metrics = [window.device[name] for name in names if name in window.device]
     if not metrics or len(window.times_s) <= MISSED:
         return []
     last = _last_lines(metrics)
