@@ -11,13 +11,13 @@ from pathlib import Path
 
 from benchmarks.detection.plan import Case
 from eagle_eye.simulator.names import SITUATIONS
-from eagle_eye.simulator.profiles import PROFILES, visible_faults
+from eagle_eye.simulator.profiles import PROFILES, profile, visible_faults
 from eagle_eye.simulator.recording import Recording
 from eagle_eye.simulator.scenario import Scenario
 from eagle_eye.simulator.simulate import simulate
 from eagle_eye.simulator.story import Story
 from eagle_eye.simulator.tracks import Quantity, Track
-from eagle_eye.simulator.writer import write
+from eagle_eye.simulator.writer import interval_s, write
 
 MEMORY_FOLDER = Path("/dev/shm")
 MEMORY_FREE_MIN_BYTES = 4 << 30
@@ -38,10 +38,9 @@ def is_visible(case: Case, profile: str) -> bool:
     return case.kind != "fault" or case.fault in visible_faults(profile)
 
 
-def interval_s(case: Case, profile: str) -> float:
-    """Return at which interval the profile's instruments are read: a whole number of the case's."""
-    scrape_s = next(known.scrape_s for known in PROFILES if known.name == profile)
-    return case.interval_s * max(1, math.ceil(scrape_s / case.interval_s))
+def read_every_s(case: Case, name: str) -> float:
+    """Return at which interval the profile's instruments are read."""
+    return interval_s(scenario(case), profile(name))
 
 
 def scenario(case: Case) -> Scenario:

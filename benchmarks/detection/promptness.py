@@ -37,7 +37,7 @@ KINDS = {
     "facts": Kind(
         "2 intervals + 1 s",
         lambda case, _: case.fault in FACTS,
-        lambda case, outcome: 2 * generate.interval_s(case, outcome.profile) + 1,
+        lambda case, outcome: 2 * generate.read_every_s(case, outcome.profile) + 1,
     ),
     "hang with culprit": Kind(
         "3 steps + 5 s",

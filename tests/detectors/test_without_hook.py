@@ -63,6 +63,15 @@ class TestWork:
         assert seen is not None
         assert (seen.idle_s, seen.since_s) == (30.0, float(story.times_s[-31]))
 
+    def test_exporters_read_in_turns_show_idle_gpus(self) -> None:
+        story = job().waiting(12)
+        for values in story.device.values():
+            for turn in range(4):  # each row has values of two of the eight nodes
+                values[turn::4, [column for column in range(16) if column // 4 != turn]] = np.nan
+        seen = work(story.window())
+        assert seen is not None
+        assert 8 <= seen.idle_s <= 16
+
     def test_those_that_are_still_heard_tell_of_a_job_most_of_which_is_silent(self) -> None:
         story = job().waiting(30)
         for name in story.device:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -13,6 +14,8 @@ from eagle_eye.schema.events import BY_KIND
 from eagle_eye.server.backtest.trace import Trace
 from eagle_eye.simulator.names import FAULTS, SITUATIONS
 from eagle_eye.simulator.profiles import PROFILES, profile, visible_faults
+from eagle_eye.simulator.reads import GPU_EXPORTER, NODE_EXPORTER, Scraping, of_exporter, scraping
+from eagle_eye.simulator.recording import Recording
 from eagle_eye.simulator.scenario import Scenario, WrongScenario
 from eagle_eye.simulator.simulate import simulate
 from eagle_eye.simulator.writer import FolderTaken, write
@@ -113,23 +116,59 @@ def test_profiles_leave_out_what_their_instruments_lack() -> None:
     assert not [m for m in profile("remote_write").metrics if "throttle" in m or "ecc" in m or "pfc" in m]
 
 
-def test_remote_write_scrapes_no_faster_than_prometheus(tmp_path: Path) -> None:
-    write(recorded("none"), tmp_path, "remote_write")
-    header = json.loads((tmp_path / "trace.json").read_text())
-    assert header["interval_s"] == 15.0
-    assert "ranks" not in header
-    assert len(set(pq.read_table(tmp_path / "samples.parquet")["time"].to_pylist())) <= 4 * 16
+def exported(folder: Path, seed: int = 7) -> tuple[Recording, list[dict[str, Any]]]:
+    """Return a healthy job and the rows that a Prometheus has of it."""
+    recording = recorded("none", seed=seed)
+    write(recording, folder, "remote_write")
+    return recording, pq.read_table(folder / "samples.parquet").to_pylist()
+
+
+def read_at(rows: list[dict[str, Any]], node: str, device: int) -> list[float]:
+    """Return when a node's exporter of hosts (device -1) or GPUs was read."""
+    return sorted(row["time"] for row in rows if row["node"] == node and row["device"] == device)
+
+
+def test_a_prometheus_knows_nodes_and_no_ranks(tmp_path: Path) -> None:
+    exported(tmp_path)
+    assert "ranks" not in json.loads((tmp_path / "trace.json").read_text())
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_each_exporter_is_scraped_at_its_own_interval(seed: int, tmp_path: Path) -> None:
+    recording, rows = exported(tmp_path, seed)
+    found = {}
+    for exporter, device in ((GPU_EXPORTER, 0), (NODE_EXPORTER, -1)):
+        gaps_s = np.diff(read_at(rows, recording.layout.names[0], device))
+        found[exporter] = float(np.median(gaps_s))
+        assert found[exporter] == pytest.approx(scraping(seed, exporter).interval_s, abs=1.0)
+    assert json.loads((tmp_path / "trace.json").read_text())["interval_s"] == min(
+        scraping(seed, exporter).interval_s for exporter in found
+    )
+
+
+def test_exporters_of_one_node_are_scraped_at_different_moments(tmp_path: Path) -> None:
+    recording, rows = exported(tmp_path)
+    gpus, host = (read_at(rows, recording.layout.names[0], device) for device in (0, -1))
+    assert not set(gpus) & set(host)
+
+
+def test_a_scrape_may_be_missed_by_one_exporter_alone() -> None:
+    how = Scraping(15.0, 0.0, missed_ratio=0.3, restarts_per_day=0.0, restart_s=0.0)
+    recording = recorded("none")
+    gpus, hosts = (of_exporter(recording, exporter, how).here for exporter in (GPU_EXPORTER, NODE_EXPORTER))
+    assert (gpus != hosts).any()
 
 
 def test_between_two_scrapes_a_rate_is_the_mean_and_a_level_the_last(tmp_path: Path) -> None:
-    recording = recorded("none")
-    write(recording, tmp_path, "remote_write")
-    rows = pq.read_table(tmp_path / "samples.parquet").to_pylist()
-    first = next(row for row in rows if row["node"] == recording.layout.names[0] and row["device"] == -1)
-    moved = recording.node["node_rdma_tx_bytes_per_second"][:15, 0]
-    assert first["node_rdma_tx_bytes_per_second"] == pytest.approx(float(moved.mean()), rel=1e-5)
-    used = float(recording.node["node_memory_used_ratio"][14, 0])
-    assert first["node_memory_used_ratio"] == pytest.approx(used, rel=1e-5)
+    recording, rows = exported(tmp_path)
+    name = recording.layout.names[0]
+    times = read_at(rows, name, -1)
+    last = {row["time"]: row for row in rows if row["node"] == name and row["device"] == -1}[times[2]]
+    begin, end = np.searchsorted(recording.true_time[:, 0], times[1:3], side="right")
+    moved = recording.node["node_rdma_tx_bytes_per_second"][begin:end, 0]
+    assert last["node_rdma_tx_bytes_per_second"] == pytest.approx(float(moved.mean()), rel=1e-5)
+    used = float(recording.node["node_memory_used_ratio"][end - 1, 0])
+    assert last["node_memory_used_ratio"] == pytest.approx(used, rel=1e-5)
 
 
 def test_without_the_hook_nobody_knows_the_parallel_groups(tmp_path: Path) -> None:

@@ -22,9 +22,8 @@ class RankKnowledge(Enum):
 class SiteProfile:
     """One kind of site.
 
-    ``metrics`` and ``events`` are what it has. ``scrape_s`` is the shortest interval. ``true_clock``: rows carry the
-    collector's clock, not the node's. ``last_xid_only``: XIDs come as a gauge of the last one, read at a scrape.
-    ``hidden`` are the faults that it cannot show, by physics.
+    ``metrics`` and ``events`` are what it has. ``scraped``: a Prometheus reads exporters (reads.py) and XIDs come as
+    a gauge of the last one; else an agent reads all. ``hidden`` are the faults that it cannot show, by physics.
     """
 
     name: str
@@ -32,9 +31,7 @@ class SiteProfile:
     metrics: frozenset[str]
     events: frozenset[str]
     membership: RankKnowledge
-    scrape_s: float = 0.0
-    true_clock: bool = False
-    last_xid_only: bool = False
+    scraped: bool = False
     hidden: frozenset[str] = frozenset()
 
 
@@ -112,9 +109,7 @@ PROFILES: tuple[SiteProfile, ...] = (
         _DCGM | _NODE_EXPORTER,
         frozenset({"xid", "job_state"}),
         RankKnowledge.NODES,
-        scrape_s=15.0,
-        true_clock=True,
-        last_xid_only=True,
+        scraped=True,
         # No XID for certain (exporters may leave it out), no throttle bits, link widths or pauses by which these
         # would differ from a job that is slow or stands still for any other reason.
         hidden=_NEEDS_HOOK

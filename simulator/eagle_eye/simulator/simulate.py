@@ -37,13 +37,17 @@ ENDING = frozenset({"restart", "scancel", "preempted", "elastic_leave"})
 
 def simulate(scenario: Scenario) -> Recording:
     """Return the recording of a scenario; the same scenario always gives the same one. Raises WrongScenario."""
-    story = tell(scenario)
-    recording = _record(story)
+    return record(tell(scenario))
+
+
+def record(story: Story) -> Recording:
+    """Return the recording of a story, its spare nodes beside the job's."""
+    recording = _of_one(story)
     spares = story.physics.spare_nodes
-    return beside(recording, _record(idle(story, spares))) if spares else recording
+    return beside(recording, _of_one(idle(story, spares))) if spares else recording
 
 
-def _record(story: Story) -> Recording:
+def _of_one(story: Story) -> Recording:
     scenario = story.scenario
     tracks = Tracks(story.tracks, story.layout.nodes, story.layout.gpus)
     timeline = Clockwork(story, tracks).run(scenario.duration_s)

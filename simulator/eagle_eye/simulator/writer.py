@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -11,11 +10,22 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from numpy.typing import NDArray
 
 from eagle_eye.schema.metrics import METRICS, MetricSpec, Scope
 from eagle_eye.simulator.arrays import Booleans, Floats, Integers
 from eagle_eye.simulator.profiles import RankKnowledge, SiteProfile, profile
+from eagle_eye.simulator.reads import (
+    GPU_EXPORTER,
+    INTERVALS_S,
+    NODE_EXPORTER,
+    Reads,
+    of_exporter,
+    scraping,
+    with_each_row,
+)
 from eagle_eye.simulator.recording import Membership, RecordedEvent, Recording
+from eagle_eye.simulator.scenario import Scenario
 
 FORMAT = "eagle-eye-trace/1"
 FILES = ("trace.json", "samples.parquet", "links.parquet", "events.jsonl", "faults.jsonl", "membership.jsonl")
@@ -34,8 +44,7 @@ def write(recording: Recording, folder: Path, profile_name: str = "full", *, ove
     for name in FILES:
         (folder / name).unlink(missing_ok=True)
     folder.mkdir(parents=True, exist_ok=True)
-    stride = _stride(recording, site)
-    view = _View(recording, site, stride)
+    view = _View(recording, site)
     view.samples(folder / "samples.parquet")
     if recording.link:
         view.links(folder / "links.parquet")
@@ -51,7 +60,7 @@ def write(recording: Recording, folder: Path, profile_name: str = "full", *, ove
             ({"time": m.time, "attempt": m.attempt, "ranks": _ranks(m, site)} for m in later),
         )
     # Last: a folder with this file is a whole trace.
-    (folder / "trace.json").write_text(json.dumps(_header(recording, site, stride), indent=1) + "\n", encoding="utf-8")
+    (folder / "trace.json").write_text(json.dumps(_header(recording, site), indent=1) + "\n", encoding="utf-8")
 
 
 def check_free(folder: Path, *, overwrite: bool = False) -> None:
@@ -79,12 +88,7 @@ def _is_trace(path: Path) -> bool:
         return False
 
 
-def _stride(recording: Recording, site: SiteProfile) -> int:
-    """Return of how many rows a site keeps one."""
-    return max(1, math.ceil(site.scrape_s / recording.scenario.interval_s - 1e-9))
-
-
-def _header(recording: Recording, site: SiteProfile, stride: int) -> dict[str, Any]:
+def _header(recording: Recording, site: SiteProfile) -> dict[str, Any]:
     layout = recording.layout
     nodes = []
     for n, name in enumerate(layout.names):
@@ -98,7 +102,7 @@ def _header(recording: Recording, site: SiteProfile, stride: int) -> dict[str, A
     header = {
         "format": FORMAT,
         "job": recording.job,
-        "interval_s": recording.scenario.interval_s * stride,
+        "interval_s": interval_s(recording.scenario, site),
         "start": recording.start,
         "end": recording.end,
         "nodes": nodes,
@@ -136,16 +140,23 @@ SHARES_OF_TIME = frozenset(
 )
 
 
-class _View:
-    """A recording through one site's instruments: every ``stride``-th row, the profile's metrics and events."""
+def interval_s(scenario: Scenario, site: SiteProfile) -> float:
+    """Return the interval of a site's most frequent rows."""
+    scraped_s = [scraping(scenario.seed, exporter).interval_s for exporter in INTERVALS_S] if site.scraped else [0.0]
+    return max(scenario.interval_s, min(scraped_s))
 
-    def __init__(self, recording: Recording, site: SiteProfile, stride: int) -> None:
+
+class _View:
+    """A recording through one site's instruments: when they are read, and the profile's metrics and events."""
+
+    def __init__(self, recording: Recording, site: SiteProfile) -> None:
         self._recording = recording
         self._site = site
-        self._stride = stride
-        # The last row of each group: counters and gauges are read when the scrape comes.
-        self._rows: Integers = np.arange(stride - 1, len(recording.time), stride)
-        self._time = recording.true_time if site.true_clock else recording.time
+        self._gpus = self._hosts = with_each_row(recording)
+        if site.scraped:
+            seed = recording.scenario.seed
+            self._gpus = of_exporter(recording, GPU_EXPORTER, scraping(seed, GPU_EXPORTER))
+            self._hosts = of_exporter(recording, NODE_EXPORTER, scraping(seed, NODE_EXPORTER))
         self._names = pa.array(recording.layout.names)
 
     def samples(self, path: Path) -> None:
@@ -164,14 +175,14 @@ class _View:
         nodes, gpus = recording.layout.nodes, recording.layout.gpus
         size = max(1, SLAB_CELLS // (nodes * gpus))
         with pq.ParquetWriter(path, schema, compression="zstd", compression_level=1) as writer:
-            for first in range(0, len(self._rows), size):
-                rows = self._rows[first : first + size]
-                here = recording.arrived[rows][:, :, None] & recording.device_arrived[rows]
+            for first in range(0, max(len(self._gpus.row), len(self._hosts.row)), size):
+                reads = self._slice(self._gpus, first, size)
+                here = reads.here[:, :, None] & self._values(recording.device_arrived, reads.row)
                 devices = np.broadcast_to(np.arange(gpus, dtype=np.int16), here.shape)
-                writer.write_table(self._slab(schema, columns, recording.device, rows, here, devices))
-                here = recording.arrived[rows]
-                whole = np.full(here.shape, WHOLE_NODE, dtype=np.int16)
-                writer.write_table(self._slab(schema, columns, recording.node, rows, here, whole))
+                writer.write_table(self._slab(schema, columns, recording.device, reads, here, devices))
+                reads = self._slice(self._hosts, first, size)
+                whole = np.full(reads.here.shape, WHOLE_NODE, dtype=np.int16)
+                writer.write_table(self._slab(schema, columns, recording.node, reads, reads.here, whole))
 
     def links(self, path: Path) -> None:
         """Write link rows."""
@@ -189,32 +200,34 @@ class _View:
         width = len(layout.links)
         size = max(1, SLAB_CELLS // (layout.nodes * width))
         with pq.ParquetWriter(path, schema, compression="zstd", compression_level=1) as writer:
-            for first in range(0, len(self._rows), size):
-                rows = self._rows[first : first + size]
-                here = np.repeat(recording.arrived[rows][:, :, None], width, axis=2)
+            for first in range(0, len(self._hosts.row), size):
+                reads = self._slice(self._hosts, first, size)
+                here = np.repeat(reads.here[:, :, None], width, axis=2)
                 which = np.broadcast_to(np.arange(width, dtype=np.int32), here.shape)[here]
-                arrays = [*self._keys(rows, here), pa.DictionaryArray.from_arrays(pa.array(which), links)]
-                arrays += [_column(recording.link[spec.name][rows][here], spec) for spec in columns]
+                arrays = [*self._keys(reads, here), pa.DictionaryArray.from_arrays(pa.array(which), links)]
+                arrays += [
+                    _column(self._read(recording.link[spec.name], reads, spec.name)[here], spec) for spec in columns
+                ]
                 writer.write_table(pa.Table.from_arrays(arrays, schema=schema))
 
     def events(self) -> list[RecordedEvent]:
         """Return the events that the site has."""
         found = [event for event in self._recording.events if event.kind in self._site.events]
-        if not self._site.last_xid_only:
+        if not self._site.scraped:
             return found
         xids = self._scraped([event for event in found if event.kind == "xid"]) if self._recording.exports_xid else []
         return sorted([event for event in found if event.kind != "xid"] + xids, key=lambda event: event.time)
 
     def _scraped(self, xids: list[RecordedEvent]) -> list[RecordedEvent]:
-        """Return what a scrape of the gauge of the last XID shows: one code a device, at the scrape's time."""
+        """Return what scrapes of the gauge of the last XID show: one code a device, when an answer next comes."""
         seen: dict[tuple[int, int, str | None, int], RecordedEvent] = {}
         for event in xids:
             node = self._recording.layout.names.index(event.node or "")
-            row = int(np.searchsorted(self._time[self._rows, node], event.time))
-            if row < len(self._rows) and self._recording.arrived[self._rows[row], node]:
-                time = float(self._time[self._rows[row], node])
-                seen[row, node, event.node, event.device] = event._replace(
-                    time=time, attributes={"code": event.attributes["code"]}
+            times = self._gpus.time[self._gpus.here[:, node], node]
+            answer = int(np.searchsorted(times, event.time))
+            if answer < len(times):
+                seen[answer, node, event.node, event.device] = event._replace(
+                    time=float(times[answer]), attributes={"code": event.attributes["code"]}
                 )
         return list(seen.values())
 
@@ -223,33 +236,45 @@ class _View:
         schema: pa.Schema,
         columns: list[MetricSpec],
         values: dict[str, Floats],
-        rows: Integers,
+        reads: Reads,
         here: Booleans,
         devices: Integers,
     ) -> pa.Table:
-        arrays = [*self._keys(rows, here), pa.array(devices[here])]
+        arrays = [*self._keys(reads, here), pa.array(devices[here])]
         number = int(here.sum())
         for spec in columns:
             known = values.get(spec.name)
             if known is None:
                 arrays.append(pa.nulls(number, _type(spec)))
             else:
-                arrays.append(_column(self._read(known, rows, spec.name)[here], spec))
+                arrays.append(_column(self._read(known, reads, spec.name)[here], spec))
         return pa.Table.from_arrays(arrays, schema=schema)
 
-    def _read(self, values: Floats, rows: Integers, name: str) -> Floats:
-        """Return what the site reads in these rows, (rows, N[, G]).
+    def _read(self, values: Floats, reads: Reads, name: str) -> Floats:
+        """Return what the site reads, (R, N[, G]).
 
         A level is read when the scrape comes; a rate or a share of time is the growth of a counter since the last one.
         """
-        if self._stride == 1 or not (name.endswith("_per_second") or name in SHARES_OF_TIME):
-            return values[rows]
-        groups = values[rows[0] - self._stride + 1 : rows[-1] + 1].reshape(len(rows), self._stride, *values.shape[1:])
-        mean: Floats = groups.mean(axis=1)
+        if not self._site.scraped or not (name.endswith("_per_second") or name in SHARES_OF_TIME):
+            return self._values(values, reads.row)
+        rows = reads.rows.reshape(*reads.rows.shape, *[1] * (values.ndim - 2))
+        total = np.zeros((*reads.row.shape, *values.shape[2:]))
+        for back in range(int(rows.max(initial=0))):
+            total += np.where(back < rows, self._values(values, np.maximum(reads.row - back, 0)), 0.0)
+        mean: Floats = total / rows
         return mean
 
-    def _keys(self, rows: Integers, here: Booleans) -> list[Any]:
-        time = self._time[rows]
+    def _values(self, values: NDArray[Any], row: Integers) -> NDArray[Any]:
+        """Return each node's values in its own rows: (R, N[, G])."""
+        found: NDArray[Any] = values[row, np.arange(values.shape[1])[None, :]]
+        return found
+
+    def _slice(self, reads: Reads, first: int, size: int) -> Reads:
+        some = slice(first, first + size)
+        return Reads(reads.row[some], reads.time[some], reads.here[some], reads.rows[some])
+
+    def _keys(self, reads: Reads, here: Booleans) -> list[Any]:
+        time = reads.time
         nodes = np.arange(time.shape[1], dtype=np.int32)[None, :]
         if here.ndim > time.ndim:
             time, nodes = time[:, :, None], nodes[:, :, None]

@@ -18,15 +18,14 @@ from eagle_eye.detectors.signs.gpu_errors import (
     uses,
     went_on,
 )
-from eagle_eye.detectors.signs.progress import PROMPT_S, Patience, Progress, progress, typical_step_s
+from eagle_eye.detectors.signs.progress import Patience, Progress, progress, typical_step_s
 from eagle_eye.detectors.signs.vanished import Vanished, vanished
-from eagle_eye.detectors.signs.without_hook import idle_since_s
 from eagle_eye.detectors.types import Blind, Evidence, Verdict, Window
 
 CONFIDENCE_FACT = 0.99
 CONFIDENCE_GONE = 0.95  # values gone and the job stopped for long enough to act
 CONFIDENCE_EARLY = 0.85
-TOGETHER_S = 10.0  # values and job count as stopped together within this, plus two intervals and two steps
+TOGETHER_S = 10.0  # values and job count as stopped together within this, two intervals and two reported steps
 EXPLAINED_KINDS = ("memory", "contained", "remap", "lost")  # errors whose own detectors handle XID 154 as well
 STANDS_STEPS = 2.0  # typical steps, or intervals, without a step: the job may have stopped
 
@@ -37,11 +36,11 @@ class GpuHang:
 
     Sources: NVIDIA, XID Errors; ByteRobust (SOSP 2025): a hung driver blocks NVML before it blocks the job. An XID
     excludes the node, or drains it if the job is seen to go on (a timeout that only a tool hit). Missing values are no
-    proof: when a device's ``gpu_*`` values (T, S) are gone for two rows in which its node still reports, the result is
-    Blind while the job stands still, and a fault once the job has stopped or a rank has ended at the same moment, or
-    once a pause during which they vanished is ripe and has lasted for the floor since. Values that vanish after a
-    process has ended are due to a reset or a diagnosis. Cannot see: a hang of a GPU whose NVML answers (Hang
-    finds its rank); what happened if a node with one GPU falls silent as a whole.
+    proof: when a device's ``gpu_*`` values (T, S) have vanished, the result is Blind while the job stands still, and a
+    fault once the job has stopped or a rank has ended at the same moment, or once a pause during which they vanished is
+    ripe and has lasted for the floor since. Values that vanish after a process has ended are due to a reset or a
+    diagnosis. Cannot see: a hang of a GPU whose NVML answers (Hang finds its rank); what happened if a node with one
+    GPU falls silent as a whole, or all GPUs of the job's only node do.
     """
 
     patience: Patience
@@ -115,41 +114,18 @@ class GpuHang:
         )
 
     def _gone(self, window: Window, gone: list[Vanished], exits: list[Exit]) -> list[Verdict]:
-        nodes = sorted({window.series[item.column].node for item in gone})
-        if at_once(window, dict.fromkeys(nodes, 0.0), 0.0):
-            return []  # values missing on many nodes have no cause in one of them
-        if not exits and not np.isfinite(window.last_step):
-            return self._idle(window, gone)
         state = None if exits else progress(window, self.patience)
         found = []
-        for node in nodes:
+        for node in sorted({window.series[item.column].node for item in gone}):
             own = [item for item in gone if window.series[item.column].node == node]
             first = min(own, key=lambda item: item.since_s)
-            verdict = self._ended(window, node, first, exits) if state is None else None
-            paused = state is not None and self._in_a_pause(window, first, state)
-            if state is not None and (paused or _together(window, first.since_s, state.advanced_s)):
+            if state is None:
+                verdict = self._ended(window, node, first, exits)
+            else:
                 verdict = self._stopped(window, node, first, state)
             if verdict is not None:
                 found.append(verdict)
         return found
-
-    def _idle(self, window: Window, gone: list[Vanished]) -> list[Verdict]:
-        """Return the verdict for a job that reports no steps: activity of its other GPUs shows whether it stopped."""
-        first = min(gone, key=lambda item: item.since_s)
-        series, idle_s = window.series[first.column], idle_since_s(window)
-        together_s = TOGETHER_S + 2 * window.interval_s
-        if idle_s is None or idle_s - first.since_s > together_s:
-            raise Blind(f"{series} does not answer; whether the job goes on is not reported")
-        if first.since_s - idle_s > together_s:
-            state = progress(window, self.patience)
-            if not self._in_a_pause(window, first, state):
-                raise Blind(f"{series} does not answer, and fell silent in a pause of the job")
-            return [self._silent(window, series.node, first, CONFIDENCE_GONE, state.evidence, "standstill", str(state))]
-        if window.now_s - max(idle_s, first.since_s) < max(PROMPT_S, window.interval_s):
-            return []
-        evidence = Evidence("gpu_power_watts", None, None, "fell to that of waiting")
-        reason = f"the job's other GPUs have only waited for {window.now_s - idle_s:.1f} s"
-        return [self._silent(window, series.node, first, CONFIDENCE_GONE, evidence, "gpu_activity", reason)]
 
     def _in_a_pause(self, window: Window, first: Vanished, state: Progress) -> bool:
         """Whether a device fell silent during a pause that has since outlasted everything the job does.
@@ -177,9 +153,13 @@ class GpuHang:
 
     def _stopped(self, window: Window, node: str, first: Vanished, state: Progress) -> Verdict | None:
         place = gpu(node, window.series[first.column].device)
+        if not (self._in_a_pause(window, first, state) or _together(window, first.since_s, state.advanced_s)):
+            if first.since_s > state.advanced_s:
+                raise Blind(f"{place} does not answer, and fell silent in a pause of the job")
+            return None
         if not (state.stopped or state.outlasts_pauses):
-            if state.standstill_s > STANDS_STEPS * max(state.typical_step_s, window.interval_s):
-                raise Blind(f"{place} does not answer and no step has finished for {state.standstill_s:.1f} s")
+            if not state.reported or state.standstill_s > STANDS_STEPS * max(state.typical_step_s, window.interval_s):
+                raise Blind(f"{place} does not answer, and the job has stood still for {state.standstill_s:.1f} s")
             return None
         evidence = state.evidence
         confidence = CONFIDENCE_GONE if state.prompt or state.past_own_pauses else CONFIDENCE_EARLY
@@ -228,5 +208,6 @@ def _hangs(errors: list[GpuError]) -> list[GpuError]:
 
 
 def _together(window: Window, gone_s: float, advanced_s: float) -> bool:
-    """Whether a device's values and the job's steps stopped at the same moment."""
-    return abs(gone_s - advanced_s) <= TOGETHER_S + 2 * window.interval_s + 2 * typical_step_s(window)
+    """Whether a device's values and the job's work stopped at the same moment; steps under way may still be made."""
+    underway_s = 2 * typical_step_s(window) if np.isfinite(window.last_step) else 0.0
+    return abs(gone_s - advanced_s) <= TOGETHER_S + 2 * window.interval_s + underway_s

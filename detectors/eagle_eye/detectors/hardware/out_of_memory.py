@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
-
 from eagle_eye.detectors.signs.exits import unplanned_exits
 from eagle_eye.detectors.signs.gpu_errors import went_on
 from eagle_eye.detectors.signs.memory_kills import MemoryKill, memory_kills
 from eagle_eye.detectors.signs.progress import Patience, progress
+from eagle_eye.detectors.signs.vanished import without_values
 from eagle_eye.detectors.signs.without_hook import freed_memory
 from eagle_eye.detectors.types import Evidence, Verdict, Window
 
 RANK_METRICS = ("train_step", "nccl_sequence")
-GONE_LINES = 2  # consecutive rows in which a rank reports nothing while others do
-BEFORE_LINES = 8
+KILL_INTERVALS = 3.0  # between a rank's last report and the kernel's line
 CONFIDENCE_GONE, CONFIDENCE_STOPPED, CONFIDENCE_EARLY = 0.97, 0.95, 0.85
 
 
@@ -24,9 +22,9 @@ class OutOfMemory:
     """Finds ``out_of_memory`` without a ``process_exit``: an OOM kill on a node after which the job made no more steps.
 
     The kernel may kill any process (an exporter, a log shipper), so a kill alone means nothing. It counts if a rank of
-    that node stops reporting while others do not (``train_step`` or ``nccl_sequence`` (T, S) missing for two rows), or
-    if the killed process is named like a training process and the job has stood still since. Blind as ``progress`` is.
-    If exits are reported, ProcessExit handles it. Cannot see: a kill that is not in the kernel log.
+    that node stops reporting while others do not (its ``train_step`` and ``nccl_sequence`` (T, S) have vanished), or if
+    the killed process is named like a training process and the job has stood still since. Blind as ``progress`` is. If
+    exits are reported, ProcessExit handles it. Cannot see: a kill that is not in the kernel log.
     """
 
     patience: Patience
@@ -83,14 +81,8 @@ class OutOfMemory:
 
 def _rank_gone(window: Window, kill: MemoryKill) -> int | None:
     """Return a rank of the node that has reported nothing since the kill while others do, None if all still report."""
-    mine = np.flatnonzero(window.node_of == window.nodes.index(kill.node))
-    for metric in RANK_METRICS:
-        values = window.device.get(metric)
-        if values is None or len(values) <= GONE_LINES or window.times_s[-GONE_LINES] < kill.time_s:
-            continue
-        now = np.isfinite(values[-GONE_LINES:]).sum(axis=0) > 0
-        before = np.isfinite(values[-GONE_LINES - BEFORE_LINES : -GONE_LINES][:, mine]).sum(axis=0) > 0
-        gone = mine[before & ~now[mine]]
-        if len(gone) and 2 * int(now.sum()) > len(now):
-            return int(gone[0])
+    for item in without_values(window, RANK_METRICS):
+        silent_since_kill = abs(item.since_s - kill.time_s) <= KILL_INTERVALS * window.interval_s
+        if silent_since_kill and window.series[item.column].node == kill.node:
+            return item.column
     return None

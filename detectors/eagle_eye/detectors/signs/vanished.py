@@ -1,26 +1,35 @@
-"""Finds devices whose hardware values are gone while their neighbours, or at least their node, still report."""
+"""Finds devices whose values are gone while those of other devices go on."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
+from eagle_eye.detectors.signs.gpu_errors import at_once
+from eagle_eye.detectors.signs.medians import median_over_rows
+from eagle_eye.detectors.signs.silence import passed_silences_s
 from eagle_eye.detectors.types import Floats, Integers, Window
 
-GONE_LINES = 2  # consecutive rows without any of a device's values, in which its neighbours had some
+MISSED = 3  # samples of a series' own interval
+ROUNDING = 0.5  # samples: rows of one source differ by less, and lines of the grid by no more
+LATE = 2.0  # own intervals without a value: one sample is certainly missing
+PACE_LINES = 64  # rows up to the newest value, in which the own interval is seen
+SAMPLES_MIN = 3  # in them: fewer show no interval
 NEWEST_LINES = 3  # rows examined one by one: most devices are in them
 NEAR_LINES = 32  # rows examined for all devices; for those gone for longer...
 SAMPLED_LINES = 16  # ...this many, evenly spaced, show which ever had values...
 GONE_MAX = 64  # ...and this many are examined closely
+OTHERS_MAX = 64  # devices of other nodes examined
 MOST_RATIO = 0.5  # of the job's devices: if more have no values, the devices are not the cause
 HARDWARE_PREFIX = "gpu_"
 METRICS_MAX = 8  # examined: a device without values in any of them reports nothing
-NODE_METRICS_MAX = 4
 
 
 class Vanished(NamedTuple):
-    """A device row without hardware values: its column, since when, and whether its whole node has none."""
+    """A device row without values: its column, since when, and whether its whole node has none."""
 
     column: int
     since_s: float
@@ -28,30 +37,104 @@ class Vanished(NamedTuple):
 
 
 def vanished(window: Window) -> list[Vanished]:
-    """Return the devices whose values are gone, in column order; [] also if most of the job's are.
+    """Return the devices whose hardware values have vanished, as ``without_values``."""
+    names = [name for name in sorted(window.device) if name.startswith(HARDWARE_PREFIX)]
+    return without_values(window, names[:METRICS_MAX])
 
-    A device is compared with its neighbours' newest row, which arrives with its own; a node with its own row.
+
+def without_values(window: Window, names: Sequence[str]) -> list[Vanished]:
+    """Return the devices without values of these metrics, in column order; [] also if most of the job's have none.
+
+    A device has vanished when it has missed MISSED samples of its own interval while others went on: its neighbours,
+    which are read with it, or, if its whole node has none, other nodes' devices, which are read at other moments. What
+    a node reports besides may come from another source and shows only that the node is there.
     """
-    metrics = [window.device[name] for name in sorted(window.device) if name.startswith(HARDWARE_PREFIX)][:METRICS_MAX]
-    top = len(window.times_s) - 1
-    if not metrics or top < GONE_LINES:
+    metrics = [window.device[name] for name in names if name in window.device]
+    if not metrics or len(window.times_s) <= MISSED:
         return []
     last = _last_lines(metrics)
-    if (last > top - GONE_LINES).all():
+    quiet = np.flatnonzero((last >= 0) & (last < len(window.times_s) - MISSED))
+    if len(quiet) == 0:
         return []
     newest_of = np.full(len(window.nodes), -1, dtype=np.intp)
     np.maximum.at(newest_of, window.node_of, last)
-    alone = np.flatnonzero((last >= 0) & (newest_of[window.node_of] - last >= GONE_LINES))
-    nodes = np.flatnonzero((newest_of >= 0) & (top - newest_of >= GONE_LINES))
-    if len(nodes) > MOST_RATIO * len(window.nodes) or len(alone) > MOST_RATIO * len(window.series):
+    whole = newest_of[window.node_of[quiet]] == last[quiet]
+    own_s = _own_intervals_s(window, metrics, quiet, last)
+    alone = _without_neighbours(window, metrics, quiet[~whole], own_s[~whole], last)
+    found = alone + _whole_nodes(window, metrics, quiet[whole], own_s[whole], last)
+    nodes = {window.series[item.column].node for item in found}
+    if len(alone) > MOST_RATIO * len(window.series) or at_once(window, dict.fromkeys(nodes, 0.0), 0.0):
         return []
-    found = [Vanished(column, float(window.times_s[last[column]]), False) for column in alone.tolist()]
-    for node in nodes.tolist():
-        if _node_line(window, node) - newest_of[node] >= GONE_LINES:
-            since_s = float(window.times_s[newest_of[node]])
-            own = np.flatnonzero((window.node_of == node) & (last == newest_of[node]))
-            found += [Vanished(column, since_s, True) for column in own.tolist()]
     return sorted(found)
+
+
+def _own_intervals_s(window: Window, metrics: list[Floats], columns: Integers, last: Integers) -> Floats:
+    """Return the usual time between two values of each column, at least a grid interval: (columns,), NaN unknown."""
+    found = np.full(len(columns), np.nan)
+    for line in np.unique(last[columns]).tolist():
+        places = np.flatnonzero(last[columns] == line)
+        start = max(line + 1 - PACE_LINES, 0)
+        seen = _seen(metrics, slice(start, line + 1), columns[places])
+        rows = np.where(seen, np.arange(len(seen))[:, None], -1)
+        before = np.vstack([np.full(len(places), -1), np.maximum.accumulate(rows, axis=0)[:-1]])
+        times_s = window.times_s[start : line + 1]
+        gaps_s = np.where(seen & (before >= 0), times_s[:, None] - times_s[np.maximum(before, 0)], np.nan)
+        enough = seen.sum(axis=0) >= SAMPLES_MIN
+        found[places[enough]] = np.maximum(median_over_rows(gaps_s[:, enough]), window.interval_s)
+    return found
+
+
+def _without_neighbours(
+    window: Window, metrics: list[Floats], columns: Integers, own_s: Floats, last: Integers
+) -> list[Vanished]:
+    """Return which columns have missed enough samples in rows that hold values of their neighbours."""
+    found = []
+    for column, interval_s in zip(columns.tolist(), own_s.tolist(), strict=True):
+        beside = np.flatnonzero(window.node_of == window.node_of[column])
+        missed = _went_on_s(window, metrics, beside, int(last[column]), interval_s) / interval_s
+        if missed >= MISSED - ROUNDING:
+            found.append(Vanished(column, float(window.times_s[last[column]]), whole_node=False))
+    return found
+
+
+def _whole_nodes(
+    window: Window, metrics: list[Floats], columns: Integers, own_s: Floats, last: Integers
+) -> list[Vanished]:
+    """Return the columns of nodes none of whose devices has values, though the node is heard and others' go on."""
+    since_s = window.times_s[last[columns]]
+    with np.errstate(invalid="ignore"):
+        late = window.times_s[-1] - since_s >= LATE * own_s
+    behind = {window.series[column].node for column in columns[late].tolist()}
+    if len(behind) > MOST_RATIO * len(window.nodes) or at_once(window, dict.fromkeys(behind, 0.0), 0.0):
+        return []  # the way from the nodes to the server, or what asks them all
+    with np.errstate(invalid="ignore"):
+        due_s = since_s + MISSED * own_s + window.interval_s
+        due = (window.times_s[-1] >= due_s) & (window.heard_s[window.node_of[columns]] >= due_s - window.interval_s)
+    found = []
+    for place in np.flatnonzero(due).tolist():
+        column, interval_s = int(columns[place]), float(own_s[place])
+        line, node = int(last[column]), int(window.node_of[column])
+        others = np.flatnonzero((last > line) & (window.node_of != node))
+        others = others[:: len(others) // OTHERS_MAX + 1]
+        on_s = _went_on_s(window, metrics, others, line, interval_s)
+        if on_s >= max(MISSED * interval_s + window.interval_s, passed_silences_s(window)[node]):
+            found.append(Vanished(column, float(since_s[place]), whole_node=True))
+    return found
+
+
+def _went_on_s(window: Window, metrics: list[Floats], columns: Integers, line: int, interval_s: float) -> float:
+    """Return for how long since a row some of the columns had values: a gap counts for no more than ``interval_s``."""
+    shown = np.flatnonzero(_seen(metrics, slice(line + 1, None), columns).any(axis=1))
+    times_s = np.append(window.times_s[line], window.times_s[line + 1 :][shown])
+    return float(np.minimum(np.diff(times_s), interval_s).sum())
+
+
+def _seen(metrics: list[Floats], rows: slice, columns: Integers) -> NDArray[np.bool_]:
+    """Return where columns had values: (rows, columns)."""
+    seen = ~np.isnan(metrics[0][rows, columns])
+    for values in metrics[1:]:
+        seen |= ~np.isnan(values[rows, columns])
+    return seen
 
 
 def _last_lines(metrics: list[Floats]) -> Integers:
@@ -83,22 +166,8 @@ def _last_lines(metrics: list[Floats]) -> Integers:
 
 def _find(metrics: list[Floats], start: int, end: int, left: Integers, last: Integers) -> Integers:
     """Record in ``last`` the newest of some rows in which columns of ``left`` had a value; return those without."""
-    shown = np.zeros((end - start, len(left)), dtype=np.bool_)
-    for values in metrics:
-        shown |= ~np.isnan(values[start:end, left])
+    shown = _seen(metrics, slice(start, end), left)
     hit = shown.any(axis=0)
     if hit.any():
         last[left[hit]] = end - 1 - np.argmax(shown[::-1, hit], axis=0)
     return left[~hit]
-
-
-def _node_line(window: Window, node: int) -> int:
-    """Return the newest device row that is no newer than a node's own row, -1 if there is none."""
-    own = [values[-NEAR_LINES:, node] for values in list(window.node.values())[:NODE_METRICS_MAX]]
-    seen = np.zeros(min(len(window.node_times_s), NEAR_LINES), dtype=np.bool_)
-    for column in own:
-        seen |= ~np.isnan(column)
-    if not seen.any():
-        return -1
-    heard_s = float(window.node_times_s[-len(seen) :][seen][-1])
-    return int(np.searchsorted(window.times_s, heard_s + window.interval_s / 2)) - 1

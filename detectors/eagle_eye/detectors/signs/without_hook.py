@@ -226,12 +226,11 @@ def _glance(columns: Floats) -> Floats:
 
 
 def _seen(columns: Floats, times_s: Floats) -> Work | None:
-    whole = np.flatnonzero(2 * np.isfinite(columns).sum(axis=1) >= columns.shape[1])
+    whole, at_s = _whole_rows(columns, times_s)
     if len(whole) < ROWS_MIN:
         return None
-    level = median_over_rows(columns[whole].T)
+    level = median_over_rows(whole.T)
     working = np.flatnonzero(level >= WAITING_RATIO * np.quantile(level, USUAL_QUANTILE))
-    at_s = times_s[whole]
     since_s, newest_s = float(at_s[working[-1]]), float(times_s[-1])
     gaps_s = np.diff(at_s[working])
     idle = working[-1] < len(whole) - IDLE_ROWS
@@ -241,6 +240,24 @@ def _seen(columns: Floats, times_s: Floats) -> Work | None:
         longest_pause_s=float(gaps_s.max(initial=0.0)),
         worked_s=since_s - float(at_s[working[0]]),
     )
+
+
+def _whole_rows(columns: Floats, times_s: Floats) -> tuple[Floats, Floats]:
+    """Return rows in which at least half of the columns have a value, and their times.
+
+    Sources that are read at different moments fill a row of the grid in part; such rows are joined with the next ones.
+    """
+    if (2 * np.isfinite(columns).sum(axis=1) >= columns.shape[1]).all():
+        return columns, times_s
+    rows, at_s = [], []
+    joined = np.full(columns.shape[1], np.nan)
+    for row, time_s in zip(columns, times_s.tolist(), strict=True):
+        joined = np.where(np.isfinite(row), row, joined)
+        if 2 * np.isfinite(joined).sum() >= len(joined):
+            rows.append(joined)
+            at_s.append(time_s)
+            joined = np.full(columns.shape[1], np.nan)
+    return np.array(rows), np.array(at_s)
 
 
 @once
