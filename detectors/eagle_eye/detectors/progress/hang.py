@@ -19,6 +19,7 @@ from eagle_eye.detectors.signs.progress import (
     STARTING,
     Patience,
     Progress,
+    at_work_s,
     first_steps,
     progress,
     warms_up,
@@ -368,8 +369,7 @@ class Hang:
         return all(at_rest(window, int(node), state.advanced_s) for node in nodes)
 
     def _at_work_s(self, state: Progress) -> float:
-        """Return how long one node may work for the others before that counts as a hang: the start deadline."""
-        return max(PAUSE_FLOORS * state.ripe_s, self.patience.start_deadline_s)
+        return at_work_s(self.patience, state.ripe_s)
 
 
 def _process_ended(window: Window) -> bool:

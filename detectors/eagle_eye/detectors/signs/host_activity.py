@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from eagle_eye.detectors.signs.last_work import FLOWS, GROWTH_RATIO, ROWS_BEFORE
 from eagle_eye.detectors.signs.medians import median_of
 from eagle_eye.detectors.signs.once import once
 from eagle_eye.detectors.signs.peers import level
@@ -13,15 +14,11 @@ from eagle_eye.detectors.types import Integers, Window
 
 # Metric and the increase that counts as busy.
 IO_SIGNS = (
-    ("node_disk_write_bytes_per_second", 1e8),
-    ("node_disk_read_bytes_per_second", 1e8),
-    ("node_network_tx_bytes_per_second", 1e8),
+    *FLOWS,
     ("node_iowait_ratio", 0.05),
     ("node_io_pressure_ratio", 0.10),
     ("node_blocked_tasks", 4.0),
 )
-GROWTH_RATIO = 2.0  # and at least this many times the earlier level
-ROWS_BEFORE = 30
 ROWS_NOW = 5
 NODES_SAMPLED = 32
 CPU = "node_cpu_utilization_ratio"
