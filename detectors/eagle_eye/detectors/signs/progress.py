@@ -234,8 +234,10 @@ def _unreported(window: Window, patience: Patience) -> Progress:
     if seen.idle_s > 0:
         if seen.worked_s < patience.floor_s:
             raise Blind(f"the job's GPUs have worked for {seen.worked_s:.0f} s in view: it may be starting")
-        if most_freed(window):
-            raise Blind("the job's processes have ended; whether that was meant is not reported")
+        if most_freed(window, newest_s - seen.idle_s):
+            raise Blind(
+                "the job's processes have ended; whether that was meant is not reported, and none has worked since"
+            )
     longest_s = seen.longest_pause_s if seen.idle_s > 0 else 0.0
     least_s = max(PROMPT_S, patience.typical_steps * window.interval_s)
     due_s = max(least_s, PAUSE_MARGIN_RATIO * longest_s)
