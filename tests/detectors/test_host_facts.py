@@ -264,6 +264,24 @@ class TestProcessGone:
             confidence.append(only(GONE.detect(story.window())).confidence)
         assert confidence[0] < 0.9 <= confidence[1]
 
+    def reloaded(self, loading: list[int], ended: int = 25) -> Story:
+        """All processes ended ``ended`` rows ago; new ones fill the GPUs' memory, some later than others."""
+        story = waiting(ended)
+        memory = story.device["gpu_memory_used_bytes"]
+        memory[-ended:] = 5e8
+        memory[-10:, [c for c in range(memory.shape[1]) if c not in loading]] = 7e10
+        return story
+
+    @pytest.mark.parametrize("loading", [[2, 3], [2, 3, 4, 5]])
+    def test_a_node_that_loads_its_weights_later_than_others_has_not_crashed(self, loading: list[int]) -> None:
+        story = self.reloaded(loading)
+        assert GONE.detect(story.window()) == []
+
+    def test_one_that_ended_while_others_kept_their_memory_has_crashed(self) -> None:
+        story = self.reloaded([2, 3])
+        story.device["gpu_memory_used_bytes"][-25:, [0, 1, 4, 5, 6, 7]] = 7e10
+        assert only(GONE.detect(story.window())).node == "n1"
+
     def away(self, rows: int, back: int, *events: str) -> Story:
         """n1 was heard of no more for ``rows`` rows, and then for ``back`` rows with nothing in its GPUs' memory."""
         story = waiting(rows + back)

@@ -456,6 +456,8 @@ class TestNetworkHang:
         """A port that is down in all rows of a longer standstill may have fallen with its switch."""
         for state, asks in ((1, ["restart_job"]), (0, [])):
             story = job(nodes=9).ports().standstill(ROWS - 1)
+            story.device["nccl_sequence"][0] = story.device["nccl_sequence"][1]
+            story.device["gpu_tensor_active_ratio"][:] = 0.0
             story.device["nccl_completed_sequence"][:, 8] -= 1
             story.link["link_up"][:, 17] = state
             window = story.window(advanced_s=NOW_S - ROWS - 5, last_step=200.0)
@@ -533,11 +535,12 @@ class TestNetworkHang:
         story = job()
         for name in ("train_step", "nccl_sequence", "nccl_completed_sequence"):
             story.device[name] = story.device[name].copy()
-            story.device[name][-70:] = story.device[name][-71]
+            story.device[name][-80:] = story.device[name][-81]
+        story.device["gpu_tensor_active_ratio"][-80:] = 0.0
         story.device["nccl_sequence"][-1, 2] += 6
         assert detect("network_hang", story.window()) == []
         story.device["nccl_sequence"] = story.device["nccl_sequence"].copy()
-        story.device["nccl_sequence"][-10:-1, 2] += 6
+        story.device["nccl_sequence"][-70:-1, 2] += 6
         assert only("network_hang", story.window()).nodes == ("n2",)  # at rest it is evidence
 
     def test_a_silent_process_is_the_likelier_culprit(self) -> None:

@@ -213,6 +213,12 @@ class TestProgress:
         with pytest.raises(Blind, match="processes have ended"):
             progress(story.window(), PATIENCE)
 
+    def test_a_job_that_loads_its_weights_again_has_not_begun_to_work(self) -> None:
+        story = job().waiting(90)
+        story.device["gpu_memory_used_bytes"][-90:-60] = 5e8
+        with pytest.raises(Blind, match="have ended"):
+            progress(story.window(), PATIENCE)
+
     def test_where_nobody_says_what_gpus_do_it_cannot_tell(self) -> None:
         story = job()
         story.device = {"gpu_utilization_ratio": story.device["gpu_utilization_ratio"]}

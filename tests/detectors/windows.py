@@ -63,6 +63,8 @@ class Story:
         for name in ("train_step", "nccl_completed_sequence", "nccl_sequence"):
             self.device[name][-rows:] = self.device[name][-rows - 1]
         self.device["nccl_sequence"][-rows:] += 1
+        if "gpu_tensor_active_ratio" in self.device:
+            self.device["gpu_tensor_active_ratio"][-rows + 1 :] = 0.0  # kernels that wait do not compute
         return self
 
     def waiting(self, rows: int) -> Story:

@@ -11,7 +11,7 @@ from eagle_eye.detectors.signs.at_work import pausing_at_work
 from eagle_eye.detectors.signs.collective_counts import WAITING_RATIO, behind, waiting_ratio
 from eagle_eye.detectors.signs.exits import left_early, unplanned_exits
 from eagle_eye.detectors.signs.gpu_activity import activity_outliers, odd_devices, waiting
-from eagle_eye.detectors.signs.host_activity import most_busy_with_io, no_busier
+from eagle_eye.detectors.signs.host_activity import MOUNTS, cut_off_from_storage, most_busy_with_io, no_busier
 from eagle_eye.detectors.signs.peers import latest
 from eagle_eye.detectors.signs.progress import (
     PAUSE_FLOORS,
@@ -19,6 +19,7 @@ from eagle_eye.detectors.signs.progress import (
     STARTING,
     Patience,
     Progress,
+    at_work_s,
     first_steps,
     progress,
     warms_up,
@@ -35,6 +36,7 @@ BY_SIGNAL = frozenset({"process_stopped", *MUTE})
 CONFIDENCE_EARLY, CONFIDENCE_RIPE = 0.85, 0.97
 CONFIDENCE_UNKNOWN = 0.8
 RANKS_SAY = frozenset({"rank_silence", "collective_sequence", "rank_missing"})  # reported by ranks, not seen on GPUs
+HELD = frozenset({"rank_process", "mount"})  # its process does nothing, or waits for what does not come
 UNSEEN_IO_FLOORS = 5.0  # where some ranks do not wait and host activity is not reported
 UNSEEN_RANK_FLOORS = 3.0  # where ranks are seen by their GPU and host alone: a retried request takes less
 DEVICES_MIN = 3  # of a node, to tell ranks that only train from the first and the last
@@ -53,20 +55,21 @@ class Hang:
     compute or most of whose hosts write. A known culprit is reported as soon as a step is overdue. If its process
     reports nothing, action follows once the standstill is ``prompt``. A lagging rank looks like one that saves,
     evaluates or compiles without announcing it: action waits for the site's floor, or comes earlier only if the
-    standstill exceeds all the job's own pauses and a process of the node is seen to be idle. While its host, GPU or
-    process works, it gets the start deadline. Without the hook, or where ranks do not count collectives, GPU activity
-    substitutes: a GPU that runs a kernel but does no work waits in a collective, and the one node with a GPU that runs
-    none while all others wait is the culprit. It is reported at the floor and acted on as above if its process is seen
-    to be idle. If process activity is not observed it gets the start deadline, since compilation looks the same; three
-    floors if it is neither its node's first GPU nor its last, so that its rank has nothing to do but train, and its
-    host is seen to do no more than the others. Nodes that stand by hide no culprit and are none. A
-    start without a first step is a hang after its deadline where steps would have been seen (``signs/unstarted.py``); a
-    single node whose ranks never reported while the others' did is named, and the first verdict asks for a restart. If
-    a process has ended, ProcessExit reports instead. A rank that says nothing and that its peers wait for is named also
-    in the attempt's first steps, at the floor, and beside a node that is silent; one that a signal has stopped while
-    all others wait is named and acted on at the floor, whatever the job's own pauses, from the first step on. Otherwise
-    Blind while one is, and as ``progress`` is. Cannot see: which end of a broken link is to blame when all ranks wait
-    in the same collective; mismatched collectives at the same sequence number (the flight recorder shows these).
+    standstill exceeds all the job's own pauses and a process of the node is seen to be idle, or a network filesystem
+    answers all nodes but this one. While its host, GPU or process works otherwise, it gets the start deadline. Without
+    the hook, or where ranks do not count collectives, GPU activity substitutes: a GPU that runs a kernel but does no
+    work waits in a collective, and the one node with a GPU that runs none while all others wait is the culprit. It is
+    reported at the floor and acted on as above if its process is seen to be idle. If process activity is not observed
+    it gets the start deadline, since compilation looks the same; three floors if it is neither its node's first GPU nor
+    its last, so that its rank has nothing to do but train, and its host is seen to do no more than the others. Nodes
+    that stand by hide no culprit and are none. A start without a first step is a hang after its deadline where steps
+    would have been seen (``signs/unstarted.py``); a single node whose ranks never reported while the others' did is
+    named, and the first verdict asks for a restart. If a process has ended, ProcessExit reports instead. A rank that
+    says nothing and that its peers wait for is named also in the attempt's first steps, at the floor, and beside a node
+    that is silent; one that a signal has stopped while all others wait is named and acted on at the floor, whatever the
+    job's own pauses, from the first step on. Otherwise Blind while one is, and as ``progress`` is. Cannot see: which
+    end of a broken link is to blame when all ranks wait in the same collective; mismatched collectives at the same
+    sequence number (the flight recorder shows these).
     """
 
     patience: Patience
@@ -100,8 +103,9 @@ class Hang:
         culprit, kinds = self._heard_culprit(window, state, silent, lag)
         if culprit is not None:
             # If only GPUs accuse a node, do not report it: one rank may be writing or evaluating without announcing it.
-            due = state.ripe or ("rank_process" in kinds and state.outlasts_pauses)
-            raised = bool(kinds & RANKS_SAY) or (due and not works(window, culprit, state.advanced_s))
+            due = state.ripe or (bool(kinds & HELD) and state.outlasts_pauses)
+            excused = "mount" not in kinds and works(window, culprit, state.advanced_s)
+            raised = bool(kinds & RANKS_SAY) or (due and not excused)
             return [self._verdict(window, state, culprit, kinds, silent, lag)] if raised else []
         return self._unknown(window, state, lag)
 
@@ -172,6 +176,7 @@ class Hang:
             ("collective_sequence", lagging),
             ("rank_missing", missing),
             ("gpu_activity", odd),
+            ("mount", {cut_off_from_storage(window)} - {None}),
         ]
         suspects: set[int] | None = None
         kinds: set[str] = set()
@@ -179,7 +184,9 @@ class Hang:
             if nodes and (suspects is None or suspects & nodes):
                 suspects = nodes if suspects is None else suspects & nodes
                 kinds.add(kind)
-        if suspects is None or len(suspects) != 1 or (kinds == {"gpu_activity"} and _counts(state, lag)):
+        if suspects is None or len(suspects) != 1 or kinds == {"mount"}:
+            return None, set()
+        if kinds <= {"gpu_activity", "mount"} and _counts(state, lag):
             return None, set()
         culprit = next(iter(suspects))
         if kinds & {"collective_sequence", "gpu_activity"} and at_rest(window, culprit, state.advanced_s):
@@ -311,6 +318,9 @@ class Hang:
         if "rank_process" in kinds:
             evidence.append(Evidence("rank_cpu_seconds_total", node, None, "at rest"))
             reasons.append("a process of it whose GPU runs nothing uses no CPU, reads and writes nothing")
+        if "mount" in kinds:
+            evidence.append(Evidence(MOUNTS, node, None, 1.0, 0.0, 0.0, "filesystems"))
+            reasons.append("a network filesystem does not answer there, and does on the other nodes")
         return Verdict(
             detector=self.name,
             fault="hang",
@@ -338,6 +348,8 @@ class Hang:
             mute = (window.node_of == culprit) & (window.silent_s > self.rank_silent_s)
             busy = uses_cpu(window, mute, state.advanced_s)
             return state.prompt and (not busy or state.standstill_s >= self._at_work_s(state))
+        if "mount" in kinds:  # what its processes wait for does not come, and the others are seen to get it
+            return state.overstayed
         working = works(window, culprit, state.advanced_s)
         if working:  # do not kill a write or an evaluation, nor exclude a node because its storage is frozen
             return state.standstill_s >= self._at_work_s(state)
@@ -368,8 +380,7 @@ class Hang:
         return all(at_rest(window, int(node), state.advanced_s) for node in nodes)
 
     def _at_work_s(self, state: Progress) -> float:
-        """Return how long one node may work for the others before that counts as a hang: the start deadline."""
-        return max(PAUSE_FLOORS * state.ripe_s, self.patience.start_deadline_s)
+        return at_work_s(self.patience, state.ripe_s)
 
 
 def _process_ended(window: Window) -> bool:

@@ -12,10 +12,10 @@ from eagle_eye.detectors.signs.gpu_errors import kernel_word_s
 from eagle_eye.detectors.signs.progress import Patience, progress
 from eagle_eye.detectors.signs.silence import silence
 from eagle_eye.detectors.signs.without_hook import (
-    FREED_BYTES_MAX,
     MEMORY_METRIC,
     Freed,
     freed_memory,
+    held_until_s,
     idle_since_s,
     node_of,
 )
@@ -73,7 +73,7 @@ class ProcessGone:
         ended = np.flatnonzero(since_s - first_s < later_s)
         alone = len(ended) == 1
         holding_s = later_s if alone else UNORDERED_S + later_s
-        until_s = np.where(np.isfinite(since_s), since_s, _seen_holding_s(window))
+        until_s = np.minimum(since_s, _holding_s(window, first_s))
         held = int((until_s - first_s >= holding_s).sum())
         if held < HOLDING_RATIO * (len(window.nodes) - len(ended)) or held < len(ended):
             return []
@@ -174,12 +174,8 @@ def _restarted(window: Window, node: int, freed: list[Freed], since_s: float) ->
     return not held and "agent_start" in kinds and "agent_stop" not in kinds
 
 
-def _seen_holding_s(window: Window) -> Floats:
-    """Return when memory of each node's GPUs was last seen in use: (N,), -inf if never."""
-    with np.errstate(invalid="ignore"):
-        held = window.device[MEMORY_METRIC] > FREED_BYTES_MAX
-    last = len(held) - 1 - held[::-1].argmax(axis=0)
-    seen_s = np.where(held.any(axis=0), window.times_s[last], -np.inf)
+def _holding_s(window: Window, since_s: float) -> Floats:
+    """Return until when each node has held memory without a break after ``since_s``: (N,), -inf if never."""
     result = np.full(len(window.nodes), -np.inf)
-    np.maximum.at(result, window.node_of, seen_s)
+    np.maximum.at(result, window.node_of, held_until_s(window, since_s))
     return result

@@ -23,17 +23,6 @@ def waiting_ratio(window: Window) -> float | None:
     return float((enqueued > done)[known].mean()) if known.any() else None
 
 
-def last_enqueued_s(window: Window) -> float:
-    """Return the end of the last interval in which a rank enqueued another collective; NaN if none was seen."""
-    values = window.device.get(ENQUEUED)
-    if values is None or len(values) < 2:
-        return float("nan")
-    most = np.fmax.reduce(values, axis=1)
-    known = np.flatnonzero(np.isfinite(most))
-    grown = np.flatnonzero(np.diff(np.maximum.accumulate(most[known])) > 0)
-    return float(window.times_s[known[grown[-1] + 1]]) if len(grown) else float("nan")
-
-
 @once
 def resting_count(window: Window, metric: str) -> Floats:
     """Return each rank's newest value if it is at rest: (S,), NaN if it still moves or is not known.

@@ -5,25 +5,23 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from eagle_eye.detectors.signs.last_work import FLOWS, GROWTH_RATIO, ROWS_BEFORE
 from eagle_eye.detectors.signs.medians import median_of
 from eagle_eye.detectors.signs.once import once
-from eagle_eye.detectors.signs.peers import level
-from eagle_eye.detectors.signs.under_load import means
+from eagle_eye.detectors.signs.peers import latest, level
+from eagle_eye.detectors.signs.under_load import lines_within, means
 from eagle_eye.detectors.types import Integers, Window
 
 # Metric and the increase that counts as busy.
 IO_SIGNS = (
-    ("node_disk_write_bytes_per_second", 1e8),
-    ("node_disk_read_bytes_per_second", 1e8),
-    ("node_network_tx_bytes_per_second", 1e8),
+    *FLOWS,
     ("node_iowait_ratio", 0.05),
     ("node_io_pressure_ratio", 0.10),
     ("node_blocked_tasks", 4.0),
 )
-GROWTH_RATIO = 2.0  # and at least this many times the earlier level
-ROWS_BEFORE = 30
 ROWS_NOW = 5
 NODES_SAMPLED = 32
+MOUNTS, MOUNTS_ASKED_S = "node_mounts_unresponsive", 60.0  # a mount is asked every fifteen seconds
 CPU = "node_cpu_utilization_ratio"
 CPU_READINGS_MIN = 4  # of a host, before and since
 CPU_MORE_RATIO = 0.02  # of the host's processors: compilers start a process for each of dozens
@@ -37,6 +35,22 @@ def busy_with_io(window: Window, node: int, before_s: float) -> bool | None:
     """
     busy, known = _busy(window, np.array([node]), before_s)
     return True if busy[0] else False if known[0] else None
+
+
+@once
+def cut_off_from_storage(window: Window) -> int | None:
+    """Return the index of the one node on which a network filesystem has stopped answering that the others reach.
+
+    None if there is none or more than one, and unless most other nodes were asked and got an answer.
+    """
+    values = window.node.get(MOUNTS)
+    if values is None:
+        return None
+    newest = latest(values, lines_within(window.node_times_s, MOUNTS_ASKED_S))
+    dead = np.flatnonzero(newest > 0)
+    if len(dead) != 1 or 2 * np.count_nonzero(newest == 0) < len(newest) - 1:
+        return None
+    return int(dead[0]) if (values[:, dead[0]] == 0).any() else None
 
 
 def no_busier(window: Window, node: int, before_s: float) -> bool:

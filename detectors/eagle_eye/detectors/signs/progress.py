@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from eagle_eye.detectors.signs.last_work import worked_until_s
 from eagle_eye.detectors.signs.medians import median_of
 from eagle_eye.detectors.signs.once import once
 from eagle_eye.detectors.signs.unstarted import steps_expected
@@ -32,9 +33,10 @@ STALE_INTERVALS = 4.0  # if the newest row is older, the current state is unknow
 class Progress:
     """The job's progress as of the newest row.
 
-    ``advanced_s`` is the end of the interval in which the last step finished; ``standstill_s`` is the time since then,
-    or since a rank last changed its phase; ``typical_step_s`` is the median step. ``due_s`` is how long a standstill
-    must last before it means anything, ``ripe_s`` before it may be acted on, given the job's phase and history.
+    ``advanced_s`` is the end of the interval in which the last step finished, or until which the job did something else
+    (``last_work.py``); ``standstill_s`` is the time since then, or since a rank last changed its phase;
+    ``typical_step_s`` is the median step. ``due_s`` is how long a standstill must last before it means anything,
+    ``ripe_s`` before it may be acted on, given the job's phase and history.
     ``accused_due_s``, at most ``due_s``, applies if two kinds of evidence single out one node: earlier pauses in which
     no node stood out do not excuse that. ``known_pause_s`` is the longest pause that the job is known to have made in
     any phase, 0 if none. ``reported`` is False if no rank reports steps and GPU activity is used instead.
@@ -167,18 +169,30 @@ def _stepping(window: Window, patience: Patience) -> Progress:
     phase = quiet_phase(window)
     least_s = patience.typical_steps * max(typical_s, window.interval_s)
     due_s = _own_pauses_s(window, patience, phase, least_s)
+    ripe_s = max(due_s, patience.floor_s)
     accused_s = max((pause.seconds for pause in window.pauses if pause.accused and pause.phase == phase), default=0.0)
+    advanced_s = _advanced_s(window, patience, window.advanced_s, least_s, ripe_s)
     return Progress(
-        advanced_s=window.advanced_s,
-        standstill_s=max(newest_s - max(window.advanced_s, _phase_changed_s(window)), 0.0),
+        advanced_s=advanced_s,
+        standstill_s=max(newest_s - max(advanced_s, _phase_changed_s(window)), 0.0),
         typical_step_s=typical_s,
         due_s=due_s,
-        ripe_s=max(due_s, patience.floor_s),
+        ripe_s=ripe_s,
         phase=phase,
         accused_due_s=due_s if phase else min(due_s, max(least_s, PAUSE_MARGIN_RATIO * accused_s)),
         # What is no standstill yet says nothing of how long the job's standstills are.
         known_pause_s=max((pause.seconds for pause in window.pauses if pause.seconds > least_s), default=0.0),
     )
+
+
+def _advanced_s(window: Window, patience: Patience, stepped_s: float, least_s: float, ripe_s: float) -> float:
+    """Return when the job last made progress: a step, or what it did after one was overdue."""
+    return max(stepped_s, worked_until_s(window, stepped_s + least_s, at_work_s(patience, ripe_s)))
+
+
+def at_work_s(patience: Patience, ripe_s: float) -> float:
+    """Return how long one node may work for the others before that counts as a hang."""
+    return max(PAUSE_FLOORS * ripe_s, patience.start_deadline_s)
 
 
 @once
@@ -220,16 +234,21 @@ def _unreported(window: Window, patience: Patience) -> Progress:
     if seen.idle_s > 0:
         if seen.worked_s < patience.floor_s:
             raise Blind(f"the job's GPUs have worked for {seen.worked_s:.0f} s in view: it may be starting")
-        if most_freed(window):
-            raise Blind("the job's processes have ended; whether that was meant is not reported")
+        if most_freed(window, newest_s - seen.idle_s):
+            raise Blind(
+                "the job's processes have ended; whether that was meant is not reported, and none has worked since"
+            )
     longest_s = seen.longest_pause_s if seen.idle_s > 0 else 0.0
-    due_s = max(PROMPT_S, patience.typical_steps * window.interval_s, PAUSE_MARGIN_RATIO * longest_s)
+    least_s = max(PROMPT_S, patience.typical_steps * window.interval_s)
+    due_s = max(least_s, PAUSE_MARGIN_RATIO * longest_s)
+    ripe_s = max(due_s, patience.floor_s)
+    advanced_s = _advanced_s(window, patience, newest_s - seen.idle_s, least_s, ripe_s)
     return Progress(
-        advanced_s=newest_s - seen.idle_s,
-        standstill_s=seen.idle_s,
+        advanced_s=advanced_s,
+        standstill_s=newest_s - advanced_s,
         typical_step_s=window.interval_s,
         due_s=due_s,
-        ripe_s=max(due_s, patience.floor_s),
+        ripe_s=ripe_s,
         phase="",
         accused_due_s=due_s,
         reported=False,

@@ -7,7 +7,6 @@ from typing import NamedTuple
 import numpy as np
 
 from eagle_eye.detectors.signs.at_work import pausing_at_work
-from eagle_eye.detectors.signs.collective_counts import WAITING_RATIO, last_enqueued_s, waiting_ratio
 from eagle_eye.detectors.signs.exits import unplanned_exits
 from eagle_eye.detectors.signs.host_activity import most_busy_with_io
 from eagle_eye.detectors.signs.once import once
@@ -114,10 +113,10 @@ def _longest_gaps_s(window: Window) -> Floats:
 def fell_with_the_job(window: Window, node: int, state: Progress | None) -> bool:
     """Whether the node (its index) fell silent about when the job stopped: only then may its silence be the reason.
 
-    Steps made after it was last heard included it, and a node that falls silent long after the stop has not caused it;
-    but in a pause it may, and then the others enter the next collective after it was last heard and stay there. While
-    the server was not running the node may have reported: it fell silent then or when the server started, whichever
-    fits. ``state`` is the job's progress, None if its ranks have ended.
+    Steps made after it was last heard included it, and a node that falls silent long after the stop has not caused it.
+    One that falls silent in a pause is missed once the others have done what they paused for. While the server was not
+    running the node may have reported: it fell silent then or when the server started, whichever fits. ``state`` is the
+    job's progress, None if its ranks have ended.
     """
     heard_s = float(window.heard_s[node])
     latest_s = max(heard_s, window.watching_since_s)
@@ -128,16 +127,13 @@ def fell_with_the_job(window: Window, node: int, state: Progress | None) -> bool
     if state is not None and state.phase == STARTING:  # its progress is unknown: any node that has fallen silent since
         return latest_s >= window.started_s - TOGETHER_S
     advanced_s = state.advanced_s if state is not None else window.advanced_s
-    after_s, before_s = heard_s - advanced_s, advanced_s - latest_s
+    stepped_s = window.advanced_s if state is not None and state.reported else advanced_s
+    after_s, before_s = heard_s - advanced_s, stepped_s - latest_s
     ended_s = WENT_ON_INTERVALS * window.interval_s + TOGETHER_S
     underway_s = WENT_ON_STEPS * max(typical_step_s(window), window.interval_s)
     if after_s > 0 and state is not None and not state.reported:
         underway_s = state.known_pause_s  # its GPUs worked until then, and pause that long in an ordinary step
-    if max(after_s, before_s) <= underway_s + ended_s:
-        return True
-    inside = waiting_ratio(window)
-    paused = after_s > 0 and inside is not None and inside >= WAITING_RATIO
-    return paused and last_enqueued_s(window) >= heard_s - ended_s
+    return max(after_s, before_s) <= underway_s + ended_s
 
 
 def job_stopped(window: Window, patience: Patience) -> tuple[Progress | None, Evidence | None]:

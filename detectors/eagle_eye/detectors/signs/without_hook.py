@@ -288,9 +288,29 @@ def unused_devices(window: Window) -> list[int]:
     return low if 2 * len(low) < int(np.isfinite(now).sum()) else []
 
 
-def most_freed(window: Window) -> bool:
-    """Whether the memory of most devices is free: the job's processes have ended, for whatever reason."""
-    return 2 * len(freed_memory(window)) > len(window.series)
+@once
+def held_until_s(window: Window, since_s: float) -> Floats:
+    """Return until when each device's memory has been in use without a break after ``since_s``: (S,), -inf if never.
+
+    Another process that fills it again is not the one that left it.
+    """
+    values = window.device[MEMORY_METRIC]
+    with np.errstate(invalid="ignore"):
+        held, free = values > FREED_BYTES_MAX, values < FREED_BYTES_MAX
+    left = np.logical_or.accumulate(free & (window.times_s > since_s)[:, None], axis=0)
+    held &= ~left
+    last = len(held) - 1 - held[::-1].argmax(axis=0)
+    return np.where(held.any(axis=0), window.times_s[last], -math.inf)
+
+
+def most_freed(window: Window, since_s: float) -> bool:
+    """Whether most devices' memory has been freed after ``since_s``, in use again or not: the job's processes ended."""
+    values = window.device.get(MEMORY_METRIC)
+    if values is None:
+        return False
+    with np.errstate(invalid="ignore"):
+        free = (values[window.times_s > since_s] < FREED_BYTES_MAX).any(axis=0)
+    return 2 * int((free & np.isfinite(held_until_s(window, since_s))).sum()) > len(window.series)
 
 
 def node_of(window: Window, freed: list[Freed]) -> Integers:

@@ -140,7 +140,10 @@ class Engine:
         elif known.resting and job.state in HELD_STATES:
             known.resting = False
             self._begin_epoch()
-        known.take_word(job)
+        if known.take_word(job):
+            known.begin_anew(inherited(known, job.updated_s, self.settings.start_deadline_s))
+            self._memory.limit(known)
+            self._begin_epoch()
         if job.ranks and not known.declared:
             self._begin_epoch()
             known.declare(job.ranks)

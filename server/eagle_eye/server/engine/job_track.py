@@ -33,6 +33,7 @@ EVENT_SUBJECTS = ("code", "link", "process")  # the attribute that identifies th
 UNJUDGED = frozenset({INVENTORY})  # a large job's GPU inventories alone would leave no room for events that are judged
 GRID_LINES_MIN = 16  # rows kept however long the interval
 GRID_LINES_MAX = 1 << 18  # and however short: a window of 15 minutes at 300 rows a second
+ENDS = frozenset({"process_exit", "training_error"})  # of processes
 ROW_METRICS = frozenset({"train_step", *STEP_METRICS})
 NO_NAMES = Named()
 LATE_S = 1.0  # how long a row may be delayed before its line counts as complete without it
@@ -71,6 +72,7 @@ class JobTrack:
         self.touched_s = started_s  # the newest row or report about the job
         self.held_up_by: frozenset[int] = frozenset()  # according to the launcher
         self._exits: dict[int, WindowEvent] = {}  # by rank, according to the launcher
+        self._processes_since_s = -math.inf  # when the scheduler last ran it again
         self.unreached: tuple[str, ...] = ()  # the nodes known to be the only ones unable to reach the others
         self.resting = False  # over: rows of members that do not name it are not its own
         self.declared = False  # whether a scheduler or launcher named the members
@@ -183,8 +185,8 @@ class JobTrack:
         """The job's curve by step."""
         return self._steps.curve()
 
-    def take_word(self, job: Job) -> None:
-        """Apply a scheduler's or launcher's report on the attempt."""
+    def take_word(self, job: Job) -> bool:
+        """Apply a scheduler's or launcher's report on the attempt; return whether it began anew: see ``begin_anew``."""
         self.held_up_by = frozenset(job.held_up_by)
         places = {rank.rank: (rank.node, rank.device) for rank in job.ranks} if job.exits else {}
         for one in job.exits:
@@ -192,7 +194,19 @@ class JobTrack:
                 node, device = places[one.rank]
                 attributes = {"rank": one.rank, "exit_code": one.exit_code}
                 self._exits[one.rank] = WindowEvent(job.updated_s, node, device, "process_exit", attributes)
-        self._steps_made.take_word(job)
+        return self._steps_made.take_word(job)
+
+    def begin_anew(self, earlier: Earlier) -> None:
+        """Forget what is about processes that have ended; members and what happened to their nodes stay.
+
+        ``earlier`` is inherited from these processes. What is reported of them later is left out.
+        """
+        self.earlier, self.course, self.unreached = earlier, PauseLog(earlier.pauses), ()
+        self._processes_since_s = self._steps_made.started_s
+        self._steps = StepGrid()
+        self._make_grids(self.interval_s)
+        self._roster.forget_ranks()
+        self._events = deque(event for event in self._events if event.kind not in ENDS)
 
     def declare(self, ranks: Iterable[MemberRank]) -> None:
         """Set the members as reported by the scheduler; rows of others are not this job's."""
@@ -267,7 +281,7 @@ class JobTrack:
 
     def add_event(self, event: WindowEvent) -> None:
         """Store an event of this attempt; a phase event also changes its rank's phase."""
-        if event.kind in UNJUDGED:
+        if event.kind in UNJUDGED or (event.kind in ENDS and event.time_s < self._processes_since_s):
             return
         if event.kind in ("phase", "checkpoint_begin", "checkpoint_end") and event.node is not None:
             self._note_phase(event.node, event)
@@ -353,14 +367,15 @@ class JobTrack:
 
     def _unseen_exits(self) -> list[WindowEvent]:
         """Return the exits that only the launcher has reported: agents know more of those that they have seen."""
-        if not self._exits:
+        exits = {r: event for r, event in self._exits.items() if event.time_s >= self._processes_since_s}
+        if not exits:
             return []
         seen = [event for event in self._events if event.kind == "process_exit"]
         ranks = {(event.node, event.attributes.get("rank")) for event in seen}
         places = {(event.node, event.device) for event in seen}
         return [
             event
-            for rank, event in self._exits.items()
+            for rank, event in exits.items()
             if (event.node, rank) not in ranks and (event.node, event.device) not in places
         ]
 

@@ -78,6 +78,13 @@ class Roster:
         """Whether an agent has reported each rank: (S,), a writable view."""
         return self._named[: len(self._series)]
 
+    def forget_ranks(self) -> None:
+        """Forget what ranks reported of themselves: their processes are new ones."""
+        self.phase[:] = [""] * len(self.phase)
+        self.phase_since_s[:] = -math.inf
+        self.silent_s[:] = 0.0
+        self.named[:] = False
+
     def node_index(self, node: str) -> int:
         """Return a known node's column among the node rows."""
         return self._nodes[node]
