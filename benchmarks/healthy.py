@@ -19,6 +19,7 @@ import json
 import os
 import shutil
 import signal
+import subprocess
 import sys
 import tempfile
 import time
@@ -30,6 +31,7 @@ from eagle_eye.demo.site import DemoNode, DemoSite, open_site
 from eagle_eye.demo.stack import Stack
 
 STOPPED_S = 20.0
+TRAINS_WITHIN_S = 300.0  # on a busy machine
 # What a site writes to let Eagle Eye act; everything else are defaults.
 SITE_CONFIG = """\
 [policy]
@@ -38,6 +40,7 @@ mode = "act"
 [webhooks]
 allow_private = true
 """
+CALM_NODES = ("calm1", "calm2", "calm3", "calm4")  # no other job's nodes on this machine are called so
 SHORT_STEPS_SCRIPT = Path(__file__).with_name("short_steps.py")
 # How many nodes, and the job's arguments: taken in turn.
 SHORT_STEPS: tuple[tuple[int, dict[str, str]], ...] = (
@@ -70,16 +73,15 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=180.0)
     parser.add_argument("--short-steps", action="store_true")
     parser.add_argument("--first", type=int, default=0, help="number of the first run, which decides its kind")
-    parser.add_argument("--keep", type=Path, metavar="DIR", help="keep each run's files in a folder of this one")
+    parser.add_argument("--keep", type=Path, metavar="DIR", help="record each run's trace in a folder of this one")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     results = []
     for number in range(args.first, args.first + args.runs):
         folder = Path(tempfile.mkdtemp(prefix="eagle-eye-healthy-"))
         try:
-            result = (short_steps if args.short_steps else restless)(folder, number, args.seconds)
-            if args.keep is not None:
-                shutil.copytree(folder, args.keep / f"run-{number}", ignore=_no_sockets)
+            kept = None if args.keep is None else args.keep / f"run-{number}"
+            result = (short_steps if args.short_steps else restless)(folder, number, args.seconds, kept)
         finally:
             shutil.rmtree(folder, ignore_errors=True)
         results.append(result)
@@ -92,7 +94,7 @@ def main() -> int:
     return int(bool(wrong))
 
 
-def restless(folder: Path, number: int, seconds: float) -> dict[str, Any]:
+def restless(folder: Path, number: int, seconds: float, kept: Path | None) -> dict[str, Any]:
     """Return what a run of a healthy job brought whose agents are restarted and stopped."""
     how = signal.SIGTERM if number % 2 == 0 else signal.SIGKILL
     arguments = {"evaluate-every": "40"}
@@ -106,40 +108,45 @@ def restless(folder: Path, number: int, seconds: float) -> dict[str, Any]:
         time.sleep(STOPPED_S)
         os.kill(stack.pid("agent-node3"), signal.SIGCONT)
         _until(began_s + seconds)
-        return {"agent_restarted_by": how.name, **_outcome(stack)}
+        return {"agent_restarted_by": how.name, **_outcome(stack, kept)}
 
 
-def short_steps(folder: Path, number: int, seconds: float) -> dict[str, Any]:
+def short_steps(folder: Path, number: int, seconds: float, kept: Path | None) -> dict[str, Any]:
     """Return what a run of a healthy job with short steps brought, which nobody disturbs."""
     nodes, arguments = SHORT_STEPS[number % len(SHORT_STEPS)]
     with (
-        contextlib.closing(open_site()) as site,
+        contextlib.closing(open_site(CALM_NODES)) as site,
         contextlib.closing(ShortSteps(site, folder, nodes, arguments)) as stack,
     ):
         _until(_training_since_s(stack) + seconds)
-        outcome = _outcome(stack)
+        outcome = _outcome(stack, kept)
         return {"nodes": nodes, "job": arguments, "load_average": os.getloadavg()[1], **outcome}
 
 
 def _training_since_s(stack: Stack) -> float:
     """Start everything and return when the job trains."""
     stack.start()
-    stack.wait("the job trains", lambda: len(stack.steps()) >= 1 or None, 120.0)
+    stack.wait("the job trains", lambda: len(stack.steps()) >= 1 or None, TRAINS_WITHIN_S)
     return time.monotonic()
 
 
-def _outcome(stack: Stack) -> dict[str, Any]:
-    steps, incidents = stack.steps(), stack.items("incidents")
+def _outcome(stack: Stack, kept: Path | None) -> dict[str, Any]:
+    steps = stack.steps()
+    # Agents see all that runs on this machine on nodes of these names, perhaps another benchmark's job.
+    actions, incidents = (
+        [one for one in stack.items(kind) if one["job"] in (stack.job, None)] for kind in ("actions", "incidents")
+    )
+    if kept is not None:
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        words = ("record", str(kept), "--job", stack.job, "--since", "-1h", "--server", stack.url)
+        token = ("--token-file", str(stack.token_file("admin")))
+        subprocess.run([sys.executable, "-m", "eagle_eye.cli.main", *words, *token], check=True, capture_output=True)
     return {
         "steps": len(steps),
         "attempts": len({step["attempt"] for step in steps}),
-        "actions": [f"{a['kind']} {a['exclude']} {a['summary']}" for a in stack.items("actions")],
+        "actions": [f"{a['kind']} {a['exclude']} {a['summary']}" for a in actions],
         "incidents": [f"{i['fault']} {i['node']} {i['action']}: {i['summary']}" for i in incidents],
     }
-
-
-def _no_sockets(folder: str, names: list[str]) -> list[str]:
-    return [name for name in names if (Path(folder) / name).is_socket()]
 
 
 def _until(moment_s: float) -> None:

@@ -144,7 +144,8 @@ def _carried(window: Window, ports: list[int], until_s: float) -> Floats:
             if up is not None:
                 values = np.where(down, np.nan, values)  # counters of a port that is down do not show what it carried
             most = np.fmax(most, np.fmax.reduce(values, axis=0, initial=np.nan))
-    return most[np.isfinite(most)]
+    known: Floats = most[np.isfinite(most)]
+    return known
 
 
 def _from_links(window: Window) -> list[PortOutage]:

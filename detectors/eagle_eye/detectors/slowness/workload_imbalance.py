@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from eagle_eye.detectors.signs.medians import median_of, median_over_rows
+from eagle_eye.detectors.signs.own_pace import require_pace, settled_line
 from eagle_eye.detectors.signs.role_medians import Roles, medians, window_roles
 from eagle_eye.detectors.types import Blind, Evidence, Floats, Verdict, Window
 
@@ -52,8 +53,12 @@ class WorkloadImbalance:
         """Return at most one verdict, that with the larger loss."""
         if not {"train_compute_seconds", "train_step_seconds"} <= window.device.keys():
             raise Blind("compute and step times are not both reported")
-        compute = window.steps.values.get("train_compute_seconds")
-        seconds = window.steps.values.get("train_step_seconds")
+        require_pace(window)
+        first = settled_line(window)
+        compute, seconds = (
+            values[first:] if (values := window.steps.values.get(name)) is not None else None
+            for name in ("train_compute_seconds", "train_step_seconds")
+        )
         if compute is None or seconds is None or len(compute) < BEGUN_STEPS + USUAL_MIN:
             return []
         newest = compute[-SCREEN_LINES:]
