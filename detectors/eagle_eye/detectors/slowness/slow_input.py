@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from eagle_eye.detectors.signs.medians import median_over_rows
-from eagle_eye.detectors.signs.own_pace import require_pace
+from eagle_eye.detectors.signs.own_pace import require_cpu, require_pace
 from eagle_eye.detectors.signs.peers import peers_median, step_levels
 from eagle_eye.detectors.signs.progress import typical_step_s
 from eagle_eye.detectors.signs.rank_cost import cost_by_pace
@@ -41,9 +41,9 @@ class SlowInput:
     not answer, or no CPU, unlike any other node and unlike before. A shorter wait for peers shows the cost but not the
     reason: a slow shard of the data looks the same, and would wait on any other node. Where the steps before are not
     known, host and shorter wait together stand for them. If several nodes wait, the storage is at fault; if all do, no
-    node is. Blind if data waits are not reported, while the job has no pace yet (``signs/own_pace``), and where it is
-    not known whether steps are longer. Cannot see: data that is slow for every node; a loader that prefetches far
-    enough to hide it.
+    node is. Blind if data waits are not reported, while the job has no pace yet, where most hosts are short of CPU
+    (``signs/own_pace``), and where it is not known whether steps are longer. Cannot see: data that is slow for every
+    node; a loader that prefetches far enough to hide it.
     """
 
     ratio: float
@@ -72,6 +72,7 @@ class SlowInput:
             return []
         typical = median_over_rows(excess)
         worst = int(np.flatnonzero(slow)[np.argmax(typical[slow])])
+        require_cpu(window)
         onset = self._onset(waits[:, worst], limit_s)
         since_s = float(window.steps.times_s[onset]) - step_s
         if window.now_s - since_s < self.floor_s:
@@ -146,7 +147,7 @@ class SlowInput:
             confidence=confidence,
             onset_s=since_s,
             summary=(
-                f"{series.node} waits {own_s:.2f} s a step for its data, its peers {own_s - excess_s:.2f} s:"
+                f"{series.node} waits {own_s:.3g} s a step for its data, its peers {own_s - excess_s:.3g} s:"
                 f" {why}; {cost}"
             ),
             evidence=tuple(evidence),

@@ -114,9 +114,8 @@ class Straggler:
     pace shows its cost. Confidence rises after ``ripe_s``, since passing disturbances are over by then. A rank that no
     step waits for is not a straggler: with heavy-tailed noise, or little compute in a step, some rank always computes
     longest. A rank whose excess the job's pace does not show (a stage with time to spare, or not yet) is recorded
-    without notification. Blind with fewer than three comparable ranks, without compute times, and while
-    the job has no pace yet (``signs/own_pace``). Cannot see: a whole role that
-    is slow; causes.
+    without notification. Blind with fewer than three comparable ranks, without compute times, and while the job has no
+    pace yet (``signs/own_pace``). Cannot see: a whole role that is slow; causes.
     """
 
     ratio: float

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from eagle_eye.detectors.signs.changepoint import cusum, excursion_start, run_lengths, smoothed
-from eagle_eye.detectors.signs.own_pace import WARMUP_LINES, require_pace
+from eagle_eye.detectors.signs.own_pace import WARMUP_LINES, require_cpu, require_pace
 from eagle_eye.detectors.signs.peers import SIGMA_PER_MAD, peers_median
 from eagle_eye.detectors.signs.progress import quiet_phase
 from eagle_eye.detectors.signs.step_series import course
@@ -64,8 +64,9 @@ class ThroughputDrop:
     median since is ``DROP_RATIO`` and ``SIGMAS`` above the job's usual, so is the lower quartile, it has lasted
     ``LASTED_MIN`` reports and ``LASTED_S``, and the job has not done the same by itself before. Steps with more tokens
     or more work are not slower; a rise that one node's compute or data wait explains is that node's fault. The verdict
-    names the part of the step that grew. Blind if no rank reports step times or tokens per second. Cannot see: slow
-    drifts; a job that was slow from the start of its attempt; a cause.
+    names the part of the step that grew. Blind if no rank reports step times or tokens per second, while the job has no
+    pace yet, and where most hosts are short of CPU (``signs/own_pace``). Cannot see: slow drifts; a job that was slow
+    from the start of its attempt; a cause.
     """
 
     ratio: float = DROP_RATIO
@@ -101,6 +102,7 @@ class ThroughputDrop:
         tokens = window.curve.values.get("train_tokens_per_second")
         if tokens is not None and _as_quick_as_ever(tokens[-HISTORY:], "train_tokens_per_second", self.ratio):
             return []  # longer steps at the same throughput: the steps contain more work
+        require_cpu(window)
         change = self._change(window, line, pace, usual)
         if change is None or _more_work(window, change) or _one_node(window, change):
             return []
