@@ -70,7 +70,7 @@ def test_ranks_short_of_cpu_show_nothing_of_the_job(name: str) -> None:
 def test_so_they_do_not_where_only_utilisation_is_reported() -> None:
     story = spoilt("throughput_drop", rows=100, slow=40)
     del story.node["node_cpu_pressure_ratio"]
-    with pytest.raises(Blind, match="node_cpu_utilization_ratio 1.00"):
+    with pytest.raises(Blind, match="node_cpu_utilization_ratio"):
         DETECTORS["throughput_drop"].detect(busy(story, slice(None), 1.0, "node_cpu_utilization_ratio"))
 
 

@@ -81,8 +81,9 @@ def test_short_waits_do_not_matter() -> None:
     assert said(waiting([2], 40, seconds=0.02)) == []
 
 
-def test_a_wait_that_makes_no_step_longer_is_nothing() -> None:
-    assert said(waiting([2], 40, longer=0.0)) == []
+@pytest.mark.parametrize("longer", [0.0, 0.02], ids=["not longer", "longer by a tenth of it"])
+def test_a_wait_that_steps_do_not_wait_for_is_nothing(longer: float) -> None:
+    assert said(waiting([2], 40, longer=longer)) == []
 
 
 @pytest.mark.parametrize("of", [12, 16], ids=["the first steps", "one report too few"])

@@ -18,6 +18,7 @@ STEPS_LOOKED_AT = 6
 STEADY_STEPS_MIN = 5  # of these, in which the wait must be long: one late batch is normal
 NODES_RATIO_MAX = 0.2  # more nodes than this (and more than one) waiting: the storage, not a host
 ARRIVAL_EXCESS_RATIO = 0.5  # of the excess wait for data, that is missing from the wait for peers
+COST_SHARE = 0.5  # of what the steps would be longer if all of them waited for it, that they must be longer
 # Signs of a host that cannot deliver data in time, and by how much they must exceed the other nodes' and its own past.
 HOST_SIGNS = {
     "node_mounts_unresponsive": (1.0, "mounts"),
@@ -80,8 +81,8 @@ class SlowInput:
         excess_s = float(typical[worst])
         expected = excess_s / (step_s - excess_s) if step_s > excess_s else 1.0
         cost = cost_by_pace(window, onset, expected)
-        if cost == Slowness(0.0, measured=True):
-            return []  # no step is longer for it
+        if cost is not None and cost.measured and cost.ratio < COST_SHARE * expected:
+            return []  # the steps do not wait for it
         return [self._verdict(window, worst, since_s, excess_s, step_s, cost)]
 
     def _onset(self, waits: Floats, limit_s: float) -> int:
