@@ -201,6 +201,7 @@ def late_data() -> Story:
     story = Story(nodes=8).complete()
     waits_s = story.device["train_data_wait_seconds"]
     waits_s[-40:, 2] += 0.2
+    story.device["train_step_seconds"][-40:] += 0.2
     story.device["nccl_collective_seconds"] = 0.05 + waits_s.max(axis=1, keepdims=True) - waits_s
     return story
 

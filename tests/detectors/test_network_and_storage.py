@@ -386,6 +386,59 @@ class TestNetworkHang:
             found.append(detect("network_hang", story.window()))
         assert [[verdict.asks for verdict in one] for one in found] == [[None], []]
 
+    @pytest.mark.parametrize(
+        ("carried", "asks"), [(2e10, [None]), (200.0, []), (None, ["restart_job"])], ids=["used", "spare", "unknown"]
+    )
+    def test_ports_of_its_name_elsewhere_tell_whether_it_is_used(
+        self, carried: float | None, asks: list[str | None]
+    ) -> None:
+        """The node with the port that went down reports no ports itself."""
+        story = job().ports().standstill(70)
+        for name in ("link_rx_bytes_per_second", "link_tx_bytes_per_second"):
+            story.link[name][:] = np.nan if carried is None else carried
+        story.links = tuple(link for link in story.links if link.node != "n2")
+        story.link = {name: np.delete(values, [4, 5], axis=1) for name, values in story.link.items()}
+        story.happened("link_down", "n2", 71, link="mlx5_0" if carried is not None else "eth2")
+        assert [verdict.asks for verdict in detect("network_hang", story.window())] == asks
+
+    def test_a_port_named_unlike_all_others_asks_for_a_restart(self) -> None:
+        story = job().ports().standstill(70)
+        story.link["link_up"][-70:, 4] = 0
+        for name in ("link_rx_bytes_per_second", "link_tx_bytes_per_second"):
+            story.link[name][:, 4] = np.nan
+        story.links = tuple(replace(link, link=f"{link.link}-{link.node}") for link in story.links)
+        assert only("network_hang", story.window()).asks == "restart_job"
+
+    def test_a_spare_port_that_is_down_everywhere_accuses_nobody(self) -> None:
+        story = job().ports().standstill(70)
+        story.link["link_up"][:, 0::2] = 0
+        story.link["link_up"][:-70, 4] = 1
+        for name in ("link_rx_bytes_per_second", "link_tx_bytes_per_second"):
+            story.link[name][:, 0::2] = np.nan
+        quiet(story, "network_hang", "nic_degraded")
+
+    def test_a_port_down_since_before_the_job_is_no_news(self) -> None:
+        story = job().ports().standstill(70)
+        story.link["link_up"][:, 4] = 0
+        quiet(story, *NETWORK)
+
+    def test_ranks_do_not_die_of_a_port_down_all_along(self) -> None:
+        story = job()
+        for node in story.nodes:
+            story.exit(node, 1, 5, ECHO)
+        story.happened("link_down", "n2", 110, link="mlx5_0")
+        quiet(story, "network_hang")
+
+    def test_the_only_node_of_a_job_hangs_of_no_port(self) -> None:
+        story = job(nodes=1, gpus=8).ports().standstill(70)
+        story.link["link_up"][-70:, 0] = 0
+        quiet(story, "network_hang")
+
+    def test_a_dead_port_of_a_stepping_job_is_a_notice(self) -> None:
+        story = job().ports()
+        story.link["link_up"][-70:, 4] = 0
+        assert only("nic_degraded", story.window()).confidence < 0.9
+
     def test_says_so_early_and_less_surely(self) -> None:
         story = job().ports().standstill(5)
         story.link["link_up"][-5:, 4:6] = 0
@@ -422,7 +475,7 @@ class TestNetworkHang:
         assert (verdict.node, verdict.asks) == ("n2", "restart_job")
 
     def test_ranks_that_died_of_a_lost_peer_died_of_the_port_that_is_down(self) -> None:
-        story = job().ports()
+        story = job().ports().standstill(15)
         for node in story.nodes:
             story.exit(node, 1, 5, ECHO)
         story.link["link_up"][-15:, 4:6] = 0

@@ -12,12 +12,16 @@ from tests.detectors.windows import Story
 DETECTOR = SlowInput(ratio=0.1, floor_s=10, ripe_s=30)
 
 
-def waiting(nodes: list[int], rows: int, seconds: float = 0.2) -> Story:
-    """Return a job of steps of half a second in which some nodes wait for data in the newest rows."""
-    story = Story(nodes=8)
+def waiting(nodes: list[int], rows: int, seconds: float = 0.2, longer: float | None = None, of: int = 60) -> Story:
+    """Return a job of steps of half a second in which some nodes wait for data in the newest rows.
+
+    All steps are as much longer, or ``longer`` seconds.
+    """
+    story = Story(nodes=8, rows=of)
     shape = story.device["train_step"].shape
     story.device["train_data_wait_seconds"] = 0.005 * np.random.default_rng(0).uniform(0.5, 1.5, shape)
     story.device["train_data_wait_seconds"][-rows:, nodes] += seconds
+    story.device["train_step_seconds"][-rows:] += seconds if longer is None else longer
     longest = story.device["train_data_wait_seconds"].max(axis=1, keepdims=True)
     story.device["nccl_collective_seconds"] = 0.05 + longest - story.device["train_data_wait_seconds"]
     return story
@@ -75,6 +79,27 @@ def test_all_nodes_that_wait_are_nobodys_fault() -> None:
 
 def test_short_waits_do_not_matter() -> None:
     assert said(waiting([2], 40, seconds=0.02)) == []
+
+
+@pytest.mark.parametrize("longer", [0.0, 0.02], ids=["not longer", "longer by a tenth of it"])
+def test_a_wait_that_steps_do_not_wait_for_is_nothing(longer: float) -> None:
+    assert said(waiting([2], 40, longer=longer)) == []
+
+
+@pytest.mark.parametrize("of", [12, 16], ids=["the first steps", "one report too few"])
+def test_no_cost_is_claimed_before_the_job_has_a_pace(of: int) -> None:
+    with pytest.raises(Blind, match="its pace is not known yet"):
+        said(waiting([2], of - 1, of=of))
+
+
+def test_a_wait_since_the_first_steps_is_of_unknown_cost() -> None:
+    with pytest.raises(Blind, match="no time before"):
+        said(waiting([2], 58))
+
+
+def test_its_waiting_host_stands_for_the_time_before() -> None:
+    (verdict,) = said(blocked(waiting([2], 58), 2, 58))
+    assert verdict.kinds == {"data_wait", "host_wait"}
 
 
 def test_is_blind_where_nobody_reports_data_waits() -> None:

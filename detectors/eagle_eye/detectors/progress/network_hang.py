@@ -11,10 +11,10 @@ from eagle_eye.detectors.signs.exits import unplanned_exits
 from eagle_eye.detectors.signs.gpu_activity import activity_outliers
 from eagle_eye.detectors.signs.host_activity import most_busy_with_io
 from eagle_eye.detectors.signs.job_slowdown import overdue
-from eagle_eye.detectors.signs.link_state import PortOutage, observed, outages, shared, surely_used
+from eagle_eye.detectors.signs.link_state import PortOutage, observed, outages, shared
 from eagle_eye.detectors.signs.medians import median_of, quantile_over_rows
 from eagle_eye.detectors.signs.peers import latest, level, role_members
-from eagle_eye.detectors.signs.progress import Patience, Progress, progress
+from eagle_eye.detectors.signs.progress import Patience, Progress, progress, typical_step_s
 from eagle_eye.detectors.signs.recent_rows import middle
 from eagle_eye.detectors.types import Blind, Evidence, Floats, Integers, Verdict, Window
 
@@ -46,7 +46,7 @@ class NetworkHang:
     up. Reported when a step is overdue, whatever pauses the job had while all ports were up; acted on once the
     standstill is ``prompt`` or, in a job of short steps, longer than its known pauses; also when the ranks have died of
     it, each reporting a lost peer. A port that came back asks only for a restart, since one flap does not justify an
-    exclusion; so does one known only from the kernel log, since the job may not use it. While ports are up, errors
+    exclusion; so does one of which nobody can tell whether the job uses it. While ports are up, errors
     counted by one node's ports alone name that node once the standstill is ripe. RDMA errors that grow on one node
     alone, or one node alone that has not completed a collective that its peers have (Aegis, Dong et al. NSDI 2025: more
     work requests than completions), may be the other end's fault: each asks for a restart when the standstill is ripe.
@@ -66,6 +66,8 @@ class NetworkHang:
         """Return at most one verdict."""
         if not observed(window) and not {PORT_ERRORS, RDMA_ERRORS} & {*window.link, *window.node}:
             raise Blind("neither port states nor RDMA errors are observed")
+        if len(window.nodes) < 2:
+            return []  # its collectives cross no port
         exits = unplanned_exits(window)
         if exits:
             died_s = exits[0].time_s
@@ -75,10 +77,8 @@ class NetworkHang:
         state = progress(window, self.patience)
         if not state.accusable:
             return []
-        # The job made steps while a port that went down much earlier was down; one that went down much later is no
-        # cause either.
-        lead_s = LEAD_S + LEAD_STEPS * max(state.typical_step_s, window.interval_s)
-        fallen = [item for item in outages(window) if abs(item.since_s - state.advanced_s) <= lead_s]
+        # One that went down much later is no cause, unless the job has never made a step.
+        fallen = _fallen_within(window, state.advanced_s + _lead_s(window, state.typical_step_s))
         fell = {item.node for item in fallen}
         if len(fell) == 1 and shared(window, fallen) is not None:
             return []
@@ -95,7 +95,7 @@ class NetworkHang:
 
     def _died(self, window: Window, died_s: float, count: int) -> list[Verdict]:
         """Return the verdict on ranks that all died of a lost peer while one node's port is down."""
-        fallen = [item for item in outages(window) if item.down and item.since_s <= died_s + window.interval_s]
+        fallen = [item for item in _fallen_within(window, died_s + window.interval_s) if item.down]
         if len({item.node for item in fallen}) != 1 or shared(window, fallen) is not None:
             return []
         confidence = CONFIDENCE_RIPE if _settled(window, fallen) else CONFIDENCE_EARLY
@@ -106,7 +106,7 @@ class NetworkHang:
     def _fallen(self, window: Window, state: Progress, fallen: list[PortOutage], kinds: frozenset[str]) -> Verdict:
         down = any(item.down for item in fallen)
         # Only the sum of the ports' downs is known: whether the port came back is not.
-        prompt = state.prompt or (state.past_own_pauses and any(item.down and surely_used(item) for item in fallen))
+        prompt = state.prompt or (state.past_own_pauses and any(item.down and item.used for item in fallen))
         sure = _settled(window, fallen) and (prompt if down else state.ripe)
         return self._verdict(
             window,
@@ -132,7 +132,7 @@ class NetworkHang:
         worst = next((item for item in fallen if item.down), fallen[0])
         port = worst.link or "a port"
         metric = "link_up" if worst.down else "link_downed_total" if worst.link else "node_rdma_link_downed_total"
-        unsure = "" if surely_used(worst) else " (whether the job uses it is not known)"
+        unsure = "" if worst.used else " (whether the job uses it is not known)"
         value, usual = (0.0, 1.0) if worst.down else (float(worst.downs), 0.0)
         return Verdict(
             detector=self.name,
@@ -146,7 +146,7 @@ class NetworkHang:
             summary=f"{story}; {port} of {node} {'is' if worst.down else 'went'} down{unsure} and no other node's is",
             evidence=(stopped, Evidence(metric, node, None, value, usual, usual, "bool" if worst.down else "events")),
             kinds=kinds,
-            asks=None if worst.down and surely_used(worst) else "restart_job",
+            asks=None if worst.down and worst.used else "restart_job",
         )
 
     def _unseen(self, window: Window, state: Progress, unfinished: set[int]) -> list[Verdict]:
@@ -203,6 +203,16 @@ class NetworkHang:
                 asks=None if certain else "restart_job",
             )
         ]
+
+
+def _fallen_within(window: Window, until_s: float) -> list[PortOutage]:
+    """Return the ports that went down from about the last step on: the job made steps with those that were down."""
+    since_s = window.advanced_s - _lead_s(window, typical_step_s(window))
+    return [item for item in outages(window) if since_s <= item.since_s <= until_s]
+
+
+def _lead_s(window: Window, step_s: float) -> float:
+    return LEAD_S + LEAD_STEPS * max(step_s, window.interval_s)
 
 
 def _awaited(window: Window, state: Progress, fallen: list[PortOutage]) -> set[int]:

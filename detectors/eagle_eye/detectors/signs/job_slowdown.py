@@ -9,6 +9,7 @@ import numpy as np
 
 from eagle_eye.detectors.signs.activity_pace import activity_change, changed_of_late
 from eagle_eye.detectors.signs.medians import median_over_rows
+from eagle_eye.detectors.signs.own_pace import PACE_LINES, settled_curve
 from eagle_eye.detectors.signs.peers import SIGMA_PER_MAD
 from eagle_eye.detectors.signs.progress import Patience, hooked, typical_step_s
 from eagle_eye.detectors.signs.recent_rows import middle
@@ -63,8 +64,9 @@ class QuantityChange(NamedTuple):
 
 def changed_lately(window: Window, metric: str) -> QuantityChange | None:
     """Return how the newest steps differ from the job's past; None if either is not known."""
-    values, times_s = window.curve.values.get(metric), window.curve.times_s
-    if values is None or len(values) < 2 * STEPS_MIN:
+    curve = settled_curve(window)
+    values, times_s = curve.values.get(metric), curve.times_s
+    if values is None or len(values) < PACE_LINES:
         return None
     newest = len(values) - int(np.searchsorted(times_s, times_s[-1] - RECENT_S, side="right"))
     newest = min(max(newest, STEPS_MIN), NEWEST_MAX, len(values) - STEPS_MIN)
@@ -76,8 +78,9 @@ def changed_lately(window: Window, metric: str) -> QuantityChange | None:
 
 def changed_since(window: Window, metric: str, since_s: float) -> QuantityChange | None:
     """Return how the steps since ``since_s`` differ from those before; None if either is not known."""
-    values, times_s = window.curve.values.get(metric), window.curve.times_s
-    if values is None:
+    curve = settled_curve(window)
+    values, times_s = curve.values.get(metric), curve.times_s
+    if values is None or len(values) < PACE_LINES:
         return None
     start = int(np.searchsorted(times_s, since_s, side="right"))
     if start < STEPS_MIN or len(values) - start < STEPS_MIN:

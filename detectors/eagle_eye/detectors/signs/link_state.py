@@ -24,7 +24,8 @@ class PortOutage(NamedTuple):
 
     ``node`` is the node's index, ``link`` the port's name ("" if only the sum over the node's ports is known), ``port``
     its index among the link rows (-1: none). ``since_s`` is when it last went down, ``downs`` how often in that time,
-    ``down`` whether it is known to be still down.
+    ``down`` whether it is known to be still down. ``used`` is whether the job's traffic goes through it, None if nobody
+    can tell.
     """
 
     node: int
@@ -33,13 +34,14 @@ class PortOutage(NamedTuple):
     since_s: float
     downs: int
     down: bool
+    used: bool | None = None
 
 
 def outages(window: Window) -> list[PortOutage]:
     """Return every port that is down or recently went down, and that the job may use.
 
-    Excluded are ports that were never up in the window or have carried nothing, and interfaces known only from the
-    kernel log on a node with port metrics: for every port that carries traffic the rows show whether it is up.
+    Excluded are ports that were never up in the window or that are not used, and interfaces known only from the kernel
+    log on a node with port metrics: for every port that carries traffic the rows show whether it is up.
     """
     found = {key: item for key, item in _from_events(window).items() if item.port >= 0 or not _told(window, item.node)}
     for item in _from_links(window):
@@ -48,12 +50,8 @@ def outages(window: Window) -> list[PortOutage]:
         found[item.node, item.link] = item._replace(downs=downs)
     named = {node for node, _ in found}
     sums = [item for item in _from_sums(window) if item.node not in named]
-    return sorted(item for item in (*found.values(), *sums) if not _idle(window, item))
-
-
-def surely_used(item: PortOutage) -> bool:
-    """Whether the port has counters; of a port known only from the kernel log it is unknown whether the job uses it."""
-    return item.port >= 0 or not item.link
+    told = (item._replace(used=_used(window, item)) for item in (*found.values(), *sums))
+    return sorted(item for item in told if item.used is not False)
 
 
 def observed(window: Window) -> bool:
@@ -117,15 +115,37 @@ def _told(window: Window, node: int) -> bool:
     return up is not None and bool(np.isfinite(up[:, own]).any())
 
 
-def _idle(window: Window, item: PortOutage) -> bool:
-    """Whether the port was seen to carry almost nothing before it went down: another job's, or a spare."""
-    seen = [window.link[metric] for metric in CARRIED if metric in window.link] if item.port >= 0 else []
-    then, up = window.link_times_s <= item.since_s, window.link.get("link_up")
-    if up is not None and item.port >= 0:
-        then &= up[:, item.port] != 0  # rows of a port that is already down do not show what it carried
-    before = [values[then, item.port] for values in seen]
-    known = np.concatenate([values[np.isfinite(values)] for values in before]) if before else np.zeros(0)
-    return len(known) > 0 and float(known.max()) < USED_BYTES_PER_S
+def _used(window: Window, item: PortOutage) -> bool | None:
+    """Return whether the job's traffic goes through a port; None if nobody can tell.
+
+    What it carried before it went down says so. Where that was not seen, most of the ports of its name on the job's
+    other nodes do: collectives take the same rails on all nodes. Ports that only the node's sum counts are used.
+    """
+    if not item.link:
+        return True
+    carried = _carried(window, [item.port] if item.port >= 0 else [], item.since_s)
+    if len(carried) == 0:
+        node = window.nodes[item.node]
+        peers = [port for port, link in enumerate(window.links) if link.link == item.link and link.node != node]
+        carried = _carried(window, peers, item.since_s)
+    return bool(2 * np.count_nonzero(carried >= USED_BYTES_PER_S) > len(carried)) if len(carried) else None
+
+
+def _carried(window: Window, ports: list[int], until_s: float) -> Floats:
+    """Return the most that each of the ports carried up to a moment, 0 if it was down; without those not observed."""
+    then = window.link_times_s <= until_s
+    up, most = window.link.get("link_up"), np.full(len(ports), np.nan)
+    if up is not None:
+        down = up[then][:, ports] == 0
+        most[down.any(axis=0)] = 0.0
+    for metric in CARRIED:
+        if metric in window.link:
+            values = window.link[metric][then][:, ports]
+            if up is not None:
+                values = np.where(down, np.nan, values)  # counters of a port that is down do not show what it carried
+            most = np.fmax(most, np.fmax.reduce(values, axis=0, initial=np.nan))
+    known: Floats = most[np.isfinite(most)]
+    return known
 
 
 def _from_links(window: Window) -> list[PortOutage]:

@@ -7,6 +7,7 @@ import math
 import numpy as np
 
 from eagle_eye.detectors.signs.medians import median_of, median_over_rows, trimmed_means
+from eagle_eye.detectors.signs.own_pace import settled_line
 from eagle_eye.detectors.signs.peers import SIGMA_PER_MAD
 from eagle_eye.detectors.signs.slow_share import Slowness
 from eagle_eye.detectors.signs.step_noise import PEERS_SAMPLED
@@ -49,24 +50,25 @@ def cost_since(
     By the job's pace, or step by step where these show more: steps of uneven length hide it from the pace. None if the
     time before the onset is not in view: then the expected cost applies.
     """
-    cost = _cost_by_pace(window, onset, expected)
+    cost = cost_by_pace(window, onset, expected)
     if cost is None or cost.ratio >= expected:
         return cost
     by_step = _cost_by_step(window, onset, index, centre, peers)
     return Slowness(min(by_step, expected), measured=True) if by_step > max(cost.ratio, PACE_NOTED) else cost
 
 
-def _cost_by_pace(window: Window, onset: int, expected: float) -> Slowness | None:
+def cost_by_pace(window: Window, onset: int, expected: float) -> Slowness | None:
     """Return the cost by the medians of the steps before the onset and since.
 
     None if the time before the onset is not in view: then the expected cost applies. A measured cost of zero requires a
     pace even enough to show the expected one.
     """
     seconds = window.steps.values.get("train_step_seconds")
-    if seconds is None or onset < PACE_STEPS_BEFORE or len(seconds) - onset < STEPS_MIN:
+    begin = max(onset - PACE_STEPS_MAX, settled_line(window))
+    if seconds is None or onset - begin < PACE_STEPS_BEFORE or len(seconds) - onset < STEPS_MIN:
         return None
-    steps = seconds[max(onset - PACE_STEPS_MAX, 0) :, :: max(seconds.shape[1] // PEERS_SAMPLED, 1)]
-    first = min(onset, PACE_STEPS_MAX)
+    steps = seconds[begin:, :: max(seconds.shape[1] // PEERS_SAMPLED, 1)]
+    first = onset - begin
     before, after = _median_of(steps[:first]), _median_of(steps[first:])
     paces = median_over_rows(steps[:first].T)
     noise = SIGMA_PER_MAD * _median_of(np.abs(paces - _median_of(paces)))

@@ -11,10 +11,11 @@ import numpy as np
 
 from eagle_eye.detectors.signs.activity_pace import PaceChange, lasting_change
 from eagle_eye.detectors.signs.medians import median_over_rows
+from eagle_eye.detectors.signs.own_pace import require_pace, settled_curve
 from eagle_eye.detectors.signs.peers import PEERS_MIN, SIGMA_PER_MAD
 from eagle_eye.detectors.signs.progress import typical_step_s
 from eagle_eye.detectors.signs.under_load import middle, peers_of
-from eagle_eye.detectors.types import Floats, Integers, Window
+from eagle_eye.detectors.types import Blind, Floats, Integers, Window
 
 COMPUTE_SHARE = 0.7  # of a step that scales with the GPU clock, if compute times are not reported: model FLOPS
 # utilisations of 40 to 55% at peak rates leave about that much (Jiang et al. 2024)
@@ -24,6 +25,8 @@ GROWTH_NOTED = 0.01  # of the step time, below which a change of pace is no evid
 EXPECTED_DISTANCE = 3.0  # standard errors that suffice if counters predict the change
 ERRORS_COMPATIBLE = 2.0  # standard errors within which an estimated cost agrees with the job's pace...
 NEARER_RATIO = 0.5  # ...which must be nearer to it than to zero cost
+
+NOT_YET = PaceChange(0.0, math.inf, GROWTH_NOTED)
 
 _CLAUSE = re.compile(
     r"; (the job's steps are (not|[\d.]+%) longer for it( \(reckoned from counters\))?"
@@ -61,7 +64,7 @@ def slowness_by_clock(
     if chronic and excess is None:
         return Slowness(0.0, measured=False)  # neither ranks nor the time before show the cost
     reckoned = (1 / max(clock_ratio, 0.05) - 1) * compute_share(window)
-    change = None if chronic else pace_change(window, since_s)
+    change = pace_change(window, since_s, chronic)
     found = slowness_by_pace(change, reckoned if excess is None else max(excess, 0.0))
     return Slowness(found.ratio, found.measured or (excess is not None and found.ratio == excess))
 
@@ -119,15 +122,23 @@ def compute_share(window: Window) -> float:
     return min(compute / step, 1.0) if math.isfinite(compute) and step > 0 else COMPUTE_SHARE
 
 
-def pace_change(window: Window, since_s: float) -> PaceChange | None:
-    """Return how much longer the job's steps have become since ``since_s``, against just before; None if not known.
+def pace_change(window: Window, since_s: float, chronic: bool) -> PaceChange | None:
+    """Return how much longer the job's steps have become since ``since_s``, against just before.
 
-    If steps are not reported, the job's throughput is used: the same work spread over more time.
+    Its error is infinite while the pace since, or any pace, is not known. None if the time before is not known, as
+    where the cause is ``chronic``. If steps are not reported, the job's throughput is used: the same work spread over
+    more time.
     """
-    seconds = window.curve.values.get("train_step_seconds")
-    if seconds is None or not np.isfinite(seconds).any():
+    try:
+        require_pace(window)
+    except Blind:
+        return NOT_YET
+    if chronic:
+        return None
+    if not np.isfinite(window.curve.values.get("train_step_seconds", np.zeros(0))).any():
         return lasting_change(window, since_s)
-    times_s = window.curve.times_s
+    curve = settled_curve(window)
+    seconds, times_s = curve.values["train_step_seconds"], curve.times_s
     begun_s = since_s + typical_step_s(window) + window.interval_s
     before = seconds[times_s <= since_s][-STEPS_MEASURED:]
     after = seconds[times_s > begun_s][-STEPS_MEASURED:]
@@ -142,7 +153,7 @@ def _change(before: Floats, after: Floats) -> PaceChange | None:
     if usual <= 0:
         return None
     if len(after) < STEPS_AFTER_MIN:
-        return PaceChange(0.0, math.inf, GROWTH_NOTED)
+        return NOT_YET
     noise = SIGMA_PER_MAD * middle(np.abs(before - middle(before)))
     error = noise * math.sqrt(1 / len(after) + 1 / len(before)) / usual
     return PaceChange(float(np.sort(after)[(len(after) - 1) // 2]) / usual - 1, error, GROWTH_NOTED)

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from eagle_eye.detectors.signs.activity_pace import GROWTH_DISTANCE, began_then, lasting_change
 from eagle_eye.detectors.signs.medians import median_over_rows
+from eagle_eye.detectors.signs.own_pace import require_pace
 from eagle_eye.detectors.signs.peers import PEERS_MIN, SIGMA_PER_MAD
 from eagle_eye.detectors.signs.progress import hooked, typical_step_s
 from eagle_eye.detectors.signs.readings import node_read_anew
@@ -118,6 +119,7 @@ class CpuContention:
         if not suspects:
             return []
         require_training(window)
+        require_pace(window)
         rows = loaded_rows(window, len(window.times_s))
         if not len(rows) or rows[-1] < len(window.times_s) - ROWS_MIN:
             raise Blind("the job is not under load: nothing says whether a busy host holds it up")
@@ -407,9 +409,9 @@ def _cost(window: Window, busy: _Busy, effects: list[_Effect]) -> Slowness:
     caused = caused or sum(effect.ratio for effect in effects)  # its peers' wait for it, where compute does not show it
     if caused > 0:
         # A pipeline stage with time to spare costs the job nothing.
-        change = None if busy.chronic else pace_change(window, busy.onset_s)
+        change = pace_change(window, busy.onset_s, busy.chronic)
         return slowness_by_pace(change, caused) if change is not None else Slowness(caused, measured=True)
-    paced = None if busy.chronic else pace_change(window, busy.onset_s)
+    paced = pace_change(window, busy.onset_s, busy.chronic)
     activity = next((e.evidence for e in effects if e.kind == "gpu_activity"), None)
     if activity is not None and activity.peers_median and isinstance(activity.value, float) and activity.value > 0:
         return slowness_by_pace(paced, max(activity.peers_median / activity.value - 1, 0.0) / 2)

@@ -7,14 +7,18 @@ from dataclasses import dataclass
 import numpy as np
 
 from eagle_eye.detectors.signs.medians import median_over_rows
+from eagle_eye.detectors.signs.own_pace import require_cpu, require_pace
 from eagle_eye.detectors.signs.peers import peers_median, step_levels
 from eagle_eye.detectors.signs.progress import typical_step_s
+from eagle_eye.detectors.signs.rank_cost import cost_by_pace
+from eagle_eye.detectors.signs.slow_share import Slowness
 from eagle_eye.detectors.types import Blind, Evidence, Floats, Verdict, Window
 
 STEPS_LOOKED_AT = 6
 STEADY_STEPS_MIN = 5  # of these, in which the wait must be long: one late batch is normal
 NODES_RATIO_MAX = 0.2  # more nodes than this (and more than one) waiting: the storage, not a host
 ARRIVAL_EXCESS_RATIO = 0.5  # of the excess wait for data, that is missing from the wait for peers
+COST_SHARE = 0.5  # of what the steps would be longer if all of them waited for it, that they must be longer
 # Signs of a host that cannot deliver data in time, and by how much they must exceed the other nodes' and its own past.
 HOST_SIGNS = {
     "node_mounts_unresponsive": (1.0, "mounts"),
@@ -32,12 +36,15 @@ class SlowInput:
     """Names the node whose data wait makes every step longer: its host, its disk or mount, or its share of the data.
 
     A rank's data wait in a step is compared with the median of the other ranks of its role. It counts where it exceeds
-    that by ``ratio`` of the step in most of the newest steps and has lasted ``floor_s``. It is certain once it has
-    lasted ``ripe_s`` and the host shows why: it waits for I/O, has blocked tasks, a mount that does not answer, or no
-    CPU, unlike any other node and unlike before. A shorter wait for peers shows the cost but not the reason: a slow
-    shard of the data looks the same, and would wait on any other node. If several nodes wait, the storage is at fault;
-    if all do, no node is. Blind if data waits are not reported. Cannot see: data that is slow for every node; a loader
-    that prefetches far enough to hide it.
+    that by ``ratio`` of the step in most of the newest steps, has lasted ``floor_s``, and steps are longer since: all
+    that a program does between two steps is such a wait, and ranks that are early may wait as long for nothing. It is
+    certain once it has lasted ``ripe_s`` and the host shows why: it waits for I/O, has blocked tasks, a mount that does
+    not answer, or no CPU, unlike any other node and unlike before. A shorter wait for peers shows the cost but not the
+    reason: a slow shard of the data looks the same, and would wait on any other node. Where the steps before are not
+    known, host and shorter wait together stand for them. If several nodes wait, the storage is at fault; if all do, no
+    node is. Blind if data waits are not reported, while the job has no pace yet, where most hosts are short of CPU
+    (``signs/own_pace``), and where it is not known whether steps are longer. Cannot see: data that is slow for every
+    node; a loader that prefetches far enough to hide it.
     """
 
     ratio: float
@@ -50,6 +57,7 @@ class SlowInput:
         """Return at most one verdict."""
         if "train_data_wait_seconds" not in window.device:
             raise Blind("no rank reports how long it waits for data")
+        require_pace(window)
         waits = window.steps.values.get("train_data_wait_seconds")
         if waits is None or len(waits) < STEPS_LOOKED_AT:
             return []
@@ -65,23 +73,33 @@ class SlowInput:
             return []
         typical = median_over_rows(excess)
         worst = int(np.flatnonzero(slow)[np.argmax(typical[slow])])
-        since_s = self._since_s(window, waits, worst, limit_s) - step_s
+        require_cpu(window)
+        onset = self._onset(waits[:, worst], limit_s)
+        since_s = float(window.steps.times_s[onset]) - step_s
         if window.now_s - since_s < self.floor_s:
             return []
-        return [self._verdict(window, worst, since_s, float(typical[worst]), step_s)]
+        excess_s = float(typical[worst])
+        expected = excess_s / (step_s - excess_s) if step_s > excess_s else 1.0
+        cost = cost_by_pace(window, onset, expected)
+        if cost is not None and cost.measured and cost.ratio < COST_SHARE * expected:
+            return []  # the steps do not wait for it
+        return [self._verdict(window, worst, since_s, excess_s, step_s, cost)]
 
-    def _since_s(self, window: Window, waits: Floats, index: int, limit_s: float) -> float:
-        """Return when the first of the current run of long waits was reported; single short waits are ignored."""
+    def _onset(self, waits: Floats, limit_s: float) -> int:
+        """Return the line of the first of the current run of long waits; single short waits are ignored."""
         first = len(waits) - 1
         missed = 0
         for line in range(len(waits) - 1, -1, -1):
-            missed = 0 if waits[line, index] > limit_s else missed + 1
+            missed = 0 if waits[line] > limit_s else missed + 1
             if missed > STEPS_LOOKED_AT - STEADY_STEPS_MIN:
                 break
             first = line if missed == 0 else first
-        return float(window.steps.times_s[first])
+        return first
 
-    def _verdict(self, window: Window, index: int, since_s: float, excess_s: float, step_s: float) -> Verdict:
+    def _verdict(
+        self, window: Window, index: int, since_s: float, excess_s: float, step_s: float, cost: Slowness | None
+    ) -> Verdict:
+        """Return the verdict. Raises Blind if nothing shows that steps are longer: by ``cost``, None if not known."""
         series = window.series[index]
         others = np.flatnonzero((window.role_of == window.role_of[index]) & (np.arange(len(window.series)) != index))
         own_s, _ = step_levels(window, "train_data_wait_seconds", -STEPS_LOOKED_AT, index, others)
@@ -97,7 +115,8 @@ class SlowInput:
             )
         ]
         late, peers = step_levels(window, "nccl_collective_seconds", -STEPS_LOOKED_AT, index, others)
-        if late <= peers - ARRIVAL_EXCESS_RATIO * excess_s:
+        arrives_late = late <= peers - ARRIVAL_EXCESS_RATIO * excess_s
+        if arrives_late:
             evidence.append(
                 Evidence("nccl_collective_seconds", series.node, series.device, late, peers, None, "seconds")
             )
@@ -106,6 +125,11 @@ class SlowInput:
         if host is not None:
             kinds.add("host_wait")
             evidence.append(host)
+        if cost is None and arrives_late and host is not None:
+            cost = Slowness(excess_s / max(step_s - excess_s, excess_s), measured=False)
+        if cost is None or cost.ratio <= 0:
+            reason = "there is no time before" if cost is None else "their length varies too much"
+            raise Blind(f"{series.node} waits longer for its data; whether steps are longer for it: {reason}")
         why = (
             "its host, disk or mount"
             if host
@@ -114,7 +138,6 @@ class SlowInput:
         confidence = CONFIDENCE_LONE
         if host is not None:
             confidence = CONFIDENCE_RIPE if window.now_s - since_s >= self.ripe_s else CONFIDENCE_EARLY
-        slowdown = excess_s / (step_s - excess_s) if step_s > excess_s else 1.0
         return Verdict(
             detector=self.name,
             fault="straggler",
@@ -125,12 +148,12 @@ class SlowInput:
             confidence=confidence,
             onset_s=since_s,
             summary=(
-                f"{series.node} waits {own_s:.2f} s a step for its data, its peers {own_s - excess_s:.2f} s:"
-                f" {why}; the job's steps are {100 * slowdown:.0f}% longer for it"
+                f"{series.node} waits {own_s:.3g} s a step for its data, its peers {own_s - excess_s:.3g} s:"
+                f" {why}; {cost}"
             ),
             evidence=tuple(evidence),
             kinds=frozenset(kinds),
-            slowdown_ratio=slowdown,
+            slowdown_ratio=cost.ratio,
         )
 
 

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from eagle_eye.detectors.signs.medians import median_of, median_over_rows
+from eagle_eye.detectors.signs.own_pace import require_pace, settled_line
 from eagle_eye.detectors.signs.role_medians import medians, window_roles
 from eagle_eye.detectors.types import Blind, Evidence, Floats, Integers, Verdict, Window
 
 ROLES_MAX = 256  # more roles than any pipeline has stages
-SKIPPED = 5  # lines: the first steps compile and fill caches
 SIDE_MIN, LASTED_S = 20, 60.0  # lines on either side, and seconds since
 BLOCK = 8  # lines whose means are treated as independent
 DISTANCE = 8.0  # standard errors
@@ -43,10 +43,12 @@ class SlowStage:
         roles = window_roles(window, 1)
         if compute is None:
             raise Blind("no compute time is reported: the hook is not installed or cannot see it")
-        if not 2 <= len(roles.size) <= ROLES_MAX or len(compute) < SKIPPED + 2 * SIDE_MIN:
+        require_pace(window)
+        first = settled_line(window)
+        if not 2 <= len(roles.size) <= ROLES_MAX or len(compute) < first + 2 * SIDE_MIN:
             return []
         with np.errstate(invalid="ignore", divide="ignore"):
-            levels = np.log(medians(compute, roles, 1))[SKIPPED:]
+            levels = np.log(medians(compute, roles, 1))[first:]
         changed = levels - median_over_rows(levels)
         found = []
         for place in range(len(roles.size)):
@@ -64,7 +66,7 @@ class SlowStage:
         at = _turn(course)
         before, since = course[:at], course[at:]
         grown = median_of(since) - median_of(before)
-        line = SKIPPED + at
+        line = settled_line(window) + at
         onset_s = float(window.steps.times_s[line]) - window.interval_s
         steady = float(np.quantile(since, STEADY_QUANTILE)) - median_of(before) >= grown / 2
         own_grown = median_of(own[at:]) - median_of(own[:at])
@@ -121,6 +123,6 @@ def _pace(window: Window, line: int) -> float:
     seconds = window.steps.values.get("train_step_seconds")
     if seconds is None:
         return math.nan
-    paces = median_over_rows(seconds[SKIPPED:].T)
-    before, since = paces[: line - SKIPPED], paces[line - SKIPPED :]
+    paces, first = median_over_rows(seconds.T), settled_line(window)
+    before, since = paces[first:line], paces[line:]
     return median_of(since[np.isfinite(since)]) / median_of(before[np.isfinite(before)]) - 1

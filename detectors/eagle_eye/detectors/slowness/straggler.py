@@ -17,6 +17,7 @@ from eagle_eye.detectors.signs.medians import (
     quantile_over_rows,
     trimmed_means,
 )
+from eagle_eye.detectors.signs.own_pace import require_pace
 from eagle_eye.detectors.signs.peers import PEERS_MIN, step_levels
 from eagle_eye.detectors.signs.progress import SHORT_STEP_S, typical_step_s
 from eagle_eye.detectors.signs.rank_cost import ONSET_MARGIN, PACE_NOTED, cost_since, waited_for
@@ -113,8 +114,8 @@ class Straggler:
     pace shows its cost. Confidence rises after ``ripe_s``, since passing disturbances are over by then. A rank that no
     step waits for is not a straggler: with heavy-tailed noise, or little compute in a step, some rank always computes
     longest. A rank whose excess the job's pace does not show (a stage with time to spare, or not yet) is recorded
-    without notification. Blind with fewer than three comparable ranks or no compute time. Cannot see: a whole role that
-    is slow; causes.
+    without notification. Blind with fewer than three comparable ranks, without compute times, and while the job has no
+    pace yet (``signs/own_pace``). Cannot see: a whole role that is slow; causes.
     """
 
     ratio: float
@@ -130,8 +131,7 @@ class Straggler:
         relative = window.steps.relative_compute
         if "train_compute_seconds" not in window.device:
             raise Blind("no compute time is reported: the hook is not installed or cannot see it")
-        if len(relative) < STEPS_MIN:
-            return []
+        require_pace(window)
         if not np.isfinite(relative[-STEPS_MIN:]).any():
             raise Blind(f"no rank has {PEERS_MIN} comparable peers that report: nobody can say which is off")
         worst: dict[str, Verdict] = {}

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from eagle_eye.detectors.signs.changepoint import cusum, excursion_start, run_lengths, smoothed
+from eagle_eye.detectors.signs.own_pace import WARMUP_LINES, require_cpu, require_pace
 from eagle_eye.detectors.signs.peers import SIGMA_PER_MAD, peers_median
 from eagle_eye.detectors.signs.progress import quiet_phase
 from eagle_eye.detectors.signs.step_series import course
@@ -18,7 +19,6 @@ from eagle_eye.detectors.types import Blind, Evidence, Floats, Verdict, Window
 DROP_RATIO = 1.10  # of the step time: the ratio that Greyhound verifies a change point by (Wu et al., ATC 2025)
 HISTORY = 2_048  # newest reports that define what is usual
 DETAIL = 256  # newest reports among which a change is searched; earlier ones as medians of HISTORY / DETAIL
-WARMUP_STEPS = 5  # initial reports of an attempt that are slow by nature: compilation, caches, allocators
 USUAL_MIN = 12  # reports before the change: their median's error, a third of their noise, counts in ``SIGMAS``
 RECENT_MIN = 120  # reports before the change that it is measured against, if available
 USUAL_QUANTILE = 0.3  # of the history; still the usual level if most of it is already slow
@@ -64,8 +64,9 @@ class ThroughputDrop:
     median since is ``DROP_RATIO`` and ``SIGMAS`` above the job's usual, so is the lower quartile, it has lasted
     ``LASTED_MIN`` reports and ``LASTED_S``, and the job has not done the same by itself before. Steps with more tokens
     or more work are not slower; a rise that one node's compute or data wait explains is that node's fault. The verdict
-    names the part of the step that grew. Blind if no rank reports step times or tokens per second. Cannot see: slow
-    drifts; a job that was slow from the start of its attempt; a cause.
+    names the part of the step that grew. Blind if no rank reports step times or tokens per second, while the job has no
+    pace yet, and where most hosts are short of CPU (``signs/own_pace``). Cannot see: slow drifts; a job that was slow
+    from the start of its attempt; a cause.
     """
 
     ratio: float = DROP_RATIO
@@ -78,16 +79,17 @@ class ThroughputDrop:
             (m for m in ("train_step_seconds", "train_tokens_per_second") if m in window.curve.values),
             None,
         )
-        if metric is None:
-            if {"train_step_seconds", "train_tokens_per_second"} & window.device.keys():
-                return []
+        if metric is None and not {"train_step_seconds", "train_tokens_per_second"} & window.device.keys():
             raise Blind("no rank reports its step time or tokens per second")
+        require_pace(window)
+        if metric is None:
+            return []
         if _as_quick_as_ever(window.curve.values[metric][-HISTORY:], metric, self.ratio):
             return []
         seen = course(window.curve, metric, HISTORY)
-        positive = seen.value > 0
-        line = seen.line[positive][WARMUP_STEPS:]
-        pace = np.log(seen.value[positive][WARMUP_STEPS:])
+        usable = (seen.value > 0) & (seen.line >= WARMUP_LINES)
+        line = seen.line[usable]
+        pace = np.log(seen.value[usable])
         if metric == "train_tokens_per_second":
             pace = math.log(1e6) - pace
         if len(pace) < USUAL_MIN + LASTED_MIN:
@@ -100,6 +102,7 @@ class ThroughputDrop:
         tokens = window.curve.values.get("train_tokens_per_second")
         if tokens is not None and _as_quick_as_ever(tokens[-HISTORY:], "train_tokens_per_second", self.ratio):
             return []  # longer steps at the same throughput: the steps contain more work
+        require_cpu(window)
         change = self._change(window, line, pace, usual)
         if change is None or _more_work(window, change) or _one_node(window, change):
             return []

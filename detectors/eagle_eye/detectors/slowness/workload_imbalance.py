@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from eagle_eye.detectors.signs.medians import median_of, median_over_rows
+from eagle_eye.detectors.signs.own_pace import require_cpu, require_pace, settled_line
 from eagle_eye.detectors.signs.role_medians import Roles, medians, window_roles
 from eagle_eye.detectors.types import Blind, Evidence, Floats, Verdict, Window
 
@@ -40,8 +41,9 @@ class WorkloadImbalance:
     large loss, or one that grew, counts. The loss is the excess compute divided by the step, a median over at least
     ``STEPS_MIN`` steps, and must be at least ``ratio``; or ``BEGUN_RATIO`` over ``BEGUN_STEPS`` if the job was even
     before. If one node is slowest in most steps it is a straggler and not reported here. Blind without compute and step
-    times. Cannot see: imbalance within a rank's micro-batches, or hidden by overlap; whether half of the ranks are
-    another pipeline stage or other hardware.
+    times, while the job has no pace yet, and where most hosts are short of CPU (``signs/own_pace``). Cannot see:
+    imbalance within a rank's micro-batches, or hidden by overlap; whether half of the ranks are another pipeline stage
+    or other hardware.
     """
 
     ratio: float = LOSS_RATIO
@@ -52,14 +54,19 @@ class WorkloadImbalance:
         """Return at most one verdict, that with the larger loss."""
         if not {"train_compute_seconds", "train_step_seconds"} <= window.device.keys():
             raise Blind("compute and step times are not both reported")
-        compute = window.steps.values.get("train_compute_seconds")
-        seconds = window.steps.values.get("train_step_seconds")
+        require_pace(window)
+        first = settled_line(window)
+        compute, seconds = (
+            values[first:] if (values := window.steps.values.get(name)) is not None else None
+            for name in ("train_compute_seconds", "train_step_seconds")
+        )
         if compute is None or seconds is None or len(compute) < BEGUN_STEPS + USUAL_MIN:
             return []
         newest = compute[-SCREEN_LINES:]
         low, high = np.fmin.reduce(newest, axis=None), np.fmax.reduce(newest, axis=None)
         if not float(high - low) > BEGUN_RATIO * _middles(seconds[-1:])[0]:
             return []
+        require_cpu(window)
         roles = window_roles(window, 1)
         found = [v for v in (self._ranks(window, compute, seconds), self._stages(window, compute, seconds, roles)) if v]
         return [max(found, key=lambda verdict: verdict.slowdown_ratio)] if found else []

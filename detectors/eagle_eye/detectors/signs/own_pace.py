@@ -1,0 +1,66 @@
+"""Says whether a job has a pace of its own, which whoever claims that its steps are longer must know.
+
+It has none in its first steps, and none while its ranks wait for CPUs that others use.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from eagle_eye.detectors.signs.medians import median_over_rows
+from eagle_eye.detectors.types import Blind, Curve, Window
+
+WARMUP_LINES = 5  # first reports of an attempt, slow by nature: compilation, caches, allocators, first loads of data
+PACE_LINES = 12  # reports of steps after them: the error of their median is a third of their noise
+# By these most hosts of a job are short of CPU. Where they are, the share of time in which some task waited is near 1
+# with one process too many per core; hosts of GPUs whose loaders keep all cores busy show less than this.
+CPU_SHORT = (("node_cpu_pressure_ratio", 0.3), ("node_cpu_utilization_ratio", 0.97))
+CPU_SHORT_S, CPU_SHORT_QUANTILE = 120.0, 0.75  # of the rows of this time, which what is judged now rests on
+
+
+def require_pace(window: Window) -> None:
+    """Raise Blind until the attempt has made enough steps after its first ones.
+
+    A job whose ranks report no steps has none; the pace of its activity is another matter (``activity_pace``).
+    """
+    reported, needed = len(window.curve.number), WARMUP_LINES + PACE_LINES
+    if math.isfinite(window.last_step) and reported < needed:
+        raise Blind(
+            f"{reported} reports of this attempt's steps, {needed} needed: its pace is not known yet, and so no cost"
+        )
+
+
+def require_cpu(window: Window) -> None:
+    """Raise Blind while most hosts are short of CPU: ranks' times then show when they were scheduled.
+
+    One host that is shorter of it than the others is another matter (``CpuContention``).
+    """
+    rows = window.node_times_s > window.now_s - CPU_SHORT_S
+    for metric, limit in CPU_SHORT:
+        values = window.node.get(metric)
+        typical = np.zeros(0) if values is None else median_over_rows(values[rows].T)
+        typical = typical[np.isfinite(typical)]
+        if len(typical):
+            level = float(np.quantile(typical, CPU_SHORT_QUANTILE))
+            if level >= limit:
+                raise Blind(
+                    f"most hosts are short of CPU ({metric} {level:.2f}, from {limit} on): their ranks' times show when"
+                    " they were scheduled; give them more cores, or run less beside the job"
+                )
+            return
+
+
+def settled_line(window: Window) -> int:
+    """Return the first line of ``steps`` that is not among the first ones of the attempt."""
+    numbers = window.curve.number
+    end = numbers[WARMUP_LINES] if len(numbers) > WARMUP_LINES else math.inf
+    return int(np.searchsorted(window.steps.number, end))
+
+
+def settled_curve(window: Window) -> Curve:
+    """Return the curve without the first reports of the attempt: what its steps are usually like."""
+    curve = window.curve
+    values = {name: course[WARMUP_LINES:] for name, course in curve.values.items()}
+    return Curve(curve.number[WARMUP_LINES:], curve.times_s[WARMUP_LINES:], values)
