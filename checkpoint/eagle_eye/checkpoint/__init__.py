@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from eagle_eye.schema.record_types import prepare_record_types
+
 if TYPE_CHECKING:
     from eagle_eye.checkpoint.checkpointer import AnotherModel, MemoryCheckpointer, NoCheckpoint, NotTheSame
     from eagle_eye.checkpoint.restart_point import run_restartable
@@ -20,5 +22,6 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from eagle_eye.checkpoint import checkpointer, restart_point, state
 
+    prepare_record_types()
     elsewhere: dict[str, Any] = {"RandomState": state, "run_restartable": restart_point}
     return getattr(elsewhere.get(name, checkpointer), name)

@@ -73,6 +73,7 @@ from eagle_eye.checkpoint.standing import StandingFile
 from eagle_eye.checkpoint.status import status_of
 from eagle_eye.checkpoint.traffic import Capped, Traffic
 from eagle_eye.schema.memory_steps import STEPS_FILE, STORE_SOCKET
+from eagle_eye.schema.record_types import prepare_record_types
 
 _log = logging.getLogger(__name__)
 
@@ -499,3 +500,6 @@ async def _received(view: memoryview, put: Put, connection: StoreConnection) -> 
         except Damaged as error:
             reason = reason or str(error)
     return reason
+
+
+prepare_record_types()  # for those who import this module late

@@ -13,6 +13,7 @@ import msgspec
 from eagle_eye.cli.arguments import number, whole
 from eagle_eye.cli.times import add_span, required_span
 from eagle_eye.schema.configuration import ConfigurationError
+from eagle_eye.schema.record_types import prepare_record_types
 
 if TYPE_CHECKING:
     from eagle_eye.server.trace_import.importing import Imported
@@ -87,6 +88,7 @@ def _import(args: argparse.Namespace, start_s: float, end_s: float) -> Imported:
     from eagle_eye.server.trace_import.catalogued import ImportRequest
     from eagle_eye.server.trace_import.importing import import_trace
 
+    prepare_record_types()
     known = RemoteWriteSettings()
     wanted = ImportRequest(
         job=args.job,

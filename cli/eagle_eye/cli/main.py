@@ -19,6 +19,7 @@ from eagle_eye.cli import guide
 from eagle_eye.cli.arguments import CommandLineParser, one_line, shown
 from eagle_eye.schema.configuration import ConfigurationError
 from eagle_eye.schema.near_names import did_you_mean
+from eagle_eye.schema.record_types import prepare_record_types
 
 FAILED = 1
 WRONG_USAGE = 2
@@ -174,6 +175,7 @@ def version() -> str:
 def _run(command: Command, arguments: list[str]) -> int:
     try:
         subcommand = load(command)
+        prepare_record_types()
         return subcommand.run(parser_of(command, subcommand).parse_args(arguments))
     except ModuleNotFoundError as error:
         # Heavy or rarely needed modules are imported by some commands at run time.

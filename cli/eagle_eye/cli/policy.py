@@ -14,6 +14,7 @@ from eagle_eye.cli.client import connect
 from eagle_eye.cli.operator import print_json
 from eagle_eye.cli.tables import printable
 from eagle_eye.client.http_client import DEFAULT_SERVER
+from eagle_eye.schema.record_types import prepare_record_types
 
 ACT: Mapping[str, Any] = {"mode": "act"}  # the cases' default, unless --config says otherwise
 NODE_TERMS = "node_terms"  # the rule that says which settings of single nodes applied, shown for each case
@@ -67,6 +68,7 @@ def _test(args: argparse.Namespace) -> int:
     from eagle_eye.server.config import ServerConfig
     from eagle_eye.server.site_files.node_groups import with_racks
 
+    prepare_record_types()
     base = ACT
     if args.config is not None:
         config = configuration.load(ServerConfig, args.config, os.environ, {})

@@ -15,6 +15,7 @@ from eagle_eye.cli.client import CannotGoOn, connect
 from eagle_eye.cli.times import add_span, required_span
 from eagle_eye.client import Client
 from eagle_eye.client.http_client import DEFAULT_SERVER
+from eagle_eye.schema.record_types import prepare_record_types
 
 JOBS_SHOWN = 20
 
@@ -57,6 +58,7 @@ def record(client: Client, out: Path, job: str, start_s: float, end_s: float) ->
     from eagle_eye.server.history.recording import Opening
     from eagle_eye.server.model.timestamps import rfc3339
 
+    prepare_record_types()
     progress = Progress(
         TextColumn("{task.description}"),
         TimeElapsedColumn(),

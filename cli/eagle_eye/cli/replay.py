@@ -13,6 +13,7 @@ import msgspec
 from eagle_eye.cli.client import CannotGoOn, connect
 from eagle_eye.client.http_client import DEFAULT_SERVER
 from eagle_eye.schema.configuration import ConfigurationError
+from eagle_eye.schema.record_types import prepare_record_types
 
 DONE, FAILED = 0, 1
 SPEED_MAX = 1_000.0
@@ -47,6 +48,7 @@ def run(args: argparse.Namespace) -> int:
     from eagle_eye.server.backtest.trace_clocks import clock_lines
     from eagle_eye.simulator.load.target import target
 
+    prepare_record_types()
     trace = Trace(args.trace)
     client = connect(args.server, args.token_file)
     server = target(client.server, args.ca_file)

@@ -11,6 +11,7 @@ from eagle_eye.client.errors import (
     UnreadableAnswer,
 )
 from eagle_eye.client.event_stream import ServerEvent
+from eagle_eye.schema.record_types import prepare_record_types
 
 __all__ = [
     "Client",
@@ -23,3 +24,5 @@ __all__ = [
     "Unreachable",
     "UnreadableAnswer",
 ]
+
+prepare_record_types()  # a program may have a client in each of its threads

@@ -19,6 +19,7 @@ from eagle_eye.schema import metrics as catalogue
 from eagle_eye.schema.events import WHOLE_NODE
 from eagle_eye.schema.frame import Block, decode_frame
 from eagle_eye.schema.metrics import MetricSpec, Scope
+from eagle_eye.schema.record_types import prepare_record_types
 from eagle_eye.schema.recording import VERSION
 
 POINTS_MAX = 20_000_000  # of a query's answer
@@ -242,3 +243,6 @@ def _warn(gaps: Sequence[tuple[str, str, str]]) -> None:
         told = "; ".join(f"{start} to {end}: {why}" for start, end, why in gaps[:SHOWN_MAX])
         more = f"; and {len(gaps) - SHOWN_MAX} more" if len(gaps) > SHOWN_MAX else ""
         warnings.warn(f"values are lacking: {told}{more}", DataLacking, stacklevel=4)
+
+
+prepare_record_types()  # for those who import this module late

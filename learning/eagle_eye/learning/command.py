@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from eagle_eye.schema.record_types import prepare_record_types
 from eagle_eye.schema.times import SHORT_FORMS
 
 
@@ -29,4 +30,5 @@ def run(args: argparse.Namespace) -> int:
     # Imported late: the learning libraries take seconds to load, which --help does not need.
     from eagle_eye.learning.training import run as learn
 
+    prepare_record_types()
     return learn(args)

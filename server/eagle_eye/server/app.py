@@ -19,6 +19,7 @@ from fastapi import APIRouter, FastAPI
 from prometheus_client import ProcessCollector
 
 from eagle_eye.schema.frame import Frame
+from eagle_eye.schema.record_types import prepare_record_types
 from eagle_eye.server import heap
 from eagle_eye.server.accounts.archive import Archive
 from eagle_eye.server.accounts.bookkeeper import Bookkeeper
@@ -531,6 +532,7 @@ def _sign_in(
     if settings.provider.issuer:
         from eagle_eye.server.security.provider import Provider
 
+        prepare_record_types()
         provider = Provider(settings.provider, config.public_url + sign_in.CALLBACK, clock, refused)
     proxy = Proxy(settings.proxy, refused) if settings.proxy.user_header else None
     return People(settings, store, tokens, proxy, None if provider is None else provider.session), provider

@@ -16,6 +16,7 @@ from eagle_eye.cli.reports.accounts import CAUSES, HOUR_S, AccountsReport, hours
 from eagle_eye.cli.reports.backtest import DrawnVerdict, JudgedTrace
 from eagle_eye.cli.reports.incident import IncidentReport
 from eagle_eye.cli.show import figure, observation, words
+from eagle_eye.schema.record_types import prepare_record_types
 from eagle_eye.server.backtest.command import upper_bound
 from eagle_eye.server.backtest.judging import JudgedTraces
 from eagle_eye.server.charts.notation import number
@@ -178,3 +179,6 @@ def _time(moment: str) -> str:
 
 def _where(record: Mapping[str, Any]) -> str:
     return ", ".join(record["nodes"]) or "no single node"
+
+
+prepare_record_types()  # for those who import this module late

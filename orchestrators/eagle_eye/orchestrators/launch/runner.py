@@ -55,6 +55,7 @@ from eagle_eye.orchestrators.launch.rank_sight import look_at_ranks, reaches
 from eagle_eye.orchestrators.launch.standbys import StandbyKeeper
 from eagle_eye.orchestrators.launch.store_keeper import StoreKeeper
 from eagle_eye.schema.memory_steps import STORE_WORDS, read_steps, store_folder
+from eagle_eye.schema.record_types import prepare_record_types
 from eagle_eye.schema.restart_names import SOCKET_VARIABLE
 from eagle_eye.schema.restart_point import AtPoint, GoOn
 
@@ -374,4 +375,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    prepare_record_types()
     main()

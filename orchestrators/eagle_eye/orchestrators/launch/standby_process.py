@@ -22,6 +22,7 @@ from eagle_eye.orchestrators.launch.likeness import script_folder
 from eagle_eye.orchestrators.launch.messages import Forked, Prepare, Prepared, Start, line
 from eagle_eye.orchestrators.launch.own_process import PR_SET_PDEATHSIG, prctl
 from eagle_eye.orchestrators.launch.standbys import MESSAGE_BYTES_MAX, ROOM_VARIABLE
+from eagle_eye.schema.record_types import prepare_record_types
 
 AVAILABLE_BYTES_MIN = 1 << 30
 REASON_CHARS_MAX = 500
@@ -124,4 +125,5 @@ def _one_line(text: str) -> str:
 
 
 if __name__ == "__main__":
+    prepare_record_types()
     main()

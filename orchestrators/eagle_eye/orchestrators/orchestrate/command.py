@@ -11,6 +11,7 @@ from eagle_eye.orchestrators.errors import OrchestratorError
 from eagle_eye.orchestrators.orchestrate import settings
 from eagle_eye.orchestrators.orchestrate.kinds import KINDS
 from eagle_eye.schema.configuration import ConfigurationError
+from eagle_eye.schema.record_types import prepare_record_types
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -34,6 +35,7 @@ def run(args: argparse.Namespace) -> int:
     # Imported late: --help needs no web server.
     from eagle_eye.orchestrators.orchestrate.service import Service
 
+    prepare_record_types()
     options.state_dir = (options.state_dir or settings.state_folder(kind.name, os.environ)).absolute()
     try:
         service = Service(kind, options)

@@ -19,6 +19,7 @@ from pathlib import Path
 
 import msgspec
 
+from eagle_eye.schema.record_types import prepare_record_types
 from eagle_eye.server.admin import damage
 from eagle_eye.server.history.embedded_history import HISTORY_FILE, HISTORY_FOLDER, EmbeddedHistory
 from eagle_eye.server.history.segments.facts import RAW_FOLDER
@@ -193,4 +194,5 @@ def main(arguments: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
+    prepare_record_types()
     sys.exit(main(sys.argv[1:]))

@@ -26,6 +26,7 @@ from typing import NamedTuple
 import msgspec
 import pyarrow as pa
 
+from eagle_eye.schema.record_types import prepare_record_types
 from eagle_eye.server.history.embedded_history import HISTORY_FILE, HISTORY_FOLDER
 from eagle_eye.server.history.remote_store.credentials import client
 from eagle_eye.server.history.remote_store.position import HistoryMark, PositionFile, begin, mark_of
@@ -216,4 +217,5 @@ def main(arguments: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
+    prepare_record_types()
     sys.exit(main(sys.argv[1:]))

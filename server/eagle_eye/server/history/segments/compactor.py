@@ -19,6 +19,7 @@ from typing import NamedTuple
 import msgspec
 import pyarrow as pa
 
+from eagle_eye.schema.record_types import prepare_record_types
 from eagle_eye.server.history.journal_schema import UNSEALED
 from eagle_eye.server.history.segments.facts import (
     MINUTES_FOLDER,
@@ -150,4 +151,5 @@ def main(arguments: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
+    prepare_record_types()
     sys.exit(main(sys.argv[1:]))

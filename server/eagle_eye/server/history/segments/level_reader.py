@@ -12,6 +12,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from eagle_eye.schema.metrics import MetricSpec, Scope
+from eagle_eye.schema.record_types import prepare_record_types
 from eagle_eye.server.history.segments.downsampling import BucketSeries, Summary, taken
 from eagle_eye.server.history.segments.facts import any_between
 from eagle_eye.server.history.segments.minutes import NUMBERS, SERIES_FILE
@@ -79,3 +80,5 @@ def _courses(table: pa.Table, key: str) -> Iterator[BucketSeries]:
     for node, own, low, high in zip(*names, starts.tolist(), [*starts[1:].tolist(), len(table)], strict=True):
         part = slice(low, high)
         yield BucketSeries(node, own, times_s[part], taken(summary, part), began_s[part])
+
+prepare_record_types()  # for those who import this module late

@@ -14,6 +14,7 @@ import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from eagle_eye.schema.record_types import prepare_record_types
 from eagle_eye.server.history.segments.facts import FACTS_FILE, MINUTES_FOLDER, RAW_FOLDER, Facts, Remade, Step, no_step
 from eagle_eye.server.history.segments.layout import FRAMES_FILE, LINKS_FILE, SAMPLES_FILE
 from eagle_eye.server.history.segments.minutes import MinutesWriter
@@ -67,4 +68,5 @@ def main(arguments: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
+    prepare_record_types()
     sys.exit(main(sys.argv[1:]))
