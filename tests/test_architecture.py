@@ -126,7 +126,7 @@ def test_no_requirement_names_an_index() -> None:
 def test_every_key_is_in_the_docs(shape: type[msgspec.Struct]) -> None:
     text = (ROOT / "docs" / "reference" / "configuration.md").read_text(encoding="utf-8")
     sections = {
-        "detection", "policy", "webhooks", "ingest", "remote_write", "remote_store",
+        "detection", "policy", "webhooks", "identity", "ingest", "remote_write", "remote_store",
         "records", "history", "evidence", "idle_checks", "limits", "accounts", "log",
         "tls", "job_sources", "slurm", "kubernetes", "sign_in", "proxy", "provider",
     }  # fmt: skip

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from eagle_eye.server.ingest.settings import RemoteWriteSettings
-from eagle_eye.server.model.identity import SETTLED_S, Claims, Clusters, Naming, NodeNames, NoName
+from eagle_eye.server.model.identity import SETTLED_S, Clusters, NameClaims, Naming, NodeNames, NoName
 
 NAMES = NodeNames(
     ["gpu1.cluster.local", "GPU2", "a.rack1", "a.rack2", "b", "b.rack1", "10.0.0.1", "c@west", "d.site@west"]
@@ -102,7 +102,7 @@ class Heard:
     """One name, under which machines are heard every ten seconds."""
 
     def __init__(self) -> None:
-        self.claims = Claims()
+        self.claims = NameClaims()
 
     def __call__(self, value: str, time_s: float) -> bool:
         return self.claims.heard("n1", "boot id", value, time_s, 10.0)

@@ -20,7 +20,7 @@ from eagle_eye.server.ingest.remote_write.intake import (
     own_cell,
 )
 from eagle_eye.server.ingest.settings import RemoteWriteSettings
-from eagle_eye.server.model.identity import SETTLED_S, Claims, Clusters, Naming
+from eagle_eye.server.model.identity import SETTLED_S, Clusters, NameClaims, Naming
 from eagle_eye.server.model.scraped_devices import Watched
 from tests.server.remote_write.requests import STALE, Written, series, v1
 
@@ -38,7 +38,7 @@ class Site:
     def __init__(
         self, series_max: int = 1_000, interval_s: float | None = 15.0, watched: dict[int, Watched] | None = None
     ) -> None:
-        remembered, self.claims = watched or {}, Claims()
+        remembered, self.claims = watched or {}, NameClaims()
         naming = Naming(SETTINGS.node_labels, SETTINGS.cluster_labels, Clusters())
         self.intake = RemoteWriteIntake(
             *(TABLE, naming, self.claims, SETTINGS.job_labels, series_max, NODES_MAX),

@@ -17,7 +17,7 @@ from eagle_eye.server.history.history import LATE_S
 from eagle_eye.server.ingest.clock_notes import ClockNotes
 from eagle_eye.server.ingest.vouching import NodeQuota, Vouchers
 from eagle_eye.server.model.batch import ResolvedTemplate
-from eagle_eye.server.model.identity import Claims, Clusters, NodeNames
+from eagle_eye.server.model.identity import Clusters, NameClaims, NodeNames
 from eagle_eye.server.model.node_clocks import SEEN_S, STEP_S, NodeClock, corrected, is_same_base
 
 FRESH_INTERVALS = 2.5  # a node that scrapes slowly counts as fresh for this many of its intervals,
@@ -78,7 +78,7 @@ class Fleet:
 
     def __init__(self, nodes_max: int, vouchers: Vouchers | None = None, clusters: Clusters | None = None) -> None:
         self.clusters = clusters or Clusters()
-        self.claims = Claims()
+        self.claims = NameClaims()
         self._names = NodeNames()
         self._names_of_agents = NodeNames()
         self._disputed: frozenset[str] = frozenset()

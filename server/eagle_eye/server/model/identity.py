@@ -2,7 +2,7 @@
 
 A series says where it comes from in several labels: ``named`` finds the machine's name among them. Names that differ in
 case or domain mean one machine (``NodeNames``), names of different clusters never do (``Clusters``). Whether only one
-machine speaks under a name shows in what only one machine can have (``Claims``).
+machine speaks under a name shows in what only one machine can have (``NameClaims``).
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ class NoName(Exception):
     """No label names the machine, or the name that one has is none."""
 
 
-class Named(NamedTuple):
+class NamedMachine(NamedTuple):
     """A machine's name, and the label that it was found in."""
 
     name: str
     label: str
 
 
-def named(labels: Mapping[str, str], node_labels: Sequence[str]) -> Named | None:
+def named(labels: Mapping[str, str], node_labels: Sequence[str]) -> NamedMachine | None:
     """Return what the first of ``node_labels`` with a machine's name has; None if none has one.
 
     "localhost" is the name of every machine, and an exporter's pod is not the machine it runs on.
@@ -52,7 +52,7 @@ def named(labels: Mapping[str, str], node_labels: Sequence[str]) -> Named | None
         elif value.casefold() in _EVERY_HOST or is_exporter_pod(value, labels):
             continue
         if value:
-            return Named(value, label)
+            return NamedMachine(value, label)
     return None
 
 
@@ -164,7 +164,7 @@ class Naming:
         self._matching = matching
         self._names = NodeNames()
 
-    def node(self, labels: Mapping[str, str]) -> Named:
+    def node(self, labels: Mapping[str, str]) -> NamedMachine:
         """Return our name of the node, or the name that it gets. Raises NoName."""
         found = named(labels, self.node_labels)
         if found is None:
@@ -176,7 +176,7 @@ class Naming:
         if len(known) > 1:
             several = ", ".join(sorted(known)[:4])
             raise NoName(f"label {found.label} has {found.name[:80]!r}, which may be any of {several}: name it in full")
-        return Named(known[0] if known else name, found.label)
+        return NamedMachine(known[0] if known else name, found.label)
 
     def matching(self, name: str) -> Sequence[str]:
         """Return the known names that a name may mean."""
@@ -226,7 +226,7 @@ class _Claim:
     rival_heard_s: float = 0.0
 
 
-class Claims:
+class NameClaims:
     """Who holds each node's name, by what only one machine has at a time: a boot id, the UUID of a GPU.
 
     A value that follows another after a gap is the same machine after a boot or a repair, or one that took its place.

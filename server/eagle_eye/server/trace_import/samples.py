@@ -17,7 +17,7 @@ from eagle_eye.server.ingest.remote_write.intake import RemoteWriteIntake, Taken
 from eagle_eye.server.ingest.remote_write.mapping import Table
 from eagle_eye.server.ingest.remote_write.rows import INTERVAL_UNKNOWN_S, NodeSample
 from eagle_eye.server.ingest.remote_write.wire import Sample, WireSeries
-from eagle_eye.server.model.identity import Claims
+from eagle_eye.server.model.identity import NameClaims
 from eagle_eye.server.trace_import.catalogued import ImportRequest
 
 SENDER = "import"
@@ -30,7 +30,7 @@ class Importer:
     def __init__(self, table: Table, wanted: ImportRequest) -> None:
         # Timestamps are processed one by one and are complete, so nothing has to wait.
         self._intake = RemoteWriteIntake(
-            *(table, wanted.naming.knowing(), Claims(), wanted.job_labels, SERIES_MAX, SERIES_MAX),
+            *(table, wanted.naming.knowing(), NameClaims(), wanted.job_labels, SERIES_MAX, SERIES_MAX),
             lambda _node: None,
             lambda _node: {},
         )

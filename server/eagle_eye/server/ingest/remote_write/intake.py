@@ -25,7 +25,7 @@ from eagle_eye.server.ingest.remote_write.mapping import (
 )
 from eagle_eye.server.ingest.remote_write.rows import INTERVAL_UNKNOWN_S, NodeRows, NodeSample
 from eagle_eye.server.ingest.remote_write.wire import Malformed, Sample, WireSeries, labels
-from eagle_eye.server.model.identity import Claims, Naming, NoName
+from eagle_eye.server.model.identity import NameClaims, Naming, NoName
 from eagle_eye.server.model.node_clocks import AGE_S_MAX, AHEAD_S_MAX
 from eagle_eye.server.model.scraped_devices import Watched
 
@@ -111,7 +111,7 @@ class RemoteWriteIntake:
         self,
         table: Table,
         naming: Naming,
-        claims: Claims,
+        claims: NameClaims,
         job_labels: Sequence[str],
         series_max: int,
         nodes_max: int,
