@@ -171,3 +171,17 @@ def test_what_cannot_be_done_is_said_in_one_line(
     assert says in said
     assert said.count("\n") == 1
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_machine_under_two_spellings_is_asked_for_by_both() -> None:
+    gpu = {"Hostname": "gpu-01", "instance": "10.0.0.1:9400", "eagle_eye_job": "train"}
+    host = {"instance": "GPU-01.hpc.example.org:9100"}
+    request = wanted()
+    found = nodes_of([gpu, host], [], request)
+    assert found.names == {"gpu-01"}
+    assert len(questions(found, ["gpu-01"], mapping.load(), request)) == 2
+
+
+def test_a_job_of_two_clusters_keeps_their_nodes_apart() -> None:
+    clusters = [{**GPU, "cluster": cluster} for cluster in "ba"]
+    assert nodes_of(clusters, [], wanted()).names == {"n1", "n1@b"}
