@@ -324,6 +324,12 @@ class TestProcessGone:
         story.device["gpu_memory_used_bytes"][-5:] = 5e8
         assert GONE.detect(story.window()) == []
 
+    def test_missing_readings_before_a_jobs_end_are_no_crash(self) -> None:
+        story = waiting(6)
+        story.device["gpu_memory_used_bytes"][-5:] = 5e8
+        story.device["gpu_memory_used_bytes"][-11:-5, 2:4] = np.nan
+        assert GONE.detect(story.window()) == []
+
     def test_a_node_that_leaves_a_job_that_goes_on_has_not_crashed(self) -> None:
         story = without_hook()
         story.device["gpu_memory_used_bytes"][-10:, 2:4] = 5e8

@@ -74,7 +74,9 @@ class ProcessGone:
         alone = len(ended) == 1
         holding_s = later_s if alone else UNORDERED_S + later_s
         until_s = np.minimum(since_s, _holding_s(window, first_s))
-        held = int((until_s - first_s >= holding_s).sum())
+        # A node whose readings are missing may have ended when the others did.
+        free_s = max(item.free_s for item in freed if item.since_s - first_s < later_s)
+        held = int((until_s >= max(first_s + holding_s, free_s)).sum())
         if held < HOLDING_RATIO * (len(window.nodes) - len(ended)) or held < len(ended):
             return []
         if len(window.nodes) == 2 and not self._others_spin(window, int(ended[0]), first_s):

@@ -58,10 +58,11 @@ class Work(NamedTuple):
 
 
 class Freed(NamedTuple):
-    """A device whose memory was in use and is now free: its column, and the end of the last interval with it in use."""
+    """A device whose memory was in use and is now free: its column, when it was last read in use, and first free."""
 
     column: int
     since_s: float
+    free_s: float
 
 
 @once
@@ -274,7 +275,7 @@ def freed_memory(window: Window) -> list[Freed]:
     before = np.fmax.reduce(values[:: max(len(values) // HELD_LINES, 1)][:, low], axis=0)
     with np.errstate(invalid="ignore"):
         low = low[now[low] < FREED_RATIO * before]
-    return [Freed(column, _held_until_s(window, column)) for column in low.tolist()]
+    return [_freed(window, column) for column in low.tolist()]
 
 
 def unused_devices(window: Window) -> list[int]:
@@ -318,7 +319,9 @@ def node_of(window: Window, freed: list[Freed]) -> Integers:
     return window.node_of[[item.column for item in freed]]
 
 
-def _held_until_s(window: Window, column: int) -> float:
+def _freed(window: Window, column: int) -> Freed:
     own = window.device[MEMORY_METRIC][:, column]
     held = np.flatnonzero(own > FREED_BYTES_MAX)
-    return float(window.times_s[held[-1]]) if len(held) else float(window.times_s[0])
+    last = int(held[-1]) if len(held) else 0
+    free = last + 1 + np.flatnonzero(np.isfinite(own[last + 1 :]))
+    return Freed(column, float(window.times_s[last]), float(window.times_s[free[0] if len(free) else -1]))
