@@ -176,7 +176,7 @@ class Hang:
             ("collective_sequence", lagging),
             ("rank_missing", missing),
             ("gpu_activity", odd),
-            ("mount", {cut_off_from_storage(window)} - {None}),
+            ("mount", cut_off_from_storage(window)),
         ]
         suspects: set[int] | None = None
         kinds: set[str] = set()

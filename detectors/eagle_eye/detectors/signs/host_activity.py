@@ -38,19 +38,19 @@ def busy_with_io(window: Window, node: int, before_s: float) -> bool | None:
 
 
 @once
-def cut_off_from_storage(window: Window) -> int | None:
-    """Return the index of the one node on which a network filesystem has stopped answering that the others reach.
+def cut_off_from_storage(window: Window) -> set[int]:
+    """Return the one node, as its index, on which a network filesystem has stopped answering that the others reach.
 
-    None if there is none or more than one, and unless most other nodes were asked and got an answer.
+    {} if there is none or more than one, and unless most other nodes were asked and got an answer.
     """
     values = window.node.get(MOUNTS)
     if values is None:
-        return None
+        return set()
     newest = latest(values, lines_within(window.node_times_s, MOUNTS_ASKED_S))
     dead = np.flatnonzero(newest > 0)
     if len(dead) != 1 or 2 * np.count_nonzero(newest == 0) < len(newest) - 1:
-        return None
-    return int(dead[0]) if (values[:, dead[0]] == 0).any() else None
+        return set()
+    return {int(dead[0])} if (values[:, dead[0]] == 0).any() else set()
 
 
 def no_busier(window: Window, node: int, before_s: float) -> bool:
