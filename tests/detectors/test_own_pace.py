@@ -67,6 +67,20 @@ def test_ranks_short_of_cpu_show_nothing_of_the_job(name: str) -> None:
         DETECTORS[name].detect(busy(spoilt(name, rows=100, slow=40), slice(None)))
 
 
+@pytest.mark.parametrize("collectives", [True, False], ids=["sure", "told of"])
+def test_a_slow_rank_short_of_cpu_must_be_sure(collectives: bool) -> None:
+    story = spoilt("straggler", rows=100, slow=80)
+    compute = story.device["train_compute_seconds"]
+    if collectives:
+        story.device["nccl_collective_seconds"] = 0.05 + compute.max(axis=1, keepdims=True) - compute
+        assert DETECTORS["straggler"].detect(busy(story, slice(None)))
+    else:
+        del story.device["nccl_collective_seconds"]
+        story.device["train_step_seconds"][:] = 0.68
+        with pytest.raises(Blind, match="short of CPU"):
+            DETECTORS["straggler"].detect(busy(story, slice(None)))
+
+
 def test_so_they_do_not_where_only_utilisation_is_reported() -> None:
     story = spoilt("throughput_drop", rows=100, slow=40)
     del story.node["node_cpu_pressure_ratio"]
