@@ -76,6 +76,7 @@ def main() -> int:
     parser.add_argument("--keep", type=Path, metavar="DIR", help="record each run's trace in a folder of this one")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # nothing of it may be left running
     results = []
     for number in range(args.first, args.first + args.runs):
         folder = Path(tempfile.mkdtemp(prefix="eagle-eye-healthy-"))

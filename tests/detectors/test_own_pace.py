@@ -63,8 +63,22 @@ def test_a_hot_gpu_in_the_first_steps_is_of_unknown_cost() -> None:
 def test_ranks_short_of_cpu_show_nothing_of_the_job(name: str) -> None:
     story = spoilt(name, rows=100, slow=40)
     assert DETECTORS[name].detect(story.window())
-    with pytest.raises(Blind, match="most hosts are short of CPU"):
+    with pytest.raises(Blind, match="8 of 8 hosts are short of CPU"):
         DETECTORS[name].detect(busy(spoilt(name, rows=100, slow=40), slice(None)))
+
+
+@pytest.mark.parametrize("collectives", [True, False], ids=["sure", "told of"])
+def test_a_slow_rank_short_of_cpu_must_be_sure(collectives: bool) -> None:
+    story = spoilt("straggler", rows=100, slow=80)
+    compute = story.device["train_compute_seconds"]
+    if collectives:
+        story.device["nccl_collective_seconds"] = 0.05 + compute.max(axis=1, keepdims=True) - compute
+        assert DETECTORS["straggler"].detect(busy(story, slice(None)))
+    else:
+        del story.device["nccl_collective_seconds"]
+        story.device["train_step_seconds"][:] = 0.68
+        with pytest.raises(Blind, match="short of CPU"):
+            DETECTORS["straggler"].detect(busy(story, slice(None)))
 
 
 def test_so_they_do_not_where_only_utilisation_is_reported() -> None:
@@ -77,3 +91,9 @@ def test_so_they_do_not_where_only_utilisation_is_reported() -> None:
 @pytest.mark.parametrize("name", OF_THE_WHOLE_JOB)
 def test_a_few_busy_hosts_are_not_all(name: str) -> None:
     assert DETECTORS[name].detect(busy(spoilt(name, rows=100, slow=40), slice(0, 3)))
+
+
+def test_one_busy_host_of_two_is_not_most() -> None:
+    story = Story(nodes=2, rows=100).complete()
+    story.device["train_step_seconds"][-40:] *= 1.5
+    assert DETECTORS["throughput_drop"].detect(busy(story, slice(0, 1)))

@@ -119,7 +119,7 @@ class NvlinkDegraded:
         if less is not None:
             kinds.add("nvlink_bandwidth")
             evidence.append(less)
-        paced = pace_change(window, onset_s, chronic)
+        paced = pace_change(window, onset_s, chronic=chronic)
         if paced is not None and paced.clear:
             kinds.add("step_time")
         confidence, planned = _confidence(kinds, reported, window.now_s - onset_s)

@@ -118,7 +118,7 @@ class PcieDegraded:
         if pauses is not None:
             kinds.add("pfc_pauses")
             evidence.append(pauses)
-        paced = pace_change(window, onset_s, first.chronic)
+        paced = pace_change(window, onset_s, chronic=first.chronic)
         if paced is not None and paced.clear:
             kinds.add("step_time")
         if first.lost:

@@ -78,7 +78,7 @@ class NetworkHang:
         if not state.accusable:
             return []
         # One that went down much later is no cause, unless the job has never made a step.
-        fallen = _fallen_within(window, state.advanced_s + _lead_s(window, state.typical_step_s))
+        fallen = _ports_fallen(window, state.advanced_s, state.advanced_s + _lead_s(window, state.typical_step_s))
         fell = {item.node for item in fallen}
         if len(fell) == 1 and shared(window, fallen) is not None:
             return []
@@ -95,7 +95,7 @@ class NetworkHang:
 
     def _died(self, window: Window, died_s: float, count: int) -> list[Verdict]:
         """Return the verdict on ranks that all died of a lost peer while one node's port is down."""
-        fallen = [item for item in _fallen_within(window, died_s + window.interval_s) if item.down]
+        fallen = [item for item in _ports_fallen(window, window.advanced_s, died_s + window.interval_s) if item.down]
         if len({item.node for item in fallen}) != 1 or shared(window, fallen) is not None:
             return []
         confidence = CONFIDENCE_RIPE if _settled(window, fallen) else CONFIDENCE_EARLY
@@ -205,9 +205,9 @@ class NetworkHang:
         ]
 
 
-def _fallen_within(window: Window, until_s: float) -> list[PortOutage]:
+def _ports_fallen(window: Window, advanced_s: float, until_s: float) -> list[PortOutage]:
     """Return the ports that went down from about the last step on: the job made steps with those that were down."""
-    since_s = window.advanced_s - _lead_s(window, typical_step_s(window))
+    since_s = advanced_s - _lead_s(window, typical_step_s(window))
     return [item for item in outages(window) if since_s <= item.since_s <= until_s]
 
 

@@ -9,7 +9,7 @@ import math
 
 import numpy as np
 
-from eagle_eye.detectors.signs.medians import median_over_rows
+from eagle_eye.detectors.signs.medians import quantile_over_rows
 from eagle_eye.detectors.types import Blind, Curve, Window
 
 WARMUP_LINES = 5  # first reports of an attempt, slow by nature: compilation, caches, allocators, first loads of data
@@ -40,15 +40,17 @@ def require_cpu(window: Window) -> None:
     rows = window.node_times_s > window.now_s - CPU_SHORT_S
     for metric, limit in CPU_SHORT:
         values = window.node.get(metric)
-        typical = np.zeros(0) if values is None else median_over_rows(values[rows].T)
-        typical = typical[np.isfinite(typical)]
-        if len(typical):
-            level = float(np.quantile(typical, CPU_SHORT_QUANTILE))
-            if level >= limit:
-                raise Blind(
-                    f"most hosts are short of CPU ({metric} {level:.2f}, from {limit} on): their ranks' times show when"
-                    " they were scheduled; give them more cores, or run less beside the job"
-                )
+        levels = (
+            np.zeros(0) if values is None or not rows.any() else quantile_over_rows(values[rows], CPU_SHORT_QUANTILE)
+        )
+        levels = levels[np.isfinite(levels)]
+        short = levels[levels >= limit]
+        if 2 * len(short) > len(levels):
+            raise Blind(
+                f"{len(short)} of {len(levels)} hosts are short of CPU ({metric} {short.min():.2f}, from {limit} on):"
+                " their ranks' times show when they were scheduled; give them more cores, or run less beside the job"
+            )
+        if len(levels):
             return
 
 

@@ -64,7 +64,7 @@ def slowness_by_clock(
     if chronic and excess is None:
         return Slowness(0.0, measured=False)  # neither ranks nor the time before show the cost
     reckoned = (1 / max(clock_ratio, 0.05) - 1) * compute_share(window)
-    change = pace_change(window, since_s, chronic)
+    change = pace_change(window, since_s, chronic=chronic)
     found = slowness_by_pace(change, reckoned if excess is None else max(excess, 0.0))
     return Slowness(found.ratio, found.measured or (excess is not None and found.ratio == excess))
 
@@ -122,7 +122,7 @@ def compute_share(window: Window) -> float:
     return min(compute / step, 1.0) if math.isfinite(compute) and step > 0 else COMPUTE_SHARE
 
 
-def pace_change(window: Window, since_s: float, chronic: bool) -> PaceChange | None:
+def pace_change(window: Window, since_s: float, *, chronic: bool = False) -> PaceChange | None:
     """Return how much longer the job's steps have become since ``since_s``, against just before.
 
     Its error is infinite while the pace since, or any pace, is not known. None if the time before is not known, as

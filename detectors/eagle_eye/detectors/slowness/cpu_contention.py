@@ -409,9 +409,9 @@ def _cost(window: Window, busy: _Busy, effects: list[_Effect]) -> Slowness:
     caused = caused or sum(effect.ratio for effect in effects)  # its peers' wait for it, where compute does not show it
     if caused > 0:
         # A pipeline stage with time to spare costs the job nothing.
-        change = pace_change(window, busy.onset_s, busy.chronic)
+        change = pace_change(window, busy.onset_s, chronic=busy.chronic)
         return slowness_by_pace(change, caused) if change is not None else Slowness(caused, measured=True)
-    paced = pace_change(window, busy.onset_s, busy.chronic)
+    paced = pace_change(window, busy.onset_s, chronic=busy.chronic)
     activity = next((e.evidence for e in effects if e.kind == "gpu_activity"), None)
     if activity is not None and activity.peers_median and isinstance(activity.value, float) and activity.value > 0:
         return slowness_by_pace(paced, max(activity.peers_median / activity.value - 1, 0.0) / 2)

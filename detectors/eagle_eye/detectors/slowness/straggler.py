@@ -17,7 +17,7 @@ from eagle_eye.detectors.signs.medians import (
     quantile_over_rows,
     trimmed_means,
 )
-from eagle_eye.detectors.signs.own_pace import require_pace
+from eagle_eye.detectors.signs.own_pace import require_cpu, require_pace
 from eagle_eye.detectors.signs.peers import PEERS_MIN, step_levels
 from eagle_eye.detectors.signs.progress import SHORT_STEP_S, typical_step_s
 from eagle_eye.detectors.signs.rank_cost import ONSET_MARGIN, PACE_NOTED, cost_since, waited_for
@@ -114,8 +114,9 @@ class Straggler:
     pace shows its cost. Confidence rises after ``ripe_s``, since passing disturbances are over by then. A rank that no
     step waits for is not a straggler: with heavy-tailed noise, or little compute in a step, some rank always computes
     longest. A rank whose excess the job's pace does not show (a stage with time to spare, or not yet) is recorded
-    without notification. Blind with fewer than three comparable ranks, without compute times, and while the job has no
-    pace yet (``signs/own_pace``). Cannot see: a whole role that is slow; causes.
+    without notification. Blind with fewer than three comparable ranks, without compute times, while the job has no pace
+    yet, and, for what is only told of, where most hosts are short of CPU (``signs/own_pace``). Cannot see: a whole role
+    that is slow; causes.
     """
 
     ratio: float
@@ -147,7 +148,11 @@ class Straggler:
                     worst[node] = verdict
         # One verdict per data slice or rack: the same nodes' ranks are found again for every number of steps.
         shared = {verdict.nodes: verdict for verdict in sorted(uneven, key=lambda verdict: verdict.slowdown_ratio)}
-        return [*worst.values(), *shared.values()]
+        found = [*worst.values(), *shared.values()]
+        sure = [verdict for verdict in found if verdict.confidence >= CONFIDENCE_EARLY]
+        if found and not sure:
+            require_cpu(window)  # nothing that is only told of rests on when ranks were scheduled
+        return found
 
     def _suspects(self, window: Window) -> list[_Suspect]:
         """Return the ranks whose mean over some steps is high enough to examine closely, fewest steps first."""
