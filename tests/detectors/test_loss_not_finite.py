@@ -22,7 +22,33 @@ def test_a_loss_that_breaks_everywhere_at_once_accuses_nobody() -> None:
     story.device["train_loss"][-5:, :] = np.inf
     (verdict,) = detect(story)
     assert (verdict.fault, verdict.node, verdict.fact) == ("loss_not_finite", None, True)
-    assert verdict.onset_s == 1_000.0 - 5
+
+
+STEP_ROWS = 12
+
+
+def with_long_steps(rows: int) -> Story:
+    """Return a job of steps of ``STEP_ROWS`` rows, whose newest one ended ``rows`` rows ago with a broken loss."""
+    story = Story()
+    length, ranks = story.device["train_step"].shape
+    number = (np.arange(length) - (length - rows)) // STEP_ROWS + 10
+    story.device["train_step"] = np.repeat(number[:, None].astype(float), ranks, axis=1)
+    story.device["train_step_seconds"][:] = STEP_ROWS
+    story.device["train_loss"][-rows:] = np.inf
+    return story
+
+
+def test_onset_precedes_the_end_of_the_last_step_before() -> None:
+    rows = 3
+    (verdict,) = detect(with_long_steps(rows))
+    ended_s = 1_000.0 - (rows - 1) - STEP_ROWS  # its gradients spoiled the parameters; some row may come late
+    assert ended_s - 3.0 <= verdict.onset_s <= ended_s - 1.0
+
+
+def test_onset_is_at_most_three_rows_before_where_steps_are_short() -> None:
+    story = Story()
+    story.device["train_loss"][-5:, :] = np.inf
+    assert detect(story)[0].onset_s == 1_000.0 - 4 - 3
 
 
 def test_is_told_within_two_rows() -> None:

@@ -149,7 +149,7 @@ class LossNotFinite:
             node=None,
             device=None,
             confidence=confidence,
-            onset_s=broken.onset_s - window.interval_s,
+            onset_s=broken.sound_until_s,
             summary=summary,
             evidence=(
                 Evidence(metric, None, None, "not finite"),

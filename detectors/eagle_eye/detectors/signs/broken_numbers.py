@@ -16,6 +16,7 @@ from eagle_eye.detectors.types import Floats, Window
 SCREEN_ROWS = 4  # newest rows in which something must be broken; a job that recovered is healthy
 DEPTH_ROWS = 64  # how far back the onset is searched
 SETTLE_INTERVALS = 3.0  # how long to wait for the rows of all ranks that cover the onset
+LATE_INTERVALS = 2.0  # from the end of a step to that of the row that shows it, also where a busy host sends late
 MOST_RATIO = 0.5  # of the ranks that report a loss: then it affects the job
 
 
@@ -25,7 +26,8 @@ class BrokenNumbers:
 
     ``loss`` (S,) and ``norm`` (S,) mark the ranks whose newest loss or reduced gradient norm is not finite; ``spoke``
     and ``spoke_norm`` count the ranks that report one. ``onset_s`` is the end of the row in which the first of them
-    broke. ``settled``: the rows of all ranks that cover the onset have arrived, or have had time to.
+    broke, ``sound_until_s`` a time before which no parameter was spoiled. ``settled``: the rows of all ranks that cover
+    the onset have arrived, or have had time to.
     """
 
     loss: NDArray[np.bool_]
@@ -33,6 +35,7 @@ class BrokenNumbers:
     spoke: int
     spoke_norm: int
     onset_s: float
+    sound_until_s: float
     settled: bool
 
     @property
@@ -63,8 +66,24 @@ def broken_numbers(window: Window) -> BrokenNumbers | None:
         spoke=int((~np.isnan(newest_loss)).sum()),
         spoke_norm=int((~np.isnan(newest_norm)).sum()),
         onset_s=onset_s,
+        sound_until_s=_sound_until_s(window, "train_loss" if deciding is loss else "train_grad_norm", onset_s),
         settled=_settled(window, onset, onset_s),
     )
+
+
+def _sound_until_s(window: Window, metric: str, onset_s: float) -> float:
+    """Return when at the latest the last step began whose parameters are sound, of numbers that broke at ``onset_s``.
+
+    A loss that is not finite shows parameters that were spoiled at the end of the step before, however long steps are.
+    """
+    lines, times_s = window.steps.values.get(metric), window.steps.times_s
+    ended_s = onset_s
+    if lines is not None:
+        broken = np.flatnonzero(np.isposinf(lines[-DEPTH_ROWS:]).any(axis=1))
+        if len(broken):
+            first = max(len(lines) - DEPTH_ROWS, 0) + int(broken[0])
+            ended_s = min(ended_s, float(times_s[max(first - 1, 0)]))
+    return ended_s - LATE_INTERVALS * window.interval_s
 
 
 def first_broken(window: Window) -> list[int]:
