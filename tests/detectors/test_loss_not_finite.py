@@ -70,6 +70,23 @@ def test_waits_for_the_rows_of_all_ranks() -> None:
     assert detect(story) == []
 
 
+def without_rows_of_a_rank(rows: int) -> Story:
+    """Return a job whose loss broke ``rows`` rows ago; a rank's rows have not come since."""
+    story = Story()
+    story.device["train_loss"][-rows:, :] = np.inf
+    for values in story.device.values():
+        values[-rows:, 3] = np.nan
+    return story
+
+
+def test_waits_for_a_rank_whose_rows_are_late() -> None:
+    assert detect(without_rows_of_a_rank(8)) == []
+
+
+def test_waits_no_longer_than_ten_seconds_for_rows() -> None:
+    assert detect(without_rows_of_a_rank(12))
+
+
 def test_a_loss_that_is_a_number_again_is_over() -> None:
     story = Story()
     story.device["train_loss"][-3, :] = np.inf
@@ -135,7 +152,7 @@ def test_a_loss_that_falls_to_exactly_zero_is_reported_after_two_steps() -> None
     assert detect(falling_to_zero(1)) == []
     (verdict,) = detect(falling_to_zero(2))
     assert (verdict.fault, verdict.node, verdict.asks) == ("loss_not_finite", None, "notify")
-    assert verdict.onset_s == 1_000.0 - 2
+    assert verdict.onset_s == 1_000.0 - 2 - 2  # the row of the last usual loss, and what rows may be late
 
 
 def test_with_a_gradient_norm_that_is_not_finite_it_restarts_the_job() -> None:
