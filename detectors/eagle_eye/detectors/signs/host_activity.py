@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from eagle_eye.detectors.signs.medians import median_of
+from eagle_eye.detectors.signs.medians import median_of, median_over_rows
 from eagle_eye.detectors.signs.once import once
 from eagle_eye.detectors.signs.peers import level
 from eagle_eye.detectors.signs.under_load import means
@@ -25,6 +25,9 @@ ROWS_BEFORE = 30
 ROWS_NOW = 5
 NODES_SAMPLED = 32
 CPU = "node_cpu_utilization_ratio"
+# Signs that a host has too few processors for its processes, and the level that a node's median must reach: for half of
+# the time some process waits for one (pressure stall information), or none is ever idle (kernels without it).
+SHORT_SIGNS = (("node_cpu_pressure_ratio", 0.5), (CPU, 0.98))
 CPU_READINGS_MIN = 4  # of a host, before and since
 CPU_MORE_RATIO = 0.02  # of the host's processors: compilers start a process for each of dozens
 
@@ -37,6 +40,23 @@ def busy_with_io(window: Window, node: int, before_s: float) -> bool | None:
     """
     busy, known = _busy(window, np.array([node]), before_s)
     return True if busy[0] else False if known[0] else None
+
+
+def processors_short(window: Window, since_s: float) -> bool:
+    """Whether most hosts have had too few processors for their processes since a time.
+
+    Then ranks' times differ from step to step by who ran when, which says nothing of their work or their nodes.
+    """
+    rows = window.node_times_s > since_s
+    for metric, least in SHORT_SIGNS:
+        values = window.node.get(metric)
+        if values is None:
+            continue
+        levels = median_over_rows(values[rows])
+        known = levels[np.isfinite(levels)]
+        if len(known):
+            return 2 * int((known >= least).sum()) > len(known)
+    return False
 
 
 def no_busier(window: Window, node: int, before_s: float) -> bool:

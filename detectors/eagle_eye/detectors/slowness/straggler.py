@@ -11,6 +11,7 @@ import numpy as np
 
 from eagle_eye.detectors.signs.beside_its_past import beside_its_past
 from eagle_eye.detectors.signs.even_work import even_work, slow_with_its_data, slow_with_others, work_is_told
+from eagle_eye.detectors.signs.host_activity import processors_short
 from eagle_eye.detectors.signs.medians import (
     TRIM_RATIO,
     median_over_rows,
@@ -113,7 +114,8 @@ class Straggler:
     pace shows its cost. Confidence rises after ``ripe_s``, since passing disturbances are over by then. A rank that no
     step waits for is not a straggler: with heavy-tailed noise, or little compute in a step, some rank always computes
     longest. A rank whose excess the job's pace does not show (a stage with time to spare, or not yet) is recorded
-    without notification. Blind with fewer than three comparable ranks or no compute time. Cannot see: a whole role that
+    without notification. Blind with fewer than three comparable ranks or no compute time, and to what may be chance
+    where most hosts have too few processors. Cannot see: a whole role that
     is slow; causes.
     """
 
@@ -147,7 +149,11 @@ class Straggler:
                     worst[node] = verdict
         # One verdict per data slice or rack: the same nodes' ranks are found again for every number of steps.
         shared = {verdict.nodes: verdict for verdict in sorted(uneven, key=lambda verdict: verdict.slowdown_ratio)}
-        return [*worst.values(), *shared.values()]
+        found = [*worst.values(), *shared.values()]
+        sure = [v for v in found if v.confidence >= CONFIDENCE_EARLY or not processors_short(window, v.onset_s)]
+        if found and not sure:
+            raise Blind("most hosts have too few processors: a slow node cannot be told from ranks that wait for one")
+        return sure
 
     def _suspects(self, window: Window) -> list[_Suspect]:
         """Return the ranks whose mean over some steps is high enough to examine closely, fewest steps first."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from eagle_eye.detectors.signs.host_activity import processors_short
 from eagle_eye.detectors.signs.medians import median_of, median_over_rows
 from eagle_eye.detectors.signs.role_medians import Roles, medians, window_roles
 from eagle_eye.detectors.types import Blind, Evidence, Floats, Verdict, Window
@@ -41,7 +42,7 @@ class WorkloadImbalance:
     ``STEPS_MIN`` steps, and must be at least ``ratio``; or ``BEGUN_RATIO`` over ``BEGUN_STEPS`` if the job was even
     before. If one node is slowest in most steps it is a straggler and not reported here. Blind without compute and step
     times. Cannot see: imbalance within a rank's micro-batches, or hidden by overlap; whether half of the ranks are
-    another pipeline stage or other hardware.
+    another pipeline stage or other hardware; the first form where most hosts have too few processors.
     """
 
     ratio: float = LOSS_RATIO
@@ -61,7 +62,12 @@ class WorkloadImbalance:
         if not float(high - low) > BEGUN_RATIO * _middles(seconds[-1:])[0]:
             return []
         roles = window_roles(window, 1)
-        found = [v for v in (self._ranks(window, compute, seconds), self._stages(window, compute, seconds, roles)) if v]
+        ranks, stages = self._ranks(window, compute, seconds), self._stages(window, compute, seconds, roles)
+        if ranks is not None and processors_short(window, ranks.onset_s):
+            ranks = None
+            if stages is None:
+                raise Blind("most hosts have too few processors: uneven work cannot be told from waiting for one")
+        found = [verdict for verdict in (ranks, stages) if verdict is not None]
         return [max(found, key=lambda verdict: verdict.slowdown_ratio)] if found else []
 
     def _ranks(self, window: Window, compute: Floats, seconds: Floats) -> Verdict | None:
