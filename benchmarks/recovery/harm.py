@@ -10,7 +10,7 @@ import msgspec
 import psutil
 
 from benchmarks.recovery.site import FireStack
-from eagle_eye.demo.faults import RUNS_S, DemoJob, inject, throttle
+from eagle_eye.demo.faults import DemoJob, inject, throttle
 from eagle_eye.demo.site import ranks_of
 from eagle_eye.demo.stack import StageFailed
 
@@ -19,8 +19,6 @@ ENDING = frozenset({"crash", "kill", "gpu_memory"})  # the job's other ranks end
 GPU_DEAD = "gpu_lost"
 SPAWNED_WITHIN_S = 5.0
 XIDS = {"gpu_lost": 79, "gpu_memory": 95}
-# Steps of 0.3 s compute for 0.04 s here: a node at half its speed costs the job nothing, and is rightly left alone.
-SLOW_STANDS_S = 7 * RUNS_S
 DRIVER_FIRST_S = 0.2  # from the driver's word to what becomes of the process
 FLAPS, FLAP_DOWN_S, FLAP_UP_S = 3, 1.0, 2.0
 
@@ -45,7 +43,7 @@ def harm(stack: FireStack, kind: str, node: str) -> Harm:
         return Harm(kind, node, at_s)
     if kind == "slow":
         ranks, at_s = _ranks(stack, node), time.time()
-        stack.slow[node] = throttle(ranks, SLOW_STANDS_S)
+        stack.slow[node] = throttle(ranks)
         return Harm(kind, node, at_s)
     return harm_any(stack, kind, node)
 

@@ -78,6 +78,21 @@ def test_a_gradient_that_is_not_finite_is_counted_before_the_reduction(job: Job,
     assert (totals.local_grad_norm_odd, totals.loss_odd) == (1.0, 0.0)
 
 
+def test_a_gradient_that_is_not_finite_is_counted_in_an_unsampled_step(
+    job: Job, listener: Listener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Share, "looked", lambda share, _cost_s, _step_s: setattr(share, "every", 4))
+    job.step()  # sampled: the next three are not
+    broken = job.model[2].register_forward_hook(
+        lambda _module, _arguments, output: output.register_hook(lambda gradient: gradient * float("nan")) and None
+    )
+    job.step()
+    broken.remove()
+    job.step()
+    totals = listener.read_last().totals
+    assert (totals.local_grad_norm_odd, totals.local_grad_norms) == (1.0, 1.0)
+
+
 def test_the_gradient_of_a_loss_that_is_not_finite_is_not_observed(job: Job, listener: Listener) -> None:
     with torch.no_grad():
         job.model[0].weight.fill_(float("inf"))

@@ -101,6 +101,12 @@ def test_a_loss_that_stays_up_with_its_gradient_norm_has_diverged() -> None:
     assert found <= 45
 
 
+def test_the_onset_of_a_divergence_precedes_the_step_before() -> None:
+    course = curve(train_loss=spoilt(learning(), 2.5), train_grad_norm=spoilt(norms(), 6.0))
+    found = next(v for v in DETECTOR.detect(window(course)) if v.fault == "loss_divergence")
+    assert found.onset_s < NOW_S - (LENGTH - AT) - 1.0
+
+
 def test_a_loss_that_stays_far_up_with_its_gradient_norm_has_diverged_sooner() -> None:
     found = sure(curve(train_loss=spoilt(learning(), 2.5), train_grad_norm=spoilt(norms(), 6.0)))
     assert found is not None

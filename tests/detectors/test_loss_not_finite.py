@@ -22,7 +22,33 @@ def test_a_loss_that_breaks_everywhere_at_once_accuses_nobody() -> None:
     story.device["train_loss"][-5:, :] = np.inf
     (verdict,) = detect(story)
     assert (verdict.fault, verdict.node, verdict.fact) == ("loss_not_finite", None, True)
-    assert verdict.onset_s == 1_000.0 - 5
+
+
+STEP_ROWS = 12
+
+
+def with_long_steps(rows: int) -> Story:
+    """Return a job of steps of ``STEP_ROWS`` rows, whose newest one ended ``rows`` rows ago with a broken loss."""
+    story = Story()
+    length, ranks = story.device["train_step"].shape
+    number = (np.arange(length) - (length - rows)) // STEP_ROWS + 10
+    story.device["train_step"] = np.repeat(number[:, None].astype(float), ranks, axis=1)
+    story.device["train_step_seconds"][:] = STEP_ROWS
+    story.device["train_loss"][-rows:] = np.inf
+    return story
+
+
+def test_onset_precedes_the_end_of_the_last_step_before() -> None:
+    rows = 3
+    (verdict,) = detect(with_long_steps(rows))
+    ended_s = 1_000.0 - (rows - 1) - STEP_ROWS  # its gradients spoiled the parameters; some row may come late
+    assert ended_s - 3.0 <= verdict.onset_s <= ended_s - 1.0
+
+
+def test_onset_is_at_most_three_rows_before_where_steps_are_short() -> None:
+    story = Story()
+    story.device["train_loss"][-5:, :] = np.inf
+    assert detect(story)[0].onset_s == 1_000.0 - 4 - 3
 
 
 def test_is_told_within_two_rows() -> None:
@@ -42,6 +68,23 @@ def test_waits_for_the_rows_of_all_ranks() -> None:
     story = Story()
     story.device["train_loss"][-1, 0] = np.inf
     assert detect(story) == []
+
+
+def without_rows_of_a_rank(rows: int) -> Story:
+    """Return a job whose loss broke ``rows`` rows ago; a rank's rows have not come since."""
+    story = Story()
+    story.device["train_loss"][-rows:, :] = np.inf
+    for values in story.device.values():
+        values[-rows:, 3] = np.nan
+    return story
+
+
+def test_waits_for_a_rank_whose_rows_are_late() -> None:
+    assert detect(without_rows_of_a_rank(8)) == []
+
+
+def test_waits_no_longer_than_ten_seconds_for_rows() -> None:
+    assert detect(without_rows_of_a_rank(12))
 
 
 def test_a_loss_that_is_a_number_again_is_over() -> None:
@@ -109,7 +152,7 @@ def test_a_loss_that_falls_to_exactly_zero_is_reported_after_two_steps() -> None
     assert detect(falling_to_zero(1)) == []
     (verdict,) = detect(falling_to_zero(2))
     assert (verdict.fault, verdict.node, verdict.asks) == ("loss_not_finite", None, "notify")
-    assert verdict.onset_s == 1_000.0 - 2
+    assert verdict.onset_s == 1_000.0 - 2 - 2  # the row of the last usual loss, and what rows may be late
 
 
 def test_with_a_gradient_norm_that_is_not_finite_it_restarts_the_job() -> None:

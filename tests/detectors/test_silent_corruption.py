@@ -49,6 +49,14 @@ class TestNotFinite:
         assert accused(story) == "n2"
         assert detect(story)[0].fact
 
+    def test_onset_precedes_the_end_of_the_step_that_broke(self) -> None:
+        story = job(rows=62)
+        story.device["train_step"] = np.floor(story.device["train_step"] / 10)  # the last two end with rows -13 and -3
+        story.device["train_step_seconds"][:] = 10.0
+        story.device["train_local_grad_norm"][-13:-3, 2] = np.inf
+        story.device["train_loss"][-3:, :] = np.inf
+        assert detect(story)[0].onset_s < 1_000.0 - 12
+
     def test_names_it_also_when_everything_broke_within_one_row(self) -> None:
         story = Story()
         story.device["train_local_grad_norm"][-5, 2] = np.inf

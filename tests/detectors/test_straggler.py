@@ -186,6 +186,23 @@ def test_steps_that_one_row_covers_are_one_report_of_them() -> None:
     assert DETECTOR.detect(replace(window, steps=steps)) == []
 
 
+def starved(story: Story) -> Story:
+    """On each host some process waits for a processor nearly all the time."""
+    story.node["node_cpu_pressure_ratio"] = np.full((len(story.times_s), len(story.nodes)), 0.97)
+    return story
+
+
+def test_where_hosts_lack_processors_slowness_that_may_be_chance_cannot_be_told() -> None:
+    assert said(slow(job(), 1.5, 2))[0].confidence == CONFIDENCE_TOLD
+    with pytest.raises(Blind, match="short of CPU"):
+        said(starved(slow(job(), 1.5, 2)))
+
+
+def test_where_hosts_lack_processors_a_sure_straggler_is_named() -> None:
+    (verdict,) = said(starved(slow(job(noise=0.1), 8.0, 8)))
+    assert (verdict.node, verdict.confidence) == ("n2", CONFIDENCE_RIPE)
+
+
 def test_two_steps_slower_than_all_others_are_reported_and_not_acted_on() -> None:
     (verdict,) = said(slow(job(), 1.2, 2))
     assert verdict.node == "n2"

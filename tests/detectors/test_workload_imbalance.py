@@ -39,6 +39,30 @@ def test_uneven_sequences_are_reported() -> None:
     assert "no node is slow" in verdict.summary
 
 
+def starved(story: Story, nodes: int) -> Story:
+    """On so many nodes some process waits for a processor nearly all the time."""
+    pressure = np.full((len(story.times_s), len(story.nodes)), 0.02)
+    pressure[:, :nodes] = 0.97
+    story.node["node_cpu_pressure_ratio"] = pressure
+    return story
+
+
+def test_where_most_hosts_lack_processors_uneven_work_cannot_be_told() -> None:
+    with pytest.raises(Blind, match="short of CPU"):
+        detect(starved(uneven(job(), 0.3), nodes=6))
+
+
+def test_a_few_hosts_that_lack_processors_hide_no_uneven_work() -> None:
+    assert detect(starved(uneven(job(), 0.3), nodes=3))
+
+
+def test_hosts_that_lack_processors_hide_no_long_stage() -> None:
+    story = starved(job(), nodes=8)
+    story.role_of = np.repeat([0, 1, 2, 3], 2)
+    story.device["train_compute_seconds"][:, 6:] *= 1.6
+    assert "pipeline stage" in detect(story)[0].summary
+
+
 def test_a_little_unevenness_is_not_reported() -> None:
     assert detect(uneven(job(), 0.07)) == []
 

@@ -107,7 +107,7 @@ GUIDES: dict[str, Guide] = {
             ("eagle-eye demo", "a hang"),
             ("eagle-eye demo --fault slow --keep", "a straggler; the page stays up"),
         ),
-        "0 all of it truly happened; 1 it did not; 2 wrong usage.",
+        "0 all of it truly happened; 1 it did not, or others keep the machine too busy; 2 wrong usage.",
         ("get-started/quick-start",),
     ),
     "simulate": Guide(

@@ -10,9 +10,11 @@ import signal
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from eagle_eye.demo.faults import FAULTS, NO_SPARE
+from eagle_eye.demo.load import PER_CORE_MAX, PER_CORE_TOLD, Load, TooBusy, load_average, measured_load
 from eagle_eye.demo.postgresql import missing
 from eagle_eye.demo.site import DemoSite, open_site
 from eagle_eye.demo.stack import Stack, StageFailed
@@ -22,16 +24,22 @@ from eagle_eye.demo.timeline import DemoTimeline
 from eagle_eye.demo.two_servers import TwoServers
 
 HEALTHY_S_MAX = 86_400.0
+LOAD_MAX = 1_000.0
 
 
-def _healthy_s(text: str) -> float:
-    try:
-        found = float(text)
-    except ValueError:
-        found = math.nan
-    if not 1.0 <= found <= HEALTHY_S_MAX:
-        raise argparse.ArgumentTypeError(f"expected seconds from 1 to {HEALTHY_S_MAX:g}, got {text[:80]!r}")
-    return found
+def _number(what: str, least: float, most: float) -> Callable[[str], float]:
+    """Return what reads an argument: ``what``, from ``least`` to ``most``."""
+
+    def read(text: str) -> float:
+        try:
+            found = float(text)
+        except ValueError:
+            found = math.nan
+        if not least <= found <= most:
+            raise argparse.ArgumentTypeError(f"expected {what} from {least:g} to {most:g}, got {text[:80]!r}")
+        return found
+
+    return read
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -50,19 +58,31 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="one JSON object a line")
     parser.add_argument(
         "--healthy-seconds",
-        type=_healthy_s,
+        type=_number("seconds", 1.0, HEALTHY_S_MAX),
         default=45.0,
         metavar="S",
         help="how long --fault none watches a healthy job (default 45)",
     )
+    parser.add_argument(
+        "--load-max",
+        type=_number("processes a processor", 0.0, LOAD_MAX),
+        default=PER_CORE_MAX,
+        metavar="N",
+        help=f"how many processes of others may want each processor at the start (default {PER_CORE_MAX:g})",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the demo; 0 when everything promised was seen, 1 with the stage that failed, 2 where it cannot begin."""
+    """Run the demo; 0 when all was seen, 1 with the stage that failed or the load, 2 where it cannot begin."""
     if args.ha and (problem := _problem(args.fault)):
         sys.stderr.write(f"eagle-eye demo: --ha: {problem}\n")
         return 2
     timeline = DemoTimeline(args.json)
+    try:
+        load = measured_load(args.load_max)
+    except TooBusy as problem:
+        timeline.finish(False, str(problem))
+        return 1
     folder = Path(tempfile.mkdtemp(prefix="eagle-eye-demo-"))
     success = False
     # SIGTERM ends the demo as Ctrl-C does: nothing of it may be left running.
@@ -74,6 +94,8 @@ def run(args: argparse.Namespace) -> int:
         ):
             servers = "two servers on one PostgreSQL" if args.ha else "a server"
             timeline.tell("start", f"{servers} and four nodes: {site.description}; no GPU here, so no GPU metrics")
+            if load.per_core > PER_CORE_TOLD:
+                timeline.tell("busy", f"{load}: all will take longer")
             stack.start()
             if isinstance(stack, TwoServers):
                 moral = play_takeover(stack, timeline)
@@ -84,7 +106,7 @@ def run(args: argparse.Namespace) -> int:
             if args.keep:
                 _keep(stack, timeline)
     except StageFailed as failure:
-        timeline.finish(False, f"{failure}. Logs: {folder / 'logs'}")
+        timeline.finish(False, f"{failure}. {_busy(load)}. Logs: {folder / 'logs'}")
     except KeyboardInterrupt:
         shutil.rmtree(folder, ignore_errors=True)
         sys.stderr.write("eagle-eye demo: interrupted\n")
@@ -93,6 +115,11 @@ def run(args: argparse.Namespace) -> int:
         if success:
             shutil.rmtree(folder, ignore_errors=True)
     return 0 if success else 1
+
+
+def _busy(before: Load) -> str:
+    """Say under which load the demo failed."""
+    return f"Before the start {before}; it is {load_average():.1f} with the demo"
 
 
 def _problem(fault: str) -> str:

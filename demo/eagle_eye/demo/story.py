@@ -55,7 +55,7 @@ def play(fault: str, stack: Stack, timeline: DemoTimeline, healthy_s: float) -> 
         began_s, how = inject(fault, stack, CULPRIT)
         timeline.fault_s = began_s
         timeline.tell("fault", how, began_s, "yellow")
-        follow(stack, timeline, attempt, expected, began_s, before)
+        follow(stack, timeline, attempt, expected, before)
     return f"{CULPRIT} was named, the job was restarted without it and its loss goes on"
 
 
@@ -95,14 +95,13 @@ def follow(
     timeline: DemoTimeline,
     attempt: int,
     expected: ExpectedEffects,
-    began_s: float,
     before: dict[str, Any],
 ) -> None:
     """Follow the fault until the loss continues: each stage is awaited, checked and reported."""
     action = _verdict_and_action(stack, timeline, attempt, expected)
     _delivered(stack, timeline, action)
     job = _restarted(stack, timeline, action, expected)
-    step = _stepped(stack, timeline, expected, began_s, before)
+    step = _stepped(stack, timeline, expected, before)
     later = stack.wait(
         "the loss continues",
         lambda: _nth_step(stack, attempt + 1, STEPS_AFTER),
@@ -179,15 +178,13 @@ def _restarted(
     return job
 
 
-def _stepped(
-    stack: Stack, timeline: DemoTimeline, expected: ExpectedEffects, began_s: float, before: dict[str, Any]
-) -> dict[str, Any]:
+def _stepped(stack: Stack, timeline: DemoTimeline, expected: ExpectedEffects, before: dict[str, Any]) -> dict[str, Any]:
     attempt = before["attempt"] + 1
     step = stack.wait("the job makes steps again", lambda: _nth_step(stack, attempt, 1), STEPPED_WITHIN_S)
     timeline.measure("injection to first new step", step["time_s"])
-    timeline.tell("training", _resumed(step, _last_step(stack, before["attempt"], math.inf)), step["time_s"])
-    # Steps that a fault may have corrupted are not resumed from; those of a hung or slow job are good.
-    last = _last_step(stack, before["attempt"], began_s if expected.spoils_numbers else math.inf)
+    timeline.tell("training", _resumed(step, _last_step(stack, attempt - 1)), step["time_s"])
+    # Steps that a fault has corrupted are not resumed from; those of a hung or slow job are good.
+    last = _last_sound(stack, attempt - 1) if expected.spoils_numbers else _last_step(stack, attempt - 1)
     if not 0 < step["resumed_from"] <= last:
         raise StageFailed(f"the job resumes from step {last} or before: it resumed from step {step['resumed_from']}")
     return step
@@ -202,9 +199,18 @@ def _resumed(step: dict[str, Any], last: int) -> str:
     return f"resumed from {where}, step {resumed}, {steps} lost; first new step {step['step']}"
 
 
-def _last_step(stack: Stack, attempt: int, until_s: float) -> int:
-    """Return the last step that the attempt had finished by then."""
-    return max(int(s["step"]) for s in stack.steps() if s["attempt"] == attempt and s["time_s"] <= until_s)
+def _last_step(stack: Stack, attempt: int) -> int:
+    """Return the last step that the attempt had finished."""
+    return max(int(s["step"]) for s in stack.steps() if s["attempt"] == attempt)
+
+
+def _last_sound(stack: Stack, attempt: int) -> int:
+    """Return the last step of the attempt after which parameters were numbers.
+
+    Those that the next step's loss shows: gradients spoil them after the loss of their own step was computed.
+    """
+    finite = [s["step"] for s in stack.steps() if s["attempt"] == attempt and math.isfinite(s["loss"])]
+    return int(max(finite)) - 1
 
 
 def _nth_step(stack: Stack, attempt: int, count: int) -> dict[str, Any] | None:

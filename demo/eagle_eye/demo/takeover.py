@@ -37,7 +37,7 @@ def play_takeover(stack: TwoServers, timeline: DemoTimeline) -> str:
     timeline.measure("injection to the other server leads", led_s)
     text = f"{second} leads, {led_s - killed_s:.1f} s after {first} was killed, with epoch {said['epoch']}"
     timeline.tell("leads", text, led_s, "green")
-    follow(stack, timeline, before["attempt"], _EXPECTED, began_s, before)
+    follow(stack, timeline, before["attempt"], _EXPECTED, before)
     _once(stack)
     stack.start_one(first)
     again = stack.leadership(first)

@@ -140,8 +140,8 @@ class Watch:
             self._awaiting_end = False
             if step_s:
                 self._share.looked(INSIDE_COST_S, step_s)
-        if self._norm is not None and self._norm_wanted:
-            norm = self._norm.finish(measured.backwards, step_s)
+        if self._norm is not None:
+            norm = self._norm.finish(measured.backwards, step_s) if self._norm_wanted else self._norm.broken()
         self._steps += 1
         self._norm_wanted = self._norm is not None and self._steps % self._norm.share.every == 0
         # A norm requires counting backward passes.

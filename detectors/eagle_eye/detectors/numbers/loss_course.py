@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
 
 from eagle_eye.detectors.faults import DefaultAction
+from eagle_eye.detectors.signs.broken_numbers import sound_until_s
 from eagle_eye.detectors.signs.peers import SIGMA_PER_MAD
 from eagle_eye.detectors.signs.step_series import course, since_rollback
 from eagle_eye.detectors.types import Blind, Curve, Evidence, Floats, Verdict, Window
@@ -151,7 +152,7 @@ class LossCourse:
         signs = [sign for sign, there in known if there]
         if alone:
             signs.append("nothing else is unusual, so it may be other data")
-        return self._verdict(
+        verdict = self._verdict(
             window,
             curve,
             found,
@@ -165,6 +166,7 @@ class LossCourse:
             kinds=frozenset({"loss", "gradient_norm"} if norm is not None else {"loss"}),
             asks="notify" if alone else None,
         )
+        return replace(verdict, onset_s=sound_until_s(window, curve.times_s, found.onset))
 
     def _worse(self, window: Window) -> list[Verdict]:
         """Return a notification if the loss is higher than the previous attempt's at the same steps."""

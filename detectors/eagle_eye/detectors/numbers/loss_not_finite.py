@@ -13,6 +13,7 @@ from eagle_eye.detectors.signs.broken_numbers import (
     BrokenNumbers,
     broken_numbers,
     first_broken,
+    sound_until_s,
 )
 from eagle_eye.detectors.signs.medians import median_over_rows
 from eagle_eye.detectors.signs.peers import latest
@@ -78,7 +79,7 @@ class LossNotFinite:
         if first:
             why = f"the gradient broke first on {window.series[first[0]].node}, before the reduction"
         elif "train_local_grad_norm" in window.device:
-            why = "no single rank's gradient broke before the reduction"
+            why = "no single rank's gradient was seen to break before the reduction"
         else:
             why = "gradients before the reduction are not reported, so no rank can be told from another"
         count = int(broken.loss.sum())
@@ -149,7 +150,7 @@ class LossNotFinite:
             node=None,
             device=None,
             confidence=confidence,
-            onset_s=broken.onset_s - window.interval_s,
+            onset_s=broken.sound_until_s,
             summary=summary,
             evidence=(
                 Evidence(metric, None, None, "not finite"),
@@ -185,12 +186,13 @@ def _fell_to_zero(window: Window) -> Zero | None:
     one = fallen[0]
     usual = np.flatnonzero(loss[:, one] > 0)
     since = int(usual[-1]) if len(usual) else 0
+    began = len(lines) - len(past) + int(np.flatnonzero((past[:, fallen] > 0).any(axis=1))[-1]) + 1
     changed = np.flatnonzero(np.diff(before))
     repeated = int(np.diff(np.concatenate([[-1], changed, [len(before) - 1]])).max())  # if only reported now and then
     steps = float(np.fmax.reduce(step[since:, one]) - step[since, one])
     if steps < max(ZERO_STEPS, repeated + 1):
         return None
-    return Zero(int(steps), len(fallen), int(spoke.sum()), level, float(window.times_s[since]))
+    return Zero(int(steps), len(fallen), int(spoke.sum()), level, sound_until_s(window, window.steps.times_s, began))
 
 
 def _skipped_steps(window: Window) -> int:

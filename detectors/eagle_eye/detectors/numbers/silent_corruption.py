@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from eagle_eye.detectors.signs.broken_numbers import broken_numbers, first_broken
+from eagle_eye.detectors.signs.broken_numbers import BrokenNumbers, broken_numbers, first_broken
 from eagle_eye.detectors.signs.peers import SIGMA_PER_MAD
 from eagle_eye.detectors.signs.progress import typical_step_s
 from eagle_eye.detectors.signs.role_medians import medians, roles_of
@@ -73,13 +73,13 @@ class SilentCorruption:
         broken = broken_numbers(window)
         if broken is not None and broken.lost:
             first = first_broken(window) if broken.settled else []
-            return [self._first(window, first, broken.onset_s)] if first else []
+            return [self._first(window, first, broken)] if first else []
         return self._checksums(window) or self._norms(window)
 
-    def _first(self, window: Window, columns: list[int], onset_s: float) -> Verdict:
+    def _first(self, window: Window, columns: list[int], broken: BrokenNumbers) -> Verdict:
         column = columns[0]
         local = window.device.get("train_local_grad_norm")
-        line = int(np.searchsorted(window.times_s, onset_s))
+        line = int(np.searchsorted(window.times_s, broken.onset_s))
         around = np.zeros(0)
         if local is not None:
             around = np.delete(local[max(line - 2, 0) : line + 1], columns, axis=1)
@@ -89,7 +89,7 @@ class SilentCorruption:
             window,
             column,
             CONFIDENCE_FIRST,
-            onset_s - window.interval_s,
+            broken.sound_until_s,
             f"the gradient of rank {series.rank} on {series.node} was not finite before the reduction,"
             " in a step whose loss was; its peers' gradients were",
             (

@@ -15,7 +15,10 @@ from eagle_eye.detectors.types import Floats, Window
 
 SCREEN_ROWS = 4  # newest rows in which something must be broken; a job that recovered is healthy
 DEPTH_ROWS = 64  # how far back the onset is searched
-SETTLE_INTERVALS = 3.0  # how long to wait for the rows of all ranks that cover the onset
+# How long to wait for the rows of all ranks that cover the onset, at least so many seconds: without them nobody knows
+# who was first, and a busy host sends late.
+SETTLE_INTERVALS, SETTLE_FLOOR_S = 3.0, 10.0
+LATE_INTERVALS = 2.0  # from the end of a step to that of the row that shows it, also where a busy host sends late
 MOST_RATIO = 0.5  # of the ranks that report a loss: then it affects the job
 
 
@@ -25,7 +28,8 @@ class BrokenNumbers:
 
     ``loss`` (S,) and ``norm`` (S,) mark the ranks whose newest loss or reduced gradient norm is not finite; ``spoke``
     and ``spoke_norm`` count the ranks that report one. ``onset_s`` is the end of the row in which the first of them
-    broke. ``settled``: the rows of all ranks that cover the onset have arrived, or have had time to.
+    broke, ``sound_until_s`` a time before which no parameter was spoiled. ``settled``: the rows of all ranks that cover
+    the onset have arrived, or have had time to.
     """
 
     loss: NDArray[np.bool_]
@@ -33,6 +37,7 @@ class BrokenNumbers:
     spoke: int
     spoke_norm: int
     onset_s: float
+    sound_until_s: float
     settled: bool
 
     @property
@@ -63,8 +68,26 @@ def broken_numbers(window: Window) -> BrokenNumbers | None:
         spoke=int((~np.isnan(newest_loss)).sum()),
         spoke_norm=int((~np.isnan(newest_norm)).sum()),
         onset_s=onset_s,
+        sound_until_s=_sound_until_s(window, "train_loss" if deciding is loss else "train_grad_norm", onset_s),
         settled=_settled(window, onset, onset_s),
     )
+
+
+def sound_until_s(window: Window, times_s: Floats, line: int) -> float:
+    """Return a time before which no parameter was spoiled, of a loss that is off since a line of steps.
+
+    A loss shows what the gradients of the step before made of the parameters, however long steps are.
+    """
+    return float(times_s[max(line - 1, 0)]) - LATE_INTERVALS * window.interval_s
+
+
+def _sound_until_s(window: Window, metric: str, onset_s: float) -> float:
+    lines, unknown_s = window.steps.values.get(metric), onset_s - LATE_INTERVALS * window.interval_s
+    broken = np.flatnonzero(np.isposinf(lines[-DEPTH_ROWS:]).any(axis=1)) if lines is not None else []
+    if lines is None or not len(broken):
+        return unknown_s
+    first = max(len(lines) - DEPTH_ROWS, 0) + int(broken[0])
+    return min(unknown_s, sound_until_s(window, window.steps.times_s, first))
 
 
 def first_broken(window: Window) -> list[int]:
@@ -92,7 +115,7 @@ def _of_one_node(window: Window, columns: NDArray[np.bool_]) -> list[int]:
 
 
 def _settled(window: Window, onset: int, onset_s: float) -> bool:
-    if window.now_s - onset_s > SETTLE_INTERVALS * window.interval_s:
+    if window.now_s - onset_s > max(SETTLE_INTERVALS * window.interval_s, SETTLE_FLOOR_S):
         return True
     after: NDArray[np.bool_] = np.zeros(len(window.series), dtype=np.bool_)
     for values in window.device.values():

@@ -10,7 +10,7 @@ import math
 import numpy as np
 
 from eagle_eye.detectors.signs.medians import quantile_over_rows
-from eagle_eye.detectors.types import Blind, Curve, Window
+from eagle_eye.detectors.types import Blind, Curve, Verdict, Window
 
 WARMUP_LINES = 5  # first reports of an attempt, slow by nature: compilation, caches, allocators, first loads of data
 PACE_LINES = 12  # reports of steps after them: the error of their median is a third of their noise
@@ -52,6 +52,20 @@ def require_cpu(window: Window) -> None:
             )
         if len(levels):
             return
+
+
+def with_cpu(window: Window, found: list[Verdict], sure: list[Verdict]) -> list[Verdict]:
+    """Return the verdicts found, or those of them that are sure while most hosts are short of CPU.
+
+    Raises Blind if none is.
+    """
+    try:
+        require_cpu(window)
+    except Blind:
+        if not sure:
+            raise
+        return sure
+    return found
 
 
 def settled_line(window: Window) -> int:

@@ -17,7 +17,7 @@ from eagle_eye.detectors.signs.medians import (
     quantile_over_rows,
     trimmed_means,
 )
-from eagle_eye.detectors.signs.own_pace import require_cpu, require_pace
+from eagle_eye.detectors.signs.own_pace import require_pace, with_cpu
 from eagle_eye.detectors.signs.peers import PEERS_MIN, step_levels
 from eagle_eye.detectors.signs.progress import SHORT_STEP_S, typical_step_s
 from eagle_eye.detectors.signs.rank_cost import ONSET_MARGIN, PACE_NOTED, cost_since, waited_for
@@ -150,9 +150,7 @@ class Straggler:
         shared = {verdict.nodes: verdict for verdict in sorted(uneven, key=lambda verdict: verdict.slowdown_ratio)}
         found = [*worst.values(), *shared.values()]
         sure = [verdict for verdict in found if verdict.confidence >= CONFIDENCE_EARLY]
-        if found and not sure:
-            require_cpu(window)  # nothing that is only told of rests on when ranks were scheduled
-        return found
+        return found if len(sure) == len(found) else with_cpu(window, found, sure)
 
     def _suspects(self, window: Window) -> list[_Suspect]:
         """Return the ranks whose mean over some steps is high enough to examine closely, fewest steps first."""

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from eagle_eye.detectors.signs.medians import median_of, median_over_rows
-from eagle_eye.detectors.signs.own_pace import require_cpu, require_pace, settled_line
+from eagle_eye.detectors.signs.own_pace import require_pace, settled_line, with_cpu
 from eagle_eye.detectors.signs.role_medians import Roles, medians, window_roles
 from eagle_eye.detectors.types import Blind, Evidence, Floats, Verdict, Window
 
@@ -41,8 +41,8 @@ class WorkloadImbalance:
     large loss, or one that grew, counts. The loss is the excess compute divided by the step, a median over at least
     ``STEPS_MIN`` steps, and must be at least ``ratio``; or ``BEGUN_RATIO`` over ``BEGUN_STEPS`` if the job was even
     before. If one node is slowest in most steps it is a straggler and not reported here. Blind without compute and step
-    times, while the job has no pace yet, and where most hosts are short of CPU (``signs/own_pace``). Cannot see:
-    imbalance within a rank's micro-batches, or hidden by overlap; whether half of the ranks are another pipeline stage
+    times, while the job has no pace yet, and, to the first form, where most hosts are short of CPU
+    (``signs/own_pace``). Cannot see: imbalance within a rank's micro-batches, or hidden by overlap; whether half of the ranks are another pipeline stage
     or other hardware.
     """
 
@@ -66,9 +66,11 @@ class WorkloadImbalance:
         low, high = np.fmin.reduce(newest, axis=None), np.fmax.reduce(newest, axis=None)
         if not float(high - low) > BEGUN_RATIO * _middles(seconds[-1:])[0]:
             return []
-        require_cpu(window)
         roles = window_roles(window, 1)
-        found = [v for v in (self._ranks(window, compute, seconds), self._stages(window, compute, seconds, roles)) if v]
+        ranks, stages = self._ranks(window, compute, seconds), self._stages(window, compute, seconds, roles)
+        found = [verdict for verdict in (ranks, stages) if verdict is not None]
+        if ranks is not None:
+            found = with_cpu(window, found, [stages] if stages is not None else [])
         return [max(found, key=lambda verdict: verdict.slowdown_ratio)] if found else []
 
     def _ranks(self, window: Window, compute: Floats, seconds: Floats) -> Verdict | None:
