@@ -42,10 +42,11 @@ class Waits:
     """The wait-for graph.
 
     ``ranks`` are all that any group expects, ``silent`` those without a dump; ``rank_at`` are those that wait or are
-    waited for, by their node in the graph: of most ranks of a large job nothing is to be said. ``blocked`` wait for a rank, or in an operation that cannot complete. ``accusers`` holds, by rank, the nodes through
-    which others wait for it, ``absent_in`` the operations that it has not reached; ``placed`` are those of them whose
-    own dump shows their position. ``shared`` are nodes for an operation that all have reached, ``split`` those for one
-    on which ranks disagree.
+    waited for, by their node in the graph: of most ranks of a large job nothing is to be said. ``blocked`` wait for a
+    rank, or in an operation that cannot complete. ``accusers`` holds, by rank, the nodes through which others wait for
+    it, ``absent_in`` the operations that it has not reached; ``placed`` are those of them whose own dump shows their
+    position. ``shared`` are nodes for an operation that all have reached, ``split`` those for one on which ranks
+    disagree.
     """
 
     def __init__(self, recordings: Sequence[ReducedDump]) -> None:
