@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from eagle_eye.detectors.progress.flight_recorder import StuckRanks, analyse
 from eagle_eye.detectors.signs.flight_record import Group, Operation, ReducedDump
+from eagle_eye.detectors.signs.flight_waits import Waits
 from eagle_eye.detectors.signs.wait_graph import strong_components
 from eagle_eye.detectors.types import Blind
 
@@ -279,3 +280,16 @@ def test_thousands_of_ranks_take_seconds() -> None:
     started = time.perf_counter()
     assert analyse(ranks).culprits == (culprit,)
     assert time.perf_counter() - started < 10
+
+
+def test_ranks_of_which_nothing_is_known_cost_nothing() -> None:
+    huge = Group("0", "default_pg", tuple(range(300_000)))
+    late = rank(1, op(huge, 6, "completed"), groups=(huge,))
+    waits = Waits([rank(0, op(huge, 7), groups=(huge,)), late, rank(2, op(huge, 7), groups=(huge,))])
+    assert len(waits.ranks) == 300_000
+    assert len(waits.graph.edges) < 10
+
+
+def test_groups_of_one_name_are_told_apart_by_their_hash() -> None:
+    groups = [Group("1", "TENSOR", tuple(range(first, first + 8))) for first in range(0, 8_000, 8)]
+    assert len({hash(group) for group in groups}) == len(groups)

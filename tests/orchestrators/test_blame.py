@@ -6,8 +6,10 @@ import pytest
 
 from eagle_eye.detectors.signs import exits
 from eagle_eye.orchestrators.launch import blame
+from eagle_eye.orchestrators.launch import events as on
 from eagle_eye.orchestrators.launch import orders as to
-from eagle_eye.orchestrators.launch.blame import Raised, exception, scripts_own
+from eagle_eye.orchestrators.launch.blame import Raised, cannot_run, exception, scripts_own
+from eagle_eye.orchestrators.launch.state import Phase
 from tests.orchestrators.test_machine import Story, failed, restart
 
 KEY = """rank 1: Traceback (most recent call last):
@@ -120,3 +122,112 @@ def test_it_does_where_the_node_may_be_the_cause() -> None:
 
 def test_the_launcher_and_the_detectors_know_the_same_words_for_a_connection_that_could_not_be_made() -> None:
     assert blame.CANNOT_CONNECT.pattern == exits.CANNOT_CONNECT.pattern
+
+
+SYNTAX = """rank 0:   File "/shared/train.py", line 3
+    def main(:
+             ^
+SyntaxError: invalid syntax
+"""
+NO_FILE = "rank 0: /usr/bin/python3: can't open file '/shared/trian.py': [Errno 2] No such file or directory"
+USAGE = """rank 0: usage: train.py [-h] [--lr LR]
+train.py: error: unrecognized arguments: --learning-rate 3"""
+NO_CONFIG = """rank 0: Traceback (most recent call last):
+  File "/shared/train.py", line 5, in <module>
+    open("/shared/config.toml")
+FileNotFoundError: [Errno 2] No such file or directory: '/shared/config.toml'
+"""
+
+
+def dies(story: Story, *nodes: str, log: str, in_touch: bool = True) -> None:
+    attempt = story.state.attempt
+    story.happens(*(on.RanksEnded(node, attempt, False, ((0, 2),), log, in_touch) for node in nodes))
+    story.passes(600.0)
+
+
+def twice(log: str) -> Story:
+    """A job of one node that ends twice in this way before its first step."""
+    story = Story(least=1, wanted=1).running()
+    dies(story, "n1", log=log)
+    story.stopped("n1")
+    story.starts()
+    dies(story, "n1", log=log)
+    return story
+
+
+def reason(story: Story) -> str:
+    return story.ordered(to.End)[0].reason
+
+
+@pytest.mark.parametrize(
+    "log",
+    [
+        SYNTAX,
+        SYNTAX.replace("SyntaxError", "IndentationError"),
+        NO_FILE,
+        "rank 0: /opt/venv/bin/python: No module named trian",
+        "rank 0: /usr/bin/python3: can't find '__main__' module in '/shared'",
+    ],
+)
+def test_a_script_that_cannot_begin_is_told_from_one_that_ended(log: str) -> None:
+    assert cannot_run(log)
+
+
+@pytest.mark.parametrize("log", [KEY, USAGE, NO_CONFIG, "", SYNTAX.replace("/shared/train.py", "<unknown>")])
+def test_a_script_that_began_is_not_one_that_cannot(log: str) -> None:
+    assert not cannot_run(log)
+
+
+@pytest.mark.parametrize(("log", "last"), [(SYNTAX, "SyntaxError: invalid syntax"), (NO_FILE, NO_FILE[8:])])
+def test_a_script_that_cannot_run_is_tried_once(log: str, last: str) -> None:
+    story = Story(least=1, wanted=1).running()
+    dies(story, "n1", log=log)
+    assert reason(story).startswith(f"the script cannot run, on n1: {last}")
+
+
+def test_a_script_that_one_node_of_three_lacks_is_tried_again() -> None:
+    story = Story().running()
+    dies(story, "n2", log=NO_FILE)
+    assert story.is_in(Phase.GATHERING)
+
+
+def test_a_script_that_two_nodes_lack_is_tried_once_without_a_server() -> None:
+    story = Story().running()
+    dies(story, "n1", "n2", log=NO_FILE, in_touch=False)
+    assert reason(story).startswith("the script cannot run, on n1, n2: ")
+
+
+@pytest.mark.parametrize("log", [USAGE, NO_CONFIG, KEY])
+def test_the_same_end_before_a_first_step_is_the_scripts(log: str) -> None:
+    story = twice(log)
+    assert log.rstrip().splitlines()[-1] in reason(story)
+    assert "a restart does not help" in reason(story)
+
+
+@pytest.mark.parametrize(
+    "log",
+    [
+        raised("RuntimeError: No CUDA GPUs are available"),
+        raised("torch.distributed.DistNetworkError: the client socket has timed out"),
+        raised("OSError: [Errno 5] Input/output error"),
+        "rank 0: NCCL WARN Cuda failure 'unknown error'",
+        "rank 0: OSError: [Errno 98] Address already in use",
+    ],
+)
+def test_what_hardware_may_have_done_before_a_first_step_is_restarted(log: str) -> None:
+    assert twice(log).is_in(Phase.GATHERING)
+
+
+def test_a_signal_before_a_first_step_is_not_the_scripts() -> None:
+    killed = Raised().and_also("n1", "last words", -11, early=True)
+    assert scripts_own(killed, killed, members=1) == ""
+
+
+def test_after_a_first_step_the_same_last_line_is_no_proof() -> None:
+    story = Story(least=1, wanted=1).running()
+    for _ in range(2):
+        story.happens(on.StepSeen(story.state.attempt, 1, 1))
+        dies(story, "n1", log=USAGE)
+        story.stopped("n1")
+        story.starts()
+    assert story.is_in(Phase.VERIFYING)

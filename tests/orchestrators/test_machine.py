@@ -35,8 +35,8 @@ class Story:
     A checkpoint is chosen as soon as one is asked for: that of step ``newest``.
     """
 
-    def __init__(self, least: int = 3, **rules: Any) -> None:
-        self.rules = Rules(LauncherNodes(NODES, least, 3), **rules)
+    def __init__(self, least: int = 3, wanted: int = 3, **rules: Any) -> None:
+        self.rules = Rules(LauncherNodes(NODES, least, wanted), **rules)
         self.state = State()
         self.memory = LauncherMemory("j")
         self.newest: int | None = None

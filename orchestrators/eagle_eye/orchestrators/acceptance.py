@@ -28,6 +28,9 @@ def refusal(action: ActionRequest, job: JobState | None, now_s: float) -> str | 
     unknown = sorted(set(action.exclude) - job.nodes)
     if unknown:
         return f"unknown nodes: {', '.join(repr(name[:64]) for name in unknown[:8])}"
+    runs_on = {rank.node for rank in action.ranks}
+    if job.nodes and runs_on and runs_on.isdisjoint(job.nodes):
+        return f"job {action.job!r} runs on other nodes here: it is not the one that is meant"
     if action.kind in ("exclude_node", "drain_node") and not action.exclude:
         return f"{action.kind} names no node"
     return None

@@ -105,7 +105,7 @@ class _Conclusion:
         shared: list[Wait] = []
         for end in self._waits.graph.ends():
             inside = set(end)
-            ranks = [self._waits.ranks[node] for node in end if node < self._waits.graph.ranks]
+            ranks = [self._waits.rank_at[node] for node in end if node in self._waits.rank_at]
             # A wait from outside a cycle does not tell which member of the cycle is to blame.
             accused = [r for r in ranks if any(len(end) == 1 or node in inside for node in self._waits.accusers[r])]
             guilty = [rank for rank in accused if rank not in self._waits.blocked]

@@ -20,8 +20,8 @@ class Group:
     ranks: tuple[int, ...]
 
     def __hash__(self) -> int:
-        """Return a cached hash, so that thousands of ranks are not walked each time."""
-        return hash(self.name)
+        """Return a hash that walks no ranks, and differs between groups of one name."""
+        return hash((self.name, len(self.ranks), self.ranks[:1]))
 
     def __str__(self) -> str:
         """Return the display name, such as "39 PIPELINE_MODEL_PARALLEL_GROUP"."""

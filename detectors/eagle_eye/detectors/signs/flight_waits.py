@@ -41,11 +41,12 @@ class _Roster:
 class Waits:
     """The wait-for graph.
 
-    ``ranks`` are all that any group expects, in the order of the graph's nodes; ``silent`` those without a dump.
-    ``blocked`` wait for a rank, or in an operation that cannot complete. ``accusers`` holds, by rank, the nodes through
-    which others wait for it, ``absent_in`` the operations that it has not reached; ``placed`` are those of them whose
-    own dump shows their position. ``shared`` are nodes for an operation that all have reached, ``split`` those for one
-    on which ranks disagree.
+    ``ranks`` are all that any group expects, ``silent`` those without a dump; ``rank_at`` are those that wait or are
+    waited for, by their node in the graph: of most ranks of a large job nothing is to be said. ``blocked`` wait for a
+    rank, or in an operation that cannot complete. ``accusers`` holds, by rank, the nodes through which others wait for
+    it, ``absent_in`` the operations that it has not reached; ``placed`` are those of them whose own dump shows their
+    position. ``shared`` are nodes for an operation that all have reached, ``split`` those for one on which ranks
+    disagree.
     """
 
     def __init__(self, recordings: Sequence[ReducedDump]) -> None:
@@ -53,9 +54,10 @@ class Waits:
         known = {group for recording in recordings for group in recording.groups}
         expected = {rank for group in known for rank in group.ranks}
         self.silent = expected - self.recordings.keys()
-        self.ranks = sorted(self.recordings.keys() | expected)
-        self._node_of = {rank: node for node, rank in enumerate(self.ranks)}
-        self.graph = WaitGraph(len(self.ranks))
+        self.ranks = self.recordings.keys() | expected
+        self.graph = WaitGraph()
+        self._node_of: dict[int, int] = {}
+        self.rank_at: dict[int, int] = {}
         self.blocked: set[int] = set()
         self.placed: set[int] = set()
         self.accusers: dict[int, list[int]] = defaultdict(list)
@@ -141,7 +143,9 @@ class Waits:
         for first, ranks in together.items():
             self._share(_wait(roster.group, opened[ranks[0]][first][0], ranks))
         if orphaned:
-            node = self.graph.node(*(self._accuse(rank, NOWHERE) for rank in roster.silent))
+            node = self.graph.node(*map(self._node, roster.silent))
+            for rank in roster.silent:
+                self.accusers[rank].append(node)
             for rank in (rank for ranks in orphaned.values() for rank in ranks):
                 self._block(rank, node)
             self._note(roster.group, opened, orphaned, roster.silent)
@@ -166,13 +170,21 @@ class Waits:
         """Return a new node that waits for the rank, known to be at ``position``, and for ``more`` nodes."""
         if position != NOWHERE:
             self.placed.add(rank)
-        node = self.graph.node(self._node_of[rank], *more)
+        node = self.graph.node(self._node(rank), *more)
         self.accusers[rank].append(node)
         return node
 
     def _block(self, rank: int, node: int) -> None:
-        self.graph.edge(self._node_of[rank], node)
+        self.graph.edge(self._node(rank), node)
         self.blocked.add(rank)
+
+    def _node(self, rank: int) -> int:
+        """Return the node of a rank."""
+        node = self._node_of.get(rank)
+        if node is None:
+            node = self._node_of[rank] = self.graph.node()
+            self.rank_at[node] = rank
+        return node
 
     def _pairs(self, roster: _Roster) -> None:
         """Add the waits in sends and receives, pair by pair."""
@@ -180,7 +192,7 @@ class Waits:
         for rank, numbers in roster.exchanges.items():
             for number, operations in numbers.items():
                 for ends in {operation.peers() for operation in operations}:
-                    if ends is not None and rank in ends and all(end in self._node_of for end in ends):
+                    if ends is not None and rank in ends and self.ranks >= set(ends):
                         opened.setdefault(ends, ({}, {}))[rank == ends[1]][number] = operations[0]
         # If all pairs with as many sends as receives number them alike, a number identifies the operation.
         even = [pair for pair in opened.values() if len(pair[0]) == len(pair[1])]
@@ -201,7 +213,7 @@ class Waits:
 
     def _share(self, wait: Wait) -> None:
         """Add an operation that all have reached: each member waits for whatever holds any of the others up."""
-        members = [self._node_of[rank] for rank in wait.waiting]
+        members = [self._node(rank) for rank in wait.waiting]
         node = self.graph.node(*members)
         self.shared[node] = wait
         for member in members:

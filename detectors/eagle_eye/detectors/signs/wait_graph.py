@@ -6,14 +6,13 @@ from collections.abc import Sequence
 
 
 class WaitGraph:
-    """A wait-for graph. Nodes are numbered from 0: the first ``ranks`` are ranks, later ones what ranks wait in.
+    """A wait-for graph of ranks and of what they wait in. Nodes are numbered from 0.
 
     An edge leads from the waiting node to what it waits for.
     """
 
-    def __init__(self, ranks: int) -> None:
-        self.ranks = ranks
-        self.edges: list[list[int]] = [[] for _ in range(ranks)]
+    def __init__(self) -> None:
+        self.edges: list[list[int]] = []
 
     def node(self, *targets: int) -> int:
         """Add a node that waits for ``targets`` and return it."""

@@ -9,7 +9,7 @@ from eagle_eye.orchestrators.launch import events as on
 from eagle_eye.orchestrators.launch import orders as to
 from eagle_eye.orchestrators.launch.blame import scripts_own
 from eagle_eye.orchestrators.launch.budget import pause_s, settle
-from eagle_eye.orchestrators.launch.failed_start import note_end
+from eagle_eye.orchestrators.launch.failed_start import SETTLE_S, note_end
 from eagle_eye.orchestrators.launch.gathering import abandon, end, gather, next_nodes
 from eagle_eye.orchestrators.launch.reachability import ask
 from eagle_eye.orchestrators.launch.state import NEVER_S, UP, Phase, Rules, State, Step, move
@@ -74,7 +74,9 @@ def unverified(state: State, held_up: str = "") -> Step:
 def ranks_ended(rules: Rules, state: State, ended: on.RanksEnded, now: on.Moment) -> Step:
     """Process the exit of a node's ranks: the attempt has failed, or finished once all have ended with success."""
     if not ended.success:
-        raised = state.raised.and_also(ended.node, ended.detail)
+        early = state.raised.early or state.phase in (Phase.STARTING, Phase.VERIFYING)
+        code = next((code for _, code in ended.exits if code != -signal.SIGTERM), 0)
+        raised = state.raised.and_also(ended.node, ended.detail, code, early=early)
         state = replace(state, raised=raised, failed=state.failed | {ended.node})
         state = note_end(state, ended, now)
         state, killed = _note_killed(state, ended)
@@ -85,6 +87,8 @@ def ranks_ended(rules: Rules, state: State, ended: on.RanksEnded, now: on.Moment
                 state = replace(state, due_s=min(state.due_s, now.monotonic_s + pause_s(rules, state.restarts)))
             return state, [reported, *killed]
         wait_s = word_within_s(rules, state, now, in_touch=ended.in_touch)
+        if raised.hopeless and len(state.members) > 1:  # whether on others as well, they say at once
+            wait_s = max(wait_s, SETTLE_S)
         first = f"rank {ended.exits[0][0]} ended with {ended.exits[0][1]}" if ended.exits else "its ranks ended"
         state, orders = attempt_failed(rules, state, f"{ended.node}: {first}", now, wait_s)
         return state, [reported, *killed, *orders]
@@ -137,7 +141,7 @@ def restart_alone(rules: Rules, state: State, reason: str, now: on.Moment) -> St
     if state.restarts >= rules.restarts_max:
         return end(state, Phase.FAILED, f"{reason}; {state.restarts} restarts are used up", 1)
     raised = replace(state.raised, step=state.step_max)
-    if own := scripts_own(state.raised_before, raised):
+    if own := scripts_own(state.raised_before, raised, len(state.members)):
         return end(state, Phase.FAILED, f"{own}; the script is at fault, and a restart does not help", 1)
     state = replace(state, restarts=state.restarts + 1)
     given_up: list[to.Order] = []

@@ -1,4 +1,4 @@
-"""Maps a job's name to a Slurm job: by the server's job source, else the name as an id."""
+"""Maps a job's name to a Slurm job: by the server's job source, by its last word, else the name as an id."""
 
 from __future__ import annotations
 
@@ -40,7 +40,14 @@ class JobNames:
             kept = self._kept.get(job)
         if kept is not None and now_s - kept[0] < KEPT_S:
             return kept[1]
-        found = self._ask(job)
+        try:
+            found = self._ask(job)
+        except (RejectedError, ServerUnreachableError) as error:
+            # An action must not wait for a server that is away: what the name meant before still holds, and a number is
+            # an id, for agents take it from Slurm. Whether that job runs where the action says, Slurm itself tells.
+            found = _id(job) if kept is None else kept[1]
+            if found is None:
+                raise SlurmError(f"which of Slurm's jobs {job!r} is: {error}") from None
         with self._lock:
             if len(self._kept) >= KEPT_MAX:
                 self._kept.clear()
@@ -48,15 +55,16 @@ class JobNames:
         return found
 
     def _ask(self, job: str) -> int | None:
-        """Ask the server first: agents may name a job by a number that is not a Slurm id."""
+        """Ask the server first: agents may name a job by a number that is not a Slurm id.
+
+        Raises RejectedError, ServerUnreachableError.
+        """
         try:
             answer = self._server.call("GET", f"/api/v1/jobs/{quote(job, safe='')}", timeout_s=ASK_S)
         except RejectedError as error:
             if error.status != 404:
-                raise SlurmError(f"which of Slurm's jobs {job!r} is: {error}") from None
+                raise
             answer = None
-        except ServerUnreachableError as error:
-            raise SlurmError(f"which of Slurm's jobs {job!r} is: {error}") from None
         said = answer.get("scheduled_as") if isinstance(answer, dict) else None
         if isinstance(said, str) and said:
             return _id(said.removeprefix(SOURCE)) if said.startswith(SOURCE) else None
