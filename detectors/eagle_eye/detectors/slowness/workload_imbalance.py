@@ -42,8 +42,8 @@ class WorkloadImbalance:
     ``STEPS_MIN`` steps, and must be at least ``ratio``; or ``BEGUN_RATIO`` over ``BEGUN_STEPS`` if the job was even
     before. If one node is slowest in most steps it is a straggler and not reported here. Blind without compute and step
     times, while the job has no pace yet, and, to the first form, where most hosts are short of CPU
-    (``signs/own_pace``). Cannot see: imbalance within a rank's micro-batches, or hidden by overlap; whether half of the ranks are another pipeline stage
-    or other hardware.
+    (``signs/own_pace``). Cannot see: imbalance within a rank's micro-batches, or hidden by overlap; whether half of the
+    ranks are another pipeline stage or other hardware.
     """
 
     ratio: float = LOSS_RATIO
