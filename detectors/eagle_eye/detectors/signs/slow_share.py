@@ -11,7 +11,7 @@ import numpy as np
 
 from eagle_eye.detectors.signs.activity_pace import PaceChange, lasting_change
 from eagle_eye.detectors.signs.medians import median_over_rows
-from eagle_eye.detectors.signs.own_pace import require_pace, settled_curve
+from eagle_eye.detectors.signs.own_pace import require_pace
 from eagle_eye.detectors.signs.peers import PEERS_MIN, SIGMA_PER_MAD
 from eagle_eye.detectors.signs.progress import typical_step_s
 from eagle_eye.detectors.signs.under_load import middle, peers_of
@@ -137,8 +137,7 @@ def pace_change(window: Window, since_s: float, *, chronic: bool = False) -> Pac
         return None
     if not np.isfinite(window.curve.values.get("train_step_seconds", np.zeros(0))).any():
         return lasting_change(window, since_s)
-    curve = settled_curve(window)
-    seconds, times_s = curve.values["train_step_seconds"], curve.times_s
+    seconds, times_s = window.curve.values["train_step_seconds"], window.curve.times_s
     begun_s = since_s + typical_step_s(window) + window.interval_s
     before = seconds[times_s <= since_s][-STEPS_MEASURED:]
     after = seconds[times_s > begun_s][-STEPS_MEASURED:]
