@@ -83,8 +83,10 @@ def sound_until_s(window: Window, times_s: Floats, line: int) -> float:
 
 def _sound_until_s(window: Window, metric: str, onset_s: float) -> float:
     lines, unknown_s = window.steps.values.get(metric), onset_s - LATE_INTERVALS * window.interval_s
-    broken = np.flatnonzero(np.isposinf(lines[-DEPTH_ROWS:]).any(axis=1)) if lines is not None else []
-    if lines is None or not len(broken):
+    if lines is None:
+        return unknown_s
+    broken = np.flatnonzero(np.isposinf(lines[-DEPTH_ROWS:]).any(axis=1))
+    if not len(broken):
         return unknown_s
     first = max(len(lines) - DEPTH_ROWS, 0) + int(broken[0])
     return min(unknown_s, sound_until_s(window, window.steps.times_s, first))
