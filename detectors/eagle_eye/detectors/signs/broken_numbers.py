@@ -18,7 +18,7 @@ DEPTH_ROWS = 64  # how far back the onset is searched
 # How long to wait for the rows of all ranks that cover the onset, at least so many seconds: without them nobody knows
 # who was first, and a busy host sends late.
 SETTLE_INTERVALS, SETTLE_FLOOR_S = 3.0, 10.0
-LATE_INTERVALS = 2.0  # from the end of a step to that of the row that shows it, also where a busy host sends late
+LATE_INTERVALS = 1.5  # from the end of a step to that of the row that shows it, also where a busy host sends late
 MOST_RATIO = 0.5  # of the ranks that report a loss: then it affects the job
 
 
