@@ -10,7 +10,7 @@ import pytest
 
 from eagle_eye.cli.main import main
 from eagle_eye.demo import command
-from eagle_eye.demo.load import LOOK_EVERY_S, WITHIN_S, Load, TooBusy, measured_load
+from eagle_eye.demo.load import LOOK_EVERY_S, WITHIN_S, MachineLoad, TooBusy, measured_load
 
 CORES = 2
 
@@ -21,12 +21,12 @@ def machine(runnable: Iterable[int], average: float = 0.5) -> Callable[[], str]:
     return lambda: f"{average:.2f} 0.40 0.30 {next(seen) + 1}/312 4711\n"
 
 
-def load(runnable: Iterable[int], average: float = 0.5) -> Load:
+def load(runnable: Iterable[int], average: float = 0.5) -> MachineLoad:
     return measured_load(read=machine(runnable, average), cores=CORES, sleep=lambda _s: None)
 
 
 def test_two_busy_processes_a_processor_are_no_reason_to_decline() -> None:
-    assert load(itertools.repeat(4)) == Load(4.0, CORES, 0.5)
+    assert load(itertools.repeat(4)) == MachineLoad(4.0, CORES, 0.5)
 
 
 def test_more_decline_with_value_limit_and_remedy() -> None:
@@ -61,7 +61,7 @@ def test_this_machine_can_be_read() -> None:
 def test_a_declined_demo_starts_nothing_and_ends_with_one_line(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def too_busy(_per_core_max: float) -> Load:
+    def too_busy(_per_core_max: float) -> MachineLoad:
         raise TooBusy("9.0 processes of others want this machine's 2 processors")
 
     monkeypatch.setattr(command, "measured_load", too_busy)

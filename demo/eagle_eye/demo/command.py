@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from eagle_eye.demo.faults import FAULTS, NO_SPARE
-from eagle_eye.demo.load import PER_CORE_MAX, PER_CORE_TOLD, Load, TooBusy, load_average, measured_load
+from eagle_eye.demo.load import PER_CORE_MAX, PER_CORE_TOLD, MachineLoad, TooBusy, load_average, measured_load
 from eagle_eye.demo.postgresql import missing
 from eagle_eye.demo.site import DemoSite, open_site
 from eagle_eye.demo.stack import Stack, StageFailed
@@ -117,7 +117,7 @@ def run(args: argparse.Namespace) -> int:
     return 0 if success else 1
 
 
-def _busy(before: Load) -> str:
+def _busy(before: MachineLoad) -> str:
     """Say under which load the demo failed."""
     return f"Before the start {before}; it is {load_average():.1f} with the demo"
 

@@ -25,7 +25,7 @@ class TooBusy(Exception):
     """Others keep this machine too busy for the demo; the message says how busy, the limit and the remedy."""
 
 
-class Load(NamedTuple):
+class MachineLoad(NamedTuple):
     """How many processes of others want one of ``cores`` processors, and the machine's load average of a minute."""
 
     runnable: float
@@ -50,7 +50,7 @@ def measured_load(
     read: Callable[[], str] = LOADAVG.read_text,
     cores: int = os.cpu_count() or 1,
     sleep: Callable[[float], None] = time.sleep,
-) -> Load:
+) -> MachineLoad:
     """Return how busy others keep this machine, before anything of the demo runs.
 
     Raises TooBusy where no two seconds of the next ``WITHIN_S`` are quiet enough.
@@ -59,7 +59,7 @@ def measured_load(
     for _ in range(round(WITHIN_S / LOOK_EVERY_S)):
         average, runnable = _parsed(read())
         looks.append(max(runnable - 1, 0))  # this process, which reads, is one of them
-        load = Load(sum(looks) / len(looks), cores, average)
+        load = MachineLoad(sum(looks) / len(looks), cores, average)
         if len(looks) == LOOKS and load.per_core <= per_core_max:
             return load
         sleep(LOOK_EVERY_S)

@@ -22,7 +22,7 @@ VERDICT_WITHIN_S = 60.0
 RESTARTED_WITHIN_S = 90.0
 STEPPED_WITHIN_S = 60.0
 CHECKPOINT_EVERY = 10  # of the training script
-QUIET_STEPS = range(2, 7)  # steps since the last checkpoint between which a fault is injected
+QUIET_STEPS = range(5, 8)  # since the last checkpoint, which is then older than any onset, and before the next
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ DEPTH_ROWS = 64  # how far back the onset is searched
 # How long to wait for the rows of all ranks that cover the onset, at least so many seconds: without them nobody knows
 # who was first, and a busy host sends late.
 SETTLE_INTERVALS, SETTLE_FLOOR_S = 3.0, 10.0
-LATE_INTERVALS = 2.0  # from the end of a step to that of the row that shows it, also where a busy host sends late
+LATE_INTERVALS = 1.5  # from the end of a step to that of the row that shows it, also where a busy host sends late
 MOST_RATIO = 0.5  # of the ranks that report a loss: then it affects the job
 
 
@@ -83,8 +83,10 @@ def sound_until_s(window: Window, times_s: Floats, line: int) -> float:
 
 def _sound_until_s(window: Window, metric: str, onset_s: float) -> float:
     lines, unknown_s = window.steps.values.get(metric), onset_s - LATE_INTERVALS * window.interval_s
-    broken = np.flatnonzero(np.isposinf(lines[-DEPTH_ROWS:]).any(axis=1)) if lines is not None else []
-    if lines is None or not len(broken):
+    if lines is None:
+        return unknown_s
+    broken = np.flatnonzero(np.isposinf(lines[-DEPTH_ROWS:]).any(axis=1))
+    if not len(broken):
         return unknown_s
     first = max(len(lines) - DEPTH_ROWS, 0) + int(broken[0])
     return min(unknown_s, sound_until_s(window, window.steps.times_s, first))
