@@ -81,4 +81,5 @@ def _courses(table: pa.Table, key: str) -> Iterator[BucketSeries]:
         part = slice(low, high)
         yield BucketSeries(node, own, times_s[part], taken(summary, part), began_s[part])
 
+
 prepare_record_types()  # for those who import this module late
