@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from eagle_eye.orchestrators.launch import events as on
 from eagle_eye.orchestrators.launch import orders as to
-from eagle_eye.orchestrators.launch.attempt import KILLED_MAX
+from eagle_eye.orchestrators.launch.attempt import DONE_ALONE_S, KILLED_MAX
 from eagle_eye.orchestrators.launch.checkpoints import Span
 from eagle_eye.orchestrators.launch.machine import step
 from eagle_eye.orchestrators.launch.persisted_state import LauncherMemory, remember, resume
@@ -886,6 +886,43 @@ def shrunk(**rules: Any) -> Story:
     assert story.state.members == ("n1", "n2")
     story.happens(on.ReadmitAsked(9, ("n3",)))
     return story
+
+
+def test_a_rank_that_is_done_while_others_go_on_is_named() -> None:
+    story = Story().running()
+    story.happens(on.RanksEnded("n2", 1, success=True))
+    assert story.ordered(to.Say) == []
+    story.passes(DONE_ALONE_S)
+    (said,) = story.ordered(to.Say)
+    assert (said.event, said.fields["ranks"], said.fields["nodes"], said.fields["going_on"]) == (
+        "ranks_done", [1], ["n2"], 2,
+    )  # fmt: skip
+    assert story.state.done_told == {1}
+    assert story.ordered(to.TellServer)
+
+
+def test_a_rank_that_is_done_beside_others_of_its_node_is_named() -> None:
+    story = Story().all_ready()
+    story.happens(*(on.RanksStarted(node, 1, (2 * at, 2 * at + 1)) for at, node in enumerate(("n1", "n2", "n3"))))
+    story.happens(on.RankDone("n1", 1, 1))
+    story.passes(DONE_ALONE_S)
+    assert [said.fields["ranks"] for said in story.ordered(to.Say)] == [[1]]
+
+
+def test_a_job_whose_ranks_end_one_after_another_says_nothing_of_it() -> None:
+    story = Story().running()
+    for node in ("n1", "n2", "n3"):
+        story.happens(on.RanksEnded(node, 1, success=True))
+        story.passes(DONE_ALONE_S / 4)
+    assert story.state.phase == "finished"
+    assert [said for said in story.everything if isinstance(said, to.Say) and said.event == "ranks_done"] == []
+
+
+def test_what_was_done_in_an_attempt_before_is_forgotten() -> None:
+    story = Story().running()
+    story.happens(on.RanksEnded("n2", 1, success=True), restart())
+    story.passes(DONE_ALONE_S)
+    assert (story.state.done, story.state.done_told) == (frozenset(), frozenset())
 
 
 def test_checkpoints_that_cannot_be_looked_through_blame_no_node() -> None:

@@ -7,8 +7,11 @@ from typing import Any
 import httpx
 import pytest
 
+from eagle_eye.server.model.account_records import Attempt
 from eagle_eye.server.model.errors import StoreUnavailable
+from eagle_eye.server.model.timestamps import rfc3339
 from eagle_eye.server.monitor.heartbeat import Heartbeat
+from eagle_eye.server.monitor.watcher import JobProgress
 from eagle_eye.server.store.store import ACTIONS, DELIVERIES, EVENTS, Change
 from tests.server.builders import NOW, FakeClock, Running, action, body, event, frame, incident, running, subscription
 
@@ -203,6 +206,42 @@ def test_a_job_that_only_agents_speak_of_is_listed_as_observed(server: Running) 
     assert (job["job"], job["state"], job["ranks"][0]["node"]) == ("job", "observed", "n1")
     assert server.client.get("/api/v1/jobs/job").json()["state"] == "observed"
     assert server.client.get("/api/v1/jobs?node=n2").json()["items"] == []
+
+
+def ended_attempt(**more: Any) -> Attempt:
+    fields: dict[str, Any] = {"started_s": NOW - 600.0, "seen_s": NOW - 60.0, "node": "n1", "nodes": 1, **more}
+    return Attempt(id="att_1", run="att_1", job="over", attempt=3, **fields)
+
+
+@pytest.mark.parametrize("end", [{}, {"ended_s": NOW - 60.0, "end": "gone"}])
+def test_a_job_of_which_agents_spoke_stays_with_its_end(server: Running, end: dict[str, Any]) -> None:
+    commit(server, attempts=(ended_attempt(**end),))
+    job = server.client.get("/api/v1/jobs/over").json()
+    assert (job["state"], job["attempt"], job["nodes"]) == ("ended", 3, ["n1"])
+    assert (job["since"], job["updated"]) == (rfc3339(NOW - 60.0),) * 2
+    assert job["said"].startswith(f"no agent speaks of it since {job['since']}")
+
+
+@pytest.mark.parametrize(
+    ("asked", "listed"), [("", True), ("?state=ended", True), ("?state=observed", False), ("?node=n2", False)]
+)
+def test_a_job_that_ended_is_listed(server: Running, asked: str, listed: bool) -> None:
+    commit(server, attempts=(ended_attempt(),))
+    items = server.client.get(f"/api/v1/jobs{asked}").json()["items"]
+    assert [item["job"] for item in items] == ["over"] * listed
+
+
+def test_a_job_that_ended_before_it_was_on_record_is_known(tmp_path: Path) -> None:
+    with running(tmp_path) as server:
+        course = JobProgress("brief", 1, "running", False, NOW - 5, None, 7.0, NOW - 1, 0.1, ("n1",), 1)
+        server.watcher.course = [course]
+        assert server.client.get("/api/v1/jobs/brief").json()["state"] == "ended"
+
+
+def test_a_job_of_which_agents_speak_again_is_observed(server: Running) -> None:
+    commit(server, attempts=(Attempt(id="att_2", run="att_2", job="job", attempt=0, started_s=0.0, seen_s=NOW),))
+    server.send(body(frame()))
+    assert [item["state"] for item in server.client.get("/api/v1/jobs").json()["items"]] == ["observed"]
 
 
 def test_reports_are_kept_and_terminal_states_stay(server: Running) -> None:

@@ -188,6 +188,7 @@ def job(client: Client, name: str) -> None:
         ("scheduled as", record["scheduled_as"]),
         ("restarted by", record["restart_owner"] or "unknown"),
         ("held up by", record["held_up_by"]),
+        ("ended before the others", [f"rank {one['rank']} with {one['exit_code']}" for one in record.get("exits", ())]),
         ("conflict", record["conflict"]),
     )
     _incidents(client, {"job": name})

@@ -142,7 +142,7 @@ class JobUpdate(msgspec.Struct, frozen=True):
     step: stopped, not come to the rendezvous long after the others, or ended because they did not reach them.
     ``pace_left_ratio`` is what is left of the job's pace without one of its nodes, whose place no spare takes: 0 where
     it could not run. None: a spare takes it, or nobody knows. ``exits`` are ranks of the attempt that a signal ended,
-    of which agents may have seen nothing.
+    or that exited with 0 while others went on: agents may have seen nothing of them.
     """
 
     attempt: int

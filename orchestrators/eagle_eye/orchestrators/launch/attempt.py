@@ -15,6 +15,7 @@ from eagle_eye.orchestrators.launch.reachability import ask
 from eagle_eye.orchestrators.launch.state import NEVER_S, UP, Phase, Rules, State, Step, move
 from eagle_eye.schema.memory_steps import MEMORY_PREFIX
 
+DONE_ALONE_S = 10.0  # after a rank's end with 0 the others of a job that is at its end have followed
 UNSEEN_S = 5.0  # ranks that exit this early may have done so before any agent saw them, so nobody reports why...
 UNSEEN_WAIT_S = 6.0  # ...so other reports, such as a lost GPU, are awaited no longer: facts arrive within seconds
 AFTERMATH = (signal.SIGABRT, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)  # of another rank's end, or of a job's
@@ -93,11 +94,30 @@ def ranks_ended(rules: Rules, state: State, ended: on.RanksEnded, now: on.Moment
         state, orders = attempt_failed(rules, state, f"{ended.node}: {first}", now, wait_s)
         return state, [reported, *killed, *orders]
     state = replace(state, succeeded=state.succeeded | {ended.node}, started={ended.node: (), **state.started})
+    state = ranks_done(state, frozenset(state.started[ended.node]), now)
     state, orders = running_yet(rules, state, now)
     if state.phase in UP and state.succeeded.issuperset(state.members):
         state, more = end(state, Phase.FINISHED, "every rank ended with success", 0)
         return state, orders + more
     return state, orders
+
+
+def ranks_done(state: State, ranks: frozenset[int], now: on.Moment) -> State:
+    """Note that ranks exited with 0; if others still go on after DONE_ALONE_S, that is said."""
+    return replace(state, done=state.done | ranks, done_due_s=min(state.done_due_s, now.monotonic_s + DONE_ALONE_S))
+
+
+def done_alone(state: State) -> Step:
+    """Say which ranks have exited with 0 while others go on; whether these hang is for Eagle Eye to find."""
+    new = sorted(state.done - state.done_told)
+    state = replace(state, done_told=state.done, done_due_s=NEVER_S)
+    going_on = sum(len(ranks) for ranks in state.started.values()) - len(state.done)
+    if state.phase not in UP or not new or going_on <= 0:
+        return state, []
+    nodes = sorted(node for node, ranks in state.started.items() if not state.done.isdisjoint(ranks))
+    detail = "exited with 0; the others go on, and wait for ever in an operation that needs all"
+    said = {"ranks": new, "nodes": nodes, "before_s": DONE_ALONE_S, "going_on": going_on, "detail": detail}
+    return state, [to.Say("ranks_done", said), to.TellServer("running", state.attempt, state.members)]
 
 
 def _note_killed(state: State, ended: on.RanksEnded) -> Step:

@@ -15,6 +15,7 @@ from eagle_eye.orchestrators.errors import CannotCarryOutError
 from eagle_eye.orchestrators.launch import events as on
 from eagle_eye.orchestrators.launch import logs, messages
 from eagle_eye.orchestrators.launch import orders as to
+from eagle_eye.orchestrators.launch.attempt import KILLED_MAX
 from eagle_eye.orchestrators.launch.checkpoint_content import flaw
 from eagle_eye.orchestrators.launch.checkpoints import (
     Checkpoint,
@@ -357,8 +358,10 @@ class Coordinator:
             word = replace(word, held_up_by=tuple(sorted({*before.held_up_by, *word.held_up_by})))
         left = pace_left_ratio(self._rules, self._state)
         self._reported = (word, left)
-        killed = self._state.killed if word.attempt == self._state.attempt else {}
-        exits = [ReportedExit(rank, code) for rank, code in sorted(killed.items())]
+        told = self._state.done_told if word.attempt == self._state.attempt else ()
+        ended = dict.fromkeys(sorted(told)[:KILLED_MAX], 0)
+        ended |= self._state.killed if word.attempt == self._state.attempt else {}
+        exits = [ReportedExit(rank, code) for rank, code in sorted(ended.items())]
         update = JobUpdate(
             word.attempt, word.state, ranks, RESTART_OWNER, self._job.owner, list(word.held_up_by), left, exits
         )

@@ -15,14 +15,14 @@ from typing import Any
 
 # Public and documented, yet not marked as exported.
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
-from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerSpec
+from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerSpec, WorkerState
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing import LogsDest, LogsSpecs, SignalException
 from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
 
 from eagle_eye.orchestrators.launch.forked_ranks import ForkedRanks, fork_ranks
 from eagle_eye.orchestrators.launch.logs import SizeLimit
-from eagle_eye.orchestrators.launch.messages import Ended, FromRunner, RankExit, Start, Started, StartedRank
+from eagle_eye.orchestrators.launch.messages import Ended, FromRunner, RankDone, RankExit, Start, Started, StartedRank
 from eagle_eye.orchestrators.launch.own_process import set_defaults
 
 STORE_TIMEOUT_S = 60.0
@@ -109,11 +109,22 @@ class RankLogs(LogsSpecs):
 
 
 class TellingAgent(LocalElasticAgent):
-    """A node's elastic agent that reports which ranks it has started, and whether they were forked."""
+    """A node's elastic agent that reports which ranks it has started, whether they were forked, and each that is done.
 
-    def __init__(self, spec: WorkerSpec, logs: LogsSpecs, started: Callable[[list[StartedRank], bool], None]) -> None:
+    A rank is done if it exited with 0 while others of the node go on.
+    """
+
+    def __init__(
+        self,
+        spec: WorkerSpec,
+        logs: LogsSpecs,
+        started: Callable[[list[StartedRank], bool], None],
+        done: Callable[[int], None],
+    ) -> None:
         super().__init__(spec, logs, start_method="spawn", shutdown_timeout=SHUTDOWN_TIMEOUT_S)
         self._tell_started = started
+        self._tell_done = done
+        self._done: set[int] = set()
 
     def _exit_barrier(self) -> None:
         """Do nothing: agents would wait for each other to keep the store alive, which is the launcher's.
@@ -131,6 +142,15 @@ class TellingAgent(LocalElasticAgent):
             isinstance(self._pcontext, ForkedRanks),
         )
         return pids
+
+    def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
+        result = super()._monitor_workers(worker_group)
+        handlers = getattr(self._pcontext, "subprocess_handlers", {}) if result.state is WorkerState.HEALTHY else {}
+        for local, handler in handlers.items():
+            if local not in self._done and handler.proc.poll() == 0:
+                self._done.add(local)
+                self._tell_done(worker_group.workers[local].global_rank)
+        return result
 
 
 def run_attempt(start: Start, say: Callable[[FromRunner], None], kept: Collection[int] | None = None) -> None:
@@ -163,7 +183,7 @@ def run_attempt(start: Start, say: Callable[[FromRunner], None], kept: Collectio
         limits.append(SizeLimit(files, start.log_bytes_max))
         limits[-1].start()
 
-    agent = TellingAgent(spec, RankLogs(logs), started)
+    agent = TellingAgent(spec, RankLogs(logs), started, lambda rank: say(RankDone(start.attempt, rank)))
     try:
         result = agent.run()
     except SignalException as error:

@@ -121,6 +121,15 @@ class RanksEnded:
 
 
 @dataclass(frozen=True)
+class RankDone:
+    """A rank has exited with 0 while others of its node go on."""
+
+    node: str
+    attempt: int
+    rank: int
+
+
+@dataclass(frozen=True)
 class RankReachedPoint:
     """A rank has a restart point, and ``waits`` there because its peers are gone, or does not. See regroup.py.
 
@@ -234,7 +243,7 @@ class Tick:
     """Time has passed."""
 
 
-RankEvent = RanksStarted | RankReachedPoint | RanksEnded
+RankEvent = RanksStarted | RankReachedPoint | RankDone | RanksEnded
 RunnerEvent = RunnerReady | RunnerBusy | RunnerLost | RunnerSilent | NodeUnfit | RanksStopped | RankEvent
 Progress = CheckpointChosen | StepSeen | CheckpointWritten
 Asked = ExcludeAsked | RestartAsked | ReadmitAsked

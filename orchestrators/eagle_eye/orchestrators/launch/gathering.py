@@ -125,6 +125,7 @@ def gather(rules: Rules, state: State, reason: str, now: on.Moment, scope: Resta
         stopped_due_s=now.monotonic_s + rules.stopped_within_s, up_since_s=NEVER_S, settled_due_s=NEVER_S,
         ready_due_s=now.monotonic_s + rules.ready_within_s, due_s=NEVER_S,
         raised=Raised(), raised_before=replace(state.raised, step=state.step_max), killed={}, stuck_again=frozenset(),
+        done=frozenset(), done_told=frozenset(), done_due_s=NEVER_S,
         unreached={}, followed=frozenset(), ended_otherwise=False, unreached_due_s=NEVER_S,
     )  # fmt: skip
     plan = next_nodes(rules, state) or ()

@@ -23,7 +23,9 @@ from eagle_eye.orchestrators.launch import reachability, regroup
 from eagle_eye.orchestrators.launch.asked import asked, turn_away
 from eagle_eye.orchestrators.launch.attempt import (
     attempt_failed,
+    done_alone,
     progress,
+    ranks_done,
     ranks_ended,
     restart_alone,
     running_yet,
@@ -96,7 +98,7 @@ def _runner_says(rules: Rules, state: State, said: on.RunnerEvent, now: on.Momen
             return _runner_silent(rules, state, said, now)
         case on.RanksStopped(node, survivors):
             return _ranks_stopped(rules, state, node, survivors, now)
-        case on.RanksStarted() | on.RankReachedPoint() | on.RanksEnded():
+        case on.RanksStarted() | on.RankReachedPoint() | on.RankDone() | on.RanksEnded():
             return _rank_says(rules, state, said, now)
 
 
@@ -108,6 +110,8 @@ def _rank_says(rules: Rules, state: State, said: on.RankEvent, now: on.Moment) -
         case on.RanksStarted(node, attempt, ranks):
             if attempt == state.attempt:
                 return running_yet(rules, replace(state, started={**state.started, node: ranks}), now)
+        case on.RankDone(_, _, rank):
+            return ranks_done(state, frozenset({rank}), now), []
         case on.RankReachedPoint():
             return regroup.at_point(rules, state, said, now)
         case on.RanksEnded():
@@ -208,12 +212,16 @@ def _tick(rules: Rules, state: State, now: on.Moment) -> Step:
     if state.phase is Phase.GATHERING and now.monotonic_s >= state.ready_due_s:
         late = (set(next_nodes(rules, state) or ()) - state.ready) | state.returning
         return abandon(rules, state, {node: not_ready(state, node, rules.ready_within_s) for node in late}, now)
+    if now.monotonic_s >= state.done_due_s:
+        return done_alone(state)
     if now.monotonic_s >= state.settled_due_s:
         return settle(rules, state, now)
     if now.monotonic_s >= state.unreached_due_s:
         return look_at_the_others(state)
-    if now.monotonic_s < state.due_s:
-        return state, []
+    return (state, []) if now.monotonic_s < state.due_s else _phase_is_due(rules, state, now)
+
+
+def _phase_is_due(rules: Rules, state: State, now: on.Moment) -> Step:
     if state.phase is Phase.STARTING:
         return _start_late(rules, state, now)
     if state.phase is Phase.VERIFYING:

@@ -183,6 +183,13 @@ class RankAtPoint(msgspec.Struct, frozen=True, tag_field="is", tag="rank_at_poin
     reason: str = ""
 
 
+class RankDone(msgspec.Struct, frozen=True, tag_field="is", tag="rank_done"):
+    """A rank has exited with 0 while others of its node go on."""
+
+    attempt: int
+    rank: int
+
+
 class Ended(msgspec.Struct, frozen=True, tag_field="is", tag="ended"):
     """The node's ranks have exited: all with success, or not. ``detail`` is for people."""
 
@@ -229,7 +236,7 @@ class Held(msgspec.Struct, frozen=True, tag_field="is", tag="held"):
 
 
 OfStandby = Prepare | Prepared | Forked
-FromRunner = Alive | Ready | Unfit | Started | RankAtPoint | Seen | Reached | Ended | Stopped | Logs | Held
+FromRunner = Alive | Ready | Unfit | Started | RankAtPoint | RankDone | Seen | Reached | Ended | Stopped | Logs | Held
 
 decode_to_runner = msgspec.json.Decoder(ToRunner).decode
 decode_from_runner = msgspec.json.Decoder(FromRunner).decode

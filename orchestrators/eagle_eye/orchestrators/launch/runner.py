@@ -33,6 +33,7 @@ from eagle_eye.orchestrators.launch.messages import (
     Look,
     Ping,
     RankAtPoint,
+    RankDone,
     Reached,
     ReachStore,
     Ready,
@@ -282,6 +283,8 @@ class Runner:
                 self._ranks = message.ranks
             if isinstance(message, Started) and not message.standby:
                 message = msgspec.structs.replace(message, why_not=self._standbys.why_not)
+            if isinstance(message, RankDone):
+                message = msgspec.structs.replace(message, attempt=self._child_attempt)
             if isinstance(message, Ended):
                 message = msgspec.structs.replace(message, attempt=self._child_attempt)  # they may have moved on
                 self._child_ended = True

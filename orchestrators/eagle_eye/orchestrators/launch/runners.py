@@ -195,7 +195,7 @@ class Runners:
                 self._post(on.RunnerReady(node, check, standby))
             case messages.Unfit(reasons):
                 self._post(on.NodeUnfit(node, reasons))
-            case messages.Started() | messages.RankAtPoint() | messages.Seen() | messages.Ended():
+            case messages.Started() | messages.RankAtPoint() | messages.RankDone() | messages.Seen() | messages.Ended():
                 self._heard_of_ranks(node, message)
             case messages.Reached(reaches):
                 self._post(on.NodeReached(node, reaches))
@@ -207,7 +207,9 @@ class Runners:
                 self._gather(node, attempt, files)
 
     def _heard_of_ranks(
-        self, node: str, message: messages.Started | messages.RankAtPoint | messages.Seen | messages.Ended
+        self,
+        node: str,
+        message: messages.Started | messages.RankAtPoint | messages.RankDone | messages.Seen | messages.Ended,
     ) -> None:
         match message:
             case messages.Started():
@@ -215,6 +217,8 @@ class Runners:
                 self._post(on.RanksStarted(node, message.attempt, tuple(rank.rank for rank in message.ranks)))
             case messages.RankAtPoint(attempt, rank, waits, reason):
                 self._post(on.RankReachedPoint(node, attempt, rank, waits, reason, self._in_touch()))
+            case messages.RankDone(attempt, rank):
+                self._post(on.RankDone(node, attempt, rank))
             case messages.Seen():
                 self._post(_seen(node, message, self._in_touch()))
             case messages.Ended(attempt, success, exits, detail):

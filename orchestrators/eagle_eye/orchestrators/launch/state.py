@@ -96,17 +96,17 @@ class State:
     one itself or that one was judged; ``doubted_s`` that of one from which the numbers broke after some steps,
     ``suspected`` those from which they broke at once or again (checkpoints.py). ``raised`` are the exceptions that
     ended this attempt's ranks, ``raised_before`` those of the last one; ``killed`` are its ranks that a signal ended,
-    with their exit codes. ``starts`` is what starts took; while
-    ``looking``, ``sights`` says where ranks are; ``held_before`` seemed to hold the start up one look ago. ``stuck``
-    are the nodes that held the last start up, ``stuck_again`` those that held two in a row up. Of an attempt without a
-    step, ``unreached`` are the nodes whose ranks could not reach others, with these ranks, ``followed`` those whose
-    ranks ended for that; ``ended_otherwise`` says that ranks ended of something else. ``out_of_reach`` are the nodes
-    that do not reach the launcher's store, ``doubted`` those that have said so once, ``reaching`` those whose last
-    answer was that they do (reachability.py). ``failed`` are the
-    nodes whose ranks have ended without success, ``points`` those ranks, by node, that have a restart point and
-    ``waiting`` those of them that wait there; ``scope`` is that of the restart by which the attempt begins, or began,
-    and the ranks of ``kept`` nodes go on in it from the one before, until a first step is heard of. Dues are monotonic
-    times.
+    with their exit codes; ``done`` those that exited with 0, ``done_told`` those of them that were named for it.
+    ``starts`` is what starts took; while ``looking``, ``sights`` says where ranks are; ``held_before`` seemed to
+    hold the start up one look ago. ``stuck`` are the nodes that held the last start up, ``stuck_again`` those that
+    held two in a row up. Of an attempt without a step, ``unreached`` are the nodes whose ranks could not reach
+    others, with these ranks, ``followed`` those whose ranks ended for that; ``ended_otherwise`` says that ranks
+    ended of something else. ``out_of_reach`` are the nodes that do not reach the launcher's store, ``doubted``
+    those that have said so once, ``reaching`` those whose last answer was that they do (reachability.py).
+    ``failed`` are the nodes whose ranks have ended without success, ``points`` those ranks, by node, that have a
+    restart point and ``waiting`` those of them that wait there; ``scope`` is that of the restart by which the
+    attempt begins, or began, and the ranks of ``kept`` nodes go on in it from the one before, until a first step is
+    heard of. Dues are monotonic times.
     """
 
     phase: Phase = Phase.GATHERING
@@ -135,6 +135,9 @@ class State:
     step_max: int | None = None
     advanced: bool = False
     killed: Mapping[int, int] = field(default_factory=dict)
+    done: frozenset[int] = frozenset()
+    done_told: frozenset[int] = frozenset()
+    done_due_s: float = field(default=NEVER_S)
     raised: Raised = field(default_factory=Raised)
     raised_before: Raised = field(default_factory=Raised)
     starts: KnownStarts = field(default_factory=KnownStarts)
@@ -188,5 +191,5 @@ def due_s(state: State) -> float:
     """Return the monotonic time of the next timer."""
     return min(
         state.ready_due_s, state.stopped_due_s, state.settled_due_s, state.unreached_due_s, state.regroup_due_s,
-        state.reach_due_s, state.due_s,
+        state.reach_due_s, state.done_due_s, state.due_s,
     )  # fmt: skip

@@ -28,6 +28,7 @@ from eagle_eye.server.model.errors import HistoryUnavailable
 from eagle_eye.server.store.database import tells_damage
 from eagle_eye.server.store.factory import RECORDS_FILE
 from eagle_eye.server.store.sql_store import SqlStore
+from eagle_eye.server.telemetry.endings import how_it_ended, in_words
 
 AFTER_S, EVERY_S = 60.0, 86_400.0
 NICENESS = 19
@@ -150,8 +151,8 @@ class Integrity:
             async for line in process.stdout:
                 await asyncio.to_thread(self.note, msgspec.json.decode(line, type=IntegrityProblem))
             said = (await process.stderr.read(2_000)).decode(errors="replace").strip()
-            if await process.wait() != 0:
-                _log.warning("the check of the files failed and is repeated tomorrow: %s", said)
+            if (code := await process.wait()) != 0:
+                _log.warning("the check of the files failed and is repeated tomorrow: it %s", how_it_ended(code, said))
         finally:
             if process.returncode is None:
                 process.kill()
@@ -188,7 +189,7 @@ def main(arguments: Sequence[str]) -> int:
             sys.stdout.buffer.write(msgspec.json.encode(found) + b"\n")
             sys.stdout.buffer.flush()
     except (sqlite3.Error, OSError) as error:
-        sys.stderr.write(f"{type(error).__name__}: {error}\n")
+        sys.stderr.write(f"{in_words(error)}\n")
         return 1
     return 0
 

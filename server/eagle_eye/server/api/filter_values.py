@@ -11,5 +11,5 @@ from eagle_eye.server.model.records import IncidentState
 FAULT_NAMES: Final = tuple(fault.name for fault in FAULTS)
 # open: suspected and confirmed ones; live: also those being acted on.
 ListedIncidentState = Literal[IncidentState, "open", "live"]
-# observed: agents report the job, no scheduler does.
-ListedJobState = Literal["observed", KnownState, "maintenance"]
+# observed: agents report the job, no scheduler does; ended: they did.
+ListedJobState = Literal["observed", "ended", KnownState, "maintenance"]

@@ -30,19 +30,17 @@ from eagle_eye.server.api.requests import (
     missing,
     services,
 )
+from eagle_eye.server.api.undeclared_jobs import ENDED, OBSERVED, ended, observed, undeclared_job
 from eagle_eye.server.ingest.fleet import Fleet
 from eagle_eye.server.jobs.reconcile import declared_job
 from eagle_eye.server.model.clock import Clock
 from eagle_eye.server.model.errors import Refusal
-from eagle_eye.server.model.records import Job
 from eagle_eye.server.monitor.cells import Cells
 from eagle_eye.server.monitor.watcher import Outlook, Watcher
 from eagle_eye.server.store.settings import DEFAULT_CELL
 from eagle_eye.server.store.store import JOBS, OVER_JOB_STATES, PAGE_LIMIT_MAX, Change, Store
 
 STATES = ("running", "completing", "cancelled", "preempted", "timeout", "maintenance", "failed", "finished")
-OBSERVED = "observed"  # agents report the job, no scheduler does
-AGENTS = "agents"  # the source of such a job
 RANKS_MAX = 200_000
 COUNT_MAX = (1 << 31) - 1  # of an attempt, of a rank
 SIGNAL_MAX = 64  # Linux's last real-time signal
@@ -97,18 +95,22 @@ def list_jobs(
     cursor: Cursor = None,
     limit: Limit = 100,
 ) -> Response:
-    """Jobs, newest first. Those that only agents speak of have state "observed" and stand on the first page."""
+    """Jobs, newest first. Those that only agents speak of have state "observed" and stand on the first page.
+
+    So do the newest of which they spoke, with state "ended": nobody said how these ended.
+    """
     page = parts.store.page(JOBS, given(state=state, node=node, cell=cell), cursor, limit, search)
     records = page.items
-    if cursor is None and state in (None, OBSERVED):
-        observed = [
+    if cursor is None and state in (None, OBSERVED, ENDED):
+        by_agents = [
             job
-            for job in _observed(parts)
-            if cell in (None, DEFAULT_CELL if parts.cells is None else parts.cells.cell_of(job.job))
-            and (node is None or any(r.node == node for r in job.ranks))
+            for job in [*observed(parts), *ended(parts)]
+            if state in (None, job.state)
+            and cell in (None, DEFAULT_CELL if parts.cells is None else parts.cells.cell_of(job.job))
+            and (node is None or node in job.nodes or any(r.node == node for r in job.ranks))
             and search.lower() in job.job.lower()
         ]
-        records = observed[:PAGE_LIMIT_MAX] + records
+        records = by_agents[:PAGE_LIMIT_MAX] + records
     items = [views.job(record, parts.outlook, members=members) for record in records]
     return answer({"items": items, "next": page.next})
 
@@ -116,7 +118,7 @@ def list_jobs(
 @router.get("/{job:name}")
 def get_job(parts: Parts, _: Reader, job: str) -> Response:
     """One job."""
-    record = parts.store.get(JOBS, job) or next((j for j in _observed(parts) if j.job == job), None)
+    record = parts.store.get(JOBS, job) or undeclared_job(parts, job)
     if record is None:
         raise missing("jobs", job)
     return answer(views.job(record, parts.outlook))
@@ -210,19 +212,3 @@ def _check_ranks(ranks: list[MemberRank]) -> None:
         if not (0 <= rank.rank <= COUNT_MAX and -1 <= rank.device < KEYS_MAX):
             detail = f"rank {rank.rank} on device {rank.device}; expected 0 to {COUNT_MAX} on -1 to {KEYS_MAX - 1}"
             raise Refusal(400, "ranks", detail)
-
-
-def _observed(parts: Needs) -> list[Job]:
-    return [
-        Job(
-            job=name,
-            attempt=attempt,
-            state=OBSERVED,
-            ranks=sorted(ranks, key=lambda rank: rank.rank),
-            restart_owner="",
-            updated_s=parts.clock.now_s(),
-            source=AGENTS,
-        )
-        for name, (attempt, ranks) in sorted(parts.fleet.jobs().items())
-        if parts.store.get(JOBS, name) is None
-    ]

@@ -297,7 +297,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     describes how launcher, scheduler and agents disagree, "" if they do not. ``owner`` is the job's user, from the
     launcher before the scheduler, "" if unknown. ``held_up_by`` are the ranks that keep the attempt from its first
     step, ``pace_left_ratio`` is the remaining pace without one of its nodes, None if a spare replaces it or it is
-    unknown, and ``exits`` are ranks that a signal ended: all reported by its launcher.
+    unknown, and ``exits`` are ranks that a signal ended, or that exited with 0 before the others: all reported by its
+    launcher.
     """
 
     job: str

@@ -36,6 +36,7 @@ from eagle_eye.server.history.remote_store.sender_messages import Order, SenderR
 from eagle_eye.server.history.segments.facts import FACTS_FILE, RAW_FOLDER
 from eagle_eye.server.history.segments.processes import end_with_parent
 from eagle_eye.server.history.segments.reader import OURS
+from eagle_eye.server.telemetry.endings import in_words
 
 NICENESS = 10  # yields to the server and all other processes
 BUSY_S = 5.0
@@ -211,7 +212,7 @@ def main(arguments: Sequence[str]) -> int:
             post = Post(http, order.url, wait, troubled)
             send(order, data / HISTORY_FOLDER / RAW_FOLDER, manifest, file, post, tell)
     except Exception as error:  # noqa: BLE001 - whatever the error, the server must get it
-        sys.stderr.write(f"{type(error).__name__}: {error}\n")
+        sys.stderr.write(f"{in_words(error)}\n")
         return 1
     return 0
 

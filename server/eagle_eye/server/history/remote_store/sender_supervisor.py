@@ -21,6 +21,7 @@ from eagle_eye.server.history.remote_store.sender_messages import Order, SenderR
 from eagle_eye.server.history.remote_store.settings import RemoteStoreSettings
 from eagle_eye.server.model.clock import Clock
 from eagle_eye.server.model.errors import StoreUnavailable
+from eagle_eye.server.telemetry.endings import how_it_ended, in_words
 
 LOOK_S = 5.0  # how often to check whether there is something to send
 STALLED_S = 900.0  # a sender without output for this long is killed; while the store is away it reports each attempt
@@ -87,7 +88,7 @@ class Sending:
                     self.send()
                     self.waiting()
             except (StoreUnavailable, sqlite3.Error, OSError, msgspec.MsgspecError) as error:
-                self._failed(f"{type(error).__name__}: {error}")
+                self._failed(in_words(error))
             except Exception:  # noqa: BLE001 - a bug must not end sending for ever, or data is lost to retention
                 _log.exception("sending to the remote store failed and is tried again")
                 self._failed("a bug")
@@ -128,7 +129,7 @@ class Sending:
                 self._process = None
                 process.kill()
         if code != 0 and not self._stop.is_set():
-            self._failed(f"the sender ended with {code}: {said or 'no reason given'}")
+            self._failed(f"the sender {how_it_ended(code, said)}")
 
     def take(self, report: SenderReport) -> None:
         """Count the sender's report, and log new problems in it."""

@@ -20,6 +20,7 @@ from eagle_eye.server.history.segments.segment_store import SegmentStore
 from eagle_eye.server.history.settings import HistorySettings
 from eagle_eye.server.model.clock import Clock
 from eagle_eye.server.model.errors import HistoryUnavailable
+from eagle_eye.server.telemetry.endings import how_it_ended
 
 LOOK_S = 10.0  # how often to check whether compaction is due
 SEGMENT_BYTES = STRETCH_BYTES_MAX * 3 // 4  # of a group's frames make a segment, however recent they are
@@ -127,7 +128,7 @@ class Compaction:
                 self._process = None
                 process.kill()
         if code != 0 and not self._stop.is_set():
-            self._failed(f"the {module} ended with {code}: {said or 'no reason given'}")
+            self._failed(f"the {module} {how_it_ended(code, said)}")
 
     def _line(self, process: subprocess.Popen[bytes]) -> bytes:
         assert process.stdout is not None  # noqa: S101 - for the type checker

@@ -36,6 +36,7 @@ from eagle_eye.server.history.segments.minutes import MinutesWriter
 from eagle_eye.server.history.segments.processes import settle
 from eagle_eye.server.history.segments.row_tables import Tables
 from eagle_eye.server.history.segments.writer import SegmentWriter
+from eagle_eye.server.telemetry.endings import in_words
 
 NICENESS = 10  # yields to the server and all other processes
 BUSY_S = 5.0
@@ -145,7 +146,7 @@ def main(arguments: Sequence[str]) -> int:
     try:
         compact(Path(journal), Path(folder), int(through), tell, shards=[int(shard) for shard in shards])
     except (OSError, sqlite3.Error, pa.ArrowException) as error:
-        sys.stderr.write(f"{type(error).__name__}: {error}\n")
+        sys.stderr.write(f"{in_words(error)}\n")
         return 1
     return 0
 

@@ -22,6 +22,7 @@ from eagle_eye.server.history.segments.facts import FACTS_FILE, Facts, any_betwe
 from eagle_eye.server.history.segments.frames import frames_of, whole
 from eagle_eye.server.history.segments.layout import FRAMES_FILE, LINKS_FILE, SAMPLES_FILE
 from eagle_eye.server.model.errors import HistoryUnavailable
+from eagle_eye.server.telemetry.endings import in_words
 
 # Errors of this process, not of the segment, which remains intact.
 OURS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EINTR, errno.EAGAIN})
@@ -142,7 +143,7 @@ def reading(segment: str = "") -> Iterator[None]:
                 raise HistoryUnavailable(f"a segment of the history cannot be read at the moment: {error}") from error
             raise BrokenSegment(f"{error}") from error
         except (pa.ArrowException, msgspec.MsgspecError, KeyError, IndexError, ValueError, UnicodeError) as error:
-            raise BrokenSegment(f"{type(error).__name__}: {error}") from error
+            raise BrokenSegment(in_words(error)) from error
     except BrokenSegment as error:
         error.segment = error.segment or segment
         raise

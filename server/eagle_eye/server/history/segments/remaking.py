@@ -22,6 +22,7 @@ from eagle_eye.server.history.segments.processes import settle
 from eagle_eye.server.history.segments.reader import BrokenSegment, Segment, reading, within
 from eagle_eye.server.history.segments.row_tables import Tables
 from eagle_eye.server.model.errors import HistoryUnavailable
+from eagle_eye.server.telemetry.endings import in_words
 
 NICENESS = 15  # yields also to the compactor, which bounds the journal's size
 
@@ -62,7 +63,7 @@ def main(arguments: Sequence[str]) -> int:
             sys.stdout.buffer.write(msgspec.json.encode(remake(Path(folder), name)) + b"\n")
             sys.stdout.buffer.flush()
     except (OSError, pa.ArrowException, HistoryUnavailable, MemoryError) as error:
-        sys.stderr.write(f"{type(error).__name__}: {error}\n")
+        sys.stderr.write(f"{in_words(error)}\n")
         return 1
     return 0
 

@@ -12,7 +12,7 @@ import { Ago } from "../app/times.js";
 
 /** @typedef {import("../api").Job} Job */
 
-const STATES = ["running", "observed", "pending", "suspended", "completing", "failed", "cancelled", "preempted", "timeout", "maintenance", "finished"];
+const STATES = ["running", "observed", "ended", "pending", "suspended", "completing", "failed", "cancelled", "preempted", "timeout", "maintenance", "finished"];
 const SHOWN = 100;
 
 /** @param {Job} job */
