@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 import msgspec
 
@@ -27,7 +28,7 @@ def prepare_record_types() -> None:
                 msgspec.msgpack.Decoder(kind)
 
 
-def _below(kind: type) -> Iterator[type]:
+def _below(kind: type[Any]) -> Iterator[type[Any]]:
     for derived in kind.__subclasses__():
         yield derived
         yield from _below(derived)

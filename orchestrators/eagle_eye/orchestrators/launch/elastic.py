@@ -144,7 +144,7 @@ class TellingAgent(LocalElasticAgent):
         return pids
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
-        result = super()._monitor_workers(worker_group)
+        result: RunResult = super()._monitor_workers(worker_group)
         handlers = getattr(self._pcontext, "subprocess_handlers", {}) if result.state is WorkerState.HEALTHY else {}
         for local, handler in handlers.items():
             if local not in self._done and handler.proc.poll() == 0:
