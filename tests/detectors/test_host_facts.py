@@ -467,6 +467,16 @@ class TestProcessExit:
         story = ended(("n2", 134, 5)).standstill(40)
         assert only(EXITS.detect(story.window())).node is None
 
+    def test_an_exit_waits_while_its_gpu_may_have_vanished(self) -> None:
+        def missing(seconds: int) -> Story:
+            story = ended(("n2", 1, seconds)).hardware()
+            for name in [name for name in story.device if name.startswith("gpu_")]:
+                story.device[name][-seconds:, 4] = np.nan
+            return story
+
+        assert EXITS.detect(missing(5).window()) == []
+        assert only(EXITS.detect(missing(9).window())).node == "n2"
+
     def test_a_crash_waits_while_the_hardware_beneath_it_is_looked_at(self) -> None:
         assert EXITS.detect(ended(("n2", -6, 2)).happened("xid", "n2", 2, 0, code=48).window()) == []
         counted = ended(("n2", -6, 2))

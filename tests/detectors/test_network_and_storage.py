@@ -466,6 +466,15 @@ class TestNetworkHang:
         assert (verdict.node, verdict.asks) == ("n2", None)
         assert verdict.kinds == {"standstill", "nic_errors", "traffic"}
 
+    def test_a_node_whose_steps_send_in_short_bursts_has_sent(self) -> None:
+        story = job().standstill(30)
+        count_up(story.node["node_rdma_errors_total"][:, 2], 1)
+        sent = story.node["node_rdma_tx_bytes_per_second"]
+        sent[np.arange(len(sent)) % 30 != 0] = 5e6
+        sent[-30:] = 5e6
+        sent[-30:, 2] = 0.0
+        assert only("network_hang", story.window()).kinds == {"standstill", "nic_errors", "traffic"}
+
     def test_errors_on_one_node_while_another_sends_nothing_are_not_its_own_alone(self) -> None:
         story = job().standstill(70)
         count_up(story.node["node_rdma_errors_total"][:, 2], 5, rows=60)

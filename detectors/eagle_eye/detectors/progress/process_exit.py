@@ -11,6 +11,7 @@ from eagle_eye.detectors.signs.exits import Exit, unplanned_exits
 from eagle_eye.detectors.signs.gpu_errors import UNKNOWN_DEVICE, GpuError, counter_word_s, gpu_errors, kernel_word_s
 from eagle_eye.detectors.signs.memory_kills import MemoryKill, killed_rank, memory_kills
 from eagle_eye.detectors.signs.progress import typical_step_s
+from eagle_eye.detectors.signs.vanished import MISSED, may_vanish
 from eagle_eye.detectors.types import Evidence, Verdict, Window
 
 # An exit this much earlier than all others was the first; clock skew and the echo of a death are shorter.
@@ -155,6 +156,8 @@ def _hardware_s(window: Window, exits: list[Exit]) -> float:
         return kernel_word_s(window) + HARDWARE_S
     if nodes & set(counted):
         return counter_word_s(window) + HARDWARE_S
+    if any(may_vanish(window, item.node, item.device, item.time_s) for item in exits):
+        return (MISSED + 1) * window.interval_s + HARDWARE_S
     speaks = any(error.node in nodes and error.xid.kind in HARDWARE_KINDS for error in gpu_errors(window))
     return HARDWARE_S if speaks else 0.0
 

@@ -68,6 +68,18 @@ def without_values(window: Window, names: Sequence[str]) -> list[Vanished]:
     return sorted(found)
 
 
+def may_vanish(window: Window, node: str, device: int, since_s: float) -> bool:
+    """Whether a device has had no hardware values since a moment, unlike its neighbours: the next rows decide."""
+    names = [name for name in sorted(window.device) if name.startswith(HARDWARE_PREFIX)][:METRICS_MAX]
+    rows = window.times_s > since_s
+    own = [series.node == node and series.device == device for series in window.series]
+    if not names or not rows.any() or not any(own):
+        return False
+    beside = (window.node_of == window.nodes.index(node)) & ~np.array(own)
+    seen = np.isfinite([np.fmax.reduce(window.device[name][rows], axis=0) for name in names]).any(axis=0)
+    return bool(seen[beside].any()) and not seen[own].any()
+
+
 def _own_intervals_s(window: Window, metrics: list[Floats], columns: Integers, last: Integers) -> Floats:
     """Return the usual time between two values of each column, at least a grid interval: (columns,), NaN unknown."""
     found = np.full(len(columns), np.nan)
