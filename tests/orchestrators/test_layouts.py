@@ -30,12 +30,12 @@ SIX = plan(6)
 IDLE = plan(6, layers=4, batch=2)  # two pipelines of a node each are the most that it runs
 
 
-def laid_out(**rules: object) -> Story:
+def laid_out(**rules: Any) -> Story:
     """Three nodes of four run a pipeline of three; two hold the model."""
     return Story(least=2, layouts=plan(3), **rules).running()
 
 
-def without_a_spare(**rules: object) -> Story:
+def without_a_spare(**rules: Any) -> Story:
     """The spare has taken the place of n2, which is out."""
     story = laid_out(**rules)
     story.happens(exclude("n2"), restart())

@@ -72,11 +72,13 @@ def may_vanish(window: Window, node: str, device: int, since_s: float) -> bool:
     """Whether a device has had no hardware values since a moment, unlike its neighbours: the next rows decide."""
     names = [name for name in sorted(window.device) if name.startswith(HARDWARE_PREFIX)][:METRICS_MAX]
     rows = window.times_s > since_s
-    own = [series.node == node and series.device == device for series in window.series]
-    if not names or not rows.any() or not any(own):
+    own = np.array([series.node == node and series.device == device for series in window.series])
+    if not names or not rows.any() or not own.any():
         return False
-    beside = (window.node_of == window.nodes.index(node)) & ~np.array(own)
-    seen = np.isfinite([np.fmax.reduce(window.device[name][rows], axis=0) for name in names]).any(axis=0)
+    seen = np.zeros(len(own), dtype=np.bool_)
+    for name in names:
+        seen |= np.isfinite(window.device[name][rows]).any(axis=0)
+    beside = window.node_of == window.nodes.index(node)
     return bool(seen[beside].any()) and not seen[own].any()
 
 
