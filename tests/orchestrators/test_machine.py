@@ -904,7 +904,7 @@ def test_a_rank_that_is_done_while_others_go_on_is_named() -> None:
 def test_a_rank_that_is_done_beside_others_of_its_node_is_named() -> None:
     story = Story().all_ready()
     story.happens(*(on.RanksStarted(node, 1, (2 * at, 2 * at + 1)) for at, node in enumerate(("n1", "n2", "n3"))))
-    story.happens(on.RankDone("n1", 1, 1))
+    story.happens(on.RankFinished("n1", 1, 1))
     story.passes(DONE_ALONE_S)
     assert [said.fields["ranks"] for said in story.ordered(to.Say)] == [[1]]
 

@@ -300,7 +300,6 @@ def test_an_agent_needs_the_certificate_of_its_node_beside_its_token(pki: Path, 
         page = server.client.get("/api/v1/nodes", headers={"authorization": f"Bearer {reader}"})
         assert page.status_code == 200
         assert page.headers["strict-transport-security"] == "max-age=31536000"
-        assert agent_frames(server.url, pki, tokens["n1"][0]) == 1
         with httpx.Client(base_url=server.url, verify=certified, trust_env=False) as client:
 
             def send(node: str) -> httpx.Response:
@@ -314,10 +313,11 @@ def test_an_agent_needs_the_certificate_of_its_node_beside_its_token(pki: Path, 
                 headers = {"authorization": f"Bearer {join}"}
                 return client.post("/api/v1/enrol", json={"node": node}, headers=headers)
 
+            assert enrol("n1.site").status_code == 201
             assert send("n1").status_code == 200
             assert (send("n2").status_code, send("n2").json()["reason"]) == (403, "certificate")
-            assert enrol("n1.site").status_code == 201
             assert (enrol("n3").status_code, enrol("n3").json()["reason"]) == (403, "certificate")
+        assert agent_frames(server.url, pki, tokens["n1"][0]) == 1
 
 
 OPEN = {"listen": "192.0.2.1:8470"}  # documentation's: nobody listens there

@@ -261,6 +261,7 @@ class NodeDict(TypedDict):
     watched_until: str | None
     relapsed: list[str]
     introduced_by: str
+    cluster: str
     phase: str
     agent: AgentDict | None
     vouched: bool

@@ -121,7 +121,7 @@ class RanksEnded:
 
 
 @dataclass(frozen=True)
-class RankDone:
+class RankFinished:
     """A rank has exited with 0 while others of its node go on."""
 
     node: str
@@ -243,7 +243,7 @@ class Tick:
     """Time has passed."""
 
 
-RankEvent = RanksStarted | RankReachedPoint | RankDone | RanksEnded
+RankEvent = RanksStarted | RankReachedPoint | RankFinished | RanksEnded
 RunnerEvent = RunnerReady | RunnerBusy | RunnerLost | RunnerSilent | NodeUnfit | RanksStopped | RankEvent
 Progress = CheckpointChosen | StepSeen | CheckpointWritten
 Asked = ExcludeAsked | RestartAsked | ReadmitAsked

@@ -98,7 +98,7 @@ def _runner_says(rules: Rules, state: State, said: on.RunnerEvent, now: on.Momen
             return _runner_silent(rules, state, said, now)
         case on.RanksStopped(node, survivors):
             return _ranks_stopped(rules, state, node, survivors, now)
-        case on.RanksStarted() | on.RankReachedPoint() | on.RankDone() | on.RanksEnded():
+        case on.RanksStarted() | on.RankReachedPoint() | on.RankFinished() | on.RanksEnded():
             return _rank_says(rules, state, said, now)
 
 
@@ -110,7 +110,7 @@ def _rank_says(rules: Rules, state: State, said: on.RankEvent, now: on.Moment) -
         case on.RanksStarted(node, attempt, ranks):
             if attempt == state.attempt:
                 return running_yet(rules, replace(state, started={**state.started, node: ranks}), now)
-        case on.RankDone(_, _, rank):
+        case on.RankFinished(_, _, rank):
             return ranks_done(state, frozenset({rank}), now), []
         case on.RankReachedPoint():
             return regroup.at_point(rules, state, said, now)

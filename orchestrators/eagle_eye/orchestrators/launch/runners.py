@@ -218,7 +218,7 @@ class Runners:
             case messages.RankAtPoint(attempt, rank, waits, reason):
                 self._post(on.RankReachedPoint(node, attempt, rank, waits, reason, self._in_touch()))
             case messages.RankDone(attempt, rank):
-                self._post(on.RankDone(node, attempt, rank))
+                self._post(on.RankFinished(node, attempt, rank))
             case messages.Seen():
                 self._post(_seen(node, message, self._in_touch()))
             case messages.Ended(attempt, success, exits, detail):

@@ -860,6 +860,7 @@ export interface Node {
   watched_until: string | null;
   relapsed: Array<string>;
   introduced_by: string;
+  cluster: string;
   phase: "checking" | "draining" | "excluded" | "in_service" | "watched";
   agent: Agent | null;
   vouched: boolean;
@@ -1051,6 +1052,7 @@ export interface ReturningNode {
   watched_until: string | null;
   relapsed: Array<string>;
   introduced_by: string;
+  cluster: string;
   phase: "checking" | "draining" | "excluded" | "in_service" | "watched";
   agent: Agent | null;
   vouched: boolean;
