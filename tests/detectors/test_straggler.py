@@ -198,6 +198,11 @@ def test_where_hosts_lack_processors_slowness_that_may_be_chance_cannot_be_told(
         said(starved(slow(job(), 1.5, 2)))
 
 
+def test_scheduling_explains_noise_where_hosts_lack_processors() -> None:
+    assert said(slow(job(noise=0.25), 6.0, 8))[0].confidence == CONFIDENCE_TOLD
+    assert said(starved(slow(job(noise=0.25), 6.0, 8)))[0].confidence == CONFIDENCE_RIPE
+
+
 def test_where_hosts_lack_processors_a_sure_straggler_is_named() -> None:
     (verdict,) = said(starved(slow(job(noise=0.1), 8.0, 8)))
     assert (verdict.node, verdict.confidence) == ("n2", CONFIDENCE_RIPE)

@@ -2,10 +2,10 @@
 
 Work counts as equal in two cases. Ranks' times, corrected for reported work, differ little from step to step: then the
 work is equal (fixed-length data: 1%; packed sequences and experts differ by 5 to 30%), or differs by far too little to
-explain a rank that is many times as slow, particularly if the code reports how much it is, and that it differs; the
-remaining differences are mostly the machines' own. Or ranks with the same data, whose times correlated with this one's
-alone, are not slower. Work counts as unequal if the ranks of other pipeline stages that work on the same data have
-become as slow at the same time, or if peers' times lie apart all along.
+explain a rank that is many times as slow, particularly if the code reports how much it is, and that it differs, or if
+most hosts are short of CPU; the remaining differences are mostly the machines' own. Or ranks with the same data, whose
+times correlated with this one's alone, are not slower. Work counts as unequal if the ranks of other pipeline stages
+that work on the same data have become as slow at the same time, or if peers' times lie apart all along.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import numpy as np
 from eagle_eye.detectors.signs.medians import median_of, median_over_rows
 from eagle_eye.detectors.signs.once import once, once_for_members
 from eagle_eye.detectors.signs.own_history import STEPS_LOOKED_AT, growths
+from eagle_eye.detectors.signs.own_pace import short_of_cpu
 from eagle_eye.detectors.signs.peers import SIGMA_PER_MAD, role_members
 from eagle_eye.detectors.signs.progress import typical_step_s
 from eagle_eye.detectors.signs.step_noise import MEMORY_MIN, memory, spread_of
@@ -24,9 +25,9 @@ from eagle_eye.detectors.signs.under_load import peers_of
 from eagle_eye.detectors.types import Floats, Integers, Window
 
 NOISE_RATIO = 0.03  # of single steps: the most by which ranks of equal work differ
-# Share of a rank's excess below which step-to-step differences do not explain it, if work is not reported...
+# Share of a rank's excess below which step-to-step differences do not explain it, if nothing says why they differ...
 NOISE_SHARE = 0.04
-NOISE_SHARE_TOLD = 0.15  # ...and if it is
+NOISE_SHARE_TOLD = 0.15  # ...and if reported work does, or hosts that are short of CPU
 LEVELS_SHARE = 0.125  # the same of the differences that last, as between experts of which some are asked for more
 # Reports of several short steps hold their mean, in which such differences shrink. Machines' own shrink less: times of
 # one worker have a lag-1 correlation of 0.52 to 0.88 (Alibaba). Where reports still show that they last, so many steps
@@ -57,7 +58,8 @@ def even_work(window: Window, index: int, onset: int) -> bool:
     if _tokens_growth(window, index, onset, peers) >= max(WORK_SHARE * math.log(times), TOKENS_NOTED):
         return False
     told = work_is_told(window, index, onset) and _units_differ(window, first, peers)
-    noise = max(NOISE_RATIO, (NOISE_SHARE_TOLD if told else NOISE_SHARE) * (times - 1))
+    share = NOISE_SHARE_TOLD if told or short_of_cpu(window) else NOISE_SHARE
+    noise = max(NOISE_RATIO, share * (times - 1))
     if not told:
         lasting = memory(window, int(window.role_of[index])) >= MEMORY_MIN
         alike = STEPS_ALIKE if lasting else STEPS_ALIKE_UNSEEN

@@ -37,6 +37,15 @@ def require_cpu(window: Window) -> None:
 
     One host that is shorter of it than the others is another matter (``CpuContention``).
     """
+    short = short_of_cpu(window)
+    if short:
+        raise Blind(
+            f"{short}: their ranks' times show when they were scheduled; give them more cores, or run less beside it"
+        )
+
+
+def short_of_cpu(window: Window) -> str:
+    """Return how many hosts are short of CPU, and by what; "" unless most are."""
     rows = window.node_times_s > window.now_s - CPU_SHORT_S
     for metric, limit in CPU_SHORT:
         values = window.node.get(metric)
@@ -46,12 +55,10 @@ def require_cpu(window: Window) -> None:
         levels = levels[np.isfinite(levels)]
         short = levels[levels >= limit]
         if 2 * len(short) > len(levels):
-            raise Blind(
-                f"{len(short)} of {len(levels)} hosts are short of CPU ({metric} {short.min():.2f}, from {limit} on):"
-                " their ranks' times show when they were scheduled; give them more cores, or run less beside the job"
-            )
+            return f"{len(short)} of {len(levels)} hosts are short of CPU ({metric} {short.min():.2f}, from {limit} on)"
         if len(levels):
-            return
+            return ""
+    return ""
 
 
 def with_cpu(window: Window, found: list[Verdict], sure: list[Verdict]) -> list[Verdict]:
