@@ -196,6 +196,13 @@ class TestStaysQuiet:
         assert without(story, "gpu_power_limit", "gpu_memory_clock")
         assert DETECTOR.detect(story.window()) == []
 
+    def test_a_node_that_was_always_slower_stays_whatever_else_shows_it(self) -> None:
+        story = job(nodes=9)
+        for column in story.column("n8"):
+            capped(story, column, rows=120)
+        assert without(story, "gpu_power_limit", "gpu_memory_clock")
+        assert one(DETECTOR.detect(story.window())).asks == "notify"
+
     def test_clocks_that_dip_in_an_idle_phase_are_no_fault(self) -> None:
         story = idle(job(), 30)
         story.device["gpu_sm_clock_hertz"][-30:, 5] = 345e6

@@ -25,13 +25,17 @@ CONFIDENCE_SURE, CONFIDENCE_CLEAR, CONFIDENCE_LIKELY = 0.96, 0.92, 0.8
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Throttled:
-    """A GPU whose clock is low for a known reason; ``how`` is the predicate of the summary's sentence about it."""
+    """A GPU whose clock is low for a known reason; ``how`` is the predicate of the summary's sentence about it.
+
+    ``perhaps_made_so``: it may be other hardware, whatever else shows that it is slower.
+    """
 
     slow: SlowClock
     confidence: float
     kinds: frozenset[str]
     evidence: tuple[Evidence, ...]
     how: str
+    perhaps_made_so: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -138,6 +142,7 @@ def _of_node(window: Window, detector: str, throttle: Throttle, found: list[Thro
         evidence=first.evidence,
         kinds=first.kinds,
         slowdown_ratio=cost.ratio,
+        asks="notify" if first.perhaps_made_so else None,
     )
 
 

@@ -109,11 +109,12 @@ def _capped(window: Window, slow: SlowClock) -> Throttled | None:
         confidence = CONFIDENCE_LIKELY if by_itself else CONFIDENCE_CLEAR
     else:
         return None
-    if slow.chronic and not braked and (nodes_among(window, slow.peers) < 2 or limit is None):
-        # Always so: with one other node it is undecidable which is off, and it may be another GPU model.
+    # Always so: with one other node it is undecidable which is off, and it may be another GPU model.
+    undecidable = slow.chronic and not braked and (nodes_among(window, slow.peers) < 2 or limit is None)
+    if undecidable:
         confidence = min(confidence, CONFIDENCE_LIKELY)
     kinds, evidence = _evidence(window, slow, down, limited, braked)
-    return Throttled(slow, confidence, kinds, evidence, f"is held down without being hot ({why})")
+    return Throttled(slow, confidence, kinds, evidence, f"is held down without being hot ({why})", undecidable)
 
 
 def _far(slow: SlowClock, power: PeerComparison) -> bool:
