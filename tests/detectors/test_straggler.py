@@ -221,9 +221,12 @@ def test_what_is_reported_early_claims_no_cost_that_no_step_shows() -> None:
     assert (verdict.slowdown_ratio, verdict.asks) == (0.0, "none")
 
 
-def test_nothing_is_said_before_the_jobs_pace_is_known() -> None:
-    with pytest.raises(Blind, match="its pace is not known yet"):
-        said(slow(job(rows=50), 1.2, 2))
+def test_a_little_is_not_told_before_the_jobs_pace_is_known() -> None:
+    assert said(slow(job(rows=50), 1.2, 2)) == []
+
+
+def test_a_sure_straggler_needs_no_past() -> None:
+    assert said(slow(job(rows=50), 1.2, 4))[0].confidence == CONFIDENCE_EARLY
 
 
 def test_two_slow_steps_of_a_rank_that_has_shown_such_before_are_a_hiccup() -> None:

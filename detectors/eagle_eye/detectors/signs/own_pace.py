@@ -61,12 +61,13 @@ def short_of_cpu(window: Window) -> str:
     return ""
 
 
-def with_cpu(window: Window, found: list[Verdict], sure: list[Verdict]) -> list[Verdict]:
-    """Return the verdicts found, or those of them that are sure while most hosts are short of CPU.
+def with_pace(window: Window, found: list[Verdict], sure: list[Verdict]) -> list[Verdict]:
+    """Return the verdicts found, or those that are sure while the job has no pace or most hosts are short of CPU.
 
     Raises Blind if none is.
     """
     try:
+        require_pace(window)
         require_cpu(window)
     except Blind:
         if not sure:

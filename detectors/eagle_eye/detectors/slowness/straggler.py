@@ -17,7 +17,7 @@ from eagle_eye.detectors.signs.medians import (
     quantile_over_rows,
     trimmed_means,
 )
-from eagle_eye.detectors.signs.own_pace import require_pace, with_cpu
+from eagle_eye.detectors.signs.own_pace import with_pace
 from eagle_eye.detectors.signs.peers import PEERS_MIN, step_levels
 from eagle_eye.detectors.signs.progress import SHORT_STEP_S, typical_step_s
 from eagle_eye.detectors.signs.rank_cost import ONSET_MARGIN, PACE_NOTED, cost_since, waited_for
@@ -114,9 +114,9 @@ class Straggler:
     pace shows its cost. Confidence rises after ``ripe_s``, since passing disturbances are over by then. A rank that no
     step waits for is not a straggler: with heavy-tailed noise, or little compute in a step, some rank always computes
     longest. A rank whose excess the job's pace does not show (a stage with time to spare, or not yet) is recorded
-    without notification. Blind with fewer than three comparable ranks, without compute times, while the job has no pace
-    yet, and, for what is only told of, where most hosts are short of CPU (``signs/own_pace``). Cannot see: a whole role
-    that is slow; causes.
+    without notification. Blind with fewer than three comparable ranks or no compute times, and, for what is only told
+    of, while the job has no pace yet or most hosts are short of CPU (``signs/own_pace``). Cannot see: a whole role that
+    is slow; causes.
     """
 
     ratio: float
@@ -132,7 +132,8 @@ class Straggler:
         relative = window.steps.relative_compute
         if "train_compute_seconds" not in window.device:
             raise Blind("no compute time is reported: the hook is not installed or cannot see it")
-        require_pace(window)
+        if len(relative) < STEPS_MIN:
+            return []
         if not np.isfinite(relative[-STEPS_MIN:]).any():
             raise Blind(f"no rank has {PEERS_MIN} comparable peers that report: nobody can say which is off")
         worst: dict[str, Verdict] = {}
@@ -150,7 +151,7 @@ class Straggler:
         shared = {verdict.nodes: verdict for verdict in sorted(uneven, key=lambda verdict: verdict.slowdown_ratio)}
         found = [*worst.values(), *shared.values()]
         sure = [verdict for verdict in found if verdict.confidence >= CONFIDENCE_EARLY]
-        return found if len(sure) == len(found) else with_cpu(window, found, sure)
+        return found if len(sure) == len(found) else with_pace(window, found, sure)
 
     def _suspects(self, window: Window) -> list[_Suspect]:
         """Return the ranks whose mean over some steps is high enough to examine closely, fewest steps first."""

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from eagle_eye.detectors.signs.medians import median_of, median_over_rows
-from eagle_eye.detectors.signs.own_pace import require_pace, settled_line, with_cpu
+from eagle_eye.detectors.signs.own_pace import require_pace, settled_line, with_pace
 from eagle_eye.detectors.signs.role_medians import Roles, medians, window_roles
 from eagle_eye.detectors.types import Blind, Evidence, Floats, Verdict, Window
 
@@ -70,7 +70,7 @@ class WorkloadImbalance:
         ranks, stages = self._ranks(window, compute, seconds), self._stages(window, compute, seconds, roles)
         found = [verdict for verdict in (ranks, stages) if verdict is not None]
         if ranks is not None:
-            found = with_cpu(window, found, [stages] if stages is not None else [])
+            found = with_pace(window, found, [stages] if stages is not None else [])
         return [max(found, key=lambda verdict: verdict.slowdown_ratio)] if found else []
 
     def _ranks(self, window: Window, compute: Floats, seconds: Floats) -> Verdict | None:
