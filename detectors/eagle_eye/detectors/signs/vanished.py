@@ -38,8 +38,11 @@ class Vanished(NamedTuple):
 
 def vanished(window: Window) -> list[Vanished]:
     """Return the devices whose hardware values have vanished, as ``without_values``."""
-    names = [name for name in sorted(window.device) if name.startswith(HARDWARE_PREFIX)]
-    return without_values(window, names[:METRICS_MAX])
+    return without_values(window, _hardware_metrics(window))
+
+
+def _hardware_metrics(window: Window) -> list[str]:
+    return [name for name in sorted(window.device) if name.startswith(HARDWARE_PREFIX)][:METRICS_MAX]
 
 
 def without_values(window: Window, names: Sequence[str]) -> list[Vanished]:
@@ -70,7 +73,7 @@ def without_values(window: Window, names: Sequence[str]) -> list[Vanished]:
 
 def may_vanish(window: Window, node: str, device: int, since_s: float) -> bool:
     """Whether a device has had no hardware values since a moment, unlike its neighbours: the next rows decide."""
-    names = [name for name in sorted(window.device) if name.startswith(HARDWARE_PREFIX)][:METRICS_MAX]
+    names = _hardware_metrics(window)
     rows = window.times_s > since_s
     own = np.array([series.node == node and series.device == device for series in window.series])
     if not names or not rows.any() or not own.any():

@@ -49,14 +49,14 @@ def named(labels: Mapping[str, str], node_labels: Sequence[str]) -> NamedMachine
         value = labels.get(label, "")
         if label in ADDRESS_LABELS:
             value = _host(value)
-        elif value.casefold() in _EVERY_HOST or is_exporter_pod(value, labels):
+        elif value.casefold() in _EVERY_HOST or _is_exporter_pod(value, labels):
             continue
         if value:
             return NamedMachine(value, label)
     return None
 
 
-def is_exporter_pod(value: str, labels: Mapping[str, str]) -> bool:
+def _is_exporter_pod(value: str, labels: Mapping[str, str]) -> bool:
     """Return whether a host name is that of a pod which the series comes from."""
     return any(labels.get(label) == value for label in POD_LABELS) or _EXPORTER_POD.fullmatch(value) is not None
 
