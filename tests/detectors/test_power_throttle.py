@@ -251,6 +251,20 @@ class TestRacks:
         assert (verdict.node, verdict.asks) == (None, "notify")
         assert set(verdict.nodes) == {"n3", "n4", "n5"}
 
+    def test_wandering_clocks_do_not_hide_that_a_rack_fell_together(self) -> None:
+        rng = np.random.default_rng(5)
+        story = hookless(job(nodes=16, gpus=8, rows=200))
+        for node in ("n3", "n4", "n5", "n6"):
+            for column in story.column(node):
+                story.device["gpu_sm_clock_hertz"][-100:, column] *= 0.85
+                story.device["gpu_power_watts"][-100:, column] *= 0.8
+        clock = story.device["gpu_sm_clock_hertz"]
+        wander = 1 - np.minimum(rng.exponential(0.06, clock.shape), 0.3)
+        wander[:, story.column("n3")] = 1.0
+        story.device["gpu_sm_clock_hertz"] = clock * wander
+        found = DETECTOR.detect(without(story, "gpu_power_limit", "gpu_throttle").window())
+        assert [(verdict.node, verdict.nodes) for verdict in found] == [(None, ("n3", "n4", "n5", "n6"))]
+
     def test_a_cap_that_is_lifted_node_by_node_accuses_nobody_in_the_end(self) -> None:
         story = job(nodes=12, rows=200)
         plain = job(nodes=12, rows=200)

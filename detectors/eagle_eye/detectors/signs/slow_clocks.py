@@ -42,6 +42,8 @@ DISTANCE_MIN = 4.0  # standard deviations of the peers, below which it counts as
 SIGMA_PER_QUARTER = 3.14  # converts the quarter nearest to the median, of normal values, to sigma
 SCREEN_ROWS = 4  # evenly spaced over the newest LARGE_LASTS_S
 HISTORY_S, HISTORY_ROWS = 600.0, 600
+LEVEL_ROWS = 32  # before a moment, whose mean is a node's level
+IN_COMMON_SHARE = 1 / 3  # of a GPU's deficit that its whole node shows, where not that GPU alone fell
 SAMPLED, SAMPLE_MIN = 8_192, 64  # of a large fleet's series, for the screen's medians; at least this many of each group
 LARGE_GROUP_NODES = 8  # one node's GPUs do not move the median of such a group
 SUSPECTS_MAX = 48  # examined closely in one pass, worst first
@@ -147,7 +149,8 @@ def _rows_at_work(window: Window) -> Rows:
 def fell_together(window: Window, slow: SlowClock, metric: str = "gpu_sm_clock_hertz") -> list[Struck]:
     """Return the other nodes whose clocks fell at about the same time, even if they have recovered since.
 
-    A rack's cap is lifted node by node: the last one that is still slow is not to blame.
+    A rack's cap is lifted node by node: the last one that is still slow is not to blame. Single GPUs count, and all of
+    a node together, beside their own past: a clock that varies by itself hides in one GPU what many of them show.
     """
     if slow.chronic:
         return []
@@ -177,7 +180,28 @@ def fell_together(window: Window, slow: SlowClock, metric: str = "gpu_sm_clock_h
         node = int(window.node_of[column])
         depth = float(np.fmax.reduce([deficit[column] for deficit in deficits]))
         deepest[node] = max(deepest.get(node, 0.0), depth)
+    at_first = rows[since_s <= -together_s][-LEVEL_ROWS:]
+    whole = _node_deficits(window, clock, at_first, rows[(since_s > 0) & (since_s <= 2 * together_s)])
+    if whole[own] >= IN_COMMON_SHARE * slow.deficit:
+        for node in np.flatnonzero(whole >= max(MILD_DEFICIT, whole[own] / 2)).tolist():
+            depth = slow.deficit * float(whole[node] / whole[own])
+            deepest[node] = max(deepest.get(node, 0.0), depth)
     return [Struck(node, slow.onset_s, depth) for node, depth in sorted(deepest.items()) if node != own]
+
+
+def _node_deficits(window: Window, clock: Floats, before: Rows, since: Rows) -> Floats:
+    """Return by what share each node's GPUs fell in common, beside other nodes: (nodes,); 0 within the spread."""
+    if len(before) < ROWS_MIN or len(since) < ROWS_MIN:
+        return np.zeros(len(window.nodes))
+    with np.errstate(invalid="ignore", divide="ignore"):
+        change = _mean(clock[since]) / _mean(clock[before])
+        known = np.isfinite(change)
+        count = np.bincount(window.node_of[known], minlength=len(window.nodes))
+        change = np.bincount(window.node_of[known], change[known], minlength=len(window.nodes)) / count
+        centre, sigma = _centre(change)
+        sigma = max(sigma, SIGMA_FLOOR)
+        deficits: Floats = np.where(change < centre - DISTANCE_MIN * sigma, 1 - change / centre, 0.0)
+    return deficits
 
 
 def _deficits(rows: Floats, groups: _Grouping) -> Floats:

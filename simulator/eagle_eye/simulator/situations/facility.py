@@ -45,7 +45,7 @@ def link_flap(story: Story) -> None:
 def rack_power_cap(story: Story) -> None:
     """The facility caps the power of a rack: all its nodes are slower together."""
     layout, onset_s = story.layout, story.onset()
-    size = min(RACK_NODES, max(1, layout.nodes - 1))
+    size = min(RACK_NODES, max(2, layout.nodes - 1))  # one node alone: nothing tells it from a fault of that node
     first = int(story.rng.integers(0, max(1, layout.nodes // size))) * size
     nodes = tuple(n for n in range(first, first + size) if n < layout.nodes)
     slower = float(story.rng.uniform(1.06, 1.2))
