@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from time import perf_counter
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -340,6 +341,48 @@ def test_an_exception_is_reported_without_secrets_and_still_printed(listener: Li
 )
 def test_the_environment_says_who_we_are(environ: dict[str, str], expected: Identity) -> None:
     assert Identity.of(environ) == expected
+
+
+GROUP = SimpleNamespace(is_initialized=lambda: True, get_rank=lambda: 3, get_world_size=lambda: 4)
+GROUPED = {"torch.distributed": GROUP}
+UNGROUPED = {"torch.distributed": SimpleNamespace(is_initialized=lambda: False)}
+LOCAL_ONLY = {"LOCAL_RANK": "1", "NODE_RANK": "1", "WORLD_SIZE": "4"}  # as Lightning's own launcher starts processes
+
+
+@pytest.mark.parametrize(
+    ("environ", "modules", "expected"),
+    [
+        (LOCAL_ONLY, GROUPED, (3, 4)),
+        ({}, GROUPED, (3, 4)),
+        ({"RANK": "5", "WORLD_SIZE": "8"}, GROUPED, (5, 8)),  # torchft: a group spans one replica group's ranks
+        ({}, UNGROUPED, (0, 1)),
+        ({}, {}, (0, 1)),
+        (LOCAL_ONLY, UNGROUPED, None),
+        (LOCAL_ONLY, {}, None),
+        (LOCAL_ONLY, {"torch.distributed": object()}, None),
+    ],
+)
+def test_the_process_group_numbers_a_rank_that_no_launcher_numbered(
+    environ: dict[str, str], modules: dict[str, object], expected: tuple[int, int] | None
+) -> None:
+    found = Identity.known(environ, modules)
+    assert (None if found is None else (found.rank, found.world_size)) == expected
+
+
+def test_a_process_of_unknown_rank_speaks_once_it_is_known(listener: Listener, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hook, "SEND_EVERY_S", 0.01)
+    for name, value in LOCAL_ONLY.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setitem(sys.modules, "torch.distributed", UNGROUPED["torch.distributed"])
+    training = attach(socket=listener.path, heartbeat_s=0.01)
+    try:
+        training.step()
+        until(lambda: training.failures > 0)
+        assert listener.read() == []
+        monkeypatch.setitem(sys.modules, "torch.distributed", GROUPED["torch.distributed"])
+        until(lambda: [(each.rank, each.step) for each in listener.read()][-1:] == [(3, 1)])
+    finally:
+        training.detach()
 
 
 def modules_with(*groups: tuple[int, int, int]) -> dict[str, object]:

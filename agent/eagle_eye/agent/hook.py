@@ -27,6 +27,7 @@ from types import TracebackType
 from typing import Any
 
 from eagle_eye.agent.redact import redact
+from eagle_eye.agent.training_hook.launch_variables import attempt
 from eagle_eye.agent.training_hook.message import HEARTBEAT_S, PHASE_CHARS_MAX, TEXT_BYTES_MAX
 from eagle_eye.agent.training_hook.sender import HookSender, HookState, Identity, collective_sequences, hook_socket
 from eagle_eye.agent.training_hook.tally import RunningTotals
@@ -171,7 +172,6 @@ class Training:
             self._count_failure(error)
 
     def _begin(self, model: Any, optimizer: Any, step: int, path: Path | None, heartbeat_s: float) -> None:
-        identity = Identity.of(os.environ)
         self._step = int(step)
         self._state.progress = (self._step if self._step > 0 else -1, tuple(self._tally.sums))
         try:
@@ -184,10 +184,9 @@ class Training:
         except Exception as error:  # noqa: BLE001 - another version of torchft; the rest of the report stands
             self._count_failure(error)
         self._state.gpu = self._watch.gpu
-        if self._watch.device is not None:
-            identity = identity.on_device(self._watch.device)
         path = hook_socket(os.environ) if path is None else path
-        self._sender = HookSender(identity, self._state, path, heartbeat_s, self._sequences)
+        self._sender = HookSender(None, self._state, path, heartbeat_s, self._sequences)
+        self._identify(self._sender)
         self._sender.event("phase", "start")
         self._sender.send()
         self._excepthook = sys.excepthook
@@ -195,7 +194,15 @@ class Training:
         atexit.register(self._end)
         self._heartbeat = threading.Thread(target=self._beat, name="eagle-eye-hook", daemon=True)
         self._heartbeat.start()
-        os.environ[HOOK_ATTEMPT_VARIABLE] = str(identity.attempt)
+        os.environ[HOOK_ATTEMPT_VARIABLE] = str(attempt(os.environ))
+
+    def _identify(self, sender: HookSender) -> None:
+        """Set who the process is once that is known; several processes that all call themselves rank 0 mislead."""
+        identity = Identity.known(os.environ, sys.modules)
+        if identity is not None:
+            sender.identity = identity if self._watch.device is None else identity.on_device(self._watch.device)
+        elif self._state.progress[1][0] > 0.0:  # steps
+            self._count_failure(RuntimeError("WORLD_SIZE is set, and nothing gives this process's rank: set RANK"))
 
     def _end(self) -> None:
         sender, self._sender = self._sender, None
@@ -242,6 +249,8 @@ class Training:
 
     def _send(self, sender: HookSender) -> None:
         try:
+            if sender.identity is None:
+                self._identify(sender)
             sender.send()
         except Exception as error:  # noqa: BLE001 - the next beat may succeed
             self._count_failure(error)

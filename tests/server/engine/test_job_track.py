@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 import numpy as np
+import pytest
 
 from eagle_eye.schema.metrics import Scope
 from eagle_eye.server.engine.job_track import LATE_S, JobTrack
@@ -20,10 +21,10 @@ def track() -> JobTrack:
     return known
 
 
-def tell(known: JobTrack, rank: int, time_s: float, step: float) -> None:
-    """Have a rank's agent report at a moment the step that ended last."""
+def tell(known: JobTrack, rank: int, time_s: float, step: float, step_s: float = 5.0) -> None:
+    """Have a rank's agent report at a moment the step that ended last, and how long it took."""
     metrics = ("train_step", "train_step_seconds", "train_compute_seconds")
-    values = np.array([[step], [5.0], [4.0]], np.float32)
+    values = np.array([[step], [step_s], [0.8 * step_s]], np.float32)
     known.write(time_s, Scope.DEVICE, metrics, slice(rank, rank + 1), values)
 
 
@@ -72,3 +73,23 @@ def test_values_of_a_step_are_each_ranks_own() -> None:
     train(known, 26)
     window = known.window(T0 + 25.9, np.full(3, T0 + 25.9), np.zeros(3, bool), T0)
     assert np.array_equal(window.steps.values["train_compute_seconds"][-1], np.full(3, 4.0, np.float32))
+
+
+@pytest.mark.parametrize("step_s", [0.141, 0.3, 0.708, 1.407])
+def test_what_a_step_takes_is_the_ranks_own_time(step_s: float) -> None:
+    known = track()
+    for second in range(60):
+        for rank, phase_s in enumerate(PHASES_S):
+            tell(known, rank, T0 + second + phase_s, math.floor((second + phase_s) / step_s), step_s)
+        settled(known, T0 + second + 0.9)
+    assert known.pace_s == pytest.approx(step_s, rel=1e-6)
+
+
+def test_where_no_rank_times_its_steps_they_are_timed_as_seen() -> None:
+    known = track()
+    for second in range(60):
+        for rank, phase_s in enumerate(PHASES_S):
+            step = np.array([[math.floor(second / 5)]], np.float32)
+            known.write(T0 + second + phase_s, Scope.DEVICE, ("train_step",), slice(rank, rank + 1), step)
+        settled(known, T0 + second + 0.9)
+    assert known.pace_s == pytest.approx(5.0, abs=0.1)

@@ -16,6 +16,7 @@ import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from eagle_eye.agent.training_hook import launch_variables
 from eagle_eye.agent.training_hook.message import (
@@ -67,6 +68,21 @@ class Identity:
             visible_devices=visible,
         )
 
+    @staticmethod
+    def known(environ: Mapping[str, str], modules: Mapping[str, object]) -> Identity | None:
+        """Return the process's identity, its rank by the default process group where no launcher's variable gives it.
+
+        None while the environment says that there are several ranks and neither says which this is. ``modules`` is
+        ``sys.modules``: torch is used if the program imported it.
+        """
+        found, place = Identity.of(environ), launch_variables.place(environ)
+        if place.rank is not None:
+            return found
+        distributed: Any = modules.get("torch.distributed")
+        if getattr(distributed, "is_initialized", bool)():
+            return replace(found, rank=distributed.get_rank(), world_size=distributed.get_world_size())
+        return None if found.world_size > 1 else found
+
     def on_device(self, index: int) -> Identity:
         """Return this identity on the process's ``index``-th visible GPU."""
         return replace(self, device=_physical_device(self.visible_devices, index))
@@ -94,11 +110,14 @@ class HookState:
 
 
 class HookSender:
-    """Sends ``state`` as messages of one process; every method returns at once and raises no network error."""
+    """Sends ``state`` as messages of one process; every method returns at once and raises no network error.
+
+    While ``identity`` is None nothing is sent.
+    """
 
     def __init__(
         self,
-        identity: Identity,
+        identity: Identity | None,
         state: HookState,
         path: Path | None,
         heartbeat_s: float = HEARTBEAT_S,
@@ -133,10 +152,11 @@ class HookSender:
 
     def send(self, *, goodbye: bool = False) -> bool:
         """Send the state; return whether the agent's socket accepted it."""
-        if not self._sending.acquire(blocking=False):
+        identity = self.identity
+        if identity is None or not self._sending.acquire(blocking=False):
             return False
         try:
-            message = self._message(goodbye=goodbye)
+            message = self._message(identity, goodbye=goodbye)
             try:
                 self._socket.sendto(message, self._address)
             except OSError:  # no listener, or its queue is full: the next message carries it all
@@ -154,12 +174,12 @@ class HookSender:
         with contextlib.suppress(OSError):
             self._socket.close()
 
-    def _message(self, *, goodbye: bool) -> bytes:
-        identity, state = self.identity, self.state
+    def _message(self, identity: Identity, *, goodbye: bool) -> bytes:
+        state = self.state
         sequence, completed = self._sequences()
         if state.changed:
             state.changed = False
-            self._tail = self._encode_tail()
+            self._tail = self._encode_tail(identity)
         self._number += 1
         step, totals = state.progress
         message = HookMessage(
@@ -183,8 +203,8 @@ class HookSender:
         )
         return encode(message, self._tail)
 
-    def _encode_tail(self) -> bytes:
-        identity, state = self.identity, self.state
+    def _encode_tail(self, identity: Identity) -> bytes:
+        state = self.state
         while True:
             tail = encode_tail(identity.job, identity.role, state.phase, state.gpu, state.events, state.quorum)
             if len(tail) <= MESSAGE_BYTES_MAX - 512 or not state.events:

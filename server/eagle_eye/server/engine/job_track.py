@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from eagle_eye.detectors.signs.medians import median_of
 from eagle_eye.detectors.signs.peers import latest
-from eagle_eye.detectors.signs.progress import QUIET_PHASES
+from eagle_eye.detectors.signs.progress import PACE_STEPS, QUIET_PHASES
 from eagle_eye.detectors.types import Beginning, Curve, Floats, Link, Series, Window, WindowEvent
 from eagle_eye.schema.action import MemberRank
 from eagle_eye.schema.metrics import Scope
@@ -147,8 +148,14 @@ class JobTrack:
 
     @property
     def pace_s(self) -> float | None:
-        """The typical time per step; None before two steps were seen."""
-        return self.course.pace_s
+        """What a step takes: the median of the newest that ranks reported, else of those seen; None before two were.
+
+        Frames come in whole intervals: the time between two says little about steps as short as these.
+        """
+        reported = self._steps.curve().values.get("train_step_seconds")
+        newest = reported[-PACE_STEPS:] if reported is not None else np.zeros(0)
+        known = newest[np.isfinite(newest)]
+        return median_of(known) if len(known) else self.course.pace_s
 
     @property
     def bytes_per_line(self) -> int:
