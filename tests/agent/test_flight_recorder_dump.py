@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import json
 import pickle
+import shutil
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ from hypothesis import strategies as st
 from eagle_eye.agent.nccl import flight_dump as limits
 from eagle_eye.agent.nccl.flight_dump import UNFINISHED_MAX, FlightDump, read
 from eagle_eye.detectors.progress.flight_recorder import analyse
+from eagle_eye.detectors.types import Blind
 from eagle_eye.schema.flight_recorder import BadDump
 from eagle_eye.server.requests.flight_recorder import read_dump
 from tests.agent.nccl_fakes import flight_dump, flight_entry
@@ -85,6 +88,32 @@ def test_a_hang_is_told_from_the_reduced_dumps_as_from_the_whole_ones(tmp_path: 
         path.write_bytes(reported(dump, rank).reduced)
         recordings.append(read_dump(path))
     assert analyse(recordings).culprits == (1,)
+
+
+@given(st.lists(st.tuples(st.integers(0, 6), st.booleans(), st.booleans()), min_size=2, max_size=6), st.booleans())
+def test_reduced_dumps_say_the_same_as_whole_ones(ranks: list[tuple[int, bool, bool]], states_kept: bool) -> None:
+    """Each rank has completed some of seven collectives, and perhaps enqueued the next; gloo keeps no states."""
+    folder = Path(tempfile.mkdtemp())
+    try:
+        answers = []
+        for form in ("whole", "reduced"):
+            recordings = []
+            for rank, (done, waits, counted) in enumerate(ranks):
+                state = "completed" if states_kept else "scheduled"
+                entries = [flight_entry(number, state, retired=True) for number in range(done)]
+                entries += [flight_entry(done, "scheduled", retired=False)] if waits else []
+                dump = flight_dump(*entries, ranks=len(ranks), enqueued=done - 1 + waits, completed=done - 1)
+                dump["pg_status"] = dump["pg_status"] if counted else {}
+                path = folder / f"{form}_{rank}.json"
+                path.write_bytes(json.dumps(dump).encode() if form == "whole" else reported(dump, rank).reduced)
+                recordings.append(read_dump(path))
+            try:
+                answers.append(analyse(recordings))
+            except Blind as reason:
+                answers.append(str(reason))
+        assert answers[0] == answers[1]
+    finally:
+        shutil.rmtree(folder)
 
 
 def test_point_to_point_operations_keep_their_own_numbers(tmp_path: Path) -> None:

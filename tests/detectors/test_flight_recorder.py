@@ -55,6 +55,26 @@ def test_the_rank_that_enqueued_less_is_behind() -> None:
     assert (wait.group, wait.sequence, wait.operation, wait.waiting) == (WORLD, 7, "nccl:all_reduce", (0, 1, 3))
 
 
+def test_dumps_without_a_record_say_that_nothing_was_recorded() -> None:
+    with pytest.raises(Blind, match="nothing was recorded: set TORCH_FR_BUFFER_SIZE"):
+        analyse([rank(number) for number in range(4)])
+
+
+def test_a_rank_whose_group_counts_no_operation_never_came() -> None:
+    told = [rank(number, op(WORLD, 7)) for number in range(3)]
+    assert summary(analyse([*told, rank(3, claim=-1)])) == ("missing", (3,))
+
+
+def test_a_rank_whose_dump_cannot_be_used_is_not_accused() -> None:
+    told = [rank(number, op(WORLD, 7)) for number in range(3)]
+    with pytest.raises(Blind, match="leads to rank 3, whose dump cannot be used"):
+        analyse(told, unread={3})
+
+
+def test_a_rank_seen_behind_is_named_though_another_dump_cannot_be_used() -> None:
+    assert summary(analyse(world(7, 7, 6), unread={3})) == ("behind", (2,))
+
+
 def test_two_ranks_can_be_behind() -> None:
     assert summary(analyse(world(7, 5, 6, 7))) == ("behind", (1,)), "rank 2 waits for rank 1 in number 6"
     assert summary(analyse(world(7, 6, 6, 7))) == ("behind", (1, 2))

@@ -15,6 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from eagle_eye.detectors.progress.flight_recorder import analyse
+from eagle_eye.detectors.types import Blind
 from eagle_eye.schema import flight_recorder as dump_format
 from eagle_eye.server.requests import flight_recorder
 from eagle_eye.server.requests.flight_recorder import BadDump, decode, rank_in_name, read_dump, read_folder
@@ -201,7 +202,25 @@ def test_a_bad_file_costs_its_rank_only(tmp_path: Path) -> None:
     assert sorted(recording.rank for recording in found.recordings) == [0, 1, 2]
     assert found.skipped == ["notes.txt"]
     assert len(found.unreadable) == 2
-    assert analyse(found.recordings).culprits == (3,)
+    assert found.unread == {3}
+
+
+def test_the_ranks_of_discarded_duplicates_are_not_missing(tmp_path: Path) -> None:
+    dumps = [dump(entry(7), rank=number % 2) for number in range(4)]
+    found = read_folder(write(tmp_path / "d", *dumps))
+    assert sorted(recording.rank for recording in found.recordings) == [0, 1]
+    assert found.unread == {2, 3}
+    with pytest.raises(Blind, match="leads to ranks 2, 3, whose dump cannot be used"):
+        analyse(found.recordings, found.unread)
+
+
+def test_retired_operations_that_their_group_counts_as_completed_are_not_open(tmp_path: Path) -> None:
+    """As gloo records them: states stay as they were scheduled."""
+    done = [entry(number, retired=True) for number in (1, 2)]
+    came = dump(*done, entry(3), pg_status={"0": {"last_enqueued_collective": 3, "last_completed_collective": 2}})
+    late = dump(*done, pg_status={"0": {"last_enqueued_collective": 2, "last_completed_collective": 2}})
+    found = read_folder(write(tmp_path / "d", came, came, late, came))
+    assert analyse(found.recordings).culprits == (2,)
 
 
 def test_a_folder_without_a_dump_is_an_error(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import io
 import pickle
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 import msgspec
@@ -21,6 +21,7 @@ OBJECTS_MAX = 32 << 20  # lists and dictionaries: one input byte can allocate a 
 TEXT_CHARS_MAX = 512  # of a name
 INTEGER_MAX = 1 << 63
 MEMO_SLACK = 1_024
+COMPLETED, LAST_COMPLETED = "completed", "last_completed_collective"
 
 # Opcodes of plain data, by the layout of their argument; all others are refused.
 _BARE = (
@@ -250,13 +251,32 @@ def group_of(entry: Mapping[str, Any]) -> tuple[str, str]:
     return str(integer_of("pg_id", entry.get("pg_id", 0))), ""
 
 
+def names_by_id(entries: Iterable[Mapping[str, Any]]) -> dict[int, str]:
+    """Return the names of the groups' numbers on their rank, as far as the entries show them. Raises BadDump."""
+    return {
+        integer_of("pg_id", entry["pg_id"]): group_of(entry)[0]
+        for entry in entries
+        if entry.get("process_group") and "pg_id" in entry
+    }
+
+
+def has_completed(entry: Mapping[str, Any], sequence: int, status: Mapping[str, Any] | None) -> bool:
+    """Whether an operation has completed, by its own state or by ``status``, its group's. Raises BadDump.
+
+    A retired operation may have failed: where states are not recorded at all (gloo) its group's count decides.
+    """
+    if entry.get("state") == COMPLETED:
+        return True
+    count = (status or {}).get(LAST_COMPLETED, -1)
+    return entry.get("retired") is True and sequence <= integer_of(LAST_COMPLETED, count)
+
+
 def status_of(
     dump: Mapping[str, Any], names: Collection[str], name_of_id: Mapping[int, str]
 ) -> dict[str, dict[str, Any]]:
     """Return the groups' own status, by name. A dump lists it only by the group's number on its rank.
 
-    ``names`` are the names in ``pg_config``, ``name_of_id`` maps numbers as far as the entries show them. Raises
-    BadDump.
+    ``names`` are the names in ``pg_config``, ``name_of_id`` is from ``names_by_id``. Raises BadDump.
     """
     status = {integer_of("pg_status", key): value for key, value in mapping_of(dump, "pg_status").items()}
     known = dict(name_of_id)

@@ -14,14 +14,18 @@ from typing import Any
 import msgspec
 
 from eagle_eye.schema.flight_recorder import (
+    COMPLETED,
     INTEGER_MAX,
+    LAST_COMPLETED,
     BadDump,
     decode,
     dump_of,
     entries_of,
     group_of,
+    has_completed,
     integer_of,
     mapping_of,
+    names_by_id,
     sequence_of,
     status_of,
     text_of,
@@ -35,10 +39,9 @@ UNFINISHED_MAX = 256  # kept: hosts run ahead by tens of collectives, and a hang
 RANKS_CHARS_MAX = 4 << 20  # of all groups: 100,000 ranks spelt out are 700,000, all of them in the widest group
 KEPT_BYTES_MAX = 4 << 20  # all kept operations together: UNFINISHED_MAX usually are 75,000
 SHAPES_MAX = 64  # kept: tensors per operation, and dimensions per tensor
-FINISHED = "completed"
 DEFAULT_GROUP = "0"
 
-ENQUEUED, STARTED, COMPLETED = "last_enqueued_collective", "last_started_collective", "last_completed_collective"
+ENQUEUED, STARTED = "last_enqueued_collective", "last_started_collective"
 
 
 @dataclass(frozen=True)
@@ -65,17 +68,13 @@ def read(raw: bytes, rank: int) -> FlightDump:
     if len(entries) > ENTRIES_MAX:
         raise BadDump(f"{len(entries)} entries; at most {ENTRIES_MAX} are read")
     operations = [_Operation(entry) for entry in entries]
-    name_of_id = {item.group_id: item.group for item in operations if item.names_group}
-    status = status_of(dump, groups, name_of_id)
-    completed = {name: integer_of(COMPLETED, reported.get(COMPLETED, -1)) for name, reported in status.items()}
+    status = status_of(dump, groups, names_by_id(entries))
     unfinished: list[_Operation] = []
     newest: dict[tuple[str, bool], _Operation] = {}
     done: dict[str, int] = {}
     left_out = 0
     for item in operations:
-        # A retired operation may have failed; where states are not recorded at all (gloo) the group's own status
-        # decides.
-        item.finished = item.state == FINISHED or (item.retired and item.sequence <= completed.get(item.group, -1))
+        item.finished = has_completed(item.entry, item.sequence, status.get(item.group))
         if item.finished and not item.exchange:
             done[item.group] = max(done.get(item.group, -1), item.sequence)
         key = (item.group, item.exchange)
@@ -93,7 +92,7 @@ def read(raw: bytes, rank: int) -> FlightDump:
     last = newest.get((widest, False))
     return FlightDump(
         enqueued=_said(status, widest, ENQUEUED, last.sequence if last is not None else None),
-        completed=_said(status, widest, COMPLETED, done.get(widest)),
+        completed=_said(status, widest, LAST_COMPLETED, done.get(widest)),
         ranks=groups[widest][1] if widest in groups else None,
         reduced=_reduced(dump, rank, groups, kept),
         left_out=left_out,
@@ -103,16 +102,14 @@ def read(raw: bytes, rank: int) -> FlightDump:
 class _Operation:
     """The fields of one entry that are needed. Raises BadDump."""
 
-    __slots__ = ("entry", "exchange", "finished", "group", "group_id", "names_group", "retired", "sequence", "state")
+    __slots__ = ("entry", "exchange", "finished", "group", "group_id", "sequence", "state")
 
     def __init__(self, entry: Mapping[str, Any]) -> None:
         self.entry = entry
         self.group, _ = group_of(entry)
         self.group_id = integer_of("pg_id", entry.get("pg_id", 0))
-        self.names_group = bool(entry.get("process_group")) and "pg_id" in entry
         self.sequence, self.exchange = sequence_of(entry)
         self.state = text_of(entry.get("state", ""))
-        self.retired = entry.get("retired") is True
         self.finished = False
 
 
@@ -163,7 +160,7 @@ def _reduced(
         if isinstance(value, dict):
             reported = {
                 name: integer_of(name, value[name])
-                for name in (ENQUEUED, STARTED, COMPLETED)
+                for name in (ENQUEUED, STARTED, LAST_COMPLETED)
                 if value.get(name) is not None
             }
             status[str(integer_of("pg_status", key))] = reported
@@ -193,7 +190,7 @@ def _entry(item: _Operation) -> dict[str, Any]:
         "pg_id": item.group_id,
         "p2p_seq_id" if item.exchange else "collective_seq_id": item.sequence,
         "profiling_name": text_of(entry.get("profiling_name", "")),
-        "state": FINISHED if item.finished else item.state,
+        "state": COMPLETED if item.finished else item.state,
         "is_p2p": item.exchange,
     }
     if entry.get("process_group"):

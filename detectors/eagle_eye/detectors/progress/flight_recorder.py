@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -58,8 +58,10 @@ class StuckRanks:
         return self.kind == "desynchronised"
 
 
-def analyse(recordings: Sequence[ReducedDump]) -> StuckRanks:
+def analyse(recordings: Sequence[ReducedDump], unread: Collection[int] = ()) -> StuckRanks:
     """Return what holds the job up, given dumps taken at one moment, one per rank.
+
+    ``unread`` are ranks that left a dump which cannot be used: it neither clears nor accuses them.
 
     Method: each rank numbers the collectives of a process group as it enqueues them; a rank waiting in number p waits
     for every member that has enqueued fewer than p (as in PyTorch's own analyser of these dumps, and "collective launch
@@ -72,9 +74,9 @@ def analyse(recordings: Sequence[ReducedDump]) -> StuckRanks:
     agree in operation and types, and in size where the operation requires it. A rank without a dump is named only if no
     rank is seen to be behind.
 
-    Linear in ranks, group members and open operations, except for one sort by position per group. Raises Blind if no
-    operation is open, no dump says which ranks form a group, no rank waits for anything, or the chains lead to ranks
-    without a dump and more than half of the ranks have none.
+    Linear in ranks, group members and open operations, except for one sort by position per group. Raises Blind if
+    nothing was recorded, no operation is open, no dump says which ranks form a group, no rank waits for anything, or
+    the chains lead to ranks whose dump cannot be used, or to ranks without a dump and more than half have none.
 
     Cannot see: a second culprit that went on enqueuing, for instance because only its GPU hangs (it looks like a
     waiting rank); what a rank does outside collectives (data loading, checkpoint and deadlock all look like "behind");
@@ -82,9 +84,11 @@ def analyse(recordings: Sequence[ReducedDump]) -> StuckRanks:
     dumps that contain only open operations and no group status cannot tell a rank that completed its part from one that
     never came.
     """
+    if not any(recording.collectives or recording.exchanges or recording.enqueued for recording in recordings):
+        raise Blind("nothing was recorded: set TORCH_FR_BUFFER_SIZE (older: TORCH_NCCL_TRACE_BUFFER_SIZE) above 0")
     if not any(recording.unfinished for recording in recordings):
         raise Blind("no rank has an unfinished operation: nothing was waited for when the dumps were written")
-    conclusion = _Conclusion(Waits(recordings))
+    conclusion = _Conclusion(Waits(recordings), unread)
     finding = conclusion.finding()
     if finding is None:
         raise Blind(conclusion.unclear())
@@ -94,8 +98,10 @@ def analyse(recordings: Sequence[ReducedDump]) -> StuckRanks:
 class _Conclusion:
     """Interprets a wait graph."""
 
-    def __init__(self, waits: Waits) -> None:
+    def __init__(self, waits: Waits, unread: Collection[int]) -> None:
         self._waits = waits
+        self._unread = frozenset(unread)
+        self._leads_to: set[int] = set()  # ranks without a usable dump, as the wait chains end there
 
     def finding(self) -> StuckRanks | None:
         """Return where the wait chains end; None if no wait explains the stop."""
@@ -122,7 +128,8 @@ class _Conclusion:
         if seen := culprits - self._waits.silent:
             return self._held_up(seen)
         if culprits:
-            return self._held_up(culprits) if self._enough_dumps() else None
+            self._leads_to = culprits
+            return self._held_up(culprits) if self._enough_dumps() and not culprits & self._unread else None
         return self._symmetric(shared) if shared else None
 
     def _enough_dumps(self) -> bool:
@@ -182,6 +189,8 @@ class _Conclusion:
         """Return why there is no finding."""
         if not self._waits.groups_known:
             return "no dump says which ranks form the groups in which operations are open"
+        if unread := self._leads_to & self._unread:
+            return f"what the others wait for leads to {spelt(sorted(unread))}, whose dump cannot be used"
         if not self._enough_dumps():
             silent = sorted(self._waits.silent)
             return (

@@ -7,7 +7,8 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-COMPLETED = "completed"
+from eagle_eye.schema.flight_recorder import COMPLETED
+
 _PEERS = re.compile(r"\b(send|recv) (\d+)(->|<-)(\d+)$")
 
 

@@ -29,7 +29,7 @@ def run(args: argparse.Namespace) -> int:
     folder = read_folder(args.folder)
     found: StuckRanks | str
     try:
-        found = analyse(folder.recordings)
+        found = analyse(folder.recordings, folder.unread)
     except Blind as reason:
         found = str(reason)
     if args.json:

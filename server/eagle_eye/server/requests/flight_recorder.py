@@ -8,8 +8,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from eagle_eye.detectors.signs.flight_record import COMPLETED, Group, Operation, ReducedDump
+from eagle_eye.detectors.signs.flight_record import Group, Operation, ReducedDump
 from eagle_eye.schema.flight_recorder import (
+    COMPLETED,
     DUMP_BYTES_MAX,
     INTEGER_MAX,
     BadDump,
@@ -17,8 +18,10 @@ from eagle_eye.schema.flight_recorder import (
     dump_of,
     entries_of,
     group_of,
+    has_completed,
     integer_of,
     mapping_of,
+    names_by_id,
     sequence_of,
     shown,
     status_of,
@@ -36,9 +39,13 @@ _RANK_IN_NAME = re.compile(r"(\d{1,9})(\.(?:pkl|pickle|pt|bin|json|dump|trace))?
 
 @dataclass(slots=True)
 class Folder:
-    """The dumps of a folder; ``unreadable`` has the errors of bad files, ``skipped`` are other files."""
+    """The dumps of a folder; ``unreadable`` has the errors of bad files, ``skipped`` are other files.
+
+    ``unread`` are the ranks that bad files may have been of, by their names or contents: they left a dump.
+    """
 
     recordings: list[ReducedDump] = field(default_factory=list)
+    unread: set[int] = field(default_factory=set)
     unreadable: list[str] = field(default_factory=list)
     skipped: list[str] = field(default_factory=list)
 
@@ -54,19 +61,22 @@ def read_folder(folder: Path) -> Folder:
     if len(paths) > FILES_MAX:
         raise BadDump(f"{folder}: {len(paths)} files; at most {FILES_MAX} are read")
     for path in paths:
-        if rank_in_name(path) is None and path.suffix.lower() != ".json":
+        named = rank_in_name(path)
+        if named is None and path.suffix.lower() != ".json":
             found.skipped.append(path.name)
             continue
         try:
             recording = _recording(path, groups)
         except BadDump as error:
             found.unreadable.append(str(error))
-            continue
-        if recording.rank in path_of:
-            found.unreadable.append(f"{path}: rank {recording.rank} has another dump, {path_of[recording.rank].name}")
-            continue
-        path_of[recording.rank] = path
-        found.recordings.append(recording)
+        else:
+            other = path_of.setdefault(recording.rank, path)
+            if other is path:
+                found.recordings.append(recording)
+                continue
+            found.unreadable.append(f"{path}: rank {recording.rank} has another dump, {other.name}")
+        found.unread |= set() if named is None else {named}
+    found.unread -= path_of.keys()
     if not found.recordings:
         why = f": {found.unreadable[0]}" if found.unreadable else "; a dump's name ends with its rank"
         raise BadDump(f"{folder}: no readable dump{why}")
@@ -131,17 +141,17 @@ class _Reader:
             self._by_name[text_of(name)] = groups.get(
                 text_of(config.get("name", name)), text_of(config.get("desc", "")), config.get("ranks", "")
             )
-        self._name_of_id: dict[int, str] = {}
+        self._entries = entries_of(self._dump)
+        self._status = status_of(self._dump, self._by_name, names_by_id(self._entries))
 
     def recording(self, rank_in_name: int | None) -> ReducedDump:
         rank = self._dump.get("rank", rank_in_name)
         if rank is None:
             raise BadDump("neither the file's name nor its content tells the rank")
-        known = ReducedDump.of(integer_of("rank", rank), self._by_name.values(), self._operations())
-        return replace(known, enqueued=self._enqueued())
+        return ReducedDump.of(integer_of("rank", rank), self._by_name.values(), self._operations(), self._enqueued())
 
     def _operations(self) -> Iterator[Operation]:
-        for number, entry in enumerate(entries_of(self._dump)):
+        for number, entry in enumerate(self._entries):
             try:
                 yield self._operation(entry)
             except BadDump as error:
@@ -149,14 +159,16 @@ class _Reader:
 
     def _operation(self, entry: dict[str, Any]) -> Operation:
         sequence, exchange = sequence_of(entry)
+        name, description = group_of(entry)
+        completed = has_completed(entry, sequence, self._status.get(name))
         operation = Operation(
-            group=self._group(entry),
+            group=self._by_name.get(name) or self._groups.get(name, description, ""),
             sequence=sequence,
             name=text_of(entry.get("profiling_name", "")),
-            state=text_of(entry.get("state", "")),
+            state=COMPLETED if completed else text_of(entry.get("state", "")),
             point_to_point=exchange,
         )
-        if operation.state == COMPLETED:  # there are thousands of these, and only their number matters
+        if completed:  # there are thousands of these, and only their number matters
             return operation
         return replace(
             operation,
@@ -165,18 +177,11 @@ class _Reader:
             dtypes=(*_texts(entry.get("input_dtypes")), *_texts(entry.get("output_dtypes"))),
         )
 
-    def _group(self, entry: dict[str, Any]) -> Group:
-        name, description = group_of(entry)
-        own_id = entry.get("pg_id", 0)
-        if isinstance(own_id, int) and entry.get("process_group"):
-            self._name_of_id[own_id] = name
-        return self._by_name.get(name) or self._groups.get(name, description, "")
-
     def _enqueued(self) -> dict[Group, int]:
         """Return the operations that the groups claim to have enqueued."""
         return {
             self._by_name[name]: integer_of("last_enqueued_collective", status["last_enqueued_collective"])
-            for name, status in status_of(self._dump, self._by_name, self._name_of_id).items()
+            for name, status in self._status.items()
             if name in self._by_name and "last_enqueued_collective" in status
         }
 
