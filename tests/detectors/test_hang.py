@@ -10,7 +10,8 @@ import pytest
 from eagle_eye.detectors.progress.hang import CONFIDENCE_EARLY, CONFIDENCE_RIPE, Hang
 from eagle_eye.detectors.signs.host_activity import busy_with_io
 from eagle_eye.detectors.signs.progress import Patience
-from eagle_eye.detectors.types import Evidence, Pause, Verdict, WindowEvent
+from eagle_eye.detectors.types import Blind, Evidence, Pause, Verdict, WindowEvent
+from tests.detectors.slow_stories import hookless, without
 from tests.detectors.windows import NOW_S, Story
 
 PATIENCE = Patience(floor_s=60, typical_steps=3, start_deadline_s=1800, warmup_steps=3)
@@ -44,6 +45,18 @@ def test_a_lagging_rank_is_the_culprit_at_the_floor_and_may_be_pausing_before() 
 def test_a_lagging_rank_is_reported_as_soon_as_a_step_is_overdue() -> None:
     (verdict,) = said(lagging(job(standstill=7), [3], 7))
     assert (verdict.node, verdict.confidence) == ("n3", CONFIDENCE_EARLY)
+
+
+@pytest.mark.parametrize("rows", [3, 60, 300])
+def test_low_power_alone_cannot_tell_whether_gpus_wait(rows: int) -> None:
+    story = hookless(Story(nodes=4, rows=900).hardware())
+    story = without(story, "gpu_tensor", "gpu_dram", "gpu_sm_active", "gpu_nvlink", "gpu_pcie", "node_rdma")
+    assert said(story) == []
+    power = story.device["gpu_power_watts"].copy()
+    power[-rows:] *= 150 / 530
+    story.device["gpu_power_watts"] = power
+    with pytest.raises(Blind, match="no counter that training alone moves is observed"):
+        said(story)
 
 
 def test_short_steps_wait_for_the_floor() -> None:

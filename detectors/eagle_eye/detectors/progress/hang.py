@@ -84,6 +84,7 @@ class Hang:
         state = progress(window, self.patience)
         if stopped := self._stopped_by_signal(window, state):
             return stopped
+        self._require_senses(window, state)
         if not state.accusable or unplanned_exits(window):
             return []
         if not state.reported and _process_ended(window):
@@ -108,6 +109,12 @@ class Hang:
             raised = bool(kinds & RANKS_SAY) or (due and not excused)
             return [self._verdict(window, state, culprit, kinds, silent, lag)] if raised else []
         return self._unknown(window, state, lag)
+
+    def _require_senses(self, window: Window, state: Progress) -> None:
+        """Raise Blind if neither ranks nor any counter says whether GPUs that draw little power wait."""
+        seen = None if state.reported else work(window)
+        if seen is not None and seen.unclear:
+            raise Blind("the GPUs draw far less than before, and no counter that training alone moves is observed")
 
     def _lag(self, window: Window) -> Floats:
         """Return ``behind`` of the nodes that are heard: what others last said is old."""

@@ -47,7 +47,8 @@ class Work(NamedTuple):
     ``since_s`` is the end of the last interval in which they worked. ``longest_pause_s`` is the longest earlier time
     without work that ended, ``worked_s`` how long the window shows them at work; both NaN while they work.
     ``by_wires``: idleness is known only from NVLink, PCIe and ports, which carry nothing any more; it may be an
-    evaluation without communication.
+    evaluation without communication. ``unclear``: they draw little power, and nothing observed says whether they wait
+    or do lighter work.
     """
 
     since_s: float
@@ -55,6 +56,7 @@ class Work(NamedTuple):
     longest_pause_s: float
     worked_s: float
     by_wires: bool = False
+    unclear: bool = False
 
 
 class Freed(NamedTuple):
@@ -92,8 +94,8 @@ def _work_by(window: Window, metric: str) -> Work | None:
     seen = None if _works_at_a_glance(columns) else _seen(columns, window.times_s)
     if seen is None:
         return Work(float(window.times_s[-1]), 0.0, math.nan, math.nan) if len(columns) >= ROWS_MIN else None
-    if seen.idle_s > 0 and _moves(window, seen.since_s):
-        return Work(float(window.times_s[-1]), 0.0, seen.longest_pause_s, seen.worked_s)
+    if seen.idle_s > 0 and (moving := _moves(window, seen.since_s)) is not False:
+        return Work(float(window.times_s[-1]), 0.0, seen.longest_pause_s, seen.worked_s, unclear=moving is None)
     return seen
 
 
@@ -148,16 +150,16 @@ def _typical(values: Floats | None) -> float:
     return median_of(known) if len(known) else math.nan
 
 
-def _moves(window: Window, since_s: float) -> bool:
-    """Whether any training counter still moves since ``since_s``: then the job is slow and does not stand still.
+def _moves(window: Window, since_s: float) -> bool | None:
+    """Return whether any training counter still moves since ``since_s``: then the job is slow and does not stand still.
 
     Counters that only training moves take precedence over those that waiting moves too, which are used if nothing else
-    is observed. Without either, lower power alone is no standstill, unless ranks report steps.
+    is observed. None without either: lower power alone is no standstill, unless ranks report steps.
     """
     seen = moves(window, since_s)
     if seen is None:
         seen = _still_moves(window.device.get(WAITING_MOVES), window.times_s, since_s, 0.0)
-    return seen if seen is not None else not math.isfinite(window.last_step)
+    return False if seen is None and math.isfinite(window.last_step) else seen
 
 
 @once
