@@ -7,9 +7,11 @@ from collections.abc import Iterator
 import pytest
 
 from eagle_eye.schema.action import MemberRank
+from eagle_eye.server.api import views
 from eagle_eye.server.model.records import Job, Node
+from eagle_eye.server.monitor.watcher import StepProgress
 from eagle_eye.server.store.store import Change
-from tests.server.builders import NOW, Running, frame, incident, running
+from tests.server.builders import NOW, FakeWatcher, Running, frame, incident, running
 
 
 @pytest.fixture(scope="module")
@@ -44,6 +46,16 @@ def test_a_list_of_jobs_without_members_says_how_many_nodes_there_are(server: Ru
     assert (job["ranks"], job["nodes"], job["nodes_total"]) == ([], [], 3)
     (job,) = server.client.get("/api/v1/jobs", params={"search": "other_"}).json()["items"]
     assert (len(job["ranks"]), job["nodes_total"]) == (6, 3)
+
+
+@pytest.mark.parametrize(("seen", "total"), [(("n1", "n2"), 2), ((), None)])
+def test_a_job_without_ranks_has_the_nodes_that_speak_of_it(seen: tuple[str, ...], total: int | None) -> None:
+    class Seen(FakeWatcher):
+        def progress(self, job: str) -> StepProgress | None:
+            return StepProgress(None, None, None, nodes=seen)
+
+    exported = Job(job="exported", attempt=0, state="observed", ranks=[], restart_owner="", updated_s=NOW)
+    assert views.job(exported, Seen())["nodes_total"] == total
 
 
 def test_live_incidents_are_those_whose_trouble_goes_on(server: Running) -> None:

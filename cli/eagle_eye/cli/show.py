@@ -182,7 +182,7 @@ def job(client: Client, name: str) -> None:
         ("last step", "none seen" if step is None else f"{step:.0f} at {progress['progressed']}"),
         ("a step takes", _seconds(progress.get("step_seconds"))),
         ("memory checkpoint", "" if kept is None else f"step {kept:.0f}"),
-        ("nodes", record["nodes_total"]),
+        ("nodes", record["nodes_total"] or "unknown"),
         ("ranks", len(record["ranks"])),
         ("reported by", record["source"]),
         ("scheduled as", record["scheduled_as"]),

@@ -208,7 +208,7 @@ class JobDict(TypedDict):
     held_up_by: list[int]
     pace_left_ratio: float | None
     exits: list[ReportedExitDict]
-    nodes_total: int
+    nodes_total: int | None
     progress: ProgressDict | None
     cell: NotRequired[str]
 

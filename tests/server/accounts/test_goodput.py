@@ -14,6 +14,7 @@ from msgspec.structs import replace
 
 from eagle_eye.detectors.faults import FAULTS
 from eagle_eye.server.accounts import goodput
+from eagle_eye.server.accounts.goodput import account
 from eagle_eye.server.accounts.timeline import NO_STEP, NOT_WATCHED, STANDSTILL, TimelineSpan, timeline
 from eagle_eye.server.model.account_records import Attempt, Gap
 from eagle_eye.server.model.records import Incident
@@ -133,6 +134,23 @@ def test_a_false_alarm_and_a_merged_incident_explain_nothing(state: str) -> None
 def test_without_any_step_nobody_can_tell() -> None:
     (span,) = timeline([attempt(0, 0, 1000, end="gone")], [], NOW + HOUR)
     assert (span.part, span.reason) == ("unknown", NO_STEP)
+
+
+def test_an_incident_of_a_job_without_steps_explains_its_own_time_alone() -> None:
+    found = parts([attempt(0, 0, 1000, end="gone")], [reported("hang", 900, 1000)])
+    assert found == [("unknown", 900, ""), ("stopped", 100, "hang")]
+
+
+def test_goodput_is_unknown_where_no_step_was_ever_seen() -> None:
+    sums = account(timeline([attempt(0, 0, 1000, end="gone")], [reported("hang", 900, 1000)], NOW + HOUR))
+    assert (sums.goodput_ratio, sums.ettr_ratio) == (None, None)
+    assert sums.lost["stopped"].gpu_seconds == 800
+
+
+def test_a_job_without_steps_lowers_no_other_jobs_goodput() -> None:
+    mute = timeline([attempt(0, 0, 1000, end="gone")], [reported("hang", 0, 1000)], NOW + HOUR)
+    one = attempt(0, 0, 1000, end="finished", first_step=1, first_step_s=0, last_step=50, last_step_s=1000)
+    assert account([*mute, *timeline([one], [], NOW + HOUR)]).goodput_ratio == 1.0
 
 
 def test_an_attempt_that_never_made_a_step_was_start_up_where_others_did() -> None:

@@ -3,7 +3,7 @@
 ``ettr_ratio`` (effective training time ratio: time of steps that counted over wall-clock time since the first attempt
 started) is the quantity that operators of large clusters publish (MegaScale, NSDI 2024; ByteRobust, SOSP 2025; Kokolis
 et al., HPCA 2025). ``goodput_ratio`` also deducts what slow nodes cost. Time of unknown use is in neither's
-denominator; it is summed separately.
+denominator; it is summed separately. Nor is what was lost in a run of which no step was ever seen.
 """
 
 from __future__ import annotations
@@ -62,11 +62,7 @@ class Account:
     training: Amount = field(default_factory=Amount)
     lost: dict[str, Amount] = field(default_factory=dict)
     unknown: dict[str, Amount] = field(default_factory=dict)  # by reason
-
-    @property
-    def known_s(self) -> float:
-        """The wall-clock time of known use."""
-        return self.wall.seconds - sum(amount.seconds for amount in self.unknown.values())
+    known_s: float = 0.0  # of runs of which steps were seen, time of known use
 
     @property
     def ettr_ratio(self) -> float | None:
@@ -105,6 +101,7 @@ def account(spans: Iterable[TimelineSpan]) -> Account:
         if span.part == "unknown":
             sums.unknown.setdefault(span.reason, Amount()).add(span.seconds, span.gpus)
             continue
+        sums.known_s += span.seconds if span.stepping else 0.0
         if span.part == "training":
             sums.training.add(span.seconds * (1 - span.slow_ratio), span.gpus)
         for part, _, seconds in _losses(span):

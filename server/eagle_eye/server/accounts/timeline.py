@@ -44,7 +44,7 @@ class LossCause(NamedTuple):
 class TimelineSpan(NamedTuple):
     """How a period was spent; ``slow_ratio`` is the share of it lost to slowness, 0 except in training.
 
-    ``cause`` is None where nothing was lost. ``gpus`` None: unknown number.
+    ``cause`` is None where nothing was lost. ``gpus`` None: unknown number. ``stepping``: a step of the run was seen.
     """
 
     start_s: float
@@ -55,6 +55,7 @@ class TimelineSpan(NamedTuple):
     cause: LossCause | None = None
     reason: str = ""
     slow_ratio: float = 0.0
+    stepping: bool = True
 
     @property
     def seconds(self) -> float:
@@ -81,11 +82,11 @@ def timeline(attempts: Iterable[Attempt], incidents: Iterable[Incident], now_s: 
             following = run[at + 1].started_s if at + 1 < len(run) else None
             cause = LossCause(FIRST_START) if before is None else cause_of_end(before, reported[before.attempt])
             mine = [i for i in reported[attempt.attempt] if _within(i, attempt, now_s)]
-            spans += _of_attempt(attempt, mine, cause, stepping, now_s)
+            spans += [span._replace(stepping=stepping) for span in _of_attempt(attempt, mine, cause, stepping, now_s)]
             ended_s = attempt.ended_s
             if ended_s is not None and following is not None and following > ended_s:
                 why = cause_of_end(attempt, reported[attempt.attempt])
-                spans.append(TimelineSpan(ended_s, following, "down", attempt.id, attempt.gpus, why))
+                spans.append(TimelineSpan(ended_s, following, "down", attempt.id, attempt.gpus, why, stepping=stepping))
     return spans
 
 
@@ -147,9 +148,9 @@ def _phases(
 
     start_s = attempt.started_s
     if attempt.first_step_s is None or attempt.last_step_s is None:
-        known = stepping or any(stops_jobs(i) for i in incidents)
-        part: Part = "startup" if known else "unknown"
-        return [phase(start_s, end_s, part, cause if known else None, "" if known else NO_STEP)]
+        if stepping:
+            return [phase(start_s, end_s, "startup", cause)]
+        return [phase(start_s, end_s, "unknown", None, NO_STEP)]
     first_s = min(max(attempt.first_step_s, start_s), end_s)
     last_s = min(max(attempt.last_step_s, first_s), end_s)
     fresh_s = first_s  # from here on steps were new

@@ -115,7 +115,7 @@ Progress = made(
     step_seconds=float | None,
     memory_checkpoint=MemoryCheckpoint | None,
 )
-Job = shown(records.Job, nodes_total=int, progress=Progress | None, cell=CellName)
+Job = shown(records.Job, nodes_total=int | None, progress=Progress | None, cell=CellName)
 Signal = made("RecurrenceSignal", signal=str, value=float | None, usual=float | None, adds=float)
 Memory = made(
     "Memory",

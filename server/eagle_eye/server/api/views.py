@@ -83,11 +83,13 @@ def evidence(record: EvidenceRequest) -> dict[str, Any]:
 def job(record: Job, outlook: Outlook, *, members: bool = True) -> dict[str, Any]:
     """Return a job with its progress; ``progress`` is null when no agent reports it.
 
-    Without ``members`` only ``nodes_total`` has their number: a list of large jobs is large.
+    Without ``members`` only ``nodes_total`` has their number: a list of large jobs is large. It is null where neither a
+    scheduler, a launcher nor an agent has named any.
     """
     view = plain(record if members else replace(record, ranks=[], nodes=[]))
-    view["nodes_total"] = len(record.nodes) or len({rank.node for rank in record.ranks})
     progress = outlook.progress(record.job)
+    seen = () if progress is None else progress.nodes
+    view["nodes_total"] = len(record.nodes or {rank.node for rank in record.ranks} or seen) or None
     view["progress"] = (
         None
         if progress is None

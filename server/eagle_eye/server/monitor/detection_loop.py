@@ -366,7 +366,11 @@ class DetectionLoop:
             return None
         stepping = track.last_step is not None
         return StepProgress(
-            track.last_step, track.advanced_s if stepping else None, track.pace_s, track.checkpoints.stand(track.nodes)
+            track.last_step,
+            track.advanced_s if stepping else None,
+            track.pace_s,
+            track.checkpoints.stand(track.nodes),
+            track.nodes,
         )
 
     def courses(self) -> list[JobProgress]:

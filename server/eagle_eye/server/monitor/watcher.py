@@ -37,12 +37,13 @@ class Latest(NamedTuple):
 
 
 class StepProgress(NamedTuple):
-    """A job's progress; None means not observed."""
+    """A job's progress; None means not observed. ``nodes`` are its members as far as they are known."""
 
     step: float | None
     progressed_s: float | None  # when its last step was seen to finish
     step_s: float | None  # typical duration of a step
     checkpoints: AttemptCheckpoints = NOTHING_REPORTED
+    nodes: tuple[str, ...] = ()
 
 
 class JobProgress(NamedTuple):

@@ -727,7 +727,7 @@ export interface Job {
   held_up_by: Array<number>;
   pace_left_ratio: number | null;
   exits: Array<ReportedExit>;
-  nodes_total: number;
+  nodes_total: number | null;
   progress: Progress | null;
   cell?: string;
 }
