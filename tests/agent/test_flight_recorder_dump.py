@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from eagle_eye.agent.nccl import flight_dump as limits
 from eagle_eye.agent.nccl.flight_dump import UNFINISHED_MAX, FlightDump, read
-from eagle_eye.detectors.progress.flight_recorder import analyse
+from eagle_eye.detectors.progress.flight_recorder import StuckRanks, analyse
 from eagle_eye.detectors.types import Blind
 from eagle_eye.schema.flight_recorder import BadDump
 from eagle_eye.server.requests.flight_recorder import read_dump
@@ -95,7 +95,7 @@ def test_reduced_dumps_say_the_same_as_whole_ones(ranks: list[tuple[int, bool, b
     """Each rank has completed some of seven collectives, and perhaps enqueued the next; gloo keeps no states."""
     folder = Path(tempfile.mkdtemp())
     try:
-        answers = []
+        answers: list[StuckRanks | str] = []
         for form in ("whole", "reduced"):
             recordings = []
             for rank, (done, waits, counted) in enumerate(ranks):

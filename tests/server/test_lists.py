@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import cast
 
 import pytest
 
 from eagle_eye.schema.action import MemberRank
 from eagle_eye.server.api import views
 from eagle_eye.server.model.records import Job, Node
-from eagle_eye.server.monitor.watcher import StepProgress
+from eagle_eye.server.monitor.watcher import Outlook, StepProgress
 from eagle_eye.server.store.store import Change
 from tests.server.builders import NOW, FakeClock, FakeWatcher, Running, frame, incident, running
 
@@ -55,7 +56,7 @@ def test_a_job_without_ranks_has_the_nodes_that_speak_of_it(seen: tuple[str, ...
             return StepProgress(None, None, None, nodes=seen)
 
     exported = Job(job="exported", attempt=0, state="observed", ranks=[], restart_owner="", updated_s=NOW)
-    assert views.job(exported, Seen(FakeClock()))["nodes_total"] == total
+    assert views.job(exported, cast("Outlook", Seen(FakeClock())))["nodes_total"] == total
 
 
 def test_live_incidents_are_those_whose_trouble_goes_on(server: Running) -> None:
