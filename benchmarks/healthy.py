@@ -9,6 +9,10 @@ With ``--short-steps`` nothing is disturbed: small jobs with steps of .05 to .5 
 server with a site's defaults. There may be no incident at all, on a busy machine too.
 
     python benchmarks/healthy.py --short-steps --runs 10 --out benchmarks/results/healthy-short-steps.json
+
+With ``--step-times`` the same job takes steps of .3 to 2 s, and what the server says a step takes may be off by 5%:
+
+    python benchmarks/healthy.py --step-times --seconds 60 --runs 4 --out benchmarks/results/step-times.json
 """
 
 from __future__ import annotations
@@ -24,7 +28,9 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping
+from itertools import pairwise
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from eagle_eye.demo.site import DemoNode, DemoSite, open_site
@@ -52,6 +58,11 @@ SHORT_STEPS: tuple[tuple[int, dict[str, str]], ...] = (
     (2, {"step-seconds-min": "0.1", "workers": "1", "evaluate-every": "100"}),
     (4, {"batch": "256", "passes": "2", "evaluate-every": "200"}),
 )
+STEP_TIMES: tuple[tuple[int, dict[str, str]], ...] = tuple(
+    (2, {"step-seconds-min": seconds}) for seconds in ("0.3", "0.708", "1.407", "2.0")
+)
+NEWEST_STEPS = 64
+OFF_MAX = 0.05
 
 
 class ShortSteps(Stack):
@@ -67,11 +78,12 @@ class ShortSteps(Stack):
 
 
 def main() -> int:
-    """Run, print a line for each run, write the results; 1 when anything was asked for, or told of short steps."""
+    """Run, print a line for each run, write the results; 1 when anything was asked for, told of short steps, or off."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=10)
     parser.add_argument("--seconds", type=float, default=180.0)
     parser.add_argument("--short-steps", action="store_true")
+    parser.add_argument("--step-times", action="store_true")
     parser.add_argument("--first", type=int, default=0, help="number of the first run, which decides its kind")
     parser.add_argument("--keep", type=Path, metavar="DIR", help="record each run's trace in a folder of this one")
     parser.add_argument("--out", type=Path)
@@ -82,7 +94,11 @@ def main() -> int:
         folder = Path(tempfile.mkdtemp(prefix="eagle-eye-healthy-"))
         try:
             kept = None if args.keep is None else args.keep / f"run-{number}"
-            result = (short_steps if args.short_steps else restless)(folder, number, args.seconds, kept)
+            if args.short_steps or args.step_times:
+                kinds = STEP_TIMES if args.step_times else SHORT_STEPS
+                result = short_steps(folder, kinds[number % len(kinds)], args.seconds, kept)
+            else:
+                result = restless(folder, number, args.seconds, kept)
         finally:
             shutil.rmtree(folder, ignore_errors=True)
         results.append(result)
@@ -92,7 +108,8 @@ def main() -> int:
         args.out.parent.mkdir(parents=True, exist_ok=True)
         args.out.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
     wrong = [r for r in results if r["actions"] or r["attempts"] != 1 or (args.short_steps and r["incidents"])]
-    return int(bool(wrong))
+    off = [r for r in results if args.step_times and abs(r["step_seconds_said"] / r["step_seconds"] - 1) > OFF_MAX]
+    return int(bool(wrong or off))
 
 
 def restless(folder: Path, number: int, seconds: float, kept: Path | None) -> dict[str, Any]:
@@ -112,16 +129,22 @@ def restless(folder: Path, number: int, seconds: float, kept: Path | None) -> di
         return {"agent_restarted_by": how.name, **_outcome(stack, kept)}
 
 
-def short_steps(folder: Path, number: int, seconds: float, kept: Path | None) -> dict[str, Any]:
+def short_steps(folder: Path, kind: tuple[int, dict[str, str]], seconds: float, kept: Path | None) -> dict[str, Any]:
     """Return what a run of a healthy job with short steps brought, which nobody disturbs."""
-    nodes, arguments = SHORT_STEPS[number % len(SHORT_STEPS)]
+    nodes, arguments = kind
     with (
         contextlib.closing(open_site(CALM_NODES)) as site,
         contextlib.closing(ShortSteps(site, folder, nodes, arguments)) as stack,
     ):
         _until(_training_since_s(stack) + seconds)
+        (said,) = [job["progress"]["step_seconds"] for job in stack.items("jobs") if job["job"] == stack.job]
+        ends_s = [step["time_s"] for step in stack.steps()[-NEWEST_STEPS - 1 :]]
+        took = {
+            "step_seconds": round(median(end - before for before, end in pairwise(ends_s)), 4),
+            "step_seconds_said": round(said, 4),
+        }
         outcome = _outcome(stack, kept)
-        return {"nodes": nodes, "job": arguments, "load_average": os.getloadavg()[1], **outcome}
+        return {"nodes": nodes, "job": arguments, "load_average": os.getloadavg()[1], **took, **outcome}
 
 
 def _training_since_s(stack: Stack) -> float:

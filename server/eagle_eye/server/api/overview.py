@@ -15,7 +15,7 @@ from eagle_eye.server.api.node_history import scores_of
 from eagle_eye.server.api.requests import Cell, Reader, answer, services
 from eagle_eye.server.config import ServerConfig
 from eagle_eye.server.engine.standing import phase
-from eagle_eye.server.ingest.fleet import Fleet, Presence
+from eagle_eye.server.ingest.fleet import RECENT_S, Fleet, Presence
 from eagle_eye.server.model.clock import Clock
 from eagle_eye.server.model.records import Incident, Node
 from eagle_eye.server.model.timestamps import rfc3339
@@ -26,7 +26,6 @@ from eagle_eye.server.site_files.topology import Places
 from eagle_eye.server.store.store import NODES, Store
 
 JOBS_SHOWN_MAX = 1_000
-RECENT_S = 6 * 3_600.0  # a node silent for longer has left the fleet, and should not raise alarms
 _NO_DETAILS = MappingProxyType({"heard": None, "recurrence_score": None, "lemon_score": None, "reasons": None})
 
 router = APIRouter(prefix="/api/v1/fleet", tags=["fleet"])

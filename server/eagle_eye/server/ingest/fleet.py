@@ -20,6 +20,7 @@ from eagle_eye.server.model.batch import ResolvedTemplate
 from eagle_eye.server.model.identity import Clusters, NameClaims, NodeNames
 from eagle_eye.server.model.node_clocks import SEEN_S, STEP_S, NodeClock, corrected, is_same_base
 
+RECENT_S = 6 * 3_600.0  # a node silent for longer has left the fleet, and should not raise alarms
 FRESH_INTERVALS = 2.5  # a node that scrapes slowly counts as fresh for this many of its intervals,
 FRESH_INTERVAL_S_MAX = 120.0  # an interval above this counts as this
 _TROUBLES_MAX = 32  # collectors and drop reasons kept per agent

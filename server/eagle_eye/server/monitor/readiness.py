@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from eagle_eye.server.engine.settings import PolicySettings
 from eagle_eye.server.history.history import History
-from eagle_eye.server.ingest.fleet import Fleet
+from eagle_eye.server.ingest.fleet import RECENT_S, Fleet
 from eagle_eye.server.model.clock import Clock
 from eagle_eye.server.model.errors import StoreUnavailable
 from eagle_eye.server.model.identity import CLUSTER_MARK
@@ -43,6 +43,22 @@ class Readiness(NamedTuple):
     checks: Mapping[str, str]
     blind: Mapping[str, str]
     notes: Mapping[str, str]
+
+
+def coverage_note(fleet: Fleet, outlook: Outlook, now_s: float, fresh_s: float) -> str:
+    """Return which nodes nobody judges: those that are silent, and those of no known job; "" for none."""
+    recent, (_, fresh) = fleet.recent(now_s - RECENT_S), fleet.counts(now_s, fresh_s)
+    members = {node for course in outlook.courses() for node in course.nodes}
+    apart = sum(one.node not in members for one in fleet.presences() if one.is_fresh(now_s, fresh_s))
+    said = []
+    if fresh < recent:
+        said.append(f"{recent - fresh} of {recent} nodes are silent")
+    if apart:
+        said.append(
+            f"{apart} of {fresh} nodes that report belong to no job that is known: if they train, declare the job"
+            " (launcher, scheduler under [job_sources], or a job label of their series)"
+        )
+    return f"not judged: {'; '.join(said)}" if said else ""
 
 
 def identity_note(fleet: Fleet, now_s: float) -> str:

@@ -34,7 +34,9 @@ export function Health() {
           "summary",
           null,
           readiness.ready
-            ? h(Badge, { state: "ready", tone: "good", words: "judging" })
+            ? readiness.notes.coverage
+              ? h(Badge, { state: "ready", tone: "note", words: "judging a part" })
+              : h(Badge, { state: "ready", tone: "good", words: "judging" })
             : begins
               ? h(Badge, { state: "begins", tone: "note", words: "waiting for the first agent" })
               : h(Badge, { state: "blind", tone: "bad", words: "cannot judge" }),
