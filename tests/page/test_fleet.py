@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 from eagle_eye.server.store.store import Change
-from tests.page.site import replayed
-from tests.server.builders import Running, incident
+from tests.page.conftest import Complaints
+from tests.page.site import LaggingClock, fleet_of, replayed
+from tests.server.builders import Running, incident, running
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
@@ -95,3 +97,22 @@ def test_on_a_narrow_screen_nothing_is_cut_off(site: Running, new_page: Callable
         page.get_by_role("heading", level=1).wait_for()
         page.get_by_text("live", exact=True).wait_for()
         assert page.evaluate("document.documentElement.scrollWidth") <= 400
+
+
+def test_the_fleet_says_what_it_does_not_know(tmp_path: Path, page: Page) -> None:
+    with running(tmp_path, LaggingClock()) as server:
+        fleet_of(server, 40, 20)
+        first, second = server.watcher.course
+        server.watcher.course = [first._replace(nodes=first.nodes[:19]), second._replace(heard=0)]
+        page.goto(server.url)
+        page.locator(".health .badge").get_by_text("judging a part").wait_for()
+        page.get_by_text("unknown for 1 job").wait_for()
+        page.goto("about:blank")
+
+
+def test_a_server_that_went_away_is_no_empty_fleet(tmp_path: Path, page: Page, complaints: Complaints) -> None:
+    complaints.allowed += ["net::ERR", "Failed to fetch"]
+    with running(tmp_path, LaggingClock()) as server:
+        page.goto(server.url + "#/nodes")
+        page.get_by_text("No agent has sent anything yet.").wait_for()
+    page.get_by_text("Not known: the server does not answer.").wait_for()

@@ -3,7 +3,7 @@
 import { h } from "preact";
 import { source } from "../app/api.js";
 import { link, useLive } from "../app/live.js";
-import { count, gpuHours } from "../app/format.js";
+import { count, counted, gpuHours } from "../app/format.js";
 import { Empty } from "../app/parts.js";
 import { FirstSteps } from "./first_steps.js";
 import { Incidents, openIncidents } from "./fleet_incidents.js";
@@ -22,7 +22,7 @@ export function FleetView() {
   useLive("fleet", "link", "incident");
   const { fleet } = link;
   const heading = h("h1", { class: "visually-hidden" }, "Fleet");
-  if (fleet && link.fleetSeen && link.loaded && fleet.nodes === 0 && openIncidents().length === 0) return [heading, h(FirstSteps, {})];
+  if (fleet && link.state === "live" && link.fleetSeen && link.loaded && fleet.nodes === 0 && openIncidents().length === 0) return [heading, h(FirstSteps, {})];
   return [
     heading,
     fleet ? h(Summary, { fleet }) : h(Empty, null, "Reading the fleet…"),
@@ -49,12 +49,15 @@ function Summary({ fleet }) {
 function observed(fleet) {
   const burning = fleet.jobs.reduce((sum, job) => sum + (job.loss?.gpus ?? 0), 0);
   const burnt = fleet.jobs.reduce((sum, job) => sum + (job.loss?.gpu_hours ?? 0), 0);
+  // What a job loses is not known where nobody says how many GPUs it has, or none of its nodes is heard.
+  const unsized = fleet.jobs.filter((job) => job.loss?.gpus === null || (job.state === "running" && job.nodes_heard === 0)).length;
+  const besides = unsized ? `; unknown for ${counted(unsized, "job")}` : "";
   const silent = fleet.nodes_recent - fleet.nodes_heard;
   const rest = source.without ? `nodes reporting; those of cell ${source.without} are unknown` : "nodes, all reporting";
   return [
     burning > 0
-      ? figure(gpuHours(burnt), `GPU-hours lost, ${gpuHours(burning)} more each hour`, "bad-ink")
-      : figure("0", "GPU-hours burning"),
+      ? figure(gpuHours(burnt), `GPU-hours lost, ${gpuHours(burning)} more each hour${besides}`, "bad-ink")
+      : figure(unsized ? "–" : "0", `GPU-hours burning${besides}`, unsized ? "warn-ink" : ""),
     figure(count(fleet.jobs.length + fleet.jobs_left_out), fleet.jobs.length === 1 ? "running job" : "running jobs"),
     figure(
       count(fleet.nodes_heard),

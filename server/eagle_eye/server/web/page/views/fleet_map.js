@@ -38,13 +38,19 @@ export function NodeMapSection() {
     Section,
     { title: "Nodes", id: "nodes", aside },
     h(Reading, { resource, what: "the nodes" }),
-    map && map.nodes.length === 0 && h(Empty, null, live.fleetSeen ? "No agent has sent anything yet." : "The records name no node."),
+    map && map.nodes.length === 0 && h(Empty, null, noNodes()),
     map && map.nodes.length > 0 && [
       h(Legend, { map, only, setOnly }),
       h(Canvas, { map, by, only, wanted }),
       h(NodeTable, { map, only, wanted }),
     ],
   );
+}
+
+/** Why there is no node to show. */
+export function noNodes() {
+  if (live.state !== "live") return "Not known: the server does not answer.";
+  return live.fleetSeen ? "No agent has sent anything yet." : "The records name no node.";
 }
 
 /** @param {{map: NodeMap, by: Grouping, setBy: (by: Grouping) => void, wanted: string, setWanted: (name: string) => void}} props */

@@ -4,12 +4,14 @@ import { h } from "preact";
 import { useMemo } from "preact/hooks";
 import { Filters, show } from "../app/filters.js";
 import { byName, counted, figure } from "../app/format.js";
+import { useLive } from "../app/live.js";
 import { STANDING_WORDS } from "../app/map_drawing.js";
 import { Badge, Empty, JobLink, NodeLink, Reading, Reason } from "../app/parts.js";
 import { useResource } from "../app/resource.js";
 import { filtered } from "../app/router.js";
 import { table } from "../app/table.js";
 import { Ago } from "../app/times.js";
+import { noNodes } from "./fleet_map.js";
 import { TONES } from "./fleet_map_table.js";
 
 /**
@@ -22,6 +24,7 @@ const EVERY_MS = 15_000;
 
 /** @param {{query: URLSearchParams}} props */
 export function NodeList({ query }) {
+  useLive("link");
   /** @type {import("../app/resource.js").Resource<NodeMap>} */
   const resource = useResource("api/v1/fleet/nodes?details=true", { every_ms: EVERY_MS, settle_ms: 1000, concerns: (kind) => kind === "node" || kind === "incident" });
   const map = resource.data;
@@ -45,7 +48,7 @@ export function NodeList({ query }) {
     h(Reading, { resource, what: "the nodes" }),
     h("p", { class: "quiet", role: "status" }, items.length === rows.length ? counted(rows.length, "node") : `${counted(items.length, "node")} of ${rows.length.toLocaleString("en-US")}`),
     items.length === 0
-      ? h(Empty, null, rows.length ? "No node matches." : "No agent has sent anything yet.")
+      ? h(Empty, null, rows.length ? "No node matches." : noNodes())
       : table({
           columns: columnsOf(map),
           items,
