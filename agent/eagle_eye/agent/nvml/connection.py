@@ -9,6 +9,7 @@ from typing import NoReturn
 import pynvml
 
 from eagle_eye.agent.loop.collector import CollectFailed, Unsupported
+from eagle_eye.agent.nvml.codes import NvmlFailure
 from eagle_eye.agent.nvml.guard import GuardedCalls
 from eagle_eye.agent.nvml.library import Library
 from eagle_eye.agent.nvml.pci_presence import Bus
@@ -42,6 +43,7 @@ class NvmlConnection:
         self._opening_s: float | None = None  # since when; None: not opening
         self._open_due_s = 0.0
         self._refused = ""
+        self.refused_with: tuple[NvmlFailure, ...] = ()  # NVML's code, while it cannot be opened
         self._stale = False
         self._stale_due_s = 0.0
         self._reopen_s = REOPEN_S
@@ -108,6 +110,8 @@ class NvmlConnection:
         if isinstance(failure, (pynvml.NVMLError_LibraryNotFound, pynvml.NVMLError_FunctionNotFound)):
             raise Unsupported(f"no usable libnvidia-ml.so.1: {failure}") from None
         self._open_due_s = now_s + OPEN_AGAIN_S
+        code = getattr(failure, "value", None) if isinstance(failure, pynvml.NVMLError) else None
+        self.refused_with = () if code is None else (NvmlFailure("NVML", int(code)),)
         said = failure if isinstance(failure, (pynvml.NVMLError, _NoGpu)) else repr(failure)
         self._refused = f"opening NVML: {said}; tried again every {OPEN_AGAIN_S:.0f} s"
         raise CollectFailed(self._refused) from None
@@ -120,6 +124,7 @@ class NvmlConnection:
             library.close()
             raise _NoGpu("no GPU is listed")
         self._library = library
+        self.refused_with = ()
 
     def _open_gpu(self, library: Library, place: int) -> None:
         device = library.open_gpu(place)
