@@ -76,7 +76,7 @@ def test_rows_of_ranks_are_no_gpus() -> None:
 def test_a_lost_gpu_is_sick() -> None:
     verdict = judge(host(Event(BOOT_S + 5.0, "gpu_lost", 1, {"uuid": "GPU-b"})))
     assert verdict.state == "sick"
-    assert verdict.reasons[0].startswith("gpu 1: the GPU has left the bus asks for a reboot, at 1970-01-12T13:46:45Z")
+    assert verdict.reasons[0].startswith("gpu 1: the GPU has left the bus; it needs a reboot, at 1970-01-12T13:46:45Z")
 
 
 @pytest.mark.parametrize(
@@ -98,7 +98,7 @@ def test_an_xid_that_asks_for_a_repair_is_sick(code: int) -> None:
     del tick.seen.devices[1]["gpu_ecc_uncorrected_total"]
     (reason,) = judge(tick).reasons
     repair = "a reboot" if code == 79 else "a GPU reset"
-    assert reason.startswith(f"gpu 1: XID {code} ({driver_facts.BY_CODE[code].meaning}) asks for {repair}, at 1970")
+    assert reason.startswith(f"gpu 1: XID {code} ({driver_facts.BY_CODE[code].meaning}); it needs {repair}, at 1970")
 
 
 @pytest.mark.parametrize("code", [13, 31, 43, 45, 63, 74, 92, 94, 144, 99_999])
@@ -213,7 +213,7 @@ def test_a_line_that_names_no_gpu_stands_until_no_driver_asks_for_anything() -> 
     broken = fact("nvlink_broken", 5.0)
     (reason,) = judge(host(broken)).reasons
     assert reason.startswith(
-        "a GPU that the line does not name: the driver's state of the NVLinks is broken asks for a GPU"
+        "a GPU that the line does not name: the driver's state of the NVLinks is broken; it needs a GPU"
     )
     assert judge(host(broken, fact("gpu_repaired", 9.0, 0))).state == "sick"
     assert judge(host(broken, fact("gpu_repaired", 9.0, 0), fact("gpu_repaired", 9.0, 1))).state == "healthy"
@@ -224,7 +224,7 @@ def test_what_was_repaired_is_noted() -> None:
     assert judge(host(error)).state == "sick"
     verdict = judge(host(error, fact("gpu_repaired", 9.0, part="0000:1c:00.0")))
     assert verdict.state == "healthy"
-    assert verdict.noted[0].startswith("GPU 0000:1c:00.0: an uncorrectable hardware error of the GPU asks for")
+    assert verdict.noted[0].startswith("GPU 0000:1c:00.0: an uncorrectable hardware error of the GPU; it needs")
     assert verdict.noted[0].endswith("repaired since")
 
 

@@ -115,7 +115,7 @@ class _Place(NamedTuple):
             return self.name or "the host"
         if self.device != WHOLE_NODE:
             return _gpu(self.device)
-        return f"GPU {self.name}" if self.name else "a GPU that the line does not name"
+        return f"GPU {self.name.removeprefix('gpu ')}" if self.name else "a GPU that the line does not name"
 
 
 def _facts(tick: TickFrame, events: Sequence[Event]) -> tuple[list[str], list[str]]:
@@ -140,7 +140,7 @@ def _facts(tick: TickFrame, events: Sequence[Event]) -> tuple[list[str], list[st
         elif told.repair != "none":
             counted = tick.seen.devices.get(event.device, {}).get("gpu_ecc_uncorrected_total", math.nan)
             if told.fact.name not in _COUNTED or counted != 0.0:
-                standing[key] = f"{place}: {told.fact.said} asks for {_REPAIRS[told.repair]}, {said}"
+                standing[key] = f"{place}: {told.fact.said}; it needs {_REPAIRS[told.repair]}, {said}"
         elif told.fact.kind in _NOTED and told.fatal:
             noted[place, told.fact.name] = f"{place}: {told.fact.said}, {said}"
     if (gpus := _gpu_rows(tick)) and repaired >= gpus.keys():

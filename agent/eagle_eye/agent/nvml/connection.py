@@ -20,6 +20,7 @@ GPUS = -1_000_000  # the key of the call that opens the first in NVML's list; th
 # persistence daemon the driver takes a second or two per GPU. Together less than a single frame waits.
 OPEN_S = 9.0
 OPEN_GPUS_S = 4.0
+OPENING = "opening NVML"  # what fails, for people
 OPEN_AGAIN_S = 10.0  # opening may start a helper of the driver, so it is not tried every second
 # While some GPUs answer: reopening seldom helps the others, and could cost those rows. Doubled each time.
 REOPEN_S = 60.0
@@ -64,7 +65,7 @@ class NvmlConnection:
             self._open(now_s)
         library = self._library
         if library is None:
-            raise CollectFailed(f"opening NVML: no answer for {self._monotonic_s() - (self._opening_s or now_s):.0f} s")
+            raise CollectFailed(f"{OPENING}: no answer for {self._monotonic_s() - (self._opening_s or now_s):.0f} s")
         self._opening_s = None
         if library.pending:
             places = {GPUS + place: partial(self._open_gpu, library, place) for place in set(library.pending)}
@@ -111,9 +112,9 @@ class NvmlConnection:
             raise Unsupported(f"no usable libnvidia-ml.so.1: {failure}") from None
         self._open_due_s = now_s + OPEN_AGAIN_S
         code = getattr(failure, "value", None) if isinstance(failure, pynvml.NVMLError) else None
-        self.refused_with = () if code is None else (NvmlFailure("NVML", int(code)),)
+        self.refused_with = () if code is None else (NvmlFailure(OPENING, int(code)),)
         said = failure if isinstance(failure, (pynvml.NVMLError, _NoGpu)) else repr(failure)
-        self._refused = f"opening NVML: {said}; tried again every {OPEN_AGAIN_S:.0f} s"
+        self._refused = f"{OPENING}: {said}; tried again every {OPEN_AGAIN_S:.0f} s"
         raise CollectFailed(self._refused) from None
 
     def _open_library(self) -> None:

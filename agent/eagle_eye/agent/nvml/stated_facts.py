@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from eagle_eye.agent.nvml.codes import NvmlFailure
+from eagle_eye.agent.nvml.connection import OPENING
 from eagle_eye.agent.nvml.device import GpuReading
 from eagle_eye.schema.driver_facts import GPU_REPAIRED, NVML_FACTS, NVML_OPENING_FACTS
 from eagle_eye.schema.events import WHOLE_NODE, Event
@@ -61,4 +62,5 @@ def _stated(
                 yield (row, "", NVML_FACTS[failure.code]), (f"NVML: {failure.describe()}", True)
     for failure in unopened:
         if failure.code in NVML_OPENING_FACTS:
-            yield (WHOLE_NODE, failure.name, NVML_OPENING_FACTS[failure.code]), (f"NVML: {failure.describe()}", True)
+            place = "" if failure.name == OPENING else failure.name
+            yield (WHOLE_NODE, place, NVML_OPENING_FACTS[failure.code]), (f"NVML: {failure.describe()}", True)
