@@ -376,7 +376,7 @@ _RECOVERY_REPAIRS: Mapping[Recovery | None, Repair] = MappingProxyType(
 _TAKEN_DOWN_XID = 155  # a reset itself takes links down, which is no reason for the next one
 
 
-class Judgement(NamedTuple):
+class FactJudgement(NamedTuple):
     """What an event means: its fact, whether it is marked as fatal, and what the driver asks for.
 
     ``repair`` is what the host needs before its next job, "none" if it may take one. A detector drains or excludes a
@@ -389,7 +389,7 @@ class Judgement(NamedTuple):
     recovery: Recovery | None = None
 
 
-def judged(kind: str, attributes: Mapping[str, Any], device: int = WHOLE_NODE) -> Judgement | None:
+def judged(kind: str, attributes: Mapping[str, Any], device: int = WHOLE_NODE) -> FactJudgement | None:
     """Return what an event of this kind means; None for other kinds, and for codes and words in no table.
 
     ``device`` is the event's: a GPU that could not be brought up and has a row by now is up.
@@ -399,28 +399,28 @@ def judged(kind: str, attributes: Mapping[str, Any], device: int = WHOLE_NODE) -
         return None if known is None else _judged_xid(known, attributes)
     if kind == "sxid":
         fact = _SXIDS[sxid_severity(attributes)]
-        return Judgement(fact, fact.repair, fatal=fact.kind == "switch")
+        return FactJudgement(fact, fact.repair, fatal=fact.kind == "switch")
     if kind == GPU_LOST:
-        return Judgement(BY_NAME[GPU_LOST], BY_NAME[GPU_LOST].repair)
+        return FactJudgement(BY_NAME[GPU_LOST], BY_NAME[GPU_LOST].repair)
     if kind == MACHINE_CHECK:
         said = text(attributes, "text", "severity")
         serious = bool(UNCORRECTED.search(said)) or not CORRECTED.search(said)
         fact = BY_NAME[MACHINE_CHECK] if serious else _MACHINE_CHECK_CORRECTED
-        return Judgement(fact, fact.repair, fatal=serious)
+        return FactJudgement(fact, fact.repair, fatal=serious)
     named = BY_NAME.get(text(attributes, "what")) if kind == "host_error" else None
     if named is None:
         return None
     up = named.name == GPU_UNUSABLE and device != WHOLE_NODE
-    return Judgement(named, "none" if up else named.repair, recovery=_RECOVERY_FACTS.get(named.name))
+    return FactJudgement(named, "none" if up else named.repair, recovery=_RECOVERY_FACTS.get(named.name))
 
 
-def _judged_xid(xid: Xid, attributes: Mapping[str, Any]) -> Judgement:
+def _judged_xid(xid: Xid, attributes: Mapping[str, Any]) -> FactJudgement:
     fatal = is_fatal(attributes)
     if xid.kind == "recovery":
         recovery = recovery_of(attributes)
-        return Judgement(xid, _RECOVERY_REPAIRS.get(recovery, "none"), fatal, recovery)
+        return FactJudgement(xid, _RECOVERY_REPAIRS.get(recovery, "none"), fatal, recovery)
     repair: Repair = _XID_REPAIRS.get(xid.kind, "none")
     links = xid.immediate == "RESET_GPU" or xid.code in NVLINK5_XIDS
     if xid.kind == "nvlink" and links and xid.code != _TAKEN_DOWN_XID:
         repair = "reset_gpu"
-    return Judgement(xid, repair if fatal else "none", fatal)
+    return FactJudgement(xid, repair if fatal else "none", fatal)

@@ -16,7 +16,7 @@ from eagle_eye.detectors.signs.exits import Exit
 from eagle_eye.detectors.signs.progress import typical_step_s
 from eagle_eye.detectors.types import Evidence, Window, WindowEvent
 from eagle_eye.schema.attributes import text
-from eagle_eye.schema.driver_facts import BY_CODE, GPU_REPAIRED, Fact, Judgement, Recovery, Xid, code_of, judged
+from eagle_eye.schema.driver_facts import BY_CODE, GPU_REPAIRED, Fact, FactJudgement, Recovery, Xid, code_of, judged
 
 # When the driver asked for which recovery of a node's GPU.
 _Said: TypeAlias = dict[tuple[str, int], list[tuple[float, Recovery]]]
@@ -114,12 +114,12 @@ def gpu_errors(window: Window) -> list[GpuError]:
     )
 
 
-def _seen(event: WindowEvent, node: str, part: str, judgement: Judgement) -> GpuError:
+def _seen(event: WindowEvent, node: str, part: str, judgement: FactJudgement) -> GpuError:
     time_s, fatal_s = event.time_s, event.time_s if judgement.fatal else math.inf
     return GpuError(node, event.device, judgement.fact, event.kind, time_s, time_s, fatal_s=fatal_s, part=part)
 
 
-def _again(known: GpuError, event: WindowEvent, judgement: Judgement) -> GpuError:
+def _again(known: GpuError, event: WindowEvent, judgement: FactJudgement) -> GpuError:
     return replace(
         known,
         first_s=min(known.first_s, event.time_s),
