@@ -17,7 +17,11 @@ import pytest
 from eagle_eye.agent.config import AgentConfiguration
 from eagle_eye.agent.health import doctor, doctor_checks
 from eagle_eye.agent.health.doctor_checks import HostFinding
+from eagle_eye.agent.health.host_look import look
+from eagle_eye.agent.health.host_verdict import HostVerdict
 from eagle_eye.agent.loop.collector import CollectFailed, Observed, Unsupported
+from eagle_eye.agent.loop.drops import Drops
+from eagle_eye.agent.loop.runner import CollectorRunner
 from eagle_eye.agent.loop.tick_result import CollectorStanding
 from tests.agent.test_loop import Scripted, failing, node_row
 from tests.agent.test_uplink import Server
@@ -72,17 +76,27 @@ def test_collectors_are_asked_together_and_one_that_hangs_is_not_waited_for() ->
         return Observed()
 
     begin_s = time.monotonic()
-    found = doctor.standings(
-        [
-            Scripted("hangs", hang),
-            Scripted("good", node_row),
-            Scripted("bad", failing(CollectFailed("no"))),
-            Scripted("none", failing(Unsupported("nowhere"))),
-        ],
-        within_s=0.3,
-    )
-    assert time.monotonic() - begin_s < 2.0
-    assert [each.state for each in found] == ["failed: no answer for 0 s", "ok", "failed: no", "unsupported: nowhere"]
+    scripted = [
+        Scripted("hangs", hang),
+        Scripted("good", node_row),
+        Scripted("bad", failing(CollectFailed("no"))),
+        Scripted("none", failing(Unsupported("nowhere"))),
+    ]
+    found = look([CollectorRunner(one, Drops(), time.monotonic) for one in scripted], within_s=0.3)
+    assert time.monotonic() - begin_s < 2.5
+    hung, *others = [each.state for each in found.collectors]
+    assert hung.startswith("failed: no answer for ")
+    assert others == ["ok", "failed: no", "unsupported: nowhere"]
+
+
+def test_the_doctor_says_the_verdict_of_the_prolog_s_check() -> None:
+    sick, *others = doctor_checks.host(HostVerdict("sick", ("gpu 1: XID 79", "b"), ()))
+    assert (sick.state, sick.detail, len(others)) == ("failed", "sick: gpu 1: XID 79", 1)
+    well, noted = doctor_checks.host(HostVerdict("healthy", (), (), ("8 GPUs",), ("a task is blocked",)))
+    assert (well.state, noted.state) == ("ok", "note")
+    assert well.detail == "healthy: nothing stands against this host; judged: 8 GPUs"
+    unknown = one(doctor_checks.host(HostVerdict("cannot_tell", (), ("nvml: no",))))
+    assert (unknown.state, unknown.detail) == ("note", "cannot tell: nvml: no")
 
 
 class Machine:
@@ -112,6 +126,14 @@ class Machine:
 @pytest.fixture
 def machine(tmp_path: Path) -> Machine:
     return Machine(tmp_path)
+
+
+def test_a_host_with_amd_gpus_is_told_what_judges_them(machine: Machine) -> None:
+    device = machine.sys / "bus/pci/devices/0000:1c:00.0"
+    machine.write(device / "vendor", "0x1002\n")
+    machine.write(device / "class", "0x120000\n")
+    found = one(doctor_checks.gpu_driver(machine.proc, machine.sys))
+    assert (found.state, found.detail) == ("note", "1 AMD GPUs on the PCI bus, judged by the kernel's log alone")
 
 
 @pytest.mark.parametrize(

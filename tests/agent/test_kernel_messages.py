@@ -20,10 +20,9 @@ from eagle_eye.agent.kernel.deduplication import (
     Repeats,
 )
 from eagle_eye.agent.kernel.messages import KernelMessage, bus_address, message, panic, record, whole_machine_check
-from eagle_eye.detectors.hardware.host_errors import CORRECTED, UNCORRECTED
 from eagle_eye.detectors.signs.gpu_errors import BURST_S
 from eagle_eye.detectors.signs.memory_kills import RANK_NEAR_S
-from eagle_eye.detectors.signs.xids import recovery_of, sxid_severity
+from eagle_eye.schema.driver_facts import CORRECTED, UNCORRECTED, recovery_of, sxid_severity
 
 OFF_THE_BUS = "NVRM: Xid (PCI:0000:3b:00): 79, pid=4711, name=python3, GPU has fallen off the bus."
 

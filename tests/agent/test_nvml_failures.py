@@ -265,3 +265,38 @@ def test_no_xid_is_told_twice_where_the_kernel_log_is_read(host: Hosts) -> None:
     assert gpus.collect().events == []
     gpus.says("xid 3 79 1", "xid 3 48 2")
     assert [event[3]["code"] for event in gpus.collect().events] == [48]
+
+
+@pytest.mark.parametrize(
+    ("line", "after_s", "device", "what"),
+    [
+        ("lost 3", 61.0, 3, "gpu_lost"),
+        ("answers 3 16", 61.0, 3, "gpu_reset_required"),
+        ("recovery 3 1", 6.0, 3, "gpu_reset_required"),
+        ("recovery 3 2", 6.0, 3, "gpu_reboot_required"),
+        ("fabric 3 3 999", 6.0, 3, "fabric_failed"),
+    ],
+)
+def test_what_nvml_states_of_a_gpu_is_told_once_it_lasts(
+    host: Hosts, line: str, after_s: float, device: int, what: str
+) -> None:
+    gpus = host("recovery 3 0", "fabric 3 3 0")
+    gpus.collect()
+    gpus.says(line)
+    told = [event for at in (10.0, after_s, 1.0) for event in gpus.collect(at).events]
+    assert [(kind, row, said["what"]) for _, kind, row, said in told] == [("host_error", device, what)]
+
+
+def test_a_gpu_that_the_driver_cannot_open_is_told_by_its_place(host: Hosts) -> None:
+    gpus = host("closed 3 999")
+    assert not [event for event in gpus.collect().events if event[1] == "host_error"]
+    (event,) = [event for event in gpus.collect(61.0).events if event[1] == "host_error"]
+    assert event[2:] == [-1, {"what": "gpu_unusable", "device": "gpu 3", "text": "NVML: gpu 3: Unknown Error"}]
+
+
+def test_a_recovery_action_without_a_known_meaning_is_a_problem(host: Hosts) -> None:
+    assert "unknown recovery action, 0x5" in host("recovery 3 5").collect().problem
+
+
+def test_a_gpu_that_has_not_joined_its_fabric_is_a_problem(host: Hosts) -> None:
+    assert "gpu 3: it has not joined its NVLink fabric" in host("fabric 3 2 0").collect().problem

@@ -10,8 +10,8 @@ from eagle_eye.detectors.hardware.device_errors import DeviceErrors
 from eagle_eye.detectors.hardware.early_signs import EarlySigns
 from eagle_eye.detectors.signs.gpu_errors import gpu_errors
 from eagle_eye.detectors.signs.progress import Patience
-from eagle_eye.detectors.signs.xids import BY_CODE, LAST_CODE, is_fatal
 from eagle_eye.detectors.types import Verdict
+from eagle_eye.schema.driver_facts import BY_CODE, LAST_CODE, is_fatal
 from tests.detectors.windows import NOW_S, Story
 
 PATIENCE = Patience(floor_s=10, typical_steps=3, start_deadline_s=1800, warmup_steps=3)

@@ -14,8 +14,8 @@ from eagle_eye.detectors.hardware.gpu_memory import GpuMemory
 from eagle_eye.detectors.hardware.nvswitch import NvSwitch
 from eagle_eye.detectors.signs.gpu_errors import gpu_errors
 from eagle_eye.detectors.signs.progress import Patience
-from eagle_eye.detectors.signs.xids import BY_CODE, XIDS, code_of, recovery_of, sxid_severity
 from eagle_eye.detectors.types import Blind, Verdict, Window, WindowEvent
+from eagle_eye.schema.driver_facts import BY_CODE, XIDS, code_of, recovery_of, sxid_severity
 from tests.detectors.windows import NOW_S, Story
 
 PATIENCE = Patience(floor_s=10, typical_steps=3, start_deadline_s=1800, warmup_steps=3)
@@ -100,7 +100,7 @@ class TestXids:
         story = Story().complete()
         story.events = [WindowEvent(NOW_S - 20 + i / 250, "n1", 0, "xid", {"code": 63}) for i in range(4_000)]
         window = story.window()
-        assert [(e.xid.code, e.occurrences) for e in gpu_errors(window)] == [(63, 1)]
+        assert [(e.fact.code, e.occurrences) for e in gpu_errors(window)] == [(63, 1)]
         begun = time.process_time()
         assert every(window) == []
         assert time.process_time() - begun < 0.2

@@ -149,16 +149,15 @@ class Assembly:
         return step if step is not None else self._logs.steps.get(process.device)
 
 
-def check_runners(drops: Drops, clock: Clock, state_folder: Path) -> tuple[CollectorRunner, ...]:
-    """Return the runners for a one-shot check: the host's own facts since boot, without training."""
-    nvml = NvmlCollector()
-    collectors: Sequence[Collector] = (
+def host_collectors(drops: Drops, state_folder: Path | None) -> tuple[Collector, ...]:
+    """Return the collectors of the host's own facts since boot, for a verdict on it; they change nothing."""
+    nvml = NvmlCollector(for_verdict=True)
+    return (
         MountsCollector(patience_s=2 * ANSWER_S),
         FabricCollector(state_folder),
-        KernelLogCollector(drops, nvml.devices_by_bus_id, places_s=PLACES_CHECKED_S),
+        KernelLogCollector(drops, nvml.devices_by_bus_id, places_s=PLACES_CHECKED_S, to_the_end=True),
         nvml,
     )
-    return tuple(CollectorRunner(collector, drops, clock.monotonic_s) for collector in collectors)
 
 
 def found_processes(drops: Drops, clock: Clock, wake: Waitable) -> tuple[TrainingProcess, ...]:

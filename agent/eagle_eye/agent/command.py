@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from eagle_eye.agent.assembly import Assembly, check_runners, found_processes
+from eagle_eye.agent.assembly import Assembly, found_processes, host_collectors
 from eagle_eye.agent.config import (
     AgentConfiguration,
     exposed_secrets,
@@ -40,11 +40,12 @@ from eagle_eye.agent.evidence.upload import Upload, UploadTarget
 from eagle_eye.agent.exposition.server import MetricsServer
 from eagle_eye.agent.exposition.text import Exposition, FrameDelivery
 from eagle_eye.agent.health.greeting import Greeting
+from eagle_eye.agent.health.host_look import look, repaired_s
 from eagle_eye.agent.health.host_verdict import EXIT_CODES, judge, lines
 from eagle_eye.agent.heap import share_heap
 from eagle_eye.agent.loop.clock import SystemClock, Wake
 from eagle_eye.agent.loop.clock_base import ClockBase
-from eagle_eye.agent.loop.collector import CollectFailed, Collector, Observed
+from eagle_eye.agent.loop.collector import CollectFailed, Collector
 from eagle_eye.agent.loop.drops import Drops
 from eagle_eye.agent.loop.loop import Loop, Sink, agent_version, boot_id
 from eagle_eye.agent.loop.runner import CollectorRunner
@@ -54,7 +55,7 @@ from eagle_eye.agent.node_check.requests import PATH as NODE_CHECK_PATH
 from eagle_eye.agent.node_check.requests import NodeCheckResponder
 from eagle_eye.agent.node_check.runner import run as run_child
 from eagle_eye.agent.nvml.simulation import SimulationFailed, cache_folder, simulate
-from eagle_eye.agent.printing import Nowhere, Printer
+from eagle_eye.agent.printing import Printer
 from eagle_eye.agent.processes.process_registry import TrainingProcesses
 from eagle_eye.agent.transport.node_token import NodeToken
 from eagle_eye.agent.transport.servers import Servers
@@ -67,7 +68,6 @@ if TYPE_CHECKING:  # needs a package that is not installed everywhere
 
 FLUSH_S = 1.0  # how long a stopping agent tries to send its last frames
 FLUSH_ONCE_S = 5.0
-REPAIRED_FILE = "repaired"  # in the spool's folder; anything before its mtime counts as repaired
 
 _log = logging.getLogger("eagle_eye.agent")
 
@@ -279,28 +279,9 @@ def _run_loop(
 
 def _check(configuration: AgentConfiguration, gpus: int | None) -> int:
     """Report whether this host is sick. Leaves spool, server and hook socket to the agent running here."""
-    drops, clock = Drops(), SystemClock()
-    folder = spool_folder(configuration, os.environ)
-    runners: Sequence[CollectorRunner] = check_runners(drops, clock, folder)
-    ticks: list[TickFrame] = []
-    loop = Loop(
-        configuration.node,
-        configuration.job,
-        configuration.interval_s,
-        runners,
-        Observed,
-        Nowhere(),
-        drops,
-        clock,
-        Wake(),
-        shown=ticks.append,
-    )
-    try:
-        loop.run_once()
-    finally:
-        for runner in runners:
-            runner.close()
-    verdict = judge(ticks[-1], gpus, _changed_s(folder / REPAIRED_FILE))
+    drops, folder = Drops(), spool_folder(configuration, os.environ)
+    runners = [CollectorRunner(one, drops, time.monotonic) for one in host_collectors(drops, folder)]
+    verdict = judge(look(runners), gpus, repaired_s(folder))
     reported, unseen = lines(verdict)
     for line in reported:
         print(line)
@@ -355,11 +336,3 @@ def _hand_on(takers: Sequence[Callable[[Mapping[str, object]], None]], fields: M
 
 def _ignore(_fields: Mapping[str, object]) -> None:
     """Ignore what the server says besides its acknowledgement."""
-
-
-def _changed_s(file: Path) -> float:
-    """Return the file's mtime, Unix seconds; 0: it does not exist."""
-    try:
-        return file.stat().st_mtime
-    except OSError:
-        return 0.0

@@ -24,14 +24,6 @@ class Printer:
         return self._sequence
 
 
-class Nowhere:
-    """Discards frames: the caller uses the ticks themselves."""
-
-    def append(self, make: Callable[[str, int], bytes]) -> int | None:  # noqa: ARG002 - a sink's shape
-        """Discard the frame."""
-        return None
-
-
 def readable(frame: Frame) -> dict[str, Any]:
     """Return a frame as plain data for people: rows by name, unobserved values left out, infinity as text."""
     rows: dict[str, dict[str, dict[str, float | str]]] = {}

@@ -41,8 +41,8 @@ class CheckedGpu:
 class Host:
     """The host's hardware. ``gpu_problem``: why its GPUs are not visible, empty if they are, or if it has none.
 
-    ``lost`` are GPUs that the driver lists but that no longer answer, each with NVML's error. ``simulated``: the GPUs
-    are the agent's simulation, and their values are not measurements.
+    ``lost`` are GPUs that the driver lists but that no longer answer, or for which it asks for a repair, each with
+    NVML's words. ``simulated``: the GPUs are the agent's simulation, and their values are not measurements.
     """
 
     gpus: tuple[CheckedGpu, ...] = ()

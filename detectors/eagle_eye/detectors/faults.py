@@ -44,7 +44,7 @@ FAULTS: tuple[Fault, ...] = (
         "gpu_lost",
         "stop",
         "A GPU has left the PCIe bus.",
-        "XID 79 or the PCI device gone. An NVML that does not answer is not enough.",
+        "XID 79, NVML's code for a lost GPU, or the PCI device gone. An NVML that does not answer is not enough.",
         "reboot",
         "exclude_node",
     ),

@@ -41,9 +41,12 @@ EVENTS: tuple[EventSpec, ...] = (
     EventSpec("machine_check", ("text",), "A machine check exception."),
     EventSpec(
         "host_error",
-        ("what", "device", "link", "text"),
-        "The kernel says that the host or one of its devices fails. what: nic_failed, nic_stalled, pcie_fatal,"
-        " device_gone, gpu_unusable, cpu_stuck, task_blocked, disk_failed, disk_errors, storage_silent.",
+        ("what", "device", "link", "text", "module", "holder"),
+        "The kernel, or a GPU's driver otherwise than by an XID, says that the host or one of its devices fails. what:"
+        " nic_failed, nic_stalled, pcie_fatal, device_gone, cpu_stuck, task_blocked (module: the kernel module that it"
+        " waits in, holder: the task that holds the lock), disk_failed, disk_errors, storage_silent, gpu_unusable,"
+        " gpu_lost, gpu_reset_required, gpu_reboot_required, gpu_drain_p2p, gpu_drain_and_reset, gpu_repaired,"
+        " gpu_firmware_silent, gpu_hardware_error, gpu_memory_failed, nvlink_broken, fabric_failed, fabric_degraded.",
     ),
     EventSpec("kernel_panic", ("text",), "The kernel panicked before the last boot."),
     EventSpec("checkpoint_begin", ("step",), "A rank began to write a checkpoint."),

@@ -16,6 +16,7 @@ import pytest
 from eagle_eye.agent.collectors.kernel_log import KernelLogCollector
 from eagle_eye.agent.loop.drops import Drops
 from eagle_eye.detectors.types import Blind, WindowEvent
+from eagle_eye.schema.driver_facts import FACTS, judged
 from eagle_eye.schema.events import Event
 from eagle_eye.server.engine.detectors import build_detectors
 from eagle_eye.server.engine.fusion import fuse
@@ -133,6 +134,12 @@ def excluded(story: Story) -> set[str]:
     return {node for one in decided(story) if one.kind == "exclude_node" for node in one.exclude}
 
 
+def of_the_host(events: list[Event]) -> list[Event]:
+    """Return what is said of the host and not of its GPUs."""
+    hosts = {fact.name for fact in FACTS if fact.kind in ("part", "symptom")}
+    return [event for event in events if event.attributes.get("what") in hosts]
+
+
 def test_there_are_enough_wordings_and_each_is_there_once() -> None:
     assert len({*ACT, *SPARE}) == len(ACT) + len(SPARE) >= 240
 
@@ -152,12 +159,13 @@ def test_what_must_not_act_excludes_nobody(lines: Lines, tmp_path: Path) -> None
 
 @pytest.mark.parametrize("lines", ACT, ids=named)
 def test_what_the_host_says_after_the_ranks_have_ended_did_not_end_them(lines: Lines, tmp_path: Path) -> None:
-    events = [event for event in read(lines, tmp_path) if event.kind == "host_error"]
+    events = of_the_host(read(lines, tmp_path))
     assert excluded(crashed(events, line_s=6.0, died_s=40.0)) == set()
 
 
 @pytest.mark.parametrize("lines", ACT, ids=named)
 def test_while_the_job_goes_on_what_the_host_says_is_reported(lines: Lines, tmp_path: Path) -> None:
-    events = [event for event in read(lines, tmp_path) if event.kind == "host_error"]
+    events = of_the_host(read(lines, tmp_path))
     found = decided(logged(events, 30.0))
-    assert [one.kind for one in found] == (["notify"] if events else [])
+    repairs = any(told.repair != "none" for event in events if (told := judged(event.kind, event.attributes)))
+    assert [one.kind for one in found] == ([] if not events else ["drain_node"] if repairs else ["notify"])

@@ -61,7 +61,9 @@ class Site:
                     for metric, value in row.items():
                         self.values[moment.node.name, key, metric, moment.time_s - T] = value
             for event in moment.events:
-                said = event.attributes.get("code", event.attributes.get("model"))
+                said = next(
+                    (event.attributes[key] for key in ("code", "model", "what") if key in event.attributes), None
+                )
                 self.events.append((event.kind, event.device, event.time_s - T, said))
             moment.events.clear()
             moment.kept = moment.version
@@ -309,6 +311,36 @@ def test_an_xid_is_an_event_when_its_gauge_changes_and_only_then() -> None:
         ("xid", 0, 15.0, 79),
         ("xid", 0, 60.0, 79),
     ]
+
+
+def facts(site: Site) -> list[tuple[int, float, object]]:
+    return [(device, at, what) for kind, device, at, what in site.events if kind == "host_error"]
+
+
+def test_what_dcgm_s_health_fails_for_is_told_when_it_begins() -> None:
+    site = Site()
+    for at, told in (
+        (0, [("ALL", "DCGM_FR_OK", 0.0), ("THERMAL", "DCGM_FR_THERMAL_VIOLATIONS", 20.0)]),
+        (15, [("ALL", "DCGM_FR_FALLEN_OFF_BUS", 10.0)]),
+        (90, [("ALL", "DCGM_FR_FALLEN_OFF_BUS", 20.0)]),
+        (105, [("ALL", "DCGM_FR_FALLEN_OFF_BUS", 20.0)]),
+    ):
+        site.send(
+            dcgm("DEV_GPU_TEMP", 50.0, at),
+            *(
+                series("DCGM_EXP_GPU_HEALTH_STATUS", value, T + at, **GPU, health_watch=watch, health_error_code=code)
+                for watch, code, value in told
+            ),
+        )
+    assert facts(site) == [(0, 90.0, "gpu_lost")]
+
+
+@pytest.mark.parametrize("name", ["DEV_GPU_RECOVERY_ACTION", "DEV_GET_GPU_RECOVERY_ACTION"])
+def test_the_recovery_that_the_driver_asks_for_is_told_when_it_changes(name: str) -> None:
+    site = Site()
+    for at, action in ((0, 0), (15, 1), (30, 1), (45, 5), (60, 0)):
+        site.send(dcgm(name, action, at))
+    assert facts(site) == [(0, 15.0, "gpu_reset_required"), (0, 60.0, "gpu_repaired")]
 
 
 def test_an_xid_that_stood_there_at_first_sight_is_no_news() -> None:

@@ -14,7 +14,13 @@ from typing import Any
 import msgspec
 
 from eagle_eye.agent.kernel.deduplication import LinkChanges, NewMessage, Repeats
-from eagle_eye.agent.kernel.host_error_lines import LASTING, STACK_FRAMES_MAX, TASK_BLOCKED, stack_frame
+from eagle_eye.agent.kernel.host_error_lines import (
+    STACK_FRAMES_MAX,
+    StackFrame,
+    begins_task,
+    lock_holder,
+    stack_frame,
+)
 from eagle_eye.agent.kernel.messages import (
     TEXT_CHARS_MAX,
     KernelMessage,
@@ -28,10 +34,12 @@ from eagle_eye.agent.kernel.panic_dumps import panics
 from eagle_eye.agent.loop.collector import CollectFailed, Observed, Unsupported
 from eagle_eye.agent.loop.drops import Drops
 from eagle_eye.agent.network.link_names import LinkNames
+from eagle_eye.schema.driver_facts import BY_NAME, TASK_BLOCKED
 from eagle_eye.schema.events import WHOLE_NODE, Event
 from eagle_eye.schema.frame import TIME_S_MAX
 
 RECORDS_MAX = 4_096  # read per collection; the rest waits in the kernel for the next
+WHOLE_RECORDS_MAX = 200_000  # more than a buffer of 16 MB holds
 NEWS_MAX = 256  # reported per collection
 RECORD_BYTES_MAX = 16_384  # the kernel's own limit is 8,192
 OLD_S = 300.0
@@ -82,6 +90,7 @@ class KernelLogCollector:
         state_folder: Path | None = None,
         *,
         places_s: float = PLACES_S,
+        to_the_end: bool = False,
         path: Path = Path("/dev/kmsg"),
         proc: Path = Path("/proc"),
         sys: Path = Path("/sys"),
@@ -92,6 +101,9 @@ class KernelLogCollector:
     ) -> None:
         """``devices_by_bus_id`` may be filled later, by the GPU collector: XIDs wait ``places_s`` for it.
 
+        ``to_the_end``: each collection reads the whole log, at most WHOLE_RECORDS_MAX records, and fails where it is
+        longer: a verdict must not rest on a part.
+
         ``panic_folders``: where the kernel exposes dumps, and where systemd moves them soon after boot. ``monotonic_s``
         counts seconds since boot, as the kernel's own stamps do.
         """
@@ -99,6 +111,10 @@ class KernelLogCollector:
         self._devices_by_bus_id = {} if devices_by_bus_id is None else devices_by_bus_id
         self._state_file = state_folder / STATE_FILE if state_folder is not None else None
         self._places_s = places_s
+        self._records_max = WHOLE_RECORDS_MAX if to_the_end else RECORDS_MAX
+        self._news_max = WHOLE_RECORDS_MAX if to_the_end else NEWS_MAX
+        self._to_the_end = to_the_end
+        self._since_s = 0.0  # since boot: the time of the first record that the kernel had kept
         self._path = path
         self._proc = proc
         self._panic_folders = panic_folders
@@ -119,7 +135,9 @@ class KernelLogCollector:
         self._burst_s = 0.0
         self._blocked: KernelMessage | None = None  # a task whose stack is being read
         self._blocked_s = 0.0
-        self._stack: list[str] = []
+        self._stack: list[StackFrame] = []
+        self._holder = ""
+        self._stacks = 0  # begun since: the second is that of the lock's holder
         self._waiting: list[NewMessage] = []  # until the GPUs are known
         self._links = LinkNames(sys)
 
@@ -152,6 +170,7 @@ class KernelLogCollector:
         if not waiting and not self._burst and self._blocked is None and self._sequence is not None:
             self._state.sequence = self._sequence
         observed.events.sort(key=lambda event: event.time_s)
+        observed.read_since_s = now_s - monotonic_s + self._since_s if self._since_s else 0.0
         observed.problem = "; ".join(text for text in (observed.problem, problem) if text)
         if problem and not observed.events:
             raise CollectFailed(observed.problem)
@@ -185,9 +204,9 @@ class KernelLogCollector:
         descriptor, read = self._descriptor, self._read
         assert descriptor is not None  # noqa: S101 - the caller opened it
         drained_s = self._drained_s
-        for _ in range(RECORDS_MAX):
-            if len(news) >= NEWS_MAX:
-                return ""
+        for _ in range(self._records_max):
+            if len(news) >= self._news_max:
+                break
             try:
                 raw = read(descriptor, RECORD_BYTES_MAX)
             except BlockingIOError:
@@ -207,7 +226,7 @@ class KernelLogCollector:
                 # The kernel's timestamps drift from the clock over months, but a new record was written after the log
                 # was last read to its end.
                 news += self._take(found.text, min(monotonic_s, max(drained_s, found.stamp_s)), monotonic_s)
-        return ""
+        return f"{self._path}: not read to its end, it has too many records" if self._to_the_end else ""
 
     def _unread(self, raw: bytes) -> KernelRecord | None:
         """Parse one record; return None where it is malformed or was read before."""
@@ -221,6 +240,8 @@ class KernelLogCollector:
                 self._read_again = found.sequence
                 return None
             self._drops.count("kernel_log_overwritten", found.sequence - last - 1)
+        if found.sequence and (last is None or found.sequence > last + 1):
+            self._since_s = found.stamp_s
         self._sequence = found.sequence
         self._read_again = None
         return found
@@ -266,29 +287,37 @@ class KernelLogCollector:
 
     def _is_old_news(self, said: KernelMessage, at_s: float, monotonic_s: float) -> bool:
         """Whether it is outdated at this first start: rows and later lines show the current state."""
-        lasting = said.kind == "host_error" and said.subject.startswith(LASTING)
-        passing = said.kind in ("oom_kill", "link_down", "link_up", "host_error") and not lasting
+        fact = BY_NAME.get(said.subject.partition(" ")[0]) if said.kind == "host_error" else None
+        passing = said.kind in ("oom_kill", "link_down", "link_up") or (fact is not None and fact.passes)
         return self._skip_old and passing and monotonic_s - at_s > OLD_S
 
     def _take_frame(self, text: bytes, at_s: float) -> list[NewMessage]:
-        """Take a line that may belong to the blocked task's stack."""
+        """Take a line that may belong to the blocked task's stack, or name the holder of its lock."""
         if at_s - self._blocked_s > BURST_S or len(self._stack) >= STACK_FRAMES_MAX:
             return self._end_stack()
+        self._holder = lock_holder(text) or self._holder
+        self._stacks += begins_task(text)
+        if self._stacks > 1:
+            return self._end_stack()
         frame = stack_frame(text)
-        if frame and frame not in self._stack:
+        if frame is not None:
             self._stack.append(frame)
         return []
 
     def _end_stack(self) -> list[NewMessage]:
-        """Return the blocked task's message with the function it waits in."""
-        said, stack = self._blocked, self._stack
+        """Return the blocked task's message with the functions that it waits in, their module and the lock's holder."""
+        said, stack, holder = self._blocked, self._stack, self._holder
         if said is None:
             return []
-        self._blocked, self._stack = None, []
-        where = f" in {', '.join(stack)}" if stack else ""
+        self._blocked, self._stack, self._holder, self._stacks = None, [], "", 0
+        names = dict.fromkeys(frame.module or frame.function for frame in stack)
+        where = f" in {', '.join(names)}" if names else ""
+        where += f"; its lock is held by {holder}" if holder else ""
         if self._is_old_news(said, self._blocked_s, self._monotonic_s()):
             return []
-        return self._repeats.add(said._replace(text=f"{said.text}{where}"[:TEXT_CHARS_MAX]), self._blocked_s)
+        module = next((frame.module for frame in stack if frame.module and frame.sure), "")
+        text = f"{said.text}{where}"[:TEXT_CHARS_MAX]
+        return self._repeats.add(said._replace(text=text, module=module, holder=holder), self._blocked_s)
 
     def _end_burst(self) -> list[NewMessage]:
         whole = whole_machine_check(self._burst)
@@ -368,6 +397,7 @@ def _event(news: NewMessage, devices: Mapping[str, int], boot_s: float, named: C
         reported = {"what": what, "device": part, "text": text}
         if what.startswith("nic_"):
             reported["link"] = named(part)
+        reported |= {"module": said.module, "holder": said.holder}
         return Event(time_s, said.kind, device, {key: value for key, value in reported.items() if value})
     attributes: dict[str, Any] = {"text": text} if said.kind == "machine_check" else {"code": said.code, "text": text}
     return Event(time_s, said.kind, device, attributes)

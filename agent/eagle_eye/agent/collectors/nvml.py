@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pynvml
 
-from eagle_eye.agent.loop.collector import Observed
+from eagle_eye.agent.loop.collector import CollectFailed, Observed
 from eagle_eye.agent.nvml.codes import NEVER, NvmlFailure, reason
 from eagle_eye.agent.nvml.connection import NvmlConnection
 from eagle_eye.agent.nvml.device import Device, GpuReading
@@ -17,6 +17,7 @@ from eagle_eye.agent.nvml.guard import GuardedCalls
 from eagle_eye.agent.nvml.inventory import InstalledGpu, Inventory
 from eagle_eye.agent.nvml.library import Library
 from eagle_eye.agent.nvml.pci_presence import Bus
+from eagle_eye.agent.nvml.stated_facts import STATED_S, StatedFacts
 from eagle_eye.schema.events import WHOLE_NODE, Event
 
 LIMIT_S = 0.6  # for all GPUs together: within the 0.8 s that an agent with 1 s frames waits
@@ -44,8 +45,14 @@ class NvmlCollector:
         kernel_log_is_read: Callable[[], bool] = lambda: False,
         sys: Path = Path("/sys"),
         monotonic_s: Callable[[], float] = time.monotonic,
+        *,
+        for_verdict: bool = False,
     ) -> None:
-        """``kernel_log_is_read``: the kernel log reports XIDs, so NVML's would be duplicates."""
+        """``kernel_log_is_read``: the kernel log reports XIDs, so NVML's would be duplicates.
+
+        ``for_verdict``: one look decides, so that what NVML says is told at once, good news included.
+        """
+        self._stated = StatedFacts(0.0 if for_verdict else STATED_S, good_news=for_verdict)
         self.devices_by_uuid: dict[str, int] = {}  # filled when NVML answers; others look up their GPU in it
         self.devices_by_bus_id: dict[str, int] = {}  # likewise, by PCI address as NVML writes it
         self._kernel_log_is_read = kernel_log_is_read
@@ -71,7 +78,13 @@ class NvmlCollector:
         Takes a few milliseconds, up to LIMIT_S more when a GPU stops answering, and longer the first time.
         """
         begin_s = self._monotonic_s()
-        library = self._connection.library(begin_s)
+        try:
+            library = self._connection.library(begin_s)
+        except CollectFailed as error:
+            stated = self._stated.news({}, self._connection.refused_with, now_s, begin_s)
+            if not stated:
+                raise
+            return Observed(events=stated, problem=str(error))
         if library is not self._library or library.devices != self._devices:
             self._adopt(library)
         calls: dict[int, Callable[[], object]] = {device.index: device.read for device in self._devices}
@@ -99,7 +112,9 @@ class NvmlCollector:
         # A GPU has no row although the driver answers: reopening the library may help.
         stale = len(observed.devices) < answered or self._lacks_gpus(library)
         self._connection.note(begin_s, stale=stale, answered=bool(observed.devices))
-        observed.events = [*self._lost(now_s), *self._xids(library, now_s)]
+        readings = {d.index: one for d in self._devices if isinstance(one := answers.get(d.index), GpuReading)}
+        stated = self._stated.news(readings, library.unopened, now_s, begin_s)
+        observed.events = [*self._lost(now_s), *self._xids(library, now_s), *stated]
         if not library.simulated:  # simulated GPUs have the same UUIDs on every node
             seats = (
                 InstalledGpu(one.index, one.uuid, one.name, one.bus_id, one.serial, one.nvlinks)
@@ -182,10 +197,7 @@ class NvmlCollector:
         self._gone = {uuid for uuid in self._without_row if self._bus.gone(self._bus_ids[uuid])}
 
     def _lost(self, now_s: float) -> list[Event]:
-        """Return the GPUs that fell off the bus, each once until it is back; NVML's report alone is not enough.
-
-        NVML also reports GPUs as lost during resets and diagnostics.
-        """
+        """Return the GPUs that fell off the bus, each once until it is back."""
         self._reported_lost &= self._without_row
         lost = (self._gone & self._without_row) - self._reported_lost
         self._reported_lost |= lost
@@ -238,6 +250,8 @@ def _trouble(answer: object) -> str:
     """Return what an answer says went wrong, "" for nothing; a text in place of an answer is the error itself."""
     if isinstance(answer, str):
         return answer
+    if isinstance(answer, GpuReading) and answer.problem and not answer.failed:
+        return answer.problem
     if isinstance(answer, GpuReading) and answer.failed:
         more = len(answer.failed) - 1
         return answer.failed[0].describe() + (f" and {more} more" if more and answer.row else "")

@@ -13,23 +13,19 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TextIO
 
+from eagle_eye.agent.assembly import host_collectors
 from eagle_eye.agent.collectors.clock_offset import ClockOffsetCollector
 from eagle_eye.agent.collectors.host import HostCollector
-from eagle_eye.agent.collectors.kernel_log import KernelLogCollector
-from eagle_eye.agent.collectors.mounts import ANSWER_S, MountsCollector
-from eagle_eye.agent.collectors.network_ports import FabricCollector
-from eagle_eye.agent.collectors.nvml import NvmlCollector
 from eagle_eye.agent.collectors.temperature import TemperatureCollector
 from eagle_eye.agent.config import AgentConfiguration, hook_socket_path, read, spool_folder, token_path
 from eagle_eye.agent.health import doctor_checks, running_agent
 from eagle_eye.agent.health.doctor_checks import HostFinding, State
+from eagle_eye.agent.health.host_look import look, repaired_s
+from eagle_eye.agent.health.host_verdict import judge
 from eagle_eye.agent.loop.collector import Collector
 from eagle_eye.agent.loop.drops import Drops
 from eagle_eye.agent.loop.runner import CollectorRunner
-from eagle_eye.agent.loop.tick_result import CollectorStanding
 from eagle_eye.agent.processes.node_names import conflicts, node_names
-
-COLLECT_S = 20.0  # for all collectors together: a driver without persistence mode needs seconds per GPU
 
 _COLOURS: Mapping[State, str] = {"ok": "32", "note": "0", "unsupported": "2", "failed": "31"}
 
@@ -49,10 +45,13 @@ def run(args: argparse.Namespace) -> int:
     logging.getLogger("eagle_eye.agent").setLevel(logging.CRITICAL)  # collectors' log messages appear in the table
     flags = {"server": args.server, "node": args.node, "token_file": args.token_file}
     if args.config is not None or any(flags.values()):
-        findings = examine(read(args.config, os.environ, flags), _collectors(), os.environ)
+        configuration = read(args.config, os.environ, flags)
+        findings = examine(configuration, _collectors(spool_folder(configuration, os.environ)), os.environ)
     else:
         found = running_agent.find(os.environ)
-        findings = [found.finding, *examine(found.configuration, _collectors(), found.environ)]
+        known = found.configuration
+        folder = None if known is None else spool_folder(known, found.environ)
+        findings = [found.finding, *examine(known, _collectors(folder), found.environ)]
     if args.json:
         print(json.dumps([finding._asdict() for finding in findings], indent=2, ensure_ascii=False))
     else:
@@ -65,10 +64,14 @@ def examine(
 ) -> list[HostFinding]:
     """Return all findings; without a configuration those that need none.
 
-    Each collector runs once in a thread of its own and is closed.
+    The collectors look in threads of their own, and are closed. The verdict is that of ``agent --once --check``.
     """
+    seen = look([CollectorRunner(collector, Drops(), time.monotonic) for collector in collectors])
+    repaired = 0.0 if configuration is None else repaired_s(spool_folder(configuration, environ))
+    expected = -1 if configuration is None else configuration.nvrx_health_gpus
     return [
-        *doctor_checks.collectors(standings(collectors)),
+        *doctor_checks.collectors(seen.collectors),
+        *doctor_checks.host(judge(seen, expected if expected >= 0 else None, repaired)),
         *doctor_checks.gpu_driver(),
         *([] if configuration is None else _configured(configuration, environ)),
         *doctor_checks.permissions(),
@@ -87,19 +90,6 @@ def _configured(configuration: AgentConfiguration, environ: Mapping[str, str]) -
     ]
 
 
-def standings(collectors: Sequence[Collector], within_s: float = COLLECT_S) -> list[CollectorStanding]:
-    """Return each collector's standing after one collection; all share ``within_s``."""
-    runners = [CollectorRunner(collector, Drops(), time.monotonic) for collector in collectors]
-    for runner in runners:
-        runner.ask(time.time())
-    deadline_s = time.monotonic() + within_s
-    for runner in runners:
-        runner.answer(deadline_s - time.monotonic())
-    for runner in runners:
-        runner.close()
-    return [runner.standing() for runner in runners]
-
-
 def table(findings: Sequence[HostFinding], out: TextIO, *, colours: bool) -> None:
     """Write findings as aligned lines, with remedies, and their counts; a GPU host does not have rich."""
     width = max((len(finding.subject) for finding in findings), default=0)
@@ -114,17 +104,9 @@ def table(findings: Sequence[HostFinding], out: TextIO, *, colours: bool) -> Non
     out.write(f"{failed} to be done\n" if failed else "nothing to be done\n")
 
 
-def _collectors() -> list[Collector]:
+def _collectors(state_folder: Path | None = None) -> list[Collector]:
     """Return the read-only collectors: the hook's socket and log positions belong to the agent."""
-    return [
-        HostCollector(),
-        NvmlCollector(),
-        FabricCollector(),
-        KernelLogCollector(Drops()),
-        MountsCollector(patience_s=2 * ANSWER_S),
-        ClockOffsetCollector(),
-        TemperatureCollector(),
-    ]
+    return [HostCollector(), *host_collectors(Drops(), state_folder), ClockOffsetCollector(), TemperatureCollector()]
 
 
 def _one_line(text: str) -> str:

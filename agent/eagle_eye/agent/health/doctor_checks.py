@@ -22,8 +22,9 @@ from typing import Literal, NamedTuple
 from eagle_eye.agent import external_tool as tool
 from eagle_eye.agent.config import AgentConfiguration, server_urls, trust
 from eagle_eye.agent.files.bounded import content
+from eagle_eye.agent.health.host_verdict import HostVerdict, healthy
 from eagle_eye.agent.loop.tick_result import CollectorStanding
-from eagle_eye.agent.nvml.pci_presence import gpus_on_the_bus
+from eagle_eye.agent.nvml.pci_presence import AMD_VENDOR, gpus_on_the_bus
 from eagle_eye.agent.transport.server_connection import connect, path_on
 from eagle_eye.schema.frame import CONTENT_TYPE, encode_request
 from eagle_eye.schema.problem import LEADER_HEADER
@@ -93,6 +94,19 @@ def collectors(standings: Iterable[CollectorStanding]) -> Iterator[HostFinding]:
             )
 
 
+def host(verdict: HostVerdict) -> Iterator[HostFinding]:
+    """Yield the verdict on this host: a finding for each reason, or what was judged."""
+    remedy = "repair it before the next job; after a repair without a reboot: touch the file repaired beside the spool"
+    for reason in verdict.reasons:
+        yield HostFinding("this host", "failed", f"sick: {reason}", remedy)
+    if verdict.state == "healthy":
+        yield HostFinding("this host", "ok", f"healthy: {healthy(verdict)}")
+    elif verdict.state == "cannot_tell":
+        yield HostFinding("this host", "note", f"cannot tell: {'; '.join(verdict.unseen)}")
+    for told in verdict.noted:
+        yield HostFinding("this host", "note", told)
+
+
 def gpu_driver(proc: Path = Path("/proc"), sys: Path = Path("/sys")) -> Iterator[HostFinding]:
     """Yield whether this host's NVIDIA devices have their driver."""
     devices = gpus_on_the_bus(sys)
@@ -107,7 +121,10 @@ def gpu_driver(proc: Path = Path("/proc"), sys: Path = Path("/sys")) -> Iterator
     elif devices:
         detail = f"{devices} NVIDIA GPUs on the PCI bus and no driver for them"
         yield HostFinding("GPU driver", "failed", detail, "install and load NVIDIA's driver")
-    else:
+    if amd := gpus_on_the_bus(sys, AMD_VENDOR):
+        detail = f"{amd} AMD GPUs on the PCI bus, judged by the kernel's log alone"
+        yield HostFinding("GPU driver", "note", detail)
+    elif not version and not devices:
         yield HostFinding("GPU driver", "unsupported", "no NVIDIA GPU on the PCI bus")
 
 

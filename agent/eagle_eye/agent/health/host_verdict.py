@@ -1,4 +1,4 @@
-"""Judges this host from its own facts: sick, healthy or unknown. Pure.
+"""Judges this host from its own facts, by the table of schema/driver_facts.py: sick, healthy or unknown. Pure.
 
 It covers faults visible on this host alone, before a job starts on it. Only the server can see that it is slower than
 its peers or the cause of a job's hang.
@@ -7,14 +7,13 @@ its peers or the cause of a job's hang.
 from __future__ import annotations
 
 import math
-import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime, timezone
 from types import MappingProxyType
 from typing import Literal, NamedTuple
 
-from eagle_eye.agent.kernel.host_error_lines import GPU_UNUSABLE
 from eagle_eye.agent.loop.tick_result import TickFrame
+from eagle_eye.schema.driver_facts import GPU_REPAIRED, Repair, judged
 from eagle_eye.schema.events import WHOLE_NODE, Event
 
 SOURCES = ("nvml", "kernel_log", "fabric", "mounts")  # collectors without which the host cannot be called healthy
@@ -27,26 +26,27 @@ State = Literal["healthy", "sick", "cannot_tell"]
 # prolog that acts only on 3 fails open.
 EXIT_CODES: Mapping[State, int] = MappingProxyType({"healthy": 0, "cannot_tell": 1, "sick": 3})
 
-# NVIDIA, XID Errors: codes whose immediate action is a GPU reset or a machine restart (48: alone, a reset). Codes that
-# only end the program, or may come from the other end of a link, are no reason to refuse the next job; nor is 155,
-# since a reset itself takes links down.
-XID_REPAIRS: Mapping[int, str] = MappingProxyType(
-    {79: "reboot", **dict.fromkeys((46, 48, 62, 64, 95, 109, 110, 119, 120, 136, 140, 143, 156, 158), "GPU reset")}
-)
 # Memory errors that the driver counts until the GPU is reset: a counter of 0 means that it was reset.
-_COUNTED = frozenset({48, 95, 140})
-_RECOVERY = 154  # the driver's own statement, for better or worse: it overrides the table
-# "changed from 0x0 (None) to 0x1 (PF FLR)": the numbers are NVML's, the names change with the driver.
-_ACTION = re.compile(r".* to 0x(\d)\b", re.DOTALL)
-_NO_ACTION, _REPAIR_ACTIONS = "0", ("1", "2", "4")  # reset, reboot, drain and reset; 3 is a drain of peer-to-peer
+_COUNTED = frozenset({"XID 48", "XID 95", "XID 140"})
+_REPAIRS: Mapping[Repair, str] = MappingProxyType(
+    {"reset_gpu": "a GPU reset", "reboot": "a reboot", "replace": "a replacement", "inspect": "an inspection"}
+)
+# Kinds of facts that ask for no repair and yet are no program's: people are told, the next job is not refused.
+_NOTED = frozenset({"part", "symptom", "contained", "remap", "nvlink", "power", "watch"})
+_OF_NO_GPU = frozenset({"part", "symptom", "switch"})
 
 
 class HostVerdict(NamedTuple):
-    """``reasons``: what makes the host sick. ``unseen``: what could not be checked, and why."""
+    """``reasons``: what makes the host sick. ``unseen``: what could not be checked, and why.
+
+    ``judged``: what the verdict rests on, each with what was looked for. ``noted``: what was found and is no reason.
+    """
 
     state: State
     reasons: tuple[str, ...]
     unseen: tuple[str, ...]
+    judged: tuple[str, ...] = ()
+    noted: tuple[str, ...] = ()
 
 
 def judge(tick: TickFrame, gpus_expected: int | None = None, repaired_s: float = 0.0) -> HostVerdict:
@@ -55,35 +55,39 @@ def judge(tick: TickFrame, gpus_expected: int | None = None, repaired_s: float =
     ``gpus_expected``: how many GPUs the host should have; None: unknown, 0: none, so they are not checked.
     ``repaired_s``: Unix seconds; an operator declared everything before it repaired.
     """
-    events = [event for event in tick.events if event.time_s >= repaired_s]
+    events = sorted((event for event in tick.events if event.time_s >= repaired_s), key=lambda event: event.time_s)
+    standing, noted = _facts(tick, events)
     reasons = [
-        *_gpus(tick, gpus_expected, events),
-        *_xids(tick, events),
+        *_gpus(tick, gpus_expected),
+        *standing,
         *_links(tick),
         *_mounts(tick),
         *_panics(events),
-        *_unusable(events),
     ]
     unseen = tuple(_unseen(tick, gpus_expected))
     state: State = "sick" if reasons else "cannot_tell" if unseen else "healthy"
-    return HostVerdict(state, tuple(reasons[:REASONS_MAX]), unseen)
+    judged_by = tuple(_judged(tick, gpus_expected, events))
+    return HostVerdict(state, tuple(reasons[:REASONS_MAX]), unseen, judged_by, tuple(noted[:REASONS_MAX]))
+
+
+def healthy(verdict: HostVerdict) -> str:
+    """Return what a healthy verdict says for people: what it rests on, and nothing else."""
+    return f"nothing stands against this host; judged: {'; '.join(verdict.judged)}"
 
 
 def lines(verdict: HostVerdict) -> tuple[list[str], list[str]]:
     """Return the text for people: the verdict, and what could not be checked."""
     reported = [f"sick: {reason}" for reason in verdict.reasons]
     if verdict.state == "healthy":
-        reported = [f"healthy: nothing stands against this host ({', '.join(SOURCES)})"]
+        reported = [f"healthy: {healthy(verdict)}"]
+    reported += [f"noted: {told}" for told in verdict.noted]
     return reported, [f"could not check: {text}" for text in verdict.unseen]
 
 
-def _gpus(tick: TickFrame, expected: int | None, events: list[Event]) -> Iterator[str]:
-    gpus = {device: row for device, row in tick.seen.devices.items() if any(name.startswith("gpu_") for name in row)}
+def _gpus(tick: TickFrame, expected: int | None) -> Iterator[str]:
+    gpus = _gpu_rows(tick)
     if expected is not None and len(gpus) < expected and _state(tick, "nvml") == "ok":
         yield f"NVML shows {len(gpus)} of {expected} GPUs"
-    for event in events:
-        if event.kind == "gpu_lost":
-            yield f"{_gpu(event.device)}: lost, it has left the bus; reboot"
     for device, row in sorted(gpus.items()):
         if row.get("gpu_remap_pending", 0.0) > 0.0:
             yield f"{_gpu(device)}: a row remap waits for a GPU reset"
@@ -91,28 +95,75 @@ def _gpus(tick: TickFrame, expected: int | None, events: list[Event]) -> Iterato
             yield f"{_gpu(device)}: {errors:.0f} uncorrectable memory errors since its last reset; reset the GPU"
 
 
-def _xids(tick: TickFrame, events: list[Event]) -> Iterator[str]:
-    """Yield each GPU's last XID that calls for a repair, unless the driver or its counters show that it was done."""
-    standing: dict[tuple[int, str], str] = {}
-    for event in sorted(events, key=lambda event: event.time_s):
-        if event.kind != "xid":
+class _Place(NamedTuple):
+    """What a fact is about: a GPU by its row, or by its address where NVML does not know it; else a part of the host.
+
+    ``name`` "" without a row: one that the line does not name.
+    """
+
+    device: int
+    name: str
+    of_gpu: bool
+
+    @property
+    def is_named(self) -> bool:
+        """Whether it is known which GPU, or part of the host."""
+        return self.device != WHOLE_NODE or bool(self.name)
+
+    def __str__(self) -> str:
+        if not self.of_gpu:
+            return self.name or "the host"
+        if self.device != WHOLE_NODE:
+            return _gpu(self.device)
+        return f"GPU {self.name.removeprefix('gpu ')}" if self.name else "a GPU that the line does not name"
+
+
+def _facts(tick: TickFrame, events: Sequence[Event]) -> tuple[list[str], list[str]]:
+    """Return what asks for a repair, and what is only noted, unless drivers or counters show that it was done.
+
+    ``events``: oldest first. Of a GPU that is named the last fact counts, and what its driver says overrides it.
+    """
+    standing: dict[tuple[_Place, str], str] = {}
+    noted: dict[tuple[_Place, str], str] = {}
+    repaired = set()
+    for event in events:
+        told = judged(event.kind, event.attributes, event.device)
+        if told is None:
             continue
-        code, text = event.attributes.get("code"), str(event.attributes.get("text", ""))
-        # The log names a GPU unknown to NVML by its address, before the first comma.
-        gpu = (event.device, text.partition(",")[0] if event.device == WHOLE_NODE else "")
-        at = datetime.fromtimestamp(event.time_s, timezone.utc)
-        said = f"at {at:%Y-%m-%dT%H:%M:%SZ}: {_printable(text)}"
-        if code == _RECOVERY:
-            action = _ACTION.search(text)
-            if action is not None and action[1] == _NO_ACTION:
-                standing.pop(gpu, None)
-            elif action is not None and action[1] in _REPAIR_ACTIONS:
-                standing[gpu] = f"{_gpu(event.device)}: {said}"
-        elif isinstance(code, int) and code in XID_REPAIRS:
+        place = _place(event, of_gpu=told.fact.kind not in _OF_NO_GPU)
+        said = f"at {_at(event)}: {_printable(str(event.attributes.get('text', '')))}"
+        key = (place, "" if place.of_gpu and place.is_named else told.fact.name)
+        if told.recovery == "none" or told.fact.name == GPU_REPAIRED:
+            repaired.add(place.device)
+            for known in [known for known in standing if known[0] == place]:
+                noted[known] = f"{standing.pop(known)}; repaired since"
+        elif told.repair != "none":
             counted = tick.seen.devices.get(event.device, {}).get("gpu_ecc_uncorrected_total", math.nan)
-            if code not in _COUNTED or counted != 0.0:
-                standing[gpu] = f"{_gpu(event.device)}: XID {code} asks for a {XID_REPAIRS[code]}, {said}"
-    yield from standing.values()
+            if told.fact.name not in _COUNTED or counted != 0.0:
+                standing[key] = f"{place}: {told.fact.said}; it needs {_REPAIRS[told.repair]}, {said}"
+        elif told.fact.kind in _NOTED and told.fatal:
+            noted[place, told.fact.name] = f"{place}: {told.fact.said}, {said}"
+    if (gpus := _gpu_rows(tick)) and repaired >= gpus.keys():
+        # Whichever GPU a line was about that names none: none asks for anything.
+        standing = {key: text for key, text in standing.items() if not key[0].of_gpu or key[0].is_named}
+    return list(standing.values()), list(noted.values())
+
+
+def _place(event: Event, *, of_gpu: bool) -> _Place:
+    if event.device != WHOLE_NODE:
+        return _Place(event.device, "", of_gpu)
+    text = str(event.attributes.get("text", ""))
+    # The log names a GPU unknown to NVML, or a switch, by its address: before the first comma, or the first colon.
+    if event.kind == "xid":
+        return _Place(
+            WHOLE_NODE, text.partition(",")[0].removeprefix("PCI:") if text.startswith("PCI:") else "", of_gpu
+        )
+    name = text.partition(" ")[0] if event.kind == "sxid" else str(event.attributes.get("device", ""))
+    return _Place(WHOLE_NODE, _printable(name), of_gpu)
+
+
+def _at(event: Event) -> str:
+    return f"{datetime.fromtimestamp(event.time_s, timezone.utc):%Y-%m-%dT%H:%M:%SZ}"
 
 
 def _links(tick: TickFrame) -> Iterator[str]:
@@ -132,19 +183,6 @@ def _panics(events: list[Event]) -> Iterator[str]:
             yield f"the kernel panicked before the last boot: {_printable(str(event.attributes.get('text', '')))}"
 
 
-def _unusable(events: list[Event]) -> Iterator[str]:
-    """Yield the GPUs that the driver could not bring up since boot and that NVML does not know, each once."""
-    found = {str(event.attributes.get("device", "")): event for event in events if _is_unusable(event)}
-    for place, event in found.items():
-        said = _printable(str(event.attributes.get("text", "")))
-        yield f"the driver could not bring up GPU {place or 'unknown'}: {said}; reboot"
-
-
-def _is_unusable(event: Event) -> bool:
-    reported = event.kind == "host_error" and event.attributes.get("what") == GPU_UNUSABLE
-    return reported and event.device == WHOLE_NODE  # one that is known by now is up
-
-
 def _unseen(tick: TickFrame, expected: int | None) -> Iterator[str]:
     for source in SOURCES:
         state = _state(tick, source)
@@ -153,12 +191,48 @@ def _unseen(tick: TickFrame, expected: int | None) -> Iterator[str]:
             yield f"{source}: {_printable(state)}"
 
 
+def _judged(tick: TickFrame, expected: int | None, events: Sequence[Event]) -> Iterator[str]:
+    """Yield what the verdict rests on, of the sources that answered in full."""
+    if expected != 0 and _state(tick, "nvml") == "ok":
+        gpus = _gpu_rows(tick)
+        asked = {
+            event.device for event in events if event.kind == "host_error"
+        }  # those whose driver says what it asks for
+        looked = ["lost", *(["missing"] if expected is not None else [])]
+        looked += ["the driver's recovery action"] if gpus and asked >= gpus.keys() else []
+        for metric, named in _READ_OF_GPUS:
+            looked += [named] if gpus and all(metric in row for row in gpus.values()) else []
+        yield f"{len(gpus)} GPU{'s' * (len(gpus) != 1)} by NVML ({', '.join(looked)})"
+    if _state(tick, "kernel_log") == "ok":
+        since_s = tick.seen.read_since_s
+        since = f"{datetime.fromtimestamp(since_s, timezone.utc):%Y-%m-%dT%H:%M:%SZ}" if since_s else "boot"
+        yield (
+            f"the kernel's log since {since}"
+            " (XIDs, SXIDs, machine checks, GPUs that are lost, broken, to be reset or could not be brought up)"
+        )
+    if _state(tick, "fabric") == "ok":
+        ports = sum("link_up" in row for row in tick.seen.links.values())
+        yield f"{ports} network port{'s' * (ports != 1)} (down)" if ports else "no network port"
+    if _state(tick, "mounts") == "ok":
+        yield "network filesystems (that do not answer)"
+
+
+_READ_OF_GPUS = (
+    ("gpu_remap_pending", "row remaps that wait"),
+    ("gpu_ecc_uncorrected_total", "uncorrectable memory errors"),
+)
+
+
+def _gpu_rows(tick: TickFrame) -> dict[int, dict[str, float]]:
+    return {device: row for device, row in tick.seen.devices.items() if any(name.startswith("gpu_") for name in row)}
+
+
 def _state(tick: TickFrame, name: str) -> str:
     return next((standing.state for standing in tick.collectors if standing.name == name), "not asked")
 
 
 def _gpu(device: int) -> str:
-    return f"gpu {device}" if device != WHOLE_NODE else "a GPU that NVML does not know"
+    return f"gpu {device}"
 
 
 def _printable(text: str) -> str:

@@ -1,8 +1,10 @@
-"""Kernel log lines that report a failing host or device, as one table of wordings. Pure.
+"""Kernel log lines that report a failing host or device without a code, as one table of wordings. Pure.
+
+What they mean is the table of schema/driver_facts.py.
 
 Sources: Linux, drivers/net (mlx4, mlx5, bnxt, i40e, ice), net/sched/sch_generic.c, drivers/pci/pcie (AER, DPC),
 drivers/pci/hotplug/pciehp, kernel/watchdog.c, kernel/rcu, kernel/hung_task.c, drivers/nvme, block, fs; Lustre; NVIDIA's
-open kernel modules (probe). Wordings of Linux 3.10 to 6.15.
+open kernel modules; amdgpu. Wordings of Linux 3.10 to 7.1.
 """
 
 from __future__ import annotations
@@ -10,19 +12,30 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
+from eagle_eye.schema.driver_facts import (
+    CPU_STUCK,
+    DEVICE_GONE,
+    DISK_ERRORS,
+    DISK_FAILED,
+    GPU_FIRMWARE_SILENT,
+    GPU_HARDWARE_ERROR,
+    GPU_LOST,
+    GPU_REPAIRED,
+    GPU_RESET_REQUIRED,
+    GPU_UNUSABLE,
+    NIC_FAILED,
+    NIC_STALLED,
+    NVLINK_BROKEN,
+    PCIE_FATAL,
+    STORAGE_SILENT,
+    TASK_BLOCKED,
+)
+
 LINE_CHARS_MAX = 1_024  # examined per line
-
-# Kinds of host error. Consumers of the events depend on these words: docs/reference/wire.md.
-NIC_FAILED, NIC_STALLED = "nic_failed", "nic_stalled"
-PCIE_FATAL, DEVICE_GONE, GPU_UNUSABLE = "pcie_fatal", "device_gone", "gpu_unusable"
-CPU_STUCK, TASK_BLOCKED = "cpu_stuck", "task_blocked"
-DISK_FAILED, DISK_ERRORS, STORAGE_SILENT = "disk_failed", "disk_errors", "storage_silent"
-
-LASTING = (GPU_UNUSABLE, DEVICE_GONE, DISK_FAILED)  # true until the next boot; the others soon expire
 
 
 class HostError(NamedTuple):
-    """A line's meaning: ``what`` is one of the words above; the device as the line names it, "" where it names none."""
+    """A line's meaning: ``what`` is a name of FACTS; the device as the line names it, "" where it names none."""
 
     what: str
     device: str
@@ -38,6 +51,7 @@ class _Wording(NamedTuple):
 
 _ADDRESS = r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]"
 _MLX5 = rf"mlx5_core (?P<device>{_ADDRESS})(?: [\w.@-]+)?: (?:\w+:\d+:\(pid \d+\): )?"
+_AMD = rf"amdgpu (?P<device>{_ADDRESS}): (?:amdgpu: )?"
 _LINK = r"(?P<device>[\w.@-]{1,64})"
 _DISK = r"(?P<device>(?!loop|sr\d|fd\d|ram)[\w!.-]{1,64})"
 
@@ -93,6 +107,20 @@ _WORDINGS: tuple[_Wording, ...] = tuple(
         ("rm_init_adapter", GPU_UNUSABLE, rf"NVRM: GPU (?P<device>{_ADDRESS}): rm_init_adapter failed"),
         ("probe", GPU_UNUSABLE, rf"nvidia: probe of (?P<device>{_ADDRESS}) failed with error"),
         ("probe", GPU_UNUSABLE, rf"nvidia (?P<device>{_ADDRESS}): probe with driver nvidia failed with error"),
+        # GPUs whose driver says so without an XID: its status codes in assertions, its firmware, its NVLinks.
+        ("NV_ERR_RESET_REQUIRED", GPU_RESET_REQUIRED, r"NVRM: .{0,400}\[NV_ERR_RESET_REQUIRED\]"),
+        ("marked for reset", GPU_RESET_REQUIRED, r"NVRM: .{0,400}\bGPU marked for reset\b"),
+        ("NV_ERR_GPU_IS_LOST", GPU_LOST, r"NVRM: .{0,400}\[NV_ERR_GPU_IS_LOST\]"),
+        ("rpcRecvPoll", GPU_FIRMWARE_SILENT, r"NVRM: (?:GPU\d+ )?\w+: .{0,20}rpcRecvPoll time(?:d ?)?out\b"),
+        ("Rx Detect Link", NVLINK_BROKEN, r"NVRM: (?:GPU\d+ )?knvlink\w+: Failed to update Rx Detect Link mask"),
+        ("postRxDetLinkMask", NVLINK_BROKEN, r"NVRM: (?:GPU\d+ )?knvlink\w+: .{0,60}postRxDetLinkMask failed"),
+        ("hardware error(", GPU_HARDWARE_ERROR, _AMD + r"(?:\{\d+\} ?)?[Uu]ncorrectable hardware error\("),
+        ("GPU reset(", GPU_REPAIRED, _AMD + r"GPU reset\(\d+\) succeeded"),
+        ("GPU reset(", GPU_UNUSABLE, _AMD + r"GPU reset\(\d+\) failed"),
+        ("GPU Recovery F", GPU_UNUSABLE, _AMD + r"GPU Recovery Failed"),
+        ("GPU init", GPU_UNUSABLE, _AMD + r"Fatal error during GPU init"),
+        ("lost from bus", GPU_LOST, _AMD + r"device lost from bus"),
+        ("probe of", GPU_UNUSABLE, rf"amdgpu: probe of (?P<device>{_ADDRESS}) failed with error"),
         # CPUs and tasks.
         ("LOCKUP", CPU_STUCK, r"(?:(?:NMI )?watchdog: )?Watchdog detected hard LOCKUP on (?P<device>cpu \d+)"),
         ("soft lockup", CPU_STUCK, r"(?:(?:NMI )?watchdog: )?BUG: soft lockup - (?P<device>CPU#\d+) stuck for \d+s"),
@@ -173,11 +201,35 @@ def host_error(line: str) -> HostError | None:
     return None
 
 
-_FRAME = re.compile(rb"\b(\w{1,64}?)(?:\.\w+)*\+0x[0-9a-f]+/0x[0-9a-f]+(?: \[(\w{1,64})[^\]]{0,64}\])?")
+_FRAME = re.compile(rb"(\? )?\b(\w{1,64}?)(?:\.\w+)*\+0x[0-9a-f]+/0x[0-9a-f]+(?: \[(\w{1,64})[^\]]{0,64}\])?")
+_HOLDER = re.compile(rb"INFO: task .{1,64} blocked on an? .{1,60} likely .{1,20} by (?:\w+ )?task (.{1,64}?):\d+")
+_TASK = re.compile(rb"task:.{1,64} state:")
 STACK_FRAMES_MAX = 32
 
 
-def stack_frame(text: bytes) -> str:
-    """Return the module of a stack line, or the function where it is the kernel's own; "": not a stack line."""
+class StackFrame(NamedTuple):
+    """A function in a stack; ``module`` "": the kernel's own. ``sure``: the unwinder does not doubt it ("? name")."""
+
+    function: str
+    module: str
+    sure: bool
+
+
+def stack_frame(text: bytes) -> StackFrame | None:
+    """Return the frame in a line of a stack; None: it is none."""
     match = _FRAME.search(text[:LINE_CHARS_MAX])
-    return "" if match is None else (match[2] or match[1]).decode("ascii", "replace")
+    if match is None:
+        return None
+    function, module = (part.decode("ascii", "replace") for part in (match[2], match[3] or b""))
+    return StackFrame(function, module, match[1] is None)
+
+
+def lock_holder(text: bytes) -> str:
+    """Return the task that holds the lock that a blocked task waits for (since Linux 6.16); "": the line says none."""
+    match = _HOLDER.match(text[:LINE_CHARS_MAX])
+    return "" if match is None else match[1].decode("utf-8", "replace")
+
+
+def begins_task(text: bytes) -> bool:
+    """Whether a line begins the state and stack of a task: first those of the one that waits, then of the holder."""
+    return _TASK.match(text[:LINE_CHARS_MAX]) is not None

@@ -11,7 +11,8 @@ import re
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
-from eagle_eye.agent.kernel.host_error_lines import HINT, PCIE_FATAL, host_error
+from eagle_eye.agent.kernel.host_error_lines import HINT, host_error
+from eagle_eye.schema.driver_facts import PCIE_FATAL
 
 TEXT_CHARS_MAX = 512  # per message passed on
 HEAD_BYTES_MAX = 128
@@ -35,7 +36,8 @@ class KernelMessage(NamedTuple):
 
     ``address`` is the PCI address that it names, as ``bus_address`` formats it, "" where it names none. Severities of
     machine checks are "uncorrected", "deferred" and "corrected", "pcie" for errors of a PCIe device and not of the
-    host, "" where the line does not say.
+    host, "" where the line does not say. ``module`` and ``holder`` are of a blocked task: the kernel module that it
+    waits in, and the task that holds the lock.
     """  # noqa: D205 - one thought
 
     kind: Kind
@@ -43,6 +45,8 @@ class KernelMessage(NamedTuple):
     text: str = ""
     code: int = -1
     address: str = ""
+    module: str = ""
+    holder: str = ""
 
 
 def record(raw: bytes) -> KernelRecord | None:
@@ -189,12 +193,16 @@ def _port(before: str) -> str:
     return match[1] if match is not None else ""
 
 
+_FULL_ADDRESS = re.compile(r"\b[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]\b", re.IGNORECASE)
+
+
 def _host(line: str, lines: Sequence[str]) -> KernelMessage | None:
     found = host_error(line)
     if found is None:
         return None
-    # The first of several lines in a record names the device.
-    address = bus_address(found.device or lines[0])
+    # The first of several lines in a record names the device, in full: "kernel_gsp.c:23" is no address.
+    full = None if found.device else _FULL_ADDRESS.search(lines[0])
+    address = bus_address(full[0] if full is not None else found.device)
     text = line if found.device else " ".join(lines)
     return KernelMessage(
         "host_error", f"{found.what} {found.device or address}", text[:TEXT_CHARS_MAX], address=address

@@ -23,7 +23,7 @@ class Observed:
 
     ``devices`` maps a device index to its metrics, ``links`` a link's name to its metrics, ``node`` holds the node's.
     ``problem`` says what could not be read although the rest was; empty when all is well. ``simulated`` says that a
-    stand-in answered, and no device.
+    stand-in answered, and no device. ``read_since_s``, Unix seconds: of a log, what came before is lost (0.0: nothing).
     """
 
     devices: dict[int, dict[str, float]] = field(default_factory=dict)
@@ -33,6 +33,7 @@ class Observed:
     ranks: list[Rank] = field(default_factory=list)
     problem: str = ""
     simulated: bool = False
+    read_since_s: float = 0.0
 
 
 class Collector(Protocol):

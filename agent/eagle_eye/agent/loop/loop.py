@@ -17,7 +17,7 @@ from eagle_eye.agent.loop.clock import Clock, Wake
 from eagle_eye.agent.loop.clock_base import ClockBase
 from eagle_eye.agent.loop.collector import Observed
 from eagle_eye.agent.loop.drops import Drops
-from eagle_eye.agent.loop.runner import CollectorRunner
+from eagle_eye.agent.loop.runner import CollectorRunner, gathered
 from eagle_eye.agent.loop.service_manager import ServiceManager
 from eagle_eye.agent.loop.tick_result import TickFrame
 from eagle_eye.schema.events import Event
@@ -169,17 +169,7 @@ class Loop:
             runner.ask(now_s)
 
     def _gather(self, answer_s: float) -> Observed:
-        deadline_s = self._clock.monotonic_s() + answer_s
-        everything = Observed()
-        for runner in self._runners:
-            seen = runner.answer(deadline_s - self._clock.monotonic_s())
-            for device, row in seen.devices.items():
-                everything.devices.setdefault(device, {}).update(row)
-            everything.node.update(seen.node)
-            everything.links.update(seen.links)
-            everything.events.extend(seen.events)
-            everything.ranks.extend(seen.ranks)
-        return everything
+        return gathered(self._runners, self._clock.monotonic_s() + answer_s, self._clock.monotonic_s)
 
     def _emit_happened(self) -> None:
         """Hand on ranks and events without rows; the rows' interval continues."""

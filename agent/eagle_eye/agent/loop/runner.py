@@ -6,7 +6,7 @@ import logging
 import queue
 import re
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from eagle_eye.agent.loop.collector import CollectFailed, Collector, Observed, Unsupported
 from eagle_eye.agent.loop.drops import Drops
@@ -116,3 +116,18 @@ class CollectorRunner:
             except Exception as error:  # noqa: BLE001 - one collector's failure is its own state, not the agent's end
                 answer = error
             self._answers.put((answer, self._monotonic_s() - begin_s))
+
+
+def gathered(runners: Iterable[CollectorRunner], deadline_s: float, monotonic_s: Callable[[], float]) -> Observed:
+    """Return what all have collected since they were asked, of those that answer before the deadline."""
+    everything = Observed()
+    for runner in runners:
+        seen = runner.answer(deadline_s - monotonic_s())
+        for device, row in seen.devices.items():
+            everything.devices.setdefault(device, {}).update(row)
+        everything.node.update(seen.node)
+        everything.links.update(seen.links)
+        everything.events.extend(seen.events)
+        everything.ranks.extend(seen.ranks)
+        everything.read_since_s = max(everything.read_since_s, seen.read_since_s)
+    return everything

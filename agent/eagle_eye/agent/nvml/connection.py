@@ -9,6 +9,7 @@ from typing import NoReturn
 import pynvml
 
 from eagle_eye.agent.loop.collector import CollectFailed, Unsupported
+from eagle_eye.agent.nvml.codes import NvmlFailure
 from eagle_eye.agent.nvml.guard import GuardedCalls
 from eagle_eye.agent.nvml.library import Library
 from eagle_eye.agent.nvml.pci_presence import Bus
@@ -19,6 +20,7 @@ GPUS = -1_000_000  # the key of the call that opens the first in NVML's list; th
 # persistence daemon the driver takes a second or two per GPU. Together less than a single frame waits.
 OPEN_S = 9.0
 OPEN_GPUS_S = 4.0
+OPENING = "opening NVML"  # what fails, for people
 OPEN_AGAIN_S = 10.0  # opening may start a helper of the driver, so it is not tried every second
 # While some GPUs answer: reopening seldom helps the others, and could cost those rows. Doubled each time.
 REOPEN_S = 60.0
@@ -42,6 +44,7 @@ class NvmlConnection:
         self._opening_s: float | None = None  # since when; None: not opening
         self._open_due_s = 0.0
         self._refused = ""
+        self.refused_with: tuple[NvmlFailure, ...] = ()  # NVML's code, while it cannot be opened
         self._stale = False
         self._stale_due_s = 0.0
         self._reopen_s = REOPEN_S
@@ -62,7 +65,7 @@ class NvmlConnection:
             self._open(now_s)
         library = self._library
         if library is None:
-            raise CollectFailed(f"opening NVML: no answer for {self._monotonic_s() - (self._opening_s or now_s):.0f} s")
+            raise CollectFailed(f"{OPENING}: no answer for {self._monotonic_s() - (self._opening_s or now_s):.0f} s")
         self._opening_s = None
         if library.pending:
             places = {GPUS + place: partial(self._open_gpu, library, place) for place in set(library.pending)}
@@ -108,8 +111,10 @@ class NvmlConnection:
         if isinstance(failure, (pynvml.NVMLError_LibraryNotFound, pynvml.NVMLError_FunctionNotFound)):
             raise Unsupported(f"no usable libnvidia-ml.so.1: {failure}") from None
         self._open_due_s = now_s + OPEN_AGAIN_S
+        code = getattr(failure, "value", None) if isinstance(failure, pynvml.NVMLError) else None
+        self.refused_with = () if code is None else (NvmlFailure(OPENING, int(code)),)
         said = failure if isinstance(failure, (pynvml.NVMLError, _NoGpu)) else repr(failure)
-        self._refused = f"opening NVML: {said}; tried again every {OPEN_AGAIN_S:.0f} s"
+        self._refused = f"{OPENING}: {said}; tried again every {OPEN_AGAIN_S:.0f} s"
         raise CollectFailed(self._refused) from None
 
     def _open_library(self) -> None:
@@ -120,6 +125,7 @@ class NvmlConnection:
             library.close()
             raise _NoGpu("no GPU is listed")
         self._library = library
+        self.refused_with = ()
 
     def _open_gpu(self, library: Library, place: int) -> None:
         device = library.open_gpu(place)

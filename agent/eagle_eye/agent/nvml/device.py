@@ -13,6 +13,7 @@ import pynvml
 from eagle_eye.agent.nvml import gpm
 from eagle_eye.agent.nvml.codes import DEAD, NEVER, NvmlFailure
 from eagle_eye.agent.nvml.device_queries import INSTEAD_OF_FIELDS, PCIE_SAMPLES, READINGS, Functions
+from eagle_eye.agent.nvml.driver_requests import DriverRequests
 from eagle_eye.agent.nvml.fields import METRICS, TRAFFIC, FieldMetrics
 from eagle_eye.agent.nvml.gpm import GpmActivity
 from eagle_eye.agent.nvml.links import NvLinks
@@ -32,11 +33,16 @@ class MetricGroup(Protocol):
 
 @dataclass
 class GpuReading:
-    """One GPU's answers: its row, this time's failures, and readings found to be unsupported."""
+    """One GPU's answers: its row, this time's failures, and readings found to be unsupported.
+
+    ``facts`` are the names of facts that its driver states, each with its text; ``problem`` what it leaves open.
+    """
 
     row: dict[str, float] = field(default_factory=dict)
     failed: list[NvmlFailure] = field(default_factory=list)
     left_out: list[NvmlFailure] = field(default_factory=list)
+    facts: dict[str, str] = field(default_factory=dict)
+    problem: str = ""
 
 
 class Device:
@@ -51,6 +57,7 @@ class Device:
         self.name = str(pynvml.nvmlDeviceGetName(handle))
         self.serial = _serial(handle)
         self.occupants = Occupants(handle)
+        self._requests = DriverRequests(handle)
         self._monotonic_s = monotonic_s
         self._functions = Functions(handle, READINGS)
         self._links = NvLinks(handle)
@@ -87,10 +94,12 @@ class Device:
             failures = [
                 *(failure for source in self._seldom for failure in source.read(self._seldom_row, now_s)),
                 *self.occupants.read(),
+                *self._requests.read(now_s),
             ]
             self._sort(failures, self._seldom_failed, answer.left_out)
         answer.row.update(self._seldom_row)
         answer.failed += self._seldom_failed
+        answer.facts, answer.problem = dict(self._requests.facts), self._requests.problem
         return answer
 
     @property

@@ -14,8 +14,9 @@ GONE_S = 3.0
 
 DEVICES_MAX = 4_096
 _ATTRIBUTE_BYTES_MAX = 32
-_NVIDIA_VENDOR = b"0x10de"
-_GPU_CLASSES = (b"0x0300", b"0x0302")  # display controllers, with and without an output
+NVIDIA_VENDOR, AMD_VENDOR = b"0x10de", b"0x1002"
+# Display controllers, with and without an output; AMD's accelerators are processing accelerators.
+_GPU_CLASSES = (b"0x0300", b"0x0302", b"0x1200")
 _NOTHING = b"\xff\xff\xff\xff"  # what a read returns where no device answers
 
 
@@ -60,18 +61,18 @@ class Bus:
             return frozenset()
 
 
-def gpus_on_the_bus(sys: Path = Path("/sys")) -> int:
-    """Return how many NVIDIA GPUs the kernel shows, with or without a driver. Source: pci.ids; PCI class codes."""
+def gpus_on_the_bus(sys: Path = Path("/sys"), vendor: bytes = NVIDIA_VENDOR) -> int:
+    """Return how many GPUs of a vendor the kernel shows, with or without a driver. Source: pci.ids; PCI class codes."""
     try:
         devices = sorted((sys / "bus/pci/devices").iterdir())[:DEVICES_MAX]
     except OSError:
         return 0
-    return sum(1 for device in devices if _is_gpu(device))
+    return sum(1 for device in devices if _is_gpu(device, vendor))
 
 
-def _is_gpu(device: Path) -> bool:
+def _is_gpu(device: Path, vendor: bytes) -> bool:
     try:
-        vendor, kind = (content(str(device / name), _ATTRIBUTE_BYTES_MAX) for name in ("vendor", "class"))
+        made_by, kind = (content(str(device / name), _ATTRIBUTE_BYTES_MAX) for name in ("vendor", "class"))
     except OSError:
         return False
-    return vendor.strip() == _NVIDIA_VENDOR and kind.startswith(_GPU_CLASSES)
+    return made_by.strip() == vendor and kind.startswith(_GPU_CLASSES)

@@ -11,6 +11,9 @@
  *   links N             NVLinks that each GPU has; 0: none; per-link: errors without totals, as on Hopper and newer
  *   absent G            is not listed
  *   lost G              answers "GPU is lost"
+ *   answers G CODE      answers with this return code; closed G CODE: when it is opened
+ *   recovery G ACTION   has the driver ask for this recovery action; without, the driver tells none
+ *   fabric G STATE CODE has this state and status in its NVLink fabric; without, it has no fabric
  *   hang G              does not answer until the line is gone
  *   slow G MS           takes this long to tell its power
  *   bare G              has no reading but the temperature
@@ -54,6 +57,7 @@ static struct state {
     int gpus, init, steady, pre_hopper, wide_counters, links, per_link;
     int absent[GPUS_MAX], lost[GPUS_MAX], hang[GPUS_MAX], slow_ms[GPUS_MAX], bare[GPUS_MAX], denied[GPUS_MAX];
     int flaky[GPUS_MAX], throttle[GPUS_MAX], waiting[GPUS_MAX], ecc[GPUS_MAX], down[GPUS_MAX], mig[GPUS_MAX];
+    int answers[GPUS_MAX], closed[GPUS_MAX], recovery[GPUS_MAX], fabric[GPUS_MAX], fabric_status[GPUS_MAX];
     int events, processes;
     struct { int gpu, code, serial; } event[EVENTS_MAX];
     struct { int gpu, pid, mib; } process[PROCESSES_MAX];
@@ -84,6 +88,10 @@ static void parse_line(struct state *s, const char *line) {
     else if (words < 2 || g < 0 || g >= GPUS_MAX) fprintf(stderr, "simulated GPUs: not understood: %s", line);
     else if (!strcmp(word, "absent")) s->absent[g] = 1;
     else if (!strcmp(word, "lost")) s->lost[g] = 1;
+    else if (!strcmp(word, "answers")) s->answers[g] = b;
+    else if (!strcmp(word, "closed")) s->closed[g] = b;
+    else if (!strcmp(word, "recovery")) s->recovery[g] = b + 1; /* 0: not told */
+    else if (!strcmp(word, "fabric")) s->fabric[g] = b + 1, s->fabric_status[g] = c;
     else if (!strcmp(word, "hang")) s->hang[g] = 1;
     else if (!strcmp(word, "slow")) s->slow_ms[g] = b;
     else if (!strcmp(word, "bare")) s->bare[g] = 1;
@@ -163,6 +171,7 @@ static int answer(device d) {
         sleep_ms(5);
         refresh();
     }
+    if (now.answers[g]) return now.answers[g];
     return now.lost[g] ? LOST : now.bare[g] ? NOT_SUPPORTED : OK;
 }
 
@@ -184,7 +193,7 @@ int nvmlDeviceGetHandleByIndex_v2(unsigned place, device *d) {
     for (int g = 0; g < now.gpus; g++)
         if (!now.absent[g] && !place--) {
             *d = g + 1;
-            return OK;
+            return now.closed[g];
         }
     return INVALID;
 }
@@ -305,6 +314,7 @@ static void tell_field(int g, struct field *f) {
     case 197: tell(f, now.wide_counters ? WIDE : UNSIGNED, COUNTED(g, PCIE_SENT)); break;
     case 198: tell(f, now.wide_counters ? WIDE : UNSIGNED, COUNTED(g, PCIE_RECEIVED)); break;
 #endif
+    case 230: if (now.recovery[g]) tell(f, UNSIGNED, (u64)now.recovery[g] - 1); break;
     default: if (f->id > 307) f->code = INVALID;
     }
 }
@@ -316,6 +326,16 @@ int nvmlDeviceGetFieldValues(device d, int n, struct field *fields) {
         else tell_field(gpu_of(d), &fields[i]);
     }
     return code;
+}
+
+struct fabric { unsigned version; unsigned char cluster[16]; unsigned status, clique, state, health; };
+int nvmlDeviceGetGpuFabricInfoV(device d, struct fabric *f) {
+    int g = gpu_of(d), code = answer(d);
+    if (code != OK || !now.fabric[g]) return code != OK ? code : NOT_SUPPORTED;
+    f->state = (unsigned)now.fabric[g] - 1;
+    f->status = (unsigned)now.fabric_status[g];
+    f->health = 0;
+    return OK;
 }
 
 struct process { unsigned pid; u64 bytes; unsigned gpu_instance, compute_instance; };

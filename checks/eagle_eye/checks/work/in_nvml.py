@@ -21,7 +21,6 @@ _MORE_FACTS = (
     ("pcie_link_generation_max", "nvmlDeviceGetMaxPcieLinkGeneration"),
     ("retired_pages_pending", "nvmlDeviceGetRetiredPagesPendingStatus"),
 )
-_GONE = ("GPU is lost", "GPU requires reset")
 
 
 def main(job_json: str) -> None:
@@ -52,17 +51,25 @@ def main(job_json: str) -> None:
 
 
 def _look(library: Any) -> dict[str, Any]:
+    from eagle_eye.schema.driver_facts import BY_NAME, NVML_FACTS, NVML_OPENING_FACTS
+
     gpus: list[dict[str, Any]] = []
     lost: list[str] = []
     problems: list[str] = []
     for failure in library.unopened:
-        (lost if any(word in failure.describe() for word in _GONE) else problems).append(failure.describe())
+        (lost if failure.code in NVML_OPENING_FACTS else problems).append(failure.describe())
     for device in library.devices:
         answer = device.read()
-        gone = [failure.describe() for failure in answer.failed if any(word in failure.describe() for word in _GONE)]
+        gone = [failure.describe() for failure in answer.failed if failure.code in NVML_FACTS]
         if gone:
             lost.append(f"gpu {device.index}: {gone[0].partition(': ')[2]}")
             continue
+        asks = [text for name, text in answer.facts.items() if BY_NAME[name].repair != "none"]
+        if asks:
+            lost.append(f"gpu {device.index}: {'; '.join(asks)}")
+            continue
+        if answer.problem:
+            problems.append(f"gpu {device.index}: {answer.problem}")
         failures = [*answer.failed, *answer.left_out, *device.occupants.read()]
         known = not any(failure.name == "processes" for failure in failures)
         gpus.append(

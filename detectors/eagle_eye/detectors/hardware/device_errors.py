@@ -17,15 +17,17 @@ EVIDENCE_MAX = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceErrors:
-    """Finds ``gpu_hang``: a fatal XID of an NVLink or GPU just before the job stopped. A fact if the job stopped.
+    """Finds ``gpu_hang``: a fatal error of an NVLink or GPU just before the job stopped. A fact if the job stopped.
 
-    XID 74, 136 and 155 and the fatal ones of 144 to 150 (links), 151, 156, 158, 167 and 173 (a GPU that needs a reset).
+    XID 74, 136 and 155 and the fatal ones of 144 to 150 (links), 151, 156, 158, 167 and 173 (a GPU that needs a reset),
+    and what drivers say without an XID: the state of the NVLinks broken, an uncorrectable hardware error.
     The earliest node is the cause; others whose links failed within ``ENDS_S`` are named as the other end, which may be
     to blame instead: the one that reported first is excluded. Errors that a program causes, or cleanup after a death
-    (13, 31, 43, 45), are ignored. While the job goes on, an error that needs a reset asks for a drain, and link errors
-    are left to NvlinkDegraded. If many nodes fail at one moment and none was first, no node is accused: their switch or
-    power failed. Source: NVIDIA, XID Errors. Reads events, exits and the job's progress. Cannot see: which end of a
-    link failed; how severe an XID of 144 to 150 is if the source passes on only the code.
+    (13, 31, 43, 45), are ignored. While the job goes on, an error that needs a reset asks for a drain (after the
+    driver's own reset it is reported), and link errors are left to NvlinkDegraded. If many nodes fail at one moment and
+    none was first, no node is accused: their switch or power failed. Source: NVIDIA, XID Errors. Reads events, exits
+    and the job's progress. Cannot see: which end of a link failed; how severe an XID of 144 to 150 is if the source
+    passes on only the code.
     """
 
     patience: Patience
@@ -43,7 +45,7 @@ class DeviceErrors:
         due = [
             error
             for error in fatal
-            if error.xid.kind == "reset" and not soon_known(window, error.fatal_s) and went_on(window, error.fatal_s)
+            if error.fact.kind == "reset" and not soon_known(window, error.fatal_s) and went_on(window, error.fatal_s)
         ]
         by_node = {error.node: error for error in reversed(due)}
         return [self._goes_on(window, error) for error in by_node.values()]
@@ -58,7 +60,7 @@ class DeviceErrors:
         ends = [
             node
             for node, time_s in times_s.items()
-            if node != first.node and first.xid.kind == "nvlink" and time_s - first.fatal_s <= ENDS_S
+            if node != first.node and first.fact.kind == "nvlink" and time_s - first.fatal_s <= ENDS_S
         ]
         other = f"; it was first, its link's other end may be to blame ({', '.join(ends[:4])})" if ends else ""
         how = "the job's ranks ended after it" if stop.exits else "no step has finished since"
@@ -75,7 +77,7 @@ class DeviceErrors:
                 onset_s=min(first.fatal_s, window.now_s),
                 summary=f"{first.named}: {how}{other}",
                 evidence=(*(error.evidence for error in [*own, *errors][:EVIDENCE_MAX]), stop.evidence),
-                kinds=frozenset({"xid", stop.kind}),
+                kinds=frozenset({*(error.channel for error in own), stop.kind}),
                 fact=True,
             )
         ]
@@ -90,17 +92,17 @@ class DeviceErrors:
             device=error.device if error.device >= 0 else None,
             confidence=CONFIDENCE,
             onset_s=min(error.fatal_s, window.now_s),
-            summary=f"{error.named}, and the job goes on",
+            summary=f"{error.named}{', its driver has reset it' if error.repaired else ''}, and the job goes on",
             evidence=(error.evidence,),
-            kinds=frozenset({"xid"}),
+            kinds=frozenset({error.channel}),
             fact=True,
-            asks="drain_node",
+            asks="notify" if error.repaired else "drain_node",
         )
 
 
 def _matters(window: Window, error: GpuError) -> bool:
     """Whether the error is of a link or GPU that the job uses, is fatal, and its driver asks for an action."""
-    known = error.xid.kind in ("nvlink", "reset") and error.fatal_s <= window.now_s and error.recovery != "none"
+    known = error.fact.kind in ("nvlink", "reset") and error.fatal_s <= window.now_s and error.recovery != "none"
     return known and uses(window, error.node, error.device)
 
 

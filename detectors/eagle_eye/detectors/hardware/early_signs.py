@@ -21,8 +21,8 @@ from eagle_eye.detectors.signs.gpu_errors import (
 )
 from eagle_eye.detectors.signs.link_state import outages, shared
 from eagle_eye.detectors.signs.temperature_drift import drifts
-from eagle_eye.detectors.signs.xids import CATALOGUE, NVLINK5_XIDS, unknown_recovery_of
 from eagle_eye.detectors.types import Evidence, Floats, Verdict, Window
+from eagle_eye.schema.driver_facts import CATALOGUE, NVLINK5_XIDS, unknown_recovery_of
 
 SUSPECTS_MAX = 64  # counters examined closely in one pass, those that grew most first
 
@@ -289,9 +289,11 @@ def _suspects(values: Floats) -> list[int]:
 def _logged(window: Window) -> Iterator[_Sign]:
     """Yield signs from the kernel log: repeated remaps, power and link training errors, requested drains."""
     for error in gpu_errors(window) if window.events else ():
-        kind, code = error.xid.kind, error.xid.code
+        kind, code = error.fact.kind, error.fact.code
         drain = error.recovery in ("drain_p2p", "drain_and_reset", "reset", "reboot")
-        sign = _Sign(error.evidence, error.xid.fault, "xid", error.first_s, CONFIDENCE_FACT, error.named, fact=True)
+        sign = _Sign(
+            error.evidence, error.fact.fault, error.channel, error.first_s, CONFIDENCE_FACT, error.named, fact=True
+        )
         if kind in ("remap", "watch") and (error.occurrences >= REMAPS_MIN or drain):
             often = f"{error.occurrences} times" if error.occurrences > 1 else "and its driver wants it drained"
             yield sign._replace(fault="gpu_memory_error", summary=f"{error.named}, {often}")

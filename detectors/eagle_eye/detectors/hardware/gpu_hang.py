@@ -8,7 +8,7 @@ import numpy as np
 
 from eagle_eye.detectors.signs.exits import Exit, unplanned_exits
 from eagle_eye.detectors.signs.gpu_errors import (
-    RECOVERY_JOIN_S,
+    UNKNOWN_DEVICE,
     GpuError,
     at_once,
     exit_near,
@@ -21,6 +21,7 @@ from eagle_eye.detectors.signs.gpu_errors import (
 from eagle_eye.detectors.signs.progress import Patience, Progress, progress, typical_step_s
 from eagle_eye.detectors.signs.vanished import Vanished, vanished
 from eagle_eye.detectors.types import Blind, Evidence, Verdict, Window
+from eagle_eye.schema.driver_facts import Fact
 
 CONFIDENCE_FACT = 0.99
 CONFIDENCE_GONE = 0.95  # values gone and the job stopped for long enough to act
@@ -88,7 +89,9 @@ class GpuHang:
             return True
         recovery = own[-1].recovery
         if recovery in ("reset", "reboot"):
-            return False
+            # A line that names no GPU may be about one that the job does not use.
+            unnamed = all(error.device == UNKNOWN_DEVICE and isinstance(error.fact, Fact) for error in own)
+            return unnamed and not ended and went_on(window, first.first_s)
         if recovery in ("drain_p2p", "drain_and_reset"):
             return not (ended and recovery == "drain_and_reset")
         if ended:
@@ -96,7 +99,7 @@ class GpuHang:
         return None if soon_known(window, first.first_s) else went_on(window, first.first_s)
 
     def _fact(self, window: Window, nodes: tuple[str, ...], own: list[GpuError], summary: str, drain: bool) -> Verdict:
-        alone, device = len(nodes) == 1, own[0].device
+        alone, device = len(nodes) == 1, next((e.device for e in own if e.device >= 0), UNKNOWN_DEVICE)
         return Verdict(
             detector=self.name,
             fault="gpu_hang",
@@ -108,7 +111,7 @@ class GpuHang:
             onset_s=min(*(error.first_s for error in own), window.now_s),
             summary=summary,
             evidence=tuple(error.evidence for error in own[:4]),
-            kinds=frozenset({"xid"}),
+            kinds=frozenset(error.channel for error in own),
             fact=True,
             asks="drain_node" if drain else None,
         )
@@ -189,20 +192,15 @@ class GpuHang:
 
 def _hangs(errors: list[GpuError]) -> list[GpuError]:
     """Return the errors that mean a GPU no longer works: by the table, or because the driver requests a reset."""
-    explained = [e for e in errors if e.xid.kind in EXPLAINED_KINDS]
+    explained = [e for e in errors if e.fact.kind in EXPLAINED_KINDS]
     return [
         error
         for error in errors
-        if (error.xid.kind == "hang" and error.recovery != "none")
+        if (error.fact.kind == "hang" and error.recovery != "none")
         or (
-            error.xid.kind == "recovery"
+            error.fact.kind == "recovery"
             and error.recovery not in (None, "none")
-            and not any(
-                (other.node, other.device) == (error.node, error.device)
-                and other.first_s - RECOVERY_JOIN_S <= error.last_s
-                and error.first_s <= other.last_s + RECOVERY_JOIN_S
-                for other in explained
-            )
+            and not any(other.device == error.device and error.beside(other) for other in explained)
         )
     ]
 

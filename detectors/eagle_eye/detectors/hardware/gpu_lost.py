@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from eagle_eye.detectors.signs.gpu_errors import BEFORE_START_S, at_once, gpu, gpu_errors, uses
+from eagle_eye.detectors.signs.gpu_errors import at_once, gpu, gpu_errors, uses
 from eagle_eye.detectors.types import Evidence, Verdict, Window
 
 CONFIDENCE = 0.99
@@ -12,7 +12,7 @@ CONFIDENCE = 0.99
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuLost:
-    """Finds ``gpu_lost``: XID 79 in the kernel log, or the agent's report that the PCI device is gone. A fact.
+    """Finds ``gpu_lost``: the kernel's or NVML's word (XID 79, "GPU is lost"), or a PCI device that is gone. A fact.
 
     Source: NVIDIA, XID Errors (79: restart the bare metal). If the driver asks for less (XID 154), or no rank of the
     job runs on the GPU, the node is drained instead. Several nodes at one moment (a fourth of the job and at least
@@ -41,16 +41,9 @@ class GpuLost:
         """Return when each GPU was lost, the evidence, and whether draining its node suffices."""
         found: dict[tuple[str, int], tuple[float, Evidence, bool]] = {}
         for error in gpu_errors(window):
-            if error.xid.kind == "lost" and error.recovery != "none":
+            if error.fact.kind == "lost" and (error.recovery != "none" or error.channel == "gpu_lost"):
                 drain = error.recovery in ("drain_p2p", "drain_and_reset") or not uses(window, error.node, error.device)
-                found[error.node, error.device] = (error.first_s, error.evidence, drain)
-        for event in window.events:
-            if event.kind != "gpu_lost" or event.node not in window.nodes:
-                continue
-            key = (event.node, event.device)
-            if event.time_s >= window.started_s - BEFORE_START_S and key not in found:
-                evidence = Evidence("gpu_lost", *_place(key), "the PCI device is gone")
-                found[key] = (event.time_s, evidence, not uses(window, *key))
+                found.setdefault((error.node, error.device), (error.first_s, error.evidence, drain))
         return found
 
     def _verdict(
@@ -76,7 +69,3 @@ class GpuLost:
             fact=True,
             asks="drain_node" if alone and all(drain for *_, drain in items) else None,
         )
-
-
-def _place(key: tuple[str, int]) -> tuple[str, int | None]:
-    return key[0], key[1] if key[1] >= 0 else None

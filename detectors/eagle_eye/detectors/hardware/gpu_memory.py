@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from eagle_eye.detectors.signs.attributes import text
 from eagle_eye.detectors.signs.counters import grown, rises
 from eagle_eye.detectors.signs.exits import UNCORRECTABLE, Exit, unplanned_exits
 from eagle_eye.detectors.signs.gpu_errors import (
@@ -23,6 +22,7 @@ from eagle_eye.detectors.signs.gpu_errors import (
     went_on,
 )
 from eagle_eye.detectors.types import Blind, Evidence, Verdict, Window
+from eagle_eye.schema.attributes import text
 
 CONFIDENCE = 0.99
 NEAR_S = 60.0  # log lines about one error are at most this far apart
@@ -111,7 +111,7 @@ class GpuMemory:
 
 def _cases(window: Window, counted: list[tuple[float, str, int, Evidence]]) -> list[_Case]:
     """Return what is known of each GPU, oldest first; reports that name no GPU join the first case that has one."""
-    errors = [error for error in gpu_errors(window) if error.xid.kind in ("memory", "contained")]
+    errors = [error for error in gpu_errors(window) if error.fact.kind in ("memory", "contained")]
     reported = [
         (
             event.time_s,
@@ -175,9 +175,9 @@ def _asks(window: Window, case: _Case, exits: list[Exit]) -> Asks:
     if recovery in ("drain_p2p", "drain_and_reset"):
         # If the job has to restart anyway, it restarts without the node.
         return "exclude_node" if ended and recovery == "drain_and_reset" else "drain_node"
-    contained = [e for e in case.errors if e.xid.kind == "contained" or recovery == "none"]
+    contained = [e for e in case.errors if e.fact.kind == "contained" or recovery == "none"]
     alone = [error for error in case.errors if not _qualified(error, contained)]
-    if any(error.xid.code != DOUBLE_BIT_XID for error in alone):
+    if any(error.fact.code != DOUBLE_BIT_XID for error in alone):
         return "exclude_node"
     # Containment is logged a moment later; a counter's row may arrive before any log line, the program's report seconds
     # before.
@@ -198,6 +198,6 @@ def _qualified(error: GpuError, contained: list[GpuError]) -> bool:
     """Whether an error was contained, or another log line about it says so."""
     if error in contained:
         return True
-    return error.xid.code == DOUBLE_BIT_XID and any(
+    return error.fact.code == DOUBLE_BIT_XID and any(
         other.first_s - NEAR_S <= error.last_s and error.first_s <= other.last_s + NEAR_S for other in contained
     )

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 from eagle_eye.detectors.faults import DefaultAction
-from eagle_eye.detectors.signs.attributes import text
 from eagle_eye.detectors.signs.exits import unplanned_exits
 from eagle_eye.detectors.signs.gpu_errors import BEFORE_START_S, at_once, went_on
 from eagle_eye.detectors.signs.kernel_facts import NETWORK, KernelFact, host_errors, may_have_stopped
 from eagle_eye.detectors.signs.progress import Patience, progress
 from eagle_eye.detectors.signs.stop import Standstill, stop_of
 from eagle_eye.detectors.types import Blind, Evidence, Verdict, Window, WindowEvent
+from eagle_eye.schema.attributes import text
+from eagle_eye.schema.driver_facts import BY_NAME, MACHINE_CHECK, judged
 
 SILENT_INTERVALS = 1.5  # missed: after a panic, which is certain, silence need not last longer
 SILENT_S = 1.5  # at least
@@ -22,11 +22,6 @@ CONFIDENCE = 0.99
 CONFIDENCE_REPORTED = 0.5  # lower than that of a more specific detector, whose finding it then joins
 EVIDENCE_MAX = 4
 MANY_RATIO = 0.5  # of the nodes: what they all wait for is no single node's fault
-# How the kernel words errors that were corrected or deferred and harmless (Linux, EDAC and MCE messages).
-CORRECTED = re.compile(
-    r"(?<!un)correct(ed|able) (error|memory|events?)|\bCE\b|deferred error|no action required", re.IGNORECASE
-)
-UNCORRECTED = re.compile(r"uncorrect|fatal|\bUE\b|\bPCC\b|processor context corrupt", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,9 +32,11 @@ class HostErrors:
     failed part (an uncorrected machine check, a fatal PCIe error, a device gone, a stuck CPU, a dead disk; a network
     adapter, which is ``network_hang``) excludes its node if the job stopped just after it: of several nodes the first,
     and none if a fourth of the job reports the same at one moment. A port known to carry none of the job's traffic
-    accuses no node. An uncorrected machine check on a live node asks for a drain. Everything else is only reported:
-    ``nic_degraded`` for adapters, ``storage_stall`` for storage that does not answer (if half of the nodes report it at
-    a standstill, they wait for it and none hangs), ``host_errors`` for the rest. Corrected errors are ignored (every
+    accuses no node. What needs a repair before the next job (an uncorrected machine check, a GPU not brought up) asks
+    for a drain of a live node. Everything else is only reported: ``nic_degraded`` for adapters, ``storage_stall`` for
+    storage that does not answer (if half of the nodes report it at a standstill, they wait for it and none hangs),
+    ``host_errors`` for the rest, a task that is blocked inside a GPU's driver with its module and the lock's holder.
+    Corrected errors are ignored (every
     fleet has them daily). Reads events; ``heard_s`` (N,) and the job's progress supply the rest. Sources: Linux, x86
     MCE handling, AER, watchdog; ByteRobust (SOSP 2025): kernel faults known within 2 s. Cannot see: panics that are not
     recorded (NodeSilent then finds the silence); whether a harmless line will matter later.
@@ -151,26 +148,26 @@ class HostErrors:
         )
 
     def _reported(self, window: Window, facts: list[KernelFact], stop: Standstill | None) -> list[Verdict]:
-        """Return what is only reported, one verdict per node and fault; a machine check on a live node drains it."""
+        """Return what did not stop the job, one verdict per node and fault; what asks for a repair drains a node."""
         found: list[Verdict] = []
         storage = [fact for fact in facts if fact.of_storage]
         if storage:
             found += self._storage(window, storage, stop)
-        groups: dict[tuple[str, str], list[KernelFact]] = {}
+        groups: dict[tuple[str, str, bool], list[KernelFact]] = {}
         for fact in facts:
-            if fact.what == "machine_check":
-                if self._silence_s(window, fact.node) <= max(SILENT_S, SILENT_INTERVALS * window.interval_s):
-                    summary = f"{fact.named}: the node lives and the job may go on"
-                    found.append(
-                        self._fact(
-                            window, "host_errors", fact.node, None, fact.time_s, summary, [fact.evidence],
-                            {"machine_check"}, "drain_node",
-                        )
-                    )  # fmt: skip
-            elif not fact.of_storage:
-                fault = "nic_degraded" if fact.what in NETWORK else "host_errors"
-                groups.setdefault((fact.node, fault), []).append(fact)
-        found += [self._news(window, fault, (node,), own) for (node, fault), own in groups.items()]
+            if not fact.of_storage:
+                known = BY_NAME.get(fact.what)
+                fault = known.fault if known is not None else "host_errors"
+                groups.setdefault((fact.node, fault, fact.repair != "none"), []).append(fact)
+        for (node, fault, drains), own in groups.items():
+            if not drains:
+                found.append(self._news(window, fault, (node,), own))
+            elif self._silence_s(window, node) <= max(SILENT_S, SILENT_INTERVALS * window.interval_s):
+                named = "; ".join(dict.fromkeys(fact.named for fact in own[:2]))
+                summary = f"{named}: the node lives and the job may go on"
+                evidence, kinds = [fact.evidence for fact in own[:EVIDENCE_MAX]], {_kind(fact) for fact in own}
+                began_s, device = min(fact.time_s for fact in own), _device(own)
+                found.append(self._fact(window, fault, node, device, began_s, summary, evidence, kinds, "drain_node"))
         return found
 
     def _storage(self, window: Window, facts: list[KernelFact], stop: Standstill | None) -> list[Verdict]:
@@ -225,16 +222,17 @@ class HostErrors:
 
 def _serious(event: WindowEvent) -> bool:
     """Whether the event is a panic, or a machine check not marked as corrected: exceptions are raised for no less."""
-    said = text(event.attributes, "text", "severity")
-    return event.kind == "kernel_panic" or bool(UNCORRECTED.search(said)) or not CORRECTED.search(said)
+    judgement = judged(event.kind, event.attributes)
+    return event.kind == "kernel_panic" or (judgement is not None and judgement.fatal)
 
 
 def _as_fact(event: WindowEvent) -> KernelFact:
-    return KernelFact(event.node or "", -1, "machine_check", "", "", text(event.attributes, "text"), event.time_s)
+    said = text(event.attributes, "text")
+    return KernelFact(event.node or "", -1, MACHINE_CHECK, "", "", said, event.time_s, BY_NAME[MACHINE_CHECK].repair)
 
 
 def _kind(fact: KernelFact) -> str:
-    return "machine_check" if fact.what == "machine_check" else "host_error"
+    return MACHINE_CHECK if fact.what == MACHINE_CHECK else "host_error"
 
 
 def _device(own: list[KernelFact]) -> int | None:

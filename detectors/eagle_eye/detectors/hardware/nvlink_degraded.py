@@ -24,8 +24,8 @@ from eagle_eye.detectors.signs.under_load import (
     peers_of,
     require_training,
 )
-from eagle_eye.detectors.signs.xids import NVLINK5_XIDS, code_of, is_fatal
 from eagle_eye.detectors.types import Blind, Evidence, Floats, Integers, Verdict, Window, WindowEvent
+from eagle_eye.schema.driver_facts import NVLINK5_XIDS, code_of, is_fatal
 
 ROWS_MIN = 3
 LASTS_S = 10.0

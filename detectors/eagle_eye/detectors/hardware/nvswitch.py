@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from eagle_eye.detectors.signs.exits import unplanned_exits
 from eagle_eye.detectors.signs.gpu_errors import BEFORE_START_S, exit_near, gpu_errors, soon_known, went_on
 from eagle_eye.detectors.signs.progress import Patience, progress
-from eagle_eye.detectors.signs.xids import code_of, sxid_severity
 from eagle_eye.detectors.types import Blind, Evidence, Verdict, Window, WindowEvent
+from eagle_eye.schema.driver_facts import code_of, sxid_severity
 
 NVLINK_XID = 74  # how a port's fatal error shows at the GPU behind it (Fabric Manager User Guide, D.5)
 NEAR_S = 30.0
@@ -45,7 +45,7 @@ class NvSwitch:
         links = [
             error
             for error in gpu_errors(window)
-            if error.node == node and error.xid.code == NVLINK_XID and abs(error.first_s - first.time_s) <= NEAR_S
+            if error.node == node and error.fact.code == NVLINK_XID and abs(error.first_s - first.time_s) <= NEAR_S
         ]
         exits = unplanned_exits(window)
         ended = exit_near(exits, node, first.time_s)

@@ -132,7 +132,7 @@ class ProcessExit:
 
 def _witnesses(window: Window, exits: list[Exit]) -> dict[Exit, GpuError]:
     """Return the exits for which the process's own GPU logged an error that a program or its data causes."""
-    errors = [error for error in gpu_errors(window) if error.xid.kind in WITNESS_KINDS] if window.events else []
+    errors = [error for error in gpu_errors(window) if error.fact.kind in WITNESS_KINDS] if window.events else []
     found: dict[Exit, GpuError] = {}
     for item in exits:
         for error in errors:
@@ -158,7 +158,7 @@ def _hardware_s(window: Window, exits: list[Exit]) -> float:
         return counter_word_s(window) + HARDWARE_S
     if any(may_vanish(window, item.node, item.device, item.time_s) for item in exits):
         return (MISSED + 1) * window.interval_s + HARDWARE_S
-    speaks = any(error.node in nodes and error.xid.kind in HARDWARE_KINDS for error in gpu_errors(window))
+    speaks = any(error.node in nodes and error.fact.kind in HARDWARE_KINDS for error in gpu_errors(window))
     return HARDWARE_S if speaks else 0.0
 
 
@@ -168,7 +168,7 @@ def _application(window: Window, exits: list[Exit], error: GpuError | None) -> b
     An exception on one node alone may be its memory or file system, and counts against the node if it recurs.
     """
     if error is not None:
-        return error.xid.kind in PROGRAM_KINDS
+        return error.fact.kind in PROGRAM_KINDS
     reported = [item for item in exits if item.error and item.cause]
     everywhere = len({item.node for item in reported}) == len(window.nodes) and 2 * len(reported) > len(exits) > 1
     return everywhere and len({item.error_kind for item in reported}) == 1

@@ -7,9 +7,9 @@ import re
 import signal
 from dataclasses import dataclass
 
-from eagle_eye.detectors.signs.attributes import text, whole
 from eagle_eye.detectors.signs.once import once
 from eagle_eye.detectors.types import Window, WindowEvent
+from eagle_eye.schema.attributes import text, whole
 
 # Messages of collective survivors after a peer's death, from Gloo, NCCL and TCPStore.
 ECHO = re.compile(

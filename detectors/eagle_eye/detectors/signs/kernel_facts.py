@@ -4,35 +4,29 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from types import MappingProxyType
 
 import numpy as np
 
-from eagle_eye.detectors.signs.attributes import text
-from eagle_eye.detectors.signs.gpu_errors import BEFORE_START_S
+from eagle_eye.detectors.signs.gpu_errors import BEFORE_START_S, NO_GPUS
 from eagle_eye.detectors.signs.stop import Standstill
 from eagle_eye.detectors.types import Evidence, Window, WindowEvent
-
-# Display text of each fact.
-MEANINGS = MappingProxyType(
-    {
-        "nic_failed": "a network adapter has failed",
-        "nic_stalled": "a network adapter does not answer",
-        "pcie_fatal": "a fatal PCIe error",
-        "device_gone": "a PCIe device is gone",
-        "gpu_unusable": "a GPU could not be brought up",
-        "cpu_stuck": "a CPU is stuck",
-        "task_blocked": "a task is blocked",
-        "disk_failed": "a disk or its filesystem has failed",
-        "disk_errors": "a disk reports errors",
-        "storage_silent": "storage does not answer",
-        "machine_check": "a machine check was not corrected",
-    }
+from eagle_eye.schema.attributes import text
+from eagle_eye.schema.driver_facts import (
+    BY_NAME,
+    CPU_STUCK,
+    DISK_FAILED,
+    GPU_MODULES,
+    MACHINE_CHECK,
+    NIC_FAILED,
+    NIC_STALLED,
+    STORAGE_SILENT,
+    TASK_BLOCKED,
+    Repair,
+    judged,
 )
-NETWORK, DISK, LOCKUP = ("nic_failed", "nic_stalled"), "disk_failed", "cpu_stuck"
-# Facts that stop a job by themselves. Blocked tasks, disk errors and silent storage occur on healthy busy nodes.
-STOPPING = frozenset({*NETWORK, DISK, LOCKUP, "pcie_fatal", "device_gone", "gpu_unusable", "machine_check"})
-STORAGE = ("storage_silent",)
+
+NETWORK, DISK, LOCKUP = (NIC_FAILED, NIC_STALLED), DISK_FAILED, CPU_STUCK
+STORAGE = (STORAGE_SILENT,)
 UNUSED_RATIO = 0.01  # of the traffic of the node's busiest port: the job does not use a port that carries less
 _STUCK = re.compile(r"stuck for (\d{1,6})s")
 HARD_LOCKUP_S, STALL_S = 10.0, 21.0  # how long a CPU is stuck before a report (kernel.watchdog_thresh, RCU)
@@ -45,7 +39,11 @@ _IN_STORAGE = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class KernelFact:
-    """One fact reported by a node's kernel, by its first line; ``link`` "": none named, or not a port."""
+    """One fact reported by a node's kernel, by its first line; ``link`` "": none named, or not a port.
+
+    ``repair`` is what the node needs before its next job. ``module`` and ``holder`` are of a blocked task: the kernel
+    module that it waits in, and the task that holds the lock; "" where the kernel did not say.
+    """
 
     node: str
     device: int
@@ -54,6 +52,9 @@ class KernelFact:
     link: str
     said: str
     time_s: float
+    repair: Repair = "none"
+    module: str = ""
+    holder: str = ""
 
     @property
     def began_s(self) -> float:
@@ -68,19 +69,30 @@ class KernelFact:
     @property
     def of_storage(self) -> bool:
         """Whether it concerns storage that may be shared."""
-        return self.what in STORAGE or (self.what == "task_blocked" and bool(_IN_STORAGE.search(self.said)))
+        return self.what in STORAGE or (
+            self.what == TASK_BLOCKED and not self.in_driver and bool(_IN_STORAGE.search(self.said))
+        )
+
+    @property
+    def in_driver(self) -> bool:
+        """Whether it is a task that waits inside a GPU's driver."""
+        return self.what == TASK_BLOCKED and self.module.startswith(GPU_MODULES)
 
     @property
     def evidence(self) -> Evidence:
         """Return the fact as evidence."""
-        metric = "machine_check" if self.what == "machine_check" else "host_error"
+        metric = MACHINE_CHECK if self.what == MACHINE_CHECK else "host_error"
         return Evidence(metric, self.node, self.device if self.device >= 0 else None, self.said[:160] or self.what)
 
     @property
     def named(self) -> str:
         """Return the fact as text for display."""
         part = f" ({self.link or self.part})" if self.link or self.part else ""
-        return f"{MEANINGS.get(self.what, 'the kernel reports ' + self.what)}{part} on {self.node}"
+        known = BY_NAME.get(self.what)
+        if not self.in_driver:
+            return f"{known.meaning if known is not None else 'the kernel reports ' + self.what}{part} on {self.node}"
+        held = f", its lock held by {self.holder}" if self.holder else ""
+        return f"a task{part} is blocked inside the GPU driver ({self.module}{held}) on {self.node}"
 
 
 def host_errors(window: Window) -> list[KernelFact]:
@@ -88,6 +100,9 @@ def host_errors(window: Window) -> list[KernelFact]:
     found: dict[tuple[str, str, str], KernelFact] = {}
     for event in window.events:
         if event.kind != "host_error" or event.node is None or event.node not in window.nodes:
+            continue
+        known = BY_NAME.get(text(event.attributes, "what"))
+        if known is not None and known.kind not in NO_GPUS:
             continue
         if event.time_s >= window.started_s - BEFORE_START_S:
             fact = _fact(event, event.node)
@@ -100,12 +115,16 @@ def host_errors(window: Window) -> list[KernelFact]:
 def _fact(event: WindowEvent, node: str) -> KernelFact:
     said = event.attributes
     what, part, link = text(said, "what"), text(said, "device"), text(said, "link")
-    return KernelFact(node, event.device, what, part, link, text(said, "text"), event.time_s)
+    judgement = judged(event.kind, said, event.device)
+    repair = judgement.repair if judgement is not None else "none"
+    module, holder = text(said, "module"), text(said, "holder")
+    return KernelFact(node, event.device, what, part, link, text(said, "text"), event.time_s, repair, module, holder)
 
 
 def may_have_stopped(window: Window, stop: Standstill, fact: KernelFact) -> bool:
     """Whether a fact may be why the job stopped: of a stopping kind, before the stop, of a part that the job uses."""
-    if fact.what not in STOPPING or fact.began_s > stop.died_s:
+    known = BY_NAME.get(fact.what)
+    if known is None or known.kind != "part" or fact.began_s > stop.died_s:
         return False
     if not (stop.beside(fact.node, fact.began_s) or stop.beside(fact.node, fact.time_s)):
         return False

@@ -6,10 +6,10 @@ import re
 import signal
 from dataclasses import dataclass
 
-from eagle_eye.detectors.signs.attributes import text
 from eagle_eye.detectors.signs.exits import Exit
 from eagle_eye.detectors.signs.gpu_errors import BEFORE_START_S
 from eagle_eye.detectors.types import Evidence, Window
+from eagle_eye.schema.attributes import text
 
 # Kernel names (the first 15 characters) of training processes and their helpers.
 TRAINING_PROCESS = re.compile(r"python|^pt_|torch|deepspeed|megatron|accelerate|^ray|train|worker|jax", re.IGNORECASE)

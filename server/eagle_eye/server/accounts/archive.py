@@ -13,7 +13,7 @@ from typing import NamedTuple, TypeVar
 import msgspec
 
 from eagle_eye.detectors.faults import BY_NAME
-from eagle_eye.detectors.signs.xids import BY_CODE
+from eagle_eye.schema.driver_facts import BY_CODE
 from eagle_eye.server.accounts import hindsight, recurrence_score, trust
 from eagle_eye.server.accounts.gpu_inventory import is_one_gpu, sat_at
 from eagle_eye.server.accounts.hindsight import ActionOutcome, Afterwards

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from eagle_eye.schema.driver_facts import DCGM_FACTS, NVML_RECOVERY_FACTS
 from eagle_eye.schema.names import is_name
 from eagle_eye.server.ingest.remote_write.cells import Member
 from eagle_eye.server.ingest.remote_write.mapping import (
@@ -23,7 +24,13 @@ from eagle_eye.server.ingest.remote_write.mapping import (
     Table,
     row_of,
 )
-from eagle_eye.server.ingest.remote_write.rows import INTERVAL_UNKNOWN_S, NodeRows, NodeSample
+from eagle_eye.server.ingest.remote_write.rows import (
+    INTERVAL_UNKNOWN_S,
+    TEXT_CHARS_MAX,
+    NodeRows,
+    NodeSample,
+    StatedCode,
+)
 from eagle_eye.server.ingest.remote_write.wire import Malformed, Sample, WireSeries, labels
 from eagle_eye.server.model.identity import NameClaims, Naming, NoName
 from eagle_eye.server.model.node_clocks import AGE_S_MAX, AHEAD_S_MAX
@@ -32,6 +39,7 @@ from eagle_eye.server.model.scraped_devices import Watched
 FORGET_S = 1800.0
 # DCGM's blank values: 0x7ffffffffffffff0 and 2^47 with those after them, and the 32-bit ones.
 BLANK_MIN = 1e14
+HEALTH_FAILS = 20.0  # DCGM_HEALTH_RESULT_FAIL; a warning is 10
 BLANKS_32 = (float(0x7FFFFFF0), float(0x7FFFFFFF))
 
 
@@ -55,6 +63,24 @@ class Taken:
         """Count samples as refused."""
         self.refused[reason] += samples
         self.complaint = self.complaint or detail
+
+
+def _stated(rule: EventRule, code: float, text: str) -> StatedCode | None:
+    """Return what a gauge states; None: an error of DCGM's health that is no fact of the table."""
+    if rule.states == "code":
+        attributes: dict[str, object] = {"code": int(code)} if code else {}
+        if code and text:
+            attributes["text"] = text[:TEXT_CHARS_MAX]
+        return StatedCode("", code, rule.kind, attributes)
+    if rule.states == "recovery_action":
+        fact = NVML_RECOVERY_FACTS.get(int(code))
+        said = f"DCGM: GPU recovery action 0x{int(code):x}"
+        return StatedCode(rule.states, code, rule.kind, {"what": fact, "text": said} if fact is not None else {})
+    if text not in DCGM_FACTS:
+        return None if code >= HEALTH_FAILS else StatedCode("health", 0.0, rule.kind, {})
+    fails = code >= HEALTH_FAILS
+    attributes = {"what": DCGM_FACTS[text], "text": f"DCGM: health: {text}"} if fails else {}
+    return StatedCode(f"health {text}", float(fails), rule.kind, attributes)
 
 
 class RefusedSamples(NamedTuple):
@@ -253,12 +279,18 @@ class RemoteWriteIntake:
         assert known.event is not None  # noqa: S101 - checked by the caller
         rule, device, text = known.event
         code = sample.value
+        if code is None and rule.states == "health":
+            code = 0.0  # the error is part of the series' name: it is over
         if code is None:
             taken.left_out["ended"] += 1  # if its labels describe the code, the next code is another series
         elif not math.isfinite(code) or not 0.0 <= code < 1 << 16:
             taken.left_out["blank" if _is_blank(code) else "out_of_range"] += 1
         else:
-            moment = node.note_code(rule.kind, device, time_s, known.job, code, text)
+            stated = _stated(rule, code, text)
+            if stated is None:
+                taken.left_out["unmapped"] += 1
+                return
+            moment = node.note_code(device, time_s, known.job, stated)
             if moment is not None:
                 taken.moments[moment] = None
             else:

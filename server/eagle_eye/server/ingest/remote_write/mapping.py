@@ -63,12 +63,17 @@ class Rule(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename={"ori
 
 
 class EventRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A gauge of the last error's code that becomes an event on change; ``text`` is a label describing it."""
+    """A gauge that becomes an event on change; ``text`` is a label describing its value.
+
+    ``states``: the last error's code, the recovery action that NVML numbers, or DCGM's health, whose failures ``text``
+    names by their error codes.
+    """
 
     kind: str
     exporter: str
     series: str
     text: str = ""
+    states: Literal["code", "recovery_action", "health"] = "code"
 
 
 class _Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from collections import Counter, deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import msgspec
 
@@ -34,6 +35,18 @@ MODEL_EVERY_S = 3600.0
 JOB_FRESH_S = 300.0  # how long a job label counts for the node's other series
 TARGETS_MAX = 16  # exporters remembered per node
 TEXT_CHARS_MAX = 200  # of an event's description
+
+
+class StatedCode(NamedTuple):
+    """What a gauge says of a device: its value, and the event that a new value is; without attributes it is none.
+
+    ``gauge`` "": the device's last error; 0 is a state without news unless another came before.
+    """
+
+    gauge: str
+    code: float
+    kind: str
+    attributes: Mapping[str, object]
 
 
 @dataclass(slots=True, eq=False)
@@ -79,7 +92,7 @@ class NodeRows:
     _moments: dict[tuple[float, str | None], NodeSample] = field(default_factory=dict)
     _newest_s: dict[Scope, float] = field(default_factory=dict)
     _gaps_s: dict[Scope, deque[float]] = field(default_factory=dict)
-    _codes_s: dict[int, float] = field(default_factory=dict)  # when each device's newest code was reported
+    _codes_s: dict[tuple[int, str], float] = field(default_factory=dict)  # when each gauge's newest code was reported
     _models_s: dict[int, float] = field(default_factory=dict)  # when each device's model was reported
     _job: tuple[float, str] | None = None
     lost: int = 0  # timestamps dropped before they were durable
@@ -120,31 +133,31 @@ class NodeRows:
         found.version += 1
         return found
 
-    def note_code(
-        self, kind: str, device: int, time_s: float, job: str | None, code: float, text: str
-    ) -> NodeSample | None:
-        """Take the code of a device's last error; return the sample to store for it, None if nothing changed.
+    def note_code(self, device: int, time_s: float, job: str | None, stated: StatedCode) -> NodeSample | None:
+        """Take the value of a device's gauge; return the sample to store for it, None if nothing changed.
 
-        Adds an event for the code if it is new.
+        Adds the value's event if it is new.
         """
         before = self._watched(device, time_s)
-        if time_s <= self._codes_s.get(device, -math.inf if before.time_s is None else before.time_s):
+        last_s, last = before.last(stated.gauge)
+        if time_s <= self._codes_s.get((device, stated.gauge), -math.inf if last_s is None else last_s):
             return None
-        self._codes_s[device] = time_s
-        if code == before.code:
+        self._codes_s[device, stated.gauge] = time_s
+        if stated.code == last:
             return None
-        if before.code is not None:
+        if last is not None:
             news = True
         else:
             watched_s = time_s - before.since_s
             news = watched_s >= max(XID_WATCHED_S, XID_WATCHED_INTERVALS * (self.interval_s or INTERVAL_UNKNOWN_S))
         found = self._open(Scope.DEVICE, time_s, job)
-        self._watch(found, device, Watched(before.since_s, time_s, code, before.uuid))
-        if code != 0.0 and news:
-            attributes: dict[str, object] = {"code": int(code)}
-            if text:
-                attributes["text"] = text[:TEXT_CHARS_MAX]
-            found.events.append(Event(time_s, kind, device, attributes))
+        if stated.gauge:
+            gauges = {**before.gauges, stated.gauge: (time_s, stated.code)}
+            self._watch(found, device, msgspec.structs.replace(before, gauges=gauges))
+        else:
+            self._watch(found, device, msgspec.structs.replace(before, time_s=time_s, code=stated.code))
+        if stated.attributes and news and (stated.code or last):
+            found.events.append(Event(time_s, stated.kind, device, dict(stated.attributes)))
         found.version += 1
         return found
 

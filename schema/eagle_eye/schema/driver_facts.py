@@ -1,7 +1,10 @@
-"""Tables of NVIDIA's error codes: XIDs of GPUs, SXIDs of NVSwitches, and recovery actions of the driver (XID 154).
+"""What drivers and kernels say of a GPU, an NVSwitch or the host, as one table, whatever channel carries it. Pure.
 
-Sources: NVIDIA, XID Errors (catalogue for Ampere and newer); NVIDIA, Fabric Manager User Guide, appendix D (SXIDs). A
-code that is not in the table, or that the catalogue calls unused, is reported but never acted on.
+A kernel line, a return code of NVML, its recovery action, DCGM's health and a recorder of third parties all become
+events; ``judged`` says what an event means, for the host's own verdict before a job as for the detectors during one.
+Sources: NVIDIA, XID Errors (catalogue for Ampere and newer); NVIDIA, Fabric Manager User Guide, appendix D (SXIDs);
+NVML API Reference (return codes, GPU recovery action, GPU fabric); NVIDIA DCGM, health watches; Linux, amdgpu. A code
+that is in no table, or that the catalogue calls unused, is reported but never acted on.
 """
 
 from __future__ import annotations
@@ -11,15 +14,19 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
-from eagle_eye.detectors.signs.attributes import text, whole
+from eagle_eye.schema.attributes import text, whole
 
 CATALOGUE = "NVIDIA XID Errors r610, September 2026"  # version of this table; a code above LAST_CODE is newer
 LAST_CODE = 173
 
-# What a code means to a job: the program's own error (or its echo), a process that must restart, failing memory
+WHOLE_NODE = -1  # the device of a fact that names none that the agent knows
+
+Repair = Literal["reset_gpu", "reboot", "replace", "inspect", "none"]
+
+# What a fact means to a job: the program's own error (or its echo), a process that must restart, failing memory
 # (contained: only the process is affected), a remapped row, a GPU that hangs or is gone, one that needs a reset and may
 # work until then, links, power, something to watch, something to record, a qualifier of another code, the driver's
-# recovery action.
+# recovery action; an NVSwitch, a part of the host that may stop a job, something that also healthy hosts show.
 Kind = Literal[
     "application",
     "cleanup",
@@ -36,6 +43,9 @@ Kind = Literal[
     "record",
     "qualifier",
     "recovery",
+    "switch",
+    "part",
+    "symptom",
 ]
 
 
@@ -47,6 +57,41 @@ class Xid(NamedTuple):
     immediate: str
     kind: Kind
     fault: str = ""
+
+    @property
+    def name(self) -> str:
+        """Return its name, which no other fact has."""
+        return f"XID {self.code}"
+
+    @property
+    def said(self) -> str:
+        """Return it as text for people."""
+        return f"XID {self.code} ({self.meaning})"
+
+
+class Fact(NamedTuple):
+    """A fact without a code, by the word that a ``host_error`` event carries in ``what``; else as an XID.
+
+    ``repair`` is what the host needs before its next job; "none": nothing, it is only reported. ``passes``: it is about
+    a moment, and soon says nothing of the present.
+    """
+
+    name: str
+    meaning: str
+    kind: Kind
+    repair: Repair
+    fault: str = ""
+    passes: bool = False
+
+    @property
+    def code(self) -> int:
+        """Return the code that is no XID's."""
+        return -1
+
+    @property
+    def said(self) -> str:
+        """Return it as text for people."""
+        return self.meaning
 
 
 # NVIDIA, XID Errors.
@@ -134,7 +179,79 @@ XIDS: tuple[Xid, ...] = (
 
 BY_CODE = MappingProxyType({xid.code: xid for xid in XIDS})
 
+GPU_LOST, GPU_RESET_REQUIRED, GPU_REBOOT_REQUIRED = "gpu_lost", "gpu_reset_required", "gpu_reboot_required"
+GPU_DRAIN_P2P, GPU_DRAIN_AND_RESET, GPU_REPAIRED = "gpu_drain_p2p", "gpu_drain_and_reset", "gpu_repaired"
+GPU_FIRMWARE_SILENT, GPU_HARDWARE_ERROR, GPU_UNUSABLE = "gpu_firmware_silent", "gpu_hardware_error", "gpu_unusable"
+GPU_MEMORY_FAILED, NVLINK_BROKEN, FABRIC_FAILED = "gpu_memory_failed", "nvlink_broken", "fabric_failed"
+FABRIC_DEGRADED = "fabric_degraded"
+NIC_FAILED, NIC_STALLED = "nic_failed", "nic_stalled"
+PCIE_FATAL, DEVICE_GONE = "pcie_fatal", "device_gone"
+CPU_STUCK, TASK_BLOCKED = "cpu_stuck", "task_blocked"
+DISK_FAILED, DISK_ERRORS, STORAGE_SILENT = "disk_failed", "disk_errors", "storage_silent"
+MACHINE_CHECK = "machine_check"
+
+# Facts without a code. Consumers of the events depend on the names: docs/reference/wire.md.
+FACTS: tuple[Fact, ...] = (
+    # GPUs, by any vendor's driver.
+    Fact(GPU_LOST, "the GPU has left the bus", "lost", "reboot", "gpu_lost"),
+    Fact(GPU_RESET_REQUIRED, "the driver asks for a reset of the GPU", "recovery", "reset_gpu", "gpu_hang"),
+    Fact(GPU_REBOOT_REQUIRED, "the driver asks for a reboot of the node", "recovery", "reboot", "gpu_hang"),
+    Fact(GPU_DRAIN_AND_RESET, "the driver asks for a drain, then a reset", "recovery", "reset_gpu", "gpu_hang"),
+    Fact(GPU_DRAIN_P2P, "the driver asks for a drain of peer-to-peer traffic", "recovery", "none", "gpu_hang"),
+    Fact(GPU_REPAIRED, "the GPU asks for no repair any more", "record", "none"),
+    Fact(GPU_FIRMWARE_SILENT, "GPU system processor does not answer", "hang", "reset_gpu", "gpu_hang"),
+    Fact(GPU_HARDWARE_ERROR, "an uncorrectable hardware error of the GPU", "reset", "reset_gpu", "gpu_hang"),
+    Fact(GPU_MEMORY_FAILED, "uncontained memory error", "memory", "reset_gpu", "gpu_memory_error"),
+    Fact(NVLINK_BROKEN, "the driver's state of the NVLinks is broken", "reset", "reset_gpu", "gpu_hang"),
+    Fact(FABRIC_FAILED, "the GPU could not join its NVLink fabric", "reset", "reset_gpu", "gpu_hang"),
+    Fact(FABRIC_DEGRADED, "the GPU's NVLink fabric is degraded", "symptom", "none", "nvlink_degraded"),
+    Fact(GPU_UNUSABLE, "a GPU could not be brought up", "part", "reboot", "host_errors"),
+    # The host.
+    Fact(MACHINE_CHECK, "a machine check was not corrected", "part", "inspect", "host_errors"),
+    Fact(DEVICE_GONE, "a PCIe device is gone", "part", "none", "host_errors"),
+    Fact(DISK_FAILED, "a disk or its filesystem has failed", "part", "none", "host_errors"),
+    Fact(NIC_FAILED, "a network adapter has failed", "part", "none", "nic_degraded", passes=True),
+    Fact(NIC_STALLED, "a network adapter does not answer", "part", "none", "nic_degraded", passes=True),
+    Fact(PCIE_FATAL, "a fatal PCIe error", "part", "none", "host_errors", passes=True),
+    Fact(CPU_STUCK, "a CPU is stuck", "part", "none", "host_errors", passes=True),
+    Fact(TASK_BLOCKED, "a task is blocked", "symptom", "none", "host_errors", passes=True),
+    Fact(DISK_ERRORS, "a disk reports errors", "symptom", "none", "host_errors", passes=True),
+    Fact(STORAGE_SILENT, "storage does not answer", "symptom", "none", "storage_stall", passes=True),
+)
+BY_NAME = MappingProxyType({fact.name: fact for fact in FACTS})
+_MACHINE_CHECK_CORRECTED = Fact(MACHINE_CHECK, "a corrected machine check", "record", "none")
+
+# Modules of GPU drivers (nvidia_uvm, nvidia_modeset): a task that waits in them waits for the driver, not the program.
+GPU_MODULES = ("nvidia", "amdgpu", "amdkfd")
+
+# nvml.h, nvmlReturn_t. An unknown error (999) or trouble with interrupts (11) says nothing of a single reading, but a
+# GPU that the driver lists and cannot open for it is one that no program can open.
+NVML_FACTS: Mapping[int, str] = MappingProxyType({15: GPU_LOST, 16: GPU_RESET_REQUIRED})
+NVML_OPENING_FACTS: Mapping[int, str] = MappingProxyType({**NVML_FACTS, 11: GPU_UNUSABLE, 999: GPU_UNUSABLE})
+
+# DCGM's error codes, as health checks and diagnostics carry them. DCGM_FR_XID_ERROR does not say which XID: the event
+# of the XID itself does.
+DCGM_FACTS: Mapping[str, str] = MappingProxyType(
+    {
+        "DCGM_FR_FALLEN_OFF_BUS": GPU_LOST,
+        "DCGM_FR_UNCONTAINED_ERROR": GPU_MEMORY_FAILED,
+        "DCGM_FR_GPU_RECOVERY_RESET": GPU_RESET_REQUIRED,
+        "DCGM_FR_GPU_RECOVERY_REBOOT": GPU_REBOOT_REQUIRED,
+        "DCGM_FR_GPU_RECOVERY_DRAIN_P2P": GPU_DRAIN_P2P,
+        "DCGM_FR_GPU_RECOVERY_DRAIN_RESET": GPU_DRAIN_AND_RESET,
+    }
+)
+
 Recovery = Literal["none", "drain_p2p", "drain_and_reset", "reset", "reboot"]
+
+_RECOVERY_FACTS: Mapping[str, Recovery] = MappingProxyType(
+    {
+        GPU_RESET_REQUIRED: "reset",
+        GPU_REBOOT_REQUIRED: "reboot",
+        GPU_DRAIN_P2P: "drain_p2p",
+        GPU_DRAIN_AND_RESET: "drain_and_reset",
+    }
+)
 
 # Texts of XID 154 (drivers 570 to 610 word the same action differently), and the numbers that both it and NVML's
 # nvmlDeviceGpuRecoveryAction_t use. The number decides if present: names change, and an unknown one ("0x5 (Recover IMEX
@@ -149,7 +266,14 @@ _RECOVERIES: tuple[tuple[str, Recovery], ...] = (
     ("none", "none"),
 )
 _RECOVERY_NUMBERS: Mapping[int, Recovery] = MappingProxyType(
-    {0: "none", 1: "reset", 2: "reboot", 3: "drain_p2p", 4: "drain_and_reset"}
+    {0: "none", 1: "reset", 2: "reboot", 3: "drain_p2p", 4: "drain_and_reset", 6: "reset", 7: "reboot"}
+)
+# Unlike the driver's line "none", which is about the error beside it, NVML's is about the GPU as it is now.
+NVML_RECOVERY_FACTS: Mapping[int, str] = MappingProxyType(
+    {
+        number: next((name for name, known in _RECOVERY_FACTS.items() if known == asked), GPU_REPAIRED)
+        for number, asked in _RECOVERY_NUMBERS.items()
+    }
 )
 _RECOVERY_NAMES = re.compile("|".join(rf"\b{name}\b" for name, _ in _RECOVERIES))
 _ASKED = re.compile(r"\bto (0x[0-9a-fA-F]{1,8} \([^()]{1,60}\))")
@@ -183,10 +307,12 @@ def code_of(attributes: Mapping[str, Any]) -> int | None:
 
 
 def recovery_of(attributes: Mapping[str, Any]) -> Recovery | None:
-    """Return the recovery action that an XID 154 now asks for ("changed from … to …").
+    """Return the recovery action that the driver now asks for: in an XID 154 ("changed from … to …"), or by NVML.
 
     None if it does not state one, or states an unknown one.
     """
+    if (what := text(attributes, "what")) in _RECOVERY_FACTS:
+        return _RECOVERY_FACTS[what]
     for name in ("recovery_action", "recovery", "action"):
         number = whole(attributes, name)
         if number is not None and number in _RECOVERY_NUMBERS:
@@ -227,3 +353,74 @@ def sxid_severity(attributes: Mapping[str, Any]) -> Literal["nonfatal", "port", 
     if code in SXIDS_FATAL_TO_ALL:
         return "all"
     return "port" if code in SXIDS_FATAL_TO_A_PORT or _FATAL.search(said) else "unknown"
+
+
+# How the kernel words errors that were corrected or deferred and harmless (Linux, EDAC and MCE messages).
+CORRECTED = re.compile(
+    r"(?<!un)correct(ed|able) (error|memory|events?)|\bCE\b|deferred error|no action required", re.IGNORECASE
+)
+UNCORRECTED = re.compile(r"uncorrect|fatal|\bUE\b|\bPCC\b|processor context corrupt", re.IGNORECASE)
+
+_SXID_PORT = Fact("sxid", "NVSwitch error fatal to a port", "switch", "reset_gpu", "gpu_hang")
+_SXID_ALL = Fact("sxid", "NVSwitch error fatal to the node's fabric", "switch", "reset_gpu", "gpu_hang")
+_SXID_OTHER = Fact("sxid", "NVSwitch error without effect", "record", "none")
+_SXIDS: Mapping[str, Fact] = MappingProxyType(
+    {"port": _SXID_PORT, "all": _SXID_ALL, "nonfatal": _SXID_OTHER, "unknown": _SXID_OTHER}
+)
+_XID_REPAIRS: Mapping[Kind, Repair] = MappingProxyType(
+    {"lost": "reboot", "hang": "reset_gpu", "memory": "reset_gpu", "reset": "reset_gpu"}
+)
+_RECOVERY_REPAIRS: Mapping[Recovery | None, Repair] = MappingProxyType(
+    {"reset": "reset_gpu", "drain_and_reset": "reset_gpu", "reboot": "reboot"}
+)
+_TAKEN_DOWN_XID = 155  # a reset itself takes links down, which is no reason for the next one
+
+
+class FactJudgement(NamedTuple):
+    """What an event means: its fact, whether it is marked as fatal, and what the driver asks for.
+
+    ``repair`` is what the host needs before its next job, "none" if it may take one. A detector drains or excludes a
+    node for what asks for a repair; what does not it reports, or blames if the job stopped just after it.
+    """
+
+    fact: Xid | Fact
+    repair: Repair
+    fatal: bool = True
+    recovery: Recovery | None = None
+
+
+def judged(kind: str, attributes: Mapping[str, Any], device: int = WHOLE_NODE) -> FactJudgement | None:
+    """Return what an event of this kind means; None for other kinds, and for codes and words in no table.
+
+    ``device`` is the event's: a GPU that could not be brought up and has a row by now is up.
+    """
+    if kind == "xid":
+        known = BY_CODE.get(code_of(attributes) or 0)
+        return None if known is None else _judged_xid(known, attributes)
+    if kind == "sxid":
+        fact = _SXIDS[sxid_severity(attributes)]
+        return FactJudgement(fact, fact.repair, fatal=fact.kind == "switch")
+    if kind == GPU_LOST:
+        return FactJudgement(BY_NAME[GPU_LOST], BY_NAME[GPU_LOST].repair)
+    if kind == MACHINE_CHECK:
+        said = text(attributes, "text", "severity")
+        serious = bool(UNCORRECTED.search(said)) or not CORRECTED.search(said)
+        fact = BY_NAME[MACHINE_CHECK] if serious else _MACHINE_CHECK_CORRECTED
+        return FactJudgement(fact, fact.repair, fatal=serious)
+    named = BY_NAME.get(text(attributes, "what")) if kind == "host_error" else None
+    if named is None:
+        return None
+    up = named.name == GPU_UNUSABLE and device != WHOLE_NODE
+    return FactJudgement(named, "none" if up else named.repair, recovery=_RECOVERY_FACTS.get(named.name))
+
+
+def _judged_xid(xid: Xid, attributes: Mapping[str, Any]) -> FactJudgement:
+    fatal = is_fatal(attributes)
+    if xid.kind == "recovery":
+        recovery = recovery_of(attributes)
+        return FactJudgement(xid, _RECOVERY_REPAIRS.get(recovery, "none"), fatal, recovery)
+    repair: Repair = _XID_REPAIRS.get(xid.kind, "none")
+    links = xid.immediate == "RESET_GPU" or xid.code in NVLINK5_XIDS
+    if xid.kind == "nvlink" and links and xid.code != _TAKEN_DOWN_XID:
+        repair = "reset_gpu"
+    return FactJudgement(xid, repair if fatal else "none", fatal)
