@@ -82,3 +82,24 @@ def test_whoever_carries_it_out_is_named_with_what_is_wrong_there(site: Running,
     assert "HTTP 500" in dialog.inner_text()
     assert "nobody will" not in dialog.inner_text()
     page.goto("about:blank")
+
+
+def test_what_nobody_will_do_is_not_called_under_way(site: Running, page: Page) -> None:
+    opened(page, site, "requested")
+    page.get_by_text("Nobody will carry it out: no subscription takes this action.").wait_for()
+    assert page.locator(".incident-head").get_by_text("action requested").count() == 1
+    page.goto("about:blank")
+
+
+def test_approval_is_not_recommended_while_policy_is_blind(site: Running, page: Page) -> None:
+    site.dispatcher.services.store.commit(Change(subscriptions=(subscription(),)))
+    opened(page, site, "awaiting")
+    approve = page.locator(".outcome-verbs").get_by_role("button", name="Approve")
+    approve.wait_for()
+    assert approve.get_attribute("class") == "primary"
+    blind = situations.situation(settings=APPROVE, blind="no frame arrives", now_s=situations.NOW_S)
+    site.watcher.weighing = weigh(incident(), blind)
+    page.reload()
+    page.get_by_text("Policy would hold it now").wait_for()
+    assert approve.get_attribute("class") != "primary"
+    page.goto("about:blank")

@@ -149,7 +149,7 @@ def _readmit(client: Client, path: str, args: argparse.Namespace) -> int:
     elif check_id and args.no_wait:
         sys.stdout.write(f"readmit {printable(args.id)}: returns once {printable(check_id)} has passed\n")
     else:
-        sys.stdout.write(f"readmit {printable(args.id)}: done\n")
+        sys.stdout.write(f"readmit {printable(args.id)}: in service; {printable(node.get('reason'))}\n")
     return 0
 
 

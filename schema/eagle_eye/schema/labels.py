@@ -14,7 +14,7 @@ AWAITING = "awaiting"
 STATE_LABELS: Mapping[str, str] = MappingProxyType(
     {
         # incidents
-        "acting": "action under way",
+        "acting": "action requested",  # as much as is known of one without its action
         "false": "false alarm",
         # actions
         "would_act": "would have acted",
@@ -36,11 +36,13 @@ def state_label(state: str) -> str:
 
 
 def shown_state(incident_state: str, action_state: str) -> str:
-    """Return the state that an incident is shown in, given that of its newest action ("" for none).
+    """Return the state that an incident is shown in, given that of its newest action ("" for unknown).
 
-    One whose action awaits a person's word is not under way.
+    An incident whose action was requested is shown as how far that has come: nobody may have taken it up.
     """
-    return action_state if incident_state == "acting" and action_state == AWAITING else incident_state
+    if incident_state != "acting" or not action_state:
+        return incident_state
+    return action_state if action_state == AWAITING else f"action_{action_state}"
 
 
 # Titles of the catalogue's metrics, and of what detectors derive from them or read in logs.

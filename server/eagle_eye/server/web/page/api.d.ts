@@ -308,6 +308,8 @@ export interface Dossier {
   meaning: string;
   repair: string;
   mode: "act" | "approve" | "observe";
+  carriers: Array<Carrier> | null;
+  hold_now: string;
   silence: Silence | null;
   where: Array<Whereabouts>;
   where_left_out: number;

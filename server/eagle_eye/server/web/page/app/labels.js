@@ -3,7 +3,7 @@
 
 /** @type {Record<string, string>} */
 export const STATE_LABELS = {
-  "acting": "action under way",
+  "acting": "action requested",
   "false": "false alarm",
   "would_act": "would have acted",
   "awaiting": "awaiting approval",
