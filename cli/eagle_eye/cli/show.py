@@ -12,9 +12,9 @@ from urllib.parse import quote
 
 from eagle_eye.cli.tables import Column, print_table, printable
 from eagle_eye.client import Client, ClientError
-from eagle_eye.schema.labels import AWAITING, chart_label, metric_label, shown_state, state_label, throttled_by
+from eagle_eye.schema import notation
+from eagle_eye.schema.labels import AWAITING, chart_label, metric_label, shown_state, state_label
 from eagle_eye.server.charts.commands import typed
-from eagle_eye.server.charts.notation import number
 
 CHARTS_MAX = 4  # of an incident's metrics, drawn as one line each
 CHART_CHARS = 40
@@ -42,7 +42,7 @@ INCIDENT_COLUMNS = (
     Column("cell", "cell", 3),
     Column("nodes", "nodes"),
     Column("silenced until", "silenced_until", 3),
-    Column("summary", "summary", 1, 36),
+    Column("summary", "summary", 1, 36, below=True),
 )
 _STORY = (Column("time", "time"), Column("what", "kind"), Column("detail", "text"), Column("by", "who", 1))
 
@@ -374,12 +374,8 @@ def _asked(record: _RECORD) -> str:
 
 
 def figure(value: Any, unit: str) -> str:
-    """Return a value with its unit; a bitmask as the causes of throttling that it holds."""
-    if unit == "bitmask" and isinstance(value, str) and value.startswith("0x"):
-        value = int(value, 16)
-    if not isinstance(value, int | float):
-        return printable(value)
-    return throttled_by(int(value)) if unit == "bitmask" else number(value, unit)
+    """Return a value with its unit, "" for None; untrusted texts are made printable."""
+    return printable(notation.figure(value, unit) if isinstance(value, int | float | str) else value)
 
 
 def _seconds(value: float | None) -> str:

@@ -16,10 +16,10 @@ from eagle_eye.cli.reports.accounts import CAUSES, HOUR_S, AccountsReport, hours
 from eagle_eye.cli.reports.backtest import DrawnVerdict, JudgedTrace
 from eagle_eye.cli.reports.incident import IncidentReport
 from eagle_eye.cli.show import figure, observation, words
+from eagle_eye.schema.notation import number
 from eagle_eye.schema.record_types import prepare_record_types
 from eagle_eye.server.backtest.command import SCORE_COLUMNS, score_line
 from eagle_eye.server.backtest.judging import JudgedTraces
-from eagle_eye.server.charts.notation import number
 
 _TEMPLATES = Path(__file__).parent
 _BARS_MAX = 15
