@@ -70,7 +70,7 @@ def test_at_80_columns_an_incident_has_its_summary_below(
     monkeypatch.setenv("COLUMNS", "80")
     summary = "no step for 10.0 s where 0.12 s are typical, and rank 1 says nothing at all to its peers"
     item = {"id": "inc_0123456789abcdef", "detected": "2026-01-31T12:00:00.123Z", "fault": "throughput_drop"}
-    item |= {"state": "confirmed", "job": "llama-70b-pretrain", "nodes": ["gpu-0017"]}
+    item |= {"state": "confirmed", "job": "llama-70b-pretrain", "nodes": "gpu-0017"}
     print_table(INCIDENTS.columns, [{**item, "summary": summary}, {**item, "summary": ""}])
     titles, first, *below, last = capsys.readouterr().out.splitlines()
     assert "gpu-0017" in first

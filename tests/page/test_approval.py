@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -81,6 +82,15 @@ def test_whoever_carries_it_out_is_named_with_what_is_wrong_there(site: Running,
     dialog.get_by_text("sub-1 (https://example.com/hook), failing since").wait_for()
     assert "HTTP 500" in dialog.inner_text()
     assert "nobody will" not in dialog.inner_text()
+    page.goto("about:blank")
+
+
+def test_an_incidents_times_have_date_and_zone(site: Running, page: Page) -> None:
+    opened(page, site, "requested")
+    head = page.locator(".incident-line")
+    head.wait_for()
+    assert re.search(r"Began \w{3} \d+, (\d{4}, )?\d\d:\d\d:\d\d \S+ \(", head.inner_text())
+    assert page.locator("footer").inner_text().startswith("Times are in ")
     page.goto("about:blank")
 
 

@@ -13,7 +13,7 @@ from urllib.parse import quote
 from eagle_eye.cli.tables import Column, print_table, printable
 from eagle_eye.client import Client, ClientError
 from eagle_eye.schema import notation
-from eagle_eye.schema.labels import AWAITING, chart_label, metric_label, shown_state, state_label
+from eagle_eye.schema.labels import AWAITING, author_label, chart_label, metric_label, shown_state, state_label
 from eagle_eye.server.charts.commands import typed
 
 CHARTS_MAX = 4  # of an incident's metrics, drawn as one line each
@@ -147,7 +147,7 @@ def node(client: Client, name: str) -> None:
     _say(record["reason"])
     _facts(
         ("since", record["updated"]),
-        ("set by", record["by"]),
+        ("set by", author_label(printable(record["by"]))),
         ("known since", record["known_since"]),
         ("last report", agent.get("heard") or "none since the server started"),
         ("agent", agent.get("version")),

@@ -30,6 +30,17 @@ STATE_LABELS: Mapping[str, str] = MappingProxyType(
 )
 
 
+# Who set something, where that is no person's name and no token's id.
+AUTHOR_LABELS: Mapping[str, str] = MappingProxyType(
+    {"server": "Eagle Eye (an action that was carried out)", "local": "local (somebody on the server's host)"}
+)
+
+
+def author_label(who: str) -> str:
+    """Return what people read for the author of a change."""
+    return AUTHOR_LABELS.get(who, who)
+
+
 def state_label(state: str) -> str:
     """Return what people read for the state."""
     return STATE_LABELS.get(state, state.replace("_", " "))

@@ -73,7 +73,19 @@ def preview(
         "job_nodes_known": None if course is None else len(course.nodes),
         "progressed": None if course is None or course.progressed_s is None else rfc3339(course.progressed_s),
         "carriers": carriers,
+        "hold_now": other_hold(weighing, action),
     }
+
+
+def other_hold(weighing: Weighing | None, action: Action) -> str:
+    """Return why policy would hold the action now, apart from its mode and from having asked for it itself.
+
+    "": it would not, or no longer judges.
+    """
+    if weighing is None:
+        return ""
+    held = (word for word in weighing.words if word.outcome == "hold" and word.rule not in NO_HOLD)
+    return next((word.reason for word in held if word.values.get("action") != action.id), "")
 
 
 def asked_again(old: Action, incident: Incident, weighing: Weighing | None, now_s: float, lasts_s: float) -> Action:

@@ -236,13 +236,18 @@ def _changed(
         entry = audited(parts, principal, verb, action_id, detail)
         out = _taken_out(store, new, parts.clock.now_s())
         moved = (
-            audited(parts, principal, "drain" if node.state == "draining" else "exclude", node.node, node.reason)
+            audited(parts, principal, "drain" if node.state == "draining" else "exclude", node.node, _cause(node, new))
             for node in out
         )
         return together([Change(actions=(new,), nodes=out, audit=(entry, *moved)), also(store, new)])
 
     parts.store.update(change)
     return _shown(parts, found(parts, ACTIONS, action_id))
+
+
+def _cause(node: Node, action: Action) -> str:
+    """Return why the node's standing changed: the report is a subscriber's, the exclusion is ours."""
+    return f"{node.reason}, by Eagle Eye's action {action.id}, which was reported as done"
 
 
 def _taken_out(store: Store, action: Action, now_s: float) -> tuple[Node, ...]:

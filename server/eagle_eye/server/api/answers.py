@@ -71,6 +71,7 @@ ActionPreview = made(
     job_nodes_known=int | None,
     progressed=Time | None,
     carriers=many(Carrier),
+    hold_now=str,
 )
 NvrxLog = made("NvrxLog", submitted=bool, normalized_path=str, mode=str)
 NvrxAttribution = made(

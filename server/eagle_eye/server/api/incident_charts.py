@@ -11,7 +11,7 @@ from eagle_eye.detectors.faults import BY_NAME as FAULTS
 from eagle_eye.schema.metrics import BY_NAME as METRICS
 from eagle_eye.server.accounts.gpu_inventory import sat_at
 from eagle_eye.server.api import views
-from eagle_eye.server.api.action_preview import NO_HOLD
+from eagle_eye.server.api.action_preview import other_hold
 from eagle_eye.server.api.history import moments
 from eagle_eye.server.api.node_history import gpu
 from eagle_eye.server.api.requests import Reader, Since, answer, found, services
@@ -27,7 +27,6 @@ from eagle_eye.server.charts.story import story
 from eagle_eye.server.charts.windows import LENGTH_S_MAX, POINTS, POINTS_MAX, Stretch, around, stretch
 from eagle_eye.server.config import ServerConfig
 from eagle_eye.server.engine.modes import mode_of
-from eagle_eye.server.engine.policy import Weighing
 from eagle_eye.server.engine.standing import phase
 from eagle_eye.server.history.history import History, QueryPart
 from eagle_eye.server.ingest.fleet import Fleet
@@ -150,7 +149,7 @@ def dossier(parts: Parts, _: Reader, incident: str) -> Response:
             "carriers": None
             if waiting is None
             else views.carriers(store, waiting, parts.config.public_url, parts.clock.now_s()),
-            "hold_now": "" if waiting is None or weighing is None else _other_hold(weighing, waiting),
+            "hold_now": "" if waiting is None else other_hold(weighing, waiting),
             "silence": views.silence_of(store, record, parts.clock.now_s()),
             "where": [_where(parts, record, name, nodes.get(name)) for name in list(blamed)[:WHERE_MAX]],
             "where_left_out": max(0, len(blamed) - WHERE_MAX),
@@ -167,12 +166,6 @@ def dossier(parts: Parts, _: Reader, incident: str) -> Response:
             "panels": [_reported(panel) for panel in panels(record.evidence, "" if fault is None else fault.trouble)],
         }
     )
-
-
-def _other_hold(weighing: Weighing, action: Action) -> str:
-    """Return why policy would hold the action now, apart from its mode and from having been asked for itself."""
-    held = (word for word in weighing.words if word.outcome == "hold" and word.rule not in NO_HOLD)
-    return next((word.reason for word in held if word.values.get("action") != action.id), "")
 
 
 def _aftermath(store: Store, record: Incident, actions: list[Action]) -> list[str]:

@@ -115,7 +115,7 @@ def _checked(node: Node, asking: ReturnRequest, offer: Offer, settings: PolicySe
         return ReturnRequirement("return", detail="policy.readmit_check is off")
     # A node taken out by a person may be put back by that person, unless a check is requested.
     if not required and not fault_of(node):
-        return ReturnRequirement("return", detail=f"{node.by or 'a person'} had taken it out, no fault had")
+        return ReturnRequirement("return", detail=f"{node.by or 'a person'} had taken it out by hand")
     if not required and offer.state == "none":
         return ReturnRequirement("return", detail=offer.why)
     if offer.state == "ready":

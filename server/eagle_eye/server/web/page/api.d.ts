@@ -83,6 +83,7 @@ export interface ActionPreview {
   job_nodes_known: number | null;
   progressed: string | null;
   carriers: Array<Carrier>;
+  hold_now: string;
 }
 
 export interface Agent {

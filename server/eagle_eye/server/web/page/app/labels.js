@@ -15,6 +15,12 @@ export const STATE_LABELS = {
 };
 
 /** @type {Record<string, string>} */
+export const AUTHOR_LABELS = {
+  "server": "Eagle Eye (an action that was carried out)",
+  "local": "local (somebody on the server's host)"
+};
+
+/** @type {Record<string, string>} */
 export const METRIC_LABELS = {
   "gpu_utilization_ratio": "GPU utilization",
   "gpu_tensor_active_ratio": "Tensor cores active",

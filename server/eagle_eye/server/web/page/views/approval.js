@@ -25,7 +25,7 @@ export function asked(action) {
 /**
  * What a person may say to an action now.
  * @param {{action: Action, mode: string, open: boolean, doubt: boolean}} props `mode` is policy's; `open`: the trouble
- *   goes on; `doubt`: policy would not ask for it now, or nobody would carry it out, so that no button is recommended
+ *   goes on; `doubt`: policy may not ask for it now, or nobody may carry it out, so that no button is recommended
  */
 export function ActionVerbs({ action, mode, open, doubt }) {
   const target = (/** @type {string} */ verb) => path`api/v1/actions/${action.id}/${verb}`;
@@ -86,6 +86,7 @@ function Consequences({ action }) {
         ["Left afterwards", it.budgets.length ? it.budgets.map((one) => h("div", { key: one.what + one.of, class: one.left ? "" : "warn-ink strong" }, left(one))) : null],
         ["Data", h(Freshness, { it })],
         ["Carried out by", h(Carriers, { it })],
+        ["Policy", it.hold_now && h("span", { class: "warn-ink strong" }, `would hold it now: ${it.hold_now}`)],
         ["Expires", h(Time, { at: action.expires })],
       ],
     }),

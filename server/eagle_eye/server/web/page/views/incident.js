@@ -99,9 +99,9 @@ function Head({ dossier }) {
       incident.node
         ? h("span", null, "Node ", h(NodeLink, { name: incident.node }), incident.device === null ? null : ` device ${incident.device}`)
         : h("span", null, incident.nodes.length ? `Nodes ${few(incident.nodes)}, none accused alone` : "No single node accused"),
-      h("span", null, "Began ", h(Time, { at: incident.onset }), " (", h(Ago, { at: incident.onset }), ")"),
-      h("span", null, "Found ", h(Time, { at: incident.detected }), `, ${duration(Math.max(0, seconds))} later`),
-      incident.ended && h("span", null, "Over ", h(Time, { at: incident.ended })),
+      h("span", null, "Began ", h(Time, { at: incident.onset, zoned: true }), " (", h(Ago, { at: incident.onset }), ")"),
+      h("span", null, "Found ", h(Time, { at: incident.detected, zoned: true }), `, ${duration(Math.max(0, seconds))} later`),
+      incident.ended && h("span", null, "Over ", h(Time, { at: incident.ended, zoned: true })),
     ),
     h("p", { class: "incident-summary" }, incident.summary),
     meaning && h("p", { class: "quiet" }, `${words(incident.fault)}: ${meaning}`, dossier.repair === "none" ? null : ` Usual repair: ${words(dossier.repair)}.`),

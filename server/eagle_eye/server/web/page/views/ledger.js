@@ -58,7 +58,7 @@ export function LedgerView({ query }) {
   const { data } = ledger;
   const filters = cellFilter(data?.items ?? [], values);
   return [
-    h("h1", null, "Shadow decisions"),
+    h("h1", null, "Ledger"),
     h(
       "p",
       { class: "prose quiet" },
