@@ -73,7 +73,7 @@ class TestNodeScore:
 
     @pytest.mark.parametrize(("nodes", "expect"), [(["a"], "job"), ([], "restart"), (["a"], "none")])
     def test_where_nobody_is_to_be_named_every_claim_is_false(self, nodes: list[str], expect: str) -> None:
-        report = score([Label(100.0, 200.0, nodes, "f", expect)], (130.0, "a"))
+        report = score([Label(100.0, 200.0, nodes, "straggler", expect)], (130.0, "a"))
         assert (report["labelled"], report["false"]) == (0, 1)
 
 

@@ -14,8 +14,7 @@ from eagle_eye.cli.main import main
 from eagle_eye.server.accounts.gpu_inventory import compared
 from eagle_eye.server.engine.modes import ModeRule
 from eagle_eye.server.engine.settings import PolicySettings
-from eagle_eye.server.model.account_records import Comparison, Gpu
-from eagle_eye.server.model.records import AuditEntry
+from eagle_eye.server.model.account_records import Comparison, Gpu, Ticket
 from eagle_eye.server.store.store import Change
 from tests.server.accounts.past import attempt, three_failures
 from tests.server.builders import NOW, Running, action, incident, running
@@ -37,7 +36,9 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
                     incident(detected_s=NOW - 3_950, onset_s=NOW - 4_000, seen_s=NOW - 3_600, ended_s=NOW - 3_500),
                 ),
                 actions=(action("act_0", "would_act", created_s=NOW - 3_900),),
-                audit=(AuditEntry(time_s=NOW - 100, who="tok_\x1b[2J", verb="drain", subject="n1"),),
+                tickets=(
+                    Ticket(id="T-\x1b[2J", node="n1", opened_s=NOW - 100, closed_s=None, text="", imported_s=NOW),
+                ),
             )
         )
         yield started
@@ -67,9 +68,9 @@ def test_goodput_names_the_job_and_what_its_time_was_lost_to(capsys: pytest.Capt
 
 def test_the_ledger_shows_claims_and_their_totals(capsys: pytest.CaptureFixture[str]) -> None:
     text = reported(capsys, "ledger")
-    assert "tok_\N{REPLACEMENT CHARACTER}[2J said drain n1" in text
+    assert "ticket T-\N{REPLACEMENT CHARACTER}[2J on n1" in text
     assert ["all", "1", "0", "0", "0", "1.00", "0.21", "to", "1.00"] in [line.split() for line in text.splitlines()]
-    assert [claim["why"] for claim in json.loads(reported(capsys, "ledger", "--json"))["items"]] == ["taken_out"]
+    assert [claim["why"] for claim in json.loads(reported(capsys, "ledger", "--json"))["items"]] == ["ticket"]
     assert "none" in reported(capsys, "ledger", "--standing", "wrong")
 
 

@@ -38,7 +38,7 @@ def test_the_verdict_is_drawn_beside_the_label(text: str) -> None:
 
 
 def test_the_score_and_its_bound_come_first(text: str) -> None:
-    assert "0 false exclusions in 0.008 node-days; too short to bound their rate" in text
+    assert "false exclusions: 0 in 0.008 node-days (too short to bound their rate" in text
 
 
 def test_detectors_that_could_not_tell_are_listed(text: str) -> None:

@@ -11,6 +11,7 @@ from eagle_eye.cli.incidents import INCIDENTS
 from eagle_eye.cli.main import main
 from eagle_eye.cli.operator import DELIVERIES
 from eagle_eye.cli.tables import Column, print_table
+from eagle_eye.server.model.records import Node
 from eagle_eye.server.security.auth import mint
 from eagle_eye.server.store.store import Change
 from tests.server.builders import NOW, Running, action, body, frame, incident, running
@@ -61,6 +62,34 @@ def test_in_a_narrow_terminal_columns_go_and_are_named_and_times_lose_their_year
     assert titles.split() == ["delivery", "state", "reason", "error", "updated", "(UTC)"]
     assert lines[0].split() == [reported["id"], "failed", "attempts", "gave", "up", "after", "4", "11-22", "10:48:19"]
     assert missing == "no room for: attempts, type (a wider terminal or --json has them)\n"
+
+
+def test_at_80_columns_an_incident_has_its_summary_below(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    summary = "no step for 10.0 s where 0.12 s are typical, and rank 1 says nothing at all to its peers"
+    item = {"id": "inc_0123456789abcdef", "detected": "2026-01-31T12:00:00.123Z", "fault": "throughput_drop"}
+    item |= {"state": "confirmed", "job": "llama-70b-pretrain", "nodes": "gpu-0017"}
+    print_table(INCIDENTS.columns, [{**item, "summary": summary}, {**item, "summary": ""}])
+    titles, first, *below, last = capsys.readouterr().out.splitlines()
+    assert "gpu-0017" in first
+    assert "gpu-0017" in last
+    assert "summary" not in titles
+    assert " ".join(" ".join(below).split()) == summary
+    assert all(line.startswith("  ") and len(line) <= 80 for line in below)
+
+
+def test_nodes_that_are_out_come_first_then_the_accused(server: Running, capsys: pytest.CaptureFixture[str]) -> None:
+    states = {"a": "in_service", "b": "in_service", "c": "draining", "d": "excluded", "e": "in_service"}
+    nodes = tuple(Node(node=name, state=state, reason="", updated_s=NOW) for name, state in states.items())  # type: ignore[arg-type]
+    commit(server, Change(nodes=nodes, incidents=(incident(nodes=["b"], node="b"),)))
+    for limit, more in (("10", []), ("3", ["there are more than 3; --limit shows them"])):
+        assert main(["nodes", "--limit", limit]) == 0
+        out, said = capsys.readouterr()
+        listed = [line.split()[0] for line in out.splitlines()[1:] if line[:1] in states]
+        assert listed[:3] == ["d", "c", "b"]
+        assert said.splitlines()[-1:] == more
 
 
 def test_what_is_no_time_in_a_column_of_times_is_left_as_it_is(

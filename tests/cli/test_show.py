@@ -17,7 +17,7 @@ from eagle_eye.cli.show import sparkline, thinned
 from eagle_eye.schema.action import EvidenceItem
 from eagle_eye.server.model.records import Job
 from eagle_eye.server.store.store import Change
-from tests.server.builders import NOW, Running, action, body, frame, incident, running
+from tests.server.builders import NOW, Running, action, body, frame, incident, running, subscription
 
 POWER = EvidenceItem("gpu_power_watts", "n1", 0, 240.5, 400.0, 300.0, "watts")
 
@@ -69,6 +69,21 @@ def test_what_awaits_a_person_is_called_so_in_lists_and_on_pages(
     server.dispatcher.services.store.commit(Change(incidents=(incident(state="acting"),)))
     for words in (("incidents",), ("incidents", "show", "inc_1"), ("actions",), ("actions", "show", "act_1")):
         assert "awaiting approval" in shown(capsys, *words)
+
+
+@pytest.mark.parametrize("words", [("incidents", "show", "inc_1"), ("actions", "show", "act_1")])
+def test_without_a_subscriber_nobody_is_said_to_carry_an_action_out(
+    server: Running, capsys: pytest.CaptureFixture[str], words: tuple[str, ...]
+) -> None:
+    assert "nobody will carry it out: no subscription takes this action" in shown(capsys, *words)
+    server.dispatcher.services.store.commit(Change(subscriptions=(subscription(),)))
+    assert "to be carried out by sub-1 (https://example.com/hook)" in shown(capsys, *words)
+
+
+def test_an_incident_in_a_list_is_as_far_as_its_action(server: Running, capsys: pytest.CaptureFixture[str]) -> None:
+    done = action(state="done")
+    server.dispatcher.services.store.commit(Change(incidents=(incident(state="acting"),), actions=(done,)))
+    assert "action done" in shown(capsys, "incidents")
 
 
 def test_an_action_that_was_decided_offers_no_decision(server: Running, capsys: pytest.CaptureFixture[str]) -> None:

@@ -207,7 +207,7 @@ def test_a_simulated_fault_is_judged_and_told(newcomer: Newcomer) -> None:
 
 def test_a_node_goes_out_and_comes_back(newcomer: Newcomer) -> None:
     said = "".join(newcomer.follow(INSTALL, "A job, and a first incident", 3))
-    assert "readmit gpu-1: done" in said
+    assert "readmit gpu-1: in service" in said
     newcomer.sees("eagle-eye nodes", "in_service")
     newcomer.sees("cat receiver.log", "eagle_eye.node.readmitted gpu-1")
 

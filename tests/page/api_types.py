@@ -10,7 +10,14 @@ import json
 from pathlib import Path
 from typing import Any
 
-from eagle_eye.schema.labels import CHART_ENDINGS, METRIC_ENDINGS, METRIC_LABELS, STATE_LABELS, THROTTLE_REASONS
+from eagle_eye.schema.labels import (
+    AUTHOR_LABELS,
+    CHART_ENDINGS,
+    METRIC_ENDINGS,
+    METRIC_LABELS,
+    STATE_LABELS,
+    THROTTLE_REASONS,
+)
 from eagle_eye.server.api import answers
 
 _PAGE = Path(__file__).parents[2] / "server/eagle_eye/server/web/page"
@@ -34,6 +41,7 @@ def labels() -> str:
     """Return the text of the page's labels."""
     tables = {
         "STATE_LABELS": STATE_LABELS,
+        "AUTHOR_LABELS": AUTHOR_LABELS,
         "METRIC_LABELS": METRIC_LABELS,
         "METRIC_ENDINGS": METRIC_ENDINGS,
         "CHART_ENDINGS": CHART_ENDINGS,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -81,4 +82,34 @@ def test_whoever_carries_it_out_is_named_with_what_is_wrong_there(site: Running,
     dialog.get_by_text("sub-1 (https://example.com/hook), failing since").wait_for()
     assert "HTTP 500" in dialog.inner_text()
     assert "nobody will" not in dialog.inner_text()
+    page.goto("about:blank")
+
+
+def test_an_incidents_times_have_date_and_zone(site: Running, page: Page) -> None:
+    opened(page, site, "requested")
+    head = page.locator(".incident-line")
+    head.wait_for()
+    assert re.search(r"Began \w{3} \d+, (\d{4}, )?\d\d:\d\d:\d\d \S+ \(", head.inner_text())
+    assert page.locator("footer").inner_text().startswith("Times are in ")
+    page.goto("about:blank")
+
+
+def test_what_nobody_will_do_is_not_called_under_way(site: Running, page: Page) -> None:
+    opened(page, site, "requested")
+    page.get_by_text("Nobody will carry it out: no subscription takes this action.").wait_for()
+    assert page.locator(".incident-head").get_by_text("action requested").count() == 1
+    page.goto("about:blank")
+
+
+def test_approval_is_not_recommended_while_policy_is_blind(site: Running, page: Page) -> None:
+    site.dispatcher.services.store.commit(Change(subscriptions=(subscription(),)))
+    opened(page, site, "awaiting")
+    approve = page.locator(".outcome-verbs").get_by_role("button", name="Approve")
+    approve.wait_for()
+    assert approve.get_attribute("class") == "primary"
+    blind = situations.situation(settings=APPROVE, blind="no frame arrives", now_s=situations.NOW_S)
+    site.watcher.weighing = weigh(incident(), blind)
+    page.reload()
+    page.get_by_text("Policy would hold it now").wait_for()
+    assert approve.get_attribute("class") != "primary"
     page.goto("about:blank")

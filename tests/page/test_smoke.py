@@ -25,7 +25,7 @@ VIEWS = {
     f"jobs/{NAME.replace('/', '%2F')}": f"Job {NAME}",
     "nodes": "Nodes",
     "nodes/rack%2Fn1": "Node rack/n1",
-    "ledger": "Shadow decisions",
+    "ledger": "Ledger",
     "trust": "Trust in steps",
     "subscriptions": "Subscriptions",
 }

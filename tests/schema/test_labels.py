@@ -47,12 +47,15 @@ def test_a_label_is_no_stable_name_of_another_state() -> None:
     ("incident", "action", "shown"),
     [
         ("acting", "awaiting", "awaiting approval"),
-        ("acting", "requested", "action under way"),
+        ("acting", "requested", "action requested"),
+        ("acting", "running", "action running"),
+        ("acting", "done", "action done"),
+        ("acting", "", "action requested"),
         ("confirmed", "expired", "confirmed"),
         ("recovered", "awaiting", "recovered"),
     ],
 )
-def test_an_incident_whose_action_awaits_a_person_says_so(incident: str, action: str, shown: str) -> None:
+def test_an_incident_is_shown_as_far_as_its_action_has_come(incident: str, action: str, shown: str) -> None:
     assert state_label(shown_state(incident, action)) == shown
 
 

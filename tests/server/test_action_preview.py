@@ -64,6 +64,25 @@ def test_without_a_subscriber_that_wants_it_nobody_carries_it_out(server: Runnin
     assert preview(server)["carriers"] == []
 
 
+def test_an_incident_says_who_will_carry_its_action_out_and_what_policy_holds_now(server: Running) -> None:
+    waiting = action(state="requested")
+    commit(server, incidents=(incident(state="acting"),), actions=(waiting,))
+    server.watcher.weighing = weigh(HUNG, situations.situation(settings=APPROVE, blind="no frame arrives"))
+    dossier = server.client.get("/api/v1/incidents/inc_1/dossier").json()
+    assert dossier["carriers"] == []
+    assert "no frame arrives" in dossier["hold_now"]
+    commit(server, subscriptions=(subscription(),))
+    dossier = server.client.get("/api/v1/incidents/inc_1/dossier").json()
+    assert [one["subscription_id"] for one in dossier["carriers"]] == ["sub-1"]
+
+
+@pytest.mark.parametrize("state", ["would_act", "running", "done", "expired"])
+def test_nobody_is_awaited_for_an_action_that_does_not_wait(server: Running, state: str) -> None:
+    commit(server, incidents=(incident(state="acting"),), actions=(action(state=state),))
+    dossier = server.client.get("/api/v1/incidents/inc_1/dossier").json()
+    assert (dossier["carriers"], dossier["hold_now"]) == (None, "")
+
+
 def test_a_subscriber_that_fails_is_shown_to_fail(server: Running) -> None:
     health = SubscriptionHealth(subscription_id="sub-1", failures=3, failing_since_s=NOW - 60, last_error="HTTP 500")
     commit(server, actions=(action(state="awaiting"),), subscriptions=(subscription(),), subscription_health=(health,))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 from typing import Any, get_args
 
 import pytest
@@ -164,11 +165,13 @@ def test_what_people_have_to_look_at_is_critical() -> None:
 
 def test_an_alert_says_what_is_wrong_where_and_what_to_do() -> None:
     item = {"metric": "gpu_power_watts", "node": "n1", "device": 3, "value": 90.0, "peers_median": 400.0}
+    item["unit"] = "watts"
     raw = outbound.incident_opened(incident(), NOW)
     event = replace(raw, data={**raw.data, "evidence": [item]})
     (alert,) = alerts_of(event, SOURCE, "https://runbooks.example/{fault}.md")
     assert alert.labels == {
         "alertname": "EagleEyeFault",
+        "instance": "n1",
         "incident_id": "inc_1",
         "job": "job",
         "fault": "hang",
@@ -177,12 +180,40 @@ def test_an_alert_says_what_is_wrong_where_and_what_to_do() -> None:
     }
     assert alert.annotations == {
         "summary": "n1 hangs",
-        "description": "n1/3 gpu_power_watts 90.0 (peers 400.0)",
+        "description": "n1 device 3: GPU power 90 W (its peers' median 400 W)",
         "nodes": "n1",
         "action": "exclude_node",
         "runbook_url": "https://runbooks.example/hang.md",
     }
-    assert alert.url == "http://eagle.example/api/v1/incidents/inc_1"
+    assert alert.url == "http://eagle.example/#/incidents/inc_1"
+
+
+@pytest.mark.parametrize(
+    ("metric", "value", "unit", "said"),
+    [
+        ("gpu_sm_clock_hertz", 1_050_000_000.0, "hertz", "SM clock 1.05 GHz"),
+        (
+            "gpu_throttle_reasons",
+            "0x60",
+            "bitmask",
+            "Clock held down by software thermal slowdown, hardware thermal slowdown",
+        ),
+        ("train_loss", math.nan, "1", "Loss not finite"),
+        ("xid", None, "", "XID not known"),
+    ],
+)
+def test_an_alerts_evidence_is_written_as_people_write_it(metric: str, value: Any, unit: str, said: str) -> None:
+    item = {"metric": metric, "node": "n1", "device": None, "value": value, "unit": unit}
+    raw = outbound.incident_opened(incident(), NOW)
+    (alert,) = alerts_of(replace(raw, data={**raw.data, "evidence": [item]}), SOURCE, "")
+    assert alert.annotations["description"] == f"n1: {said}"
+
+
+def test_alerts_of_different_nodes_have_different_instances() -> None:
+    places = ({"nodes": ["n1"]}, {"nodes": ["n2"]}, {"nodes": ["n1", "n2"]}, {"nodes": [], "job": ""})
+    events = [outbound.incident_opened(incident(**place), NOW) for place in places]
+    instances = [alerts_of(event, SOURCE, "")[0].labels["instance"] for event in events]
+    assert instances == ["n1", "n2", "job", "inc_1"]
 
 
 @given(st.text(max_size=2_000), st.lists(st.text(max_size=300), max_size=5), st.text(max_size=20))

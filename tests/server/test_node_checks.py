@@ -130,6 +130,7 @@ def test_an_agent_that_cannot_be_asked_is_no_verdict(
         assert site.readmit(force=True).json()["state"] == "in_service"
     else:
         assert answered.json()["state"] == "in_service"
+        assert answered.json()["reason"].startswith("readmitted without a check: no agent of it makes checks")
 
 
 def test_a_suspect_of_silent_corruption_returns_by_hand_alone(site: Site) -> None:
@@ -139,7 +140,8 @@ def test_a_suspect_of_silent_corruption_returns_by_hand_alone(site: Site) -> Non
     looked = site.look().json()
     assert site.tell(looked["id"], report=report("gemm", "memory", "gpu_facts")).json()["state"] == "healthy"
     assert site.readmit().json()["reason"] == "by_hand"
-    assert site.readmit(force=True, reason="GPU 3 replaced").json()["reason"] == "GPU 3 replaced"
+    said = "GPU 3 replaced; readmitted without a check: forced by local"
+    assert site.readmit(force=True, reason="GPU 3 replaced").json()["reason"] == said
 
 
 def test_what_is_not_taken_up_or_not_ended_in_time_cannot_be_told(site: Site) -> None:

@@ -92,7 +92,12 @@ GROUPS: tuple[tuple[str, tuple[Command, ...]], ...] = (
             Command("jobs", "eagle_eye.cli.operator:JOBS", "list jobs; who takes part, how far they are", "server"),
             Command("goodput", "eagle_eye.cli.accounts:GOODPUT", "where the jobs' time went, and why", "server"),
             Command("accounts", "eagle_eye.cli.accounts:ACCOUNTS", "a report on lost time, as a file", "server"),
-            Command("ledger", "eagle_eye.cli.accounts:LEDGER", "shadow decisions against what happened", "server"),
+            Command(
+                "ledger",
+                "eagle_eye.cli.accounts:LEDGER",
+                "what policy would have done, against what happened",
+                "server",
+            ),
             Command("audit", "eagle_eye.cli.audit", "who changed what", "server"),
             Command(
                 "flight-recorder",

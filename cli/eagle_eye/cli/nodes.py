@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+from collections.abc import Mapping
 from typing import Any, get_args
 from urllib.parse import quote
 
@@ -22,6 +23,8 @@ POLL_S = 1.0
 WAIT_BEYOND_S = 300.0  # beyond the check's own deadline: until it is started, and for its result to arrive
 SDC_S, SDC_S_MAX = 60.0, 600.0  # as eagle-eye check --sdc
 OPEN_STATES = ("asked", "running")
+OUT_STATES = ("excluded", "draining")
+ACCUSED_MAX = 1_000  # incidents read to tell which nodes are accused
 EXIT_CODES = {"healthy": 0, "cannot_tell": 1, "sick": 3}  # as eagle-eye check
 
 _REASON = ("reason",)
@@ -81,6 +84,27 @@ class NodeCommands(Noun):
         forget.add_argument(
             "--force", action="store_true", help="also those that are heard, out of service, or in an open incident"
         )
+
+    def _listed(self, client: Client, query: Mapping[str, Any], limit: int) -> tuple[list[Any], bool]:
+        """Return those that are out of service first, then those accused now (``accused_of``), then all others."""
+        found, more = super()._listed(client, query, limit)
+        if query.get("state"):
+            return found, more
+        nodes = {}
+        for state in OUT_STATES:
+            for node in super()._listed(client, {**query, "state": state}, limit)[0]:
+                nodes[node["node"]] = node
+        live, _ = client.pages("/api/v1/incidents", {"state": "live"}, ACCUSED_MAX)
+        accused = {one["node"]: one["fault"] for one in reversed(live) if one["node"] is not None}
+        listed = {node["node"]: node for node in found}
+        for name in accused:
+            if name in listed:
+                nodes.setdefault(name, listed[name])
+            elif more and name not in nodes and not query.get("cell"):
+                nodes[name] = client.call("GET", f"/api/v1/nodes/{quote(name, safe='')}")
+        nodes = {**nodes, **{name: node for name, node in listed.items() if name not in nodes}}
+        first = [{**node, "accused_of": accused.get(name)} for name, node in nodes.items()]
+        return first[:limit], more or len(first) > limit
 
     def run(self, args: argparse.Namespace) -> int:
         """Ask the server and print its answer. Raises ClientError."""
@@ -149,7 +173,7 @@ def _readmit(client: Client, path: str, args: argparse.Namespace) -> int:
     elif check_id and args.no_wait:
         sys.stdout.write(f"readmit {printable(args.id)}: returns once {printable(check_id)} has passed\n")
     else:
-        sys.stdout.write(f"readmit {printable(args.id)}: done\n")
+        sys.stdout.write(f"readmit {printable(args.id)}: in service; {printable(node.get('reason'))}\n")
     return 0
 
 
@@ -204,6 +228,7 @@ NODES = NodeCommands(
     (
         Column("node", "node"),
         Column("state", "phase"),
+        Column("accused of", "accused_of"),
         Column("job", "agent.job", 1),
         Column("cell", "cell", 2),
         Column("heard", "agent.heard"),
@@ -211,7 +236,7 @@ NODES = NodeCommands(
         Column("introduced by", "introduced_by", 5),
         Column("incidents (30 days)", "memory.incidents_30_days", 2),
         Column("recurrence score", "memory.recurrence_score", 3),
-        Column("reason", "reason"),
+        Column("reason", "reason", 1, below=True),
     ),
     filters={"state": get_args(NodeState), "cell": ANY},
     verbs=(

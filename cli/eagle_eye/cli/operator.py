@@ -86,7 +86,7 @@ class Noun:
         path = f"/api/v1/{self.name}"
         if args.verb in (None, "list"):
             query = {name: getattr(args, name) for name in self.filters}
-            items, more = client.pages(path, query, args.limit)
+            items, more = self._listed(client, query, args.limit)
             print_list(args, self.columns, items if args.json else show.labelled(client, items), more)
             return 0
         if args.verb == "show" and self.page is not None and not args.json:
@@ -101,6 +101,10 @@ class Noun:
         else:
             sys.stdout.write(f"{args.verb} {printable(args.id)}: done\n")
         return 0
+
+    def _listed(self, client: Client, query: Mapping[str, Any], limit: int) -> tuple[list[Any], bool]:
+        """Return at most ``limit`` records, and whether there are more. Raises ClientError."""
+        return client.pages(f"/api/v1/{self.name}", query, limit)
 
     def _do(self, call: Any, path: str, args: argparse.Namespace) -> Any:
         verb = next(known for known in self.verbs if known.name == args.verb)

@@ -12,16 +12,16 @@ from urllib.parse import quote
 
 from eagle_eye.cli.tables import Column, print_table, printable
 from eagle_eye.client import Client, ClientError
-from eagle_eye.schema.labels import AWAITING, chart_label, metric_label, shown_state, state_label, throttled_by
+from eagle_eye.schema import notation
+from eagle_eye.schema.labels import AWAITING, author_label, chart_label, metric_label, shown_state, state_label
 from eagle_eye.server.charts.commands import typed
-from eagle_eye.server.charts.notation import number
 
 CHARTS_MAX = 4  # of an incident's metrics, drawn as one line each
 CHART_CHARS = 40
 INCIDENTS_MAX = 5  # of a node or job
 STORY_MAX = 20
 SILENCES_MAX = 1_000  # read to tell which incidents are silenced
-AWAITING_MAX = 1_000  # actions read to tell which incidents wait for a person
+ACTIONS_MAX = 1_000  # read to tell how far those of incidents have come
 _BARS = "▁▂▃▄▅▆▇█"
 _ASCII_BARS = "_.-=+*%#"
 _RECORD = Mapping[str, Any]
@@ -42,7 +42,7 @@ INCIDENT_COLUMNS = (
     Column("cell", "cell", 3),
     Column("nodes", "nodes"),
     Column("silenced until", "silenced_until", 3),
-    Column("summary", "summary", 1, 36),
+    Column("summary", "summary", 1, 36, below=True),
 )
 _STORY = (Column("time", "time"), Column("what", "kind"), Column("detail", "text"), Column("by", "who", 1))
 
@@ -89,6 +89,10 @@ def incident(client: Client, name: str) -> None:
     for one in dossier["actions"]:
         sys.stdout.write(f"{_asked(one)}: {state_label(printable(one['state']))} ({one['id']})\n")
         _reports(one)
+    if dossier.get("carriers") is not None:  # of a server that says it
+        _say(_carried_out(dossier["carriers"]))
+    if dossier.get("hold_now"):
+        _say(f"policy would hold it now: {dossier['hold_now']}")
     if dossier.get("aftermath"):  # of a server that says it
         _section("Was it right?")
         for sentence in dossier["aftermath"]:
@@ -103,9 +107,13 @@ def incident(client: Client, name: str) -> None:
 
 def action(client: Client, name: str) -> None:
     """Print the action: what is asked of whom, why, and what was answered. Raises ClientError."""
-    record = client.call("GET", f"/api/v1/actions/{quote(name, safe='')}")
+    path = f"/api/v1/actions/{quote(name, safe='')}"
+    record = client.call("GET", path)
+    waits = record["state"] in (AWAITING, "requested")
+    carriers = _carried_out(client.call("GET", f"{path}/preview")["carriers"]) if waits else ""
     _title(_asked(record), record["state"], f"{record['confidence']:.0%} sure")
     _say(record["summary"])
+    _say(carriers)
     _facts(
         ("action", record["id"]),
         ("incident", record["incident_id"]),
@@ -139,7 +147,7 @@ def node(client: Client, name: str) -> None:
     _say(record["reason"])
     _facts(
         ("since", record["updated"]),
-        ("set by", record["by"]),
+        ("set by", author_label(printable(record["by"]))),
         ("known since", record["known_since"]),
         ("last report", agent.get("heard") or "none since the server started"),
         ("agent", agent.get("version")),
@@ -197,17 +205,19 @@ def job(client: Client, name: str) -> None:
 
 def labelled(client: Client, items: Sequence[_RECORD]) -> list[_RECORD]:
     """Return a list's records with states as people read them, and incidents with their silence. Raises ClientError."""
-    waiting: set[str] = set()
+    newest: dict[str, str] = {}  # states of actions, by incident
     if any(item.get("state") == "acting" for item in items):
-        actions, _ = client.pages("/api/v1/actions", {"state": AWAITING}, len(items) + AWAITING_MAX)
-        waiting = {action["incident_id"] for action in actions if not action["preliminary"]}
+        actions, _ = client.pages("/api/v1/actions", {}, len(items) + ACTIONS_MAX)
+        for action in actions:
+            if not action["preliminary"]:
+                newest.setdefault(action["incident_id"], action["state"])
     silenced: dict[str, str] = {}
     if any("hold_rule" in item for item in items):  # incidents
         silences, _ = client.pages("/api/v1/silences", {"state": "active"}, SILENCES_MAX)
         silenced = {name: one["until"] for one in silences for name in one["incidents"]}
     found = []
     for item in items:
-        state = shown_state(item["state"], AWAITING if item.get("id") in waiting else "") if "state" in item else ""
+        state = shown_state(item["state"], newest.get(item.get("id", ""), "")) if "state" in item else ""
         shown = {**item, "silenced_until": silenced[item["id"]]} if item.get("id") in silenced else item
         found.append({**shown, "state": state_label(printable(state))} if state else shown)
     return found
@@ -349,17 +359,23 @@ def _silenced(silence: _RECORD | None) -> str:
     return f"by {printable(silence['by'])} {until}: {printable(silence['reason'])}; actions go on"
 
 
+def _carried_out(carriers: Sequence[_RECORD]) -> str:
+    if not carriers:
+        return "nobody will carry it out: no subscription takes this action (eagle-eye subscriptions)"
+    who = (
+        f"{one['subscription_id']} ({one['url']})" + _labelled(", failing since ", one["failing_since"])
+        for one in carriers
+    )
+    return f"to be carried out by {', '.join(who)}"
+
+
 def _asked(record: _RECORD) -> str:
     return f"{words(record['kind'])} {printable(record['exclude'])}".rstrip()
 
 
 def figure(value: Any, unit: str) -> str:
-    """Return a value with its unit; a bitmask as the causes of throttling that it holds."""
-    if unit == "bitmask" and isinstance(value, str) and value.startswith("0x"):
-        value = int(value, 16)
-    if not isinstance(value, int | float):
-        return printable(value)
-    return throttled_by(int(value)) if unit == "bitmask" else number(value, unit)
+    """Return a value with its unit, "" for None; untrusted texts are made printable."""
+    return printable(notation.figure(value, unit) if isinstance(value, int | float | str) else value)
 
 
 def _seconds(value: float | None) -> str:

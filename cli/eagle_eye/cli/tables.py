@@ -19,13 +19,14 @@ class Column(NamedTuple):
     """A table's column; ``path`` names the field, with dots for nested ones.
 
     Where there is no room, the column with the greatest ``spare`` goes first; one with 0 stays. Sentences in it are
-    wrapped to no less than ``sentence`` characters.
+    wrapped to no less than ``sentence`` characters. One with ``below`` does not go: it is printed below each row.
     """
 
     title: str
     path: str
     spare: int = 0
     sentence: int = SENTENCE_CHARS
+    below: bool = False
 
 
 @dataclass(slots=True)
@@ -44,10 +45,11 @@ def print_table(columns: Sequence[Column], items: Sequence[Mapping[str, Any]]) -
     """Write the items to standard output as a table, without the columns that are empty in all of them.
 
     Only sentences are wrapped, at spaces: ids and names are never split. In a narrow terminal times lose their year,
-    then columns are dropped and named on standard error. If even the rest does not fit, or standard output is not a
-    terminal, each item is one line.
+    then sentences go below their rows, and columns are dropped and named on standard error. If even the rest does not
+    fit, or standard output is not a terminal, each item is one line.
     """
     from rich.console import Console
+    from rich.padding import Padding
     from rich.table import Table
     from rich.text import Text
 
@@ -57,13 +59,26 @@ def print_table(columns: Sequence[Column], items: Sequence[Mapping[str, Any]]) -
         return
     room = console.width if console.is_terminal or "COLUMNS" in os.environ else None
     shown, left_out = _fitted(columns, items, room)
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for one in shown:
-        table.add_column(one.title, overflow="fold", width=one.width, no_wrap=one.width >= one.whole)
-    for row in zip(*(one.cells for one in shown), strict=True):
-        table.add_row(*map(Text, row))
+    below = [column for column in left_out if column.below]
+    if below:
+        shown, left_out = _fitted([column for column in columns if column not in below], items, room)
+
+    def table(rows: Iterable[Sequence[str]], header: bool) -> Table:
+        found = Table(box=None, pad_edge=False, header_style="bold", show_header=header)
+        for one in shown:
+            found.add_column(one.title, overflow="fold", width=one.width, no_wrap=one.width >= one.whole)
+        for row in rows:
+            found.add_row(*map(Text, row))
+        return found
+
+    rows = list(zip(*(one.cells for one in shown), strict=True))
     console.width = max(console.width, _sum(one.width for one in shown))
-    console.print(table)
+    if not below:
+        console.print(table(rows, header=True))
+    for place, (row, item) in enumerate(zip(rows, items, strict=True) if below else ()):
+        console.print(table([row], header=place == 0))
+        for said in filter(None, (printable(field(item, column.path)) for column in below)):
+            console.print(Padding(Text(said), (0, 0, 0, GAP), expand=False))
     if left_out:
         names = ", ".join(column.title for column in left_out)
         sys.stdout.flush()

@@ -14,7 +14,7 @@ AWAITING = "awaiting"
 STATE_LABELS: Mapping[str, str] = MappingProxyType(
     {
         # incidents
-        "acting": "action under way",
+        "acting": "action requested",  # as much as is known of one without its action
         "false": "false alarm",
         # actions
         "would_act": "would have acted",
@@ -30,17 +30,30 @@ STATE_LABELS: Mapping[str, str] = MappingProxyType(
 )
 
 
+# Who set something, where that is no person's name and no token's id.
+AUTHOR_LABELS: Mapping[str, str] = MappingProxyType(
+    {"server": "Eagle Eye (an action that was carried out)", "local": "local (somebody on the server's host)"}
+)
+
+
+def author_label(who: str) -> str:
+    """Return what people read for the author of a change."""
+    return AUTHOR_LABELS.get(who, who)
+
+
 def state_label(state: str) -> str:
     """Return what people read for the state."""
     return STATE_LABELS.get(state, state.replace("_", " "))
 
 
 def shown_state(incident_state: str, action_state: str) -> str:
-    """Return the state that an incident is shown in, given that of its newest action ("" for none).
+    """Return the state that an incident is shown in, given that of its newest action ("" for unknown).
 
-    One whose action awaits a person's word is not under way.
+    An incident whose action was requested is shown as how far that has come: nobody may have taken it up.
     """
-    return action_state if incident_state == "acting" and action_state == AWAITING else incident_state
+    if incident_state != "acting" or not action_state:
+        return incident_state
+    return action_state if action_state == AWAITING else f"action_{action_state}"
 
 
 # Titles of the catalogue's metrics, and of what detectors derive from them or read in logs.

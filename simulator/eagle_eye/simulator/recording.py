@@ -21,7 +21,7 @@ class RecordedEvent(NamedTuple):
 
 
 class RecordedLabel(NamedTuple):
-    """What was done to the job, and what is expected: ``exclude``, ``restart``, ``job`` (tell) or ``none``."""
+    """What was done to the job, and what is expected: one of ``backtest``'s words."""
 
     start: float
     end: float

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from eagle_eye.server.accounts.hindsight import Afterwards, is_judged, look_back, precision, wilson
 from eagle_eye.server.model.account_records import Ticket
-from eagle_eye.server.model.records import AuditEntry
+from eagle_eye.server.model.records import AuditEntry, NodeCheck, NodeCheckState
 from tests.server.accounts.past import attempt
 from tests.server.builders import NOW, action, incident
 
@@ -64,12 +64,40 @@ def ticket(node: str = "n1", at: float = 100) -> Ticket:
     return Ticket(id="T-1", node=node, opened_s=NOW + at, closed_s=None, text="", imported_s=NOW)
 
 
+def check(state: NodeCheckState = "sick", node: str = "n1", at: float = 100) -> NodeCheck:
+    return NodeCheck(
+        id="chk_1",
+        node=node,
+        purpose="look",
+        fault="",
+        state=state,
+        asked_by="tok_1",
+        reason="",
+        checks=[],
+        deadline_seconds=60.0,
+        created_s=NOW + at,
+        updated_s=NOW + at,
+        expires_s=NOW + 900,
+    )
+
+
+@pytest.mark.parametrize("verb", ["drain", "exclude", "draining"])
+def test_an_operator_who_takes_the_node_out_proves_nothing(verb: str) -> None:
+    after = Afterwards(ended(), attempts=[RAN_ON], verbs=[entry(verb)])
+    assert standing(after, now=500) == ("pending", "waiting")
+    assert standing(after) == ("cannot_tell", "taken_out")
+
+
+def test_a_check_proves_an_operators_exclusion_right() -> None:
+    after = Afterwards(ended(), attempts=[RAN_ON], verbs=[entry()], checks=[check(at=300)])
+    assert standing(after) == ("right", "checked_sick")
+
+
 @pytest.mark.parametrize(
     ("proof", "why"),
     [
         ({"incidents": [later()]}, "node_failed"),
-        ({"verbs": [entry()]}, "taken_out"),
-        ({"verbs": [entry("exclude")]}, "taken_out"),
+        ({"checks": [check()]}, "checked_sick"),
         ({"tickets": [ticket()]}, "ticket"),
     ],
 )
@@ -85,6 +113,9 @@ def test_what_happens_to_the_node_afterwards_proves_it_right(proof: dict[str, An
         {"incidents": [later(state="false")]},
         {"incidents": [later(detected_s=NOW + WINDOW + 1)]},
         {"incidents": [later(detected_s=NOW - 1)]},
+        {"checks": [check("healthy")]},
+        {"checks": [check(node="n2")]},
+        {"checks": [check(at=-1)]},
         {"verbs": [entry("readmit")]},
         {"verbs": [entry(subject="n2")]},
         {"tickets": [ticket("n2")]},
@@ -98,16 +129,19 @@ def test_what_is_about_others_or_other_times_proves_nothing(chance: dict[str, An
 
 def test_the_first_proof_is_the_one_that_is_told() -> None:
     claim = action(state="would_act", **SLOW)
-    after = Afterwards(ended(), verbs=[entry(at=200)], tickets=[ticket(at=100)])
+    after = Afterwards(ended(), checks=[check(at=200)], tickets=[ticket(at=100)])
     outcome = look_back(claim, after, NOW + 2_000, WINDOW)
     assert (outcome.why, outcome.time_s) == ("ticket", NOW + 100)
 
 
-def test_an_attempt_without_the_node_proves_it_right_and_one_with_it_does_not() -> None:
+def test_an_attempt_without_the_node_proves_nothing_and_one_with_it_does() -> None:
     first = attempt(0, -500, 300, last_step=9.0, last_step_s=290)
     second = attempt(1, 310, last_step=90.0, last_step_s=1_500, seen_s=1_500)
     reported = [first, second]
-    assert standing(Afterwards(ended(), attempts=reported, members={"att_1": ["n2", "n3"]})) == ("right", "left_out")
+    assert standing(Afterwards(ended(), attempts=reported, members={"att_1": ["n2", "n3"]})) == (
+        "cannot_tell",
+        "left_out",
+    )
     assert standing(Afterwards(ended(), attempts=reported, members={"att_1": ["n1", "n2"]})) == ("wrong", "ran_on")
     assert standing(Afterwards(ended(), attempts=reported)) == ("cannot_tell", "out_of_sight")
 

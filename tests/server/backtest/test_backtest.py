@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from eagle_eye.server.backtest.command import blind_line, configure, run, upper_bound
+from eagle_eye.server.backtest.command import blind_line, configure, run, score_line, upper_bound
 from eagle_eye.server.backtest.judging import BacktestTotals
 from eagle_eye.server.backtest.run import Backtest, VerdictLine
 from eagle_eye.server.backtest.score import Scorecard, poisson_upper
@@ -188,11 +188,73 @@ class TestScore:
     def test_an_exclusion_after_the_grace_is_false(self) -> None:
         assert self.score(self.line(time=261.0))["false_exclusions"] == 1
 
-    def test_a_notice_is_never_false(self) -> None:
-        assert self.score(self.line(action="notify"))["overall"]["false"] == 0
+    def test_a_notice_on_the_labelled_node_is_neither_false_nor_wrong(self) -> None:
+        overall = self.score(self.line(action="notify"))["overall"]
+        assert (overall["false"], overall["wrong_notices"]) == (0, 0)
+
+    def test_notices_on_healthy_nodes_are_wrong(self) -> None:
+        lines = [self.line(id=f"v{i}", action="notify", nodes=["b"], time=110.0 + i) for i in range(2)]
+        overall = self.score(*lines)["overall"]
+        assert (overall["wrong_notices"], overall["false"]) == (2, 0)
+
+    def test_a_notice_about_the_job_is_wrong_only_while_nothing_is(self) -> None:
+        assert self.score(self.line(action="notify", nodes=[], node=None))["overall"]["wrong_notices"] == 0
+        assert self.score(self.line(action="notify", nodes=[], node=None, time=9.0))["overall"]["wrong_notices"] == 1
+
+    def test_a_verdict_repeated_after_the_fault_is_not_wrong(self) -> None:
+        told = self.line(action="notify")
+        assert (
+            self.score(told, self.line(action="notify", fault="straggler", time=300.0))["overall"]["wrong_notices"] == 0
+        )
+
+    def test_a_false_exclusion_is_not_a_wrong_notice_as_well(self) -> None:
+        lines = [self.line(action=action, nodes=["b"], node="b") for action in ("notify", "exclude_node")]
+        overall = self.score(*lines)["overall"]
+        assert (overall["false"], overall["wrong_notices"]) == (1, 0)
+
+    def test_a_drain_of_a_healthy_node_is_wrong(self) -> None:
+        report = self.score(self.line(action="drain_node", nodes=["b"], node="b", fault="recurrent_node"))
+        assert report["overall"]["wrong_drains"] == 1
+        assert report["faults"]["recurrent_node"]["wrong_drains"] == 1
+
+    def test_an_expected_drain_is_a_hit_and_an_exclusion_is_not(self) -> None:
+        label = Label(100.0, 200.0, ["a"], "gpu_memory_error", "drain")
+        for action, expected in (("drain_node", (1, 0, 0)), ("exclude_node", (0, 1, 0))):
+            card = Scorecard()
+            card.add([label], [self.line(action=action, fault="gpu_memory_error")], 10, 86_400)
+            assert (card.overall.hits, card.overall.false, card.overall.wrong_drains) == expected
+
+    def test_a_hit_under_another_faults_name_is_counted(self) -> None:
+        overall = self.score(self.line(fault="straggler"))["overall"]
+        assert (overall["hits"], overall["other_name"], overall["other_names"]) == (1, 1, {"straggler": 1})
+
+    def test_the_verdict_in_words_names_what_was_wrong(self) -> None:
+        line = score_line(self.score(self.line(fault="straggler"), self.line(id="v2", action="notify", nodes=["b"])))
+        assert line.endswith("wrong drains: 0; wrong notices: 1; hits under another fault's name: 1 straggler")
 
     def test_no_false_exclusion_still_has_an_upper_bound(self) -> None:
         assert poisson_upper(0) == pytest.approx(2.9957, abs=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        ({"expect": "exclude_node"}, "expect is 'exclude_node'; expected one of .*; did you mean exclude"),
+        ({"expect": "restart_job"}, "did you mean restart"),
+        ({"expect": "drain_node"}, "did you mean drain"),
+        ({"expect": "notify"}, "did you mean job"),
+        ({"expect": "Drain"}, "did you mean drain"),
+        ({"expect": "sing"}, "expected one of exclude, restart, drain, job, none$"),
+        ({"fault": "stragler"}, "no fault is named 'stragler'; did you mean straggler"),
+        ({"fault": "gremlins"}, "no fault is named 'gremlins'; known are switch_down"),
+        ({"nodes": ["n11"]}, "the trace has no node 'n11'; did you mean n1"),
+        ({"end": START_S + 59}, "before start"),
+    ],
+)
+def test_a_label_that_no_verdict_could_fulfil_is_refused(slow: Path, change: dict[str, Any], complaint: str) -> None:
+    (slow / "faults.jsonl").write_text(json.dumps({**SLOW_LABEL, **change}) + "\n")
+    with pytest.raises(BadTrace, match=complaint):
+        Trace(slow).labels()
 
 
 def test_the_command_writes_verdicts_and_a_report(slow: Path, tmp_path: Path, capsys: Any) -> None:
@@ -206,6 +268,13 @@ def test_the_command_writes_verdicts_and_a_report(slow: Path, tmp_path: Path, ca
     assert reported["overall"]["labelled"] == 1
     assert reported["blind_ratio"]["loss_not_finite"] == 1.0, "a trace without a loss: cannot tell, not healthy"
     assert "straggler" in capsys.readouterr().out
+
+
+def test_the_table_shows_wrong_words_beside_wrong_actions(slow: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (slow / "faults.jsonl").write_text("")
+    heading, row = (line.split() for line in printed(slow, capsys).splitlines() if line.startswith(("fault ", "all")))
+    assert heading[1:7] == ["labels", "hits", "name", "false", "drains", "notices"]
+    assert row[1:7] == ["0", "0", "0", "1", "0", "0"]
 
 
 def printed(folder: Path, capsys: pytest.CaptureFixture[str], *flags: str) -> str:

@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from eagle_eye.schema.action import MemberRank
+from eagle_eye.schema.notation import number
 from eagle_eye.server.charts import sentence
 from eagle_eye.server.charts.band import Band, band, begun, silences, without
 from eagle_eye.server.charts.drawing import drawing_of
-from eagle_eye.server.charts.notation import number
 from eagle_eye.server.charts.peer_selection import Cast, cast, picked
 from eagle_eye.server.charts.windows import Stretch
 from eagle_eye.server.history.steps import SeriesSteps

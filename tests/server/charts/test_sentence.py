@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from eagle_eye.schema.notation import number
 from eagle_eye.server.charts import sentence
 from eagle_eye.server.charts.band import Band, Floats
 from eagle_eye.server.charts.drawing import Drawing, drawing_of
-from eagle_eye.server.charts.notation import number
 from eagle_eye.server.charts.peer_selection import Cast
 from eagle_eye.server.charts.windows import Stretch
 

@@ -14,8 +14,8 @@ import pandas as pd
 from eagle_eye.schema.labels import metric_label
 from eagle_eye.schema.metrics import BY_NAME, MetricKind, Scope
 from eagle_eye.schema.near_names import did_you_mean
+from eagle_eye.schema.notation import number
 from eagle_eye.server.backtest.trace_format import Header
-from eagle_eye.server.charts.notation import number
 
 try:
     import matplotlib.pyplot as plt

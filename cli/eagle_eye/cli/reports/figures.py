@@ -15,8 +15,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
 from eagle_eye.cli.reports.incident import Mark
+from eagle_eye.schema.notation import number
 from eagle_eye.schema.times import unix_seconds
-from eagle_eye.server.charts.notation import number
 
 ACCUSED, PEERS, THRESHOLD = "#c8324b", "#7d8ba1", "#b3730a"  # legible on white and on dark
 INK = "#010203"  # replaced by the page's own text colour, light or dark

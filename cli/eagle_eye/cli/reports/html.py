@@ -16,10 +16,10 @@ from eagle_eye.cli.reports.accounts import CAUSES, HOUR_S, AccountsReport, hours
 from eagle_eye.cli.reports.backtest import DrawnVerdict, JudgedTrace
 from eagle_eye.cli.reports.incident import IncidentReport
 from eagle_eye.cli.show import figure, observation, words
+from eagle_eye.schema.notation import number
 from eagle_eye.schema.record_types import prepare_record_types
-from eagle_eye.server.backtest.command import upper_bound
+from eagle_eye.server.backtest.command import SCORE_COLUMNS, score_line
 from eagle_eye.server.backtest.judging import JudgedTraces
-from eagle_eye.server.charts.notation import number
 
 _TEMPLATES = Path(__file__).parent
 _BARS_MAX = 15
@@ -96,10 +96,9 @@ def backtest_page(traces: Iterable[JudgedTrace], judged: JudgedTraces, origin: R
         "backtest.html",
         origin,
         traces=[(one, [_drawn(verdict) for verdict in one.verdicts]) for one in traces],
-        scores=[{"fault": words(fault), **{k: figure(v, "1") for k, v in of.items()}} for fault, of in scores],
-        false_exclusions=score["false_exclusions"],
-        node_days=f"{score['node_days']:.3f}",
-        bound=upper_bound(score["node_days"], score["false_exclusions_per_1000_node_days_upper_95"]),
+        columns=SCORE_COLUMNS,
+        scores=[{"fault": words(fault), **{k: figure(of[k], "1") for k in SCORE_COLUMNS}} for fault, of in scores],
+        score_line=score_line(score) if scores else "",
         unknown=[*unknown, *totals.remarks()],
     )
 

@@ -8,8 +8,8 @@ from urllib.parse import quote
 
 from eagle_eye.client import Client, ClientError
 from eagle_eye.schema.labels import metric_label
+from eagle_eye.schema.notation import number
 from eagle_eye.schema.times import unix_seconds
-from eagle_eye.server.charts.notation import number
 
 CHARTS_MAX = 6
 LATER_S = 1_800.0  # after the incident's last change in which training is expected to have gone on

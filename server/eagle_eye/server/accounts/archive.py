@@ -22,7 +22,7 @@ from eagle_eye.server.accounts.timeline import TimelineSpan, timeline
 from eagle_eye.server.accounts.trust import JudgedDecision
 from eagle_eye.server.model.account_records import Attempt, DriverError, Ticket
 from eagle_eye.server.model.clock import Clock
-from eagle_eye.server.model.records import Action, AuditEntry, Incident
+from eagle_eye.server.model.records import Action, AuditEntry, Incident, NodeCheck
 from eagle_eye.server.store.store import (
     ACTIONS,
     ATTEMPTS,
@@ -30,6 +30,7 @@ from eagle_eye.server.store.store import (
     GPUS,
     INCIDENTS,
     MEMBERSHIPS,
+    NODE_CHECKS,
     NODES,
     PAGE_LIMIT_MAX,
     TICKETS,
@@ -246,6 +247,7 @@ class _Aftermath:
             if incident.node is not None:
                 self._accusing[incident.node].append(incident)
         self._verbs: dict[str, list[AuditEntry]] = {}
+        self._checks: dict[str, list[NodeCheck]] = {}
         self._tickets: dict[str, list[Ticket]] = {}
         self._attempts: dict[str, list[Attempt]] = {}
         self._members: dict[str, dict[str, list[str]]] = {}
@@ -256,6 +258,8 @@ class _Aftermath:
         for node in nodes:
             if node not in self._verbs:
                 self._verbs[node] = self._since(self._store.audit(None, PAGE_LIMIT_MAX, node), lambda e: e.time_s)
+                checks = self._store.page(NODE_CHECKS, {"node": node}, limit=PAGE_LIMIT_MAX)
+                self._checks[node] = self._since(checks, lambda check: check.created_s)
                 tickets = self._store.page(TICKETS, {"node": node}, limit=PAGE_LIMIT_MAX)
                 self._tickets[node] = self._since(tickets, lambda ticket: ticket.opened_s)
         if action.job not in self._attempts:
@@ -265,6 +269,7 @@ class _Aftermath:
             incident=self._store.get(INCIDENTS, action.incident_id),
             incidents=[i for node in nodes for i in self._accusing.get(node, ())],
             verbs=[entry for node in nodes for entry in self._verbs[node]],
+            checks=[check for node in nodes for check in self._checks[node]],
             tickets=[ticket for node in nodes for ticket in self._tickets[node]],
             attempts=self._attempts[action.job],
             members=self._members_of(action.job),

@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple
 
 from eagle_eye.detectors.faults import BY_NAME
 from eagle_eye.server.model.account_records import Attempt, Ticket
-from eagle_eye.server.model.records import Action, AuditEntry, Incident
+from eagle_eye.server.model.records import Action, AuditEntry, Incident, NodeCheck
 from eagle_eye.server.store.store import OPEN_INCIDENT_STATES
 
 JUDGED_STATES = ("would_act", "rejected", "expired")
@@ -25,12 +25,13 @@ RESUMED_S = 60.0  # a step that ended this long after the verdict was not in pro
 Z95 = 1.959963984540054  # of the normal distribution, for a 95% interval
 
 Standing = Literal["right", "wrong", "pending", "cannot_tell"]
-# right: node_failed, taken_out, ticket, left_out, job_stopped. wrong: marked_false, ran_on, went_on. pending: waiting.
-# cannot_tell: job_ended, persisted, out_of_sight.
+# right: node_failed, checked_sick, ticket, job_stopped. wrong: marked_false, ran_on, went_on. pending: waiting.
+# cannot_tell: taken_out, left_out, job_ended, persisted, out_of_sight.
 Why = Literal[
     "node_failed",
-    "taken_out",
+    "checked_sick",
     "ticket",
+    "taken_out",
     "left_out",
     "job_stopped",
     "marked_false",
@@ -57,13 +58,14 @@ class Afterwards:
     """What is on record of the time since an action.
 
     ``incident`` is its own, None when it is gone. ``incidents`` are those of all jobs that accuse its nodes; ``verbs``
-    the audit trail of the nodes; ``tickets`` theirs. ``attempts`` are the job's, ``members`` the nodes of each by its
-    id, where still kept.
+    the audit trail of the nodes; ``checks`` and ``tickets`` theirs. ``attempts`` are the job's, ``members`` the nodes
+    of each by its id, where still kept.
     """
 
     incident: Incident | None
     incidents: Sequence[Incident] = ()
     verbs: Sequence[AuditEntry] = ()
+    checks: Sequence[NodeCheck] = ()
     tickets: Sequence[Ticket] = ()
     attempts: Sequence[Attempt] = ()
     members: Mapping[str, Collection[str]] = field(default_factory=dict)
@@ -88,7 +90,8 @@ def look_back(action: Action, after: Afterwards, now_s: float, window_s: float) 
     """Return the action's outcome at ``now_s``, judged by what happened within ``window_s`` of it.
 
     A person's statement that it was a false alarm takes precedence. Then the first event that proved it right; then
-    whether the job, or the node in it, continued anyway.
+    whether the job, or the node in it, continued anyway. That somebody took the node out proves nothing: it is what
+    the action asked for, and may have been done because of it.
     """
     end_s = action.created_s + window_s
     if after.incident is not None and after.incident.state == "false":
@@ -104,7 +107,10 @@ def look_back(action: Action, after: Afterwards, now_s: float, window_s: float) 
         if outcome is not None:
             return outcome
     if now_s < end_s:
-        return ActionOutcome("pending", "waiting", "nothing has happened yet; the time to look back is not over")
+        return ActionOutcome("pending", "waiting", "nothing is proved yet; the time to look back is not over")
+    done = [act for act in _carried_out(action, after, end_s) if act.time_s is not None]
+    if done:
+        return min(done, key=lambda act: act.time_s or 0.0)
     return _of_a_node_that_stayed(action, after, its, end_s)
 
 
@@ -115,17 +121,32 @@ def _proofs(action: Action, after: Afterwards, end_s: float) -> Iterable[ActionO
         if later and incident.fact and incident.node in nodes and incident.state != "false":
             said = f"{incident.node} had {incident.fault}, a fact: {incident.id}"
             yield ActionOutcome("right", "node_failed", said, incident.detected_s)
-    for entry in after.verbs:
-        if since_s < entry.time_s <= end_s and entry.verb in TAKEN_OUT_VERBS and entry.subject in nodes:
-            yield ActionOutcome("right", "taken_out", f"{entry.who} said {entry.verb} {entry.subject}", entry.time_s)
+    for check in after.checks:
+        if (
+            since_s < check.updated_s <= end_s
+            and check.created_s >= since_s
+            and check.state == "sick"
+            and check.node in nodes
+        ):
+            said = f"a check found {check.node} sick: {check.id}"
+            yield ActionOutcome("right", "checked_sick", said, check.updated_s)
     for ticket in after.tickets:
         if since_s < ticket.opened_s <= end_s and ticket.node in nodes:
             yield ActionOutcome("right", "ticket", f"ticket {ticket.id} on {ticket.node}", ticket.opened_s)
+
+
+def _carried_out(action: Action, after: Afterwards, end_s: float) -> Iterable[ActionOutcome]:
+    """Yield what others did of what the action asked for: the node left, and nobody sees how it would have gone on."""
+    nodes, since_s = accused(action), action.created_s
+    for entry in after.verbs:
+        if since_s < entry.time_s <= end_s and entry.verb in TAKEN_OUT_VERBS and entry.subject in nodes:
+            said = f"{entry.who} said {entry.verb} {entry.subject}, and nothing shows whether it was sick"
+            yield ActionOutcome("cannot_tell", "taken_out", said, entry.time_s)
     for attempt in _later_attempts(action, after):
         members = after.members.get(attempt.id)
         if nodes and members is not None and attempt.started_s <= end_s and not nodes & set(members):
             said = f"attempt {attempt.attempt} of {attempt.job} went on without {', '.join(sorted(nodes))}"
-            yield ActionOutcome("right", "left_out", said, attempt.started_s)
+            yield ActionOutcome("cannot_tell", "left_out", said, attempt.started_s)
 
 
 def _later_attempts(action: Action, after: Afterwards) -> list[Attempt]:

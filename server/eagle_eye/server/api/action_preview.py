@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from eagle_eye.server.api.policy_view import NOT_JUDGED
 from eagle_eye.server.engine.policy import Weighing
 from eagle_eye.server.model.errors import IllegalTransition
-from eagle_eye.server.model.records import Action, Incident, RuleWord, Subscription, SubscriptionHealth
+from eagle_eye.server.model.records import Action, Incident, RuleWord
 from eagle_eye.server.model.timestamps import rfc3339
 from eagle_eye.server.monitor.watcher import JobProgress
 
@@ -44,13 +44,13 @@ def preview(
     weighing: Weighing | None,
     course: JobProgress | None,
     heard_s: Mapping[str, float],
-    carriers: Sequence[tuple[Subscription, SubscriptionHealth | None]],
+    carriers: Sequence[Mapping[str, Any]],
     now_s: float,
 ) -> dict[str, Any]:
     """Return whom the action affects, what its budgets have left after it, how fresh the data is, and who hears of it.
 
     ``course`` is the job's progress, None if nobody reports it; ``heard_s`` is when each node was last heard;
-    ``carriers`` are the subscriptions that a request goes to. GPUs are null where no rank of theirs is known.
+    ``carriers`` are as ``views.carriers`` returns them. GPUs are null where no rank of theirs is known.
     """
     gpus = {(rank.node, rank.device) for rank in action.ranks}
     of_nodes = sum(node in action.exclude for node, _ in gpus)
@@ -72,8 +72,20 @@ def preview(
         "job_nodes_heard": None if course is None else course.heard,
         "job_nodes_known": None if course is None else len(course.nodes),
         "progressed": None if course is None or course.progressed_s is None else rfc3339(course.progressed_s),
-        "carriers": [_carrier(one, health) for one, health in carriers],
+        "carriers": carriers,
+        "hold_now": other_hold(weighing, action),
     }
+
+
+def other_hold(weighing: Weighing | None, action: Action) -> str:
+    """Return why policy would hold the action now, apart from its mode and from having asked for it itself.
+
+    "": it would not, or no longer judges.
+    """
+    if weighing is None:
+        return ""
+    held = (word for word in weighing.words if word.outcome == "hold" and word.rule not in NO_HOLD)
+    return next((word.reason for word in held if word.values.get("action") != action.id), "")
 
 
 def asked_again(old: Action, incident: Incident, weighing: Weighing | None, now_s: float, lasts_s: float) -> Action:
@@ -143,13 +155,3 @@ def _budgets(action: Action, weighing: Weighing | None) -> list[dict[str, Any]]:
 
 def _weighed(words: Iterable[RuleWord]) -> dict[str, Mapping[str, float | str | None]]:
     return {word.rule: word.values for word in words if word.outcome != "not_applicable"}
-
-
-def _carrier(subscription: Subscription, health: SubscriptionHealth | None) -> dict[str, Any]:
-    since_s = None if health is None else health.failing_since_s
-    return {
-        "subscription_id": subscription.id,
-        "url": subscription.url,
-        "failing_since": None if since_s is None else rfc3339(since_s),
-        "last_error": "" if health is None or since_s is None else health.last_error,
-    }

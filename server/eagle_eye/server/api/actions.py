@@ -38,7 +38,6 @@ from eagle_eye.server.ingest.fleet import Fleet
 from eagle_eye.server.model.clock import Clock
 from eagle_eye.server.model.errors import IllegalTransition, Refusal
 from eagle_eye.server.model.records import Action, ActionState, Node, NodeState
-from eagle_eye.server.model.subscription_filters import wants
 from eagle_eye.server.monitor.judgement_changes import together
 from eagle_eye.server.monitor.watcher import Outlook
 from eagle_eye.server.security.auth import Principal
@@ -46,8 +45,6 @@ from eagle_eye.server.store.store import (
     ACTIONS,
     INCIDENTS,
     NODES,
-    SUBSCRIPTION_HEALTH,
-    SUBSCRIPTIONS,
     Change,
     Store,
 )
@@ -101,8 +98,6 @@ def preview_action(parts: Parts, _: Reader, action: str) -> Response:
     nodes are null where the job's ranks are not known, ``heard`` and ``progressed`` where nothing was heard.
     """
     record, now_s = found(parts, ACTIONS, action), parts.clock.now_s()
-    request = outbound.action_requested(record, parts.config.public_url, now_s)
-    subscriptions = [one for one in parts.store.all(SUBSCRIPTIONS) if one.active and wants(one, request)]
     incident = parts.store.get(INCIDENTS, record.incident_id)
     heard = {node: one.received_s for node in record.exclude if (one := parts.fleet.last(node)) is not None}
     return answer(
@@ -111,7 +106,7 @@ def preview_action(parts: Parts, _: Reader, action: str) -> Response:
             None if incident is None else parts.outlook.explain(incident),
             next((course for course in parts.outlook.courses() if course.job == record.job), None),
             heard,
-            [(one, parts.store.get(SUBSCRIPTION_HEALTH, one.id)) for one in subscriptions],
+            views.carriers(parts.store, record, parts.config.public_url, now_s),
             now_s,
         )
     )
@@ -241,13 +236,18 @@ def _changed(
         entry = audited(parts, principal, verb, action_id, detail)
         out = _taken_out(store, new, parts.clock.now_s())
         moved = (
-            audited(parts, principal, "drain" if node.state == "draining" else "exclude", node.node, node.reason)
+            audited(parts, principal, "drain" if node.state == "draining" else "exclude", node.node, _cause(node, new))
             for node in out
         )
         return together([Change(actions=(new,), nodes=out, audit=(entry, *moved)), also(store, new)])
 
     parts.store.update(change)
     return _shown(parts, found(parts, ACTIONS, action_id))
+
+
+def _cause(node: Node, action: Action) -> str:
+    """Return why the node's standing changed: the report is a subscriber's, the exclusion is ours."""
+    return f"{node.reason}, by Eagle Eye's action {action.id}, which was reported as done"
 
 
 def _taken_out(store: Store, action: Action, now_s: float) -> tuple[Node, ...]:

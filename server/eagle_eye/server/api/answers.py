@@ -44,6 +44,7 @@ IncidentInFull = shown(
 )
 ReportOfAction = made("ReportOfAction", state=str, detail=str, who=str, time=Time, claim=str, epoch=int)
 Action = shown(records.Action, without=("policy",), report_to=str, reports=many(ReportOfAction), cell=CellName)
+Carrier = made("Carrier", subscription_id=str, url=str, failing_since=Time | None, last_error=str)
 ActionPreview = made(
     "ActionPreview",
     action_id=str,
@@ -69,7 +70,8 @@ ActionPreview = made(
     job_nodes_heard=int | None,
     job_nodes_known=int | None,
     progressed=Time | None,
-    carriers=many(made("Carrier", subscription_id=str, url=str, failing_since=Time | None, last_error=str)),
+    carriers=many(Carrier),
+    hold_now=str,
 )
 NvrxLog = made("NvrxLog", submitted=bool, normalized_path=str, mode=str)
 NvrxAttribution = made(
@@ -254,7 +256,7 @@ GpuInFull = shown(
     checks=GpuChecks | None,
 )
 Ticket = shown(past.Ticket)
-Dossier = dossier(Incident, Action, Evidence, Delivery, Gpu, Phase, Silence)
+Dossier = dossier(Incident, Action, Evidence, Delivery, Gpu, Phase, Silence, Carrier)
 NodeHistory = made(
     "NodeHistory",
     node=str,

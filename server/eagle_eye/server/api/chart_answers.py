@@ -165,6 +165,7 @@ def dossier(
     gpu: type[Struct],
     phase: object,
     silence: type[Struct],
+    carrier: type[Struct],
 ) -> type[Struct]:
     """Return the type of an incident's dossier."""
     where = made(
@@ -189,6 +190,8 @@ def dossier(
         meaning=str,
         repair=str,
         mode=Mode,
+        carriers=many(carrier) | None,
+        hold_now=str,
         silence=silence | None,
         where=many(where),
         where_left_out=int,

@@ -11,6 +11,7 @@ from eagle_eye.detectors.faults import BY_NAME as FAULTS
 from eagle_eye.schema.metrics import BY_NAME as METRICS
 from eagle_eye.server.accounts.gpu_inventory import sat_at
 from eagle_eye.server.api import views
+from eagle_eye.server.api.action_preview import other_hold
 from eagle_eye.server.api.history import moments
 from eagle_eye.server.api.node_history import gpu
 from eagle_eye.server.api.requests import Reader, Since, answer, found, services
@@ -116,7 +117,9 @@ def chart(
 def dossier(parts: Parts, _: Reader, incident: str) -> Response:
     """What a person needs in order to act: where the accused are, what to type, what happened, what can be drawn.
 
-    ``aftermath`` is what has come to light since an action was carried out, for and against it, in sentences.
+    ``aftermath`` is what has come to light since an action was carried out, for and against it, in sentences. While one
+    waits to be approved or taken up, ``carriers`` are the subscriptions that it goes to ([]: nobody will carry it out)
+    and ``hold_now`` is why policy would not ask for it now; otherwise they are null and "".
     """
     record = found(parts, INCIDENTS, incident)
     store = parts.store
@@ -130,6 +133,9 @@ def dossier(parts: Parts, _: Reader, incident: str) -> Response:
     nodes = {name: node for name in list(blamed)[:WHERE_MAX] if (node := store.get(NODES, name)) is not None}
     fault = FAULTS.get(record.fault)
     job = store.get(JOBS, record.job)
+    last = next((action for action in reversed(actions) if not action.preliminary), None)
+    waiting = last if last is not None and last.state in ("awaiting", "requested") else None
+    weighing = None if waiting is None else parts.outlook.explain(record)
     policy = parts.outlook.policy()
     mode = mode_of(policy.mode, policy.modes, record.job, record.fault, record.action).mode
     return answer(
@@ -140,6 +146,10 @@ def dossier(parts: Parts, _: Reader, incident: str) -> Response:
             "meaning": "" if fault is None else fault.meaning,
             "repair": "" if fault is None else fault.repair,
             "mode": mode,
+            "carriers": None
+            if waiting is None
+            else views.carriers(store, waiting, parts.config.public_url, parts.clock.now_s()),
+            "hold_now": "" if waiting is None else other_hold(weighing, waiting),
             "silence": views.silence_of(store, record, parts.clock.now_s()),
             "where": [_where(parts, record, name, nodes.get(name)) for name in list(blamed)[:WHERE_MAX]],
             "where_left_out": max(0, len(blamed) - WHERE_MAX),

@@ -124,7 +124,8 @@ def readmit(
 ) -> Response:
     """Count the node as in service again, and tell the subscribers.
 
-    202: its agent checks it first, and the node returns once that has passed (``check_id``). 409: what stands against
+    200: it is in service, and ``reason`` says why no check went before that. 202: its agent checks it first, and the
+    node returns once that has passed (``check_id``). 409: what stands against
     it (``probation``, ``by_hand``, ``not_ours``, ``cannot_check``); with force it returns at once.
     """
     asking = ReturnRequest(principal.who, reason, check, force)
@@ -141,9 +142,9 @@ def readmit(
             raise Refusal(409, found.word, found.detail)
         if found.way == "check":
             return _checked_first(parts, principal, store, old, reason)
-        new = ledger.readmit(old, reason, principal.who, now_s, settings.watch_s)
-        forced = "forced: " if force else ""
-        entry = audited(parts, principal, "readmit", node, f"{forced}{reason}")
+        why = "; ".join(filter(None, (reason, f"readmitted without a check: {found.detail}")))
+        new = ledger.readmit(old, why, principal.who, now_s, settings.watch_s)
+        entry = audited(parts, principal, "readmit", node, why)
         return Change(nodes=(new,), events=(outbound.node_readmitted(new, now_s),), audit=(entry,))
 
     parts.store.update(change)

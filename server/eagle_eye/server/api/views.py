@@ -28,9 +28,10 @@ from eagle_eye.server.model.records import (
     SubscriptionHealth,
 )
 from eagle_eye.server.model.silences import covering_incident
+from eagle_eye.server.model.subscription_filters import wants
 from eagle_eye.server.model.timestamps import rfc3339
 from eagle_eye.server.monitor.watcher import Outlook
-from eagle_eye.server.store.store import Store
+from eagle_eye.server.store.store import SUBSCRIPTION_HEALTH, SUBSCRIPTIONS, Store
 
 
 def plain(record: msgspec.Struct) -> dict[str, Any]:
@@ -71,6 +72,25 @@ def action(record: Action, public_url: str) -> dict[str, Any]:
         for report in record.reports
     ]
     return view
+
+
+def carriers(store: Store, record: Action, public_url: str, now_s: float) -> list[dict[str, Any]]:
+    """Return the subscriptions that a request of the action goes to; [] means that nobody will carry it out."""
+    request = outbound.action_requested(record, public_url, now_s)
+    found = []
+    for one in store.all(SUBSCRIPTIONS):
+        if one.active and wants(one, request):
+            health = store.get(SUBSCRIPTION_HEALTH, one.id)
+            since_s = None if health is None else health.failing_since_s
+            found.append(
+                {
+                    "subscription_id": one.id,
+                    "url": one.url,
+                    "failing_since": None if since_s is None else rfc3339(since_s),
+                    "last_error": "" if health is None or since_s is None else health.last_error,
+                }
+            )
+    return found
 
 
 def evidence(record: EvidenceRequest) -> dict[str, Any]:

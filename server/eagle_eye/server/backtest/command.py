@@ -5,24 +5,43 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.progress import Progress
-from rich.table import Table
+from rich.table import Column, Table
 
 from eagle_eye.server.backtest.judging import BacktestTotals, JudgedTraces, judge_traces
 from eagle_eye.server.backtest.run import VerdictLine
 from eagle_eye.server.backtest.score import Scorecard
 
+# The columns of the score, by their names in the report.
+SCORE_COLUMNS = {
+    "labelled": "labels",
+    "hits": "hits",
+    "other_name": "other name",
+    "false": "false",
+    "wrong_drains": "wrong drains",
+    "wrong_notices": "wrong notices",
+    "recall": "recall",
+    "delay_p50_s": "delay p50 s",
+    "delay_p95_s": "delay p95 s",
+}
+LABELS_HELP = """labels: faults.jsonl in the trace's folder, a JSON object a line, none for a healthy trace:
+  {"start": 1769850000, "end": 1769850600, "nodes": ["gpu-0172"], "fault": "thermal_throttle", "expect": "exclude"}
+expect is what should be done: exclude (the nodes, now), restart (the job), drain (the nodes, when the job ends or
+restarts anyway), job (a notice about the job) or none. fault is a name of docs/reference/faults.md."""
 # Below this even no false exclusion bounds the rate only at more than one per node and day.
 BOUND_NODE_DAYS_MIN = 3.0
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
+    parser.epilog = LABELS_HELP
     parser.add_argument("traces", nargs="+", type=Path, metavar="TRACE", help="a trace folder")
     parser.add_argument("--verdicts", type=Path, metavar="F.jsonl", help="write one JSON line for each verdict")
     parser.add_argument("--report", type=Path, metavar="F.json", help="write the score against the traces' labels")
@@ -77,16 +96,28 @@ def _print(found: Sequence[VerdictLine], card: Scorecard, watched: BacktestTotal
         console.print(blind_line(watched))
     report = card.report()
     if report["node_days"]:
-        scores = Table("fault", "labelled", "hits", "false", "recall", "delay p50 s", "delay p95 s")
+        figures = (Column(heading, justify="right") for heading in SCORE_COLUMNS.values())
+        scores = Table(Column("fault", no_wrap=True), *figures, box=SIMPLE_HEAD, padding=0, show_edge=False)
         for fault, tally in [*report["faults"].items(), ("all", report["overall"])]:
-            figures = (tally["labelled"], tally["hits"], tally["false"], tally["recall"])
-            delays = (tally["delay_p50_s"], tally["delay_p95_s"])
-            scores.add_row(fault, *("-" if f is None else f"{f:g}" for f in (*figures, *delays)))
+            scores.add_row(fault, *("-" if tally[key] is None else f"{tally[key]:.3g}" for key in SCORE_COLUMNS))
         console.print(scores)
-        console.print(
-            f"false exclusions: {report['false_exclusions']} in {report['node_days']:.3f} node-days"
-            f" ({upper_bound(report['node_days'], report['false_exclusions_per_1000_node_days_upper_95'])})"
-        )
+        console.print(score_line(report))
+
+
+def score_line(report: Mapping[str, Any]) -> str:
+    """Return the score in one sentence: what was done wrongly, what was said wrongly, and what was called otherwise."""
+    overall = report["overall"]
+    bound = upper_bound(report["node_days"], report["false_exclusions_per_1000_node_days_upper_95"])
+    parts = [
+        f"false exclusions: {report['false_exclusions']} in {report['node_days']:.3f} node-days ({bound})",
+        f"false restarts: {overall['false'] - report['false_exclusions']}",
+        f"wrong drains: {overall['wrong_drains']}",
+        f"wrong notices: {overall['wrong_notices']}",
+    ]
+    if overall["other_names"]:
+        names = ", ".join(f"{count} {fault}" for fault, count in overall["other_names"].items())
+        parts.append(f"hits under another fault's name: {names}")
+    return "; ".join(parts)
 
 
 def blind_line(watched: BacktestTotals) -> str:

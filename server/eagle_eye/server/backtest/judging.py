@@ -92,6 +92,7 @@ def _judged(
     progress: Callable[[float], None],
 ) -> list[VerdictLine]:
     trace = Trace(folder)
+    labels = trace.labels()  # a mistake in them is found before the work, not after it
     backtest = Backtest(trace, config.detection, config.policy, model, progress)
     lines = list(backtest.run())
     totals.starts_s[str(folder)] = trace.header.start
@@ -100,7 +101,6 @@ def _judged(
     totals.ignored.update(trace.ignored)
     if trace.clock_offsets:
         totals.clock_offsets[str(folder)] = trace.clock_offsets
-    labels = trace.labels()
     if labels is not None:
         header = trace.header
         card.add(labels, lines, len(header.nodes), header.end - header.start)

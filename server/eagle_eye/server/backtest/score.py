@@ -1,22 +1,26 @@
 """Scores verdicts against a trace's labels: precision, recall, localisation, delay, false exclusions.
 
-A hit is an action of the expected kind on exactly the labelled nodes between onset and end + 60 s, one for each fault.
-Any other exclusion or restart is false. Silence on a labelled fault is a miss, whatever its reason.
+A hit is an action of the expected kind on exactly the labelled nodes between onset and end + 60 s, one for each fault;
+whether it also has the fault's name is counted beside it. Any other exclusion or restart is false. Silence on a
+labelled fault is a miss, whatever its reason.
+
+A drain or notice is wrong where it accuses a node of which no label of that time speaks, where it tells of a job
+that nothing is wrong with, and, for a drain, where the label expects the node to stay.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from eagle_eye.server.backtest.run import VerdictLine
 from eagle_eye.server.backtest.trace import Label
+from eagle_eye.server.backtest.trace_format import EXPECTED_ACTIONS
 
 GRACE_S = 60.0  # after a fault's end, in which its verdict still counts
-# Meanings of a label's "expect". "job": a finding about the job, without exclusion or restart.
-EXPECTED_ACTIONS = {"exclude": ("exclude_node",), "restart": ("restart_job",), "job": ("notify",), "none": ()}
 DISRUPTIVE = ("exclude_node", "restart_job")
 DAY_S = 86_400.0
 
@@ -26,25 +30,32 @@ class ScoreCounts:
     """Counts over traces; for hits: ``delays_s`` from onset to verdict, ``action_delays_s`` to the action.
 
     A verdict may precede its action: one without a second kind of evidence yet, or that may still pass by itself, is
-    reported first and acted on later.
+    reported first and acted on later. Wrong drains and notices are counted once for each verdict and set of nodes.
     """
 
     labelled: int = 0
     hits: int = 0
     false: int = 0
+    wrong_drains: int = 0
+    wrong_notices: int = 0
     named: int = 0  # hits and false claims on a labelled fault whose nodes were exactly right
     claims: int = 0  # all claims within a labelled fault's time
+    other_names: Counter[str] = field(default_factory=Counter)  # names of faults that hits gave and labels did not
     delays_s: list[float] = field(default_factory=list)
     action_delays_s: list[float] = field(default_factory=list)
 
     def summary(self) -> dict[str, Any]:
-        """Return the figures; None where the denominator is 0."""
+        """Return the figures; None where the denominator is 0. ``precision`` is that of exclusions and restarts."""
         precision = _ratio(self.hits, self.hits + self.false)
         recall = _ratio(self.hits, self.labelled)
         return {
             "labelled": self.labelled,
             "hits": self.hits,
+            "other_name": self.other_names.total(),
+            "other_names": dict(self.other_names.most_common()),
             "false": self.false,
+            "wrong_drains": self.wrong_drains,
+            "wrong_notices": self.wrong_notices,
             "precision": precision,
             "recall": recall,
             "f1": 2 * precision * recall / (precision + recall)
@@ -72,14 +83,13 @@ class Scorecard:
         self.node_days += nodes * seconds / DAY_S
         used: set[int] = set()
         for label in labels:
-            wanted = EXPECTED_ACTIONS.get(label.expect, ())
-            if not wanted:
+            wanted = EXPECTED_ACTIONS[label.expect]
+            if wanted is None:
                 continue
-            within = [i for i, line in enumerate(lines) if label.start <= line.time <= label.end + GRACE_S]
+            within = [i for i, line in enumerate(lines) if _in_time(label, line)]
             hit = next((i for i in within if i not in used and _is_hit(label, lines[i], wanted)), None)
-            tallies = (self.overall, self.faults.setdefault(label.fault, ScoreCounts()))
             claimed = [i for i in within if lines[i].action in DISRUPTIVE]
-            for tally in tallies:
+            for tally in (self.overall, self._of(label.fault)):
                 tally.labelled += 1
                 tally.claims += len(claimed)
                 tally.named += sum(sorted(lines[i].nodes) == sorted(label.nodes) for i in claimed)
@@ -87,13 +97,41 @@ class Scorecard:
                     tally.hits += 1
                     tally.delays_s.append(_reported_s(lines, within, hit) - label.start)
                     tally.action_delays_s.append(lines[hit].time - label.start)
+                    if lines[hit].fault != label.fault:
+                        tally.other_names[lines[hit].fault] += 1
             if hit is not None:
                 used.update(i for i in within if lines[i].id == lines[hit].id)
-        for i, line in enumerate(lines):
-            if i not in used and line.action in DISRUPTIVE:
-                self.overall.false += 1
-                self.faults.setdefault(line.fault, ScoreCounts()).false += 1
-                self.false_exclusions += line.action == "exclude_node"
+        false = [line for i, line in enumerate(lines) if i not in used and line.action in DISRUPTIVE]
+        for line in false:
+            for tally in (self.overall, self._of(line.fault)):
+                tally.false += 1
+            self.false_exclusions += line.action == "exclude_node"
+        self._count_wrong_words(labels, lines, {_claim(line) for line in false})
+
+    def _count_wrong_words(
+        self, labels: Sequence[Label], lines: Sequence[VerdictLine], counted: set[tuple[str, ...]]
+    ) -> None:
+        """Count wrong drains, then wrong notices: of one claim the gravest. Adds to ``counted``, the claims so far.
+
+        A claim is judged by when it was first made: what was right then may be repeated after the fault's end.
+        """
+        first: dict[tuple[str, ...], VerdictLine] = {}
+        for line in lines:
+            first.setdefault(_claim(line), line)
+        for action in ("drain_node", "notify"):
+            for line in lines:
+                claim = _claim(line)
+                if line.action != action or claim in counted or _is_founded(labels, first[claim], action):
+                    continue
+                counted.add(claim)
+                for tally in (self.overall, self._of(line.fault)):
+                    if action == "drain_node":
+                        tally.wrong_drains += 1
+                    else:
+                        tally.wrong_notices += 1
+
+    def _of(self, fault: str) -> ScoreCounts:
+        return self.faults.setdefault(fault, ScoreCounts())
 
     def report(self) -> dict[str, Any]:
         """Return all figures as plain data."""
@@ -124,10 +162,30 @@ def poisson_upper(count: int, confidence: float = 0.95) -> float:
     return high
 
 
-def _is_hit(label: Label, line: VerdictLine, wanted: Iterable[str]) -> bool:
-    if line.action not in wanted:
+def _in_time(label: Label, line: VerdictLine) -> bool:
+    return label.start <= line.time <= label.end + GRACE_S
+
+
+def _is_hit(label: Label, line: VerdictLine, wanted: str) -> bool:
+    if line.action != wanted:
         return False
     return line.action == "restart_job" or sorted(line.nodes) == sorted(label.nodes)
+
+
+def _claim(line: VerdictLine) -> tuple[str, ...]:
+    """Return what the line claims: a verdict on these nodes, whatever fault and action it gives them."""
+    return (line.id, *sorted(line.nodes))
+
+
+def _is_founded(labels: Sequence[Label], line: VerdictLine, action: str) -> bool:
+    """Return whether labels of the line's time account for it: each of its nodes or, without any, a fault of the job.
+
+    A drain also needs each node to be expected to leave, at once or later.
+    """
+    current = [label for label in labels if _in_time(label, line)]
+    if action == "drain_node":
+        current = [label for label in current if label.expect in ("exclude", "drain")]
+    return bool(current) and {node for label in current for node in label.nodes}.issuperset(line.nodes)
 
 
 def _ratio(part: float, whole: float) -> float | None:

@@ -17,6 +17,7 @@ from eagle_eye.schema import events as event_catalogue
 from eagle_eye.schema.action import MemberRank
 from eagle_eye.schema.events import WHOLE_NODE, Event
 from eagle_eye.schema.frame import WIRE_VERSION, Block, Frame, Rank
+from eagle_eye.schema.near_names import did_you_mean
 from eagle_eye.server.backtest.trace_clocks import clock_offsets
 from eagle_eye.server.backtest.trace_format import (
     EVENTS_FILE,
@@ -88,9 +89,21 @@ class Trace:
         self._present = self._ranks_by_node()
 
     def labels(self) -> list[Label] | None:
-        """Return the labels, None when the trace has none. The engine never sees them."""
+        """Return the labels, None when the trace has none. The engine never sees them.
+
+        Raises BadTrace for one that no verdict could fulfil: an unknown fault, expectation or node.
+        """
         path = self.folder / LABELS_FILE
-        return read_lines(path, Label) if path.exists() else None
+        if not path.exists():
+            return None
+        found = read_lines(path, Label)
+        known = {node.node for node in self.header.nodes}
+        for label in found:
+            for node in label.nodes:
+                if node not in known:
+                    hint = did_you_mean(node, known) or f"; {HEADER_FILE} names its nodes"
+                    raise BadTrace(f"{path}: label {label.fault!r}: the trace has no node {node[:80]!r}{hint}")
+        return found
 
     def members_at(self, time_s: float) -> list[MemberRank]:
         """Return the ranks that the trace names for this time, with their peer groups; [] where it names none."""

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import os
 import stat
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, BinaryIO, TypeVar
 
 import msgspec
 
+from eagle_eye.detectors.faults import BY_NAME
+from eagle_eye.schema.action import ActionKind
 from eagle_eye.schema.events import WHOLE_NODE
 from eagle_eye.schema.names import RULE, is_name
+from eagle_eye.schema.near_names import did_you_mean
 from eagle_eye.schema.times import TIME_S_MAX, in_seconds
 
 FORMAT = "eagle-eye-trace/1"
@@ -27,6 +32,12 @@ LINES_MAX = 2_000_000  # per file
 SILENCE_COLUMN = "rank_silent_seconds"
 
 ShapeT = TypeVar("ShapeT", bound=msgspec.Struct)
+
+
+# Legal values of a label's "expect", each with the action that fulfils it; None: there should be none.
+EXPECTED_ACTIONS: Mapping[str, ActionKind | None] = MappingProxyType(
+    {"exclude": "exclude_node", "restart": "restart_job", "drain": "drain_node", "job": "notify", "none": None}
+)
 
 
 class BadTrace(ValueError):
@@ -97,13 +108,30 @@ class TraceEvent(msgspec.Struct, frozen=True):
 
 
 class Label(msgspec.Struct, frozen=True):
-    """One line of ``faults.jsonl``: the fault injected into the job, and the expected verdict."""
+    """One line of ``faults.jsonl``: what was wrong with the job, and the expected action (``EXPECTED_ACTIONS``)."""
 
     start: float
     end: float
     nodes: list[str]
     fault: str
     expect: str
+
+    def __post_init__(self) -> None:
+        """Refuse what no verdict could fulfil. Raises ValueError."""
+        if self.expect not in EXPECTED_ACTIONS:
+            raise ValueError(f"expect is {self.expect[:80]!r}; expected one of {_legal(self.expect)}")
+        if self.fault not in BY_NAME:
+            hint = did_you_mean(self.fault, BY_NAME) or f"; known are {', '.join(BY_NAME)}"
+            raise ValueError(f"no fault is named {self.fault[:80]!r}{hint}")
+        if not self.end >= self.start:
+            raise ValueError(f"end is {self.end}, before start, {self.start}")
+
+
+def _legal(expect: str) -> str:
+    """Return the legal values, and which of them a word means: an action that fulfils it, or one much like it."""
+    fulfilled = next((name for name, action in EXPECTED_ACTIONS.items() if action == expect), None)
+    meant = f"; did you mean {fulfilled}?" if fulfilled else did_you_mean(expect, EXPECTED_ACTIONS)
+    return ", ".join(EXPECTED_ACTIONS) + meant
 
 
 def read_header(folder: Path) -> Header:

@@ -8,9 +8,9 @@ import numpy as np
 
 from eagle_eye.schema.labels import metric_label, throttled_by
 from eagle_eye.schema.metrics import MetricSpec
+from eagle_eye.schema.notation import number
 from eagle_eye.server.charts.band import Band, Floats
 from eagle_eye.server.charts.drawing import Drawing
-from eagle_eye.server.charts.notation import number
 from eagle_eye.server.charts.peer_selection import Cast
 from eagle_eye.server.charts.windows import Stretch
 

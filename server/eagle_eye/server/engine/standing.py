@@ -40,7 +40,10 @@ class ReturnRequest:
 
 @dataclass(frozen=True, slots=True)
 class ReturnRequirement:
-    """What a return needs: nothing, a passed check, or it is refused; ``word`` and ``detail`` give the reason."""
+    """What a return needs: nothing, a passed check, or it is refused.
+
+    ``word`` and ``detail`` give the reason of a refusal; of a return ``detail`` says why no check goes before it.
+    """
 
     way: Way
     word: str = ""
@@ -82,7 +85,7 @@ def returning(
             return ReturnRequirement(
                 "refuse", "reason", f"{node.node} is a suspect of {fault}: say why it may return (reason)"
             )
-        return ReturnRequirement("return")
+        return ReturnRequirement("return", detail=f"forced by {asking.who}")
     if fault in BY_HAND:
         detail = (
             f"{node.node} is a suspect of {fault}, which no check rules out: it returns by hand alone,"
@@ -108,10 +111,13 @@ def returning(
 
 def _checked(node: Node, asking: ReturnRequest, offer: Offer, settings: PolicySettings) -> ReturnRequirement:
     required = asking.check or settings.readmit_check == "required"
+    if not required and settings.readmit_check == "off":
+        return ReturnRequirement("return", detail="policy.readmit_check is off")
     # A node taken out by a person may be put back by that person, unless a check is requested.
-    wanted = required or (settings.readmit_check == "wanted" and bool(fault_of(node)))
-    if not wanted or (offer.state == "none" and not required):
-        return ReturnRequirement("return")
+    if not required and not fault_of(node):
+        return ReturnRequirement("return", detail=f"{node.by or 'a person'} had taken it out by hand")
+    if not required and offer.state == "none":
+        return ReturnRequirement("return", detail=offer.why)
     if offer.state == "ready":
         return ReturnRequirement("check")
     detail = f"{node.node} cannot be checked: {offer.why}; mend that, or readmit it with force=true"

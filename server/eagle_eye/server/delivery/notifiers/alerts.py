@@ -7,6 +7,8 @@ from typing import Any, NamedTuple
 from urllib.parse import quote
 
 from eagle_eye.schema import action as schema
+from eagle_eye.schema.labels import metric_label
+from eagle_eye.schema.notation import figure
 from eagle_eye.server.model.event_labels import severity
 from eagle_eye.server.model.records import OutboundEvent
 from eagle_eye.server.model.timestamps import rfc3339
@@ -55,7 +57,7 @@ def alerts_of(event: OutboundEvent, public_url: str, runbook_url: str) -> list[A
     data = event.data
     over = event.type == schema.INCIDENT_RESOLVED
     starts = _text(data, "onset") or time
-    url = f"{public_url}/api/v1/incidents/{quote(event.subject, safe='')}"
+    url = f"{public_url}/#/incidents/{quote(event.subject, safe='')}"
     labels = _labels(event, data)
     ends = (_text(data, "ended") or time) if over else None
     alerts = [Alert(labels, _annotations(data, runbook_url), starts, ends, url)]
@@ -69,12 +71,15 @@ def alerts_of(event: OutboundEvent, public_url: str, runbook_url: str) -> list[A
 
 def _labels(event: OutboundEvent, data: Mapping[str, Any]) -> dict[str, str]:
     nodes = data.get("nodes")
+    node = str(nodes[0]) if isinstance(nodes, list) and len(nodes) == 1 else ""
     labels = {
         "alertname": FAULT,
+        # What receivers take for the thing that is in trouble: they fold alerts that have the same, or none.
+        "instance": node or event.job or event.subject,
         "incident_id": event.subject,
         "job": event.job,
         "fault": _text(data, "fault"),
-        "node": str(nodes[0]) if isinstance(nodes, list) and len(nodes) == 1 else "",
+        "node": node,
         "severity": severity(data),
     }
     # Alertmanager treats an empty label as absent.
@@ -96,15 +101,14 @@ def _annotations(data: Mapping[str, Any], runbook_url: str) -> dict[str, str]:
 
 def _evidence(item: Mapping[str, Any]) -> str:
     device = item.get("device")
-    where = "/".join(str(part) for part in (item.get("node"), device) if part is not None)
-    beside = [f"{word} {item[key]}" for key, word in _BESIDE if item.get(key) is not None]
+    where = f"{item.get('node') or 'the job'}{'' if device is None else f' device {device}'}"
     unit = _text(item, "unit")
-    return " ".join(part for part in (where, _text(item, "metric"), str(item.get("value")), unit) if part) + (
-        f" ({', '.join(beside)})" if beside else ""
-    )
+    beside = [f"{word} {figure(item[key], unit)}" for key, word in _BESIDE if item.get(key) is not None]
+    value = "not known" if item.get("value") is None else figure(item["value"], unit)
+    return f"{where}: {metric_label(_text(item, 'metric'))} {value}" + (f" ({', '.join(beside)})" if beside else "")
 
 
-_BESIDE = (("peers_median", "peers"), ("threshold", "threshold"))
+_BESIDE = (("peers_median", "its peers' median"), ("threshold", "threshold"))
 
 
 def _text(data: Mapping[str, Any], key: str) -> str:

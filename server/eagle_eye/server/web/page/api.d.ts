@@ -83,6 +83,7 @@ export interface ActionPreview {
   job_nodes_known: number | null;
   progressed: string | null;
   carriers: Array<Carrier>;
+  hold_now: string;
 }
 
 export interface Agent {
@@ -308,6 +309,8 @@ export interface Dossier {
   meaning: string;
   repair: string;
   mode: "act" | "approve" | "observe";
+  carriers: Array<Carrier> | null;
+  hold_now: string;
   silence: Silence | null;
   where: Array<Whereabouts>;
   where_left_out: number;

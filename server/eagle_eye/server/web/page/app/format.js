@@ -15,6 +15,9 @@ export const count = (value) => value.toLocaleString("en-US");
 /** "1 node", "1,247 nodes". @param {number} many @param {string} one @param {string} [more] */
 export const counted = (many, one, more = `${one}s`) => `${count(many)} ${many === 1 ? one : more}`;
 
+/** A number of steps in full, as everywhere: 32343 → "32,343". @param {number | null | undefined} value */
+export const steps = (value) => (value === null || value === undefined ? "–" : count(value));
+
 /** Three significant digits, with k, M, G: "1.25k", "0.031", "–" for what was not observed.
  * @param {number | string | null | undefined} value */
 export function figure(value) {
@@ -45,7 +48,7 @@ export function measured(value, unit) {
     const [scale, letter] = SCALES.find(([size]) => Math.abs(value) >= size) ?? [1, ""];
     return `${digits(value / scale)} ${letter}${short}`;
   }
-  if (COUNTABLE.has(short) && value === 1) return `1 ${short.slice(0, -1)}`;
+  if (COUNTABLE.has(short) && Number.isInteger(value)) return counted(value, short.slice(0, -1), short);
   return short ? `${figure(value)} ${short}` : figure(value);
 }
 

@@ -3,7 +3,7 @@
 
 /** @type {Record<string, string>} */
 export const STATE_LABELS = {
-  "acting": "action under way",
+  "acting": "action requested",
   "false": "false alarm",
   "would_act": "would have acted",
   "awaiting": "awaiting approval",
@@ -12,6 +12,12 @@ export const STATE_LABELS = {
   "suffices": "enough",
   "falls_short": "not yet",
   "acts": "acts already"
+};
+
+/** @type {Record<string, string>} */
+export const AUTHOR_LABELS = {
+  "server": "Eagle Eye (an action that was carried out)",
+  "local": "local (somebody on the server's host)"
 };
 
 /** @type {Record<string, string>} */

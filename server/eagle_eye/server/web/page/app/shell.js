@@ -10,6 +10,7 @@ import { link as connection, run, useLive } from "./live.js";
 import { link, useRoute } from "./router.js";
 import { Standby } from "./standby.js";
 import { ThemeButton } from "./theme_button.js";
+import { zone } from "./times.js";
 import { Notices } from "./verbs.js";
 import { VIEWS } from "./views.js";
 
@@ -18,7 +19,7 @@ const TABS = /** @type {const} */ ([
   ["incidents", "Incidents"],
   ["jobs", "Jobs"],
   ["nodes", "Nodes"],
-  ["ledger", "Shadow decisions"],
+  ["ledger", "Ledger"],
   ["trust", "Trust in steps"],
   ["subscriptions", "Subscriptions"],
 ]);
@@ -65,8 +66,12 @@ export function Shell() {
           ? h(found.view, { name: route.name, query: route.query, key: `${route.view}/${route.name}` })
           : h(NoSuchPage, { view: route.view }),
     ),
+    h("footer", { class: "zone quiet" }, timesSaid(zone(new Date()))),
   ];
 }
+
+/** @param {string} here the reader's zone */
+const timesSaid = (here) => `Times are in ${here}${here === "UTC" ? "" : "; hover over one for UTC"}.`;
 
 /** The views as links; on a narrow screen behind a button. @param {{tabs: (typeof TABS)[number][], view: string, place: string}} props */
 function Navigation({ tabs, view, place }) {

@@ -11,6 +11,10 @@ const TONES = {
   suspected: "warn",
   confirmed: "bad",
   acting: "bad",
+  action_requested: "bad",
+  action_accepted: "bad",
+  action_running: "bad",
+  action_done: "note",
   recovered: "good",
   // actions
   would_act: "note",
@@ -57,9 +61,10 @@ export const toneOf = (state) => TONES[state] ?? "idle";
 /** @param {string} state */
 export const wordsOf = (state) => STATE_LABELS[state] ?? state.replaceAll("_", " ");
 
-/** The state that an incident is shown in: one whose action awaits a person's word is not under way.
+/** The state that an incident is shown in: for one whose action was requested, how far that has come.
  * @param {{id: string, state: string}} incident @param {readonly {state: string, preliminary: boolean, incident_id: string}[]} [actions] the newest last */
 export function shownState(incident, actions = [...records.action.values()]) {
   const last = actions.findLast((one) => one.incident_id === incident.id && !one.preliminary);
-  return incident.state === "acting" && last?.state === "awaiting" ? last.state : incident.state;
+  if (incident.state !== "acting" || !last) return incident.state;
+  return last.state === "awaiting" ? last.state : `action_${last.state}`;
 }

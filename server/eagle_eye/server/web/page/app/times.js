@@ -28,19 +28,31 @@ export function useNow() {
 /** @param {Date} moment */
 const utc = (moment) => `${moment.toISOString().replace("T", " ").slice(0, 19)} UTC`;
 
-/** "14:03:07" today, "Nov 21, 14:03:07" before. @param {Date} moment */
+/** "14:03:07" today, "Nov 21, 14:03:07" before: where there is little room. @param {Date} moment */
 export function local(moment) {
   const today = new Date(now()).toDateString() === moment.toDateString();
-  const time = moment.toLocaleTimeString("en-GB");
-  if (today) return time;
-  return `${moment.toLocaleDateString("en-US", { month: "short", day: "numeric" })}, ${time}`;
+  return today ? moment.toLocaleTimeString("en-GB") : dated(moment);
 }
 
-/** A moment; `at` is RFC 3339 as the API has it, null: never. @param {{at: string | null | undefined, none?: string}} props */
-export function Time({ at, none = "–" }) {
+/** "Nov 21, 14:03:07", with the year if it is another one. @param {Date} moment */
+function dated(moment) {
+  const other = new Date(now()).getFullYear() !== moment.getFullYear();
+  const day = moment.toLocaleDateString("en-US", { month: "short", day: "numeric", ...(other ? { year: "numeric" } : {}) });
+  return `${day}, ${moment.toLocaleTimeString("en-GB")}`;
+}
+
+/** The reader's zone at a moment: "UTC", "GMT+1", "EST". @param {Date} moment */
+export const zone = (moment) =>
+  new Intl.DateTimeFormat("en-US", { timeZoneName: "short" }).formatToParts(moment).find((part) => part.type === "timeZoneName")?.value ?? "";
+
+/**
+ * A moment with its date; `at` is RFC 3339 as the API has it, null: never. `zoned`: with the zone, where people copy it.
+ * @param {{at: string | null | undefined, none?: string, zoned?: boolean}} props
+ */
+export function Time({ at, none = "–", zoned = false }) {
   if (!at) return none;
   const moment = new Date(at);
-  return h("time", { dateTime: at, title: utc(moment) }, local(moment));
+  return h("time", { dateTime: at, title: utc(moment) }, zoned ? `${dated(moment)} ${zone(moment)}` : dated(moment));
 }
 
 /** How long ago, counting up: "41 s ago". @param {{at: string | null | undefined, none?: string, bare?: boolean}} props */

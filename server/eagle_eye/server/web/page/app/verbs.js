@@ -47,12 +47,12 @@ export const mayAct = () => link.me === null || link.me.scope !== "read";
 
 /**
  * A button for a verb of the API; nothing for somebody who may only look.
- * @param {{label: string, method?: "POST" | "DELETE" | "PATCH", target: string, body?: unknown | ((why: string) => unknown), done?: string,
+ * @param {{label: string, method?: "POST" | "DELETE" | "PATCH", target: string, body?: unknown | ((why: string) => unknown), done?: string | ((answer: any) => string),
  *   question?: string, details?: () => import("preact").ComponentChildren, reason?: string,
  *   tone?: "primary" | "danger" | "", disabled?: boolean, onDone?: (answer: any) => void}} props
  *   `question`: what is asked in a dialog before, `details` what is shown below it; `reason`: the label of a line of text
  *   that is sent as ?reason=; a `body` that is a function takes the line instead, which must then be filled in; `done`: the
- *   sentence said afterwards; `onDone` gets the answer's JSON
+ *   sentence said afterwards, or what makes it of the answer's JSON; `onDone` gets the answer's JSON
  */
 export function Verb(props) {
   const { label, method = "POST", target, body, done, question, details, reason, tone = "", disabled = false, onDone } = props;
@@ -69,7 +69,7 @@ export function Verb(props) {
         typeof body === "function"
           ? await send(method, target, body(why))
           : await send(method, why ? `${target}${join}reason=${encodeURIComponent(why)}` : target, body);
-      notify(done ?? `${label}: done.`);
+      notify(typeof done === "function" ? done(answer) : (done ?? `${label}: done.`));
       onDone?.(answer);
     } catch (error) {
       if (error instanceof SignIn) void run();

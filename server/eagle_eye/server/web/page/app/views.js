@@ -19,7 +19,7 @@ export const VIEWS = {
   incidents: { title: (name) => (name ? `Incident ${name}` : "Incidents"), view: IncidentView },
   jobs: { title: (name) => (name ? `Job ${name}` : "Jobs"), view: JobView },
   nodes: { title: (name) => (name ? `Node ${name}` : "Nodes"), view: NodeView },
-  ledger: { title: () => "Shadow decisions", view: LedgerView },
+  ledger: { title: () => "Ledger", view: LedgerView },
   trust: { title: () => "Trust in steps", view: TrustView },
   subscriptions: { title: () => "Subscriptions", view: SubscriptionsView },
 };

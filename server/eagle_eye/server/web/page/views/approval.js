@@ -24,9 +24,10 @@ export function asked(action) {
 
 /**
  * What a person may say to an action now.
- * @param {{action: Action, mode: string, open: boolean}} props `mode` is policy's; `open`: the trouble goes on
+ * @param {{action: Action, mode: string, open: boolean, doubt: boolean}} props `mode` is policy's; `open`: the trouble
+ *   goes on; `doubt`: policy may not ask for it now, or nobody may carry it out, so that no button is recommended
  */
-export function ActionVerbs({ action, mode, open }) {
+export function ActionVerbs({ action, mode, open, doubt }) {
   const target = (/** @type {string} */ verb) => path`api/v1/actions/${action.id}/${verb}`;
   const onDone = (/** @type {Action} */ answer) => put("action", answer);
   const nobody = action.exclude.length ? few(action.exclude) : `job ${action.job}`;
@@ -36,7 +37,7 @@ export function ActionVerbs({ action, mode, open }) {
         key: "approve",
         label: "Approve",
         target: target("approve"),
-        tone: "primary",
+        tone: doubt ? "" : "primary",
         question: `${capital(asked(action))}?`,
         details: () => h(Consequences, { action }),
         done: "Approved: subscribers are asked now.",
@@ -85,6 +86,7 @@ function Consequences({ action }) {
         ["Left afterwards", it.budgets.length ? it.budgets.map((one) => h("div", { key: one.what + one.of, class: one.left ? "" : "warn-ink strong" }, left(one))) : null],
         ["Data", h(Freshness, { it })],
         ["Carried out by", h(Carriers, { it })],
+        ["Policy", it.hold_now && h("span", { class: "warn-ink strong" }, `would hold it now: ${it.hold_now}`)],
         ["Expires", h(Time, { at: action.expires })],
       ],
     }),

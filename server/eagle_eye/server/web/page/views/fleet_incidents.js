@@ -112,7 +112,7 @@ function response(incident, action) {
   return [
     h("p", null, h("span", { class: "strong" }, capital(what)), " ", h(Badge, { state: action.state })),
     last?.detail && h("p", { class: "quiet" }, last.detail),
-    h("div", { class: "buttons start" }, h(ActionVerbs, { action, mode: connection.fleet?.policy_mode ?? "", open: true })),
+    h("div", { class: "buttons start" }, h(ActionVerbs, { action, mode: connection.fleet?.policy_mode ?? "", open: true, doubt: true })),
   ];
 }
 

@@ -20,7 +20,7 @@ export function LedgerGlance() {
   if (connection.fleet && connection.fleet.policy_mode === "act" && data?.items.length === 0) return null;
   return h(
     Section,
-    { title: "Shadow decisions", id: "ledger", aside: h("a", { href: link("ledger") }, "The whole ledger") },
+    { title: "Ledger", id: "ledger", aside: h("a", { href: link("ledger") }, "The whole ledger") },
     h(Reading, { resource: ledger, what: "the ledger" }),
     data &&
       (data.items.length === 0

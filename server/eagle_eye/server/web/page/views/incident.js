@@ -99,9 +99,9 @@ function Head({ dossier }) {
       incident.node
         ? h("span", null, "Node ", h(NodeLink, { name: incident.node }), incident.device === null ? null : ` device ${incident.device}`)
         : h("span", null, incident.nodes.length ? `Nodes ${few(incident.nodes)}, none accused alone` : "No single node accused"),
-      h("span", null, "Began ", h(Time, { at: incident.onset }), " (", h(Ago, { at: incident.onset }), ")"),
-      h("span", null, "Found ", h(Time, { at: incident.detected }), `, ${duration(Math.max(0, seconds))} later`),
-      incident.ended && h("span", null, "Over ", h(Time, { at: incident.ended })),
+      h("span", null, "Began ", h(Time, { at: incident.onset, zoned: true }), " (", h(Ago, { at: incident.onset }), ")"),
+      h("span", null, "Found ", h(Time, { at: incident.detected, zoned: true }), `, ${duration(Math.max(0, seconds))} later`),
+      incident.ended && h("span", null, "Over ", h(Time, { at: incident.ended, zoned: true })),
     ),
     h("p", { class: "incident-summary" }, incident.summary),
     meaning && h("p", { class: "quiet" }, `${words(incident.fault)}: ${meaning}`, dossier.repair === "none" ? null : ` Usual repair: ${words(dossier.repair)}.`),
@@ -122,6 +122,8 @@ function Outcome({ dossier }) {
       "div",
       { class: "outcome-said" },
       h("p", { class: "strong" }, done(dossier, last)),
+      dossier.carriers && h("p", { class: dossier.carriers.length ? "" : "bad-ink strong" }, carriedOut(dossier.carriers)),
+      dossier.hold_now && h("p", { class: "warn-ink strong" }, `Policy would hold it now: ${dossier.hold_now}.`),
       h("p", null, worked(incident, last)),
       dossier.aftermath.length > 0 && [
         h("p", { class: "quiet strong" }, "Was it right?"),
@@ -136,7 +138,7 @@ function Outcome({ dossier }) {
     h(
       "div",
       { class: "buttons outcome-verbs" },
-      last && h(ActionVerbs, { action: last, mode: dossier.mode, open: OPEN.includes(incident.state) }),
+      last && h(ActionVerbs, { action: last, mode: dossier.mode, open: OPEN.includes(incident.state), doubt: !dossier.carriers?.length || dossier.hold_now !== "" }),
       !incident.acknowledged_by && !over &&
         h(Verb, { label: "Acknowledge", target: target("acknowledge"), done: "Acknowledged.", onDone: (answer) => put("incident", answer) }),
       dossier.silence ? h(EndSilence, { silence: dossier.silence }) : !over && h(SilenceVerb, { scopes: scopesOf(incident) }),
@@ -183,7 +185,7 @@ function done({ incident, mode }, last) {
     case "awaiting":
       return `${capital(wordsOf(last.state))}: ${what}.`;
     case "requested":
-      return `Asked subscribers to ${what}; none has accepted it yet.`;
+      return `Requested: ${what}. Nobody has taken it up yet.`;
     case "accepted":
     case "running":
       return `Under way: ${what}.${said}`;
@@ -196,6 +198,10 @@ function done({ incident, mode }, last) {
       return `${capital(wordsOf(last.state))}: ${what}.${last.reason ? ` ${last.reason}.` : ""}`;
   }
 }
+
+/** Who carries out what waits to be approved or taken up. @param {import("../api").Carrier[]} carriers */
+const carriedOut = (carriers) =>
+  carriers.length ? `To be carried out by ${few(carriers.map((one) => one.subscription_id))}.` : "Nobody will carry it out: no subscription takes this action.";
 
 /** @param {Incident} incident @param {Action | undefined} last */
 function worked(incident, last) {

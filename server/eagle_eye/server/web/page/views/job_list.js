@@ -2,7 +2,7 @@
 
 import { h } from "preact";
 import { Filters } from "../app/filters.js";
-import { count, duration, figure } from "../app/format.js";
+import { count, duration, steps } from "../app/format.js";
 import { Badge, cellColumn, cellFilter, Empty, JobLink, Owner, Reading } from "../app/parts.js";
 import { useResource } from "../app/resource.js";
 import { filtered } from "../app/router.js";
@@ -62,7 +62,7 @@ const COLUMNS = [
   { title: "State", cell: (job) => h(Badge, { state: job.state }) },
   { title: "Owner", cell: (job) => h(Owner, { name: job.owner }) },
   { title: "Last step", cell: (job) => h(Ago, { at: progress(job)?.progressed, none: "not seen" }) },
-  { title: "Step", right: true, cell: (job) => figure(progress(job)?.step) },
+  { title: "Step", right: true, cell: (job) => steps(progress(job)?.step) },
   { title: "A step takes", right: true, cell: (job) => duration(progress(job)?.step_seconds) },
   { title: "Nodes", right: true, cell: (job) => (job.nodes_total ? count(job.nodes_total) : "–") },
   { title: "Updated", cell: (job) => h(Ago, { at: job.updated }) },

@@ -29,13 +29,14 @@ const STANDINGS = /** @type {const} */ ([
 const WHY = {
   marked_false: "a person called it a false alarm",
   node_failed: "a fact accused the same node later",
-  taken_out: "somebody took the node out",
+  checked_sick: "a check found the node sick",
   ticket: "a repair ticket was opened on it",
-  left_out: "the job went on without it",
   job_stopped: "the job made no further step",
   went_on: "the job made steps, in the same attempt",
   ran_on: "the job ran on with it, and nothing happened",
   waiting: "its time is not up yet",
+  taken_out: "somebody took the node out, which proves nothing",
+  left_out: "the job went on without it, which proves nothing",
   job_ended: "the job ended first",
   persisted: "it lasted and no action was taken",
   out_of_sight: "not observed",
@@ -57,7 +58,7 @@ export function LedgerView({ query }) {
   const { data } = ledger;
   const filters = cellFilter(data?.items ?? [], values);
   return [
-    h("h1", null, "Shadow decisions"),
+    h("h1", null, "Ledger"),
     h(
       "p",
       { class: "prose quiet" },

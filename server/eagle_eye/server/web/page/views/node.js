@@ -4,6 +4,7 @@ import { h } from "preact";
 import { useState } from "preact/hooks";
 import { get, path } from "../app/api.js";
 import { byName, count, counted, duration, figure, measured, words } from "../app/format.js";
+import { AUTHOR_LABELS } from "../app/labels.js";
 import { link as connection, records, seesAllJobs, useLive } from "../app/live.js";
 import { Badge, Empty, Facts, JobLink, Missing, NodeLink, Reading, Reason, Section, isMissing } from "../app/parts.js";
 import { useResource } from "../app/resource.js";
@@ -112,7 +113,7 @@ function Standing({ record }) {
         ["Works for", agent?.job ? h(JobLink, { name: agent.job }) : agent ? "no job" : "not known"],
         ["Last report", agent ? h(Ago, { at: agent.heard }) : "not since the server started"],
         ["Standing since", h(Time, { at: record.updated })],
-        ["Set by", record.by],
+        ["Set by", AUTHOR_LABELS[record.by] ?? record.by],
         ["Out because of", record.fault ? words(record.fault) : null],
         ["Watched until", record.watched_until ? h(Time, { at: record.watched_until }) : null],
         ["Waits for check", record.check_id ? h("code", null, record.check_id) : null],

@@ -2,6 +2,7 @@
 
 import { h } from "preact";
 import { path } from "../app/api.js";
+import { capital } from "../app/format.js";
 import { Verb } from "../app/verbs.js";
 
 /** @param {{node: string, state: string | null, again?: () => void, all?: boolean}} props `all`: those, too, that are seldom wanted */
@@ -9,6 +10,8 @@ export function NodeVerbs({ node, state, again, all = false }) {
   const target = (/** @type {string} */ verb) => path`api/v1/nodes/${node}/${verb}`;
   if (state === null) return null;
   const out = state !== "in_service";
+  const readmitted = (/** @type {import("../api").Node} */ answer) =>
+    answer.state === "in_service" ? `${node} is in service. ${capital(answer.reason)}.` : `${node} returns once its check has passed.`;
   const returned = (/** @type {any} */ answer) => {
     void answer;
     again?.();
@@ -21,8 +24,8 @@ export function NodeVerbs({ node, state, again, all = false }) {
         target: target("readmit"),
         tone: "primary",
         reason: "Reason, kept with the node",
-        question: `Return ${node} to service? Where its fault asks for one, its agent checks it first.`,
-        done: `${node}: readmission asked for. It returns at once, or once its check has passed.`,
+        question: `Return ${node} to service? Where a fault took it out and its agent makes checks, it is checked first.`,
+        done: readmitted,
         onDone: returned,
       }),
     out && all &&
@@ -33,7 +36,7 @@ export function NodeVerbs({ node, state, again, all = false }) {
         tone: "danger",
         reason: "Reason, kept with the node",
         question: `Return ${node} to service at once, whatever stands against it: an administrator's drain, its probation, a failed check?`,
-        done: `${node} is in service.`,
+        done: readmitted,
         onDone: returned,
       }),
     !out &&

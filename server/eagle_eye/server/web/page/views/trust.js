@@ -31,7 +31,7 @@ export function TrustView() {
       "p",
       { class: "prose quiet" },
       "From observe to approve to act, one fault at a time: how often policy would have been right, by the ",
-      h("a", { href: link("ledger") }, "shadow decisions"),
+      h("a", { href: link("ledger") }, "the ledger"),
       " and by what people said, and the lines for the server's configuration that take the next step. No record is no reason to trust.",
     ),
     h(Reading, { resource: steps, what: "the ledger" }),

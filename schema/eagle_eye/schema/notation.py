@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 
+from eagle_eye.schema.labels import throttled_by
+
 _UNITS = {
     "seconds": "s",
     "bytes": "B",
@@ -27,12 +29,21 @@ def number(value: float, unit: str) -> str:
     word = _UNITS.get(unit, unit.replace("_", " "))
     if unit in _COUNTED and value == 1:
         word = word.removesuffix("s")
-    if math.isinf(value):
+    if not math.isfinite(value):
         return "not finite"
     for size, prefix in _PREFIXES if unit in _SCALED else ():
         if abs(value) >= size:
             return f"{_short(value / size)} {prefix}{word}"
     return f"{_short(value)} {word}".rstrip()
+
+
+def figure(value: float | str, unit: str) -> str:
+    """Return an observed value with its unit; a bit mask, also one in hexadecimal, as the reasons that it holds."""
+    if unit == "bitmask" and isinstance(value, str) and value.startswith("0x"):
+        value = int(value, 16)
+    if isinstance(value, str):
+        return value
+    return throttled_by(int(value)) if unit == "bitmask" else number(value, unit)
 
 
 def _short(value: float) -> str:
