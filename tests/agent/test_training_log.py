@@ -160,7 +160,50 @@ def test_stdout_and_stderr_of_one_process_are_one_programs(site: Site) -> None:
         reported += kinds(site.collect(agent).events)
     assert reported == ["eval", "train", "checkpoint_begin", "checkpoint_end"]
     row = site.collect(agent).devices[0]
-    assert (row["train_step"], row["train_step_seconds"], row["train_loss"]) == (60.0, 2.0, math.inf)
+    assert (row["train_step"], row["train_loss"]) == (60.0, math.inf)
+
+
+def test_a_bars_rate_is_not_taken_for_the_pace(site: Site) -> None:
+    site.runs(0, size=1)
+    log = site.log()
+    site.writes_to(0, log)
+    agent = site.agent()
+    site.collect(agent)
+    append(log, "  2%|#  | 10/500 [00:20<15:00, 80.00s/it]\n{'loss': 2.3, 'learning_rate': 4.5e-05, 'epoch': 0.1}\n")
+    for step in range(11, 31):
+        append(log, f"  5%|#  | {step}/500 [01:40<15:00, 80.00s/it]\n")
+        row = site.collect(agent, 2.0).devices[0]
+    assert row["train_step_seconds"] == pytest.approx(2.0)
+
+
+def test_an_evaluation_between_bars_makes_no_step_longer(site: Site) -> None:
+    site.runs(0, size=1)
+    log = site.log()
+    site.writes_to(0, log)
+    agent = site.agent()
+    site.collect(agent)
+    append(log, "  2%|#  | 10/500 [00:20<15:00, 2.00s/it]\n{'loss': 2.3, 'learning_rate': 4.5e-05, 'epoch': 0.1}\n")
+    seen = set()
+    for step in range(11, 41):
+        if step % 10 == 1:
+            append(log, " 12%|#  | 1/8 [00:01<00:07, 1.00s/it]\n")
+            site.collect(agent, 100.0)
+        append(log, f"  5%|#  | {step}/500 [01:40<15:00, 2.00s/it]\n")
+        row = site.collect(agent, 2.0).devices[0]
+        seen.add(round(row.get("train_step_seconds", 2.0), 3))
+    assert seen == {2.0}
+
+
+def test_batches_of_a_bar_are_no_steps_and_their_loss_is_told(site: Site) -> None:
+    site.runs(0, size=1)
+    log = site.log()
+    site.writes_to(0, log)
+    agent = site.agent()
+    site.collect(agent)
+    for batch in range(238, 244):
+        total, bar = (240, "100%|##|") if batch <= 240 else ("?", "|  |")
+        append(log, f"Epoch 0: {bar} {batch}/{total} [00:45<00:00,  5.33it/s, v_num=0, train_loss=0.0497]\r")
+    assert site.collect(agent).devices == {0: {"train_loss": pytest.approx(0.0497)}}
 
 
 def test_collectives_of_the_widest_group_are_told(site: Site) -> None:

@@ -112,7 +112,7 @@ class TrainingLogCollector:
 
     def _take(self, log: FollowedLog, said: Said) -> None:
         if said.reading is not None and said.reading.step is not None:
-            self._end_quiet(log, list(log.program.quiet))
+            self._end_quiet(log, list(log.program.quiet), said.reading.stamp_s)
         process = self._whose(log, said)
         if process is Missing.UNKNOWN:
             self._drops.count("training_log_unattributed")
@@ -135,20 +135,21 @@ class TrainingLogCollector:
         if course is not None and course.take(reading, log.identity, self._at_s):
             self._errors.note_step(process)
         if reading.quiet in _ENDS:
-            self._end_quiet(log, [_ENDS[reading.quiet]])
+            self._end_quiet(log, [_ENDS[reading.quiet]], reading.stamp_s)
         elif reading.quiet is not None and reading.quiet not in log.program.quiet:
             log.program.quiet[reading.quiet] = (process, reading.quiet_step)
+            self._ranks.pause(reading.stamp_s)
             self._tell_quiet(reading.quiet, process, reading.quiet_step, begins=True)
 
-    def _end_quiet(self, log: FollowedLog, begun: list[Quiet]) -> None:
+    def _end_quiet(self, log: FollowedLog, begun: list[Quiet], stamp_s: float | None) -> None:
         """Note that what this program began has ended: by its own line, or by a step finished since."""
         for quiet in begun:
             process, step = log.program.quiet.pop(quiet, (None, None))
             if process is not None:
+                self._ranks.pause(stamp_s)
                 self._tell_quiet(quiet, process, step, begins=False)
 
     def _tell_quiet(self, quiet: Quiet, process: TrainingProcess, step: int | None, *, begins: bool) -> None:
-        self._ranks.pause()
         kind, attributes = "phase", {"rank": process.rank, "job": process.job, "attempt": process.attempt}
         if quiet is Quiet.CHECKPOINT_BEGIN:
             kind, attributes = "checkpoint_begin" if begins else "checkpoint_end", {"step": step}
