@@ -334,6 +334,21 @@ def test_the_general_reader_knows_several_ways_of_saying_it(wording: str) -> Non
     assert [(said.step, said.loss) for said in found] == [(20, 3.5), (30, 3.5)]
 
 
+@pytest.mark.parametrize(
+    "wording",
+    ['{{"epoch": {}, "iter": {}, "loss": 3.1, "data_time": 0.1}}', "epoch: {}, step: {}, loss: 3.1, eta: 0:10:00"],
+)
+def test_steps_that_begin_anew_in_each_epoch_go_on(wording: str) -> None:
+    places = [(1, 50), (1, 100), (2, 50), (2, 100), (3, 50)]
+    assert [said.step for said in readings([wording.format(*place) for place in places])] == [50, 100, 150, 200, 250]
+
+
+def test_a_program_that_resumes_from_an_earlier_step_goes_back() -> None:
+    places = [(2, 150), (2, 200), (1, 60), (1, 70)]
+    lines = [f"epoch: {epoch}, step: {step}, loss: 3.1, eta: 0:10:00" for epoch, step in places]
+    assert [said.step for said in readings(lines)] == [150, 200, 60, 70]
+
+
 def test_a_framework_that_is_recognised_ends_the_general_reading() -> None:
     lines = ["step: 1 loss: 9.0", "step: 2 loss: 8.0", *lines_of("nemo_2.4.log"), "step: 9 loss: 1.0"]
     assert [said.step for said in readings(lines)] == [2, 7, 8]

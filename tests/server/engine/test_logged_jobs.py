@@ -9,6 +9,7 @@ import pytest
 
 from eagle_eye.detectors.progress.hang import REPORTS_MIN, Hang
 from eagle_eye.detectors.signs.progress import Patience
+from eagle_eye.detectors.signs.unread_log import LINES_MIN
 from eagle_eye.detectors.types import Blind, Verdict, Window, WindowEvent
 from eagle_eye.schema.metrics import Scope
 from eagle_eye.server.engine.job_track import JobTrack
@@ -45,6 +46,11 @@ class Logged:
     def enters(self, phase: str) -> Logged:
         self.track.add_event(WindowEvent(self.now_s, "n0", 0, "phase", {"name": phase, "rank": 0}))
         return self
+
+    def also(self, metric: str, value: float) -> None:
+        """Report a value of the rank's row of this second."""
+        columns = np.array([self._column])
+        self.track.write(self.now_s, Scope.DEVICE, [metric], columns, np.array([[value]]), more=True)
 
     def blind(self) -> str:
         """Return why the detector cannot tell now."""
@@ -103,3 +109,38 @@ def test_an_evaluation_in_the_row_of_the_last_step_leaves_the_habit_known() -> N
         job.lines(420).enters("eval").silent(10).enters("train")
     assert job.track.course.reports.usual_s == 420.0
     assert job.said == []
+
+
+def unread(lines: float, *, before: float = 0.0) -> Logged:
+    """A job whose log went on for ``lines`` lines after its last step, in five minutes."""
+    job = Logged()
+    for _ in range(REPORTS_MIN + 2):
+        job.lines(10)
+        job.also("train_log_lines_since_step", before)
+    for second in range(300):
+        job.silent(1)
+        job.also("train_log_lines_since_step", lines * (second + 1) / 300)
+    return job
+
+
+def test_a_log_that_stops_being_understood_is_no_standstill() -> None:
+    job = unread(12_300)
+    assert job.said == []
+    assert job.blind() == "12,300 lines of the job's log, none read since step 80"
+
+
+def test_a_few_last_words_of_a_log_are_a_standstill() -> None:
+    assert [verdict.fault for verdict in unread(LINES_MIN - 1).silent(1).said][:1] == ["hang"]
+
+
+def test_a_log_with_many_lines_between_steps_is_understood() -> None:
+    assert [verdict.fault for verdict in unread(110, before=100.0).silent(1).said][:1] == ["hang"]
+
+
+def test_a_log_of_which_no_step_was_ever_understood_is_no_failed_start() -> None:
+    job = Logged()
+    for second in range(2_000):
+        job.silent(1)
+        job.also("train_log_lines_since_step", float(second))
+    assert job.said == []
+    assert job.blind() == "1,999 lines of the job's log, none with a step that is understood"

@@ -15,14 +15,14 @@ from eagle_eye.agent.training_logs.ended_by_error import EndedByError
 from eagle_eye.agent.training_logs.followed_log import FollowedLog, Said
 from eagle_eye.agent.training_logs.followed_logs import FollowedLogs
 from eagle_eye.agent.training_logs.frameworks import FRAMEWORKS
+from eagle_eye.agent.training_logs.line_prefixes import LogLine
 from eagle_eye.agent.training_logs.log_finder import Pattern
-from eagle_eye.agent.training_logs.rank_courses import RankCourses
+from eagle_eye.agent.training_logs.rank_courses import Key, RankCourses, key
 from eagle_eye.agent.training_logs.reading import Framework, LineWriter, LogReading, Quiet
 from eagle_eye.agent.training_logs.trouble import LogTrouble
 from eagle_eye.schema.events import Event
 
 EVENTS_MAX = 256  # reported per collection
-NOTHING_KNOWN_BYTES = 1 << 20  # bytes of a configured log without a recognized line before that is reported
 
 _ENDS = {Quiet.CHECKPOINT_END: Quiet.CHECKPOINT_BEGIN, Quiet.EVAL_END: Quiet.EVAL_BEGIN}
 
@@ -85,6 +85,7 @@ class TrainingLogCollector:
             except OSError as error:
                 self._unreadable.note(f"{log.name}: {error.strerror or error}", self._at_s)
                 self._logs.forget(log)
+        self._note_lines()
         self._events += self._errors.ended(self._ranks.processes(), self._at_s)
         hooked = self._hooked_devices()
         events, self._events = [event for event in self._events if event.device not in hooked], []
@@ -102,6 +103,26 @@ class TrainingLogCollector:
         rank = reading.rank if reading is not None else watchdog.rank if watchdog is not None else None
         writer = reading.writer if reading is not None else LineWriter.ANY
         return writer_of(said.line, rank, writer, log.origin, self._ranks.processes(), self._logs.tasks)
+
+    def _note_lines(self) -> None:
+        """Record for each rank how far its log has gone on since a step was read in it.
+
+        Of a rank's several logs those count that have named a step, if any has; the one that has done so last.
+        """
+        lines: dict[Key, list[tuple[bool, int]]] = {}
+        for log in self._logs.all():
+            process = log.steps_of
+            if process is None and log.step is None:  # otherwise they are those of a rank elsewhere
+                found = writer_of(
+                    LogLine(""), None, LineWriter.FIRST, log.origin, self._ranks.processes(), self._logs.tasks
+                )
+                process = found if isinstance(found, TrainingProcess) else None
+            if process is not None:
+                lines.setdefault(key(process), []).append((log.steps_of is None, log.lines_since_step))
+        for process in self._ranks.processes():
+            course, counted = self._ranks.of(process), lines.get(key(process))
+            if course is not None and counted:
+                course.note_log(min(counted)[1])
 
     def _learn(self, log: FollowedLog, said: Said) -> None:
         """Take a line from before the agent started: a running job continues from it, an earlier job's is ignored."""
@@ -132,6 +153,8 @@ class TrainingLogCollector:
 
     def _take_reading(self, process: TrainingProcess, log: FollowedLog, reading: LogReading) -> None:
         course = self._ranks.of(process)
+        if reading.step is not None:
+            log.steps_of = process
         if course is not None and course.take(reading, log.identity, self._at_s):
             self._errors.note_step(process)
         if reading.quiet in _ENDS:
@@ -159,8 +182,6 @@ class TrainingLogCollector:
 
     def _problem(self) -> str:
         problems = [self._logs.problem, self._unattributed.text(self._at_s), self._unreadable.text(self._at_s)]
-        for log in self._logs.all():
-            if log.configured and not log.understood and log.read_bytes >= NOTHING_KNOWN_BYTES:
-                problems.append(f"{log.name}: no line of a known framework in {log.read_bytes >> 20} MiB")
-                break
+        followed = [log.unread for log in self._logs.all() if log.configured or log.step is not None]
+        problems += [text for text in followed if text][:1]
         return "; ".join(text for text in problems if text)

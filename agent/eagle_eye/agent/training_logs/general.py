@@ -10,8 +10,10 @@ job's is unknown.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 
 import msgspec
 
@@ -53,7 +55,7 @@ _IN_EPOCH = re.compile(
 )
 _OF_ALL = re.compile(rf"\b(?:Iter|Step)(?:\(train\))?:? {{0,4}}\[ {{0,12}}{_OF}\]")
 _KERAS_EPOCH = re.compile(r"^Epoch (?P<epoch>[0-9]{1,9})/[0-9]{1,9}\s{0,8}$")
-_KERAS = re.compile(rf"^[\x08 ]{{0,400}}{_OF} (?:\[[=>.]{{1,80}}\]|[\u2500-\u257f ]{{5,80}}) .{{0,200}}?- loss: ")
+_KERAS = re.compile(rf"^[\x08 ]{{0,400}}{_OF} (?:(?:\[[=>.]{{1,80}}\]|[\u2500-\u257f ]{{5,80}}) )?.{{0,200}}?- loss: ")
 _BAR_OF_STEPS = re.compile(r"(?:train(?:ing)? )?steps?", re.IGNORECASE)  # other bars count batches
 _LEVANTER = re.compile(r"\bProgress on:train (?P<step>[0-9.]{1,12}[kM]?)it/")
 _EVALUATES = re.compile(
@@ -71,6 +73,7 @@ def _value_of(names: tuple[str, ...]) -> re.Pattern[str]:
 
 
 _STEP, _LOSS, _NORM = _value_of(_STEPS), _value_of(_LOSSES), _value_of(_NORMS)
+_EPOCH = _value_of(("epoch",))
 # After a letter and one blank it is part of a longer name: "data time".
 _DURATION = re.compile(rf"(?<![A-Za-z] ){_named(_DURATIONS)}({NUMBER}) ?(ms|s)?(?![\w:])", re.IGNORECASE)
 _decoder = msgspec.json.Decoder(dict[str, object])
@@ -83,12 +86,14 @@ class GeneralLogParser:
         self._first_step: int | None = None
         self._sure = False
         self._epoch = 1  # of Keras, which names it in a line of its own
+        self._at = (math.inf, 0)  # epoch and step of the last line that names both...
+        self._earlier = 0  # ...and the steps of earlier epochs, where each is counted by itself
 
     def __call__(self, line: str) -> LogReading | None:
         """Parse the line; return None until two lines agree that these are training steps, or one counts them."""
         at = line.find('{"', 0, LINE_CHARS_MAX)
         if at >= 0:
-            said = _json(line[at:].rstrip())
+            said, epoch = _json(line[at:].rstrip())
         elif len(line) > LINE_CHARS_MAX:
             return None
         else:
@@ -96,13 +101,29 @@ class GeneralLogParser:
             if counted is not None:
                 return counted
             said = _plain(line)
+            found = _EPOCH.search(line) if said is not None else None
+            epoch = number(found[1]) if found is not None else None
         if said is None or said.step is None or said.step >= STEP_MAX:
+            return None
+        said = self._of_all_epochs(said, said.step, epoch)
+        if said.step is None:
             return None
         if not self._sure:
             further = self._first_step is not None and said.step > self._first_step
             self._sure = further or _BESIDE.search(line) is not None
             self._first_step = said.step
         return said if self._sure else None
+
+    def _of_all_epochs(self, said: LogReading, step: int, epoch: float | None) -> LogReading:
+        """Return the reading with a step that goes on where the program counts from the beginning in a new epoch."""
+        if epoch is not None:
+            before_epoch, before = self._at
+            if epoch < before_epoch:  # the first such line, or the program resumed from an earlier one
+                self._earlier = 0
+            elif epoch > before_epoch and step < before:
+                self._earlier += before
+            self._at = epoch, step
+        return replace(said, step=self._earlier + step)
 
     def _counted(self, line: str) -> LogReading | None:
         """Parse a line that counts as training loops do; None: it does not."""
@@ -176,19 +197,21 @@ def _duration_s(line: str, *, of_a_loop: bool) -> float | None:
     return None
 
 
-def _json(text: str) -> LogReading | None:
+def _json(text: str) -> tuple[LogReading | None, float | None]:
+    """Return the object's values and its epoch; None for what it lacks."""
     fields = decoded(text, _decoder) if len(text) <= JSON_CHARS_MAX else None
     if fields is None:
-        return None
+        return None, None
     step, loss = _first(fields, _STEPS), _first(fields, _LOSSES)
     if step is None or loss is None or not step.is_integer() or step < 0:
-        return None
+        return None, None
     step_s, step_ms = _first(fields, _SECONDS), _first(fields, _MILLISECONDS)
     if step_ms is not None:
         step_s = step_ms / 1e3
     elif step_s is None and any(name in fields for name in _TIMED_BESIDE):
         step_s = _first(fields, _DURATIONS)
-    return LogReading(step=int(step), step_s=step_s, loss=loss, grad_norm=_first(fields, _NORMS))
+    said = LogReading(step=int(step), step_s=step_s, loss=loss, grad_norm=_first(fields, _NORMS))
+    return said, _first(fields, ("epoch",))
 
 
 def _first(fields: Mapping[str, object], names: tuple[str, ...]) -> float | None:

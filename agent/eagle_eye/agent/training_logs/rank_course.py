@@ -9,6 +9,7 @@ from eagle_eye.agent.training_logs.reading import STEP_MAX, LogReading
 
 SOURCES_MAX = 16  # logs about one rank: its two outputs, a shared one, structured lines, event files
 ARRIVAL_S_MIN = 10.0  # lines arrive within a second of being written: over a shorter time the error would dominate
+LOG_LINES = "train_log_lines_since_step"
 STAMP_SLACK_S = 30.0  # buffers delay lines; a timestamp further ahead of our clock means that a clock was set
 
 
@@ -78,6 +79,11 @@ class RankCourse:
         if 0 <= enqueued < 1 << 53:
             self._row["nccl_sequence"] = float(enqueued)
             self._row["nccl_completed_sequence"] = float(max(0, min(enqueued, completed or 0)))
+
+    def note_log(self, lines_since_step: int) -> None:
+        """Record how many lines of the rank's log follow the last one with a step."""
+        if lines_since_step or LOG_LINES in self._row:
+            self._row[LOG_LINES] = float(lines_since_step)
 
     @property
     def fresh(self) -> bool:

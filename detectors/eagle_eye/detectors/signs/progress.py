@@ -14,6 +14,7 @@ import numpy as np
 from eagle_eye.detectors.signs.last_work import worked_until_s
 from eagle_eye.detectors.signs.medians import median_of
 from eagle_eye.detectors.signs.once import once
+from eagle_eye.detectors.signs.unread_log import unread_log
 from eagle_eye.detectors.signs.unstarted import steps_expected
 from eagle_eye.detectors.signs.without_hook import most_freed, work
 from eagle_eye.detectors.types import Blind, Evidence, Window
@@ -137,8 +138,12 @@ def progress(window: Window, patience: Patience) -> Progress:
     """Return the job's progress.
 
     Raises Blind if neither steps nor GPU activity are reported, if no node reported recently, and while the job is
-    starting.
+    starting. Of a job whose log is not understood the steps are unknown: only its GPUs tell.
     """
+    if unread := unread_log(window):
+        if work(window) is None:
+            raise Blind(unread)
+        return _unreported(window, patience)
     if not np.isfinite(window.last_step):
         unheard = hooked(window) or _start_overdue(window, patience)
         return _never_stepped(window, patience) if unheard else _unreported(window, patience)

@@ -43,6 +43,7 @@ class StepProgress(NamedTuple):
     progressed_s: float | None  # when its last step was seen to finish
     step_s: float | None  # typical duration of a step
     checkpoints: AttemptCheckpoints = NOTHING_REPORTED
+    log: str = ""  # that its log goes on and no step is read in it
 
 
 class JobProgress(NamedTuple):
