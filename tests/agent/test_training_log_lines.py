@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import gzip
+import json
 import math
 import os
 import re
@@ -295,6 +296,21 @@ def test_an_mlperf_log_that_evaluates_is_not_taken_for_hugging_face() -> None:
 def test_of_an_mlperf_log_without_its_batch_size_no_step_is_told() -> None:
     (said,) = readings([lines_of("mllog_llm.log")[2]])
     assert (said.step, said.step_s, said.loss) == (None, 12.75, 7.6975)
+
+
+def mllog(time_s: float, key: str, value: object, **metadata: object) -> str:
+    entry = {"time_ms": int(1_000 * time_s), "key": key, "value": value, "metadata": metadata}
+    return f":::MLLOG {json.dumps(entry)}"
+
+
+@pytest.mark.parametrize(("per_step", "steps"), [(64, [1, 2, 3]), (64 * 2_048, [2, 3])])
+def test_an_mlperf_log_that_counts_tokens_is_told_from_one_that_counts_samples(per_step: int, steps: list[int]) -> None:
+    lines = [mllog(0.0, "global_batch_size", 64), mllog(0.0, "max_sequence_length", 2_048)]
+    for step in (1, 2, 3):
+        stats = {"train_step_timing in s": 10.6}
+        lines.append(mllog(100.0 + 10.7 * step, "tracked_stats", stats, step=step * per_step))
+    told = [(said.step, said.step_s) for said in readings(lines) if said.step is not None]
+    assert told == [(step, 10.6) for step in steps]
 
 
 @pytest.mark.parametrize("name", ["nanogpt.log", "fairseq_json.log", "mllog_llm.log"])

@@ -49,7 +49,7 @@ class MlLogParser:
         self._batch_size = 0.0  # samples per step; 0: unknown
         self._sequence_length = 0.0  # tokens per sample; 0: unknown
         self._in_tokens: bool | None = None  # what the program counts; None: not known yet
-        self._before: tuple[float, float] | None = None  # count and stamp of the last line of progress
+        self._before: tuple[float, float] | None = None  # count and stamp of the last line of progress, or the start
         self._step = 0  # the last one of this run
 
     def __call__(self, line: str) -> LogReading | None:
@@ -62,7 +62,7 @@ class MlLogParser:
             return None
         if entry.key == "global_batch_size":
             self._batch_size = _count(entry.value) or 0.0
-            self._step, self._before = 0, None
+            self._step, self._before = 0, None if entry.stamp_s is None else (0.0, entry.stamp_s)
             return LogReading(writer=LineWriter.FIRST)
         if entry.key == "max_sequence_length":
             self._sequence_length = _count(entry.value) or 0.0
@@ -104,7 +104,10 @@ class MlLogParser:
             if before is None or counted <= before[0]:
                 return None
             fit = max(stamp_s - before[1], step_s) / step_s
-            self._in_tokens = (counted - before[0]) / self._batch_size > TOKENS_RATIO * fit
+            many = (counted - before[0]) / self._batch_size > TOKENS_RATIO * fit
+            if many and before[0] == 0.0:
+                return None  # tokens, or a run that was resumed
+            self._in_tokens = many
         return self._batch_size * (self._sequence_length if self._in_tokens else 1.0)
 
 
