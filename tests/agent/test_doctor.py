@@ -6,9 +6,11 @@ import os
 import socket
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from email.utils import formatdate
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import msgspec
@@ -333,3 +335,50 @@ def test_the_command_examines_this_host(tmp_path: Path) -> None:
     assert found["server"]["state"] == found["node name"]["state"] == "failed"
     assert {"GPU driver", "hook socket", "spool", "py-spy", "CAP_SYSLOG"} <= found.keys()
     assert all(bool(finding["remedy"]) <= (finding["state"] == "failed") for finding in found.values())
+
+
+@pytest.fixture
+def metrics_page() -> Iterator[Callable[[str], str]]:
+    """A page of an agent's metrics with the given text; returns its address."""
+    made: list[HTTPServer] = []
+
+    def serve(text: str) -> str:
+        class Page(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                self.send_response(200)
+                self.end_headers()
+                self.wfile.write(text.encode())
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        page = HTTPServer(("127.0.0.1", 0), Page)
+        made.append(page)
+        threading.Thread(target=page.serve_forever, daemon=True).start()
+        return f"127.0.0.1:{page.server_port}"
+
+    yield serve
+    for page in made:
+        page.shutdown()
+        page.server_close()
+
+
+def test_a_log_that_is_not_understood_is_found_on_the_agents_page(metrics_page: Callable[[str], str]) -> None:
+    name = "eagle_eye_train_log_lines_since_step"
+    text = f'{name}{{device="0",job="j"}} 12300\n{name}{{device="1",job="j"}} 3\n'
+    finding = one(doctor_checks.training_logs(metrics_page(text)))
+    assert (finding.state, finding.detail) == (
+        "failed",
+        "12,300 lines without a step that is read, by the rank on device 0",
+    )
+    assert "training_log_patterns" in finding.remedy
+
+
+def test_logs_that_are_read_are_found_well(metrics_page: Callable[[str], str]) -> None:
+    assert one(doctor_checks.training_logs(metrics_page("eagle_eye_train_step{} 3\n"))).state == "ok"
+
+
+@pytest.mark.parametrize("listens", ["", "127.0.0.1:1"])
+def test_without_a_running_agent_it_is_not_known_whether_logs_are_read(listens: str) -> None:
+    finding = one(doctor_checks.training_logs(listens))
+    assert (finding.state, finding.detail[:9]) == ("note", "not known")

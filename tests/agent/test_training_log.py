@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from eagle_eye.agent.collectors.training_log import NOTHING_KNOWN_BYTES
 from eagle_eye.agent.loop.collector import Observed
 from eagle_eye.agent.training_logs.followed_log import UNKNOWN_BYTES, UNKNOWN_EVERY
 from eagle_eye.agent.training_logs.followed_logs import ACTIVE_S, FILES_MAX, LINES_MAX, LINGER_S, LOOK_S
@@ -160,7 +159,51 @@ def test_stdout_and_stderr_of_one_process_are_one_programs(site: Site) -> None:
         reported += kinds(site.collect(agent).events)
     assert reported == ["eval", "train", "checkpoint_begin", "checkpoint_end"]
     row = site.collect(agent).devices[0]
-    assert (row["train_step"], row["train_step_seconds"], row["train_loss"]) == (60.0, 2.0, math.inf)
+    assert (row["train_step"], row["train_loss"]) == (60.0, math.inf)
+
+
+def test_a_bars_rate_is_not_taken_for_the_pace(site: Site) -> None:
+    site.runs(0, size=1)
+    log = site.log()
+    site.writes_to(0, log)
+    agent = site.agent()
+    site.collect(agent)
+    append(log, "  2%|#  | 10/500 [00:20<15:00, 80.00s/it]\n{'loss': 2.3, 'learning_rate': 4.5e-05, 'epoch': 0.1}\n")
+    for step in range(11, 31):
+        append(log, f"  5%|#  | {step}/500 [01:40<15:00, 80.00s/it]\n")
+        row = site.collect(agent, 2.0).devices[0]
+    assert row["train_step_seconds"] == pytest.approx(2.0)
+
+
+def test_an_evaluation_between_bars_makes_no_step_longer(site: Site) -> None:
+    site.runs(0, size=1)
+    log = site.log()
+    site.writes_to(0, log)
+    agent = site.agent()
+    site.collect(agent)
+    append(log, "  2%|#  | 10/500 [00:20<15:00, 2.00s/it]\n{'loss': 2.3, 'learning_rate': 4.5e-05, 'epoch': 0.1}\n")
+    seen = set()
+    for step in range(11, 41):
+        if step % 10 == 1:
+            append(log, " 12%|#  | 1/8 [00:01<00:07, 1.00s/it]\n")
+            site.collect(agent, 100.0)
+        append(log, f"  5%|#  | {step}/500 [01:40<15:00, 2.00s/it]\n")
+        row = site.collect(agent, 2.0).devices[0]
+        seen.add(round(row.get("train_step_seconds", 2.0), 3))
+    assert seen == {2.0}
+
+
+def test_batches_of_a_bar_are_no_steps_and_their_loss_is_told(site: Site) -> None:
+    site.runs(0, size=1)
+    log = site.log()
+    site.writes_to(0, log)
+    agent = site.agent()
+    site.collect(agent)
+    for batch in range(238, 244):
+        total, bar = (240, "100%|##|") if batch <= 240 else ("?", "|  |")
+        append(log, f"Epoch 0: {bar} {batch}/{total} [00:45<00:00,  5.33it/s, v_num=0, train_loss=0.0497]\r")
+    row = {"train_loss": pytest.approx(0.0497), "train_log_lines_since_step": 6.0}
+    assert site.collect(agent).devices == {0: row}
 
 
 def test_collectives_of_the_widest_group_are_told(site: Site) -> None:
@@ -171,7 +214,7 @@ def test_collectives_of_the_widest_group_are_told(site: Site) -> None:
     for group, last in (("PG ID 0 PG GUID 0(default_pg)", 78), ("PG ID 3 PG GUID 5(tensor)", 9_000)):
         said = f"last enqueued NCCL work: {last}, last completed NCCL work: {last - 1}."
         append(log, f"[rank2]:[E302 08:15:02.1 ProcessGroupNCCL.cpp:1895] [{group} Rank 2] Exception, {said}\n")
-    assert site.collect(agent).devices == {2: {"nccl_sequence": 78.0, "nccl_completed_sequence": 77.0}}
+    assert site.collect(agent).devices[2] == {"nccl_sequence": 78.0, "nccl_completed_sequence": 77.0}
 
 
 def test_too_many_logs_are_counted_and_named(site: Site) -> None:
@@ -210,10 +253,51 @@ def test_a_configured_log_of_which_nothing_is_understood_is_named(site: Site) ->
     log = site.log("own_trainer.log")
     agent = site.agent("*.log")
     site.collect(agent)
-    for _ in range(2):
-        append(log, "my own words, which nobody knows\n" * (NOTHING_KNOWN_BYTES // 60))
-        site.collect(agent)
-    assert "own_trainer.log: no line of a known framework" in site.collect(agent).problem
+    append(log, "my own words, which nobody knows\n" * 12_300)
+    observed = site.collect(agent)
+    assert "own_trainer.log: 12,300 lines, none with a step that is understood" in observed.problem
+    assert observed.devices == {0: {"train_log_lines_since_step": 12_300.0}}
+
+
+def test_a_log_that_stops_being_understood_is_named_with_its_last_step(site: Site) -> None:
+    site.runs(0, size=1)
+    log = site.log()
+    site.writes_to(0, log)
+    agent = site.agent()
+    site.collect(agent)
+    append(log, iteration(799) + iteration(800) + "other words\n" * 12_300)
+    observed = site.collect(agent)
+    assert ": 12,300 lines, none read since step 800; " in observed.problem
+    assert observed.devices[0]["train_log_lines_since_step"] == 12_300.0
+    append(log, iteration(900))
+    observed = site.collect(agent)
+    assert (observed.problem, observed.devices[0]["train_log_lines_since_step"]) == ("", 0.0)
+
+
+def test_a_log_that_names_a_step_seldom_is_understood(site: Site) -> None:
+    site.runs(0, size=1)
+    log = site.log()
+    site.writes_to(0, log)
+    agent = site.agent()
+    site.collect(agent)
+    for step in range(3):
+        append(log, iteration(step) + "other words\n" * 2_000)
+    site.collect(agent)
+    append(log, "other words\n" * 2_000)
+    assert site.collect(agent).problem == ""
+
+
+def test_warnings_beside_a_log_with_steps_are_no_unread_log(site: Site) -> None:
+    site.runs(0, size=1)
+    out, errors = site.log("out"), site.log("err")
+    site.writes_to(0, out)
+    site.writes_to(0, errors, 2)
+    agent = site.agent()
+    site.collect(agent)
+    append(out, iteration(1) + iteration(2))
+    append(errors, "a warning\n" * 12_300)
+    observed = site.collect(agent)
+    assert (observed.problem, observed.devices[0].get("train_log_lines_since_step", 0.0)) == ("", 0.0)
 
 
 def test_a_log_that_is_understood_late_is_still_understood(site: Site) -> None:
@@ -227,8 +311,7 @@ def test_a_log_that_is_understood_late_is_still_understood(site: Site) -> None:
         site.collect(agent)
     for step in range(UNKNOWN_EVERY):
         append(log, iteration(step))
-        row = site.collect(agent).devices.get(0, {})
-        if row:
+        if "train_step" in site.collect(agent).devices[0]:
             break
     append(log, iteration(100))
     assert site.collect(agent).devices[0]["train_step"] == 100.0

@@ -139,10 +139,20 @@ def test_lines_own_times_say_how_long_steps_take_where_no_line_does() -> None:
 def test_a_checkpoint_between_two_lines_makes_no_step_longer() -> None:
     course = RankCourse(1)
     course.take(LogReading(step=10, stamp_s=1_000.0), "log", 0.0)
-    course.pause(10.0)
+    course.pause(10.0, 1_010.0)
+    course.pause(325.0, 1_325.0)
     course.take(LogReading(step=20, stamp_s=1_325.0), "log", 325.0)
     assert "train_step_seconds" not in course.row()
     course.take(LogReading(step=30, stamp_s=1_350.0), "log", 350.0)
+    assert course.row()["train_step_seconds"] == pytest.approx(2.5)
+
+
+def test_steps_after_an_evaluation_are_timed_from_its_end() -> None:
+    course = RankCourse(1)
+    course.take(LogReading(step=10, stamp_s=1_000.0), "log", 0.0)
+    course.pause(0.0, 1_000.0)
+    course.pause(60.0, 1_060.0)
+    course.take(LogReading(step=20, stamp_s=1_085.0), "log", 85.4)
     assert course.row()["train_step_seconds"] == pytest.approx(2.5)
 
 

@@ -11,7 +11,7 @@ from eagle_eye.server.model.account_records import Attempt, AttemptMembers
 from eagle_eye.server.model.records import Job
 from eagle_eye.server.store.store import Change
 from tests.page.site import LaggingClock, replayed, until
-from tests.server.builders import Running, incident, running
+from tests.server.builders import UNREAD_LOG, Running, incident, running
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
@@ -97,4 +97,14 @@ def test_the_newest_checkpoint_in_memory_is_said_in_words(tmp_path_factory: pyte
         fact = page.locator(".facts > div", has_text="Memory checkpoint")
         fact.wait_for()
         assert fact.locator("dd").inner_text() == "step 6, 1 step ago, 2 of 4 copies; step 5 on storage"
+        page.goto("about:blank")  # it asks again and again, and the server ends
+
+
+def test_a_log_that_is_not_understood_is_said(tmp_path_factory: pytest.TempPathFactory, page: Page) -> None:
+    with running(tmp_path_factory.mktemp("unread")) as server:
+        server.client.put("/api/v1/jobs/job", json={"attempt": 0, "state": "running"})
+        page.goto(f"{server.url}#/jobs/job")
+        fact = page.locator(".facts > div", has_text="Its log")
+        fact.wait_for()
+        assert fact.locator("dd").inner_text() == UNREAD_LOG
         page.goto("about:blank")  # it asks again and again, and the server ends

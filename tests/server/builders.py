@@ -49,6 +49,8 @@ from tests.server.described import check_answer
 NOW = 1_700_000_000.0
 SECRET = "whsec_" + "A" * 43 + "="
 
+UNREAD_LOG = "12,300 lines of the job's log, none read since step 7"
+
 
 @dataclass
 class FakeClock:
@@ -174,7 +176,7 @@ class FakeWatcher:
 
     def progress(self, job: str) -> StepProgress | None:
         kept = AttemptCheckpoints(6, NOW, 1.0, copies=2, copies_wanted=4, nodes=("n1",), persisted=((5, NOW),))
-        return StepProgress(7.0, NOW, 1.5, kept) if job == "job" else None
+        return StepProgress(7.0, NOW, 1.5, kept, UNREAD_LOG) if job == "job" else None
 
 
 def frames_of(batch: Batch) -> list[tuple[Frame, float]]:

@@ -127,6 +127,7 @@ def test_a_job_is_stored_handed_on_and_shown_with_its_progress(server: Running) 
         "progressed": RFC3339,
         "step_seconds": 1.5,
         "memory_checkpoint": {"step": 6, "age_steps": 1.0, "copies": 2, "copies_wanted": 4, "persisted_step": 5},
+        "log": "12,300 lines of the job's log, none read since step 7",
     }
     assert [(job.job, job.attempt, job.ranks[0].device) for job in server.watcher.jobs] == [("job", 2, 3)]
     assert server.client.get("/api/v1/jobs/job").json()["restart_owner"] == "slurm"

@@ -188,6 +188,7 @@ def job(client: Client, name: str) -> None:
     _facts(
         ("owner", record["owner"] or "unknown"),
         ("last step", "none seen" if step is None else f"{step:.0f} at {progress['progressed']}"),
+        ("its log", progress.get("log", "")),
         ("a step takes", _seconds(progress.get("step_seconds"))),
         ("memory checkpoint", "" if kept is None else f"step {kept:.0f}"),
         ("nodes", record["nodes_total"] or "unknown"),

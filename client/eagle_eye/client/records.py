@@ -276,6 +276,7 @@ class ProgressDict(TypedDict):
     progressed: str | None
     step_seconds: float | None
     memory_checkpoint: MemoryCheckpointDict | None
+    log: str
 
 
 class RecurrenceSignalDict(TypedDict):

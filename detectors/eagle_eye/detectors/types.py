@@ -56,6 +56,17 @@ class Pause:
 
 
 @dataclass(frozen=True, slots=True)
+class Reports:
+    """How often progress is heard of: ``count`` times so far in this attempt, ``usual_s`` apart (the median).
+
+    A log with a line every hundred steps says so every hundred steps. ``usual_s`` is 0 until two are known.
+    """
+
+    count: int = 0
+    usual_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class Link:
     """One row of link metrics: a port of a node. ``switch`` is the switch it connects to, "" if unknown."""
 
@@ -133,10 +144,10 @@ class Window:
     said goodbye since. ``silent_s`` (S,) is how long the rank's process has reported nothing although it exists.
     ``watching_since_s`` is since when the server has been receiving without a gap: no silence can be older. ``phase``
     (one per series) is the phase that the rank reported ("" unknown), ``phase_since_s`` (S,) its start (-inf unknown).
-    ``pauses`` are the job's earlier periods without a step; ``beginning`` is what is known about the attempt's start
-    besides its rows. ``memo`` caches what detectors compute from this window, ``members_memo`` what they compute from
-    its members alone, which windows with the same members may share (``signs/once.py``). Both caches hold derived
-    values only.
+    ``pauses`` are the job's earlier periods without a step; ``reports`` says how often progress is heard of;
+    ``beginning`` is what is known about the attempt's start besides its rows. ``memo`` caches what detectors compute
+    from this window, ``members_memo`` what they compute from its members alone, which windows with the same members may
+    share (``signs/once.py``). Both caches hold derived values only.
     """
 
     now_s: float
@@ -171,6 +182,7 @@ class Window:
     link: Mapping[str, Floats] = field(default_factory=dict)
     link_times_s: Floats = field(default_factory=lambda: np.zeros(0))
     pauses: tuple[Pause, ...] = ()
+    reports: Reports = Reports()
     events: tuple[WindowEvent, ...] = ()
     beginning: Beginning = field(default_factory=Beginning)
     members_memo: dict[Any, Any] = field(default_factory=dict, repr=False)

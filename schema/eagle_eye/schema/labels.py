@@ -93,6 +93,7 @@ METRIC_LABELS: Mapping[str, str] = MappingProxyType(
         "train_local_grad_norm": "Gradient norm before the reduction",
         "train_parameter_checksum": "Checksum of the parameters",
         "train_tokens_per_second": "Throughput",
+        "train_log_lines_since_step": "Log lines since a step was read",
         "train_work_units": "Work in a step",
         "train_quorum": "torchft quorum",
         "nccl_sequence": "NCCL collectives enqueued",

@@ -93,6 +93,7 @@ METRICS: tuple[MetricSpec, ...] = (
     _device("train_local_grad_norm", "1", "Gradient norm before the reduction; +inf when it was not finite."),
     _device("train_parameter_checksum", "1", "Must agree between data-parallel replicas.", MetricKind.SEQUENCE),
     _device("train_tokens_per_second", "tokens_per_second", "Tokens the rank consumed."),
+    _device("train_log_lines_since_step", "lines", "Lines of the rank's log since the last one that names a step."),
     _device("train_work_units", "1", "What the step's work should scale with."),
     _device("train_quorum", "quorums", "Quorum of replica groups that the rank is in (torchft).", MetricKind.SEQUENCE),
     _device("nccl_sequence", "collectives", "Highest collective enqueued, widest group.", MetricKind.SEQUENCE),

@@ -15,14 +15,14 @@ from eagle_eye.agent.training_logs.ended_by_error import EndedByError
 from eagle_eye.agent.training_logs.followed_log import FollowedLog, Said
 from eagle_eye.agent.training_logs.followed_logs import FollowedLogs
 from eagle_eye.agent.training_logs.frameworks import FRAMEWORKS
+from eagle_eye.agent.training_logs.line_prefixes import LogLine
 from eagle_eye.agent.training_logs.log_finder import Pattern
-from eagle_eye.agent.training_logs.rank_courses import RankCourses
+from eagle_eye.agent.training_logs.rank_courses import Key, RankCourses, key
 from eagle_eye.agent.training_logs.reading import Framework, LineWriter, LogReading, Quiet
 from eagle_eye.agent.training_logs.trouble import LogTrouble
 from eagle_eye.schema.events import Event
 
 EVENTS_MAX = 256  # reported per collection
-NOTHING_KNOWN_BYTES = 1 << 20  # bytes of a configured log without a recognized line before that is reported
 
 _ENDS = {Quiet.CHECKPOINT_END: Quiet.CHECKPOINT_BEGIN, Quiet.EVAL_END: Quiet.EVAL_BEGIN}
 
@@ -85,6 +85,7 @@ class TrainingLogCollector:
             except OSError as error:
                 self._unreadable.note(f"{log.name}: {error.strerror or error}", self._at_s)
                 self._logs.forget(log)
+        self._note_lines()
         self._events += self._errors.ended(self._ranks.processes(), self._at_s)
         hooked = self._hooked_devices()
         events, self._events = [event for event in self._events if event.device not in hooked], []
@@ -103,6 +104,26 @@ class TrainingLogCollector:
         writer = reading.writer if reading is not None else LineWriter.ANY
         return writer_of(said.line, rank, writer, log.origin, self._ranks.processes(), self._logs.tasks)
 
+    def _note_lines(self) -> None:
+        """Record for each rank how far its log has gone on since a step was read in it.
+
+        Of a rank's several logs those count that have named a step, if any has; the one that has done so last.
+        """
+        lines: dict[Key, list[tuple[bool, int]]] = {}
+        for log in self._logs.all():
+            process = log.steps_of
+            if process is None and log.step is None:  # otherwise they are those of a rank elsewhere
+                found = writer_of(
+                    LogLine(""), None, LineWriter.FIRST, log.origin, self._ranks.processes(), self._logs.tasks
+                )
+                process = found if isinstance(found, TrainingProcess) else None
+            if process is not None:
+                lines.setdefault(key(process), []).append((log.steps_of is None, log.lines_since_step))
+        for process in self._ranks.processes():
+            course, counted = self._ranks.of(process), lines.get(key(process))
+            if course is not None and counted:
+                course.note_log(min(counted)[1])
+
     def _learn(self, log: FollowedLog, said: Said) -> None:
         """Take a line from before the agent started: a running job continues from it, an earlier job's is ignored."""
         process = self._whose(log, said)
@@ -112,7 +133,7 @@ class TrainingLogCollector:
 
     def _take(self, log: FollowedLog, said: Said) -> None:
         if said.reading is not None and said.reading.step is not None:
-            self._end_quiet(log, list(log.program.quiet))
+            self._end_quiet(log, list(log.program.quiet), said.reading.stamp_s)
         process = self._whose(log, said)
         if process is Missing.UNKNOWN:
             self._drops.count("training_log_unattributed")
@@ -132,23 +153,26 @@ class TrainingLogCollector:
 
     def _take_reading(self, process: TrainingProcess, log: FollowedLog, reading: LogReading) -> None:
         course = self._ranks.of(process)
+        if reading.step is not None:
+            log.steps_of = process
         if course is not None and course.take(reading, log.identity, self._at_s):
             self._errors.note_step(process)
         if reading.quiet in _ENDS:
-            self._end_quiet(log, [_ENDS[reading.quiet]])
+            self._end_quiet(log, [_ENDS[reading.quiet]], reading.stamp_s)
         elif reading.quiet is not None and reading.quiet not in log.program.quiet:
             log.program.quiet[reading.quiet] = (process, reading.quiet_step)
+            self._ranks.pause(reading.stamp_s)
             self._tell_quiet(reading.quiet, process, reading.quiet_step, begins=True)
 
-    def _end_quiet(self, log: FollowedLog, begun: list[Quiet]) -> None:
+    def _end_quiet(self, log: FollowedLog, begun: list[Quiet], stamp_s: float | None) -> None:
         """Note that what this program began has ended: by its own line, or by a step finished since."""
         for quiet in begun:
             process, step = log.program.quiet.pop(quiet, (None, None))
             if process is not None:
+                self._ranks.pause(stamp_s)
                 self._tell_quiet(quiet, process, step, begins=False)
 
     def _tell_quiet(self, quiet: Quiet, process: TrainingProcess, step: int | None, *, begins: bool) -> None:
-        self._ranks.pause()
         kind, attributes = "phase", {"rank": process.rank, "job": process.job, "attempt": process.attempt}
         if quiet is Quiet.CHECKPOINT_BEGIN:
             kind, attributes = "checkpoint_begin" if begins else "checkpoint_end", {"step": step}
@@ -158,8 +182,6 @@ class TrainingLogCollector:
 
     def _problem(self) -> str:
         problems = [self._logs.problem, self._unattributed.text(self._at_s), self._unreadable.text(self._at_s)]
-        for log in self._logs.all():
-            if log.configured and not log.understood and log.read_bytes >= NOTHING_KNOWN_BYTES:
-                problems.append(f"{log.name}: no line of a known framework in {log.read_bytes >> 20} MiB")
-                break
+        followed = [log.unread for log in self._logs.all() if log.configured or log.step is not None]
+        problems += [text for text in followed if text][:1]
         return "; ".join(text for text in problems if text)

@@ -87,6 +87,7 @@ def _configured(configuration: AgentConfiguration, environ: Mapping[str, str]) -
         *doctor_checks.spool(spool_folder(configuration, environ), configuration.spool_bytes_max),
         *doctor_checks.server(configuration, token_path(configuration, environ)),
         *doctor_checks.names(conflicts(named)),
+        *doctor_checks.training_logs(configuration.metrics_listen),
     ]
 
 

@@ -21,18 +21,25 @@ from typing import Literal, NamedTuple
 
 from eagle_eye.agent import external_tool as tool
 from eagle_eye.agent.config import AgentConfiguration, server_urls, trust
+from eagle_eye.agent.exposition.parser import samples
+from eagle_eye.agent.exposition.server import address
 from eagle_eye.agent.files.bounded import content
 from eagle_eye.agent.health.host_verdict import HostVerdict, healthy
 from eagle_eye.agent.loop.tick_result import CollectorStanding
 from eagle_eye.agent.nvml.pci_presence import AMD_VENDOR, gpus_on_the_bus
+from eagle_eye.agent.training_logs.followed_log import UNREAD_LINES
+from eagle_eye.agent.training_logs.rank_course import LOG_LINES
 from eagle_eye.agent.transport.server_connection import connect, path_on
 from eagle_eye.schema.frame import CONTENT_TYPE, encode_request
+from eagle_eye.schema.metrics import PROMETHEUS_PREFIX
 from eagle_eye.schema.problem import LEADER_HEADER
 
 CLOCK_DIFFERENCE_S_MAX = 2.0  # the server's clock is reported in whole seconds
 FREE_BYTES_MIN = 64 << 20
 FILE_BYTES_MAX = 4_096
 ANSWER_BYTES_MAX = 1 << 16
+PAGE_BYTES_MAX, PAGE_S = 1 << 22, 5.0  # of the running agent's metrics
+LOG_LINES_METRIC = f"{PROMETHEUS_PREFIX}{LOG_LINES}"
 _MAKE_TOKEN = "eagle-eye tokens create --scope agent --node NAME"  # noqa: S105 - a command
 
 State = Literal["ok", "note", "unsupported", "failed"]
@@ -267,6 +274,34 @@ def names(conflicts: Iterable[str]) -> Iterator[HostFinding]:
         yield HostFinding("node name", "failed", conflict, "set node to the name that the scheduler uses")
     if not conflicts:
         yield HostFinding("node name", "ok", "all agree")
+
+
+def training_logs(metrics_listen: str) -> Iterator[HostFinding]:
+    """Yield whether steps are read in the logs of this host's ranks, as the running agent's metrics page says.
+
+    ``metrics_listen`` is the page's address; empty: there is none.
+    """
+    subject = "training logs"
+    if not metrics_listen:
+        yield HostFinding(subject, "note", "not known: the agent serves no metrics (metrics_listen is empty)")
+        return
+    try:
+        host, port = address(metrics_listen)
+        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 - listens on all, asked on one
+        with contextlib.closing(http.client.HTTPConnection(host, port, timeout=PAGE_S)) as connection:
+            connection.request("GET", "/metrics")
+            page = connection.getresponse().read(PAGE_BYTES_MAX).decode("utf-8", "replace")
+    except (OSError, http.client.HTTPException, ValueError) as error:
+        yield HostFinding(subject, "note", f"not known: the agent's metrics page at {metrics_listen}: {error}")
+        return
+    read = {one.labels.get("device", "?"): one.value for one in samples(page, {LOG_LINES_METRIC}) if one is not None}
+    unread = {device: lines for device, lines in read.items() if lines >= UNREAD_LINES}
+    for device, lines in sorted(unread.items()):
+        detail = f"{lines:,.0f} lines without a step that is read, by the rank on device {device}"
+        remedy = "the agent's log names the file; training_log_patterns can name its format, the hook reports more"
+        yield HostFinding(subject, "failed", detail, remedy)
+    if not unread:
+        yield HostFinding(subject, "ok", "no rank's log goes on without steps that are read")
 
 
 def programs() -> Iterator[HostFinding]:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 
-from eagle_eye.agent.training_logs.quantities import number
+from eagle_eye.agent.training_logs.quantities import NUMBER, number
 from eagle_eye.agent.training_logs.reading import Framework, LineWriter, LogReading
 
 _BATCH = re.compile(r"^(?:\[epoch=([0-9]{1,9})(?:/[0-9]{1,9})?\])?\[batch=([0-9]{1,12})(?:/([0-9]{1,12}))?\]:?\s{0,8}$")
-_VALUE = re.compile(r"^\s{1,8}Train ([a-z0-9_/]{1,80}): {1,4}([0-9A-Za-z+.,-]{1,32})\s{0,8}$")
+_VALUE = re.compile(rf"^\s{{1,8}}Train ([a-z0-9_/]{{1,80}}): {{1,4}}({NUMBER})\s{{0,8}}$")
 
 
 def parse(line: str) -> LogReading | None:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 
-from eagle_eye.agent.training_logs.quantities import number, stamp_s
+from eagle_eye.agent.training_logs.quantities import NUMBER, number, stamp_s
 from eagle_eye.agent.training_logs.reading import Framework, LineWriter, LogReading, Quiet
 
 _HINTS = ("] step=", "/global_step=", "iter time (s): ", " is about to be saved!", " is ready now!")
 _STEP = re.compile(r"\[Rank ([0-9]{1,7})\] step=([0-9]{1,12}), skipped=")
 _TIMER = re.compile(r"/global_step=([0-9]{1,12}), RunningAvgSamplesPerSec=")
-_PIPELINE = re.compile(r"\bsteps: ([0-9]{1,12}) loss: ([0-9A-Za-z+.-]{1,32}) .{0,400}?iter time \(s\): ([0-9.]{1,20}) ")
+_PIPELINE = re.compile(rf"\bsteps: ([0-9]{{1,12}}) loss: ({NUMBER}) .{{0,400}}?iter time \(s\): ({NUMBER}) ")
 _TAG = re.compile(r"Checkpoint (?:global_step)?([0-9]{1,12}) is (about to be saved|ready now)!")
 
 

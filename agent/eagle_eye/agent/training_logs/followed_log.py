@@ -20,6 +20,7 @@ from eagle_eye.agent.training_logs.traceback_lines import HEADER, Tracebacks
 UNKNOWN_BYTES = 1 << 20  # without a line of any framework: probably not a training log...
 UNKNOWN_EVERY = 8  # ...and searched for all of them only this rarely
 LEARN_BYTES = 1 << 16  # from the end of a pre-existing log: some hundred lines
+UNREAD_LINES, UNREAD_TIMES = 1_000, 3  # without a step, and so many times as many as before: it is not understood
 WATCHDOG = b"ProcessGroupNCCL"
 
 _ALWAYS = (HEADER.encode(), WATCHDOG)
@@ -58,6 +59,10 @@ class FollowedLog:
         self.owned_s = 0.0  # ...and when a process last wrote to it itself
         self.read_bytes = 0
         self.understood = False  # whether any line was recognized
+        self.lines_since_step = 0  # since the last line with a step, or since it is followed
+        self.step: int | None = None  # the last that was read
+        self.steps_of: TrainingProcess | None = None  # the rank whose steps it has named last
+        self.usual_lines = 0  # the most between two lines with a step
         self.program = program
         self._tail = tail
         self._drops = drops
@@ -71,6 +76,7 @@ class FollowedLog:
         needles = (*_ALWAYS, *self.program.parser.needles)
         said = list(self._said(self._container.unwrapped(self._tail.read(LEARN_BYTES)), needles, LEARN_BYTES))
         self._tracebacks = Tracebacks()
+        self.lines_since_step = 0
         return said
 
     def new(self, bytes_max: int, lines_max: int) -> Iterator[Said]:
@@ -83,13 +89,28 @@ class FollowedLog:
         lines = self._container.unwrapped(raw)
         self.read_bytes += len(raw)
         self._reads += 1 if raw else 0
+        self.lines_since_step += lines.count(b"\n")
         if not self.understood and self.read_bytes > UNKNOWN_BYTES and self._reads % UNKNOWN_EVERY:
             return self._said(lines, _ALWAYS, lines_max)
         return self._said(lines, (*_ALWAYS, *self.program.parser.needles), lines_max)
 
+    @property
+    def unread(self) -> str:
+        """Says that the log has gone on for long without a step that was read; "" while it has not."""
+        if self.lines_since_step < max(UNREAD_LINES, UNREAD_TIMES * self.usual_lines):
+            return ""
+        since = "with a step that is understood" if self.step is None else f"read since step {self.step}"
+        return f"{self.name}: {self.lines_since_step:,} lines, none {since}; training_log_patterns can name its format"
+
     def close(self) -> None:
         """Close the file."""
         self._tail.close()
+
+    def _note_step(self, step: int, lines_after: int) -> None:
+        """Record a step that was read; ``lines_after`` it are already counted."""
+        if self.step is not None:
+            self.usual_lines = max(self.usual_lines, self.lines_since_step - lines_after)
+        self.step, self.lines_since_step = step, lines_after
 
     def _said(self, lines: bytes, needles: tuple[bytes, ...], lines_max: int) -> Iterator[Said]:
         starts = starts_of(lines, needles)
@@ -108,6 +129,8 @@ class FollowedLog:
             said = self._read(text)
             if said is not None:
                 self.understood = True
+                if said.reading is not None and said.reading.step is not None:
+                    self._note_step(said.reading.step, lines.count(b"\n", at))
                 yield said
 
     def _read(self, text: str) -> Said | None:

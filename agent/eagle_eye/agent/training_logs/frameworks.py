@@ -9,7 +9,16 @@ from eagle_eye.agent.training_logs.deepspeed import DEEPSPEED
 from eagle_eye.agent.training_logs.general import GENERAL
 from eagle_eye.agent.training_logs.hugging_face import HUGGING_FACE
 from eagle_eye.agent.training_logs.lightning_csv import LIGHTNING_CSV
-from eagle_eye.agent.training_logs.line_patterns import FAIRSEQ, LITGPT, MAXTEXT, NANOGPT, SITE, VERL, site_framework
+from eagle_eye.agent.training_logs.line_patterns import (
+    FAIRSEQ,
+    LITGPT,
+    MAXTEXT,
+    NANOGPT,
+    NEMO_RL,
+    SITE,
+    VERL,
+    site_framework,
+)
 from eagle_eye.agent.training_logs.megatron import MEGATRON
 from eagle_eye.agent.training_logs.mllog import MLLOG
 from eagle_eye.agent.training_logs.nanotron import NANOTRON
@@ -33,6 +42,7 @@ FRAMEWORKS: tuple[Framework, ...] = (
     LITGPT,
     FAIRSEQ,
     VERL,
+    NEMO_RL,
     LIGHTNING_CSV,
     DEEPSPEED,
     GENERAL,

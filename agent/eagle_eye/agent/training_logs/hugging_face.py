@@ -1,7 +1,8 @@
 """Hugging Face's Trainer and tools built on it: a dictionary every few steps, and a progress bar in between. Pure.
 
-The dictionary lacks the step; the bar has it. Evaluation bars look the same: the training's is the one shown when a
-dictionary with a learning rate is logged.
+The Trainer's dictionary lacks the step; the bar has it, and the dictionaries of tools built on it. Evaluation bars look
+the same: the training's is the one shown when a dictionary with a learning rate is logged, and another one between its
+states is an evaluation.
 """
 
 from __future__ import annotations
@@ -9,12 +10,13 @@ from __future__ import annotations
 import re
 
 from eagle_eye.agent.training_logs.progress_bars import bar
-from eagle_eye.agent.training_logs.quantities import number
-from eagle_eye.agent.training_logs.reading import Framework, LineWriter, LogReading, Parse, Quiet
+from eagle_eye.agent.training_logs.quantities import NUMBER, number
+from eagle_eye.agent.training_logs.reading import STEP_MAX, Framework, LineWriter, LogReading, Parse, Quiet
 
 LINE_CHARS_MAX = 8_192  # of a dictionary: preference training prints some 30 values
 
-_VALUE = re.compile(r"'([A-Za-z_][\w/.-]{0,80})': ('?)([0-9A-Za-z+.-]{1,32})\2(?=[,}])")
+_VALUE = re.compile(rf"'([A-Za-z_][\w/.() -]{{0,80}})': ('?)({NUMBER})(?:/{NUMBER})?\2(?=[,}}])")
+_STEPS = ("global_step", "global_step/max_steps")
 _LOGGED = re.compile(r"(?:\[[A-Z]{4,8}\|[^\]]{1,200}\][^{]{0,100} >> )?\{")
 _TRAINING = (("loss", "learning_rate"), ("loss/policy_avg", "lr"))  # the second is TRL's PPO
 _SAVING = re.compile(r"\bSaving model checkpoint to \S{0,1000}?(?:checkpoint-([0-9]{1,12}))?/?(?:\s|$)")
@@ -42,12 +44,14 @@ class HuggingFaceLogParser:
 
     def _bar(self, line: str) -> LogReading | None:
         seen = bar(line)
-        if seen is None or seen.label:
+        if seen is None or seen.label or seen.total is None:
             return None
         self._shown = seen.done, seen.total
-        if seen.total != self._total or seen.done == 0:
+        if self._total is None or seen.done == 0:
             return None
-        return LogReading(step=seen.done, step_s=seen.step_s, writer=LineWriter.FIRST)
+        if seen.total != self._total:  # an evaluation's is shown once more, whole, after its dictionary
+            return LogReading(quiet=Quiet.EVAL_BEGIN, writer=LineWriter.FIRST) if seen.done < seen.total else None
+        return LogReading(step=seen.done, writer=LineWriter.FIRST)
 
     def _dictionary(self, line: str) -> LogReading | None:
         line = line.strip()
@@ -62,7 +66,13 @@ class HuggingFaceLogParser:
             return None
         if self._shown is not None:
             self._total = self._shown[1]
-        return LogReading(loss=loss, grad_norm=values.get("grad_norm"), writer=LineWriter.FIRST)
+        step = next((values[name] for name in _STEPS if name in values), None)
+        return LogReading(
+            step=int(step) if step is not None and 0 <= step < STEP_MAX else None,
+            loss=loss,
+            grad_norm=values.get("grad_norm"),
+            writer=LineWriter.FIRST,
+        )
 
 
 def _parser() -> Parse:

@@ -11,13 +11,14 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from eagle_eye.agent.training_logs.quantities import number
+from eagle_eye.agent.training_logs.quantities import NUMBER, number
 from eagle_eye.agent.training_logs.reading import Framework, LineWriter, LogReading, Parse, Quiet
 
 GROUPS = (
     "step", "loss", "grad_norm", "step_s", "step_ms", "steps_per_second", "tokens_per_second", "job_tokens_per_second",
     "eval",
 )  # fmt: skip
+BEGUN = "begun_step"  # of our own patterns alone: the step that begins, one after the last finished one
 SITE_PATTERNS_MAX = 16
 SITE_PATTERN_CHARS_MAX = 1_000
 SITE_LINE_CHARS_MAX = 1_000  # the longest line on which a site's own pattern is tried: its cost is unknown
@@ -40,13 +41,15 @@ def reading(found: re.Match[str], writer: LineWriter) -> LogReading | None:
     groups = found.groupdict()
     if groups.get("eval") is not None:
         return LogReading(quiet=Quiet.EVAL_END, writer=writer)
-    values = {name: number(text) for name, text in groups.items() if text is not None and name != "step"}
+    values = {name: number(text) for name, text in groups.items() if text is not None and name not in ("step", BEGUN)}
     step_s, step_ms, rate = values.get("step_s"), values.get("step_ms"), values.get("steps_per_second")
     if step_ms is not None:
         step_s = step_ms / 1e3
     elif rate:
         step_s = 1.0 / rate
     step = groups.get("step")
+    if groups.get(BEGUN) is not None:
+        step = str(int(groups[BEGUN]) - 1)
     if step is None and all(value is None for value in values.values()):
         return None
     return LogReading(
@@ -102,7 +105,7 @@ def site_framework(patterns: Sequence[str]) -> Framework:
 
 SITE = "site"
 
-_N = r"[+-]?(?:[0-9][0-9.,eE+-]{0,30}|nan|inf)"  # a number
+_N = NUMBER
 _STEP = r"(?P<step>[0-9]{1,12})"
 
 # Each process prints, with its own device's tokens.
@@ -139,10 +142,18 @@ FAIRSEQ = _framework(
     rf'\| train_inner \| \{{.{{0,1000}}?"loss": "(?P<loss>{_N})".{{0,1000}}?"wps": "(?P<job_tokens_per_second>{_N})", '
     rf'"ups": "(?P<steps_per_second>{_N})".{{0,400}}?"num_updates": "{_STEP}"'
     rf'(?:.{{0,200}}?"gnorm": "(?P<grad_norm>{_N})")?',
-    rf"\| train_inner \| epoch .{{0,200}}?\bloss=(?P<loss>[0-9.]{{1,24}}|nan|inf),.{{0,600}}?"
-    rf"\bwps=(?P<job_tokens_per_second>[0-9.]{{1,24}}), ups=(?P<steps_per_second>[0-9.]{{1,24}}),.{{0,200}}?"
-    rf"\bnum_updates={_STEP},(?:.{{0,200}}?\bgnorm=(?P<grad_norm>[0-9.]{{1,24}}|nan|inf))?",
+    rf"\| train_inner \| epoch .{{0,200}}?\bloss=(?P<loss>{_N}),.{{0,600}}?"
+    rf"\bwps=(?P<job_tokens_per_second>{_N}), ups=(?P<steps_per_second>{_N}),.{{0,200}}?"
+    rf"\bnum_updates={_STEP},(?:.{{0,200}}?\bgnorm=(?P<grad_norm>{_N}))?",
     r"\| valid \| (?P<eval>[{e])",
+)
+# The controller prints a step's number as it begins, and its values as it ends.
+NEMO_RL = _framework(
+    "nemo_rl",
+    (b"= Step ", b"Loss: ", b"Total step time: "),
+    rf"^={{5,40}} Step (?P<{BEGUN}>[1-9][0-9]{{0,11}})/[0-9]{{1,12}} ={{5,40}}\s{{0,4}}$",
+    rf"^\s{{1,8}}\u2022 Loss: (?P<loss>{_N})\s{{0,4}}$",
+    rf"^\s{{1,8}}\u2022 Total step time: (?P<step_s>{_N})s\s{{0,4}}$",
 )
 # The controller prints; a step is one of reinforcement learning, or of its supervised trainer.
 VERL = _framework(

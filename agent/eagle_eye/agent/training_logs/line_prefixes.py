@@ -2,8 +2,8 @@
 
 Known: PyTorch's ``[rank3]: `` (the rank in the job), torchrun's ``[default0]:`` (role and local rank; torchtitan calls
 its role "rank", but only PyTorch adds a space or a log level after it), the task of ``srun --label`` (``3: ``), Ray's
-``(Trainer pid=12, ip=10.0.0.2) ``, Open MPI's ``[1,3]<stdout>:``, and the CRI's time and stream before each line of a
-container's log.
+``(Trainer pid=12, ip=10.0.0.2) ``, Open MPI's ``[1,3]<stdout>:``, the CRI's time and stream before each line of a
+container's log, and ``kubectl logs --timestamps``'s time before an object.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ PREFIXES_MAX = 4  # of different launchers, nested
 _BEGINNINGS = frozenset("[( 0123456789")
 
 _ANSI = re.compile(r"\x1b(?:\[[0-9;:?]{0,40}[ -/]?[@-~]|\][^\x07\x1b]{0,200}(?:\x07|\x1b\\))")
-_CRI = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9:.]{8,20}(?:Z|[+-][0-9:]{5}) (?:stdout|stderr) [FP] ")
+_CRI = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9:.]{8,20}(?:Z|[+-][0-9:]{5}) (?:(?:stdout|stderr) [FP] |(?=\{))")
 _TASK = re.compile(r" {0,6}([0-9]{1,7}): ")
 _RANK = re.compile(r"\[rank([0-9]{1,7})\]:(?: |(?=\[?[A-Z][0-9]{3,4} ))")
 _ROLE = re.compile(r"\[[A-Za-z_]{1,40}([0-9]{1,5})\]:")

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 
-from eagle_eye.agent.training_logs.quantities import number, stamp_s
+from eagle_eye.agent.training_logs.quantities import NUMBER, number, stamp_s
 from eagle_eye.agent.training_logs.reading import Framework, LineWriter, LogReading
 
 _STEP = re.compile(r"(?:^|[\s\]])\[step=([0-9]{1,12})/[0-9?]{1,12}, ?epoch=")
-_VALUE = re.compile(r"^\s{1,8}([A-Za-z][\w/ .-]{1,80})=([0-9A-Za-z+.,-]{1,32})\s{0,8}$")
+_VALUE = re.compile(rf"^\s{{1,8}}([A-Za-z][\w/ .-]{{1,80}})=({NUMBER})\s{{0,8}}$")
 
 
 def parse(line: str) -> LogReading | None:

@@ -1,25 +1,37 @@
-"""Parses numbers, times and ``key: value |`` pairs in training logs. Pure; never raises."""
+"""Parses numbers, times, JSON objects and ``key: value |`` pairs in training logs. Pure; never raises."""
 
 from __future__ import annotations
 
 import re
 from datetime import datetime
+from typing import TypeVar
+
+import msgspec
 
 NUMBER_CHARS_MAX = 40  # the longest number of any framework has 24
 PAIRS_MAX = 64  # per line; the longest known lines have 20
 
-_SCALES = {"K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
+# A number as any format prints it, for use in a format's own pattern; ``number`` reads what it matches.
+NUMBER = (
+    r"[+-]?(?:(?i:nan|inf(?:inity)?)(?:\.0)?(?![A-Za-z0-9_])"
+    r"|(?:[0-9]{1,3}(?:,[0-9]{3}){1,8}(?![0-9])|[0-9]{1,24})(?:\.[0-9]{0,24})?(?:[eE][+-]?[0-9]{1,4})?(?:[kKMGBT](?![A-Za-z]))?"
+    r"|\.[0-9]{1,24}(?:[eE][+-]?[0-9]{1,4})?(?:[kKMGBT](?![A-Za-z]))?)"
+)
+
+_SCALES = {"k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "B": 1e9, "T": 1e12}
 _NUMBER = re.compile(r"[+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]{1,4})?")
 _THOUSANDS = re.compile(r"[+-]?[0-9]{1,3}(?:,[0-9]{3})+(?:\.[0-9]*)?")
 _ODD = re.compile(r"([+-]?)(nan|inf|infinity)(?:\.0)?", re.IGNORECASE)  # progress bars pad to "nan.0"
 _STAMP = re.compile(r"([0-9]{4}-[0-9]{2}-[0-9]{2})[ T]([0-9]{2}:[0-9]{2}:[0-9]{2})[.,]([0-9]{3,6})(?![0-9])")
+# What Python and others write where JSON has no number; not inside a string, as far as the neighbours show.
+_NO_JSON = re.compile(r"(?<=[\s:,\[])([+-]?(?:[Nn]a[Nn]|NAN|[Ii]nf(?:inity)?|INF))(?=[\s,}\]])")
 _BEGINNING = datetime(2000, 1, 1)  # noqa: DTZ001 - logs have local times; only differences are used
 
 
 def number(text: str) -> float | None:
     """Parse the text as a number; return None when it is not one.
 
-    Supports exponents, thousands separators, the suffixes K, M, B and T, NaN and infinity.
+    Supports exponents, thousands separators, the suffixes k, K, M, G, B and T, NaN and infinity.
     """
     text = text.strip()
     if not 0 < len(text) <= NUMBER_CHARS_MAX:
@@ -35,6 +47,22 @@ def number(text: str) -> float | None:
     elif _NUMBER.fullmatch(text) is None:
         return None
     return float(text) * scale
+
+
+DecodedT = TypeVar("DecodedT")
+
+
+def decoded(line: str, decoder: msgspec.json.Decoder[DecodedT]) -> DecodedT | None:
+    """Decode the JSON text; return None when it is not such an object.
+
+    NaN and infinity, which Python's json writes as no JSON has them, become strings that ``number`` reads.
+    """
+    for text in (line, _NO_JSON.sub(r'"\1"', line)):
+        try:
+            return decoder.decode(text)
+        except (msgspec.MsgspecError, UnicodeError, RecursionError):  # invalid characters; unbalanced brackets
+            continue
+    return None
 
 
 def pairs(line: str) -> dict[str, str]:

@@ -9,6 +9,7 @@ from eagle_eye.agent.training_logs.reading import STEP_MAX, LogReading
 
 SOURCES_MAX = 16  # logs about one rank: its two outputs, a shared one, structured lines, event files
 ARRIVAL_S_MIN = 10.0  # lines arrive within a second of being written: over a shorter time the error would dominate
+LOG_LINES = "train_log_lines_since_step"
 STAMP_SLACK_S = 30.0  # buffers delay lines; a timestamp further ahead of our clock means that a clock was set
 
 
@@ -65,16 +66,24 @@ class RankCourse:
                 self._add(metric, value, covers)
         return advanced
 
-    def pause(self, now_s: float) -> None:
-        """Exclude the time between the previous and the next line from steps: a checkpoint, an evaluation."""
+    def pause(self, now_s: float, stamp_s: float | None = None) -> None:
+        """Exclude the time between the previous line and this one from steps: a checkpoint, an evaluation.
+
+        ``stamp_s`` is the timestamp of the line that says so, None if it has none.
+        """
         for known in self._sources.values():
-            known.since_s, known.since_stamp_s, known.since_step = now_s, None, known.step
+            known.since_s, known.since_stamp_s, known.since_step = now_s, stamp_s, known.step
 
     def note_collectives(self, enqueued: int, completed: int | None) -> None:
         """Record the progress of the rank's widest process group."""
         if 0 <= enqueued < 1 << 53:
             self._row["nccl_sequence"] = float(enqueued)
             self._row["nccl_completed_sequence"] = float(max(0, min(enqueued, completed or 0)))
+
+    def note_log(self, lines_since_step: int) -> None:
+        """Record how many lines of the rank's log follow the last one with a step."""
+        if lines_since_step or LOG_LINES in self._row:
+            self._row[LOG_LINES] = float(lines_since_step)
 
     @property
     def fresh(self) -> bool:
@@ -125,15 +134,16 @@ class RankCourse:
         """Return the seconds per step since times were last taken; None: not enough data yet."""
         steps, arrival_s = known.step - known.since_step, now_s - known.since_s
         elapsed_s = arrival_s
-        if stamp_s is not None:
-            if known.since_stamp_s is None:
+        if stamp_s is not None and known.since_stamp_s is not None:
+            elapsed_s = stamp_s - known.since_stamp_s
+            if elapsed_s > arrival_s + STAMP_SLACK_S:
                 elapsed_s = -1.0
-            else:
-                elapsed_s = stamp_s - known.since_stamp_s
-                if elapsed_s > arrival_s + STAMP_SLACK_S:
-                    elapsed_s = -1.0
         elif arrival_s < ARRIVAL_S_MIN:
-            return None
+            if stamp_s is None:
+                if arrival_s <= 0.0:  # the step ended a pause, or came with the line before: counting begins at it
+                    known.since_step = known.step
+                return None
+            elapsed_s = -1.0
         known.since_step, known.since_stamp_s, known.since_s = known.step, stamp_s, now_s
         return elapsed_s / steps if steps > 0 and elapsed_s > 0.0 else None
 

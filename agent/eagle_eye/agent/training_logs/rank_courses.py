@@ -50,10 +50,10 @@ class RankCourses:
         known = self._known.get(key(process))
         return known.course if known is not None else None
 
-    def pause(self) -> None:
-        """Exclude the time until now from all ranks' steps: a checkpoint, an evaluation."""
+    def pause(self, stamp_s: float | None) -> None:
+        """Exclude the time until now from all ranks' steps; see ``RankCourse.pause``."""
         for known in self._known.values():
-            known.course.pause(self._now_s)
+            known.course.pause(self._now_s, stamp_s)
 
     def rows(self, left_out: Collection[int], drops: Drops) -> dict[int, dict[str, float]]:
         """Return the rows for the interval ending now by device, except ``left_out``.

@@ -6,13 +6,13 @@ import re
 
 import msgspec
 
-from eagle_eye.agent.training_logs.quantities import number, stamp_s
+from eagle_eye.agent.training_logs.quantities import NUMBER, decoded, number, stamp_s
 from eagle_eye.agent.training_logs.reading import STEP_MAX, Framework, LineWriter, LogReading, Parse, Quiet
 
 NO_LOSS = -1.0  # printed by pipeline stages without a loss
 
 _STEP = re.compile(r"(?:^|[^\w ] |INFO - )(?:epoch: {0,8}[0-9]{1,9} )?step: {0,12}([0-9]{1,12}) ")
-_FIELD = re.compile(r"\b(loss|grad_norm|step_time|tps): {0,12}([0-9A-Za-z+.,-]{1,32}?)s?(?=\s|$)")
+_FIELD = re.compile(rf"\b(loss|grad_norm|step_time|tps): {{0,12}}({NUMBER})s?(?=\s|$)")
 
 
 class _Record(msgspec.Struct):
@@ -50,9 +50,8 @@ class TorchtitanLogParser:
         return None
 
     def _structured(self, line: str) -> LogReading | None:
-        try:
-            record = _decoder.decode(line)
-        except (msgspec.DecodeError, UnicodeError, RecursionError):  # invalid characters; unbalanced brackets
+        record = decoded(line, _decoder)
+        if record is None:
             return None
         step, rank = record.step, record.rank
         # Reinforcement learning actors have their own rank numbers.

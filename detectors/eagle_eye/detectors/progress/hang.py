@@ -28,7 +28,7 @@ from eagle_eye.detectors.signs.rank_activity import at_rest, computing_devices, 
 from eagle_eye.detectors.signs.under_load import lines_within, spare_devices
 from eagle_eye.detectors.signs.unstarted import missing_nodes, missing_ranks
 from eagle_eye.detectors.signs.waited_for import STOPPED, outlasts_floor, quorums, stopped_ranks, waited_for
-from eagle_eye.detectors.signs.without_hook import unused_devices, work
+from eagle_eye.detectors.signs.without_hook import idle_since_s, unused_devices, work
 from eagle_eye.detectors.types import Blind, Evidence, Floats, Integers, Verdict, Window
 
 MUTE = frozenset({"rank_silence", "collective_sequence"})  # a process says nothing, and others wait for it
@@ -37,7 +37,8 @@ CONFIDENCE_EARLY, CONFIDENCE_RIPE = 0.85, 0.97
 CONFIDENCE_UNKNOWN = 0.8
 RANKS_SAY = frozenset({"rank_silence", "collective_sequence", "rank_missing"})  # reported by ranks, not seen on GPUs
 HELD = frozenset({"rank_process", "mount"})  # its process does nothing, or waits for what does not come
-UNSEEN_IO_FLOORS = 5.0  # where some ranks do not wait and host activity is not reported
+UNSEEN_FLOORS = 5.0  # where some ranks do not wait and host activity is not reported, or nothing but steps is
+REPORTS_MIN = 6  # of progress before a silence means anything where nothing else is seen
 UNSEEN_RANK_FLOORS = 3.0  # where ranks are seen by their GPU and host alone: a retried request takes less
 DEVICES_MIN = 3  # of a node, to tell ranks that only train from the first and the last
 
@@ -224,7 +225,9 @@ class Hang:
             share = float(np.nanmean(spins)) if np.isfinite(spins).any() else None
         inside = share is not None and share >= WAITING_RATIO
         patience_s = state.ripe_s
-        if share is not None and not inside and state.phase != "start":
+        if share is None and state.phase != STARTING and idle_since_s(window) is None:
+            patience_s = self._by_reports_alone_s(window, state)
+        elif share is not None and not inside and state.phase != "start":
             patience_s *= PAUSE_FLOORS  # the program does something other than wait for its peers
         elif most_busy_with_io(window, state.advanced_s):
             patience_s *= PAUSE_FLOORS  # do not kill a checkpoint
@@ -234,7 +237,7 @@ class Hang:
             if any(busy) or not (state.reported or self._seen_at_rest(window, state, elsewhere)):
                 patience_s = self._at_work_s(state)
             elif None in busy:
-                patience_s *= UNSEEN_IO_FLOORS
+                patience_s *= UNSEEN_FLOORS
         if state.standstill_s < patience_s:
             return []
         seen = "most ranks wait in a collective" if inside else "whether ranks wait in a collective is not known"
@@ -257,6 +260,18 @@ class Hang:
                 asks=None if inside or given_up or (hard and not again) else "notify",
             )
         ]
+
+    def _by_reports_alone_s(self, window: Window, state: Progress) -> float:
+        """Return how long the job may say nothing where nothing else is seen of it: a log may pause unannounced.
+
+        Raises Blind while too few reports have come to know how far apart they are.
+        """
+        if window.reports.count < REPORTS_MIN:
+            raise Blind(
+                f"progress was heard of {window.reports.count} times in this attempt, and nothing else is seen of the"
+                f" job: how long it says nothing is known after {REPORTS_MIN} times"
+            )
+        return max(state.ripe_s, UNSEEN_FLOORS * self.patience.floor_s)
 
     def _spinning(self, window: Window, state: Progress) -> Floats | None:
         """Return which GPUs run a kernel while the job does no work: (S,) as ``waiting``, None if unknown.

@@ -14,6 +14,7 @@ import numpy as np
 from eagle_eye.detectors.signs.last_work import worked_until_s
 from eagle_eye.detectors.signs.medians import median_of
 from eagle_eye.detectors.signs.once import once
+from eagle_eye.detectors.signs.unread_log import unread_log
 from eagle_eye.detectors.signs.unstarted import steps_expected
 from eagle_eye.detectors.signs.without_hook import most_freed, work
 from eagle_eye.detectors.types import Blind, Evidence, Window
@@ -137,8 +138,12 @@ def progress(window: Window, patience: Patience) -> Progress:
     """Return the job's progress.
 
     Raises Blind if neither steps nor GPU activity are reported, if no node reported recently, and while the job is
-    starting.
+    starting. Of a job whose log is not understood the steps are unknown: only its GPUs tell.
     """
+    if unread := unread_log(window):
+        if work(window) is None:
+            raise Blind(unread)
+        return _unreported(window, patience)
     if not np.isfinite(window.last_step):
         unheard = hooked(window) or _start_overdue(window, patience)
         return _never_stepped(window, patience) if unheard else _unreported(window, patience)
@@ -167,8 +172,11 @@ def _stepping(window: Window, patience: Patience) -> Progress:
     newest_s = _newest_s(window)
     typical_s = typical_step_s(window)
     phase = quiet_phase(window)
-    least_s = patience.typical_steps * max(typical_s, window.interval_s)
-    due_s = _own_pauses_s(window, patience, phase, least_s)
+    made_s = patience.typical_steps * max(typical_s, window.interval_s)
+    # The time between two reports is known to an interval.
+    least_s = max(made_s, patience.typical_steps * (window.reports.usual_s - window.interval_s))
+    unknown_s = max(least_s, QUIET_PHASE_FLOORS * max(made_s, patience.floor_s))
+    due_s = _own_pauses_s(window, patience, phase, least_s, unknown_s)
     ripe_s = max(due_s, patience.floor_s)
     accused_s = max((pause.seconds for pause in window.pauses if pause.accused and pause.phase == phase), default=0.0)
     advanced_s = _advanced_s(window, patience, window.advanced_s, least_s, ripe_s)
@@ -298,8 +306,8 @@ def _phase_changed_s(window: Window) -> float:
     return float(np.max(window.phase_since_s, initial=-np.inf))
 
 
-def _own_pauses_s(window: Window, patience: Patience, phase: str, least_s: float) -> float:
+def _own_pauses_s(window: Window, patience: Patience, phase: str, least_s: float, unknown_s: float) -> float:
     if phase and not any(pause.phase == phase for pause in window.pauses):
-        return max(least_s, patience.floor_s) * QUIET_PHASE_FLOORS
+        return unknown_s
     longest_s = max((pause.seconds for pause in window.pauses if pause.phase == phase), default=0.0)
     return max(least_s, PAUSE_MARGIN_RATIO * longest_s, patience.floor_s if phase else 0.0)

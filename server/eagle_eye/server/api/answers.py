@@ -116,6 +116,7 @@ Progress = made(
     progressed=Time | None,
     step_seconds=float | None,
     memory_checkpoint=MemoryCheckpoint | None,
+    log=str,
 )
 Job = shown(records.Job, nodes_total=int | None, progress=Progress | None, cell=CellName)
 Signal = made("RecurrenceSignal", signal=str, value=float | None, usual=float | None, adds=float)

@@ -118,6 +118,7 @@ def job(record: Job, outlook: Outlook, *, members: bool = True) -> dict[str, Any
             "progressed": None if progress.progressed_s is None else rfc3339(progress.progressed_s),
             "step_seconds": progress.step_s,
             "memory_checkpoint": _memory_checkpoint(progress.checkpoints),
+            "log": progress.log,
         }
     )
     return view

@@ -10,6 +10,7 @@ import numpy as np
 
 from eagle_eye.detectors.learned.model_anomaly import NO_MODEL
 from eagle_eye.detectors.signs.learned_model import LearnedModel
+from eagle_eye.detectors.signs.unread_log import unread_log
 from eagle_eye.detectors.types import Verdict, Window, WindowEvent
 from eagle_eye.schema.frame import Frame, Rank
 from eagle_eye.server.engine.detector_schedule import DetectorSchedule
@@ -256,6 +257,7 @@ class Engine:
         state = declared.state if declared is not None and declared.attempt >= track.attempt else "running"
         verdicts: list[Verdict] = []
         blind: dict[str, str] = {}
+        log = ""
         crashed = declared is not None and state == "failed" and failed_by_itself(declared)
         limit_s = max(self.settings.silent_floor_s, self.settings.silent_intervals * track.interval_s)
         judged = state in RUNNING_STATES or (crashed and now_s - since_s(declared) <= FAILED_S)
@@ -265,7 +267,7 @@ class Engine:
             verdicts, blind = self._asking.ask(window)
             track.course.note_verdicts(verdicts)
             track.unreached = unreached_by(verdicts) or track.unreached
-            heard_s = window.heard_s
+            heard_s, log = window.heard_s, unread_log(window)
         else:
             heard_s = self._heard_s(track)
         heard = hearing(track.job, track.started_s, self._words.values())
@@ -291,6 +293,7 @@ class Engine:
             owner=declared.owner if declared else "",
             gpu_models=self.gpu_models.of(track.series, track.memo).of_node,
             checkpoints=track.checkpoints.stand(track.nodes, track.pace_s),
+            log=log,
         )
 
     def _route(self, frame: Frame) -> Route:

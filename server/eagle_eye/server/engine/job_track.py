@@ -69,6 +69,7 @@ class JobTrack:
         self._repeats: dict[tuple[str, str | None, int, str], int] = {}
         self.course = PauseLog(earlier.pauses)
         self._steps_made = Advance(started_s)
+        self._resumed_s = -math.inf  # when a rank last entered a phase with steps
         self.checkpoints = CheckpointLog()
         self.touched_s = started_s  # the newest row or report about the job
         self.held_up_by: frozenset[int] = frozenset()  # according to the launcher
@@ -349,6 +350,7 @@ class JobTrack:
             earlier=self.earlier.curve,
             beginning=Beginning(self._roster.named.copy(), self.held_up_by, *self.earlier.starts),
             pauses=self.course.pauses,
+            reports=self.course.reports,
             events=(*self._events, *self._unseen_exits()),
         )
 
@@ -428,11 +430,15 @@ class JobTrack:
             self._steps_made.advanced_s += by_s
 
     def _note_gap(self, time_s: float, steps: float) -> None:
-        """Record the time to this step as a pause if it was much longer than the job's pace."""
-        gap_s = time_s - max(self._steps_made.advanced_s, float(np.max(self._roster.phase_since_s, initial=-math.inf)))
-        if gap_s <= 0 or not frozenset(QUIET_PHASES).isdisjoint(self._roster.phase):
-            return
-        self.course.note_steps(gap_s, steps, self.interval_s)
+        """Record the time to this step; a pause if it was much longer than the job's pace.
+
+        A phase without due steps that has begun since, even in the row of the step itself, ends that time.
+        """
+        since_s = zip(self._roster.phase, self._roster.phase_since_s.tolist(), strict=True)
+        quiet_s = min((began_s for phase, began_s in since_s if phase in QUIET_PHASES), default=math.inf)
+        gap_s = min(time_s, quiet_s) - max(self._steps_made.advanced_s, self._resumed_s)
+        if gap_s > 0:
+            self.course.note_steps(gap_s, steps, self.interval_s)
 
     def _note_phase(self, node: str, event: WindowEvent) -> None:
         """Set the phase that the event begins for a rank, or for all ranks of the node if the event names none."""
@@ -452,5 +458,7 @@ class JobTrack:
         before = self._roster.phase[column]
         if before in QUIET_PHASES and name != before:
             self.course.note_phase(before, time_s - since_s)
+        if name not in QUIET_PHASES:
+            self._resumed_s = max(self._resumed_s, time_s)
         self._roster.phase[column] = name
         self._roster.phase_since_s[column] = time_s

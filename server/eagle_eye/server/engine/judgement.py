@@ -22,7 +22,8 @@ class Judgement:
     for that. ``ends_s`` is when its time limit ends it, None if not reported. ``owner`` is the job's user, "" if not
     reported. ``gpu_models`` are the NVML names of the job's GPUs by node; nodes without a known name are missing.
     ``checkpoints`` is the state of those in memory. ``pace_left_ratio`` is the remaining share of the job's pace
-    without one of its nodes, if no spare replaces it; None: a spare does, or not reported.
+    without one of its nodes, if no spare replaces it; None: a spare does, or not reported. ``log`` says that no step is
+    read in the job's log, which goes on; "" if it is read, or not known.
     """
 
     job: str
@@ -46,6 +47,7 @@ class Judgement:
     gpu_models: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     checkpoints: AttemptCheckpoints = NOTHING_REPORTED
     pace_left_ratio: float | None = None
+    log: str = ""
 
     @property
     def blindness(self) -> str:

@@ -6,7 +6,7 @@ import math
 from collections import deque
 from collections.abc import Sequence
 
-from eagle_eye.detectors.types import Pause, Verdict
+from eagle_eye.detectors.types import Pause, Reports, Verdict
 
 PAUSES_KEPT, PACES_KEPT = 64, 32
 PAUSE_STEPS = 3.0  # a gap of more than this many times what its steps usually take holds a pause...
@@ -24,6 +24,7 @@ class PauseLog:
     def __init__(self, earlier: Sequence[Pause] = ()) -> None:
         self._pauses: deque[Pause] = deque(earlier, maxlen=PAUSES_KEPT)
         self._paces: deque[float] = deque(maxlen=PACES_KEPT)
+        self._gaps_s: deque[float] = deque(maxlen=PACES_KEPT)
         self._steps_seen = 0
         self._accused = False
 
@@ -36,6 +37,12 @@ class PauseLog:
     def pace_s(self) -> float | None:
         """The recent median time of a step; None before the second."""
         return sorted(self._paces)[len(self._paces) // 2] if self._paces else None
+
+    @property
+    def reports(self) -> Reports:
+        """How often progress is heard of in this attempt; phases without due steps are left out."""
+        gaps_s = sorted(self._gaps_s)
+        return Reports(self._steps_seen, gaps_s[len(gaps_s) // 2] if gaps_s else 0.0)
 
     def note_verdicts(self, verdicts: Sequence[Verdict]) -> None:
         """Record whether a verdict names a node as holding the job up in the current standstill."""
@@ -53,6 +60,7 @@ class PauseLog:
         if self._steps_seen > STEPS_FOR_PACE and gap_s > max(longer_s, 2 * interval_s):
             self._pauses.append(Pause("", gap_s - (steps - 1) * pace_s, self._accused))
         self._paces.append(gap_s / steps)
+        self._gaps_s.append(gap_s)
         self._accused = False
 
     def note_phase(self, phase: str, seconds: float) -> None:

@@ -364,13 +364,14 @@ class DetectionLoop:
         track = next((t for t in self._engine.tracks() if t.job == job), None)
         if track is None:
             return None
-        stepping = track.last_step is not None
+        stepping, judged = track.last_step is not None, self._judged.get(job)
         return StepProgress(
-            track.last_step,
-            track.advanced_s if stepping else None,
-            track.pace_s,
-            track.checkpoints.stand(track.nodes),
-            track.nodes,
+            step=track.last_step,
+            progressed_s=track.advanced_s if stepping else None,
+            step_s=track.pace_s,
+            checkpoints=track.checkpoints.stand(track.nodes),
+            log=judged.log if judged is not None and judged.attempt == track.attempt else "",
+            nodes=track.nodes,
         )
 
     def courses(self) -> list[JobProgress]:

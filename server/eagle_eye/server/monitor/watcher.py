@@ -44,6 +44,7 @@ class StepProgress(NamedTuple):
     step_s: float | None  # typical duration of a step
     checkpoints: AttemptCheckpoints = NOTHING_REPORTED
     nodes: tuple[str, ...] = ()
+    log: str = ""  # that its log goes on and no step is read in it
 
 
 class JobProgress(NamedTuple):

@@ -986,6 +986,7 @@ export interface Progress {
   progressed: string | null;
   step_seconds: number | null;
   memory_checkpoint: MemoryCheckpoint | null;
+  log: string;
 }
 
 export interface QueryRange {

@@ -56,6 +56,7 @@ export const METRIC_LABELS = {
   "train_local_grad_norm": "Gradient norm before the reduction",
   "train_parameter_checksum": "Checksum of the parameters",
   "train_tokens_per_second": "Throughput",
+  "train_log_lines_since_step": "Log lines since a step was read",
   "train_work_units": "Work in a step",
   "train_quorum": "torchft quorum",
   "nccl_sequence": "NCCL collectives enqueued",

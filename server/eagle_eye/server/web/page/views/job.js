@@ -103,6 +103,7 @@ function JobFacts({ job, timeline, goodput }) {
       facts: [
         ["Owner", h(Owner, { name: job.owner })],
         ["Last progress", progress ? [h("strong", null, h(Ago, { at: progress.progressed, none: "no step seen" })), progress.step === null ? "" : ` (step ${count(progress.step)})`] : "no agent reports it"],
+        ["Its log", progress?.log || null],
         ["A step takes", progress?.step_seconds ? duration(progress.step_seconds) : "not known"],
         ["Memory checkpoint", progress?.memory_checkpoint ? checkpoint(progress.memory_checkpoint) : null],
         ["Goodput, last 10 min", goodput === null ? "cannot tell" : percent(goodput)],
