@@ -7,8 +7,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from eagle_eye.schema.flight_recorder import COMPLETED
-
+COMPLETED = "completed"
 _PEERS = re.compile(r"\b(send|recv) (\d+)(->|<-)(\d+)$")
 
 
