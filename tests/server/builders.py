@@ -176,7 +176,7 @@ class FakeWatcher:
 
     def progress(self, job: str) -> StepProgress | None:
         kept = AttemptCheckpoints(6, NOW, 1.0, copies=2, copies_wanted=4, nodes=("n1",), persisted=((5, NOW),))
-        return StepProgress(7.0, NOW, 1.5, kept, UNREAD_LOG) if job == "job" else None
+        return StepProgress(7.0, NOW, 1.5, kept, log=UNREAD_LOG) if job == "job" else None
 
 
 def frames_of(batch: Batch) -> list[tuple[Frame, float]]:
