@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -342,7 +343,7 @@ class TestGpuHang:
         with pytest.raises(Blind, match="n1/gpu1"):
             HANGS.detect(story.window())
 
-    def silent_in_a_pause(self, rows: int, hook: bool) -> Window:
+    def silent_in_a_pause(self, rows: int, hook: bool, columns: Sequence[int] = (3,)) -> Window:
         """The job has stood still for half a minute longer than a device has been silent."""
         story = Story(gpus=2, rows=120).complete().standstill(rows + 30)
         if not hook:
@@ -351,7 +352,7 @@ class TestGpuHang:
                 del story.device[name]
         for name, values in story.device.items():
             if name.startswith("gpu_"):
-                values[-rows:, 3] = np.nan
+                values[-rows:, columns] = np.nan
         return story.window()
 
     @pytest.mark.parametrize("hook", [True, False])
@@ -360,6 +361,16 @@ class TestGpuHang:
         assert (verdict.node, verdict.device) == ("n1", 1)
         assert verdict.kinds == {"device_silence", "standstill"}
         assert verdict.confidence >= 0.9
+
+    @pytest.mark.parametrize("hook", [True, False])
+    def test_a_node_whose_exporter_restarts_in_a_pause_is_not_accused(self, hook: bool) -> None:
+        with pytest.raises(Blind, match="pause"):
+            HANGS.detect(self.silent_in_a_pause(20, hook, (2, 3)))
+
+    @pytest.mark.parametrize("hook", [True, False])
+    def test_a_node_silent_for_far_longer_in_a_pause_is_accused(self, hook: bool) -> None:
+        verdict = only(HANGS.detect(self.silent_in_a_pause(60, hook, (2, 3))))
+        assert (verdict.node, verdict.device) == ("n1", None)
 
     @pytest.mark.parametrize("hook", [True, False])
     def test_in_a_pause_that_may_yet_end_nobody_can_tell(self, hook: bool) -> None:

@@ -29,6 +29,7 @@ CONFIDENCE_EARLY = 0.85
 TOGETHER_S = 10.0  # values and job count as stopped together within this, two intervals and two reported steps
 EXPLAINED_KINDS = ("memory", "contained", "remap", "lost")  # errors whose own detectors handle XID 154 as well
 STANDS_STEPS = 2.0  # typical steps, or intervals, without a step: the job may have stopped
+WHOLE_NODE_FLOORS = 5.0  # of silence in a pause: restarts of exporters, images pulled, take a minute or two
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,10 +134,12 @@ class GpuHang:
     def _in_a_pause(self, window: Window, first: Vanished, state: Progress) -> bool:
         """Whether a device fell silent during a pause that has since outlasted everything the job does.
 
-        A device that is gone when a checkpoint or evaluation ends explains why the job does not continue.
+        A device that is gone when a checkpoint or evaluation ends explains why the job does not continue. If its whole
+        node is, so may be what reads it: exporters restart, and the pause began without them.
         """
+        floors = WHOLE_NODE_FLOORS if first.whole_node else 1.0
         lasted_s = window.now_s - first.since_s
-        return first.since_s > state.advanced_s and state.ripe and lasted_s >= self.patience.floor_s
+        return first.since_s > state.advanced_s and state.ripe and lasted_s >= floors * self.patience.floor_s
 
     def _ended(self, window: Window, node: str, first: Vanished, exits: list[Exit]) -> Verdict | None:
         near_s = TOGETHER_S + 2 * window.interval_s

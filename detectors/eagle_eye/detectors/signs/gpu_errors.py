@@ -13,6 +13,7 @@ from typing import TypeAlias
 import numpy as np
 
 from eagle_eye.detectors.signs.exits import Exit
+from eagle_eye.detectors.signs.once import once
 from eagle_eye.detectors.signs.progress import typical_step_s
 from eagle_eye.detectors.types import Evidence, Window, WindowEvent
 from eagle_eye.schema.attributes import text
@@ -80,6 +81,7 @@ def gpu(node: str, device: int) -> str:
     return node if device < 0 else f"{node}/gpu{device}"
 
 
+@once
 def gpu_errors(window: Window) -> list[GpuError]:
     """Return what is known of the GPUs of this attempt's members, oldest first; each fact of a GPU once.
 
