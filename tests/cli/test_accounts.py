@@ -159,7 +159,7 @@ def test_a_nodes_history_says_how_much_of_each_gpu_was_compared(
 
 def test_nodes_are_listed_with_their_score(capsys: pytest.CaptureFixture[str]) -> None:
     (line,) = [line for line in reported(capsys, "nodes").splitlines() if line.startswith("n1")]
-    assert line.split()[:3] == ["n1", "in_service", "4"]
+    assert line.split()[:4] == ["n1", "in_service", "hang", "4"]
 
 
 def test_tickets_come_from_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

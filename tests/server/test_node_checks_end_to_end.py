@@ -123,7 +123,7 @@ def test_the_commands_ask_and_list_and_force(site: Site, capsys: pytest.CaptureF
     assert main(["nodes", "checks", site.node, *to]) == 0
     assert "sick" in capsys.readouterr().out
     assert main(["nodes", "readmit", site.node, "--force", "--reason", "new disk", *to]) == 0
-    assert site.shown()["reason"] == "new disk"
+    assert site.shown()["reason"] == "new disk; readmitted without a check: forced by local"
 
 
 @pytest.mark.parametrize(("given", "seconds"), [((), 60.0), (("--seconds", "300"), 300.0)])
