@@ -47,15 +47,16 @@ class Readiness(NamedTuple):
 
 def coverage_note(fleet: Fleet, outlook: Outlook, now_s: float, fresh_s: float) -> str:
     """Return which nodes nobody judges: those that are silent, and those of no known job; "" for none."""
-    recent, (_, fresh) = fleet.recent(now_s - RECENT_S), fleet.counts(now_s, fresh_s)
+    recent = fleet.recent(now_s - RECENT_S)
+    fresh = [one.node for one in fleet.presences() if one.is_fresh(now_s, fresh_s)]
     members = {node for course in outlook.courses() for node in course.nodes}
-    apart = sum(one.node not in members for one in fleet.presences() if one.is_fresh(now_s, fresh_s))
+    apart = sum(node not in members for node in fresh)
     said = []
-    if fresh < recent:
-        said.append(f"{recent - fresh} of {recent} nodes are silent")
+    if len(fresh) < recent:
+        said.append(f"{recent - len(fresh)} of {recent} nodes are silent")
     if apart:
         said.append(
-            f"{apart} of {fresh} nodes that report belong to no job that is known: if they train, declare the job"
+            f"{apart} of {len(fresh)} nodes that report belong to no job that is known: if they train, declare the job"
             " (launcher, scheduler under [job_sources], or a job label of their series)"
         )
     return f"not judged: {'; '.join(said)}" if said else ""
