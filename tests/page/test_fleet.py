@@ -99,14 +99,22 @@ def test_on_a_narrow_screen_nothing_is_cut_off(site: Running, new_page: Callable
         assert page.evaluate("document.documentElement.scrollWidth") <= 400
 
 
-def test_the_fleet_says_what_it_does_not_know(tmp_path: Path, page: Page) -> None:
+def test_a_job_of_which_no_node_is_heard_loses_what_is_not_known(tmp_path: Path, page: Page) -> None:
     with running(tmp_path, LaggingClock()) as server:
         fleet_of(server, 40, 20)
         first, second = server.watcher.course
-        server.watcher.course = [first._replace(nodes=first.nodes[:19]), second._replace(heard=0)]
+        server.watcher.course = [first, second._replace(heard=0)]
+        page.goto(server.url)
+        page.get_by_text("unknown for 1 job").wait_for()
+        page.goto("about:blank")
+
+
+def test_nodes_of_no_known_job_are_not_said_to_be_judged(tmp_path: Path, page: Page) -> None:
+    with running(tmp_path, LaggingClock()) as server:
+        fleet_of(server, 4)
+        server.watcher.course = []
         page.goto(server.url)
         page.locator(".health .badge").get_by_text("judging a part").wait_for()
-        page.get_by_text("unknown for 1 job").wait_for()
         page.goto("about:blank")
 
 

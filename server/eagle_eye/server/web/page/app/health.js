@@ -34,7 +34,7 @@ export function Health() {
           "summary",
           null,
           readiness.ready
-            ? readiness.notes.coverage
+            ? inPart(fleet)
               ? h(Badge, { state: "ready", tone: "note", words: "judging a part" })
               : h(Badge, { state: "ready", tone: "good", words: "judging" })
             : begins
@@ -54,6 +54,9 @@ export function Health() {
       ),
   );
 }
+
+/** Whether nodes are silent, or no job is known that they work for. Some idle nodes are no news. @param {import("../api").Fleet | null} fleet */
+const inPart = (fleet) => !!fleet && (fleet.nodes_heard < fleet.nodes_recent || (fleet.nodes_heard > 0 && fleet.jobs.length + fleet.jobs_left_out === 0));
 
 /** @param {string} title @param {[string, string][]} items */
 function section(title, items) {
