@@ -116,6 +116,8 @@ class NodeNames:
 
 def _bare(folded: str) -> str:
     """Return a name without its domain; an address has none."""
+    if "." not in folded:
+        return folded
     host, mark, cluster = folded.partition(CLUSTER_MARK)
     try:
         ipaddress.ip_address(host)
