@@ -18,7 +18,7 @@ from eagle_eye.schema.names import is_name
 # Labels with the machine's address rather than its name: the port is cut off.
 ADDRESS_LABELS = ("instance",)
 # Labels that may name the pod that a series comes from.
-POD_LABELS = ("pod", "k8s_pod_name", "kubernetes_pod_name", "pod_name")
+POD_LABELS = frozenset({"pod", "k8s_pod_name", "kubernetes_pod_name", "pod_name"})
 # What Kubernetes calls a DaemonSet's pod: five of the characters that it draws (apimachinery, util/rand).
 _EXPORTER_POD = re.compile(r".*exporter.*-[bcdfghjklmnpqrstvwxz2456789]{5}")
 _EVERY_HOST = frozenset({"localhost", "localhost4", "localhost6", "localhost.localdomain", "ip6-localhost"})
@@ -47,6 +47,8 @@ def named(labels: Mapping[str, str], node_labels: Sequence[str]) -> NamedMachine
     """
     for label in node_labels:
         value = labels.get(label, "")
+        if not value:
+            continue
         if label in ADDRESS_LABELS:
             value = _host(value)
         elif value.casefold() in _EVERY_HOST or _is_exporter_pod(value, labels):
@@ -58,7 +60,9 @@ def named(labels: Mapping[str, str], node_labels: Sequence[str]) -> NamedMachine
 
 def _is_exporter_pod(value: str, labels: Mapping[str, str]) -> bool:
     """Return whether a host name is that of a pod which the series comes from."""
-    return any(labels.get(label) == value for label in POD_LABELS) or _EXPORTER_POD.fullmatch(value) is not None
+    if not POD_LABELS.isdisjoint(labels) and any(labels.get(label) == value for label in POD_LABELS):
+        return True
+    return "exporter" in value and _EXPORTER_POD.fullmatch(value) is not None
 
 
 def _host(instance: str) -> str:
