@@ -18,7 +18,7 @@ from tests.server.own_process import OwnProcess, serving
 from tests.server.remote_write.requests import V1_HEADERS, series, snappy, v1
 
 NODES = 20_000
-CPU_S = 5.0  # of the server for all of them at once: two on a quiet machine, four on a slow one
+CPU_S = 4.0  # of the server for all of them at once: two on a quiet machine
 CAPPED_CPU_S = 3.0
 
 
