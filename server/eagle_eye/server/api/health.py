@@ -87,5 +87,5 @@ def get_leader(parts: Parts, _: Reader) -> Response:
 @router.get("/metrics")
 def metrics(parts: Parts, _: Reader) -> Response:
     """Prometheus' text format: the server's own metrics and the newest value of each series."""
-    parts.doctor.check()  # so that eagle_eye_ready is current
+    parts.doctor.is_ready()  # so that eagle_eye_ready is current
     return Response(parts.telemetry.text(), media_type=CONTENT_TYPE_LATEST)

@@ -30,5 +30,5 @@ class Heartbeat:
         """Commit one heartbeat, if the server is ready and any subscription wants it. Raises StoreUnavailable."""
         event = events.heartbeat(self._clock.now_s(), self._interval_s, self._public_url)
         subscriptions = self._store.all(SUBSCRIPTIONS)
-        if any(known.active and wants(known, event) for known in subscriptions) and self._doctor.check().ready:
+        if any(known.active and wants(known, event) for known in subscriptions) and self._doctor.is_ready():
             self._store.commit(Change(events=(event,)))

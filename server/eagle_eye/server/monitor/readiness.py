@@ -138,10 +138,22 @@ class Doctor:
 
     def check(self) -> Readiness:
         """Return whether the server is ready, and what is missing."""
+        checks = self._checks()
+        leads = self._leadership is None or self._leadership.leads
+        blind = self._outlook.blind() if leads else {}
+        return Readiness(
+            _all_ok(checks), checks, blind, {n: said for n, note in self._notes.items() if (said := note())}
+        )
+
+    def is_ready(self) -> bool:
+        """Return whether the server is ready, without looking for notes: they cost a pass over all nodes."""
+        return _all_ok(self._checks())
+
+    def _checks(self) -> dict[str, str]:
         leadership = self._leadership
         if leadership is not None and not leadership.leads:
             self._telemetry.ready.set(0)
-            return Readiness(False, {"leader": f"this server stands by; {leadership.state()}"}, {}, self._noted())
+            return {"leader": f"this server stands by; {leadership.state()}"}
         checks = {"storage": self._check_storage(), "detection": self._check_loop(), "agents": self._check_agents()}
         if leadership is not None:
             checks["leader"] = leadership.problem() or "ok"
@@ -151,17 +163,13 @@ class Doctor:
         cells = self._cells()
         if cells is not None:
             checks["cells"] = cells
-        ready = all(said == "ok" for said in checks.values())
-        self._telemetry.ready.set(ready)
-        return Readiness(ready, checks, self._outlook.blind(), self._noted())
+        self._telemetry.ready.set(_all_ok(checks))
+        return checks
 
     def own_problem(self) -> str:
         """Return why this server cannot judge, whatever is wrong with other cells; "" if it can."""
-        checks = self.check().checks.items()
+        checks = self._checks().items()
         return "; ".join(f"{name}: {said}" for name, said in checks if said != "ok" and name != "cells")
-
-    def _noted(self) -> dict[str, str]:
-        return {name: said for name, note in self._notes.items() if (said := note())}
 
     def _check_storage(self) -> str:
         with self._lock:
@@ -199,3 +207,7 @@ class Doctor:
         if age_s < -patience_s:
             return f"no agent was heard since the clock was set back by {-age_s:.0f} s or more"
         return "ok" if age_s <= patience_s else f"no agent was heard for {age_s:.0f} s (ingest.fresh_s)"
+
+
+def _all_ok(checks: Mapping[str, str]) -> bool:
+    return all(said == "ok" for said in checks.values())
