@@ -98,9 +98,9 @@ def look_back(action: Action, after: Afterwards, now_s: float, window_s: float) 
         return ActionOutcome(
             "wrong", "marked_false", "a person marked its incident as a false alarm", after.incident.ended_s
         )
-    proofs = [proof for proof in _proofs(action, after, end_s) if proof.time_s is not None]
-    if proofs:
-        return min(proofs, key=lambda proof: proof.time_s or 0.0)
+    proof = _first(_proofs(action, after, end_s))
+    if proof is not None:
+        return proof
     its = next((a for a in after.attempts if _covers(a, action)), None)
     if _is_stop(action):
         outcome = _of_a_stop(action, its, now_s, end_s)
@@ -108,10 +108,14 @@ def look_back(action: Action, after: Afterwards, now_s: float, window_s: float) 
             return outcome
     if now_s < end_s:
         return ActionOutcome("pending", "waiting", "nothing is proved yet; the time to look back is not over")
-    done = [act for act in _carried_out(action, after, end_s) if act.time_s is not None]
-    if done:
-        return min(done, key=lambda act: act.time_s or 0.0)
-    return _of_a_node_that_stayed(action, after, its, end_s)
+    done = _first(_carried_out(action, after, end_s))
+    return done if done is not None else _of_a_node_that_stayed(action, after, its, end_s)
+
+
+def _first(outcomes: Iterable[ActionOutcome]) -> ActionOutcome | None:
+    """Return the earliest of those that have a time, None if there is none."""
+    dated = [outcome for outcome in outcomes if outcome.time_s is not None]
+    return min(dated, key=lambda outcome: outcome.time_s or 0.0, default=None)
 
 
 def _proofs(action: Action, after: Afterwards, end_s: float) -> Iterable[ActionOutcome]:
