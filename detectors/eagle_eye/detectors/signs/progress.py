@@ -7,6 +7,7 @@ that a claim about it may be acted on. A job that reports no steps stands still 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -17,7 +18,7 @@ from eagle_eye.detectors.signs.once import once
 from eagle_eye.detectors.signs.unread_log import unread_log
 from eagle_eye.detectors.signs.unstarted import steps_expected
 from eagle_eye.detectors.signs.without_hook import most_freed, work
-from eagle_eye.detectors.types import Blind, Evidence, Window
+from eagle_eye.detectors.types import Blind, Curve, Evidence, Floats, Window
 
 PAUSE_MARGIN_RATIO = 1.5  # over the longest pause that the job has made in the same phase
 STARTING = "start"  # the phase before the first step
@@ -206,13 +207,21 @@ def at_work_s(patience: Patience, ripe_s: float) -> float:
 @once
 def typical_step_s(window: Window) -> float:
     """Return the median of the newest steps' durations; the interval if no rank reports them."""
-    seconds = window.curve.values.get("train_step_seconds")
-    if seconds is None or not np.isfinite(seconds[-PACE_STEPS:]).any():
+    typical_s = newest_steps_s(window.curve)
+    if not math.isfinite(typical_s):
         reported = window.device.get("train_step_seconds")
-        seconds = reported[-1] if reported is not None and len(reported) else np.array([np.nan])
-    newest = seconds[-PACE_STEPS:]
-    known = newest[np.isfinite(newest)]
-    return median_of(known) if len(known) else window.interval_s
+        typical_s = _newest_median(reported[-1] if reported is not None and len(reported) else None)
+    return typical_s if math.isfinite(typical_s) else window.interval_s
+
+
+def newest_steps_s(curve: Curve) -> float:
+    """Return the median duration of the newest steps that ranks reported; NaN if they report none."""
+    return _newest_median(curve.values.get("train_step_seconds"))
+
+
+def _newest_median(seconds: Floats | None) -> float:
+    newest = np.zeros(0) if seconds is None else seconds[-PACE_STEPS:]
+    return median_of(newest[np.isfinite(newest)])
 
 
 @once

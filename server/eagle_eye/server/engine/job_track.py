@@ -11,9 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from eagle_eye.detectors.signs.medians import median_of
 from eagle_eye.detectors.signs.peers import latest
-from eagle_eye.detectors.signs.progress import PACE_STEPS, QUIET_PHASES
+from eagle_eye.detectors.signs.progress import QUIET_PHASES, newest_steps_s
 from eagle_eye.detectors.types import Beginning, Curve, Floats, Link, Series, Window, WindowEvent
 from eagle_eye.schema.action import MemberRank
 from eagle_eye.schema.metrics import Scope
@@ -153,10 +152,8 @@ class JobTrack:
 
         Frames come in whole intervals: the time between two says little about steps as short as these.
         """
-        reported = self._steps.curve().values.get("train_step_seconds")
-        newest = reported[-PACE_STEPS:] if reported is not None else np.zeros(0)
-        known = newest[np.isfinite(newest)]
-        return median_of(known) if len(known) else self.course.pace_s
+        reported_s = newest_steps_s(self.curve)
+        return reported_s if math.isfinite(reported_s) else self.course.pace_s
 
     @property
     def bytes_per_line(self) -> int:
@@ -434,8 +431,10 @@ class JobTrack:
 
         A phase without due steps that has begun since, even in the row of the step itself, ends that time.
         """
-        since_s = zip(self._roster.phase, self._roster.phase_since_s.tolist(), strict=True)
-        quiet_s = min((began_s for phase, began_s in since_s if phase in QUIET_PHASES), default=math.inf)
+        quiet_s = math.inf
+        if not frozenset(QUIET_PHASES).isdisjoint(self._roster.phase):  # rarely: a loop over all ranks takes long
+            since_s = zip(self._roster.phase, self._roster.phase_since_s.tolist(), strict=True)
+            quiet_s = min(began_s for phase, began_s in since_s if phase in QUIET_PHASES)
         gap_s = min(time_s, quiet_s) - max(self._steps_made.advanced_s, self._resumed_s)
         if gap_s > 0:
             self.course.note_steps(gap_s, steps, self.interval_s)
