@@ -18,7 +18,8 @@ from tests.server.own_process import OwnProcess, serving
 from tests.server.remote_write.requests import V1_HEADERS, series, snappy, v1
 
 NODES = 20_000
-CPU_S = 4.0  # of the server for all of them at once: two on a quiet machine
+# What all of them cost the server at once, in what the same samples cost it once it knows them, on whatever machine.
+TIMES_KNOWN = 3.0
 CAPPED_CPU_S = 3.0
 
 
@@ -102,8 +103,10 @@ def test_nodes_beyond_the_cap_are_answered_fast_and_lift_nothing(usual: Attack) 
 def test_a_raised_cap_takes_all_at_once_enrolment_goes_on_and_all_can_be_forgotten(raised: Attack) -> None:
     answer, cpu_s = raised.write("made-up-")
     assert answer.status_code == 204, answer.text
-    assert cpu_s < CPU_S
     assert raised.gauge("nodes_known") == NODES
+    answer, known_cpu_s = raised.write("made-up-")
+    assert answer.status_code == 204, answer.text
+    assert cpu_s < TIMES_KNOWN * known_cpu_s
     assert raised.gauge("nodes_vouched") == 0
     raised.enrol_and_speak("real-1")
     asked = {"introduced_by": raised.tokens["remote_write id"], "force": True}

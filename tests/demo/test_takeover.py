@@ -21,7 +21,8 @@ needs_postgresql = pytest.mark.skipif(bool(postgresql.missing()), reason=postgre
 def test_the_leader_is_killed_while_a_node_hangs_and_the_loop_closes_and_nothing_is_left() -> None:
     before = databases()
     reported = demo_of("--ha")
-    stages = [line["stage"] for line in reported if line.get("stage", "evidence") != "evidence"]
+    # "busy" comes or not: tests run beside others.
+    stages = [line["stage"] for line in reported if line.get("stage", "evidence") not in ("evidence", "busy")]
     assert stages == [
         *("start", "leads", "training", "fault", "killed", "leads", "verdict", "webhook", "excluded", "restarted"),
         *("training", "training", "standby"),

@@ -170,7 +170,7 @@ def test_an_action_is_approved_by_click_and_the_page_follows(
     dialog.get_by_text(re.compile(r"\d of 4 nodes of the job report")).wait_for()
     assert axe(page) == []
     dialog.get_by_role("button", name="Approve").click()
-    page.get_by_text(re.compile("Asked subscribers to exclude node")).wait_for()
+    page.get_by_text(re.compile("Requested: exclude node.*Nobody has taken it up yet")).wait_for()
     (asked,) = hung.dispatcher.services.store.actions_of(found.id)
     assert asked.state == "requested"
     page.locator(".story-person").get_by_text("approve exclude node").wait_for()
