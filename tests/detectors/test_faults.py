@@ -262,6 +262,27 @@ class TestProcessExit:
             story.exit(node, 1, 5, "TypeError: unsupported operand")
         assert only(detect("process_exit", story.window())).node is None
 
+    def test_a_device_error_names_its_node_among_echoes(self) -> None:
+        unavailable = "torch.AcceleratorError: CUDA error: CUDA-capable device(s) is/are busy or unavailable"
+        verdict = only(detect("process_exit", Story().exit("n0", 1, 5, ECHO).exit("n2", 1, 5, unavailable).window()))
+        assert (verdict.node, verdict.application) == ("n2", False)
+        assert verdict.summary.endswith("its GPU is busy or unavailable")
+
+    def test_a_device_error_everywhere_is_not_the_programs(self) -> None:
+        story = Story()
+        for node in story.nodes:
+            story.exit(node, 1, 5, "RuntimeError: CUDA error: system not yet initialized")
+        verdict = only(detect("process_exit", story.window()))
+        assert (verdict.node, verdict.application) == (None, False)
+
+    def test_what_nccl_warned_of_is_shown_and_accuses_nobody(self) -> None:
+        story = Story().exit("n0", 1, 5, ECHO)
+        warned = {"text": "NET/IB: Got completion from peer 10.0.0.7<44206> with status=12"}
+        story.events.append(type(story.events[0])(NOW_S - 6, "n2", 4, "nccl_warning", warned))
+        verdict = only(detect("process_exit", story.window()))
+        assert verdict.node is None
+        assert [item.node for item in verdict.evidence if item.metric == "nccl_warning"] == ["n2"]
+
     def test_waits_for_the_other_ends(self) -> None:
         assert detect("process_exit", Story().exit("n0", -11, 0.5).window()) == []
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from eagle_eye.detectors.signs import exits
-from eagle_eye.orchestrators.launch import blame
 from eagle_eye.orchestrators.launch import events as on
 from eagle_eye.orchestrators.launch import orders as to
 from eagle_eye.orchestrators.launch.blame import Raised, cannot_run, exception, scripts_own
@@ -118,10 +116,6 @@ def test_it_does_where_the_node_may_be_the_cause() -> None:
         story.starts()
     fails(story, "n1")
     assert "restarts are used up" in story.ordered(to.End)[0].reason
-
-
-def test_the_launcher_and_the_detectors_know_the_same_words_for_a_connection_that_could_not_be_made() -> None:
-    assert blame.CANNOT_CONNECT.pattern == exits.CANNOT_CONNECT.pattern
 
 
 SYNTAX = """rank 0:   File "/shared/train.py", line 3

@@ -64,7 +64,12 @@ EVENTS: tuple[EventSpec, ...] = (
     EventSpec(
         "training_error",
         ("text", "rank", "job", "attempt"),
-        "An exception ended the training program of a rank.",
+        "An exception or an abort ended the training program of a rank; the text has its last words.",
+    ),
+    EventSpec(
+        "nccl_warning",
+        ("text", "rank", "job", "attempt"),
+        "NCCL warned in a rank's log: of a peer, a port, a device that failed. It blames nobody by itself.",
     ),
     EventSpec("agent_start", ("version",), "The agent started."),
     EventSpec("agent_stop", ("reason",), "The agent said goodbye; its silence is no fault."),

@@ -179,6 +179,7 @@ METRIC_LABELS: Mapping[str, str] = MappingProxyType(
         "kernel_panic": "Kernel panic",
         "link_down": "Link down",
         "machine_check": "Machine check",
+        "nccl_warning": "Warning of NCCL",
         "oom_kill": "Killed for lack of memory",
         "process_exit": "Process ended",
         "process_exits": "Processes ended",

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import re
+import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from eagle_eye.agent.loop.collector import Observed
 from eagle_eye.agent.loop.drops import Drops
 from eagle_eye.agent.processes.process_exit import is_running
 from eagle_eye.agent.processes.process_registry import TrainingProcess, TrainingProcesses
+from eagle_eye.agent.redact import redact
 from eagle_eye.agent.training_logs.attribution import Missing, writer_of
-from eagle_eye.agent.training_logs.ended_by_error import EndedByError
+from eagle_eye.agent.training_logs.ended_by_error import EndedByError, text_of
+from eagle_eye.agent.training_logs.failure_table import RankFailure
 from eagle_eye.agent.training_logs.followed_log import FollowedLog, Said
 from eagle_eye.agent.training_logs.followed_logs import FollowedLogs
 from eagle_eye.agent.training_logs.frameworks import FRAMEWORKS
+from eagle_eye.agent.training_logs.last_words import LastWords
 from eagle_eye.agent.training_logs.line_prefixes import LogLine
 from eagle_eye.agent.training_logs.log_finder import Pattern
 from eagle_eye.agent.training_logs.rank_courses import Key, RankCourses, key
@@ -23,6 +29,8 @@ from eagle_eye.agent.training_logs.trouble import LogTrouble
 from eagle_eye.schema.events import Event
 
 EVENTS_MAX = 256  # reported per collection
+WARNINGS_MAX, WARNING_CHARS_MAX = 16, 500  # of NCCL, different ones of one process
+_VARIES = re.compile(r"0x[0-9a-f]+|[0-9]+")
 
 _ENDS = {Quiet.CHECKPOINT_END: Quiet.CHECKPOINT_BEGIN, Quiet.EVAL_END: Quiet.EVAL_BEGIN}
 
@@ -69,6 +77,8 @@ class TrainingLogCollector:
         self._unattributed = LogTrouble()
         self._unreadable = LogTrouble()
         self._events: list[Event] = []
+        self._warned: dict[Key, set[str]] = {}
+        self._host = socket.gethostname().partition(".")[0]
         self._now_s = self._at_s = 0.0  # of the collection in progress: Unix seconds, the monotonic clock
 
     def collect(self, now_s: float) -> Observed:
@@ -76,6 +86,8 @@ class TrainingLogCollector:
         self._now_s, self._at_s = now_s, self._monotonic_s()
         listed = self._processes.all()
         self._ranks.note(listed, self._at_s)
+        kept = {key(process) for process in self._ranks.processes()}
+        self._warned = {name: said for name, said in self._warned.items() if name in kept}
         for log, said in self._logs.look(listed, now_s, self._at_s):
             self._learn(log, said)
         for log in self._logs.all():
@@ -99,10 +111,13 @@ class TrainingLogCollector:
         self._logs.close()
 
     def _whose(self, log: FollowedLog, said: Said) -> TrainingProcess | Missing:
-        reading, watchdog = said.reading, said.watchdog
+        reading, watchdog, words, line = said.reading, said.watchdog, said.words, said.line
         rank = reading.rank if reading is not None else watchdog.rank if watchdog is not None else None
         writer = reading.writer if reading is not None else LineWriter.ANY
-        return writer_of(said.line, rank, writer, log.origin, self._ranks.processes(), self._logs.tasks)
+        processes = self._ranks.processes()
+        if words is not None and words.pid in {process.pid for process in processes}:  # else its container's
+            line = replace(line, pid=words.pid)
+        return writer_of(line, rank, writer, log.origin, processes, self._logs.tasks)
 
     def _note_lines(self) -> None:
         """Record for each rank how far its log has gone on since a step was read in it.
@@ -135,21 +150,57 @@ class TrainingLogCollector:
         if said.reading is not None and said.reading.step is not None:
             self._end_quiet(log, list(log.program.quiet), said.reading.stamp_s)
         process = self._whose(log, said)
-        if process is Missing.UNKNOWN:
+        if said.failure is not None and isinstance(process, Missing):
+            self._take_failure(log, said.failure)
+        elif process is Missing.UNKNOWN:
             self._drops.count("training_log_unattributed")
             text = f"{log.name}: nothing says which rank wrote a line; name the rank with {{rank}} in training_logs"
             self._unattributed.note(text, self._at_s)
         elif isinstance(process, TrainingProcess):
             if said.reading is not None:
                 self._take_reading(process, log, said.reading)
-            elif said.error is not None:
-                uncaught = said.line.rank is not None  # PyTorch's hook for uncaught exceptions prefixes the rank
-                self._errors.note(process, said.error, self._now_s, self._at_s, uncaught=uncaught)
+            elif said.words is not None:
+                self._take_words(process, said.words)
+            elif said.failure is not None and said.failure.traceback is not None:
+                self._take_words(process, said.failure.traceback)
             elif said.watchdog is not None and said.watchdog.enqueued is not None:
                 course = self._ranks.of(process)
                 # Other process groups count their own collectives.
                 if course is not None and (not said.watchdog.group or "default_pg" in said.watchdog.group):
                     course.note_collectives(said.watchdog.enqueued, said.watchdog.completed)
+
+    def _take_words(self, process: TrainingProcess, words: LastWords) -> None:
+        if words.kind == "warning":
+            self._warn(process, words.text)
+        else:
+            uncaught = words.line.rank is not None  # PyTorch's hook for uncaught exceptions prefixes the rank
+            self._errors.note(process, words, self._now_s, self._at_s, uncaught=uncaught)
+
+    def _warn(self, process: TrainingProcess, text: str) -> None:
+        """Report a warning of NCCL, each only once: some come again for every operation."""
+        said = self._warned.setdefault(key(process), set())
+        alike = _VARIES.sub("#", text)
+        if alike in said or len(said) >= WARNINGS_MAX:
+            self._drops.count("nccl_warnings_repeated")
+            return
+        said.add(alike)
+        who = {"rank": process.rank, "job": process.job, "attempt": process.attempt}
+        self._events.append(
+            Event(self._now_s, "nccl_warning", process.device, {"text": redact(text)[:WARNING_CHARS_MAX], **who})
+        )
+
+    def _take_failure(self, log: FollowedLog, failure: RankFailure) -> None:
+        """Report the end of a rank of this host that was gone before it was found; its launcher saw it."""
+        jobs = {(one.job, one.attempt) for one in log.origin.owners or self._ranks.processes()}
+        if failure.host.partition(".")[0] != self._host or len(jobs) != 1:
+            return
+        (job, attempt), code = jobs.pop(), failure.exit_code
+        who = {"rank": failure.rank, "job": job, "attempt": attempt}
+        ended = {"exit_code": code, "pid": failure.pid, "goodbye": False, **who}
+        self._events.append(Event(self._now_s, "process_exit", failure.local_rank, ended))
+        if failure.traceback is not None:
+            said = {"text": text_of([failure.traceback]), **who}
+            self._events.append(Event(self._now_s, "training_error", failure.local_rank, said))
 
     def _take_reading(self, process: TrainingProcess, log: FollowedLog, reading: LogReading) -> None:
         course = self._ranks.of(process)

@@ -63,15 +63,12 @@ def parse_watchdog(line: str) -> WatchdogLine | None:
     member = _GROUP_RANK.search(line)
     name, description, spelt = member.groups(default="") if member is not None else ("", "", "")
     group_rank = int(spelt) if spelt else None
-    rank = _integer(_JOB_RANK, line)
-    if rank is None and description == _DEFAULT_GROUP:
-        rank = group_rank
     completed = _integer(_COMPLETED, line)
     if completed is not None and enqueued is not None and completed > enqueued:
         completed = None  # PyTorch 2.3 printed uninitialized memory
     timeout_ms = _integer(_TIMEOUT_MS, line)
     return WatchdogLine(
-        rank=rank,
+        rank=named_rank(line),
         group_rank=group_rank,
         group=_printable(f"{name} {description}".strip()),
         timed_out=timed_out,
@@ -81,6 +78,13 @@ def parse_watchdog(line: str) -> WatchdogLine | None:
         enqueued=enqueued,
         completed=completed,
     )
+
+
+def named_rank(line: str) -> int | None:
+    """Return the rank in the job that a line of PyTorch names, None if it names none."""
+    rank = _integer(_JOB_RANK, line)
+    member = _GROUP_RANK.search(line) if rank is None else None
+    return int(member[3]) if member is not None and member[2] == _DEFAULT_GROUP else rank
 
 
 def _integer(pattern: re.Pattern[str], line: str) -> int | None:

@@ -2,30 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from eagle_eye.agent.processes.process_registry import TrainingProcess
 from eagle_eye.agent.redact import redact
 from eagle_eye.agent.training_hook.message import TEXT_BYTES_MAX
+from eagle_eye.agent.training_logs.last_words import LastWords
 from eagle_eye.agent.training_logs.rank_courses import Key, key
-from eagle_eye.agent.training_logs.traceback_lines import HEADER
 from eagle_eye.schema.events import Event
+from eagle_eye.schema.last_words import HEADER, device_word
 
 CHAINED_S = 1.0  # an exception raised while handling another follows directly in the log
 SETTLED_S = 30.0  # a live rank without a step for this long after an uncaught error is not training
+WORDS_MAX = 8  # of one process since its last step: threads and handlers fail one after the other
+_CUT = "\n...\n"
 
 
 @dataclass
 class _Error:
-    text: str
+    words: tuple[LastWords, ...]
     time_s: float
     seen_s: float
     uncaught: bool
 
 
 class EndedByError:
-    """Keeps each rank's newest error until its outcome is known. Errors are reported once per process.
+    """Keeps each rank's newest words until their outcome is known. Errors are reported once per process.
 
     A traceback in a log may have been caught: only one after which its process ends, or which PyTorch's own hook
     for uncaught exceptions wrote and no step followed, has ended the program.
@@ -37,14 +40,20 @@ class EndedByError:
         self._waiting: dict[Key, _Error] = {}
         self._reported: set[Key] = set()
 
-    def note(self, process: TrainingProcess, text: str, time_s: float, monotonic_s: float, *, uncaught: bool) -> None:
-        """Record an error; it replaces an earlier one of the process, unless raised while handling that one."""
+    def note(
+        self, process: TrainingProcess, words: LastWords, time_s: float, monotonic_s: float, *, uncaught: bool
+    ) -> None:
+        """Record an error, which may go on; it replaces an earlier one, unless it follows from that one.
+
+        An error of a device is never replaced: such a device does not recover.
+        """
         if key(process) not in self._reported:
             before = self._waiting.get(key(process))
-            if before is not None and monotonic_s - before.seen_s <= CHAINED_S:
-                raised_for = _last(redact(before.text), TEXT_BYTES_MAX // 2)
-                text = f"{raised_for}\n{HEADER}\n{_first(text, TEXT_BYTES_MAX // 2 - len(HEADER) - 2)}"
-            self._waiting[key(process)] = _Error(text, time_s, monotonic_s, uncaught)
+            kept: tuple[LastWords, ...] = ()
+            if before is not None:
+                followed = monotonic_s - before.seen_s <= CHAINED_S
+                kept = before.words if followed else tuple(w for w in before.words if device_word(w.text))
+            self._waiting[key(process)] = _Error((*kept, words)[-WORDS_MAX:], time_s, monotonic_s, uncaught)
 
     def note_step(self, process: TrainingProcess) -> None:
         """Record that the process has finished a step: earlier errors were caught."""
@@ -62,15 +71,28 @@ class EndedByError:
             if settled or not self._running(process.pid):
                 del self._waiting[name]
                 self._reported.add(name)
-                text = _first(redact(error.text), TEXT_BYTES_MAX)
                 who = {"rank": process.rank, "job": process.job, "attempt": process.attempt}
+                text = text_of(error.words)
                 events.append(Event(error.time_s, "training_error", process.device, {"text": text, **who}))
         return events
 
 
-def _first(text: str, size: int) -> str:
-    return text.encode("utf-8", "replace")[:size].decode("utf-8", "ignore")
+def text_of(words: Sequence[LastWords]) -> str:
+    """Return the words as one text: what was raised first, and what was raised for it or names a device.
+
+    An abort or a watchdog that follows a traceback is only the end of the process. Each keeps its beginning and its
+    end: the place, and the cause, which a message of several lines has in its last one.
+    """
+    chosen = [one for one in words if one.kind == "traceback" or device_word(one.text)] or words[:1]
+    texts = list(dict.fromkeys(redact(one.text) for one in chosen))
+    joint = f"\n{HEADER}\n"
+    size = (TEXT_BYTES_MAX - (len(texts) - 1) * len(joint)) // len(texts)
+    return joint.join(_within(text, size) for text in texts)
 
 
-def _last(text: str, size: int) -> str:
-    return text.encode("utf-8", "replace")[-size:].decode("utf-8", "ignore")
+def _within(text: str, size: int) -> str:
+    encoded = text.encode("utf-8", "replace")
+    if len(encoded) <= size:
+        return encoded.decode("utf-8")
+    end = encoded[-(size // 2) :].decode("utf-8", "ignore")
+    return encoded[: size - size // 2 - len(_CUT)].decode("utf-8", "ignore") + _CUT + end

@@ -9,13 +9,15 @@ from eagle_eye.agent.files.growing import GrowingFile
 from eagle_eye.agent.loop.drops import Drops
 from eagle_eye.agent.nccl.watchdog import WatchdogLine, parse_watchdog
 from eagle_eye.agent.processes.process_registry import TrainingProcess
+from eagle_eye.agent.training_logs import failure_table, last_words
 from eagle_eye.agent.training_logs.attribution import LogOrigin
 from eagle_eye.agent.training_logs.container_lines import ContainerLines
+from eagle_eye.agent.training_logs.failure_table import FailureTable, RankFailure
 from eagle_eye.agent.training_logs.frameworks import LogParser
+from eagle_eye.agent.training_logs.last_words import LastWords, WordsReader
 from eagle_eye.agent.training_logs.line_prefixes import LogLine, without_prefixes
 from eagle_eye.agent.training_logs.line_search import line_at, starts_of
 from eagle_eye.agent.training_logs.reading import Framework, LogReading, Quiet
-from eagle_eye.agent.training_logs.traceback_lines import HEADER, Tracebacks
 
 UNKNOWN_BYTES = 1 << 20  # without a line of any framework: probably not a training log...
 UNKNOWN_EVERY = 8  # ...and searched for all of them only this rarely
@@ -23,20 +25,21 @@ LEARN_BYTES = 1 << 16  # from the end of a pre-existing log: some hundred lines
 UNREAD_LINES, UNREAD_TIMES = 1_000, 3  # without a step, and so many times as many as before: it is not understood
 WATCHDOG = b"ProcessGroupNCCL"
 
-_ALWAYS = (HEADER.encode(), WATCHDOG)
+_ALWAYS = (*last_words.NEEDLES, *failure_table.NEEDLES, WATCHDOG)
 
 
 @dataclass(frozen=True)
 class Said:
-    """One line's content: ``reading`` from a framework, ``error`` ending a traceback, ``watchdog`` from NCCL.
+    """One line's content: ``reading`` from a framework, ``words`` of a failure, ``watchdog`` from NCCL, or ``failure``.
 
-    ``line`` is the one used for attribution: the first of a traceback.
+    ``line`` is the one used for attribution: the first of a traceback. Words may go on with the next lines.
     """
 
     line: LogLine
     reading: LogReading | None = None
-    error: str | None = None
+    words: LastWords | None = None
     watchdog: WatchdogLine | None = None
+    failure: RankFailure | None = None
 
 
 class Program:
@@ -67,7 +70,7 @@ class FollowedLog:
         self._tail = tail
         self._drops = drops
         self._container = ContainerLines()
-        self._tracebacks = Tracebacks()
+        self._begin_words()
         self._reads = 0
 
     def learn(self) -> list[Said]:
@@ -75,7 +78,7 @@ class FollowedLog:
         self._tail.begin_at(max(0, self._tail.size - LEARN_BYTES))
         needles = (*_ALWAYS, *self.program.parser.needles)
         said = list(self._said(self._container.unwrapped(self._tail.read(LEARN_BYTES)), needles, LEARN_BYTES))
-        self._tracebacks = Tracebacks()
+        self._begin_words()
         self.lines_since_step = 0
         return said
 
@@ -106,6 +109,10 @@ class FollowedLog:
         """Close the file."""
         self._tail.close()
 
+    def _begin_words(self) -> None:
+        self._words = WordsReader()
+        self._table = FailureTable()
+
     def _note_step(self, step: int, lines_after: int) -> None:
         """Record a step that was read; ``lines_after`` it are already counted."""
         if self.step is not None:
@@ -119,7 +126,7 @@ class FollowedLog:
             starts = starts[-lines_max:]
         following, at = 0, 0
         while at < len(lines):
-            if not self._tracebacks.under_way:
+            if not (self._words.under_way or self._table.under_way):
                 while following < len(starts) and starts[following] < at:
                     following += 1
                 if following == len(starts):
@@ -135,10 +142,12 @@ class FollowedLog:
 
     def _read(self, text: str) -> Said | None:
         line = without_prefixes(text)
-        if self._tracebacks.under_way or line.text.startswith(HEADER):
-            ended = self._tracebacks.take(line)
-            if ended is not None:
-                return Said(ended[0], error=ended[1])
+        failure = self._table.take(line.text)
+        if failure is not None:
+            return Said(LogLine("", failure.rank), failure=failure)
+        words = self._words.take(line, lambda text: self.program.parser.parse(text) is not None)
+        if words is not None:
+            return Said(words.line, words=words)
         reading = self.program.parser.parse(line.text)
         if reading is not None:
             return Said(line, reading=reading)

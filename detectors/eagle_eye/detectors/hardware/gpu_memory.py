@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from eagle_eye.detectors.signs.counters import grown, rises
-from eagle_eye.detectors.signs.exits import UNCORRECTABLE, Exit, unplanned_exits
+from eagle_eye.detectors.signs.exits import Exit, unplanned_exits
 from eagle_eye.detectors.signs.gpu_errors import (
     BEFORE_START_S,
     UNKNOWN_DEVICE,
@@ -23,6 +23,7 @@ from eagle_eye.detectors.signs.gpu_errors import (
 )
 from eagle_eye.detectors.types import Blind, Evidence, Verdict, Window
 from eagle_eye.schema.attributes import text
+from eagle_eye.schema.last_words import device_word
 
 CONFIDENCE = 0.99
 NEAR_S = 60.0  # log lines about one error are at most this far apart
@@ -123,7 +124,8 @@ def _cases(window: Window, counted: list[tuple[float, str, int, Evidence]]) -> l
         if event.kind == "training_error"
         and event.node in window.nodes
         and event.time_s >= window.started_s - BEFORE_START_S
-        and UNCORRECTABLE.search(text(event.attributes, "text"))
+        and (word := device_word(text(event.attributes, "text"))) is not None
+        and word.name == "memory"
     ]
     found: dict[tuple[str, int], _Case] = {}
     for error in errors:

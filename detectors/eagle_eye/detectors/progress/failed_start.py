@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 
 import numpy as np
 
-from eagle_eye.detectors.signs.exceptions import last_words
-from eagle_eye.detectors.signs.exits import CANNOT_CONNECT, ECHO, Exit, unplanned_exits
+from eagle_eye.detectors.signs.exits import Exit, unplanned_exits
 from eagle_eye.detectors.types import Evidence, Verdict, Window
+from eagle_eye.schema.last_words import WAITED, cause, headline, last_words
 
 NODES_MIN = 3  # with two nodes it is undecidable which one fails to reach the other
 UNREACHED = "rendezvous"  # the kind of evidence
 CONFIDENCE_ALONE, CONFIDENCE_AGAIN = 0.9, 0.96
-# A rank that waits in vain for a peer eventually times out; its error does not identify a culprit.
-WAITED = re.compile(r"waiting for clients|wait timeout|barrier", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,13 +60,13 @@ def _stopped_before(window: Window, first: Exit) -> bool:
 
 
 def _cannot_connect(item: Exit) -> bool:
-    return CANNOT_CONNECT.search(last_words(item.error)) is not None
+    return cause(last_words(item.error)) == "unreached"
 
 
 def _followed(item: Exit) -> bool:
     """Whether the rank ended because a peer had gone or did not show up."""
     words = last_words(item.error)
-    return ECHO.search(words) is not None or WAITED.search(words) is not None
+    return cause(words) == "echo" or (cause(words) == "own" and WAITED.search(words) is not None)
 
 
 def _verdict(window: Window, unreached: list[Exit]) -> Verdict:
@@ -77,10 +74,9 @@ def _verdict(window: Window, unreached: list[Exit]) -> Verdict:
     accused = sorted({*window.beginning.unreached, first.node})
     alone = len(accused) == 1
     times = window.beginning.unreached.count(first.node) + 1
-    lines = last_words(first.error).splitlines()
-    summary = (
-        f"no step was made: {first.who} could not reach its peers ({lines[0][:160]}), and no other node's ended so"
-    )
+    words = last_words(first.error)
+    line = headline(words)[:160]
+    summary = f"no step was made: {first.who} could not reach its peers ({line}), and no other node's ended so"
     if not alone:
         summary += f"; starts before accused {', '.join(set(accused) - {first.node})}: which one it is cannot be told"
     elif times > 1:
@@ -98,7 +94,7 @@ def _verdict(window: Window, unreached: list[Exit]) -> Verdict:
         evidence=(
             Evidence("process_exit", first.node, first.device, first.how),
             Evidence("unreached_starts", first.node, None, float(times), None, 0.0, "starts"),
-            Evidence("error", first.node, first.device, "\n".join(lines)[:500]),
+            Evidence("error", first.node, first.device, words[:500]),
         ),
         kinds=frozenset({UNREACHED, "exit"}),
         asks="restart_job",

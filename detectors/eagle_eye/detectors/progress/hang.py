@@ -12,6 +12,7 @@ from eagle_eye.detectors.signs.collective_counts import WAITING_RATIO, behind, w
 from eagle_eye.detectors.signs.exits import left_early, unplanned_exits
 from eagle_eye.detectors.signs.gpu_activity import activity_outliers, odd_devices, waiting
 from eagle_eye.detectors.signs.host_activity import MOUNTS, cut_off_from_storage, most_busy_with_io, no_busier
+from eagle_eye.detectors.signs.nccl_warnings import nccl_warnings
 from eagle_eye.detectors.signs.peers import latest
 from eagle_eye.detectors.signs.progress import (
     PAUSE_FLOORS,
@@ -255,7 +256,7 @@ class Hang:
                 confidence=CONFIDENCE_UNKNOWN,
                 onset_s=state.advanced_s,
                 summary=f"{state}; {seen}, culprit unknown: flight recorder dumps or stacks would tell",
-                evidence=(state.evidence,),
+                evidence=(state.evidence, *nccl_warnings(window)),
                 kinds=frozenset({"standstill", kind} if inside else {"standstill"}),
                 asks=None if inside or given_up or (hard and not again) else "notify",
             )
@@ -353,7 +354,7 @@ class Hang:
             confidence=CONFIDENCE_RIPE if self._sure(window, state, culprit, kinds) else CONFIDENCE_EARLY,
             onset_s=state.advanced_s,
             summary=f"{state}; {node} holds the job up: {'; '.join(reasons)}",
-            evidence=tuple(evidence),
+            evidence=(*evidence, *nccl_warnings(window)),
             kinds=frozenset({"standstill", *kinds}),
             # A missing report may be the agent's fault: only the second occurrence excludes the node.
             asks="restart_job"

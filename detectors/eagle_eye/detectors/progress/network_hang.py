@@ -13,6 +13,7 @@ from eagle_eye.detectors.signs.host_activity import most_busy_with_io
 from eagle_eye.detectors.signs.job_slowdown import overdue
 from eagle_eye.detectors.signs.link_state import PortOutage, observed, outages, shared
 from eagle_eye.detectors.signs.medians import median_of, quantile_over_rows
+from eagle_eye.detectors.signs.nccl_warnings import nccl_warnings
 from eagle_eye.detectors.signs.peers import latest, level, role_members
 from eagle_eye.detectors.signs.progress import Patience, Progress, progress, typical_step_s
 from eagle_eye.detectors.signs.recent_rows import middle
@@ -198,7 +199,7 @@ class NetworkHang:
                 confidence=CONFIDENCE_RIPE if sure else CONFIDENCE_EARLY if certain else CONFIDENCE_ONE_SIGN,
                 onset_s=state.advanced_s,
                 summary=f"{state}; {'; '.join(story)}" + ("" if certain else ": it, or the one it talks to"),
-                evidence=tuple(evidence),
+                evidence=(*evidence, *nccl_warnings(window)),
                 kinds=frozenset(kinds),
                 asks=None if certain else "restart_job",
             )

@@ -10,9 +10,11 @@ from eagle_eye.detectors.signs.exceptions import TRACEBACK_CHARS_MAX, shared_exc
 from eagle_eye.detectors.signs.exits import Exit, unplanned_exits
 from eagle_eye.detectors.signs.gpu_errors import UNKNOWN_DEVICE, GpuError, counter_word_s, gpu_errors, kernel_word_s
 from eagle_eye.detectors.signs.memory_kills import MemoryKill, killed_rank, memory_kills
+from eagle_eye.detectors.signs.nccl_warnings import nccl_warnings
 from eagle_eye.detectors.signs.progress import typical_step_s
 from eagle_eye.detectors.signs.vanished import MISSED, may_vanish
 from eagle_eye.detectors.types import Evidence, Verdict, Window
+from eagle_eye.schema.last_words import headline
 
 # An exit this much earlier than all others was the first; clock skew and the echo of a death are shorter.
 ORDER_S = 2.0
@@ -90,7 +92,8 @@ class ProcessExit:
         by_order: bool,
     ) -> Verdict:
         exception, reported = ("", []) if kill is not None or error is not None else shared_exception(window, exits)
-        application = kill is None and (bool(exception) or _application(window, exits, error))
+        word = next((item.of_device for item in exits if item.node in nodes and item.of_device is not None), None)
+        application = kill is None and word is None and (bool(exception) or _application(window, exits, error))
         if nodes:
             others = f"; {len(exits) - 1} other ranks followed" if len(exits) > 1 else ""
             summary = f"{first.who} {first.how}{_quoted(first)}{others}"
@@ -111,7 +114,9 @@ class ProcessExit:
             if extra is not None:
                 evidence.append(extra.evidence)
                 kinds.add(kind)
-        if application:
+        if word is not None:
+            summary += f": {word.said}"
+        elif application:
             summary += f"; {error.named}: the program" if error is not None else "; the program's own error"
         return Verdict(
             detector=self.name,
@@ -123,7 +128,7 @@ class ProcessExit:
             confidence=CONFIDENCE_ORDER if by_order else CONFIDENCE_KNOWN if nodes else CONFIDENCE_UNKNOWN,
             onset_s=min(first.time_s, window.now_s),
             summary=summary,
-            evidence=tuple(evidence),
+            evidence=(*evidence, *nccl_warnings(window)),
             kinds=frozenset(kinds),
             fact=True,
             application=application,
@@ -170,6 +175,8 @@ def _application(window: Window, exits: list[Exit], error: GpuError | None) -> b
     if error is not None:
         return error.fact.kind in PROGRAM_KINDS
     reported = [item for item in exits if item.error and item.cause]
+    if any(item.of_device is not None for item in reported):
+        return False  # also where fabric or driver fail the same on each node
     everywhere = len({item.node for item in reported}) == len(window.nodes) and 2 * len(reported) > len(exits) > 1
     return everywhere and len({item.error_kind for item in reported}) == 1
 
@@ -192,5 +199,5 @@ def _stopped_from_outside(causes: list[Exit]) -> bool:
 
 
 def _quoted(item: Exit) -> str:
-    last = item.error.strip().splitlines()[-1:] or [""]
-    return f" ({last[0][:160]})" if last[0] else ""
+    line = headline(item.error)[:160]
+    return f" ({line})" if line else ""

@@ -5,27 +5,21 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from eagle_eye.detectors.signs.exits import ECHO, Exit
+from eagle_eye.detectors.signs.exits import Exit
 from eagle_eye.detectors.types import Window
+from eagle_eye.schema.last_words import (
+    ECHO,
+    HEADER,
+    KINDS_OF_OTHERS,
+    KINDS_OF_STORAGE,
+    WORDS_OF_OTHERS,
+    chained,
+    parts,
+)
 
 TRACEBACK_CHARS_MAX = 4_096
-HEADER = "Traceback (most recent call last):"
-_CHAINED = re.compile(r"^(?:During handling of|The above exception was).*:$", re.MULTILINE)
-_FRAME = re.compile(r'\s{0,8}File "(?P<file>[^"]{1,400})", line (?P<line>\d{1,9})(?:, in (?P<function>.{1,200}))?\s*\Z')
 _ENDING = re.compile(r"(?P<kind>(?:[A-Za-z_]\w{0,100}\.){0,12}[A-Za-z_]\w{0,100})(?::\s?(?P<message>.*))?\Z", re.DOTALL)
-# What a peer, a device, the network or storage does to a correct program, by the exception's type...
-_KINDS_OF_OTHERS = re.compile(
-    r"Dist\w*Error|Connection|Timeout|Network|Socket|HTTP|SSL|Broken|Remote|Interrupt|Signal|SystemExit|EOFError"
-    r"|ChildFailed|OutOfMemory|MemoryError|Accelerator|Cuda|CUDA|NCCL|OSError|IOError|FileNotFound|Permission|Blocking"
-)
-# ...by its message...
-_WORDS_OF_OTHERS = re.compile(
-    r"nccl|rccl|gloo|\bmpi\b|\bucx\b|watchdog|cuda|cudnn|cublas|\bhip\b|\bgpu|device|\becc\b|socket|connect|peer"
-    r"|timed? ?out|network|rendezvous|allocat|memory|input/output|\bstale\b|\bspace\b|\bstore\b|storage|zip archive"
-    r"|killed|signal|worker .{0,40}exited|corrupt|checksum",
-    re.IGNORECASE,
-)
-# ...and what one node's wrong numbers do to all ranks, by the message or by the line that raised it.
+# What one node's wrong numbers do to all ranks, by the message or by the line that raised it.
 _NUMBERS = re.compile(r"\bnan\b|\binf(?:inity|inite)?\b|is_?(?:nan|inf|finite)|(?:not|non)[- _]?finite", re.IGNORECASE)
 
 
@@ -38,39 +32,22 @@ def exception(text: str) -> str:
     """
     begun = text.startswith(HEADER)
     found = [_one(part) for part in text.removeprefix(HEADER).split("\n" + HEADER)]
-    if not all(found) or (_CHAINED.search(text) and not begun):  # the chained exception may have been cut off
+    if not all(found) or (chained(text) and not begun):  # the chained exception may have been cut off
         return ""
     return found[-1]
 
 
-def last_words(text: str) -> str:
-    """Return the end of a traceback after its last frame: the exception and its message."""
-    return _parts(text.rpartition(HEADER)[2])[2]
-
-
 def _one(traceback: str) -> str:
-    place, source, ending = _parts(traceback)
+    place, source, ending = parts(traceback)
     found = _ENDING.match(ending)
     if place is None or found is None:
         return ""
     kind, message = found["kind"].rpartition(".")[2], found["message"] or ""
-    others = _KINDS_OF_OTHERS.search(kind) or _WORDS_OF_OTHERS.search(message) or ECHO.search(message)
-    if others or _NUMBERS.search(message) or _NUMBERS.search(source):
+    others = KINDS_OF_OTHERS.search(kind) or KINDS_OF_STORAGE.search(kind) or WORDS_OF_OTHERS.search(message)
+    if others or ECHO.search(message) or _NUMBERS.search(message) or _NUMBERS.search(source):
         return ""
     function = f" in {place['function']}" if place["function"] else ""
     return f"{kind} at {place['file']}:{place['line']}{function}"
-
-
-def _parts(traceback: str) -> tuple[re.Match[str] | None, str, str]:
-    """Return the innermost frame, its source line, and what follows the frames: everything if there are none."""
-    place, source = None, ""
-    lines = traceback.splitlines()
-    for number, line in enumerate(lines):
-        if frame := _FRAME.match(line):
-            place, source = frame, lines[number + 1] if number + 1 < len(lines) else ""
-        elif place is not None and line and not line[0].isspace():
-            return place, source, _CHAINED.split("\n".join(lines[number:]), maxsplit=1)[0].strip()
-    return place, source, "" if place is not None else traceback.strip()
 
 
 def shared_exception(window: Window, exits: Sequence[Exit]) -> tuple[str, list[Exit]]:

@@ -10,23 +10,8 @@ from dataclasses import dataclass
 from eagle_eye.detectors.signs.once import once
 from eagle_eye.detectors.types import Window, WindowEvent
 from eagle_eye.schema.attributes import text, whole
+from eagle_eye.schema.last_words import DeviceWord, cause, device_word, last_words
 
-# Messages of collective survivors after a peer's death, from Gloo, NCCL and TCPStore.
-ECHO = re.compile(
-    r"connection (closed|reset|refused)|broken pipe|remote process exited|socket (closed|timeout)"
-    r"|(nccl|gloo|store|peer).{0,80}(time[d ]?out|abort|unhandled|remote|closed)|unhandled (system|cuda) error"
-    r"|watchdog caught collective|DistNetworkError|DistStoreError|peer.{0,40}(gone|lost|unreachable)",
-    re.IGNORECASE | re.DOTALL,
-)
-# How torch's store, Gloo, NCCL and ibverbs report that a connection could not be made; a lost connection is different.
-CANNOT_CONNECT = re.compile(
-    r"connectFullMesh|no route to host|network is (?:unreachable|down)|host is (?:unreachable|down)"
-    r"|\bconnect(?:ion|ing|ed)?\b[^\n]{0,200}(?:timed? ?out|refused|unreachable|invalid argument|cannot assign)"
-    r"|socket\w*connect[^\n]{0,200}(?:timed? ?out|refused|failed)|tim(?:ed?|ing) ?out[^\n]{0,60}\bconnect"
-    r"|failed to connect|ibv_modify_qp[^\n]{0,80}(?:timed? ?out|failed)",
-    re.IGNORECASE,
-)
-UNCORRECTABLE = re.compile(r"uncorrectable ECC|cudaErrorECCUncorrectable|double[- ]bit ECC", re.IGNORECASE)
 GPU_MEMORY_ERROR = re.compile(r"CUDA out of memory|\bOutOfMemoryError\b")  # the batch or the model does not fit
 HOST_MEMORY_ERROR = re.compile(r"^MemoryError\b|Cannot allocate memory|std::bad_alloc", re.MULTILINE)
 QUORUM = "train_quorum"  # torchft's replica groups report it
@@ -54,8 +39,7 @@ class Exit:
     def cause(self) -> bool:
         """Whether this exit can have been the first: a signal not used for cleanup, or an error of its own."""
         if self.error:
-            words = "\n".join(line for line in self.error.splitlines() if not line[:1].isspace())  # no source
-            return not (ECHO.search(self.error) or CANNOT_CONNECT.search(words))
+            return cause(self.error) in ("device", "own")
         return self.exit_code is not None and self.exit_code < 0 and -self.exit_code != signal.SIGABRT
 
     @property
@@ -64,15 +48,20 @@ class Exit:
         return self.cause and (GPU_MEMORY_ERROR.search(self.error) or HOST_MEMORY_ERROR.search(self.error)) is not None
 
     @property
+    def of_device(self) -> DeviceWord | None:
+        """The error of its GPU that ended it, by its own report; None for none."""
+        return device_word(self.error) if cause(self.error) == "device" else None
+
+    @property
     def of_failing_memory(self) -> bool:
         """Whether its GPU's memory failed, by its own report."""
-        return UNCORRECTABLE.search(self.error) is not None
+        word = self.of_device
+        return word is not None and word.name == "memory"
 
     @property
     def error_kind(self) -> str:
-        """Return the exception's name, or the last line's first word; "" without a text."""
-        lines = self.error.strip().splitlines()
-        return re.split(r"[:\s]", lines[-1].strip(), maxsplit=1)[0] if lines else ""
+        """Return the exception's name, or its words' first word; "" without a text."""
+        return re.split(r"[:\s]", last_words(self.error), maxsplit=1)[0]
 
     @property
     def who(self) -> str:

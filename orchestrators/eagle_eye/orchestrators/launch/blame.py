@@ -6,33 +6,14 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+from eagle_eye.schema.last_words import KINDS_OF_OTHERS, KINDS_OF_STORAGE, WAITED, WORDS_OF_OTHERS, cause
+
 LINE_CHARS_MAX = 300
 _FRAME = re.compile(r'  File "(?P<file>.+)", line (?P<line>\d+)(?:, in .+)?')  # without: a file that is not Python
 _EXCEPTION = re.compile(r"(?P<kind>[A-Za-z_][\w.]*)(?:: (?P<message>.*))?\Z")
 _VARIES = re.compile(r"0x[0-9a-fA-F]+|\d+")
-# Errors that a node or its network may cause in a correct script, and those that its storage may cause. Of the latter,
-# before the first step, only the words of a storage that fails count: a file that is not there is the script's to find.
-_KINDS_OF_OTHERS = re.compile(r"Dist\w*Error|Connection|Timeout|Network|Socket|HTTP|SSL|Broken|Remote|Interrupt|Signal")
-_KINDS_OF_STORAGE = re.compile(r"OSError|IOError|FileNotFound|Permission")
-_WORDS_OF_OTHERS = re.compile(
-    r"nccl|rccl|gloo|cuda|\bhip\b|gpu|device|\becc\b|socket|connect|peer|timed? ?out|network"
-    r"|input/output|stale|space|store|address already in use|cannot allocate",
-    re.IGNORECASE,
-)
-# Log text of a rank that could not reach a peer or the store, as in the detectors (signs/exits.py)...
-CANNOT_CONNECT = re.compile(
-    r"connectFullMesh|no route to host|network is (?:unreachable|down)|host is (?:unreachable|down)"
-    r"|\bconnect(?:ion|ing|ed)?\b[^\n]{0,200}(?:timed? ?out|refused|unreachable|invalid argument|cannot assign)"
-    r"|socket\w*connect[^\n]{0,200}(?:timed? ?out|refused|failed)|tim(?:ed?|ing) ?out[^\n]{0,60}\bconnect"
-    r"|failed to connect|ibv_modify_qp[^\n]{0,80}(?:timed? ?out|failed)",
-    re.IGNORECASE,
-)
-# ...and of one that lost a peer, or waited for it in vain.
-_FOLLOWED = re.compile(
-    r"connection (?:closed|reset)|clos(?:ed|ing)[^\n]{0,40}peer|broken pipe|remote process exited|remote error"
-    r"|waiting for clients|wait timeout|barrier|SIGTERM|signal: 15",
-    re.IGNORECASE,
-)
+# What a program that was told to end says, or its runner.
+_STOPPED = re.compile(r"SIGTERM|signal: 15", re.IGNORECASE)
 _PREFIX = re.compile(r"\[rank\d+\]: ?")  # torch's prefix of each line
 _OF_RANK = re.compile(r"rank \d+: ?")  # the runner's, before the end of a log
 _CODE = "exit code "
@@ -84,8 +65,9 @@ def exception(log: str, *, early: bool = False) -> str:
             continue
         kind, message = said["kind"].rpartition(".")[2], said["message"] or ""
         place = next((frame for text in reversed(lines[:index]) if (frame := _FRAME.match(text))), None)
-        others = _KINDS_OF_OTHERS.search(kind) or (_KINDS_OF_STORAGE.search(kind) and not early)
-        if place is None or others or _WORDS_OF_OTHERS.search(message):
+        # Before the first step a file that is not there is the script's to find, unless storage fails by its own words.
+        others = KINDS_OF_OTHERS.search(kind) or (KINDS_OF_STORAGE.search(kind) and not early)
+        if place is None or others or WORDS_OF_OTHERS.search(message):
             return ""
         line = _VARIES.sub("#", lines[index])[:LINE_CHARS_MAX]
         return f"{place['file']}:{place['line']}: {line}"
@@ -95,8 +77,8 @@ def exception(log: str, *, early: bool = False) -> str:
 def _last_line(log: str, exit_code: int) -> str:
     """Return the exit code and the last line of a log without an exception; "" if something else may have ended it."""
     words = _last_words(log)
-    outside = _WORDS_OF_OTHERS.search(words) or _FOLLOWED.search(words) or CANNOT_CONNECT.search(words)
-    if exit_code <= 0 or outside or "Traceback" in log:
+    outside = WORDS_OF_OTHERS.search(words) or _STOPPED.search(words) or WAITED.search(words)
+    if exit_code <= 0 or outside or cause(words) not in ("own", "") or "Traceback" in log:
         return ""
     line = next((text for text in reversed(_lines(log)) if text.strip()), "")
     return f"{_CODE}{exit_code}: {_VARIES.sub('#', line)[:LINE_CHARS_MAX]}".removesuffix(": ")
@@ -121,13 +103,14 @@ def _lines(log: str) -> list[str]:
 
 def cannot_connect(log: str) -> bool:
     """Whether the log ends with a failed connection attempt."""
-    return CANNOT_CONNECT.search(_last_words(log)) is not None
+    return cause(_last_words(log)) == "unreached"
 
 
 def followed(log: str) -> bool:
     """Whether the log ends because another rank exited or did not arrive."""
     words = _last_words(log)
-    return _FOLLOWED.search(words) is not None and not CANNOT_CONNECT.search(words)
+    waited = WAITED.search(words) or _STOPPED.search(words)
+    return cause(words) == "echo" or (cause(words) == "own" and waited is not None)
 
 
 def _last_words(log: str) -> str:

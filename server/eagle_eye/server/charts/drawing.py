@@ -38,6 +38,7 @@ STAND_INS: Mapping[str, str] = MappingProxyType(
         "host_error": "train_step",
         "kernel_panic": "train_step",
         "training_error": "train_step",
+        "nccl_warning": "train_step",
         "link_down": "link_up",
     }
 )

@@ -140,6 +140,7 @@ export const METRIC_LABELS = {
   "kernel_panic": "Kernel panic",
   "link_down": "Link down",
   "machine_check": "Machine check",
+  "nccl_warning": "Warning of NCCL",
   "oom_kill": "Killed for lack of memory",
   "process_exit": "Process ended",
   "process_exits": "Processes ended",
