@@ -185,6 +185,20 @@ def test_tokens_of_other_scopes_may_not_write_and_nobody_without_one(server: Run
     assert write(server, temperature(50.0, NOW)).status_code == 401
 
 
+def test_the_token_may_be_the_password_of_basic_auth(server: Running) -> None:
+    text = given_token(server, "remote_write", nodes=("n1",)).removeprefix("Bearer ")
+
+    def answer(password: str, path: str = PATH) -> httpx.Response:
+        content = snappy(v1(temperature(50.0, NOW)))
+        return server.client.post(path, content=content, headers=V1_HEADERS, auth=("any", password))
+
+    assert answer(text).status_code == 204
+    assert rows(history(server)) == [[50.0]]
+    assert [answer("").status_code, answer("ee_other").status_code] == [401, 401]
+    assert answer(text, "/api/v1/frames").status_code == 401
+    assert "basic auth with the token as password" in write(server, temperature(50.0, NOW)).json()["detail"]
+
+
 def test_a_token_for_no_node_is_not_made() -> None:
     with pytest.raises(ValueError, match="--nodes"):
         mint("remote_write", None, NOW, None)

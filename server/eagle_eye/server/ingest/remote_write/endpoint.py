@@ -132,7 +132,7 @@ class RemoteWrite:
         headers = headers_of(scope)
         if scope["method"] != "POST":
             raise methods.refusal(scope["method"], ["POST"])
-        credentials = Credentials.of(scope["method"], headers, scope.get("state", {}))
+        credentials = Credentials.of(scope["method"], headers, scope.get("state", {}), or_basic=True)
         principal = self._auth.authenticate(credentials)
         writer = self._auth.authorise_remote_write(principal)
         self._admit(principal)
