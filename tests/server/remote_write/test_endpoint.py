@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import httpx
@@ -202,6 +202,38 @@ def test_the_token_may_be_the_password_of_basic_auth(server: Running) -> None:
 def test_a_token_for_no_node_is_not_made() -> None:
     with pytest.raises(ValueError, match="--nodes"):
         mint("remote_write", None, NOW, None)
+
+
+POD = {"k8s_pod_name": "dcgm-exporter-x7k2p", "instance": "10.0.0.7:9400"}
+
+
+@pytest.mark.parametrize(
+    ("labels", "node"),
+    [
+        ({"k8s_node_name": "n1", "node": "n2", "host_name": "otel-gateway"}, "n1"),
+        ({"node": "n1", "host_name": "otel-gateway", "Hostname": "n2"}, "n1"),
+        ({"host_name": "n1", "Hostname": "n2", **POD}, "n1"),
+        ({"host_name": "localhost", "Hostname": "n1"}, "n1"),
+        ({"host_name": "dcgm-exporter-x7k2p", **POD}, "10.0.0.7"),
+        ({"host_name": "localhost", "instance": "n1.hpc.example.org:9400"}, "n1.hpc.example.org"),
+        ({"k8s.node.name": "n1", "host.name": "otel-gateway"}, "n1"),
+        ({"host.name": "dcgm-exporter-x7k2p", "k8s.pod.name": "dcgm-exporter-x7k2p", "host_name": "n1"}, "n1"),
+        ({"k8s.node.name": "n1", "k8s.cluster.name": "west"}, "n1"),
+    ],
+)
+@pytest.mark.parametrize(("version", "headers"), [(v1, V1_HEADERS), (v2, V2_HEADERS)])
+def test_series_of_a_collector_are_of_the_node_that_they_name(
+    server: Running, version: Callable[..., bytes], headers: dict[str, str], labels: dict[str, str], node: str
+) -> None:
+    content = snappy(version(series("DCGM_FI_DEV_GPU_TEMP", 50.0, NOW, gpu="0", **labels)))
+    assert server.client.post(PATH, content=content, headers=headers).status_code == 204
+    assert [one.node for one in history(server)] == [node]
+
+
+def test_a_clusters_name_counts_in_either_spelling(server: Running) -> None:
+    for cluster in ({"k8s_cluster_name": "west"}, {"k8s.cluster.name": "east"}):
+        assert write(server, temperature(50.0, NOW, **cluster)).status_code == 204
+    assert [one.node for one in history(server)] == ["n1", "n1@east"]
 
 
 def test_a_node_with_an_agent_is_its_agents(server: Running) -> None:
