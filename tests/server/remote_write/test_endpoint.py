@@ -108,6 +108,35 @@ def test_version_2_is_answered_with_what_was_written(server: Running) -> None:
     assert left_out == {"unmapped": 1, "histogram": 2, "exemplar": 2}
 
 
+def test_a_sender_of_which_nothing_is_mapped_is_named_on_readyz_until_something_is(
+    server: Running, clock: FakeClock
+) -> None:
+    def notes(*written: Written) -> dict[str, str]:
+        clock.advance(60.0)
+        assert write(server, *written).status_code == 204
+        said: dict[str, str] = server.client.get("/readyz").json()["notes"]
+        return said
+
+    names = ("scrape_samples_scraped", "up", "DCGM_FI_DEV_FB_USED_bytes", "gpu\npower")
+    foreign = [series(name, 1.0, NOW, instance="n1:9400") for name in names]
+    assert ["remote_write" in notes(*foreign) for _ in range(4)] == [False, False, False, True]
+    said = notes(*foreign)["remote_write"]
+    assert said.startswith(
+        r"none of the series that local writes is mapped, among them 'DCGM_FI_DEV_FB_USED_bytes', 'gpu\npower', 'scrape"
+    )
+    assert "remote_write" not in notes(temperature(50.0, clock.time_s), *foreign)
+    assert "remote_write" not in notes(*foreign)
+
+
+def test_a_sender_that_is_silent_is_not_named(server: Running, clock: FakeClock) -> None:
+    for _ in range(5):
+        clock.advance(60.0)
+        write(server, series("unknown", 1.0, NOW))
+    assert "remote_write" in server.client.get("/readyz").json()["notes"]
+    clock.advance(601.0)
+    assert "remote_write" not in server.client.get("/readyz").json()["notes"]
+
+
 GOOD = snappy(v1(temperature(50.0, NOW)))
 BAD: list[tuple[str, bytes, dict[str, str], int, str]] = [
     ("no Snappy", b"no snappy", V1_HEADERS, 400, "snappy"),
